@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Renders the tables of the documentation from committed JSON, so that no number in a document is typed.
+
+A block in a Markdown file looks like this, and everything between the two comments is generated:
+
+    <!-- render: bench bench/results/cpu.json -->
+    <!-- end -->
+
+usage: docs/render.py [--check]      --check: change nothing, exit 1 when a block is out of date
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- render: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" if i == 0 else "--:" for i in range(len(header))) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def microseconds(us):
+    return f"{us / 1000:.2f} ms" if us >= 10000 else f"{us:.0f} µs"
+
+
+def bench(data):
+    """A row per layer, a column per M: time, % of the roofline, speed-up over the first baseline."""
+    columns = sorted({r["m"] for r in data["results"]})
+    layers = {}
+    for r in data["results"]:
+        layers.setdefault((r["name"], r["n"], r["k"], r["scheme"], r["act"]), {})[r["m"]] = r
+    rows = []
+    for (name, n, k, scheme, act), cells in layers.items():
+        row = [f"{name} {n}×{k} `{scheme}` × {act}"]
+        for m in columns:
+            r = cells.get(m)
+            if r is None:
+                row.append("")
+                continue
+            text = f"{microseconds(r['median_us'])} · {r['roofline_percent']:.0f} %"
+            for us in r["baselines"].values():
+                text += f" · **{us / r['median_us']:.1f}×**"
+            row.append(text)
+        rows.append(row)
+    device = data["device"]
+    baselines = sorted({b for r in data["results"] for b in r["baselines"]})
+    note = (f"\n{device['cpu']}, {device['isa']}, {device['threads']} threads; measured roofline {device['read_gbytes_per_s']:.0f} GB/s"
+            f" and {device['f32_gflops']:.0f} GFLOP/s (f32); commit {data['commit']}, {data['date'][:10]}. Cold weights, medians. Each cell: "
+            "time · % of the roofline" + (f" · speed-up over {', '.join(baselines)}" if baselines else "") + ".\n")
+    return table(["layer"] + [f"M = {m}" for m in columns], rows) + note
+
+
+def accuracy(data):
+    rows = [[f"`{r['scheme']}`" + (" + clip search" if r["clip_search"] else ""), f"{r['bits_per_weight']:.2f}",
+             f"{r['sqnr_db']['min']:.1f}", f"{r['sqnr_db']['median']:.1f}", f"{r['sqnr_db']['max']:.1f}", f"{r['cosine_min']:.5f}"]
+            for r in data["rows"]]
+    header = ["scheme", "bits per weight", "SQNR worst layer, dB", "median", "best", "worst cosine"]
+    return table(header, rows) + f"\n{data['model']}, {data['modules']} linear layers.\n"
+
+
+RENDERERS = {"bench": bench, "accuracy": accuracy}
+
+
+def render(path):
+    text = path.read_text()
+
+    def replace(match):
+        begin, kind, source, end = match.groups()
+        return begin + RENDERERS[kind](json.loads((ROOT / source).read_text())) + end
+
+    return text, BLOCK.sub(replace, text)
+
+
+def main():
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        old, new = render(path)
+        if old == new:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if not check:
+            path.write_text(new)
+    if stale:
+        print(("out of date, run ./dev docs: " if check else "rendered ") + ", ".join(stale))
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

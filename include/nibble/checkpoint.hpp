@@ -1,0 +1,147 @@
+// Checkpoints: Hugging Face style directories and single files, opened, understood and written.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/parallel.hpp"
+#include "nibble/quantize.hpp"
+#include "nibble/scheme.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+/// Something `inspect` should tell the user about a module or a checkpoint.
+struct Note {
+  enum class Severity : std::uint8_t { info, warning, error };
+  Severity severity = Severity::info;
+  std::string text;
+};
+
+/// One tensor as stored.
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::none;
+  std::vector<std::int64_t> shape;
+  std::uint64_t bytes = 0;
+  std::string file;              // the shard it lives in, relative to the checkpoint
+  std::uint64_t file_offset = 0; // of its first byte
+};
+
+/// A layer: the tensors that share a module name, recognised by a format. Detection looks at names, dtypes and shapes only;
+/// what needs the data (damaged zero points, NaN scales, ...) is found by Checkpoint::read.
+struct Module {
+  std::string name;                  // "model.layers.0.mlp.down_proj"
+  std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
+  std::int64_t n = 0, k = 0;         // W is [N,K]
+  WeightScheme scheme;               // as detected; dense: codes is the float type
+  std::optional<Scheme> claimed;     // as config.json says, when it does
+  bool act_order = false;
+  bool has_bias = false;
+  std::vector<std::string> tensors;  // full names
+  std::uint64_t bytes = 0;           // of those tensors
+  std::vector<Note> notes;
+
+  bool quantized() const { return format != "dense"; }
+};
+
+/// A read-only checkpoint. Files stay memory-mapped for its lifetime; copies share them.
+class Checkpoint {
+ public:
+  /// `path` is a directory with *.safetensors (and config.json), or one .safetensors file.
+  /// Every header is checked completely; errors name the file, tensor and byte offset.
+  static Result<Checkpoint> open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const;
+  std::span<const TensorInfo> tensors() const;
+  /// Linear layers, quantized or dense, in file order. 2-D float tensors called *.weight count as dense modules.
+  std::span<const Module> modules() const;
+  /// Findings about the whole checkpoint: config contradictions, unknown quant_method, ...
+  std::span<const Note> notes() const;
+  /// The text of config.json ("" when there is none).
+  const std::string& config() const;
+
+  const TensorInfo* find_tensor(std::string_view tensor_name) const;
+  const Module* find_module(std::string_view module_name) const;
+  /// A view of the mapped bytes of a tensor of this checkpoint (rank ≤ 4; higher ranks are viewed as rank 1).
+  ConstTensorView view(const TensorInfo& tensor) const;
+
+  /// Decodes a quantized module. Findings that needed the data are appended to `notes`.
+  Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;
+
+  struct Impl;
+  explicit Checkpoint(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// A row of the format table.
+struct FormatInfo {
+  std::string_view name;
+  std::string_view summary;
+  bool can_write = false;
+};
+std::vector<FormatInfo> formats();
+
+/// Called with (done, total, what) from the calling thread while something long runs.
+using Progress = std::function<void(std::uint64_t done, std::uint64_t total, std::string_view what)>;
+
+struct TransformOptions {
+  bool overwrite = false;       // replace an existing output
+  Progress progress;
+  Executor* executor = nullptr;
+};
+
+/// What happened to each module, for a table.
+struct TransformedModule {
+  std::string name;
+  std::string scheme;                // of the output
+  std::optional<QuantError> error;   // quantize: against the input
+};
+struct TransformReport {
+  std::vector<TransformedModule> modules;  // the ones changed
+  std::uint64_t bytes_in = 0, bytes_out = 0;
+};
+
+struct QuantizeCheckpointSpec {
+  std::string format = "compressed-tensors";  // one with can_write
+  QuantizeSpec quantize;
+  std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";  // ECMAScript regex on module names
+};
+
+/// Each of these writes a new checkpoint and leaves `in` alone. `out` appears whole or not at all: a directory when `in` is
+/// one (model.safetensors, config.json and the other small files), else a single file. Errors: already_exists, unsupported
+/// (with the module that cannot be expressed), io_error, and everything open() reports.
+Result<TransformReport> quantize_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out,
+                                            const QuantizeCheckpointSpec& spec, const TransformOptions& options = {});
+/// Re-encodes every quantized module in `format`, without loss or not at all.
+Result<TransformReport> convert_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out,
+                                           std::string_view format, const TransformOptions& options = {});
+/// Replaces every quantized module by NAME.weight [N,K]; dtype f32, f16 or bf16.
+Result<TransformReport> dequantize_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out, DType dtype,
+                                              const TransformOptions& options = {});
+
+/// A tensor to be written: its description, and where its bytes come from when its turn comes.
+struct TensorSource {
+  std::string name;
+  DType dtype = DType::none;
+  std::vector<std::int64_t> shape;
+  /// Returns exactly storage_bytes(dtype, numel) bytes; called once, in file order.
+  std::function<Result<std::vector<std::byte>>()> produce;
+};
+
+/// Writes a safetensors file under a temporary name in the same directory and renames it when complete.
+/// Errors: already_exists unless `overwrite`; io_error (full disk, ...), nothing is left behind then.
+Status write_safetensors(const std::filesystem::path& path, std::span<const TensorSource> tensors,
+                         const std::vector<std::pair<std::string, std::string>>& metadata = {}, bool overwrite = false);
+
+}  // namespace nibble

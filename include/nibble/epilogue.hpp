@@ -1,0 +1,53 @@
+// The canonical epilogue: everything that happens to an output between the accumulator and memory, in one fixed order.
+//
+//   D = quantize( act( row_scale · col_scale · acc + bias ) ∘ gate + residual )
+//
+// The spec says which parts are present (it is part of a plan); the operands come with each run.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+#include "nibble/types.hpp"
+
+namespace nibble {
+
+enum class Activation : std::uint8_t { none, relu, clamp, gelu_erf, gelu_tanh, silu };
+std::string_view name(Activation activation);
+std::optional<Activation> parse_activation(std::string_view token);
+
+struct EpilogueSpec {
+  bool row_scale = false;  // f32 [M]
+  bool col_scale = false;  // f32 [N]
+  bool bias = false;       // [N], any of f32, f16, bf16; the packed weight's own bias when the operand is absent
+  Activation activation = Activation::none;
+  float clamp_low = 0.0f;  // Activation::clamp: min(max(x, low), high); relu6 is clamp with 0 and 6
+  float clamp_high = 6.0f;
+  bool gate = false;      // [M,N], multiplied in after the activation (silu·mul: gate_up layers)
+  bool residual = false;  // [M,N], added last
+  DType out = DType::f32;  // f32, f16, bf16 or s8
+  float out_scale = 1.0f;  // s8: D = saturate(round_to_even(x / out_scale) + out_zero)
+  std::int32_t out_zero = 0;
+
+  /// "bias+silu+residual->f16"; "->f32" when nothing but the store is left.
+  std::string name() const;
+  /// Refuses what cannot be brought into the canonical form, with the reason.
+  Status validate() const;
+  friend bool operator==(const EpilogueSpec&, const EpilogueSpec&) = default;
+};
+
+/// Operands for the parts an EpilogueSpec names; the others are ignored. 2-D operands need a last stride of 1.
+struct EpilogueArgs {
+  ConstTensorView row_scale;
+  ConstTensorView col_scale;
+  ConstTensorView bias;
+  ConstTensorView gate;
+  ConstTensorView residual;
+};
+
+}  // namespace nibble

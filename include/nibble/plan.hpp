@@ -1,0 +1,146 @@
+// From a quantized weight to a result: pack once, plan once, run many times.
+//
+//   QuantTensor ──pack──▶ PackedWeight ──plan──▶ Plan ──run──▶ D
+//
+//   auto weight = nibble::pack(quant_tensor);
+//   auto plan   = nibble::Plan::linear(*weight, {.act = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
+//   std::vector<std::byte> workspace(plan->workspace_bytes());
+//   plan->run(*weight, a, d, {}, workspace);
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nibble/device.hpp"
+#include "nibble/epilogue.hpp"
+#include "nibble/parallel.hpp"
+#include "nibble/scheme.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+struct PackedWeightData;  // src/layouts/layout.hpp
+
+/// A weight in the byte order its kernels stream. Self-describing and immutable; copies share the bytes between threads.
+class PackedWeight {
+ public:
+  explicit PackedWeight(std::shared_ptr<const PackedWeightData> data) : data_(std::move(data)) {}
+
+  const WeightScheme& scheme() const;
+  std::int64_t n() const;
+  std::int64_t k() const;
+  std::string_view layout() const;
+  std::span<const std::byte> bytes() const;
+  bool has_bias() const;
+  bool act_order() const;
+  const PackedWeightData& data() const { return *data_; }
+
+ private:
+  std::shared_ptr<const PackedWeightData> data_;
+};
+
+struct PackOptions {
+  std::string layout;           // empty: the layout of the cheapest kernel for m in [1, m_max]
+  std::int64_t m_max = 1 << 13;
+  std::string kernel;           // pack for this kernel (by name); overrides layout
+  Executor* executor = nullptr; // null: default_executor()
+};
+
+/// Rearranges `q` for a kernel. Fails with invalid_argument when q.validate() does, not_found for an unknown layout.
+Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options = {});
+/// The exact inverse: unpack(pack(q)) == q.
+Result<QuantTensor> unpack(const PackedWeight& weight);
+
+enum class Op : std::uint8_t {
+  linear,      // D[M,N] = epilogue(A[M,K] · W[N,K]ᵀ)
+  dequantize,  // D[N,K] or [K,N] = W
+  prepare,     // A[M,K] → f32 [M,K], scaled and permuted as the packed weight wants it: the first step of some linear plans
+};
+std::string_view name(Op op);
+
+/// A row of the kernel table, as far as the outside may see it.
+struct KernelInfo {
+  std::string_view name;
+  Backend backend;
+  Op op;
+  std::string_view layout;
+  Isa isa;
+  std::string_view summary;
+};
+
+/// All kernels of this build, best-loved first, the reference last.
+std::vector<KernelInfo> kernels();
+/// All packed layouts of this build with a drawing of their bytes.
+struct LayoutInfo {
+  std::string_view name;
+  std::string_view drawing;
+};
+std::vector<LayoutInfo> layouts();
+
+struct LinearSpec {
+  DType act = DType::f32;    // type of A: f32, f16 or bf16
+  std::int64_t m_max = 1;    // the plan serves every M in [1, m_max]
+  EpilogueSpec epilogue;
+};
+
+struct DequantizeSpec {
+  DType out = DType::f32;   // f32, f16 or bf16
+  bool transposed = false;  // false: D[N,K]; true: D[K,N]
+};
+
+struct PlanOptions {
+  std::string kernel;            // force this main kernel; empty: NIBBLE_KERNEL from the environment, else by cost
+  bool allow_reference = true;   // false: fail rather than fall back to the reference kernel
+  int threads = 0;               // assumed by the cost model; 0: default_executor().threads()
+};
+
+/// Why each kernel was or was not chosen, per range of M.
+struct Explanation {
+  struct Candidate {
+    std::string_view kernel;
+    bool accepted = false;
+    double cost_us = 0;   // predicted, when accepted
+    std::string refusal;  // with the values, when not
+  };
+  struct Bucket {
+    std::int64_t m_low = 1, m_high = 1;
+    std::vector<std::string_view> steps;  // kernels run in this order
+    double cost_us = 0;                   // predicted, at m_high
+    std::vector<Candidate> candidates;
+  };
+  std::vector<Bucket> buckets;
+};
+
+/// An immutable decision: which kernels to run, in which order, for every M up to m_max. Share it between all layers of one
+/// shape and scheme, and between threads.
+class Plan {
+ public:
+  static Result<Plan> linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options = {});
+  static Result<Plan> dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options = {});
+
+  /// Bytes of scratch memory a run needs, for the largest M.
+  std::size_t workspace_bytes() const;
+  /// The main kernel for this M.
+  std::string_view kernel(std::int64_t m = 1) const;
+  Explanation explain() const;
+
+  /// Runs the plan. `a` is [M,K], `d` is [M,N], both with a last stride of 1 (dequantize takes no `a`). `weight` must have the
+  /// shape, scheme and layout the plan was made for. No allocation, no lock, no search inside nibble.
+  /// Errors: invalid_argument with the values that do not fit; nothing has been written then.
+  Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+             std::span<std::byte> workspace, Executor* executor = nullptr) const;
+
+  struct Impl;
+  explicit Plan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace nibble

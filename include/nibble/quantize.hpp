@@ -1,0 +1,33 @@
+// Float weights → QuantTensor.
+#pragma once
+
+#include "nibble/parallel.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+struct QuantizeSpec {
+  int bits = 4;                  // 2…8
+  std::int32_t group_size = 128; // along K; must divide K; 0: one group per output channel
+  bool symmetric = true;         // true: codes uXbB, no zero points; false: codes uX with integer zero points
+  DType scale = DType::f16;      // f32, f16 or bf16: scales are rounded to this type before codes are chosen
+  bool clip_search = false;      // per group, shrink the range while that lowers the squared error
+};
+
+/// Rounds w[N,K] (f32, f16 or bf16, last stride 1) to nearest. Bit-identical for any number of threads.
+/// Errors: invalid_argument when K % group_size != 0, for bits outside 2…8, or for a NaN or infinity (with its position).
+Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
+
+/// How far a quantized weight is from the original.
+struct QuantError {
+  double sqnr_db = 0;   // 10·log10( Σw² / Σ(w−ŵ)² ); +infinity when equal
+  double cosine = 0;    // ⟨w,ŵ⟩ / (‖w‖·‖ŵ‖)
+  double max_abs = 0;   // max |w−ŵ|
+  double relative_l2 = 0;  // ‖w−ŵ‖ / ‖w‖
+};
+
+/// `w` is [N,K] f32, f16 or bf16 with a last stride of 1.
+Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTensor& q, Executor* executor = nullptr);
+
+}  // namespace nibble

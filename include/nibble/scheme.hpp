@@ -1,0 +1,75 @@
+// Scheme: what the numbers of a quantized layer mean. A small value that compares, prints as its name and parses back.
+//
+//   weight      <codes><zero><group>     u4zg128   4-bit codes, integer zero points, one scale per group of 128 along K
+//                                        u4b8g32   4-bit codes meaning code − 8, no zero points, groups of 32
+//                                        s8c       signed 8-bit, one scale per output channel
+//                                        e4m3b128x128  FP8, one scale per 128×128 block
+//   activation  <codes><group>_<weight>  s8r_s8c   activations quantized to int8 per token (row) while running
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "nibble/status.hpp"
+#include "nibble/types.hpp"
+
+namespace nibble {
+
+/// How the zero point enters W = f(code). q is code_value(codes, code); s, z, o are the group's scale, zero, offset.
+enum class ZeroKind : std::uint8_t {
+  none,     // "":  W = q·s
+  integer,  // "z": W = (q − z)·s, z an integer in code units (AWQ, GPTQ, compressed-tensors)
+  offset,   // "o": W = q·s + o, o a float in weight units (llm-awq, torchao, GGUF Q4_1, MNN)
+  real,     // "f": W = (q − z)·s, z a float in code units (HQQ)
+};
+
+/// The extent of the weight that shares one scale: `n` output channels × `k` input channels; 0 means the whole dimension.
+struct GroupShape {
+  std::int32_t n = 1;
+  std::int32_t k = 0;
+
+  static constexpr GroupShape tensor() { return {0, 0}; }
+  static constexpr GroupShape channel() { return {1, 0}; }
+  static constexpr GroupShape group(std::int32_t size) { return {1, size}; }
+  static constexpr GroupShape block(std::int32_t bn, std::int32_t bk) { return {bn, bk}; }
+
+  /// Rows and columns of the scale tensor of a weight [N,K]; the last block of a dimension may be partial.
+  std::int64_t rows(std::int64_t n_total) const { return n == 0 ? 1 : (n_total + n - 1) / n; }
+  std::int64_t cols(std::int64_t k_total) const { return k == 0 ? 1 : (k_total + k - 1) / k; }
+
+  friend bool operator==(const GroupShape&, const GroupShape&) = default;
+};
+
+struct WeightScheme {
+  DType codes = DType::u4b8;
+  ZeroKind zero = ZeroKind::none;
+  GroupShape group = GroupShape::group(128);
+  DType scale = DType::f16;  // how scales are stored; not part of the name
+
+  /// "u4zg128".
+  std::string name() const;
+  /// A sentence for people: "4-bit codes, integer zero points, f16 scales per group of 128".
+  std::string describe() const;
+  friend bool operator==(const WeightScheme&, const WeightScheme&) = default;
+};
+
+/// How activations are quantized before the product. codes == none: not at all (weight-only).
+struct ActScheme {
+  DType codes = DType::none;
+  GroupShape group = GroupShape::channel();  // {0,0} static per tensor "t"; {1,0} dynamic per token "r"; {1,128} "g128"
+  friend bool operator==(const ActScheme&, const ActScheme&) = default;
+};
+
+struct Scheme {
+  WeightScheme weight;
+  ActScheme act;
+
+  /// "u4zg128", "s8r_s8c".
+  std::string name() const;
+  /// The inverse of name(). Scales are taken to be f16 unless `scale` says otherwise.
+  static Result<Scheme> parse(std::string_view text, DType scale = DType::f16);
+  friend bool operator==(const Scheme&, const Scheme&) = default;
+};
+
+}  // namespace nibble

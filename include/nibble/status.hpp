@@ -1,0 +1,79 @@
+// Status and Result: how every nibble call reports failure.
+//
+// nibble never prints, aborts or throws across its boundary. A Status is a code a program can act on plus one line of text
+// for a person: what is wrong, with the values, and the remedy.
+#pragma once
+
+#include <cassert>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace nibble {
+
+enum class StatusCode {
+  ok = 0,
+  invalid_argument,  // the caller's values contradict each other or the documented range
+  unsupported,       // well-formed, but nibble has no implementation for it
+  not_found,         // a file, tensor, module or kernel of that name does not exist
+  already_exists,    // an output that would be overwritten
+  io_error,          // the operating system refused: permissions, full disk, ...
+  corrupt_data,      // a file breaks the rules of its format
+  internal,          // a bug in nibble; please report it
+};
+
+/// "invalid_argument", "corrupt_data", ...
+std::string_view name(StatusCode code);
+
+/// Success, or a code and a one-line message.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  static Status ok_status() { return {}; }
+
+  bool ok() const { return code_ == StatusCode::ok; }
+  explicit operator bool() const { return ok(); }
+  StatusCode code() const { return code_; }
+  /// Empty when ok.
+  const std::string& message() const { return message_; }
+
+  /// The same failure with "context: " before its text; ok stays ok.
+  Status with_context(std::string_view context) const;
+
+ private:
+  StatusCode code_ = StatusCode::ok;
+  std::string message_;
+};
+
+/// A value, or the Status that says why there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}            // NOLINT(google-explicit-constructor)
+  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {      // NOLINT(google-explicit-constructor)
+    assert(!std::get<1>(state_).ok());
+  }
+
+  bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+  Status status() const { return ok() ? Status{} : std::get<1>(state_); }
+
+  /// Precondition for all of these: ok().
+  T& value() & { return *std::get_if<0>(&state_); }
+  const T& value() const& { return *std::get_if<0>(&state_); }
+  T&& value() && { return std::move(*std::get_if<0>(&state_)); }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  T* operator->() { return std::get_if<0>(&state_); }
+  const T* operator->() const { return std::get_if<0>(&state_); }
+
+ private:
+  std::variant<T, Status> state_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,122 @@
+// Tensors: borrowed views, owned arrays, and QuantTensor, the one meeting point of checkpoint formats and packed layouts.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "nibble/scheme.hpp"
+#include "nibble/status.hpp"
+#include "nibble/types.hpp"
+
+namespace nibble {
+
+template <class T>
+struct dtype_of;
+template <> struct dtype_of<float> { static constexpr DType value = DType::f32; };
+template <> struct dtype_of<f16> { static constexpr DType value = DType::f16; };
+template <> struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
+template <> struct dtype_of<double> { static constexpr DType value = DType::f64; };
+template <> struct dtype_of<std::int8_t> { static constexpr DType value = DType::s8; };
+template <> struct dtype_of<std::uint8_t> { static constexpr DType value = DType::u8; };
+template <> struct dtype_of<std::int32_t> { static constexpr DType value = DType::s32; };
+template <> struct dtype_of<std::int64_t> { static constexpr DType value = DType::s64; };
+
+/// A borrowed array of up to four dimensions; strides are in elements, the last one must be 1 where a function says so.
+template <class Void>
+struct BasicTensorView {
+  Void* data = nullptr;
+  DType dtype = DType::none;
+  int rank = 0;
+  std::array<std::int64_t, 4> shape{};
+  std::array<std::int64_t, 4> strides{};
+
+  BasicTensorView() = default;
+  BasicTensorView(Void* d, DType t, std::initializer_list<std::int64_t> dims) : data(d), dtype(t) {
+    for (std::int64_t dim : dims) shape[static_cast<std::size_t>(rank++)] = dim;
+    std::int64_t stride = 1;
+    for (int i = rank; i-- > 0;) {
+      strides[static_cast<std::size_t>(i)] = stride;
+      stride *= shape[static_cast<std::size_t>(i)];
+    }
+  }
+  /// A dense view of typed memory: TensorView(pointer, {rows, cols}).
+  template <class T, class = std::enable_if_t<!std::is_void_v<T>>>
+  BasicTensorView(T* d, std::initializer_list<std::int64_t> dims)
+      : BasicTensorView(static_cast<Void*>(d), dtype_of<std::remove_const_t<T>>::value, dims) {}
+  /// A view one may write through is also one to read through.
+  template <class V, class = std::enable_if_t<std::is_const_v<Void> && !std::is_const_v<V>>>
+  BasicTensorView(const BasicTensorView<V>& v)  // NOLINT(google-explicit-constructor)
+      : data(v.data), dtype(v.dtype), rank(v.rank), shape(v.shape), strides(v.strides) {}
+
+  bool empty() const { return data == nullptr; }
+  std::int64_t dim(int i) const { return shape[static_cast<std::size_t>(i)]; }
+  std::int64_t stride(int i) const { return strides[static_cast<std::size_t>(i)]; }
+  std::int64_t numel() const {
+    std::int64_t product = 1;
+    for (int i = 0; i < rank; ++i) product *= dim(i);
+    return product;
+  }
+};
+using TensorView = BasicTensorView<void>;
+using ConstTensorView = BasicTensorView<const void>;
+
+/// An owned, dense, row-major array.
+struct Tensor {
+  DType dtype = DType::none;
+  std::vector<std::int64_t> shape;
+  std::vector<std::byte> bytes;
+
+  Tensor() = default;
+  Tensor(DType t, std::vector<std::int64_t> dims);
+
+  std::int64_t numel() const;
+  bool empty() const { return dtype == DType::none; }
+  template <class T>
+  T* as() { return reinterpret_cast<T*>(bytes.data()); }
+  template <class T>
+  const T* as() const { return reinterpret_cast<const T*>(bytes.data()); }
+  /// Element i of any float or integer type of at least 8 bits, as a float (exact for every type but f64, s32 and wider).
+  float at(std::int64_t i) const;
+  /// Stores `value` as element i, rounding to nearest even; dtype must be f32, f16, bf16, u8 or s8 (saturating).
+  void set(std::int64_t i, float value);
+
+  friend bool operator==(const Tensor&, const Tensor&) = default;
+};
+
+/// A quantized weight matrix W[N,K] in canonical form: what formats produce and layouts consume.
+///
+///   W[n,k] = dequantized value of codes[n,k] under scheme.zero with the scale of block (n / group.n, g),
+///   where g = g_idx[k] when present (act-order), else k / group.k.
+///
+/// The result is an f32 number: (q − z)·s rounded once to f32 (exact whenever s has at most 16 significant bits), times the
+/// second-level scale rounded once more where there is one; q·s + o is computed in f64 and rounded once.
+struct QuantTensor {
+  WeightScheme scheme;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  std::vector<std::uint8_t> codes;   // [N,K], one code a byte, upper bits zero
+  Tensor scales;                     // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale
+  Tensor zeros;                      // as scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
+  std::optional<float> scale2;       // second-level, per tensor: multiplies W
+  std::vector<std::int32_t> g_idx;   // [K] group of each input channel; empty: k / group.k
+  Tensor prescale;                   // [K] multiplies the activations (AWQ/ModelOpt); empty: none
+  Tensor bias;                       // [N] float; empty: none
+
+  std::int64_t groups() const { return scheme.group.cols(k); }
+  /// Checks every size, dtype and index; all of nibble relies on it. Errors name the field and the values.
+  Status validate() const;
+  /// W[n,k] by the formula above. For tests and small inspections; use Plan::dequantize for whole matrices.
+  float value(std::int64_t row, std::int64_t col) const;
+  /// Codes, scales, zeros, g_idx, prescale and bias as a checkpoint stores them, in bits per weight.
+  double bits_per_weight() const;
+
+  friend bool operator==(const QuantTensor&, const QuantTensor&) = default;
+};
+
+}  // namespace nibble

@@ -1,0 +1,117 @@
+#include "nibble/parallel.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "nibble/device.hpp"
+
+namespace nibble {
+namespace {
+
+/// Workers spin for a while after each loop, because the next layer's loop usually follows within microseconds, then park.
+constexpr int kSpins = 2000;
+
+class Pool final : public Executor {
+ public:
+  explicit Pool(int threads) : threads_(std::max(1, threads)) {
+    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this](std::stop_token stop) { work(stop); });
+  }
+
+  ~Pool() override {
+    for (std::jthread& worker : workers_) worker.request_stop();
+    {
+      const std::lock_guard lock(park_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+  }
+
+  int threads() const override { return threads_; }
+
+  void parallel_for(std::int64_t count, LoopBody body) override {
+    if (threads_ == 1 || count <= 1) {
+      for (std::int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    const std::lock_guard one_loop_at_a_time(loop_);
+    body_ = &body;
+    count_ = count;
+    next_.store(0, std::memory_order_relaxed);
+    busy_.store(threads_ - 1, std::memory_order_relaxed);
+    {
+      const std::lock_guard lock(park_);  // a worker about to park sees the new generation or is woken
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    run_share();
+    for (int spins = 0; busy_.load(std::memory_order_acquire) != 0; ++spins)
+      if (spins > kSpins) std::this_thread::yield();
+  }
+
+ private:
+  void run_share() {
+    for (;;) {
+      const std::int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count_) return;
+      (*body_)(i);
+    }
+  }
+
+  void work(const std::stop_token& stop) {
+    std::uint64_t seen = 0;
+    for (;;) {
+      int spins = 0;
+      while (generation_.load(std::memory_order_acquire) == seen) {
+        if (stop.stop_requested()) return;
+        if (++spins < kSpins) continue;
+        std::unique_lock lock(park_);
+        wake_.wait(lock, [&] { return stopping_ || generation_.load(std::memory_order_acquire) != seen; });
+        if (stopping_) return;
+      }
+      ++seen;
+      run_share();
+      busy_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  const int threads_;
+  std::mutex loop_;  // one parallel_for at a time
+
+  const LoopBody* body_ = nullptr;  // published by generation_
+  std::int64_t count_ = 0;
+  std::atomic<std::int64_t> next_{0};
+  std::atomic<int> busy_{0};  // workers that have not finished this generation
+  std::atomic<std::uint64_t> generation_{0};
+
+  std::mutex park_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+
+  std::vector<std::jthread> workers_;
+};
+
+int default_threads() {
+  if (const char* text = std::getenv("NIBBLE_NUM_THREADS")) {
+    const int n = std::atoi(text);
+    if (n >= 1 && n <= 4096) return n;
+  }
+  return this_device().cores;
+}
+
+}  // namespace
+
+Executor& default_executor() {
+  static Pool pool(default_threads());
+  return pool;
+}
+
+std::unique_ptr<Executor> make_executor(int threads) { return std::make_unique<Pool>(threads); }
+
+}  // namespace nibble

@@ -1,0 +1,115 @@
+#include "nibble/scheme.hpp"
+
+#include <charconv>
+#include <optional>
+
+#include "core/error.hpp"
+
+namespace nibble {
+namespace {
+
+std::string group_name(const GroupShape& g, char per_row) {
+  if (g == GroupShape::tensor()) return "t";
+  if (g == GroupShape::channel()) return std::string(1, per_row);
+  if (g.n == 1) return fmt::format("g{}", g.k);
+  return fmt::format("b{}x{}", g.n, g.k);
+}
+
+/// Consumes a positive decimal number from the front of `text`.
+std::optional<std::int32_t> take_number(std::string_view& text) {
+  std::int32_t value = 0;
+  auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (ec != std::errc{} || value <= 0 || text.front() == '0') return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+std::optional<GroupShape> parse_group(std::string_view text, char per_row) {
+  if (text == "t") return GroupShape::tensor();
+  if (text.size() == 1 && text[0] == per_row) return GroupShape::channel();
+  if (text.empty()) return std::nullopt;
+  const char kind = text[0];
+  text.remove_prefix(1);
+  if (text.empty()) return std::nullopt;
+  auto first = take_number(text);
+  if (!first) return std::nullopt;
+  if (kind == 'g' && text.empty()) return GroupShape::group(*first);
+  if (kind != 'b' || text.size() < 2 || text[0] != 'x') return std::nullopt;
+  text.remove_prefix(1);
+  auto second = take_number(text);
+  if (!second || !text.empty()) return std::nullopt;
+  return GroupShape::block(*first, *second);
+}
+
+/// Splits "u4zg128" after its longest DType prefix.
+std::optional<DType> take_codes(std::string_view& text) {
+  for (std::size_t length = std::min<std::size_t>(text.size(), 8); length > 0; --length) {
+    if (auto dtype = parse_dtype(text.substr(0, length))) {
+      if (bits(*dtype) > 8 || info(*dtype).kind == DTypeKind::other) continue;
+      text.remove_prefix(length);
+      return dtype;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string WeightScheme::name() const {
+  const char* zero_token = zero == ZeroKind::integer ? "z" : zero == ZeroKind::offset ? "o" : zero == ZeroKind::real ? "f" : "";
+  return fmt::format("{}{}{}", nibble::name(codes), zero_token, group_name(group, 'c'));
+}
+
+std::string WeightScheme::describe() const {
+  const DTypeInfo& c = info(codes);
+  std::string text = fmt::format("{}-bit {} codes", c.bits,
+                                 c.kind == DTypeKind::floating ? "float" : c.kind == DTypeKind::sint ? "signed" : "unsigned");
+  if (c.kind == DTypeKind::biased) text += fmt::format(" (value = code − {})", c.bias);
+  if (zero == ZeroKind::integer) text += ", integer zero points";
+  if (zero == ZeroKind::offset) text += ", float offsets";
+  if (zero == ZeroKind::real) text += ", float zero points";
+  text += fmt::format(", {} scales ", nibble::name(scale));
+  if (group == GroupShape::tensor()) return text + "per tensor";
+  if (group == GroupShape::channel()) return text + "per channel";
+  if (group.n == 1) return text + fmt::format("per group of {}", group.k);
+  return text + fmt::format("per {}×{} block", group.n, group.k);
+}
+
+std::string Scheme::name() const {
+  if (act.codes == DType::none) return weight.name();
+  return fmt::format("{}{}_{}", nibble::name(act.codes), group_name(act.group, 'r'), weight.name());
+}
+
+Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
+  auto bad = [&](std::string_view why) {
+    return error(StatusCode::invalid_argument,
+                 "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or s8r_s8c", text,
+                 why);
+  };
+  Scheme scheme;
+  std::string_view rest = text;
+  if (const std::size_t bar = text.find('_'); bar != std::string_view::npos) {
+    std::string_view act = text.substr(0, bar);
+    rest = text.substr(bar + 1);
+    auto codes = take_codes(act);
+    if (!codes) return bad("the activation code type is unknown");
+    auto group = parse_group(act, 'r');
+    if (!group) return bad("the activation group is not t, r or gSIZE");
+    scheme.act = {*codes, *group};
+  }
+  auto codes = take_codes(rest);
+  if (!codes) return bad("the weight code type is unknown");
+  scheme.weight.codes = *codes;
+  scheme.weight.scale = scale;
+  scheme.weight.zero = ZeroKind::none;
+  if (!rest.empty() && (rest[0] == 'z' || rest[0] == 'o' || rest[0] == 'f')) {
+    scheme.weight.zero = rest[0] == 'z' ? ZeroKind::integer : rest[0] == 'o' ? ZeroKind::offset : ZeroKind::real;
+    rest.remove_prefix(1);
+  }
+  auto group = parse_group(rest, 'c');
+  if (!group) return bad("the group is not t, c, gSIZE or bNxK");
+  scheme.weight.group = *group;
+  return scheme;
+}
+
+}  // namespace nibble

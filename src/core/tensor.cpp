@@ -1,0 +1,154 @@
+#include "nibble/tensor.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/error.hpp"
+
+namespace nibble {
+namespace {
+
+template <class T>
+T load(const Tensor& t, std::int64_t i) {
+  T value;
+  std::memcpy(&value, t.bytes.data() + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <class T>
+T saturate(float value) {
+  const float rounded = std::nearbyint(value);
+  return static_cast<T>(std::clamp(rounded, static_cast<float>(std::numeric_limits<T>::min()),
+                                   static_cast<float>(std::numeric_limits<T>::max())));
+}
+
+std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ",")); }
+
+Status expect_shape(std::string_view what, const Tensor& t, std::span<const std::int64_t> expected) {
+  if (!std::ranges::equal(t.shape, expected))
+    return error(StatusCode::invalid_argument, "{} has shape {}, expected {}", what, shape_text(t.shape), shape_text(expected));
+  if (t.bytes.size() != storage_bytes(t.dtype, static_cast<std::uint64_t>(t.numel())))
+    return error(StatusCode::invalid_argument, "{} holds {} bytes, its shape {} of {} needs {}", what, t.bytes.size(),
+                 shape_text(t.shape), name(t.dtype), storage_bytes(t.dtype, static_cast<std::uint64_t>(t.numel())));
+  return {};
+}
+
+}  // namespace
+
+Tensor::Tensor(DType t, std::vector<std::int64_t> dims) : dtype(t), shape(std::move(dims)) {
+  bytes.resize(storage_bytes(dtype, static_cast<std::uint64_t>(numel())));
+}
+
+std::int64_t Tensor::numel() const {
+  std::int64_t product = 1;
+  for (std::int64_t dim : shape) product *= dim;
+  return product;
+}
+
+float Tensor::at(std::int64_t i) const {
+  switch (dtype) {
+    case DType::f32: return load<float>(*this, i);
+    case DType::f16: return to_f32(load<f16>(*this, i));
+    case DType::bf16: return to_f32(load<bf16>(*this, i));
+    case DType::f64: return static_cast<float>(load<double>(*this, i));
+    case DType::s16: return static_cast<float>(load<std::int16_t>(*this, i));
+    case DType::s32: return static_cast<float>(load<std::int32_t>(*this, i));
+    case DType::s64: return static_cast<float>(load<std::int64_t>(*this, i));
+    case DType::u16: return static_cast<float>(load<std::uint16_t>(*this, i));
+    default: return code_value(dtype, load<std::uint8_t>(*this, i));
+  }
+}
+
+void Tensor::set(std::int64_t i, float value) {
+  std::byte* p = bytes.data() + static_cast<std::size_t>(i) * static_cast<std::size_t>(bits(dtype) / 8);
+  switch (dtype) {
+    case DType::f32: std::memcpy(p, &value, 4); break;
+    case DType::f16: { const f16 v = to_f16(value); std::memcpy(p, &v, 2); break; }
+    case DType::bf16: { const bf16 v = to_bf16(value); std::memcpy(p, &v, 2); break; }
+    case DType::u8: *p = static_cast<std::byte>(saturate<std::uint8_t>(value)); break;
+    case DType::s8: *p = static_cast<std::byte>(saturate<std::int8_t>(value)); break;
+    default: assert(false && "Tensor::set: dtype not settable");
+  }
+}
+
+Status QuantTensor::validate() const {
+  auto bad = [](fmt::string_view format, auto&&... args) {
+    return Status(StatusCode::invalid_argument, fmt::vformat(format, fmt::make_format_args(args...)));
+  };
+  if (n < 1 || k < 1) return bad("W[N,K] = [{},{}] is empty; both must be at least 1", n, k);
+  if (bits(scheme.codes) == 0 || bits(scheme.codes) > 8) return bad("codes of type {} have no 8-bit form", name(scheme.codes));
+  if (codes.size() != static_cast<std::size_t>(n) * static_cast<std::size_t>(k))
+    return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, n * k);
+  const int width = bits(scheme.codes);
+  if (width < 8) {
+    const auto it = std::ranges::find_if(codes, [width](std::uint8_t c) { return (c >> width) != 0; });
+    if (it != codes.end()) {
+      const std::int64_t at = it - codes.begin();
+      return bad("code {} at [{},{}] does not fit in {} bits", static_cast<int>(*it), at / k, at % k, width);
+    }
+  }
+  if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
+  const std::int64_t expected[] = {scheme.group.rows(n), groups()};
+  if (scales.dtype != scheme.scale)
+    return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));
+  if (info(scales.dtype).kind != DTypeKind::floating || bits(scales.dtype) < 8)
+    return bad("scales of type {} are not supported; use f32, f16, bf16, e4m3 or e8m0", name(scales.dtype));
+  NIBBLE_RETURN_IF_ERROR(expect_shape("scales", scales, expected));
+  if (scheme.zero == ZeroKind::none) {
+    if (!zeros.empty()) return bad("scheme {} has no zero points but zeros are given", scheme.name());
+  } else {
+    const bool integer = scheme.zero == ZeroKind::integer;
+    if (integer ? zeros.dtype != DType::u8 && zeros.dtype != DType::s8 : !is_compute_float(zeros.dtype))
+      return bad("zeros are {}, scheme {} needs {}", name(zeros.dtype), scheme.name(), integer ? "u8 or s8" : "f32, f16 or bf16");
+    NIBBLE_RETURN_IF_ERROR(expect_shape("zeros", zeros, expected));
+  }
+  if (!g_idx.empty()) {
+    if (scheme.group.n != 1 || scheme.group.k == 0)
+      return bad("g_idx needs a scheme with groups along K, not {}", scheme.name());
+    if (g_idx.size() != static_cast<std::size_t>(k)) return bad("g_idx has {} entries, K is {}", g_idx.size(), k);
+    std::vector<std::int32_t> used(static_cast<std::size_t>(groups()), 0);
+    for (std::size_t i = 0; i < g_idx.size(); ++i) {
+      if (g_idx[i] < 0 || g_idx[i] >= groups()) return bad("g_idx[{}] = {} is outside [0,{})", i, g_idx[i], groups());
+      ++used[static_cast<std::size_t>(g_idx[i])];
+    }
+    for (std::size_t g = 0; g < used.size(); ++g) {
+      const std::int64_t size = std::min<std::int64_t>(scheme.group.k, k - static_cast<std::int64_t>(g) * scheme.group.k);
+      if (used[g] != size) return bad("g_idx puts {} input channels into group {}, which holds {}", used[g], g, size);
+    }
+  }
+  if (!prescale.empty()) {
+    const std::int64_t dims[] = {k};
+    if (!is_compute_float(prescale.dtype)) return bad("prescale is {}, expected f32, f16 or bf16", name(prescale.dtype));
+    NIBBLE_RETURN_IF_ERROR(expect_shape("prescale", prescale, dims));
+  }
+  if (!bias.empty()) {
+    const std::int64_t dims[] = {n};
+    if (!is_compute_float(bias.dtype)) return bad("bias is {}, expected f32, f16 or bf16", name(bias.dtype));
+    NIBBLE_RETURN_IF_ERROR(expect_shape("bias", bias, dims));
+  }
+  return {};
+}
+
+float QuantTensor::value(std::int64_t row, std::int64_t col) const {
+  const std::int64_t g = !g_idx.empty() ? g_idx[static_cast<std::size_t>(col)] : scheme.group.k == 0 ? 0 : col / scheme.group.k;
+  const std::int64_t at = (scheme.group.n == 0 ? 0 : row / scheme.group.n) * groups() + g;
+  const double q = code_value(scheme.codes, codes[static_cast<std::size_t>(row * k + col)]);
+  const double s = scales.at(at);
+  double w = q * s;
+  if (scheme.zero == ZeroKind::integer || scheme.zero == ZeroKind::real) w = (q - static_cast<double>(zeros.at(at))) * s;
+  if (scheme.zero == ZeroKind::offset) w += static_cast<double>(zeros.at(at));
+  const float once = static_cast<float>(w);
+  return scale2 ? once * *scale2 : once;
+}
+
+double QuantTensor::bits_per_weight() const {
+  const double code_bits = static_cast<double>(codes.size()) * bits(scheme.codes);
+  double zero_bits = 8.0 * static_cast<double>(zeros.bytes.size());
+  if (scheme.zero == ZeroKind::integer) zero_bits *= bits(scheme.codes) / 8.0;
+  const double other = 8.0 * static_cast<double>(scales.bytes.size() + prescale.bytes.size() + bias.bytes.size() + 4 * g_idx.size());
+  return (code_bits + zero_bits + other) / (static_cast<double>(n) * static_cast<double>(k));
+}
+
+}  // namespace nibble

@@ -1,0 +1,149 @@
+#include "epilogue/epilogue.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.hpp"
+#include "epilogue/activation.hpp"
+
+namespace nibble {
+
+std::string_view name(Activation activation) {
+  switch (activation) {
+    case Activation::none: return "none";
+    case Activation::relu: return "relu";
+    case Activation::clamp: return "clamp";
+    case Activation::gelu_erf: return "gelu_erf";
+    case Activation::gelu_tanh: return "gelu_tanh";
+    case Activation::silu: return "silu";
+  }
+  return "unknown";
+}
+
+std::optional<Activation> parse_activation(std::string_view token) {
+  for (Activation a : {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh,
+                       Activation::silu})
+    if (name(a) == token) return a;
+  return std::nullopt;
+}
+
+std::string EpilogueSpec::name() const {
+  std::string text;
+  auto add = [&text](bool present, std::string_view part) {
+    if (present) text += (text.empty() ? "" : "+") + std::string(part);
+  };
+  add(row_scale, "row_scale");
+  add(col_scale, "col_scale");
+  add(bias, "bias");
+  add(activation != Activation::none, nibble::name(activation));
+  add(gate, "gate");
+  add(residual, "residual");
+  return text + "->" + std::string(nibble::name(out));
+}
+
+Status EpilogueSpec::validate() const {
+  if (!is_compute_float(out) && out != DType::s8)
+    return error(StatusCode::unsupported, "output type {} is not one of f32, f16, bf16, s8", nibble::name(out));
+  if (activation == Activation::clamp && !(clamp_low <= clamp_high))
+    return error(StatusCode::invalid_argument, "clamp range [{}, {}] is empty", clamp_low, clamp_high);
+  if (out == DType::s8 && !(out_scale > 0.0f && std::isfinite(out_scale)))
+    return error(StatusCode::invalid_argument, "out_scale={} must be positive and finite", out_scale);
+  if (out == DType::s8 && (out_zero < -128 || out_zero > 127))
+    return error(StatusCode::invalid_argument, "out_zero={} is outside [-128, 127]", out_zero);
+  return {};
+}
+
+namespace epilogue {
+namespace {
+
+Status check_vector(std::string_view what, const ConstTensorView& v, std::int64_t length, bool f32_only) {
+  if (v.empty()) return error(StatusCode::invalid_argument, "the plan's epilogue needs {}, none was given", what);
+  if (f32_only ? v.dtype != DType::f32 : !is_compute_float(v.dtype))
+    return error(StatusCode::invalid_argument, "{} is {}, expected {}", what, name(v.dtype), f32_only ? "f32" : "f32, f16 or bf16");
+  if (v.rank != 1 || v.dim(0) != length || v.stride(0) != 1)
+    return error(StatusCode::invalid_argument, "{} must be a contiguous vector of {} elements, got rank {} and {} elements", what,
+                 length, v.rank, v.numel());
+  return {};
+}
+
+Status check_matrix(std::string_view what, const ConstTensorView& v, const TensorView& d) {
+  if (v.empty()) return error(StatusCode::invalid_argument, "the plan's epilogue needs {}, none was given", what);
+  if (!is_compute_float(v.dtype))
+    return error(StatusCode::invalid_argument, "{} is {}, expected f32, f16 or bf16", what, name(v.dtype));
+  if (v.rank != 2 || v.dim(0) != d.dim(0) || v.dim(1) != d.dim(1) || v.stride(1) != 1)
+    return error(StatusCode::invalid_argument, "{} must be [{},{}] with a last stride of 1", what, d.dim(0), d.dim(1));
+  return {};
+}
+
+/// f(i, element i as f32) for a run of `count` elements of a float view starting at element `start`.
+template <class F>
+void for_each(const ConstTensorView& v, std::int64_t start, std::int64_t count, F&& f) {
+  auto loop = [&](const auto* p) {
+    for (std::int64_t i = 0; i < count; ++i) f(i, to_f32(p[start + i]));
+  };
+  if (v.dtype == DType::f32) loop(static_cast<const float*>(v.data));
+  if (v.dtype == DType::f16) loop(static_cast<const f16*>(v.data));
+  if (v.dtype == DType::bf16) loop(static_cast<const bf16*>(v.data));
+}
+
+template <class Function>
+void apply(Function function, float* acc, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) acc[i] = function(acc[i]);
+}
+
+void activate(const EpilogueSpec& spec, float* acc, std::int64_t count) {
+  switch (spec.activation) {
+    case Activation::none: return;
+    case Activation::relu: return apply(Relu{}, acc, count);
+    case Activation::clamp: return apply(Clamp{spec.clamp_low, spec.clamp_high}, acc, count);
+    case Activation::gelu_erf: return apply(GeluErf{}, acc, count);
+    case Activation::gelu_tanh: return apply(GeluTanh{}, acc, count);
+    case Activation::silu: return apply(Silu{}, acc, count);
+  }
+}
+
+/// NaN becomes 0 − as a saturating conversion does it − rather than undefined behaviour.
+std::int8_t quantize(float x, float scale, std::int32_t zero) {
+  const float q = std::nearbyint(x / scale) + static_cast<float>(zero);
+  return std::isnan(q) ? std::int8_t{0} : static_cast<std::int8_t>(std::clamp(q, -128.0f, 127.0f));
+}
+
+void store(const EpilogueSpec& spec, const float* acc, std::int64_t count, const TensorView& d, std::int64_t start) {
+  switch (d.dtype) {
+    case DType::f32: std::copy(acc, acc + count, static_cast<float*>(d.data) + start); break;
+    case DType::f16: std::transform(acc, acc + count, static_cast<f16*>(d.data) + start, to_f16); break;
+    case DType::bf16: std::transform(acc, acc + count, static_cast<bf16*>(d.data) + start, to_bf16); break;
+    default:
+      std::transform(acc, acc + count, static_cast<std::int8_t*>(d.data) + start,
+                     [&](float x) { return quantize(x, spec.out_scale, spec.out_zero); });
+  }
+}
+
+}  // namespace
+
+Status check_args(const EpilogueSpec& spec, const EpilogueArgs& args, const TensorView& d) {
+  if (spec.row_scale) NIBBLE_RETURN_IF_ERROR(check_vector("row_scale", args.row_scale, d.dim(0), true));
+  if (spec.col_scale) NIBBLE_RETURN_IF_ERROR(check_vector("col_scale", args.col_scale, d.dim(1), true));
+  if (spec.bias) NIBBLE_RETURN_IF_ERROR(check_vector("bias", args.bias, d.dim(1), false));
+  if (spec.gate) NIBBLE_RETURN_IF_ERROR(check_matrix("gate", args.gate, d));
+  if (spec.residual) NIBBLE_RETURN_IF_ERROR(check_matrix("residual", args.residual, d));
+  return {};
+}
+
+void store_row(const EpilogueSpec& spec, const EpilogueArgs& args, float* acc, std::int64_t m, std::int64_t n0,
+               std::int64_t count, const TensorView& d) {
+  if (spec.row_scale) {
+    const float scale = static_cast<const float*>(args.row_scale.data)[m];
+    for (std::int64_t i = 0; i < count; ++i) acc[i] *= scale;
+  }
+  if (spec.col_scale) for_each(args.col_scale, n0, count, [&](std::int64_t i, float s) { acc[i] *= s; });
+  if (spec.bias) for_each(args.bias, n0, count, [&](std::int64_t i, float b) { acc[i] += b; });
+  activate(spec, acc, count);
+  if (spec.gate) for_each(args.gate, m * args.gate.stride(0) + n0, count, [&](std::int64_t i, float g) { acc[i] *= g; });
+  if (spec.residual)
+    for_each(args.residual, m * args.residual.stride(0) + n0, count, [&](std::int64_t i, float r) { acc[i] += r; });
+  store(spec, acc, count, d, m * d.stride(0) + n0);
+}
+
+}  // namespace epilogue
+}  // namespace nibble

@@ -1,0 +1,154 @@
+#include "formats/atomic_output.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "core/error.hpp"
+#include "formats/mapped_file.hpp"
+
+namespace nibble::storage {
+namespace fs = std::filesystem;
+namespace {
+
+/// An absolute path whose last component is a name: "out/" and "./out" become ".../out".
+Result<fs::path> normalized(const fs::path& path) {
+  std::error_code failure;
+  fs::path full = fs::absolute(path, failure).lexically_normal();
+  if (!full.has_filename()) full = full.parent_path();
+  if (failure || path.empty() || !full.has_filename())
+    return error(StatusCode::invalid_argument, "'{}' cannot be the name of an output", path.string());
+  return full;
+}
+
+Status check_replaceable(const fs::path& path, bool directory, bool overwrite) {
+  std::error_code failure;
+  const fs::file_status status = fs::symlink_status(path, failure);
+  if (status.type() == fs::file_type::not_found) return {};
+  if (failure) return error(StatusCode::io_error, "cannot stat {}: {}", path.string(), failure.message());
+  if (!overwrite) return error(StatusCode::already_exists, "{} exists; choose another name or overwrite it", path.string());
+  if (fs::is_directory(path, failure) != directory)
+    return error(StatusCode::already_exists, "{} exists and is {} directory; the output is {}", path.string(),
+                 directory ? "not a" : "a", directory ? "one" : "a file");
+  if (!directory || fs::is_empty(path, failure)) return {};
+  for (fs::directory_iterator it(path, failure), end; !failure && it != end; it.increment(failure))
+    if (it->path().extension() == ".safetensors") return {};
+  return error(StatusCode::already_exists, "{} exists and holds no *.safetensors, so it is not replaced; remove it first",
+               path.string());
+}
+
+/// Calls make(name) with names nobody uses until it succeeds; the process id alone is not enough for two threads, or for
+/// what a killed process left behind.
+template <class Make>
+Result<fs::path> make_temporary(const fs::path& path, std::string_view purpose, Make make) {
+  static std::atomic<unsigned> counter{0};
+  while (true) {
+    fs::path temporary =
+        path.parent_path() / fmt::format(".{}.{}-{}-{}", path.filename().string(), purpose, ::getpid(), counter++);
+    if (make(temporary)) return temporary;
+    if (errno != EEXIST && errno != ENOTEMPTY) return errno_status("create", path);
+  }
+}
+
+/// Makes a rename durable. Not every file system supports it, and the data is safe already: failure is no error.
+void sync_directory(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::fsync(fd);
+  ::close(fd);
+}
+
+}  // namespace
+
+Result<OutputFile> OutputFile::create(const fs::path& path, bool overwrite) {
+  OutputFile file;
+  NIBBLE_ASSIGN_OR_RETURN(file.path_, normalized(path));
+  NIBBLE_RETURN_IF_ERROR(check_replaceable(file.path_, false, overwrite));
+  file.overwrite_ = overwrite;
+  NIBBLE_ASSIGN_OR_RETURN(file.temporary_, make_temporary(file.path_, "partial", [&file](const fs::path& name) {
+                            file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+                            return file.fd_ >= 0;
+                          }));
+  return file;
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      overwrite_(other.overwrite_),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+OutputFile::~OutputFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+Status OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return errno_status(fmt::format("write {} bytes at byte {} of", bytes.size(), offset), path_);
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+  return {};
+}
+
+Status OutputFile::commit() {
+  if (::fsync(fd_) != 0) return errno_status("write", path_);
+  if (::close(std::exchange(fd_, -1)) != 0) return errno_status("close", path_);
+  NIBBLE_RETURN_IF_ERROR(check_replaceable(path_, false, overwrite_));  // it may have appeared meanwhile
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) return errno_status("rename the finished file to", path_);
+  temporary_.clear();
+  sync_directory(path_.parent_path());
+  return {};
+}
+
+Result<OutputDirectory> OutputDirectory::create(const fs::path& path, bool overwrite) {
+  OutputDirectory directory;
+  NIBBLE_ASSIGN_OR_RETURN(directory.path_, normalized(path));
+  NIBBLE_RETURN_IF_ERROR(check_replaceable(directory.path_, true, overwrite));
+  directory.overwrite_ = overwrite;
+  NIBBLE_ASSIGN_OR_RETURN(directory.temporary_, make_temporary(directory.path_, "partial", [](const fs::path& name) {
+                            return ::mkdir(name.c_str(), 0777) == 0;
+                          }));
+  return directory;
+}
+
+OutputDirectory::OutputDirectory(OutputDirectory&& other) noexcept
+    : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})), overwrite_(other.overwrite_) {}
+
+OutputDirectory::~OutputDirectory() {
+  std::error_code ignored;
+  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+}
+
+Status OutputDirectory::commit() {
+  NIBBLE_RETURN_IF_ERROR(check_replaceable(path_, true, overwrite_));
+  sync_directory(temporary_);
+  // A directory cannot be renamed onto a full one: the old one steps aside first, and comes back if that fails.
+  std::error_code failure;
+  fs::path old;
+  if (fs::exists(fs::symlink_status(path_, failure))) {
+    NIBBLE_ASSIGN_OR_RETURN(
+        old, make_temporary(path_, "old", [this](const fs::path& name) { return ::rename(path_.c_str(), name.c_str()) == 0; }));
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const Status status = errno_status("rename the finished directory to", path_);
+    if (!old.empty()) ::rename(old.c_str(), path_.c_str());
+    return status;
+  }
+  temporary_.clear();
+  sync_directory(path_.parent_path());
+  if (!old.empty()) fs::remove_all(old, failure);
+  return {};
+}
+
+}  // namespace nibble::storage

@@ -1,0 +1,53 @@
+// Outputs that appear whole or not at all: written under a temporary name beside the final one, renamed when complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+#include "nibble/status.hpp"
+
+namespace nibble::storage {
+
+/// A file that comes into being with commit(); without it, nothing is left behind.
+class OutputFile {
+ public:
+  /// already_exists when `path` does, unless `overwrite` and it is a file.
+  static Result<OutputFile> create(const std::filesystem::path& path, bool overwrite);
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&&) = delete;
+  ~OutputFile();
+
+  Status write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  /// Flushes to the disk and renames.
+  Status commit();
+
+ private:
+  OutputFile() = default;
+  std::filesystem::path path_, temporary_;
+  bool overwrite_ = false;
+  int fd_ = -1;
+};
+
+/// The same for a directory: fill path(), then commit().
+class OutputDirectory {
+ public:
+  /// already_exists when `path` does, unless `overwrite` and it is an empty directory or one with *.safetensors in it: a
+  /// mistyped path must not cost the user anything else.
+  static Result<OutputDirectory> create(const std::filesystem::path& path, bool overwrite);
+  OutputDirectory(OutputDirectory&& other) noexcept;
+  OutputDirectory& operator=(OutputDirectory&&) = delete;
+  ~OutputDirectory();
+
+  /// Where to write until commit().
+  const std::filesystem::path& path() const { return temporary_; }
+  Status commit();
+
+ private:
+  OutputDirectory() = default;
+  std::filesystem::path path_, temporary_;
+  bool overwrite_ = false;
+};
+
+}  // namespace nibble::storage

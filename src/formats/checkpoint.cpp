@@ -1,0 +1,277 @@
+// Opening a checkpoint: files → tensors → modules, and what is odd about them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <utility>
+
+#include "core/error.hpp"
+#include "formats/checkpoint_impl.hpp"
+#include "formats/json.hpp"
+
+namespace nibble {
+namespace fs = std::filesystem;
+using storage::printable;
+namespace {
+
+// A module name ends at the last '.', but for parameters that have parameters of their own (bitsandbytes).
+constexpr std::string_view kDeepSuffixes[] = {".weight.absmax", ".weight.quant_map", ".weight.nested_", ".weight.quant_state."};
+
+// What a format's tensors are called. A module leaves its other tensors (k_scale of a quantized KV cache, ...) alone: whoever
+// replaces the module must keep them.
+constexpr std::string_view kModuleSuffixes[] = {"weight",
+                                                "bias",
+                                                "qweight",
+                                                "qzeros",
+                                                "scaled_zeros",
+                                                "scales",
+                                                "g_idx",
+                                                "weight_packed",
+                                                "weight_scale",
+                                                "weight_zero_point",
+                                                "weight_g_idx",
+                                                "weight_shape",
+                                                "weight_global_scale",
+                                                "weight_scale_inv",
+                                                "weight_scale_2",
+                                                "pre_quant_scale",
+                                                "input_scale",
+                                                "input_zero_point",
+                                                "input_global_scale"};
+
+constexpr std::string_view kMethods[] = {"awq", "gptq", "compressed-tensors", "auto-round", "intel/auto-round"};
+
+struct SplitName {
+  std::string_view module, suffix;
+};
+SplitName split(std::string_view tensor) {
+  std::size_t dot = tensor.rfind('.');
+  for (const std::string_view deep : kDeepSuffixes)
+    if (const std::size_t at = tensor.rfind(deep); at != std::string_view::npos) dot = at;
+  if (dot == std::string_view::npos) return {"", tensor};
+  return {tensor.substr(0, dot), tensor.substr(dot + 1)};
+}
+
+/// "gate" names "mlp.gate" and "mlp.gate.0", not "mlp.gate_proj".
+bool has_component(std::string_view name, std::string_view part) {
+  return !part.empty() && fmt::format(".{}.", name).find(fmt::format(".{}.", part)) != std::string::npos;
+}
+
+double smallest_normal(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+    case DType::bf16: return 0x1p-126;
+    case DType::f16:
+    case DType::e5m2: return 0x1p-14;
+    case DType::e4m3: return 0x1p-6;
+    default: return 0;
+  }
+}
+
+/// Notes how many values of `t` (rows of `cols`) are of each odd kind, and where the first one is.
+void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, bool is_scale, std::vector<Note>& notes) {
+  struct Kind {
+    std::string_view text;
+    Note::Severity severity;
+    bool (*is)(float value, double normal);
+    std::int64_t count = 0, first = 0;
+  };
+  using enum Note::Severity;
+  std::array kinds{
+      Kind{"NaN", error, [](float v, double) { return std::isnan(v); }},
+      Kind{"infinite", error, [](float v, double) { return std::isinf(v); }},
+      Kind{"zero", warning, [](float v, double) { return v == 0; }},
+      Kind{"negative", warning, [](float v, double) { return v < 0; }},
+      Kind{"subnormal", warning, [](float v, double normal) { return v != 0 && std::fabs(v) < normal; }},
+  };
+  const std::span used(kinds.data(), is_scale ? kinds.size() : 2);  // other numbers may be zero or negative
+  const double normal = smallest_normal(t.dtype);
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    const float value = t.at(i);
+    for (Kind& kind : used)
+      if (kind.is(value, normal) && kind.count++ == 0) kind.first = i;
+  }
+  for (const Kind& kind : used)
+    if (kind.count > 0)
+      notes.push_back({kind.severity, fmt::format("{} of {} {} are {}, the first ({}) at [{},{}]", kind.count, t.numel(), what,
+                                                  kind.text, t.at(kind.first), kind.first / cols, kind.first % cols)});
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs::path& path) try {
+  auto impl = std::make_shared<Impl>();
+  impl->path = path;
+  NIBBLE_ASSIGN_OR_RETURN(impl->shards, storage::open_shards(path));
+  std::error_code ignored;
+  NIBBLE_ASSIGN_OR_RETURN(impl->config, storage::read_model_config(fs::is_directory(path, ignored) ? path : path.parent_path()));
+  for (auto* found : {&impl->shards.notes, &impl->config.notes}) std::ranges::move(*found, std::back_inserter(impl->notes));
+  impl->detect_modules();
+  impl->compare_with_config();
+  return std::shared_ptr<const Impl>(std::move(impl));
+} catch (const std::exception& e) {
+  return error(StatusCode::io_error, "cannot open {}: {}", path.string(), e.what());
+}
+
+void Checkpoint::Impl::detect_modules() {
+  const std::vector<TensorInfo>& tensors = shards.tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensor_index.emplace(tensors[i].name, i);
+    const std::string_view module = split(tensors[i].name).module;
+    const auto [it, fresh] = group_index.emplace(module, groups.size());
+    if (fresh) groups.push_back({std::string(module), {}});
+    groups[it->second].tensors.push_back(i);
+  }
+  std::int64_t unsupported = 0;
+  const Status* first_unsupported = nullptr;
+  broken.reserve(groups.size());  // first_unsupported points into it
+  for (const Group& group : groups) {
+    const codec::ModuleTensors parts = module_tensors(group);
+    for (const codec::Format& format : codec::format_table()) {
+      std::optional<Result<Module>> found = format.detect(parts, config.quant);
+      if (!found) continue;
+      if (!found->ok()) {
+        broken.push_back(found->status());
+        if (broken.back().code() != StatusCode::unsupported)
+          notes.push_back({Note::Severity::error, broken.back().message()});
+        else if (unsupported++ == 0)
+          first_unsupported = &broken.back();
+        break;
+      }
+      Module module = std::move(*found).value();
+      module.name = group.name;
+      for (const std::size_t i : group.tensors) {
+        const std::string_view suffix = split(tensors[i].name).suffix;
+        const bool used = module.quantized() ? std::ranges::find(kModuleSuffixes, suffix) != std::end(kModuleSuffixes)
+                                             : suffix == "weight" || (suffix == "bias" && module.has_bias);
+        if (!used) continue;
+        module.tensors.push_back(tensors[i].name);
+        module.bytes += tensors[i].bytes;
+      }
+      modules.push_back(std::move(module));
+      break;
+    }
+  }
+  for (std::size_t i = 0; i < modules.size(); ++i) module_index.emplace(modules[i].name, i);
+  if (unsupported > 0)  // such a checkpoint has hundreds of them, all alike
+    notes.push_back({Note::Severity::error,
+                     unsupported == 1 ? first_unsupported->message()
+                                      : fmt::format("{} (and {} more modules)", first_unsupported->message(), unsupported - 1)});
+}
+
+void Checkpoint::Impl::compare_with_config() {
+  const codec::QuantConfig& quant = config.quant;
+  if (quant.source.empty()) return;
+  const auto text = [&](const char* key) {
+    const auto it = quant.json.find(key);
+    return it != quant.json.end() && it->is_string() ? it->get<std::string>() : std::string();
+  };
+  const std::string method = text("quant_method").empty() ? text("method") : text("quant_method");
+  if (std::ranges::find(kMethods, method) == std::end(kMethods))
+    notes.push_back(
+        {Note::Severity::warning, fmt::format("{} says quant_method {}, which nibble does not know; layers are recognised by "
+                                              "their tensors",
+                                              quant.source, printable(method))});
+  if (broken.empty() && std::ranges::none_of(modules, &Module::quantized))
+    notes.push_back({Note::Severity::warning, fmt::format("{} says the model is quantized, but no module is", quant.source)});
+  for (const char* key : {"modules_to_not_convert", "ignore", "ignored_layers"}) {
+    const auto list = quant.json.find(key);
+    if (list == quant.json.end() || !list->is_array()) continue;
+    // Entries that are regular expressions stay unread: running a pattern from a file could take forever.
+    for (const auto& entry : *list)
+      for (Module& module : modules)
+        if (entry.is_string() && module.quantized() && has_component(module.name, entry.get_ref<const std::string&>()))
+          module.notes.push_back(
+              {Note::Severity::warning, fmt::format("{} lists {} in {}, but this module is quantized", quant.source,
+                                                    printable(entry.get_ref<const std::string&>()), key)});
+  }
+}
+
+ConstTensorView Checkpoint::Impl::view(std::size_t tensor) const {
+  const TensorInfo& t = shards.tensors[tensor];
+  ConstTensorView view;
+  view.data = shards.data[tensor];
+  view.dtype = t.dtype;
+  const bool fits = t.shape.size() <= view.shape.size();
+  std::int64_t count = 1;
+  for (const std::int64_t dim : t.shape) count *= dim;
+  view.rank = fits ? static_cast<int>(t.shape.size()) : 1;
+  if (fits)
+    std::ranges::copy(t.shape, view.shape.begin());
+  else
+    view.shape[0] = count;
+  std::int64_t stride = 1;
+  for (auto i = static_cast<std::size_t>(view.rank); i-- > 0; stride *= view.shape[i]) view.strides[i] = stride;
+  return view;
+}
+
+codec::ModuleTensors Checkpoint::Impl::module_tensors(const Group& group) const {
+  codec::ModuleTensors parts{group.name, {}};
+  for (const std::size_t i : group.tensors) parts.by_suffix.emplace(split(shards.tensors[i].name).suffix, view(i));
+  return parts;
+}
+
+const Module* Checkpoint::Impl::find_module(std::string_view module_name) const {
+  const auto it = module_index.find(module_name);
+  return it == module_index.end() ? nullptr : &modules[it->second];
+}
+
+Result<QuantTensor> Checkpoint::Impl::read(const Module& module, std::vector<Note>* out) const {
+  const Module* own = find_module(module.name);
+  if (own == nullptr || own->format != module.format)
+    return error(StatusCode::not_found, "{}: no {} module {}", path.string(), module.format, printable(module.name));
+  const codec::Format* format = codec::find_format(own->format);
+  if (!own->quantized() || format == nullptr)
+    return error(StatusCode::invalid_argument, "{}: module {} is {}: there are no codes to read", path.string(), own->name,
+                 own->format);
+  std::vector<Note> found;
+  Result<QuantTensor> q = format->read(module_tensors(groups[group_index.at(own->name)]), *own, config.quant, found);
+  if (!q.ok()) return q.status().with_context(path.string());
+  if (const Status invalid = q->validate(); !invalid.ok())
+    return error(StatusCode::corrupt_data, "{}: module {}: {}", path.string(), own->name, invalid.message());
+  if (out == nullptr) return q;
+  note_odd_values(q->scales, "scales", q->groups(), true, found);
+  if (!q->zeros.empty()) note_odd_values(q->zeros, "zero points", q->groups(), false, found);
+  if (!q->prescale.empty()) note_odd_values(q->prescale, "activation pre-scales", q->k, false, found);
+  if (!q->bias.empty()) note_odd_values(q->bias, "bias values", q->n, false, found);
+  std::ranges::move(found, std::back_inserter(*out));
+  return q;
+}
+
+Result<Checkpoint> Checkpoint::open(const fs::path& path) {
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, Impl::open(path));
+  return Checkpoint(std::move(impl));
+}
+
+const fs::path& Checkpoint::path() const { return impl_->path; }
+std::span<const TensorInfo> Checkpoint::tensors() const { return impl_->shards.tensors; }
+std::span<const Module> Checkpoint::modules() const { return impl_->modules; }
+std::span<const Note> Checkpoint::notes() const { return impl_->notes; }
+const std::string& Checkpoint::config() const { return impl_->config.text; }
+
+const TensorInfo* Checkpoint::find_tensor(std::string_view tensor_name) const {
+  const auto it = impl_->tensor_index.find(tensor_name);
+  return it == impl_->tensor_index.end() ? nullptr : &impl_->shards.tensors[it->second];
+}
+
+const Module* Checkpoint::find_module(std::string_view module_name) const { return impl_->find_module(module_name); }
+
+ConstTensorView Checkpoint::view(const TensorInfo& tensor) const {
+  const auto it = impl_->tensor_index.find(tensor.name);
+  return it == impl_->tensor_index.end() ? ConstTensorView() : impl_->view(it->second);
+}
+
+Result<QuantTensor> Checkpoint::read(const Module& module, std::vector<Note>* notes) const try {
+  return impl_->read(module, notes);
+} catch (const std::exception& e) {
+  return error(StatusCode::io_error, "cannot read module {}: {}", module.name, e.what());
+}
+
+std::vector<FormatInfo> formats() {
+  std::vector<FormatInfo> rows;
+  for (const codec::Format& format : codec::format_table()) rows.push_back({format.name, format.summary, format.can_write});
+  return rows;
+}
+
+}  // namespace nibble

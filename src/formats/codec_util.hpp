@@ -1,0 +1,115 @@
+// What the codecs share: careful looks at hostile configs and shapes, and the steps of decoding that do not depend on a packing.
+//
+// Tensors are dense and row-major, at any address. A shape is only multiplied after its dimensions were found to be at least 1
+// and its dtype is right: then its bytes lie in the file, so no product of sizes can overflow.
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "formats/format.hpp"
+
+namespace nibble::codec {
+
+using Json = nlohmann::json;
+using ModuleSchemes = std::vector<std::pair<std::string, WeightScheme>>;
+
+// --- config: the first of `keys` with a value of the right type; a value of another type counts as absent --------------------
+
+std::optional<std::int64_t> config_int(const Json& object, std::initializer_list<const char*> keys);
+std::optional<bool> config_bool(const Json& object, std::initializer_list<const char*> keys);
+/// In lower case; "" when absent.
+std::string config_text(const Json& object, std::initializer_list<const char*> keys);
+/// A null value when absent.
+const Json& config_child(const Json& object, const char* key);
+/// The name of the config file, for messages.
+std::string_view config_name(const QuantConfig& config);
+
+// --- notes --------------------------------------------------------------------------------------------------------------------
+
+template <class... Args>
+void note(std::vector<Note>& notes, Note::Severity severity, fmt::format_string<Args...> format, Args&&... args) {
+  notes.push_back({severity, fmt::format(format, std::forward<Args>(args)...)});
+}
+inline constexpr auto kInfo = Note::Severity::info;
+inline constexpr auto kWarning = Note::Severity::warning;
+
+/// Sets module.claimed, and notes where it disagrees with what was detected.
+void claim(Module& module, const QuantConfig& config, const WeightScheme& weight, const ActScheme& act = {});
+/// Notes a quant_method that is none of `expected`; one that is absent is fine.
+void check_method(Module& module, const QuantConfig& config, std::initializer_list<std::string_view> expected);
+
+// --- shapes -------------------------------------------------------------------------------------------------------------------
+
+inline constexpr std::initializer_list<DType> kFloats{DType::f16, DType::bf16, DType::f32};
+
+/// "s32 [4096,1792]".
+std::string describe(const ConstTensorView& view);
+bool one_of(DType dtype, std::initializer_list<DType> dtypes);
+/// corrupt_data, with both, unless the tensor is there with one of `dtypes` and exactly `shape`; −1 stands for any size from 1.
+Status expect(const ModuleTensors& tensors, std::string_view suffix, std::initializer_list<DType> dtypes,
+              std::initializer_list<std::int64_t> shape);
+/// Both from 1 to 2^31 − 1.
+Status check_dimensions(const ModuleTensors& tensors, std::int64_t n, std::int64_t k);
+/// bias, when there is one, is a float [N].
+Status check_bias(const ModuleTensors& tensors, std::int64_t n);
+
+/// How K splits into `groups`: as the config says when that gives this many, else evenly, else an error. configured ≤ 0 is one
+/// group.
+Result<GroupShape> infer_group(const ModuleTensors& tensors, std::int64_t k, std::int64_t groups,
+                               std::optional<std::int64_t> configured, const QuantConfig& config);
+/// The same for the scales compressed-tensors uses: [], [1] or [1,1] per tensor, [N] or [N,1] per channel, [N,G] per group.
+Result<GroupShape> infer_scale_group(const ModuleTensors& tensors, std::string_view suffix, std::int64_t n, std::int64_t k,
+                                     std::optional<std::int64_t> configured, const QuantConfig& config);
+
+/// u{bits}, or u{bits}b{2^(bits−1)} when symmetric; bits from 2 to 8.
+std::optional<DType> code_type(std::int64_t bits, bool symmetric);
+/// GroupShape of a config's group_size: −1 (or 0) means one group.
+GroupShape configured_group(std::int64_t group_size);
+
+// --- decoding -----------------------------------------------------------------------------------------------------------------
+
+inline const std::byte* bytes_of(const ConstTensorView& view) { return static_cast<const std::byte*>(view.data); }
+/// The elements of `view`, in order, under another shape of the same size.
+Tensor copy_as(const ConstTensorView& view, std::vector<std::int64_t> shape);
+/// [rows, cols] → [cols, rows].
+Tensor transposed(const ConstTensorView& view);
+/// [N,G] zero points of unsigned codes.
+Tensor zeros_tensor(std::vector<std::uint8_t> zeros, std::int64_t n, std::int64_t groups);
+
+/// The bias, or an empty tensor.
+inline Tensor read_bias(const ModuleTensors& tensors, std::int64_t n) {
+  const ConstTensorView* bias = tensors.find("bias");
+  return bias == nullptr ? Tensor() : copy_as(*bias, {n});
+}
+/// Integer zero points that all are 2^(bits−1) become the biased code type; others are kept with a note that the claim of
+/// symmetry is wrong.
+void fold_symmetric(QuantTensor& q, std::vector<Note>& notes);
+
+/// What a stored g_idx turned out to be.
+struct GroupIndex {
+  enum class Kind { natural, permutation, all_zero, has_negative, invalid } kind;
+  std::vector<std::int32_t> values;
+  std::string why;  // invalid: the first contradiction
+};
+GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, std::int64_t k);
+
+// --- encoding -----------------------------------------------------------------------------------------------------------------
+
+/// q is valid and has nothing that AWQ, GPTQ and compressed-tensors all lack (second-level scales, activation pre-scales,
+/// blocks).
+Status check_writable(std::string_view format, const QuantTensor& q);
+Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t cols);
+/// Scales and zeros [N,G] → [G,N].
+Tensor by_group(const Tensor& t);
+/// For formats whose config holds one set of parameters: all schemes have the bits and the group of the first.
+Status check_uniform(std::string_view format, const ModuleSchemes& modules);
+/// −1 for one group per channel.
+inline std::int64_t config_group_size(const GroupShape& group) { return group.k == 0 ? -1 : group.k; }
+
+}  // namespace nibble::codec

@@ -1,0 +1,72 @@
+// The seam between checkpoints and formats: a format sees the tensors of one module by suffix, and nothing else.
+//
+// Adding a format: one file that fills a Format, one line in table.cpp, one golden file.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "nibble/checkpoint.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble::codec {
+
+/// The tensors whose names are `module.suffix`, keyed by suffix ("qweight", "weight_scale", ...). Bytes are bounds-checked
+/// and may be unaligned.
+struct ModuleTensors {
+  std::string module;
+  std::map<std::string, ConstTensorView, std::less<>> by_suffix;
+
+  const ConstTensorView* find(std::string_view suffix) const {
+    auto it = by_suffix.find(suffix);
+    return it == by_suffix.end() ? nullptr : &it->second;
+  }
+};
+
+/// What config.json (or quantize_config.json, quant_config.json) says about quantization; an empty object when it says nothing.
+struct QuantConfig {
+  nlohmann::json json = nlohmann::json::object();
+  std::string source;  // file it came from, for messages
+};
+
+/// A tensor a format wants written, ready to store.
+struct EncodedTensor {
+  std::string suffix;
+  Tensor tensor;
+};
+
+struct Format {
+  std::string_view name;
+  std::string_view summary;
+  bool can_write;
+
+  /// Recognises a module from suffixes, dtypes and shapes; fills everything of `Module` but name, tensors and bytes.
+  /// nullopt: not this format. An error: this format, but broken (message names the tensor and the values).
+  /// The config is only for what shapes cannot tell (GPTQ v1/v2, sym) and for `claimed`; contradictions become notes.
+  std::optional<Result<Module>> (*detect)(const ModuleTensors& tensors, const QuantConfig& config);
+
+  /// Decodes; the module is one that detect() returned.
+  Result<QuantTensor> (*read)(const ModuleTensors& tensors, const Module& module, const QuantConfig& config,
+                              std::vector<Note>& notes);
+
+  /// Encodes without loss, or says why the format cannot hold `q` (code unsupported). Null unless can_write.
+  Result<std::vector<EncodedTensor>> (*write)(const QuantTensor& q);
+
+  /// The `quantization_config` for a checkpoint whose modules are like `schemes` (name → scheme). Null unless can_write.
+  Result<nlohmann::json> (*write_config)(const std::vector<std::pair<std::string, WeightScheme>>& modules,
+                                         const std::vector<std::string>& not_quantized);
+};
+
+/// All formats in the order detection tries them; "dense" last.
+std::span<const Format> format_table();
+/// Null when there is no such format.
+const Format* find_format(std::string_view name);
+
+}  // namespace nibble::codec

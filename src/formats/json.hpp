@@ -1,0 +1,61 @@
+// JSON text from files nobody vouches for.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+
+namespace nibble::storage {
+
+/// A name from a file as one short line for a message, whatever it contains.
+inline std::string printable(std::string_view text) {
+  return nlohmann::json(text.substr(0, 200)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+/// What nlohmann-json says about a syntax error, without its own error code and position, short and in ASCII: it quotes the text.
+inline std::string json_complaint(std::string_view what) {
+  if (const std::size_t at = what.find(": "); at != std::string_view::npos) what.remove_prefix(at + 2);
+  std::string text(what.substr(0, 160));
+  std::ranges::replace_if(
+      text, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
+/// Parses `text` into nlohmann::json or ordered_json. corrupt_data with the byte position when it is not JSON, is nested more
+/// than 64 deep, or repeats a key where `unique_keys` forbids it (else the last one counts, as in Python).
+template <class Json>
+Result<Json> parse_json(std::string_view text, std::string_view source, bool unique_keys = false) {
+  constexpr int kMaxDepth = 64;
+  bool too_deep = false;
+  std::string repeated;
+  std::vector<std::unordered_set<std::string>> open_objects;
+  const auto watch = [&](int depth, typename Json::parse_event_t event, Json& value) {
+    too_deep = too_deep || depth > kMaxDepth;
+    if (too_deep || !unique_keys) return !too_deep;
+    if (event == Json::parse_event_t::object_start) open_objects.emplace_back();
+    if (event == Json::parse_event_t::object_end) open_objects.pop_back();
+    if (event == Json::parse_event_t::key)
+      if (auto key = value.template get<std::string>(); !open_objects.back().insert(key).second && repeated.empty())
+        repeated = key;
+    return true;
+  };
+  try {
+    Json json = Json::parse(text, watch);
+    if (too_deep) return error(StatusCode::corrupt_data, "{}: nested more than {} deep", source, kMaxDepth);
+    if (!repeated.empty()) return error(StatusCode::corrupt_data, "{}: the key {} appears twice", source, printable(repeated));
+    return json;
+  } catch (const typename Json::parse_error& e) {
+    return error(StatusCode::corrupt_data, "{}: not valid JSON at byte {}: {}", source, e.byte == 0 ? 0 : e.byte - 1,
+                 json_complaint(e.what()));
+  } catch (const typename Json::exception& e) {  // a number out of range
+    return error(StatusCode::corrupt_data, "{}: not valid JSON: {}", source, json_complaint(e.what()));
+  }
+}
+
+}  // namespace nibble::storage

@@ -1,0 +1,36 @@
+// What the JSON files beside the weights say about quantization.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/format.hpp"
+#include "nibble/checkpoint.hpp"
+#include "nibble/status.hpp"
+
+namespace nibble::storage {
+
+/// Files that hold a quantization config of their own, from the days before config.json did.
+std::span<const std::string_view> legacy_config_names();
+
+struct ModelConfig {
+  std::string text;  // of config.json
+  codec::QuantConfig quant;
+  std::vector<Note> notes;
+};
+
+/// Reads config.json's quantization_config (at the top or in text_config), else a legacy file. Where both exist and disagree,
+/// config.json counts and a note says so. Missing files are fine; a file that is not a JSON object is corrupt_data.
+Result<ModelConfig> read_model_config(const std::filesystem::path& directory);
+
+/// The text of config.json with its quantization_config replaced, or removed when there is none to put in its place. All else
+/// stays, in its order. "" (no config.json) becomes a file with only the quantization_config, or stays "".
+Result<std::string> edit_model_config(std::string_view text, const std::optional<nlohmann::json>& quantization_config);
+
+}  // namespace nibble::storage

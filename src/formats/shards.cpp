@@ -1,0 +1,135 @@
+#include "formats/shards.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+
+#include "core/error.hpp"
+#include "formats/json.hpp"
+
+namespace nibble::storage {
+namespace fs = std::filesystem;
+namespace {
+
+/// tensor → file, as the index has it.
+using WeightMap = std::map<std::string, std::string, std::less<>>;
+
+Result<WeightMap> read_index(const fs::path& path) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
+  NIBBLE_ASSIGN_OR_RETURN(const nlohmann::json index, parse_json<nlohmann::json>(file->text(), path.string(), true));
+  const auto corrupt = [&](const std::string& what) { return error(StatusCode::corrupt_data, "{}: {}", path.string(), what); };
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (map == index.end() || !map->is_object()) return corrupt("there is no object \"weight_map\"");
+  WeightMap result;
+  for (const auto& [tensor, value] : map->items()) {
+    if (!value.is_string()) return corrupt(fmt::format("tensor {} has no file name", printable(tensor)));
+    auto shard = value.get<std::string>();
+    const fs::path relative(shard);
+    // "../x" and "/etc/x" would make an innocent command read any file; links inside the directory are the user's own.
+    if (shard.empty() || relative.is_absolute() || std::ranges::find(relative, fs::path("..")) != relative.end() ||
+        shard.find('\0') != std::string::npos)
+      return corrupt(
+          fmt::format("tensor {} is in {}, which is not a file of this checkpoint", printable(tensor), printable(shard)));
+    result.emplace(tensor, std::move(shard));
+  }
+  if (result.empty()) return corrupt("\"weight_map\" is empty");
+  return result;
+}
+
+/// Names of the files that end in .safetensors, sorted; hidden ones are what other tools leave behind.
+Result<std::set<std::string>> list_shards(const fs::path& directory) {
+  std::set<std::string> names;
+  std::error_code failure;
+  for (fs::directory_iterator it(directory, failure), end; !failure && it != end; it.increment(failure))
+    if (std::string name = it->path().filename().string(); name.ends_with(".safetensors") && !name.starts_with('.'))
+      names.insert(std::move(name));
+  if (failure) return error(StatusCode::io_error, "cannot list {}: {}", directory.string(), failure.message());
+  return names;
+}
+
+Status add_shard(Shards& shards, const fs::path& directory, const std::string& name) {
+  const fs::path path = directory / name;
+  NIBBLE_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
+  NIBBLE_ASSIGN_OR_RETURN(SafetensorsHeader header, parse_safetensors(file->bytes(), path.string()));
+  for (TensorInfo& tensor : header.tensors) {
+    tensor.file = name;
+    shards.data.push_back(file->bytes().data() + tensor.file_offset);
+    shards.tensors.push_back(std::move(tensor));
+  }
+  for (auto& entry : header.metadata)
+    if (std::ranges::find(shards.metadata, entry.first, &Metadata::value_type::first) == shards.metadata.end())
+      shards.metadata.push_back(std::move(entry));
+  shards.files.push_back(std::move(file));
+  return {};
+}
+
+/// The index against what the shards really hold.
+Status check_index(Shards& shards, const WeightMap& index, const fs::path& directory) {
+  std::size_t unnamed = 0, indexed = 0;
+  const TensorInfo* first_unnamed = nullptr;
+  std::unordered_map<std::string_view, const TensorInfo*> present;
+  for (const TensorInfo& tensor : shards.tensors) present.emplace(tensor.name, &tensor);
+  for (const auto& [tensor, shard] : index) {
+    const auto it = present.find(tensor);
+    if (it != present.end() && it->second->file == shard) continue;
+    return error(StatusCode::corrupt_data, "{}: tensor {} should be in {}, but {}", (directory / kIndexName).string(),
+                 printable(tensor), printable(shard),
+                 it == present.end() ? "it is in no shard" : fmt::format("it is in {}", printable(it->second->file)));
+  }
+  for (const TensorInfo& tensor : shards.tensors) {
+    if (index.contains(tensor.name))
+      ++indexed;
+    else if (unnamed++ == 0)
+      first_unnamed = &tensor;
+  }
+  if (first_unnamed != nullptr)
+    shards.notes.push_back({Note::Severity::warning,
+                            fmt::format("{} names {} of {} tensors; the first it leaves out is {} in {}", kIndexName, indexed,
+                                        indexed + unnamed, printable(first_unnamed->name), printable(first_unnamed->file))});
+  return {};
+}
+
+}  // namespace
+
+Result<Shards> open_shards(const fs::path& path) {
+  std::error_code failure;
+  const fs::file_status status = fs::status(path, failure);
+  if (status.type() == fs::file_type::not_found) return error(StatusCode::not_found, "{} does not exist", path.string());
+  if (failure) return error(StatusCode::io_error, "cannot stat {}: {}", path.string(), failure.message());
+  Shards shards;
+  if (!fs::is_directory(status)) {
+    NIBBLE_RETURN_IF_ERROR(add_shard(shards, path.parent_path(), path.filename().string()));
+    return shards;
+  }
+
+  NIBBLE_ASSIGN_OR_RETURN(std::set<std::string> names, list_shards(path));
+  WeightMap index;
+  const bool indexed = fs::exists(path / kIndexName, failure);
+  if (indexed) {
+    NIBBLE_ASSIGN_OR_RETURN(index, read_index(path / kIndexName));
+    std::set<std::string> named;
+    for (const auto& [tensor, shard] : index)
+      if (named.insert(shard).second && !fs::exists(path / shard, failure))
+        return error(StatusCode::not_found, "{}: shard {} of tensor {} does not exist", (path / kIndexName).string(),
+                     printable(shard), printable(tensor));
+    for (const std::string& name : names)
+      if (!named.contains(name))
+        shards.notes.push_back({Note::Severity::info, fmt::format("{} is not in {} and left out", printable(name), kIndexName)});
+    names = std::move(named);
+  }
+  if (names.empty())
+    return error(StatusCode::not_found, "{} holds no *.safetensors; convert other files (*.bin, *.pt) first", path.string());
+  for (const std::string& name : names) NIBBLE_RETURN_IF_ERROR(add_shard(shards, path, name));
+
+  std::unordered_map<std::string_view, const TensorInfo*> seen;
+  for (const TensorInfo& tensor : shards.tensors)
+    if (const auto [it, fresh] = seen.emplace(tensor.name, &tensor); !fresh)
+      return error(StatusCode::corrupt_data, "{}: tensor {} is in two shards: {} at byte {} and {} at byte {}", path.string(),
+                   printable(tensor.name), it->second->file, it->second->file_offset, tensor.file, tensor.file_offset);
+  if (indexed) NIBBLE_RETURN_IF_ERROR(check_index(shards, index, path));
+  return shards;
+}
+
+}  // namespace nibble::storage

@@ -1,0 +1,347 @@
+// Checkpoint → checkpoint: quantize, convert and dequantize are one walk over the tensors with a different step per module.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <regex>
+
+#include "core/error.hpp"
+#include "formats/atomic_output.hpp"
+#include "formats/checkpoint_impl.hpp"
+#include "formats/format.hpp"
+#include "formats/json.hpp"
+#include "formats/safetensors.hpp"
+
+namespace nibble {
+namespace fs = std::filesystem;
+using storage::printable;
+namespace {
+
+using Modules = std::vector<const Module*>;
+
+/// What becomes of one module.
+struct Rewritten {
+  std::vector<codec::EncodedTensor> tensors;
+  WeightScheme scheme;
+  TransformedModule row;
+};
+
+struct Transform {
+  const Checkpoint::Impl& in;
+  fs::path out;
+  Modules selected;
+  std::function<Result<Rewritten>(const Module&)> rewrite;
+  const codec::Format* format;  // of the output; null: not quantized
+  const TransformOptions& options;
+};
+
+std::string join(const std::string& module, std::string_view suffix) {
+  return module.empty() ? std::string(suffix) : fmt::format("{}.{}", module, suffix);
+}
+
+/// The output file, with every tensor at an aligned offset: those that would break the alignment of the next wait for the end.
+class Output {
+ public:
+  explicit Output(storage::SafetensorsWriter writer) : writer_(std::move(writer)) {}
+
+  Status add(std::string name, DType dtype, std::span<const std::int64_t> shape, std::span<const std::byte> bytes) {
+    const int alignment = storage::alignment_class(dtype, bytes.size());
+    if (alignment == 8) return writer_.append(name, dtype, shape, bytes);
+    later_.push_back({alignment, std::move(name), dtype, {shape.begin(), shape.end()}, {bytes.begin(), bytes.end()}});
+    return {};
+  }
+  Status finish() {
+    std::ranges::stable_sort(later_, std::ranges::greater{}, &Waiting::alignment);
+    for (const Waiting& t : later_) NIBBLE_RETURN_IF_ERROR(writer_.append(t.name, t.dtype, t.shape, t.bytes));
+    return writer_.finish();
+  }
+  std::uint64_t bytes() const { return writer_.data_bytes(); }
+
+ private:
+  struct Waiting {
+    int alignment;
+    std::string name;
+    DType dtype;
+    std::vector<std::int64_t> shape;
+    std::vector<std::byte> bytes;
+  };
+  storage::SafetensorsWriter writer_;
+  std::vector<Waiting> later_;
+};
+
+/// `out` may be neither `in` nor a directory around it: overwriting would destroy the input.
+Status check_paths(const fs::path& in, const fs::path& out) {
+  std::error_code failure;
+  const fs::path from = fs::weakly_canonical(in, failure), to = fs::weakly_canonical(out, failure);
+  const fs::path relative = from.lexically_relative(to);
+  if (!failure && !relative.empty() && *relative.begin() != "..")
+    return error(StatusCode::invalid_argument, "the output {} is or contains the input {}", out.string(), in.string());
+  return {};
+}
+
+/// Tokenizer, generation settings, license, ...: whatever is neither weights nor a description of the old weights.
+bool is_companion(const fs::path& file) {
+  static constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt",      ".pth", ".ckpt",
+                                                  ".gguf",        ".h5",  ".msgpack", ".onnx"};
+  const std::string name = file.filename().string();
+  return name != "config.json" && !name.starts_with('.') && !name.ends_with(".index.json") &&
+         std::ranges::find(kWeights, file.extension().string()) == std::end(kWeights) &&
+         std::ranges::find(storage::legacy_config_names(), name) == storage::legacy_config_names().end();
+}
+
+Status copy_companions(const fs::path& from, const fs::path& to) {
+  std::error_code failure;
+  for (fs::directory_iterator it(from, failure), end; !failure && it != end; it.increment(failure)) {
+    if (!it->is_regular_file(failure) || !is_companion(it->path())) continue;
+    if (!fs::copy_file(it->path(), to / it->path().filename(), failure)) break;
+  }
+  if (failure) return error(StatusCode::io_error, "cannot copy the files of {}: {}", from.string(), failure.message());
+  return {};
+}
+
+/// config.json of the output directory, unless there is nothing to say.
+Status write_config(const Transform& t, const std::vector<std::pair<std::string, WeightScheme>>& schemes,
+                    const fs::path& directory) {
+  std::optional<nlohmann::json> config;
+  if (t.format != nullptr) {
+    std::vector<std::string> others;
+    for (const Module& module : t.in.modules)
+      if (std::ranges::find(t.selected, &module) == t.selected.end()) others.push_back(module.name);
+    NIBBLE_ASSIGN_OR_RETURN(config, t.format->write_config(schemes, others));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, storage::edit_model_config(t.in.config.text, config));
+  if (text.empty()) return {};
+  NIBBLE_ASSIGN_OR_RETURN(auto file, storage::OutputFile::create(directory / "config.json", false));
+  NIBBLE_RETURN_IF_ERROR(file.write_at(0, std::as_bytes(std::span(text))));
+  return file.commit();
+}
+
+/// Writes the tensors: a selected module's new ones in place of its first old one, all others as they are.
+Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, TransformReport& report,
+                     std::vector<std::pair<std::string, WeightScheme>>& schemes) {
+  constexpr std::size_t kMaxParts = 12;  // tensors of one encoded module, and more than their suffixes' length
+  constexpr std::string_view kLongSuffix = ".weight_zero_point_or_longer";
+  storage::Metadata metadata = t.in.shards.metadata;
+  if (std::ranges::find(metadata, "format", &storage::Metadata::value_type::first) == metadata.end())
+    metadata.emplace_back("format", "pt");  // Hugging Face refuses files that do not say so
+  std::unordered_map<std::string_view, const Module*> owner;
+  std::size_t header_room = 0;
+  for (const Module* module : t.selected) {
+    for (const std::string& tensor : module->tensors) owner.emplace(tensor, module);
+    header_room += kMaxParts * storage::SafetensorsWriter::header_bytes(module->name + std::string(kLongSuffix), 4);
+  }
+  for (const TensorInfo& tensor : t.in.shards.tensors) {
+    report.bytes_in += tensor.bytes;
+    if (!owner.contains(tensor.name)) header_room += storage::SafetensorsWriter::header_bytes(tensor.name, tensor.shape.size());
+  }
+  NIBBLE_ASSIGN_OR_RETURN(auto writer, storage::SafetensorsWriter::create(file, metadata, header_room, overwrite));
+  Output output(std::move(writer));
+  std::uint64_t done = 0;
+  for (std::size_t i = 0; i < t.in.shards.tensors.size(); ++i) {
+    const TensorInfo& tensor = t.in.shards.tensors[i];
+    const auto it = owner.find(tensor.name);
+    const Module* module = it == owner.end() ? nullptr : it->second;
+    if (t.options.progress) t.options.progress(done, report.bytes_in, module == nullptr ? tensor.name : module->name);
+    done += tensor.bytes;
+    if (module == nullptr) {
+      NIBBLE_RETURN_IF_ERROR(output.add(tensor.name, tensor.dtype, tensor.shape, {t.in.shards.data[i], tensor.bytes}));
+    } else if (tensor.name == module->tensors.front()) {
+      NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(*module));
+      for (const codec::EncodedTensor& part : rewritten.tensors)
+        NIBBLE_RETURN_IF_ERROR(
+            output.add(join(module->name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
+      schemes.emplace_back(module->name, rewritten.scheme);
+      report.modules.push_back(std::move(rewritten.row));
+    }
+  }
+  if (t.options.progress) t.options.progress(done, report.bytes_in, file.filename().string());
+  NIBBLE_RETURN_IF_ERROR(output.finish());
+  report.bytes_out = output.bytes();
+  return {};
+}
+
+Result<TransformReport> run(const Transform& t) {
+  TransformReport report;
+  std::vector<std::pair<std::string, WeightScheme>> schemes;
+  NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
+  std::error_code ignored;
+  if (!fs::is_directory(t.in.path, ignored)) {
+    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, t.options.overwrite, report, schemes));
+    return report;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(auto directory, storage::OutputDirectory::create(t.out, t.options.overwrite));
+  NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path() / "model.safetensors", false, report, schemes));
+  NIBBLE_RETURN_IF_ERROR(write_config(t, schemes, directory.path()));
+  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, directory.path()));
+  NIBBLE_RETURN_IF_ERROR(directory.commit());
+  return report;
+}
+
+/// Opens the input; a module that cannot be read must not pass through unnoticed under a config that no longer fits it.
+Result<std::shared_ptr<const Checkpoint::Impl>> open_input(const fs::path& path) {
+  NIBBLE_ASSIGN_OR_RETURN(auto in, Checkpoint::Impl::open(path));
+  if (!in->broken.empty()) return in->broken.front().with_context(path.string());
+  return in;
+}
+
+Result<const codec::Format*> writable_format(std::string_view name) {
+  const codec::Format* format = codec::find_format(name);
+  if (format != nullptr && format->can_write) return format;
+  std::vector<std::string_view> names;
+  for (const codec::Format& row : codec::format_table())
+    if (row.can_write) names.push_back(row.name);
+  return error(format == nullptr ? StatusCode::not_found : StatusCode::unsupported, "{} format {}; nibble writes {}",
+               format == nullptr ? "there is no" : "nibble does not write the", printable(name), fmt::join(names, ", "));
+}
+
+Modules quantized_modules(const Checkpoint::Impl& in) {
+  Modules found;
+  for (const Module& module : in.modules)
+    if (module.quantized()) found.push_back(&module);
+  return found;
+}
+
+Status nothing_to_do(const fs::path& path, std::string_view what) {
+  return error(StatusCode::invalid_argument, "{}: {}", path.string(), what);
+}
+
+Result<Rewritten> encode(const codec::Format& format, const Module& module, const QuantTensor& q) {
+  auto tensors = format.write(q);
+  if (!tensors.ok()) return tensors.status().with_context(module.name);
+  return Rewritten{std::move(tensors).value(), q.scheme, {module.name, q.scheme.name(), std::nullopt}};
+}
+
+/// A dense copy of a stored tensor, at an aligned address: in the file it may start anywhere.
+Tensor copy(const Checkpoint::Impl& in, const std::string& name) {
+  const std::size_t i = in.tensor_index.at(name);
+  Tensor tensor(in.shards.tensors[i].dtype, in.shards.tensors[i].shape);
+  if (!tensor.bytes.empty()) std::memcpy(tensor.bytes.data(), in.shards.data[i], tensor.bytes.size());
+  return tensor;
+}
+
+/// Every element as QuantTensor::value computes it, then rounded once to T.
+template <class T>
+void dequantize_rows(const QuantTensor& q, T (*round)(float), T* out, Executor& executor) {
+  const std::int64_t groups = q.groups();
+  std::array<double, 256> values;
+  for (std::size_t code = 0; code < values.size(); ++code)
+    values[code] = code_value(q.scheme.codes, static_cast<std::uint8_t>(code));
+  std::vector<double> scales(static_cast<std::size_t>(q.scales.numel())), zeros(scales.size());
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = q.scales.at(static_cast<std::int64_t>(i));
+    if (!q.zeros.empty()) zeros[i] = q.zeros.at(static_cast<std::int64_t>(i));
+  }
+  std::vector<std::int64_t> group(static_cast<std::size_t>(q.k));
+  for (std::size_t k = 0; k < group.size(); ++k)
+    group[k] = !q.g_idx.empty() ? q.g_idx[k] : q.scheme.group.k == 0 ? 0 : static_cast<std::int64_t>(k) / q.scheme.group.k;
+  const bool offset = q.scheme.zero == ZeroKind::offset;
+  executor.parallel_for(q.n, [&](std::int64_t row) {
+    const std::int64_t first = (q.scheme.group.n == 0 ? 0 : row / q.scheme.group.n) * groups;
+    const std::uint8_t* codes = q.codes.data() + row * q.k;
+    for (std::int64_t k = 0; k < q.k; ++k) {
+      const auto at = static_cast<std::size_t>(first + group[static_cast<std::size_t>(k)]);
+      const double w = offset ? values[codes[k]] * scales[at] + zeros[at] : (values[codes[k]] - zeros[at]) * scales[at];
+      const float once = static_cast<float>(w);
+      out[row * q.k + k] = round(q.scale2 ? once * *q.scale2 : once);
+    }
+  });
+}
+
+Tensor dequantize(const QuantTensor& q, DType dtype, Executor& executor) {
+  Tensor out(dtype, {q.n, q.k});
+  if (dtype == DType::f16)
+    dequantize_rows<f16>(q, to_f16, out.as<f16>(), executor);
+  else if (dtype == DType::bf16)
+    dequantize_rows<bf16>(q, to_bf16, out.as<bf16>(), executor);
+  else
+    dequantize_rows<float>(q, to_f32, out.as<float>(), executor);
+  return out;
+}
+
+}  // namespace
+
+Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::path& out, const QuantizeCheckpointSpec& spec,
+                                            const TransformOptions& options) try {
+  NIBBLE_ASSIGN_OR_RETURN(const codec::Format* format, writable_format(spec.format));
+  std::optional<std::regex> skip;
+  try {
+    if (!spec.skip.empty()) skip.emplace(spec.skip, std::regex::ECMAScript);  // an empty expression would match every name
+  } catch (const std::regex_error& e) {
+    return error(StatusCode::invalid_argument, "the skip expression {} is not a regular expression: {}", printable(spec.skip),
+                 e.what());
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
+  Modules selected;
+  for (const Module& module : in->modules) {
+    if (module.quantized())
+      return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
+                   in_path.string(), module.name, module.scheme.name());
+    if (!is_compute_float(module.scheme.codes) || (skip && std::regex_search(module.name, *skip))) continue;
+    if (const std::int64_t g = spec.quantize.group_size; g > 0 && module.k % g != 0)
+      return error(StatusCode::invalid_argument,
+                   "module {}: K={} is not a multiple of group_size={}; skip it, or use a group size that divides K (0: one "
+                   "group per channel)",
+                   module.name, module.k, g);
+    selected.push_back(&module);
+  }
+  if (selected.empty()) return nothing_to_do(in_path, "no dense layer is left to quantize after the skip expression");
+  const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+    const Tensor weight = copy(*in, join(module.name, "weight"));
+    const ConstTensorView view(weight.bytes.data(), weight.dtype, {module.n, module.k});
+    Result<QuantTensor> q = quantize(view, spec.quantize, options.executor);
+    if (!q.ok()) return q.status().with_context(module.name);
+    if (module.has_bias) q->bias = copy(*in, join(module.name, "bias"));
+    NIBBLE_ASSIGN_OR_RETURN(const QuantError loss, quantization_error(view, *q, options.executor));
+    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q));
+    rewritten.row.error = loss;
+    return rewritten;
+  };
+  return run({*in, out, std::move(selected), rewrite, format, options});
+} catch (const std::exception& e) {
+  return error(StatusCode::io_error, "cannot quantize {}: {}", in_path.string(), e.what());
+}
+
+Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::path& out, std::string_view format_name,
+                                           const TransformOptions& options) try {
+  NIBBLE_ASSIGN_OR_RETURN(const codec::Format* format, writable_format(format_name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
+  Modules selected = quantized_modules(*in);
+  if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert");
+  const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+    for (const std::string& tensor : module.tensors)
+      if (tensor.find(".input_", module.name.size()) != std::string::npos)
+        return error(StatusCode::unsupported, "module {}: {} has no place for the static activation scale {}", module.name,
+                     format->name, tensor);
+    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, in->read(module, nullptr));
+    return encode(*format, module, q);
+  };
+  return run({*in, out, std::move(selected), rewrite, format, options});
+} catch (const std::exception& e) {
+  return error(StatusCode::io_error, "cannot convert {}: {}", in_path.string(), e.what());
+}
+
+Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs::path& out, DType dtype,
+                                              const TransformOptions& options) try {
+  if (!is_compute_float(dtype))
+    return error(StatusCode::invalid_argument, "cannot dequantize to {}; choose f32, f16 or bf16", name(dtype));
+  NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
+  Modules selected = quantized_modules(*in);
+  if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to dequantize");
+  Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+  const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, in->read(module, nullptr));
+    if (!q.prescale.empty())
+      return error(StatusCode::unsupported,
+                   "module {}: its activations are scaled per input channel first; a weight alone cannot express that",
+                   module.name);
+    Rewritten rewritten{{}, q.scheme, {module.name, std::string(name(dtype)), std::nullopt}};
+    rewritten.tensors.push_back({"weight", dequantize(q, dtype, executor)});
+    if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
+    return rewritten;
+  };
+  return run({*in, out, std::move(selected), rewrite, nullptr, options});
+} catch (const std::exception& e) {
+  return error(StatusCode::io_error, "cannot dequantize {}: {}", in_path.string(), e.what());
+}
+
+}  // namespace nibble

@@ -1,0 +1,12 @@
+// The CPU kernel families.
+#pragma once
+
+#include <span>
+
+#include "kernels/kernel.hpp"
+
+namespace nibble::cpu {
+std::span<const Kernel> linear_kernels();
+std::span<const Kernel> dequantize_kernels();
+std::span<const Kernel> prepare_kernels();
+}  // namespace nibble::cpu

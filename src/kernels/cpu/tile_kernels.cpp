@@ -1,0 +1,128 @@
+// The rows of the tile family: linear and dequantize, per instruction set.
+#include <array>
+
+#include "kernels/cpu/cpu.hpp"
+#include "kernels/cpu/prepare.hpp"
+#include "kernels/cpu/tile_loops.hpp"
+
+namespace nibble::cpu {
+namespace {
+
+template <const TileIsa& kIsa>
+void run_linear(const Kernel&, const StepArgs& args) {
+  const Decoder decoder(*args.weight, kIsa.rows);
+  const LinearTask task{.decoder = &decoder,
+                        .weight = args.weight->bytes.data(),
+                        .activations = static_cast<const float*>(args.a.data),
+                        .m = args.a.dim(0),
+                        .epilogue = args.epilogue,
+                        .operands = &args.operands,
+                        .d = &args.d};
+  const std::int64_t blocks = decoder.geometry.row_blocks();
+  const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
+  // Row blocks run fastest: the tasks in flight share one block of activations, which then stays in L2.
+  args.executor->parallel_for(blocks * token_blocks,
+                              [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
+}
+
+template <class T, class Convert>
+void store_panel(const float* panel, int rows, std::int64_t n0, std::int64_t k0, int count, const PackedWeightData& weight,
+                 const StepArgs& args, Convert convert) {
+  T* d = static_cast<T*>(args.d.data);
+  const std::int64_t live = std::min<std::int64_t>(rows, weight.n - n0);
+  const std::int64_t row_stride = args.transposed ? 1 : args.d.stride(0);
+  const std::int64_t k_stride = args.transposed ? args.d.stride(0) : 1;
+  for (int i = 0; i < count; ++i) {
+    const std::int64_t k = weight.perm.empty() ? k0 + i : weight.perm[static_cast<std::size_t>(k0 + i)];
+    for (std::int64_t r = 0; r < live; ++r) d[(n0 + r) * row_stride + k * k_stride] = convert(panel[i * rows + r]);
+  }
+}
+
+template <const TileIsa& kIsa>
+void run_dequantize(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& weight = *args.weight;
+  const Decoder decoder(weight, kIsa.rows);
+  const tile::Geometry& geo = decoder.geometry;
+  args.executor->parallel_for(geo.row_blocks(), [&](std::int64_t block) {
+    alignas(64) float panel[kChunk * 32];
+    for (std::int64_t g = 0; g < geo.groups(); ++g) {
+      const std::byte* record = weight.bytes.data() + geo.record(block, g);
+      const std::int64_t k_begin = g * geo.group;
+      const std::int64_t k_end = std::min(geo.k, k_begin + geo.group);
+      for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
+        const int count = static_cast<int>(std::min<std::int64_t>(kChunk, k_end - k));
+        kIsa.decode(decoder, record, k - k_begin, count, panel);
+        const std::int64_t n0 = block * kIsa.rows;
+        if (args.d.dtype == DType::f32)
+          store_panel<float>(panel, kIsa.rows, n0, k, count, weight, args, [](float x) { return x; });
+        if (args.d.dtype == DType::f16) store_panel<f16>(panel, kIsa.rows, n0, k, count, weight, args, to_f16);
+        if (args.d.dtype == DType::bf16) store_panel<bf16>(panel, kIsa.rows, n0, k, count, weight, args, to_bf16);
+      }
+    }
+  });
+}
+
+/// Time of one thread per unit of work, measured on a Zen 4 core at 3.7 GHz (docs/kernels/cpu-tile.md).
+struct Rates {
+  double decode_ns;  // per weight and block of tokens
+  double fma_gflops;
+};
+constexpr Rates kBaselineRates{0.55, 25};
+constexpr Rates kAvx2Rates{0.16, 95};
+constexpr Rates kAvx512Rates{0.12, 100};
+
+template <const TileIsa& kIsa, const Rates& kRates>
+double linear_cost_us(const Kernel&, const Problem& p) {
+  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
+  const double passes = static_cast<double>((p.m + kIsa.tokens - 1) / kIsa.tokens);
+  const double ns = weights * (passes * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops);
+  const double blocks = static_cast<double>((p.n + kIsa.rows - 1) / kIsa.rows) * passes;
+  return 1e-3 * ns / std::min(static_cast<double>(p.threads), blocks);
+}
+
+template <const TileIsa& kIsa, const Rates& kRates>
+double dequantize_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kStoreNanoseconds = 1.5;  // conversion and a strided store
+  return 1e-3 * static_cast<double>(p.n) * static_cast<double>(p.k) * (kRates.decode_ns + kStoreNanoseconds) / p.threads;
+}
+
+template <const TileIsa& kIsa, const Rates& kRates>
+constexpr Kernel linear_row(std::string_view name, Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
+  return {.name = name, .backend = Backend::cpu, .isa = isa, .op = Op::linear, .out = "any", .act = "any", .weight = "any",
+          .layout = layout, .tile = tile, .prepared = true, .summary = summary, .accepts = accepts_common,
+          .cost_us = linear_cost_us<kIsa, kRates>, .run = run_linear<kIsa>};
+}
+
+template <const TileIsa& kIsa, const Rates& kRates>
+constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view layout, Tile tile) {
+  return {.name = name, .backend = Backend::cpu, .isa = isa, .op = Op::dequantize, .out = "any", .act = "none", .weight = "any",
+          .layout = layout, .tile = tile, .prepared = false, .summary = "W to f32, f16 or bf16, bit-exact",
+          .accepts = accepts_common, .cost_us = dequantize_cost_us<kIsa, kRates>, .run = run_dequantize<kIsa>};
+}
+
+constexpr std::array kLinear{
+#if defined(__x86_64__)
+    linear_row<kAvx512Tile, kAvx512Rates>("linear_any_any_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
+                                          "decode a panel to f32, multiply in 8×32 register tiles"),
+    linear_row<kAvx2Tile, kAvx2Rates>("linear_any_any_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
+                                      "decode a panel to f32, multiply in 6×16 register tiles"),
+#endif
+    linear_row<kBaselineTile, kBaselineRates>("linear_any_any_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
+                                              "decode a panel to f32, multiply in 2×16 register tiles"),
+};
+
+constexpr std::array kDequantize{
+#if defined(__x86_64__)
+    dequantize_row<kAvx512Tile, kAvx512Rates>("dequantize_any_none_any__cpu_avx512_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
+    dequantize_row<kAvx2Tile, kAvx2Rates>("dequantize_any_none_any__cpu_avx2_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
+#endif
+    dequantize_row<kBaselineTile, kBaselineRates>("dequantize_any_none_any__cpu_baseline_n16", Isa::baseline, "cpu_n16",
+                                                  {0, 16, 0}),
+};
+
+}  // namespace
+
+std::span<const Kernel> linear_kernels() { return kLinear; }
+std::span<const Kernel> dequantize_kernels() { return kDequantize; }
+
+}  // namespace nibble::cpu

@@ -1,0 +1,43 @@
+// The oracle: what every kernel is compared with. Scalar, in double, straight from the definitions; it shares no arithmetic with
+// the fast paths, not even the epilogue, so that one bug cannot hide in both.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "nibble/epilogue.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble::reference {
+
+/// The canonical arrays of a weight, wherever they are stored.
+struct WeightArrays {
+  WeightScheme scheme;
+  std::int64_t n = 0, k = 0;
+  const std::uint8_t* codes = nullptr;      // [N,K]
+  const std::byte* scales = nullptr;        // [rows,groups] of scheme.scale
+  const std::byte* zeros = nullptr;         // of zero_type
+  DType zero_type = DType::none;
+  double scale2 = 1.0;
+  const std::int32_t* group_of = nullptr;   // g_idx; null: k / group
+  const std::int32_t* channel_of = nullptr; // position k holds input channel channel_of[k]; null: in order
+  const Tensor* prescale = nullptr;
+};
+WeightArrays arrays_of(const QuantTensor& q);
+
+/// W[n,k] as an exact-as-double real number before it is rounded to f32.
+double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k);
+
+/// One element of D before it is rounded to the output type, and how far a correct kernel may be from it.
+struct Expected {
+  double value = 0;
+  double bound = 0;  // on |D_kernel − value|, D's own rounding included
+};
+
+/// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float.
+/// The bound assumes f32 accumulation in any order over any number of partial sums (docs/accuracy.md derives it).
+std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const EpilogueArgs& args,
+                             std::span<const std::int64_t> columns);
+
+}  // namespace nibble::reference

@@ -1,0 +1,103 @@
+#include "kernels/reference/reference.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "kernels/reference/oracle.hpp"
+
+namespace nibble::reference {
+namespace {
+
+WeightArrays arrays_of(const PackedWeightData& packed) {
+  WeightArrays w;
+  w.scheme = packed.scheme;
+  w.n = packed.n;
+  w.k = packed.k;
+  const auto scale_count = static_cast<std::uint64_t>(w.scheme.group.rows(w.n) * w.scheme.group.cols(w.k));
+  w.codes = reinterpret_cast<const std::uint8_t*>(packed.bytes.data());
+  w.scales = packed.bytes.data() + w.n * w.k;
+  w.zeros = w.scales + storage_bytes(w.scheme.scale, scale_count);
+  w.zero_type = packed.zero_type;
+  w.scale2 = packed.scale2.value_or(1.0f);
+  w.channel_of = packed.perm.empty() ? nullptr : packed.perm.data();  // group_of: the packed order has contiguous groups
+  w.prescale = packed.prescale.empty() ? nullptr : &packed.prescale;
+  return w;
+}
+
+void store(const TensorView& d, std::int64_t at, double value) {
+  switch (d.dtype) {
+    case DType::f32: static_cast<float*>(d.data)[at] = static_cast<float>(value); break;
+    case DType::f16: static_cast<f16*>(d.data)[at] = to_f16(static_cast<float>(value)); break;
+    case DType::bf16: static_cast<bf16*>(d.data)[at] = to_bf16(static_cast<float>(value)); break;
+    default: static_cast<std::int8_t*>(d.data)[at] = static_cast<std::int8_t>(std::clamp(std::nearbyint(value), -128.0, 127.0));
+  }
+}
+
+void run_linear(const Kernel&, const StepArgs& args) {
+  const WeightArrays w = arrays_of(*args.weight);
+  args.executor->parallel_for(w.n, [&](std::int64_t n) {
+    const std::int64_t column[] = {n};
+    const std::vector<Expected> expected = linear(w, args.a, *args.epilogue, args.operands, column);
+    for (std::int64_t m = 0; m < args.a.dim(0); ++m)
+      store(args.d, m * args.d.stride(0) + n, expected[static_cast<std::size_t>(m)].value);
+  });
+}
+
+void run_dequantize(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& packed = *args.weight;
+  WeightArrays w = arrays_of(packed);
+  w.scale2 = 1.0;
+  args.executor->parallel_for(w.n, [&](std::int64_t n) {
+    for (std::int64_t k = 0; k < w.k; ++k) {
+      const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
+      // W is an f32 number by definition (QuantTensor): rounded once, and once more by a second-level scale.
+      float value = static_cast<float>(weight_value(w, n, k));
+      if (packed.scale2) value *= *packed.scale2;
+      store(args.d, args.transposed ? channel * args.d.stride(0) + n : n * args.d.stride(0) + channel, value);
+    }
+  });
+}
+
+double cost_us(const Kernel&, const Problem& p) {
+  constexpr double kNanosecondsPerTerm = 2.0;  // one scalar double multiply-add chain
+  return 1e-3 * kNanosecondsPerTerm * static_cast<double>(p.n) * static_cast<double>(p.k) * (2.0 + static_cast<double>(p.m)) /
+         p.threads;
+}
+
+constexpr std::array kKernels{
+    Kernel{.name = "linear_any_any_any__ref_baseline",
+           .backend = Backend::reference,
+           .isa = Isa::baseline,
+           .op = Op::linear,
+           .out = "any",
+           .act = "any",
+           .weight = "any",
+           .layout = "plain",
+           .tile = {},
+           .prepared = false,
+           .summary = "scalar double-precision oracle; correct for everything, fast for nothing",
+           .accepts = accepts_common,
+           .cost_us = cost_us,
+           .run = run_linear},
+    Kernel{.name = "dequantize_any_none_any__ref_baseline",
+           .backend = Backend::reference,
+           .isa = Isa::baseline,
+           .op = Op::dequantize,
+           .out = "any",
+           .act = "none",
+           .weight = "any",
+           .layout = "plain",
+           .tile = {},
+           .prepared = false,
+           .summary = "scalar oracle of W",
+           .accepts = accepts_common,
+           .cost_us = cost_us,
+           .run = run_dequantize},
+};
+
+}  // namespace
+
+std::span<const Kernel> kernels() { return kKernels; }
+
+}  // namespace nibble::reference

@@ -1,0 +1,63 @@
+// The one list of kernels. It is explicit, because static constructors are dropped from static archives.
+#include <algorithm>
+#include <vector>
+
+#include "core/error.hpp"
+#include "kernels/cpu/cpu.hpp"
+#include "kernels/kernel.hpp"
+#include "kernels/reference/reference.hpp"
+
+namespace nibble {
+
+std::span<const Kernel* const> kernel_table() {
+  static const std::vector<const Kernel*> kTable = [] {
+    std::vector<const Kernel*> table;
+    for (std::span<const Kernel> family : {cpu::linear_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(),
+                                           reference::kernels()})
+      for (const Kernel& kernel : family) table.push_back(&kernel);
+    return table;
+  }();
+  return kTable;
+}
+
+const Kernel* find_kernel(std::string_view name) {
+  const auto table = kernel_table();
+  const auto it = std::ranges::find_if(table, [&](const Kernel* kernel) { return kernel->name == name; });
+  return it == table.end() ? nullptr : *it;
+}
+
+Status accepts_common(const Kernel& self, const Problem& problem) {
+  if (self.op != problem.op)
+    return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
+  if (self.isa > this_device().isa)
+    return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(self.isa), name(this_device().isa));
+  if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)
+    return error(StatusCode::unsupported, "reads layout {}, the weight is packed as {}", self.layout, problem.layout);
+  return {};
+}
+
+std::string kernel_name(const Kernel& kernel) {
+  std::string tile;
+  if (kernel.tile.m != 0) tile += fmt::format("m{}", kernel.tile.m);
+  if (kernel.tile.n != 0) tile += fmt::format("n{}", kernel.tile.n);
+  if (kernel.tile.k != 0) tile += fmt::format("k{}", kernel.tile.k);
+  return fmt::format("{}_{}_{}_{}__{}_{}{}{}", name(kernel.op), kernel.out, kernel.act, kernel.weight, name(kernel.backend),
+                     name(kernel.isa), tile.empty() ? "" : "_", tile);
+}
+
+std::string_view name(Op op) {
+  switch (op) {
+    case Op::linear: return "linear";
+    case Op::dequantize: return "dequantize";
+    case Op::prepare: return "prepare";
+  }
+  return "unknown";
+}
+
+std::vector<KernelInfo> kernels() {
+  std::vector<KernelInfo> list;
+  for (const Kernel* k : kernel_table()) list.push_back({k->name, k->backend, k->op, k->layout, k->isa, k->summary});
+  return list;
+}
+
+}  // namespace nibble

@@ -1,0 +1,63 @@
+// Packed layouts: the byte orders that kernels stream.
+//
+// Adding a layout: one file that fills a Layout, one line in table.cpp. The round-trip test covers it from then on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/buffer.hpp"
+#include "nibble/parallel.hpp"
+#include "nibble/scheme.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble {
+
+struct Layout;
+
+/// What a PackedWeight points to. `bytes` is the layout's; the rest is common to all layouts.
+struct PackedWeightData {
+  const Layout* layout = nullptr;
+  WeightScheme scheme;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  DType zero_type = DType::none;
+  std::optional<float> scale2;
+  /// Act-order: the packed position i holds input channel perm[i], so that groups are contiguous; empty: in order.
+  std::vector<std::int32_t> perm;
+  Tensor prescale;
+  std::vector<float> prescale_f32;  // prescale, ready for kernels
+  Tensor bias;
+  Buffer bytes;
+
+  std::int64_t group_size() const { return scheme.group.k == 0 ? k : scheme.group.k; }
+  std::int64_t groups() const { return scheme.group.cols(k); }
+};
+
+struct Layout {
+  std::string_view name;
+  /// The bytes of one record, drawn; printed by `nibble doctor --layouts` and in the docs.
+  std::string_view drawing;
+  /// Packed size in bytes.
+  std::size_t (*size)(const WeightScheme& scheme, DType zero_type, std::int64_t n, std::int64_t k);
+  /// Fills packed.bytes (of size() bytes) from q; everything else of `packed` is set.
+  void (*pack)(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
+  /// Fills q.codes, q.scales, q.zeros (allocated); everything else of `q` is set.
+  void (*unpack)(const PackedWeightData& packed, QuantTensor& q);
+};
+
+/// All layouts.
+std::span<const Layout* const> layout_table();
+/// Null when there is none of that name.
+const Layout* find_layout(std::string_view name);
+
+extern const Layout kPlainLayout;
+extern const Layout kTile16Layout;
+extern const Layout kTile32Layout;
+
+}  // namespace nibble

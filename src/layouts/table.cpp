@@ -1,0 +1,93 @@
+// The list of packed layouts, and packing itself.
+#include <algorithm>
+#include <array>
+#include <new>
+#include <numeric>
+
+#include "core/error.hpp"
+#include "layouts/layout.hpp"
+#include "nibble/plan.hpp"
+#include "plan/choose.hpp"
+
+namespace nibble {
+
+std::span<const Layout* const> layout_table() {
+  static constexpr std::array kTable{&kTile32Layout, &kTile16Layout, &kPlainLayout};
+  return kTable;
+}
+
+const Layout* find_layout(std::string_view name) {
+  const auto table = layout_table();
+  const auto it = std::ranges::find_if(table, [&](const Layout* layout) { return layout->name == name; });
+  return it == table.end() ? nullptr : *it;
+}
+
+std::vector<LayoutInfo> layouts() {
+  std::vector<LayoutInfo> list;
+  for (const Layout* layout : layout_table()) list.push_back({layout->name, layout->drawing});
+  return list;
+}
+
+const WeightScheme& PackedWeight::scheme() const { return data_->scheme; }
+std::int64_t PackedWeight::n() const { return data_->n; }
+std::int64_t PackedWeight::k() const { return data_->k; }
+std::string_view PackedWeight::layout() const { return data_->layout->name; }
+std::span<const std::byte> PackedWeight::bytes() const { return data_->bytes.span(); }
+bool PackedWeight::has_bias() const { return !data_->bias.empty(); }
+bool PackedWeight::act_order() const { return !data_->perm.empty(); }
+
+Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(q.validate());
+  const DType zero_type = q.zeros.dtype;
+  NIBBLE_ASSIGN_OR_RETURN(const Layout* layout, choose_layout(q, options));
+
+  auto packed = std::make_shared<PackedWeightData>();
+  packed->layout = layout;
+  packed->scheme = q.scheme;
+  packed->n = q.n;
+  packed->k = q.k;
+  packed->zero_type = zero_type;
+  packed->scale2 = q.scale2;
+  packed->prescale = q.prescale;
+  if (!q.prescale.empty())
+    for (std::int64_t k = 0; k < q.k; ++k) packed->prescale_f32.push_back(q.prescale.at(k));
+  packed->bias = q.bias;
+  if (!q.g_idx.empty()) {  // stable, so that unpack can restore g_idx
+    packed->perm.resize(static_cast<std::size_t>(q.k));
+    std::iota(packed->perm.begin(), packed->perm.end(), 0);
+    std::ranges::stable_sort(packed->perm, {}, [&](std::int32_t k) { return q.g_idx[static_cast<std::size_t>(k)]; });
+  }
+  try {
+    packed->bytes = Buffer(layout->size(q.scheme, zero_type, q.n, q.k));
+  } catch (const std::bad_alloc&) {
+    return error(StatusCode::io_error, "no memory for the {} bytes of W[{},{}] packed as {}",
+                 layout->size(q.scheme, zero_type, q.n, q.k), q.n, q.k, layout->name);
+  }
+  layout->pack(q, *packed, options.executor != nullptr ? *options.executor : default_executor());
+  return PackedWeight(std::move(packed));
+}
+
+Result<QuantTensor> unpack(const PackedWeight& weight) {
+  const PackedWeightData& packed = weight.data();
+  QuantTensor q;
+  q.scheme = packed.scheme;
+  q.n = packed.n;
+  q.k = packed.k;
+  q.scale2 = packed.scale2;
+  q.prescale = packed.prescale;
+  q.bias = packed.bias;
+  q.codes.resize(static_cast<std::size_t>(q.n * q.k));
+  const std::vector<std::int64_t> shape{q.scheme.group.rows(q.n), q.groups()};
+  q.scales = Tensor(q.scheme.scale, shape);
+  if (packed.zero_type != DType::none) q.zeros = Tensor(packed.zero_type, shape);
+  if (!packed.perm.empty()) {
+    q.g_idx.resize(static_cast<std::size_t>(q.k));
+    for (std::int64_t i = 0; i < q.k; ++i)
+      q.g_idx[static_cast<std::size_t>(packed.perm[static_cast<std::size_t>(i)])] =
+          static_cast<std::int32_t>(i / packed.group_size());
+  }
+  packed.layout->unpack(packed, q);
+  return q;
+}
+
+}  // namespace nibble

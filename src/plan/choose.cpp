@@ -1,0 +1,99 @@
+#include "plan/choose.hpp"
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "core/error.hpp"
+
+namespace nibble {
+
+Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference) {
+  Choice choice;
+  for (const Kernel* kernel : kernel_table()) {
+    if (kernel->op != problem.op) continue;
+    Explanation::Candidate candidate{.kernel = kernel->name};
+    Status status = kernel->accepts(*kernel, problem);
+    if (status.ok() && !forced.empty() && kernel->name != forced)
+      status = error(StatusCode::unsupported, "{} is forced", forced);
+    if (status.ok() && kernel->backend == Backend::reference && !allow_reference)
+      status = error(StatusCode::unsupported, "the reference is not allowed here");
+    if (status.ok()) {
+      candidate.accepted = true;
+      candidate.cost_us = kernel->cost_us(*kernel, problem);
+      const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
+      const bool beats = kernel->backend != Backend::reference && candidate.cost_us < choice.cost_us;
+      if (choice.kernel == nullptr || replaces_reference || beats) {
+        choice.kernel = kernel;
+        choice.cost_us = candidate.cost_us;
+      }
+    } else {
+      candidate.refusal = status.message();
+    }
+    choice.candidates.push_back(std::move(candidate));
+  }
+  return choice;
+}
+
+Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
+  if (requested.empty()) {
+    const char* from_environment = std::getenv("NIBBLE_KERNEL");
+    if (from_environment == nullptr || *from_environment == '\0') return std::string_view{};
+    const Kernel* kernel = find_kernel(from_environment);
+    if (kernel == nullptr)
+      return error(StatusCode::not_found, "NIBBLE_KERNEL={} is not in the kernel table; see nibble doctor --kernels",
+                   from_environment);
+    return kernel->op == op ? kernel->name : std::string_view{};
+  }
+  const Kernel* kernel = find_kernel(requested);
+  if (kernel == nullptr)
+    return error(StatusCode::not_found, "no kernel is called '{}'; see nibble doctor --kernels", requested);
+  if (kernel->op != op)
+    return error(StatusCode::invalid_argument, "kernel {} does {}, this plan needs {}", requested, name(kernel->op), name(op));
+  return kernel->name;
+}
+
+Result<const Layout*> choose_layout(const QuantTensor& q, const PackOptions& options) {
+  std::string_view wanted = options.layout;
+  if (!options.kernel.empty() || wanted.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
+    if (!forced.empty()) wanted = find_kernel(forced)->layout;
+  }
+  if (!wanted.empty()) {
+    const Layout* layout = find_layout(wanted);
+    if (layout == nullptr)
+      return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", wanted);
+    return layout;
+  }
+
+  // The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max.
+  Problem problem{.n = q.n, .k = q.k, .scheme = q.scheme};
+  problem.threads = (options.executor != nullptr ? *options.executor : default_executor()).threads();
+  const Layout* best = nullptr;
+  double best_cost = std::numeric_limits<double>::infinity();
+  for (const Layout* layout : layout_table()) {
+    problem.layout = layout->name;
+    double log_cost = 0;
+    for (std::int64_t m = 1; m <= std::max<std::int64_t>(1, options.m_max); m *= 4) {
+      problem.m = m;
+      const Choice choice = choose_kernel(problem, {}, true);
+      log_cost += choice.kernel == nullptr ? std::numeric_limits<double>::infinity() : std::log(choice.cost_us);
+    }
+    if (log_cost < best_cost) {
+      best = layout;
+      best_cost = log_cost;
+    }
+  }
+  if (best == nullptr)
+    return error(StatusCode::unsupported, "no kernel of this build takes scheme {} (W[{},{}])", q.scheme.name(), q.n, q.k);
+  return best;
+}
+
+std::string refusals(const Choice& choice) {
+  std::string text;
+  for (const Explanation::Candidate& candidate : choice.candidates)
+    if (!candidate.accepted) text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", candidate.kernel, candidate.refusal);
+  return text;
+}
+
+}  // namespace nibble

@@ -1,0 +1,31 @@
+// Choice: candidates × cost. The one place that decides which kernel runs and which layout it reads.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "kernels/kernel.hpp"
+#include "nibble/plan.hpp"
+
+namespace nibble {
+
+/// What choosing found for one problem: every kernel of its operation, the winner first to be asked for.
+struct Choice {
+  const Kernel* kernel = nullptr;  // null when every candidate refused
+  double cost_us = 0;
+  std::vector<Explanation::Candidate> candidates;
+};
+
+/// Asks every kernel of the table. A forced kernel is the only one that may win; the reference wins only against nobody.
+Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference);
+
+/// The kernel forced for `op`: options.kernel, or NIBBLE_KERNEL when that names a kernel of this operation.
+Result<std::string_view> forced_kernel(std::string_view requested, Op op);
+
+/// The layout options ask for, or else that of the kernels that are cheapest over M in [1, m_max].
+Result<const Layout*> choose_layout(const QuantTensor& q, const PackOptions& options);
+
+/// One line of "name: reason" for each refusal.
+std::string refusals(const Choice& choice);
+
+}  // namespace nibble

@@ -1,0 +1,231 @@
+// Plans: deciding once, running often.
+#include "nibble/plan.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/error.hpp"
+#include "epilogue/epilogue.hpp"
+#include "kernels/cpu/prepare.hpp"
+#include "kernels/kernel.hpp"
+#include "plan/choose.hpp"
+
+namespace nibble {
+namespace {
+
+/// At most this many kernels run in a row.
+constexpr std::size_t kMaxSteps = 4;
+
+/// What to do for M in [m_low, m_high].
+struct Bucket {
+  std::int64_t m_low = 1, m_high = 1;
+  const Kernel* prepare = nullptr;  // first step, when there is one
+  const Kernel* main = nullptr;
+  double cost_us = 0;
+  std::vector<Explanation::Candidate> candidates;
+};
+static_assert(kMaxSteps >= 2);
+
+}  // namespace
+
+struct Plan::Impl {
+  Op op = Op::linear;
+  const Layout* layout = nullptr;
+  WeightScheme scheme;
+  std::int64_t n = 0, k = 0;
+  bool reorders_k = false;
+  LinearSpec linear;
+  DequantizeSpec dequantize;
+  std::vector<Bucket> buckets;
+  std::size_t workspace = 0;
+
+  const Bucket& bucket(std::int64_t m) const {
+    return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high || b.m_high == 0; });
+  }
+
+  Status check_weight(const PackedWeight& weight) const;
+  Status run_linear(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& operands,
+                    std::span<std::byte> workspace_memory, Executor& executor) const;
+  Status run_dequantize(const PackedWeight& weight, const TensorView& d, Executor& executor) const;
+};
+
+namespace {
+
+bool reorders_k(const PackedWeightData& weight) { return !weight.perm.empty() || !weight.prescale.empty(); }
+
+/// Chooses for one M; an error lists every refusal.
+Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allow_reference) {
+  Choice choice = choose_kernel(problem, forced, allow_reference);
+  if (choice.kernel == nullptr)
+    return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
+                 problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(choice));
+  Bucket bucket{.m_low = problem.m, .m_high = problem.m, .main = choice.kernel, .cost_us = choice.cost_us,
+                .candidates = std::move(choice.candidates)};
+  if (choice.kernel->prepared && cpu::needs_prepare(problem)) {
+    problem.op = Op::prepare;
+    const Choice first = choose_kernel(problem, {}, true);
+    bucket.prepare = first.kernel;
+    bucket.cost_us += first.cost_us;
+  }
+  return bucket;
+}
+
+Status check_matrix(std::string_view what, const void* data, int rank, std::int64_t last_stride) {
+  if (data == nullptr) return error(StatusCode::invalid_argument, "{} has no data", what);
+  if (rank != 2 || last_stride != 1)
+    return error(StatusCode::invalid_argument, "{} must be 2-D with a last stride of 1, got rank {} and stride {}", what, rank,
+                 last_stride);
+  return {};
+}
+
+}  // namespace
+
+Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) {
+  if (!is_compute_float(spec.act))
+    return error(StatusCode::unsupported, "activations of type {} are not one of f32, f16, bf16", name(spec.act));
+  if (spec.m_max < 1) return error(StatusCode::invalid_argument, "m_max={} must be at least 1", spec.m_max);
+  NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
+
+  auto impl = std::make_shared<Impl>();
+  const PackedWeightData& packed = weight.data();
+  impl->op = Op::linear;
+  impl->layout = packed.layout;
+  impl->scheme = packed.scheme;
+  impl->n = packed.n;
+  impl->k = packed.k;
+  impl->reorders_k = nibble::reorders_k(packed);
+  impl->linear = spec;
+
+  Problem problem{.op = Op::linear,
+                  .n = packed.n,
+                  .k = packed.k,
+                  .scheme = packed.scheme,
+                  .layout = packed.layout->name,
+                  .act = spec.act,
+                  .epilogue = spec.epilogue,
+                  .reorders_k = impl->reorders_k,
+                  .threads = options.threads > 0 ? options.threads : default_executor().threads()};
+  // Buckets end at powers of two; neighbours that decide alike are one.
+  for (std::int64_t low = 1; low <= spec.m_max;) {
+    const std::int64_t high = low == 1 ? 1 : std::min(spec.m_max, (low - 1) * 2);
+    problem.m = high;
+    NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, options.allow_reference));
+    bucket.m_low = low;
+    if (!impl->buckets.empty() && impl->buckets.back().main == bucket.main && impl->buckets.back().prepare == bucket.prepare) {
+      bucket.m_low = impl->buckets.back().m_low;
+      impl->buckets.back() = std::move(bucket);
+    } else {
+      impl->buckets.push_back(std::move(bucket));
+    }
+    if (impl->buckets.back().prepare != nullptr)
+      impl->workspace = std::max(impl->workspace, static_cast<std::size_t>(high * packed.k) * sizeof(float));
+    low = high + 1;
+  }
+  return Plan(std::move(impl));
+}
+
+Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options) {
+  if (!is_compute_float(spec.out))
+    return error(StatusCode::unsupported, "cannot dequantize to {}; use f32, f16 or bf16", name(spec.out));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
+  auto impl = std::make_shared<Impl>();
+  const PackedWeightData& packed = weight.data();
+  impl->op = Op::dequantize;
+  impl->layout = packed.layout;
+  impl->scheme = packed.scheme;
+  impl->n = packed.n;
+  impl->k = packed.k;
+  impl->dequantize = spec;
+  Problem problem{.op = Op::dequantize,
+                  .n = packed.n,
+                  .k = packed.k,
+                  .scheme = packed.scheme,
+                  .layout = packed.layout->name,
+                  .epilogue = {.out = spec.out},
+                  .threads = options.threads > 0 ? options.threads : default_executor().threads()};
+  NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, options.allow_reference));
+  impl->buckets.push_back(std::move(bucket));
+  return Plan(std::move(impl));
+}
+
+std::size_t Plan::workspace_bytes() const { return impl_->workspace == 0 ? 0 : impl_->workspace + Buffer::kAlignment; }
+
+std::string_view Plan::kernel(std::int64_t m) const {
+  return impl_->bucket(std::clamp<std::int64_t>(m, 1, impl_->buckets.back().m_high)).main->name;
+}
+
+Explanation Plan::explain() const {
+  Explanation explanation;
+  for (const Bucket& b : impl_->buckets) {
+    Explanation::Bucket out{.m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = b.candidates};
+    if (b.prepare != nullptr) out.steps.push_back(b.prepare->name);
+    out.steps.push_back(b.main->name);
+    explanation.buckets.push_back(std::move(out));
+  }
+  return explanation;
+}
+
+Status Plan::Impl::check_weight(const PackedWeight& weight) const {
+  const PackedWeightData& w = weight.data();
+  if (w.layout != layout || w.scheme != scheme || w.n != n || w.k != k || (op == Op::linear && reorders_k != nibble::reorders_k(w)))
+    return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}", n,
+                 k, scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
+  return {};
+}
+
+Status Plan::Impl::run_linear(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
+                              const EpilogueArgs& operands, std::span<std::byte> workspace_memory, Executor& executor) const {
+  NIBBLE_RETURN_IF_ERROR(check_matrix("A", a.data, a.rank, a.stride(1)));
+  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d.data, d.rank, d.stride(1)));
+  const std::int64_t m = a.dim(0);
+  if (a.dtype != linear.act || a.dim(1) != k || m < 1 || m > linear.m_max)
+    return error(StatusCode::invalid_argument, "A is {} [{},{}], the plan takes {} [1…{},{}]", name(a.dtype), m, a.dim(1),
+                 name(linear.act), linear.m_max, k);
+  if (d.dtype != linear.epilogue.out || d.dim(0) != m || d.dim(1) != n)
+    return error(StatusCode::invalid_argument, "D is {} [{},{}], the plan writes {} [{},{}]", name(d.dtype), d.dim(0), d.dim(1),
+                 name(linear.epilogue.out), m, n);
+  const PackedWeightData& packed = weight.data();
+  StepArgs args{.weight = &packed, .a = a, .d = d, .epilogue = &linear.epilogue, .operands = operands, .executor = &executor};
+  if (linear.epilogue.bias && args.operands.bias.empty() && !packed.bias.empty())
+    args.operands.bias = ConstTensorView(packed.bias.bytes.data(), packed.bias.dtype, {n});
+  NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
+
+  const Bucket& b = bucket(m);
+  if (b.prepare != nullptr) {
+    const auto address = reinterpret_cast<std::uintptr_t>(workspace_memory.data());
+    const std::size_t skip = (Buffer::kAlignment - address % Buffer::kAlignment) % Buffer::kAlignment;
+    const std::size_t needed = static_cast<std::size_t>(m * k) * sizeof(float);
+    if (workspace_memory.size() < skip + needed)
+      return error(StatusCode::invalid_argument, "the workspace has {} bytes, this run needs {}; see workspace_bytes()",
+                   workspace_memory.size(), skip + needed);
+    StepArgs prepare = args;
+    prepare.d = TensorView(reinterpret_cast<float*>(workspace_memory.data() + skip), {m, k});
+    prepare.prepare_tile = b.main->tile.m;
+    b.prepare->run(*b.prepare, prepare);
+    args.a = prepare.d;
+  }
+  b.main->run(*b.main, args);
+  return {};
+}
+
+Status Plan::Impl::run_dequantize(const PackedWeight& weight, const TensorView& d, Executor& executor) const {
+  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d.data, d.rank, d.stride(1)));
+  const std::int64_t rows = dequantize.transposed ? k : n;
+  const std::int64_t cols = dequantize.transposed ? n : k;
+  if (d.dtype != dequantize.out || d.dim(0) != rows || d.dim(1) != cols)
+    return error(StatusCode::invalid_argument, "D is {} [{},{}], the plan writes {} [{},{}]", name(d.dtype), d.dim(0), d.dim(1),
+                 name(dequantize.out), rows, cols);
+  StepArgs args{.weight = &weight.data(), .d = d, .transposed = dequantize.transposed, .executor = &executor};
+  buckets.front().main->run(*buckets.front().main, args);
+  return {};
+}
+
+Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+                 std::span<std::byte> workspace, Executor* executor) const {
+  NIBBLE_RETURN_IF_ERROR(impl_->check_weight(weight));
+  Executor& on = executor != nullptr ? *executor : default_executor();
+  return impl_->op == Op::linear ? impl_->run_linear(weight, a, d, epilogue, workspace, on) : impl_->run_dequantize(weight, d, on);
+}
+
+}  // namespace nibble

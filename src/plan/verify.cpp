@@ -1,0 +1,125 @@
+// verify_linear: a plan against the oracle, element by element.
+#include "nibble/verify.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "core/error.hpp"
+#include "core/random.hpp"
+#include "kernels/reference/oracle.hpp"
+#include "plan/compare.hpp"
+
+namespace nibble {
+namespace {
+
+Tensor gaussian(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, float scale, float mean = 0.0f) {
+  Tensor t(dtype, std::move(shape));
+  for (std::int64_t i = 0; i < t.numel(); ++i) t.set(i, mean + scale * random_normal(seed, static_cast<std::uint64_t>(i)));
+  return t;
+}
+
+ConstTensorView view(const Tensor& t) {
+  if (t.empty()) return {};
+  if (t.shape.size() == 1) return {t.bytes.data(), t.dtype, {t.shape[0]}};
+  return {t.bytes.data(), t.dtype, {t.shape[0], t.shape[1]}};
+}
+
+/// Seeded operands for the parts the spec names.
+struct Operands {
+  Tensor row_scale, col_scale, bias, gate, residual;
+
+  Operands(const EpilogueSpec& spec, std::int64_t m, std::int64_t n, DType act, std::uint64_t seed) {
+    if (spec.row_scale) row_scale = gaussian(DType::f32, {m}, seed + 1, 0.1f, 1.0f);
+    if (spec.col_scale) col_scale = gaussian(DType::f32, {n}, seed + 2, 0.1f, 1.0f);
+    if (spec.bias) bias = gaussian(act, {n}, seed + 3, 1.0f);
+    if (spec.gate) gate = gaussian(act, {m, n}, seed + 4, 1.0f);
+    if (spec.residual) residual = gaussian(act, {m, n}, seed + 5, 1.0f);
+  }
+  EpilogueArgs args() const {
+    return {.row_scale = view(row_scale), .col_scale = view(col_scale), .bias = view(bias), .gate = view(gate),
+            .residual = view(residual)};
+  }
+};
+
+/// `count` evenly spread columns of n, the first and the last among them; all of them when count is 0.
+std::vector<std::int64_t> pick_columns(std::int64_t n, std::int64_t count) {
+  if (count <= 0 || count >= n) {
+    std::vector<std::int64_t> all(static_cast<std::size_t>(n));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+  std::vector<std::int64_t> some;
+  for (std::int64_t i = 0; i < count; ++i) some.push_back(count == 1 ? 0 : i * (n - 1) / (count - 1));
+  return some;
+}
+
+/// Expected values of `columns`, computed in parallel, [M, columns] row by row.
+std::vector<reference::Expected> expect(const QuantTensor& q, const ConstTensorView& a, const EpilogueSpec& spec,
+                                        const EpilogueArgs& args, std::span<const std::int64_t> columns, Executor& executor) {
+  const reference::WeightArrays weight = reference::arrays_of(q);
+  const std::int64_t m = a.dim(0);
+  const auto width = static_cast<std::int64_t>(columns.size());
+  std::vector<reference::Expected> all(static_cast<std::size_t>(m * width));
+  constexpr std::int64_t kColumns = 8;  // per task: enough to share the conversion of A
+  executor.parallel_for((width + kColumns - 1) / kColumns, [&](std::int64_t task) {
+    const std::int64_t begin = task * kColumns;
+    const std::int64_t count = std::min(kColumns, width - begin);
+    const auto part = reference::linear(weight, a, spec, args,
+                                        columns.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+    for (std::int64_t row = 0; row < m; ++row)
+      std::copy_n(part.begin() + row * count, count, all.begin() + row * width + begin);
+  });
+  return all;
+}
+
+}  // namespace
+
+Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor) {
+  Executor& on = executor != nullptr ? *executor : default_executor();
+  const std::int64_t m = spec.linear.m_max;
+  PackOptions pack_options = spec.pack;
+  if (pack_options.kernel.empty() && pack_options.layout.empty()) pack_options.kernel = spec.plan.kernel;
+  if (pack_options.executor == nullptr) pack_options.executor = &on;
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, pack_options));
+  NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, spec.linear, spec.plan));
+
+  VerifyReport report;
+  report.kernel = plan.kernel(m);
+  NIBBLE_ASSIGN_OR_RETURN(const QuantTensor unpacked, unpack(weight));
+  report.round_trip = unpacked == q;
+
+  const EpilogueSpec& epilogue = spec.linear.epilogue;
+  const Tensor a = gaussian(spec.linear.act, {m, q.k}, spec.seed, 1.0f);
+  const Operands operands(epilogue, m, q.n, spec.linear.act, spec.seed);
+  std::vector<std::byte> workspace(plan.workspace_bytes(), std::byte{0xff});  // NaN, should a kernel read what it did not write
+  Tensor d(epilogue.out, {m, q.n});
+  Tensor again(epilogue.out, {m, q.n});
+  for (Tensor* out : {&d, &again}) {
+    std::ranges::fill(out->bytes, std::byte{0xff});
+    NIBBLE_RETURN_IF_ERROR(plan.run(weight, view(a), TensorView(out->bytes.data(), out->dtype, {m, q.n}), operands.args(),
+                                    workspace, &on));
+  }
+  report.repeatable = d.bytes == again.bytes;
+
+  const std::vector<std::int64_t> columns = pick_columns(q.n, spec.sample_columns);
+  const auto expected = expect(q, view(a), epilogue, operands.args(), columns, on);
+  const Comparison comparison = compare(d, columns, expected);
+  report.checked = comparison.checked;
+  report.worst_error_over_bound = comparison.worst_ratio;
+  report.relative_l2 = comparison.relative_l2;
+  report.passed = comparison.failures == 0 && report.round_trip && report.repeatable;
+  if (report.passed) return report;
+  if (comparison.failures != 0)
+    report.failure = fmt::format("{} of {} elements are outside their bound; the worst is D[{},{}] = {:.9g}, expected {:.9g} ± {:.3g}",
+                                 comparison.failures, comparison.checked, comparison.worst_m, comparison.worst_n,
+                                 comparison.worst_got, comparison.worst_expected.value, comparison.worst_expected.bound);
+  else
+    report.failure = report.round_trip ? "two runs gave different bits" : "unpack(pack(weight)) differs from the weight";
+  report.failure += fmt::format(" (kernel {}, M={}, seed {})", report.kernel, m, spec.seed);
+  return report;
+}
+
+}  // namespace nibble

@@ -1,0 +1,248 @@
+// Every command on good input: what it prints for people, what it prints for programs, what it writes.
+#include <algorithm>
+
+#include "cli/cli.hpp"
+
+namespace nibble::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Test;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+const std::vector<std::string> kFormats = {"awq", "gptq", "compressed-tensors"};
+
+TEST_F(Cli, EveryCommandHelpsWithAnExample) {
+  const Finished all = nibble({"--help"});
+  EXPECT_EQ(all.exit_code, 0);
+  EXPECT_TRUE(contains(all.out, "Exit codes"));
+  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "sample", "doctor"}) {
+    EXPECT_TRUE(contains(all.out, command)) << command;
+    const Finished help = nibble({command, "--help"});
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_TRUE(contains(help.out, std::string("Example:\n  nibble ") + command)) << help.out;
+    EXPECT_EQ(help.err, "");
+  }
+}
+
+TEST_F(Cli, SaysItsVersion) {
+  const Finished version = nibble({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_TRUE(contains(version.out, "nibble 0.")) << version.out;
+}
+
+TEST_F(Cli, InspectsEveryFormat) {
+  for (const std::string& format : kFormats) {
+    const auto json = nibble_json({"inspect", checkpoint(format), "--json", "--reference", checkpoint("float")});
+    EXPECT_EQ(json["totals"]["quantized_modules"], 7);
+    EXPECT_EQ(json["modules"].size(), 7u);
+    for (const auto& module : json["modules"]) {
+      EXPECT_EQ(module["format"], format);
+      EXPECT_EQ(module["scheme"], format == "awq" ? "u4zg16" : "u4b8g16");
+      EXPECT_TRUE(module["readable"]);
+      EXPECT_GT(module["error"]["sqnr_db"].get<double>(), 10) << module;
+      EXPECT_GT(module["bits_per_weight"].get<double>(), 4);
+    }
+    const Finished text = nibble({"inspect", checkpoint(format)});
+    EXPECT_EQ(text.exit_code, 0);
+    EXPECT_TRUE(contains(text.out, "7 quantized modules")) << text.out;
+    EXPECT_FALSE(contains(text.out, "\033")) << "escape codes in a file";
+    EXPECT_EQ(text.err, "");
+  }
+}
+
+TEST_F(Cli, InspectFiltersLayers) {
+  const auto json = nibble_json({"inspect", checkpoint("awq"), "--json", "--layer", "mlp\\.(up|gate)_proj$"});
+  EXPECT_EQ(json["modules"].size(), 2u);
+}
+
+TEST_F(Cli, InspectExplainsTheChoiceOfKernels) {
+  const auto json = nibble_json({"inspect", checkpoint("awq"), "--json", "--explain"});
+  ASSERT_FALSE(json["shapes"].empty());
+  for (const auto& shape : json["shapes"]) {
+    EXPECT_GE(shape["modules"], 1);
+    std::int64_t next = 1;
+    for (const auto& bucket : shape["buckets"]) {
+      EXPECT_EQ(bucket["m_low"], next) << "buckets follow each other";
+      next = bucket["m_high"].get<std::int64_t>() + 1;
+      EXPECT_GT(bucket["predicted_us"].get<double>(), 0);
+      EXPECT_FALSE(bucket["steps"].empty());
+      for (const auto& candidate : bucket["candidates"]) {
+        EXPECT_TRUE(candidate["accepted"].get<bool>() ? candidate.contains("predicted_us") : !candidate["refusal"].empty());
+      }
+    }
+  }
+  const Finished text = nibble({"inspect", checkpoint("awq"), "--explain"});
+  EXPECT_TRUE(contains(text.out, "predicted µs")) << text.out;
+}
+
+TEST_F(Cli, InspectOfAFloatCheckpointListsItsModules) {
+  const Finished text = nibble({"inspect", checkpoint("float")});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_TRUE(contains(text.out, "model.layers.0.mlp.down_proj")) << text.out;
+  EXPECT_EQ(nibble_json({"inspect", checkpoint("float"), "--json"})["totals"]["quantized_modules"], 0);
+}
+
+TEST_F(Cli, InspectTellsWhenTheConfigContradictsTheTensors) {
+  const std::string path = copy_of("awq");
+  auto config = nlohmann::json::parse(slurp(path + "/config.json"));
+  config["quantization_config"]["group_size"] = 64;
+  spit(path + "/config.json", config.dump());
+  const auto json = nibble_json({"inspect", path, "--json"});
+  EXPECT_EQ(json["modules"][0]["scheme"], "u4zg16");
+  const bool noted = !json["notes"].empty() || !json["modules"][0]["notes"].empty();
+  EXPECT_TRUE(noted) << json["modules"][0];
+}
+
+TEST_F(Cli, VerifiesEveryFormat) {
+  for (const std::string& format : kFormats) {
+    const auto json = nibble_json({"verify", checkpoint(format), "--json", "-M", "1,3", "--act", "bf16", "--threads", "2"});
+    EXPECT_TRUE(json["passed"]);
+    EXPECT_EQ(json["results"].size(), 14u);
+    for (const auto& result : json["results"]) {
+      EXPECT_LE(result["worst_error_over_bound"].get<double>(), 1);
+      EXPECT_TRUE(result["round_trip"]);
+      EXPECT_TRUE(result["repeatable"]);
+      EXPECT_EQ(result["checked"], result["m"].get<int>() * result["n"].get<int>());
+    }
+  }
+}
+
+TEST_F(Cli, VerifyRunsTheKernelItIsTold) {
+  const auto kernels = nibble_json({"doctor", "--kernels", "--json"})["kernels"];
+  ASSERT_FALSE(kernels.empty());
+  for (const auto& kernel : kernels) {
+    if (kernel["op"] != "linear" || !kernel["runs_here"]) continue;
+    const auto json =
+        nibble_json({"verify", checkpoint("gptq"), "--json", "--layer", "k_proj", "-M", "2", "--kernel", kernel["name"]});
+    EXPECT_EQ(json["results"][0]["kernel"], kernel["name"]);
+  }
+}
+
+TEST_F(Cli, BenchOfACheckpointHasAllFields) {
+  const Finished run = nibble({"bench", checkpoint("awq"), "-M", "1,4", "--min-time", "0.001", "--json", at("b.json"), "--report",
+                               at("r.html"), "--reference", checkpoint("float")},
+                              {.environment = {"NIBBLE_COMMIT=abc123"}});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "roofline")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  EXPECT_EQ(json["schema"], 1);
+  EXPECT_EQ(json["commit"], "abc123");
+  EXPECT_EQ(json["date"].get<std::string>().size(), std::string("2026-01-01T00:00:00Z").size());
+  EXPECT_GT(json["device"]["read_gbytes_per_s"].get<double>(), 0);
+  EXPECT_GT(json["device"]["f32_gflops"].get<double>(), 0);
+  // Seven modules of five shapes: q and o are alike, k and v, gate and up.
+  EXPECT_EQ(json["results"].size(), 2u * 4u);
+  for (const auto& r : json["results"]) {
+    for (const char* text : {"name", "scheme", "act", "backend", "kernel", "bound"}) EXPECT_TRUE(r[text].is_string()) << text;
+    for (const char* number : {"m", "n", "k", "median_us", "gbytes_per_s", "gflops", "roofline_percent"}) {
+      EXPECT_GT(r[number].get<double>(), 0) << number;
+    }
+    EXPECT_TRUE(r["bound"] == "memory" || r["bound"] == "compute");
+    EXPECT_TRUE(r["baselines"].is_object());
+    EXPECT_GE(r["samples"], 5);
+  }
+  const std::string page = slurp(at("r.html"));
+  EXPECT_TRUE(contains(page, "<html") && contains(page, "</html>") && contains(page, "down_proj"));
+  EXPECT_EQ(listing(directory_), (std::vector<std::string>{"b.json", "r.html"}));
+}
+
+TEST_F(Cli, BenchOfShapes) {
+  spit(at("shapes.txt"), "# a comment\n48 64 first\n3 32 128 fixed\n");
+  const Finished run =
+      nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,2", "--scheme", "u4b8g32", "--act", "f16", "--all-kernels",
+              "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  std::vector<std::int64_t> rows;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  for (const auto& r : json["results"]) {
+    EXPECT_EQ(r["scheme"], "u4b8g32");
+    EXPECT_EQ(r["act"], "f16");
+    EXPECT_TRUE(r["baselines"].empty());
+    rows.push_back(r["m"]);
+  }
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), 3) * 3, static_cast<std::ptrdiff_t>(rows.size())) << "a fixed M overrides -M";
+}
+
+TEST_F(Cli, CompareFindsRegressions) {
+  const auto result = [](double us) {
+    return nlohmann::json({{"schema", 1},
+                           {"results",
+                            {{{"name", "a"},
+                              {"m", 1},
+                              {"n", 2},
+                              {"k", 3},
+                              {"scheme", "u4zg128"},
+                              {"act", "f32"},
+                              {"backend", "cpu"},
+                              {"kernel", "fast"},
+                              {"median_us", us}}}}})
+        .dump();
+  };
+  spit(at("slow.json"), result(200));
+  spit(at("fast.json"), result(100));
+  const Finished better = nibble({"bench", "--compare", at("slow.json"), at("fast.json"), "--fail-under", "1.9"});
+  EXPECT_EQ(better.exit_code, 0) << better.out << better.err;
+  EXPECT_TRUE(contains(better.out, "2.000")) << better.out;
+  const Finished worse = nibble({"bench", "--compare", at("fast.json"), at("slow.json"), "--fail-under", "0.9"});
+  EXPECT_EQ(worse.exit_code, 1);
+  EXPECT_TRUE(contains(worse.out, "regression: 0.500 is below 0.900")) << worse.out;
+  EXPECT_EQ(nibble({"bench", "--compare", at("fast.json"), at("slow.json")}).exit_code, 0) << "no limit was asked for";
+}
+
+TEST_F(Cli, QuantizeTellsTheErrorOfEachModule) {
+  const Finished run = nibble({"quantize", checkpoint("float"), at("out"), "--format", "gptq", "--bits", "8", "--group", "0",
+                               "--clip-search", "--scale-dtype", "f16", "--skip", "embed|lm_head|q_proj"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "6 modules quantized")) << run.out;
+  EXPECT_TRUE(contains(run.out, "SQNR")) << run.out;
+  for (const auto& module : nibble_json({"inspect", at("out"), "--json"})["modules"]) EXPECT_EQ(module["scheme"], "u8b128c");
+}
+
+TEST_F(Cli, ConvertKeepsEveryWeight) {
+  ASSERT_EQ(nibble({"convert", checkpoint("gptq"), at("ct"), "--format", "compressed-tensors"}).exit_code, 0);
+  ASSERT_EQ(nibble({"dequantize", checkpoint("gptq"), at("a"), "--dtype", "f32"}).exit_code, 0);
+  ASSERT_EQ(nibble({"dequantize", at("ct"), at("b"), "--dtype", "f32"}).exit_code, 0);
+  EXPECT_EQ(slurp(at("a/model.safetensors")), slurp(at("b/model.safetensors")));
+  const auto config = nlohmann::json::parse(slurp(at("a/config.json")));
+  EXPECT_FALSE(config.contains("quantization_config"));
+}
+
+TEST_F(Cli, TransformsOfAFileGiveAFile) {
+  const std::string in = checkpoint("awq") + "/model.safetensors";
+  const Finished run = nibble({"dequantize", in, at("out.safetensors")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"out.safetensors"});
+  EXPECT_EQ(nibble_json({"inspect", at("out.safetensors"), "--json"})["totals"]["quantized_modules"], 0);
+}
+
+TEST_F(Cli, ForceReplacesAnOutput) {
+  const std::vector<std::string> command = {"sample", at("s"), "--shapes", "tiny", "--vocab", "64", "--dtype", "f16"};
+  ASSERT_EQ(nibble(command).exit_code, 0);
+  EXPECT_EQ(nibble(command).exit_code, 4);
+  auto forced = command;
+  forced.push_back("--force");
+  EXPECT_EQ(nibble(forced).exit_code, 0);
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"s"});
+}
+
+TEST_F(Cli, SamplesAreReproducible) {
+  ASSERT_EQ(nibble({"sample", at("a"), "--shapes", "tiny", "--seed", "7"}).exit_code, 0);
+  ASSERT_EQ(nibble({"sample", at("b"), "--shapes", "tiny", "--seed", "7"}).exit_code, 0);
+  EXPECT_EQ(slurp(at("a/model.safetensors")), slurp(at("b/model.safetensors")));
+}
+
+TEST_F(Cli, DoctorKnowsTheMachineAndTheBuild) {
+  const Finished text = nibble({"doctor"});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_TRUE(contains(text.out, "GB/s")) << text.out;
+  EXPECT_GT(nibble_json({"doctor", "--json"})["read_gbytes_per_s"].get<double>(), 0);
+  const auto lists = nibble_json({"doctor", "--kernels", "--layouts", "--formats", "--json"});
+  EXPECT_FALSE(lists["kernels"].empty());
+  EXPECT_FALSE(lists["layouts"].empty());
+  EXPECT_GE(lists["formats"].size(), 4u);
+}
+
+}  // namespace
+}  // namespace nibble::test

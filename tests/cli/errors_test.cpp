@@ -1,0 +1,157 @@
+// Every command on bad input: the exit code, one line that names the trouble, and nothing left behind.
+#include <algorithm>
+
+#include "cli/cli.hpp"
+
+namespace nibble::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+void expect_error(const Finished& finished, int exit_code, const std::string& part) {
+  EXPECT_EQ(finished.exit_code, exit_code) << finished.err;
+  EXPECT_EQ(finished.err.rfind("nibble: ", 0), 0u) << finished.err;
+  EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
+  EXPECT_NE(finished.err.find(part), std::string::npos) << "'" << part << "' is not in: " << finished.err;
+}
+
+TEST_F(Cli, UsageErrorsExitWith2) {
+  const std::string awq = checkpoint("awq"), out = at("out");
+  const struct {
+    std::vector<std::string> arguments;
+    std::string part;
+  } cases[] = {
+      {{"frobnicate"}, "there is no command 'frobnicate'"},
+      {{"inspect"}, "PATH"},
+      {{"inspect", awq, "--colour"}, "--colour"},
+      {{"inspect", awq, "--layer", "("}, "'(' is not a regular expression"},
+      {{"inspect", awq, "--headers", "--explain"}, "--headers"},
+      {{"verify", awq, "--layer", "[z-a]"}, "'[z-a]'"},
+      {{"verify", awq, "-M", "0"}, "'0'"},
+      {{"verify", awq, "--act", "f8"}, "f32, f16, bf16"},
+      {{"verify", awq, "--kernel", "magic"}, "no kernel 'magic'"},
+      {{"bench"}, "PATH or --shapes"},
+      {{"bench", awq, "--layer", "nothing_like_it"}, "no quantized module"},
+      {{"bench", checkpoint("float")}, "no quantized module"},
+      {{"bench", awq, "--scheme", "u4zg128"}, "--shapes"},
+      {{"bench", awq, "--reference", awq}, "--report"},
+      {{"bench", awq, "--fail-under", "0.9"}, "--compare"},
+      {{"quantize", checkpoint("float"), out}, "--format"},
+      {{"quantize", checkpoint("float"), out, "--format", "gguf"}, "'gguf' is not one of"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--bits", "9"}, "'9'"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--symmetric", "--asymmetric"}, "--symmetric"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "*"}, "'*' is not a regular expression"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--group", "100"}, "100"},
+      {{"dequantize", awq, out, "--dtype", "s8"}, "'s8'"},
+      {{"sample", out, "--shapes", "gpt-5"}, "llama-3.2-1b"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.part);
+    expect_error(nibble(c.arguments), 2, c.part);
+  }
+  EXPECT_EQ(nibble({}).exit_code, 2);
+  EXPECT_TRUE(listing(directory_).empty());
+}
+
+TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
+  expect_error(nibble({"convert", checkpoint("awq"), at("out"), "--format", "gptq"}), 3, "u4zg16");
+  spit(at("shapes.txt"), "64 64 a\n");
+  expect_error(nibble({"bench", "--shapes", at("shapes.txt"), "--scheme", "s8r_s8c"}), 3, "s8r_s8c");
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
+}
+
+TEST_F(Cli, MissingFilesExitWith4) {
+  expect_error(nibble({"inspect", at("nowhere")}), 4, "nowhere");
+  expect_error(nibble({"verify", at("nowhere")}), 4, "nowhere");
+  expect_error(nibble({"bench", "--shapes", at("nowhere")}), 4, "nowhere");
+  expect_error(nibble({"bench", "--compare", at("a"), at("b")}), 4, at("a"));
+  expect_error(nibble({"inspect", checkpoint("awq"), "--reference", at("nowhere")}), 4, "--reference");
+  expect_error(nibble({"quantize", at("nowhere"), at("out"), "--format", "awq"}), 4, "nowhere");
+  expect_error(nibble({"sample", at("no/such/place")}), 4, "place");
+  EXPECT_TRUE(listing(directory_).empty());
+}
+
+TEST_F(Cli, AnExistingOutputIsNotTouched) {
+  spit(at("precious"), "data");
+  expect_error(nibble({"quantize", checkpoint("float"), at("precious"), "--format", "awq", "--group", "16"}), 4, "precious");
+  expect_error(nibble({"convert", checkpoint("gptq"), at("precious"), "--format", "compressed-tensors"}), 4, "--force");
+  expect_error(nibble({"dequantize", checkpoint("awq"), at("precious")}), 4, "precious");
+  EXPECT_EQ(slurp(at("precious")), "data");
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"precious"});
+}
+
+TEST_F(Cli, DamagedCheckpointsExitWith4) {
+  const std::string path = copy_of("awq");
+  const std::string file = path + "/model.safetensors", whole = slurp(file);
+  const auto damaged = [&](const std::string& contents) {
+    spit(file, contents);
+    for (const char* command : {"inspect", "verify", "bench"}) expect_error(nibble({command, path}), 4, "model.safetensors");
+    expect_error(nibble({"dequantize", path, at("out")}), 4, "model.safetensors");
+  };
+  damaged("");
+  damaged(whole.substr(0, 7));
+  damaged(whole.substr(0, 300));
+  damaged(whole.substr(0, whole.size() - 1));
+  damaged(std::string(8, '\xff') + whole.substr(8));
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"awq"});
+}
+
+TEST_F(Cli, AMissingShardIsNamed) {
+  const std::string path = copy_of("awq");
+  fs::rename(path + "/model.safetensors", path + "/model-00001-of-00002.safetensors");
+  const nlohmann::json index = {
+      {"metadata", nlohmann::json::object()},
+      {"weight_map",
+       {{"model.norm.weight", "model-00001-of-00002.safetensors"}, {"lm_head.weight", "model-00002-of-00002.safetensors"}}}};
+  spit(path + "/model.safetensors.index.json", index.dump());
+  expect_error(nibble({"inspect", path}), 4, "model-00002-of-00002.safetensors");
+}
+
+TEST_F(Cli, BenchmarkFilesAreChecked) {
+  spit(at("text"), "not json");
+  spit(at("other"), R"({"schema": 2, "results": []})");
+  spit(at("wrong"), R"({"schema": 1, "results": [{"name": 3}]})");
+  spit(at("empty"), R"({"schema": 1, "results": []})");
+  for (const char* name : {"text", "other", "wrong"}) {
+    expect_error(nibble({"bench", "--compare", at(name), at("empty")}), 4, "is not a benchmark result of schema 1");
+  }
+  expect_error(nibble({"bench", "--compare", at("empty"), at("empty")}), 2, "no result in common");
+  spit(at("shapes.txt"), "64 sixty-four a\n");
+  expect_error(nibble({"bench", "--shapes", at("shapes.txt")}), 4, "shapes.txt:1");
+}
+
+TEST_F(Cli, AResultThatCannotBeWrittenExitsWith4) {
+  expect_error(nibble({"bench", checkpoint("awq"), "-M", "1", "--min-time", "0.001", "--layer", "k_proj", "--no-baselines",
+                       "--json", at("no/such/b.json")}),
+               4, "b.json");
+  if (fs::exists("/dev/full"))
+    expect_error(nibble({"inspect", checkpoint("awq")}, {.stdout_to = "/dev/full"}), 4, "standard output");
+}
+
+TEST_F(Cli, AReaderThatWentAwayIsNoError) {
+  const Finished finished = nibble({"inspect", checkpoint("awq"), "--json"}, {.closed_pipe = true});
+  EXPECT_EQ(finished.exit_code, 0);
+  EXPECT_EQ(finished.err, "");
+  ASSERT_EQ(
+      nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16"}, {.closed_pipe = true}).exit_code,
+      0);
+  EXPECT_EQ(nibble_json({"verify", at("out"), "--json"})["passed"], true);
+}
+
+// Whenever the signal comes, the output is there completely or not at all.
+TEST_F(Cli, CtrlCLeavesNoPartialOutput) {
+  for (int delay : {1, 5, 20, 60}) {
+    const Finished finished =
+        nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16", "--clip-search", "--force"},
+               {.interrupt_after_ms = delay});
+    EXPECT_TRUE(finished.exit_code == 0 || finished.exit_code == 130) << finished.exit_code << finished.err;
+    if (finished.exit_code == 0) {
+      EXPECT_EQ(nibble({"inspect", at("out")}).exit_code, 0);
+      fs::remove_all(at("out"));
+    }
+    EXPECT_TRUE(listing(directory_).empty()) << delay;
+  }
+}
+
+}  // namespace
+}  // namespace nibble::test

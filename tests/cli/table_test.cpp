@@ -1,0 +1,60 @@
+// Text helpers of the tool: widths, alignment, folding, hostile names.
+#include "table.hpp"
+
+#include <gtest/gtest.h>
+
+namespace nibble::tools {
+namespace {
+
+TEST(Text, WidthsCountColumnsNotBytes) {
+  EXPECT_EQ(display_width(""), 0);
+  EXPECT_EQ(display_width("abc"), 3);
+  EXPECT_EQ(display_width("µs → ×"), 6);
+  EXPECT_EQ(display_width("e\u0301"), 1) << "a combining accent";
+  EXPECT_EQ(display_width("層"), 2);
+  EXPECT_EQ(display_width("\xff\xfe"), 2) << "stray bytes";
+  EXPECT_EQ(display_width("\xe5\xb1"), 1) << "a cut character";
+}
+
+TEST(Text, ControlCharactersDoNotReachTheTerminal) {
+  EXPECT_EQ(printable("a\033[2Jb\nc\x7f"), "a?[2Jb?c?");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "31m"),
+            "?31m");
+  EXPECT_EQ(printable("µ\xff"), "µ?");
+}
+
+TEST(Table, AlignsAndLeavesOutEmptyColumns) {
+  Table table({{"name"}, {"empty"}, {"N", Table::Align::right}});
+  table.add({"a", "", "5"});
+  table.add({"層", "", "1000"});
+  table.add({"only a name"});
+  EXPECT_EQ(table.render(false),
+            "name            N\n"
+            "a               5\n"
+            "層           1000\n"
+            "only a name\n\n");
+}
+
+TEST(Table, SaysOnceWhatAllRowsShare) {
+  Table table({{"name"}, {.title = "scheme", .fold = true}, {.title = "kernel", .fold = true}});
+  table.add({"a", "u4", "x"});
+  table.add({"b", "u4", "y"});
+  EXPECT_EQ(table.render(false),
+            "name  kernel\n"
+            "a     x\n"
+            "b     y\n"
+            "all: scheme u4\n\n");
+}
+
+TEST(Table, WithoutRowsIsNothing) { EXPECT_EQ(Table({{"name"}}).render(true), ""); }
+
+TEST(Table, ColoursOnlyWhenAsked) {
+  Table table({{"name"}});
+  table.add({{"a", Style::bad}});
+  EXPECT_EQ(table.render(false), "name\na\n\n");
+  EXPECT_EQ(table.render(true), "\033[1mname\033[0m\n\033[31ma\033[0m\n\n");
+}
+
+}  // namespace
+}  // namespace nibble::tools

@@ -1,0 +1,200 @@
+// Conformance: every kernel of the table × every scheme × awkward shapes × epilogues, against the oracle.
+//
+// A new kernel is covered the moment it is a row. Two questions are asked of each:
+//   bounds  on Gaussian data, is every output within its derived bound?
+//   exact   on data for which f32 arithmetic is exact, are the outputs bit-identical to the oracle's?
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "kernels/kernel.hpp"
+#include "kernels/reference/oracle.hpp"
+#include "nibble/nibble.hpp"
+#include "random_weights.hpp"
+
+namespace nibble {
+namespace {
+
+using testing::all_schemes;
+using testing::random_weight;
+
+struct Shape {
+  std::int64_t m, n, k;
+};
+
+/// 1, tile ± 1, primes, K of one group, and a slice of a real layer.
+std::vector<Shape> shapes_for(const Kernel& kernel) {
+  const std::int64_t tm = std::max(1, kernel.tile.m), tn = std::max(1, kernel.tile.n);
+  return {{1, 1, 1}, {1, tn, 128}, {tm, tn - 1 > 0 ? tn - 1 : 1, 127}, {tm + 1, tn + 1, 129}, {3, 37, 61}, {tm * 17 + 1, 2 * tn + 3, 257},
+          {1, 96, 2048}, {5, 64, 640}};
+}
+
+std::vector<const Kernel*> kernels_of(Op op) {
+  std::vector<const Kernel*> list;
+  for (const Kernel* kernel : kernel_table())
+    if (kernel->op == op && kernel->isa <= this_device().isa) list.push_back(kernel);
+  return list;
+}
+
+std::string test_name(const ::testing::TestParamInfo<const Kernel*>& info) { return std::string(info.param->name); }
+
+class LinearConformance : public ::testing::TestWithParam<const Kernel*> {};
+class DequantizeConformance : public ::testing::TestWithParam<const Kernel*> {};
+
+VerifySpec spec_for(const Kernel& kernel, std::int64_t m, DType act, const EpilogueSpec& epilogue, std::uint64_t seed) {
+  VerifySpec spec;
+  spec.linear = {.act = act, .m_max = m, .epilogue = epilogue};
+  spec.seed = seed;
+  spec.plan.kernel = kernel.name;
+  return spec;
+}
+
+void expect_verified(const QuantTensor& q, const VerifySpec& spec, std::string_view kernel) {
+  const auto report = verify_linear(q, spec);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report->kernel, kernel);  // the forced one ran
+  EXPECT_TRUE(report->passed) << q.scheme.name() << " W[" << q.n << "," << q.k << "] " << spec.linear.epilogue.name() << ": "
+                              << report->failure;
+}
+
+TEST_P(LinearConformance, EverySchemeAndShapeIsWithinItsBound) {
+  const Kernel& kernel = *GetParam();
+  std::uint64_t seed = 1;
+  for (const WeightScheme& scheme : all_schemes())
+    for (const Shape& shape : shapes_for(kernel)) {
+      const DType act = std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+      const DType out = std::array{DType::f16, DType::f32, DType::bf16, DType::f32}[seed % 4];
+      const QuantTensor q = random_weight(scheme, shape.n, shape.k, seed);
+      expect_verified(q, spec_for(kernel, shape.m, act, {.out = out}, seed), kernel.name);
+      ++seed;
+    }
+}
+
+TEST_P(LinearConformance, ActOrderPrescaleAndSecondScale) {
+  const Kernel& kernel = *GetParam();
+  for (std::uint64_t variant = 0; variant < 8; ++variant) {
+    const WeightScheme scheme{DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16};
+    QuantTensor q = random_weight(scheme, 40, 100, 7 + variant, {.act_order = (variant & 1) != 0, .prescale = (variant & 2) != 0, .bias = true});
+    if ((variant & 4) != 0) q.scale2 = 0.3f;
+    for (std::int64_t m : {1, 9})
+      expect_verified(q, spec_for(kernel, m, DType::f32, {.bias = true, .out = DType::f32}, variant), kernel.name);
+  }
+}
+
+TEST_P(LinearConformance, EveryEpilogue) {
+  const Kernel& kernel = *GetParam();
+  const QuantTensor q = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16}, 51, 96, 3);
+  std::vector<EpilogueSpec> specs;
+  for (Activation act : {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh,
+                         Activation::silu})
+    for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
+      specs.push_back({.activation = act, .out = out, .out_scale = 0.05f, .out_zero = -3});
+  for (int parts = 0; parts < 32; ++parts)
+    specs.push_back({.row_scale = (parts & 1) != 0,
+                     .col_scale = (parts & 2) != 0,
+                     .bias = (parts & 4) != 0,
+                     .activation = Activation::silu,
+                     .gate = (parts & 8) != 0,
+                     .residual = (parts & 16) != 0,
+                     .out = DType::f32});
+  std::uint64_t seed = 1;
+  for (const EpilogueSpec& spec : specs)
+    for (DType act : {DType::f32, DType::f16}) expect_verified(q, spec_for(kernel, 5, act, spec, seed++), kernel.name);
+}
+
+/// Small integer activations, power-of-two scales: every product and partial sum is an exact f32, so that no rounding can
+/// excuse a difference.
+TEST_P(LinearConformance, ExactDataGivesExactResults) {
+  const Kernel& kernel = *GetParam();
+  for (const WeightScheme& scheme : all_schemes()) {
+    if (info(scheme.codes).kind == DTypeKind::floating) continue;
+    for (const Shape& shape : shapes_for(kernel)) {
+      const QuantTensor q = random_weight(scheme, shape.n, shape.k, 11, {.act_order = true, .prescale = shape.m == 5, .exact = true});
+      Tensor a(DType::f32, {shape.m, shape.k});
+      for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3));
+      const ConstTensorView a_view(a.as<float>(), {shape.m, shape.k});
+
+      const auto weight = pack(q, {.kernel = std::string(kernel.name)});
+      ASSERT_TRUE(weight.ok()) << weight.status().message();
+      const auto plan = Plan::linear(*weight, {.m_max = shape.m}, {.kernel = std::string(kernel.name)});
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      std::vector<std::byte> workspace(plan->workspace_bytes());
+      std::vector<float> d(static_cast<std::size_t>(shape.m * shape.n));
+      ASSERT_TRUE(plan->run(*weight, a_view, TensorView(d.data(), {shape.m, shape.n}), {}, workspace).ok());
+
+      std::vector<std::int64_t> columns(static_cast<std::size_t>(shape.n));
+      std::iota(columns.begin(), columns.end(), 0);
+      const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns);
+      for (std::size_t i = 0; i < d.size(); ++i)
+        ASSERT_EQ(static_cast<double>(d[i]), expected[i].value) << scheme.name() << " element " << i << " of M=" << shape.m << " N=" << shape.n << " K=" << shape.k;
+    }
+  }
+}
+
+TEST_P(LinearConformance, WritesOnlyItsOutputAndDoesNotDependOnThreadsOrM) {
+  const Kernel& kernel = *GetParam();
+  const std::int64_t m = 19, n = 45, k = 96, stride = 64;
+  const QuantTensor q = random_weight({DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16}, n, k, 5);
+  const auto weight = pack(q, {.kernel = std::string(kernel.name)});
+  const auto plan = Plan::linear(*weight, {.m_max = m}, {.kernel = std::string(kernel.name)});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<std::byte> workspace(plan->workspace_bytes() + 64, std::byte{0xa5});
+  std::vector<float> a(static_cast<std::size_t>(m * k));
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = random_normal(9, i);
+
+  const float canary = -123.5f;
+  std::vector<float> first;
+  for (int threads : {1, 2, 5}) {
+    auto executor = make_executor(threads);
+    std::vector<float> d(static_cast<std::size_t>(m * stride), canary);
+    TensorView out(d.data(), {m, n});
+    out.strides[0] = stride;
+    const Status status = plan->run(*weight, ConstTensorView(a.data(), {m, k}), out, {},
+                                    std::span(workspace).first(plan->workspace_bytes()), executor.get());
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (std::int64_t row = 0; row < m; ++row)
+      for (std::int64_t col = n; col < stride; ++col) ASSERT_EQ(d[static_cast<std::size_t>(row * stride + col)], canary);
+    if (first.empty()) first = d;
+    ASSERT_EQ(std::memcmp(first.data(), d.data(), d.size() * sizeof(float)), 0) << threads << " threads";
+  }
+  for (std::size_t i = plan->workspace_bytes(); i < workspace.size(); ++i) ASSERT_EQ(workspace[i], std::byte{0xa5});
+
+  std::vector<float> one_row(static_cast<std::size_t>(n));  // a row alone gives the bits it gave among others
+  ASSERT_TRUE(plan->run(*weight, ConstTensorView(a.data() + 7 * k, {1, k}), TensorView(one_row.data(), {1, n}), {}, workspace).ok());
+  EXPECT_EQ(std::memcmp(one_row.data(), first.data() + 7 * stride, static_cast<std::size_t>(n) * sizeof(float)), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, LinearConformance, ::testing::ValuesIn(kernels_of(Op::linear)), test_name);
+
+/// Bit-exact: W is an f32 number by definition, and is rounded once to the output type.
+TEST_P(DequantizeConformance, BitExact) {
+  const Kernel& kernel = *GetParam();
+  std::uint64_t seed = 1;
+  for (const WeightScheme& scheme : all_schemes())
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {33, 61}, {64, 256}}) {
+      QuantTensor q = random_weight(scheme, n, k, ++seed, {.act_order = true});
+      if (seed % 5 == 0) q.scale2 = 0.7f;
+      const auto weight = pack(q, {.layout = std::string(kernel.layout)});
+      ASSERT_TRUE(weight.ok()) << weight.status().message();
+      for (DType out : {DType::f32, DType::f16, DType::bf16})
+        for (bool transposed : {false, true}) {
+          const auto plan = Plan::dequantize(*weight, {.out = out, .transposed = transposed}, {.kernel = std::string(kernel.name)});
+          ASSERT_TRUE(plan.ok()) << plan.status().message();
+          EXPECT_EQ(plan->kernel(), kernel.name);
+          Tensor d(out, {transposed ? k : n, transposed ? n : k});
+          const TensorView view(d.bytes.data(), out, {d.shape[0], d.shape[1]});
+          ASSERT_TRUE(plan->run(*weight, {}, view, {}, {}).ok());
+          Tensor expected(out, d.shape);
+          for (std::int64_t row = 0; row < n; ++row)
+            for (std::int64_t col = 0; col < k; ++col) expected.set(transposed ? col * n + row : row * k + col, q.value(row, col));
+          ASSERT_EQ(d.bytes, expected.bytes) << scheme.name() << " [" << n << "," << k << "] to " << name(out);
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, DequantizeConformance, ::testing::ValuesIn(kernels_of(Op::dequantize)), test_name);
+
+}  // namespace
+}  // namespace nibble

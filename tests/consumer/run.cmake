@@ -1,0 +1,22 @@
+# Configures, builds and runs one consumer in a directory that starts empty. Called with -D project, work, nibble_source, nibble_build,
+# compiler, generator and sanitize.
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    list(JOIN ARGV " " command)
+    message(FATAL_ERROR "${command}\nfailed with ${result}:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${work})
+set(flags "")
+if(sanitize)
+  set(flags -fsanitize=${sanitize})
+endif()
+run(${CMAKE_COMMAND} --install ${nibble_build} --prefix ${work}/prefix)
+run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator} -D CMAKE_CXX_COMPILER=${compiler} -D CMAKE_CXX_FLAGS=${flags}
+    -D CMAKE_PREFIX_PATH=${work}/prefix -D nibble_source=${nibble_source})
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/build/consumer)
+message("${output}")

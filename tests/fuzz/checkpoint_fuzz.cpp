@@ -1,0 +1,79 @@
+// Any text as the config.json of a small checkpoint, and as the index of another: refused or opened, and then every module reads
+// or says why not.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "fuzz/fuzz.hpp"
+#include "nibble/checkpoint.hpp"
+
+using namespace nibble;
+namespace fs = std::filesystem;
+
+namespace {
+
+TensorSource tensor(std::string name, DType dtype, std::vector<std::int64_t> shape) {
+  std::int64_t count = 1;
+  for (const std::int64_t dim : shape) count *= dim;
+  const std::vector<std::byte> bytes(storage_bytes(dtype, static_cast<std::uint64_t>(count)), std::byte{0x33});
+  return {std::move(name), dtype, std::move(shape), [bytes]() -> Result<std::vector<std::byte>> { return bytes; }};
+}
+
+/// Two directories that hold a module of each kind; removed at exit.
+struct Scratch {
+  fs::path root = fs::temp_directory_path() / ("nibble-fuzz-" + std::to_string(::getpid()));
+  Scratch() {
+    const TensorSource tensors[] = {
+        tensor("awq.qweight", DType::s32, {32, 2}),     tensor("awq.qzeros", DType::s32, {2, 2}),
+        tensor("awq.scales", DType::f16, {2, 16}),      tensor("gptq.qweight", DType::s32, {4, 16}),
+        tensor("gptq.qzeros", DType::s32, {2, 2}),      tensor("gptq.scales", DType::f16, {2, 16}),
+        tensor("gptq.g_idx", DType::s32, {32}),         tensor("ct.weight_packed", DType::s32, {8, 4}),
+        tensor("ct.weight_scale", DType::bf16, {8, 1}), tensor("ct.weight_shape", DType::s64, {2}),
+        tensor("int.weight", DType::s8, {8, 16}),       tensor("int.weight_scale", DType::f32, {8, 1}),
+        tensor("dense.weight", DType::f16, {8, 16}),    tensor("dense.bias", DType::f16, {8}),
+    };
+    for (const char* name : {"config", "index"}) {
+      fs::create_directories(root / name);
+      if (!write_safetensors(root / name / "model.safetensors", tensors, {}, true).ok()) std::abort();
+    }
+  }
+  ~Scratch() { fs::remove_all(root); }
+};
+
+void open(const fs::path& directory, const char* file, std::string_view text) {
+  std::ofstream(directory / file, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
+  const Result<Checkpoint> checkpoint = Checkpoint::open(directory);
+  if (!checkpoint.ok()) return;
+  for (const Module& module : checkpoint->modules()) {
+    std::vector<Note> notes;
+    const Result<QuantTensor> q = checkpoint->read(module, &notes);
+    if (q.ok() && !q->validate().ok()) std::abort();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const Scratch scratch;
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  open(scratch.root / "config", "config.json", text);
+  open(scratch.root / "index", "model.safetensors.index.json", text);
+  return 0;
+}
+
+std::vector<std::string> fuzz_seeds() {
+  return {
+      R"({"quantization_config":{"quant_method":"awq","bits":4,"group_size":16,"zero_point":true,"version":"gemm",)"
+      R"("modules_to_not_convert":["dense"]}})",
+      R"({"text_config":{"quantization_config":{"quant_method":"gptq","bits":4,"group_size":16,"sym":false,"desc_act":true,)"
+      R"("checkpoint_format":"gptq_v2","dynamic":{"+:ct":{"bits":8}}}}})",
+      R"({"quantization_config":{"quant_method":"compressed-tensors","format":"pack-quantized","ignore":["dense","re:.*x"],)"
+      R"("config_groups":{"group_0":{"targets":["Linear"],"weights":{"num_bits":4,"type":"int","symmetric":true,)"
+      R"("strategy":"group","group_size":16,"actorder":null},"input_activations":{"num_bits":8,"dynamic":true}}}}})",
+      R"({"metadata":{"total_size":1},"weight_map":{"dense.weight":"model.safetensors","dense.bias":"model.safetensors"}})",
+      R"({"time_step_limit":[0.0,Infinity],"x":NaN})",
+  };
+}

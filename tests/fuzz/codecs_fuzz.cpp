@@ -1,0 +1,108 @@
+// Codecs on hostile modules: whatever suffixes, dtypes, shapes and config a file has, detection and reading answer with a Status
+// or with a valid QuantTensor, and what can be written again reads as the same tensor.
+//
+// Input: lines "suffix dtype dim dim ...", an empty line, a config as JSON, a zero byte, and bytes that fill the tensors in turn.
+#include "fuzz/fuzz.hpp"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "golden/memory_module.hpp"
+
+namespace {
+
+using namespace nibble;
+using nibble::testing::MemoryModule;
+
+constexpr std::int64_t kMaxElements = 1 << 14;
+
+MemoryModule parse(std::string_view input) {
+  const std::size_t zero = std::min(input.find('\0'), input.size());
+  std::istringstream text{std::string(input.substr(0, zero))};
+  const std::string_view data = input.substr(std::min(zero + 1, input.size()));
+  MemoryModule m;
+  std::size_t next = 0;
+  for (std::string line; std::getline(text, line) && !line.empty() && m.tensors.size() < 16;) {
+    std::istringstream words(line);
+    std::string suffix, token;
+    words >> suffix >> token;
+    const DType dtype = parse_dtype(token).value_or(DType::s32);
+    std::vector<std::int64_t> shape;
+    std::int64_t elements = 1;
+    for (std::int64_t dim = 0; shape.size() < 4 && words >> dim;) {
+      // A file reader has checked that the bytes are there; sizes that are not are its business.
+      if (dim < 0 || (dim > 0 && elements > kMaxElements / dim)) break;
+      shape.push_back(dim);
+      elements *= dim;
+    }
+    Tensor tensor(dtype, shape);
+    for (std::byte& b : tensor.bytes) b = data.empty() ? std::byte{0} : static_cast<std::byte>(data[next++ % data.size()]);
+    m.tensors.push_back({suffix, std::move(tensor)});
+  }
+  const std::string config{std::istreambuf_iterator<char>(text), {}};
+  m.config.json = nlohmann::json::parse(config, nullptr, false);
+  return m;
+}
+
+/// The inverse of parse().
+std::string print(const MemoryModule& m) {
+  std::string text, data;
+  for (const auto& [suffix, tensor] : m.tensors) {
+    text += suffix + " " + std::string(name(tensor.dtype));
+    for (const std::int64_t dim : tensor.shape) text += " " + std::to_string(dim);
+    text += "\n";
+    data.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+  }
+  return text + "\n" + m.config.json.dump() + '\0' + data;
+}
+
+void require(bool good) {
+  if (!good) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const MemoryModule m = parse({reinterpret_cast<const char*>(data), size});
+  std::vector<Note> notes;
+  const auto q = m.read(notes);
+  if (!q.ok()) {
+    require(!q.status().message().empty());
+    return 0;
+  }
+  require(q->validate().ok());
+  for (const codec::Format& format : codec::format_table()) {
+    if (!format.can_write) continue;
+    const auto written = nibble::testing::write_module(format, *q);
+    if (!written.ok()) continue;
+    const auto back = written->read(notes);
+    require(back.ok() && back->codes == q->codes && back->g_idx == q->g_idx);
+  }
+  return 0;
+}
+
+std::vector<std::string> fuzz_seeds() {
+  std::vector<std::string> seeds;
+  const auto add = [&](std::string_view format, DType codes, GroupShape group, ZeroKind zero, bool act_order) {
+    QuantTensor q;
+    q.scheme = {codes, zero, group, DType::f16};
+    q.n = 32;
+    q.k = 64;
+    q.codes.assign(32 * 64, 2);
+    q.scales = Tensor(DType::f16, {32, q.groups()});
+    if (zero == ZeroKind::integer) q.zeros = Tensor(DType::u8, {32, q.groups()});
+    if (act_order)
+      for (std::int32_t k = 0; k < 64; ++k) q.g_idx.push_back(k % static_cast<std::int32_t>(q.groups()));
+    const auto written = nibble::testing::write_module(*codec::find_format(format), q);
+    require(written.ok());
+    seeds.push_back(print(*written));
+  };
+  add("awq", DType::u4, GroupShape::group(32), ZeroKind::integer, false);
+  add("gptq", DType::u3b4, GroupShape::group(32), ZeroKind::none, true);
+  add("gptq", DType::u8b128, GroupShape::channel(), ZeroKind::none, false);
+  add("compressed-tensors", DType::u4b8, GroupShape::group(16), ZeroKind::none, true);
+  add("compressed-tensors", DType::u5, GroupShape::channel(), ZeroKind::integer, false);
+  seeds.push_back("weight s8 6 10\nweight_scale bf16 6 1\nweight_zero_point s8 6 1\ninput_scale f32 1\n\n{}");
+  seeds.push_back("weight bf16 6 10\nbias bf16 6\n\n{}");
+  return seeds;
+}

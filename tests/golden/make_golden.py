@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""Writes the tiny checkpoints of this folder, and what their weights are.
+
+    python3 tests/golden/make_golden.py        (from anywhere; the output is the same on every machine)
+
+Each case is FORMAT/CASE/{config.json,model.safetensors} with one or more modules, and FORMAT/CASE.expected.safetensors with
+MODULE.f32 and MODULE.f16, the dequantized weights [N,K]. Everything is done by the most literal route: a stream of codes is
+one big integer, a weight is one formula. Nothing here is shared with the C++ codecs. Needs only Python.
+"""
+import json
+import os
+import struct
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # AWQ: nibble p holds column ORDER[p]
+
+
+class Random:
+    """A small generator that does not change with the Python version."""
+
+    def __init__(self, seed):
+        self.state = seed * 2654435761 % 2**32 or 1
+
+    def below(self, bound):
+        self.state = (self.state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return (self.state >> 33) % bound
+
+
+# --- numbers and files -------------------------------------------------------------------------------------------------------
+
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def encode(dtype, x):
+    """One element as bytes; bf16 values are chosen exact, so cutting the f32 is enough."""
+    if dtype == "BF16":
+        assert struct.pack("<f", x)[:2] == b"\0\0"
+        return struct.pack("<f", x)[2:]
+    return struct.pack({"F16": "<e", "F32": "<f", "I8": "<b", "I32": "<i", "I64": "<q"}[dtype], x)
+
+
+def save(path, tensors):
+    """tensors: (name, dtype, shape, flat list)."""
+    header, body = {}, b""
+    for name, dtype, shape, values in tensors:
+        data = b"".join(encode(dtype, v) for v in values)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + body)
+
+
+def save_case(name, config, modules):
+    """modules: name → (tensors as (suffix, dtype, shape, values), weights[n][k] as exact Python floats)."""
+    folder = os.path.join(HERE, name)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump({"model_type": "golden", "quantization_config": config}, file, indent=1)
+        file.write("\n")
+    stored, expected = [], []
+    for module, (tensors, weights) in modules.items():
+        stored += [(f"{module}.{suffix}", *rest) for suffix, *rest in tensors]
+        flat = [f32(w) for row in weights for w in row]
+        shape = [len(weights), len(weights[0])]
+        expected += [(f"{module}.f32", "F32", shape, flat), (f"{module}.f16", "F16", shape, flat)]
+    save(os.path.join(folder, "model.safetensors"), stored)
+    save(os.path.join(HERE, name + ".expected.safetensors"), expected)
+
+
+# --- packing -----------------------------------------------------------------------------------------------------------------
+
+def signed(word):
+    return word - 2**32 if word >= 2**31 else word
+
+
+def stream(codes, bits):
+    """Code i at bits [bits·i, bits·i + bits) of a little-endian integer, cut into 32-bit words."""
+    number = sum(code << (bits * i) for i, code in enumerate(codes))
+    return [signed(number >> (32 * w) & 0xFFFFFFFF) for w in range((len(codes) * bits + 31) // 32)]
+
+
+def padded(codes, bits):
+    """⌊32/bits⌋ codes a word."""
+    per = 32 // bits
+    return [word for i in range(0, len(codes), per) for word in stream(codes[i:i + per], bits)[:1]]
+
+
+def awq_words(columns):
+    return [signed(sum(columns[i + ORDER[p]] << (4 * p) for p in range(8))) for i in range(0, len(columns), 8)]
+
+
+def columns_of(rows):
+    return [list(column) for column in zip(*rows)]
+
+
+def flat(rows):
+    return [value for row in rows for value in row]
+
+
+def down(columns):
+    """Columns of words → the row-major tensor they form."""
+    return flat(columns_of(columns))
+
+
+# --- random layers -----------------------------------------------------------------------------------------------------------
+
+def random_layer(seed, n, k, groups, bits, dtype):
+    random = Random(seed)
+    codes = [[random.below(2**bits) for _ in range(k)] for _ in range(n)]
+    steps = 2**7 if dtype == "BF16" else 2**10
+    scales = [[(steps + random.below(steps)) / steps / 2**(6 + random.below(3)) for _ in range(groups)] for _ in range(n)]
+    if dtype == "F32":
+        scales = [[f32(s * (1 + 1 / 3)) for s in row] for row in scales]
+    zeros = [[random.below(2**bits) for _ in range(groups)] for _ in range(n)]
+    bias = [(random.below(64) - 32) / 16 for _ in range(n)]
+    return random, codes, scales, zeros, bias
+
+
+def weights(codes, scales, zeros, group_of):
+    return [[(q - zeros[n][group_of[k]]) * scales[n][group_of[k]] for k, q in enumerate(row)] for n, row in enumerate(codes)]
+
+
+def natural(k, g):
+    return [i // g for i in range(k)]
+
+
+def shuffled(k, g, random):
+    order = natural(k, g)
+    for i in range(k - 1, 0, -1):
+        j = random.below(i + 1)
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+# --- formats -----------------------------------------------------------------------------------------------------------------
+
+def awq(name, seed, n, k, g, dtype="F16", symmetric=False):
+    groups = k // g
+    _, codes, scales, zeros, bias = random_layer(seed, n, k, groups, 4, dtype)
+    if symmetric:
+        zeros = [[8] * groups for _ in range(n)]
+    tensors = [("qweight", "I32", [k, n // 8], flat(awq_words(row) for row in columns_of(codes))),
+               ("qzeros", "I32", [groups, n // 8], flat(awq_words(row) for row in columns_of(zeros))),
+               ("scales", dtype, [groups, n], flat(columns_of(scales))),
+               ("bias", dtype, [n], bias)]
+    config = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": -1 if groups == 1 else g,
+              "zero_point": not symmetric, "modules_to_not_convert": None}
+    save_case(f"awq/{name}", config, {"model.proj": (tensors, weights(codes, scales, zeros, natural(k, g)))})
+
+
+def gptq(name, seed, bits, k=64, g=32, v2=False, symmetric=True, act_order=False, damaged=False, g_idx=True, dtype="F16"):
+    n, groups = {2: 16, 3: 32, 4: 8, 8: 8}[bits], -(-k // g)  # the fewest columns that fill words
+    random, codes, scales, zeros, _ = random_layer(seed, n, k, groups, bits, dtype)
+    mask = 2**bits - 1
+    if symmetric:
+        zeros = [[2**(bits - 1)] * groups for _ in range(n)]
+    elif not damaged:  # where v1 loses nothing
+        zeros = [[max(z, 1) for z in row] for row in zeros]
+    group_of = shuffled(k, g, random) if act_order else natural(k, g)
+    fields = [[z if v2 else (z - 1) & mask for z in row] for row in columns_of(zeros)]
+    words = [stream(row, bits) for row in fields]
+    if damaged:  # group 0, columns 0…7 as AutoGPTQ writes z = 7 0 5 9 1 15 3 8: the borrow of 0 − 1 fills the word
+        words[0][0] = signed(0xFFFFFFF6)
+        zeros = [[([7] + [0] * 7)[i] if j == 0 and i < 8 else z for j, z in enumerate(row)] for i, row in enumerate(zeros)]
+    tensors = [("qweight", "I32", [k * bits // 32, n], down(stream(row, bits) for row in codes)),
+               ("qzeros", "I32", [groups, n * bits // 32], flat(words)),
+               ("scales", dtype, [groups, n], flat(columns_of(scales)))]
+    if g_idx:
+        tensors.append(("g_idx", "I32", [k], group_of))
+    config = {"quant_method": "gptq", "bits": bits, "group_size": g, "desc_act": act_order, "sym": symmetric,
+              "checkpoint_format": "gptq_v2" if v2 else "gptq"}
+    save_case(f"gptq/{name}", config, {"model.proj": (tensors, weights(codes, scales, zeros, group_of))})
+
+
+def compressed(name, seed, bits, n=12, k=64, g=32, strategy="group", symmetric=True, act_order=False, legacy=False, dtype="BF16"):
+    groups = k // g if strategy == "group" else 1
+    rows = 1 if strategy == "tensor" else n
+    random, codes, scales, zeros, _ = random_layer(seed, n, k, groups, bits, dtype)
+    if symmetric:
+        zeros = [[2**(bits - 1)] * groups for _ in range(n)]
+    scales = (scales[:rows] * n)[:n]
+    group_of = (shuffled if act_order else lambda k, g, _: natural(k, g))(k, g if groups > 1 else k, random)
+    pack = padded if legacy else stream
+    packed = [pack(row, bits) for row in codes]
+    tensors = [("weight_packed", "I32", [n, len(packed[0])], flat(packed)),
+               ("weight_scale", dtype, [1] if strategy == "tensor" else [n, groups], flat(scales[:rows]))]
+    if not symmetric:
+        zero_words = [pack(column, bits) for column in columns_of(zeros)]
+        tensors.append(("weight_zero_point", "I32", [len(zero_words[0]), groups], down(zero_words)))
+    if act_order:
+        tensors.append(("weight_g_idx", "I32", [k], group_of))
+    tensors.append(("weight_shape", "I64", [2], [n, k]))
+    args = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy, "dynamic": False,
+            "group_size": g if strategy == "group" else None, "actorder": "group" if act_order else None}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+              "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": None}}, "ignore": ["lm_head"]}
+    save_case(f"compressed-tensors/{name}", config, {"model.proj": (tensors, weights(codes, scales, zeros, group_of))})
+
+
+def int_quantized(name, seed, strategy, n=10, k=48, g=16, symmetric=True, dynamic=True, dtype="BF16"):
+    groups = k // g if strategy == "group" else 1
+    rows = 1 if strategy == "tensor" else n
+    _, codes, scales, zeros, bias = random_layer(seed, n, k, groups, 8, dtype)
+    codes = [[q - 128 for q in row] for row in codes]
+    zeros = [[0 if symmetric else z - 128 for z in row] for row in zeros]
+    scales = (scales[:rows] * n)[:n]
+    zeros = (zeros[:rows] * n)[:n]
+    shape = [1] if strategy == "tensor" else [n, groups]
+    tensors = [("weight", "I8", [n, k], flat(codes)), ("weight_scale", dtype, shape, flat(scales[:rows])), ("bias", dtype, [n], bias)]
+    if not symmetric:
+        tensors.append(("weight_zero_point", "I8", shape, flat(zeros[:rows])))
+    if not dynamic:
+        tensors.append(("input_scale", "F32", [1], [0.0625]))
+    args = {"num_bits": 8, "type": "int", "symmetric": symmetric, "strategy": strategy, "dynamic": False,
+            "group_size": g if strategy == "group" else None}
+    acts = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token" if dynamic else "tensor", "dynamic": dynamic}
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+              "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": acts}}, "ignore": []}
+    save_case(f"int-quantized/{name}", config,
+              {"model.proj": (tensors, weights(codes, scales, zeros, natural(k, g if groups > 1 else k)))})
+
+
+def main():
+    awq("g128", 1, n=8, k=256, g=128)
+    awq("g64_bf16", 2, n=16, k=128, g=64, dtype="BF16")
+    awq("channel", 3, n=16, k=40, g=40)
+    awq("symmetric", 4, n=8, k=64, g=32, symmetric=True)
+
+    for bits in (2, 3, 4, 8):
+        gptq(f"v1_{bits}bit", 10 + bits, bits)
+        gptq(f"v2_{bits}bit", 20 + bits, bits, v2=True)
+    gptq("v1_4bit_act_order", 30, 4, act_order=True)
+    gptq("v1_4bit_asymmetric", 31, 4, symmetric=False)
+    gptq("v2_3bit_asymmetric", 32, 3, symmetric=False, v2=True)
+    gptq("v1_4bit_damaged", 33, 4, symmetric=False, damaged=True)
+    gptq("v1_4bit_ragged_f32", 34, 4, k=72, g=32, g_idx=False, dtype="F32")
+
+    for bits in (4, 8):
+        for symmetric in (True, False):
+            for strategy in ("group", "channel"):
+                kind = "symmetric" if symmetric else "asymmetric"
+                compressed(f"{bits}bit_{kind}_{strategy}", 40 + bits + 2 * symmetric + (strategy == "group"), bits, strategy=strategy,
+                           symmetric=symmetric)
+    compressed("4bit_act_order", 60, 4, act_order=True)
+    compressed("4bit_tensor_f32", 61, 4, k=50, strategy="tensor", dtype="F32")
+    compressed("3bit_dense", 62, 3, symmetric=False)
+    compressed("3bit_padded", 63, 3, symmetric=False, legacy=True)
+
+    int_quantized("channel_dynamic", 70, "channel")
+    int_quantized("tensor_static", 71, "tensor", dynamic=False)
+    int_quantized("group_asymmetric_f16", 72, "group", symmetric=False, dtype="F16")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+// Opening checkpoints: sound ones, and every kind of damage a directory of files can have.
+#include "nibble/checkpoint.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "unit/scratch.hpp"
+
+namespace nibble {
+namespace {
+
+using namespace nibble::testing;
+
+constexpr std::string_view kIndex = "model.safetensors.index.json";
+
+void write(const fs::path& path, const std::vector<TensorSource>& tensors) {
+  fs::create_directories(path.parent_path());
+  const Status status = write_safetensors(path, tensors, {}, true);
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
+/// An AWQ layer W[16,32] with two groups; zero points are 3, codes 3 or more.
+std::vector<TensorSource> awq_layer(const std::string& module, Tensor scales = counting(DType::f16, {2, 16})) {
+  return {source(module + ".qweight", filled(DType::s32, {32, 2}, 0x73)),
+          source(module + ".qzeros", filled(DType::s32, {2, 2}, 0x33)), source(module + ".scales", std::move(scales))};
+}
+
+std::vector<TensorSource> operator+(std::vector<TensorSource> a, std::vector<TensorSource> b) {
+  std::ranges::move(b, std::back_inserter(a));
+  return a;
+}
+
+constexpr std::string_view kAwqConfig =
+    R"({"quantization_config":{"quant_method":"awq","bits":4,"group_size":16,"zero_point":true,"version":"gemm"}})";
+
+/// Opens, which must work, and returns all notes as lines "severity: text".
+std::string notes_of(const fs::path& path) {
+  const auto checkpoint = Checkpoint::open(path);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  if (!checkpoint.ok()) return {};
+  std::string lines;
+  const auto add = [&](const Note& note, std::string_view where) {
+    static constexpr const char* kSeverity[] = {"info: ", "warning: ", "error: "};
+    lines.append(kSeverity[static_cast<int>(note.severity)]).append(where).append(note.text).append("\n");
+  };
+  for (const Note& note : checkpoint->notes()) add(note, "");
+  for (const Module& module : checkpoint->modules())
+    for (const Note& note : module.notes) add(note, module.name + ": ");
+  return lines;
+}
+
+void expect_note(const std::string& notes, const std::string& part) {
+  EXPECT_NE(notes.find(part), std::string::npos) << part << " in:\n" << notes;
+}
+
+TEST(Checkpoint, ListsModulesAndTensors) {
+  const Scratch scratch;
+  write(scratch / "model.safetensors",
+        awq_layer("model.layers.0.q_proj") + std::vector{source("model.embed.weight", counting(DType::bf16, {8, 4})),
+                                                         source("model.norm.weight", counting(DType::f32, {4})),
+                                                         source("model.layers.0.q_proj.k_scale", counting(DType::f32, {2}))});
+  write_text(scratch / "config.json", kAwqConfig);
+  const auto checkpoint = Checkpoint::open(scratch.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  EXPECT_EQ(checkpoint->path(), scratch.path());
+  EXPECT_EQ(checkpoint->config(), kAwqConfig);
+  EXPECT_EQ(checkpoint->tensors().size(), 6u);
+  ASSERT_EQ(checkpoint->modules().size(), 2u);
+  EXPECT_TRUE(checkpoint->notes().empty()) << notes_of(scratch.path());
+
+  const Module* module = checkpoint->find_module("model.layers.0.q_proj");
+  ASSERT_NE(module, nullptr);
+  EXPECT_EQ(module->format, "awq");
+  EXPECT_EQ(module->scheme.name(), "u4zg16");
+  EXPECT_EQ(module->n, 16);
+  EXPECT_EQ(module->k, 32);
+  EXPECT_EQ(module->tensors.size(), 3u) << "k_scale is no part of the layer";
+  EXPECT_EQ(module->bytes, 32u * 2 * 4 + 2 * 2 * 4 + 2 * 16 * 2);
+
+  const TensorInfo* tensor = checkpoint->find_tensor("model.embed.weight");
+  ASSERT_NE(tensor, nullptr);
+  EXPECT_EQ(tensor->file, "model.safetensors");
+  const ConstTensorView view = checkpoint->view(*tensor);
+  EXPECT_EQ(view.dim(1), 4);
+  EXPECT_EQ(view.stride(0), 4);
+  EXPECT_EQ(to_f32(static_cast<const bf16*>(view.data)[6]), 1.5f);
+  EXPECT_EQ(checkpoint->find_tensor("nothing"), nullptr);
+  EXPECT_EQ(checkpoint->find_module("nothing"), nullptr);
+  EXPECT_TRUE(checkpoint->view({}).empty());
+
+  const auto q = checkpoint->read(*module);
+  ASSERT_TRUE(q.ok()) << q.status().message();
+  EXPECT_EQ(q->value(0, 0), 0.0f);
+  EXPECT_EQ(q->value(2, 0), (7 - 3) * 0.5f);
+  expect_error(checkpoint->read(*checkpoint->find_module("model.embed")).status(), StatusCode::invalid_argument,
+               {"model.embed", "dense"});
+  Module foreign = *module;
+  foreign.name = "elsewhere";
+  expect_error(checkpoint->read(foreign).status(), StatusCode::not_found, {"elsewhere"});
+}
+
+TEST(Checkpoint, OpensOneFileWithTheConfigBesideIt) {
+  const Scratch scratch;
+  write(scratch / "any-name.safetensors", awq_layer("a"));
+  write_text(scratch / "config.json", kAwqConfig);
+  const auto checkpoint = Checkpoint::open(scratch / "any-name.safetensors");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  EXPECT_TRUE(checkpoint->modules()[0].claimed.has_value());
+  EXPECT_EQ(checkpoint->tensors()[0].file, "any-name.safetensors");
+}
+
+TEST(Checkpoint, HighRanksAreViewedFlat) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", {source("a", counting(DType::f32, {1, 2, 3, 4, 5}))});
+  const auto checkpoint = Checkpoint::open(scratch.path());
+  ASSERT_TRUE(checkpoint.ok());
+  const ConstTensorView view = checkpoint->view(checkpoint->tensors()[0]);
+  EXPECT_EQ(view.rank, 1);
+  EXPECT_EQ(view.numel(), 120);
+}
+
+TEST(Checkpoint, ReportsMissingThings) {
+  const Scratch scratch;
+  expect_error(Checkpoint::open(scratch / "none").status(), StatusCode::not_found, {"none", "does not exist"});
+  expect_error(Checkpoint::open(scratch.path()).status(), StatusCode::not_found, {"holds no *.safetensors"});
+  write_text(scratch / "x.safetensors", "");
+  expect_error(Checkpoint::open(scratch.path()).status(), StatusCode::corrupt_data, {"x.safetensors", "0 bytes"});
+}
+
+TEST(Checkpoint, ShardsWithoutAnIndexMayNotRepeatATensor) {
+  const Scratch scratch;
+  write(scratch / "1.safetensors", {source("a.weight", counting(DType::f32, {2, 2}))});
+  write(scratch / "2.safetensors", {source("b.weight", counting(DType::f32, {2, 2}))});
+  write_text(scratch / ".hidden.safetensors", "no header");
+  const auto checkpoint = Checkpoint::open(scratch.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  EXPECT_EQ(checkpoint->modules().size(), 2u);
+  write(scratch / "3.safetensors", {source("a.weight", counting(DType::f32, {2, 2}))});
+  expect_error(Checkpoint::open(scratch.path()).status(), StatusCode::corrupt_data,
+               {"\"a.weight\" is in two shards", "1.safetensors", "3.safetensors"});
+}
+
+TEST(Checkpoint, TheIndexIsChecked) {
+  const Scratch scratch;
+  const auto with_index = [&](std::string_view map) {
+    write_text(scratch / kIndex, "{\"weight_map\":" + std::string(map) + "}");
+    return Checkpoint::open(scratch.path());
+  };
+  write(scratch / "1.safetensors", {source("a", counting(DType::f32, {2})), source("extra", counting(DType::f32, {2}))});
+  write(scratch / "2.safetensors", {source("b", counting(DType::f32, {2}))});
+  write(scratch / "other.safetensors", {source("a", counting(DType::f32, {2}))});
+
+  ASSERT_TRUE(with_index(R"({"a":"1.safetensors","b":"2.safetensors"})").ok());
+  expect_note(notes_of(scratch.path()), "info: \"other.safetensors\" is not in model.safetensors.index.json");
+  expect_note(notes_of(scratch.path()), "names 2 of 3 tensors; the first it leaves out is \"extra\" in \"1.safetensors\"");
+
+  using enum StatusCode;
+  expect_error(with_index(R"({"a":"1.safetensors","b":"gone.safetensors"})").status(), not_found,
+               {"\"gone.safetensors\"", "\"b\"", "does not exist"});
+  expect_error(with_index(R"({"a":"1.safetensors","c":"2.safetensors"})").status(), corrupt_data,
+               {"\"c\"", "\"2.safetensors\"", "in no shard"});
+  expect_error(with_index(R"({"a":"2.safetensors","b":"2.safetensors","extra":"1.safetensors"})").status(), corrupt_data,
+               {"\"a\" should be in \"2.safetensors\"", "in \"1.safetensors\""});
+  expect_error(with_index(R"({"a":"../1.safetensors"})").status(), corrupt_data,
+               {"\"../1.safetensors\"", "not a file of this checkpoint"});
+  expect_error(with_index(R"({"a":"x/../../1.safetensors"})").status(), corrupt_data, {"not a file of this checkpoint"});
+  expect_error(with_index(R"({"a":"/etc/passwd"})").status(), corrupt_data, {"\"/etc/passwd\""});
+  expect_error(with_index(R"({"a":7})").status(), corrupt_data, {"\"a\" has no file name"});
+  expect_error(with_index(R"({"a":"1.safetensors","a":"2.safetensors"})").status(), corrupt_data, {"\"a\" appears twice"});
+  expect_error(with_index("{}").status(), corrupt_data, {"empty"});
+  expect_error(with_index("7").status(), corrupt_data, {"weight_map"});
+  expect_error(with_index(R"({"a")").status(), corrupt_data, {kIndex.data(), "byte 18", "not valid JSON"});
+}
+
+TEST(Checkpoint, ConfigMustBeJson) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", awq_layer("a"));
+  const auto open_with = [&](std::string_view text) {
+    write_text(scratch / "config.json", text);
+    return Checkpoint::open(scratch.path()).status();
+  };
+  expect_error(open_with("{\"a\": tru}"), StatusCode::corrupt_data, {"config.json", "byte 9", "not valid JSON"});
+  expect_error(open_with(""), StatusCode::corrupt_data, {"config.json", "byte 0"});
+  expect_error(open_with("[1]"), StatusCode::corrupt_data, {"config.json", "array", "object is expected"});
+  expect_error(open_with("{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}"), StatusCode::corrupt_data,
+               {"more than 64 deep"});
+  EXPECT_TRUE(open_with(R"({"time_step_limit": [0.0, Infinity], "x": [NaN, -Infinity, "NaN \" Infinity"]})").ok());
+}
+
+TEST(Checkpoint, ConfigThatContradictsTheTensorsIsNoted) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", awq_layer("model.a") + awq_layer("model.gate_proj"));
+  const auto notes_with = [&](std::string_view text) {
+    write_text(scratch / "config.json", text);
+    return notes_of(scratch.path());
+  };
+  expect_note(notes_with(R"({"quantization_config":{"quant_method":"awq","bits":8,"group_size":16,"zero_point":true}})"),
+              "warning: model.a: config.json says u8zg16, the tensors are u4zg16");
+  expect_note(notes_with(R"({"quantization_config":{"quant_method":"magic\n"}})"),
+              "quant_method \"magic\\n\", which nibble does not know");
+  expect_note(notes_with(R"({"text_config":{"quantization_config":{"quant_method":"magic"}}})"), "quant_method \"magic\"");
+  const std::string notes =
+      notes_with(R"({"quantization_config":{"quant_method":"awq","modules_to_not_convert":["a","gate","re:.*",7]}})");
+  expect_note(notes, "warning: model.a: config.json lists \"a\" in modules_to_not_convert, but this module is quantized");
+  EXPECT_EQ(notes.find("gate_proj: config.json lists"), std::string::npos) << notes;
+}
+
+TEST(Checkpoint, QuantizedConfigWithoutQuantizedModulesIsNoted) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", {source("a.weight", counting(DType::f16, {4, 4}))});
+  write_text(scratch / "config.json", kAwqConfig);
+  expect_note(notes_of(scratch.path()), "config.json says the model is quantized, but no module is");
+}
+
+TEST(Checkpoint, LegacyConfigs) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", awq_layer("a"));
+  write_text(scratch / "quant_config.json", R"({"w_bit":4,"q_group_size":16,"zero_point":true,"version":"gemm"})");
+  const auto checkpoint = Checkpoint::open(scratch.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  EXPECT_EQ(checkpoint->modules()[0].claimed->name(), "u4zg16");
+  EXPECT_EQ(notes_of(scratch.path()), "");
+
+  write_text(scratch / "config.json", kAwqConfig);
+  EXPECT_EQ(notes_of(scratch.path()), "");
+  write_text(scratch / "quant_config.json", R"({"w_bit":8,"q_group_size":16})");
+  expect_note(notes_of(scratch.path()), "warning: config.json says bits=4, quant_config.json says 8; config.json counts");
+  write_text(scratch / "quant_config.json", "{");
+  expect_error(Checkpoint::open(scratch.path()).status(), StatusCode::corrupt_data, {"quant_config.json", "byte 1"});
+}
+
+TEST(Checkpoint, BrokenModulesDoNotHideTheOthers) {
+  const Scratch scratch;
+  std::vector<TensorSource> wrong_shape = awq_layer("shape"), wrong_dtype = awq_layer("dtype"), empty = awq_layer("empty");
+  wrong_shape[1] = source("shape.qzeros", filled(DType::s32, {3, 2}, 0));
+  wrong_dtype[2] = source("dtype.scales", filled(DType::s32, {2, 16}, 0));
+  empty[0] = source("empty.qweight", filled(DType::s32, {0, 2}, 0));
+  write(scratch / "x.safetensors", wrong_shape + wrong_dtype + empty + awq_layer("good"));
+  const auto checkpoint = Checkpoint::open(scratch.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  ASSERT_EQ(checkpoint->modules().size(), 1u);
+  EXPECT_EQ(checkpoint->modules()[0].name, "good");
+  const std::string notes = notes_of(scratch.path());
+  expect_note(notes, "error: shape.qzeros is s32 [3,2], expected s32 [2,2]");
+  expect_note(notes, "error: dtype.scales is s32 [2,16]");
+  expect_note(notes, "error: empty");
+}
+
+TEST(Checkpoint, UnsupportedFormatsAreNotedOnce) {
+  const Scratch scratch;
+  std::vector<TensorSource> tensors;
+  for (const std::string name : {"a", "b", "c"}) {
+    tensors.push_back(source(name + ".weight_packed", filled(DType::u8, {4, 8}, 0)));
+    tensors.push_back(source(name + ".weight_scale", filled(DType::e4m3, {4, 1}, 0)));
+    tensors.push_back(source(name + ".weight_global_scale", counting(DType::f32, {1})));
+  }
+  write(scratch / "x.safetensors", tensors);
+  const std::string notes = notes_of(scratch.path());
+  expect_note(notes, "error: a: recognised but not yet supported: NVFP4");
+  expect_note(notes, "(and 2 more modules)");
+  EXPECT_EQ(std::ranges::count(notes, '\n'), 1);
+}
+
+TEST(Checkpoint, OddScalesAreCounted) {
+  const Scratch scratch;
+  Tensor scales(DType::f16, {2, 16});
+  for (std::int64_t i = 0; i < scales.numel(); ++i) scales.set(i, 1.0f);
+  scales.set(3, std::numeric_limits<float>::quiet_NaN());
+  scales.set(16 + 3, std::numeric_limits<float>::quiet_NaN());
+  scales.set(16 + 4, std::numeric_limits<float>::infinity());
+  scales.set(5, 0.0f);
+  scales.set(6, -2.0f);
+  scales.set(16 + 7, 0x1p-20f);
+  write(scratch / "x.safetensors", awq_layer("a", std::move(scales)));
+  const auto checkpoint = Checkpoint::open(scratch.path());
+  ASSERT_TRUE(checkpoint.ok());
+  std::vector<Note> notes;
+  ASSERT_TRUE(checkpoint->read(checkpoint->modules()[0], &notes).ok());
+  std::string text;
+  for (const Note& note : notes) text += note.text + "\n";
+  expect_note(text, "2 of 32 scales are NaN, the first (nan) at [3,0]");
+  expect_note(text, "1 of 32 scales are infinite, the first (inf) at [4,1]");
+  expect_note(text, "1 of 32 scales are zero, the first (0) at [5,0]");
+  expect_note(text, "1 of 32 scales are negative, the first (-2) at [6,0]");
+  expect_note(text, "1 of 32 scales are subnormal, the first (9.536743e-07) at [7,1]");
+}
+
+TEST(Checkpoint, FormatsAreListed) {
+  const auto rows = formats();
+  const auto awq = std::ranges::find(rows, "awq", &FormatInfo::name);
+  ASSERT_NE(awq, rows.end());
+  EXPECT_TRUE(awq->can_write);
+  EXPECT_EQ(rows.back().name, "dense");
+}
+
+}  // namespace
+}  // namespace nibble

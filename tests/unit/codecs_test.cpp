@@ -1,0 +1,417 @@
+// Codecs: write → read is the identity, what cannot be written is refused with the reason, and hostile files are understood or
+// refused. What the numbers must be is tested in tests/golden.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "golden/memory_module.hpp"
+#include "random_weights.hpp"
+
+namespace nibble {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using testing::MemoryModule;
+using testing::random_weight;
+
+const codec::Format& format(std::string_view name) { return *codec::find_format(name); }
+
+WeightScheme scheme(std::string_view name, DType scale = DType::f16) {
+  auto parsed = Scheme::parse(name, scale);
+  EXPECT_TRUE(parsed.ok()) << name;
+  return parsed->weight;
+}
+
+MemoryModule written(std::string_view format_name, const QuantTensor& q) {
+  auto module = testing::write_module(format(format_name), q);
+  EXPECT_TRUE(module.ok()) << module.status().message();
+  return module.ok() ? *std::move(module) : MemoryModule{};
+}
+
+std::string joined(const std::vector<Note>& notes) {
+  std::string text;
+  for (const Note& note : notes) text += note.text + "\n";
+  return text;
+}
+
+void expect_round_trip(std::string_view format_name, const QuantTensor& q) {
+  SCOPED_TRACE(fmt::format("{} {} [{},{}] g_idx {}", format_name, q.scheme.name(), q.n, q.k, q.g_idx.size()));
+  const MemoryModule m = written(format_name, q);
+  const auto detected = m.detect();
+  ASSERT_TRUE(detected.module.ok()) << detected.module.status().message();
+  EXPECT_EQ(detected.format->name, format_name);
+  EXPECT_EQ(detected.module->scheme, q.scheme);
+  EXPECT_EQ(detected.module->n, q.n);
+  EXPECT_EQ(detected.module->k, q.k);
+  const int b = bits(q.scheme.codes);
+  if (format_name != "compressed-tensors" || 32 % b == 0) {  // others may have two layouts with this many words
+    EXPECT_EQ(joined(detected.module->notes), "");
+  }
+  std::vector<Note> notes;
+  const auto back = m.read(notes);
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_TRUE(back->validate().ok());
+  EXPECT_TRUE(*back == q);
+  EXPECT_EQ(joined(notes), "");
+}
+
+// --- round trips --------------------------------------------------------------------------------------------------------------
+
+TEST(Codecs, AwqRoundTrips) {
+  for (const char* name : {"u4zg16", "u4b8g16", "u4zc", "u4b8c", "u4zg80"})
+    for (const std::int64_t n : {8, 24, 136})
+      for (const bool bias : {false, true}) expect_round_trip("awq", random_weight(scheme(name), n, 80, 1, {.bias = bias}));
+  expect_round_trip("awq", random_weight(scheme("u4zc", DType::bf16), 8, 1, 2));
+}
+
+TEST(Codecs, GptqRoundTrips) {
+  for (const char* codes : {"u2b2", "u3b4", "u4b8", "u8b128"})
+    for (const char* group : {"c", "g32", "g36", "g96"})  // 36 leaves a last group of 24
+      for (const bool act_order : {false, true})
+        for (const std::int64_t n : {32, 96})
+          expect_round_trip("gptq", random_weight(scheme(std::string(codes) + group), n, 96, 3,
+                                                  {.act_order = act_order && std::string_view(group) != "g96", .bias = n == 32}));
+  expect_round_trip("gptq", random_weight(scheme("u4b8g8", DType::f32), 8, 8, 4));
+}
+
+TEST(Codecs, CompressedTensorsRoundTrips) {
+  struct Shape {
+    std::int64_t n, k;
+    const char* group;
+  };
+  for (int bits = 2; bits <= 8; ++bits)
+    for (const bool symmetric : {true, false})
+      for (const Shape& shape :
+           {Shape{1, 1, "c"}, {7, 33, "c"}, {33, 100, "g20"}, {5, 64, "g64"}, {3, 1000, "g8"}, {40, 31, "t"}}) {
+        if (!symmetric && shape.group[0] == 't') continue;
+        const std::string codes = symmetric ? fmt::format("u{}b{}", bits, 1 << (bits - 1)) : fmt::format("u{}z", bits);
+        expect_round_trip("compressed-tensors", random_weight(scheme(codes + shape.group, DType::bf16), shape.n, shape.k, 5));
+      }
+  expect_round_trip("compressed-tensors",
+                    random_weight(scheme("u4zg16", DType::f32), 9, 64, 6, {.act_order = true, .bias = true}));
+}
+
+TEST(Codecs, UnalignedTensorsRead) {
+  for (const char* name : {"awq", "gptq", "compressed-tensors"}) {
+    const QuantTensor q = random_weight(scheme("u4b8g32"), 64, 96, 7);
+    const MemoryModule m = written(name, q);
+    codec::ModuleTensors parts = m.views();
+    std::vector<std::vector<std::byte>> moved;
+    for (auto& [suffix, view] : parts.by_suffix) {
+      const auto* bytes = static_cast<const std::byte*>(view.data);
+      moved.emplace_back(1).insert(moved.back().end(), bytes,
+                                   bytes + storage_bytes(view.dtype, static_cast<std::uint64_t>(view.numel())));
+      view.data = moved.back().data() + 1;
+    }
+    auto module = format(name).detect(parts, m.config);
+    ASSERT_TRUE(module && module->ok());
+    std::vector<Note> notes;
+    const auto back = format(name).read(parts, **module, m.config, notes);
+    ASSERT_TRUE(back.ok());
+    EXPECT_TRUE(*back == q) << name;
+  }
+}
+
+// --- refusals to write --------------------------------------------------------------------------------------------------------
+
+void expect_refusal(std::string_view format_name, const QuantTensor& q, std::string_view why) {
+  const auto result = format(format_name).write(q);
+  ASSERT_FALSE(result.ok()) << format_name << " wrote " << q.scheme.name();
+  EXPECT_EQ(result.status().code(), StatusCode::unsupported);
+  EXPECT_THAT(result.status().message(), HasSubstr(std::string(why)));
+}
+
+TEST(Codecs, WriteRefusesWhatItCannotHold) {
+  expect_refusal("awq", random_weight(scheme("u4zg32"), 12, 64, 1), "N must be a multiple of 8");
+  expect_refusal("awq", random_weight(scheme("u4zg48"), 8, 64, 1), "K must be a multiple of the group size");
+  expect_refusal("awq", random_weight(scheme("u8b128g32"), 8, 64, 1), "4-bit codes");
+  expect_refusal("awq", random_weight(scheme("u4b8t"), 8, 64, 1), "per output channel");
+  expect_refusal("awq", random_weight(scheme("u4b8g32"), 8, 64, 1, {.act_order = true}), "no act-order");
+  expect_refusal("awq", random_weight(scheme("u4b8g32"), 8, 64, 1, {.prescale = true}), "pre-scale");
+  expect_refusal("awq", random_weight(scheme("u4b8g32", DType::f32), 8, 64, 1), "is no f16");
+  expect_refusal("gptq", random_weight(scheme("u4zg32"), 32, 64, 1), "symmetric codes");
+  expect_refusal("gptq", random_weight(scheme("u5b16g32"), 32, 64, 1), "2, 3, 4 or 8 bits");
+  expect_refusal("gptq", random_weight(scheme("u3b4g32"), 8, 64, 1), "multiples of 32");
+  expect_refusal("compressed-tensors", random_weight(scheme("u4b8g48"), 8, 64, 1), "multiple of the group size");
+  expect_refusal("compressed-tensors", random_weight(scheme("u4zt"), 8, 64, 1), "zero points are per channel or per group");
+  expect_refusal("compressed-tensors", random_weight(scheme("u4og32"), 8, 64, 1), "zero points are integers");
+  expect_refusal("compressed-tensors", random_weight(scheme("s8c"), 8, 64, 1), "codes are uX");
+  expect_refusal("compressed-tensors", random_weight(scheme("u4b8b8x32"), 8, 64, 1), "per group of input channels");
+
+  QuantTensor wide = random_weight(scheme("u4zg32"), 8, 64, 1);
+  wide.zeros.set(3, 16);
+  expect_refusal("awq", wide, "zero point 16 does not fit in 4 bits");
+  EXPECT_EQ(format("gptq").write({}).status().code(), StatusCode::invalid_argument);
+  EXPECT_FALSE(format("gptq").write_config({{"a", scheme("u4b8g32")}, {"b", scheme("u8b128g32")}}, {}).ok());
+}
+
+TEST(Codecs, AwqNarrowsExactF32Scales) {
+  QuantTensor q = random_weight(scheme("u4zg32", DType::f32), 8, 64, 1, {.exact = true});
+  std::vector<Note> notes;
+  const auto back = written("awq", q).read(notes);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->scales.dtype, DType::f16);
+  EXPECT_EQ(back->value(3, 40), q.value(3, 40));
+}
+
+TEST(Codecs, CompressedTensorsConfigNamesModulesOfSeveralSchemes) {
+  const auto config = format("compressed-tensors").write_config({{"a", scheme("u4b8g32")}, {"b", scheme("u8zc")}}, {"lm_head"});
+  ASSERT_TRUE(config.ok());
+  EXPECT_EQ((*config)["config_groups"]["group_0"]["targets"], json::array({"a"}));
+  EXPECT_EQ((*config)["config_groups"]["group_1"]["weights"]["strategy"], "channel");
+  EXPECT_EQ((*config)["ignore"], json::array({"lm_head"}));
+}
+
+// --- odd files ----------------------------------------------------------------------------------------------------------------
+
+struct Reading {
+  Status status;
+  std::string detect_notes, notes;
+  QuantTensor q;
+};
+Reading read(const MemoryModule& m) {
+  Reading r;
+  const auto detected = m.detect();
+  r.status = detected.module.status();
+  if (!r.status.ok()) return r;
+  r.detect_notes = joined(detected.module->notes);
+  std::vector<Note> notes;
+  auto q = m.read(notes);
+  r.status = q.status();
+  r.notes = joined(notes);
+  if (q.ok()) r.q = *std::move(q);
+  return r;
+}
+
+void fill_words(MemoryModule& m, std::string_view suffix, std::uint32_t word) {
+  Tensor& t = *m.find(suffix);
+  for (std::size_t i = 0; i < t.bytes.size(); i += 4) std::memcpy(t.bytes.data() + i, &word, 4);
+}
+
+TEST(Codecs, ConfigContradictionsAreNoted) {
+  const QuantTensor q = random_weight(scheme("u4b8g32"), 32, 128, 1);
+  MemoryModule m = written("gptq", q);
+  m.set("bits", 8).set("group_size", 64).set("quant_method", "bitsandbytes");
+  const Reading r = read(m);
+  ASSERT_TRUE(r.status.ok()) << r.status.message();
+  EXPECT_TRUE(r.q == q);
+  EXPECT_THAT(r.detect_notes, HasSubstr("config.json says u8b128g64, the tensors are u4b8g32"));
+  EXPECT_THAT(r.detect_notes, HasSubstr("quant_method \"bitsandbytes\""));
+}
+
+TEST(Codecs, ConfigOfWrongTypesIsIgnored) {
+  const QuantTensor q = random_weight(scheme("u4b8g32"), 32, 128, 1);
+  for (const char* name : {"awq", "gptq", "compressed-tensors"})
+    for (const json& odd : {json(), json(true), json(-1), json(1e300), json("x"), json::array({1}), json{{"x", json::array()}}}) {
+      MemoryModule m = written(name, q);
+      for (auto& item : m.config.json.items()) item.value() = odd;
+      EXPECT_TRUE(read(m).status.ok()) << name << odd;
+      m.config.json = odd;
+      EXPECT_TRUE(read(m).status.ok()) << name << odd;
+      m.config.json = {
+          {"config_groups", {{"g", {{"weights", {{"num_bits", odd}, {"strategy", odd}}}, {"input_activations", odd}}}}},
+          {"dynamic", odd}};
+      EXPECT_TRUE(read(m).status.ok()) << name << odd;
+    }
+}
+
+TEST(Codecs, AwqVersions) {
+  const QuantTensor q = random_weight(scheme("u4zg32"), 8, 64, 1);
+  MemoryModule m = written("awq", q);
+  m.set("version", "exllama");  // on disk the same as gemm
+  EXPECT_TRUE(read(m).q == q);
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("says version \"exllama\", the tensors are gemm"));
+  m.find("qweight")->shape = {8, 8};  // saved after its kernel had repacked it
+  EXPECT_THAT(read(m).status.message(), HasSubstr("AWQ exllama weights in the order of its kernel"));
+}
+
+TEST(Codecs, FalseSymmetryIsNotedAndKept) {
+  MemoryModule m = written("awq", random_weight(scheme("u4zg32"), 8, 64, 1));
+  m.set("zero_point", false);
+  const Reading r = read(m);
+  ASSERT_TRUE(r.status.ok());
+  EXPECT_EQ(r.q.scheme.name(), "u4zg32");
+  EXPECT_THAT(r.notes, HasSubstr("called symmetric, but"));
+}
+
+TEST(Codecs, GptqVersionFollowsSymmetricZeroPoints) {
+  const QuantTensor q = random_weight(scheme("u4b8g32"), 32, 64, 1);
+  MemoryModule v1_called_v2 = written("gptq", q);
+  v1_called_v2.set("checkpoint_format", "gptq_v2");
+  MemoryModule v2_called_v1 = written("gptq", q);
+  fill_words(v2_called_v1, "qzeros", 0x88888888u);
+  for (const MemoryModule& m : {v1_called_v2, v2_called_v1}) {
+    const Reading r = read(m);
+    ASSERT_TRUE(r.status.ok());
+    EXPECT_TRUE(r.q == q);
+    EXPECT_THAT(r.notes, HasSubstr("checkpoint_format would be"));
+  }
+}
+
+TEST(Codecs, AutoRoundPackingFormats) {
+  const QuantTensor q = random_weight(scheme("u4b8g32"), 32, 64, 1);
+  MemoryModule m = written("gptq", q);
+  m.config.json.erase("checkpoint_format");
+  m.set("quant_method", "auto-round").set("packing_format", "auto_round:auto_gptq");
+  EXPECT_TRUE(read(m).q == q);
+  fill_words(m, "qzeros", 0x88888888u);
+  m.set("packing_format", "auto_round:gptqmodel");
+  EXPECT_TRUE(read(m).q == q);
+  EXPECT_EQ(read(m).detect_notes + read(m).notes, "");
+}
+
+TEST(Codecs, GptqGroupIndex) {
+  const QuantTensor plain = random_weight(scheme("u4b8g32"), 32, 64, 1);
+  const QuantTensor ordered = random_weight(scheme("u4b8g32"), 32, 64, 1, {.act_order = true});
+
+  MemoryModule m = written("gptq", ordered);
+  m.set("desc_act", false);
+  EXPECT_TRUE(read(m).q == ordered);
+  EXPECT_THAT(read(m).notes, HasSubstr("valid act-order permutation"));
+
+  m = written("gptq", plain);
+  fill_words(m, "g_idx", 0);
+  Reading r = read(m);
+  EXPECT_EQ(r.status.code(), StatusCode::corrupt_data);
+  EXPECT_THAT(r.status.message(), HasSubstr("64 input channels into group 0, which holds 32"));
+  m.set("desc_act", false);
+  EXPECT_TRUE(read(m).q == plain);
+  EXPECT_THAT(read(m).notes, HasSubstr("all zero"));
+  m.config.json.erase("desc_act");
+  EXPECT_TRUE(read(m).q == plain);
+
+  fill_words(m, "g_idx", 77);
+  EXPECT_THAT(read(m).status.message(), HasSubstr("g_idx[0] = 77 is outside [0,2)"));
+  m.erase("g_idx");
+  EXPECT_TRUE(read(m).q == plain);
+  m.set("desc_act", true);
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("there is no g_idx"));
+}
+
+TEST(Codecs, GptqWidths) {
+  MemoryModule m = written("gptq", random_weight(scheme("u3b4g32"), 32, 64, 1));
+  m.set("checkpoint_format", "gptq_p");
+  EXPECT_EQ(read(m).status.code(), StatusCode::unsupported);
+  EXPECT_THAT(read(m).status.message(), HasSubstr("3-bit GPTQ with planar packing"));
+
+  m = written("gptq", random_weight(scheme("u4b8c"), 8, 24, 1));  // without g_idx 3 words are 24 4-bit or 32 3-bit codes
+  m.erase("g_idx");
+  EXPECT_TRUE(read(m).status.ok());
+  m.config = {};
+  EXPECT_THAT(read(m).status.message(), HasSubstr("say which with \"bits\""));
+
+  m = written("gptq", random_weight(scheme("u4b8g32"), 32, 64, 1));
+  m.find("qzeros")->shape = {1, 8};
+  EXPECT_EQ(read(m).status.code(), StatusCode::corrupt_data);
+  EXPECT_THAT(read(m).status.message(), HasSubstr("m.qzeros is s32 [1,8], expected s32 [2,any]"));
+}
+
+TEST(Codecs, RaggedGroupsNeedTheConfig) {
+  MemoryModule m = written("gptq", random_weight(scheme("u4b8g40"), 8, 104, 1));  // 3 groups: 40, 40, 24
+  EXPECT_TRUE(read(m).status.ok());
+  m.config.json.erase("group_size");
+  EXPECT_THAT(read(m).status.message(),
+              HasSubstr("K=104 cannot be split evenly into 3 groups, and config.json has no group_size"));
+}
+
+TEST(Codecs, CompressedTensorsOddities) {
+  const QuantTensor q = random_weight(scheme("u4b8g32"), 9, 64, 1, {.act_order = true});
+  MemoryModule m = written("compressed-tensors", q);
+  m.find("weight_g_idx")->as<std::int32_t>()[5] = -1;
+  Reading r = read(m);
+  ASSERT_TRUE(r.status.ok());
+  EXPECT_TRUE(r.q.g_idx.empty());
+  EXPECT_THAT(r.notes, HasSubstr("never set"));
+  m.find("weight_g_idx")->as<std::int32_t>()[5] = 2;
+  EXPECT_EQ(read(m).status.code(), StatusCode::corrupt_data);
+
+  m.find("weight_shape")->as<std::int64_t>()[1] = std::int64_t{1} << 40;
+  EXPECT_THAT(read(m).status.message(), HasSubstr("[9,1099511627776]"));
+
+  // 7-bit codes in the old layout take as many words as 8-bit codes: only the config tells.
+  m = written("compressed-tensors", random_weight(scheme("u8b128g32"), 9, 64, 1));
+  EXPECT_EQ(read(m).q.scheme.name(), "u8b128g32");
+  EXPECT_EQ(read(m).detect_notes, "");
+  m.config.json = json::object();
+  EXPECT_EQ(read(m).q.scheme.name(), "u8b128g32");
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("8-bit dense, 7-bit padded"));
+
+  m.config.json["transform_config"] = {{"config_groups", {{"R3", {{"apply", json::array({{{"location", "input"}}})}}}}}};
+  EXPECT_EQ(read(m).status.code(), StatusCode::unsupported);
+}
+
+TEST(Codecs, EmptyAndMistypedTensorsAreErrors) {
+  const QuantTensor q = random_weight(scheme("u4b8g32"), 32, 64, 1);
+  for (const char* name : {"awq", "gptq", "compressed-tensors"}) {
+    const MemoryModule good = written(name, q);
+    for (std::size_t i = 0; i < good.tensors.size(); ++i) {
+      const std::string& suffix = good.tensors[i].suffix;
+      MemoryModule m = good;
+      for (auto& dim : m.tensors[i].tensor.shape) dim = 0;
+      m.tensors[i].tensor.bytes.clear();
+      EXPECT_FALSE(read(m).status.ok()) << name << " empty " << suffix;
+      m = good;
+      m.tensors[i].tensor = Tensor(DType::boolean, good.tensors[i].tensor.shape);
+      EXPECT_FALSE(read(m).status.ok()) << name << " mistyped " << suffix;
+      m = good;
+      m.tensors[i].tensor = Tensor(good.tensors[i].tensor.dtype, {3});
+      EXPECT_FALSE(read(m).status.ok()) << name << " reshaped " << suffix;
+    }
+  }
+}
+
+struct Stored {
+  const char* suffix;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+};
+MemoryModule stored(const std::vector<Stored>& tensors) {
+  MemoryModule m;
+  for (const Stored& t : tensors) m.tensors.push_back({t.suffix, Tensor(t.dtype, t.shape)});
+  return m;
+}
+
+TEST(Codecs, KnownButUnsupportedFormatsAreNamed) {
+  const std::pair<MemoryModule, const char*> cases[] = {
+      {stored({{"qweight", DType::s32, {64, 16}}, {"qzeros", DType::s32, {64, 1}}, {"scales", DType::f16, {64, 8}}}), "AWQ gemv"},
+      {stored({{"qweight", DType::s16, {16, 128}}, {"qzeros", DType::f16, {8, 64}}, {"scales", DType::f16, {8, 64}}}),
+       "AWQ gemv_fast"},
+      {stored({{"qweight", DType::s32, {8, 128}}, {"scales", DType::f16, {1, 64}}}), "Marlin"},
+      {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale_inv", DType::f32, {1, 1}}}), "block-scaled FP8"},
+      {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale", DType::f32, {1}}}), "FP8 e4m3"},
+      {stored({{"weight_packed", DType::u8, {64, 32}},
+               {"weight_scale", DType::e4m3, {64, 4}},
+               {"weight_global_scale", DType::f32, {1}}}),
+       "NVFP4 (compressed-tensors)"},
+      {stored({{"weight", DType::u8, {64, 32}}, {"weight_scale", DType::e4m3, {64, 4}}, {"weight_scale_2", DType::f32, {}}}),
+       "NVFP4 (ModelOpt)"},
+      {stored({{"weight", DType::u8, {32, 64}}, {"weight_scale", DType::f16, {64, 1}}}), "INT4 (ModelOpt"},
+      {stored({{"gate_up_proj_blocks", DType::u8, {2, 4, 2, 16}}, {"gate_up_proj_scales", DType::u8, {2, 4, 2}}}), "gpt-oss"},
+      {stored({{"weight", DType::u8, {2048, 1}}, {"weight.absmax", DType::f32, {64}}}), "bitsandbytes"},
+      {stored({{"weight", DType::s8, {64, 64}}, {"SCB", DType::f32, {64}}}), "LLM.int8"},
+      {stored({{"W_q", DType::u8, {64, 64}}, {"scale", DType::f16, {64, 1}}, {"zero", DType::f16, {64, 1}}}), "HQQ"},
+      {stored({{"_weight_qdata", DType::s8, {64, 32}}, {"_weight_scale", DType::bf16, {2, 64}}}), "torchao"},
+  };
+  for (const auto& [m, what] : cases) {
+    const Status status = m.detect().module.status();
+    EXPECT_EQ(status.code(), StatusCode::unsupported) << what;
+    EXPECT_THAT(status.message(), HasSubstr("recognised but not yet supported"));
+    EXPECT_THAT(status.message(), HasSubstr(what));
+  }
+}
+
+TEST(Codecs, DenseModules) {
+  MemoryModule m = stored({{"weight", DType::bf16, {6, 10}}, {"bias", DType::bf16, {6}}});
+  const auto detected = m.detect();
+  ASSERT_TRUE(detected.module.ok());
+  EXPECT_EQ(detected.format->name, "dense");
+  EXPECT_EQ(detected.module->scheme.codes, DType::bf16);
+  EXPECT_TRUE(detected.module->has_bias);
+  EXPECT_EQ(read(m).status.code(), StatusCode::unsupported);
+  EXPECT_EQ(stored({{"weight", DType::f32, {6}}}).detect().format, nullptr);
+  EXPECT_EQ(stored({{"weight", DType::f32, {6, 0}}}).detect().format, nullptr);
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,280 @@
+// The kernel table, layouts, plans, and the comparator that verification rests on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <set>
+
+#include "kernels/kernel.hpp"
+#include "layouts/tile.hpp"
+#include "nibble/nibble.hpp"
+#include "plan/compare.hpp"
+#include "random_weights.hpp"
+
+namespace nibble {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::random_weight;
+
+const WeightScheme kAwq{DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16};
+
+TEST(KernelTable, NamesAreTheFields) {
+  std::set<std::string_view> seen;
+  for (const Kernel* kernel : kernel_table()) {
+    EXPECT_EQ(kernel->name, kernel_name(*kernel));
+    EXPECT_TRUE(seen.insert(kernel->name).second) << kernel->name << " is listed twice";
+    EXPECT_FALSE(kernel->summary.empty()) << kernel->name;
+    if (!kernel->layout.empty()) {
+      EXPECT_NE(find_layout(kernel->layout), nullptr) << kernel->name;
+    }
+  }
+  EXPECT_EQ(kernel_table().back()->backend, Backend::reference);
+}
+
+TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
+  std::uint64_t seed = 0;
+  for (const Layout* layout : layout_table())
+    for (const WeightScheme& scheme : testing::all_schemes())
+      for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {16, 32}, {33, 129}, {31, 64}, {65, 7}}) {
+        ++seed;
+        const QuantTensor q = random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = seed % 5 == 0});
+        const auto packed = pack(q, {.layout = std::string(layout->name)});
+        ASSERT_TRUE(packed.ok()) << packed.status().message();
+        EXPECT_EQ(packed->layout(), layout->name);
+        const auto back = unpack(*packed);
+        ASSERT_TRUE(back.ok());
+        EXPECT_TRUE(*back == q) << layout->name << " " << scheme.name() << " [" << n << "," << k << "]";
+      }
+}
+
+/// The planes of every code width tile its bits, and every (plane, row) has a place of its own.
+TEST(Layouts, BitPlanesAreAPartition) {
+  for (int bits = 1; bits <= 8; ++bits)
+    for (int rows : {16, 32}) {
+      const tile::Planes planes = tile::planes(bits);
+      int shift = 0;
+      std::int64_t bytes = 0;
+      for (int p = 0; p < planes.count; ++p) {
+        const auto [width, at] = planes.plane[static_cast<std::size_t>(p)];
+        EXPECT_EQ(at, shift);
+        shift += width;
+        std::set<std::pair<std::int64_t, int>> places;
+        for (int r = 0; r < rows; ++r) {
+          const tile::BitPlace place = tile::place(rows, width, r);
+          EXPECT_LT(place.byte, rows * width / 8);
+          EXPECT_LE(place.shift + width, 8);
+          EXPECT_TRUE(places.insert({place.byte, place.shift}).second);
+        }
+        bytes += rows * width / 8;
+      }
+      EXPECT_EQ(shift, bits);
+      EXPECT_EQ(bytes, tile::code_bytes(rows, bits));
+    }
+}
+
+TEST(Pack, PacksFourBitWeightsTightly) {
+  const QuantTensor q = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16}, 64, 1024, 1);
+  const auto packed = pack(q, {.layout = "cpu_n32"});
+  ASSERT_TRUE(packed.ok());
+  EXPECT_EQ(packed->bytes().size(), 64u * 1024 / 2 + 64 * 8 * 2);
+}
+
+TEST(Pack, RefusesWhatItCannotPack) {
+  QuantTensor q = random_weight(kAwq, 8, 64, 1);
+  EXPECT_EQ(pack(q, {.layout = "nope"}).status().code(), StatusCode::not_found);
+  EXPECT_EQ(pack(q, {.kernel = "nope"}).status().code(), StatusCode::not_found);
+  q.codes.clear();
+  EXPECT_EQ(pack(q).status().code(), StatusCode::invalid_argument);
+}
+
+TEST(Plan, BucketsCoverEveryMAndExplainEveryKernel) {
+  const auto weight = pack(random_weight(kAwq, 64, 64, 1));
+  const auto plan = Plan::linear(*weight, {.act = DType::f32, .m_max = 100});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const Explanation why = plan->explain();
+  std::int64_t next = 1;
+  for (const Explanation::Bucket& bucket : why.buckets) {
+    EXPECT_EQ(bucket.m_low, next);
+    next = bucket.m_high + 1;
+    EXPECT_LE(bucket.steps.size(), 4u);
+    EXPECT_EQ(bucket.steps.back(), plan->kernel(bucket.m_low));
+    std::size_t linear_kernels = 0;
+    for (const Kernel* kernel : kernel_table()) linear_kernels += kernel->op == Op::linear ? 1 : 0;
+    EXPECT_EQ(bucket.candidates.size(), linear_kernels);
+    for (const auto& candidate : bucket.candidates)
+      EXPECT_TRUE(candidate.accepted ? candidate.cost_us > 0 : !candidate.refusal.empty()) << candidate.kernel;
+  }
+  EXPECT_EQ(next, 101);
+}
+
+TEST(Plan, RefusalsCarryTheReasons) {
+  const auto weight = pack(random_weight(kAwq, 64, 64, 1), {.layout = "plain"});
+  const auto plan = Plan::linear(*weight, {}, {.allow_reference = false});
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), StatusCode::unsupported);
+  EXPECT_THAT(plan.status().message(), HasSubstr("the weight is packed as plain"));
+  EXPECT_THAT(plan.status().message(), HasSubstr("the reference is not allowed"));
+  EXPECT_EQ(Plan::linear(*weight, {.act = DType::s8}).status().code(), StatusCode::unsupported);
+  EXPECT_EQ(Plan::linear(*weight, {.m_max = 0}).status().code(), StatusCode::invalid_argument);
+  EXPECT_EQ(Plan::linear(*weight, {}, {.kernel = "nope"}).status().code(), StatusCode::not_found);
+  EXPECT_EQ(Plan::linear(*weight, {.epilogue = {.out = DType::u8}}).status().code(), StatusCode::unsupported);
+  EXPECT_EQ(Plan::dequantize(*weight, {.out = DType::s8}).status().code(), StatusCode::unsupported);
+}
+
+TEST(Plan, EnvironmentForcesAKernel) {
+  ASSERT_EQ(setenv("NIBBLE_KERNEL", "linear_any_any_any__ref_baseline", 1), 0);
+  const auto weight = pack(random_weight(kAwq, 64, 64, 1));
+  ASSERT_TRUE(weight.ok());
+  EXPECT_EQ(Plan::linear(*weight, {})->kernel(), "linear_any_any_any__ref_baseline");
+  EXPECT_TRUE(Plan::dequantize(*pack(random_weight(kAwq, 8, 64, 1), {.layout = "cpu_n16"}), {}).ok());
+  ASSERT_EQ(setenv("NIBBLE_KERNEL", "no_such_kernel", 1), 0);
+  EXPECT_EQ(pack(random_weight(kAwq, 64, 64, 1)).status().code(), StatusCode::not_found);
+  unsetenv("NIBBLE_KERNEL");
+}
+
+TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
+  const std::int64_t m = 3, n = 40, k = 64;
+  const auto weight = pack(random_weight(kAwq, n, k, 1));
+  const auto other = pack(random_weight(kAwq, n, 96, 1));
+  const auto plan = Plan::linear(*weight, {.act = DType::f32, .m_max = m, .epilogue = {.bias = true}});
+  ASSERT_TRUE(plan.ok());
+  std::vector<float> a(static_cast<std::size_t>(m * k), 1.0f), d(static_cast<std::size_t>(m * n), 7.0f), bias(static_cast<std::size_t>(n), 0.0f);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const ConstTensorView a_view(a.data(), {m, k});
+  const TensorView d_view(d.data(), {m, n});
+  const EpilogueArgs args{.bias = ConstTensorView(bias.data(), {n})};
+  const auto expect = [&](const Status& status, std::string_view text) {
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+    EXPECT_THAT(status.message(), HasSubstr(std::string(text)));
+    for (float x : d) ASSERT_EQ(x, 7.0f);
+  };
+  expect(plan->run(*other, a_view, d_view, args, workspace), "the plan is for W[40,64]");
+  expect(plan->run(*weight, ConstTensorView(a.data(), {m, 32}), d_view, args, workspace), "A is f32 [3,32]");
+  expect(plan->run(*weight, ConstTensorView(a.data(), {m + 1, k}), d_view, args, workspace), "[1…3,64]");
+  expect(plan->run(*weight, a_view, TensorView(d.data(), {n, m}), args, workspace), "D is f32 [40,3]");
+  expect(plan->run(*weight, {}, d_view, args, workspace), "A has no data");
+  expect(plan->run(*weight, a_view, d_view, {}, workspace), "needs bias, none was given");
+  expect(plan->run(*weight, a_view, d_view, {.bias = ConstTensorView(bias.data(), {n - 1})}, workspace), "vector of 40");
+  expect(plan->run(*weight, a_view, d_view, args, std::span(workspace).first(16)), "workspace has 16 bytes");
+  ASSERT_TRUE(plan->run(*weight, a_view, d_view, args, workspace).ok());
+  EXPECT_NE(d[0], 7.0f);
+}
+
+TEST(Plan, UsesTheWeightsOwnBiasWhenNoneIsGiven) {
+  QuantTensor q = random_weight(kAwq, 8, 32, 1, {.bias = true});
+  std::ranges::fill(q.codes, std::uint8_t{0});
+  std::ranges::fill(q.zeros.bytes, std::byte{0});
+  const auto weight = pack(q);
+  const auto plan = Plan::linear(*weight, {.epilogue = {.bias = true}});
+  std::vector<float> a(32, 1.0f), d(8);
+  ASSERT_TRUE(plan->run(*weight, ConstTensorView(a.data(), {1, 32}), TensorView(d.data(), {1, 8}), {}, {}).ok());
+  for (std::int64_t i = 0; i < 8; ++i) EXPECT_EQ(d[static_cast<std::size_t>(i)], q.bias.at(i));
+}
+
+// ---- the comparator: it must notice errors of both signs, in values of both signs
+
+class Comparator : public ::testing::Test {
+ protected:
+  Comparator() : d_(DType::f32, {2, 3}), columns_{0, 1, 2} {
+    const float values[] = {1.0f, -2.0f, 0.0f, -1e-3f, 5e4f, -7.0f};
+    for (std::int64_t i = 0; i < 6; ++i) {
+      d_.set(i, values[i]);
+      expected_.push_back({values[i], 1e-3});
+    }
+  }
+  Comparison run() { return compare(d_, columns_, expected_); }
+
+  Tensor d_;
+  std::vector<std::int64_t> columns_;
+  std::vector<reference::Expected> expected_;
+};
+
+TEST_F(Comparator, AcceptsEqualityAndErrorsWithinTheBound) {
+  EXPECT_EQ(run().failures, 0);
+  EXPECT_EQ(run().checked, 6);
+  for (std::int64_t i = 0; i < 6; ++i)
+    if (i != 4) d_.set(i, static_cast<float>(expected_[static_cast<std::size_t>(i)].value + 0.9e-3));
+  EXPECT_EQ(run().failures, 0);
+}
+
+TEST_F(Comparator, NoticesErrorsOfBothSignsAtEveryPosition) {
+  for (std::int64_t i = 0; i < 6; ++i)
+    for (double error : {-1.1e-2, +1.1e-2}) {
+      const float good = d_.at(i);
+      d_.set(i, static_cast<float>(expected_[static_cast<std::size_t>(i)].value + error));
+      const Comparison c = run();
+      EXPECT_EQ(c.failures, 1) << i << " " << error;
+      EXPECT_EQ(c.worst_m * 3 + c.worst_n, i);
+      d_.set(i, good);
+    }
+}
+
+TEST_F(Comparator, NoticesWrongSignNaNAndInfinity) {
+  for (std::int64_t i : {0, 1, 5}) {
+    const float good = d_.at(i);
+    for (float bad : {-good, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                      -std::numeric_limits<float>::infinity()}) {
+      d_.set(i, bad);
+      EXPECT_EQ(run().failures, 1) << i << " " << bad;
+    }
+    d_.set(i, good);
+  }
+}
+
+TEST_F(Comparator, OverflowToInfinityIsRightOnlyWhenTheTypeOverflows) {
+  Tensor half(DType::f16, {1, 1});
+  half.set(0, std::numeric_limits<float>::infinity());
+  const std::int64_t column[] = {0};
+  const std::vector<reference::Expected> big{{70000.0, 1.0}}, small{{60000.0, 1.0}}, negative{{-70000.0, 1.0}};
+  EXPECT_EQ(compare(half, column, big).failures, 0);
+  EXPECT_EQ(compare(half, column, small).failures, 1);
+  EXPECT_EQ(compare(half, column, negative).failures, 1);
+}
+
+/// One wrong code in a real-sized layer must not hide in the tolerance.
+TEST(Verify, OneWrongCodeInALargeLayerIsFound) {
+  const std::int64_t n = 32, k = 4096;
+  const QuantTensor good = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16}, n, k, 3);
+  QuantTensor bad = good;
+  bad.codes[5 * k + 1234] ^= 4;
+  const std::int64_t m = 4;
+  Tensor a(DType::f32, {m, k});
+  for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
+  const ConstTensorView a_view(a.as<float>(), {m, k});
+  const auto weight = pack(bad);
+  const auto plan = Plan::linear(*weight, {.m_max = m});
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  Tensor d(DType::f32, {m, n});
+  ASSERT_TRUE(plan->run(*weight, a_view, TensorView(d.as<float>(), {m, n}), {}, workspace).ok());
+  std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
+  std::iota(columns.begin(), columns.end(), 0);
+  const Comparison c = compare(d, columns, reference::linear(reference::arrays_of(good), a_view, {}, {}, columns));
+  EXPECT_GE(c.failures, 1);
+  EXPECT_EQ(c.worst_n, 5);
+}
+
+TEST(Executor, RunsEveryIterationOnceForAnyThreadCountAndBackToBack) {
+  for (int threads : {1, 2, 3, 8}) {
+    auto executor = make_executor(threads);
+    EXPECT_EQ(executor->threads(), threads);
+    for (int round = 0; round < 200; ++round) {
+      std::vector<std::atomic<int>> hits(static_cast<std::size_t>(round % 17));
+      executor->parallel_for(round % 17, [&](std::int64_t i) { hits[static_cast<std::size_t>(i)].fetch_add(1); });
+      for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
+    }
+  }
+}
+
+TEST(Roofline, IsMeasured) {
+  auto executor = make_executor(1);
+  const Roofline roofline = measure_roofline(*executor);
+  EXPECT_GT(roofline.read_gbytes_per_s, 0.1);
+  EXPECT_GT(roofline.f32_gflops, 0.1);
+  EXPECT_EQ(roofline.threads, 1);
+}
+
+}  // namespace
+}  // namespace nibble

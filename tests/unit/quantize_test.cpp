@@ -1,0 +1,294 @@
+// Round-to-nearest quantization: error bounds, degenerate groups, clipping, determinism.
+#include "nibble/quantize.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+
+/// Standard normal by Box and Muller, from an engine whose output the standard fixes.
+std::vector<float> gaussian(std::int64_t count, std::uint32_t seed = 1) {
+  std::mt19937 engine(seed);
+  auto uniform = [&] { return (static_cast<double>(engine()) + 0.5) * 0x1p-32; };
+  std::vector<float> w(count);
+  for (float& x : w) x = static_cast<float>(std::sqrt(-2 * std::log(uniform())) * std::cos(2 * M_PI * uniform()));
+  return w;
+}
+
+/// Every seventh weight is twice as wide, roughly the tails of real layers.
+std::vector<float> heavy_tailed(std::int64_t count) {
+  std::vector<float> w = gaussian(count, 7);
+  for (std::size_t i = 0; i < w.size(); i += 7) w[i] *= 2;
+  return w;
+}
+
+QuantTensor quantized(const std::vector<float>& w, std::int64_t n, const QuantizeSpec& spec, Executor* executor = nullptr) {
+  auto q = quantize({w.data(), {n, static_cast<std::int64_t>(w.size()) / n}}, spec, executor);
+  EXPECT_TRUE(q.ok()) << q.status().message();
+  return q.ok() ? *std::move(q) : QuantTensor{};
+}
+
+QuantError error_of(const std::vector<float>& w, const QuantTensor& q, Executor* executor = nullptr) {
+  auto e = quantization_error({w.data(), {q.n, q.k}}, q, executor);
+  EXPECT_TRUE(e.ok()) << e.status().message();
+  return e.ok() ? *e : QuantError{};
+}
+
+std::string failure(const std::vector<float>& w, std::int64_t n, const QuantizeSpec& spec) {
+  auto q = quantize({w.data(), {n, static_cast<std::int64_t>(w.size()) / n}}, spec);
+  EXPECT_FALSE(q.ok());
+  if (q.ok()) return "";
+  EXPECT_EQ(q.status().code(), StatusCode::invalid_argument);
+  return q.status().message();
+}
+
+/// The relative spacing of a scale type: rounding a scale changes it by at most this times one half.
+double spacing(DType scale) { return scale == DType::f16 ? 0x1p-10 : scale == DType::bf16 ? 0x1p-7 : 0x1p-23; }
+
+// With an exact scale no weight is further than s/2 from its code: the symmetric range [−top/2, top/2]·s is that wide by
+// construction, and the asymmetric one moves by at most s/2 when its zero is rounded. A scale rounded down by a relative
+// spacing/2 leaves the ends short by at most top·spacing/2 more. f32 arithmetic adds a few 2^-23 of the range, top·s.
+TEST(Quantize, ErrorWithinHalfAStep) {
+  const std::int64_t n = 6, k = 96;
+  const std::vector<float> w = gaussian(n * k);
+  for (int bits = 2; bits <= 8; ++bits)
+    for (std::int32_t group : {0, 96, 32, 6, 1})
+      for (DType scale : {DType::f32, DType::f16, DType::bf16})
+        for (bool symmetric : {true, false}) {
+          SCOPED_TRACE(testing::Message() << bits << " bits, group " << group << ", " << name(scale) << ", sym " << symmetric);
+          const QuantTensor q = quantized(w, n, {bits, group, symmetric, scale});
+          ASSERT_TRUE(q.validate().ok()) << q.validate().message();
+          EXPECT_EQ(nibble::bits(q.scheme.codes), bits);
+          EXPECT_EQ(q.scheme.zero, symmetric ? ZeroKind::none : ZeroKind::integer);
+          const double top = (1 << bits) - 1;
+          for (std::int64_t row = 0; row < n; ++row)
+            for (std::int64_t col = 0; col < k; ++col) {
+              const double s = q.scales.at(row * q.groups() + (group == 0 ? 0 : col / group));
+              const double bound = s * (0.5 + top * (spacing(scale) / 2 + 4 * 0x1p-23));
+              ASSERT_LE(std::abs(static_cast<double>(w[row * k + col]) - q.value(row, col)), bound) << row << "," << col;
+            }
+        }
+}
+
+TEST(Quantize, SchemeNames) {
+  const std::vector<float> w(128, 1.0f);
+  EXPECT_EQ(quantized(w, 1, {}).scheme.name(), "u4b8g128");
+  EXPECT_EQ(quantized(w, 1, {.bits = 4, .group_size = 32, .symmetric = false}).scheme.name(), "u4zg32");
+  EXPECT_EQ(quantized(w, 1, {.bits = 8, .group_size = 0}).scheme.name(), "u8b128c");
+  EXPECT_EQ(quantized(w, 1, {.bits = 3, .group_size = 64}).scheme.name(), "u3b4g64");
+}
+
+TEST(Quantize, ExactWhenRepresentable) {
+  std::vector<float> symmetric, asymmetric;
+  for (int i = 0; i < 64; ++i) symmetric.push_back(0.25f * static_cast<float>(i % 16 - 8));
+  for (int i = 0; i < 64; ++i) asymmetric.push_back(0.25f * static_cast<float>(i % 16 - 3));
+  // The symmetric scale is max|w| / 7.5, so −8 steps of 0.25 are met exactly by clipping to 15/16 = 30/32 of the range.
+  EXPECT_EQ(error_of(symmetric, quantized(symmetric, 1, {.group_size = 64, .clip_search = true})).max_abs, 0);
+  const QuantError e = error_of(asymmetric, quantized(asymmetric, 1, {.group_size = 64, .symmetric = false}));
+  EXPECT_EQ(e.max_abs, 0);
+  EXPECT_EQ(e.relative_l2, 0);
+  EXPECT_EQ(e.cosine, 1);
+  EXPECT_EQ(e.sqnr_db, std::numeric_limits<double>::infinity());
+  // Symmetric 2 bits: ±0.75 with a scale of 0.5 gives levels −1, −0.5, 0, 0.5, and ties go to the even code.
+  const std::vector<float> tie = {0.75f, -0.75f, 0.25f, 0.5f};
+  const QuantTensor q = quantized(tie, 1, {.bits = 2, .group_size = 4});
+  EXPECT_EQ(q.scales.at(0), 0.5f);
+  EXPECT_EQ(q.codes, (std::vector<std::uint8_t>{3, 0, 2, 3}));
+}
+
+TEST(Quantize, InputTypesAgreeOnCommonValues) {
+  std::vector<float> w = gaussian(4 * 64);
+  std::vector<bf16> b;
+  std::vector<f16> h;
+  for (float& x : w) {
+    x = to_f32(to_bf16(std::ldexp(std::nearbyint(x * 64), -6)));  // few enough bits for both
+    b.push_back(to_bf16(x));
+    h.push_back(to_f16(x));
+  }
+  const QuantTensor q = quantized(w, 4, {.group_size = 32});
+  EXPECT_EQ(*quantize({b.data(), {4, 64}}, {.group_size = 32}), q);
+  EXPECT_EQ(*quantize({h.data(), {4, 64}}, {.group_size = 32}), q);
+}
+
+TEST(Quantize, RowStride) {
+  const std::vector<float> w = gaussian(4 * 64);
+  ConstTensorView left(w.data(), {4, 32});
+  left.strides[0] = 64;
+  const auto q = quantize(left, {.group_size = 32});
+  ASSERT_TRUE(q.ok());
+  const QuantTensor whole = quantized(w, 4, {.group_size = 32});
+  for (std::int64_t row = 0; row < 4; ++row)
+    for (std::int64_t col = 0; col < 32; ++col) EXPECT_EQ(q->value(row, col), whole.value(row, col));
+}
+
+TEST(Quantize, ClipSearchNeverWorse) {
+  for (bool symmetric : {true, false})
+    for (int bits : {2, 3, 4, 8})
+      for (std::int32_t group : {0, 32, 128}) {
+        SCOPED_TRACE(testing::Message() << bits << " bits, group " << group << ", symmetric " << symmetric);
+        QuantizeSpec spec{bits, group, symmetric};
+        for (const std::vector<float>& w : {gaussian(8 * 256), heavy_tailed(8 * 256)}) {
+          spec.clip_search = false;
+          const QuantTensor plain = quantized(w, 8, spec);
+          spec.clip_search = true;
+          const QuantTensor clipped = quantized(w, 8, spec);
+          const std::int64_t size = 256 / plain.groups();
+          for (std::int64_t g = 0; g < 8 * plain.groups(); ++g) {  // in every group, not only in sum
+            double before = 0, after = 0;
+            for (std::int64_t i = g * size; i < (g + 1) * size; ++i) {
+              before += std::pow(static_cast<double>(w[i]) - plain.value(i / 256, i % 256), 2);
+              after += std::pow(static_cast<double>(w[i]) - clipped.value(i / 256, i % 256), 2);
+            }
+            EXPECT_LE(after, before * (1 + 1e-12)) << "group " << g;
+          }
+        }
+      }
+}
+
+TEST(Quantize, ClipSearchHelpsHeavyTails) {
+  const std::vector<float> w = heavy_tailed(64 * 1024);
+  for (bool symmetric : {true, false}) {
+    const double plain = error_of(w, quantized(w, 64, {.bits = 3, .symmetric = symmetric})).sqnr_db;
+    const double clipped = error_of(w, quantized(w, 64, {.bits = 3, .symmetric = symmetric, .clip_search = true})).sqnr_db;
+    EXPECT_GT(clipped, plain + 0.5);
+  }
+}
+
+TEST(Quantize, SameForAnyNumberOfThreads) {
+  const std::vector<float> w = heavy_tailed(61 * 128);
+  const auto one = make_executor(1), four = make_executor(4);
+  for (bool clip : {false, true}) {
+    const QuantizeSpec spec{.group_size = 64, .symmetric = false, .clip_search = clip};
+    const QuantTensor a = quantized(w, 61, spec, one.get()), b = quantized(w, 61, spec, four.get());
+    EXPECT_EQ(a, b);
+    const QuantError ea = error_of(w, a, one.get()), eb = error_of(w, b, four.get());
+    EXPECT_EQ(ea.sqnr_db, eb.sqnr_db);
+    EXPECT_EQ(ea.cosine, eb.cosine);
+    EXPECT_EQ(ea.max_abs, eb.max_abs);
+    EXPECT_EQ(ea.relative_l2, eb.relative_l2);
+  }
+}
+
+TEST(Quantize, DegenerateGroups) {
+  for (bool symmetric : {true, false})
+    for (bool clip : {true, false})
+      for (DType scale : {DType::f32, DType::f16, DType::bf16}) {
+        SCOPED_TRACE(testing::Message() << "symmetric " << symmetric << ", clip " << clip << ", " << name(scale));
+        QuantizeSpec spec{.group_size = 32, .symmetric = symmetric, .scale = scale, .clip_search = clip};
+        for (float constant : {0.0f, -0.0f, 1.0f, -3.0f, 1e-9f, -1e-20f, 1e-38f, 4e5f}) {
+          SCOPED_TRACE(constant);
+          const std::vector<float> w(32, constant);
+          const QuantTensor q = quantized(w, 1, spec);
+          const float s = q.scales.at(0);
+          EXPECT_GT(s, 0);
+          EXPECT_TRUE(std::isfinite(s));
+          const double slack = 15 * spacing(scale) / 2;
+          EXPECT_LE(std::abs(static_cast<double>(q.value(0, 0)) - static_cast<double>(constant)), s * (0.5 + slack));
+          EXPECT_TRUE(constant != 0 || q.value(0, 0) == 0);
+        }
+      }
+}
+
+// 1e-7 needs a scale of 1.3e-8, below half the smallest f16: rounding to nearest would give 0. Above, near 1.5·2^-24,
+// rounding down would clip a third of the range.
+TEST(Quantize, SubnormalScalesAreRoundedUp) {
+  EXPECT_EQ(quantized(std::vector<float>(32, 1e-7f), 1, {.group_size = 32}).scales.at(0), 0x1p-24f);
+  EXPECT_EQ(quantized(std::vector<float>(32, 7.5f * 0x1.2p-24f), 1, {.group_size = 32}).scales.at(0), 0x1p-23f);
+}
+
+TEST(Quantize, RefusesWhatItCannotHold) {
+  std::vector<float> w(2 * 64, 1.0f);
+  w[64 + 40] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(failure(w, 2, {.group_size = 32}), "w[1,40] is NaN; only finite weights can be quantized");
+  w[3] = -std::numeric_limits<float>::infinity();
+  EXPECT_EQ(failure(w, 2, {.group_size = 32}), "w[0,3] is infinite; only finite weights can be quantized");
+  w.assign(2 * 64, 1.0f);
+  w[64 + 33] = -1e6f;
+  EXPECT_EQ(failure(w, 2, {.group_size = 32}),
+            "w[1,32..63] reaches from -1e+06 to 1, too much for u4b8 codes with a scale of type f16; use bf16 or f32 scales");
+  quantized(w, 2, {.group_size = 32, .scale = DType::bf16});
+  w[0] = std::numeric_limits<float>::max();
+  EXPECT_THAT(failure(w, 2, {.bits = 2, .group_size = 32, .scale = DType::f32}), HasSubstr("scale the weights down"));
+
+  EXPECT_THAT(failure(w, 2, {.group_size = 48}), HasSubstr("K=64 is not a multiple of group_size=48"));
+  EXPECT_THAT(failure(w, 2, {.group_size = -1}), HasSubstr("group_size=-1"));
+  EXPECT_THAT(failure(w, 2, {.bits = 1, .group_size = 32}), HasSubstr("bits=1"));
+  EXPECT_THAT(failure(w, 2, {.bits = 9, .group_size = 32}), HasSubstr("bits=9"));
+  EXPECT_THAT(failure(w, 2, {.group_size = 32, .scale = DType::e4m3}), HasSubstr("e4m3"));
+  EXPECT_FALSE(quantize({w.data(), {128}}, {.group_size = 32}).ok());
+  EXPECT_FALSE(quantize({w.data(), {0, 128}}, {.group_size = 32}).ok());
+  EXPECT_FALSE(quantize({static_cast<const void*>(w.data()), DType::s8, {2, 64}}, {.group_size = 32}).ok());
+}
+
+// Rounding a value spread evenly over a step costs s²/12 on average. Symmetric 4-bit steps are max|w|/7.5, and the mean
+// square of the largest of 128 Gaussian magnitudes is 7.9 σ², so the noise is 7.9 / 7.5² / 12 σ²: 19.3 dB.
+TEST(Quantize, GaussianSqnr) {
+  const std::vector<float> w = gaussian(512 * 1024);
+  const QuantTensor q = quantized(w, 512, {});
+  double noise = 0, signal = 0;
+  for (std::int64_t i = 0; i < q.scales.numel(); ++i) noise += std::pow(static_cast<double>(q.scales.at(i)), 2) / 12 * 128;
+  for (float x : w) signal += static_cast<double>(x) * static_cast<double>(x);
+  const QuantError e = error_of(w, q);
+  EXPECT_NEAR(e.sqnr_db, 10 * std::log10(signal / noise), 0.1);
+  EXPECT_NEAR(e.sqnr_db, 19.3, 0.3);
+  EXPECT_NEAR(e.relative_l2, std::pow(10, -e.sqnr_db / 20), 1e-12);
+  EXPECT_NEAR(e.cosine, std::sqrt(1 - e.relative_l2 * e.relative_l2), 1e-3);
+}
+
+TEST(QuantizationError, AllZeroKindsAndActOrder) {
+  QuantTensor q;
+  q.scheme = {DType::u4, ZeroKind::offset, GroupShape::group(2), DType::f32};
+  q.n = 2;
+  q.k = 4;
+  q.codes = {0, 1, 2, 3, 4, 5, 6, 7};
+  q.scales = Tensor(DType::f32, {2, 2});
+  q.zeros = Tensor(DType::f32, {2, 2});
+  for (int i = 0; i < 4; ++i) {
+    q.scales.set(i, static_cast<float>(i + 1));
+    q.zeros.set(i, 0.5f * static_cast<float>(i));
+  }
+  q.g_idx = {1, 0, 1, 0};
+  q.scale2 = 2.0f;
+  for (ZeroKind zero : {ZeroKind::offset, ZeroKind::real}) {
+    q.scheme.zero = zero;
+    std::vector<float> w;
+    for (std::int64_t i = 0; i < 8; ++i) w.push_back(q.value(i / 4, i % 4));
+    EXPECT_EQ(error_of(w, q).max_abs, 0);
+    w[5] += 3;
+    EXPECT_EQ(error_of(w, q).max_abs, 3);
+  }
+}
+
+TEST(QuantizationError, PrescaleIsPartOfTheWeight) {
+  std::vector<float> w = {1, 2, 3, 4};
+  QuantTensor q = quantized(w, 1, {.bits = 8, .group_size = 0, .symmetric = false, .scale = DType::f32});
+  q.prescale = Tensor(DType::f32, {4});
+  for (std::int64_t k = 0; k < 4; ++k) {
+    q.prescale.set(k, 0.5f);
+    w[k] = q.value(0, k) * 0.5f;
+  }
+  EXPECT_EQ(error_of(w, q).max_abs, 0);
+}
+
+TEST(QuantizationError, Edges) {
+  const std::vector<float> zeros(64, 0.0f), ones(64, 1.0f);
+  EXPECT_EQ(error_of(zeros, quantized(zeros, 1, {.group_size = 64})).sqnr_db, std::numeric_limits<double>::infinity());
+  const QuantError e = error_of(ones, quantized(zeros, 1, {.group_size = 64}));
+  EXPECT_EQ(e.sqnr_db, 0);
+  EXPECT_EQ(e.cosine, 0);
+  EXPECT_EQ(e.relative_l2, 1);
+  const auto mismatch = quantization_error({ones.data(), {2, 32}}, quantized(zeros, 1, {.group_size = 64}));
+  ASSERT_FALSE(mismatch.ok());
+  EXPECT_EQ(mismatch.status().message(), "w is [2,32], the quantized weight is [1,64]");
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,38 @@
+// Benchmark results as a document: written by `bench`, read by `bench --compare`, shown by the report.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "bench_core.hpp"
+#include "nibble/nibble.hpp"
+#include "output.hpp"
+
+namespace nibble::tools {
+
+struct Benchmark {
+  Roofline roofline;
+  std::string commit, date;
+  std::vector<BenchResult> results;
+};
+
+/// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many
+/// modules are like it.
+Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
+                                                     std::span<const std::int64_t> m_list);
+/// The lines of a shape file, with random codes and scales in `scheme`. A line that gives M overrides `m_list`.
+Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
+                                                 const std::string& scheme, std::span<const std::int64_t> m_list);
+
+std::string benchmark_text(const Benchmark& benchmark, bool colour);
+Json benchmark_json(const Benchmark& benchmark);
+
+struct Comparison {
+  std::string text;
+  double worst = 0;  // the smallest ratio of old to new time; above 1 is faster
+};
+/// Matches the results of two JSON files by layer, M, scheme, type and backend, and by kernel where a file has several.
+Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const std::filesystem::path& after, bool colour);
+
+}  // namespace nibble::tools

@@ -1,0 +1,143 @@
+// Where the layers to measure come from: a checkpoint, or a list of shapes.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+
+#include "bench.hpp"
+#include "commands.hpp"
+#include "inspect.hpp"
+#include "shapes.hpp"
+
+namespace nibble::tools {
+namespace {
+
+// "model.layers.*.mlp.up_proj": the layer numbers give way when a name stands for several modules.
+std::string without_numbers(const std::string& name) {
+  std::string out, part;
+  const auto flush = [&] {
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
+    out += number ? "*" : part;
+    part.clear();
+  };
+  for (char c : name) {
+    if (c != '.') {
+      part += c;
+      continue;
+    }
+    flush();
+    out += c;
+  }
+  flush();
+  return out;
+}
+
+// A small generator, the same on every machine.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint32_t next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::uint32_t>(state_ >> 33);
+  }
+  float uniform(float low, float high) { return low + (high - low) * static_cast<float>(next()) * 0x1p-31f; }
+
+ private:
+  std::uint64_t state_;
+};
+
+std::vector<std::uint8_t> random_codes(DType codes, std::size_t count, Random& random) {
+  const unsigned mask = (1u << bits(codes)) - 1;
+  std::vector<std::uint8_t> usable;  // a NaN is not a weight
+  for (unsigned code = 0; code <= mask; ++code) {
+    if (std::isfinite(code_value(codes, static_cast<std::uint8_t>(code)))) usable.push_back(static_cast<std::uint8_t>(code));
+  }
+  std::vector<std::uint8_t> out(count);
+  for (std::uint8_t& code : out) code = usable[random.next() % usable.size()];
+  return out;
+}
+
+Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const WeightScheme& scheme, std::uint64_t seed) {
+  Random random(seed);
+  QuantTensor q;
+  q.scheme = scheme;
+  q.n = n;
+  q.k = k;
+  q.codes = random_codes(scheme.codes, static_cast<std::size_t>(n * k), random);
+  const std::vector<std::int64_t> shape = {scheme.group.rows(n), scheme.group.cols(k)};
+  q.scales = Tensor(scheme.scale, shape);
+  for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, random.uniform(0.005f, 0.015f));
+  if (scheme.zero != ZeroKind::none) {
+    const bool integer = scheme.zero == ZeroKind::integer;
+    const auto last_code = static_cast<float>((1 << bits(scheme.codes)) - 1);
+    q.zeros = Tensor(!integer ? scheme.scale : info(scheme.codes).kind == DTypeKind::sint ? DType::s8 : DType::u8, shape);
+    for (std::int64_t i = 0; i < q.zeros.numel(); ++i) {
+      const float zero = random.uniform(0.25f, 0.75f) * last_code;
+      q.zeros.set(i, integer ? std::floor(zero) : scheme.zero == ZeroKind::real ? zero : -0.01f * zero);
+    }
+  }
+  if (Status valid = q.validate(); !valid.ok()) return valid;
+  return q;
+}
+
+}  // namespace
+
+Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
+                                                     std::span<const std::int64_t> m_list) {
+  const auto pattern = compile_pattern("--layer", layer);
+  if (!pattern.ok()) return pattern.status();
+  struct Group {
+    const Module* first = nullptr;
+    std::vector<std::string> modules;
+  };
+  std::map<std::string, Group> groups;
+  std::vector<Group*> order;
+  for (const Module& module : checkpoint.modules()) {
+    if (!module.quantized() || !std::regex_search(module.name, *pattern)) continue;
+    Group& group = groups[shape_key(module)];
+    group.modules.push_back(module.name);
+    if (group.first != nullptr) continue;
+    group.first = &module;
+    order.push_back(&group);
+  }
+  if (order.empty()) {
+    return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to measure", checkpoint.path().string(),
+                                                            layer.empty() ? "" : " that matches --layer"));
+  }
+  std::vector<BenchCase> cases;
+  for (const Group* group : order) {
+    auto q = checkpoint.read(*group->first);
+    if (!q.ok()) return q.status().with_context(group->first->name);
+    std::string name = group->first->name;
+    if (group->modules.size() > 1) name = fmt::format("{} ×{}", without_numbers(name), group->modules.size());
+    cases.push_back({std::move(name), *std::move(q), {m_list.begin(), m_list.end()}, group->modules});
+  }
+  return cases;
+}
+
+Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
+                                                 const std::string& scheme, std::span<const std::int64_t> m_list) {
+  const auto pattern = compile_pattern("--layer", layer);
+  if (!pattern.ok()) return pattern.status();
+  const auto parsed = Scheme::parse(scheme);
+  if (!parsed.ok()) return parsed.status().with_context("--scheme");
+  if (parsed->act.codes != DType::none) {
+    return Status(StatusCode::unsupported,
+                  fmt::format("--scheme: {} quantizes activations, which no kernel of this build does", scheme));
+  }
+  const auto shapes = read_shapes(file);
+  if (!shapes.ok()) return shapes.status();
+  std::vector<BenchCase> cases;
+  for (const Shape& shape : *shapes) {
+    if (!std::regex_search(shape.name, *pattern)) continue;
+    auto q = random_weight(shape.n, shape.k, parsed->weight, cases.size() + 1);
+    if (!q.ok()) return q.status().with_context(shape.name);
+    std::vector<std::int64_t> m(m_list.begin(), m_list.end());
+    if (shape.m) m = {*shape.m};
+    cases.push_back({shape.name, *std::move(q), std::move(m)});
+  }
+  if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", file.string()));
+  return cases;
+}
+
+}  // namespace nibble::tools

@@ -1,0 +1,64 @@
+// The commands of the tool: each file defines one `add_*`, which declares its options and what it does.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "nibble/nibble.hpp"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace nibble::tools {
+
+/// How a command that got to its end ended.
+enum class Outcome { ok, failed };  // failed: a verification or a comparison did
+using Action = std::function<Result<Outcome>()>;
+
+/// The documented exit codes: 0 ok, 1 verification failed or regression, 2 usage, 3 unsupported, 4 I/O or corrupt file;
+/// 70 is a bug in nibble.
+int exit_code(const Result<Outcome>& result);
+
+/// When the command line names this command, `action` becomes what to do.
+void add_inspect(CLI::App& app, Action& action);
+void add_verify(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+void add_quantize(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
+void add_dequantize(CLI::App& app, Action& action);
+void add_sample(CLI::App& app, Action& action);
+void add_doctor(CLI::App& app, Action& action);
+
+/// A subcommand with its example lines.
+CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& summary, const std::string& example);
+
+// Options several commands have.
+CLI::Option* add_act(CLI::App& command, std::string& act);
+CLI::Option* add_threads(CLI::App& command, int& threads);
+CLI::Option* add_kernel(CLI::App& command, std::string& kernel);
+CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help);
+
+/// --layer and --skip patterns: ECMAScript, matched anywhere in the name. A bad one is invalid_argument, with the pattern.
+Result<std::regex> compile_pattern(const std::string& option, const std::string& pattern);
+/// invalid_argument when `name` is neither empty nor a kernel of this build.
+Status check_kernel_name(const std::string& name);
+
+/// already_exists with the option that helps.
+Status with_force_hint(const Status& status);
+
+/// The threads of --threads: nibble's own pool when 0.
+class Threads {
+ public:
+  explicit Threads(int count) : own_(count > 0 ? make_executor(count) : nullptr) {}
+  Executor& executor() { return own_ ? *own_ : default_executor(); }
+
+ private:
+  std::unique_ptr<Executor> own_;
+};
+
+}  // namespace nibble::tools

@@ -1,0 +1,160 @@
+// nibble doctor: what this machine and this build can do.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "blas.hpp"
+#include "commands.hpp"
+#include "output.hpp"
+#include "table.hpp"
+
+namespace nibble::tools {
+namespace {
+
+struct Options {
+  bool kernels = false, layouts = false, formats = false, json = false;
+  int threads = 0;
+};
+
+// Kernels of a higher instruction set than the machine's are compiled in, and wait.
+bool runs_here(const KernelInfo& kernel) { return kernel.backend != Backend::cuda && kernel.isa <= this_device().isa; }
+
+std::string kernels_text(bool colour) {
+  Table table({{"kernel"}, {"operation"}, {"backend"}, {"needs"}, {"layout"}, {"here"}, {"summary"}});
+  for (const KernelInfo& k : kernels()) {
+    table.add({std::string(k.name), std::string(name(k.op)), std::string(name(k.backend)), std::string(name(k.isa)),
+               std::string(k.layout), runs_here(k) ? Cell("yes", Style::good) : Cell("no", Style::warn), std::string(k.summary)});
+  }
+  return table.render(colour);
+}
+
+std::string formats_text(bool colour) {
+  Table table({{"format"}, {"writes"}, {"summary"}});
+  for (const FormatInfo& f : formats()) table.add({std::string(f.name), f.can_write ? "yes" : "no", std::string(f.summary)});
+  return table.render(colour);
+}
+
+std::string layouts_text(bool colour) {
+  std::string text;
+  for (const LayoutInfo& layout : layouts()) {
+    text += styled(layout.name, Style::bold, colour) + "\n";
+    std::string_view rest = layout.drawing;
+    while (!rest.empty()) {
+      const std::size_t end = std::min(rest.find('\n'), rest.size());
+      text += end == 0 ? "\n" : fmt::format("  {}\n", rest.substr(0, end));
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+  return text;
+}
+
+std::string machine_text(const Roofline& roofline, const Blas* blas) {
+  const DeviceInfo& d = this_device();
+  const auto size = [](std::int64_t bytes) { return bytes > 0 ? human_binary(bytes) : std::string("unknown"); };
+  std::size_t usable = 0;
+  const auto all = kernels();
+  for (const KernelInfo& kernel : all) usable += runs_here(kernel) ? 1 : 0;
+  Table table({{"nibble"}, {NIBBLE_VERSION " at " NIBBLE_BUILD_COMMIT}});
+  table.add({"compiler", NIBBLE_BUILD_COMPILER});
+  table.add({"cpu", d.cpu_name});
+  table.add({"instruction set", std::string(name(d.isa))});
+  table.add({"cores", std::to_string(d.cores)});
+  table.add({"threads", std::to_string(roofline.threads)});
+  table.add({"caches", fmt::format("L1d {}, L2 {} per core, L3 {}", size(d.l1d_bytes), size(d.l2_bytes), size(d.l3_bytes))});
+  table.add({"memory", size(d.memory_bytes)});
+  table.add({"reads, measured", fmt::format("{:.1f} GB/s", roofline.read_gbytes_per_s)});
+  table.add({"f32 peak, measured", fmt::format("{:.0f} GFLOP/s", roofline.f32_gflops)});
+  table.add({"kernels", fmt::format("{} of {} can run here (--kernels)", usable, all.size())});
+  table.add({"layouts", fmt::format("{} (--layouts)", layouts().size())});
+  std::string names;
+  for (const FormatInfo& format : formats()) names += fmt::format("{}{}", names.empty() ? "" : ", ", format.name);
+  table.add({"formats", names + " (--formats)"});
+  table.add({"CUDA", "not in this build"});
+  table.add({"baseline", blas == nullptr ? "none: OpenBLAS is not installed (libopenblas0-pthread)" : blas->description()});
+  return table.render(wants_colour(stdout));
+}
+
+Json list_json(const Options& options) {
+  Json json = {{"schema", 1}};
+  for (const KernelInfo& k : kernels()) {
+    if (options.kernels) {
+      json["kernels"].push_back({{"name", k.name},
+                                 {"op", name(k.op)},
+                                 {"backend", name(k.backend)},
+                                 {"isa", name(k.isa)},
+                                 {"layout", k.layout},
+                                 {"runs_here", runs_here(k)},
+                                 {"summary", k.summary}});
+    }
+  }
+  for (const LayoutInfo& l : layouts()) {
+    if (options.layouts) json["layouts"].push_back({{"name", l.name}, {"drawing", l.drawing}});
+  }
+  for (const FormatInfo& f : formats()) {
+    if (options.formats) json["formats"].push_back({{"name", f.name}, {"summary", f.summary}, {"can_write", f.can_write}});
+  }
+  return json;
+}
+
+Json machine_json(const Roofline& roofline, const Blas* blas) {
+  const DeviceInfo& d = this_device();
+  return {{"version", NIBBLE_VERSION},
+          {"commit", NIBBLE_BUILD_COMMIT},
+          {"compiler", NIBBLE_BUILD_COMPILER},
+          {"cpu", d.cpu_name},
+          {"isa", name(d.isa)},
+          {"cores", d.cores},
+          {"threads", roofline.threads},
+          {"l1d_bytes", d.l1d_bytes},
+          {"l2_bytes", d.l2_bytes},
+          {"l3_bytes", d.l3_bytes},
+          {"memory_bytes", d.memory_bytes},
+          {"read_gbytes_per_s", roofline.read_gbytes_per_s},
+          {"f32_gflops", roofline.f32_gflops},
+          {"openblas", blas == nullptr ? Json(nullptr) : Json(blas->description())}};
+}
+
+Result<Outcome> run(const Options& options) {
+  const bool lists = options.kernels || options.layouts || options.formats;
+  const bool colour = wants_colour(stdout);
+  if (lists && !options.json) {
+    std::string text;
+    const auto section = [&](bool wanted, auto render) {
+      if (wanted) text += render(colour);
+    };
+    section(options.kernels, kernels_text);
+    section(options.layouts, layouts_text);
+    section(options.formats, formats_text);
+    print(text);
+    return Outcome::ok;
+  }
+  Json json = list_json(options);
+  if (!lists) {
+    Threads threads(options.threads);
+    const Roofline roofline = measure_roofline(threads.executor());
+    const Blas* blas = Blas::load(roofline.threads);
+    if (!options.json) {
+      print(machine_text(roofline, blas));
+      return Outcome::ok;
+    }
+    json.update(machine_json(roofline, blas));
+  }
+  print(to_text(json));
+  return Outcome::ok;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Action& action) {
+  CLI::App* command = add_command(app, "doctor", "Show what this machine and this build can do",
+                                  "  nibble doctor\n  nibble doctor --kernels --json");
+  auto options = std::make_shared<Options>();
+  command->add_flag("--kernels", options->kernels, "List the kernels of this build");
+  command->add_flag("--layouts", options->layouts, "List the packed layouts, with a drawing of their bytes");
+  command->add_flag("--formats", options->formats, "List the checkpoint formats");
+  add_threads(*command, options->threads);
+  command->add_flag("--json", options->json, "JSON instead of a table");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace nibble::tools

@@ -1,0 +1,31 @@
+// Which kernel runs for which M, what it should take, and what the other kernels would have done.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nibble/nibble.hpp"
+#include "output.hpp"
+
+namespace nibble::tools {
+
+/// One (N, K, scheme) that occurs in a checkpoint, and what the planner says about it.
+struct ExplainedShape {
+  std::int64_t n = 0, k = 0;
+  std::string scheme;
+  bool act_order = false, bias = false;
+  std::size_t modules = 0;  // how many are like it
+  std::string layout;       // the one that pack() chooses
+  Explanation explanation;  // candidates of other layouts are judged as if the weight were packed for them
+};
+
+/// Packs `q` in every layout a kernel reads and asks the planner about each. Buckets are split where the choice changes and at a
+/// few round values of M; their costs are at m_high.
+Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act);
+
+std::string explained_text(const ExplainedShape& shape, bool colour);
+Json explained_json(const ExplainedShape& shape);
+
+}  // namespace nibble::tools

@@ -1,0 +1,162 @@
+// nibble inspect: what is in a checkpoint, and is it what it says it is?
+#include "inspect.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <unordered_set>
+
+#include "commands.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+
+namespace nibble::tools {
+namespace {
+
+void add_note(std::vector<Note>& notes, Note::Severity severity, std::string text) {
+  notes.push_back({severity, std::move(text)});
+}
+
+// The module's weight in the reference checkpoint, or a note that says why there is none to compare with.
+void compare(const Checkpoint& reference, const QuantTensor& q, InspectedModule& found) {
+  const std::string name = found.module.name + ".weight";
+  const TensorInfo* tensor = reference.find_tensor(name);
+  if (tensor == nullptr) return add_note(found.notes, Note::Severity::warning, "the reference has no tensor " + name);
+  if (!is_compute_float(tensor->dtype) || tensor->shape != std::vector<std::int64_t>{q.n, q.k}) {
+    return add_note(found.notes, Note::Severity::warning,
+                    fmt::format("the reference tensor {} is {} [{}], not a float [{}, {}]", name, nibble::name(tensor->dtype),
+                                fmt::join(tensor->shape, ", "), q.n, q.k));
+  }
+  const auto error = quantization_error(reference.view(*tensor), q);
+  if (error.ok()) {
+    found.error = *error;
+  } else {
+    add_note(found.notes, Note::Severity::warning, "no error against the reference: " + error.status().message());
+  }
+}
+
+// The other modules and tensors, which inspect only counts.
+void count_the_rest(const Checkpoint& checkpoint, Inspection& inspection) {
+  std::unordered_set<std::string> claimed;
+  for (const Module& module : checkpoint.modules()) {
+    claimed.insert(module.tensors.begin(), module.tensors.end());
+    if (module.quantized()) continue;
+    inspection.dense.push_back(module);
+    inspection.dense_bytes += module.bytes;
+  }
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (claimed.contains(tensor.name)) continue;
+    ++inspection.other_tensors;
+    inspection.other_bytes += tensor.bytes;
+  }
+}
+
+std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const std::regex& layer) {
+  std::vector<const Module*> chosen;
+  for (const Module& module : checkpoint.modules()) {
+    if (module.quantized() && std::regex_search(module.name, layer)) chosen.push_back(&module);
+  }
+  return chosen;
+}
+
+Result<Outcome> run(const InspectOptions& options) {
+  const auto inspection = inspect_checkpoint(options);
+  if (!inspection.ok()) return inspection.status();
+  print(options.json ? to_text(inspection_json(*inspection)) : inspection_text(*inspection, wants_colour(stdout)));
+  std::size_t broken = 0;
+  const InspectedModule* first = nullptr;
+  for (const InspectedModule& found : inspection->modules) {
+    if (found.readable.ok()) continue;
+    ++broken;
+    if (first == nullptr) first = &found;
+  }
+  if (first == nullptr) return Outcome::ok;
+  const Status why = first->readable.with_context(first->module.name);
+  return broken == 1 ? why : why.with_context(fmt::format("{} cannot be read; the first", counted(broken, "module")));
+}
+
+}  // namespace
+
+std::int64_t Inspection::weights() const {
+  std::int64_t sum = 0;
+  for (const InspectedModule& found : modules) sum += found.module.n * found.module.k;
+  return sum;
+}
+
+double Inspection::mean_bits() const {
+  const std::int64_t count = weights();
+  return count == 0 ? 0 : 8 * static_cast<double>(quantized_bytes) / static_cast<double>(count);
+}
+
+std::string shape_key(const Module& module) {
+  return fmt::format("{} {} {} {}{}", module.n, module.k, module.scheme.name(), module.act_order ? "a" : "",
+                     module.has_bias ? "b" : "");
+}
+
+Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
+  const auto layer = compile_pattern("--layer", options.layer);
+  if (!layer.ok()) return layer.status();
+  const auto checkpoint = Checkpoint::open(options.path);
+  if (!checkpoint.ok()) return checkpoint.status();
+  std::optional<Checkpoint> reference;
+  if (!options.reference.empty()) {
+    auto opened = Checkpoint::open(options.reference);
+    if (!opened.ok()) return opened.status().with_context("--reference");
+    reference = *opened;
+  }
+
+  Inspection inspection;
+  inspection.path = options.path;
+  inspection.notes.assign(checkpoint->notes().begin(), checkpoint->notes().end());
+  count_the_rest(*checkpoint, inspection);
+
+  const DType act = parse_dtype(options.act).value_or(DType::f32);
+  const auto chosen = chosen_modules(*checkpoint, *layer);
+  std::map<std::string, std::size_t> shape_of;  // shape_key → index into inspection.shapes
+  ProgressBar progress("reading");
+  for (const Module* module : chosen) {
+    progress.update(inspection.modules.size(), chosen.size(), module->name);
+    InspectedModule& found = inspection.modules.emplace_back();
+    found.module = *module;
+    found.notes = module->notes;
+    found.bits_per_weight = 8 * static_cast<double>(module->bytes) / static_cast<double>(module->n * module->k);
+    inspection.quantized_bytes += module->bytes;
+    if (options.headers_only) continue;
+    const auto q = checkpoint->read(*module, &found.notes);
+    if (!q.ok()) {
+      found.readable = q.status();
+      add_note(found.notes, Note::Severity::error, q.status().message());
+      continue;
+    }
+    found.bits_per_weight = q->bits_per_weight();
+    if (reference) compare(*reference, *q, found);
+    if (!options.explain) continue;
+    const auto [at, is_new] = shape_of.try_emplace(shape_key(*module), inspection.shapes.size());
+    if (is_new) {
+      auto shape = explain_shape(*q, act);
+      if (!shape.ok()) return shape.status().with_context(module->name);
+      inspection.shapes.push_back(*std::move(shape));
+    }
+    ++inspection.shapes[at->second].modules;
+  }
+  return inspection;
+}
+
+void add_inspect(CLI::App& app, Action& action) {
+  CLI::App* command = add_command(app, "inspect", "Show what is in a checkpoint: schemes, sizes, anomalies, error, kernels",
+                                  "  nibble inspect model/ --layer 'layers\\.0\\.' --explain --reference model-f16/");
+  auto options = std::make_shared<InspectOptions>();
+  command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
+  command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
+  command->add_flag("--explain", options->explain, "Which kernel runs for which M, and why the others do not");
+  command->add_option("--reference", options->reference, "Float checkpoint to measure the quantization error against")
+      ->type_name("PATH");
+  add_act(*command, options->act);
+  CLI::Option* headers = command->add_flag("--headers", options->headers_only, "Do not read the weights: fast, but finds less");
+  headers->excludes("--explain")->excludes("--reference");
+  command->add_flag("--json", options->json, "JSON instead of a table");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace nibble::tools

@@ -1,0 +1,56 @@
+// What `inspect` finds out about a checkpoint; the report shows the same.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "explain.hpp"
+#include "nibble/nibble.hpp"
+#include "output.hpp"
+
+namespace nibble::tools {
+
+struct InspectOptions {
+  std::filesystem::path path;
+  std::filesystem::path reference;  // a float checkpoint to measure the error against; empty: none
+  std::string layer;                // pattern; empty: every module
+  std::string act = "f32";
+  bool explain = false;
+  bool headers_only = false;
+  bool json = false;
+};
+
+/// A module with everything that reading its data told.
+struct InspectedModule {
+  Module module;
+  std::vector<Note> notes;          // of detection and of the data
+  double bits_per_weight = 0;       // as stored, scales and zeros included
+  std::optional<QuantError> error;  // against the reference
+  Status readable;                  // why the data could not be decoded
+};
+
+struct Inspection {
+  std::filesystem::path path;
+  std::vector<InspectedModule> modules;  // quantized ones
+  std::vector<Module> dense;
+  std::size_t other_tensors = 0;  // neither of a quantized nor of a dense module
+  std::uint64_t quantized_bytes = 0, dense_bytes = 0, other_bytes = 0;
+  std::vector<Note> notes;  // about the checkpoint as a whole
+  std::vector<ExplainedShape> shapes;
+
+  std::int64_t weights() const;
+  double mean_bits() const;
+};
+
+/// Opens, reads and judges every quantized module whose name matches. A module that cannot be decoded is recorded as such.
+Result<Inspection> inspect_checkpoint(const InspectOptions& options);
+
+/// The distinct shapes of a checkpoint: what a plan depends on.
+std::string shape_key(const Module& module);
+
+std::string inspection_text(const Inspection& inspection, bool colour);
+Json inspection_json(const Inspection& inspection);
+
+}  // namespace nibble::tools

@@ -1,0 +1,220 @@
+// The two faces of an inspection: text for people, JSON for programs.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+
+#include "inspect.hpp"
+#include "table.hpp"
+
+namespace nibble::tools {
+namespace {
+
+constexpr std::size_t kNotesShown = 20;
+
+std::string_view severity_name(Note::Severity severity) {
+  switch (severity) {
+    case Note::Severity::info: return "note";
+    case Note::Severity::warning: return "warning";
+    case Note::Severity::error: return "error";
+  }
+  return "";
+}
+
+Style severity_style(Note::Severity severity) {
+  switch (severity) {
+    case Note::Severity::info: return Style::dim;
+    case Note::Severity::warning: return Style::warn;
+    case Note::Severity::error: return Style::bad;
+  }
+  return Style::plain;
+}
+
+// The claim of the config, when it contradicts the tensors.
+std::string conflict(const Module& module) {
+  if (!module.claimed) return "";
+  const std::string claimed = module.claimed->name();
+  return claimed == module.scheme.name() ? "" : claimed;
+}
+
+// "2 warnings" for the worst severity present.
+Cell notes_cell(const std::vector<Note>& notes) {
+  for (Note::Severity severity : {Note::Severity::error, Note::Severity::warning, Note::Severity::info}) {
+    std::size_t count = 0;
+    for (const Note& note : notes) count += note.severity == severity ? 1 : 0;
+    if (count > 0) return {counted(count, severity_name(severity)), severity_style(severity)};
+  }
+  return "";
+}
+
+std::string module_table(const Inspection& inspection, bool colour) {
+  using enum Table::Align;
+  Table table({{"module"},
+               {"format"},
+               {"scheme"},
+               {"config says"},
+               {"N", right},
+               {"K", right},
+               {"bits/w", right},
+               {"size", right},
+               {"order"},
+               {"SQNR dB", right},
+               {"cosine", right},
+               {"max error", right},
+               {"notes"}});
+  const auto basics = [](const Module& m, double bits) {
+    return std::vector<Cell>{printable(m.name),
+                             m.format,
+                             m.quantized() ? m.scheme.name() : std::string(name(m.scheme.codes)),
+                             {conflict(m), Style::bad},
+                             std::to_string(m.n),
+                             std::to_string(m.k),
+                             fmt::format("{:.2f}", bits),
+                             human_bytes(static_cast<double>(m.bytes)),
+                             m.act_order ? "act-order" : ""};
+  };
+  for (const InspectedModule& found : inspection.modules) {
+    std::string sqnr, cosine, max_error;
+    if (found.error) {
+      sqnr = std::isinf(found.error->sqnr_db) ? "exact" : fmt::format("{:.1f}", found.error->sqnr_db);
+      cosine = fmt::format("{:.6f}", found.error->cosine);
+      max_error = fmt::format("{:.2e}", found.error->max_abs);
+    }
+    std::vector<Cell> row = basics(found.module, found.bits_per_weight);
+    for (Cell cell : {Cell(sqnr), Cell(cosine), Cell(max_error), notes_cell(found.notes)}) row.push_back(std::move(cell));
+    table.add(std::move(row));
+  }
+  if (inspection.modules.empty()) {  // of a float checkpoint, its float modules are of interest
+    for (const Module& module : inspection.dense) table.add(basics(module, bits(module.scheme.codes)));
+  }
+  return table.render(colour);
+}
+
+std::string totals(const Inspection& inspection) {
+  std::string text;
+  if (!inspection.modules.empty()) {
+    text += fmt::format("{}, {:.1f} M weights in {}: {:.2f} bits per weight\n",
+                        counted(inspection.modules.size(), "quantized module"), static_cast<double>(inspection.weights()) / 1e6,
+                        human_bytes(static_cast<double>(inspection.quantized_bytes)), inspection.mean_bits());
+  }
+  if (!inspection.dense.empty()) {
+    std::map<std::string_view, std::size_t> by_type;
+    for (const Module& module : inspection.dense) ++by_type[name(module.scheme.codes)];
+    std::string types;
+    for (const auto& [type, count] : by_type) types += fmt::format("{}{} {}", types.empty() ? "" : ", ", count, type);
+    text += fmt::format("{} not quantized ({}), {}\n", counted(inspection.dense.size(), "module"), types,
+                        human_bytes(static_cast<double>(inspection.dense_bytes)));
+  }
+  if (inspection.other_tensors > 0) {
+    text += fmt::format("{}, {}\n", counted(inspection.other_tensors, "other tensor"),
+                        human_bytes(static_cast<double>(inspection.other_bytes)));
+  }
+  return text;
+}
+
+// Notes with the same text are told once, with how many modules they are about.
+std::string notes_text(const Inspection& inspection, bool colour) {
+  struct Group {
+    Note note;
+    std::string first;
+    std::size_t modules = 0;
+  };
+  std::vector<Group> groups;
+  const auto collect = [&](const Note& note, const std::string& module) {
+    for (Group& group : groups) {
+      if (group.note.severity != note.severity || group.note.text != note.text) continue;
+      ++group.modules;
+      return;
+    }
+    groups.push_back({note, module, module.empty() ? std::size_t{0} : std::size_t{1}});
+  };
+  for (const Note& note : inspection.notes) collect(note, "");
+  for (const InspectedModule& found : inspection.modules) {
+    for (const Note& note : found.notes) collect(note, found.module.name);
+  }
+  std::string text;
+  std::size_t shown = 0;
+  for (Note::Severity severity : {Note::Severity::error, Note::Severity::warning, Note::Severity::info}) {
+    for (const Group& group : groups) {
+      if (group.note.severity != severity || shown++ >= kNotesShown) continue;
+      std::string where;
+      if (group.modules == 1) where = group.first + ": ";
+      if (group.modules > 1) where = fmt::format("{} and {} more: ", group.first, group.modules - 1);
+      text +=
+          styled(severity_name(severity), severity_style(severity), colour) + ": " + printable(where + group.note.text) + "\n";
+    }
+  }
+  if (shown > kNotesShown) text += fmt::format("… and {} more; --json has them all\n", shown - kNotesShown);
+  return text;
+}
+
+Json notes_json(const std::vector<Note>& notes) {
+  Json list = Json::array();
+  for (const Note& note : notes) list.push_back({{"severity", severity_name(note.severity)}, {"text", note.text}});
+  return list;
+}
+
+Json module_json(const Module& module) {
+  Json json = {{"name", module.name},
+               {"format", module.format},
+               {"scheme", module.scheme.name()},
+               {"scale_type", name(module.scheme.scale)},
+               {"claimed", nullptr},
+               {"n", module.n},
+               {"k", module.k},
+               {"bytes", module.bytes},
+               {"act_order", module.act_order},
+               {"bias", module.has_bias}};
+  if (module.claimed) json["claimed"] = module.claimed->name();
+  return json;
+}
+
+}  // namespace
+
+std::string inspection_text(const Inspection& inspection, bool colour) {
+  std::string text = module_table(inspection, colour);
+  text += totals(inspection);
+  const std::string notes = notes_text(inspection, colour);
+  if (!notes.empty()) text += "\n" + notes;
+  for (const ExplainedShape& shape : inspection.shapes) text += "\n" + explained_text(shape, colour);
+  return text;
+}
+
+Json inspection_json(const Inspection& inspection) {
+  Json modules = Json::array();
+  for (const InspectedModule& found : inspection.modules) {
+    Json json = module_json(found.module);
+    json["bits_per_weight"] = found.bits_per_weight;
+    json["readable"] = found.readable.ok();
+    if (found.error) {
+      json["error"] = {{"sqnr_db", found.error->sqnr_db},
+                       {"cosine", found.error->cosine},
+                       {"max_abs", found.error->max_abs},
+                       {"relative_l2", found.error->relative_l2}};
+    }
+    json["notes"] = notes_json(found.notes);
+    modules.push_back(json);
+  }
+  Json dense = Json::array();
+  for (const Module& module : inspection.dense) dense.push_back(module_json(module));
+  Json json = {{"schema", 1},
+               {"path", inspection.path.string()},
+               {"totals",
+                {{"quantized_modules", inspection.modules.size()},
+                 {"quantized_weights", inspection.weights()},
+                 {"quantized_bytes", inspection.quantized_bytes},
+                 {"bits_per_weight", inspection.mean_bits()},
+                 {"dense_modules", inspection.dense.size()},
+                 {"dense_bytes", inspection.dense_bytes},
+                 {"other_tensors", inspection.other_tensors},
+                 {"other_bytes", inspection.other_bytes}}},
+               {"notes", notes_json(inspection.notes)},
+               {"modules", modules},
+               {"dense_modules", dense}};
+  if (inspection.shapes.empty()) return json;
+  json["shapes"] = Json::array();
+  for (const ExplainedShape& shape : inspection.shapes) json["shapes"].push_back(explained_json(shape));
+  return json;
+}
+
+}  // namespace nibble::tools

@@ -1,0 +1,113 @@
+// nibble, the command-line tool: parses, runs one command, maps what happened to an exit code.
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <new>
+
+#include "commands.hpp"
+#include "output.hpp"
+#include "progress.hpp"
+
+namespace nibble::tools {
+namespace {
+
+constexpr int kUsage = 2;
+
+int exit_code(StatusCode code) {
+  switch (code) {
+    case StatusCode::ok: return 0;
+    case StatusCode::invalid_argument: return kUsage;
+    case StatusCode::unsupported: return 3;
+    case StatusCode::not_found:
+    case StatusCode::already_exists:
+    case StatusCode::io_error:
+    case StatusCode::corrupt_data: return 4;
+    case StatusCode::internal: break;
+  }
+  return 70;
+}
+
+// Options as "--name TYPE=default"; what excludes what is for the error messages to say.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(28); }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    if (option->get_type_size() == 0 || option->get_positional()) return "";
+    const std::string value = option->get_default_str();
+    return " " + option->get_type_name() + (value.empty() ? "" : "=" + value);
+  }
+};
+
+void add_commands(CLI::App& app, Action& action) {
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.set_version_flag("--version", "nibble " NIBBLE_VERSION, "Print the version and exit");
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 ok, 1 verification failed or regression, 2 usage, 3 unsupported, 4 I/O error or corrupt file.\n"
+      "`nibble COMMAND --help` shows the options of a command and an example.");
+  add_inspect(app, action);
+  add_verify(app, action);
+  add_bench(app, action);
+  add_quantize(app, action);
+  add_convert(app, action);
+  add_dequantize(app, action);
+  add_sample(app, action);
+  add_doctor(app, action);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("nibble: inspect, verify, measure and make 4-bit and 8-bit quantized checkpoints", "nibble");
+  Action action;
+  add_commands(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    app.exit(help_or_version);
+    return exit_code(finish_output().code());
+  } catch (const CLI::ParseError& error) {
+    if (argc == 1) {
+      print(app.help());
+      return kUsage;
+    }
+    const auto chosen = app.get_subcommands();
+    const std::string what =
+        chosen.empty() && argv[1][0] != '-' ? std::string("there is no command '") + argv[1] + "'" : error.what();
+    complain(what + "; see nibble " + (chosen.empty() ? "" : chosen.front()->get_name() + " ") + "--help");
+    return kUsage;
+  }
+  const Result<Outcome> result = action();
+  const Status output = finish_output();
+  if (!result.ok()) complain(result.status().message());
+  if (result.ok() && !output.ok()) {
+    complain(output.message());
+    return exit_code(output.code());
+  }
+  return exit_code(result);
+}
+
+}  // namespace
+
+int exit_code(const Result<Outcome>& result) {
+  if (result.ok()) return *result == Outcome::ok ? 0 : 1;
+  return exit_code(result.status().code());
+}
+
+}  // namespace nibble::tools
+
+int main(int argc, char** argv) {
+  using namespace nibble::tools;
+  signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, not a sudden end that could leave half a file behind
+  try {
+    return run(argc, argv);
+  } catch (const Interrupted& interrupted) {
+    complain("interrupted; nothing was written");
+    return 128 + interrupted.signal;
+  } catch (const std::bad_alloc&) {
+    complain("out of memory");
+    return 4;
+  } catch (const std::exception& error) {
+    complain(std::string("internal error, please report it: ") + error.what());
+    return 70;
+  }
+}

@@ -1,0 +1,31 @@
+// Checks of option values, silent in the help text (the option's own text says what is allowed).
+#pragma once
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace nibble::tools {
+
+inline CLI::Validator one_of(std::vector<std::string> allowed) {
+  const auto check = [allowed = std::move(allowed)](const std::string& value) {
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return std::string();
+    return fmt::format("'{}' is not one of {}", value, fmt::join(allowed, ", "));
+  };
+  return {check, ""};
+}
+
+template <class T>
+CLI::Validator between(T low, T high) {
+  const auto check = [low, high](const std::string& text) {
+    T value{};
+    if (CLI::detail::lexical_cast(text, value) && low <= value && value <= high) return std::string();
+    return fmt::format("'{}' is not {} from {} to {}", text, std::is_integral_v<T> ? "a whole number" : "a number", low, high);
+  };
+  return {check, ""};
+}
+
+}  // namespace nibble::tools

@@ -1,0 +1,64 @@
+// Options that several commands share, and the checks behind them.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "commands.hpp"
+#include "option_checks.hpp"
+
+namespace nibble::tools {
+
+CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& summary, const std::string& example) {
+  CLI::App* command = app.add_subcommand(name, summary);
+  command->footer("Example:\n" + example);
+  return command;
+}
+
+CLI::Option* add_act(CLI::App& command, std::string& act) {
+  return command.add_option("--act", act, "Type of activations and outputs: f32, f16 or bf16")
+      ->check(one_of({"f32", "f16", "bf16"}))
+      ->type_name("TYPE")
+      ->capture_default_str();
+}
+
+CLI::Option* add_threads(CLI::App& command, int& threads) {
+  return command.add_option("--threads", threads, "Threads to use (default: one per core, or NIBBLE_NUM_THREADS)")
+      ->check(between(1, 4096))
+      ->type_name("N");
+}
+
+CLI::Option* add_kernel(CLI::App& command, std::string& kernel) {
+  return command.add_option("--kernel", kernel, "Force this kernel (names: nibble doctor --kernels)")->type_name("NAME");
+}
+
+CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help) {
+  return command.add_option("-M", list, help)
+      ->delimiter(',')
+      ->check(between(1, 1 << 20))
+      ->type_name("M,...")
+      ->capture_default_str();
+}
+
+Result<std::regex> compile_pattern(const std::string& option, const std::string& pattern) {
+  try {
+    return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
+  } catch (const std::regex_error& error) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: '{}' is not a regular expression: {}", option, pattern, error.what()));
+  }
+}
+
+Status check_kernel_name(const std::string& name) {
+  const auto known = kernels();
+  if (name.empty() || std::any_of(known.begin(), known.end(), [&](const KernelInfo& k) { return k.name == name; })) return {};
+  return {StatusCode::invalid_argument,
+          fmt::format("--kernel: there is no kernel '{}'; nibble doctor --kernels lists them", name)};
+}
+
+Status with_force_hint(const Status& status) {
+  if (status.code() != StatusCode::already_exists) return status;
+  return {status.code(), status.message() + " (--force)"};
+}
+
+}  // namespace nibble::tools

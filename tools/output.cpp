@@ -1,0 +1,92 @@
+// Standard output, error lines and small files.
+#include "output.hpp"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "table.hpp"
+
+namespace nibble::tools {
+namespace {
+
+int g_output_errno = 0;
+
+Status io_error(std::string_view what, const std::filesystem::path& path, int number) {
+  return {StatusCode::io_error, fmt::format("{} {}: {}", what, path.string(), std::strerror(number))};
+}
+
+}  // namespace
+
+void print(std::string_view text) {
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() && g_output_errno == 0) g_output_errno = errno;
+}
+
+std::string to_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+Status finish_output() {
+  errno = 0;
+  if (std::fflush(stdout) != 0 && g_output_errno == 0) g_output_errno = errno;
+  if (g_output_errno == 0 || g_output_errno == EPIPE) return {};
+  return io_error("cannot write to", "standard output", g_output_errno);
+}
+
+void complain(std::string_view text) { fmt::print(stderr, "nibble: {}\n", printable(text)); }
+
+Status write_file(const std::filesystem::path& path, std::string_view contents) {
+  std::string temporary = path.string() + ".XXXXXX";
+  const int fd = mkostemp(temporary.data(), O_CLOEXEC);
+  if (fd < 0) return io_error("cannot write", path, errno);
+  int failure = fchmod(fd, 0644) != 0 ? errno : 0;
+  while (failure == 0 && !contents.empty()) {
+    const ssize_t written = ::write(fd, contents.data(), contents.size());
+    if (written > 0) contents.remove_prefix(static_cast<std::size_t>(written));
+    if (written < 0 && errno != EINTR) failure = errno;
+  }
+  if (close(fd) != 0 && failure == 0) failure = errno;
+  if (failure == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) failure = errno;
+  if (failure == 0) return {};
+  unlink(temporary.c_str());
+  return io_error("cannot write", path, failure);
+}
+
+Status read_file(const std::filesystem::path& path, std::string& contents) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) return io_error("cannot open", path, errno);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  if (stream.bad()) return io_error("cannot read", path, errno);
+  contents = std::move(text).str();
+  return {};
+}
+
+std::string human_bytes(double bytes) {
+  if (bytes < 1e3) return fmt::format("{:.0f} B", bytes);
+  if (bytes < 1e6) return fmt::format("{:.1f} kB", bytes / 1e3);
+  if (bytes < 1e9) return fmt::format("{:.1f} MB", bytes / 1e6);
+  return fmt::format("{:.2f} GB", bytes / 1e9);
+}
+
+std::string human_binary(std::int64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (value < 0x1p20) return fmt::format("{:.4g} KiB", value * 0x1p-10);
+  if (value < 0x1p30) return fmt::format("{:.4g} MiB", value * 0x1p-20);
+  return fmt::format("{:.3g} GiB", value * 0x1p-30);
+}
+
+std::string counted(std::size_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
+
+}  // namespace nibble::tools

@@ -1,0 +1,39 @@
+// What commands say, and where: results on standard output, one-line errors on stderr, files that appear whole or not at all.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "nibble/status.hpp"
+
+namespace nibble::tools {
+
+using Json = nlohmann::ordered_json;
+
+/// Writes to standard output. The first failure is remembered for finish_output.
+void print(std::string_view text);
+/// JSON documents end with a newline; bytes that are not UTF-8 become U+FFFD and infinities null.
+std::string to_text(const Json& json);
+/// Flushes standard output. A reader that went away (`| head`) is not an error, a full disk is.
+Status finish_output();
+
+/// "nibble: <text>" as one line on stderr.
+void complain(std::string_view text);
+
+/// Writes a file under a temporary name in the same directory and renames it, replacing what is there.
+Status write_file(const std::filesystem::path& path, std::string_view contents);
+Status read_file(const std::filesystem::path& path, std::string& contents);
+
+/// "3.25 MB", "12.0 GB".
+std::string human_bytes(double bytes);
+/// "64 KiB", "31.4 GiB", for caches and memory.
+std::string human_binary(std::int64_t bytes);
+/// "7 modules", "1 module".
+std::string counted(std::size_t count, std::string_view noun);
+/// The present moment as ISO 8601 in UTC.
+std::string utc_now();
+
+}  // namespace nibble::tools

@@ -1,0 +1,49 @@
+// A progress bar on stderr for work that takes long, and only when a person is watching.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "nibble/checkpoint.hpp"
+
+namespace nibble::tools {
+
+/// Draws nothing unless stderr is a terminal and the work has gone on for half a second; wipes its line when destroyed.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string title);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void update(std::uint64_t done, std::uint64_t total, std::string_view what);
+  /// For TransformOptions::progress. Also the place where Ctrl-C takes effect: see Interruptible.
+  Progress callback();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string title_;
+  Clock::time_point start_ = Clock::now(), drawn_{};
+  bool enabled_ = false, visible_ = false;
+};
+
+/// Thrown out of a progress callback when the user pressed Ctrl-C, so that unfinished outputs are cleaned up on the way out.
+struct Interrupted {
+  int signal = 0;
+};
+
+/// While one of these lives, SIGINT, SIGTERM and SIGHUP make the next progress callback throw Interrupted; a second signal
+/// ends the process at once.
+class Interruptible {
+ public:
+  Interruptible();
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+  /// Throws Interrupted when a signal has arrived.
+  static void check();
+};
+
+}  // namespace nibble::tools

@@ -1,0 +1,21 @@
+// From benchmark results to a report: inspects and verifies the checkpoint, gathers everything, writes the page.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "bench.hpp"
+
+namespace nibble::tools {
+
+struct ReportRequest {
+  std::filesystem::path output;
+  std::filesystem::path checkpoint;  // empty: the benchmark is of shapes, there is nothing to inspect
+  std::filesystem::path reference;   // empty: no quantization error
+  std::string title, layer;
+  DType act = DType::f32;
+};
+
+Status write_report(const ReportRequest& request, const Benchmark& benchmark, Executor& executor);
+
+}  // namespace nibble::tools

@@ -1,0 +1,184 @@
+// nibble verify: every quantized layer of a checkpoint, packed, run and compared with the oracle.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "commands.hpp"
+#include "option_checks.hpp"
+#include "output.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+#include "verify.hpp"
+
+namespace nibble::tools {
+namespace {
+
+struct Options {
+  std::filesystem::path path;
+  std::string layer, act = "f32", kernel;
+  std::vector<std::int64_t> m = {1, 16};
+  std::uint64_t seed = 1;
+  std::int64_t sample_columns = 0;
+  int threads = 0;
+  bool json = false;
+};
+
+// A regular expression that matches `name` and nothing else.
+std::string exactly(std::string_view name) {
+  std::string pattern = "^";
+  for (char c : name) {
+    if (std::string_view(R"(\^$.|?*+()[]{})").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  return pattern + "$";
+}
+
+// The command that repeats one failed check.
+std::string repeat_command(const Options& options, const VerifiedLayer& layer) {
+  std::string command = fmt::format("nibble verify {} --layer '{}' -M {} --act {} --seed {}", options.path.string(),
+                                    exactly(layer.name), layer.m, options.act, options.seed);
+  if (!options.kernel.empty()) command += " --kernel " + options.kernel;
+  if (options.sample_columns > 0) command += fmt::format(" --sample-columns {}", options.sample_columns);
+  return command;
+}
+
+std::string verification_table(const std::vector<VerifiedLayer>& layers, bool colour) {
+  using enum Table::Align;
+  Table table({{"module"},
+               {.title = "scheme", .fold = true},
+               {"M", right},
+               {.title = "kernel", .fold = true},
+               {"checked", right},
+               {"error/bound", right},
+               {"relative L2", right},
+               {.title = "repacked", .fold = true},
+               {.title = "repeated", .fold = true},
+               {"result"}});
+  const auto yes = [](bool good) { return good ? Cell("same") : Cell("differs", Style::bad); };
+  for (const VerifiedLayer& layer : layers) {
+    const VerifyReport& r = layer.report;
+    table.add({printable(layer.name), layer.scheme, std::to_string(layer.m), r.kernel, std::to_string(r.checked),
+               fmt::format("{:.3f}", r.worst_error_over_bound), fmt::format("{:.1e}", r.relative_l2), yes(r.round_trip),
+               yes(r.repeatable), r.passed ? Cell("ok", Style::good) : Cell("FAILED", Style::bad)});
+  }
+  return table.render(colour);
+}
+
+std::string verification_text(const Options& options, const std::vector<VerifiedLayer>& layers, bool colour) {
+  std::string text = verification_table(layers, colour);
+  std::size_t failed = 0;
+  double worst = 0;
+  std::int64_t checked = 0;
+  for (const VerifiedLayer& layer : layers) {
+    worst = std::max(worst, layer.report.worst_error_over_bound);
+    checked += layer.report.checked;
+    if (layer.report.passed) continue;
+    ++failed;
+    text += fmt::format("{}, M={}: {}\n  repeat with: {}\n", printable(layer.name), layer.m, printable(layer.report.failure),
+                        repeat_command(options, layer));
+  }
+  if (layers.empty())
+    return text + "nothing to verify: no quantized module" + (options.layer.empty() ? "\n" : " matches --layer\n");
+  text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
+  text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
+                      counted(layers.size(), "check"), checked, worst, options.act, options.seed);
+  return text;
+}
+
+Json verification_json(const Options& options, const std::vector<VerifiedLayer>& layers) {
+  Json results = Json::array();
+  bool passed = true;
+  for (const VerifiedLayer& layer : layers) {
+    const VerifyReport& r = layer.report;
+    passed = passed && r.passed;
+    Json json = {{"name", layer.name},
+                 {"scheme", layer.scheme},
+                 {"m", layer.m},
+                 {"n", layer.n},
+                 {"k", layer.k},
+                 {"kernel", r.kernel},
+                 {"passed", r.passed},
+                 {"checked", r.checked},
+                 {"worst_error_over_bound", r.worst_error_over_bound},
+                 {"relative_l2", r.relative_l2},
+                 {"round_trip", r.round_trip},
+                 {"repeatable", r.repeatable}};
+    if (!r.passed) {
+      json["failure"] = r.failure;
+      json["repeat_with"] = repeat_command(options, layer);
+    }
+    results.push_back(json);
+  }
+  return {{"schema", 1},       {"path", options.path.string()}, {"act", options.act}, {"seed", options.seed}, {"passed", passed},
+          {"results", results}};
+}
+
+Result<Outcome> run(const Options& options) {
+  const auto layer = compile_pattern("--layer", options.layer);
+  if (!layer.ok()) return layer.status();
+  if (Status known = check_kernel_name(options.kernel); !known.ok()) return known;
+  const auto checkpoint = Checkpoint::open(options.path);
+  if (!checkpoint.ok()) return checkpoint.status();
+
+  Threads threads(options.threads);
+  VerifySpec spec;
+  spec.linear.act = parse_dtype(options.act).value_or(DType::f32);
+  spec.linear.epilogue.out = spec.linear.act;
+  spec.seed = options.seed;
+  spec.sample_columns = options.sample_columns;
+  spec.plan.kernel = spec.pack.kernel = options.kernel;
+  const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor());
+  if (!layers.ok()) return layers.status();
+  print(options.json ? to_text(verification_json(options, *layers)) : verification_text(options, *layers, wants_colour(stdout)));
+  const bool failed = std::any_of(layers->begin(), layers->end(), [](const VerifiedLayer& l) { return !l.report.passed; });
+  return failed ? Outcome::failed : Outcome::ok;
+}
+
+}  // namespace
+
+Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const std::regex& layer,
+                                                     std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor) {
+  std::vector<const Module*> modules;
+  for (const Module& module : checkpoint.modules()) {
+    if (module.quantized() && std::regex_search(module.name, layer)) modules.push_back(&module);
+  }
+  spec.plan.threads = executor.threads();
+  spec.pack.executor = &executor;
+  std::vector<VerifiedLayer> layers;
+  ProgressBar progress("verifying");
+  for (const Module* module : modules) {
+    progress.update(layers.size(), modules.size() * m_list.size(), module->name);
+    const auto q = checkpoint.read(*module);
+    if (!q.ok()) return q.status().with_context(module->name);
+    for (std::int64_t m : m_list) {
+      progress.update(layers.size(), modules.size() * m_list.size(), module->name);
+      spec.linear.m_max = m;
+      spec.linear.epilogue.bias = !q->bias.empty();
+      auto report = verify_linear(*q, spec, &executor);
+      if (!report.ok()) return report.status().with_context(module->name);
+      layers.push_back({module->name, module->scheme.name(), m, q->n, q->k, *std::move(report)});
+    }
+  }
+  return layers;
+}
+
+void add_verify(CLI::App& app, Action& action) {
+  CLI::App* command = add_command(app, "verify", "Run every quantized layer and compare it with a double-precision oracle",
+                                  "  nibble verify model/ -M 1,16 --act f16");
+  auto options = std::make_shared<Options>();
+  command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
+  command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
+  add_m_list(*command, options->m, "Rows of activations to run");
+  add_act(*command, options->act);
+  add_kernel(*command, options->kernel);
+  command->add_option("--sample-columns", options->sample_columns, "Compare only this many output columns (default: all)")
+      ->check(between(1, 1 << 30))
+      ->type_name("N");
+  command->add_option("--seed", options->seed, "Seed of the random activations")->type_name("N")->capture_default_str();
+  add_threads(*command, options->threads);
+  command->add_flag("--json", options->json, "JSON instead of a table");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace nibble::tools

@@ -162,7 +162,7 @@ Json benchmark_json(const Benchmark& benchmark) {
   }
   return {{"schema", 1},
           {"device",
-           {{"name", device.cpu_name},
+           {{"cpu", device.cpu_name},
             {"isa", name(device.isa)},
             {"cores", device.cores},
             {"threads", benchmark.roofline.threads},

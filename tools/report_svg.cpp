@@ -48,7 +48,7 @@ double text_width(std::string_view text) {
 
 std::string number(double value) {
   if (std::isnan(value)) return "–";
-  if (std::isinf(value)) return value < 0 ? "−∞" : "∞";
+  if (std::isinf(value)) return value < 0 ? "-∞" : "∞";
   if (value == 0) return "0";
   const double magnitude = std::abs(value);
   if (magnitude < 1e-4 || magnitude >= 1e7) return fmt::format("{:.2g}", value);

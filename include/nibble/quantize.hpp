@@ -27,7 +27,8 @@ struct QuantError {
   double relative_l2 = 0;  // ‖w−ŵ‖ / ‖w‖
 };
 
-/// `w` is [N,K] f32, f16 or bf16 with a last stride of 1.
+/// `w` is [N,K] f32, f16 or bf16 with a last stride of 1. A prescale p belongs to the weight here: w is compared with Ŵ·diag(p),
+/// which is what the layer multiplies.
 Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTensor& q, Executor* executor = nullptr);
 
 }  // namespace nibble

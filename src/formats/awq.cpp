@@ -19,6 +19,9 @@
 namespace nibble::codec {
 namespace {
 
+constexpr std::string_view kMethods[] = {"awq", "awq_marlin", "auto-round", "intel/auto-round"};
+constexpr std::string_view kSuffixes[] = {"qweight", "qzeros", "scales", "bias"};
+
 /// zero_point=false, or what AutoRound writes instead.
 bool claims_symmetric(const QuantConfig& config) {
   if (const auto zero_point = config_bool(config.json, {"zero_point"})) return !*zero_point;
@@ -55,7 +58,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   if (claimed_codes && group_size) claim(m, config, {*claimed_codes, m.scheme.zero, configured_group(*group_size), scales.dtype});
   if (const std::string version = config_text(config.json, {"version"}); !version.empty() && version != "gemm")
     note(m.notes, kInfo, "{} says version \"{}\", the tensors are gemm", config_name(config), version);
-  check_method(m, config, {"awq", "awq_marlin", "auto-round", "intel/auto-round"});
+  check_method(m, config, kMethods);
   return m;
 }
 
@@ -141,20 +144,20 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q) {
   return out;
 }
 
-Result<Json> write_config(const ModuleSchemes& modules, const std::vector<std::string>& not_quantized) {
+Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
   NIBBLE_RETURN_IF_ERROR(check_uniform("awq", modules));
   bool zero_point = false;
-  for (const auto& [name, scheme] : modules) zero_point |= scheme.zero == ZeroKind::integer;
+  for (const WrittenModule& module : modules) zero_point |= module.scheme.zero == ZeroKind::integer;
   return Json{{"quant_method", "awq"},
               {"version", "gemm"},
               {"bits", 4},
-              {"group_size", modules.empty() ? 128 : config_group_size(modules.front().second.group)},
+              {"group_size", modules.empty() ? 128 : config_group_size(modules.front().scheme.group)},
               {"zero_point", zero_point},
               {"modules_to_not_convert", not_quantized}};
 }
 
 }  // namespace
 
-const Format kAwq{"awq", "AutoAWQ gemm: 4-bit codes with integer zero points per group", true, detect, read, write, write_config};
+const Format kAwq{"awq",     "AutoAWQ gemm: 4-bit codes with integer zero points per group", true, kMethods, kSuffixes, detect, read, write, write_config};
 
 }  // namespace nibble::codec

@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 #include <exception>
-#include <functional>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.hpp"
@@ -18,30 +18,6 @@ namespace {
 // A module name ends at the last '.', but for parameters that have parameters of their own (bitsandbytes).
 constexpr std::string_view kDeepSuffixes[] = {".weight.absmax", ".weight.quant_map", ".weight.nested_", ".weight.quant_state."};
 
-// What a format's tensors are called. A module leaves its other tensors (k_scale of a quantized KV cache, ...) alone: whoever
-// replaces the module must keep them.
-constexpr std::string_view kModuleSuffixes[] = {"weight",
-                                                "bias",
-                                                "qweight",
-                                                "qzeros",
-                                                "scaled_zeros",
-                                                "scales",
-                                                "g_idx",
-                                                "weight_packed",
-                                                "weight_scale",
-                                                "weight_zero_point",
-                                                "weight_g_idx",
-                                                "weight_shape",
-                                                "weight_global_scale",
-                                                "weight_scale_inv",
-                                                "weight_scale_2",
-                                                "pre_quant_scale",
-                                                "input_scale",
-                                                "input_zero_point",
-                                                "input_global_scale"};
-
-constexpr std::string_view kMethods[] = {"awq", "gptq", "compressed-tensors", "auto-round", "intel/auto-round"};
-
 struct SplitName {
   std::string_view module, suffix;
 };
@@ -53,9 +29,18 @@ SplitName split(std::string_view tensor) {
   return {tensor.substr(0, dot), tensor.substr(dot + 1)};
 }
 
-/// "gate" names "mlp.gate" and "mlp.gate.0", not "mlp.gate_proj".
-bool has_component(std::string_view name, std::string_view part) {
-  return !part.empty() && fmt::format(".{}.", name).find(fmt::format(".{}.", part)) != std::string::npos;
+/// The first run of whole components of `name` that is in `entries`: "gate" names "mlp.gate" and "mlp.gate.0", not
+/// "mlp.gate_proj". Lists and models both have thousands of entries, so each run is looked up.
+std::string_view listed_part(std::string_view name, const std::unordered_set<std::string_view>& entries) {
+  for (std::size_t begin = 0; begin < name.size();) {
+    for (std::size_t end = begin; end < name.size();) {
+      end = std::min(name.find('.', end + 1), name.size());
+      if (const std::string_view part = name.substr(begin, end - begin); entries.contains(part)) return part;
+    }
+    const std::size_t dot = name.find('.', begin);
+    begin = dot == std::string_view::npos ? name.size() : dot + 1;
+  }
+  return {};
 }
 
 double smallest_normal(DType dtype) {
@@ -143,9 +128,7 @@ void Checkpoint::Impl::detect_modules() {
       module.name = group.name;
       for (const std::size_t i : group.tensors) {
         const std::string_view suffix = split(tensors[i].name).suffix;
-        const bool used = module.quantized() ? std::ranges::find(kModuleSuffixes, suffix) != std::end(kModuleSuffixes)
-                                             : suffix == "weight" || (suffix == "bias" && module.has_bias);
-        if (!used) continue;
+        if (std::ranges::find(format.suffixes, suffix) == format.suffixes.end() || (suffix == "bias" && !module.has_bias)) continue;
         module.tensors.push_back(tensors[i].name);
         module.bytes += tensors[i].bytes;
       }
@@ -168,7 +151,10 @@ void Checkpoint::Impl::compare_with_config() {
     return it != quant.json.end() && it->is_string() ? it->get<std::string>() : std::string();
   };
   const std::string method = text("quant_method").empty() ? text("method") : text("quant_method");
-  if (std::ranges::find(kMethods, method) == std::end(kMethods))
+  const bool known = std::ranges::any_of(codec::format_table(), [&](const codec::Format& format) {
+    return std::ranges::find(format.methods, method) != format.methods.end();
+  });
+  if (!known)
     notes.push_back(
         {Note::Severity::warning, fmt::format("{} says quant_method {}, which nibble does not know; layers are recognised by "
                                               "their tensors",
@@ -178,13 +164,13 @@ void Checkpoint::Impl::compare_with_config() {
   for (const char* key : {"modules_to_not_convert", "ignore", "ignored_layers"}) {
     const auto list = quant.json.find(key);
     if (list == quant.json.end() || !list->is_array()) continue;
-    // Entries that are regular expressions stay unread: running a pattern from a file could take forever.
+    std::unordered_set<std::string_view> entries;  // regular expressions match nothing: one from a file could run forever
     for (const auto& entry : *list)
-      for (Module& module : modules)
-        if (entry.is_string() && module.quantized() && has_component(module.name, entry.get_ref<const std::string&>()))
-          module.notes.push_back(
-              {Note::Severity::warning, fmt::format("{} lists {} in {}, but this module is quantized", quant.source,
-                                                    printable(entry.get_ref<const std::string&>()), key)});
+      if (entry.is_string()) entries.insert(entry.get_ref<const std::string&>());
+    for (Module& module : modules)
+      if (const auto part = module.quantized() ? listed_part(module.name, entries) : std::string_view(); !part.empty())
+        module.notes.push_back({Note::Severity::warning, fmt::format("{} lists {} in {}, but this module is quantized",
+                                                                     quant.source, printable(part), key)});
   }
 }
 

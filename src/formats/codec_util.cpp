@@ -1,3 +1,4 @@
+// See codec_util.hpp.
 #include "formats/codec_util.hpp"
 
 #include <algorithm>
@@ -76,7 +77,7 @@ void claim(Module& module, const QuantConfig& config, const WeightScheme& weight
     note(module.notes, kWarning, "{} says {}, the tensors are {}", config_name(config), weight.name(), module.scheme.name());
 }
 
-void check_method(Module& module, const QuantConfig& config, std::initializer_list<std::string_view> expected) {
+void check_method(Module& module, const QuantConfig& config, std::span<const std::string_view> expected) {
   const std::string method = config_text(config.json, {"quant_method", "method"});
   if (method.empty() || std::ranges::find(expected, method) != expected.end()) return;
   note(module.notes, kWarning, "{} says quant_method \"{}\", the tensors are {}", config_name(config), method, module.format);
@@ -256,12 +257,12 @@ Tensor by_group(const Tensor& t) {
   return out;
 }
 
-Status check_uniform(std::string_view format, const ModuleSchemes& modules) {
-  for (const auto& [name, scheme] : modules) {
-    const auto& [first_name, first] = modules.front();
-    if (bits(scheme.codes) == bits(first.codes) && scheme.group == first.group) continue;
+Status check_uniform(std::string_view format, const std::vector<WrittenModule>& modules) {
+  for (const WrittenModule& module : modules) {
+    const WrittenModule& first = modules.front();
+    if (bits(module.scheme.codes) == bits(first.scheme.codes) && module.scheme.group == first.scheme.group) continue;
     return error(StatusCode::unsupported, "{} has one set of parameters for all layers, but {} is {} and {} is {}", format,
-                 first_name, first.name(), name, scheme.name());
+                 first.name, first.scheme.name(), module.name, module.scheme.name());
   }
   return {};
 }

@@ -17,7 +17,6 @@
 namespace nibble::codec {
 
 using Json = nlohmann::json;
-using ModuleSchemes = std::vector<std::pair<std::string, WeightScheme>>;
 
 // --- config: the first of `keys` with a value of the right type; a value of another type counts as absent --------------------
 
@@ -42,7 +41,7 @@ inline constexpr auto kWarning = Note::Severity::warning;
 /// Sets module.claimed, and notes where it disagrees with what was detected.
 void claim(Module& module, const QuantConfig& config, const WeightScheme& weight, const ActScheme& act = {});
 /// Notes a quant_method that is none of `expected`; one that is absent is fine.
-void check_method(Module& module, const QuantConfig& config, std::initializer_list<std::string_view> expected);
+void check_method(Module& module, const QuantConfig& config, std::span<const std::string_view> expected);
 
 // --- shapes -------------------------------------------------------------------------------------------------------------------
 
@@ -108,7 +107,7 @@ Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t
 /// Scales and zeros [N,G] → [G,N].
 Tensor by_group(const Tensor& t);
 /// For formats whose config holds one set of parameters: all schemes have the bits and the group of the first.
-Status check_uniform(std::string_view format, const ModuleSchemes& modules);
+Status check_uniform(std::string_view format, const std::vector<WrittenModule>& modules);
 /// −1 for one group per channel.
 inline std::int64_t config_group_size(const GroupShape& group) { return group.k == 0 ? -1 : group.k; }
 

@@ -22,6 +22,10 @@
 namespace nibble::codec {
 namespace {
 
+constexpr std::string_view kMethods[] = {"compressed-tensors", "auto-round", "intel/auto-round"};
+constexpr std::string_view kSuffixes[] = {"weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx",
+                                          "weight_shape",  "input_scale",  "input_zero_point",  "bias"};
+
 struct Fit {
   int bits;
   Packing packing;
@@ -117,7 +121,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   m.scheme.zero = zeros == nullptr ? ZeroKind::none : ZeroKind::integer;
   m.scheme.scale = scale->dtype;
   claim_ct(m, config, entries, [](const CtGroup& e) { return code_type(e.bits.value_or(0), e.symmetric); });
-  check_method(m, config, {"compressed-tensors", "auto-round", "intel/auto-round"});
+  check_method(m, config, kMethods);
   return a;
 }
 
@@ -213,7 +217,7 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q) {
   return out;
 }
 
-Json weight_args(const WeightScheme& scheme) {
+Json weight_args(const WeightScheme& scheme, bool act_order) {
   const bool grouped = scheme.group.k != 0;
   return {{"num_bits", bits(scheme.codes)},
           {"type", "int"},
@@ -223,25 +227,31 @@ Json weight_args(const WeightScheme& scheme) {
                                              : "channel"},
           {"group_size", grouped ? Json(scheme.group.k) : Json()},
           {"block_structure", Json()},
-          {"actorder", Json()},
+          {"actorder", act_order ? Json("group") : Json()},
           {"dynamic", false},
           {"observer", "minmax"},
           {"observer_kwargs", Json::object()}};
 }
 
-/// One config group per scheme. A single one targets every Linear; several name their modules.
-Result<Json> write_config(const ModuleSchemes& modules, const std::vector<std::string>& not_quantized) {
-  std::vector<std::pair<WeightScheme, std::vector<std::string>>> kinds;
-  for (const auto& module : modules) {
-    auto kind = std::ranges::find_if(kinds, [&](const auto& k) { return k.first.name() == module.second.name(); });
-    if (kind == kinds.end()) kind = kinds.insert(kind, {module.second, {}});
-    kind->second.push_back(module.first);
+/// One config group per scheme and order. A single one targets every Linear; several name their modules.
+Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
+  struct Kind {
+    const WrittenModule* first;
+    std::vector<std::string> names;
+  };
+  std::vector<Kind> kinds;
+  for (const WrittenModule& module : modules) {
+    auto kind = std::ranges::find_if(kinds, [&](const Kind& k) {
+      return k.first->scheme.name() == module.scheme.name() && k.first->act_order == module.act_order;
+    });
+    if (kind == kinds.end()) kind = kinds.insert(kind, {&module, {}});
+    kind->names.push_back(module.name);
   }
   Json groups = Json::object();
   for (std::size_t i = 0; i < kinds.size(); ++i) {
-    const Json targets = kinds.size() == 1 ? Json::array({"Linear"}) : Json(kinds[i].second);
+    const Json targets = kinds.size() == 1 ? Json::array({"Linear"}) : Json(kinds[i].names);
     groups[fmt::format("group_{}", i)] = {{"targets", targets},
-                                          {"weights", weight_args(kinds[i].first)},
+                                          {"weights", weight_args(kinds[i].first->scheme, kinds[i].first->act_order)},
                                           {"input_activations", Json()},
                                           {"output_activations", Json()}};
   }
@@ -253,7 +263,7 @@ Result<Json> write_config(const ModuleSchemes& modules, const std::vector<std::s
 }  // namespace
 
 const Format kCompressedTensors{
-    "compressed-tensors", "compressed-tensors pack-quantized: 2 to 8-bit codes, act-order", true, detect, read, write,
-    write_config};
+    "compressed-tensors", "compressed-tensors pack-quantized: 2 to 8-bit codes, act-order", true, kMethods, kSuffixes, detect, read,
+    write, write_config};
 
 }  // namespace nibble::codec

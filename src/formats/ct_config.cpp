@@ -1,3 +1,4 @@
+// See ct_config.hpp.
 #include "formats/ct_config.hpp"
 
 namespace nibble::codec {

@@ -10,6 +10,8 @@
 namespace nibble::codec {
 namespace {
 
+constexpr std::string_view kSuffixes[] = {"weight", "bias"};
+
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig&) {
   const ConstTensorView* weight = tensors.find("weight");
   if (weight == nullptr || weight->rank != 2 || !is_compute_float(weight->dtype)) return std::nullopt;
@@ -32,6 +34,6 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 
 }  // namespace
 
-const Format kDense{"dense", "not quantized: f32, f16 or bf16", false, detect, read, nullptr, nullptr};
+const Format kDense{"dense", "not quantized: f32, f16 or bf16", false, {}, kSuffixes, detect, read, nullptr, nullptr};
 
 }  // namespace nibble::codec

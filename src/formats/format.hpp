@@ -42,10 +42,21 @@ struct EncodedTensor {
   Tensor tensor;
 };
 
+/// A module as it was written, for the config.
+struct WrittenModule {
+  std::string name;
+  WeightScheme scheme;
+  bool act_order = false;
+};
+
 struct Format {
   std::string_view name;
   std::string_view summary;
   bool can_write;
+  /// What quant_method says in configs of this format.
+  std::span<const std::string_view> methods;
+  /// The suffixes of the tensors it owns; others beside them (k_scale of a quantized KV cache, ...) are carried over unchanged.
+  std::span<const std::string_view> suffixes;
 
   /// Recognises a module from suffixes, dtypes and shapes; fills everything of `Module` but name, tensors and bytes.
   /// nullopt: not this format. An error: this format, but broken (message names the tensor and the values).
@@ -59,9 +70,8 @@ struct Format {
   /// Encodes without loss, or says why the format cannot hold `q` (code unsupported). Null unless can_write.
   Result<std::vector<EncodedTensor>> (*write)(const QuantTensor& q);
 
-  /// The `quantization_config` for a checkpoint whose modules are like `schemes` (name → scheme). Null unless can_write.
-  Result<nlohmann::json> (*write_config)(const std::vector<std::pair<std::string, WeightScheme>>& modules,
-                                         const std::vector<std::string>& not_quantized);
+  /// The `quantization_config` of a checkpoint with these modules. Null unless can_write.
+  Result<nlohmann::json> (*write_config)(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized);
 };
 
 /// All formats in the order detection tries them; "dense" last.

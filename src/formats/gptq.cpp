@@ -20,6 +20,10 @@
 namespace nibble::codec {
 namespace {
 
+constexpr std::string_view kMethods[] = {"gptq",      "gptqmodel",  "gptq_marlin",     "marlin",
+                                         "auto_gptq", "auto-round", "intel/auto-round"};
+constexpr std::string_view kSuffixes[] = {"qweight", "qzeros", "scales", "g_idx", "bias"};
+
 struct Claims {
   bool v2 = false;      // zero points are stored as they are
   bool planar = false;  // gptq_p: 3, 5, 6 and 7-bit codes are split into planes
@@ -99,7 +103,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   const auto claimed_codes = code_type(a.claims.bits.value_or(0), symmetric);
   if (claimed_codes && a.claims.group_size)
     claim(m, config, {*claimed_codes, m.scheme.zero, configured_group(*a.claims.group_size), scales.dtype});
-  check_method(m, config, {"gptq", "gptqmodel", "gptq_marlin", "marlin", "auto_gptq", "auto-round", "intel/auto-round"});
+  check_method(m, config, kMethods);
   if (a.claims.act_order.value_or(false) && g_idx == nullptr && groups > 1)
     note(m.notes, kWarning, "{} says desc_act=true, but there is no g_idx", config_name(config));
   const auto overrides = std::ranges::count_if(config_child(config.json, "dynamic").items(), [](const auto& item) {
@@ -254,16 +258,15 @@ std::string escaped(const std::string& name) {
   return text;
 }
 
-Result<Json> write_config(const ModuleSchemes& modules, const std::vector<std::string>& not_quantized) {
+Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
   NIBBLE_RETURN_IF_ERROR(check_uniform("gptq", modules));
-  const WeightScheme scheme = modules.empty() ? WeightScheme{} : modules.front().second;
-  bool lm_head = false;
-  for (const auto& [name, unused] : modules) lm_head |= name == "lm_head";
+  const WeightScheme scheme = modules.empty() ? WeightScheme{} : modules.front().scheme;
+  const bool act_order = std::ranges::any_of(modules, &WrittenModule::act_order);
+  const bool lm_head = std::ranges::any_of(modules, [](const WrittenModule& module) { return module.name == "lm_head"; });
   Json json{{"quant_method", "gptq"},
             {"bits", bits(scheme.codes)},
             {"group_size", config_group_size(scheme.group)},
-            // A scheme does not say whether its module has an act-order, and readers drop g_idx when this is false.
-            {"desc_act", scheme.group.k != 0},
+            {"desc_act", act_order},  // of all modules: readers drop every g_idx when this is false
             {"sym", true},
             {"static_groups", false},
             {"true_sequential", true},
@@ -276,6 +279,6 @@ Result<Json> write_config(const ModuleSchemes& modules, const std::vector<std::s
 
 }  // namespace
 
-const Format kGptq{"gptq", "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, detect, read, write, write_config};
+const Format kGptq{"gptq", "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, kMethods, kSuffixes, detect, read, write, write_config};
 
 }  // namespace nibble::codec

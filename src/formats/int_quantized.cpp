@@ -18,6 +18,9 @@
 namespace nibble::codec {
 namespace {
 
+constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt"};
+constexpr std::string_view kSuffixes[] = {"weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "bias"};
+
 Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) {
   Module m;
   m.format = "int-quantized";
@@ -41,7 +44,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   m.scheme.scale = scale->dtype;
 
   claim_ct(m, config, entries, [](const CtGroup& e) { return e.bits == 8 ? std::optional(DType::s8) : std::nullopt; });
-  check_method(m, config, {"compressed-tensors", "modelopt"});
+  check_method(m, config, kMethods);
   const bool has_input_scale = tensors.find("input_scale") != nullptr;
   if (m.claimed) {
     const bool is_static = m.claimed->act.codes != DType::none && m.claimed->act.group == GroupShape::tensor();
@@ -80,6 +83,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 }  // namespace
 
 const Format kIntQuantized{
-    "int-quantized", "compressed-tensors int-quantized: one signed byte a weight", false, detect, read, nullptr, nullptr};
+    "int-quantized", "compressed-tensors int-quantized: one signed byte a weight", false, kMethods, kSuffixes, detect, read, nullptr,
+    nullptr};
 
 }  // namespace nibble::codec

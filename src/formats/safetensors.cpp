@@ -77,7 +77,7 @@ class HeaderHandler {
   bool null() { return unexpected("null"); }
   bool boolean(bool value) { return unexpected(value ? "true" : "false"); }
   bool number_integer(std::int64_t value) { return unexpected(fmt::to_string(value)); }
-  bool number_float(double, const std::string& text) { return unexpected(text); }
+  bool number_float(double, const std::string& text) { return unexpected(std::string_view(text).substr(0, 40)); }
   bool binary(std::vector<std::uint8_t>&) { return unexpected("binary"); }
 
   bool number_unsigned(std::uint64_t value) {
@@ -166,12 +166,10 @@ class HeaderHandler {
     if (where_ == Where::shape || where_ == Where::offsets)
       return fail("{} {} where {} is expected", where_ == Where::shape ? "shape holds" : "data_offsets holds", found,
                   where_ == Where::offsets && offsets_ == 2 ? "nothing more" : "an integer from 0 to 2^63-1");
-    const std::string_view wanted = where_ == Where::start      ? "an object"
-                                    : where_ == Where::top      ? "an object for each name"
+    const std::string_view wanted = where_ == Where::top        ? "an object"
                                     : where_ == Where::metadata ? "a string"
                                     : key_ == "dtype"           ? "the name of a dtype"
                                                                 : "an array of integers";
-    if (where_ == Where::start) return fail("the header is {} where {} is expected", found, wanted);
     return fail("{} has the value {} where {} is expected", printable(key_), found, wanted);
   }
 

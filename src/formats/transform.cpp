@@ -1,11 +1,11 @@
 // Checkpoint → checkpoint: quantize, convert and dequantize are one walk over the tensors with a different step per module.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <exception>
 #include <regex>
 
 #include "core/error.hpp"
+#include "core/row_decoder.hpp"
 #include "formats/atomic_output.hpp"
 #include "formats/checkpoint_impl.hpp"
 #include "formats/format.hpp"
@@ -23,13 +23,14 @@ using Modules = std::vector<const Module*>;
 struct Rewritten {
   std::vector<codec::EncodedTensor> tensors;
   WeightScheme scheme;
+  bool act_order = false;
   TransformedModule row;
 };
 
 struct Transform {
   const Checkpoint::Impl& in;
   fs::path out;
-  Modules selected;
+  Modules selected;  // in the order of in.modules
   std::function<Result<Rewritten>(const Module&)> rewrite;
   const codec::Format* format;  // of the output; null: not quantized
   const TransformOptions& options;
@@ -92,7 +93,8 @@ bool is_companion(const fs::path& file) {
 Status copy_companions(const fs::path& from, const fs::path& to) {
   std::error_code failure;
   for (fs::directory_iterator it(from, failure), end; !failure && it != end; it.increment(failure)) {
-    if (!it->is_regular_file(failure) || !is_companion(it->path())) continue;
+    std::error_code dangling;  // a link to nowhere is no reason to stop
+    if (!it->is_regular_file(dangling) || !is_companion(it->path())) continue;
     if (!fs::copy_file(it->path(), to / it->path().filename(), failure)) break;
   }
   if (failure) return error(StatusCode::io_error, "cannot copy the files of {}: {}", from.string(), failure.message());
@@ -100,14 +102,13 @@ Status copy_companions(const fs::path& from, const fs::path& to) {
 }
 
 /// config.json of the output directory, unless there is nothing to say.
-Status write_config(const Transform& t, const std::vector<std::pair<std::string, WeightScheme>>& schemes,
-                    const fs::path& directory) {
+Status write_config(const Transform& t, const std::vector<codec::WrittenModule>& written, const fs::path& directory) {
   std::optional<nlohmann::json> config;
   if (t.format != nullptr) {
     std::vector<std::string> others;
     for (const Module& module : t.in.modules)
-      if (std::ranges::find(t.selected, &module) == t.selected.end()) others.push_back(module.name);
-    NIBBLE_ASSIGN_OR_RETURN(config, t.format->write_config(schemes, others));
+      if (!std::ranges::binary_search(t.selected, &module)) others.push_back(module.name);
+    NIBBLE_ASSIGN_OR_RETURN(config, t.format->write_config(written, others));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, storage::edit_model_config(t.in.config.text, config));
   if (text.empty()) return {};
@@ -118,7 +119,7 @@ Status write_config(const Transform& t, const std::vector<std::pair<std::string,
 
 /// Writes the tensors: a selected module's new ones in place of its first old one, all others as they are.
 Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, TransformReport& report,
-                     std::vector<std::pair<std::string, WeightScheme>>& schemes) {
+                     std::vector<codec::WrittenModule>& written) {
   constexpr std::size_t kMaxParts = 12;  // tensors of one encoded module, and more than their suffixes' length
   constexpr std::string_view kLongSuffix = ".weight_zero_point_or_longer";
   storage::Metadata metadata = t.in.shards.metadata;
@@ -150,7 +151,7 @@ Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, T
       for (const codec::EncodedTensor& part : rewritten.tensors)
         NIBBLE_RETURN_IF_ERROR(
             output.add(join(module->name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
-      schemes.emplace_back(module->name, rewritten.scheme);
+      written.push_back({module->name, rewritten.scheme, rewritten.act_order});
       report.modules.push_back(std::move(rewritten.row));
     }
   }
@@ -162,16 +163,16 @@ Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, T
 
 Result<TransformReport> run(const Transform& t) {
   TransformReport report;
-  std::vector<std::pair<std::string, WeightScheme>> schemes;
+  std::vector<codec::WrittenModule> written;
   NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
   std::error_code ignored;
   if (!fs::is_directory(t.in.path, ignored)) {
-    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, t.options.overwrite, report, schemes));
+    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, t.options.overwrite, report, written));
     return report;
   }
   NIBBLE_ASSIGN_OR_RETURN(auto directory, storage::OutputDirectory::create(t.out, t.options.overwrite));
-  NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path() / "model.safetensors", false, report, schemes));
-  NIBBLE_RETURN_IF_ERROR(write_config(t, schemes, directory.path()));
+  NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path() / "model.safetensors", false, report, written));
+  NIBBLE_RETURN_IF_ERROR(write_config(t, written, directory.path()));
   NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, directory.path()));
   NIBBLE_RETURN_IF_ERROR(directory.commit());
   return report;
@@ -208,7 +209,7 @@ Status nothing_to_do(const fs::path& path, std::string_view what) {
 Result<Rewritten> encode(const codec::Format& format, const Module& module, const QuantTensor& q) {
   auto tensors = format.write(q);
   if (!tensors.ok()) return tensors.status().with_context(module.name);
-  return Rewritten{std::move(tensors).value(), q.scheme, {module.name, q.scheme.name(), std::nullopt}};
+  return Rewritten{std::move(tensors).value(), q.scheme, !q.g_idx.empty(), {module.name, q.scheme.name(), std::nullopt}};
 }
 
 /// A dense copy of a stored tensor, at an aligned address: in the file it may start anywhere.
@@ -219,30 +220,16 @@ Tensor copy(const Checkpoint::Impl& in, const std::string& name) {
   return tensor;
 }
 
-/// Every element as QuantTensor::value computes it, then rounded once to T.
+/// W, each element rounded once to T.
 template <class T>
 void dequantize_rows(const QuantTensor& q, T (*round)(float), T* out, Executor& executor) {
-  const std::int64_t groups = q.groups();
-  std::array<double, 256> values;
-  for (std::size_t code = 0; code < values.size(); ++code)
-    values[code] = code_value(q.scheme.codes, static_cast<std::uint8_t>(code));
-  std::vector<double> scales(static_cast<std::size_t>(q.scales.numel())), zeros(scales.size());
-  for (std::size_t i = 0; i < scales.size(); ++i) {
-    scales[i] = q.scales.at(static_cast<std::int64_t>(i));
-    if (!q.zeros.empty()) zeros[i] = q.zeros.at(static_cast<std::int64_t>(i));
-  }
-  std::vector<std::int64_t> group(static_cast<std::size_t>(q.k));
-  for (std::size_t k = 0; k < group.size(); ++k)
-    group[k] = !q.g_idx.empty() ? q.g_idx[k] : q.scheme.group.k == 0 ? 0 : static_cast<std::int64_t>(k) / q.scheme.group.k;
-  const bool offset = q.scheme.zero == ZeroKind::offset;
-  executor.parallel_for(q.n, [&](std::int64_t row) {
-    const std::int64_t first = (q.scheme.group.n == 0 ? 0 : row / q.scheme.group.n) * groups;
-    const std::uint8_t* codes = q.codes.data() + row * q.k;
-    for (std::int64_t k = 0; k < q.k; ++k) {
-      const auto at = static_cast<std::size_t>(first + group[static_cast<std::size_t>(k)]);
-      const double w = offset ? values[codes[k]] * scales[at] + zeros[at] : (values[codes[k]] - zeros[at]) * scales[at];
-      const float once = static_cast<float>(w);
-      out[row * q.k + k] = round(q.scale2 ? once * *q.scale2 : once);
+  constexpr std::int64_t kRowsPerTask = 16;  // to share the buffer of a row
+  const RowDecoder decoder(q);
+  executor.parallel_for((q.n + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t task) {
+    std::vector<float> row(static_cast<std::size_t>(q.k));
+    for (std::int64_t n = task * kRowsPerTask; n < std::min(q.n, (task + 1) * kRowsPerTask); ++n) {
+      decoder.decode(n, row.data());
+      std::ranges::transform(row, out + n * q.k, round);
     }
   });
 }
@@ -308,6 +295,9 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   Modules selected = quantized_modules(*in);
   if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert");
   const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+    if (module.claimed && module.claimed->act.codes != DType::none)
+      return error(StatusCode::unsupported, "module {}: {} has no place for the quantized activations of {}", module.name,
+                   format->name, module.claimed->name());
     for (const std::string& tensor : module.tensors)
       if (tensor.find(".input_", module.name.size()) != std::string::npos)
         return error(StatusCode::unsupported, "module {}: {} has no place for the static activation scale {}", module.name,
@@ -334,7 +324,7 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
       return error(StatusCode::unsupported,
                    "module {}: its activations are scaled per input channel first; a weight alone cannot express that",
                    module.name);
-    Rewritten rewritten{{}, q.scheme, {module.name, std::string(name(dtype)), std::nullopt}};
+    Rewritten rewritten{{}, q.scheme, false, {module.name, std::string(name(dtype)), std::nullopt}};
     rewritten.tensors.push_back({"weight", dequantize(q, dtype, executor)});
     if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
     return rewritten;

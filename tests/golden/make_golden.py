@@ -196,7 +196,8 @@ def compressed(name, seed, bits, n=12, k=64, g=32, strategy="group", symmetric=T
     args = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy, "dynamic": False,
             "group_size": g if strategy == "group" else None, "actorder": "group" if act_order else None}
     config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-              "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": None}}, "ignore": ["lm_head"]}
+              "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": None}},
+              "ignore": ["lm_head"]}
     save_case(f"compressed-tensors/{name}", config, {"model.proj": (tensors, weights(codes, scales, zeros, group_of))})
 
 
@@ -209,14 +210,16 @@ def int_quantized(name, seed, strategy, n=10, k=48, g=16, symmetric=True, dynami
     scales = (scales[:rows] * n)[:n]
     zeros = (zeros[:rows] * n)[:n]
     shape = [1] if strategy == "tensor" else [n, groups]
-    tensors = [("weight", "I8", [n, k], flat(codes)), ("weight_scale", dtype, shape, flat(scales[:rows])), ("bias", dtype, [n], bias)]
+    tensors = [("weight", "I8", [n, k], flat(codes)), ("weight_scale", dtype, shape, flat(scales[:rows])),
+               ("bias", dtype, [n], bias)]
     if not symmetric:
         tensors.append(("weight_zero_point", "I8", shape, flat(zeros[:rows])))
     if not dynamic:
         tensors.append(("input_scale", "F32", [1], [0.0625]))
     args = {"num_bits": 8, "type": "int", "symmetric": symmetric, "strategy": strategy, "dynamic": False,
             "group_size": g if strategy == "group" else None}
-    acts = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token" if dynamic else "tensor", "dynamic": dynamic}
+    acts = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token" if dynamic else "tensor",
+            "dynamic": dynamic}
     config = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
               "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": acts}}, "ignore": []}
     save_case(f"int-quantized/{name}", config,
@@ -242,8 +245,8 @@ def main():
         for symmetric in (True, False):
             for strategy in ("group", "channel"):
                 kind = "symmetric" if symmetric else "asymmetric"
-                compressed(f"{bits}bit_{kind}_{strategy}", 40 + bits + 2 * symmetric + (strategy == "group"), bits, strategy=strategy,
-                           symmetric=symmetric)
+                compressed(f"{bits}bit_{kind}_{strategy}", 40 + bits + 2 * symmetric + (strategy == "group"), bits,
+                           strategy=strategy, symmetric=symmetric)
     compressed("4bit_act_order", 60, 4, act_order=True)
     compressed("4bit_tensor_f32", 61, 4, k=50, strategy="tensor", dtype="F32")
     compressed("3bit_dense", 62, 3, symmetric=False)

@@ -65,7 +65,7 @@ struct MemoryModule {
 inline Result<MemoryModule> write_module(const codec::Format& format, const QuantTensor& q) {
   auto tensors = format.write(q);
   if (!tensors.ok()) return tensors.status();
-  auto config = format.write_config({{"m", q.scheme}}, {"lm_head"});
+  auto config = format.write_config({{"m", q.scheme, !q.g_idx.empty()}}, {"lm_head"});
   if (!config.ok()) return config.status();
   return MemoryModule{*std::move(tensors), {*std::move(config), "config.json"}};
 }

@@ -266,12 +266,15 @@ TEST(Codecs, GptqGroupIndex) {
   const QuantTensor ordered = random_weight(scheme("u4b8g32"), 32, 64, 1, {.act_order = true});
 
   MemoryModule m = written("gptq", ordered);
+  EXPECT_EQ(m.config.json["desc_act"], true);
   m.set("desc_act", false);
   EXPECT_TRUE(read(m).q == ordered);
   EXPECT_THAT(read(m).notes, HasSubstr("valid act-order permutation"));
 
   m = written("gptq", plain);
+  EXPECT_EQ(m.config.json["desc_act"], false);
   fill_words(m, "g_idx", 0);
+  m.set("desc_act", true);
   Reading r = read(m);
   EXPECT_EQ(r.status.code(), StatusCode::corrupt_data);
   EXPECT_THAT(r.status.message(), HasSubstr("64 input channels into group 0, which holds 32"));
@@ -287,6 +290,12 @@ TEST(Codecs, GptqGroupIndex) {
   EXPECT_TRUE(read(m).q == plain);
   m.set("desc_act", true);
   EXPECT_THAT(read(m).detect_notes, HasSubstr("there is no g_idx"));
+
+  const auto actorder = [](const MemoryModule& module) {
+    return module.config.json["config_groups"]["group_0"]["weights"]["actorder"];
+  };
+  EXPECT_EQ(actorder(written("compressed-tensors", ordered)), "group");
+  EXPECT_TRUE(actorder(written("compressed-tensors", plain)).is_null());
 }
 
 TEST(Codecs, GptqWidths) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/row_decoder.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/tensor.hpp"
 #include "nibble/types.hpp"
@@ -111,6 +112,20 @@ TEST(QuantTensor, ValueFollowsItsZeroKind) {
   EXPECT_EQ(q.value(0, 0), 0.0f);
   q.scale2 = 10.0f;
   EXPECT_EQ(q.value(0, 3), 55.0f);
+}
+
+TEST(QuantTensor, RowDecoderIsValueBitForBit) {
+  for (const WeightScheme& scheme : testing::all_schemes())
+    for (bool second_scale : {false, true}) {
+      QuantTensor q = testing::random_weight(scheme, 5, 70, 4, {.act_order = true});
+      if (second_scale) q.scale2 = 0.3f;
+      const RowDecoder decoder(q);
+      std::vector<float> row(70);
+      for (std::int64_t n = 0; n < q.n; ++n) {
+        decoder.decode(n, row.data());
+        for (std::int64_t k = 0; k < q.k; ++k) ASSERT_EQ(row[static_cast<std::size_t>(k)], q.value(n, k)) << scheme.name();
+      }
+    }
 }
 
 TEST(QuantTensor, ValidateNamesTheFieldAndTheValues) {

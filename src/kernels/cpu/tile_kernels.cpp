@@ -67,9 +67,9 @@ struct Rates {
   double decode_ns;  // per weight and block of tokens
   double fma_gflops;
 };
-constexpr Rates kBaselineRates{0.55, 25};
-constexpr Rates kAvx2Rates{0.16, 95};
-constexpr Rates kAvx512Rates{0.12, 100};
+constexpr Rates kBaselineRates{0.162, 36};
+constexpr Rates kAvx2Rates{0.146, 108};
+constexpr Rates kAvx512Rates{0.123, 103};
 
 template <const TileIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {

@@ -36,7 +36,9 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
     q.scales.set(i, with.exact ? 0.5f : 0.01f * (0.5f + r));
   }
   if (scheme.zero != ZeroKind::none) {
-    q.zeros = Tensor(scheme.zero != ZeroKind::integer ? DType::f32 : info(scheme.codes).kind == DTypeKind::sint ? DType::s8 : DType::u8,
+    q.zeros = Tensor(scheme.zero != ZeroKind::integer             ? DType::f32
+                     : info(scheme.codes).kind == DTypeKind::sint ? DType::s8
+                                                                  : DType::u8,
                      shape);
     for (std::int64_t i = 0; i < q.zeros.numel(); ++i) {
       const auto r = static_cast<float>(random_uniform(seed + 2, static_cast<std::uint64_t>(i)));
@@ -54,7 +56,8 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
     for (std::int64_t i = 0; i < k; ++i) q.g_idx[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i / scheme.group.k);
     for (std::int64_t i = k - 1; i > 0; --i)
       std::swap(q.g_idx[static_cast<std::size_t>(i)],
-                q.g_idx[static_cast<std::size_t>(random_bits(seed + 3, static_cast<std::uint64_t>(i)) % static_cast<std::uint64_t>(i + 1))]);
+                q.g_idx[static_cast<std::size_t>(random_bits(seed + 3, static_cast<std::uint64_t>(i)) %
+                                                 static_cast<std::uint64_t>(i + 1))]);
   }
   if (with.prescale) {
     q.prescale = Tensor(DType::f16, {k});
@@ -71,7 +74,9 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
 /// Every kind of scheme the formats can give, and a few more: all code types, zero kinds, group shapes and scale types.
 inline std::vector<WeightScheme> all_schemes() {
   std::vector<WeightScheme> list;
-  const auto add = [&](DType codes, ZeroKind zero, GroupShape group, DType scale) { list.push_back({codes, zero, group, scale}); };
+  const auto add = [&](DType codes, ZeroKind zero, GroupShape group, DType scale) {
+    list.push_back({codes, zero, group, scale});
+  };
   for (DType codes : {DType::u2, DType::u3, DType::u4, DType::u5, DType::u6, DType::u7, DType::u8})
     add(codes, ZeroKind::integer, GroupShape::group(32), DType::f16);
   for (DType codes : {DType::u2b2, DType::u3b4, DType::u4b8, DType::u5b16, DType::u6b32, DType::u7b64, DType::u8b128, DType::s8})

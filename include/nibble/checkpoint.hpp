@@ -32,18 +32,18 @@ struct TensorInfo {
   DType dtype = DType::none;
   std::vector<std::int64_t> shape;
   std::uint64_t bytes = 0;
-  std::string file;              // the shard it lives in, relative to the checkpoint
-  std::uint64_t file_offset = 0; // of its first byte
+  std::string file;               // the shard it lives in, relative to the checkpoint
+  std::uint64_t file_offset = 0;  // of its first byte
 };
 
 /// A layer: the tensors that share a module name, recognised by a format. Detection looks at names, dtypes and shapes only;
 /// what needs the data (damaged zero points, NaN scales, ...) is found by Checkpoint::read.
 struct Module {
-  std::string name;                  // "model.layers.0.mlp.down_proj"
-  std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
-  std::int64_t n = 0, k = 0;         // W is [N,K]
-  WeightScheme scheme;               // as detected; dense: codes is the float type
-  std::optional<Scheme> claimed;     // as config.json says, when it does
+  std::string name;               // "model.layers.0.mlp.down_proj"
+  std::string format;             // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
+  std::int64_t n = 0, k = 0;      // W is [N,K]
+  WeightScheme scheme;            // as detected; dense: codes is the float type
+  std::optional<Scheme> claimed;  // as config.json says, when it does
   bool act_order = false;
   bool has_bias = false;
   std::vector<std::string> tensors;  // full names
@@ -96,16 +96,16 @@ std::vector<FormatInfo> formats();
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total, std::string_view what)>;
 
 struct TransformOptions {
-  bool overwrite = false;       // replace an existing output
-  Progress progress;
+  bool overwrite = false;  // replace an existing output
+  Progress progress = {};
   Executor* executor = nullptr;
 };
 
 /// What happened to each module, for a table.
 struct TransformedModule {
   std::string name;
-  std::string scheme;                // of the output
-  std::optional<QuantError> error;   // quantize: against the input
+  std::string scheme;               // of the output
+  std::optional<QuantError> error;  // quantize: against the input
 };
 struct TransformReport {
   std::vector<TransformedModule> modules;  // the ones changed
@@ -114,8 +114,9 @@ struct TransformReport {
 
 struct QuantizeCheckpointSpec {
   std::string format = "compressed-tensors";  // one with can_write
-  QuantizeSpec quantize;
-  std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";  // ECMAScript regex on module names
+  QuantizeSpec quantize = {};
+  /// Modules to leave alone, as an ECMAScript regular expression that is searched in their names. Empty: none.
+  std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";
 };
 
 /// Each of these writes a new checkpoint and leaves `in` alone. `out` appears whole or not at all: a directory when `in` is

@@ -17,12 +17,12 @@ enum class Isa : std::uint8_t { baseline, avx2, avx512 };
 std::string_view name(Isa isa);
 
 struct DeviceInfo {
-  std::string cpu_name;      // "AMD EPYC 9654"
-  int cores = 1;             // cores this process may run on
-  Isa isa = Isa::baseline;   // the best level this machine has; NIBBLE_ISA=name lowers it
+  std::string cpu_name;     // "AMD EPYC 9654"
+  int cores = 1;            // cores this process may run on
+  Isa isa = Isa::baseline;  // the best level this machine has; NIBBLE_ISA=name lowers it
   std::int64_t l1d_bytes = 32 << 10;
-  std::int64_t l2_bytes = 1 << 20;   // per core
-  std::int64_t l3_bytes = 0;         // shared; 0 when there is none or it is unknown
+  std::int64_t l2_bytes = 1 << 20;  // per core
+  std::int64_t l3_bytes = 0;        // shared; 0 when there is none or it is unknown
   std::int64_t memory_bytes = 0;
 };
 

@@ -28,8 +28,8 @@ struct EpilogueSpec {
   Activation activation = Activation::none;
   float clamp_low = 0.0f;  // Activation::clamp: min(max(x, low), high); relu6 is clamp with 0 and 6
   float clamp_high = 6.0f;
-  bool gate = false;      // [M,N], multiplied in after the activation (silu·mul: gate_up layers)
-  bool residual = false;  // [M,N], added last
+  bool gate = false;       // [M,N], multiplied in after the activation (silu·mul: gate_up layers)
+  bool residual = false;   // [M,N], added last
   DType out = DType::f32;  // f32, f16, bf16 or s8
   float out_scale = 1.0f;  // s8: D = saturate(round_to_even(x / out_scale) + out_zero)
   std::int32_t out_zero = 0;
@@ -43,11 +43,11 @@ struct EpilogueSpec {
 
 /// Operands for the parts an EpilogueSpec names; the others are ignored. 2-D operands need a last stride of 1.
 struct EpilogueArgs {
-  ConstTensorView row_scale;
-  ConstTensorView col_scale;
-  ConstTensorView bias;
-  ConstTensorView gate;
-  ConstTensorView residual;
+  ConstTensorView row_scale = {};
+  ConstTensorView col_scale = {};
+  ConstTensorView bias = {};
+  ConstTensorView gate = {};
+  ConstTensorView residual = {};
 };
 
 }  // namespace nibble

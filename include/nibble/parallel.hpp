@@ -12,9 +12,8 @@ class LoopBody {
  public:
   template <class F, class = std::enable_if_t<!std::is_same_v<std::remove_cvref_t<F>, LoopBody>>>
   LoopBody(F&& body)  // NOLINT(google-explicit-constructor)
-      : object_(const_cast<void*>(static_cast<const void*>(&body))), call_([](void* object, std::int64_t i) {
-          (*static_cast<std::remove_reference_t<F>*>(object))(i);
-        }) {}
+      : object_(const_cast<void*>(static_cast<const void*>(&body))),
+        call_([](void* object, std::int64_t i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); }) {}
 
   void operator()(std::int64_t i) const { call_(object_, i); }
 

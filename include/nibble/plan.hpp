@@ -46,10 +46,10 @@ class PackedWeight {
 };
 
 struct PackOptions {
-  std::string layout;           // empty: the layout of the cheapest kernel for m in [1, m_max]
+  std::string layout = {};  // empty: the layout of the cheapest kernel for m in [1, m_max]
   std::int64_t m_max = 1 << 13;
-  std::string kernel;           // pack for this kernel (by name); overrides layout
-  Executor* executor = nullptr; // null: default_executor()
+  std::string kernel = {};       // pack for this kernel (by name); overrides layout
+  Executor* executor = nullptr;  // null: default_executor()
 };
 
 /// Rearranges `q` for a kernel. Fails with invalid_argument when q.validate() does, not_found for an unknown layout.
@@ -84,9 +84,9 @@ struct LayoutInfo {
 std::vector<LayoutInfo> layouts();
 
 struct LinearSpec {
-  DType act = DType::f32;    // type of A: f32, f16 or bf16
-  std::int64_t m_max = 1;    // the plan serves every M in [1, m_max]
-  EpilogueSpec epilogue;
+  DType act = DType::f32;  // type of A: f32, f16 or bf16
+  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max]
+  EpilogueSpec epilogue = {};
 };
 
 struct DequantizeSpec {
@@ -95,9 +95,9 @@ struct DequantizeSpec {
 };
 
 struct PlanOptions {
-  std::string kernel;            // force this main kernel; empty: NIBBLE_KERNEL from the environment, else by cost
-  bool allow_reference = true;   // false: fail rather than fall back to the reference kernel
-  int threads = 0;               // assumed by the cost model; 0: default_executor().threads()
+  std::string kernel = {};      // force this main kernel; empty: NIBBLE_KERNEL from the environment, else by cost
+  bool allow_reference = true;  // false: fail rather than fall back to the reference kernel
+  int threads = 0;              // assumed by the cost model; 0: default_executor().threads()
 };
 
 /// Why each kernel was or was not chosen, per range of M.

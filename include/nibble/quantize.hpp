@@ -8,11 +8,11 @@
 namespace nibble {
 
 struct QuantizeSpec {
-  int bits = 4;                  // 2…8
-  std::int32_t group_size = 128; // along K; must divide K; 0: one group per output channel
-  bool symmetric = true;         // true: codes uXbB, no zero points; false: codes uX with integer zero points
-  DType scale = DType::f16;      // f32, f16 or bf16: scales are rounded to this type before codes are chosen
-  bool clip_search = false;      // per group, shrink the range while that lowers the squared error
+  int bits = 4;                   // 2…8
+  std::int32_t group_size = 128;  // along K; must divide K; 0: one group per output channel
+  bool symmetric = true;          // true: codes uXbB, no zero points; false: codes uX with integer zero points
+  DType scale = DType::f16;       // f32, f16 or bf16: scales are rounded to this type before codes are chosen
+  bool clip_search = false;       // per group, shrink the range while that lowers the squared error
 };
 
 /// Rounds w[N,K] (f32, f16 or bf16, last stride 1) to nearest. Bit-identical for any number of threads.
@@ -21,9 +21,9 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
 
 /// How far a quantized weight is from the original.
 struct QuantError {
-  double sqnr_db = 0;   // 10·log10( Σw² / Σ(w−ŵ)² ); +infinity when equal
-  double cosine = 0;    // ⟨w,ŵ⟩ / (‖w‖·‖ŵ‖)
-  double max_abs = 0;   // max |w−ŵ|
+  double sqnr_db = 0;      // 10·log10( Σw² / Σ(w−ŵ)² ); +infinity when equal
+  double cosine = 0;       // ⟨w,ŵ⟩ / (‖w‖·‖ŵ‖)
+  double max_abs = 0;      // max |w−ŵ|
   double relative_l2 = 0;  // ‖w−ŵ‖ / ‖w‖
 };
 

@@ -53,8 +53,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}            // NOLINT(google-explicit-constructor)
-  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {      // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}        // NOLINT(google-explicit-constructor)
+  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {  // NOLINT(google-explicit-constructor)
     assert(!std::get<1>(state_).ok());
   }
 

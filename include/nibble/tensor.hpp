@@ -18,14 +18,38 @@ namespace nibble {
 
 template <class T>
 struct dtype_of;
-template <> struct dtype_of<float> { static constexpr DType value = DType::f32; };
-template <> struct dtype_of<f16> { static constexpr DType value = DType::f16; };
-template <> struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of<double> { static constexpr DType value = DType::f64; };
-template <> struct dtype_of<std::int8_t> { static constexpr DType value = DType::s8; };
-template <> struct dtype_of<std::uint8_t> { static constexpr DType value = DType::u8; };
-template <> struct dtype_of<std::int32_t> { static constexpr DType value = DType::s32; };
-template <> struct dtype_of<std::int64_t> { static constexpr DType value = DType::s64; };
+template <>
+struct dtype_of<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of<f16> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct dtype_of<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct dtype_of<std::int8_t> {
+  static constexpr DType value = DType::s8;
+};
+template <>
+struct dtype_of<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct dtype_of<std::int32_t> {
+  static constexpr DType value = DType::s32;
+};
+template <>
+struct dtype_of<std::int64_t> {
+  static constexpr DType value = DType::s64;
+};
 
 /// A borrowed array of up to four dimensions; strides are in elements, the last one must be 1 where a function says so.
 template <class Void>
@@ -78,9 +102,13 @@ struct Tensor {
   std::int64_t numel() const;
   bool empty() const { return dtype == DType::none; }
   template <class T>
-  T* as() { return reinterpret_cast<T*>(bytes.data()); }
+  T* as() {
+    return reinterpret_cast<T*>(bytes.data());
+  }
   template <class T>
-  const T* as() const { return reinterpret_cast<const T*>(bytes.data()); }
+  const T* as() const {
+    return reinterpret_cast<const T*>(bytes.data());
+  }
   /// Element i of any float or integer type of at least 8 bits, as a float (exact for every type but f64, s32 and wider).
   float at(std::int64_t i) const;
   /// Stores `value` as element i, rounding to nearest even; dtype must be f32, f16, bf16, u8 or s8 (saturating).
@@ -100,13 +128,13 @@ struct QuantTensor {
   WeightScheme scheme;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  std::vector<std::uint8_t> codes;   // [N,K], one code a byte, upper bits zero
-  Tensor scales;                     // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale
-  Tensor zeros;                      // as scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
-  std::optional<float> scale2;       // second-level, per tensor: multiplies W
-  std::vector<std::int32_t> g_idx;   // [K] group of each input channel; empty: k / group.k
-  Tensor prescale;                   // [K] multiplies the activations (AWQ/ModelOpt); empty: none
-  Tensor bias;                       // [N] float; empty: none
+  std::vector<std::uint8_t> codes;  // [N,K], one code a byte, upper bits zero
+  Tensor scales;                    // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale
+  Tensor zeros;                     // as scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
+  std::optional<float> scale2;      // second-level, per tensor: multiplies W
+  std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
+  Tensor prescale;                  // [K] multiplies the activations (AWQ/ModelOpt); empty: none
+  Tensor bias;                      // [N] float; empty: none
 
   std::int64_t groups() const { return scheme.group.cols(k); }
   /// Checks every size, dtype and index; all of nibble relies on it. Errors name the field and the values.

@@ -12,6 +12,7 @@ namespace nibble {
 ///
 /// Quantized codes of up to 8 bits live one per byte in a QuantTensor. A biased type `uXbB` stores the unsigned code u and
 /// means the value u − B (u4b8: 0…15 means −8…7).
+// clang-format off
 enum class DType : std::uint8_t {
   none,
   // IEEE and brain floating point
@@ -26,6 +27,7 @@ enum class DType : std::uint8_t {
   // complex
   c64,
 };
+// clang-format on
 
 /// How the bits of a DType are read.
 enum class DTypeKind : std::uint8_t { none, floating, sint, uint, biased, other };

@@ -18,19 +18,19 @@ struct VerifySpec {
   LinearSpec linear;                // linear.m_max rows are run
   std::uint64_t seed = 1;           // of the random activations and epilogue operands
   std::int64_t sample_columns = 0;  // check this many evenly spread output columns; 0: all of them
-  PlanOptions plan;
-  PackOptions pack;
+  PlanOptions plan = {};
+  PackOptions pack = {};
 };
 
 struct VerifyReport {
   bool passed = false;
   std::string kernel;
-  std::int64_t checked = 0;        // output elements compared
+  std::int64_t checked = 0;           // output elements compared
   double worst_error_over_bound = 0;  // ≤ 1 when passed
-  double relative_l2 = 0;          // ‖D − oracle‖ / ‖oracle‖
-  bool round_trip = false;         // unpack(pack(q)) == q
-  bool repeatable = false;         // a second run gave the same bits
-  std::string failure;             // where and by how much, with the seed; empty when passed
+  double relative_l2 = 0;             // ‖D − oracle‖ / ‖oracle‖
+  bool round_trip = false;            // unpack(pack(q)) == q
+  bool repeatable = false;            // a second run gave the same bits
+  std::string failure;                // where and by how much, with the seed; empty when passed
 };
 
 /// Packs `q`, runs it on seeded Gaussian activations and compares. A Status error means that nothing could be compared.

@@ -19,10 +19,9 @@ Status error(StatusCode code, fmt::format_string<Args...> format, Args&&... args
 #define NIBBLE_CONCAT(a, b) NIBBLE_CONCAT_INNER(a, b)
 
 /// Returns the Status of `expression` from this function unless it is ok.
-#define NIBBLE_RETURN_IF_ERROR(expression)                      \
-  do {                                                          \
-    if (::nibble::Status status_ = (expression); !status_.ok()) \
-      return status_;                                           \
+#define NIBBLE_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                          \
+    if (::nibble::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 
 /// NIBBLE_ASSIGN_OR_RETURN(auto x, make_x());

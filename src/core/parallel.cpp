@@ -21,7 +21,7 @@ constexpr int kSpins = 2000;
 class Pool final : public Executor {
  public:
   explicit Pool(int threads) : threads_(std::max(1, threads)) {
-    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this](std::stop_token stop) { work(stop); });
+    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
   }
 
   ~Pool() override {

@@ -88,8 +88,7 @@ Roofline measure_roofline(Executor& executor) {
   roofline.f32_gflops = static_cast<double>(kRounds) * loops.flops_per_round * threads / compute / 1e9;
 
   // Four times the last-level cache, so that at most a quarter of a pass can be left over from the one before.
-  const std::size_t lines =
-      std::max<std::size_t>(256u << 20, static_cast<std::size_t>(4 * this_device().l3_bytes)) / 64;
+  const std::size_t lines = std::max<std::size_t>(256u << 20, static_cast<std::size_t>(4 * this_device().l3_bytes)) / 64;
   const std::int64_t chunks = 16LL * threads;
   const std::size_t per_chunk = lines / static_cast<std::size_t>(chunks);
   std::vector<std::uint64_t> buffer(lines * 8, 1);

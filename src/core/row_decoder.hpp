@@ -19,8 +19,8 @@ class RowDecoder {
 
  private:
   const QuantTensor& q_;
-  std::array<double, 256> values_;       // of each code
-  std::vector<std::int32_t> group_of_;   // of each input channel
+  std::array<double, 256> values_;      // of each code
+  std::vector<std::int32_t> group_of_;  // of each input channel
   std::vector<double> scales_, zeros_;
 };
 

@@ -63,7 +63,9 @@ std::string WeightScheme::name() const {
 std::string WeightScheme::describe() const {
   const DTypeInfo& c = info(codes);
   std::string text = fmt::format("{}-bit {} codes", c.bits,
-                                 c.kind == DTypeKind::floating ? "float" : c.kind == DTypeKind::sint ? "signed" : "unsigned");
+                                 c.kind == DTypeKind::floating ? "float"
+                                 : c.kind == DTypeKind::sint   ? "signed"
+                                                               : "unsigned");
   if (c.kind == DTypeKind::biased) text += fmt::format(" (value = code − {})", c.bias);
   if (zero == ZeroKind::integer) text += ", integer zero points";
   if (zero == ZeroKind::offset) text += ", float offsets";
@@ -83,8 +85,8 @@ std::string Scheme::name() const {
 Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
   auto bad = [&](std::string_view why) {
     return error(StatusCode::invalid_argument,
-                 "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or s8r_s8c", text,
-                 why);
+                 "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or s8r_s8c",
+                 text, why);
   };
   Scheme scheme;
   std::string_view rest = text;

@@ -20,8 +20,8 @@ T load(const Tensor& t, std::int64_t i) {
 template <class T>
 T saturate(float value) {
   const float rounded = std::nearbyint(value);
-  return static_cast<T>(std::clamp(rounded, static_cast<float>(std::numeric_limits<T>::min()),
-                                   static_cast<float>(std::numeric_limits<T>::max())));
+  return static_cast<T>(
+      std::clamp(rounded, static_cast<float>(std::numeric_limits<T>::min()), static_cast<float>(std::numeric_limits<T>::max())));
 }
 
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ",")); }
@@ -65,8 +65,16 @@ void Tensor::set(std::int64_t i, float value) {
   std::byte* p = bytes.data() + static_cast<std::size_t>(i) * static_cast<std::size_t>(bits(dtype) / 8);
   switch (dtype) {
     case DType::f32: std::memcpy(p, &value, 4); break;
-    case DType::f16: { const f16 v = to_f16(value); std::memcpy(p, &v, 2); break; }
-    case DType::bf16: { const bf16 v = to_bf16(value); std::memcpy(p, &v, 2); break; }
+    case DType::f16: {
+      const f16 v = to_f16(value);
+      std::memcpy(p, &v, 2);
+      break;
+    }
+    case DType::bf16: {
+      const bf16 v = to_bf16(value);
+      std::memcpy(p, &v, 2);
+      break;
+    }
     case DType::u8: *p = static_cast<std::byte>(saturate<std::uint8_t>(value)); break;
     case DType::s8: *p = static_cast<std::byte>(saturate<std::int8_t>(value)); break;
     default: assert(false && "Tensor::set: dtype not settable");
@@ -91,8 +99,7 @@ Status QuantTensor::validate() const {
   }
   if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
   const std::int64_t expected[] = {scheme.group.rows(n), groups()};
-  if (scales.dtype != scheme.scale)
-    return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));
+  if (scales.dtype != scheme.scale) return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));
   if (info(scales.dtype).kind != DTypeKind::floating || bits(scales.dtype) < 8)
     return bad("scales of type {} are not supported; use f32, f16, bf16, e4m3 or e8m0", name(scales.dtype));
   NIBBLE_RETURN_IF_ERROR(expect_shape("scales", scales, expected));
@@ -105,8 +112,7 @@ Status QuantTensor::validate() const {
     NIBBLE_RETURN_IF_ERROR(expect_shape("zeros", zeros, expected));
   }
   if (!g_idx.empty()) {
-    if (scheme.group.n != 1 || scheme.group.k == 0)
-      return bad("g_idx needs a scheme with groups along K, not {}", scheme.name());
+    if (scheme.group.n != 1 || scheme.group.k == 0) return bad("g_idx needs a scheme with groups along K, not {}", scheme.name());
     if (g_idx.size() != static_cast<std::size_t>(k)) return bad("g_idx has {} entries, K is {}", g_idx.size(), k);
     std::vector<std::int32_t> used(static_cast<std::size_t>(groups()), 0);
     for (std::size_t i = 0; i < g_idx.size(); ++i) {
@@ -147,7 +153,8 @@ double QuantTensor::bits_per_weight() const {
   const double code_bits = static_cast<double>(codes.size()) * bits(scheme.codes);
   double zero_bits = 8.0 * static_cast<double>(zeros.bytes.size());
   if (scheme.zero == ZeroKind::integer) zero_bits *= bits(scheme.codes) / 8.0;
-  const double other = 8.0 * static_cast<double>(scales.bytes.size() + prescale.bytes.size() + bias.bytes.size() + 4 * g_idx.size());
+  const double other =
+      8.0 * static_cast<double>(scales.bytes.size() + prescale.bytes.size() + bias.bytes.size() + 4 * g_idx.size());
   return (code_bits + zero_bits + other) / (static_cast<double>(n) * static_cast<double>(k));
 }
 

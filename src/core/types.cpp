@@ -8,6 +8,7 @@ namespace nibble {
 namespace {
 
 using enum DTypeKind;
+// clang-format off
 constexpr std::array kTable{
     DTypeInfo{DType::none, "none", 0, none, 0},
     DTypeInfo{DType::f64, "f64", 64, floating, 0},
@@ -46,6 +47,7 @@ constexpr std::array kTable{
     DTypeInfo{DType::u8b128, "u8b128", 8, biased, 128},
     DTypeInfo{DType::c64, "c64", 64, other, 0},
 };
+// clang-format on
 
 constexpr bool table_is_indexed_by_dtype() {
   for (std::size_t i = 0; i < kTable.size(); ++i)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/error.hpp"
 #include "epilogue/activation.hpp"
@@ -21,24 +22,21 @@ std::string_view name(Activation activation) {
 }
 
 std::optional<Activation> parse_activation(std::string_view token) {
-  for (Activation a : {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh,
-                       Activation::silu})
+  for (Activation a :
+       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
     if (name(a) == token) return a;
   return std::nullopt;
 }
 
 std::string EpilogueSpec::name() const {
-  std::string text;
-  auto add = [&text](bool present, std::string_view part) {
-    if (present) text += (text.empty() ? "" : "+") + std::string(part);
-  };
-  add(row_scale, "row_scale");
-  add(col_scale, "col_scale");
-  add(bias, "bias");
-  add(activation != Activation::none, nibble::name(activation));
-  add(gate, "gate");
-  add(residual, "residual");
-  return text + "->" + std::string(nibble::name(out));
+  std::vector<std::string_view> parts;
+  if (row_scale) parts.push_back("row_scale");
+  if (col_scale) parts.push_back("col_scale");
+  if (bias) parts.push_back("bias");
+  if (activation != Activation::none) parts.push_back(nibble::name(activation));
+  if (gate) parts.push_back("gate");
+  if (residual) parts.push_back("residual");
+  return fmt::format("{}->{}", fmt::join(parts, "+"), nibble::name(out));
 }
 
 Status EpilogueSpec::validate() const {
@@ -59,7 +57,8 @@ namespace {
 Status check_vector(std::string_view what, const ConstTensorView& v, std::int64_t length, bool f32_only) {
   if (v.empty()) return error(StatusCode::invalid_argument, "the plan's epilogue needs {}, none was given", what);
   if (f32_only ? v.dtype != DType::f32 : !is_compute_float(v.dtype))
-    return error(StatusCode::invalid_argument, "{} is {}, expected {}", what, name(v.dtype), f32_only ? "f32" : "f32, f16 or bf16");
+    return error(StatusCode::invalid_argument, "{} is {}, expected {}", what, name(v.dtype),
+                 f32_only ? "f32" : "f32, f16 or bf16");
   if (v.rank != 1 || v.dim(0) != length || v.stride(0) != 1)
     return error(StatusCode::invalid_argument, "{} must be a contiguous vector of {} elements, got rank {} and {} elements", what,
                  length, v.rank, v.numel());

@@ -158,6 +158,8 @@ Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::
 
 }  // namespace
 
-const Format kAwq{"awq",     "AutoAWQ gemm: 4-bit codes with integer zero points per group", true, kMethods, kSuffixes, detect, read, write, write_config};
+const Format kAwq{
+    "awq",       "AutoAWQ gemm: 4-bit codes with integer zero points per group", true, kMethods, kSuffixes, detect, read, write,
+    write_config};
 
 }  // namespace nibble::codec

@@ -128,7 +128,8 @@ void Checkpoint::Impl::detect_modules() {
       module.name = group.name;
       for (const std::size_t i : group.tensors) {
         const std::string_view suffix = split(tensors[i].name).suffix;
-        if (std::ranges::find(format.suffixes, suffix) == format.suffixes.end() || (suffix == "bias" && !module.has_bias)) continue;
+        if (std::ranges::find(format.suffixes, suffix) == format.suffixes.end() || (suffix == "bias" && !module.has_bias))
+          continue;
         module.tensors.push_back(tensors[i].name);
         module.bytes += tensors[i].bytes;
       }

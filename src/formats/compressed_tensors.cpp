@@ -262,8 +262,14 @@ Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::
 
 }  // namespace
 
-const Format kCompressedTensors{
-    "compressed-tensors", "compressed-tensors pack-quantized: 2 to 8-bit codes, act-order", true, kMethods, kSuffixes, detect, read,
-    write, write_config};
+const Format kCompressedTensors{"compressed-tensors",
+                                "compressed-tensors pack-quantized: 2 to 8-bit codes, act-order",
+                                true,
+                                kMethods,
+                                kSuffixes,
+                                detect,
+                                read,
+                                write,
+                                write_config};
 
 }  // namespace nibble::codec

@@ -71,7 +71,8 @@ struct Format {
   Result<std::vector<EncodedTensor>> (*write)(const QuantTensor& q);
 
   /// The `quantization_config` of a checkpoint with these modules. Null unless can_write.
-  Result<nlohmann::json> (*write_config)(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized);
+  Result<nlohmann::json> (*write_config)(const std::vector<WrittenModule>& modules,
+                                         const std::vector<std::string>& not_quantized);
 };
 
 /// All formats in the order detection tries them; "dense" last.

@@ -279,6 +279,7 @@ Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::
 
 }  // namespace
 
-const Format kGptq{"gptq", "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, kMethods, kSuffixes, detect, read, write, write_config};
+const Format kGptq{
+    "gptq", "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, kMethods, kSuffixes, detect, read, write, write_config};
 
 }  // namespace nibble::codec

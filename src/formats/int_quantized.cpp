@@ -19,7 +19,8 @@ namespace nibble::codec {
 namespace {
 
 constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt"};
-constexpr std::string_view kSuffixes[] = {"weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "bias"};
+constexpr std::string_view kSuffixes[] = {"weight",      "weight_scale",     "weight_zero_point",
+                                          "input_scale", "input_zero_point", "bias"};
 
 Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) {
   Module m;
@@ -82,8 +83,14 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 
 }  // namespace
 
-const Format kIntQuantized{
-    "int-quantized", "compressed-tensors int-quantized: one signed byte a weight", false, kMethods, kSuffixes, detect, read, nullptr,
-    nullptr};
+const Format kIntQuantized{"int-quantized",
+                           "compressed-tensors int-quantized: one signed byte a weight",
+                           false,
+                           kMethods,
+                           kSuffixes,
+                           detect,
+                           read,
+                           nullptr,
+                           nullptr};
 
 }  // namespace nibble::codec

@@ -24,10 +24,10 @@ struct Problem {
   Op op = Op::linear;
   std::int64_t m = 1, n = 1, k = 1;
   WeightScheme scheme;
-  std::string_view layout;   // of the packed weight; empty: not packed yet
-  DType act = DType::f32;    // of A as the caller passes it
-  EpilogueSpec epilogue;     // epilogue.out is the output type of every op
-  bool reorders_k = false;   // act-order or prescale: A must be permuted or scaled first
+  std::string_view layout;  // of the packed weight; empty: not packed yet
+  DType act = DType::f32;   // of A as the caller passes it
+  EpilogueSpec epilogue;    // epilogue.out is the output type of every op
+  bool reorders_k = false;  // act-order or prescale: A must be permuted or scaled first
   int threads = 1;
 };
 
@@ -43,19 +43,19 @@ struct StepArgs {
   bool transposed = false;  // dequantize: d is [K,N]
   const EpilogueSpec* epilogue = nullptr;
   EpilogueArgs operands;
-  int prepare_tile = 1;     // prepare: rows per tile, the main kernel's tile.m
+  int prepare_tile = 1;  // prepare: rows per tile, the main kernel's tile.m
   Executor* executor = nullptr;
 };
 
 struct Kernel {
   std::string_view name;  // a unit test rebuilds it from the fields below
   Backend backend;
-  Isa isa;                // minimum
+  Isa isa;  // minimum
   Op op;
   std::string_view out, act, weight;  // scalar tokens or scheme names; "any": whatever accepts() takes; "none"
   std::string_view layout;
   Tile tile;
-  bool prepared;          // reads activations as prepare.hpp lays them out
+  bool prepared;  // reads activations as prepare.hpp lays them out
   std::string_view summary;
 
   /// Ok, or why not, with the values.

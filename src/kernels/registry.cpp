@@ -12,8 +12,8 @@ namespace nibble {
 std::span<const Kernel* const> kernel_table() {
   static const std::vector<const Kernel*> kTable = [] {
     std::vector<const Kernel*> table;
-    for (std::span<const Kernel> family : {cpu::linear_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(),
-                                           reference::kernels()})
+    for (std::span<const Kernel> family :
+         {cpu::linear_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(), reference::kernels()})
       for (const Kernel& kernel : family) table.push_back(&kernel);
     return table;
   }();
@@ -27,8 +27,7 @@ const Kernel* find_kernel(std::string_view name) {
 }
 
 Status accepts_common(const Kernel& self, const Problem& problem) {
-  if (self.op != problem.op)
-    return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
+  if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
   if (self.isa > this_device().isa)
     return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(self.isa), name(this_device().isa));
   if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)

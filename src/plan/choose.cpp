@@ -14,8 +14,7 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
     if (kernel->op != problem.op) continue;
     Explanation::Candidate candidate{.kernel = kernel->name};
     Status status = kernel->accepts(*kernel, problem);
-    if (status.ok() && !forced.empty() && kernel->name != forced)
-      status = error(StatusCode::unsupported, "{} is forced", forced);
+    if (status.ok() && !forced.empty() && kernel->name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
     if (status.ok() && kernel->backend == Backend::reference && !allow_reference)
       status = error(StatusCode::unsupported, "the reference is not allowed here");
     if (status.ok()) {
@@ -46,8 +45,7 @@ Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
     return kernel->op == op ? kernel->name : std::string_view{};
   }
   const Kernel* kernel = find_kernel(requested);
-  if (kernel == nullptr)
-    return error(StatusCode::not_found, "no kernel is called '{}'; see nibble doctor --kernels", requested);
+  if (kernel == nullptr) return error(StatusCode::not_found, "no kernel is called '{}'; see nibble doctor --kernels", requested);
   if (kernel->op != op)
     return error(StatusCode::invalid_argument, "kernel {} does {}, this plan needs {}", requested, name(kernel->op), name(op));
   return kernel->name;
@@ -61,8 +59,7 @@ Result<const Layout*> choose_layout(const QuantTensor& q, const PackOptions& opt
   }
   if (!wanted.empty()) {
     const Layout* layout = find_layout(wanted);
-    if (layout == nullptr)
-      return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", wanted);
+    if (layout == nullptr) return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", wanted);
     return layout;
   }
 

@@ -59,7 +59,10 @@ Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allo
   if (choice.kernel == nullptr)
     return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
                  problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(choice));
-  Bucket bucket{.m_low = problem.m, .m_high = problem.m, .main = choice.kernel, .cost_us = choice.cost_us,
+  Bucket bucket{.m_low = problem.m,
+                .m_high = problem.m,
+                .main = choice.kernel,
+                .cost_us = choice.cost_us,
                 .candidates = std::move(choice.candidates)};
   if (choice.kernel->prepared && cpu::needs_prepare(problem)) {
     problem.op = Op::prepare;
@@ -168,9 +171,10 @@ Explanation Plan::explain() const {
 
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();
-  if (w.layout != layout || w.scheme != scheme || w.n != n || w.k != k || (op == Op::linear && reorders_k != nibble::reorders_k(w)))
-    return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}", n,
-                 k, scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
+  if (w.layout != layout || w.scheme != scheme || w.n != n || w.k != k ||
+      (op == Op::linear && reorders_k != nibble::reorders_k(w)))
+    return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
+                 n, k, scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
   return {};
 }
 
@@ -225,7 +229,8 @@ Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const Ten
                  std::span<std::byte> workspace, Executor* executor) const {
   NIBBLE_RETURN_IF_ERROR(impl_->check_weight(weight));
   Executor& on = executor != nullptr ? *executor : default_executor();
-  return impl_->op == Op::linear ? impl_->run_linear(weight, a, d, epilogue, workspace, on) : impl_->run_dequantize(weight, d, on);
+  return impl_->op == Op::linear ? impl_->run_linear(weight, a, d, epilogue, workspace, on)
+                                 : impl_->run_dequantize(weight, d, on);
 }
 
 }  // namespace nibble

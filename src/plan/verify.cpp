@@ -39,7 +39,10 @@ struct Operands {
     if (spec.residual) residual = gaussian(act, {m, n}, seed + 5, 1.0f);
   }
   EpilogueArgs args() const {
-    return {.row_scale = view(row_scale), .col_scale = view(col_scale), .bias = view(bias), .gate = view(gate),
+    return {.row_scale = view(row_scale),
+            .col_scale = view(col_scale),
+            .bias = view(bias),
+            .gate = view(gate),
             .residual = view(residual)};
   }
 };
@@ -69,8 +72,7 @@ std::vector<reference::Expected> expect(const QuantTensor& q, const ConstTensorV
     const std::int64_t count = std::min(kColumns, width - begin);
     const auto part = reference::linear(weight, a, spec, args,
                                         columns.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
-    for (std::int64_t row = 0; row < m; ++row)
-      std::copy_n(part.begin() + row * count, count, all.begin() + row * width + begin);
+    for (std::int64_t row = 0; row < m; ++row) std::copy_n(part.begin() + row * count, count, all.begin() + row * width + begin);
   });
   return all;
 }
@@ -99,8 +101,8 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   Tensor again(epilogue.out, {m, q.n});
   for (Tensor* out : {&d, &again}) {
     std::ranges::fill(out->bytes, std::byte{0xff});
-    NIBBLE_RETURN_IF_ERROR(plan.run(weight, view(a), TensorView(out->bytes.data(), out->dtype, {m, q.n}), operands.args(),
-                                    workspace, &on));
+    NIBBLE_RETURN_IF_ERROR(
+        plan.run(weight, view(a), TensorView(out->bytes.data(), out->dtype, {m, q.n}), operands.args(), workspace, &on));
   }
   report.repeatable = d.bytes == again.bytes;
 
@@ -113,9 +115,10 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   report.passed = comparison.failures == 0 && report.round_trip && report.repeatable;
   if (report.passed) return report;
   if (comparison.failures != 0)
-    report.failure = fmt::format("{} of {} elements are outside their bound; the worst is D[{},{}] = {:.9g}, expected {:.9g} ± {:.3g}",
-                                 comparison.failures, comparison.checked, comparison.worst_m, comparison.worst_n,
-                                 comparison.worst_got, comparison.worst_expected.value, comparison.worst_expected.bound);
+    report.failure =
+        fmt::format("{} of {} elements are outside their bound; the worst is D[{},{}] = {:.9g}, expected {:.9g} ± {:.3g}",
+                    comparison.failures, comparison.checked, comparison.worst_m, comparison.worst_n, comparison.worst_got,
+                    comparison.worst_expected.value, comparison.worst_expected.bound);
   else
     report.failure = report.round_trip ? "two runs gave different bits" : "unpack(pack(weight)) differs from the weight";
   report.failure += fmt::format(" (kernel {}, M={}, seed {})", report.kernel, m, spec.seed);

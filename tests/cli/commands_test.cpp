@@ -131,6 +131,7 @@ TEST_F(Cli, BenchOfACheckpointHasAllFields) {
   EXPECT_EQ(json["commit"], "abc123");
   EXPECT_EQ(json["date"].get<std::string>().size(), std::string("2026-01-01T00:00:00Z").size());
   EXPECT_GT(json["device"]["read_gbytes_per_s"].get<double>(), 0);
+  EXPECT_TRUE(json["device"]["cpu"].is_string());
   EXPECT_GT(json["device"]["f32_gflops"].get<double>(), 0);
   // Seven modules of five shapes: q and o are alike, k and v, gate and up.
   EXPECT_EQ(json["results"].size(), 2u * 4u);
@@ -197,7 +198,8 @@ TEST_F(Cli, QuantizeTellsTheErrorOfEachModule) {
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_TRUE(contains(run.out, "6 modules quantized")) << run.out;
   EXPECT_TRUE(contains(run.out, "SQNR")) << run.out;
-  for (const auto& module : nibble_json({"inspect", at("out"), "--json"})["modules"]) EXPECT_EQ(module["scheme"], "u8b128c");
+  const auto json = nibble_json({"inspect", at("out"), "--json"});
+  for (const auto& module : json["modules"]) EXPECT_EQ(module["scheme"], "u8b128c");
 }
 
 TEST_F(Cli, ConvertKeepsEveryWeight) {

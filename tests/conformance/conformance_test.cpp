@@ -27,8 +27,14 @@ struct Shape {
 /// 1, tile ± 1, primes, K of one group, and a slice of a real layer.
 std::vector<Shape> shapes_for(const Kernel& kernel) {
   const std::int64_t tm = std::max(1, kernel.tile.m), tn = std::max(1, kernel.tile.n);
-  return {{1, 1, 1}, {1, tn, 128}, {tm, tn - 1 > 0 ? tn - 1 : 1, 127}, {tm + 1, tn + 1, 129}, {3, 37, 61}, {tm * 17 + 1, 2 * tn + 3, 257},
-          {1, 96, 2048}, {5, 64, 640}};
+  return {{1, 1, 1},
+          {1, tn, 128},
+          {tm, tn - 1 > 0 ? tn - 1 : 1, 127},
+          {tm + 1, tn + 1, 129},
+          {3, 37, 61},
+          {tm * 17 + 1, 2 * tn + 3, 257},
+          {1, 96, 2048},
+          {5, 64, 640}};
 }
 
 std::vector<const Kernel*> kernels_of(Op op) {
@@ -76,7 +82,8 @@ TEST_P(LinearConformance, ActOrderPrescaleAndSecondScale) {
   const Kernel& kernel = *GetParam();
   for (std::uint64_t variant = 0; variant < 8; ++variant) {
     const WeightScheme scheme{DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16};
-    QuantTensor q = random_weight(scheme, 40, 100, 7 + variant, {.act_order = (variant & 1) != 0, .prescale = (variant & 2) != 0, .bias = true});
+    QuantTensor q = random_weight(scheme, 40, 100, 7 + variant,
+                                  {.act_order = (variant & 1) != 0, .prescale = (variant & 2) != 0, .bias = true});
     if ((variant & 4) != 0) q.scale2 = 0.3f;
     for (std::int64_t m : {1, 9})
       expect_verified(q, spec_for(kernel, m, DType::f32, {.bias = true, .out = DType::f32}, variant), kernel.name);
@@ -87,8 +94,8 @@ TEST_P(LinearConformance, EveryEpilogue) {
   const Kernel& kernel = *GetParam();
   const QuantTensor q = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16}, 51, 96, 3);
   std::vector<EpilogueSpec> specs;
-  for (Activation act : {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh,
-                         Activation::silu})
+  for (Activation act :
+       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
     for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
       specs.push_back({.activation = act, .out = out, .out_scale = 0.05f, .out_zero = -3});
   for (int parts = 0; parts < 32; ++parts)
@@ -111,9 +118,11 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
   for (const WeightScheme& scheme : all_schemes()) {
     if (info(scheme.codes).kind == DTypeKind::floating) continue;
     for (const Shape& shape : shapes_for(kernel)) {
-      const QuantTensor q = random_weight(scheme, shape.n, shape.k, 11, {.act_order = true, .prescale = shape.m == 5, .exact = true});
+      const QuantTensor q =
+          random_weight(scheme, shape.n, shape.k, 11, {.act_order = true, .prescale = shape.m == 5, .exact = true});
       Tensor a(DType::f32, {shape.m, shape.k});
-      for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3));
+      for (std::int64_t i = 0; i < a.numel(); ++i)
+        a.set(i, static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3));
       const ConstTensorView a_view(a.as<float>(), {shape.m, shape.k});
 
       const auto weight = pack(q, {.kernel = std::string(kernel.name)});
@@ -128,7 +137,8 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
       std::iota(columns.begin(), columns.end(), 0);
       const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns);
       for (std::size_t i = 0; i < d.size(); ++i)
-        ASSERT_EQ(static_cast<double>(d[i]), expected[i].value) << scheme.name() << " element " << i << " of M=" << shape.m << " N=" << shape.n << " K=" << shape.k;
+        ASSERT_EQ(static_cast<double>(d[i]), expected[i].value)
+            << scheme.name() << " element " << i << " of M=" << shape.m << " N=" << shape.n << " K=" << shape.k;
     }
   }
 }
@@ -162,7 +172,8 @@ TEST_P(LinearConformance, WritesOnlyItsOutputAndDoesNotDependOnThreadsOrM) {
   for (std::size_t i = plan->workspace_bytes(); i < workspace.size(); ++i) ASSERT_EQ(workspace[i], std::byte{0xa5});
 
   std::vector<float> one_row(static_cast<std::size_t>(n));  // a row alone gives the bits it gave among others
-  ASSERT_TRUE(plan->run(*weight, ConstTensorView(a.data() + 7 * k, {1, k}), TensorView(one_row.data(), {1, n}), {}, workspace).ok());
+  ASSERT_TRUE(
+      plan->run(*weight, ConstTensorView(a.data() + 7 * k, {1, k}), TensorView(one_row.data(), {1, n}), {}, workspace).ok());
   EXPECT_EQ(std::memcmp(one_row.data(), first.data() + 7 * stride, static_cast<std::size_t>(n) * sizeof(float)), 0);
 }
 
@@ -180,7 +191,8 @@ TEST_P(DequantizeConformance, BitExact) {
       ASSERT_TRUE(weight.ok()) << weight.status().message();
       for (DType out : {DType::f32, DType::f16, DType::bf16})
         for (bool transposed : {false, true}) {
-          const auto plan = Plan::dequantize(*weight, {.out = out, .transposed = transposed}, {.kernel = std::string(kernel.name)});
+          const auto plan =
+              Plan::dequantize(*weight, {.out = out, .transposed = transposed}, {.kernel = std::string(kernel.name)});
           ASSERT_TRUE(plan.ok()) << plan.status().message();
           EXPECT_EQ(plan->kernel(), kernel.name);
           Tensor d(out, {transposed ? k : n, transposed ? n : k});
@@ -188,7 +200,8 @@ TEST_P(DequantizeConformance, BitExact) {
           ASSERT_TRUE(plan->run(*weight, {}, view, {}, {}).ok());
           Tensor expected(out, d.shape);
           for (std::int64_t row = 0; row < n; ++row)
-            for (std::int64_t col = 0; col < k; ++col) expected.set(transposed ? col * n + row : row * k + col, q.value(row, col));
+            for (std::int64_t col = 0; col < k; ++col)
+              expected.set(transposed ? col * n + row : row * k + col, q.value(row, col));
           ASSERT_EQ(d.bytes, expected.bytes) << scheme.name() << " [" << n << "," << k << "] to " << name(out);
         }
     }

@@ -1,5 +1,5 @@
-# Configures, builds and runs one consumer in a directory that starts empty. Called with -D project, work, nibble_source, nibble_build,
-# compiler, generator and sanitize.
+# Configures, builds and runs one consumer in a directory that starts empty. Called with -D project, work, nibble_source,
+# nibble_build, compiler, generator and sanitize.
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)

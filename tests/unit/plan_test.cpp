@@ -40,7 +40,8 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
     for (const WeightScheme& scheme : testing::all_schemes())
       for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {16, 32}, {33, 129}, {31, 64}, {65, 7}}) {
         ++seed;
-        const QuantTensor q = random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = seed % 5 == 0});
+        const QuantTensor q =
+            random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = seed % 5 == 0});
         const auto packed = pack(q, {.layout = std::string(layout->name)});
         ASSERT_TRUE(packed.ok()) << packed.status().message();
         EXPECT_EQ(packed->layout(), layout->name);
@@ -141,7 +142,8 @@ TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
   const auto other = pack(random_weight(kAwq, n, 96, 1));
   const auto plan = Plan::linear(*weight, {.act = DType::f32, .m_max = m, .epilogue = {.bias = true}});
   ASSERT_TRUE(plan.ok());
-  std::vector<float> a(static_cast<std::size_t>(m * k), 1.0f), d(static_cast<std::size_t>(m * n), 7.0f), bias(static_cast<std::size_t>(n), 0.0f);
+  std::vector<float> a(static_cast<std::size_t>(m * k), 1.0f), d(static_cast<std::size_t>(m * n), 7.0f),
+      bias(static_cast<std::size_t>(n), 0.0f);
   std::vector<std::byte> workspace(plan->workspace_bytes());
   const ConstTensorView a_view(a.data(), {m, k});
   const TensorView d_view(d.data(), {m, n});

@@ -78,7 +78,8 @@ TEST(Scheme, NamesRoundTrip) {
     ASSERT_TRUE(parsed.ok()) << weight.name() << ": " << parsed.status().message();
     EXPECT_EQ(parsed->weight, weight);
   }
-  for (const char* text : {"u4zg128", "u4b8g32", "s8c", "e4m3b128x128", "s8r_s8c", "s8t_s8t", "s8g128_u4zg128", "u4fg64", "u8b128t"}) {
+  for (const char* text :
+       {"u4zg128", "u4b8g32", "s8c", "e4m3b128x128", "s8r_s8c", "s8t_s8t", "s8g128_u4zg128", "u4fg64", "u8b128t"}) {
     const auto parsed = Scheme::parse(text);
     ASSERT_TRUE(parsed.ok()) << text << ": " << parsed.status().message();
     EXPECT_EQ(parsed->name(), text);
@@ -86,7 +87,8 @@ TEST(Scheme, NamesRoundTrip) {
 }
 
 TEST(Scheme, BadNamesSayWhy) {
-  for (const char* text : {"", "u4", "x4g128", "u4g0", "u4g-1", "u4gx", "u4b128", "u4zg128x", "f32c", "s8q_s8c", "s8r_", "_s8c", "u4zg99999999999"}) {
+  for (const char* text : {"", "u4", "x4g128", "u4g0", "u4g-1", "u4gx", "u4b128", "u4zg128x", "f32c", "s8q_s8c", "s8r_", "_s8c",
+                           "u4zg99999999999"}) {
     const auto parsed = Scheme::parse(text);
     ASSERT_FALSE(parsed.ok()) << text;
     EXPECT_THAT(parsed.status().message(), HasSubstr("for example u4zg128")) << text;
@@ -94,11 +96,13 @@ TEST(Scheme, BadNamesSayWhy) {
 }
 
 TEST(Scheme, DescribesItself) {
-  EXPECT_EQ(Scheme::parse("u4zg128")->weight.describe(), "4-bit unsigned codes, integer zero points, f16 scales per group of 128");
+  EXPECT_EQ(Scheme::parse("u4zg128")->weight.describe(),
+            "4-bit unsigned codes, integer zero points, f16 scales per group of 128");
 }
 
 TEST(QuantTensor, ValueFollowsItsZeroKind) {
-  QuantTensor q{.scheme = {DType::u4, ZeroKind::integer, GroupShape::group(2), DType::f32}, .n = 1, .k = 4, .codes = {1, 2, 3, 15}};
+  QuantTensor q{
+      .scheme = {DType::u4, ZeroKind::integer, GroupShape::group(2), DType::f32}, .n = 1, .k = 4, .codes = {1, 2, 3, 15}};
   q.scales = Tensor(DType::f32, {1, 2});
   q.scales.set(0, 0.5f);
   q.scales.set(1, 2.0f);

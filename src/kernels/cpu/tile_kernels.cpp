@@ -73,11 +73,11 @@ constexpr Rates kAvx512Rates{0.123, 103};
 
 template <const TileIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
+  const std::int64_t passes = (p.m + kIsa.tokens - 1) / kIsa.tokens;
+  const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * passes;
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
-  const double passes = static_cast<double>((p.m + kIsa.tokens - 1) / kIsa.tokens);
-  const double ns = weights * (passes * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops);
-  const double blocks = static_cast<double>((p.n + kIsa.rows - 1) / kIsa.rows) * passes;
-  return 1e-3 * ns / std::min(static_cast<double>(p.threads), blocks);
+  const double ns_per_weight = static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
+  return 1e-3 * weights * ns_per_weight / static_cast<double>(std::min<std::int64_t>(p.threads, tasks));
 }
 
 template <const TileIsa& kIsa, const Rates& kRates>
@@ -88,36 +88,58 @@ double dequantize_cost_us(const Kernel&, const Problem& p) {
 
 template <const TileIsa& kIsa, const Rates& kRates>
 constexpr Kernel linear_row(std::string_view name, Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
-  return {.name = name, .backend = Backend::cpu, .isa = isa, .op = Op::linear, .out = "any", .act = "any", .weight = "any",
-          .layout = layout, .tile = tile, .prepared = true, .summary = summary, .accepts = accepts_common,
-          .cost_us = linear_cost_us<kIsa, kRates>, .run = run_linear<kIsa>};
+  return {.name = name,
+          .backend = Backend::cpu,
+          .isa = isa,
+          .op = Op::linear,
+          .out = "any",
+          .act = "any",
+          .weight = "any",
+          .layout = layout,
+          .tile = tile,
+          .prepared = true,
+          .summary = summary,
+          .accepts = accepts_common,
+          .cost_us = linear_cost_us<kIsa, kRates>,
+          .run = run_linear<kIsa>};
 }
 
 template <const TileIsa& kIsa, const Rates& kRates>
 constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view layout, Tile tile) {
-  return {.name = name, .backend = Backend::cpu, .isa = isa, .op = Op::dequantize, .out = "any", .act = "none", .weight = "any",
-          .layout = layout, .tile = tile, .prepared = false, .summary = "W to f32, f16 or bf16, bit-exact",
-          .accepts = accepts_common, .cost_us = dequantize_cost_us<kIsa, kRates>, .run = run_dequantize<kIsa>};
+  return {.name = name,
+          .backend = Backend::cpu,
+          .isa = isa,
+          .op = Op::dequantize,
+          .out = "any",
+          .act = "none",
+          .weight = "any",
+          .layout = layout,
+          .tile = tile,
+          .prepared = false,
+          .summary = "W to f32, f16 or bf16, bit-exact",
+          .accepts = accepts_common,
+          .cost_us = dequantize_cost_us<kIsa, kRates>,
+          .run = run_dequantize<kIsa>};
 }
 
-constexpr std::array kLinear{
+constexpr std::array kLinear {
 #if defined(__x86_64__)
-    linear_row<kAvx512Tile, kAvx512Rates>("linear_any_any_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
-                                          "decode a panel to f32, multiply in 8×32 register tiles"),
-    linear_row<kAvx2Tile, kAvx2Rates>("linear_any_any_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
-                                      "decode a panel to f32, multiply in 6×16 register tiles"),
+  linear_row<kAvx512Tile, kAvx512Rates>("linear_any_any_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
+                                        "decode a panel to f32, multiply in 8×32 register tiles"),
+      linear_row<kAvx2Tile, kAvx2Rates>("linear_any_any_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
+                                        "decode a panel to f32, multiply in 6×16 register tiles"),
 #endif
-    linear_row<kBaselineTile, kBaselineRates>("linear_any_any_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
-                                              "decode a panel to f32, multiply in 2×16 register tiles"),
+      linear_row<kBaselineTile, kBaselineRates>("linear_any_any_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
+                                                "decode a panel to f32, multiply in 2×16 register tiles"),
 };
 
-constexpr std::array kDequantize{
+constexpr std::array kDequantize {
 #if defined(__x86_64__)
-    dequantize_row<kAvx512Tile, kAvx512Rates>("dequantize_any_none_any__cpu_avx512_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
-    dequantize_row<kAvx2Tile, kAvx2Rates>("dequantize_any_none_any__cpu_avx2_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
+  dequantize_row<kAvx512Tile, kAvx512Rates>("dequantize_any_none_any__cpu_avx512_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
+      dequantize_row<kAvx2Tile, kAvx2Rates>("dequantize_any_none_any__cpu_avx2_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
 #endif
-    dequantize_row<kBaselineTile, kBaselineRates>("dequantize_any_none_any__cpu_baseline_n16", Isa::baseline, "cpu_n16",
-                                                  {0, 16, 0}),
+      dequantize_row<kBaselineTile, kBaselineRates>("dequantize_any_none_any__cpu_baseline_n16", Isa::baseline, "cpu_n16",
+                                                    {0, 16, 0}),
 };
 
 }  // namespace

@@ -28,9 +28,9 @@ struct Decoder {
   DType scale_type;
   DType zero_type;
   ZeroKind zero;
-  bool integer_codes;     // the value is code − bias; else table[code]
-  std::uint8_t flip;      // 0x80 turns the two's complement byte of s8 into code + 128
-  float bias;             // of integer codes
+  bool integer_codes;  // the value is code − bias; else table[code]
+  std::uint8_t flip;   // 0x80 turns the two's complement byte of s8 into code + 128
+  float bias;          // of integer codes
   bool has_scale2;
   float scale2;
   std::array<float, 256> table;  // values of float codes
@@ -50,9 +50,9 @@ struct LinearTask {
 
 /// What one instruction set offers.
 struct TileIsa {
-  int rows;          // R of the layout
-  int tile_m;        // tokens per register tile
-  int tokens;        // tokens per task
+  int rows;    // R of the layout
+  int tile_m;  // tokens per register tile
+  int tokens;  // tokens per task
   /// D[m_begin … m_begin+tokens) of row block `block`.
   void (*linear)(const LinearTask& task, std::int64_t block, std::int64_t m_begin);
   /// W of `count` input channels of a record from its k-th on: panel[count][R].

@@ -5,7 +5,6 @@
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
 typedef float VecMemory __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 
-
 constexpr int kVecs = kRows / kLanes;
 constexpr int kTilesPerBlock = 16;  // 16 tiles of accumulators fit in half of L1, and amortise a decode over ≥ 32 tokens
 constexpr int kTokens = kTileM * kTilesPerBlock;

@@ -76,7 +76,8 @@ double linear_cost_us(const Kernel&, const Problem& p) {
   const std::int64_t passes = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * passes;
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
-  const double ns_per_weight = static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
+  const double ns_per_weight =
+      static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
   return 1e-3 * weights * ns_per_weight / static_cast<double>(std::min<std::int64_t>(p.threads, tasks));
 }
 

@@ -6,12 +6,16 @@ A block in a Markdown file looks like this, and everything between the two comme
     <!-- render: bench bench/results/cpu.json -->
     <!-- end -->
 
-usage: docs/render.py [--check]      --check: change nothing, exit 1 when a block is out of date
+usage: docs/render.py [--check] [--nibble PATH]
+
+--check         change nothing, exit 1 when a block is out of date
+--nibble PATH   first refresh what the tool says of itself: its kernels, layouts and formats (docs/results/registry.json)
 """
 
 import json
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -62,7 +66,30 @@ def accuracy(data):
     return table(header, rows) + f"\n{data['model']}, {data['modules']} linear layers.\n"
 
 
-RENDERERS = {"bench": bench, "accuracy": accuracy}
+def kernels(data):
+    return table(["kernel", "needs", "reads layout", "what it does"],
+                 [[f"`{k['name']}`", k["isa"], f"`{k['layout']}`" if k["layout"] else "", k["summary"]] for k in data["kernels"]])
+
+
+def layouts(data):
+    return "".join(f"**`{l['name']}`**\n\n```\n{l['drawing'].strip()}\n```\n\n" for l in data["layouts"])
+
+
+def formats(data):
+    return table(["format", "what it is", "written"], [[f["name"], f["summary"], "yes" if f["can_write"] else ""] for f in data["formats"]])
+
+
+RENDERERS = {"bench": bench, "accuracy": accuracy, "kernels": kernels, "layouts": layouts, "formats": formats}
+REGISTRY = ROOT / "docs/results/registry.json"
+
+
+def registry(nibble):
+    """What the tool says of itself, without what depends on the machine."""
+    said = subprocess.run([nibble, "doctor", "--kernels", "--layouts", "--formats", "--json"], check=True, stdout=subprocess.PIPE).stdout
+    data = json.loads(said)
+    for kernel in data["kernels"]:
+        del kernel["runs_here"]
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
 def render(path):
@@ -76,8 +103,15 @@ def render(path):
 
 
 def main():
-    check = "--check" in sys.argv[1:]
+    arguments = sys.argv[1:]
+    check = "--check" in arguments
     stale = []
+    if "--nibble" in arguments:
+        current = registry(arguments[arguments.index("--nibble") + 1])
+        if not REGISTRY.exists() or REGISTRY.read_text() != current:
+            stale.append(str(REGISTRY.relative_to(ROOT)))
+            if not check:
+                REGISTRY.write_text(current)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         old, new = render(path)
         if old == new:

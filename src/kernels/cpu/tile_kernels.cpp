@@ -64,20 +64,21 @@ void run_dequantize(const Kernel&, const StepArgs& args) {
 
 /// Time of one thread per unit of work, measured on a Zen 4 core at 3.7 GHz (docs/kernels/cpu-tile.md).
 struct Rates {
-  double decode_ns;  // per weight and block of tokens
-  double fma_gflops;
+  double decode_ns;     // per weight and block of tokens
+  double fma_gflops;    // of tokens × weights
+  double one_token_ns;  // per weight when M = 1 and codes are multiplied as they are unpacked; 0: never
 };
-constexpr Rates kBaselineRates{0.162, 36};
-constexpr Rates kAvx2Rates{0.146, 108};
-constexpr Rates kAvx512Rates{0.123, 103};
+constexpr Rates kBaselineRates{.decode_ns = 0.144, .fma_gflops = 36, .one_token_ns = 0};
+constexpr Rates kAvx2Rates{.decode_ns = 0.096, .fma_gflops = 106, .one_token_ns = 0.082};
+constexpr Rates kAvx512Rates{.decode_ns = 0.103, .fma_gflops = 103, .one_token_ns = 0.066};
 
 template <const TileIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
   const std::int64_t passes = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * passes;
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
-  const double ns_per_weight =
-      static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
+  double ns_per_weight = static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
+  if (p.m == 1 && kRates.one_token_ns > 0 && multiplies_unpacked(p.scheme)) ns_per_weight = kRates.one_token_ns;
   return 1e-3 * weights * ns_per_weight / static_cast<double>(std::min<std::int64_t>(p.threads, tasks));
 }
 

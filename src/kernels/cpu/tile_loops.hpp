@@ -9,6 +9,8 @@
 //       for each tile of kTileM tokens: acc[kTileM][R] += A'[kTileM] ⊗ panel     registers over the chunk
 //   epilogue, row by row
 //
+// With a single token, codes of 4 and 8 bits skip bytes and panel: unpack, decode and multiply happen in registers.
+//
 // Weights are read once per block of tokens; a chunk is decoded once and used by every token of the block. Every output is
 // accumulated in the order of k alone, so a result does not depend on M, on the tile or on the number of threads.
 #pragma once
@@ -33,10 +35,18 @@ struct Decoder {
   float bias;          // of integer codes
   bool has_scale2;
   float scale2;
+  bool multiplies_unpacked;      // see multiplies_unpacked(); and no second-level scale
   std::array<float, 256> table;  // values of float codes
 
   explicit Decoder(const PackedWeightData& packed, int rows);
 };
+
+/// Schemes whose codes can be multiplied straight from registers when there is one token.
+inline bool multiplies_unpacked(const WeightScheme& scheme) {
+  const bool integer_zero = scheme.zero == ZeroKind::none || scheme.zero == ZeroKind::integer;
+  const int width = bits(scheme.codes);
+  return integer_zero && info(scheme.codes).kind != DTypeKind::floating && (width == 4 || width == 8);
+}
 
 struct LinearTask {
   const Decoder* decoder;

@@ -1,6 +1,6 @@
 // Included once per instruction set by tile_loops.cpp, inside that set's namespace and target region, after kLanes (floats per
-// register), kRows (R), kTileM and the macros NIBBLE_TILE_M and NIBBLE_TILE_F16C (has the half conversion instruction) have been
-// defined there. See tile_loops.hpp for the algorithm.
+// register), kRows (R), kTileM and the macros NIBBLE_TILE_M, NIBBLE_TILE_F16C (has the half conversion instruction) and
+// NIBBLE_TILE_FUSED (has the byte conversion instruction) have been defined there. See tile_loops.hpp for the algorithm.
 
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
 typedef float VecMemory __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
@@ -38,6 +38,8 @@ inline void load_column(const std::byte* p, DType type, float* out) {
       const std::uint32_t word = static_cast<std::uint32_t>(half) << 16;
       std::memcpy(out + r, &word, 4);
     }
+  } else if (type == DType::u8) {
+    for (int r = 0; r < kRows; ++r) out[r] = static_cast<float>(static_cast<int>(p[r]));
   } else {
     for (int r = 0; r < kRows; ++r) out[r] = code_value(type, static_cast<std::uint8_t>(p[r]));
   }
@@ -167,6 +169,51 @@ void multiply_tile(std::int64_t height, const float* a, const float* panel, int 
   }
 }
 
+#if NIBBLE_TILE_FUSED
+typedef std::int32_t Ints __attribute__((vector_size(kLanes * sizeof(float))));
+
+/// kLanes unsigned bytes at the low end of a register → floats.
+inline Vec widen(__m128i bytes) {
+#if NIBBLE_TILE_M > 6  // zero-masked with a full mask: GCC 12 warns of the undefined source of the plain form (its bug 105593)
+  return __builtin_convertvector(reinterpret_cast<Ints>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes)), Vec);
+#else
+  return __builtin_convertvector(reinterpret_cast<Ints>(_mm256_cvtepu8_epi32(bytes)), Vec);
+#endif
+}
+
+inline __m128i load_bytes(const std::uint8_t* p) {
+  return kLanes == 16 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                      : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+
+/// One token and integer codes of 4 or 8 bits: codes go from memory to multiply-adds in registers, without bytes or a panel in
+/// between. The same roundings in the same order as decode_integer() and multiply(), so the result has the same bits.
+inline void multiply_one(const Decoder& d, const Header& header, const std::byte* codes, const float* a, std::int64_t count,
+                         float* acc) {
+  static_assert(kVecs == 2);
+  const Vec z0 = load(header.zero), z1 = load(header.zero + kLanes);
+  const Vec s0 = load(header.scale), s1 = load(header.scale + kLanes);
+  Vec c0 = load(acc), c1 = load(acc + kLanes);
+  const auto* in = reinterpret_cast<const std::uint8_t*>(codes);
+  if (d.geometry.bits == 4) {
+    const __m128i nibbles = _mm_set1_epi8(15);
+    for (std::int64_t k = 0; k < count; ++k, in += kRows / 2) {
+      const __m128i pair = load_bytes(in);
+      c0 += a[k] * ((widen(_mm_and_si128(pair, nibbles)) - z0) * s0);
+      c1 += a[k] * ((widen(_mm_and_si128(_mm_srli_epi16(pair, 4), nibbles)) - z1) * s1);
+    }
+  } else {
+    const __m128i flip = _mm_set1_epi8(static_cast<char>(d.flip));
+    for (std::int64_t k = 0; k < count; ++k, in += kRows) {
+      c0 += a[k] * ((widen(_mm_xor_si128(load_bytes(in), flip)) - z0) * s0);
+      c1 += a[k] * ((widen(_mm_xor_si128(load_bytes(in + kLanes), flip)) - z1) * s1);
+    }
+  }
+  store(acc, c0);
+  store(acc + kLanes, c1);
+}
+#endif
+
 void linear(const LinearTask& task, std::int64_t block, std::int64_t m_begin) {
   const Decoder& d = *task.decoder;
   const tile::Geometry& geo = d.geometry;
@@ -182,6 +229,12 @@ void linear(const LinearTask& task, std::int64_t block, std::int64_t m_begin) {
     const std::int64_t k_begin = g * geo.group;
     const std::int64_t k_end = k_begin + geo.group < geo.k ? k_begin + geo.group : geo.k;
     const std::byte* codes = record + geo.header_bytes;
+#if NIBBLE_TILE_FUSED
+    if (m_end - m_begin == 1 && d.multiplies_unpacked) {
+      multiply_one(d, header, codes, task.activations + m_begin * geo.k + k_begin, k_end - k_begin, acc);
+      continue;
+    }
+#endif
     for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
       const int count = static_cast<int>(k_end - k < kChunk ? k_end - k : kChunk);
       decode_chunk(d, header, codes + (k - k_begin) * geo.k_bytes, count, panel);

@@ -34,12 +34,13 @@ def microseconds(us):
 def bench(data):
     """A row per layer, a column per M: time, % of the roofline, speed-up over the first baseline."""
     columns = sorted({r["m"] for r in data["results"]})
+    several_kernels = len({r["kernel"] for r in data["results"]}) > 1
     layers = {}
     for r in data["results"]:
-        layers.setdefault((r["name"], r["n"], r["k"], r["scheme"], r["act"]), {})[r["m"]] = r
+        layers.setdefault((r["name"], r["n"], r["k"], r["scheme"], r["act"], r["kernel"]), {})[r["m"]] = r
     rows = []
-    for (name, n, k, scheme, act), cells in layers.items():
-        row = [f"{name} {n}×{k} `{scheme}` × {act}"]
+    for (name, n, k, scheme, act, kernel), cells in layers.items():
+        row = [f"{name} {n}×{k} `{scheme}` × {act}" + (f", `{kernel.split('__')[1]}`" if several_kernels else "")]
         for m in columns:
             r = cells.get(m)
             if r is None:

@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- render: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def table(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" if i == 0 else "--:" for i in range(len(header))) + "|"]
+def table(header, rows, numbers=True):
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("--:" if numbers and i > 0 else "---" for i in range(len(header))) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
@@ -48,7 +48,7 @@ def bench(data):
                 continue
             text = f"{microseconds(r['median_us'])} · {r['roofline_percent']:.0f} %"
             for us in r["baselines"].values():
-                text += f" · **{us / r['median_us']:.1f}×**"
+                text += f" · **{us / r['median_us']:.2f}×**"
             row.append(text)
         rows.append(row)
     device = data["device"]
@@ -69,7 +69,7 @@ def accuracy(data):
 
 def kernels(data):
     return table(["kernel", "needs", "reads layout", "what it does"],
-                 [[f"`{k['name']}`", k["isa"], f"`{k['layout']}`" if k["layout"] else "", k["summary"]] for k in data["kernels"]])
+                 [[f"`{k['name']}`", k["isa"], f"`{k['layout']}`" if k["layout"] else "", k["summary"]] for k in data["kernels"]], numbers=False)
 
 
 def layouts(data):
@@ -77,7 +77,8 @@ def layouts(data):
 
 
 def formats(data):
-    return table(["format", "what it is", "written"], [[f["name"], f["summary"], "yes" if f["can_write"] else ""] for f in data["formats"]])
+    return table(["format", "what it is", "written"], [[f["name"], f["summary"], "yes" if f["can_write"] else ""] for f in data["formats"]],
+                 numbers=False)
 
 
 RENDERERS = {"bench": bench, "accuracy": accuracy, "kernels": kernels, "layouts": layouts, "formats": formats}

@@ -131,7 +131,8 @@ class Plan {
   Explanation explain() const;
 
   /// Runs the plan. `a` is [M,K], `d` is [M,N], both with a last stride of 1 (dequantize takes no `a`). `weight` must have the
-  /// shape, scheme and layout the plan was made for. No allocation, no lock, no search inside nibble.
+  /// shape, scheme and layout the plan was made for. No allocation and no search; the only lock is the default executor's, which
+  /// runs one loop at a time.
   /// Errors: invalid_argument with the values that do not fit; nothing has been written then.
   Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
              std::span<std::byte> workspace, Executor* executor = nullptr) const;

@@ -78,8 +78,6 @@ std::string verification_text(const Options& options, const std::vector<Verified
     text += fmt::format("{}, M={}: {}\n  repeat with: {}\n", printable(layer.name), layer.m, printable(layer.report.failure),
                         repeat_command(options, layer));
   }
-  if (layers.empty())
-    return text + "nothing to verify: no quantized module" + (options.layer.empty() ? "\n" : " matches --layer\n");
   text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
   text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
                       counted(layers.size(), "check"), checked, worst, options.act, options.seed);
@@ -130,6 +128,9 @@ Result<Outcome> run(const Options& options) {
   spec.plan.kernel = spec.pack.kernel = options.kernel;
   const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor());
   if (!layers.ok()) return layers.status();
+  if (layers->empty())  // a check of nothing must not look like a success
+    return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to verify", options.path.string(),
+                                                            options.layer.empty() ? "" : " that matches --layer"));
   print(options.json ? to_text(verification_json(options, *layers)) : verification_text(options, *layers, wants_colour(stdout)));
   const bool failed = std::any_of(layers->begin(), layers->end(), [](const VerifiedLayer& l) { return !l.report.passed; });
   return failed ? Outcome::failed : Outcome::ok;

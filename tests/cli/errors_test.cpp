@@ -30,6 +30,8 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"verify", awq, "-M", "0"}, "'0'"},
       {{"verify", awq, "--act", "f8"}, "f32, f16, bf16"},
       {{"verify", awq, "--kernel", "magic"}, "no kernel 'magic'"},
+      {{"verify", awq, "--layer", "nothing_like_it"}, "no quantized module that matches"},
+      {{"verify", checkpoint("float")}, "no quantized module"},
       {{"bench"}, "PATH or --shapes"},
       {{"bench", awq, "--layer", "nothing_like_it"}, "no quantized module"},
       {{"bench", checkpoint("float")}, "no quantized module"},

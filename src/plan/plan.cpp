@@ -13,9 +13,6 @@
 namespace nibble {
 namespace {
 
-/// At most this many kernels run in a row.
-constexpr std::size_t kMaxSteps = 4;
-
 /// What to do for M in [m_low, m_high].
 struct Bucket {
   std::int64_t m_low = 1, m_high = 1;
@@ -24,7 +21,6 @@ struct Bucket {
   double cost_us = 0;
   std::vector<Explanation::Candidate> candidates;
 };
-static_assert(kMaxSteps >= 2);
 
 }  // namespace
 
@@ -40,7 +36,7 @@ struct Plan::Impl {
   std::size_t workspace = 0;
 
   const Bucket& bucket(std::int64_t m) const {
-    return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high || b.m_high == 0; });
+    return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
   }
 
   Status check_weight(const PackedWeight& weight) const;
@@ -73,11 +69,20 @@ Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allo
   return bucket;
 }
 
-Status check_matrix(std::string_view what, const void* data, int rank, std::int64_t last_stride) {
-  if (data == nullptr) return error(StatusCode::invalid_argument, "{} has no data", what);
-  if (rank != 2 || last_stride != 1)
-    return error(StatusCode::invalid_argument, "{} must be 2-D with a last stride of 1, got rank {} and stride {}", what, rank,
-                 last_stride);
+Status check_matrix(std::string_view what, const ConstTensorView& v) {
+  if (v.empty()) return error(StatusCode::invalid_argument, "{} has no data", what);
+  if (v.rank != 2 || v.stride(1) != 1)
+    return error(StatusCode::invalid_argument, "{} must be 2-D with a last stride of 1, got rank {} and stride {}", what, v.rank,
+                 v.stride(1));
+  return {};
+}
+
+/// An output: rows may not overlap, they are written by different threads.
+Status check_output(const TensorView& d) {
+  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d));
+  if (d.dim(0) > 1 && d.stride(0) < d.dim(1))
+    return error(StatusCode::invalid_argument, "the rows of D overlap: they are {} elements apart and {} long", d.stride(0),
+                 d.dim(1));
   return {};
 }
 
@@ -180,8 +185,8 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
 
 Status Plan::Impl::run_linear(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
                               const EpilogueArgs& operands, std::span<std::byte> workspace_memory, Executor& executor) const {
-  NIBBLE_RETURN_IF_ERROR(check_matrix("A", a.data, a.rank, a.stride(1)));
-  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d.data, d.rank, d.stride(1)));
+  NIBBLE_RETURN_IF_ERROR(check_matrix("A", a));
+  NIBBLE_RETURN_IF_ERROR(check_output(d));
   const std::int64_t m = a.dim(0);
   if (a.dtype != linear.act || a.dim(1) != k || m < 1 || m > linear.m_max)
     return error(StatusCode::invalid_argument, "A is {} [{},{}], the plan takes {} [1…{},{}]", name(a.dtype), m, a.dim(1),
@@ -214,7 +219,7 @@ Status Plan::Impl::run_linear(const PackedWeight& weight, const ConstTensorView&
 }
 
 Status Plan::Impl::run_dequantize(const PackedWeight& weight, const TensorView& d, Executor& executor) const {
-  NIBBLE_RETURN_IF_ERROR(check_matrix("D", d.data, d.rank, d.stride(1)));
+  NIBBLE_RETURN_IF_ERROR(check_output(d));
   const std::int64_t rows = dequantize.transposed ? k : n;
   const std::int64_t cols = dequantize.transposed ? n : k;
   if (d.dtype != dequantize.out || d.dim(0) != rows || d.dim(1) != cols)

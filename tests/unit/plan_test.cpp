@@ -158,6 +158,10 @@ TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
   expect(plan->run(*weight, ConstTensorView(a.data(), {m + 1, k}), d_view, args, workspace), "[1…3,64]");
   expect(plan->run(*weight, a_view, TensorView(d.data(), {n, m}), args, workspace), "D is f32 [40,3]");
   expect(plan->run(*weight, {}, d_view, args, workspace), "A has no data");
+  TensorView overlapping = d_view;
+  overlapping.strides[0] = n - 1;
+  expect(plan->run(*weight, a_view, overlapping, args, workspace),
+         "the rows of D overlap: they are 39 elements apart and 40 long");
   expect(plan->run(*weight, a_view, d_view, {}, workspace), "needs bias, none was given");
   expect(plan->run(*weight, a_view, d_view, {.bias = ConstTensorView(bias.data(), {n - 1})}, workspace), "vector of 40");
   expect(plan->run(*weight, a_view, d_view, args, std::span(workspace).first(16)), "workspace has 16 bytes");

@@ -16,40 +16,18 @@
 
 namespace nibble {
 
-template <class T>
-struct dtype_of;
-template <>
-struct dtype_of<float> {
-  static constexpr DType value = DType::f32;
-};
-template <>
-struct dtype_of<f16> {
-  static constexpr DType value = DType::f16;
-};
-template <>
-struct dtype_of<bf16> {
-  static constexpr DType value = DType::bf16;
-};
-template <>
-struct dtype_of<double> {
-  static constexpr DType value = DType::f64;
-};
-template <>
-struct dtype_of<std::int8_t> {
-  static constexpr DType value = DType::s8;
-};
-template <>
-struct dtype_of<std::uint8_t> {
-  static constexpr DType value = DType::u8;
-};
-template <>
-struct dtype_of<std::int32_t> {
-  static constexpr DType value = DType::s32;
-};
-template <>
-struct dtype_of<std::int64_t> {
-  static constexpr DType value = DType::s64;
-};
+/// The DType of a C++ element type.
+// clang-format off
+template <class T> inline constexpr DType dtype_of = DType::none;
+template <> inline constexpr DType dtype_of<float> = DType::f32;
+template <> inline constexpr DType dtype_of<f16> = DType::f16;
+template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <> inline constexpr DType dtype_of<double> = DType::f64;
+template <> inline constexpr DType dtype_of<std::int8_t> = DType::s8;
+template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+template <> inline constexpr DType dtype_of<std::int32_t> = DType::s32;
+template <> inline constexpr DType dtype_of<std::int64_t> = DType::s64;
+// clang-format on
 
 /// A borrowed array of up to four dimensions; strides are in elements, the last one must be 1 where a function says so.
 template <class Void>
@@ -72,7 +50,9 @@ struct BasicTensorView {
   /// A dense view of typed memory: TensorView(pointer, {rows, cols}).
   template <class T, class = std::enable_if_t<!std::is_void_v<T>>>
   BasicTensorView(T* d, std::initializer_list<std::int64_t> dims)
-      : BasicTensorView(static_cast<Void*>(d), dtype_of<std::remove_const_t<T>>::value, dims) {}
+      : BasicTensorView(static_cast<Void*>(d), dtype_of<std::remove_const_t<T>>, dims) {
+    static_assert(dtype_of<std::remove_const_t<T>> != DType::none, "no DType for this element type");
+  }
   /// A view one may write through is also one to read through.
   template <class V, class = std::enable_if_t<std::is_const_v<Void> && !std::is_const_v<V>>>
   BasicTensorView(const BasicTensorView<V>& v)  // NOLINT(google-explicit-constructor)

@@ -11,8 +11,8 @@
 
 namespace nibble {
 
-/// A fixed-size block, aligned for every vector width; large ones ask for transparent huge pages, because a core that streams
-/// a weight through 4 KiB pages spends a tenth of its time in TLB misses.
+/// A fixed-size block, aligned for every vector width; large ones ask for transparent huge pages, which spare a core that
+/// streams a weight most of its TLB misses.
 class Buffer {
  public:
   static constexpr std::size_t kAlignment = 64;

@@ -19,7 +19,7 @@ class Trained : public Cli {
   }
 };
 
-/// What docs/accuracy.md shows for this model, with 3 dB of slack: a wrong group, zero point or layer order costs far more.
+/// What docs/accuracy.md shows for this model, with about 3 dB of slack: a wrong group, zero point or layer order costs far more.
 TEST_F(Trained, QuantizesAccuratelyAndVerifies) {
   struct Case {
     const char *format, *bits, *group, *symmetry;

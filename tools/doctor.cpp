@@ -17,7 +17,7 @@ struct Options {
 };
 
 // Kernels of a higher instruction set than the machine's are compiled in, and wait.
-bool runs_here(const KernelInfo& kernel) { return kernel.backend != Backend::cuda && kernel.isa <= this_device().isa; }
+bool runs_here(const KernelInfo& kernel) { return kernel.backend != Backend::cuda && this_device().has(kernel.isa); }
 
 std::string kernels_text(bool colour) {
   Table table({{"kernel"}, {"operation"}, {"backend"}, {"needs"}, {"layout"}, {"here"}, {"summary"}});

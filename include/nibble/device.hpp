@@ -1,6 +1,7 @@
 // The machine nibble runs on: instruction sets, caches, and its measured roofline.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -12,18 +13,29 @@ namespace nibble {
 enum class Backend : std::uint8_t { reference, cpu, cuda };
 std::string_view name(Backend backend);
 
-/// CPU instruction-set levels, in order of preference. `baseline` is whatever the compiler targets by default.
-enum class Isa : std::uint8_t { baseline, avx2, avx512 };
+/// CPU instruction-set levels. Each one includes its parent:
+///
+///   baseline ─┬─ avx2 ─┬─ avx2vnni                          baseline: whatever the compiler targets by default;
+///             │        └─ avx512 ── avx512vnni ── avx512bf16    on AArch64 that includes NEON
+///             └─ dotprod ── i8mm
+enum class Isa : std::uint8_t { baseline, avx2, avx2vnni, avx512, avx512vnni, avx512bf16, dotprod, i8mm };
+inline constexpr std::array kAllIsas{Isa::baseline,   Isa::avx2,       Isa::avx2vnni, Isa::avx512,
+                                     Isa::avx512vnni, Isa::avx512bf16, Isa::dotprod,  Isa::i8mm};
 std::string_view name(Isa isa);
+/// The level below; baseline is its own parent.
+Isa parent(Isa isa);
 
 struct DeviceInfo {
   std::string cpu_name;     // "AMD EPYC 9654"
   int cores = 1;            // cores this process may run on
-  Isa isa = Isa::baseline;  // the best level this machine has; NIBBLE_ISA=name lowers it
+  Isa isa = Isa::baseline;  // the best level this machine has; NIBBLE_ISA=name leaves only that level and its parents
+  std::uint32_t isas = 1;   // bit i: has level i
   std::int64_t l1d_bytes = 32 << 10;
   std::int64_t l2_bytes = 1 << 20;  // per core
   std::int64_t l3_bytes = 0;        // shared; 0 when there is none or it is unknown
   std::int64_t memory_bytes = 0;
+
+  bool has(Isa level) const { return (isas >> static_cast<int>(level) & 1) != 0; }
 };
 
 /// Queried once, then cached.
@@ -34,6 +46,8 @@ struct Roofline {
   int threads = 1;
   double read_gbytes_per_s = 0;  // streaming reads of a buffer far larger than the last-level cache
   double f32_gflops = 0;         // fused multiply-adds (2 operations each) on registers, best ISA of this_device()
+  double bf16_gflops = 0;        // bf16 dot products accumulated in f32; 0 when the CPU has no instruction for them
+  double int8_gops = 0;          // u8·s8 dot products accumulated in s32, as the best ISA does them
 };
 
 /// Takes about half a second.

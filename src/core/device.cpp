@@ -2,6 +2,12 @@
 
 #include <sched.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -40,26 +46,53 @@ int usable_cores() {
   return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
-Isa best_isa() {
-  Isa best = Isa::baseline;
+std::uint32_t bit(Isa isa) { return 1u << static_cast<int>(isa); }
+
+/// What the CPU says, whatever its levels' parents say.
+std::uint32_t reported_isas() {
+  std::uint32_t set = bit(Isa::baseline);
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = Isa::avx2;
-  if (best == Isa::avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    best = Isa::avx512;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) set |= bit(Isa::avx2);
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0) set |= bit(Isa::avx2vnni);
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    set |= bit(Isa::avx512);
+  if (__builtin_cpu_supports("avx512vnni")) set |= bit(Isa::avx512vnni);
+  if (__builtin_cpu_supports("avx512bf16")) set |= bit(Isa::avx512bf16);
+#elif defined(__aarch64__) && defined(__linux__)
+  if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) set |= bit(Isa::dotprod);
+  if ((getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0) set |= bit(Isa::i8mm);
 #endif
+  return set;
+}
+
+/// The level's own bit and those of all below it.
+std::uint32_t with_parents(Isa isa) { return isa == Isa::baseline ? bit(isa) : bit(isa) | with_parents(parent(isa)); }
+
+/// Only levels whose parents are there too, and that NIBBLE_ISA leaves.
+std::uint32_t usable_isas() {
+  const std::uint32_t reported = reported_isas();
+  std::uint32_t allowed = ~0u;
   if (const char* wanted = std::getenv("NIBBLE_ISA"))
-    for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512})
-      if (name(isa) == wanted) best = std::min(best, isa);
-  return best;
+    for (Isa isa : kAllIsas)
+      if (name(isa) == wanted) allowed = with_parents(isa);
+  std::uint32_t usable = 0;
+  for (Isa isa : kAllIsas) {
+    const std::uint32_t needed = with_parents(isa);
+    if ((reported & needed) == needed) usable |= bit(isa);
+  }
+  return usable & allowed;
 }
 
 DeviceInfo query() {
   DeviceInfo device;
   device.cpu_name = cpu_model();
   device.cores = usable_cores();
-  device.isa = best_isa();
+  device.isas = usable_isas();
+  for (Isa isa : kAllIsas)
+    if (device.has(isa)) device.isa = isa;
   for (int index = 0; index < 8; ++index) {
     const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
     const std::string level = first_line(cache + "level");
@@ -89,9 +122,28 @@ std::string_view name(Isa isa) {
   switch (isa) {
     case Isa::baseline: return "baseline";
     case Isa::avx2: return "avx2";
+    case Isa::avx2vnni: return "avx2vnni";
     case Isa::avx512: return "avx512";
+    case Isa::avx512vnni: return "avx512vnni";
+    case Isa::avx512bf16: return "avx512bf16";
+    case Isa::dotprod: return "dotprod";
+    case Isa::i8mm: return "i8mm";
   }
   return "unknown";
+}
+
+Isa parent(Isa isa) {
+  switch (isa) {
+    case Isa::avx2vnni:
+    case Isa::avx512: return Isa::avx2;
+    case Isa::avx512vnni: return Isa::avx512;
+    case Isa::avx512bf16: return Isa::avx512vnni;
+    case Isa::i8mm: return Isa::dotprod;
+    case Isa::baseline:
+    case Isa::avx2:
+    case Isa::dotprod: return Isa::baseline;
+  }
+  return Isa::baseline;
 }
 
 const DeviceInfo& this_device() {

@@ -44,10 +44,10 @@ struct Loops {
 Loops loops_for(Isa isa) {
   Loops loops;
 #if defined(__x86_64__)
-  if (isa == Isa::avx2)
+  if (isa == Isa::avx2 || isa == Isa::avx2vnni)
     loops = {avx2_loops::multiply_adds, avx2_loops::read_lines,
              2 * avx2_loops::kAccumulators * static_cast<int>(avx2_loops::kVectorBytes / 4)};
-  if (isa == Isa::avx512)
+  if (isa == Isa::avx512 || isa == Isa::avx512vnni || isa == Isa::avx512bf16)
     loops = {avx512_loops::multiply_adds, avx512_loops::read_lines,
              2 * avx512_loops::kAccumulators * static_cast<int>(avx512_loops::kVectorBytes / 4)};
 #else

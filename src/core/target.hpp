@@ -14,4 +14,7 @@
 #endif
 
 #define NIBBLE_TARGET_AVX2 "avx2,fma,f16c"
+#define NIBBLE_TARGET_AVX2VNNI "avxvnni,avx2,fma,f16c"
 #define NIBBLE_TARGET_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#define NIBBLE_TARGET_AVX512VNNI "avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#define NIBBLE_TARGET_AVX512BF16 "avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"

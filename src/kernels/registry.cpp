@@ -28,7 +28,7 @@ const Kernel* find_kernel(std::string_view name) {
 
 Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
-  if (self.isa > this_device().isa)
+  if (!this_device().has(self.isa))
     return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(self.isa), name(this_device().isa));
   if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)
     return error(StatusCode::unsupported, "reads layout {}, the weight is packed as {}", self.layout, problem.layout);

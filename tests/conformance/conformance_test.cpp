@@ -40,7 +40,7 @@ std::vector<Shape> shapes_for(const Kernel& kernel) {
 std::vector<const Kernel*> kernels_of(Op op) {
   std::vector<const Kernel*> list;
   for (const Kernel* kernel : kernel_table())
-    if (kernel->op == op && kernel->isa <= this_device().isa) list.push_back(kernel);
+    if (kernel->op == op && this_device().has(kernel->isa)) list.push_back(kernel);
   return list;
 }
 

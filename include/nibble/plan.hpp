@@ -85,11 +85,11 @@ std::vector<LayoutInfo> layouts();
 
 struct LinearSpec {
   DType act = DType::f32;  // type of A: f32, f16 or bf16
+  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max]
+  EpilogueSpec epilogue = {};
   /// codes none: A is multiplied as it is, to f32 accuracy. s8: A is quantized while running, per token (group.k == 0) or per
   /// block of group.k input channels, as docs/accuracy.md defines it, and multiplied in integers.
   ActScheme quantize = {};
-  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max]
-  EpilogueSpec epilogue = {};
 };
 
 struct DequantizeSpec {

@@ -18,3 +18,11 @@
 #define NIBBLE_TARGET_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #define NIBBLE_TARGET_AVX512VNNI "avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #define NIBBLE_TARGET_AVX512BF16 "avx512bf16,avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+
+#if defined(__clang__)
+#define NIBBLE_TARGET_DOTPROD "dotprod"
+#define NIBBLE_TARGET_I8MM "dotprod,i8mm"
+#else
+#define NIBBLE_TARGET_DOTPROD "arch=armv8.2-a+dotprod"
+#define NIBBLE_TARGET_I8MM "arch=armv8.2-a+dotprod+i8mm"
+#endif

@@ -24,10 +24,13 @@ struct Problem {
   Op op = Op::linear;
   std::int64_t m = 1, n = 1, k = 1;
   WeightScheme scheme;
-  std::string_view layout;  // of the packed weight; empty: not packed yet
-  DType act = DType::f32;   // of A as the caller passes it
-  EpilogueSpec epilogue;    // epilogue.out is the output type of every op
-  bool reorders_k = false;  // act-order or prescale: A must be permuted or scaled first
+  std::string_view layout;   // of the packed weight; empty: not packed yet
+  DType act = DType::f32;    // of A as the caller passes it
+  EpilogueSpec epilogue;     // epilogue.out is the output type of every op
+  ActScheme quantize;        // how A is quantized before the product, if at all
+  bool permutes_k = false;   // act-order: the packed weight has its own order of input channels
+  bool prescales_k = false;  // A is multiplied by the weight's prescale first
+  std::string_view form;     // prepare: the form of activations that is wanted (cpu/prepare.hpp)
   int threads = 1;
 };
 
@@ -38,11 +41,13 @@ struct Tile {
 /// Everything a step of a plan gets at run time. All sizes, types and operands have been checked.
 struct StepArgs {
   const PackedWeightData* weight = nullptr;
-  ConstTensorView a;        // [M,K]; what `prepare` made, when the plan has that step (then dtype f32, see prepare.hpp)
-  TensorView d;             // linear [M,N]; dequantize [N,K] or [K,N]; prepare f32 [M,K]
-  bool transposed = false;  // dequantize: d is [K,N]
+  ConstTensorView a;              // [M,K], the caller's
+  std::byte* prepared = nullptr;  // A in the form the main kernel reads: written by prepare, read by the main kernel
+  TensorView d;                   // linear [M,N]; dequantize [N,K] or [K,N]
+  bool transposed = false;        // dequantize: d is [K,N]
   const EpilogueSpec* epilogue = nullptr;
   EpilogueArgs operands;
+  ActScheme quantize;
   int prepare_tile = 1;  // prepare: rows per tile, the main kernel's tile.m
   Executor* executor = nullptr;
 };
@@ -52,16 +57,19 @@ struct Kernel {
   Backend backend;
   Isa isa;  // minimum
   Op op;
-  std::string_view out, act, weight;  // scalar tokens or scheme names; "any": whatever accepts() takes; "none"
+  /// Scalar tokens or scheme names; "any": whatever accepts() takes; "none". The `act` of a linear kernel on the CPU is the form
+  /// of activations it reads (cpu/prepare.hpp), which is the `out` of the prepare kernel that makes it.
+  std::string_view out, act, weight;
   std::string_view layout;
   Tile tile;
-  bool prepared;  // reads activations as prepare.hpp lays them out
   std::string_view summary;
 
   /// Ok, or why not, with the values.
   Status (*accepts)(const Kernel& self, const Problem& problem);
   /// Predicted microseconds. Only for accepted problems.
   double (*cost_us)(const Kernel& self, const Problem& problem);
+  /// Bytes that it writes for later steps; null: none.
+  std::size_t (*workspace)(const Kernel& self, const Problem& problem) = nullptr;
   void (*run)(const Kernel& self, const StepArgs& args);
 };
 

@@ -42,32 +42,40 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
   return static_cast<std::size_t>(tile::geometry(R, scheme, zero_type, n, k).total_bytes());
 }
 
+/// Sets the bits of `count` channels from k0 on of rows n0 … n0+rows−1 in an octet of zeros.
+template <int R>
+void pack_octet(const QuantTensor& q, const PackedWeightData& packed, const tile::Planes& planes, std::int64_t n0, int rows,
+                std::int64_t k0, int count, std::uint8_t* octet) {
+  for (int p = 0; p < planes.count; ++p) {
+    const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
+    const int mask = (1 << width) - 1;
+    for (int r = 0; r < rows; ++r) {
+      const std::uint8_t* row = q.codes.data() + (n0 + r) * q.k;
+      for (int j = 0; j < count; ++j) {
+        const std::int64_t k = packed.perm.empty() ? k0 + j : packed.perm[static_cast<std::size_t>(k0 + j)];
+        const tile::BitPlace to = tile::place(R, width, r, j);
+        octet[to.byte] = static_cast<std::uint8_t>(octet[to.byte] | (((row[k] >> shift) & mask) << to.shift));
+      }
+    }
+    octet += R * width;
+  }
+}
+
 template <int R>
 void pack_block(const QuantTensor& q, PackedWeightData& packed, const tile::Geometry& geo, std::int64_t block) {
   const tile::Planes planes = tile::planes(geo.bits);
-  const std::int64_t rows = std::min<std::int64_t>(R, geo.n - block * R);
+  const int rows = static_cast<int>(std::min<std::int64_t>(R, geo.n - block * R));
+  std::byte* bytes = packed.bytes.data() + geo.record(block, 0);
+  std::memset(bytes, 0, static_cast<std::size_t>(geo.row_block_bytes));
   for (std::int64_t g = 0; g < geo.groups(); ++g) {
     std::byte* record = packed.bytes.data() + geo.record(block, g);
     pack_column(q.scales, q.scheme, geo, block, g, record);
     if (!q.zeros.empty()) pack_column(q.zeros, q.scheme, geo, block, g, record + geo.scale_bytes);
-
-    auto* codes = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
-    const std::int64_t k_begin = g * geo.group;
-    const std::int64_t k_end = std::min(geo.k, k_begin + geo.group);
-    for (std::int64_t i = k_begin; i < k_end; ++i, codes += geo.k_bytes) {
-      const std::int64_t k = packed.perm.empty() ? i : packed.perm[static_cast<std::size_t>(i)];
-      std::memset(codes, 0, static_cast<std::size_t>(geo.k_bytes));
-      std::uint8_t* plane = codes;
-      for (int p = 0; p < planes.count; ++p) {
-        const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
-        for (int r = 0; r < rows; ++r) {
-          const std::uint8_t code = q.codes[static_cast<std::size_t>((block * R + r) * geo.k + k)];
-          const tile::BitPlace to = tile::place(R, width, r);
-          plane[to.byte] = static_cast<std::uint8_t>(plane[to.byte] | (((code >> shift) & ((1 << width) - 1)) << to.shift));
-        }
-        plane += R * width / 8;
-      }
-    }
+    auto* octet = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
+    const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
+    for (std::int64_t k = g * geo.group; k < k_end; k += tile::kOctet, octet += geo.octet_bytes)
+      pack_octet<R>(q, packed, planes, block * R, rows, k, static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k)),
+                    octet);
   }
 }
 
@@ -87,22 +95,22 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
       unpack_column(record, q.scheme, geo, block, g, q.scales);
       if (!q.zeros.empty()) unpack_column(record + geo.scale_bytes, q.scheme, geo, block, g, q.zeros);
 
-      const auto* codes = reinterpret_cast<const std::uint8_t*>(record + geo.header_bytes);
+      const auto* octet = reinterpret_cast<const std::uint8_t*>(record + geo.header_bytes);
       const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
-      for (std::int64_t i = g * geo.group; i < k_end; ++i, codes += geo.k_bytes) {
-        const std::int64_t k = packed.perm.empty() ? i : packed.perm[static_cast<std::size_t>(i)];
-        for (int r = 0; r < R && block * R + r < geo.n; ++r) {
-          int code = 0;
-          const std::uint8_t* plane = codes;
-          for (int p = 0; p < planes.count; ++p) {
-            const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
-            const tile::BitPlace from = tile::place(R, width, r);
-            code |= ((plane[from.byte] >> from.shift) & ((1 << width) - 1)) << shift;
-            plane += R * width / 8;
+      for (std::int64_t k0 = g * geo.group; k0 < k_end; k0 += tile::kOctet, octet += geo.octet_bytes)
+        for (int r = 0; r < R && block * R + r < geo.n; ++r)
+          for (int j = 0; j < tile::kOctet && k0 + j < k_end; ++j) {
+            int code = 0;
+            const std::uint8_t* plane = octet;
+            for (int p = 0; p < planes.count; ++p) {
+              const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
+              const tile::BitPlace from = tile::place(R, width, r, j);
+              code |= ((plane[from.byte] >> from.shift) & ((1 << width) - 1)) << shift;
+              plane += R * width;
+            }
+            const std::int64_t k = packed.perm.empty() ? k0 + j : packed.perm[static_cast<std::size_t>(k0 + j)];
+            q.codes[static_cast<std::size_t>((block * R + r) * geo.k + k)] = static_cast<std::uint8_t>(code);
           }
-          q.codes[static_cast<std::size_t>((block * R + r) * geo.k + k)] = static_cast<std::uint8_t>(code);
-        }
-      }
     }
   }
 }
@@ -115,21 +123,23 @@ constexpr Layout make_layout(std::string_view name, std::string_view drawing) {
 }  // namespace
 
 const Layout kTile16Layout = make_layout<16>("cpu_n16", R"(
-weight   = row block 0 | row block 1 | ...             16 output channels each, the last one zero-padded
-row block= record of group 0 | record of group 1 | ... one contiguous run: what one core streams
-record   = scale[16] | zero[16]? | k 0 | k 1 | ...     k runs over the group's input channels (in g_idx order)
-k, 4 bit = byte j, j = 0…7: row j in the low nibble, row j+8 in the high nibble
-k, 8 bit = byte j, j = 0…15: row j
-k, other = bit planes of width 4, 2, 1, low bits first, each dense like the above
+weight    = row block 0 | row block 1 | ...             16 output channels each, the last one zero-padded
+row block = record of group 0 | record of group 1 | ... one contiguous run: what one core streams
+record    = scale[16] | zero[16]? | octet 0 | octet 1 | ...   8 input channels each (in g_idx order), zero-padded
+octet     = plane | plane | ...       the code's bits as planes of width w = 8, 4, 2, 1, low bits first
+plane     = row 0 | row 1 | ... | row 15               w bytes each; channel j in byte j mod w at bit (j div w)·w
+            w = 4: 32 bits are channels 0 4 1 5 2 6 3 7 from the low nibble up
+            w = 8: channels 0…3 of all rows, then channels 4…7 of all rows
 )");
 
 const Layout kTile32Layout = make_layout<32>("cpu_n32", R"(
-weight   = row block 0 | row block 1 | ...             32 output channels each, the last one zero-padded
-row block= record of group 0 | record of group 1 | ... one contiguous run: what one core streams
-record   = scale[32] | zero[32]? | k 0 | k 1 | ...     k runs over the group's input channels (in g_idx order)
-k, 4 bit = byte j, j = 0…15: row j in the low nibble, row j+16 in the high nibble
-k, 8 bit = byte j, j = 0…31: row j
-k, other = bit planes of width 4, 2, 1, low bits first, each dense like the above
+weight    = row block 0 | row block 1 | ...             32 output channels each, the last one zero-padded
+row block = record of group 0 | record of group 1 | ... one contiguous run: what one core streams
+record    = scale[32] | zero[32]? | octet 0 | octet 1 | ...   8 input channels each (in g_idx order), zero-padded
+octet     = plane | plane | ...       the code's bits as planes of width w = 8, 4, 2, 1, low bits first
+plane     = row 0 | row 1 | ... | row 31               w bytes each; channel j in byte j mod w at bit (j div w)·w
+            w = 4: 32 bits are channels 0 4 1 5 2 6 3 7 from the low nibble up
+            w = 8: channels 0…3 of all rows, then channels 4…7 of all rows
 )");
 
 }  // namespace nibble

@@ -19,6 +19,7 @@ struct Bucket {
   const Kernel* prepare = nullptr;  // first step, when there is one
   const Kernel* main = nullptr;
   double cost_us = 0;
+  std::size_t workspace = 0;  // at m_high
   std::vector<Explanation::Candidate> candidates;
 };
 
@@ -29,7 +30,7 @@ struct Plan::Impl {
   const Layout* layout = nullptr;
   WeightScheme scheme;
   std::int64_t n = 0, k = 0;
-  bool reorders_k = false;
+  bool permutes_k = false, prescales_k = false;
   LinearSpec linear;
   DequantizeSpec dequantize;
   std::vector<Bucket> buckets;
@@ -47,8 +48,6 @@ struct Plan::Impl {
 
 namespace {
 
-bool reorders_k(const PackedWeightData& weight) { return !weight.perm.empty() || !weight.prescale.empty(); }
-
 /// Chooses for one M; an error lists every refusal.
 Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allow_reference) {
   Choice choice = choose_kernel(problem, forced, allow_reference);
@@ -60,11 +59,14 @@ Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allo
                 .main = choice.kernel,
                 .cost_us = choice.cost_us,
                 .candidates = std::move(choice.candidates)};
-  if (choice.kernel->prepared && cpu::needs_prepare(problem)) {
+  if (problem.op == Op::linear && choice.kernel->act != "any" && cpu::needs_prepare(choice.kernel->act, problem)) {
     problem.op = Op::prepare;
+    problem.form = choice.kernel->act;
+    problem.layout = {};
     const Choice first = choose_kernel(problem, {}, true);
     bucket.prepare = first.kernel;
     bucket.cost_us += first.cost_us;
+    bucket.workspace = first.kernel->workspace(*first.kernel, problem);
   }
   return bucket;
 }
@@ -86,11 +88,30 @@ Status check_output(const TensorView& d) {
   return {};
 }
 
+/// Which ways of quantizing activations there are.
+Status check_quantize(const ActScheme& act, const WeightScheme& weight) {
+  if (act.codes == DType::none) return {};
+  if (act.codes != DType::s8)
+    return error(StatusCode::unsupported, "activations cannot be quantized to {} while running; use s8", name(act.codes));
+  if (act.group.n != 1)
+    return error(StatusCode::unsupported,
+                 "a scale per tensor for activations is not known before they are; use one per token or block");
+  const std::int64_t group = weight.group.k, block = act.group.k;
+  if (block != 0 && (block % tile::kOctet != 0 || block > cpu::kMaxSegment))
+    return error(StatusCode::unsupported, "activations in blocks of {} channels; a block is a multiple of {}, {} at most", block,
+                 tile::kOctet, cpu::kMaxSegment);
+  if (block != 0 && group != 0 && group % block != 0 && block % group != 0)
+    return error(StatusCode::unsupported, "activations in blocks of {} do not line up with the weight's groups of {}", block,
+                 group);
+  return {};
+}
+
 }  // namespace
 
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) {
   if (!is_compute_float(spec.act))
     return error(StatusCode::unsupported, "activations of type {} are not one of f32, f16, bf16", name(spec.act));
+  NIBBLE_RETURN_IF_ERROR(check_quantize(spec.quantize, weight.scheme()));
   if (spec.m_max < 1) return error(StatusCode::invalid_argument, "m_max={} must be at least 1", spec.m_max);
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
@@ -102,7 +123,8 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
   impl->scheme = packed.scheme;
   impl->n = packed.n;
   impl->k = packed.k;
-  impl->reorders_k = nibble::reorders_k(packed);
+  impl->permutes_k = !packed.perm.empty();
+  impl->prescales_k = !packed.prescale.empty();
   impl->linear = spec;
 
   Problem problem{.op = Op::linear,
@@ -112,7 +134,9 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
                   .layout = packed.layout->name,
                   .act = spec.act,
                   .epilogue = spec.epilogue,
-                  .reorders_k = impl->reorders_k,
+                  .quantize = spec.quantize,
+                  .permutes_k = impl->permutes_k,
+                  .prescales_k = impl->prescales_k,
                   .threads = options.threads > 0 ? options.threads : default_executor().threads()};
   // Buckets end at powers of two; neighbours that decide alike are one.
   for (std::int64_t low = 1; low <= spec.m_max;) {
@@ -126,8 +150,7 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
     } else {
       impl->buckets.push_back(std::move(bucket));
     }
-    if (impl->buckets.back().prepare != nullptr)
-      impl->workspace = std::max(impl->workspace, static_cast<std::size_t>(high * packed.k) * sizeof(float));
+    impl->workspace = std::max(impl->workspace, impl->buckets.back().workspace);
     low = high + 1;
   }
   return Plan(std::move(impl));
@@ -177,7 +200,7 @@ Explanation Plan::explain() const {
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();
   if (w.layout != layout || w.scheme != scheme || w.n != n || w.k != k ||
-      (op == Op::linear && reorders_k != nibble::reorders_k(w)))
+      (op == Op::linear && (permutes_k == w.perm.empty() || prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
                  n, k, scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
   return {};
@@ -195,24 +218,30 @@ Status Plan::Impl::run_linear(const PackedWeight& weight, const ConstTensorView&
     return error(StatusCode::invalid_argument, "D is {} [{},{}], the plan writes {} [{},{}]", name(d.dtype), d.dim(0), d.dim(1),
                  name(linear.epilogue.out), m, n);
   const PackedWeightData& packed = weight.data();
-  StepArgs args{.weight = &packed, .a = a, .d = d, .epilogue = &linear.epilogue, .operands = operands, .executor = &executor};
+  StepArgs args{.weight = &packed,
+                .a = a,
+                .d = d,
+                .epilogue = &linear.epilogue,
+                .operands = operands,
+                .quantize = linear.quantize,
+                .executor = &executor};
   if (linear.epilogue.bias && args.operands.bias.empty() && !packed.bias.empty())
     args.operands.bias = ConstTensorView(packed.bias.bytes.data(), packed.bias.dtype, {n});
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
 
   const Bucket& b = bucket(m);
-  if (b.prepare != nullptr) {
+  if (b.prepare == nullptr) {
+    args.prepared = static_cast<std::byte*>(const_cast<void*>(a.data));  // read only: A is its own prepared form
+  } else {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace_memory.data());
     const std::size_t skip = (Buffer::kAlignment - address % Buffer::kAlignment) % Buffer::kAlignment;
-    const std::size_t needed = static_cast<std::size_t>(m * k) * sizeof(float);
+    const std::size_t needed = b.workspace / static_cast<std::size_t>(b.m_high) * static_cast<std::size_t>(m);
     if (workspace_memory.size() < skip + needed)
       return error(StatusCode::invalid_argument, "the workspace has {} bytes, this run needs {}; see workspace_bytes()",
                    workspace_memory.size(), skip + needed);
-    StepArgs prepare = args;
-    prepare.d = TensorView(reinterpret_cast<float*>(workspace_memory.data() + skip), {m, k});
-    prepare.prepare_tile = b.main->tile.m;
-    b.prepare->run(*b.prepare, prepare);
-    args.a = prepare.d;
+    args.prepared = workspace_memory.data() + skip;
+    args.prepare_tile = b.main->tile.m;
+    b.prepare->run(*b.prepare, args);
   }
   b.main->run(*b.main, args);
   return {};

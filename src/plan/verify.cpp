@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/random.hpp"
+#include "kernels/kernel.hpp"
 #include "kernels/reference/oracle.hpp"
 #include "plan/compare.hpp"
 
@@ -61,7 +62,8 @@ std::vector<std::int64_t> pick_columns(std::int64_t n, std::int64_t count) {
 
 /// Expected values of `columns`, computed in parallel, [M, columns] row by row.
 std::vector<reference::Expected> expect(const QuantTensor& q, const ConstTensorView& a, const EpilogueSpec& spec,
-                                        const EpilogueArgs& args, std::span<const std::int64_t> columns, Executor& executor) {
+                                        const EpilogueArgs& args, std::span<const std::int64_t> columns,
+                                        const reference::ActModel& model, Executor& executor) {
   const reference::WeightArrays weight = reference::arrays_of(q);
   const std::int64_t m = a.dim(0);
   const auto width = static_cast<std::int64_t>(columns.size());
@@ -71,10 +73,16 @@ std::vector<reference::Expected> expect(const QuantTensor& q, const ConstTensorV
     const std::int64_t begin = task * kColumns;
     const std::int64_t count = std::min(kColumns, width - begin);
     const auto part = reference::linear(weight, a, spec, args,
-                                        columns.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+                                        columns.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), model);
     for (std::int64_t row = 0; row < m; ++row) std::copy_n(part.begin() + row * count, count, all.begin() + row * width + begin);
   });
   return all;
+}
+
+/// What the kernel may do with activations, from its row.
+reference::ActModel act_model(const LinearSpec& spec, std::string_view kernel) {
+  const std::string_view form = find_kernel(kernel)->act;
+  return {.quantize = spec.quantize, .fixed_point = form == "s8x3", .subtracts_zeros = form == "s8x3" || form == "s8"};
 }
 
 }  // namespace
@@ -107,7 +115,7 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   report.repeatable = d.bytes == again.bytes;
 
   const std::vector<std::int64_t> columns = pick_columns(q.n, spec.sample_columns);
-  const auto expected = expect(q, view(a), epilogue, operands.args(), columns, on);
+  const auto expected = expect(q, view(a), epilogue, operands.args(), columns, act_model(spec.linear, report.kernel), on);
   const Comparison comparison = compare(d, columns, expected);
   report.checked = comparison.checked;
   report.worst_error_over_bound = comparison.worst_ratio;

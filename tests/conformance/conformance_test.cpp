@@ -37,6 +37,18 @@ std::vector<Shape> shapes_for(const Kernel& kernel) {
           {5, 64, 640}};
 }
 
+/// The schemes a kernel takes. The conformance of one that takes none would be an empty promise.
+std::vector<WeightScheme> schemes_for(const Kernel& kernel) {
+  std::vector<WeightScheme> list;
+  for (const WeightScheme& scheme : all_schemes()) {
+    Problem problem{.scheme = scheme};
+    if (kernel.act == "s8") problem.quantize.codes = DType::s8;
+    if (kernel.accepts(kernel, problem).ok()) list.push_back(scheme);
+  }
+  EXPECT_FALSE(list.empty()) << kernel.name;
+  return list;
+}
+
 std::vector<const Kernel*> kernels_of(Op op) {
   std::vector<const Kernel*> list;
   for (const Kernel* kernel : kernel_table())
@@ -52,6 +64,7 @@ class DequantizeConformance : public ::testing::TestWithParam<const Kernel*> {};
 VerifySpec spec_for(const Kernel& kernel, std::int64_t m, DType act, const EpilogueSpec& epilogue, std::uint64_t seed) {
   VerifySpec spec;
   spec.linear = {.act = act, .m_max = m, .epilogue = epilogue};
+  if (kernel.act == "s8") spec.linear.quantize = {DType::s8, GroupShape::channel()};
   spec.seed = seed;
   spec.plan.kernel = kernel.name;
   return spec;
@@ -68,12 +81,17 @@ void expect_verified(const QuantTensor& q, const VerifySpec& spec, std::string_v
 TEST_P(LinearConformance, EverySchemeAndShapeIsWithinItsBound) {
   const Kernel& kernel = *GetParam();
   std::uint64_t seed = 1;
-  for (const WeightScheme& scheme : all_schemes())
+  for (const WeightScheme& scheme : schemes_for(kernel))
     for (const Shape& shape : shapes_for(kernel)) {
       const DType act = std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
       const DType out = std::array{DType::f16, DType::f32, DType::bf16, DType::f32}[seed % 4];
       const QuantTensor q = random_weight(scheme, shape.n, shape.k, seed);
-      expect_verified(q, spec_for(kernel, shape.m, act, {.out = out}, seed), kernel.name);
+      VerifySpec spec = spec_for(kernel, shape.m, act, {.out = out}, seed);
+      const std::int32_t group = scheme.group.k == 0 ? 128 : scheme.group.k;
+      if (kernel.act == "s8" && seed % 2 == 0 && group % 8 == 0)  // blocks below, equal to and above the weight's groups
+        spec.linear.quantize.group =
+            GroupShape::group(std::array{group, 2 * group, group % 16 == 0 ? group / 2 : group}[seed % 3]);
+      expect_verified(q, spec, kernel.name);
       ++seed;
     }
 }
@@ -115,7 +133,7 @@ TEST_P(LinearConformance, EveryEpilogue) {
 /// excuse a difference.
 TEST_P(LinearConformance, ExactDataGivesExactResults) {
   const Kernel& kernel = *GetParam();
-  for (const WeightScheme& scheme : all_schemes()) {
+  for (const WeightScheme& scheme : schemes_for(kernel)) {
     if (info(scheme.codes).kind == DTypeKind::floating) continue;
     for (const Shape& shape : shapes_for(kernel)) {
       const QuantTensor q =
@@ -123,11 +141,14 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
       Tensor a(DType::f32, {shape.m, shape.k});
       for (std::int64_t i = 0; i < a.numel(); ++i)
         a.set(i, static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3));
+      const LinearSpec spec = spec_for(kernel, shape.m, DType::f32, {}, 0).linear;
+      if (spec.quantize.codes != DType::none)  // a scale of exactly 1
+        for (std::int64_t row = 0; row < shape.m; ++row) a.set(row * shape.k, 127.0f / (shape.m == 5 ? 2.0f : 1.0f));
       const ConstTensorView a_view(a.as<float>(), {shape.m, shape.k});
 
       const auto weight = pack(q, {.kernel = std::string(kernel.name)});
       ASSERT_TRUE(weight.ok()) << weight.status().message();
-      const auto plan = Plan::linear(*weight, {.m_max = shape.m}, {.kernel = std::string(kernel.name)});
+      const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       std::vector<std::byte> workspace(plan->workspace_bytes());
       std::vector<float> d(static_cast<std::size_t>(shape.m * shape.n));
@@ -135,7 +156,7 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
 
       std::vector<std::int64_t> columns(static_cast<std::size_t>(shape.n));
       std::iota(columns.begin(), columns.end(), 0);
-      const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns);
+      const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns, {.quantize = spec.quantize});
       for (std::size_t i = 0; i < d.size(); ++i)
         ASSERT_EQ(static_cast<double>(d[i]), expected[i].value)
             << scheme.name() << " element " << i << " of M=" << shape.m << " N=" << shape.n << " K=" << shape.k;
@@ -148,7 +169,7 @@ TEST_P(LinearConformance, WritesOnlyItsOutputAndDoesNotDependOnThreads) {
   const std::int64_t m = 19, n = 45, k = 96, stride = 64;
   const QuantTensor q = random_weight({DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16}, n, k, 5);
   const auto weight = pack(q, {.kernel = std::string(kernel.name)});
-  const auto plan = Plan::linear(*weight, {.m_max = m}, {.kernel = std::string(kernel.name)});
+  const auto plan = Plan::linear(*weight, spec_for(kernel, m, DType::f32, {}, 0).linear, {.kernel = std::string(kernel.name)});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   std::vector<std::byte> workspace(plan->workspace_bytes() + 64, std::byte{0xa5});
   std::vector<float> a(static_cast<std::size_t>(m * k));
@@ -178,9 +199,9 @@ TEST_P(LinearConformance, ARowDoesNotDependOnTheOthers) {
   const std::int64_t m = 11, n = 45, k = 200, row = 7;
   std::vector<float> a(static_cast<std::size_t>(m * k));
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = random_normal(9, i);
-  for (const WeightScheme& scheme : all_schemes()) {
+  for (const WeightScheme& scheme : schemes_for(kernel)) {
     const auto weight = pack(random_weight(scheme, n, k, 6), {.kernel = std::string(kernel.name)});
-    const auto plan = Plan::linear(*weight, {.m_max = m}, {.kernel = std::string(kernel.name)});
+    const auto plan = Plan::linear(*weight, spec_for(kernel, m, DType::f32, {}, 0).linear, {.kernel = std::string(kernel.name)});
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     std::vector<std::byte> workspace(plan->workspace_bytes());
     std::vector<float> all(static_cast<std::size_t>(m * n)), one(static_cast<std::size_t>(n));

@@ -51,7 +51,7 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
       }
 }
 
-/// The planes of every code width tile its bits, and every (plane, row) has a place of its own.
+/// The planes of every code width tile its bits, and every (plane, row, channel) has a place of its own.
 TEST(Layouts, BitPlanesAreAPartition) {
   for (int bits = 1; bits <= 8; ++bits)
     for (int rows : {16, 32}) {
@@ -62,17 +62,18 @@ TEST(Layouts, BitPlanesAreAPartition) {
         const auto [width, at] = planes.plane[static_cast<std::size_t>(p)];
         EXPECT_EQ(at, shift);
         shift += width;
-        std::set<std::pair<std::int64_t, int>> places;
-        for (int r = 0; r < rows; ++r) {
-          const tile::BitPlace place = tile::place(rows, width, r);
-          EXPECT_LT(place.byte, rows * width / 8);
-          EXPECT_LE(place.shift + width, 8);
-          EXPECT_TRUE(places.insert({place.byte, place.shift}).second);
-        }
-        bytes += rows * width / 8;
+        std::set<std::pair<int, int>> places;
+        for (int r = 0; r < rows; ++r)
+          for (int j = 0; j < tile::kOctet; ++j) {
+            const tile::BitPlace place = tile::place(rows, width, r, j);
+            EXPECT_LT(place.byte, rows * width);
+            EXPECT_LE(place.shift + width, 8);
+            EXPECT_TRUE(places.insert({place.byte, place.shift}).second);
+          }
+        bytes += rows * width;
       }
       EXPECT_EQ(shift, bits);
-      EXPECT_EQ(bytes, tile::code_bytes(rows, bits));
+      EXPECT_EQ(bytes, rows * bits);
     }
 }
 
@@ -176,7 +177,8 @@ TEST(Plan, UsesTheWeightsOwnBiasWhenNoneIsGiven) {
   const auto weight = pack(q);
   const auto plan = Plan::linear(*weight, {.epilogue = {.bias = true}});
   std::vector<float> a(32, 1.0f), d(8);
-  ASSERT_TRUE(plan->run(*weight, ConstTensorView(a.data(), {1, 32}), TensorView(d.data(), {1, 8}), {}, {}).ok());
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  ASSERT_TRUE(plan->run(*weight, ConstTensorView(a.data(), {1, 32}), TensorView(d.data(), {1, 8}), {}, workspace).ok());
   for (std::int64_t i = 0; i < 8; ++i) EXPECT_EQ(d[static_cast<std::size_t>(i)], q.bias.at(i));
 }
 

@@ -6,7 +6,8 @@
 #include "kernels/kernel.hpp"
 
 namespace nibble::cpu {
-std::span<const Kernel> linear_kernels();
+std::span<const Kernel> dot_kernels();
+std::span<const Kernel> float_kernels();
 std::span<const Kernel> dequantize_kernels();
 std::span<const Kernel> prepare_kernels();
 }  // namespace nibble::cpu

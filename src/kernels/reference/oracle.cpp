@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <numeric>
 
 namespace nibble::reference {
 namespace {
@@ -43,6 +45,21 @@ double dot_error(double k) {
   return (kLambda * std::sqrt(k) + 3.0) * kUnit32;
 }
 
+/// Four roundings of the two products that make up W when they are formed apart: of each sum, of z·Σa and of the difference.
+constexpr double kSeparateError = 4 * kUnit32;
+
+/// Activations in 24-bit fixed point share a power of two per group of the weight, or per this many channels of a longer one.
+constexpr std::int64_t kFixedBlock = 128;
+
+/// The definition of dynamic int8 activations: x as its block's int8 stands for it. All operations are f32.
+double int8_value(float x, float absmax) {
+  if (!std::isfinite(absmax)) return std::numeric_limits<double>::quiet_NaN();
+  if (absmax < 0x1p-113f) return 0;
+  const float inverse = 127.0f / absmax;
+  const float scaled = x * inverse;
+  return static_cast<double>(std::nearbyint(scaled)) * static_cast<double>(absmax / 127.0f);
+}
+
 struct Activated {
   double value;
   double slope;  // an upper bound of |act'|: how much an error of the argument grows
@@ -61,11 +78,9 @@ Activated activate(const EpilogueSpec& spec, double x) {
   return {x, 1};
 }
 
-/// `sum` = Σ a·w, `magnitude` = Σ |a·w|: through the epilogue, carrying the error bound along.
-Expected finish(const EpilogueSpec& spec, const EpilogueArgs& args, std::int64_t m, std::int64_t n, double sum, double magnitude,
-                double k) {
+/// `sum` = Σ a·w, known to within `bound`: through the epilogue, carrying the bound along.
+Expected finish(const EpilogueSpec& spec, const EpilogueArgs& args, std::int64_t m, std::int64_t n, double sum, double bound) {
   double x = sum;
-  double bound = dot_error(k) * magnitude;
   const auto scaled = [&](double s) {
     x *= s;
     bound = bound * std::abs(s) + kUnit32 * std::abs(x);
@@ -94,6 +109,64 @@ Expected finish(const EpilogueSpec& spec, const EpilogueArgs& args, std::int64_t
     return {std::clamp(code, -128.0, 127.0), error};
   }
   return {x, bound + output_rounding(spec.out, std::abs(x) + bound)};
+}
+
+/// |q|·s + |z|·s: what W[n,k] is made of when the two products are formed apart. Codes count from 0, the bias is part of z.
+double weight_parts(const WeightArrays& w, std::int64_t n, std::int64_t k) {
+  const GroupShape& group = w.scheme.group;
+  const std::int64_t g = w.group_of != nullptr ? w.group_of[k] : group.k == 0 ? 0 : k / group.k;
+  const std::int64_t at = (group.n == 0 ? 0 : n / group.n) * group.cols(w.k) + g;
+  const double s = std::abs(element(w.scales, w.scheme.scale, at) * w.scale2);
+  const double span = static_cast<double>(1 << bits(w.scheme.codes));
+  if (w.scheme.zero == ZeroKind::none) return 2 * span * s;
+  const double z = std::abs(element(w.zeros, w.zero_type, at));
+  return w.scheme.zero == ZeroKind::offset ? 2 * span * s + std::abs(z * w.scale2) : (2 * span + z) * s;
+}
+
+/// Positions 0 … K−1 in the order in which packed weights hold them: by group, stable.
+std::vector<std::int64_t> grouped_order(const WeightArrays& w) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(w.k));
+  std::iota(order.begin(), order.end(), 0);
+  if (w.group_of != nullptr) std::ranges::stable_sort(order, {}, [&](std::int64_t k) { return w.group_of[k]; });
+  return order;
+}
+
+struct Rounded {
+  std::vector<double> error;  // fixed point: how far each activation may have been moved
+};
+
+/// Quantizes activations [M,K] as the model says; or says how far fixed point may move them.
+Rounded round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
+                          std::vector<double>& activations) {
+  Rounded rounded;
+  const bool quantizes = model.quantize.codes != DType::none;
+  if (!quantizes && !model.fixed_point) return rounded;
+  if (model.fixed_point) rounded.error.resize(activations.size());
+  const std::vector<std::int64_t> order = grouped_order(w);
+  const std::int64_t group = w.scheme.group.k == 0 ? w.k : w.scheme.group.k;
+  const std::int64_t block = quantizes && model.quantize.group.k != 0 ? model.quantize.group.k : w.k;
+  for (std::int64_t m = 0; m < a.dim(0); ++m) {
+    double* row = activations.data() + m * w.k;
+    for (std::int64_t begin = 0, end = 0; begin < w.k; begin = end) {
+      end = std::min(w.k, begin + block);
+      if (model.fixed_point)
+        end = std::min({w.k, (begin / group + 1) * group, begin + kFixedBlock - (begin % group) % kFixedBlock});
+      double absmax = 0;
+      for (std::int64_t i = begin; i < end; ++i) {
+        const double x = std::abs(row[order[static_cast<std::size_t>(i)]]);
+        absmax = std::isnan(x) ? x : std::max(absmax, x);
+        if (std::isnan(absmax)) break;
+      }
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t k = order[static_cast<std::size_t>(i)];
+        if (model.fixed_point)
+          rounded.error[static_cast<std::size_t>(m * w.k + k)] = std::max(1.01 * 0x1p-23 * absmax, 0x1p-126);
+        else
+          row[k] = int8_value(static_cast<float>(row[k]), static_cast<float>(absmax));
+      }
+    }
+  }
+  return rounded;
 }
 
 }  // namespace
@@ -129,7 +202,7 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
 }
 
 std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const EpilogueArgs& args,
-                             std::span<const std::int64_t> columns) {
+                             std::span<const std::int64_t> columns, const ActModel& model) {
   const std::int64_t rows = a.dim(0);
   const auto width = static_cast<std::int64_t>(columns.size());
   std::vector<Expected> expected(static_cast<std::size_t>(rows * width));
@@ -138,21 +211,31 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     for (std::int64_t k = 0; k < w.k; ++k) {
       const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
       const double scale = w.prescale == nullptr ? 1.0 : element(w.prescale->bytes.data(), w.prescale->dtype, channel);
-      activations[static_cast<std::size_t>(m * w.k + k)] = scale * element(a.data, a.dtype, m * a.stride(0) + channel);
+      double& x = activations[static_cast<std::size_t>(m * w.k + k)];
+      x = scale * element(a.data, a.dtype, m * a.stride(0) + channel);
+      if (model.quantize.codes != DType::none) x = static_cast<float>(x);  // what is quantized is an f32 number
     }
-  std::vector<double> weights(static_cast<std::size_t>(w.k));
+  const Rounded rounded = round_activations(w, a, model, activations);
+  std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));
   for (std::int64_t j = 0; j < width; ++j) {
     const std::int64_t n = columns[static_cast<std::size_t>(j)];
-    for (std::int64_t k = 0; k < w.k; ++k) weights[static_cast<std::size_t>(k)] = weight_value(w, n, k);
+    for (std::int64_t k = 0; k < w.k; ++k) {
+      weights[static_cast<std::size_t>(k)] = weight_value(w, n, k);
+      apart[static_cast<std::size_t>(k)] = model.subtracts_zeros ? weight_parts(w, n, k) : 0.0;
+    }
     for (std::int64_t m = 0; m < rows; ++m) {
       const double* x = activations.data() + m * w.k;
-      double sum = 0, magnitude = 0;
+      double sum = 0, magnitude = 0, error = 0;
       for (std::int64_t k = 0; k < w.k; ++k) {
         const double term = x[k] * weights[static_cast<std::size_t>(k)];
         sum += term;
         magnitude += std::abs(term);
+        error += kSeparateError * std::abs(x[k]) * apart[static_cast<std::size_t>(k)];
+        if (model.fixed_point)
+          error += rounded.error[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
       }
-      expected[static_cast<std::size_t>(m * width + j)] = finish(spec, args, m, n, sum, magnitude, static_cast<double>(w.k));
+      const double bound = dot_error(static_cast<double>(w.k)) * magnitude + error;
+      expected[static_cast<std::size_t>(m * width + j)] = finish(spec, args, m, n, sum, bound);
     }
   }
   return expected;

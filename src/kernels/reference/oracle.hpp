@@ -35,9 +35,16 @@ struct Expected {
   double bound = 0;  // on |D_kernel − value|, D's own rounding included
 };
 
+/// What a kernel may do with activations; it decides the bound, and `quantize` the values too.
+struct ActModel {
+  ActScheme quantize = {};       // int8 per token or block: part of the definition of the result
+  bool fixed_point = false;      // activations are rounded to 24-bit fixed point per 128 channels
+  bool subtracts_zeros = false;  // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z
+};
+
 /// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float.
 /// The bound assumes f32 accumulation in any order over any number of partial sums (docs/accuracy.md derives it).
 std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const EpilogueArgs& args,
-                             std::span<const std::int64_t> columns);
+                             std::span<const std::int64_t> columns, const ActModel& model = {});
 
 }  // namespace nibble::reference

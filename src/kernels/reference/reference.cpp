@@ -38,7 +38,7 @@ void run_linear(const Kernel&, const StepArgs& args) {
   const WeightArrays w = arrays_of(*args.weight);
   args.executor->parallel_for(w.n, [&](std::int64_t n) {
     const std::int64_t column[] = {n};
-    const std::vector<Expected> expected = linear(w, args.a, *args.epilogue, args.operands, column);
+    const std::vector<Expected> expected = linear(w, args.a, *args.epilogue, args.operands, column, {.quantize = args.quantize});
     for (std::int64_t m = 0; m < args.a.dim(0); ++m)
       store(args.d, m * args.d.stride(0) + n, expected[static_cast<std::size_t>(m)].value);
   });
@@ -75,7 +75,6 @@ constexpr std::array kKernels{
            .weight = "any",
            .layout = "plain",
            .tile = {},
-           .prepared = false,
            .summary = "scalar double-precision oracle; correct for everything, fast for nothing",
            .accepts = accepts_common,
            .cost_us = cost_us,
@@ -89,7 +88,6 @@ constexpr std::array kKernels{
            .weight = "any",
            .layout = "plain",
            .tile = {},
-           .prepared = false,
            .summary = "scalar oracle of W",
            .accepts = accepts_common,
            .cost_us = cost_us,

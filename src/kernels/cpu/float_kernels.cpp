@@ -1,23 +1,24 @@
-// The rows of the tile family: linear and dequantize, per instruction set.
+// The rows of the float family: linear and dequantize, per instruction set.
 #include <array>
 
+#include "core/error.hpp"
 #include "kernels/cpu/cpu.hpp"
+#include "kernels/cpu/float_tile.hpp"
 #include "kernels/cpu/prepare.hpp"
-#include "kernels/cpu/tile_loops.hpp"
 
 namespace nibble::cpu {
 namespace {
 
-template <const TileIsa& kIsa>
+template <const FloatIsa& kIsa>
 void run_linear(const Kernel&, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
-  const LinearTask task{.decoder = &decoder,
-                        .weight = args.weight->bytes.data(),
-                        .activations = static_cast<const float*>(args.a.data),
-                        .m = args.a.dim(0),
-                        .epilogue = args.epilogue,
-                        .operands = &args.operands,
-                        .d = &args.d};
+  const FloatTask task{.decoder = &decoder,
+                       .weight = args.weight->bytes.data(),
+                       .activations = reinterpret_cast<const float*>(args.prepared),
+                       .m = args.a.dim(0),
+                       .epilogue = args.epilogue,
+                       .operands = &args.operands,
+                       .d = &args.d};
   const std::int64_t blocks = decoder.geometry.row_blocks();
   const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
   // Row blocks run fastest: the tasks in flight share one block of activations, which then stays in L2.
@@ -38,7 +39,7 @@ void store_panel(const float* panel, int rows, std::int64_t n0, std::int64_t k0,
   }
 }
 
-template <const TileIsa& kIsa>
+template <const FloatIsa& kIsa>
 void run_dequantize(const Kernel&, const StepArgs& args) {
   const PackedWeightData& weight = *args.weight;
   const Decoder decoder(weight, kIsa.rows);
@@ -62,51 +63,56 @@ void run_dequantize(const Kernel&, const StepArgs& args) {
   });
 }
 
+Status accepts_float(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  if (p.quantize.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}", name(p.quantize.codes));
+  return {};
+}
+
 /// Time of one thread per unit of work, measured on a Zen 4 core at 3.7 GHz (docs/kernels/cpu-tile.md).
 struct Rates {
-  double decode_ns;     // per weight and block of tokens
-  double fma_gflops;    // of tokens × weights
-  double one_token_ns;  // per weight when M = 1 and codes are multiplied as they are unpacked; 0: never
+  double decode_ns;   // per weight and block of tokens
+  double fma_gflops;  // of tokens × weights
 };
-constexpr Rates kBaselineRates{.decode_ns = 0.144, .fma_gflops = 36, .one_token_ns = 0};
-constexpr Rates kAvx2Rates{.decode_ns = 0.096, .fma_gflops = 106, .one_token_ns = 0.082};
-constexpr Rates kAvx512Rates{.decode_ns = 0.103, .fma_gflops = 103, .one_token_ns = 0.066};
+constexpr Rates kBaselineRates{.decode_ns = 0.144, .fma_gflops = 36};
+constexpr Rates kAvx2Rates{.decode_ns = 0.096, .fma_gflops = 106};
+constexpr Rates kAvx512Rates{.decode_ns = 0.103, .fma_gflops = 103};
 
-template <const TileIsa& kIsa, const Rates& kRates>
+template <const FloatIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
   const std::int64_t passes = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * passes;
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
-  double ns_per_weight = static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
-  if (p.m == 1 && kRates.one_token_ns > 0 && multiplies_unpacked(p.scheme)) ns_per_weight = kRates.one_token_ns;
+  const double ns_per_weight =
+      static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
   return 1e-3 * weights * ns_per_weight / static_cast<double>(std::min<std::int64_t>(p.threads, tasks));
 }
 
-template <const TileIsa& kIsa, const Rates& kRates>
+template <const FloatIsa& kIsa, const Rates& kRates>
 double dequantize_cost_us(const Kernel&, const Problem& p) {
   constexpr double kStoreNanoseconds = 1.5;  // conversion and a strided store; an estimate, the same for every row
   return 1e-3 * static_cast<double>(p.n) * static_cast<double>(p.k) * (kRates.decode_ns + kStoreNanoseconds) / p.threads;
 }
 
-template <const TileIsa& kIsa, const Rates& kRates>
+template <const FloatIsa& kIsa, const Rates& kRates>
 constexpr Kernel linear_row(std::string_view name, Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
   return {.name = name,
           .backend = Backend::cpu,
           .isa = isa,
           .op = Op::linear,
           .out = "any",
-          .act = "any",
+          .act = "f32",
           .weight = "any",
           .layout = layout,
           .tile = tile,
-          .prepared = true,
           .summary = summary,
-          .accepts = accepts_common,
+          .accepts = accepts_float,
           .cost_us = linear_cost_us<kIsa, kRates>,
           .run = run_linear<kIsa>};
 }
 
-template <const TileIsa& kIsa, const Rates& kRates>
+template <const FloatIsa& kIsa, const Rates& kRates>
 constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view layout, Tile tile) {
   return {.name = name,
           .backend = Backend::cpu,
@@ -117,7 +123,6 @@ constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view
           .weight = "any",
           .layout = layout,
           .tile = tile,
-          .prepared = false,
           .summary = "W to f32, f16 or bf16, bit-exact",
           .accepts = accepts_common,
           .cost_us = dequantize_cost_us<kIsa, kRates>,
@@ -126,27 +131,27 @@ constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view
 
 constexpr std::array kLinear {
 #if defined(__x86_64__)
-  linear_row<kAvx512Tile, kAvx512Rates>("linear_any_any_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
-                                        "decode a panel to f32, multiply in 8×32 register tiles"),
-      linear_row<kAvx2Tile, kAvx2Rates>("linear_any_any_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
-                                        "decode a panel to f32, multiply in 6×16 register tiles"),
+  linear_row<kAvx512Float, kAvx512Rates>("linear_any_f32_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
+                                         "decode a panel to f32, multiply in 8×32 register tiles"),
+      linear_row<kAvx2Float, kAvx2Rates>("linear_any_f32_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
+                                         "decode a panel to f32, multiply in 6×16 register tiles"),
 #endif
-      linear_row<kBaselineTile, kBaselineRates>("linear_any_any_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
-                                                "decode a panel to f32, multiply in 2×16 register tiles"),
+      linear_row<kBaselineFloat, kBaselineRates>("linear_any_f32_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
+                                                 "decode a panel to f32, multiply in 2×16 register tiles"),
 };
 
 constexpr std::array kDequantize {
 #if defined(__x86_64__)
-  dequantize_row<kAvx512Tile, kAvx512Rates>("dequantize_any_none_any__cpu_avx512_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
-      dequantize_row<kAvx2Tile, kAvx2Rates>("dequantize_any_none_any__cpu_avx2_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
+  dequantize_row<kAvx512Float, kAvx512Rates>("dequantize_any_none_any__cpu_avx512_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
+      dequantize_row<kAvx2Float, kAvx2Rates>("dequantize_any_none_any__cpu_avx2_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
 #endif
-      dequantize_row<kBaselineTile, kBaselineRates>("dequantize_any_none_any__cpu_baseline_n16", Isa::baseline, "cpu_n16",
-                                                    {0, 16, 0}),
+      dequantize_row<kBaselineFloat, kBaselineRates>("dequantize_any_none_any__cpu_baseline_n16", Isa::baseline, "cpu_n16",
+                                                     {0, 16, 0}),
 };
 
 }  // namespace
 
-std::span<const Kernel> linear_kernels() { return kLinear; }
+std::span<const Kernel> float_kernels() { return kLinear; }
 std::span<const Kernel> dequantize_kernels() { return kDequantize; }
 
 }  // namespace nibble::cpu

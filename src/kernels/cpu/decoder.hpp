@@ -1,0 +1,27 @@
+// What the codes of one packed weight mean, worked out once per run.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "layouts/layout.hpp"
+#include "layouts/tile.hpp"
+
+namespace nibble::cpu {
+
+struct Decoder {
+  tile::Geometry geometry;
+  DType scale_type;
+  DType zero_type;
+  ZeroKind zero;
+  bool integer_codes;  // the value is code − bias; else table[code]
+  std::uint8_t flip;   // 0x80 turns the two's complement byte of s8 into code + 128
+  float bias;          // of integer codes
+  bool has_scale2;
+  float scale2;
+  std::array<float, 256> table;  // values of float codes
+
+  explicit Decoder(const PackedWeightData& packed, int rows);
+};
+
+}  // namespace nibble::cpu

@@ -1,0 +1,56 @@
+// Integer dot products over the tile layouts (layouts/tile.hpp), for activations made of signed bytes: the fastest exact path and
+// the dynamic one are the same loop.
+//
+//   dynamic  one byte per activation: a ≈ scale · d0                              int8, absmax / 127 per token or per block of K
+//   exact    three bytes:             a ≈ scale · (d0 + 2⁸·d1 + 2¹⁶·d2)           24-bit fixed point, scale a power of two per
+//                                                                                 block of at most 128 channels
+//
+// A token with D digits is D virtual rows of bytes; a register tile holds H tokens × R output channels:
+//
+//   for each segment of K (segments.hpp)
+//     for each octet: load R words of codes; split nibbles (4 bits) or halves (8 bits): two quads of channels
+//       for each virtual row: acc[H·D][R] += quad of bytes (broadcast) · quads of codes         one instruction per 64 products
+//     sum[H][R] += scale_m · s ∘ (digits of acc joined − z ∘ Σd)                                once per segment, in f32
+//
+// The codes are unpacked in registers, again for every H tokens: two shifts and masks per 2·H·D dot products, on ports the dot
+// products leave idle. Nothing is written until the epilogue. Integer sums are exact, and segments are added in the order of K,
+// so a result does not depend on M, H or the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/decoder.hpp"
+#include "kernels/cpu/segments.hpp"
+#include "kernels/kernel.hpp"
+
+namespace nibble::cpu {
+
+struct DotTask {
+  const Decoder* decoder;
+  const std::byte* weight;
+  const std::byte* activations;  // prepared for the tile's height (prepare.hpp)
+  Segments segments;
+  std::int64_t token_bytes;
+  std::int64_t m;
+  const EpilogueSpec* epilogue;
+  const EpilogueArgs* operands;
+  const TensorView* d;
+};
+
+/// What one instruction set offers for one number of digits.
+struct DotIsa {
+  int rows;  // R of the layout
+  int tile;  // tokens per register tile
+  /// D of row blocks [block, block_end) and tokens [m, m_end); m is a multiple of `tile`.
+  void (*linear)(const DotTask& task, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end);
+};
+
+#if defined(__x86_64__)
+extern const DotIsa kAvx512VnniFixed, kAvx512VnniInt8, kAvx512Fixed, kAvx512Int8;
+extern const DotIsa kAvx2VnniFixed, kAvx2VnniInt8, kAvx2Fixed, kAvx2Int8;
+#elif defined(__aarch64__)
+extern const DotIsa kI8mmFixed, kI8mmInt8, kDotprodFixed, kDotprodInt8;
+#endif
+extern const DotIsa kBaselineFixed, kBaselineInt8;
+
+}  // namespace nibble::cpu

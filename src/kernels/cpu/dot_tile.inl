@@ -1,0 +1,204 @@
+// Included once per instruction set by dot_tile.cpp. See dot_tile.hpp for the algorithm.
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // which has the dot products of AVX512VNNI
+
+// Tokens per register tile. Registers hold H·D·kVecs integer sums, H·kVecs float sums, the codes of two quads and a broadcast.
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI
+constexpr int kFixedTile = 3;  // 18 + 6 of 32
+constexpr int kInt8Tile = 6;   // 12 + 12
+#elif NIBBLE_ISA == NIBBLE_ISA_DOTPROD || NIBBLE_ISA == NIBBLE_ISA_I8MM
+constexpr int kFixedTile = 1;  // 12 + 4 of 32
+constexpr int kInt8Tile = 4;   // 16 + 16, the float sums in L1 between segments
+#else
+constexpr int kFixedTile = 1;  // 6 + 2 of 16
+constexpr int kInt8Tile = 4;   // 8 + 8, the float sums in L1 between segments
+#endif
+constexpr int kMaxTile = kInt8Tile;
+constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile;
+
+/// How far ahead of its use a weight is asked for: at 25 GB/s a core takes 8 KiB in 330 ns, a few times the memory's latency.
+constexpr std::ptrdiff_t kPrefetchBytes = 8192;
+
+/// Scales and zeros of a group, with everything that is constant folded in: W = (code − zero)·scale + offset.
+struct GroupHeader {
+  Vec scale[kVecs], zero[kVecs], offset[kVecs];
+};
+
+__attribute__((always_inline)) inline void read_group_header(const Decoder& d, const std::byte* record, GroupHeader& h) {
+  const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
+  const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
+  const std::byte* zeros = record + d.geometry.scale_bytes;
+  const float bias = d.bias - static_cast<float>(d.geometry.bits > 4 ? kByteBias : 0);
+  for (int v = 0; v < kVecs; ++v) {
+    h.scale[v] = load_as_floats(record + v * scale_step, d.scale_type);
+    h.zero[v] = Vec{} + bias;
+    h.offset[v] = Vec{};
+    if (d.zero == ZeroKind::offset) {
+      h.offset[v] = load_as_floats(zeros + v * zero_step, d.zero_type);
+    } else if (d.zero != ZeroKind::none) {
+      h.zero[v] += load_as_floats(zeros + v * zero_step, d.zero_type);
+    }
+    if (d.has_scale2) {
+      h.scale[v] *= d.scale2;
+      h.offset[v] *= d.scale2;
+    }
+  }
+}
+
+/// An octet of any width → two quads of bytes, as an 8-bit octet has them.
+inline void widen_octet(const Decoder& d, const std::uint8_t* __restrict octet, std::uint8_t* __restrict out) {
+  const tile::Planes planes = tile::planes(d.geometry.bits);
+  std::memset(out, 0, kRows * tile::kOctet);
+  for (int p = 0; p < planes.count; ++p) {
+    const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
+    const int mask = (1 << width) - 1;
+    for (int r = 0; r < kRows; ++r)
+      for (int j = 0; j < tile::kOctet; ++j) {
+        const int code = (octet[r * width + j % width] >> ((j / width) * width)) & mask;
+        std::uint8_t& to = out[(j / 4) * 4 * kRows + 4 * r + j % 4];
+        to = static_cast<std::uint8_t>(to | code << shift);
+      }
+    octet += kRows * width;
+  }
+}
+
+/// acc[rows][R] += quad of every virtual row · codes.
+__attribute__((always_inline)) inline void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
+  for (int r = 0; r < rows; ++r) {
+    const Ints quad = load_splat(a + 4 * r);
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = dot4(acc[r][v], w[v], quad, bits);
+  }
+}
+
+/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits` and `height` are constants at every
+/// call.
+__attribute__((always_inline)) inline void multiply(int bits, int digits, int height, const DotTask& t, const std::byte* block,
+                                                    const std::byte* a, float* out) {
+  const Decoder& d = *t.decoder;
+  const tile::Geometry& geo = d.geometry;
+  const int rows = height * digits;
+  const bool apart = rows * kVecs < 4;  // too few sums to hide the latency of a dot product: two sets of them
+  const int dot_bits = bits == 4 ? 4 : 8;
+  const Ints flip = splat((bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101);
+  Vec sum[kMaxTile][kVecs];
+  for (int m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) sum[m][v] = Vec{};
+
+  GroupHeader header;
+  const std::byte* codes = block;
+  for (std::int64_t k = 0; k < t.segments.k;) {
+    const std::int64_t end = t.segments.end(k);
+    if (k % geo.group == 0) {
+      codes = block + k / geo.group * geo.record_bytes;
+      read_group_header(d, codes, header);
+      codes += geo.header_bytes;
+    }
+    const auto* scales = reinterpret_cast<const float*>(a);
+    const float* sums = scales + height;
+    a += 8 * height;
+
+    Ints acc[kMaxRows][kVecs], more[kMaxRows][kVecs];
+    for (int r = 0; r < rows; ++r)
+      for (int v = 0; v < kVecs; ++v) acc[r][v] = more[r][v] = Ints{};
+    for (; k < end; k += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
+      Ints low[kVecs], high[kVecs];
+      if (bits == 4) {
+        const Ints nibbles = splat(0x0f0f0f0f);
+        for (int v = 0; v < kVecs; ++v) {
+          const Ints word = load_ints(codes + 4 * v * kLanes);
+          low[v] = word & nibbles;
+          high[v] = (word >> 4) & nibbles;
+        }
+      } else {
+        alignas(64) std::uint8_t wide[kRows * tile::kOctet];
+        const void* bytes = codes;
+        if (bits == 0) {
+          widen_octet(d, reinterpret_cast<const std::uint8_t*>(codes), wide);
+          bytes = wide;
+        }
+        for (int v = 0; v < kVecs; ++v) {
+          low[v] = load_ints(static_cast<const std::byte*>(bytes) + 4 * v * kLanes) ^ flip;
+          high[v] = load_ints(static_cast<const std::byte*>(bytes) + 4 * (kRows + v * kLanes)) ^ flip;
+        }
+      }
+      for (std::int64_t line = 0; line < geo.octet_bytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
+      add_quad(rows, a, low, dot_bits, acc);
+      add_quad(rows, a + 4 * rows, high, dot_bits, apart ? more : acc);
+    }
+    k = end;
+
+    for (int m = 0; m < height; ++m)
+      for (int v = 0; v < kVecs; ++v) {
+        Vec dot;
+        if (digits == 1) {
+          dot = to_floats(apart ? acc[m][v] + more[m][v] : acc[m][v]);
+        } else {
+          dot = to_floats((acc[3 * m + 2][v] << 8) + acc[3 * m + 1][v]) * 256.0f + to_floats(acc[3 * m][v]);
+        }
+        dot = dot - header.zero[v] * sums[m];
+        sum[m][v] += (dot * scales[m]) * header.scale[v];
+        if (d.zero == ZeroKind::offset) sum[m][v] += (sums[m] * scales[m]) * header.offset[v];
+      }
+  }
+  for (int m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);
+}
+
+__attribute__((always_inline)) inline void multiply_height(int bits, int digits, int height, const DotTask& t,
+                                                           const std::byte* block, const std::byte* a, float* out) {
+  const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the cases above it vanish
+  switch (height) {
+    case 1: return multiply(bits, digits, 1, t, block, a, out);
+    case 2:
+      if (tile >= 2) multiply(bits, digits, 2, t, block, a, out);
+      return;
+    case 3:
+      if (tile >= 3) multiply(bits, digits, 3, t, block, a, out);
+      return;
+    case 4:
+      if (tile >= 4) multiply(bits, digits, 4, t, block, a, out);
+      return;
+    case 5:
+      if (tile >= 5) multiply(bits, digits, 5, t, block, a, out);
+      return;
+    case 6:
+      if (tile >= 6) multiply(bits, digits, 6, t, block, a, out);
+      return;
+    default: return;
+  }
+}
+
+__attribute__((always_inline)) inline void multiply_any(int digits, int height, const DotTask& t, const std::byte* block,
+                                                        const std::byte* a, float* out) {
+  switch (t.decoder->geometry.bits) {
+    case 4: return multiply_height(4, digits, height, t, block, a, out);
+    case 8: return multiply_height(8, digits, height, t, block, a, out);
+    default: return multiply_height(0, digits, height, t, block, a, out);
+  }
+}
+
+/// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which
+/// fit in L2 together, go by.
+__attribute__((always_inline)) inline void linear(int digits, int tile, const DotTask& t, std::int64_t block_begin,
+                                                  std::int64_t block_end, std::int64_t m_begin, std::int64_t m_end) {
+  const tile::Geometry& geo = t.decoder->geometry;
+  alignas(64) float out[kMaxTile * kRows];
+  for (std::int64_t m = m_begin; m < m_end; m += tile) {
+    const std::int64_t height = t.m - m < tile ? t.m - m : tile;
+    for (std::int64_t block = block_begin; block < block_end; ++block) {
+      multiply_any(digits, static_cast<int>(height), t, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, out);
+      const std::int64_t n0 = block * kRows;
+      const std::int64_t columns = geo.n - n0 < kRows ? geo.n - n0 : kRows;
+      for (std::int64_t r = 0; r < height; ++r)
+        epilogue::store_row(*t.epilogue, *t.operands, out + r * kRows, m + r, n0, columns, *t.d);
+    }
+  }
+}
+
+void linear_fixed(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
+  linear(3, kFixedTile, t, block, block_end, m, m_end);
+}
+void linear_int8(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
+  linear(1, kInt8Tile, t, block, block_end, m, m_end);
+}
+
+#endif

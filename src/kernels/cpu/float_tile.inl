@@ -1,0 +1,165 @@
+// Included once per instruction set by float_tile.cpp. See float_tile.hpp for the algorithm.
+#if NIBBLE_ISA <= NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX512
+
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+constexpr int kTileM = 8;  // 8×2 accumulators: enough to hide 4 clocks of latency on two pipes, with half as many loads
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
+constexpr int kTileM = 6;  // 6×2 accumulators, 2 weights and a broadcast in 16 registers
+#elif defined(__aarch64__)
+constexpr int kTileM = 6;  // 6×4 accumulators, 4 weights and a broadcast in 32 registers
+#else
+constexpr int kTileM = 2;  // 2×4 accumulators, 4 weights and a broadcast in 16 registers
+#endif
+constexpr int kTilesPerBlock = 16;  // 16 tiles of accumulators fit in half of L1, and amortise a decode over ≥ 32 tokens
+constexpr int kTokens = kTileM * kTilesPerBlock;
+
+/// The scales and zeros of a record as floats; integer codes fold their bias into the zero.
+struct Header {
+  alignas(64) float scale[kRows];
+  alignas(64) float zero[kRows];
+  bool simple;  // W = (code − zero)·scale, exact but for one rounding
+};
+
+inline void read_header(const Decoder& d, const std::byte* record, Header& header) {
+  const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
+  const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
+  header.simple = d.integer_codes && (d.zero == ZeroKind::none || d.zero == ZeroKind::integer);
+  for (int v = 0; v < kVecs; ++v) {
+    store(header.scale + v * kLanes, load_as_floats(record + v * scale_step, d.scale_type));
+    Vec zero{};
+    if (d.zero != ZeroKind::none) zero = load_as_floats(record + d.geometry.scale_bytes + v * zero_step, d.zero_type);
+    if (header.simple) zero += d.bias;
+    store(header.zero + v * kLanes, zero);
+  }
+}
+
+/// An octet of 4-bit or 8-bit integer codes → W, straight from words to floats.
+__attribute__((always_inline)) inline void decode_words(int bits, const Decoder& d, const Header& h, const std::byte* octet,
+                                                        float* panel) {
+  const int flip = d.flip;
+  for (int v = 0; v < kVecs; ++v) {
+    const Vec zero = load(h.zero + v * kLanes), scale = load(h.scale + v * kLanes);
+    for (int half = 0; half < 2; ++half) {  // 4 bits: channels j in the low nibbles of the bytes, j + 4 in the high ones
+      const Ints word = load_ints(octet + 4 * (v * kLanes + (bits == 8 ? half * kRows : 0)));
+      for (int j = 0; j < 4; ++j) {
+        const Ints code = bits == 4 ? (word >> (8 * j + 4 * half)) & 15 : ((word >> (8 * j)) & 255) ^ flip;
+        store(panel + (4 * half + j) * kRows + v * kLanes, (to_floats(code) - zero) * scale);
+      }
+    }
+  }
+}
+
+/// The codes of an octet of any width, one byte each: [8][R].
+inline void unpack_octet(int bits, const std::uint8_t* __restrict octet, std::uint8_t* __restrict out) {
+  const tile::Planes planes = tile::planes(bits);
+  std::memset(out, 0, tile::kOctet * kRows);
+  for (int p = 0; p < planes.count; ++p) {
+    const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
+    const int mask = (1 << width) - 1;
+    for (int j = 0; j < tile::kOctet; ++j)
+      for (int r = 0; r < kRows; ++r) {
+        const tile::BitPlace from = tile::place(kRows, width, r, j);
+        out[j * kRows + r] = static_cast<std::uint8_t>(out[j * kRows + r] | (((octet[from.byte] >> from.shift) & mask) << shift));
+      }
+    octet += kRows * width;
+  }
+}
+
+/// Everything else, in double so that W is rounded once, as QuantTensor defines it.
+inline void decode_general(const Decoder& d, const Header& h, const std::byte* octet, float* panel) {
+  alignas(64) std::uint8_t codes[tile::kOctet * kRows];
+  unpack_octet(d.geometry.bits, reinterpret_cast<const std::uint8_t*>(octet), codes);
+  const bool offset = d.zero == ZeroKind::offset;
+  for (int i = 0; i < tile::kOctet * kRows; ++i) {
+    const int r = i % kRows;
+    const double q = d.integer_codes ? static_cast<double>(codes[i] ^ d.flip) - static_cast<double>(h.simple ? 0.0f : d.bias)
+                                     : static_cast<double>(d.table[codes[i]]);
+    const double s = h.scale[r], z = h.zero[r];
+    const double product = q * s;
+    panel[i] = static_cast<float>(offset ? product + z : (q - z) * s);
+  }
+}
+
+/// Whole octets, so up to 7 channels more than `count`.
+inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* octets, int count, float* panel) {
+  for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
+    float* to = panel + k * kRows;
+    if (h.simple && d.geometry.bits == 4) {
+      decode_words(4, d, h, octets, to);
+    } else if (h.simple && d.geometry.bits == 8) {
+      decode_words(8, d, h, octets, to);
+    } else {
+      decode_general(d, h, octets, to);
+    }
+  }
+  if (d.has_scale2)
+    for (int i = 0; i < count * kRows; ++i) panel[i] *= d.scale2;
+}
+
+void decode(const Decoder& d, const std::byte* record, std::int64_t k, int count, float* panel) {
+  Header header;
+  read_header(d, record, header);
+  decode_chunk(d, header, record + d.geometry.header_bytes + k / tile::kOctet * d.geometry.octet_bytes, count, panel);
+}
+
+/// acc[height][R] += A'[height] ⊗ panel over `count` input channels. `height` is a constant at every call.
+__attribute__((always_inline)) inline void multiply(int height, const float* a, const float* panel, int count, float* acc) {
+  Vec c[kTileM][kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) c[r][v] = load(acc + r * kRows + v * kLanes);
+  for (int k = 0; k < count; ++k, a += height, panel += kRows) {
+    Vec w[kVecs];
+    for (int v = 0; v < kVecs; ++v) w[v] = load(panel + v * kLanes);
+    for (int r = 0; r < height; ++r)
+      for (int v = 0; v < kVecs; ++v) c[r][v] += a[r] * w[v];
+  }
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) store(acc + r * kRows + v * kLanes, c[r][v]);
+}
+
+void multiply_tile(std::int64_t height, const float* a, const float* panel, int count, float* acc) {
+  switch (height) {  // cases above kTileM vanish
+    case 1: return multiply(1, a, panel, count, acc);
+    case 2: return multiply(2, a, panel, count, acc);
+    case 3: return kTileM >= 3 ? multiply(3, a, panel, count, acc) : void();
+    case 4: return kTileM >= 4 ? multiply(4, a, panel, count, acc) : void();
+    case 5: return kTileM >= 5 ? multiply(5, a, panel, count, acc) : void();
+    case 6: return kTileM >= 6 ? multiply(6, a, panel, count, acc) : void();
+    case 7: return kTileM >= 7 ? multiply(7, a, panel, count, acc) : void();
+    case 8: return kTileM >= 8 ? multiply(8, a, panel, count, acc) : void();
+    default: return;
+  }
+}
+
+void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
+  const Decoder& d = *task.decoder;
+  const tile::Geometry& geo = d.geometry;
+  const std::int64_t m_end = m_begin + kTokens < task.m ? m_begin + kTokens : task.m;
+  alignas(64) float acc[kTokens * kRows];
+  alignas(64) float panel[kChunk * kRows];
+  std::memset(acc, 0, static_cast<std::size_t>(m_end - m_begin) * kRows * sizeof(float));
+
+  for (std::int64_t g = 0; g < geo.groups(); ++g) {
+    const std::byte* record = task.weight + geo.record(block, g);
+    Header header;
+    read_header(d, record, header);
+    const std::int64_t k_begin = g * geo.group;
+    const std::int64_t k_end = k_begin + geo.group < geo.k ? k_begin + geo.group : geo.k;
+    const std::byte* octets = record + geo.header_bytes;
+    for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
+      const int count = static_cast<int>(k_end - k < kChunk ? k_end - k : kChunk);
+      decode_chunk(d, header, octets + (k - k_begin) / tile::kOctet * geo.octet_bytes, count, panel);
+      for (std::int64_t m = m_begin; m < m_end; m += kTileM) {
+        const std::int64_t height = task.m - m < kTileM ? task.m - m : kTileM;
+        multiply_tile(height, task.activations + m * geo.k + k * height, panel, count, acc + (m - m_begin) * kRows);
+      }
+    }
+  }
+
+  const std::int64_t n0 = block * kRows;
+  const std::int64_t columns = geo.n - n0 < kRows ? geo.n - n0 : kRows;
+  for (std::int64_t m = m_begin; m < m_end; ++m)
+    epilogue::store_row(*task.epilogue, *task.operands, acc + (m - m_begin) * kRows, m, n0, columns, *task.d);
+}
+
+#endif

@@ -1,0 +1,188 @@
+// One vector register of each instruction set and the few operations the loops are written in. Included by each_isa.inl.
+
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+constexpr int kLanes = 16;
+constexpr int kRows = 32;  // R of the layout
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+constexpr int kLanes = 8;
+constexpr int kRows = 16;
+#else
+constexpr int kLanes = 4;
+constexpr int kRows = 16;
+#endif
+constexpr int kVecs = kRows / kLanes;
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef std::int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef std::int16_t Shorts __attribute__((vector_size(kLanes * 4)));
+typedef float VecMemory __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef std::int32_t IntsMemory __attribute__((vector_size(kLanes * 4), aligned(1), may_alias));
+
+inline Vec load(const float* p) { return *reinterpret_cast<const VecMemory*>(p); }
+inline void store(float* p, Vec v) { *reinterpret_cast<VecMemory*>(p) = v; }
+inline Ints load_ints(const void* p) { return *static_cast<const IntsMemory*>(p); }
+inline void store_ints(void* p, Ints v) { *static_cast<IntsMemory*>(p) = v; }
+inline Ints splat(std::int32_t x) { return Ints{} + x; }
+inline Ints load_splat(const void* p) {
+  std::int32_t x;
+  std::memcpy(&x, p, 4);
+  return splat(x);
+}
+inline Vec to_floats(Ints v) { return __builtin_convertvector(v, Vec); }
+
+/// To the nearest integer, ties to even.
+inline Ints to_ints(Vec v) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+  return reinterpret_cast<Ints>(_mm512_maskz_cvtps_epi32(0xffff, v));
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  return reinterpret_cast<Ints>(_mm256_cvtps_epi32(v));
+#elif defined(__x86_64__)
+  return reinterpret_cast<Ints>(_mm_cvtps_epi32(v));
+#elif defined(__aarch64__)
+  return reinterpret_cast<Ints>(vcvtnq_s32_f32(reinterpret_cast<float32x4_t>(v)));
+#else
+  Ints out{};
+  for (int i = 0; i < kLanes; ++i) out[i] = static_cast<std::int32_t>(__builtin_lrintf(v[i]));
+  return out;
+#endif
+}
+
+/// kLanes halves → floats.
+inline Vec load_f16(const std::byte* p) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  float16x4_t half;
+  std::memcpy(&half, p, 8);
+  return reinterpret_cast<Vec>(vcvt_f32_f16(half));
+#else
+  Vec out{};
+  for (int i = 0; i < kLanes; ++i) {
+    f16 half;
+    std::memcpy(&half, p + 2 * i, 2);
+    out[i] = to_f32(half);
+  }
+  return out;
+#endif
+}
+
+/// kLanes unsigned 16-bit or 8-bit integers, widened.
+inline Ints load_u16(const std::byte* p) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+  return reinterpret_cast<Ints>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  return reinterpret_cast<Ints>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  Ints out{};
+  for (int i = 0; i < kLanes; ++i) {
+    std::uint16_t x;
+    std::memcpy(&x, p + 2 * i, 2);
+    out[i] = x;
+  }
+  return out;
+#endif
+}
+inline Ints load_u8(const std::byte* p) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+  return reinterpret_cast<Ints>(_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  return reinterpret_cast<Ints>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  Ints out{};
+  for (int i = 0; i < kLanes; ++i) out[i] = static_cast<std::int32_t>(p[i]);
+  return out;
+#endif
+}
+
+/// kLanes stored numbers of any type a header or an activation can have → floats.
+inline Vec load_as_floats(const std::byte* p, DType type) {
+  switch (type) {
+    case DType::f32: return load(reinterpret_cast<const float*>(p));
+    case DType::f16: return load_f16(p);
+    case DType::bf16: return reinterpret_cast<Vec>(load_u16(p) << 16);
+    case DType::u8: return to_floats(load_u8(p));
+    case DType::s8: return to_floats((load_u8(p) ^ 128) - 128);
+    default: {
+      Vec out{};
+      for (int i = 0; i < kLanes; ++i) out[i] = code_value(type, static_cast<std::uint8_t>(p[i]));
+      return out;
+    }
+  }
+}
+
+/// acc + w[0]·a[0] + … + w[3]·a[3] in every 32-bit lane; codes w, signed bytes a. `bits` (4 or 8) is how large codes are; those of
+/// 8 bits are less kByteBias, where the instruction wants them signed.
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+constexpr int kByteBias = 0;
+inline Ints dot4(Ints acc, Ints w, Ints a, int) {
+  return reinterpret_cast<Ints>(
+      _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(acc), reinterpret_cast<__m512i>(w), reinterpret_cast<__m512i>(a)));
+}
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+constexpr int kByteBias = 0;
+inline Ints dot4(Ints acc, Ints w, Ints a, int) {
+  return reinterpret_cast<Ints>(
+      _mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(acc), reinterpret_cast<__m256i>(w), reinterpret_cast<__m256i>(a)));
+}
+#elif defined(__x86_64__)
+constexpr int kByteBias = 0;
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+inline Ints multiply_pairs(Shorts a, Shorts b) {
+  return reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+inline Shorts multiply_bytes(Ints w, Ints a) {
+  return reinterpret_cast<Shorts>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(w), reinterpret_cast<__m512i>(a)));
+}
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
+inline Ints multiply_pairs(Shorts a, Shorts b) {
+  return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+inline Shorts multiply_bytes(Ints w, Ints a) {
+  return reinterpret_cast<Shorts>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(w), reinterpret_cast<__m256i>(a)));
+}
+#else
+inline Ints multiply_pairs(Shorts a, Shorts b) {
+  return reinterpret_cast<Ints>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+}
+#endif
+inline Ints dot4(Ints acc, Ints w, Ints a, int bits) {
+#if NIBBLE_ISA != NIBBLE_ISA_BASELINE
+  if (bits == 4) return acc + multiply_pairs(multiply_bytes(w, a), Shorts{} + std::int16_t{1});  // ≤ 2·15·128: no saturation
+#else
+  (void)bits;
+#endif
+  // 255·128·2 would saturate 16 bits: even and odd bytes apart, widened.
+  const Shorts ws = reinterpret_cast<Shorts>(w), as = reinterpret_cast<Shorts>(a);
+  typedef std::uint16_t Words __attribute__((vector_size(kLanes * 4)));
+  const Shorts w_even = ws & 0xff, w_odd = reinterpret_cast<Shorts>(reinterpret_cast<Words>(w) >> 8);
+  return acc + (multiply_pairs(w_even, (as << 8) >> 8) + multiply_pairs(w_odd, as >> 8));
+}
+#elif NIBBLE_ISA == NIBBLE_ISA_I8MM
+constexpr int kByteBias = 0;
+inline Ints dot4(Ints acc, Ints w, Ints a, int) {
+  return reinterpret_cast<Ints>(
+      vusdotq_s32(reinterpret_cast<int32x4_t>(acc), reinterpret_cast<uint8x16_t>(w), reinterpret_cast<int8x16_t>(a)));
+}
+#elif NIBBLE_ISA == NIBBLE_ISA_DOTPROD
+constexpr int kByteBias = 128;
+inline Ints dot4(Ints acc, Ints w, Ints a, int) {
+  return reinterpret_cast<Ints>(
+      vdotq_s32(reinterpret_cast<int32x4_t>(acc), reinterpret_cast<int8x16_t>(w), reinterpret_cast<int8x16_t>(a)));
+}
+#elif defined(__aarch64__)
+constexpr int kByteBias = 128;
+inline Ints dot4(Ints acc, Ints w, Ints a, int) {
+  const auto ws = reinterpret_cast<int8x16_t>(w), as = reinterpret_cast<int8x16_t>(a);
+  const int16x8_t low = vmull_s8(vget_low_s8(ws), vget_low_s8(as)), high = vmull_high_s8(ws, as);
+  const int32x4_t sums = vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+  return acc + reinterpret_cast<Ints>(sums);
+}
+#else
+constexpr int kByteBias = 0;
+inline Ints dot4(Ints acc, Ints w, Ints a, int) {
+  for (int byte = 0; byte < 4; ++byte) acc += ((w >> (8 * byte)) & 255) * ((a << (24 - 8 * byte)) >> 24);
+  return acc;
+}
+#endif

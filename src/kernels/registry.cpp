@@ -13,7 +13,7 @@ std::span<const Kernel* const> kernel_table() {
   static const std::vector<const Kernel*> kTable = [] {
     std::vector<const Kernel*> table;
     for (std::span<const Kernel> family :
-         {cpu::dot_kernels(), cpu::float_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(), reference::kernels()})
+         {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(), reference::kernels()})
       for (const Kernel& kernel : family) table.push_back(&kernel);
     return table;
   }();

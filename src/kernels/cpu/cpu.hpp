@@ -6,6 +6,7 @@
 #include "kernels/kernel.hpp"
 
 namespace nibble::cpu {
+std::span<const Kernel> bf16_kernels();
 std::span<const Kernel> dot_kernels();
 std::span<const Kernel> float_kernels();
 std::span<const Kernel> dequantize_kernels();

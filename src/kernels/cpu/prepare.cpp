@@ -109,7 +109,7 @@ std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quanti
   if (form == "f32") return 4 * k;
   const ActForm act = ActForm::make(quantize, group, k);
   const Segments segments{k, group, act.piece};
-  return form == "bf16" ? token_bytes(segments, 4, 2) : token_bytes(segments, 8, act.digits);
+  return form == "bf16" ? token_bytes(segments, 0, 2) : token_bytes(segments, 8, act.digits);
 }
 
 std::span<const Kernel> prepare_kernels() { return kKernels; }

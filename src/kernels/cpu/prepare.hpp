@@ -7,7 +7,7 @@
 //   s8x3   24-bit fixed point, and s8: int8. For each segment of K (segments.hpp), with D = 3 or 1 digits:
 //            scale f32[H] | Σ of the integers f32[H] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
-//   bf16   for each segment: Σ of the activations f32[H] | octets
+//   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
 //
 // The last octet of a group is padded with zeros.

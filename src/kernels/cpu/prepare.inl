@@ -170,9 +170,7 @@ void halves(const PrepareTask& t, std::int64_t m) {
     std::byte* out = t.out + m * t.token_bytes;
     for (std::int64_t k = 0; k < t.segments.k;) {
       const std::int64_t end = t.segments.end(k);
-      std::byte* sum_place = out + 4 * r;
-      float sum = 0;
-      for (out += 4 * height; k < end; k += tile::kOctet, out += 16 * height) {
+      for (; k < end; k += tile::kOctet, out += 16 * height) {
         std::uint16_t octet[tile::kOctet] = {};
         for (std::int64_t j = 0; j < tile::kOctet && k + j < end; ++j)
           std::memcpy(octet + j, row + 2 * (t.perm == nullptr ? k + j : t.perm[k + j]), 2);
@@ -180,9 +178,7 @@ void halves(const PrepareTask& t, std::int64_t m) {
           const std::uint16_t two[2] = {octet[order[2 * pair]], octet[order[2 * pair + 1]]};
           std::memcpy(out + 4 * (pair * height + r), two, 4);
         }
-        for (std::uint16_t half : octet) sum += to_f32(bf16{half});
       }
-      std::memcpy(sum_place, &sum, 4);
       k = end;
     }
   }

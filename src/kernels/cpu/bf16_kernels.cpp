@@ -1,0 +1,75 @@
+// The rows of the bf16 family.
+#include <array>
+
+#include "core/error.hpp"
+#include "kernels/cpu/bf16_tile.hpp"
+#include "kernels/cpu/cpu.hpp"
+#include "kernels/cpu/prepare.hpp"
+
+namespace nibble::cpu {
+#if defined(__x86_64__)
+namespace {
+
+template <const Bf16Isa& kIsa>
+void run(const Kernel& self, const StepArgs& args) {
+  const Decoder decoder(*args.weight, kIsa.rows);
+  const tile::Geometry& geo = decoder.geometry;
+  const ActForm form = ActForm::make(args.quantize, geo.group, geo.k);
+  const Bf16Task task{.decoder = &decoder,
+                      .weight = args.weight->bytes.data(),
+                      .activations = args.prepared,
+                      .segments = {geo.k, geo.group, form.piece},
+                      .token_bytes = prepared_token_bytes(self.act, args.quantize, geo.group, geo.k),
+                      .m = args.a.dim(0),
+                      .epilogue = args.epilogue,
+                      .operands = &args.operands,
+                      .d = &args.d};
+  const std::int64_t blocks = geo.row_blocks();
+  const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
+  args.executor->parallel_for(blocks * token_blocks,
+                              [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
+}
+
+Status accepts(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  const int width = bits(p.scheme.codes);
+  if (p.act != DType::bf16) return error(StatusCode::unsupported, "multiplies bf16 activations, they are {}", name(p.act));
+  if (p.quantize.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies bf16, the activations are to be quantized to {}", name(p.quantize.codes));
+  if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not bf16");
+  if (info(p.scheme.codes).kind == DTypeKind::floating || (width != 4 && width != 8))
+    return error(StatusCode::unsupported, "decodes integers of 4 and 8 bits, the weight has {} codes", name(p.scheme.codes));
+  if (p.scheme.zero == ZeroKind::offset || p.scheme.zero == ZeroKind::real)
+    return error(StatusCode::unsupported, "needs code − zero to be an integer, the weight has float {}",
+                 p.scheme.zero == ZeroKind::real ? "zero points" : "offsets");
+  return {};
+}
+
+double cost_us(const Kernel&, const Problem& p) {
+  return 1e-6 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) / p.threads;
+}
+
+constexpr std::array kKernels{
+    Kernel{.name = "linear_any_bf16_any__cpu_avx512bf16_m8n32",
+           .backend = Backend::cpu,
+           .isa = Isa::avx512bf16,
+           .op = Op::linear,
+           .out = "any",
+           .act = "bf16",
+           .weight = "any",
+           .layout = "cpu_n32",
+           .tile = {8, 32, 0},
+           .summary = "exact: bf16 dot products of bf16 activations, a panel decoded for many tokens",
+           .accepts = accepts,
+           .cost_us = cost_us,
+           .run = run<kAvx512Bf16>},
+};
+
+}  // namespace
+
+std::span<const Kernel> bf16_kernels() { return kKernels; }
+#else
+std::span<const Kernel> bf16_kernels() { return {}; }
+#endif
+
+}  // namespace nibble::cpu

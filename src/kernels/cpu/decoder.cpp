@@ -9,7 +9,7 @@ Decoder::Decoder(const PackedWeightData& packed, int rows)
       zero(packed.scheme.zero),
       integer_codes(info(packed.scheme.codes).kind != DTypeKind::floating),
       flip(packed.scheme.codes == DType::s8 ? 0x80 : 0),
-      bias(packed.scheme.codes == DType::s8 ? 128.0f : static_cast<float>(info(packed.scheme.codes).bias)),
+      bias(static_cast<float>(code_bias(packed.scheme.codes))),
       has_scale2(packed.scale2.has_value()),
       scale2(packed.scale2.value_or(1.0f)) {
   if (!integer_codes)

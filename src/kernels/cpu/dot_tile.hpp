@@ -10,7 +10,9 @@
 //   for each segment of K (segments.hpp)
 //     for each octet: load R words of codes; split nibbles (4 bits) or halves (8 bits): two quads of channels
 //       for each virtual row: acc[H·D][R] += quad of bytes (broadcast) · quads of codes         one instruction per 64 products
-//     sum[H][R] += scale_m · s ∘ (digits of acc joined − z ∘ Σd)                                once per segment, in f32
+//     sum[H][R] += scale_m · s ∘ (digits of acc joined − z ∘ Σa)                                once per segment, in f32
+//
+// A code's bias (8 for u4b8) costs nothing: acc starts at −bias·Σd, which prepare works out, and stays exact.
 //
 // The codes are unpacked in registers, again for every H tokens: two shifts and masks per 2·H·D dot products, on ports the dot
 // products leave idle. Nothing is written until the epilogue. Integer sums are exact, and segments are added in the order of K,

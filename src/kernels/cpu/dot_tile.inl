@@ -18,19 +18,19 @@ constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile
 /// How far ahead of its use a weight is asked for: at 25 GB/s a core takes 8 KiB in 330 ns, a few times the memory's latency.
 constexpr std::ptrdiff_t kPrefetchBytes = 8192;
 
-/// Scales and zeros of a group, with everything that is constant folded in: W = (code − zero)·scale + offset.
+/// Scales and zeros of a group: W = (code − bias − zero)·scale + offset. The bias is in the prepared activations.
 struct GroupHeader {
   Vec scale[kVecs], zero[kVecs], offset[kVecs];
 };
 
-__attribute__((always_inline)) inline void read_group_header(const Decoder& d, const std::byte* record, GroupHeader& h) {
+/// Not inlined: eighteen variants of the loop would each carry the conversions of every type.
+__attribute__((noinline)) void read_group_header(const Decoder& d, const std::byte* record, GroupHeader& h) {
   const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
   const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
   const std::byte* zeros = record + d.geometry.scale_bytes;
-  const float bias = d.bias - static_cast<float>(d.geometry.bits > 4 ? kByteBias : 0);
   for (int v = 0; v < kVecs; ++v) {
     h.scale[v] = load_as_floats(record + v * scale_step, d.scale_type);
-    h.zero[v] = Vec{} + bias;
+    h.zero[v] = Vec{} - static_cast<float>(d.geometry.bits > 4 ? kByteBias : 0);
     h.offset[v] = Vec{};
     if (d.zero == ZeroKind::offset) {
       h.offset[v] = load_as_floats(zeros + v * zero_step, d.zero_type);
@@ -76,7 +76,8 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const int rows = height * digits;
-  const bool apart = rows * kVecs < 4;  // too few sums to hide the latency of a dot product: two sets of them
+  const bool apart = rows * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
+  const bool subtracts = d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits > 4 && kByteBias != 0);
   const int dot_bits = bits == 4 ? 4 : 8;
   const Ints flip = splat((bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101);
   Vec sum[kMaxTile][kVecs];
@@ -85,21 +86,27 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
 
   GroupHeader header;
   const std::byte* codes = block;
-  for (std::int64_t k = 0; k < t.segments.k;) {
-    const std::int64_t end = t.segments.end(k);
-    if (k % geo.group == 0) {
-      codes = block + k / geo.group * geo.record_bytes;
+  std::int64_t group_left = 0;
+  for (std::int64_t k = 0, length = 0; k < geo.k; k += length) {
+    if (group_left == 0) {
+      group_left = geo.group < geo.k - k ? geo.group : geo.k - k;
       read_group_header(d, codes, header);
       codes += geo.header_bytes;
     }
+    length = t.segments.piece < group_left ? t.segments.piece : group_left;
+    group_left -= length;
+
     const auto* scales = reinterpret_cast<const float*>(a);
     const float* sums = scales + height;
     a += 8 * height;
-
     Ints acc[kMaxRows][kVecs], more[kMaxRows][kVecs];
     for (int r = 0; r < rows; ++r)
-      for (int v = 0; v < kVecs; ++v) acc[r][v] = more[r][v] = Ints{};
-    for (; k < end; k += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
+      for (int v = 0; v < kVecs; ++v) {
+        acc[r][v] = load_splat(a + 4 * r);
+        more[r][v] = Ints{};
+      }
+    a += 4 * rows;
+    for (std::int64_t j = 0; j < length; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
       Ints low[kVecs], high[kVecs];
       if (bits == 4) {
         const Ints nibbles = splat(0x0f0f0f0f);
@@ -120,24 +127,28 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
           high[v] = load_ints(static_cast<const std::byte*>(bytes) + 4 * (kRows + v * kLanes)) ^ flip;
         }
       }
-      for (std::int64_t line = 0; line < geo.octet_bytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
+      const int octet_bytes = (bits == 0 ? 8 : bits) * kRows;
+      for (int line = 0; line < octet_bytes; line += 64) __builtin_prefetch(codes + kPrefetchBytes + line);
       add_quad(rows, a, low, dot_bits, acc);
       add_quad(rows, a + 4 * rows, high, dot_bits, apart ? more : acc);
     }
-    k = end;
 
+    if (apart)
+      for (int r = 0; r < rows; ++r)
+        for (int v = 0; v < kVecs; ++v) acc[r][v] += more[r][v];
+    Vec dot[kMaxTile][kVecs];
     for (int m = 0; m < height; ++m)
-      for (int v = 0; v < kVecs; ++v) {
-        Vec dot;
-        if (digits == 1) {
-          dot = to_floats(apart ? acc[m][v] + more[m][v] : acc[m][v]);
-        } else {
-          dot = to_floats((acc[3 * m + 2][v] << 8) + acc[3 * m + 1][v]) * 256.0f + to_floats(acc[3 * m][v]);
-        }
-        dot = dot - header.zero[v] * sums[m];
-        sum[m][v] += (dot * scales[m]) * header.scale[v];
-        if (d.zero == ZeroKind::offset) sum[m][v] += (sums[m] * scales[m]) * header.offset[v];
-      }
+      for (int v = 0; v < kVecs; ++v)
+        dot[m][v] = digits == 1 ? to_floats(acc[m][v])
+                                : to_floats((acc[3 * m + 2][v] << 8) + acc[3 * m + 1][v]) * 256.0f + to_floats(acc[3 * m][v]);
+    if (subtracts)
+      for (int m = 0; m < height; ++m)
+        for (int v = 0; v < kVecs; ++v) dot[m][v] -= header.zero[v] * sums[m];
+    for (int m = 0; m < height; ++m)
+      for (int v = 0; v < kVecs; ++v) sum[m][v] += (dot[m][v] * scales[m]) * header.scale[v];
+    if (d.zero == ZeroKind::offset)
+      for (int m = 0; m < height; ++m)
+        for (int v = 0; v < kVecs; ++v) sum[m][v] += (sums[m] * scales[m]) * header.offset[v];
   }
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);

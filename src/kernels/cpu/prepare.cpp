@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "core/target.hpp"
 #include "kernels/cpu/cpu.hpp"
+#include "kernels/cpu/decoder.hpp"
 #include "kernels/cpu/intrinsics.hpp"
 
 namespace nibble::cpu {
@@ -32,6 +33,7 @@ void run(const Kernel& self, const StepArgs& args) {
                          .prescale = weight.prescale_f32.empty() ? nullptr : weight.prescale_f32.data(),
                          .segments = {weight.k, weight.group_size(), form.piece},
                          .form = form,
+                         .bias = code_bias(weight.scheme.codes),
                          .token_bytes = prepared_token_bytes(self.out, args.quantize, weight.group_size(), weight.k),
                          .tile = args.prepare_tile,
                          .out = args.prepared};
@@ -109,7 +111,7 @@ std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quanti
   if (form == "f32") return 4 * k;
   const ActForm act = ActForm::make(quantize, group, k);
   const Segments segments{k, group, act.piece};
-  return form == "bf16" ? token_bytes(segments, 0, 2) : token_bytes(segments, 8, act.digits);
+  return form == "bf16" ? token_bytes(segments, 0, 2) : token_bytes(segments, 8 + 4 * act.digits, act.digits);
 }
 
 std::span<const Kernel> prepare_kernels() { return kKernels; }

@@ -5,7 +5,7 @@
 //   f32    element (token r, channel k) at k·H + r: the T activations of one k are consecutive floats. An f32 row of M = 1 is its
 //          own prepared form, unless it has to be permuted or scaled.
 //   s8x3   24-bit fixed point, and s8: int8. For each segment of K (segments.hpp), with D = 3 or 1 digits:
-//            scale f32[H] | Σ of the integers f32[H] | octets
+//            scale f32[H] | Σ of the integers f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
 //   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
@@ -36,6 +36,7 @@ struct PrepareTask {
   const float* prescale;     // null: none
   Segments segments;
   ActForm form;
+  int bias;  // of the weight's codes
   std::int64_t token_bytes;
   std::int64_t tile;  // T
   std::byte* out;

@@ -86,6 +86,14 @@ inline Scaling block_scaling(const PrepareTask& t, const std::byte* row, std::in
   return t.form.digits == 3 ? fixed_scaling(largest) : int8_scaling(largest);
 }
 
+inline std::int32_t total(const std::int32_t* units, std::int64_t count) {
+  Ints sums{};
+  for (std::int64_t i = 0; i < count; i += kLanes) sums += load_ints(units + i);
+  std::int32_t all = 0;
+  for (int i = 0; i < kLanes; ++i) all += sums[i];
+  return all;
+}
+
 /// Quads of one token's digits of one segment to their places. `digits` is a constant.
 __attribute__((always_inline)) inline void scatter(int digits, const std::int8_t (*bytes)[kMaxSegment], std::int64_t octets,
                                                    std::int64_t height, std::byte* out) {
@@ -115,29 +123,30 @@ void digits(const PrepareTask& t, std::int64_t m) {
         block_end = k + block;
       }
 
-      Ints total{};
-      for (std::int64_t i = 0; i < end - k; i += kLanes) {
-        const Ints unit = to_ints(load(x + i) * scaling.inverse);
-        store_ints(units + i, unit);
-        total += unit;
-      }
+      for (std::int64_t i = 0; i < end - k; i += kLanes) store_ints(units + i, to_ints(load(x + i) * scaling.inverse));
+      const std::int32_t sum = total(units, end - k);
       const std::int64_t octets = tile::Geometry::octets(end - k);
       const std::int64_t padded = (end - k + 15) / 16 * 16;
-      for (int d = 0; d < count; ++d) {
-        for (std::int64_t i = 0; i < padded; ++i) bytes[d][i] = static_cast<std::int8_t>(units[i]);
-        if (d + 1 < count)
-          for (std::int64_t i = 0; i < padded; i += kLanes) {
-            const Ints unit = load_ints(units + i);
-            store_ints(units + i, (unit - ((unit << 24) >> 24)) >> 8);
-          }
-      }
-
-      std::int32_t sum = 0;
-      for (int i = 0; i < kLanes; ++i) sum += total[i];
       const float values[2] = {scaling.scale, static_cast<float>(sum)};
       std::memcpy(out + 4 * r, &values[0], 4);
       std::memcpy(out + 4 * (height + r), &values[1], 4);
       out += 8 * height;
+      std::int32_t left = sum;
+      for (int d = 0; d < count; ++d) {
+        for (std::int64_t i = 0; i < padded; ++i) bytes[d][i] = static_cast<std::int8_t>(units[i]);
+        std::int32_t rest = 0;  // Σ of what is left of the integers when the digit has been taken off and they have been shifted
+        if (d + 1 < count) {
+          for (std::int64_t i = 0; i < padded; i += kLanes) {
+            const Ints unit = load_ints(units + i);
+            store_ints(units + i, (unit - ((unit << 24) >> 24)) >> 8);
+          }
+          rest = total(units, end - k);
+        }
+        const std::int32_t start = -t.bias * (left - 256 * rest);
+        left = rest;
+        std::memcpy(out + 4 * (r * count + d), &start, 4);
+      }
+      out += 4 * height * count;
       if (count == 3) {
         scatter(3, bytes, octets, height, out + 12 * r);
       } else {

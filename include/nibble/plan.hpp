@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -101,6 +102,9 @@ struct PlanOptions {
   std::string kernel = {};      // force this main kernel; empty: NIBBLE_KERNEL from the environment, else by cost
   bool allow_reference = true;  // false: fail rather than fall back to the reference kernel
   int threads = 0;              // assumed by the cost model; 0: default_executor().threads()
+  /// What the machine does, by measure_roofline(): makes the predicted times those of this machine. Without it typical values are
+  /// assumed, which choose the same kernels and predict times of a typical machine. Overrides `threads`.
+  std::optional<Roofline> machine = {};
 };
 
 /// Why each kernel was or was not chosen, per range of M.

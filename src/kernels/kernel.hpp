@@ -19,19 +19,23 @@
 
 namespace nibble {
 
+/// What a machine of this instruction set is taken to do as long as nobody has measured it.
+Roofline assumed_roofline(int threads);
+
 /// One concrete question to the table: this operation, these sizes and types.
 struct Problem {
   Op op = Op::linear;
   std::int64_t m = 1, n = 1, k = 1;
   WeightScheme scheme;
-  std::string_view layout;   // of the packed weight; empty: not packed yet
-  DType act = DType::f32;    // of A as the caller passes it
-  EpilogueSpec epilogue;     // epilogue.out is the output type of every op
-  ActScheme quantize;        // how A is quantized before the product, if at all
-  bool permutes_k = false;   // act-order: the packed weight has its own order of input channels
-  bool prescales_k = false;  // A is multiplied by the weight's prescale first
-  std::string_view form;     // prepare: the form of activations that is wanted (cpu/prepare.hpp)
-  int threads = 1;
+  DType zero_type = DType::none;
+  std::string_view layout;                 // of the packed weight; empty: not packed yet
+  DType act = DType::f32;                  // of A as the caller passes it
+  EpilogueSpec epilogue;                   // epilogue.out is the output type of every op
+  ActScheme quantize;                      // how A is quantized before the product, if at all
+  bool permutes_k = false;                 // act-order: the packed weight has its own order of input channels
+  bool prescales_k = false;                // A is multiplied by the weight's prescale first
+  std::string_view form;                   // prepare: the form of activations that is wanted (cpu/prepare.hpp)
+  Roofline machine = assumed_roofline(1);  // what costs are worked out for; machine.threads threads will run
 };
 
 struct Tile {

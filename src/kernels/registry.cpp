@@ -12,8 +12,8 @@ namespace nibble {
 std::span<const Kernel* const> kernel_table() {
   static const std::vector<const Kernel*> kTable = [] {
     std::vector<const Kernel*> table;
-    for (std::span<const Kernel> family :
-         {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(), reference::kernels()})
+    for (std::span<const Kernel> family : {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(),
+                                           cpu::dequantize_kernels(), cpu::prepare_kernels(), reference::kernels()})
       for (const Kernel& kernel : family) table.push_back(&kernel);
     return table;
   }();
@@ -33,6 +33,18 @@ Status accepts_common(const Kernel& self, const Problem& problem) {
   if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)
     return error(StatusCode::unsupported, "reads layout {}, the weight is packed as {}", self.layout, problem.layout);
   return {};
+}
+
+Roofline assumed_roofline(int threads) {
+  // One thread of a server core of 2022; the memory is shared and two threads saturate it.
+  const bool wide = this_device().has(Isa::avx2);
+  const bool dots = this_device().has(Isa::avx512vnni) || this_device().has(Isa::avx2vnni);
+  Roofline machine{.threads = threads};
+  machine.read_gbytes_per_s = std::min(24.0 * threads, 45.0);
+  machine.f32_gflops = (wide ? 118.0 : 59.0) * threads;
+  machine.bf16_gflops = this_device().has(Isa::avx512bf16) ? 2 * machine.f32_gflops : 0.0;
+  machine.int8_gops = (dots ? 4 : 1) * machine.f32_gflops;
+  return machine;
 }
 
 std::string kernel_name(const Kernel& kernel) {

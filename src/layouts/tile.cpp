@@ -42,23 +42,71 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
   return static_cast<std::size_t>(tile::geometry(R, scheme, zero_type, n, k).total_bytes());
 }
 
-/// Sets the bits of `count` channels from k0 on of rows n0 … n0+rows−1 in an octet of zeros.
+/// The codes of channels k0 … k0+count−1 of a row, in packed order, one per byte; zeros after them.
+std::uint64_t gather(const std::uint8_t* row, const std::vector<std::int32_t>& perm, std::int64_t k0, int count) {
+  std::uint8_t codes[tile::kOctet] = {};
+  if (perm.empty() && count == tile::kOctet) {
+    std::memcpy(codes, row + k0, sizeof codes);
+  } else {
+    for (int j = 0; j < count; ++j) codes[j] = row[perm.empty() ? k0 + j : perm[static_cast<std::size_t>(k0 + j)]];
+  }
+  std::uint64_t eight;
+  std::memcpy(&eight, codes, sizeof eight);
+  return eight;
+}
+
+void scatter(std::uint64_t eight, std::uint8_t* row, const std::vector<std::int32_t>& perm, std::int64_t k0, int count) {
+  std::uint8_t codes[tile::kOctet];
+  std::memcpy(codes, &eight, sizeof codes);
+  for (int j = 0; j < count; ++j) row[perm.empty() ? k0 + j : perm[static_cast<std::size_t>(k0 + j)]] = codes[j];
+}
+
+/// Row r's eight codes into an octet of zeros, and back. Widths 8 and 4, most of all weights, are whole words: place() says the
+/// same, code by code.
 template <int R>
-void pack_octet(const QuantTensor& q, const PackedWeightData& packed, const tile::Planes& planes, std::int64_t n0, int rows,
-                std::int64_t k0, int count, std::uint8_t* octet) {
+void put_row(std::uint64_t eight, const tile::Planes& planes, int r, std::uint8_t* octet) {
   for (int p = 0; p < planes.count; ++p) {
     const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
-    const int mask = (1 << width) - 1;
-    for (int r = 0; r < rows; ++r) {
-      const std::uint8_t* row = q.codes.data() + (n0 + r) * q.k;
-      for (int j = 0; j < count; ++j) {
-        const std::int64_t k = packed.perm.empty() ? k0 + j : packed.perm[static_cast<std::size_t>(k0 + j)];
+    const std::uint64_t bits = (eight >> shift) & (0x0101010101010101u * ((1u << width) - 1));
+    const auto low = static_cast<std::uint32_t>(bits), high = static_cast<std::uint32_t>(bits >> 32);
+    if (width == 8) {
+      std::memcpy(octet + 4 * r, &low, 4);
+      std::memcpy(octet + 4 * (R + r), &high, 4);
+    } else if (width == 4) {
+      const std::uint32_t word = low | high << 4;
+      std::memcpy(octet + 4 * r, &word, 4);
+    } else {
+      for (int j = 0; j < tile::kOctet; ++j) {
         const tile::BitPlace to = tile::place(R, width, r, j);
-        octet[to.byte] = static_cast<std::uint8_t>(octet[to.byte] | (((row[k] >> shift) & mask) << to.shift));
+        octet[to.byte] = static_cast<std::uint8_t>(octet[to.byte] | ((bits >> (8 * j)) & 0xff) << to.shift);
       }
     }
     octet += R * width;
   }
+}
+
+template <int R>
+std::uint64_t get_row(const tile::Planes& planes, int r, const std::uint8_t* octet) {
+  std::uint64_t eight = 0;
+  for (int p = 0; p < planes.count; ++p) {
+    const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
+    std::uint64_t bits = 0;
+    if (width >= 4) {
+      std::uint32_t low, high;
+      std::memcpy(&low, octet + 4 * r, 4);
+      high = low >> 4;
+      if (width == 8) std::memcpy(&high, octet + 4 * (R + r), 4);
+      bits = (static_cast<std::uint64_t>(high) << 32 | low) & (0x0101010101010101u * ((1u << width) - 1));
+    } else {
+      for (int j = 0; j < tile::kOctet; ++j) {
+        const tile::BitPlace from = tile::place(R, width, r, j);
+        bits |= static_cast<std::uint64_t>((octet[from.byte] >> from.shift) & ((1 << width) - 1)) << (8 * j);
+      }
+    }
+    eight |= bits << shift;
+    octet += R * width;
+  }
+  return eight;
 }
 
 template <int R>
@@ -73,9 +121,11 @@ void pack_block(const QuantTensor& q, PackedWeightData& packed, const tile::Geom
     if (!q.zeros.empty()) pack_column(q.zeros, q.scheme, geo, block, g, record + geo.scale_bytes);
     auto* octet = reinterpret_cast<std::uint8_t*>(record + geo.header_bytes);
     const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
-    for (std::int64_t k = g * geo.group; k < k_end; k += tile::kOctet, octet += geo.octet_bytes)
-      pack_octet<R>(q, packed, planes, block * R, rows, k, static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k)),
-                    octet);
+    for (std::int64_t k = g * geo.group; k < k_end; k += tile::kOctet, octet += geo.octet_bytes) {
+      const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k));
+      for (int r = 0; r < rows; ++r)
+        put_row<R>(gather(q.codes.data() + (block * R + r) * q.k, packed.perm, k, count), planes, r, octet);
+    }
   }
 }
 
@@ -99,18 +149,8 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
       const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
       for (std::int64_t k0 = g * geo.group; k0 < k_end; k0 += tile::kOctet, octet += geo.octet_bytes)
         for (int r = 0; r < R && block * R + r < geo.n; ++r)
-          for (int j = 0; j < tile::kOctet && k0 + j < k_end; ++j) {
-            int code = 0;
-            const std::uint8_t* plane = octet;
-            for (int p = 0; p < planes.count; ++p) {
-              const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
-              const tile::BitPlace from = tile::place(R, width, r, j);
-              code |= ((plane[from.byte] >> from.shift) & ((1 << width) - 1)) << shift;
-              plane += R * width;
-            }
-            const std::int64_t k = packed.perm.empty() ? k0 + j : packed.perm[static_cast<std::size_t>(k0 + j)];
-            q.codes[static_cast<std::size_t>((block * R + r) * geo.k + k)] = static_cast<std::uint8_t>(code);
-          }
+          scatter(get_row<R>(planes, r, octet), q.codes.data() + (block * R + r) * geo.k, packed.perm, k0,
+                  static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k0)));
     }
   }
 }

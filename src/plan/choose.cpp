@@ -64,8 +64,8 @@ Result<const Layout*> choose_layout(const QuantTensor& q, const PackOptions& opt
   }
 
   // The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max.
-  Problem problem{.n = q.n, .k = q.k, .scheme = q.scheme};
-  problem.threads = (options.executor != nullptr ? *options.executor : default_executor()).threads();
+  Problem problem{.n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype};
+  problem.machine = assumed_roofline((options.executor != nullptr ? *options.executor : default_executor()).threads());
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
   for (const Layout* layout : layout_table()) {

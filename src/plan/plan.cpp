@@ -71,6 +71,11 @@ Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allo
   return bucket;
 }
 
+Roofline machine_for(const PlanOptions& options) {
+  if (options.machine) return *options.machine;
+  return assumed_roofline(options.threads > 0 ? options.threads : default_executor().threads());
+}
+
 Status check_matrix(std::string_view what, const ConstTensorView& v) {
   if (v.empty()) return error(StatusCode::invalid_argument, "{} has no data", what);
   if (v.rank != 2 || v.stride(1) != 1)
@@ -131,13 +136,14 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
                   .n = packed.n,
                   .k = packed.k,
                   .scheme = packed.scheme,
+                  .zero_type = packed.zero_type,
                   .layout = packed.layout->name,
                   .act = spec.act,
                   .epilogue = spec.epilogue,
                   .quantize = spec.quantize,
                   .permutes_k = impl->permutes_k,
                   .prescales_k = impl->prescales_k,
-                  .threads = options.threads > 0 ? options.threads : default_executor().threads()};
+                  .machine = machine_for(options)};
   // Buckets end at powers of two; neighbours that decide alike are one.
   for (std::int64_t low = 1; low <= spec.m_max;) {
     const std::int64_t high = low == 1 ? 1 : std::min(spec.m_max, (low - 1) * 2);
@@ -172,9 +178,10 @@ Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& 
                   .n = packed.n,
                   .k = packed.k,
                   .scheme = packed.scheme,
+                  .zero_type = packed.zero_type,
                   .layout = packed.layout->name,
                   .epilogue = {.out = spec.out},
-                  .threads = options.threads > 0 ? options.threads : default_executor().threads()};
+                  .machine = machine_for(options)};
   NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, options.allow_reference));
   impl->buckets.push_back(std::move(bucket));
   return Plan(std::move(impl));

@@ -3,6 +3,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cpu/bf16_tile.hpp"
+#include "kernels/cpu/cost.hpp"
 #include "kernels/cpu/cpu.hpp"
 #include "kernels/cpu/prepare.hpp"
 
@@ -45,8 +46,24 @@ Status accepts(const Kernel& self, const Problem& p) {
   return {};
 }
 
+/// Slots (cost.hpp), fitted to measurements.
+constexpr double kDot = 1.05;  // per token and vector of dot products
+constexpr double kDecode = 8;  // per vector of the panel
+constexpr double kFlush = 4;   // per token, vector and segment
+
 double cost_us(const Kernel&, const Problem& p) {
-  return 1e-6 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) / p.threads;
+  constexpr const Bf16Isa& isa = kAvx512Bf16;
+  const double vectors = static_cast<double>((p.n + isa.lanes - 1) / isa.lanes);
+  const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
+  const ActForm form = ActForm::make(p.quantize, p.scheme.group.k == 0 ? p.k : p.scheme.group.k, p.k);
+  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
+  const std::int64_t token_blocks = (p.m + isa.tokens - 1) / isa.tokens;
+  const double tokens = static_cast<double>((p.m + 1) / 2 * 2);
+  const double slots =
+      vectors * (pairs * (kDot * tokens + kDecode * static_cast<double>(token_blocks)) + segments * tokens * kFlush);
+  const std::int64_t tasks = (p.n + isa.rows - 1) / isa.rows * token_blocks;
+  const double compute = 1e-3 * slots * slot_ns(p.machine, isa.lanes) / p.machine.threads;
+  return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, isa.rows));
 }
 
 constexpr std::array kKernels{

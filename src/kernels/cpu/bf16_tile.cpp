@@ -16,6 +16,6 @@ namespace {
 
 }  // namespace
 
-const Bf16Isa kAvx512Bf16{avx512bf16::kRows, avx512bf16::kTile, avx512bf16::kTokens, avx512bf16::linear};
+const Bf16Isa kAvx512Bf16{avx512bf16::kRows, avx512bf16::kLanes, avx512bf16::kTile, avx512bf16::kTokens, avx512bf16::linear};
 #endif
 }  // namespace nibble::cpu

@@ -35,6 +35,7 @@ struct Bf16Task {
 
 struct Bf16Isa {
   int rows;    // R of the layout
+  int lanes;   // of a vector register
   int tile;    // tokens per register tile
   int tokens;  // tokens per task
   /// D[m … m+tokens) of row block `block`.

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "core/error.hpp"
+#include "kernels/cpu/cost.hpp"
 #include "kernels/cpu/cpu.hpp"
 #include "kernels/cpu/dot_tile.hpp"
 #include "kernels/cpu/prepare.hpp"
@@ -52,13 +53,39 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   return {};
 }
 
-template <const DotIsa& kIsa>
-double cost_us(const Kernel& self, const Problem& p) {
-  const double digits = self.act == "s8x3" ? 3 : 1;
-  return 1e-6 * digits * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) / 32.0 / p.threads;
+/// Slots (cost.hpp) of one register tile over one segment of K; fitted to measurements, see docs/kernels/cpu-dot.md.
+struct DotRates {
+  double dot;      // per vector of 4-byte dot products
+  double wide;     // the same for codes of more than 4 bits
+  double octet;    // per vector and octet: loading and splitting codes
+  double segment;  // per segment: its header
+  double token;    // per token, vector and segment: applying scales
+};
+
+/// Per vector and octet, for codes that are neither of 4 nor of 8 bits.
+constexpr double kWidenSlots = 400;
+
+template <const DotIsa& kIsa, const DotRates& kRates>
+double cost_us(const Kernel&, const Problem& p) {
+  const ActForm form = ActForm::make(p.quantize, p.scheme.group.k == 0 ? p.k : p.scheme.group.k, p.k);
+  const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
+  const double octets = static_cast<double>(tile::Geometry::octets(p.k));
+  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
+  const bool narrow = width == 4 || width == 8;
+  const auto slots = [&](std::int64_t height) {  // of a tile over all of K
+    const double rows = static_cast<double>(height * form.digits);
+    const double dots = 2 * octets * vectors * rows * (width == 4 ? kRates.dot : kRates.wide);
+    const double codes = octets * vectors * (narrow ? kRates.octet : kRates.octet + kWidenSlots);
+    return std::max(dots, codes) + 0.25 * std::min(dots, codes) +
+           segments * (kRates.segment + static_cast<double>(height) * vectors * kRates.token);
+  };
+  const std::int64_t tail = p.m % kIsa.tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
+  const double tiles = static_cast<double>(p.m / kIsa.tile) * slots(kIsa.tile) + (tail != 0 ? slots(tail) : 0.0);
+  const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
+  return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
-template <const DotIsa& kIsa>
+template <const DotIsa& kIsa, const DotRates& kRates>
 constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, int tile_m) {
   return {.name = name,
           .backend = Backend::cpu,
@@ -72,7 +99,7 @@ constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, int 
           .summary = form == "s8x3" ? "exact: integer dot products of 24-bit fixed-point activations"
                                     : "dynamic: integer dot products of int8 activations",
           .accepts = accepts_dot,
-          .cost_us = cost_us<kIsa>,
+          .cost_us = cost_us<kIsa, kRates>,
           .run = run<kIsa>};
 }
 
@@ -82,24 +109,36 @@ constexpr Kernel on(Kernel kernel, std::string_view layout, int rows) {
   return kernel;
 }
 
+constexpr DotRates kBaselineRates{.dot = 6, .wide = 6, .octet = 4, .segment = 40, .token = 6};
+#if defined(__x86_64__)
+constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 2, .segment = 10, .token = 3};
+constexpr DotRates kAvx512Rates{.dot = 3, .wide = 5, .octet = 2, .segment = 10, .token = 3};
+constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 2, .segment = 10, .token = 3};
+constexpr DotRates kAvx2Rates{.dot = 3, .wide = 5, .octet = 2, .segment = 10, .token = 3};
+#elif defined(__aarch64__)
+constexpr DotRates kDotprodRates{.dot = 1, .wide = 1, .octet = 2, .segment = 10, .token = 3};
+#endif
+
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  on(row<kAvx512VnniFixed>("linear_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, "s8x3", 3), "cpu_n32", 32),
-      on(row<kAvx512Fixed>("linear_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, "s8x3", 3), "cpu_n32", 32),
-      on(row<kAvx2VnniFixed>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", 1), "cpu_n16", 16),
-      on(row<kAvx2Fixed>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", 1), "cpu_n16", 16),
-      on(row<kAvx512VnniInt8>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", 6), "cpu_n32", 32),
-      on(row<kAvx512Int8>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", 6), "cpu_n32", 32),
-      on(row<kAvx2VnniInt8>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", 4), "cpu_n16", 16),
-      on(row<kAvx2Int8>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", 4), "cpu_n16", 16),
+  on(row<kAvx512VnniFixed, kAvx512VnniRates>("linear_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, "s8x3", 3), "cpu_n32",
+     32),
+      on(row<kAvx512Fixed, kAvx512Rates>("linear_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, "s8x3", 3), "cpu_n32", 32),
+      on(row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", 1), "cpu_n16", 16),
+      on(row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", 1), "cpu_n16", 16),
+      on(row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", 6), "cpu_n32",
+         32),
+      on(row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", 6), "cpu_n32", 32),
+      on(row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", 4), "cpu_n16", 16),
+      on(row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", 4), "cpu_n16", 16),
 #elif defined(__aarch64__)
-  on(row<kI8mmFixed>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, "s8x3", 1), "cpu_n16", 16),
-      on(row<kDotprodFixed>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, "s8x3", 1), "cpu_n16", 16),
-      on(row<kI8mmInt8>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, "s8", 4), "cpu_n16", 16),
-      on(row<kDotprodInt8>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, "s8", 4), "cpu_n16", 16),
+  on(row<kI8mmFixed, kDotprodRates>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, "s8x3", 1), "cpu_n16", 16),
+      on(row<kDotprodFixed, kDotprodRates>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, "s8x3", 1), "cpu_n16", 16),
+      on(row<kI8mmInt8, kDotprodRates>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, "s8", 4), "cpu_n16", 16),
+      on(row<kDotprodInt8, kDotprodRates>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, "s8", 4), "cpu_n16", 16),
 #endif
-      on(row<kBaselineFixed>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, "s8x3", 1), "cpu_n16", 16),
-      on(row<kBaselineInt8>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, "s8", 4), "cpu_n16", 16),
+      on(row<kBaselineFixed, kBaselineRates>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, "s8x3", 1), "cpu_n16", 16),
+      on(row<kBaselineInt8, kBaselineRates>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, "s8", 4), "cpu_n16", 16),
 };
 
 }  // namespace

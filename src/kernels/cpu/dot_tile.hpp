@@ -41,8 +41,9 @@ struct DotTask {
 
 /// What one instruction set offers for one number of digits.
 struct DotIsa {
-  int rows;  // R of the layout
-  int tile;  // tokens per register tile
+  int rows;   // R of the layout
+  int lanes;  // of a vector register
+  int tile;   // tokens per register tile
   /// D of row blocks [block, block_end) and tokens [m, m_end); m is a multiple of `tile`.
   void (*linear)(const DotTask& task, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end);
 };

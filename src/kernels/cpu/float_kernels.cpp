@@ -2,6 +2,7 @@
 #include <array>
 
 #include "core/error.hpp"
+#include "kernels/cpu/cost.hpp"
 #include "kernels/cpu/cpu.hpp"
 #include "kernels/cpu/float_tile.hpp"
 #include "kernels/cpu/prepare.hpp"
@@ -70,29 +71,35 @@ Status accepts_float(const Kernel& self, const Problem& p) {
   return {};
 }
 
-/// Time of one thread per unit of work, measured on a Zen 4 core at 3.7 GHz (docs/kernels/cpu-tile.md).
+/// Slots (cost.hpp), fitted to measurements.
 struct Rates {
-  double decode_ns;   // per weight and block of tokens
-  double fma_gflops;  // of tokens × weights
+  double decode;  // per vector of the panel
+  double dot;     // per token and vector of the panel
 };
-constexpr Rates kBaselineRates{.decode_ns = 0.144, .fma_gflops = 36};
-constexpr Rates kAvx2Rates{.decode_ns = 0.096, .fma_gflops = 106};
-constexpr Rates kAvx512Rates{.decode_ns = 0.103, .fma_gflops = 103};
+constexpr Rates kBaselineRates{.decode = 6, .dot = 1.1};
+constexpr Rates kAvx2Rates{.decode = 6, .dot = 1.1};
+constexpr Rates kAvx512Rates{.decode = 6, .dot = 1.1};
+constexpr double kGeneral = 30;  // per vector of a panel that is decoded in double
 
 template <const FloatIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
-  const std::int64_t passes = (p.m + kIsa.tokens - 1) / kIsa.tokens;
-  const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * passes;
-  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
-  const double ns_per_weight =
-      static_cast<double>(passes) * kRates.decode_ns + 2.0 * static_cast<double>(p.m) / kRates.fma_gflops;
-  return 1e-3 * weights * ns_per_weight / static_cast<double>(std::min<std::int64_t>(p.threads, tasks));
+  const bool simple = (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
+                      info(p.scheme.codes).kind != DTypeKind::floating &&
+                      (bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8);
+  const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
+  const double decode = static_cast<double>(token_blocks) * (simple ? kRates.decode : kGeneral);
+  const double vectors = static_cast<double>((p.n + kIsa.rows - 1) / kIsa.rows * (kIsa.rows / kIsa.lanes));
+  const double slots = vectors * static_cast<double>(p.k) * (decode + kRates.dot * static_cast<double>(p.m));
+  const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * token_blocks;
+  const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
+  return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
 template <const FloatIsa& kIsa, const Rates& kRates>
 double dequantize_cost_us(const Kernel&, const Problem& p) {
   constexpr double kStoreNanoseconds = 1.5;  // conversion and a strided store; an estimate, the same for every row
-  return 1e-3 * static_cast<double>(p.n) * static_cast<double>(p.k) * (kRates.decode_ns + kStoreNanoseconds) / p.threads;
+  const double per_weight = kRates.decode * slot_ns(p.machine, kIsa.lanes) / p.machine.threads / kIsa.lanes;
+  return 1e-3 * static_cast<double>(p.n) * static_cast<double>(p.k) * (per_weight + kStoreNanoseconds / p.machine.threads);
 }
 
 template <const FloatIsa& kIsa, const Rates& kRates>

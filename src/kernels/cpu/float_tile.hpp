@@ -32,6 +32,7 @@ struct FloatTask {
 /// What one instruction set offers.
 struct FloatIsa {
   int rows;    // R of the layout
+  int lanes;   // of a vector register
   int tile_m;  // tokens per register tile
   int tokens;  // tokens per task
   /// D[m_begin … m_begin+tokens) of row block `block`.

@@ -50,7 +50,7 @@ Status accepts(const Kernel& self, const Problem& p) {
 /// Nanoseconds per activation of one thread, measured on a Zen 4 core at 3.7 GHz.
 template <const double& kNanoseconds>
 double cost_us(const Kernel&, const Problem& p) {
-  const std::int64_t threads = std::min<std::int64_t>(p.threads, p.m);
+  const std::int64_t threads = std::min<std::int64_t>(p.machine.threads, p.m);
   return 1e-3 * kNanoseconds * static_cast<double>(p.m) * static_cast<double>(p.k) / static_cast<double>(threads);
 }
 

@@ -62,7 +62,7 @@ void run_dequantize(const Kernel&, const StepArgs& args) {
 double cost_us(const Kernel&, const Problem& p) {
   constexpr double kNanosecondsPerTerm = 2.0;  // an estimate: the reference is never chosen for its speed
   return 1e-3 * kNanosecondsPerTerm * static_cast<double>(p.n) * static_cast<double>(p.k) * (2.0 + static_cast<double>(p.m)) /
-         p.threads;
+         p.machine.threads;
 }
 
 constexpr std::array kKernels{

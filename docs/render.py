@@ -15,11 +15,16 @@ usage: docs/render.py [--check] [--nibble PATH]
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- render: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+PEAK_UNITS = {"f32": "GFLOP/s", "bf16": "GFLOP/s", "int8": "Gop/s"}
+PEAK_FIELDS = {"f32": "f32_gflops", "bf16": "bf16_gflops", "int8": "int8_gops"}
 
 
 def table(header, rows, numbers=True):
@@ -53,10 +58,49 @@ def bench(data):
         rows.append(row)
     device = data["device"]
     baselines = sorted({b for r in data["results"] for b in r["baselines"]})
+    peaks = [p for p in PEAK_UNITS if any(r.get("peak", "f32") == p for r in data["results"])]
     note = (f"\n{device['cpu']}, {device['isa']}, {device['threads']} threads; measured roofline {device['read_gbytes_per_s']:.0f} GB/s"
-            f" and {device['f32_gflops']:.0f} GFLOP/s (f32); commit {data['commit']}, {data['date'][:10]}. Cold weights, medians. Each cell: "
+            f" and {' and '.join(f'{device[PEAK_FIELDS[p]]:.0f} {PEAK_UNITS[p]} ({p})' for p in peaks)}; commit {data['commit']}, {data['date'][:10]}. Cold weights, medians. Each cell: "
             "time · % of the roofline" + (f" · speed-up over {', '.join(baselines)}" if baselines else "") + ".\n")
     return table(["layer"] + [f"M = {m}" for m in columns], rows) + note
+
+
+def cpu_modes(data):
+    """A row per mode, a column per M: the median over the layers of the share of a ceiling and of the speed; M = 1 is held against
+    the bandwidth, larger M against the mode's peak."""
+    if data is None:
+        return "Not measured yet: `./dev bench cpu` measures it, `./dev docs` puts it here.\n"
+    columns = sorted({r["m"] for r in data["results"]})
+    modes = {}
+    for r in data["results"]:
+        modes.setdefault((r["scheme"], r["act"], r["peak"]), {}).setdefault(r["m"], []).append(r)
+    rows = []
+    for (scheme, act, peak), cells in modes.items():
+        row = [f"`{scheme}` × {act}", peak]
+        for m in columns:
+            layers = cells.get(m, [])
+
+            def middle(field):
+                return statistics.median(r[field] for r in layers)
+
+            if not layers:
+                row.append("")
+            elif m == 1:
+                row.append(f"{middle('memory_percent'):.0f} % · {middle('gbytes_per_s'):.1f} GB/s")
+            else:
+                text = f"{middle('compute_percent'):.0f} % · {middle('gflops'):.0f} {PEAK_UNITS[peak]}"
+                if sum(r["bound"] == "memory" for r in layers) * 2 > len(layers):
+                    text += f" · {middle('memory_percent'):.0f} % of reads"
+                row.append(text)
+        rows.append(row)
+    device = data["device"]
+    peaks = [p for p in PEAK_UNITS if any(r["peak"] == p for r in data["results"])]
+    layers = list(dict.fromkeys(f"{r['name']} {r['n']}×{r['k']}" for r in data["results"]))
+    note = (f"\n{device['cpu']}, {device['isa']}, {device['threads']} threads; ceilings at best {device['read_gbytes_per_s']:.0f} GB/s"
+            + "".join(f", {device[PEAK_FIELDS[p]]:.0f} {PEAK_UNITS[p]} {p}" for p in peaks)
+            + f"; commit {data['commit']}, {data['date'][:10]}. Medians over {', '.join(layers)}. M = 1: % of the bandwidth · GB/s; larger M: % of "
+            "the peak named · speed · % of the bandwidth where that is the nearer ceiling.\n")
+    return table(["mode", "peak"] + [f"M = {m}" for m in columns], rows) + note
 
 
 def accuracy(data):
@@ -65,6 +109,20 @@ def accuracy(data):
             for r in data["rows"]]
     header = ["scheme", "bits per weight", "SQNR worst layer, dB", "median", "best", "worst cosine"]
     return table(header, rows) + f"\n{data['model']}, {data['modules']} linear layers.\n"
+
+
+def exactness(data):
+    """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
+    cells = {}
+    for r in data["results"]:
+        cells.setdefault((r["kernel"], r["act"]), {})[r["outliers"]] = r
+    factors = sorted({r["outliers"] for r in data["results"]})
+    header = ["kernel", "activations"] + ["Gaussian" if f == 1 else f"every 256th channel ×{f}" for f in factors]
+    rows = [[f"`{kernel}`", act] + [f"{by[f]['relative_l2']:.1e} · {by[f]['worst_error_over_bound']:.3f}" for f in factors]
+            for (kernel, act), by in cells.items()]
+    r = data["results"][0]
+    return (table(header, rows) + f"\nW[{r['n']},{r['k']}] `{r['scheme']}`, M={r['m']}, f32 outputs. Each cell: ‖D − exact‖ / ‖exact‖ · the worst "
+            "element's error as a share of its bound.\n")
 
 
 def kernels(data):
@@ -81,7 +139,7 @@ def formats(data):
                  numbers=False)
 
 
-RENDERERS = {"bench": bench, "accuracy": accuracy, "kernels": kernels, "layouts": layouts, "formats": formats}
+RENDERERS = {"bench": bench, "cpu_modes": cpu_modes, "accuracy": accuracy, "kernels": kernels, "layouts": layouts, "formats": formats, "exactness": exactness}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 
@@ -99,7 +157,10 @@ def render(path):
 
     def replace(match):
         begin, kind, source, end = match.groups()
-        return begin + RENDERERS[kind](json.loads((ROOT / source).read_text())) + end
+        file = ROOT / source
+        # Only what takes long to measure may be missing; its renderer says so.
+        data = None if kind == "cpu_modes" and not file.exists() else json.loads(file.read_text())
+        return begin + RENDERERS[kind](data) + end
 
     return text, BLOCK.sub(replace, text)
 

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cmath>
+#include <algorithm>
 #include <cstdlib>
 
 #include "blas.hpp"
@@ -21,7 +21,8 @@ struct Options {
   std::filesystem::path path, shapes, json, report, reference;
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256};
-  std::string scheme = "u4zg128", act = "f32", kernel, layer;
+  std::vector<std::string> schemes = {"u4zg128"}, acts = {"f32"};
+  std::string activations, kernel, layer;
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
@@ -47,26 +48,39 @@ Result<Outcome> run_compare(const Options& options) {
   return Outcome::failed;
 }
 
+std::vector<DType> act_types(const Options& options) {
+  std::vector<DType> types;
+  for (const std::string& act : options.acts) types.push_back(parse_dtype(act).value_or(DType::f32));
+  return types;
+}
+
 Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& cases, Executor& executor) {
   Benchmark benchmark;
-  benchmark.roofline = measure_roofline(executor);
+  RooflineProbe probe(executor);
+  benchmark.roofline = probe.roofline();
   benchmark.commit = commit();
   benchmark.date = utc_now();
   BenchSpec spec;
-  spec.act = parse_dtype(options.act).value_or(DType::f32);
+  spec.acts = act_types(options);
   spec.kernel = options.kernel;
   spec.all_kernels = options.all_kernels;
   spec.min_seconds = options.min_seconds;
   spec.baselines = !options.no_baselines;
   std::size_t cells = 0, done = 0;
-  for (const BenchCase& layer : cases) cells += layer.m.size();
+  for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size();
   ProgressBar progress("measuring");
   for (const BenchCase& layer : cases) {
-    auto results = bench_layer(layer, spec, benchmark.roofline, executor,
+    auto results = bench_layer(layer, spec, {benchmark.roofline, probe, executor},
                                [&](const std::string& what) { progress.update(done++, cells, what); });
     if (!results.ok()) return results.status();
     for (BenchResult& result : *results) benchmark.results.push_back(std::move(result));
   }
+  for (const BenchResult& result : benchmark.results) {
+    double &read = benchmark.roofline[Ceiling::read], &peak = benchmark.roofline[result.peak];
+    read = std::max(read, result.ceiling_gbytes_per_s);
+    peak = std::max(peak, result.ceiling_gops);
+  }
+  if (options.all_kernels) benchmark.regret = regret_of(benchmark.results);
   return benchmark;
 }
 
@@ -76,14 +90,19 @@ Result<Outcome> run(const Options& options) {
     return Status(StatusCode::invalid_argument, "bench needs a PATH or --shapes FILE, and not both; see nibble bench --help");
   }
   if (Status known = check_kernel_name(options.kernel); !known.ok()) return known;
+  const auto quantize = parse_activations("--activations", options.activations);
+  if (!quantize.ok()) return quantize.status();
   std::optional<Checkpoint> checkpoint;
   if (!options.path.empty()) {
+    if (!options.report.empty() && options.acts.size() > 1) {
+      return Status(StatusCode::invalid_argument, "--report of a checkpoint shows one type of activations: give --act one");
+    }
     auto opened = Checkpoint::open(options.path);
     if (!opened.ok()) return opened.status();
     checkpoint = *std::move(opened);
   }
-  const auto cases = checkpoint ? cases_from_checkpoint(*checkpoint, options.layer, options.m)
-                                : cases_from_shapes(options.shapes, options.layer, options.scheme, options.m);
+  const auto cases = checkpoint ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
+                                : cases_from_shapes(options.shapes, options.layer, options.schemes, options.m);
   if (!cases.ok()) return cases.status();
   Threads threads(options.threads);
   const auto benchmark = measure(options, *cases, threads.executor());
@@ -99,9 +118,51 @@ Result<Outcome> run(const Options& options) {
                               .reference = options.reference,
                               .title = display_name(measured),
                               .layer = options.layer,
-                              .act = parse_dtype(options.act).value_or(DType::f32)};
+                              .act = act_types(options).front(),
+                              .quantize = *quantize};
   if (Status written = write_report(request, *benchmark, threads.executor()); !written.ok()) return written;
   return Outcome::ok;
+}
+
+// The peaks that results were held against, as they are at best: "235 GFLOP/s f32, 940 Gop/s int8".
+std::string peaks_text(const Benchmark& benchmark) {
+  std::string text;
+  for (Ceiling ceiling : kAllCeilings) {
+    if (ceiling == Ceiling::read) continue;
+    if (std::none_of(benchmark.results.begin(), benchmark.results.end(), [&](const auto& r) { return r.peak == ceiling; }))
+      continue;
+    text += fmt::format("{}{:.0f} {} {}", text.empty() ? "" : ", ", benchmark.roofline[ceiling],
+                        ceiling == Ceiling::int8 ? "Gop/s" : "GFLOP/s", name(ceiling));
+  }
+  return text;
+}
+
+std::string regret_text(const Regret& regret) {
+  const BenchResult &chosen = regret.chosen, &preferred = regret.preferred;
+  std::string text =
+      fmt::format("regret: the chosen kernel was at most {:.1f} % slower than the best one, {:.1f} % in the median of {}",
+                  100 * (regret.worst - 1), 100 * (regret.median - 1), counted(regret.places, "choice"));
+  if (regret.worst > 1) {
+    text += fmt::format("; worst: {} M={} {} {}, {} where {} is best", printable(chosen.name), chosen.m, chosen.scheme,
+                        chosen.act, chosen.kernel, preferred.kernel);
+  }
+  return text + "\n";
+}
+
+Json regret_json(const Regret& regret) {
+  const BenchResult& chosen = regret.chosen;
+  return {{"choices", regret.places},
+          {"max_ratio", regret.worst},
+          {"median_ratio", regret.median},
+          {"worst",
+           {{"name", chosen.name},
+            {"m", chosen.m},
+            {"n", chosen.n},
+            {"k", chosen.k},
+            {"scheme", chosen.scheme},
+            {"act", chosen.act},
+            {"chosen", chosen.kernel},
+            {"best", regret.preferred.kernel}}}};
 }
 
 }  // namespace
@@ -113,28 +174,34 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"N", right},
                {"K", right},
                {.title = "scheme", .fold = true},
+               {.title = "activations", .fold = true},
                {.title = "kernel", .fold = true},
                {"median µs", right},
                {"GB/s", right},
-               {"GFLOP/s", right},
-               {"bound"},
-               {"of roofline", right},
-               {"vs openblas_f32", right}});
-  bool baseline = false;
+               {"Gop/s", right},
+               {"ceiling"},
+               {"reached", right},
+               {"vs openblas_f32", right},
+               {"chosen"}});
+  bool baseline = false, above_peak = false;
   for (const BenchResult& r : benchmark.results) {
     const auto blas = r.baselines.find("openblas_f32");
     baseline = baseline || blas != r.baselines.end();
+    above_peak = above_peak || r.compute_percent > 100;
     const std::string speedup = blas == r.baselines.end() ? "" : fmt::format("{:.2f}×", blas->second / r.median_us);
-    table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.kernel,
+    table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.act, r.kernel,
                fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
-               r.memory_bound ? "memory" : "compute", fmt::format("{:.0f} %", r.roofline_percent), speedup});
+               r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
+               speedup, benchmark.regret && r.chosen ? "yes" : ""});
   }
   std::string text = table.render(colour);
-  text += fmt::format("roofline, measured: {:.1f} GB/s reads, {:.0f} GFLOP/s f32, {}; weights cold, medians\n",
-                      benchmark.roofline.read_gbytes_per_s, benchmark.roofline.f32_gflops,
-                      counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
+  text += fmt::format("roofline at best: {:.1f} GB/s reads, {}, {}\n", benchmark.roofline.read_gbytes_per_s,
+                      peaks_text(benchmark), counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
+  text += "reached: of the ceiling as it was beside each run; weights cold, medians\n";
+  if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (baseline)
     text += fmt::format("baseline: {}, the same layer in f32\n", Blas::load(benchmark.roofline.threads)->description());
+  if (benchmark.regret) text += regret_text(*benchmark.regret);
   return text;
 }
 
@@ -142,46 +209,58 @@ Json benchmark_json(const Benchmark& benchmark) {
   const DeviceInfo& device = this_device();
   Json results = Json::array();
   for (const BenchResult& r : benchmark.results) {
-    results.push_back({{"name", r.name},
-                       {"m", r.m},
-                       {"n", r.n},
-                       {"k", r.k},
-                       {"scheme", r.scheme},
-                       {"act", r.act},
-                       {"backend", r.backend},
-                       {"kernel", r.kernel},
-                       {"layout", r.layout},
-                       {"modules", r.modules.size()},
-                       {"median_us", r.median_us},
-                       {"samples", r.samples},
-                       {"gbytes_per_s", r.gbytes_per_s},
-                       {"gflops", r.gflops},
-                       {"bound", r.memory_bound ? "memory" : "compute"},
-                       {"roofline_percent", r.roofline_percent},
-                       {"baselines", Json(r.baselines)}});
+    Json& json = results.emplace_back();
+    json = {{"name", r.name},
+            {"m", r.m},
+            {"n", r.n},
+            {"k", r.k},
+            {"scheme", r.scheme},
+            {"act", r.act},
+            {"backend", r.backend},
+            {"kernel", r.kernel},
+            {"layout", r.layout},
+            {"modules", r.modules.size()},
+            {"median_us", r.median_us},
+            {"samples", r.samples},
+            {"gbytes_per_s", r.gbytes_per_s},
+            {"gflops", r.gflops},
+            {"bound", r.memory_bound ? "memory" : "compute"},
+            {"peak", name(r.peak)},
+            {"ceiling_gbytes_per_s", r.ceiling_gbytes_per_s},
+            {"ceiling_gops", r.ceiling_gops},
+            {"memory_percent", r.memory_percent},
+            {"compute_percent", r.compute_percent},
+            {"roofline_percent", r.roofline_percent},
+            {"round_percents", r.round_percents},
+            {"baselines", Json(r.baselines)}};
+    if (benchmark.regret) json["chosen"] = r.chosen;
   }
-  return {{"schema", 1},
-          {"device",
-           {{"cpu", device.cpu_name},
-            {"isa", name(device.isa)},
-            {"cores", device.cores},
-            {"threads", benchmark.roofline.threads},
-            {"l1d_bytes", device.l1d_bytes},
-            {"l2_bytes", device.l2_bytes},
-            {"l3_bytes", device.l3_bytes},
-            {"memory_bytes", device.memory_bytes},
-            {"read_gbytes_per_s", benchmark.roofline.read_gbytes_per_s},
-            {"f32_gflops", benchmark.roofline.f32_gflops}}},
-          {"version", NIBBLE_VERSION},
-          {"commit", benchmark.commit},
-          {"date", benchmark.date},
-          {"results", results}};
+  Json document = {{"schema", 1},
+                   {"device",
+                    {{"cpu", device.cpu_name},
+                     {"isa", name(device.isa)},
+                     {"cores", device.cores},
+                     {"threads", benchmark.roofline.threads},
+                     {"l1d_bytes", device.l1d_bytes},
+                     {"l2_bytes", device.l2_bytes},
+                     {"l3_bytes", device.l3_bytes},
+                     {"memory_bytes", device.memory_bytes},
+                     {"read_gbytes_per_s", benchmark.roofline.read_gbytes_per_s},
+                     {"f32_gflops", benchmark.roofline.f32_gflops},
+                     {"bf16_gflops", benchmark.roofline.bf16_gflops},
+                     {"int8_gops", benchmark.roofline.int8_gops}}},
+                   {"version", NIBBLE_VERSION},
+                   {"commit", benchmark.commit},
+                   {"date", benchmark.date},
+                   {"results", results}};
+  if (benchmark.regret) document["regret"] = regret_json(*benchmark.regret);
+  return document;
 }
 
 void add_bench(CLI::App& app, Action& action) {
   CLI::App* command = add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
                                   "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
-                                  "  nibble bench --shapes bench/shapes/llama3-8b.txt --scheme u4zg128\n"
+                                  "  nibble bench --shapes bench/shapes/llama3-8b.txt --scheme u4zg128,s8g128_u4zg128\n"
                                   "  nibble bench --compare before.json now.json --fail-under 0.9");
   auto options = std::make_shared<Options>();
   const auto positive = between(1e-9, 1e9);
@@ -189,11 +268,23 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::Option* shapes = command->add_option("--shapes", options->shapes, "Measure the layers of this file: lines of [M] N K NAME")
                             ->type_name("FILE");
   add_m_list(*command, options->m, "Rows of activations");
-  command->add_option("--scheme", options->scheme, "With --shapes: scheme of the weights")
-      ->type_name("NAME")
+  command
+      ->add_option("--scheme", options->schemes,
+                   "With --shapes: schemes to measure; s8r_ or s8g128_ in front quantizes activations while running")
+      ->delimiter(',')
+      ->type_name("NAME,...")
       ->needs(shapes)
       ->capture_default_str();
-  add_act(*command, options->act);
+  command
+      ->add_option("--activations", options->activations,
+                   "With PATH: quantize activations while running, s8r (per token) or s8gSIZE (per block)")
+      ->type_name("SCHEME")
+      ->needs(path);
+  command->add_option("--act", options->acts, "Types of activations and outputs: f32, f16 or bf16")
+      ->delimiter(',')
+      ->check(one_of({"f32", "f16", "bf16"}))
+      ->type_name("TYPE,...")
+      ->capture_default_str();
   CLI::Option* kernel = add_kernel(*command, options->kernel);
   command->add_flag("--all-kernels", options->all_kernels, "Measure every kernel that can run, not only the one chosen")
       ->excludes(kernel);

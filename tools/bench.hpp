@@ -12,18 +12,22 @@
 namespace nibble::tools {
 
 struct Benchmark {
-  Roofline roofline;
+  Roofline roofline;  // at best, of all probes; each result has the ceilings of its moment, too
   std::string commit, date;
   std::vector<BenchResult> results;
+  std::optional<Regret> regret;  // when all kernels were measured
 };
 
+/// The value of --activations: "s8r", "s8g128"; "" for none. Errors name the option.
+Result<ActScheme> parse_activations(const std::string& option, const std::string& text);
+
 /// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many
-/// modules are like it.
+/// modules are like it. The cases read from `checkpoint`, which must outlive them.
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
-                                                     std::span<const std::int64_t> m_list);
-/// The lines of a shape file, with random codes and scales in `scheme`. A line that gives M overrides `m_list`.
+                                                     const ActScheme& quantize, std::span<const std::int64_t> m_list);
+/// The lines of a shape file in each of the schemes, with random codes and scales. A line that gives M overrides `m_list`.
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
-                                                 const std::string& scheme, std::span<const std::int64_t> m_list);
+                                                 std::span<const std::string> schemes, std::span<const std::int64_t> m_list);
 
 std::string benchmark_text(const Benchmark& benchmark, bool colour);
 Json benchmark_json(const Benchmark& benchmark);

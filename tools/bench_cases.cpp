@@ -80,10 +80,28 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const WeightSc
   return q;
 }
 
+// unsupported, when activations cannot be quantized like this while running.
+Status check_activations(const std::string& option, const std::string& text, const ActScheme& act) {
+  if (act.codes == DType::none || (act.codes == DType::s8 && act.group.n == 1)) return {};
+  return {StatusCode::unsupported,
+          fmt::format("{}: {} quantizes activations, but not to s8 per token (s8r) or block (s8gSIZE)", option, text)};
+}
+
 }  // namespace
 
+Result<ActScheme> parse_activations(const std::string& option, const std::string& text) {
+  if (text.empty()) return ActScheme{};
+  const auto parsed = Scheme::parse(text + "_s8c");
+  if (!parsed.ok()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: '{}' is not a way to quantize activations; write s8r or s8gSIZE", option, text));
+  }
+  if (Status known = check_activations(option, text, parsed->act); !known.ok()) return known;
+  return parsed->act;
+}
+
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
-                                                     std::span<const std::int64_t> m_list) {
+                                                     const ActScheme& quantize, std::span<const std::int64_t> m_list) {
   const auto pattern = compile_pattern("--layer", layer);
   if (!pattern.ok()) return pattern.status();
   struct Group {
@@ -106,35 +124,40 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
   }
   std::vector<BenchCase> cases;
   for (const Group* group : order) {
-    auto q = checkpoint.read(*group->first);
-    if (!q.ok()) return q.status().with_context(group->first->name);
     std::string name = group->first->name;
     if (group->modules.size() > 1) name = fmt::format("{} ×{}", without_numbers(name), group->modules.size());
-    cases.push_back({std::move(name), *std::move(q), {m_list.begin(), m_list.end()}, group->modules});
+    const Module& module = *group->first;
+    cases.push_back({.name = std::move(name),
+                     .load = [&checkpoint, &module] { return checkpoint.read(module); },
+                     .m = {m_list.begin(), m_list.end()},
+                     .quantize = quantize,
+                     .modules = group->modules});
   }
   return cases;
 }
 
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
-                                                 const std::string& scheme, std::span<const std::int64_t> m_list) {
+                                                 std::span<const std::string> schemes, std::span<const std::int64_t> m_list) {
   const auto pattern = compile_pattern("--layer", layer);
   if (!pattern.ok()) return pattern.status();
-  const auto parsed = Scheme::parse(scheme);
-  if (!parsed.ok()) return parsed.status().with_context("--scheme");
-  if (parsed->act.codes != DType::none) {
-    return Status(StatusCode::unsupported,
-                  fmt::format("--scheme: {} quantizes activations, which no kernel of this build does", scheme));
-  }
   const auto shapes = read_shapes(file);
   if (!shapes.ok()) return shapes.status();
   std::vector<BenchCase> cases;
-  for (const Shape& shape : *shapes) {
-    if (!std::regex_search(shape.name, *pattern)) continue;
-    auto q = random_weight(shape.n, shape.k, parsed->weight, cases.size() + 1);
-    if (!q.ok()) return q.status().with_context(shape.name);
-    std::vector<std::int64_t> m(m_list.begin(), m_list.end());
-    if (shape.m) m = {*shape.m};
-    cases.push_back({shape.name, *std::move(q), std::move(m)});
+  for (const std::string& text : schemes) {
+    const auto scheme = Scheme::parse(text);
+    if (!scheme.ok()) return scheme.status().with_context("--scheme");
+    if (Status known = check_activations("--scheme", text, scheme->act); !known.ok()) return known;
+    std::uint64_t seed = 0;
+    for (const Shape& shape : *shapes) {
+      if (!std::regex_search(shape.name, *pattern)) continue;
+      std::vector<std::int64_t> m(m_list.begin(), m_list.end());
+      if (shape.m) m = {*shape.m};
+      ++seed;
+      cases.push_back({.name = shape.name,
+                       .load = [shape, weight = scheme->weight, seed] { return random_weight(shape.n, shape.k, weight, seed); },
+                       .m = std::move(m),
+                       .quantize = scheme->act});
+    }
   }
   if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", file.string()));
   return cases;

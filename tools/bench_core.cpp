@@ -19,6 +19,8 @@ using namespace std::chrono_literals;
 
 constexpr int kRounds = 5;
 constexpr std::size_t kMaxCopies = 2048;
+// Probes of the ceilings in each round; shorter when the measurements are.
+constexpr double kUsualSeconds = 0.2, kReadProbeSeconds = 0.02, kPeakProbeSeconds = 0.005;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -77,7 +79,8 @@ std::vector<std::string> kernels_to_try(const BenchSpec& spec) {
   if (!spec.all_kernels) return {spec.kernel};
   std::vector<std::string> names;
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.op == Op::linear && kernel.backend != Backend::reference) names.emplace_back(kernel.name);
+    if (kernel.op == Op::linear && kernel.backend != Backend::reference && this_device().has(kernel.isa))
+      names.emplace_back(kernel.name);
   }
   return names;
 }
@@ -88,15 +91,21 @@ struct Entry {
   std::shared_ptr<const std::vector<PackedWeight>> copies;
 };
 
-Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const BenchSpec& spec, Executor& executor) {
+PackOptions pack_options(const BenchCase& layer, const std::string& kernel, Executor& executor) {
+  PackOptions options;
+  options.kernel = kernel;
+  options.m_max = *std::max_element(layer.m.begin(), layer.m.end());
+  options.executor = &executor;
+  return options;
+}
+
+Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTensor& weight, const BenchSpec& spec,
+                                        Executor& executor) {
   std::vector<Entry> entries;
   Status refusal;
   for (const std::string& kernel : kernels_to_try(spec)) {
-    PackOptions options;
-    options.kernel = kernel;
-    options.m_max = *std::max_element(layer.m.begin(), layer.m.end());
-    options.executor = &executor;
-    auto first = pack(layer.weight, options);
+    const PackOptions options = pack_options(layer, kernel, executor);
+    auto first = pack(weight, options);
     if (!first.ok()) {
       refusal = first.status();
       continue;
@@ -106,7 +115,7 @@ Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const BenchSpec&
       if (other.copies->front().layout() == first->layout()) entry.copies = other.copies;
     }
     if (!entry.copies) {
-      auto copies = pack_copies(layer.weight, options);
+      auto copies = pack_copies(weight, options);
       if (!copies.ok()) return copies.status();
       entry.copies = std::make_shared<const std::vector<PackedWeight>>(*std::move(copies));
     }
@@ -157,18 +166,34 @@ struct Run {
   }
 };
 
-// Fills in what follows from the time: traffic counts weights, activations and outputs once each.
-void derive(BenchResult& result, const PackedWeight& weight, DType act, const Roofline& roofline) {
+// The ceilings as they were in each round.
+struct Probes {
+  Ceiling peak = Ceiling::f32;
+  std::vector<double> gbytes_per_s, gops;
+};
+
+// Fills in what follows from the times: traffic counts weights, activations and outputs once each.
+void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, DType act) {
   const double element = bits(act) / 8.0;
   const auto m = static_cast<double>(result.m), n = static_cast<double>(result.n), k = static_cast<double>(result.k);
-  const double bytes = static_cast<double>(weight.bytes().size()) + element * m * (k + n);
-  const double flops = 2 * m * n * k;
-  const double memory_us = bytes / (roofline.read_gbytes_per_s * 1e3);
-  const double compute_us = flops / (roofline.f32_gflops * 1e3);
+  const double bytes = static_cast<double>(weight_bytes) + element * m * (k + n), operations = 2 * m * n * k;
+  result.median_us = timing.median_us;
+  result.samples = timing.samples;
   result.gbytes_per_s = bytes / (result.median_us * 1e3);
-  result.gflops = flops / (result.median_us * 1e3);
-  result.memory_bound = memory_us >= compute_us;
-  result.roofline_percent = 100 * std::max(memory_us, compute_us) / result.median_us;
+  result.gflops = operations / (result.median_us * 1e3);
+  std::vector<double> memory, compute;
+  for (std::size_t round = 0; round < timing.round_us.size(); ++round) {
+    memory.push_back(100 * bytes / (probes.gbytes_per_s[round] * 1e3) / timing.round_us[round]);
+    compute.push_back(100 * operations / (probes.gops[round] * 1e3) / timing.round_us[round]);
+    result.round_percents.push_back(std::max(memory.back(), compute.back()));
+  }
+  result.peak = probes.peak;
+  result.ceiling_gbytes_per_s = median(probes.gbytes_per_s);
+  result.ceiling_gops = median(probes.gops);
+  result.memory_percent = median(memory);
+  result.compute_percent = median(compute);
+  result.memory_bound = result.memory_percent >= result.compute_percent;
+  result.roofline_percent = median(result.round_percents);
 }
 
 std::string_view backend_of(std::string_view kernel) {
@@ -178,21 +203,42 @@ std::string_view backend_of(std::string_view kernel) {
   return "";
 }
 
-// One M: plans, contestants, times, results.
-Result<std::vector<BenchResult>> bench_m(const BenchCase& layer, std::int64_t m, std::span<const Entry> entries,
-                                         const FloatCopies* floats, const BenchSpec& spec, const Roofline& roofline,
-                                         Executor& executor) {
-  const std::int64_t n = layer.weight.n, k = layer.weight.k;
-  const Tensor a = activations(spec.act, m, k);
+// A layer, ready to run.
+struct Prepared {
+  const BenchCase& layer;
+  const QuantTensor& weight;
+  std::vector<Entry> entries;
+  std::optional<PackedWeight> by_default;  // as the planner packs it; only when all kernels are measured
+  std::optional<FloatCopies> floats;
+};
+
+// The kernel the planner would run, "" when that is unknown.
+std::string planned_kernel(const Prepared& prepared, const LinearSpec& linear, int threads) {
+  if (!prepared.by_default) return "";
+  PlanOptions options;
+  options.threads = threads;
+  const auto plan = Plan::linear(*prepared.by_default, linear, options);
+  return plan.ok() ? std::string(plan->kernel(linear.m_max)) : "";
+}
+
+// One activation type and M: plans, contestants, times, results.
+Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, std::int64_t m, const BenchSpec& spec,
+                                         const BenchMachine& machine) {
+  const BenchCase& layer = prepared.layer;
+  Executor& executor = machine.executor;
+  const std::int64_t n = prepared.weight.n, k = prepared.weight.k;
+  const Tensor a = activations(act, m, k);
   const Tensor float_a = activations(DType::f32, m, k);
   const Buffer d(static_cast<std::size_t>(m * n) * sizeof(float));
 
-  LinearSpec linear{.act = spec.act, .m_max = m, .epilogue = {}};
-  linear.epilogue.out = spec.act;
-  linear.epilogue.bias = !layer.weight.bias.empty();
+  LinearSpec linear;
+  linear.act = linear.epilogue.out = act;
+  linear.quantize = layer.quantize;
+  linear.m_max = m;
+  linear.epilogue.bias = !prepared.weight.bias.empty();
   std::vector<Run> runs;
   Status refusal;
-  for (const Entry& entry : entries) {
+  for (const Entry& entry : prepared.entries) {
     PlanOptions options;
     options.kernel = entry.kernel;
     options.threads = executor.threads();
@@ -202,20 +248,27 @@ Result<std::vector<BenchResult>> bench_m(const BenchCase& layer, std::int64_t m,
       continue;
     }
     const auto workspace = std::make_shared<const Buffer>(plan->workspace_bytes());
-    runs.push_back({*std::move(plan), entry.copies, workspace, ConstTensorView(a.bytes.data(), spec.act, {m, k}),
-                    TensorView(static_cast<void*>(d.as<std::byte>()), spec.act, {m, n}), &executor});
+    runs.push_back({*std::move(plan), entry.copies, workspace, ConstTensorView(a.bytes.data(), act, {m, k}),
+                    TensorView(static_cast<void*>(d.as<std::byte>()), act, {m, n}), &executor});
   }
   if (runs.empty()) return refusal;
 
   std::vector<Contestant> contestants;
   for (const Run& run : runs) contestants.push_back({std::string(run.plan.kernel(m)), std::cref(run)});
-  const Blas* blas = floats == nullptr ? nullptr : Blas::load(executor.threads());
+  const Blas* blas = prepared.floats ? Blas::load(executor.threads()) : nullptr;
   if (blas != nullptr) {
-    contestants.push_back(
-        {"openblas_f32", [&](std::size_t i) { blas->linear(m, n, k, float_a.as<float>(), floats->copy(i), d.as<float>()); }});
+    contestants.push_back({"openblas_f32", [&](std::size_t i) {
+                             blas->linear(m, n, k, float_a.as<float>(), prepared.floats->copy(i), d.as<float>());
+                           }});
   }
-  const auto timings = time_in_turns(contestants, spec.min_seconds);
+  Probes probes{.peak = peak_for(act, layer.quantize, machine.roofline), .gbytes_per_s = {}, .gops = {}};
+  const double share = std::min(1.0, spec.min_seconds / kUsualSeconds);
+  const auto timings = time_in_turns(contestants, spec.min_seconds, [&] {
+    probes.gbytes_per_s.push_back(machine.probe.measure(Ceiling::read, share * kReadProbeSeconds));
+    probes.gops.push_back(machine.probe.measure(probes.peak, share * kPeakProbeSeconds));
+  });
 
+  const std::string planned = planned_kernel(prepared, linear, executor.threads());
   std::vector<BenchResult> results;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (!runs[i].failure->ok()) return *runs[i].failure;
@@ -224,14 +277,13 @@ Result<std::vector<BenchResult>> bench_m(const BenchCase& layer, std::int64_t m,
     result.name = layer.name;
     result.modules = layer.modules;
     result.m = m, result.n = n, result.k = k;
-    result.scheme = layer.weight.scheme.name();
-    result.act = name(spec.act);
+    result.scheme = Scheme{prepared.weight.scheme, layer.quantize}.name();
+    result.act = name(act);
     result.kernel = contestants[i].name;
     result.backend = backend_of(result.kernel);
     result.layout = weight.layout();
-    result.median_us = timings[i].median_us;
-    result.samples = timings[i].samples;
-    derive(result, weight, spec.act, roofline);
+    result.chosen = !spec.all_kernels || result.kernel == planned;
+    derive(result, timings[i], probes, weight.bytes().size(), act);
     for (std::size_t b = runs.size(); b < contestants.size(); ++b) result.baselines[contestants[b].name] = timings[b].median_us;
   }
   return results;
@@ -245,10 +297,13 @@ std::uint64_t cold_bytes() {
   return static_cast<std::uint64_t>(device.memory_bytes > 0 ? std::min(wanted, device.memory_bytes / 8) : wanted);
 }
 
-std::vector<Timing> time_in_turns(std::span<const Contestant> contestants, double min_seconds) {
+std::vector<Timing> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
+                                  const std::function<void()>& each_round) {
   std::vector<std::vector<double>> samples(contestants.size());
   std::vector<std::size_t> copy(contestants.size(), 0);
+  std::vector<Timing> timings(contestants.size());
   for (int round = 0; round < kRounds; ++round) {
+    if (each_round) each_round();
     for (std::size_t c = 0; c < contestants.size(); ++c) {
       const auto once = [&] {
         const auto start = Clock::now();
@@ -259,35 +314,83 @@ std::vector<Timing> time_in_turns(std::span<const Contestant> contestants, doubl
       // not matter and only the very first run, which touches new memory, is left out.
       if (contestants.size() > 1) std::this_thread::sleep_for(2ms);
       if (samples[c].empty() || samples[c].back() < 0.02) once();
+      std::vector<double> now;
       double spent = 0;
       do {
-        samples[c].push_back(once());
-        spent += samples[c].back();
+        now.push_back(once());
+        spent += now.back();
       } while (spent < min_seconds / kRounds);
+      samples[c].insert(samples[c].end(), now.begin(), now.end());
+      timings[c].round_us.push_back(1e6 * median(std::move(now)));
     }
   }
-  std::vector<Timing> timings;
-  for (auto& list : samples) timings.push_back({1e6 * median(list), list.size()});
+  for (std::size_t c = 0; c < contestants.size(); ++c) {
+    timings[c].samples = samples[c].size();
+    timings[c].median_us = 1e6 * median(std::move(samples[c]));
+  }
   return timings;
 }
 
-Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const BenchSpec& spec, const Roofline& roofline,
-                                             Executor& executor, const std::function<void(const std::string&)>& step) {
-  const auto entries = pack_for_all(layer, spec, executor);
+Ceiling peak_for(DType act, const ActScheme& quantize, const Roofline& roofline) {
+  if (quantize.codes != DType::none) return Ceiling::int8;
+  return act == DType::bf16 && roofline.bf16_gflops > 0 ? Ceiling::bf16 : Ceiling::f32;
+}
+
+std::optional<Regret> regret_of(std::span<const BenchResult> results) {
+  struct Place {
+    const BenchResult *chosen = nullptr, *best = nullptr;
+  };
+  std::map<std::string, Place> places;
+  for (const BenchResult& r : results) {
+    Place& place = places[fmt::format("{}\n{} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.act)];
+    if (place.best == nullptr || r.median_us < place.best->median_us) place.best = &r;
+    if (r.chosen) place.chosen = &r;
+  }
+  Regret regret;
+  std::vector<double> ratios;
+  for (const auto& [key, place] : places) {
+    if (place.chosen == nullptr) continue;
+    const double ratio = place.chosen->median_us / place.best->median_us;
+    if (ratios.empty() || ratio > regret.worst) {
+      regret.worst = ratio;
+      regret.chosen = *place.chosen;
+      regret.preferred = *place.best;
+    }
+    ratios.push_back(ratio);
+  }
+  if (ratios.empty()) return std::nullopt;
+  regret.places = ratios.size();
+  regret.median = median(std::move(ratios));
+  return regret;
+}
+
+Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const BenchSpec& spec, const BenchMachine& machine,
+                                             const std::function<void(const std::string&)>& step) {
+  const auto weight = layer.load();
+  if (!weight.ok()) return weight.status().with_context(layer.name);
+  auto entries = pack_for_all(layer, *weight, spec, machine.executor);
   if (!entries.ok()) return entries.status().with_context(layer.name);
-  std::optional<FloatCopies> floats;
-  const std::int64_t float_bytes = layer.weight.n * layer.weight.k * static_cast<std::int64_t>(sizeof(float));
-  if (spec.baselines && Blas::load(executor.threads()) != nullptr && float_bytes < this_device().memory_bytes / 8) {
-    auto made = FloatCopies::make(entries->front().copies->front(), executor);
+  Prepared prepared{layer, *weight, *std::move(entries), {}, {}};
+  if (spec.all_kernels) {
+    auto packed = pack(*weight, pack_options(layer, "", machine.executor));
+    if (!packed.ok()) return packed.status().with_context(layer.name);
+    prepared.by_default = *std::move(packed);
+  }
+  const std::int64_t float_bytes = weight->n * weight->k * static_cast<std::int64_t>(sizeof(float));
+  if (spec.baselines && Blas::load(machine.executor.threads()) != nullptr && float_bytes < this_device().memory_bytes / 8) {
+    const PackedWeight& packed = prepared.by_default ? *prepared.by_default : prepared.entries.front().copies->front();
+    auto made = FloatCopies::make(packed, machine.executor);
     if (!made.ok()) return made.status().with_context(layer.name);
-    floats = *std::move(made);
+    prepared.floats = *std::move(made);
   }
   std::vector<BenchResult> results;
-  for (std::int64_t m : layer.m) {
-    step(fmt::format("{} M={}", layer.name, m));
-    auto measured = bench_m(layer, m, *entries, floats ? &*floats : nullptr, spec, roofline, executor);
-    if (!measured.ok()) return measured.status().with_context(layer.name);
-    for (BenchResult& result : *measured) results.push_back(std::move(result));
+  for (DType act : spec.acts) {
+    for (std::int64_t m : layer.m) {
+      step(fmt::format("{} {} M={}", layer.name, name(act), m));
+      auto measured = bench_m(prepared, act, m, spec, machine);
+      if (!measured.ok()) return measured.status().with_context(layer.name);
+      for (BenchResult& result : *measured) results.push_back(std::move(result));
+    }
   }
   return results;
 }

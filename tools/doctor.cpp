@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 
 #include "blas.hpp"
 #include "commands.hpp"
@@ -12,7 +14,7 @@ namespace nibble::tools {
 namespace {
 
 struct Options {
-  bool kernels = false, layouts = false, formats = false, json = false;
+  bool kernels = false, layouts = false, formats = false, measure = false, json = false;
   int threads = 0;
 };
 
@@ -48,7 +50,46 @@ std::string layouts_text(bool colour) {
   return text;
 }
 
-std::string machine_text(const Roofline& roofline, const Blas* blas) {
+// The ceilings of this machine: the best that was measured, and with --measure how much they move.
+struct Ceilings {
+  Roofline best;
+  std::array<std::vector<double>, kAllCeilings.size()> samples;  // sorted; empty without --measure
+
+  const std::vector<double>& of(Ceiling ceiling) const { return samples[static_cast<std::size_t>(ceiling)]; }
+};
+
+// Probes as short as a benchmark's, in turns for some seconds.
+Ceilings measure_ceilings(Executor& executor, bool repeatedly) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kDuration{4};
+  Ceilings ceilings;
+  RooflineProbe probe(executor);
+  ceilings.best = probe.roofline();
+  if (!repeatedly) return ceilings;
+  const auto end = Clock::now() + kDuration;
+  do {
+    for (Ceiling ceiling : kAllCeilings) {
+      const double value = probe.measure(ceiling, ceiling == Ceiling::read ? 0.02 : 0.005);
+      ceilings.samples[static_cast<std::size_t>(ceiling)].push_back(value);
+      ceilings.best[ceiling] = std::max(ceilings.best[ceiling], value);
+    }
+  } while (Clock::now() < end);
+  for (std::vector<double>& samples : ceilings.samples) std::sort(samples.begin(), samples.end());
+  return ceilings;
+}
+
+// "61.0 GB/s"; with --measure "median 60.2 GB/s, from 41.5 to 61.0 in 132 probes".
+std::string ceiling_text(const Ceilings& ceilings, Ceiling ceiling) {
+  if (!(ceilings.best[ceiling] > 0)) return "none: no instruction for it";
+  const std::string_view unit = ceiling == Ceiling::read ? "GB/s" : ceiling == Ceiling::int8 ? "Gop/s" : "GFLOP/s";
+  const auto text = [&](double value) { return fmt::format("{:.{}f}", value, ceiling == Ceiling::read ? 1 : 0); };
+  const std::vector<double>& samples = ceilings.of(ceiling);
+  if (samples.empty()) return fmt::format("{} {}", text(ceilings.best[ceiling]), unit);
+  return fmt::format("median {} {}, from {} to {} in {}", text(samples[samples.size() / 2]), unit, text(samples.front()),
+                     text(samples.back()), counted(samples.size(), "probe"));
+}
+
+std::string machine_text(const Ceilings& ceilings, const Blas* blas) {
   const DeviceInfo& d = this_device();
   const auto size = [](std::int64_t bytes) { return bytes > 0 ? human_binary(bytes) : std::string("unknown"); };
   std::size_t usable = 0;
@@ -59,11 +100,13 @@ std::string machine_text(const Roofline& roofline, const Blas* blas) {
   table.add({"cpu", d.cpu_name});
   table.add({"instruction set", std::string(name(d.isa))});
   table.add({"cores", std::to_string(d.cores)});
-  table.add({"threads", std::to_string(roofline.threads)});
+  table.add({"threads", std::to_string(ceilings.best.threads)});
   table.add({"caches", fmt::format("L1d {}, L2 {} per core, L3 {}", size(d.l1d_bytes), size(d.l2_bytes), size(d.l3_bytes))});
   table.add({"memory", size(d.memory_bytes)});
-  table.add({"reads, measured", fmt::format("{:.1f} GB/s", roofline.read_gbytes_per_s)});
-  table.add({"f32 peak, measured", fmt::format("{:.0f} GFLOP/s", roofline.f32_gflops)});
+  table.add({"reads, measured", ceiling_text(ceilings, Ceiling::read)});
+  table.add({"f32 peak, measured", ceiling_text(ceilings, Ceiling::f32)});
+  table.add({"bf16 peak, measured", ceiling_text(ceilings, Ceiling::bf16)});
+  table.add({"int8 peak, measured", ceiling_text(ceilings, Ceiling::int8)});
   table.add({"kernels", fmt::format("{} of {} can run here (--kernels)", usable, all.size())});
   table.add({"layouts", fmt::format("{} (--layouts)", layouts().size())});
   std::string names;
@@ -96,22 +139,32 @@ Json list_json(const Options& options) {
   return json;
 }
 
-Json machine_json(const Roofline& roofline, const Blas* blas) {
+Json machine_json(const Ceilings& ceilings, const Blas* blas) {
   const DeviceInfo& d = this_device();
-  return {{"version", NIBBLE_VERSION},
-          {"commit", NIBBLE_BUILD_COMMIT},
-          {"compiler", NIBBLE_BUILD_COMPILER},
-          {"cpu", d.cpu_name},
-          {"isa", name(d.isa)},
-          {"cores", d.cores},
-          {"threads", roofline.threads},
-          {"l1d_bytes", d.l1d_bytes},
-          {"l2_bytes", d.l2_bytes},
-          {"l3_bytes", d.l3_bytes},
-          {"memory_bytes", d.memory_bytes},
-          {"read_gbytes_per_s", roofline.read_gbytes_per_s},
-          {"f32_gflops", roofline.f32_gflops},
-          {"openblas", blas == nullptr ? Json(nullptr) : Json(blas->description())}};
+  const Roofline& best = ceilings.best;
+  Json json = {{"version", NIBBLE_VERSION},
+               {"commit", NIBBLE_BUILD_COMMIT},
+               {"compiler", NIBBLE_BUILD_COMPILER},
+               {"cpu", d.cpu_name},
+               {"isa", name(d.isa)},
+               {"cores", d.cores},
+               {"threads", best.threads},
+               {"l1d_bytes", d.l1d_bytes},
+               {"l2_bytes", d.l2_bytes},
+               {"l3_bytes", d.l3_bytes},
+               {"memory_bytes", d.memory_bytes},
+               {"read_gbytes_per_s", best.read_gbytes_per_s},
+               {"f32_gflops", best.f32_gflops},
+               {"bf16_gflops", best.bf16_gflops},
+               {"int8_gops", best.int8_gops},
+               {"openblas", blas == nullptr ? Json(nullptr) : Json(blas->description())}};
+  for (Ceiling ceiling : kAllCeilings) {
+    const std::vector<double>& samples = ceilings.of(ceiling);
+    if (samples.empty()) continue;
+    json["probes"][std::string(name(ceiling))] = {
+        {"median", samples[samples.size() / 2]}, {"min", samples.front()}, {"max", samples.back()}, {"count", samples.size()}};
+  }
+  return json;
 }
 
 Result<Outcome> run(const Options& options) {
@@ -131,13 +184,13 @@ Result<Outcome> run(const Options& options) {
   Json json = list_json(options);
   if (!lists) {
     Threads threads(options.threads);
-    const Roofline roofline = measure_roofline(threads.executor());
-    const Blas* blas = Blas::load(roofline.threads);
+    const Ceilings ceilings = measure_ceilings(threads.executor(), options.measure);
+    const Blas* blas = Blas::load(ceilings.best.threads);
     if (!options.json) {
-      print(machine_text(roofline, blas));
+      print(machine_text(ceilings, blas));
       return Outcome::ok;
     }
-    json.update(machine_json(roofline, blas));
+    json.update(machine_json(ceilings, blas));
   }
   print(to_text(json));
   return Outcome::ok;
@@ -147,11 +200,18 @@ Result<Outcome> run(const Options& options) {
 
 void add_doctor(CLI::App& app, Action& action) {
   CLI::App* command = add_command(app, "doctor", "Show what this machine and this build can do",
-                                  "  nibble doctor\n  nibble doctor --kernels --json");
+                                  "  nibble doctor\n  nibble doctor --measure\n  nibble doctor --kernels --json");
   auto options = std::make_shared<Options>();
-  command->add_flag("--kernels", options->kernels, "List the kernels of this build");
-  command->add_flag("--layouts", options->layouts, "List the packed layouts, with a drawing of their bytes");
-  command->add_flag("--formats", options->formats, "List the checkpoint formats");
+  CLI::Option* kernels = command->add_flag("--kernels", options->kernels, "List the kernels of this build");
+  CLI::Option* layouts =
+      command->add_flag("--layouts", options->layouts, "List the packed layouts, with a drawing of their bytes");
+  CLI::Option* formats = command->add_flag("--formats", options->formats, "List the checkpoint formats");
+  command
+      ->add_flag("--measure", options->measure,
+                 "Repeat the measurement of the ceilings for some seconds: median and spread, for machines shared with others")
+      ->excludes(kernels)
+      ->excludes(layouts)
+      ->excludes(formats);
   add_threads(*command, options->threads);
   command->add_flag("--json", options->json, "JSON instead of a table");
   command->callback([options, &action] { action = [options] { return run(*options); }; });

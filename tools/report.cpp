@@ -14,8 +14,9 @@
 namespace nibble::tools {
 namespace {
 
-/// All layers timed at one M, one after the other.
+/// All layers timed in one mode at one M, one after the other.
 struct Step {
+  std::string mode;
   std::int64_t m = 0;
   std::size_t layers = 0;
   double us = 0, ideal_us = 0, gbytes = 0, gflop = 0;  // sums; ideal: at the roofline
@@ -27,26 +28,39 @@ struct Step {
   double tokens_per_s() const { return static_cast<double>(m) / us * 1e6; }
 };
 
+/// The modes layers were measured in, in file order: one that is "" where there is but one.
+std::vector<std::string> modes_of(const ReportData& data) {
+  std::vector<std::string> modes;
+  for (const ReportLayer& layer : data.layers)
+    if (std::ranges::find(modes, layer.mode) == modes.end()) modes.push_back(layer.mode);
+  return modes;
+}
+
+Step step_of(const ReportData& data, const std::string& mode, std::int64_t m) {
+  Step step;
+  step.mode = mode;
+  step.m = m;
+  for (const ReportLayer& layer : data.layers) {
+    const ReportTiming* t = timing_for(layer, m);
+    if (layer.mode != mode || !t || !(t->median_us > 0)) continue;
+    ++step.layers;
+    step.us += t->median_us;
+    step.ideal_us += t->median_us * t->roofline_percent / 100;
+    step.gbytes += t->gbytes_per_s * t->median_us * 1e-6;
+    step.gflop += t->gflops * t->median_us * 1e-6;
+    for (const auto& [name, us] : t->baselines_us) {
+      step.baselines[name].own_us += t->median_us;
+      step.baselines[name].us += us;
+    }
+  }
+  return step;
+}
+
 std::vector<Step> steps_of(const ReportData& data) {
   std::vector<Step> steps;
-  for (std::int64_t m : m_values(data)) {
-    Step step;
-    step.m = m;
-    for (const ReportLayer& layer : data.layers) {
-      const ReportTiming* t = timing_for(layer, m);
-      if (!t || !(t->median_us > 0)) continue;
-      ++step.layers;
-      step.us += t->median_us;
-      step.ideal_us += t->median_us * t->roofline_percent / 100;
-      step.gbytes += t->gbytes_per_s * t->median_us * 1e-6;
-      step.gflop += t->gflops * t->median_us * 1e-6;
-      for (const auto& [name, us] : t->baselines_us) {
-        step.baselines[name].own_us += t->median_us;
-        step.baselines[name].us += us;
-      }
-    }
-    if (step.layers > 0) steps.push_back(std::move(step));
-  }
+  for (const std::string& mode : modes_of(data))
+    for (std::int64_t m : m_values(data))
+      if (Step step = step_of(data, mode, m); step.layers > 0) steps.push_back(std::move(step));
   return steps;
 }
 
@@ -82,7 +96,8 @@ std::string headline(const ReportData& data, const std::vector<Step>& steps) {
                 fmt::format("largest error {} of its bound", number(closest)), passed < verified);
   if (!steps.empty()) {
     const Step& step = steps.front();
-    out += tile(duration(step.us), fmt::format("for M={}, {}", step.m, counted(step.layers, "layer")),
+    out += tile(duration(step.us),
+                fmt::format("for M={}, {}{}{}", step.m, counted(step.layers, "layer"), step.mode.empty() ? "" : ", ", step.mode),
                 fmt::format("at most {} tokens/s", number(step.tokens_per_s())));
     // The fastest of several baselines is the one that counts.
     const auto fastest =
@@ -111,10 +126,13 @@ std::string facts(const ReportData& data) {
   if (!data.device.cpu_name.empty())
     add("Device", fmt::format("{}, {}, {}", data.device.cpu_name, counted(static_cast<std::size_t>(data.device.cores), "core"),
                               name(data.device.isa)));
-  if (data.roofline.read_gbytes_per_s > 0)
-    add("Measured",
-        fmt::format("{} GB/s read, {} GFLOP/s in f32, with {}", number(data.roofline.read_gbytes_per_s),
-                    number(data.roofline.f32_gflops), counted(static_cast<std::size_t>(data.roofline.threads), "thread")));
+  if (data.roofline.read_gbytes_per_s > 0) {
+    std::string measured = number(data.roofline.read_gbytes_per_s) + " GB/s read";
+    for (Ceiling peak : kAllCeilings)
+      if (peak != Ceiling::read && data.roofline[peak] > 0)
+        measured += fmt::format(", {} {} in {}", number(data.roofline[peak]), unit_of(peak), name(peak));
+    add("Measured", measured + ", with " + counted(static_cast<std::size_t>(data.roofline.threads), "thread"));
+  }
   return out.empty() ? "" : "<dl class=\"facts\">\n" + out + "</dl>\n";
 }
 
@@ -173,14 +191,15 @@ std::string step_table(const std::vector<Step>& steps) {
   std::set<std::string> baselines;
   for (const Step& step : steps)
     for (const auto& [name, sums] : step.baselines) baselines.insert(name);
-  std::string out = "<div class=\"wide\"><table><thead><tr>" + header("M", "rows") + header("Layers") +
-                    header("Time", "sum of medians") + header("Tokens/s", "at most") + header("Memory", "GB/s") +
-                    header("Compute", "GFLOP/s") + header("Roofline", "%");
+  const bool modes = std::ranges::any_of(steps, [](const Step& step) { return !step.mode.empty(); });
+  std::string out = "<div class=\"wide\"><table><thead><tr>" + (modes ? header("Mode", "weights × activations") : "") +
+                    header("M", "rows") + header("Layers") + header("Time", "sum of medians") + header("Tokens/s", "at most") +
+                    header("Memory", "GB/s") + header("Compute", "Gop/s") + header("Roofline", "%");
   for (const std::string& name : baselines) out += header("Speed-up", "against " + name);
   out += "</tr></thead><tbody>\n";
   for (const Step& step : steps) {
-    out += "<tr>" + cell(fmt::format("{}", step.m)) + cell(fmt::format("{}", step.layers)) + cell(duration(step.us)) +
-           cell(number(step.tokens_per_s())) + cell(number(step.gbytes / step.us * 1e6)) +
+    out += "<tr>" + (modes ? cell(step.mode) : "") + cell(fmt::format("{}", step.m)) + cell(fmt::format("{}", step.layers)) +
+           cell(duration(step.us)) + cell(number(step.tokens_per_s())) + cell(number(step.gbytes / step.us * 1e6)) +
            cell(number(step.gflop / step.us * 1e6)) + cell(fmt::format("{:.0f}", step.ideal_us / step.us * 100));
     for (const std::string& name : baselines) {
       const auto it = step.baselines.find(name);
@@ -204,7 +223,8 @@ std::string layer_table(const ReportData& data) {
   out += "</tr></thead><tbody>\n";
   for (const ReportLayer& layer : data.layers) {
     out += fmt::format("<tr><td>{}<span class=\"sub\">{}</span></td>", escape(layer.name), escape(layer.kernel));
-    out += cell(fmt::format("{}", layer.n)) + cell(fmt::format("{}", layer.k)) + cell(layer.scheme, "left") +
+    out += cell(fmt::format("{}", layer.n)) + cell(fmt::format("{}", layer.k)) +
+           cell(layer.mode.empty() ? layer.scheme : layer.mode, "left") +
            cell(layer.bits_per_weight > 0 ? number(layer.bits_per_weight) : "");
     if (const auto& e = layer.error)
       out += cell(number(e->sqnr_db)) + cell(fmt::format("{:.5f}", e->cosine)) + cell(fmt::format("{:.2g}", e->max_abs));
@@ -241,9 +261,12 @@ Relative L2 is the error of all outputs together over their size.</dd>
 <dt>Time</dt><dd>The median of many runs. The weights are cold: copies are rotated so that they come from memory, as they do
 while a model runs, and not from a cache. The time of a step is the sum over the layers shown. It leaves out attention, norms
 and sampling, so tokens per second are an upper bound.</dd>
-<dt>Roofline</dt><dd>What this machine could do at best, measured on it before the layers were timed: a layer can be no faster
-than reading its weights, activations and outputs from memory (the slope), nor than doing its 2·M·N·K operations (the ceiling).
-The share reached is against the lower of the two. Caches shared between runs can lift a small layer above 100&#160;%.</dd>
+<dt>Roofline</dt><dd>What this machine can do at best, measured on it: a layer can be no faster than reading its weights,
+activations and outputs from memory (the slope), nor than doing its 2·M·N·K operations (the level lines): in int8 where the
+activations are quantized, too, in bf16 where they are bf16 and the processor has instructions for that, else in f32. The lines are
+the best that was measured; the share reached is against the lower of the two ceilings as they were beside each run, because on a
+machine shared with others they move. It can pass 100&#160;% where a kernel uses faster instructions than those its line is of, and
+where caches shared between runs lift a small layer.</dd>
 </dl>
 )html";
 
@@ -269,10 +292,12 @@ std::string render_report(const ReportData& data) {
   if (!steps.empty())
     out += section("A step through all layers", "The layers one after the other, each with its weights read from memory.",
                    step_table(steps));
-  out += section("Roofline", "Each mark is a layer at one M. The closer to the line above it, the less there is left to gain.",
+  out += section("Roofline", "Each mark is a layer at one M. The closer to its line, the less there is left to gain.",
                  roofline_chart(data));
   out += section("Speed reached",
-                 "Of what the roofline allows, per kind of layer: the median, with a line from the slowest to the fastest.",
+                 modes_of(data).size() > 1
+                     ? "Of what the roofline allows, per mode: the median layer, with a line from the slowest to the fastest."
+                     : "Of what the roofline allows, per kind of layer: the median, with a line from the slowest to the fastest.",
                  efficiency_chart(data));
   out += section("Error of the quantized weights", "Signal to quantization noise against the original weights; higher is better.",
                  sqnr_chart(data));

@@ -20,8 +20,9 @@ struct ReportTiming {
   double median_us = 0;
   double gbytes_per_s = 0;                     // weights, activations and outputs moved
   double gflops = 0;                           // 2·M·N·K
-  bool compute_bound = false;                  // which side of the roofline limits this shape
-  double roofline_percent = 0;                 // of what that side allows
+  Ceiling ceiling = Ceiling::read;             // what limits this shape
+  Ceiling peak = Ceiling::f32;                 // of the arithmetic it is held against
+  double roofline_percent = 0;                 // of what the ceiling allows
   std::map<std::string, double> baselines_us;  // the same product by others: "OpenBLAS f32" → µs
 };
 
@@ -29,6 +30,7 @@ struct ReportLayer {
   std::string name;
   std::int64_t n = 0, k = 0;
   std::string scheme;
+  std::string mode;  // what tells it from the same layer measured otherwise: "u4b8g128 × bf16"; empty when there is only one
   double bits_per_weight = 0;
   std::string kernel;
   std::vector<Note> notes;

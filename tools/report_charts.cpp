@@ -28,7 +28,7 @@ std::string within_block(std::string_view name) {
 std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
 std::string layer_label(const LayerKind& kind) {
-  const std::string name = shortened(kind.name, 32);
+  const std::string name = shortened(kind.name, 36);
   return kind.layers.size() > 1 ? fmt::format("{} ×{}", name, kind.layers.size()) : name;
 }
 
@@ -63,15 +63,22 @@ struct Point {
   std::string tooltip;
 };
 
+/// "memory ceiling", "int8 peak".
+std::string limit_name(Ceiling ceiling) {
+  return ceiling == Ceiling::read ? "memory ceiling" : std::string(name(ceiling)) + " peak";
+}
+
 std::vector<Point> roofline_points(const ReportData& data, const std::vector<std::int64_t>& ms) {
   std::vector<Point> points;
   for (std::size_t i = ms.size(); i-- > 0;)  // few rows last: decoding is what most people look for
     for (const ReportLayer& layer : data.layers) {
       const ReportTiming* t = timing_for(layer, ms[i]);
       if (!t || !(t->gflops > 0) || !(t->gbytes_per_s > 0)) continue;
-      points.push_back({t->gflops / t->gbytes_per_s, t->gflops, i,
-                        fmt::format("{}\nM={}: {}, {} GB/s, {} GFLOP/s, {:.0f} % of the roofline", layer.name, t->m,
-                                    duration(t->median_us), number(t->gbytes_per_s), number(t->gflops), t->roofline_percent)});
+      points.push_back(
+          {t->gflops / t->gbytes_per_s, t->gflops, i,
+           fmt::format("{}{}{}\nM={}: {}, {} GB/s, {} {}, {:.0f} % of the {}", layer.name, layer.mode.empty() ? "" : ", ",
+                       layer.mode, t->m, duration(t->median_us), number(t->gbytes_per_s), number(t->gflops), unit_of(t->peak),
+                       t->roofline_percent, limit_name(t->ceiling))});
     }
   return points;
 }
@@ -81,7 +88,7 @@ std::vector<Point> roofline_points(const ReportData& data, const std::vector<std
 std::vector<LayerKind> kinds_of(const ReportData& data) {
   std::vector<LayerKind> kinds;
   for (const ReportLayer& layer : data.layers) {
-    std::string name = within_block(layer.name);
+    std::string name = layer.mode.empty() ? within_block(layer.name) : layer.mode;
     auto kind = std::ranges::find(kinds, name, &LayerKind::name);
     if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {std::move(name), {}});
     kind->layers.push_back(&layer);
@@ -105,6 +112,20 @@ const ReportTiming* timing_for(const ReportLayer& layer, std::int64_t m) {
   return it == layer.timings.end() ? nullptr : &*it;
 }
 
+std::vector<Ceiling> peaks_of(const ReportData& data) {
+  std::set<Ceiling> used;
+  for (const ReportLayer& layer : data.layers)
+    for (const ReportTiming& timing : layer.timings)
+      if (data.roofline[timing.peak] > 0) used.insert(timing.peak);
+  std::vector<Ceiling> peaks(used.begin(), used.end());
+  std::ranges::stable_sort(peaks, {}, [&](Ceiling peak) { return data.roofline[peak]; });
+  return peaks;
+}
+
+std::string_view unit_of(Ceiling ceiling) {
+  return ceiling == Ceiling::read ? "GB/s" : ceiling == Ceiling::int8 ? "Gop/s" : "GFLOP/s";
+}
+
 std::string m_legend(const std::vector<std::int64_t>& ms) {
   std::string out = "<p class=\"legend\">";
   for (std::size_t i = 0; i < ms.size(); ++i) {
@@ -119,8 +140,9 @@ std::string roofline_chart(const ReportData& data) {
   const std::vector<std::int64_t> ms = m_values(data);
   const std::vector<Point> points = roofline_points(data, ms);
   if (points.empty()) return "";
-  const double slope = data.roofline.read_gbytes_per_s, ceiling = data.roofline.f32_gflops;
-  const bool measured = slope > 0 && ceiling > 0;
+  const double slope = data.roofline.read_gbytes_per_s;
+  const std::vector<Ceiling> peaks = peaks_of(data);
+  const bool measured = slope > 0 && !peaks.empty();
 
   double left = points[0].x, right = left, low = points[0].y, high = low;
   for (const Point& p : points) {
@@ -129,28 +151,42 @@ std::string roofline_chart(const ReportData& data) {
     low = std::min(low, p.y);
     high = std::max(high, p.y);
   }
-  if (measured) {  // show both parts of the roof
-    const double ridge = ceiling / slope;
-    left = std::min(left, ridge / 4);
-    right = std::max(right, ridge * 4);
+  if (measured) {  // show both parts of every roof
+    const double lowest = data.roofline[peaks.front()], highest = data.roofline[peaks.back()];
+    left = std::min(left, lowest / slope / 4);
+    right = std::max(right, highest / slope * 4);
     low = std::min(low, slope * left);
-    high = std::max(high, ceiling);
+    high = std::max(high, highest);
+  }
+  std::vector<std::string> labels;  // right of the lines, where no mark can be
+  double label_width = 0;
+  for (Ceiling peak : peaks) {
+    labels.push_back(fmt::format("{} {} {}", name(peak), number(data.roofline[peak]), unit_of(peak)));
+    label_width = std::max(label_width, text_width(labels.back()) + 8);
   }
   const double height = 460;
-  const Axis x{left / 1.4, right * 1.4, true, 64, kWidth - 16};
+  const Axis x{left / 1.4, right * 1.4, true, 64, kWidth - 16 - (measured ? label_width : 0)};
   const Axis y{low / 1.6, high * 1.6, true, height - 56, 12};
 
   Svg svg(kWidth, height, "Roofline: arithmetic intensity against speed, one mark per layer and M");
   draw_y_axis(svg, y, x.from, x.to);
-  draw_x_axis(svg, x, y.to, y.from, "arithmetic intensity, flop per byte of weights, activations and outputs");
-  svg.text(16, (y.from + y.to) / 2, "GFLOP/s", "middle", "axis", -90);
+  draw_x_axis(svg, x, y.to, y.from, "arithmetic intensity, operations per byte of weights, activations and outputs");
+  const bool integers = std::ranges::find(peaks, Ceiling::int8) != peaks.end();
+  svg.text(16, (y.from + y.to) / 2, integers ? "Gop/s" : "GFLOP/s", "middle", "axis", -90);
   if (measured) {
-    const double start = std::max(x.low, y.low / slope), ridge = ceiling / slope;
-    const double x1 = x.at(start), y1 = y.at(start * slope), x2 = x.at(ridge), y2 = y.at(ceiling);
-    svg.path({{x1, y1}, {x2, y2}, {x.to, y2}}, "roof");
+    const double start = std::max(x.low, y.low / slope), highest = data.roofline[peaks.back()];
+    svg.path({{x.at(start), y.at(start * slope)}, {x.at(highest / slope), y.at(highest)}}, "roof");
+    const double lowest = data.roofline[peaks.front()];
+    const double x1 = x.at(start), y1 = y.at(start * slope), x2 = x.at(lowest / slope), y2 = y.at(lowest);
     const double degrees = std::atan2(y2 - y1, x2 - x1) * 180 / std::acos(-1.0);
     svg.text((x1 + x2) / 2 - 6, (y1 + y2) / 2 - 8, fmt::format("memory {} GB/s", number(slope)), "middle", "rooftext", degrees);
-    svg.text(x.to - 6, y2 - 8, fmt::format("compute {} GFLOP/s", number(ceiling)), "end", "rooftext");
+    double below = y.from;  // peaks that are close together have their names apart
+    for (std::size_t i = 0; i < peaks.size(); ++i) {
+      const double value = data.roofline[peaks[i]];
+      svg.path({{x.at(value / slope), y.at(value)}, {x.to, y.at(value)}}, "roof");
+      below = std::min(y.at(value), below - 15);
+      svg.text(x.to + 8, below + 4, labels[i], "start", "rooftext");
+    }
   }
   for (const Point& p : points) svg.mark(x.at(p.x), y.at(p.y), p.series, p.tooltip);
   return m_legend(ms) + figure("wide", std::move(svg).finish());
@@ -176,7 +212,7 @@ std::string efficiency_chart(const ReportData& data) {
 
   const double bar = 10, pitch = 16, gap = 14;
   const double bottom = 8 + static_cast<double>(bars) * pitch + static_cast<double>(groups) * gap;
-  const Axis x{0, most, false, label_room(kinds), kWidth - 210};
+  const Axis x{0, most, false, label_room(kinds), kWidth - 226};
   Svg svg(kWidth, bottom + 44, "Share of the roofline reached, per kind of layer and M");
   draw_x_axis(svg, x, 4, bottom, "% of the roofline");
   double top = 8;
@@ -190,18 +226,18 @@ std::string efficiency_chart(const ReportData& data) {
       std::ranges::sort(timings, {}, &ReportTiming::roofline_percent);
       const ReportTiming& t = *timings[(timings.size() - 1) / 2];  // the layer in the middle stands for its kind
       const double least = timings.front()->roofline_percent, greatest = timings.back()->roofline_percent;
-      const double share = t.roofline_percent, achieved = t.compute_bound ? t.gflops : t.gbytes_per_s;
+      const double share = t.roofline_percent, achieved = t.ceiling == Ceiling::read ? t.gbytes_per_s : t.gflops;
       svg.rect(x.at(0), top, x.at(100) - x.at(0), bar, "track");
       svg.rect(x.at(0), top, x.at(share) - x.at(0), bar, fmt::format("s{}", i % kSeries),
-               fmt::format("{}, M={}: median {:.0f} %, {:.0f} to {:.0f} %, {} bound", kind.name, ms[i], share, least, greatest,
-                           t.compute_bound ? "compute" : "memory"));
+               fmt::format("{}, M={}: median {:.0f} %, {:.0f} to {:.0f} %, of the {}", kind.name, ms[i], share, least, greatest,
+                           limit_name(t.ceiling)));
       if (timings.size() > 1) svg.line(x.at(least), top + bar / 2, x.at(greatest), top + bar / 2, "whisker");
       svg.text(x.to + 44, top + bar - 0.5, fmt::format("{:.0f} %", share), "end", "value");
       if (share > 0)
-        svg.text(
-            x.to + 54, top + bar - 0.5,
-            fmt::format("{} of {} {}", number(achieved), number(achieved / share * 100), t.compute_bound ? "GFLOP/s" : "GB/s"),
-            "start", "tick");
+        svg.text(x.to + 54, top + bar - 0.5,
+                 fmt::format("{} of {} {}{}", number(achieved), number(achieved / share * 100), unit_of(t.ceiling),
+                             t.ceiling == Ceiling::read ? "" : fmt::format(" {}", name(t.ceiling))),
+                 "start", "tick");
       top += pitch;
     }
     if (top == first) continue;

@@ -19,7 +19,8 @@ ReportTiming timing_of(const BenchResult& result) {
           .median_us = result.median_us,
           .gbytes_per_s = result.gbytes_per_s,
           .gflops = result.gflops,
-          .compute_bound = !result.memory_bound,
+          .ceiling = result.memory_bound ? Ceiling::read : result.peak,
+          .peak = result.peak,
           .roofline_percent = result.roofline_percent,
           .baselines_us = result.baselines};
 }
@@ -37,10 +38,14 @@ void add_timing(ReportLayer& layer, const BenchResult& result) {
 
 // Layers of a shape file: only what was measured is known.
 std::vector<ReportLayer> layers_from_results(const Benchmark& benchmark) {
+  const auto mode_of = [](const BenchResult& result) { return result.scheme + " × " + result.act; };
+  std::set<std::string> modes;
+  for (const BenchResult& result : benchmark.results) modes.insert(mode_of(result));
   std::vector<ReportLayer> layers;
   for (const BenchResult& result : benchmark.results) {
+    const std::string mode = modes.size() > 1 ? mode_of(result) : "";
     auto at = std::find_if(layers.begin(), layers.end(), [&](const ReportLayer& layer) {
-      return layer.name == result.name && layer.n == result.n && layer.k == result.k && layer.scheme == result.scheme;
+      return layer.name == result.name && layer.n == result.n && layer.k == result.k && layer.mode == mode;
     });
     if (at == layers.end()) {
       at = layers.emplace(layers.end());
@@ -48,6 +53,7 @@ std::vector<ReportLayer> layers_from_results(const Benchmark& benchmark) {
       at->n = result.n;
       at->k = result.k;
       at->scheme = result.scheme;
+      at->mode = mode;
     }
     add_timing(*at, result);
   }
@@ -56,14 +62,14 @@ std::vector<ReportLayer> layers_from_results(const Benchmark& benchmark) {
 
 // Layers of a checkpoint: every module, with the timings of its shape.
 std::vector<ReportLayer> layers_from_inspection(const Inspection& inspection, const std::vector<VerifiedLayer>& verified,
-                                                const Benchmark& benchmark) {
+                                                const Benchmark& benchmark, const ActScheme& quantize) {
   std::vector<ReportLayer> layers;
   for (const InspectedModule& found : inspection.modules) {
     ReportLayer& layer = layers.emplace_back();
     layer.name = found.module.name;
     layer.n = found.module.n;
     layer.k = found.module.k;
-    layer.scheme = found.module.scheme.name();
+    layer.scheme = Scheme{found.module.scheme, quantize}.name();
     layer.bits_per_weight = found.bits_per_weight;
     layer.notes = found.notes;
     layer.error = found.error;
@@ -87,6 +93,7 @@ Status add_checkpoint(const ReportRequest& request, const Benchmark& benchmark, 
   if (!layer.ok()) return layer.status();
   VerifySpec spec;
   spec.linear.act = spec.linear.epilogue.out = request.act;
+  spec.linear.quantize = request.quantize;
   const std::int64_t one_row[] = {1};
   const auto verified = verify_checkpoint(*checkpoint, *layer, one_row, spec, executor);
   if (!verified.ok()) return verified.status();
@@ -100,7 +107,7 @@ Status add_checkpoint(const ReportRequest& request, const Benchmark& benchmark, 
   data.bytes_after = inspection->quantized_bytes;
   data.bits_per_weight = inspection->mean_bits();
   data.notes = inspection->notes;
-  data.layers = layers_from_inspection(*inspection, *verified, benchmark);
+  data.layers = layers_from_inspection(*inspection, *verified, benchmark, request.quantize);
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "bench.hpp"
 #include "commands.hpp"
 #include "option_checks.hpp"
 #include "output.hpp"
@@ -16,10 +17,11 @@ namespace {
 
 struct Options {
   std::filesystem::path path;
-  std::string layer, act = "f32", kernel;
+  std::string layer, act = "f32", out, activations, kernel;
   std::vector<std::int64_t> m = {1, 16};
   std::uint64_t seed = 1;
   std::int64_t sample_columns = 0;
+  float outliers = 1.0f;
   int threads = 0;
   bool json = false;
 };
@@ -38,7 +40,10 @@ std::string exactly(std::string_view name) {
 std::string repeat_command(const Options& options, const VerifiedLayer& layer) {
   std::string command = fmt::format("nibble verify {} --layer '{}' -M {} --act {} --seed {}", options.path.string(),
                                     exactly(layer.name), layer.m, options.act, options.seed);
+  if (!options.out.empty()) command += " --out " + options.out;
+  if (!options.activations.empty()) command += " --activations " + options.activations;
   if (!options.kernel.empty()) command += " --kernel " + options.kernel;
+  if (options.outliers != 1.0f) command += fmt::format(" --outliers {}", options.outliers);
   if (options.sample_columns > 0) command += fmt::format(" --sample-columns {}", options.sample_columns);
   return command;
 }
@@ -116,14 +121,18 @@ Result<Outcome> run(const Options& options) {
   const auto layer = compile_pattern("--layer", options.layer);
   if (!layer.ok()) return layer.status();
   if (Status known = check_kernel_name(options.kernel); !known.ok()) return known;
+  const auto quantize = parse_activations("--activations", options.activations);
+  if (!quantize.ok()) return quantize.status();
   const auto checkpoint = Checkpoint::open(options.path);
   if (!checkpoint.ok()) return checkpoint.status();
 
   Threads threads(options.threads);
   VerifySpec spec;
   spec.linear.act = parse_dtype(options.act).value_or(DType::f32);
-  spec.linear.epilogue.out = spec.linear.act;
+  spec.linear.epilogue.out = parse_dtype(options.out).value_or(spec.linear.act);
+  spec.linear.quantize = *quantize;
   spec.seed = options.seed;
+  spec.outliers = options.outliers;
   spec.sample_columns = options.sample_columns;
   spec.plan.kernel = spec.pack.kernel = options.kernel;
   const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor());
@@ -172,10 +181,20 @@ void add_verify(CLI::App& app, Action& action) {
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
   add_m_list(*command, options->m, "Rows of activations to run");
   add_act(*command, options->act);
+  command->add_option("--out", options->out, "Type of outputs: f32, f16 or bf16 (default: that of the activations)")
+      ->check(one_of({"f32", "f16", "bf16"}))
+      ->type_name("TYPE");
+  command
+      ->add_option("--activations", options->activations,
+                   "Quantize activations while running, s8r (per token) or s8gSIZE (per block)")
+      ->type_name("SCHEME");
   add_kernel(*command, options->kernel);
   command->add_option("--sample-columns", options->sample_columns, "Compare only this many output columns (default: all)")
       ->check(between(1, 1 << 30))
       ->type_name("N");
+  command->add_option("--outliers", options->outliers, "Make every 256th input channel this many times larger")
+      ->type_name("FACTOR")
+      ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the random activations")->type_name("N")->capture_default_str();
   add_threads(*command, options->threads);
   command->add_flag("--json", options->json, "JSON instead of a table");

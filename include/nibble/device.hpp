@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -41,6 +42,11 @@ struct DeviceInfo {
 /// Queried once, then cached.
 const DeviceInfo& this_device();
 
+/// What bounds the speed of a layer: reading memory, or the peak of one kind of arithmetic.
+enum class Ceiling : std::uint8_t { read, f32, bf16, int8 };
+inline constexpr std::array kAllCeilings{Ceiling::read, Ceiling::f32, Ceiling::bf16, Ceiling::int8};
+std::string_view name(Ceiling ceiling);
+
 /// What this machine can do at best with `threads` threads, by measurement.
 struct Roofline {
   int threads = 1;
@@ -48,9 +54,35 @@ struct Roofline {
   double f32_gflops = 0;         // fused multiply-adds (2 operations each) on registers, best ISA of this_device()
   double bf16_gflops = 0;        // bf16 dot products accumulated in f32; 0 when the CPU has no instruction for them
   double int8_gops = 0;          // u8·s8 dot products accumulated in s32, as the best ISA does them
+
+  /// The field of a ceiling: GB/s, GFLOP/s or Gop/s.
+  double& operator[](Ceiling ceiling);
+  double operator[](Ceiling ceiling) const;
 };
 
-/// Takes about half a second.
+/// Short measurements of one ceiling at a time. On a machine shared with others the ceilings move; a benchmark that takes a probe
+/// beside each of its own runs compares like with like. One thread at a time may use a probe.
+class RooflineProbe {
+ public:
+  /// `executor` must outlive the probe.
+  explicit RooflineProbe(Executor& executor);
+  ~RooflineProbe();
+  RooflineProbe(RooflineProbe&&) noexcept;
+  RooflineProbe& operator=(RooflineProbe&&) noexcept;
+
+  /// Measures for about `seconds` (at least four passes of half a millisecond) and returns the median pass: GB/s for
+  /// Ceiling::read, 10⁹ operations per second for the others, 0 where the CPU has no instruction. The first probe of the memory
+  /// allocates at least 256 MB and keeps them; 0 when there are none.
+  double measure(Ceiling ceiling, double seconds);
+  /// The best of several measurements of each ceiling; takes half a second. Throws what measure does.
+  Roofline roofline();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// What RooflineProbe(executor).roofline() returns; takes less than a second.
 Roofline measure_roofline(Executor& executor);
 
 }  // namespace nibble

@@ -17,6 +17,7 @@ namespace nibble {
 struct VerifySpec {
   LinearSpec linear;                // linear.m_max rows are run
   std::uint64_t seed = 1;           // of the random activations and epilogue operands
+  float outliers = 1.0f;            // every 256th input channel is this much larger, as a transformer's few massive ones are
   std::int64_t sample_columns = 0;  // check this many evenly spread output columns; 0: all of them
   PlanOptions plan = {};
   PackOptions pack = {};

@@ -79,6 +79,8 @@ std::vector<reference::Expected> expect(const QuantTensor& q, const ConstTensorV
   return all;
 }
 
+constexpr std::int64_t kOutlierStep = 256;
+
 /// What the kernel may do with activations, from its row.
 reference::ActModel act_model(const LinearSpec& spec, std::string_view kernel) {
   const std::string_view form = find_kernel(kernel)->act;
@@ -102,7 +104,9 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   report.round_trip = unpacked == q;
 
   const EpilogueSpec& epilogue = spec.linear.epilogue;
-  const Tensor a = gaussian(spec.linear.act, {m, q.k}, spec.seed, 1.0f);
+  Tensor a = gaussian(spec.linear.act, {m, q.k}, spec.seed, 1.0f);
+  for (std::int64_t row = 0; row < m && spec.outliers != 1.0f; ++row)
+    for (std::int64_t i = row * q.k; i < (row + 1) * q.k; i += kOutlierStep) a.set(i, spec.outliers * a.at(i));
   const Operands operands(epilogue, m, q.n, spec.linear.act, spec.seed);
   std::vector<std::byte> workspace(plan.workspace_bytes(), std::byte{0xff});  // NaN, should a kernel read what it did not write
   Tensor d(epilogue.out, {m, q.n});

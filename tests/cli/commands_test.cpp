@@ -114,9 +114,25 @@ TEST_F(Cli, VerifyRunsTheKernelItIsTold) {
   ASSERT_FALSE(kernels.empty());
   for (const auto& kernel : kernels) {
     if (kernel["op"] != "linear" || !kernel["runs_here"]) continue;
-    const auto json =
-        nibble_json({"verify", checkpoint("gptq"), "--json", "--layer", "k_proj", "-M", "2", "--kernel", kernel["name"]});
-    EXPECT_EQ(json["results"][0]["kernel"], kernel["name"]);
+    // linear_out_act_weight__...: some kernels take one type of activations only.
+    const std::string name = kernel["name"], after_out = name.substr(name.find('_', name.find('_') + 1) + 1);
+    const std::string act = after_out.substr(0, after_out.find('_'));
+    std::vector<std::string> command = {"verify",
+                                        checkpoint("gptq"),
+                                        "--json",
+                                        "--layer",
+                                        "k_proj",
+                                        "-M",
+                                        "2",
+                                        "--kernel",
+                                        name,
+                                        "--act",
+                                        act == "bf16" ? "bf16" : "f32"};
+    if (act == "s8") {
+      EXPECT_EQ(nibble(command).exit_code, 3) << name << " quantizes activations, which was not asked for";
+      command.insert(command.end(), {"--activations", "s8r"});
+    }
+    EXPECT_EQ(nibble_json(command)["results"][0]["kernel"], name);
   }
 }
 
@@ -133,13 +149,20 @@ TEST_F(Cli, BenchOfACheckpointHasAllFields) {
   EXPECT_GT(json["device"]["read_gbytes_per_s"].get<double>(), 0);
   EXPECT_TRUE(json["device"]["cpu"].is_string());
   EXPECT_GT(json["device"]["f32_gflops"].get<double>(), 0);
+  EXPECT_GT(json["device"]["int8_gops"].get<double>(), 0);
+  EXPECT_GE(json["device"]["bf16_gflops"].get<double>(), 0);
+  EXPECT_FALSE(json.contains("regret"));
   // Seven modules of five shapes: q and o are alike, k and v, gate and up.
   EXPECT_EQ(json["results"].size(), 2u * 4u);
   for (const auto& r : json["results"]) {
-    for (const char* text : {"name", "scheme", "act", "backend", "kernel", "bound"}) EXPECT_TRUE(r[text].is_string()) << text;
-    for (const char* number : {"m", "n", "k", "median_us", "gbytes_per_s", "gflops", "roofline_percent"}) {
+    for (const char* text : {"name", "scheme", "act", "backend", "kernel", "bound", "peak"})
+      EXPECT_TRUE(r[text].is_string()) << text;
+    for (const char* number : {"m", "n", "k", "median_us", "gbytes_per_s", "gflops", "roofline_percent", "memory_percent",
+                               "compute_percent", "ceiling_gbytes_per_s", "ceiling_gops"}) {
       EXPECT_GT(r[number].get<double>(), 0) << number;
     }
+    EXPECT_EQ(r["peak"], "f32");
+    EXPECT_EQ(r["round_percents"].size(), 5u);
     EXPECT_TRUE(r["bound"] == "memory" || r["bound"] == "compute");
     EXPECT_TRUE(r["baselines"].is_object());
     EXPECT_GE(r["samples"], 5);
@@ -164,6 +187,52 @@ TEST_F(Cli, BenchOfShapes) {
     rows.push_back(r["m"]);
   }
   EXPECT_EQ(std::count(rows.begin(), rows.end(), 3) * 3, static_cast<std::ptrdiff_t>(rows.size())) << "a fixed M overrides -M";
+}
+
+TEST_F(Cli, BenchHoldsEachModeAgainstItsPeak) {
+  spit(at("shapes.txt"), "48 256 first\n32 256 second\n");
+  const Finished run =
+      nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,2", "--scheme", "u4b8g128,s8g128_u4b8g128,s8r_s8c", "--act",
+              "f32,bf16", "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "Gop/s int8")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  EXPECT_EQ(json["results"].size(), 2u * 2u * 3u * 2u);
+  const bool has_bf16 = json["device"]["bf16_gflops"] > 0;
+  for (const auto& r : json["results"]) {
+    const bool dynamic = r["scheme"] == "s8g128_u4b8g128" || r["scheme"] == "s8r_s8c";
+    EXPECT_TRUE(dynamic || r["scheme"] == "u4b8g128") << r;
+    EXPECT_EQ(r["peak"], dynamic ? "int8" : r["act"] == "bf16" && has_bf16 ? "bf16" : "f32") << r;
+    const double best = json["device"][r["peak"] == "int8" ? "int8_gops" : r["peak"] == "bf16" ? "bf16_gflops" : "f32_gflops"];
+    EXPECT_LE(r["ceiling_gops"].get<double>(), best) << "the device's ceiling is the best of all";
+  }
+  EXPECT_TRUE(contains(slurp(at("r.html")), "s8r_s8c × bf16"));
+}
+
+TEST_F(Cli, BenchOfACheckpointQuantizesActivations) {
+  const Finished run = nibble({"bench", checkpoint("gptq"), "-M", "2", "--layer", "k_proj", "--activations", "s8r",
+                               "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  EXPECT_EQ(json["results"][0]["scheme"], "s8r_u4b8g16");
+  EXPECT_EQ(json["results"][0]["peak"], "int8");
+  EXPECT_TRUE(contains(slurp(at("r.html")), "s8r_u4b8g16"));
+}
+
+TEST_F(Cli, BenchOfAllKernelsTellsTheRegret) {
+  spit(at("shapes.txt"), "64 128 a\n");
+  const Finished run = nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,16", "--all-kernels", "--no-baselines",
+                               "--min-time", "0.001", "--json", at("b.json")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "regret: the chosen kernel was at most")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  EXPECT_EQ(json["regret"]["choices"], 2);
+  EXPECT_GE(json["regret"]["max_ratio"].get<double>(), json["regret"]["median_ratio"].get<double>());
+  EXPECT_GE(json["regret"]["median_ratio"].get<double>(), 1);
+  EXPECT_EQ(json["regret"]["worst"]["name"], "a");
+  std::size_t chosen = 0;
+  for (const auto& r : json["results"]) chosen += r["chosen"].get<bool>();
+  EXPECT_EQ(chosen, 2u);
 }
 
 TEST_F(Cli, CompareFindsRegressions) {
@@ -239,11 +308,26 @@ TEST_F(Cli, DoctorKnowsTheMachineAndTheBuild) {
   const Finished text = nibble({"doctor"});
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_TRUE(contains(text.out, "GB/s")) << text.out;
-  EXPECT_GT(nibble_json({"doctor", "--json"})["read_gbytes_per_s"].get<double>(), 0);
+  for (const char* peak : {"f32 peak", "bf16 peak", "int8 peak"}) EXPECT_TRUE(contains(text.out, peak)) << text.out;
+  const auto machine = nibble_json({"doctor", "--json"});
+  for (const char* ceiling : {"read_gbytes_per_s", "f32_gflops", "int8_gops"}) EXPECT_GT(machine[ceiling].get<double>(), 0);
+  EXPECT_GE(machine["bf16_gflops"].get<double>(), 0);
+  EXPECT_FALSE(machine.contains("probes"));
   const auto lists = nibble_json({"doctor", "--kernels", "--layouts", "--formats", "--json"});
   EXPECT_FALSE(lists["kernels"].empty());
   EXPECT_FALSE(lists["layouts"].empty());
   EXPECT_GE(lists["formats"].size(), 4u);
+}
+
+TEST_F(Cli, DoctorMeasuresTheSpread) {
+  const auto json = nibble_json({"doctor", "--measure", "--json"});
+  for (const char* ceiling : {"read", "f32", "bf16", "int8"}) {
+    const auto& probes = json["probes"][ceiling];
+    EXPECT_GE(probes["count"], 1) << ceiling;
+    EXPECT_LE(probes["min"].get<double>(), probes["median"].get<double>());
+    EXPECT_LE(probes["median"].get<double>(), probes["max"].get<double>());
+  }
+  EXPECT_GE(json["read_gbytes_per_s"].get<double>(), json["probes"]["read"]["max"].get<double>());
 }
 
 }  // namespace

@@ -36,7 +36,12 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", awq, "--layer", "nothing_like_it"}, "no quantized module"},
       {{"bench", checkpoint("float")}, "no quantized module"},
       {{"bench", awq, "--scheme", "u4zg128"}, "--shapes"},
+      {{"bench", awq, "--activations", "s8x"}, "'s8x' is not a way to quantize activations"},
+      {{"bench", awq, "--act", "f32,f8"}, "'f8' is not one of"},
+      {{"bench", awq, "--act", "f32,bf16", "--report", out}, "one type of activations"},
+      {{"bench", "--shapes", awq, "--activations", "s8r"}, "PATH"},
       {{"bench", awq, "--reference", awq}, "--report"},
+      {{"doctor", "--measure", "--kernels"}, "--measure"},
       {{"bench", awq, "--fail-under", "0.9"}, "--compare"},
       {{"quantize", checkpoint("float"), out}, "--format"},
       {{"quantize", checkpoint("float"), out, "--format", "gguf"}, "'gguf' is not one of"},
@@ -58,7 +63,9 @@ TEST_F(Cli, UsageErrorsExitWith2) {
 TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   expect_error(nibble({"convert", checkpoint("awq"), at("out"), "--format", "gptq"}), 3, "u4zg16");
   spit(at("shapes.txt"), "64 64 a\n");
-  expect_error(nibble({"bench", "--shapes", at("shapes.txt"), "--scheme", "s8r_s8c"}), 3, "s8r_s8c");
+  for (const char* scheme : {"s8t_s8c", "u8r_s8c", "e4m3r_s8c"})
+    expect_error(nibble({"bench", "--shapes", at("shapes.txt"), "--scheme", scheme}), 3, scheme);
+  expect_error(nibble({"bench", checkpoint("awq"), "--activations", "s8t"}), 3, "s8t");
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
 }
 

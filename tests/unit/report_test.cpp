@@ -100,7 +100,8 @@ ReportData model(int blocks) {
                                  us,
                                  bytes / us * 1e-3,
                                  flop / us * 1e-3,
-                                 compute_us > memory_us,
+                                 compute_us > memory_us ? Ceiling::f32 : Ceiling::read,
+                                 Ceiling::f32,
                                  percent,
                                  {{"OpenBLAS f32", std::max(weights * 4 / 42.5e3, compute_us) * 1.25}}});
       }
@@ -134,7 +135,7 @@ TEST(ReportTest, OneBlock) {
   EXPECT_THAT(html, HasSubstr("3.76×"));
   EXPECT_THAT(html, HasSubstr("7/7"));
   EXPECT_THAT(html, HasSubstr("memory 42.5 GB/s"));
-  EXPECT_THAT(html, HasSubstr("compute 610 GFLOP/s"));
+  EXPECT_THAT(html, HasSubstr(">f32 610 GFLOP/s<"));
   EXPECT_THAT(html, HasSubstr("as fast as OpenBLAS f32"));
   EXPECT_EQ(occurrences(html, "<svg"), 4 + 2 * 4u);  // four pictures, two legends of four marks
 }
@@ -143,6 +144,57 @@ TEST(ReportTest, ManyLayers) {
   const std::string html = rendered(model(32), "224");
   EXPECT_EQ(occurrences(html, "<tr>"), 224 + 4 + 2u);
   EXPECT_THAT(html, HasSubstr("8 layers</summary>"));  // equal notes are told once
+}
+
+/// The same layers in three modes, one of them faster than the peak it is held against.
+ReportData three_modes() {
+  ReportData data = model(1);
+  data.roofline = {8, 42.5, 610, 1220, 2440};
+  const std::vector<ReportLayer> layers = data.layers;
+  data.layers.clear();
+  const struct {
+    const char* mode;
+    Ceiling peak;
+    double speed;
+  } kModes[] = {
+      {"u4b8g128 × f32", Ceiling::f32, 1.6}, {"u4b8g128 × bf16", Ceiling::bf16, 1.7}, {"s8r_s8c × f32", Ceiling::int8, 3}};
+  for (const auto& mode : kModes)
+    for (ReportLayer layer : layers) {
+      layer.mode = mode.mode;
+      for (ReportTiming& t : layer.timings) {
+        t.peak = mode.peak;
+        if (t.ceiling == Ceiling::read) continue;
+        t.ceiling = mode.peak;
+        t.median_us /= mode.speed;
+        t.gflops *= mode.speed;
+        t.roofline_percent = 100 * t.gflops / data.roofline[mode.peak];
+      }
+      data.layers.push_back(std::move(layer));
+    }
+  return data;
+}
+
+TEST(ReportTest, EveryModeHasItsCeiling) {
+  const std::string html = rendered(three_modes(), "modes");
+  for (const char* text :
+       {">f32 610 GFLOP/s<", ">bf16 1220 GFLOP/s<", ">int8 2440 Gop/s<", "1220 GFLOP/s in bf16", ">Gop/s</text>"})
+    EXPECT_THAT(html, HasSubstr(text));
+  EXPECT_EQ(occurrences(html, "class=\"roof\""), 1 + 3u);                  // a slope and three peaks
+  EXPECT_EQ(occurrences(html, "<td>s8r_s8c × f32</td>"), 4u);              // a step for each M
+  EXPECT_THAT(html, HasSubstr(">u4b8g128 × bf16 ×7</text>"));              // a bar for each mode, of seven layers
+  EXPECT_THAT(html, testing::ContainsRegex("1[0-9][0-9] %, of the f32"));  // more than the peak is said, not cut
+}
+
+TEST(ReportTest, OnlyPeaksThatMatterAreDrawn) {
+  ReportData data = model(1);
+  data.roofline = {8, 42.5, 610, 1220, 2440};
+  const std::string html = rendered(data, "f32");
+  EXPECT_THAT(html, Not(HasSubstr(">int8 2440")));
+  EXPECT_THAT(html, HasSubstr(">GFLOP/s</text>"));
+  data.roofline.int8_gops = 0;  // a peak nobody measured
+  for (ReportLayer& layer : data.layers)
+    for (ReportTiming& timing : layer.timings) timing.peak = timing.ceiling = Ceiling::int8;
+  EXPECT_THAT(rendered(data, "no_peak"), Not(HasSubstr("class=\"roof\"")));
 }
 
 TEST(ReportTest, Empty) {
@@ -183,7 +235,7 @@ TEST(ReportTest, ExtremeValues) {
   data.layers[3].verify->passed = false;
   data.layers[3].verify->worst_error_over_bound = kInfinity;
   data.layers[4].verify->worst_error_over_bound = 0;
-  data.layers[5].timings[0] = {1, 0, 0, 0, false, 0, {}};
+  data.layers[5].timings[0] = {1, 0, 0, 0, Ceiling::read, Ceiling::f32, 0, {}};
   data.layers[6].timings[0].roofline_percent = 140;
   EXPECT_THAT(rendered(data, "extreme"), HasSubstr("6/7"));
   data.layers.resize(1);

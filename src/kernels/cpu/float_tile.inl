@@ -117,7 +117,8 @@ __attribute__((always_inline)) inline void multiply(int height, const float* a, 
     for (int v = 0; v < kVecs; ++v) store(acc + r * kRows + v * kLanes, c[r][v]);
 }
 
-void multiply_tile(std::int64_t height, const float* a, const float* panel, int count, float* acc) {
+/// Not inlined: what the caller keeps in registers would cost accumulators.
+__attribute__((noinline)) void multiply_tile(std::int64_t height, const float* a, const float* panel, int count, float* acc) {
   switch (height) {  // cases above kTileM vanish
     case 1: return multiply(1, a, panel, count, acc);
     case 2: return multiply(2, a, panel, count, acc);

@@ -172,23 +172,25 @@ void floats(const PrepareTask& t, std::int64_t m) {
 
 /// bf16 as it is: no arithmetic, only order.
 void halves(const PrepareTask& t, std::int64_t m) {
+  typedef std::uint16_t Octet __attribute__((vector_size(2 * tile::kOctet)));
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
-  constexpr int order[tile::kOctet] = {0, 2, 4, 6, 1, 3, 5, 7};
   for (std::int64_t r = 0; r < height; ++r) {
     const std::byte* row = t.a + (m + r) * t.stride;
-    std::byte* out = t.out + m * t.token_bytes;
-    for (std::int64_t k = 0; k < t.segments.k;) {
-      const std::int64_t end = t.segments.end(k);
+    std::byte* out = t.out + m * t.token_bytes + 4 * r;
+    for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+      end = t.segments.end(k);
       for (; k < end; k += tile::kOctet, out += 16 * height) {
-        std::uint16_t octet[tile::kOctet] = {};
-        for (std::int64_t j = 0; j < tile::kOctet && k + j < end; ++j)
-          std::memcpy(octet + j, row + 2 * (t.perm == nullptr ? k + j : t.perm[k + j]), 2);
-        for (int pair = 0; pair < 4; ++pair) {
-          const std::uint16_t two[2] = {octet[order[2 * pair]], octet[order[2 * pair + 1]]};
-          std::memcpy(out + 4 * (pair * height + r), two, 4);
+        Octet octet{};
+        if (t.perm == nullptr && k + tile::kOctet <= end) {
+          std::memcpy(&octet, row + 2 * k, sizeof octet);
+        } else {
+          for (std::int64_t j = 0; j < tile::kOctet && k + j < end; ++j)
+            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, row + 2 * (t.perm == nullptr ? k + j : t.perm[k + j]), 2);
         }
+        octet = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
+        for (int pair = 0; pair < 4; ++pair)
+          std::memcpy(out + 4 * pair * height, reinterpret_cast<const char*>(&octet) + 4 * pair, 4);
       }
-      k = end;
     }
   }
 }

@@ -201,6 +201,9 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (baseline)
     text += fmt::format("baseline: {}, the same layer in f32\n", Blas::load(benchmark.roofline.threads)->description());
+  const Misprediction off = misprediction_of(benchmark.results);
+  text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
+                      100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.act, off.at.kernel);
   if (benchmark.regret) text += regret_text(*benchmark.regret);
   return text;
 }
@@ -221,6 +224,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"layout", r.layout},
             {"modules", r.modules.size()},
             {"median_us", r.median_us},
+            {"predicted_us", r.predicted_us},
             {"samples", r.samples},
             {"gbytes_per_s", r.gbytes_per_s},
             {"gflops", r.gflops},

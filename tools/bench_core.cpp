@@ -221,6 +221,18 @@ std::string planned_kernel(const Prepared& prepared, const LinearSpec& linear, i
   return plan.ok() ? std::string(plan->kernel(linear.m_max)) : "";
 }
 
+// What the planner says of a kernel that was measured, for the machine as it was then.
+double predicted_us(const PackedWeight& weight, const LinearSpec& linear, const BenchResult& result, const Roofline& best) {
+  PlanOptions options;
+  options.kernel = result.kernel;
+  options.machine = best;
+  options.machine->read_gbytes_per_s = result.ceiling_gbytes_per_s;
+  for (Ceiling peak : {Ceiling::f32, Ceiling::bf16, Ceiling::int8})
+    (*options.machine)[peak] *= result.ceiling_gops / best[result.peak];
+  const auto plan = Plan::linear(weight, linear, options);
+  return plan.ok() ? plan->explain().buckets.back().cost_us : 0.0;
+}
+
 // One activation type and M: plans, contestants, times, results.
 Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, std::int64_t m, const BenchSpec& spec,
                                          const BenchMachine& machine) {
@@ -284,6 +296,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
     result.layout = weight.layout();
     result.chosen = !spec.all_kernels || result.kernel == planned;
     derive(result, timings[i], probes, weight.bytes().size(), act);
+    result.predicted_us = predicted_us(weight, linear, result, machine.roofline);
     for (std::size_t b = runs.size(); b < contestants.size(); ++b) result.baselines[contestants[b].name] = timings[b].median_us;
   }
   return results;
@@ -362,6 +375,21 @@ std::optional<Regret> regret_of(std::span<const BenchResult> results) {
   regret.places = ratios.size();
   regret.median = median(std::move(ratios));
   return regret;
+}
+
+Misprediction misprediction_of(std::span<const BenchResult> results) {
+  Misprediction found;
+  std::vector<double> errors;
+  for (const BenchResult& r : results) {
+    const double error = std::abs(r.predicted_us / r.median_us - 1);
+    if (errors.empty() || error > found.worst) {
+      found.worst = error;
+      found.at = r;
+    }
+    errors.push_back(error);
+  }
+  if (!errors.empty()) found.median = median(std::move(errors));
+  return found;
 }
 
 Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const BenchSpec& spec, const BenchMachine& machine,

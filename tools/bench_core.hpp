@@ -58,6 +58,7 @@ struct BenchResult {
   std::vector<double> round_percents;  // roofline_percent, round by round
   std::size_t samples = 0;
   bool chosen = true;                       // what the planner would run
+  double predicted_us = 0;                  // by the planner, for the machine as the probes saw it
   std::vector<std::string> modules = {};    // as in BenchCase
   std::map<std::string, double> baselines;  // median µs
 };
@@ -82,6 +83,13 @@ struct Regret {
 };
 /// Of results of all kernels; nothing where no choice was measured.
 std::optional<Regret> regret_of(std::span<const BenchResult> results);
+
+/// How far the planner's predictions are from the measured times: |predicted / measured − 1|, over all results.
+struct Misprediction {
+  double median = 0, worst = 0;
+  BenchResult at;  // where it was worst
+};
+Misprediction misprediction_of(std::span<const BenchResult> results);
 
 /// What measuring needs of the machine.
 struct BenchMachine {

@@ -47,9 +47,9 @@ Status accepts(const Kernel& self, const Problem& p) {
 }
 
 /// Slots (cost.hpp), fitted to measurements.
-constexpr double kDot = 1.05;  // per token and vector of dot products
-constexpr double kDecode = 8;  // per vector of the panel
-constexpr double kFlush = 4;   // per token, vector and segment
+constexpr double kDot = 1.09;    // per token and vector of dot products
+constexpr double kDecode = 5.4;  // per vector of the panel; twice that for 8-bit codes
+constexpr double kFlush = 7.7;   // per token, vector and segment
 
 double cost_us(const Kernel&, const Problem& p) {
   constexpr const Bf16Isa& isa = kAvx512Bf16;
@@ -60,7 +60,8 @@ double cost_us(const Kernel&, const Problem& p) {
   const std::int64_t token_blocks = (p.m + isa.tokens - 1) / isa.tokens;
   const double tokens = static_cast<double>((p.m + 1) / 2 * 2);
   const double slots =
-      vectors * (pairs * (kDot * tokens + kDecode * static_cast<double>(token_blocks)) + segments * tokens * kFlush);
+      vectors * (pairs * (kDot * tokens + (bits(p.scheme.codes) == 4 ? 1 : 2) * kDecode * static_cast<double>(token_blocks)) +
+                 segments * tokens * kFlush);
   const std::int64_t tasks = (p.n + isa.rows - 1) / isa.rows * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, isa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, isa.rows));

@@ -58,7 +58,7 @@ struct DotRates {
   double dot;      // per vector of 4-byte dot products
   double wide;     // the same for codes of more than 4 bits
   double octet;    // per vector and octet: loading and splitting codes
-  double segment;  // per segment: its header
+  double segment;  // per vector and segment: its header, and waiting for the last sums
   double token;    // per token, vector and segment: applying scales
 };
 
@@ -74,10 +74,9 @@ double cost_us(const Kernel&, const Problem& p) {
   const bool narrow = width == 4 || width == 8;
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
     const double rows = static_cast<double>(height * form.digits);
-    const double dots = 2 * octets * vectors * rows * (width == 4 ? kRates.dot : kRates.wide);
-    const double codes = octets * vectors * (narrow ? kRates.octet : kRates.octet + kWidenSlots);
-    return std::max(dots, codes) + 0.25 * std::min(dots, codes) +
-           segments * (kRates.segment + static_cast<double>(height) * vectors * kRates.token);
+    const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
+    const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
+    return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * kRates.token));
   };
   const std::int64_t tail = p.m % kIsa.tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
   const double tiles = static_cast<double>(p.m / kIsa.tile) * slots(kIsa.tile) + (tail != 0 ? slots(tail) : 0.0);
@@ -109,14 +108,14 @@ constexpr Kernel on(Kernel kernel, std::string_view layout, int rows) {
   return kernel;
 }
 
-constexpr DotRates kBaselineRates{.dot = 6, .wide = 6, .octet = 4, .segment = 40, .token = 6};
+constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment = 90, .token = 6};
 #if defined(__x86_64__)
-constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 2, .segment = 10, .token = 3};
-constexpr DotRates kAvx512Rates{.dot = 3, .wide = 5, .octet = 2, .segment = 10, .token = 3};
-constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 2, .segment = 10, .token = 3};
-constexpr DotRates kAvx2Rates{.dot = 3, .wide = 5, .octet = 2, .segment = 10, .token = 3};
+constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 18, .token = 2.2};
+constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 18, .token = 2.2};
+constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
+constexpr DotRates kAvx2Rates{.dot = 2.15, .wide = 3.9, .octet = 1.1, .segment = 35, .token = 3};
 #elif defined(__aarch64__)
-constexpr DotRates kDotprodRates{.dot = 1, .wide = 1, .octet = 2, .segment = 10, .token = 3};
+constexpr DotRates kDotprodRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
 #endif
 
 constexpr std::array kKernels {

@@ -32,7 +32,7 @@ __attribute__((noinline)) void read_group_header(const Decoder& d, const std::by
   const std::byte* zeros = record + d.geometry.scale_bytes;
   for (int v = 0; v < kVecs; ++v) {
     h.scale[v] = load_as_floats(record + v * scale_step, d.scale_type);
-    h.zero[v] = Vec{} - static_cast<float>(d.geometry.bits > 4 ? kByteBias : 0);
+    h.zero[v] = Vec{} - static_cast<float>(d.geometry.bits != 4 ? kByteBias : 0);
     h.offset[v] = Vec{};
     if (d.zero == ZeroKind::offset) {
       h.offset[v] = load_as_floats(zeros + v * zero_step, d.zero_type);
@@ -79,9 +79,10 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
   const tile::Geometry& geo = d.geometry;
   const int rows = height * digits;
   const bool apart = rows * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
-  const bool subtracts = d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits > 4 && kByteBias != 0);
+  const bool subtracts = d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits != 4 && kByteBias != 0);
   const int dot_bits = bits == 4 ? 4 : 8;
-  const Ints flip = splat((bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101);
+  const Ints flip =
+      splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101u));
   Vec sum[kMaxTile][kVecs];
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) sum[m][v] = Vec{};

@@ -147,8 +147,13 @@ constexpr std::array kLinear {
       linear_row<kAvx2Float, kAvx2Rates>("linear_any_f32_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
                                          "decode a panel to f32, multiply in 6×16 register tiles"),
 #endif
-      linear_row<kBaselineFloat, kBaselineRates>("linear_any_f32_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
-                                                 "decode a panel to f32, multiply in 2×16 register tiles"),
+#if defined(__aarch64__)
+      linear_row<kBaselineFloat, kBaselineRates>("linear_any_f32_any__cpu_baseline_m6n16", Isa::baseline, "cpu_n16", {6, 16, 0},
+                                                 "decode a panel to f32, multiply in 6×16 register tiles"),
+#else
+  linear_row<kBaselineFloat, kBaselineRates>("linear_any_f32_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
+                                             "decode a panel to f32, multiply in 2×16 register tiles"),
+#endif
 };
 
 constexpr std::array kDequantize {

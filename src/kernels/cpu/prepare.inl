@@ -123,10 +123,10 @@ void digits(const PrepareTask& t, std::int64_t m) {
         block_end = k + block;
       }
 
-      for (std::int64_t i = 0; i < end - k; i += kLanes) store_ints(units + i, to_ints(load(x + i) * scaling.inverse));
+      const std::int64_t padded = (end - k + 15) / 16 * 16;
+      for (std::int64_t i = 0; i < padded; i += kLanes) store_ints(units + i, to_ints(load(x + i) * scaling.inverse));
       const std::int32_t sum = total(units, end - k);
       const std::int64_t octets = tile::Geometry::octets(end - k);
-      const std::int64_t padded = (end - k + 15) / 16 * 16;
       const float values[2] = {scaling.scale, static_cast<float>(sum)};
       std::memcpy(out + 4 * r, &values[0], 4);
       std::memcpy(out + 4 * (height + r), &values[1], 4);

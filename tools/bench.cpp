@@ -279,11 +279,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->type_name("NAME,...")
       ->needs(shapes)
       ->capture_default_str();
-  command
-      ->add_option("--activations", options->activations,
-                   "With PATH: quantize activations while running, s8r (per token) or s8gSIZE (per block)")
-      ->type_name("SCHEME")
-      ->needs(path);
+  add_activations(*command, options->activations, "With PATH: quantize activations while running")->needs(path);
   command->add_option("--act", options->acts, "Types of activations and outputs: f32, f16 or bf16")
       ->delimiter(',')
       ->check(one_of({"f32", "f16", "bf16"}))

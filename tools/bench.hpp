@@ -18,9 +18,6 @@ struct Benchmark {
   std::optional<Regret> regret;  // when all kernels were measured
 };
 
-/// The value of --activations: "s8r", "s8g128"; "" for none. Errors name the option.
-Result<ActScheme> parse_activations(const std::string& option, const std::string& text);
-
 /// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many
 /// modules are like it. The cases read from `checkpoint`, which must outlive them.
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,

@@ -80,25 +80,7 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const WeightSc
   return q;
 }
 
-// unsupported, when activations cannot be quantized like this while running.
-Status check_activations(const std::string& option, const std::string& text, const ActScheme& act) {
-  if (act.codes == DType::none || (act.codes == DType::s8 && act.group.n == 1)) return {};
-  return {StatusCode::unsupported,
-          fmt::format("{}: {} quantizes activations, but not to s8 per token (s8r) or block (s8gSIZE)", option, text)};
-}
-
 }  // namespace
-
-Result<ActScheme> parse_activations(const std::string& option, const std::string& text) {
-  if (text.empty()) return ActScheme{};
-  const auto parsed = Scheme::parse(text + "_s8c");
-  if (!parsed.ok()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: '{}' is not a way to quantize activations; write s8r or s8gSIZE", option, text));
-  }
-  if (Status known = check_activations(option, text, parsed->act); !known.ok()) return known;
-  return parsed->act;
-}
 
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
                                                      const ActScheme& quantize, std::span<const std::int64_t> m_list) {

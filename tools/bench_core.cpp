@@ -396,6 +396,7 @@ Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const Bench
                                              const std::function<void(const std::string&)>& step) {
   const auto weight = layer.load();
   if (!weight.ok()) return weight.status().with_context(layer.name);
+  step(fmt::format("{} packing", layer.name));
   auto entries = pack_for_all(layer, *weight, spec, machine.executor);
   if (!entries.ok()) return entries.status().with_context(layer.name);
   Prepared prepared{layer, *weight, *std::move(entries), {}, {}};

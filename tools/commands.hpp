@@ -39,6 +39,7 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 
 // Options several commands have.
 CLI::Option* add_act(CLI::App& command, std::string& act);
+CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help);
 CLI::Option* add_threads(CLI::App& command, int& threads);
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel);
 CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help);
@@ -60,5 +61,10 @@ class Threads {
  private:
   std::unique_ptr<Executor> own_;
 };
+
+/// Ok when activations can be quantized like that while running; else an error that names the option and what was asked.
+Status check_activations(const std::string& option, const std::string& text, const ActScheme& act);
+/// The value of --activations: "s8r", "s8g128"; "" for none. Errors name the option.
+Result<ActScheme> parse_activations(const std::string& option, const std::string& text);
 
 }  // namespace nibble::tools

@@ -22,11 +22,20 @@ std::string_view layout_of(std::string_view kernel) {
   return "";
 }
 
-Result<Explanation> explain(const PackedWeight& weight, DType act, std::int64_t m_max) {
-  LinearSpec spec{.act = act, .m_max = m_max, .epilogue = {}};
+// What is asked of every weight.
+struct Question {
+  DType act;
+  ActScheme quantize;
+  Roofline machine;
+};
+
+Result<Explanation> explain(const PackedWeight& weight, const Question& question, std::int64_t m_max) {
+  LinearSpec spec{.act = question.act, .m_max = m_max, .epilogue = {}, .quantize = question.quantize};
   spec.epilogue.bias = weight.has_bias();
-  spec.epilogue.out = act;
-  const auto plan = Plan::linear(weight, spec);
+  spec.epilogue.out = question.act;
+  PlanOptions options;
+  options.machine = question.machine;
+  const auto plan = Plan::linear(weight, spec, options);
   if (!plan.ok()) return plan.status();
   return plan->explain();
 }
@@ -48,12 +57,12 @@ Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q) {
 }
 
 // The last bucket of the chosen layout for M up to `m`, with every other kernel judged on the layout it reads.
-Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, DType act, std::int64_t m) {
-  auto chosen = explain(packed.front(), act, m);
+Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, const Question& question, std::int64_t m) {
+  auto chosen = explain(packed.front(), question, m);
   if (!chosen.ok()) return chosen.status();
   Explanation::Bucket bucket = chosen->buckets.back();
   for (const PackedWeight& weight : packed.subspan(1)) {
-    const auto other = explain(weight, act, m);
+    const auto other = explain(weight, question, m);
     if (!other.ok()) continue;
     for (const Explanation::Candidate& judged : other->buckets.back().candidates) {
       if (layout_of(judged.kernel) != weight.layout()) continue;
@@ -105,10 +114,11 @@ std::string others_text(const ExplainedShape& shape) {
 
 }  // namespace
 
-Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act) {
+Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act, const ActScheme& quantize, const Roofline& machine) {
+  const Question question{act, quantize, machine};
   const auto packed = pack_in_all_layouts(q);
   if (!packed.ok()) return packed.status();
-  const auto whole = explain(packed->front(), act, kMaxM);
+  const auto whole = explain(packed->front(), question, kMaxM);
   if (!whole.ok()) return whole.status();
   std::set<std::int64_t> ends(std::begin(kRoundM), std::end(kRoundM));
   for (const Explanation::Bucket& bucket : whole->buckets) ends.insert(bucket.m_high);
@@ -116,13 +126,13 @@ Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act) {
   ExplainedShape shape;
   shape.n = q.n;
   shape.k = q.k;
-  shape.scheme = q.scheme.name();
+  shape.scheme = Scheme{q.scheme, quantize}.name();
   shape.act_order = !q.g_idx.empty();
   shape.bias = !q.bias.empty();
   shape.layout = packed->front().layout();
   std::int64_t low = 1;
   for (std::int64_t high : ends) {
-    auto bucket = bucket_at(*packed, act, high);
+    auto bucket = bucket_at(*packed, question, high);
     if (!bucket.ok()) return bucket.status();
     bucket->m_low = low;
     bucket->m_high = high;

@@ -22,8 +22,8 @@ struct ExplainedShape {
 };
 
 /// Packs `q` in every layout a kernel reads and asks the planner about each. Buckets are split where the choice changes and at a
-/// few round values of M; their costs are at m_high.
-Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act);
+/// few round values of M; their costs are at m_high, for the machine as it was measured.
+Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act, const ActScheme& quantize, const Roofline& machine);
 
 std::string explained_text(const ExplainedShape& shape, bool colour);
 Json explained_json(const ExplainedShape& shape);

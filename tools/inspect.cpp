@@ -112,6 +112,9 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   count_the_rest(*checkpoint, inspection);
 
   const DType act = parse_dtype(options.act).value_or(DType::f32);
+  const auto quantize = parse_activations("--activations", options.activations);
+  if (!quantize.ok()) return quantize.status();
+  const Roofline machine = options.explain ? measure_roofline(default_executor()) : Roofline{};
   const auto chosen = chosen_modules(*checkpoint, *layer);
   std::map<std::string, std::size_t> shape_of;  // shape_key → index into inspection.shapes
   ProgressBar progress("reading");
@@ -134,7 +137,7 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
     if (!options.explain) continue;
     const auto [at, is_new] = shape_of.try_emplace(shape_key(*module), inspection.shapes.size());
     if (is_new) {
-      auto shape = explain_shape(*q, act);
+      auto shape = explain_shape(*q, act, *quantize, machine);
       if (!shape.ok()) return shape.status().with_context(module->name);
       inspection.shapes.push_back(*std::move(shape));
     }
@@ -153,6 +156,7 @@ void add_inspect(CLI::App& app, Action& action) {
   command->add_option("--reference", options->reference, "Float checkpoint to measure the quantization error against")
       ->type_name("PATH");
   add_act(*command, options->act);
+  add_activations(*command, options->activations, "With --explain: quantize activations while running");
   CLI::Option* headers = command->add_flag("--headers", options->headers_only, "Do not read the weights: fast, but finds less");
   headers->excludes("--explain")->excludes("--reference");
   command->add_flag("--json", options->json, "JSON instead of a table");

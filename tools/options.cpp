@@ -22,6 +22,10 @@ CLI::Option* add_act(CLI::App& command, std::string& act) {
       ->capture_default_str();
 }
 
+CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help) {
+  return command.add_option("--activations", activations, help + ", s8r (per token) or s8gSIZE (per block)")->type_name("SCHEME");
+}
+
 CLI::Option* add_threads(CLI::App& command, int& threads) {
   return command.add_option("--threads", threads, "Threads to use (default: one per core, or NIBBLE_NUM_THREADS)")
       ->check(between(1, 4096))
@@ -59,6 +63,23 @@ Status check_kernel_name(const std::string& name) {
 Status with_force_hint(const Status& status) {
   if (status.code() != StatusCode::already_exists) return status;
   return {status.code(), status.message() + " (--force)"};
+}
+
+Status check_activations(const std::string& option, const std::string& text, const ActScheme& act) {
+  if (act.codes == DType::none || (act.codes == DType::s8 && act.group.n == 1)) return {};
+  return {StatusCode::unsupported,
+          fmt::format("{}: {} quantizes activations, but not to s8 per token (s8r) or block (s8gSIZE)", option, text)};
+}
+
+Result<ActScheme> parse_activations(const std::string& option, const std::string& text) {
+  if (text.empty()) return ActScheme{};
+  const auto parsed = Scheme::parse(text + "_s8c");
+  if (!parsed.ok()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{}: '{}' is not a way to quantize activations; write s8r or s8gSIZE", option, text));
+  }
+  if (Status known = check_activations(option, text, parsed->act); !known.ok()) return known;
+  return parsed->act;
 }
 
 }  // namespace nibble::tools

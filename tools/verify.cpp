@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "bench.hpp"
 #include "commands.hpp"
 #include "option_checks.hpp"
 #include "output.hpp"
@@ -184,10 +183,7 @@ void add_verify(CLI::App& app, Action& action) {
   command->add_option("--out", options->out, "Type of outputs: f32, f16 or bf16 (default: that of the activations)")
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE");
-  command
-      ->add_option("--activations", options->activations,
-                   "Quantize activations while running, s8r (per token) or s8gSIZE (per block)")
-      ->type_name("SCHEME");
+  add_activations(*command, options->activations, "Quantize activations while running");
   add_kernel(*command, options->kernel);
   command->add_option("--sample-columns", options->sample_columns, "Compare only this many output columns (default: all)")
       ->check(between(1, 1 << 30))

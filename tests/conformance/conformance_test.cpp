@@ -138,8 +138,7 @@ TEST_P(LinearConformance, EveryEpilogue) {
                      .out = DType::f32});
   std::uint64_t seed = 1;
   for (const EpilogueSpec& spec : specs)
-    for (std::uint64_t turn : {0, 1})
-      expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
+    for (std::uint64_t turn : {0, 1}) expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
 }
 
 /// Small integer activations, power-of-two scales: every product and partial sum is an exact f32, so that no rounding can
@@ -149,8 +148,8 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
   for (const WeightScheme& scheme : schemes_for(kernel)) {
     if (info(scheme.codes).kind == DTypeKind::floating) continue;
     for (const Shape& shape : shapes_for(kernel)) {
-      const QuantTensor q =
-          random_weight(scheme, shape.n, shape.k, 11, {.act_order = true, .prescale = shape.m == 5 && kernel.act != "bf16", .exact = true});
+      const QuantTensor q = random_weight(scheme, shape.n, shape.k, 11,
+                                          {.act_order = true, .prescale = shape.m == 5 && kernel.act != "bf16", .exact = true});
       const LinearSpec spec = spec_for(kernel, shape.m, act_for(kernel, 0), {}, 0).linear;
       Tensor a(spec.act, {shape.m, shape.k});
       for (std::int64_t i = 0; i < a.numel(); ++i)
@@ -220,11 +219,44 @@ TEST_P(LinearConformance, ARowDoesNotDependOnTheOthers) {
     std::vector<std::byte> workspace(plan->workspace_bytes());
     std::vector<float> all(static_cast<std::size_t>(m * n)), one(static_cast<std::size_t>(n));
     ASSERT_TRUE(
-        plan->run(*weight, ConstTensorView(a.bytes.data(), spec.act, {m, k}), TensorView(all.data(), {m, n}), {}, workspace).ok());
-    ASSERT_TRUE(
-        plan->run(*weight, ConstTensorView(a_row, spec.act, {1, k}), TensorView(one.data(), {1, n}), {}, workspace).ok());
+        plan->run(*weight, ConstTensorView(a.bytes.data(), spec.act, {m, k}), TensorView(all.data(), {m, n}), {}, workspace)
+            .ok());
+    ASSERT_TRUE(plan->run(*weight, ConstTensorView(a_row, spec.act, {1, k}), TensorView(one.data(), {1, n}), {}, workspace).ok());
     EXPECT_EQ(std::memcmp(one.data(), all.data() + row * n, one.size() * sizeof(float)), 0) << scheme.name();
   }
+}
+
+/// An activation that is no number spoils its own token, all of it, and nothing else.
+TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
+  const Kernel& kernel = *GetParam();
+  const std::int64_t m = 8, n = 45, k = 200;
+  const LinearSpec spec = spec_for(kernel, m, act_for(kernel, 0), {}, 0).linear;
+  const Tensor clean = gaussian(spec.act, m, k);
+  Tensor dirty = clean;
+  dirty.set(2 * k + 5, std::numeric_limits<float>::quiet_NaN());
+  dirty.set(5 * k + 190, std::numeric_limits<float>::infinity());
+  dirty.set(7 * k, -std::numeric_limits<float>::infinity());
+  const auto weight = pack(random_weight({DType::u4, ZeroKind::integer, GroupShape::channel(), DType::f16}, n, k, 6),
+                           {.kernel = std::string(kernel.name)});
+  const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  std::vector<float> expected(static_cast<std::size_t>(m * n)), d(static_cast<std::size_t>(m * n));
+  for (auto [a, out] : {std::pair{&clean, &expected}, std::pair{&std::as_const(dirty), &d}})
+    ASSERT_TRUE(
+        plan->run(*weight, ConstTensorView(a->bytes.data(), spec.act, {m, k}), TensorView(out->data(), {m, n}), {}, workspace)
+            .ok());
+  for (std::int64_t row = 0; row < m; ++row)
+    for (std::int64_t col = 0; col < n; ++col) {
+      const auto i = static_cast<std::size_t>(row * n + col);
+      if (row == 2) {
+        EXPECT_TRUE(std::isnan(d[i])) << row << "," << col;
+      } else if (row == 5 || row == 7) {
+        EXPECT_FALSE(std::isfinite(d[i])) << row << "," << col;
+      } else {
+        EXPECT_EQ(d[i], expected[i]) << row << "," << col;
+      }
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, LinearConformance, ::testing::ValuesIn(kernels_of(Op::linear)), test_name);

@@ -170,6 +170,29 @@ TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
   EXPECT_NE(d[0], 7.0f);
 }
 
+TEST(Plan, RefusesActivationsItCannotQuantize) {
+  const auto weight = pack(random_weight(kAwq, 64, 128, 1));
+  const auto status = [&](DType codes, GroupShape group) { return Plan::linear(*weight, {.quantize = {codes, group}}).status(); };
+  EXPECT_TRUE(status(DType::s8, GroupShape::channel()).ok());
+  EXPECT_TRUE(status(DType::s8, GroupShape::group(64)).ok());
+  EXPECT_THAT(status(DType::e4m3, GroupShape::channel()).message(), HasSubstr("cannot be quantized to e4m3 while running"));
+  EXPECT_THAT(status(DType::s8, GroupShape::tensor()).message(), HasSubstr("a scale per tensor"));
+  EXPECT_THAT(status(DType::s8, GroupShape::group(12)).message(), HasSubstr("a multiple of 8"));
+  EXPECT_THAT(status(DType::s8, GroupShape::group(48)).message(), HasSubstr("do not line up with the weight's groups of 32"));
+  EXPECT_THAT(status(DType::s8, GroupShape::group(1024)).message(), HasSubstr("512 at most"));
+}
+
+/// Twice the machine, half the time, for a layer large enough to drown the fixed costs.
+TEST(Plan, PredictsForTheMachineItIsGiven) {
+  const auto weight = pack(random_weight(kAwq, 1024, 1024, 1));
+  Roofline slow{.threads = 2, .read_gbytes_per_s = 20, .f32_gflops = 100, .bf16_gflops = 200, .int8_gops = 400};
+  Roofline fast{.threads = 2, .read_gbytes_per_s = 40, .f32_gflops = 200, .bf16_gflops = 400, .int8_gops = 800};
+  const auto predicted = [&](const Roofline& machine) {
+    return Plan::linear(*weight, {.m_max = 64}, {.machine = machine})->explain().buckets.back().cost_us;
+  };
+  EXPECT_NEAR(predicted(slow) / predicted(fast), 2.0, 0.1);
+}
+
 TEST(Plan, UsesTheWeightsOwnBiasWhenNoneIsGiven) {
   QuantTensor q = random_weight(kAwq, 8, 32, 1, {.bias = true});
   std::ranges::fill(q.codes, std::uint8_t{0});

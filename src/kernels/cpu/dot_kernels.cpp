@@ -63,7 +63,7 @@ struct DotRates {
 };
 
 /// Per vector and octet, for codes that are neither of 4 nor of 8 bits.
-constexpr double kWidenSlots = 400;
+constexpr double kWidenSlots = 16;
 
 template <const DotIsa& kIsa, const DotRates& kRates>
 double cost_us(const Kernel&, const Problem& p) {

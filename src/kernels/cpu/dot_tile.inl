@@ -46,23 +46,6 @@ __attribute__((noinline)) void read_group_header(const Decoder& d, const std::by
   }
 }
 
-/// An octet of any width → two quads of bytes, as an 8-bit octet has them.
-inline void widen_octet(const Decoder& d, const std::uint8_t* __restrict octet, std::uint8_t* __restrict out) {
-  const tile::Planes planes = tile::planes(d.geometry.bits);
-  std::memset(out, 0, kRows * tile::kOctet);
-  for (int p = 0; p < planes.count; ++p) {
-    const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
-    const int mask = (1 << width) - 1;
-    for (int r = 0; r < kRows; ++r)
-      for (int j = 0; j < tile::kOctet; ++j) {
-        const int code = (octet[r * width + j % width] >> ((j / width) * width)) & mask;
-        std::uint8_t& to = out[(j / 4) * 4 * kRows + 4 * r + j % 4];
-        to = static_cast<std::uint8_t>(to | code << shift);
-      }
-    octet += kRows * width;
-  }
-}
-
 /// acc[rows][R] += quad of every virtual row · codes.
 __attribute__((always_inline)) inline void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
   for (int r = 0; r < rows; ++r) {
@@ -83,6 +66,7 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
   const int dot_bits = bits == 4 ? 4 : 8;
   const Ints flip =
       splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101u));
+  const tile::Planes planes = tile::planes(geo.bits);
   Vec sum[kMaxTile][kVecs];
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) sum[m][v] = Vec{};
@@ -111,24 +95,10 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
     a += 4 * rows;
     for (std::int64_t j = 0; j < length; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
       Ints low[kVecs], high[kVecs];
-      if (bits == 4) {
-        const Ints nibbles = splat(0x0f0f0f0f);
-        for (int v = 0; v < kVecs; ++v) {
-          const Ints word = load_ints(codes + 4 * v * kLanes);
-          low[v] = word & nibbles;
-          high[v] = (word >> 4) & nibbles;
-        }
-      } else {
-        alignas(64) std::uint8_t wide[kRows * tile::kOctet];
-        const void* bytes = codes;
-        if (bits == 0) {
-          widen_octet(d, reinterpret_cast<const std::uint8_t*>(codes), wide);
-          bytes = wide;
-        }
-        for (int v = 0; v < kVecs; ++v) {
-          low[v] = load_ints(static_cast<const std::byte*>(bytes) + 4 * v * kLanes) ^ flip;
-          high[v] = load_ints(static_cast<const std::byte*>(bytes) + 4 * (kRows + v * kLanes)) ^ flip;
-        }
+      for (int v = 0; v < kVecs; ++v) {
+        const Quads quads = bits == 0 ? load_any_quads(planes, codes, v) : load_quads(bits, codes, v);
+        low[v] = bits == 4 ? quads.low : quads.low ^ flip;
+        high[v] = bits == 4 ? quads.high : quads.high ^ flip;
       }
       const int octet_bytes = (bits == 0 ? 8 : bits) * kRows;
       for (int line = 0; rows >= kPrefetchRows && line < octet_bytes; line += 64)

@@ -80,18 +80,18 @@ struct Rates {
 constexpr Rates kBaselineRates{.decode = 7.4, .dot = 3.1, .tile = 3.1};
 constexpr Rates kAvx2Rates{.decode = 3.8, .dot = 1.08, .tile = 3.7};
 constexpr Rates kAvx512Rates{.decode = 3.8, .dot = 1.08, .tile = 1.2};
-constexpr double kGeneral = 30;  // per vector of a panel that is decoded in double
+constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
 
 template <const FloatIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
-  const bool simple = (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
-                      info(p.scheme.codes).kind != DTypeKind::floating &&
-                      (bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8);
+  const bool simple =
+      (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
+  const bool whole = bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8;
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const auto tile_slots = [](std::int64_t height) { return std::max(kRates.tile, kRates.dot * static_cast<double>(height)); };
   const std::int64_t tail = p.m % kIsa.tile_m;
   const double tiles = static_cast<double>(p.m / kIsa.tile_m) * tile_slots(kIsa.tile_m) + (tail != 0 ? tile_slots(tail) : 0.0);
-  const double decode = static_cast<double>(token_blocks) * (simple ? kRates.decode : kGeneral);
+  const double decode = static_cast<double>(token_blocks) * (simple ? (whole ? 1 : 2) * kRates.decode : kGeneral);
   const double vectors = static_cast<double>((p.n + kIsa.rows - 1) / kIsa.rows * (kIsa.rows / kIsa.lanes));
   const double slots = vectors * static_cast<double>(p.k) * (decode + tiles);
   const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * token_blocks;

@@ -33,47 +33,33 @@ inline void read_header(const Decoder& d, const std::byte* record, Header& heade
   }
 }
 
-/// An octet of 4-bit or 8-bit integer codes → W, straight from words to floats.
-__attribute__((always_inline)) inline void decode_words(int bits, const Decoder& d, const Header& h, const std::byte* octet,
-                                                        float* panel) {
-  const int flip = d.flip;
+/// An octet of integer codes → W, straight from words to floats. `bits` (4, 8; 0: any other width) is a constant at every call.
+__attribute__((always_inline)) inline void decode_simple(int bits, const Decoder& d, const Header& h, const tile::Planes& planes,
+                                                         const std::byte* octet, float* panel) {
+  const int flip = bits == 8 ? d.flip : 0;
   for (int v = 0; v < kVecs; ++v) {
     const Vec zero = load(h.zero + v * kLanes), scale = load(h.scale + v * kLanes);
-    for (int half = 0; half < 2; ++half) {  // 4 bits: channels j in the low nibbles of the bytes, j + 4 in the high ones
-      const Ints word = load_ints(octet + 4 * (v * kLanes + (bits == 8 ? half * kRows : 0)));
-      for (int j = 0; j < 4; ++j) {
-        const Ints code = bits == 4 ? (word >> (8 * j + 4 * half)) & 15 : ((word >> (8 * j)) & 255) ^ flip;
-        store(panel + (4 * half + j) * kRows + v * kLanes, (to_floats(code) - zero) * scale);
-      }
+    const Quads quads = bits == 0 ? load_any_quads(planes, octet, v) : load_quads(bits, octet, v);
+    for (int j = 0; j < tile::kOctet; ++j) {
+      const Ints code = (((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255) ^ flip;
+      store(panel + j * kRows + v * kLanes, (to_floats(code) - zero) * scale);
     }
   }
 }
 
-/// The codes of an octet of any width, one byte each: [8][R].
-inline void unpack_octet(int bits, const std::uint8_t* __restrict octet, std::uint8_t* __restrict out) {
-  const tile::Planes planes = tile::planes(bits);
-  std::memset(out, 0, tile::kOctet * kRows);
-  for (int p = 0; p < planes.count; ++p) {
-    const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
-    const int mask = (1 << width) - 1;
-    for (int j = 0; j < tile::kOctet; ++j)
-      for (int r = 0; r < kRows; ++r) {
-        const tile::BitPlace from = tile::place(kRows, width, r, j);
-        out[j * kRows + r] = static_cast<std::uint8_t>(out[j * kRows + r] | (((octet[from.byte] >> from.shift) & mask) << shift));
-      }
-    octet += kRows * width;
-  }
-}
-
 /// Everything else, in double so that W is rounded once, as QuantTensor defines it.
-inline void decode_general(const Decoder& d, const Header& h, const std::byte* octet, float* panel) {
-  alignas(64) std::uint8_t codes[tile::kOctet * kRows];
-  unpack_octet(d.geometry.bits, reinterpret_cast<const std::uint8_t*>(octet), codes);
+inline void decode_general(const Decoder& d, const Header& h, const tile::Planes& planes, const std::byte* octet, float* panel) {
+  alignas(64) std::int32_t codes[tile::kOctet * kRows];
+  for (int v = 0; v < kVecs; ++v) {
+    const Quads quads = load_any_quads(planes, octet, v);
+    for (int j = 0; j < tile::kOctet; ++j)
+      store_ints(codes + j * kRows + v * kLanes, ((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255);
+  }
   const bool offset = d.zero == ZeroKind::offset;
   for (int i = 0; i < tile::kOctet * kRows; ++i) {
     const int r = i % kRows;
-    const double q = d.integer_codes ? static_cast<double>(codes[i] ^ d.flip) - static_cast<double>(h.simple ? 0.0f : d.bias)
-                                     : static_cast<double>(d.table[codes[i]]);
+    const double q = d.integer_codes ? static_cast<double>(codes[i] ^ d.flip) - static_cast<double>(d.bias)
+                                     : static_cast<double>(d.table[static_cast<std::size_t>(codes[i])]);
     const double s = h.scale[r], z = h.zero[r];
     const double product = q * s;
     panel[i] = static_cast<float>(offset ? product + z : (q - z) * s);
@@ -82,14 +68,17 @@ inline void decode_general(const Decoder& d, const Header& h, const std::byte* o
 
 /// Whole octets, so up to 7 channels more than `count`.
 inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* octets, int count, float* panel) {
+  const tile::Planes planes = tile::planes(d.geometry.bits);
   for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
     float* to = panel + k * kRows;
-    if (h.simple && d.geometry.bits == 4) {
-      decode_words(4, d, h, octets, to);
-    } else if (h.simple && d.geometry.bits == 8) {
-      decode_words(8, d, h, octets, to);
+    if (!h.simple) {
+      decode_general(d, h, planes, octets, to);
+    } else if (d.geometry.bits == 4) {
+      decode_simple(4, d, h, planes, octets, to);
+    } else if (d.geometry.bits == 8) {
+      decode_simple(8, d, h, planes, octets, to);
     } else {
-      decode_general(d, h, octets, to);
+      decode_simple(0, d, h, planes, octets, to);
     }
   }
   if (d.has_scale2)

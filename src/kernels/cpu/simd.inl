@@ -186,3 +186,39 @@ inline Ints dot4(Ints acc, Ints w, Ints a, int) {
   return acc;
 }
 #endif
+
+/// The codes of eight channels of kLanes rows: channel j in byte j of `low`, channel j + 4 in byte j of `high`.
+struct Quads {
+  Ints low, high;
+};
+
+/// Vector v of an octet of 4-bit or 8-bit codes. `bits` is a constant at every call.
+__attribute__((always_inline)) inline Quads load_quads(int bits, const std::byte* octet, int v) {
+  const Ints word = load_ints(octet + 4 * v * kLanes);
+  if (bits == 8) return {word, load_ints(octet + 4 * (kRows + v * kLanes))};
+  return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f};
+}
+
+/// Vector v of an octet of any width: plane by plane (layouts/tile.hpp), each spread over the bytes and put in its place.
+inline Quads load_any_quads(const tile::Planes& planes, const std::byte* octet, int v) {
+  Quads all{Ints{}, Ints{}};
+  for (int p = 0; p < planes.count; ++p) {
+    const auto [width, shift] = planes.plane[static_cast<std::size_t>(p)];
+    Quads part;
+    if (width == 8) {
+      part = load_quads(8, octet, v);
+    } else if (width == 4) {
+      part = load_quads(4, octet, v);
+    } else if (width == 2) {  // bytes k0 k2 k4 k6 and k1 k3 k5 k7, from the low bits up
+      const Ints word = load_u16(octet + 2 * v * kLanes), rest = word >> 4;
+      part = {(word & 0x0303) | ((word & 0x0c0c) << 14), (rest & 0x0303) | ((rest & 0x0c0c) << 14)};
+    } else {  // bit j is channel j: copies 7 bits apart bring it to bit 8j
+      const Ints word = load_u8(octet + v * kLanes);
+      part = {((word & 15) * 0x00204081) & 0x01010101, ((word >> 4) * 0x00204081) & 0x01010101};
+    }
+    all.low |= part.low << shift;
+    all.high |= part.high << shift;
+    octet += kRows * width;
+  }
+  return all;
+}

@@ -53,16 +53,17 @@ constexpr double kFlush = 7.7;   // per token, vector and segment
 
 double cost_us(const Kernel&, const Problem& p) {
   constexpr const Bf16Isa& isa = kAvx512Bf16;
-  const double vectors = static_cast<double>((p.n + isa.lanes - 1) / isa.lanes);
+  const std::int64_t blocks = (p.n + isa.rows - 1) / isa.rows, vectors_per_block = isa.rows / isa.lanes;
+  const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
   const ActForm form = ActForm::make(p.quantize, p.scheme.group.k == 0 ? p.k : p.scheme.group.k, p.k);
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
   const std::int64_t token_blocks = (p.m + isa.tokens - 1) / isa.tokens;
-  const double tokens = static_cast<double>((p.m + 1) / 2 * 2);
+  const double tokens = static_cast<double>(p.m + p.m % 2);
   const double slots =
       vectors * (pairs * (kDot * tokens + (bits(p.scheme.codes) == 4 ? 1 : 2) * kDecode * static_cast<double>(token_blocks)) +
                  segments * tokens * kFlush);
-  const std::int64_t tasks = (p.n + isa.rows - 1) / isa.rows * token_blocks;
+  const std::int64_t tasks = blocks * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, isa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, isa.rows));
 }

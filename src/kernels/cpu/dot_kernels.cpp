@@ -78,8 +78,8 @@ double cost_us(const Kernel&, const Problem& p) {
     const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
     return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * kRates.token));
   };
-  const std::int64_t tail = p.m % kIsa.tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
-  const double tiles = static_cast<double>(p.m / kIsa.tile) * slots(kIsa.tile) + (tail != 0 ? slots(tail) : 0.0);
+  const std::int64_t full = p.m / kIsa.tile, tail = p.m % kIsa.tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
+  const double tiles = static_cast<double>(full) * slots(kIsa.tile) + (tail != 0 ? slots(tail) : 0.0);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }

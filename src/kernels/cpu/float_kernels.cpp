@@ -89,12 +89,13 @@ double linear_cost_us(const Kernel&, const Problem& p) {
   const bool whole = bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8;
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const auto tile_slots = [](std::int64_t height) { return std::max(kRates.tile, kRates.dot * static_cast<double>(height)); };
-  const std::int64_t tail = p.m % kIsa.tile_m;
-  const double tiles = static_cast<double>(p.m / kIsa.tile_m) * tile_slots(kIsa.tile_m) + (tail != 0 ? tile_slots(tail) : 0.0);
+  const std::int64_t full = p.m / kIsa.tile_m, tail = p.m % kIsa.tile_m, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
+  const double tiles = static_cast<double>(full) * tile_slots(kIsa.tile_m) + (tail != 0 ? tile_slots(tail) : 0.0);
   const double decode = static_cast<double>(token_blocks) * (simple ? (whole ? 1 : 2) * kRates.decode : kGeneral);
-  const double vectors = static_cast<double>((p.n + kIsa.rows - 1) / kIsa.rows * (kIsa.rows / kIsa.lanes));
+  const int vectors_per_block = kIsa.rows / kIsa.lanes;
+  const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double slots = vectors * static_cast<double>(p.k) * (decode + tiles);
-  const std::int64_t tasks = (p.n + kIsa.rows - 1) / kIsa.rows * token_blocks;
+  const std::int64_t tasks = blocks * token_blocks;
   const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }

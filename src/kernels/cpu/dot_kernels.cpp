@@ -85,7 +85,7 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 template <const DotIsa& kIsa, const DotRates& kRates>
-constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, int tile_m) {
+constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std::string_view layout, Tile tile) {
   return {.name = name,
           .backend = Backend::cpu,
           .isa = isa,
@@ -93,19 +93,13 @@ constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, int 
           .out = "any",
           .act = form,
           .weight = "any",
-          .layout = "",
-          .tile = {tile_m, 0, 0},
+          .layout = layout,
+          .tile = tile,
           .summary = form == "s8x3" ? "exact: integer dot products of 24-bit fixed-point activations"
                                     : "dynamic: integer dot products of int8 activations",
           .accepts = accepts_dot,
           .cost_us = cost_us<kIsa, kRates>,
           .run = run<kIsa>};
-}
-
-constexpr Kernel on(Kernel kernel, std::string_view layout, int rows) {
-  kernel.layout = layout;
-  kernel.tile.n = rows;
-  return kernel;
 }
 
 constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment = 90, .token = 6};
@@ -120,24 +114,26 @@ constexpr DotRates kDotprodRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 3
 
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  on(row<kAvx512VnniFixed, kAvx512VnniRates>("linear_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, "s8x3", 3), "cpu_n32",
-     32),
-      on(row<kAvx512Fixed, kAvx512Rates>("linear_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, "s8x3", 3), "cpu_n32", 32),
-      on(row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", 1), "cpu_n16", 16),
-      on(row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", 1), "cpu_n16", 16),
-      on(row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", 6), "cpu_n32",
-         32),
-      on(row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", 6), "cpu_n32", 32),
-      on(row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", 4), "cpu_n16", 16),
-      on(row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", 4), "cpu_n16", 16),
+  row<kAvx512VnniFixed, kAvx512VnniRates>("linear_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, "s8x3", "cpu_n32",
+                                          {3, 32, 0}),
+      row<kAvx512Fixed, kAvx512Rates>("linear_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, "s8x3", "cpu_n32", {3, 32, 0}),
+      row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", "cpu_n16",
+                                          {1, 16, 0}),
+      row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", "cpu_n16", {1, 16, 0}),
+      row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", "cpu_n32",
+                                             {6, 32, 0}),
+      row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),
+      row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", "cpu_n16", {4, 16, 0}),
+      row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}),
 #elif defined(__aarch64__)
-  on(row<kI8mmFixed, kDotprodRates>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, "s8x3", 1), "cpu_n16", 16),
-      on(row<kDotprodFixed, kDotprodRates>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, "s8x3", 1), "cpu_n16", 16),
-      on(row<kI8mmInt8, kDotprodRates>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, "s8", 4), "cpu_n16", 16),
-      on(row<kDotprodInt8, kDotprodRates>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, "s8", 4), "cpu_n16", 16),
+  row<kI8mmFixed, kDotprodRates>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, "s8x3", "cpu_n16", {1, 16, 0}),
+      row<kDotprodFixed, kDotprodRates>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, "s8x3", "cpu_n16", {1, 16, 0}),
+      row<kI8mmInt8, kDotprodRates>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0}),
+      row<kDotprodInt8, kDotprodRates>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, "s8", "cpu_n16", {4, 16, 0}),
 #endif
-      on(row<kBaselineFixed, kBaselineRates>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, "s8x3", 1), "cpu_n16", 16),
-      on(row<kBaselineInt8, kBaselineRates>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, "s8", 4), "cpu_n16", 16),
+      row<kBaselineFixed, kBaselineRates>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, "s8x3", "cpu_n16",
+                                          {1, 16, 0}),
+      row<kBaselineInt8, kBaselineRates>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, "s8", "cpu_n16", {4, 16, 0}),
 };
 
 }  // namespace

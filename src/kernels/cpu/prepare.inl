@@ -72,7 +72,7 @@ inline Scaling int8_scaling(std::int32_t largest) {
   return {absmax / 127.0f, 127.0f / absmax};
 }
 
-/// The scale of the block that starts at channel k of a row.
+/// The int8 scale of the block that starts at channel k of a row.
 inline Scaling block_scaling(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t block) {
   alignas(64) float x[kMaxSegment];
   std::int32_t largest = 0;
@@ -83,7 +83,7 @@ inline Scaling block_scaling(const PrepareTask& t, const std::byte* row, std::in
     const std::int32_t part = largest_bits(x, count);
     largest = part > largest ? part : largest;
   }
-  return t.form.digits == 3 ? fixed_scaling(largest) : int8_scaling(largest);
+  return int8_scaling(largest);
 }
 
 inline std::int32_t total(const std::int32_t* units, std::int64_t count) {

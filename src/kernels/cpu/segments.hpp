@@ -20,7 +20,7 @@ constexpr std::int64_t kMaxFixedSegment = 128;
 /// How activations become bytes: `digits` signed bytes each, least significant first, and a scale per block.
 struct ActForm {
   int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
-  std::int64_t block = 0;  // channels that share a scale; 0: the whole row
+  std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
   std::int64_t piece = kMaxFixedSegment;
 
   /// The form that a scheme's activations take against weights with groups of `group` channels out of k.
@@ -33,7 +33,6 @@ struct ActForm {
       form.block = act.group.k;
       form.piece = std::min<std::int64_t>(form.piece, act.group.k);
     }
-    if (fixed) form.block = form.piece;
     return form;
   }
 };

@@ -84,7 +84,8 @@ std::string verification_text(const Options& options, const std::vector<Verified
   }
   text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
   text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
-                      counted(layers.size(), "check"), checked, worst, options.act, options.seed);
+                      counted(layers.size(), "check"), checked, worst,
+                      options.act + (options.activations.empty() ? "" : " as " + options.activations), options.seed);
   return text;
 }
 
@@ -112,7 +113,9 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
     }
     results.push_back(json);
   }
-  return {{"schema", 1},       {"path", options.path.string()}, {"act", options.act}, {"seed", options.seed}, {"passed", passed},
+  return {{"schema", 1},          {"path", options.path.string()},
+          {"act", options.act},   {"activations", options.activations},
+          {"seed", options.seed}, {"passed", passed},
           {"results", results}};
 }
 

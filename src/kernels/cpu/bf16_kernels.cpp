@@ -15,16 +15,7 @@ template <const Bf16Isa& kIsa>
 void run(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
-  const ActForm form = ActForm::make(args.quantize, geo.group, geo.k);
-  const Bf16Task task{.decoder = &decoder,
-                      .weight = args.weight->bytes.data(),
-                      .activations = args.prepared,
-                      .segments = {geo.k, geo.group, form.piece},
-                      .token_bytes = prepared_token_bytes(self.act, args.quantize, geo.group, geo.k),
-                      .m = args.a.dim(0),
-                      .epilogue = args.epilogue,
-                      .operands = &args.operands,
-                      .d = &args.d};
+  const DotTask task(self, args, decoder);
   const std::int64_t blocks = geo.row_blocks();
   const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
   args.executor->parallel_for(blocks * token_blocks,

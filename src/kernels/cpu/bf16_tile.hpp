@@ -15,23 +15,9 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/decoder.hpp"
-#include "kernels/cpu/segments.hpp"
-#include "kernels/kernel.hpp"
+#include "kernels/cpu/dot_task.hpp"
 
 namespace nibble::cpu {
-
-struct Bf16Task {
-  const Decoder* decoder;
-  const std::byte* weight;
-  const std::byte* activations;  // prepared for the tile's height (prepare.hpp)
-  Segments segments;
-  std::int64_t token_bytes;
-  std::int64_t m;
-  const EpilogueSpec* epilogue;
-  const EpilogueArgs* operands;
-  const TensorView* d;
-};
 
 struct Bf16Isa {
   int rows;    // R of the layout
@@ -39,7 +25,7 @@ struct Bf16Isa {
   int tile;    // tokens per register tile
   int tokens;  // tokens per task
   /// D[m … m+tokens) of row block `block`.
-  void (*linear)(const Bf16Task& task, std::int64_t block, std::int64_t m);
+  void (*linear)(const DotTask& task, std::int64_t block, std::int64_t m);
 };
 
 #if defined(__x86_64__)

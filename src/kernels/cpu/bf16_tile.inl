@@ -99,7 +99,7 @@ __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byt
   }
 }
 
-void linear(const Bf16Task& t, std::int64_t block, std::int64_t m_begin) {
+void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const std::int64_t m_end = m_begin + kTokens < t.m ? m_begin + kTokens : t.m;

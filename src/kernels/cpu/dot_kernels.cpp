@@ -19,16 +19,7 @@ template <const DotIsa& kIsa>
 void run(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
-  const ActForm form = ActForm::make(args.quantize, geo.group, geo.k);
-  const DotTask task{.decoder = &decoder,
-                     .weight = args.weight->bytes.data(),
-                     .activations = args.prepared,
-                     .segments = {geo.k, geo.group, form.piece},
-                     .token_bytes = prepared_token_bytes(self.act, args.quantize, geo.group, geo.k),
-                     .m = args.a.dim(0),
-                     .epilogue = args.epilogue,
-                     .operands = &args.operands,
-                     .d = &args.d};
+  const DotTask task(self, args, decoder);
   // Tasks are whole row blocks; at least four per thread, so that one that is interrupted does not hold up the others.
   const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
   const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, fair);

@@ -21,23 +21,9 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/decoder.hpp"
-#include "kernels/cpu/segments.hpp"
-#include "kernels/kernel.hpp"
+#include "kernels/cpu/dot_task.hpp"
 
 namespace nibble::cpu {
-
-struct DotTask {
-  const Decoder* decoder;
-  const std::byte* weight;
-  const std::byte* activations;  // prepared for the tile's height (prepare.hpp)
-  Segments segments;
-  std::int64_t token_bytes;
-  std::int64_t m;
-  const EpilogueSpec* epilogue;
-  const EpilogueArgs* operands;
-  const TensorView* d;
-};
 
 /// What one instruction set offers for one number of digits.
 struct DotIsa {

@@ -1,0 +1,38 @@
+// What a run of a dot-product kernel, of integers or of bf16, needs to know.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/decoder.hpp"
+#include "kernels/cpu/prepare.hpp"
+#include "kernels/cpu/segments.hpp"
+#include "kernels/kernel.hpp"
+
+namespace nibble::cpu {
+
+struct DotTask {
+  const Decoder* decoder;
+  const std::byte* weight;
+  const std::byte* activations;  // prepared for the tile's height (prepare.hpp)
+  Segments segments;
+  std::int64_t token_bytes;
+  std::int64_t m;
+  const EpilogueSpec* epilogue;
+  const EpilogueArgs* operands;
+  const TensorView* d;
+
+  /// Borrows from all three.
+  DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
+      : decoder(&weight_decoder),
+        weight(args.weight->bytes.data()),
+        activations(args.prepared),
+        segments{args.weight->k, args.weight->group_size(),
+                 ActForm::make(args.quantize, args.weight->group_size(), args.weight->k).piece},
+        token_bytes(prepared_token_bytes(kernel.act, args.quantize, args.weight->group_size(), args.weight->k)),
+        m(args.a.dim(0)),
+        epilogue(args.epilogue),
+        operands(&args.operands),
+        d(&args.d) {}
+};
+
+}  // namespace nibble::cpu

@@ -111,6 +111,47 @@ def accuracy(data):
     return table(header, rows) + f"\n{data['model']}, {data['modules']} linear layers.\n"
 
 
+def dequantize(data):
+    """A row per format, output type and order, a column per shape: time, bandwidth, share of a copy of as many bytes."""
+    shapes = sorted({(r["n"], r["k"]) for r in data["results"]}, key=lambda s: s[0] * s[1])
+    cells = {}
+    for r in data["results"]:
+        cells.setdefault((r["format"], r["order"], r["out"], r["kernel"]), {})[r["n"], r["k"]] = r
+    order = {"nk": "[N,K]", "kn": "[K,N]"}
+    rows = []
+    for (layout, to, out, kernel), by in sorted(cells.items(), key=lambda c: c[0][2] != "f16"):
+        row = [f"{layout} → {out} {order[to]}", f"`{kernel}`"]
+        for shape in shapes:
+            r = by.get(shape)
+            row.append("" if r is None else f"{r['us']:.1f} µs · {(r['bytes_in'] + r['bytes_out']) / r['us'] / 1e6:.2f} TB/s · **{100 * r['of_copy']:.0f} %**")
+        rows.append(row)
+    checked = data["correctness"]
+    return (table(["tensors → W", "kernel"] + [f"{n}×{k}" for n, k in shapes], rows)
+            + f"\n{data['device']}, groups of {data['group']}, {data['scales']} scales. Time · bytes moved (codes, zeros, scales and output once each) · **share of the speed of the "
+            f"fastest copy-like kernel**. {data['method'][0].upper() + data['method'][1:]}. Checked in the same run: {checked['runs']} runs, {checked['elements']} outputs, "
+            f"{checked['failures']} differences.\n")
+
+
+def decode(data):
+    """A row per shape: time of the 4-bit kernel for each M next to cuBLAS f16, then the 8-bit one and the sm_80 kernel."""
+    def by_shape(rows):
+        shapes = {}
+        for r in rows:
+            shapes.setdefault((r["n"], r["k"]), {})[r["m"]] = r
+        return shapes
+    four, eight, old = by_shape(data["rows"]), by_shape(data["rows_w8"]), by_shape(data["rows_sm80_kernel"])
+    columns = sorted({r["m"] for r in data["rows"]})
+    few = sorted({r["m"] for r in data["rows_w8"]})
+    times = lambda cells, ms, field="us": " / ".join(f"{cells[m][field]:.1f}" for m in ms)
+    rows = [[f"{n}×{k}", f"{cells[1]['floor_us']:.1f}"] + [f"{cells[m]['us']:.1f}" for m in columns]
+            + [times(cells, columns, "cublas_fp16_us"), f"{cells[1]['bandwidth']:.2f}", times(eight[n, k], few), f"{eight[n, k][1]['bandwidth']:.2f}",
+               times(old[n, k], few), str(cells[1]["split"])] for (n, k), cells in four.items()]
+    header = (["N×K", "floor"] + [f"M = {m}" for m in columns] + ["cuBLAS f16, M = " + " / ".join(map(str, columns)), "TB/s, M = 1",
+              "8-bit, M = " + " / ".join(map(str, few)), "TB/s, M = 1", "sm_80 kernel, M = " + " / ".join(map(str, few)), "S"])
+    checks = "; ".join(f"{kernel}: {c['cases']} cases, {c['failures']} failures" for kernel, c in sorted(data["check"].items()))
+    return table(header, rows) + f"\n{data['device']}, µs. {data['method']}; {data['clocks']}. Checked in the same run: {checks}.\n"
+
+
 def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
@@ -139,7 +180,17 @@ def formats(data):
                  numbers=False)
 
 
-RENDERERS = {"bench": bench, "cpu_modes": cpu_modes, "accuracy": accuracy, "kernels": kernels, "layouts": layouts, "formats": formats, "exactness": exactness}
+RENDERERS = {
+    "bench": bench,
+    "cpu_modes": cpu_modes,
+    "accuracy": accuracy,
+    "kernels": kernels,
+    "layouts": layouts,
+    "formats": formats,
+    "exactness": exactness,
+    "dequantize": dequantize,
+    "decode": decode,
+}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

@@ -1,0 +1,122 @@
+// The instructions that CUDA C++ has no words for, one thin function each. What libcu++ offers of them lacks the cache hints and
+// costs seconds of compile time per file.
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cuda::ptx {
+
+__device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+// ---- mbarrier
+
+__device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/// Makes initialised barriers visible to the copy engine and to the other CTAs of the cluster.
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// Waits until the phase of that parity is complete.
+__device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again_%=;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+/// The same for a phase that other CTAs of the cluster complete.
+__device__ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra again_%=;\n}" ::"r"(
+          barrier),
+      "r"(parity)
+      : "memory");
+}
+/// bar.sync among `threads` threads of the CTA that use this id.
+__device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- copies
+
+/// Weights are read once: they must not push activations out of L2.
+__device__ inline std::uint64_t evict_first() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// `bytes` (a multiple of 16) from global to shared memory through the bulk copy engine, counted by `barrier`.
+__device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+/// 16 bytes from global to shared memory; the first `bytes` of them are read, the others become zero.
+__device__ inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ inline void async_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- shared memory
+
+__device__ inline uint4 load_shared16(std::uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ inline uint2 load_shared8(std::uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ inline std::uint32_t load_shared4(std::uint32_t address) {
+  std::uint32_t v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+/// Four 8×8 matrices of 16-bit elements; lane l gives the address of row l mod 8 of matrix l div 8.
+__device__ inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+// ---- clusters
+
+__device__ inline int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+/// The address of `address` in the shared memory of CTA `rank` of the cluster.
+__device__ inline std::uint32_t map_to_rank(std::uint32_t address, int rank) {
+  std::uint32_t mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+/// Writes a float into another CTA's shared memory; its barrier there counts the 4 bytes.
+__device__ inline void send(std::uint32_t to, float value, std::uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(value)),
+               "r"(barrier)
+               : "memory");
+}
+
+// ---- programmatic dependent launch
+
+/// The next kernel of the stream may start now; it must not touch what this one writes before it has waited.
+__device__ inline void let_dependents_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// Waits until the kernels before this one have finished and their writes are visible.
+__device__ inline void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace nibble::cuda::ptx

@@ -1,0 +1,489 @@
+// Correctness and speed of the CUDA decode kernels. Needs a GPU; everything else about it is ordinary.
+//
+//   decode_check check [FILE.json]                 correctness only
+//   decode_check bench [FILE.json] [--split S] [--smem BYTES] [--grid CTAS] [--m 1,8] [--shape NxK] [--no-cublas] [--sm80]
+//
+// Method of the bench: a CUDA graph runs the layer over rotating cold copies of the weight (≥ 400 MB in total, L2 is 60 MB); events
+// around 10 replays; the median of 7. Gaussian activations, random codes: zeros would be faster, the card being power-limited.
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/row_decoder.hpp"
+#include "kernels/cuda/decode.hpp"
+#include "layouts/layout.hpp"
+#include "random_weights.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+void require(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
+  std::exit(3);
+}
+#define REQUIRE(call) require((call), #call)
+
+/// Device memory that frees itself.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(std::size_t size) : size_(size) { REQUIRE(cudaMalloc(&data_, size)); }
+  DeviceBytes(const void* from, std::size_t size) : DeviceBytes(size) {
+    REQUIRE(cudaMemcpy(data_, from, size, cudaMemcpyHostToDevice));
+  }
+  ~DeviceBytes() { cudaFree(data_); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+  std::uint8_t* get() const { return static_cast<std::uint8_t*>(data_); }
+  std::size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_;
+};
+
+Float to_float_type(DType t) { return t == DType::f32 ? Float::f32 : t == DType::f16 ? Float::f16 : Float::bf16; }
+
+/// A weight as packing leaves it, on the device.
+struct OnDevice {
+  PackedWeightData packed;
+  std::unique_ptr<DeviceBytes> bytes;
+  DecodeWeight weight;
+
+  explicit OnDevice(const QuantTensor& q) {
+    packed.layout = &kGpuTileLayout;
+    packed.scheme = q.scheme;
+    packed.n = q.n;
+    packed.k = q.k;
+    packed.zero_type = q.zeros.dtype;
+    packed.bytes = Buffer(kGpuTileLayout.size(q.scheme, packed.zero_type, q.n, q.k));
+    kGpuTileLayout.pack(q, packed, default_executor());
+    bytes = std::make_unique<DeviceBytes>(packed.bytes.data(), packed.bytes.size());
+    weight.records = bytes->get();
+    weight.geometry = gpu_tile::geometry(q.scheme, packed.zero_type, q.n, q.k);
+    weight.scale_type = to_float_type(q.scheme.scale);
+    weight.zero_base = static_cast<float>(gpu_tile::code_bias(q.scheme.codes));
+    switch (q.scheme.zero) {
+      case ZeroKind::none: weight.zero = Zero::fixed; break;
+      case ZeroKind::integer:
+        weight.zero = Zero::integer;
+        weight.zero_base -= static_cast<float>(gpu_tile::zero_bias(packed.zero_type));
+        break;
+      case ZeroKind::offset: weight.zero = Zero::offset; break;
+      case ZeroKind::real: weight.zero = Zero::real; break;
+    }
+    if (q.scheme.zero == ZeroKind::offset || q.scheme.zero == ZeroKind::real) weight.zero_type = to_float_type(packed.zero_type);
+  }
+};
+
+std::uint16_t to_16(float v, Float type) { return type == Float::f16 ? to_f16(v).bits : to_bf16(v).bits; }
+float from_16(std::uint16_t v, Float type) { return type == Float::f16 ? to_f32(f16{v}) : to_f32(bf16{v}); }
+int size_of(Float type) { return type == Float::f32 ? 4 : 2; }
+
+/// x[rows, stride] of Gaussian numbers, and what is beyond K poisoned with NaN.
+std::vector<std::uint16_t> activations(int rows, std::int64_t k, std::int64_t stride, Float type) {
+  std::vector<std::uint16_t> x(static_cast<std::size_t>(rows * stride), 0x7fff);
+  for (int r = 0; r < rows; ++r)
+    for (std::int64_t i = 0; i < k; ++i)
+      x[static_cast<std::size_t>(r * stride + i)] = to_16(random_normal(11, static_cast<std::uint64_t>(r * k + i)), type);
+  return x;
+}
+
+using Run = std::function<cudaError_t(const DecodeTask&)>;
+
+cudaError_t run_sm90(const DecodeTask& task) {
+  DecodeConfig config;
+  if (const cudaError_t e = configure_decode_sm90(task, config)) return e;
+  return decode_sm90(task, config, nullptr);
+}
+cudaError_t run_sm80(const DecodeTask& task) { return decode_sm80(task, nullptr); }
+
+struct CheckResult {
+  int cases = 0, failures = 0;
+  double worst = 0;  // error over tolerance
+};
+
+/// All of D as the device left it, canaries included.
+std::vector<std::uint8_t> run_once(const Run& run, DecodeTask task, const char* name, CheckResult& result) {
+  constexpr std::size_t kCanary = 256;
+  const std::size_t bytes = static_cast<std::size_t>(task.m * task.d_stride * size_of(task.out));
+  DeviceBytes d(bytes + 2 * kCanary);
+  REQUIRE(cudaMemset(d.get(), 0xff, d.size()));  // NaN in every type
+  task.d = d.get() + kCanary;
+  const cudaError_t launched = run(task);
+  const cudaError_t finished = cudaDeviceSynchronize();
+  if (launched != cudaSuccess || finished != cudaSuccess) {
+    std::printf("FAIL %s m=%d: %s / %s\n", name, task.m, cudaGetErrorString(launched), cudaGetErrorString(finished));
+    if (finished != cudaSuccess) std::exit(3);
+    ++result.failures;
+  }
+  std::vector<std::uint8_t> out(d.size());
+  REQUIRE(cudaMemcpy(out.data(), d.get(), d.size(), cudaMemcpyDeviceToHost));
+  for (std::size_t i = 0; i < kCanary; ++i)
+    if (out[i] != 0xff || out[out.size() - 1 - i] != 0xff) {
+      std::printf("FAIL %s m=%d: wrote outside D\n", name, task.m);
+      ++result.failures;
+      break;
+    }
+  return {out.begin() + kCanary, out.end() - kCanary};
+}
+
+float element(const std::vector<std::uint8_t>& d, std::size_t i, Float type) {
+  if (type == Float::f32) {
+    float v;
+    std::memcpy(&v, d.data() + 4 * i, 4);
+    return v;
+  }
+  std::uint16_t v;
+  std::memcpy(&v, d.data() + 2 * i, 2);
+  return from_16(v, type);
+}
+
+void check_weight(const Run& run, const QuantTensor& q, Float act, Float out, bool with_bias, int extra_stride,
+                  CheckResult& result) {
+  const OnDevice w(q);
+  const std::string name = q.scheme.name() + " " + std::to_string(q.n) + "x" + std::to_string(q.k) +
+                           (act == Float::f16 ? " f16" : " bf16") +
+                           (out == Float::f32   ? "->f32"
+                            : out == Float::f16 ? "->f16"
+                                                : "->bf16");
+  const std::int64_t x_stride = q.k + extra_stride, d_stride = q.n + 3;
+  const std::vector<std::uint16_t> x = activations(kDecodeMaxTokens, q.k, x_stride, act);
+  const DeviceBytes x_device(x.data(), x.size() * 2);
+  std::vector<float> bias(static_cast<std::size_t>(q.n));
+  for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = random_normal(5, i);
+  const DeviceBytes bias_device(bias.data(), bias.size() * 4);
+
+  // The reference, for sampled columns.
+  std::vector<std::int64_t> columns;
+  const std::int64_t step = std::max<std::int64_t>(1, q.n / 48);
+  for (std::int64_t n = 0; n < q.n; n += step) columns.push_back(n);
+  columns.push_back(q.n - 1);
+  const RowDecoder decoder(q);
+  std::vector<double> expected(columns.size() * kDecodeMaxTokens);
+  std::vector<float> row(static_cast<std::size_t>(q.k));
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    decoder.decode(columns[c], row.data());
+    for (int m = 0; m < kDecodeMaxTokens; ++m) {
+      double sum = with_bias ? bias[static_cast<std::size_t>(columns[c])] : 0.0;
+      for (std::int64_t k = 0; k < q.k; ++k)
+        sum +=
+            static_cast<double>(row[static_cast<std::size_t>(k)]) * from_16(x[static_cast<std::size_t>(m * x_stride + k)], act);
+      expected[c * kDecodeMaxTokens + static_cast<std::size_t>(m)] = sum;
+    }
+  }
+
+  // Of a few numbers the rounding of the output does not average out.
+  const double few = columns.size() < 16 ? 2.0 : 1.0;
+  const double tolerance = few * (out == Float::f32 ? 1e-5 : out == Float::f16 ? 3e-4 : 2.5e-3);
+  std::vector<std::uint8_t> first_rows;
+  for (int m : {32, 1, 2, 7, 8, 9, 16, 17, 32}) {
+    DecodeTask task{
+        .weight = w.weight, .m = m, .act = act, .x = x_device.get(), .x_stride = x_stride, .out = out, .d_stride = d_stride};
+    if (with_bias) task.bias = reinterpret_cast<const float*>(bias_device.get());
+    const std::vector<std::uint8_t> d = run_once(run, task, name.c_str(), result);
+    ++result.cases;
+    double error2 = 0, norm2 = 0;
+    for (std::size_t c = 0; c < columns.size(); ++c)
+      for (int r = 0; r < m; ++r) {
+        const double want = expected[c * kDecodeMaxTokens + static_cast<std::size_t>(r)];
+        const double got = element(d, static_cast<std::size_t>(r * d_stride + columns[c]), out);
+        error2 += (got - want) * (got - want);
+        norm2 += want * want;
+      }
+    const double error = std::sqrt(error2 / norm2);
+    result.worst = std::max(result.worst, error / tolerance);
+    if (!(error <= tolerance)) {
+      std::printf("FAIL %s m=%d: relative error %.3g\n", name.c_str(), m, error);
+      ++result.failures;
+    }
+    for (int r = 0; r < m; ++r)
+      for (std::int64_t n = 0; n < d_stride; ++n) {
+        const bool nan = std::isnan(element(d, static_cast<std::size_t>(r * d_stride + n), out));
+        if (nan != (n >= q.n)) {
+          std::printf("FAIL %s m=%d: element (%d, %lld) %s\n", name.c_str(), m, r, static_cast<long long>(n),
+                      nan ? "was not written" : "is past N");
+          ++result.failures;
+          r = m;
+          break;
+        }
+      }
+    if (first_rows.empty()) {
+      first_rows = d;
+    } else if (std::memcmp(first_rows.data(), d.data(), d.size()) != 0) {  // rows of every M, and the same M again
+      std::printf("FAIL %s m=%d: other bits than with m=32\n", name.c_str(), m);
+      ++result.failures;
+    }
+  }
+}
+
+CheckResult check(const Run& run, bool all) {
+  CheckResult result;
+  const auto scheme = [](DType codes, ZeroKind zero, GroupShape group, DType scale) {
+    return WeightScheme{codes, zero, group, scale};
+  };
+  std::vector<WeightScheme> schemes;
+  for (GroupShape group : {GroupShape::group(128), GroupShape::group(64), GroupShape::group(32), GroupShape::channel()}) {
+    schemes.push_back(scheme(DType::u4b8, ZeroKind::none, group, DType::f16));
+    schemes.push_back(scheme(DType::u4, ZeroKind::integer, group, DType::bf16));
+    schemes.push_back(scheme(DType::u4, ZeroKind::offset, group, DType::f16));
+    schemes.push_back(scheme(DType::s8, ZeroKind::none, group, DType::f32));
+    schemes.push_back(scheme(DType::u8, ZeroKind::integer, group, DType::f16));
+  }
+  schemes.push_back(scheme(DType::u4, ZeroKind::real, GroupShape::group(64), DType::f16));
+  schemes.push_back(scheme(DType::u8, ZeroKind::offset, GroupShape::group(256), DType::f16));
+  schemes.push_back(scheme(DType::u3, ZeroKind::integer, GroupShape::group(32), DType::f16));
+  schemes.push_back(scheme(DType::u8b128, ZeroKind::none, GroupShape::block(16, 128), DType::f32));
+  int i = 0;
+  for (const WeightScheme& s : schemes)
+    for (auto [n, k] : {std::pair{1, 1}, {64, 128}, {190, 1000}, {777, 2051}, {1024, 4096}}) {
+      if (!all && (n + k + i) % 3 != 0) continue;
+      const Float act = ++i % 2 ? Float::f16 : Float::bf16;
+      const Float out = i % 3 == 0 ? Float::f32 : act;
+      check_weight(run, testing::random_weight(s, n, k, 3), act, out, i % 4 == 0, i % 5 == 0 ? 8 : i % 5, result);
+    }
+  for (auto [n, k] : {std::pair{4096, 4096}, {6144, 4096}, {8256, 2048}, {4096, 14336}})
+    check_weight(run, testing::random_weight(schemes[0], n, k, 3), Float::f16, Float::f16, false, 0, result);
+  check_weight(run, testing::random_weight(schemes[0], 1024, 28672, 3), Float::f16, Float::f16, false, 0, result);
+  return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- bench
+
+constexpr int kReplays = 10, kRounds = 7;
+
+/// µs per call of what `launch(copy)` puts on the stream, over `copies` copies.
+double time_us(int copies, const std::function<void(int, cudaStream_t)>& launch) {
+  cudaStream_t stream;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  launch(0, stream);  // loads the module
+  REQUIRE(cudaStreamSynchronize(stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < copies; ++i) launch(i, stream);
+  REQUIRE(cudaStreamEndCapture(stream, &graph));
+  REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t begin, end;
+  REQUIRE(cudaEventCreate(&begin));
+  REQUIRE(cudaEventCreate(&end));
+  for (int i = 0; i < 3; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    REQUIRE(cudaEventRecord(begin, stream));
+    for (int i = 0; i < kReplays; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
+    REQUIRE(cudaEventRecord(end, stream));
+    REQUIRE(cudaEventSynchronize(end));
+    float ms = 0;
+    REQUIRE(cudaEventElapsedTime(&ms, begin, end));
+    times.push_back(static_cast<double>(ms) * 1e3 / (kReplays * copies));
+  }
+  std::ranges::sort(times);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return times[kRounds / 2];
+}
+
+constexpr double kColdBytes = 400e6;
+int copies_of(double bytes) { return std::max(2, static_cast<int>(std::ceil(kColdBytes / bytes))); }
+
+/// cuBLAS, if the machine has it: nothing links against it.
+class Cublas {
+ public:
+  Cublas() {
+    void* library = dlopen("libcublas.so.13", RTLD_NOW);
+    if (library == nullptr) {
+      std::printf("no cuBLAS: %s\n", dlerror());
+      return;
+    }
+    create_ = reinterpret_cast<decltype(&cublasCreate_v2)>(dlsym(library, "cublasCreate_v2"));
+    set_stream_ = reinterpret_cast<decltype(&cublasSetStream_v2)>(dlsym(library, "cublasSetStream_v2"));
+    set_workspace_ = reinterpret_cast<decltype(&cublasSetWorkspace_v2)>(dlsym(library, "cublasSetWorkspace_v2"));
+    gemm_ = reinterpret_cast<decltype(gemm_)>(dlsym(library, "cublasGemmEx"));
+    if (create_(&handle_) != CUBLAS_STATUS_SUCCESS) handle_ = nullptr;
+  }
+  explicit operator bool() const { return handle_ != nullptr; }
+  void gemm(const void* w, const void* x, void* d, int m, int n, int k, cudaStream_t stream) {
+    const float one = 1.0f, zero = 0.0f;
+    set_stream_(handle_, stream);
+    set_workspace_(handle_, workspace_.get(), workspace_.size());
+    const cublasStatus_t s = gemm_(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &one, w, CUDA_R_16F, k, x, CUDA_R_16F, k, &zero, d,
+                                   CUDA_R_16F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (s != CUBLAS_STATUS_SUCCESS) std::printf("cublasGemmEx: %d\n", static_cast<int>(s));
+  }
+
+ private:
+  cublasHandle_t handle_ = nullptr;
+  decltype(&cublasCreate_v2) create_ = nullptr;
+  decltype(&cublasSetStream_v2) set_stream_ = nullptr;
+  decltype(&cublasSetWorkspace_v2) set_workspace_ = nullptr;
+  cublasStatus_t (*gemm_)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*, const void*,
+                          cudaDataType, int, const void*, cudaDataType, int, const void*, void*, cudaDataType, int,
+                          cublasComputeType_t, cublasGemmAlgo_t) = nullptr;
+  DeviceBytes workspace_{std::size_t{32} << 20};
+};
+
+struct BenchOptions {
+  DecodeConfig config;
+  std::vector<int> m{1, 8, 16, 32};
+  std::vector<std::pair<int, int>> shapes{{4096, 4096},  {6144, 4096},  {8192, 8192},  {10240, 8192},
+                                          {4096, 14336}, {28672, 4096}, {8192, 28672}, {57344, 8192}};
+  bool cublas = true;
+  bool sm80 = false;
+  int bits = 4;
+};
+
+void bench_shape(const BenchOptions& options, int n, int k, Cublas* cublas, nlohmann::json& rows) {
+  // Random codes, scales around 0.01: packed weights need no QuantTensor to be timed.
+  WeightScheme scheme;
+  if (options.bits == 8) scheme.codes = DType::u8b128;
+  const gpu_tile::Geometry geo = gpu_tile::geometry(scheme, DType::none, n, k);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(geo.total_bytes()));
+  std::mt19937_64 random(1);
+  for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {
+    const std::uint64_t r = random();
+    std::memcpy(bytes.data() + i, &r, 8);
+  }
+  for (int tile = 0; tile < geo.tiles(); ++tile)
+    for (int record = 0; record < geo.records(); ++record)
+      for (int row = 0; row < gpu_tile::kRows; ++row) {
+        const std::uint16_t scale = to_f16(0.01f * (0.5f + static_cast<float>((row * 37 + record) % 64) / 64)).bits;
+        std::memcpy(bytes.data() + geo.record(tile, record) + geo.scale_offset(0) + 2 * row, &scale, 2);
+      }
+  const int copies = copies_of(static_cast<double>(bytes.size()));
+  const std::size_t pitch = (bytes.size() + 255) / 256 * 256;
+  const DeviceBytes weights(pitch * static_cast<std::size_t>(copies));
+  for (int i = 0; i < copies; ++i)
+    REQUIRE(cudaMemcpy(weights.get() + pitch * static_cast<std::size_t>(i), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+  const std::vector<std::uint16_t> x = activations(kDecodeMaxTokens, k, k, Float::f16);
+  const DeviceBytes x_device(x.data(), x.size() * 2);
+  const DeviceBytes d(static_cast<std::size_t>(n) * kDecodeMaxTokens * 2);
+
+  for (int m : options.m) {
+    DecodeTask task{.m = m, .x = x_device.get(), .x_stride = k, .d = d.get(), .d_stride = n};
+    task.weight.geometry = geo;
+    task.weight.zero_base = options.bits == 8 ? 128.0f : 8.0f;
+    DecodeConfig config = options.config;
+    const double floor = (static_cast<double>(bytes.size()) + 2.0 * m * (n + k)) / 4.47e6;
+    nlohmann::json row = {{"n", n}, {"k", k}, {"m", m}, {"bits", options.bits}, {"copies", copies}, {"floor_us", floor}};
+    if (!options.sm80) {
+      if (const cudaError_t e = configure_decode_sm90(task, config)) {
+        std::printf("%6d x %6d m=%2d: %s\n", n, k, m, cudaGetErrorString(e));
+        continue;
+      }
+      row["split"] = config.split;
+      row["grid"] = config.grid;
+      row["stages"] = config.stages;
+      row["smem"] = config.smem;
+      row["launches"] = (m + config.tokens - 1) / config.tokens;
+    }
+    const double us = time_us(copies, [&](int i, cudaStream_t stream) {
+      DecodeTask t = task;
+      t.weight.records = weights.get() + pitch * static_cast<std::size_t>(i);
+      REQUIRE(options.sm80 ? decode_sm80(t, stream) : decode_sm90(t, config, stream));
+    });
+    row["us"] = us;
+    row["bandwidth"] = (static_cast<double>(bytes.size()) + 2.0 * m * (n + k)) / us * 1e-6;
+    std::printf("%6d x %6d m=%2d  %7.2f us  floor %6.2f  %4.2f TB/s  split %d grid %d stages %d smem %d tokens %d", n, k, m, us,
+                floor, row["bandwidth"].get<double>(), config.split, config.grid, config.stages, config.smem, config.tokens);
+    rows.push_back(row);
+    if (cublas == nullptr) {
+      std::printf("\n");
+    } else {
+      const std::size_t dense = static_cast<std::size_t>(n) * static_cast<std::size_t>(k) * 2;
+      const int dense_copies = copies_of(static_cast<double>(dense));
+      static std::unique_ptr<DeviceBytes> w;
+      static std::pair<int, int> of;
+      if (!w || of != std::pair{n, k}) {
+        w.reset();
+        w = std::make_unique<DeviceBytes>(dense * static_cast<std::size_t>(dense_copies));
+        std::vector<std::uint16_t> block(1 << 20);
+        for (std::size_t i = 0; i < block.size(); ++i) block[i] = to_f16(0.02f * random_normal(3, i)).bits;
+        for (std::size_t at = 0; at < w->size(); at += block.size() * 2)
+          REQUIRE(cudaMemcpy(w->get() + at, block.data(), std::min(block.size() * 2, w->size() - at), cudaMemcpyHostToDevice));
+        of = {n, k};
+      }
+      const double cublas_us = time_us(dense_copies, [&](int i, cudaStream_t stream) {
+        cublas->gemm(w->get() + dense * static_cast<std::size_t>(i), x_device.get(), d.get(), m, n, k, stream);
+      });
+      rows.back()["cublas_fp16_us"] = cublas_us;
+      std::printf("  cublas fp16 %7.2f\n", cublas_us);
+    }
+    std::fflush(stdout);
+  }
+}
+
+int run(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "check";
+  std::string file;
+  BenchOptions options;
+  for (int i = 2; i < argc; ++i) {
+    const std::string a = argv[i];
+    const auto number = [&] { return std::atoi(argv[++i]); };
+    if (a == "--split")
+      options.config.split = number();
+    else if (a == "--smem")
+      options.config.smem = number();
+    else if (a == "--grid")
+      options.config.grid = number();
+    else if (a == "--bits")
+      options.bits = number();
+    else if (a == "--no-cublas")
+      options.cublas = false;
+    else if (a == "--sm80")
+      options.sm80 = true;
+    else if (a == "--m") {
+      options.m.clear();
+      for (char* p = std::strtok(argv[++i], ","); p != nullptr; p = std::strtok(nullptr, ",")) options.m.push_back(std::atoi(p));
+    } else if (a == "--shape") {
+      int n = 0, k = 0;
+      if (std::sscanf(argv[++i], "%dx%d", &n, &k) == 2) options.shapes = {{n, k}};
+    } else {
+      file = a;
+    }
+  }
+  cudaDeviceProp device;
+  REQUIRE(cudaGetDeviceProperties(&device, 0));
+  int clock = 0;
+  cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, 0);
+  nlohmann::json out = {{"device", device.name}, {"sms", device.multiProcessorCount}, {"max_clock_mhz", clock / 1000}};
+  int failures = 0;
+  if (mode == "check") {
+    for (const auto& [name, kernel] : {std::pair<const char*, Run>{"sm90", run_sm90}, {"sm80", run_sm80}}) {
+      const CheckResult r = check(kernel, true);
+      std::printf("%s: %d cases, %d failures, worst error %.2f of its tolerance\n", name, r.cases, r.failures, r.worst);
+      out["check"][name] = {{"cases", r.cases}, {"failures", r.failures}, {"worst", r.worst}};
+      failures += r.failures;
+    }
+  } else {
+    std::unique_ptr<Cublas> cublas;
+    if (options.cublas) {
+      cublas = std::make_unique<Cublas>();
+      if (!*cublas) cublas.reset();
+    }
+    out["rows"] = nlohmann::json::array();
+    for (auto [n, k] : options.shapes) bench_shape(options, n, k, cublas.get(), out["rows"]);
+  }
+  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace nibble::cuda
+
+int main(int argc, char** argv) { return nibble::cuda::run(argc, argv); }

@@ -1,0 +1,107 @@
+// The GPU layout's index maths and packing; needs no GPU.
+#include "layouts/gpu_tile.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "layouts/layout.hpp"
+#include "random_weights.hpp"
+
+namespace nibble {
+namespace {
+
+using testing::random_weight;
+
+TEST(GpuTile, EveryCodeHasItsOwnPlace) {
+  for (int bits : {4, 8}) {
+    std::vector<int> used(static_cast<std::size_t>(gpu_tile::Geometry{.bits = bits}.code_bytes()), 0);
+    const int mask = (1 << bits) - 1;
+    for (int row = 0; row < gpu_tile::kRows; ++row)
+      for (int channel = 0; channel < gpu_tile::kChannels; ++channel) {
+        const auto [byte, shift] = gpu_tile::place(bits, row, channel);
+        int& place = used.at(static_cast<std::size_t>(byte));
+        EXPECT_EQ(place & mask << shift, 0) << bits << " bits, row " << row << ", channel " << channel;
+        place |= mask << shift;
+      }
+    EXPECT_TRUE(std::ranges::all_of(used, [](int byte) { return byte == 0xff; }));
+  }
+}
+
+TEST(GpuTile, EveryRowHasItsOwnSlotPosition) {
+  std::set<int> used;
+  for (int row = 0; row < gpu_tile::kRows; ++row) used.insert(gpu_tile::slot_position(row));
+  EXPECT_EQ(used.size(), static_cast<std::size_t>(gpu_tile::kRows));
+  EXPECT_EQ(*used.rbegin(), gpu_tile::kRows - 1);
+}
+
+// The drawing, read back: what a lane gets when it masks a word as the kernels do.
+TEST(GpuTile, WordsAreFragmentsOfTheMatrixInstruction) {
+  for (int lane = 0; lane < gpu_tile::kLanes; ++lane)
+    for (int a = 0; a < 4; ++a)
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * 2 + lane / 4 + 8 * (a % 2);                        // fragment 2
+        const int channel = 64 + 16 * 3 + 2 * (lane % 4) + 8 * (a / 2) + half;  // the fourth of the second 64
+        const auto four = gpu_tile::place(4, row, channel);
+        const int word = gpu_tile::vector_offset(1, 2, lane) + 4 * 3;
+        EXPECT_EQ((four.byte - word) * 8 + four.shift, 4 * a + 16 * half);
+        const auto eight = gpu_tile::place(8, row, channel);
+        EXPECT_EQ(eight.byte, gpu_tile::vector_offset(3, 2, lane) + 8 + 2 * a + half);
+      }
+}
+
+PackedWeightData packed(const QuantTensor& q) {
+  PackedWeightData p;
+  p.layout = &kGpuTileLayout;
+  p.scheme = q.scheme;
+  p.n = q.n;
+  p.k = q.k;
+  p.zero_type = q.zeros.dtype;
+  p.perm.resize(q.g_idx.size());
+  std::iota(p.perm.begin(), p.perm.end(), 0);
+  std::ranges::stable_sort(p.perm, {}, [&](std::int32_t k) { return q.g_idx[static_cast<std::size_t>(k)]; });
+  p.bytes = Buffer(kGpuTileLayout.size(q.scheme, p.zero_type, q.n, q.k));
+  kGpuTileLayout.pack(q, p, default_executor());
+  return p;
+}
+
+TEST(GpuTile, RoundTrip) {
+  int held = 0;
+  for (const WeightScheme& scheme : testing::all_schemes())
+    for (auto [n, k] : {std::pair{64, 128}, {1, 1}, {65, 129}, {130, 480}, {63, 1000}})
+      for (bool act_order : {false, true}) {
+        const QuantTensor q = random_weight(scheme, n, k, 7, {.act_order = act_order});
+        if (!gpu_tile::refusal(scheme, q.zeros.dtype, k).empty()) continue;
+        ++held;
+        const PackedWeightData p = packed(q);
+        QuantTensor back = q;
+        std::ranges::fill(back.codes, std::uint8_t{0xee});
+        std::ranges::fill(back.scales.bytes, std::byte{0xee});
+        std::ranges::fill(back.zeros.bytes, std::byte{0xee});
+        kGpuTileLayout.unpack(p, back);
+        EXPECT_EQ(back, q) << scheme.name() << " " << n << "×" << k;
+      }
+  EXPECT_GT(held, 100);
+}
+
+TEST(GpuTile, RecordsAreWholeCopies) {
+  for (const WeightScheme& scheme : testing::all_schemes()) {
+    const QuantTensor q = random_weight(scheme, 3, 1280, 7);
+    if (!gpu_tile::refusal(scheme, q.zeros.dtype, q.k).empty()) continue;
+    EXPECT_EQ(gpu_tile::geometry(scheme, q.zeros.dtype, q.n, q.k).record_bytes() % 16, 0) << scheme.name();
+  }
+}
+
+TEST(GpuTile, RefusalsSayWhy) {
+  EXPECT_EQ(gpu_tile::refusal({.group = GroupShape::group(96)}, DType::none, 4096),
+            "groups of 96 channels are neither 32, 64 nor a multiple of 128");
+  EXPECT_EQ(gpu_tile::refusal({.codes = DType::e4m3}, DType::none, 4096), "codes of type e4m3 are not integers of up to 8 bits");
+  EXPECT_EQ(gpu_tile::refusal({.scale = DType::e8m0}, DType::none, 4096), "scales of type e8m0 are not f32, f16 or bf16");
+  EXPECT_EQ(gpu_tile::refusal({}, DType::none, 4096), "");
+}
+
+}  // namespace
+}  // namespace nibble

@@ -10,7 +10,7 @@
 //       sum[8][R] += s ∘ acc                                             in L1
 //   epilogue, row by row
 //
-// Worth its panel from some 32 tokens on; below, the fixed-point kernels of dot_tile.hpp do less work per weight.
+// Worth its panel from some ten tokens on; below, the fixed-point kernels of dot_tile.hpp do less work per weight.
 #pragma once
 
 #include <cstdint>

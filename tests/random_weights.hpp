@@ -16,6 +16,13 @@ struct RandomWeight {
   bool exact = false;  // power-of-two scales and zero offsets: with small integer activations every sum is exact in f32
 };
 
+/// The type of zeros that random_weight() gives a scheme.
+inline DType zero_type(const WeightScheme& scheme) {
+  if (scheme.zero == ZeroKind::none) return DType::none;
+  if (scheme.zero != ZeroKind::integer) return DType::f32;
+  return info(scheme.codes).kind == DTypeKind::sint ? DType::s8 : DType::u8;
+}
+
 inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std::int64_t k, std::uint64_t seed,
                                  const RandomWeight& with = {}) {
   QuantTensor q;
@@ -36,10 +43,7 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
     q.scales.set(i, with.exact ? 0.5f : 0.01f * (0.5f + r));
   }
   if (scheme.zero != ZeroKind::none) {
-    q.zeros = Tensor(scheme.zero != ZeroKind::integer             ? DType::f32
-                     : info(scheme.codes).kind == DTypeKind::sint ? DType::s8
-                                                                  : DType::u8,
-                     shape);
+    q.zeros = Tensor(zero_type(scheme), shape);
     for (std::int64_t i = 0; i < q.zeros.numel(); ++i) {
       const auto r = static_cast<float>(random_uniform(seed + 2, static_cast<std::uint64_t>(i)));
       if (scheme.zero == ZeroKind::offset)

@@ -99,6 +99,8 @@ struct TransformOptions {
   bool overwrite = false;  // replace an existing output
   Progress progress = {};
   Executor* executor = nullptr;
+  /// dequantize_checkpoint: how a weight becomes W[N,K] of a type, bit for bit what QuantTensor::value says. Empty: on the CPU.
+  std::function<Result<Tensor>(const QuantTensor& q, DType dtype)> dequantize = {};
 };
 
 /// What happened to each module, for a table.

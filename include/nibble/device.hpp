@@ -8,29 +8,43 @@
 #include <string_view>
 
 #include "nibble/parallel.hpp"
+#include "nibble/status.hpp"
 
 namespace nibble {
 
 enum class Backend : std::uint8_t { reference, cpu, cuda };
 std::string_view name(Backend backend);
 
-/// CPU instruction-set levels. Each one includes its parent:
+/// Instruction-set levels, of CPUs and of GPUs. Each one includes its parent:
 ///
 ///   baseline ─┬─ avx2 ─┬─ avx2vnni                          baseline: whatever the compiler targets by default;
 ///             │        └─ avx512 ── avx512vnni ── avx512bf16    on AArch64 that includes NEON
 ///             └─ dotprod ── i8mm
-enum class Isa : std::uint8_t { baseline, avx2, avx2vnni, avx512, avx512vnni, avx512bf16, dotprod, i8mm };
-inline constexpr std::array kAllIsas{Isa::baseline,   Isa::avx2,       Isa::avx2vnni, Isa::avx512,
-                                     Isa::avx512vnni, Isa::avx512bf16, Isa::dotprod,  Isa::i8mm};
+///
+///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: compute capability 8.0 and later, with tensor
+///                              cores for bf16; sm90: 9.0 exactly, whose code runs on nothing else
+enum class Isa : std::uint8_t { baseline, avx2, avx2vnni, avx512, avx512vnni, avx512bf16, dotprod, i8mm, simt, sm80, sm90 };
+inline constexpr std::array kAllIsas{Isa::baseline, Isa::avx2, Isa::avx2vnni, Isa::avx512, Isa::avx512vnni, Isa::avx512bf16,
+                                     Isa::dotprod,  Isa::i8mm, Isa::simt,     Isa::sm80,   Isa::sm90};
 std::string_view name(Isa isa);
-/// The level below; baseline is its own parent.
+/// The level below; baseline and simt are their own parents.
 Isa parent(Isa isa);
+/// Whose level it is: Backend::cpu or Backend::cuda.
+constexpr Backend backend(Isa isa) { return isa < Isa::simt ? Backend::cpu : Backend::cuda; }
+/// Ok where this machine runs kernels of that level: this_device(), or the GPU that is current in the calling thread. Otherwise
+/// unsupported with the reason: "needs sm90: built without CUDA (NIBBLE_CUDA=ON)", "needs sm90, this NVIDIA A100 offers sm80".
+Status runs_here(Isa isa);
+
+/// A CUDA stream, a cudaStream_t, without CUDA's headers.
+struct Stream {
+  void* handle = nullptr;  // null: the default stream
+};
 
 struct DeviceInfo {
   std::string cpu_name;     // "AMD EPYC 9654"
   int cores = 1;            // cores this process may run on
   Isa isa = Isa::baseline;  // the best level this machine has; NIBBLE_ISA=name leaves only that level and its parents
-  std::uint32_t isas = 1;   // bit i: has level i
+  std::uint32_t isas = 1;   // bit i: has level i; levels of CPUs only
   std::int64_t l1d_bytes = 32 << 10;
   std::int64_t l2_bytes = 1 << 20;  // per core
   std::int64_t l3_bytes = 0;        // shared; 0 when there is none or it is unknown
@@ -43,8 +57,8 @@ struct DeviceInfo {
 const DeviceInfo& this_device();
 
 /// What bounds the speed of a layer: reading memory, or the peak of one kind of arithmetic.
-enum class Ceiling : std::uint8_t { read, f32, bf16, int8 };
-inline constexpr std::array kAllCeilings{Ceiling::read, Ceiling::f32, Ceiling::bf16, Ceiling::int8};
+enum class Ceiling : std::uint8_t { read, f32, bf16, int8, f16 };
+inline constexpr std::array kAllCeilings{Ceiling::read, Ceiling::f32, Ceiling::bf16, Ceiling::int8, Ceiling::f16};
 std::string_view name(Ceiling ceiling);
 
 /// What this machine can do at best with `threads` threads, by measurement.
@@ -54,6 +68,7 @@ struct Roofline {
   double f32_gflops = 0;         // fused multiply-adds (2 operations each) on registers, best ISA of this_device()
   double bf16_gflops = 0;        // bf16 dot products accumulated in f32; 0 when the CPU has no instruction for them
   double int8_gops = 0;          // u8·s8 dot products accumulated in s32, as the best ISA does them
+  double f16_gflops = 0;         // f16 products accumulated in f32: of GPUs, 0 for CPUs
 
   /// The field of a ceiling: GB/s, GFLOP/s or Gop/s.
   double& operator[](Ceiling ceiling);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "nibble/checkpoint.hpp"
+#include "nibble/cuda.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
 #include "nibble/parallel.hpp"

@@ -37,6 +37,9 @@ class PackedWeight {
   std::int64_t n() const;
   std::int64_t k() const;
   std::string_view layout() const;
+  /// Where bytes() are: Backend::cpu is host memory, Backend::cuda the memory of the GPU that was current when it was packed.
+  Backend backend() const;
+  /// Host or device memory, as backend() says.
   std::span<const std::byte> bytes() const;
   bool has_bias() const;
   bool act_order() const;
@@ -49,13 +52,17 @@ class PackedWeight {
 struct PackOptions {
   std::string layout = {};  // empty: the layout of the cheapest kernel for m in [1, m_max]
   std::int64_t m_max = 1 << 13;
-  std::string kernel = {};       // pack for this kernel (by name); overrides layout
-  Executor* executor = nullptr;  // null: default_executor()
+  std::string kernel = {};         // pack for this kernel (by name); overrides layout and backend
+  Executor* executor = nullptr;    // null: default_executor()
+  Backend backend = Backend::cpu;  // cuda: packed on the current GPU, into its memory
 };
 
-/// Rearranges `q` for a kernel. Fails with invalid_argument when q.validate() does, not_found for an unknown layout.
+/// Rearranges `q` for a kernel. A layout of the GPU can be packed on any machine, by name and with Backend::cpu; upload() takes the
+/// result to a GPU later.
+/// Errors: invalid_argument when q.validate() fails or the layout is not for the backend; not_found for an unknown layout;
+/// unsupported when the layout cannot hold the weight, or without a GPU; io_error without memory.
 Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options = {});
-/// The exact inverse: unpack(pack(q)) == q.
+/// The exact inverse: unpack(pack(q)) == q. Copies from device memory first.
 Result<QuantTensor> unpack(const PackedWeight& weight);
 
 enum class Op : std::uint8_t {
@@ -80,6 +87,7 @@ std::vector<KernelInfo> kernels();
 /// All packed layouts of this build with a drawing of their bytes.
 struct LayoutInfo {
   std::string_view name;
+  Backend backend;  // whose kernels read it: cpu or cuda
   std::string_view drawing;
 };
 std::vector<LayoutInfo> layouts();
@@ -103,7 +111,7 @@ struct PlanOptions {
   bool allow_reference = true;  // false: fail rather than fall back to the reference kernel
   int threads = 0;              // assumed by the cost model; 0: default_executor().threads()
   /// What the machine does, by measure_roofline(): makes the predicted times those of this machine. Without it typical values are
-  /// assumed, which choose the same kernels and predict times of a typical machine. Overrides `threads`.
+  /// assumed, which choose the same kernels and predict times of a typical machine. Overrides `threads`. Not for the GPU.
   std::optional<Roofline> machine = {};
 };
 
@@ -138,11 +146,16 @@ class Plan {
   Explanation explain() const;
 
   /// Runs the plan. `a` is [M,K], `d` is [M,N], both with a last stride of 1 (dequantize takes no `a`). `weight` must have the
-  /// shape, scheme and layout the plan was made for. No allocation and no search; the only lock is the default executor's, which
-  /// runs one loop at a time.
+  /// shape, scheme, layout and backend the plan was made for. No allocation and no search; the only lock is the default
+  /// executor's, which runs one loop at a time.
   /// Errors: invalid_argument with the values that do not fit; nothing has been written then.
   Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
              std::span<std::byte> workspace, Executor* executor = nullptr) const;
+  /// The same for a weight in device memory: `a`, `d`, the operands and `workspace` are device memory too, of the GPU the weight is
+  /// on, which must be current. Enqueues on `stream` and returns; can be captured in a CUDA graph.
+  /// Errors: as above, and internal with CUDA's words when a launch fails.
+  Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+             std::span<std::byte> workspace, Stream stream) const;
 
   struct Impl;
   explicit Plan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}

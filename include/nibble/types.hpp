@@ -44,6 +44,9 @@ struct DTypeInfo {
 const DTypeInfo& info(DType dtype);
 inline std::string_view name(DType dtype) { return info(dtype).name; }
 inline int bits(DType dtype) { return info(dtype).bits; }
+/// What is subtracted from the unsigned bits of an integer code to get its value: 8 for u4b8; 128 for s8, whose two's complement
+/// bytes packed layouts turn unsigned first.
+inline int code_bias(DType dtype) { return dtype == DType::s8 ? 128 : info(dtype).bias; }
 /// "u4b8" → DType::u4b8; nothing for an unknown token.
 std::optional<DType> parse_dtype(std::string_view token);
 

@@ -34,7 +34,7 @@ struct VerifyReport {
   std::string failure;                // where and by how much, with the seed; empty when passed
 };
 
-/// Packs `q`, runs it on seeded Gaussian activations and compares. A Status error means that nothing could be compared.
+/// Packs `q`, runs it on seeded Gaussian activations and compares. With pack.backend, or plan.kernel, of the GPU it runs there. A Status error means that nothing could be compared.
 Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor = nullptr);
 
 }  // namespace nibble

@@ -1,4 +1,4 @@
-// Aligned, uninitialised memory for packed weights.
+// Memory for packed weights: aligned and uninitialised on the host, or on a GPU.
 #pragma once
 
 #include <sys/mman.h>
@@ -8,11 +8,14 @@
 #include <memory>
 #include <new>
 #include <span>
+#include <utility>
+
+#include "nibble/cuda.hpp"
 
 namespace nibble {
 
-/// A fixed-size block, aligned for every vector width; large ones ask for transparent huge pages, which spare a core that
-/// streams a weight most of its TLB misses.
+/// A fixed-size block. On the host it is aligned for every vector width; large ones ask for transparent huge pages, which spare a
+/// core that streams a weight most of its TLB misses.
 class Buffer {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -27,8 +30,12 @@ class Buffer {
     if (alignment == kHugePage) (void)madvise(data_.get(), rounded, MADV_HUGEPAGE);
   }
 
-  std::byte* data() { return data_.get(); }
-  const std::byte* data() const { return data_.get(); }
+  explicit Buffer(DeviceMemory memory) : size_(memory.size()), device_(std::move(memory)) {}
+
+  /// data() is device memory.
+  bool on_device() const { return device_.data() != nullptr; }
+  std::byte* data() { return on_device() ? device_.data() : data_.get(); }
+  const std::byte* data() const { return on_device() ? device_.data() : data_.get(); }
   std::size_t size() const { return size_; }
   std::span<std::byte> span() { return {data(), size_}; }
   std::span<const std::byte> span() const { return {data(), size_}; }
@@ -39,6 +46,7 @@ class Buffer {
   };
   std::unique_ptr<std::byte, Free> data_;
   std::size_t size_ = 0;
+  DeviceMemory device_;
 };
 
 }  // namespace nibble

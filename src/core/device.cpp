@@ -14,6 +14,9 @@
 #include <fstream>
 #include <string>
 
+#include "core/error.hpp"
+#include "nibble/cuda.hpp"
+
 namespace nibble {
 namespace {
 
@@ -69,7 +72,7 @@ std::uint32_t reported_isas() {
 }
 
 /// The level's own bit and those of all below it.
-std::uint32_t with_parents(Isa isa) { return isa == Isa::baseline ? bit(isa) : bit(isa) | with_parents(parent(isa)); }
+std::uint32_t with_parents(Isa isa) { return isa == parent(isa) ? bit(isa) : bit(isa) | with_parents(parent(isa)); }
 
 /// Only levels whose parents are there too, and that NIBBLE_ISA leaves.
 std::uint32_t usable_isas() {
@@ -77,7 +80,7 @@ std::uint32_t usable_isas() {
   std::uint32_t allowed = ~0u;
   if (const char* wanted = std::getenv("NIBBLE_ISA"))
     for (Isa isa : kAllIsas)
-      if (name(isa) == wanted) allowed = with_parents(isa);
+      if (backend(isa) == Backend::cpu && name(isa) == wanted) allowed = with_parents(isa);
   std::uint32_t usable = 0;
   for (Isa isa : kAllIsas) {
     const std::uint32_t needed = with_parents(isa);
@@ -128,6 +131,9 @@ std::string_view name(Isa isa) {
     case Isa::avx512bf16: return "avx512bf16";
     case Isa::dotprod: return "dotprod";
     case Isa::i8mm: return "i8mm";
+    case Isa::simt: return "simt";
+    case Isa::sm80: return "sm80";
+    case Isa::sm90: return "sm90";
   }
   return "unknown";
 }
@@ -139,6 +145,9 @@ Isa parent(Isa isa) {
     case Isa::avx512vnni: return Isa::avx512;
     case Isa::avx512bf16: return Isa::avx512vnni;
     case Isa::i8mm: return Isa::dotprod;
+    case Isa::sm90: return Isa::sm80;
+    case Isa::sm80:
+    case Isa::simt: return Isa::simt;
     case Isa::baseline:
     case Isa::avx2:
     case Isa::dotprod: return Isa::baseline;
@@ -149,6 +158,20 @@ Isa parent(Isa isa) {
 const DeviceInfo& this_device() {
   static const DeviceInfo device = query();
   return device;
+}
+
+Status runs_here(Isa isa) {
+  if (backend(isa) == Backend::cpu) {
+    if (this_device().has(isa)) return {};
+    return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(isa), name(this_device().isa));
+  }
+  const Result<GpuInfo> gpu = this_gpu();
+  if (!gpu.ok()) return gpu.status().with_context(fmt::format("needs {}", name(isa)));
+  if (gpu->has(isa)) return {};
+  std::string_view best = "nothing this build has code for";
+  for (const Isa level : kAllIsas)
+    if (gpu->has(level)) best = name(level);
+  return error(StatusCode::unsupported, "needs {}, this {} offers {}", name(isa), gpu->name, best);
 }
 
 }  // namespace nibble

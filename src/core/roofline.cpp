@@ -177,7 +177,8 @@ ArithmeticLoop loop_of(Ceiling ceiling) {
     case Ceiling::f32: return f32_loop();
     case Ceiling::bf16: return bf16_loop();
     case Ceiling::int8: return int8_loop();
-    case Ceiling::read: break;
+    case Ceiling::read:
+    case Ceiling::f16: break;  // no kernel of the CPU multiplies f16
   }
   return {};
 }
@@ -206,6 +207,7 @@ std::string_view name(Ceiling ceiling) {
     case Ceiling::f32: return "f32";
     case Ceiling::bf16: return "bf16";
     case Ceiling::int8: return "int8";
+    case Ceiling::f16: return "f16";
   }
   return "unknown";
 }
@@ -307,6 +309,7 @@ double& Roofline::operator[](Ceiling ceiling) {
     case Ceiling::read: return read_gbytes_per_s;
     case Ceiling::f32: return f32_gflops;
     case Ceiling::bf16: return bf16_gflops;
+    case Ceiling::f16: return f16_gflops;
     case Ceiling::int8: break;
   }
   return int8_gops;

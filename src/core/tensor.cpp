@@ -90,7 +90,9 @@ Status QuantTensor::validate() const {
   if (codes.size() != static_cast<std::size_t>(n) * static_cast<std::size_t>(k))
     return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, n * k);
   const int width = bits(scheme.codes);
-  if (width < 8) {
+  std::uint8_t all = 0;  // bits of any code: a search would be slower than reading memory is
+  for (const std::uint8_t code : codes) all |= code;
+  if (all >> width != 0) {
     const auto it = std::ranges::find_if(codes, [width](std::uint8_t c) { return (c >> width) != 0; });
     if (it != codes.end()) {
       const std::int64_t at = it - codes.begin();

@@ -90,23 +90,6 @@ void apply(Function function, float* acc, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) acc[i] = function(acc[i]);
 }
 
-void activate(const EpilogueSpec& spec, float* acc, std::int64_t count) {
-  switch (spec.activation) {
-    case Activation::none: return;
-    case Activation::relu: return apply(Relu{}, acc, count);
-    case Activation::clamp: return apply(Clamp{spec.clamp_low, spec.clamp_high}, acc, count);
-    case Activation::gelu_erf: return apply(GeluErf{}, acc, count);
-    case Activation::gelu_tanh: return apply(GeluTanh{}, acc, count);
-    case Activation::silu: return apply(Silu{}, acc, count);
-  }
-}
-
-/// NaN becomes 0 − as a saturating conversion does it − rather than undefined behaviour.
-std::int8_t quantize(float x, float scale, std::int32_t zero) {
-  const float q = std::nearbyint(x / scale) + static_cast<float>(zero);
-  return std::isnan(q) ? std::int8_t{0} : static_cast<std::int8_t>(std::clamp(q, -128.0f, 127.0f));
-}
-
 void store(const EpilogueSpec& spec, const float* acc, std::int64_t count, const TensorView& d, std::int64_t start) {
   switch (d.dtype) {
     case DType::f32: std::copy(acc, acc + count, static_cast<float*>(d.data) + start); break;
@@ -137,7 +120,8 @@ void store_row(const EpilogueSpec& spec, const EpilogueArgs& args, float* acc, s
   }
   if (spec.col_scale) for_each(args.col_scale, n0, count, [&](std::int64_t i, float s) { acc[i] *= s; });
   if (spec.bias) for_each(args.bias, n0, count, [&](std::int64_t i, float b) { acc[i] += b; });
-  activate(spec, acc, count);
+  if (spec.activation != Activation::none)
+    with_activation(spec.activation, spec.clamp_low, spec.clamp_high, [&](auto function) { apply(function, acc, count); });
   if (spec.gate) for_each(args.gate, m * args.gate.stride(0) + n0, count, [&](std::int64_t i, float g) { acc[i] *= g; });
   if (spec.residual)
     for_each(args.residual, m * args.residual.stride(0) + n0, count, [&](std::int64_t i, float r) { acc[i] += r; });

@@ -324,8 +324,10 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
       return error(StatusCode::unsupported,
                    "module {}: its activations are scaled per input channel first; a weight alone cannot express that",
                    module.name);
+    Result<Tensor> weight = options.dequantize ? options.dequantize(q, dtype) : dequantize(q, dtype, executor);
+    if (!weight.ok()) return weight.status().with_context(module.name);
     Rewritten rewritten{{}, q.scheme, false, {module.name, std::string(name(dtype)), std::nullopt}};
-    rewritten.tensors.push_back({"weight", dequantize(q, dtype, executor)});
+    rewritten.tensors.push_back({"weight", *std::move(weight)});
     if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
     return rewritten;
   };

@@ -29,6 +29,7 @@ struct Problem {
   WeightScheme scheme;
   DType zero_type = DType::none;
   std::string_view layout;                 // of the packed weight; empty: not packed yet
+  Backend memory = Backend::cpu;           // where its bytes are or will be: cuda is device memory
   DType act = DType::f32;                  // of A as the caller passes it
   EpilogueSpec epilogue;                   // epilogue.out is the output type of every op
   ActScheme quantize;                      // how A is quantized before the product, if at all
@@ -42,7 +43,8 @@ struct Tile {
   int m = 0, n = 0, k = 0;  // 0: not tiled in that dimension
 };
 
-/// Everything a step of a plan gets at run time. All sizes, types and operands have been checked.
+/// Everything a step of a plan gets at run time. All sizes, types and operands have been checked. For a kernel of the GPU every
+/// pointer is device memory.
 struct StepArgs {
   const PackedWeightData* weight = nullptr;
   ConstTensorView a;              // [M,K], the caller's
@@ -52,8 +54,9 @@ struct StepArgs {
   const EpilogueSpec* epilogue = nullptr;
   EpilogueArgs operands;
   ActScheme quantize;
-  int prepare_tile = 1;  // prepare: rows per tile, the main kernel's tile.m
-  Executor* executor = nullptr;
+  int prepare_tile = 1;          // prepare: rows per tile, the main kernel's tile.m
+  Executor* executor = nullptr;  // CPU
+  Stream stream = {};            // GPU: run() enqueues there and does not wait
 };
 
 struct Kernel {
@@ -62,7 +65,7 @@ struct Kernel {
   Isa isa;  // minimum
   Op op;
   /// Scalar tokens or scheme names; "any": whatever accepts() takes; "none". The `act` of a linear kernel on the CPU is the form
-  /// of activations it reads (cpu/prepare.hpp), which is the `out` of the prepare kernel that makes it.
+  /// of activations it reads (cpu/prepare.hpp), which is the `out` of the prepare kernel that makes it; on the GPU their type.
   std::string_view out, act, weight;
   std::string_view layout;
   Tile tile;
@@ -74,7 +77,8 @@ struct Kernel {
   double (*cost_us)(const Kernel& self, const Problem& problem);
   /// Bytes that it writes for later steps; null: none.
   std::size_t (*workspace)(const Kernel& self, const Problem& problem) = nullptr;
-  void (*run)(const Kernel& self, const StepArgs& args);
+  /// Fails only where the GPU's driver refuses a launch.
+  Status (*run)(const Kernel& self, const StepArgs& args);
 };
 
 /// All kernels, the reference last.
@@ -82,7 +86,7 @@ std::span<const Kernel* const> kernel_table();
 /// Null when there is none of that name.
 const Kernel* find_kernel(std::string_view name);
 
-/// What accepts() of every kernel begins with: the operation, the layout and the machine fit.
+/// What accepts() of every kernel begins with: the operation, the layout, the machine and the place of the weight fit.
 Status accepts_common(const Kernel& self, const Problem& problem);
 
 /// `op_out_act_weight__backend_isa_tile`, from the fields.

@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cpu/cpu.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/reference.hpp"
 
@@ -12,8 +13,9 @@ namespace nibble {
 std::span<const Kernel* const> kernel_table() {
   static const std::vector<const Kernel*> kTable = [] {
     std::vector<const Kernel*> table;
-    for (std::span<const Kernel> family : {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(),
-                                           cpu::dequantize_kernels(), cpu::prepare_kernels(), reference::kernels()})
+    for (std::span<const Kernel> family :
+         {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(),
+          cuda::kernels(), reference::kernels()})
       for (const Kernel& kernel : family) table.push_back(&kernel);
     return table;
   }();
@@ -26,13 +28,27 @@ const Kernel* find_kernel(std::string_view name) {
   return it == table.end() ? nullptr : *it;
 }
 
-Status accepts_common(const Kernel& self, const Problem& problem) {
-  if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
-  if (!this_device().has(self.isa))
-    return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(self.isa), name(this_device().isa));
+namespace {
+
+/// The weight is in the layout the kernel reads, and in the memory it reads from.
+Status accepts_weight(const Kernel& self, const Problem& problem) {
   if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)
     return error(StatusCode::unsupported, "reads layout {}, the weight is packed as {}", self.layout, problem.layout);
-  return {};
+  const Backend memory = self.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
+  if (memory == problem.memory) return {};
+  return memory == Backend::cuda
+             ? error(StatusCode::unsupported, "runs on the GPU, the weight is in host memory; nibble::upload takes it there")
+             : error(StatusCode::unsupported, "runs on the CPU, the weight is in device memory");
+}
+
+}  // namespace
+
+Status accepts_common(const Kernel& self, const Problem& problem) {
+  if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
+  // What a CPU lacks is the better reason and comes first; asking for a GPU may start its driver and comes last.
+  if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_here(self.isa));
+  NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
+  return self.backend == Backend::cuda ? runs_here(self.isa) : Status();
 }
 
 Roofline assumed_roofline(int threads) {

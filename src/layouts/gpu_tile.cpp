@@ -12,7 +12,6 @@ namespace nibble {
 namespace gpu_tile {
 
 int stored_bits(DType codes) { return bits(codes) <= 4 ? 4 : 8; }
-int code_bias(DType codes) { return codes == DType::s8 ? 128 : info(codes).bias; }
 int zero_bias(DType zeros) { return zeros == DType::s8 ? 128 : 0; }
 
 std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k) {
@@ -151,6 +150,8 @@ codes    = vector[step][fragment 0…3][lane 0…31]        16 bytes each; a ste
            4 bits: one word, low halves of a0 a1 a2 a3 from the low nibble up, then the high halves; 8 bits: two words
 slot     = scale[64] | zero[64]?                        in the order of rows g g+8 g+16 g+24 for g = 0…7, of each 32 rows
 )",
+                            .backend = Backend::cuda,
+                            .refusal = gpu_tile::refusal,
                             .size = size,
                             .pack = pack,
                             .unpack = unpack};

@@ -34,17 +34,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define NIBBLE_HOST_DEVICE __host__ __device__
-#else
-#define NIBBLE_HOST_DEVICE
-#endif
-
-namespace nibble {
-struct Layout;
-/// The layout as packing sees it. Not in the table of layouts as long as no kernel in the table reads it.
-extern const Layout kGpuTileLayout;
-}  // namespace nibble
+#include "core/host_device.hpp"
 
 namespace nibble::gpu_tile {
 
@@ -122,9 +112,7 @@ namespace nibble::gpu_tile {
 
 /// Bits a code takes in this layout: 4 for codes of up to 4 bits, else 8.
 int stored_bits(DType codes);
-/// What is to be subtracted from a stored, unsigned code to get its value: 8 for u4b8, 128 for s8.
-int code_bias(DType codes);
-/// The same for a stored integer zero: 128 for s8.
+/// What is subtracted from a stored, unsigned integer zero to get its value, as code_bias() is from a code: 128 for s8.
 int zero_bias(DType zeros);
 /// Why this layout cannot hold such a weight; empty when it can.
 std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k);

@@ -7,10 +7,13 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/buffer.hpp"
+#include "nibble/cuda.hpp"
+#include "nibble/device.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/status.hpp"
@@ -20,8 +23,8 @@ namespace nibble {
 
 struct Layout;
 
-/// What a PackedWeight points to. `bytes` is the layout's; the rest is common to all layouts.
-struct PackedWeightData {
+/// What is common to all layouts. On the host, wherever the packed bytes are.
+struct PackedWeightHeader {
   const Layout* layout = nullptr;
   WeightScheme scheme;
   std::int64_t n = 0;
@@ -33,29 +36,50 @@ struct PackedWeightData {
   Tensor prescale;
   std::vector<float> prescale_f32;  // prescale, ready for kernels
   Tensor bias;
-  Buffer bytes;
 
   std::int64_t group_size() const { return scheme.group.k == 0 ? k : scheme.group.k; }
   std::int64_t groups() const { return scheme.group.cols(k); }
+};
+
+/// What a PackedWeight points to.
+struct PackedWeightData : PackedWeightHeader {
+  /// The layout's.
+  Buffer bytes;
+  /// Copies for kernels, where `bytes` is in device memory; empty where there is nothing to copy.
+  struct OnDevice {
+    DeviceMemory perm;      // s32 [K]
+    DeviceMemory prescale;  // f32 [K]
+    DeviceMemory bias;      // [N] of bias.dtype
+  } device;
+
+  Backend backend() const { return bytes.on_device() ? Backend::cuda : Backend::cpu; }
 };
 
 struct Layout {
   std::string_view name;
   /// The bytes of one record, drawn; printed by `nibble doctor --layouts` and in the docs.
   std::string_view drawing;
+  /// Whose kernels read it: Backend::cpu or Backend::cuda.
+  Backend backend = Backend::cpu;
+  /// Why it cannot hold such a weight, with the values; empty when it can. Null: it holds everything.
+  std::string (*refusal)(const WeightScheme& scheme, DType zero_type, std::int64_t k) = nullptr;
   /// Packed size in bytes.
   std::size_t (*size)(const WeightScheme& scheme, DType zero_type, std::int64_t n, std::int64_t k);
-  /// Fills packed.bytes (of size() bytes) from q; everything else of `packed` is set.
+  /// Fills packed.bytes (of size() bytes, host memory) from q; everything else of `packed` is set.
   void (*pack)(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
   /// Fills q.codes, q.scales, q.zeros (allocated); everything else of `q` is set.
   void (*unpack)(const PackedWeightData& packed, QuantTensor& q);
 };
+
+/// Why the layout cannot hold `q`; empty when it can.
+std::string refusal(const Layout& layout, const QuantTensor& q);
 
 /// All layouts.
 std::span<const Layout* const> layout_table();
 /// Null when there is none of that name.
 const Layout* find_layout(std::string_view name);
 
+extern const Layout kGpuTileLayout;
 extern const Layout kPlainLayout;
 extern const Layout kTile16Layout;
 extern const Layout kTile32Layout;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "kernels/cuda/device_weight.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/plan.hpp"
 #include "plan/choose.hpp"
@@ -12,7 +13,7 @@
 namespace nibble {
 
 std::span<const Layout* const> layout_table() {
-  static constexpr std::array kTable{&kTile32Layout, &kTile16Layout, &kPlainLayout};
+  static constexpr std::array kTable{&kTile32Layout, &kTile16Layout, &kGpuTileLayout, &kPlainLayout};
   return kTable;
 }
 
@@ -22,9 +23,13 @@ const Layout* find_layout(std::string_view name) {
   return it == table.end() ? nullptr : *it;
 }
 
+std::string refusal(const Layout& layout, const QuantTensor& q) {
+  return layout.refusal == nullptr ? std::string() : layout.refusal(q.scheme, q.zeros.dtype, q.k);
+}
+
 std::vector<LayoutInfo> layouts() {
   std::vector<LayoutInfo> list;
-  for (const Layout* layout : layout_table()) list.push_back({layout->name, layout->drawing});
+  for (const Layout* layout : layout_table()) list.push_back({layout->name, layout->backend, layout->drawing});
   return list;
 }
 
@@ -32,6 +37,7 @@ const WeightScheme& PackedWeight::scheme() const { return data_->scheme; }
 std::int64_t PackedWeight::n() const { return data_->n; }
 std::int64_t PackedWeight::k() const { return data_->k; }
 std::string_view PackedWeight::layout() const { return data_->layout->name; }
+Backend PackedWeight::backend() const { return data_->backend(); }
 std::span<const std::byte> PackedWeight::bytes() const { return data_->bytes.span(); }
 bool PackedWeight::has_bias() const { return !data_->bias.empty(); }
 bool PackedWeight::act_order() const { return !data_->perm.empty(); }
@@ -39,7 +45,8 @@ bool PackedWeight::act_order() const { return !data_->perm.empty(); }
 Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
   NIBBLE_RETURN_IF_ERROR(q.validate());
   const DType zero_type = q.zeros.dtype;
-  NIBBLE_ASSIGN_OR_RETURN(const Layout* layout, choose_layout(q, options));
+  NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(q, options));
+  const Layout* layout = packing.layout;
 
   auto packed = std::make_shared<PackedWeightData>();
   packed->layout = layout;
@@ -56,6 +63,10 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
     packed->perm.resize(static_cast<std::size_t>(q.k));
     std::iota(packed->perm.begin(), packed->perm.end(), 0);
     std::ranges::stable_sort(packed->perm, {}, [&](std::int32_t k) { return q.g_idx[static_cast<std::size_t>(k)]; });
+  }
+  if (packing.memory == Backend::cuda) {
+    NIBBLE_RETURN_IF_ERROR(cuda::pack(q, *packed));
+    return PackedWeight(std::move(packed));
   }
   try {
     packed->bytes = Buffer(layout->size(q.scheme, zero_type, q.n, q.k));
@@ -86,7 +97,12 @@ Result<QuantTensor> unpack(const PackedWeight& weight) {
       q.g_idx[static_cast<std::size_t>(packed.perm[static_cast<std::size_t>(i)])] =
           static_cast<std::int32_t>(i / packed.group_size());
   }
-  packed.layout->unpack(packed, q);
+  if (packed.backend() == Backend::cuda) {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeightData on_host, cuda::download(packed));
+    packed.layout->unpack(on_host, q);
+  } else {
+    packed.layout->unpack(packed, q);
+  }
   return q;
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/error.hpp"
+#include "nibble/cuda.hpp"
 
 namespace nibble {
 
@@ -51,24 +52,21 @@ Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
   return kernel->name;
 }
 
-Result<const Layout*> choose_layout(const QuantTensor& q, const PackOptions& options) {
-  std::string_view wanted = options.layout;
-  if (!options.kernel.empty() || wanted.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
-    if (!forced.empty()) wanted = find_kernel(forced)->layout;
-  }
-  if (!wanted.empty()) {
-    const Layout* layout = find_layout(wanted);
-    if (layout == nullptr) return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", wanted);
-    return layout;
-  }
+namespace {
 
-  // The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max.
-  Problem problem{.n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype};
+/// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max.
+Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& options, Backend memory) {
+  Problem problem{.n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory};
   problem.machine = assumed_roofline((options.executor != nullptr ? *options.executor : default_executor()).threads());
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
+  std::string reasons;
   for (const Layout* layout : layout_table()) {
+    if (layout->backend != memory) continue;
+    if (const std::string reason = refusal(*layout, q); !reason.empty()) {
+      reasons += fmt::format("; layout {}: {}", layout->name, reason);
+      continue;
+    }
     problem.layout = layout->name;
     double log_cost = 0;
     for (std::int64_t m = 1; m <= std::max<std::int64_t>(1, options.m_max); m *= 4) {
@@ -82,8 +80,36 @@ Result<const Layout*> choose_layout(const QuantTensor& q, const PackOptions& opt
     }
   }
   if (best == nullptr)
-    return error(StatusCode::unsupported, "no kernel of this build takes scheme {} (W[{},{}])", q.scheme.name(), q.n, q.k);
+    return error(StatusCode::unsupported, "no {} kernel of this build takes scheme {} (W[{},{}]){}", name(memory),
+                 q.scheme.name(), q.n, q.k, reasons);
   return best;
+}
+
+}  // namespace
+
+Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options) {
+  std::string_view wanted = options.layout;
+  Backend memory = options.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
+  if (!options.kernel.empty() || wanted.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
+    if (!forced.empty()) {
+      const Kernel& kernel = *find_kernel(forced);
+      wanted = kernel.layout;
+      memory = kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
+    }
+  }
+  if (memory == Backend::cuda) NIBBLE_RETURN_IF_ERROR(this_gpu().status().with_context("packing on the GPU"));
+  if (wanted.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const Layout* layout, cheapest_layout(q, options, memory));
+    return Packing{layout, memory};
+  }
+  const Layout* layout = find_layout(wanted);
+  if (layout == nullptr) return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", wanted);
+  if (memory == Backend::cuda && layout->backend != Backend::cuda)
+    return error(StatusCode::invalid_argument, "layout {} is not for the GPU; leave the layout or the backend open", wanted);
+  if (const std::string reason = refusal(*layout, q); !reason.empty())
+    return error(StatusCode::unsupported, "layout {} cannot hold W[{},{}] {}: {}", wanted, q.n, q.k, q.scheme.name(), reason);
+  return Packing{layout, memory};
 }
 
 std::string refusals(const Choice& choice) {

@@ -22,8 +22,13 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
 /// The kernel forced for `op`: options.kernel, or NIBBLE_KERNEL when that names a kernel of this operation.
 Result<std::string_view> forced_kernel(std::string_view requested, Op op);
 
-/// The layout options ask for, or else that of the kernels that are cheapest over M in [1, m_max].
-Result<const Layout*> choose_layout(const QuantTensor& q, const PackOptions& options);
+/// Where packing goes: a layout that can hold the weight, and the memory it will lie in.
+struct Packing {
+  const Layout* layout = nullptr;
+  Backend memory = Backend::cpu;
+};
+/// What options (or NIBBLE_KERNEL) ask for, or else the layout whose kernels are cheapest over M in [1, m_max].
+Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options);
 
 /// One line of "name: reason" for each refusal.
 std::string refusals(const Choice& choice);

@@ -28,6 +28,7 @@ struct Bucket {
 struct Plan::Impl {
   Op op = Op::linear;
   const Layout* layout = nullptr;
+  Backend memory = Backend::cpu;  // where the weight is, and with it all that run() gets
   WeightScheme scheme;
   std::int64_t n = 0, k = 0;
   bool permutes_k = false, prescales_k = false;
@@ -40,10 +41,13 @@ struct Plan::Impl {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
   }
 
+  /// `args` holds the caller's a, d, operands, and the executor or the stream; this checks and completes it.
+  Status run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const;
+
+ private:
   Status check_weight(const PackedWeight& weight) const;
-  Status run_linear(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& operands,
-                    std::span<std::byte> workspace_memory, Executor& executor) const;
-  Status run_dequantize(const PackedWeight& weight, const TensorView& d, Executor& executor) const;
+  Status run_linear(StepArgs args, std::span<std::byte> workspace_memory) const;
+  Status run_dequantize(StepArgs args) const;
 };
 
 namespace {
@@ -59,7 +63,7 @@ Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allo
                 .main = choice.kernel,
                 .cost_us = choice.cost_us,
                 .candidates = std::move(choice.candidates)};
-  if (problem.op == Op::linear && choice.kernel->act != "any" && cpu::needs_prepare(choice.kernel->act, problem)) {
+  if (problem.op == Op::linear && choice.kernel->backend == Backend::cpu && cpu::needs_prepare(choice.kernel->act, problem)) {
     problem.op = Op::prepare;
     problem.form = choice.kernel->act;
     problem.layout = {};
@@ -125,6 +129,7 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
   const PackedWeightData& packed = weight.data();
   impl->op = Op::linear;
   impl->layout = packed.layout;
+  impl->memory = packed.backend();
   impl->scheme = packed.scheme;
   impl->n = packed.n;
   impl->k = packed.k;
@@ -138,6 +143,7 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
                   .scheme = packed.scheme,
                   .zero_type = packed.zero_type,
                   .layout = packed.layout->name,
+                  .memory = impl->memory,
                   .act = spec.act,
                   .epilogue = spec.epilogue,
                   .quantize = spec.quantize,
@@ -170,6 +176,7 @@ Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& 
   const PackedWeightData& packed = weight.data();
   impl->op = Op::dequantize;
   impl->layout = packed.layout;
+  impl->memory = packed.backend();
   impl->scheme = packed.scheme;
   impl->n = packed.n;
   impl->k = packed.k;
@@ -180,6 +187,7 @@ Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& 
                   .scheme = packed.scheme,
                   .zero_type = packed.zero_type,
                   .layout = packed.layout->name,
+                  .memory = impl->memory,
                   .epilogue = {.out = spec.out},
                   .machine = machine_for(options)};
   NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, options.allow_reference));
@@ -210,11 +218,25 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
       (op == Op::linear && (permutes_k == w.perm.empty() || prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
                  n, k, scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
+  if (w.backend() != memory)
+    return error(StatusCode::invalid_argument, "the plan is for a weight in {} memory, this one is in {} memory",
+                 memory == Backend::cuda ? "device" : "host", memory == Backend::cuda ? "host" : "device");
   return {};
 }
 
-Status Plan::Impl::run_linear(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
-                              const EpilogueArgs& operands, std::span<std::byte> workspace_memory, Executor& executor) const {
+Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const {
+  if (memory == Backend::cuda && args.executor != nullptr)
+    return error(StatusCode::invalid_argument, "the weight is in device memory: pass a nibble::Stream to run(), not an executor");
+  if (memory != Backend::cuda && args.executor == nullptr)
+    return error(StatusCode::invalid_argument, "the weight is in host memory: run() takes no stream for it; see upload()");
+  NIBBLE_RETURN_IF_ERROR(check_weight(weight));
+  args.weight = &weight.data();
+  return op == Op::linear ? run_linear(args, workspace_memory) : run_dequantize(args);
+}
+
+Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memory) const {
+  const ConstTensorView& a = args.a;
+  const TensorView& d = args.d;
   NIBBLE_RETURN_IF_ERROR(check_matrix("A", a));
   NIBBLE_RETURN_IF_ERROR(check_output(d));
   const std::int64_t m = a.dim(0);
@@ -224,16 +246,12 @@ Status Plan::Impl::run_linear(const PackedWeight& weight, const ConstTensorView&
   if (d.dtype != linear.epilogue.out || d.dim(0) != m || d.dim(1) != n)
     return error(StatusCode::invalid_argument, "D is {} [{},{}], the plan writes {} [{},{}]", name(d.dtype), d.dim(0), d.dim(1),
                  name(linear.epilogue.out), m, n);
-  const PackedWeightData& packed = weight.data();
-  StepArgs args{.weight = &packed,
-                .a = a,
-                .d = d,
-                .epilogue = &linear.epilogue,
-                .operands = operands,
-                .quantize = linear.quantize,
-                .executor = &executor};
-  if (linear.epilogue.bias && args.operands.bias.empty() && !packed.bias.empty())
-    args.operands.bias = ConstTensorView(packed.bias.bytes.data(), packed.bias.dtype, {n});
+  args.epilogue = &linear.epilogue;
+  args.quantize = linear.quantize;
+  if (const PackedWeightData& packed = *args.weight; linear.epilogue.bias && args.operands.bias.empty() && !packed.bias.empty()) {
+    const std::byte* bias = memory == Backend::cuda ? packed.device.bias.data() : packed.bias.bytes.data();
+    args.operands.bias = ConstTensorView(bias, packed.bias.dtype, {n});
+  }
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
 
   const Bucket& b = bucket(m);
@@ -248,30 +266,32 @@ Status Plan::Impl::run_linear(const PackedWeight& weight, const ConstTensorView&
                    workspace_memory.size(), skip + needed);
     args.prepared = workspace_memory.data() + skip;
     args.prepare_tile = b.main->tile.m;
-    b.prepare->run(*b.prepare, args);
+    NIBBLE_RETURN_IF_ERROR(b.prepare->run(*b.prepare, args));
   }
-  b.main->run(*b.main, args);
-  return {};
+  return b.main->run(*b.main, args);
 }
 
-Status Plan::Impl::run_dequantize(const PackedWeight& weight, const TensorView& d, Executor& executor) const {
+Status Plan::Impl::run_dequantize(StepArgs args) const {
+  const TensorView& d = args.d;
   NIBBLE_RETURN_IF_ERROR(check_output(d));
   const std::int64_t rows = dequantize.transposed ? k : n;
   const std::int64_t cols = dequantize.transposed ? n : k;
   if (d.dtype != dequantize.out || d.dim(0) != rows || d.dim(1) != cols)
     return error(StatusCode::invalid_argument, "D is {} [{},{}], the plan writes {} [{},{}]", name(d.dtype), d.dim(0), d.dim(1),
                  name(dequantize.out), rows, cols);
-  StepArgs args{.weight = &weight.data(), .d = d, .transposed = dequantize.transposed, .executor = &executor};
-  buckets.front().main->run(*buckets.front().main, args);
-  return {};
+  args.transposed = dequantize.transposed;
+  return buckets.front().main->run(*buckets.front().main, args);
 }
 
 Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
                  std::span<std::byte> workspace, Executor* executor) const {
-  NIBBLE_RETURN_IF_ERROR(impl_->check_weight(weight));
   Executor& on = executor != nullptr ? *executor : default_executor();
-  return impl_->op == Op::linear ? impl_->run_linear(weight, a, d, epilogue, workspace, on)
-                                 : impl_->run_dequantize(weight, d, on);
+  return impl_->run(weight, {.a = a, .d = d, .operands = epilogue, .executor = &on}, workspace);
+}
+
+Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+                 std::span<std::byte> workspace, Stream stream) const {
+  return impl_->run(weight, {.a = a, .d = d, .operands = epilogue, .stream = stream}, workspace);
 }
 
 }  // namespace nibble

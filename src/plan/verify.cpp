@@ -11,7 +11,9 @@
 #include "core/random.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/oracle.hpp"
+#include "layouts/gpu_tile.hpp"
 #include "plan/compare.hpp"
+#include "plan/host_run.hpp"
 
 namespace nibble {
 namespace {
@@ -81,10 +83,25 @@ std::vector<reference::Expected> expect(const QuantTensor& q, const ConstTensorV
 
 constexpr std::int64_t kOutlierStep = 256;
 
-/// What the kernel may do with activations, from its row.
-reference::ActModel act_model(const LinearSpec& spec, std::string_view kernel) {
-  const std::string_view form = find_kernel(kernel)->act;
-  return {.quantize = spec.quantize, .fixed_point = form == "s8x3", .subtracts_zeros = form == "s8x3" || form == "s8"};
+/// What the kernel may do with activations and codes, from its row.
+reference::ActModel act_model(const LinearSpec& spec, const WeightScheme& scheme, std::string_view kernel_name) {
+  const Kernel& kernel = *find_kernel(kernel_name);
+  reference::ActModel model{.quantize = spec.quantize};
+  if (kernel.backend == Backend::cuda) {
+    // Tensor cores: codes are multiplied as they are stored and zeros subtracted from the sums of a record of 128 channels; bf16
+    // carries a 4-bit code u as 128 + u. They align products to the largest and truncate, a whole unit in the last place (two
+    // rounding units) for every 8 channels, where rounding to nearest errs by half of one and to both sides.
+    if (kernel.isa != Isa::simt)
+      model = {.quantize = spec.quantize,
+               .subtracts_zeros = true,
+               .part_roundings = 4 + 2.0 * gpu_tile::kChannels / 8,
+               .code_offset = kernel.act == "bf16" && gpu_tile::stored_bits(scheme.codes) == 4 ? 128.0 : 0.0,
+               .dot_factor = 4};
+    return model;
+  }
+  model.fixed_point = kernel.act == "s8x3";
+  model.subtracts_zeros = kernel.act == "s8x3" || kernel.act == "s8";
+  return model;
 }
 
 }  // namespace
@@ -108,18 +125,18 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   for (std::int64_t row = 0; row < m && spec.outliers != 1.0f; ++row)
     for (std::int64_t i = row * q.k; i < (row + 1) * q.k; i += kOutlierStep) a.set(i, spec.outliers * a.at(i));
   const Operands operands(epilogue, m, q.n, spec.linear.act, spec.seed);
-  std::vector<std::byte> workspace(plan.workspace_bytes(), std::byte{0xff});  // NaN, should a kernel read what it did not write
   Tensor d(epilogue.out, {m, q.n});
   Tensor again(epilogue.out, {m, q.n});
   for (Tensor* out : {&d, &again}) {
     std::ranges::fill(out->bytes, std::byte{0xff});
     NIBBLE_RETURN_IF_ERROR(
-        plan.run(weight, view(a), TensorView(out->bytes.data(), out->dtype, {m, q.n}), operands.args(), workspace, &on));
+        run_on_host(plan, weight, view(a), TensorView(out->bytes.data(), out->dtype, {m, q.n}), operands.args(), &on));
   }
   report.repeatable = d.bytes == again.bytes;
 
   const std::vector<std::int64_t> columns = pick_columns(q.n, spec.sample_columns);
-  const auto expected = expect(q, view(a), epilogue, operands.args(), columns, act_model(spec.linear, report.kernel), on);
+  const auto expected =
+      expect(q, view(a), epilogue, operands.args(), columns, act_model(spec.linear, q.scheme, report.kernel), on);
   const Comparison comparison = compare(d, columns, expected);
   report.checked = comparison.checked;
   report.worst_error_over_bound = comparison.worst_ratio;

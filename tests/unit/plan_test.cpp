@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <set>
 
+#include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/kernel.hpp"
 #include "layouts/tile.hpp"
 #include "nibble/nibble.hpp"
@@ -36,12 +38,20 @@ TEST(KernelTable, NamesAreTheFields) {
 
 TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
   std::uint64_t seed = 0;
+  std::map<const Layout*, int> held;
   for (const Layout* layout : layout_table())
     for (const WeightScheme& scheme : testing::all_schemes())
       for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {16, 32}, {33, 129}, {31, 64}, {65, 7}}) {
         ++seed;
         const QuantTensor q =
             random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = seed % 5 == 0});
+        if (const std::string reason = refusal(*layout, q); !reason.empty()) {
+          const Status status = pack(q, {.layout = std::string(layout->name)}).status();
+          EXPECT_EQ(status.code(), StatusCode::unsupported);
+          EXPECT_THAT(status.message(), HasSubstr(reason));
+          continue;
+        }
+        ++held[layout];
         const auto packed = pack(q, {.layout = std::string(layout->name)});
         ASSERT_TRUE(packed.ok()) << packed.status().message();
         EXPECT_EQ(packed->layout(), layout->name);
@@ -49,6 +59,7 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
         ASSERT_TRUE(back.ok());
         EXPECT_TRUE(*back == q) << layout->name << " " << scheme.name() << " [" << n << "," << k << "]";
       }
+  for (const Layout* layout : layout_table()) EXPECT_GT(held[layout], 100) << layout->name;
 }
 
 /// The planes of every code width tile its bits, and every (plane, row, channel) has a place of its own.
@@ -90,6 +101,72 @@ TEST(Pack, RefusesWhatItCannotPack) {
   EXPECT_EQ(pack(q, {.kernel = "nope"}).status().code(), StatusCode::not_found);
   q.codes.clear();
   EXPECT_EQ(pack(q).status().code(), StatusCode::invalid_argument);
+}
+
+/// A GPU's layout can be packed anywhere; what comes next needs the GPU, and says so.
+TEST(Gpu, HostPackedWeightsWaitForUpload) {
+  const auto weight = pack(random_weight(kAwq, 64, 128, 1), {.layout = "gpu_n64k128"});
+  ASSERT_TRUE(weight.ok()) << weight.status().message();
+  EXPECT_EQ(weight->backend(), Backend::cpu);
+  const Status planned = Plan::linear(*weight, {.act = DType::f16}).status();
+  EXPECT_EQ(planned.code(), StatusCode::unsupported);
+  EXPECT_THAT(planned.message(), HasSubstr("the weight is in host memory; nibble::upload takes it there"));
+  const auto on_cpu = pack(random_weight(kAwq, 64, 128, 1));
+  EXPECT_THAT(upload(*on_cpu).status().message(),
+              HasSubstr("is for the CPU; pack with Backend::cuda, or for layout gpu_n64k128"));
+  EXPECT_EQ(upload(*weight).ok(), this_gpu().ok());
+}
+
+TEST(Gpu, PackingForItIsRefusedWithTheReason) {
+  const QuantTensor q = random_weight(kAwq, 64, 128, 1);
+  const Status no_gpu = this_gpu().status();
+  if (!no_gpu.ok()) {
+    EXPECT_EQ(no_gpu.code(), StatusCode::unsupported);
+    for (const PackOptions& options :
+         {PackOptions{.backend = Backend::cuda}, PackOptions{.kernel = "linear_any_f16_any__cuda_sm90_m16n64k128"}}) {
+      const Status status = pack(q, options).status();
+      EXPECT_EQ(status.code(), StatusCode::unsupported);
+      EXPECT_THAT(status.message(), HasSubstr(no_gpu.message()));
+    }
+    EXPECT_THAT(runs_here(Isa::sm90).message(), HasSubstr("needs sm90: " + no_gpu.message()));
+    return;
+  }
+  EXPECT_EQ(pack(q, {.layout = "cpu_n32", .backend = Backend::cuda}).status().code(), StatusCode::invalid_argument);
+  const QuantTensor other = random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f16}, 64, 128, 1);
+  EXPECT_THAT(pack(other, {.backend = Backend::cuda}).status().message(), HasSubstr("codes of type e4m3"));
+}
+
+TEST(Gpu, StreamsAreForWeightsInDeviceMemory) {
+  const auto weight = pack(random_weight(kAwq, 8, 32, 1));
+  const auto plan = Plan::linear(*weight, {});
+  std::vector<float> a(32), d(8);
+  const Status status = plan->run(*weight, ConstTensorView(a.data(), {1, 32}), TensorView(d.data(), {1, 8}), {}, {}, Stream{});
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_THAT(status.message(), HasSubstr("in host memory"));
+}
+
+TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
+  const GpuInfo h200{.sms = 132, .read_gbytes_per_s = 4470};
+  const auto cost = [&](Isa isa, std::int64_t m, std::int64_t n) {
+    return cuda::linear_cost_us(isa, 16, h200, {.m = m, .n = n, .k = 4096, .act = DType::f16, .epilogue = {.out = DType::f16}});
+  };
+  for (Isa isa : {Isa::simt, Isa::sm80, Isa::sm90})
+    for (std::int64_t m = 1; m < 4096; m *= 2) {
+      EXPECT_LE(cost(isa, m, 4096), cost(isa, 2 * m, 4096)) << name(isa) << " M=" << m;
+      EXPECT_LT(cost(isa, m, 4096), cost(isa, m, 8192)) << name(isa) << " M=" << m;
+      EXPECT_LT(cost(Isa::sm90, m, 4096), cost(Isa::sm80, m, 4096)) << "M=" << m;
+      EXPECT_LT(cost(Isa::sm80, m, 4096), cost(Isa::simt, m, 4096)) << "M=" << m;
+    }
+}
+
+TEST(Isa, LevelsOfCpusAndGpusAreTwoTrees) {
+  for (Isa isa : kAllIsas) {
+    EXPECT_EQ(backend(parent(isa)), backend(isa)) << name(isa);
+    EXPECT_LE(parent(isa), isa) << name(isa);
+    EXPECT_FALSE(backend(isa) == Backend::cuda && this_device().has(isa)) << name(isa);
+  }
+  EXPECT_EQ(backend(this_device().isa), Backend::cpu);
+  EXPECT_TRUE(runs_here(Isa::baseline).ok());
 }
 
 TEST(Plan, BucketsCoverEveryMAndExplainEveryKernel) {

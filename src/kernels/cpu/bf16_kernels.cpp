@@ -12,7 +12,7 @@ namespace nibble::cpu {
 namespace {
 
 template <const Bf16Isa& kIsa>
-void run(const Kernel& self, const StepArgs& args) {
+Status run(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
   const DotTask task(self, args, decoder);
@@ -20,6 +20,7 @@ void run(const Kernel& self, const StepArgs& args) {
   const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
   args.executor->parallel_for(blocks * token_blocks,
                               [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
+  return {};
 }
 
 Status accepts(const Kernel& self, const Problem& p) {

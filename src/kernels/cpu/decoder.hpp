@@ -9,9 +9,6 @@
 
 namespace nibble::cpu {
 
-/// What is subtracted from the bits of an integer code to get its value; two's complement bytes are flipped to unsigned first.
-inline int code_bias(DType codes) { return codes == DType::s8 ? 128 : info(codes).bias; }
-
 struct Decoder {
   tile::Geometry geometry;
   DType scale_type;

@@ -16,7 +16,7 @@ constexpr std::int64_t kTaskBytes = 512 << 10;
 constexpr std::int64_t kTaskTokens = 192;
 
 template <const DotIsa& kIsa>
-void run(const Kernel& self, const StepArgs& args) {
+Status run(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
   const DotTask task(self, args, decoder);
@@ -30,6 +30,7 @@ void run(const Kernel& self, const StepArgs& args) {
     const std::int64_t block = i % ranges * step, m = i / ranges * tokens;
     kIsa.linear(task, block, std::min(block + step, geo.row_blocks()), m, std::min(m + tokens, task.m));
   });
+  return {};
 }
 
 Status accepts_dot(const Kernel& self, const Problem& p) {

@@ -11,7 +11,7 @@ namespace nibble::cpu {
 namespace {
 
 template <const FloatIsa& kIsa>
-void run_linear(const Kernel&, const StepArgs& args) {
+Status run_linear(const Kernel&, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const FloatTask task{.decoder = &decoder,
                        .weight = args.weight->bytes.data(),
@@ -25,6 +25,7 @@ void run_linear(const Kernel&, const StepArgs& args) {
   // Row blocks run fastest: the tasks in flight share one block of activations, which then stays in L2.
   args.executor->parallel_for(blocks * token_blocks,
                               [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
+  return {};
 }
 
 template <class T, class Convert>
@@ -41,7 +42,7 @@ void store_panel(const float* panel, int rows, std::int64_t n0, std::int64_t k0,
 }
 
 template <const FloatIsa& kIsa>
-void run_dequantize(const Kernel&, const StepArgs& args) {
+Status run_dequantize(const Kernel&, const StepArgs& args) {
   const PackedWeightData& weight = *args.weight;
   const Decoder decoder(weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
@@ -62,6 +63,7 @@ void run_dequantize(const Kernel&, const StepArgs& args) {
       }
     }
   });
+  return {};
 }
 
 Status accepts_float(const Kernel& self, const Problem& p) {

@@ -22,7 +22,7 @@ constexpr PrepareIsa kAvx512{avx512::floats, avx512::digits, avx512::halves};
 #endif
 
 template <const PrepareIsa& kIsa>
-void run(const Kernel& self, const StepArgs& args) {
+Status run(const Kernel& self, const StepArgs& args) {
   const PackedWeightData& weight = *args.weight;
   const ActForm form = ActForm::make(args.quantize, weight.group_size(), weight.k);
   const PrepareTask task{.a = static_cast<const std::byte*>(args.a.data),
@@ -39,6 +39,7 @@ void run(const Kernel& self, const StepArgs& args) {
                          .out = args.prepared};
   const auto prepare_tile = self.out == "f32" ? kIsa.floats : self.out == "bf16" ? kIsa.halves : kIsa.digits;
   args.executor->parallel_for((task.m + task.tile - 1) / task.tile, [&](std::int64_t t) { prepare_tile(task, t * task.tile); });
+  return {};
 }
 
 Status accepts(const Kernel& self, const Problem& p) {

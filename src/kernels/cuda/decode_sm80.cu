@@ -1,12 +1,10 @@
-// Decode without Hopper's copy engine: every warp streams its own records through a private cp.async ring. Runs from sm_80 on.
+// Decode without Hopper's copy engine: all warps copy chunks of K into a ring with cp.async. Runs from sm_80 on.
 //
-//   CTA: one row tile, all of K; x comes chunk by chunk into shared memory
-//     for each chunk of K (kChunkRecords records): x → shared memory, all threads
-//       warp (half, quarter): rows 32·half … +31 of the chunk's records number quarter, quarter + 4, ...
-//         record half → ring stage, two records ahead; waits for its own copies only
-//   4 quarters → shared memory → summed in order, epilogue, store
+//   CTA: one row tile, all of K; 8 warps, warp w takes records w, w + 8, w + 16, ...
+//     chunk of K → stage of a ring: eight records, one a warp, and their x, a copy group of all threads, as far ahead as the ring is long
+//   8 parts → shared memory → added in the order of the records, epilogue, store
 //
-// The order of every sum depends on (N, K) only: a row's bits depend neither on M nor on the other rows.
+// The order of every sum depends on K only: a row's bits depend neither on M nor on the other rows.
 #include <algorithm>
 
 #include "kernels/cuda/decode.hpp"
@@ -16,31 +14,36 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kHalves = gpu_tile::kRows / kWarpRows;
-constexpr int kQuarters = 4;
-constexpr int kThreads = 32 * kHalves * kQuarters;
-constexpr int kPartPitch = gpu_tile::kRows + 4;  // see decode_sm90.cu
-/// Records per ring: 4 of 4 quarters ahead are 16 × 4 KiB in flight per CTA.
-constexpr int kStages = 3;
-/// Records whose x is in shared memory at a time: 16 KB at 8 tokens.
-constexpr int kChunkRecords = 8;
-constexpr int kXPitch = kChunkRecords * gpu_tile::kChannels * 2 + 16;
+constexpr int kThreads = 32 * kDecodeWarps;
+constexpr int kMaxStages = 4;  // with 3 chunks ahead 100 KB are in flight
+constexpr int kChunkRecords = kDecodeWarps;
+constexpr int kChunkChannels = kChunkRecords * gpu_tile::kChannels;
+constexpr int kXPitch = kChunkChannels * 2 + 16;  // ldmatrix finds 8 tokens in 8 different bank groups
 
 struct Params {
   const std::uint8_t* records;
-  const void* x;
-  std::int64_t x_stride;
-  int m, n, k;
-  int tile_records;
-  int record_bytes;
+  Activations x;
   RecordFormat format;
-  DecodeEpilogue epilogue;
+  epilogue::Element epilogue;
+  int first_token;  // of D, of this launch
+  int n;
+  int tile_records;
+  int stages;
 };
 
-/// Ring of every quarter, x, and over both of them at the end the partial sums.
-int shared_bytes(const Params& p, int token_tiles) {
-  const int ring = kQuarters * kStages * p.record_bytes;
-  return std::max(ring + p.m * kXPitch, kQuarters * 8 * token_tiles * kPartPitch * 4);
+/// The ring; over it, at the end, the partial sums.
+int shared_bytes(int record_bytes, int stages, int m) {
+  return std::max(stages * (kChunkRecords * record_bytes + m * kXPitch), part_bytes(m));
+}
+
+/// Waits for all copy groups but the latest stages − 2.
+__device__ inline void wait_for_oldest(int stages) {
+  if (stages == 4)
+    ptx::async_copy_wait<2>();
+  else if (stages == 3)
+    ptx::async_copy_wait<1>();
+  else
+    ptx::async_copy_wait<0>();
 }
 
 template <int kTiles, class Act, int kBits>
@@ -49,71 +52,54 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
   const std::uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int half = warp % kHalves;
-  const int quarter = warp / kHalves;
   const int tile = blockIdx.x;
-  const std::uint32_t ring = base + quarter * kStages * p.record_bytes;
-  const std::uint32_t x_base = base + kQuarters * kStages * p.record_bytes;
-  const std::uint8_t* tile_records = p.records + static_cast<std::int64_t>(tile) * p.tile_records * p.record_bytes;
+  const int chunk_bytes = kChunkRecords * p.format.bytes;
+  const int stage_bytes = chunk_bytes + p.x.m * kXPitch;  // records, then x
+  const std::uint8_t* tile_records = p.records + static_cast<std::int64_t>(tile) * p.tile_records * p.format.bytes;
+  const int chunks = (p.tile_records + kChunkRecords - 1) / kChunkRecords;
 
-  // The two warps of a quarter share its records: each copies half of the bytes and meets the other at a barrier of their own.
-  const auto request = [&](int record) {
-    if (record < p.tile_records) {
-      const std::uint8_t* from = tile_records + static_cast<std::int64_t>(record) * p.record_bytes;
-      const std::uint32_t to = ring + record / kQuarters % kStages * p.record_bytes;
-      for (int at = (half * 32 + lane) * 16; at < p.record_bytes; at += 64 * 16) ptx::async_copy16(to + at, from + at, 16);
+  const auto request = [&](int chunk, int stage) {
+    if (chunk < chunks) {
+      const std::uint8_t* from = tile_records + static_cast<std::int64_t>(chunk) * chunk_bytes;
+      const int bytes = min(kChunkRecords, p.tile_records - chunk * kChunkRecords) * p.format.bytes;
+      const std::uint32_t to = base + stage * stage_bytes;
+      for (int at = threadIdx.x * 16; at < bytes; at += kThreads * 16) ptx::async_copy16(to + at, from + at, 16);
+      stage_activations(p.x, chunk * kChunkChannels, kChunkChannels, to + chunk_bytes, kXPitch, threadIdx.x, kThreads);
     }
     ptx::async_copy_commit();
   };
-  const auto meet = [&] { ptx::named_barrier(1 + quarter, 64); };
 
   std::uint32_t x_tile[kTiles];
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) x_tile[t] = x_base + min(8 * t + lane % 8, p.m - 1) * kXPitch + lane / 8 * 16;
+  for (int t = 0; t < kTiles; ++t)
+    x_tile[t] = chunk_bytes + min(8 * t + lane % 8, p.x.m - 1) * kXPitch + warp * gpu_tile::kChannels * 2 + lane / 8 * 16;
 
-  Unpack<Act, kBits> fixed;
-  fixed.set(p.format.zero_base, p.format.zero_base);
   Sums<kTiles> acc = {};
-  for (int s = 0; s < kStages - 1; ++s) request(quarter + s * kQuarters);
-  for (int chunk = 0; chunk < p.tile_records; chunk += kChunkRecords) {
-    const int records = min(kChunkRecords, p.tile_records - chunk);
-    __syncthreads();  // the last chunk's x has been read
-    stage_activations(p.x, p.x_stride, p.m, p.k, chunk * gpu_tile::kChannels, records * gpu_tile::kChannels, x_base, kXPitch,
-                      threadIdx.x, kThreads);
-    ptx::async_copy_wait<0>();
-    __syncthreads();
-    for (int r = quarter; r < records; r += kQuarters) {
-      ptx::async_copy_wait<kStages - 2>();
-      meet();  // both halves of this record have landed, and both warps have left the stage that is filled next
-      request(chunk + r + (kStages - 1) * kQuarters);
+  for (int s = 0; s < p.stages - 1; ++s) request(s, s);
+  for (int chunk = 0, stage = 0; chunk < chunks; ++chunk) {
+    wait_for_oldest(p.stages);
+    __syncthreads();  // everybody's copies have landed, and everybody has left the stage that is filled next
+    request(chunk + p.stages - 1, stage == 0 ? p.stages - 1 : stage - 1);
+    const std::uint32_t from = base + stage * stage_bytes;
+    if (chunk * kChunkRecords + warp < p.tile_records) {
       std::uint32_t x[kTiles];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) x[t] = x_tile[t] + r * gpu_tile::kChannels * 2;
-      multiply_record<kTiles, Act, kBits>(p.format, fixed, ring + (chunk + r) / kQuarters % kStages * p.record_bytes, x, half,
-                                          acc);
+      for (int t = 0; t < kTiles; ++t) x[t] = from + x_tile[t];
+      multiply_record<Known::nothing, kTiles, Act, kBits>(p.format, from + warp * p.format.bytes, x, acc);
     }
+    stage = stage + 1 == p.stages ? 0 : stage + 1;
   }
   ptx::async_copy_wait<0>();
   __syncthreads();
 
-  float* part = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int f = 0; f < kWarpFragments; ++f)
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = 8 * t + lane % 4 * 2 + i % 2;
-        const int row = half * kWarpRows + f * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8;
-        part[(quarter * 8 * kTiles + token) * kPartPitch + row] = acc[f][t][i];
-      }
+  float* parts = reinterpret_cast<float*>(shared);
+  write_part<kTiles>(parts, warp, p.x.m, p.x.m, acc);
   __syncthreads();
-  for (int e = threadIdx.x; e < p.m * gpu_tile::kRows; e += kThreads) {
-    const int token = e / gpu_tile::kRows, row = e % gpu_tile::kRows;
-    float sum = part[token * kPartPitch + row];
-#pragma unroll
-    for (int q = 1; q < kQuarters; ++q) sum += part[(q * 8 * kTiles + token) * kPartPitch + row];
-    if (tile * gpu_tile::kRows + row < p.n) p.epilogue.store(token, tile * gpu_tile::kRows + row, sum);
+  for (int token = warp; token < p.x.m; token += kDecodeWarps) {
+    const int row = 2 * lane, n = tile * gpu_tile::kRows + row;
+    const float2 sum = sum_parts<Act, kBits>(parts, p.x.m, token, row);
+    if (n < p.n) p.epilogue.store(p.first_token + token, n, sum.x);
+    if (n + 1 < p.n) p.epilogue.store(p.first_token + token, n + 1, sum.y);
   }
 }
 
@@ -121,35 +107,44 @@ using Kernel = void (*)(Params);
 
 template <class Act, int kBits>
 Kernel kernel_for(int m) {
-  if (m <= 8) return decode_sm80_kernel<1, Act, kBits>;
-  if (m <= 16) return decode_sm80_kernel<2, Act, kBits>;
-  return decode_sm80_kernel<4, Act, kBits>;
+  return m <= 8 ? decode_sm80_kernel<1, Act, kBits> : decode_sm80_kernel<2, Act, kBits>;
 }
 
 }  // namespace
 
-cudaError_t decode_sm80(const DecodeTask& task, cudaStream_t stream) {
+cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
-  if (task.m < 1 || task.m > kDecodeMaxTokens || geo.n < 1 || geo.k < 1 || task.act == Float::f32) return cudaErrorInvalidValue;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.act != DType::f16 && task.act != DType::bf16)) return cudaErrorInvalidValue;
+  int device = 0, most_shared = 0;
+  if (const cudaError_t e = cudaGetDevice(&device)) return e;
+  if (const cudaError_t e = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) return e;
   Params p{};
   p.records = static_cast<const std::uint8_t*>(task.weight.records);
-  p.x = task.x;
-  p.x_stride = task.x_stride;
-  p.m = task.m;
-  p.n = static_cast<int>(geo.n);
-  p.k = static_cast<int>(geo.k);
-  p.tile_records = geo.records();
-  p.record_bytes = geo.record_bytes();
   p.format = record_format(task.weight);
-  p.epilogue = decode_epilogue(task);
-  const bool four = geo.bits == 4;
-  const Kernel kernel = task.act == Float::bf16
-                            ? (four ? kernel_for<__nv_bfloat16, 4>(task.m) : kernel_for<__nv_bfloat16, 8>(task.m))
-                            : (four ? kernel_for<__half, 4>(task.m) : kernel_for<__half, 8>(task.m));
-  const int smem = shared_bytes(p, task.m <= 8 ? 1 : task.m <= 16 ? 2 : 4);
-  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem)) return e;
-  kernel<<<static_cast<unsigned>(geo.tiles()), kThreads, static_cast<std::size_t>(smem), stream>>>(p);
-  return cudaGetLastError();
+  p.epilogue = task.epilogue;
+  p.n = static_cast<int>(geo.n);
+  p.tile_records = geo.records();
+  const bool four = geo.bits == 4, bf16 = task.act == DType::bf16;
+  int tokens = std::min(task.m, kDecodeTokens);
+  for (;; tokens = (tokens + 1) / 2) {
+    p.stages = kMaxStages;
+    while (p.stages > 2 && shared_bytes(p.format.bytes, p.stages, tokens) > most_shared) --p.stages;
+    if (shared_bytes(p.format.bytes, p.stages, tokens) <= most_shared) break;
+    if (tokens == 1) return cudaErrorInvalidConfiguration;
+  }
+  const int smem = shared_bytes(p.format.bytes, p.stages, tokens);
+  for (int done = 0; done < task.m; done += tokens) {
+    const int m = std::min(tokens, task.m - done);
+    p.first_token = done;
+    p.x = {static_cast<const std::uint16_t*>(task.x) + done * task.x_stride, task.x_stride, task.weight.perm, m,
+           static_cast<int>(geo.k)};
+    const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m) : kernel_for<__nv_bfloat16, 8>(m))
+                               : (four ? kernel_for<__half, 4>(m) : kernel_for<__half, 8>(m));
+    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem)) return e;
+    kernel<<<static_cast<unsigned>(geo.tiles()), kThreads, static_cast<std::size_t>(smem), stream>>>(p);
+    if (const cudaError_t e = cudaGetLastError()) return e;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace nibble::cuda

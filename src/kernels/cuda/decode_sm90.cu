@@ -1,17 +1,20 @@
-// Decode on Hopper: a ring of records that the bulk copy engine keeps full, and warps that empty it.
+// Decode on Hopper: a ring of records that the bulk copy engine keeps full, warps that empty it, and some that finish.
 //
 //   cluster of S CTAs: takes row tiles c, c + C, c + 2C, ...  (C clusters, all resident: one CTA per SM)
 //     CTA of rank r: records [r·R/S, (r+1)·R/S) of each of them, R = K/128; its slice of x stays in shared memory
-//       producer warp: record → stage, evict-first, as far ahead as the ring is long; starts before the previous kernel has ended
-//       consumer warp (half, quarter): rows 32·half … +31 of every fourth record, counted over all tiles. The stages are a multiple
-//         of four, so a stage is always the same quarter's: nobody can be a whole turn of the ring ahead of a copy in flight, where
-//         a barrier's parity would lie
-//     tile done: 4 quarters → shared memory → summed in order → sent to the rank that owns the row (⌈64/S⌉ rows each)
-//     one tile later: the owner adds the S parts in order of rank, epilogue, store
 //
-// Every sum has one order, which depends on (N, K, S, C) and not on M, so a row's bits depend neither on M nor on the other rows.
-// What arrives from other ranks is awaited only after the next tile's records, so nobody waits for a slower neighbour in between.
+//       producer warp ──ring of stages──▶ 8 multiplying warps ──parts──▶ finishing warps ──inboxes of the cluster──▶ D
+//
+//       producer    eight records → stage, evict-first, as far ahead as the ring is long; starts before the previous kernel has ended
+//       multiplying warp w: record w of every stage; at the end of a tile its sums → parts
+//       finishing   add the 8 parts in the order of the warps; S = 1: epilogue, store. Else each row's sum goes to the rank that
+//                   owns the row (about 64/S each), which adds S of them in order of rank one tile later
+//
+// So a tile's end stops no warp that multiplies, and only the last tile's shows. Every sum has one order, which depends on
+// (N, K, S) and not on M: a row's bits depend neither on M nor on the other rows.
 #include <algorithm>
+#include <atomic>
+#include <bit>
 
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/decode_record.cuh"
@@ -20,75 +23,77 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kHalves = gpu_tile::kRows / kWarpRows;  // 32 rows a warp: half the ldmatrix traffic of 16, at 16 sums a token tile
-constexpr int kQuarters = 4;  // 8 were no faster (docs/kernels/cuda-decode.md) and leave no registers for a second CTA
-constexpr int kConsumerWarps = kHalves * kQuarters;  // 2 per scheduler hide a record's chain of 8 dependent products
-constexpr int kConsumers = 32 * kConsumerWarps;
-constexpr int kThreads = kConsumers + 32;
+constexpr int kMultipliers = 32 * kDecodeWarps;  // threads
+constexpr int kProducer = kDecodeWarps;          // warp; those after it finish
+/// A token's 64 rows are one warp's: one warp keeps up with 8 tokens and leaves registers for a second CTA, three with 16.
+template <int kTiles>
+constexpr int kFinishers = kTiles == 1 ? 1 : 3;
+template <int kTiles>
+constexpr int kThreads = kMultipliers + 32 * (1 + kFinishers<kTiles>);
 constexpr int kMaxSplit = 8;  // the largest portable cluster
-
-/// Floats between tokens in the partial sums: 68 ≡ 4 mod 32 puts a fragment's 8 rows × 4 token pairs into 32 different banks.
-constexpr int kPartPitch = gpu_tile::kRows + 4;
-/// Floats per token of the parts that arrive: S · ⌈64/S⌉ at most.
-constexpr int kInboxPitch = gpu_tile::kRows + kMaxSplit;
+/// Rows of a tile that a rank owns: even, for they are sent in pairs.
+__host__ __device__ constexpr int rank_rows(int split) { return (gpu_tile::kRows / 2 + split - 1) / split * 2; }
+/// Floats of the parts that arrive.
+__host__ __device__ constexpr int inbox_floats(int split, int m) { return split * rank_rows(split) * m; }
+/// A rank may be two turns ahead of another and reads one turn late: it writes to the box of four turns ago.
+constexpr int kInboxes = 4;
 
 struct Params {
   const std::uint8_t* records;
-  const void* x;
-  std::int64_t x_stride;
-  int m, n, k;
-  int tiles, tile_records;
-  int record_bytes;
-  int stages;
-  int x_pitch;  // bytes between tokens
-  int split;
+  Activations x;
   RecordFormat format;
-  DecodeEpilogue epilogue;
+  epilogue::Element epilogue;
+  int first_token;  // of D, of this launch
+  int n;
+  int tiles, tile_records;
+  int split;
+  int row_lanes;  // log2 of the lanes that finish a token's rows of a rank, two each
+  int stages;
+  int part_buffers;
+  int x_pitch;  // bytes between tokens
+  bool bulk_x;  // x can be fetched by the copy engine
 };
 
 /// Shared memory of a CTA, in this order.
 struct SharedMap {
-  int x, part, inbox, barriers, total;
+  int x, parts, inbox, barriers, total;
 };
 __host__ __device__ constexpr int align128(int bytes) { return (bytes + 127) / 128 * 128; }
-__host__ __device__ constexpr SharedMap shared_map(int stages, int record_bytes, int m, int x_pitch, int token_tiles) {
+__host__ __device__ constexpr SharedMap shared_map(int stages, int record_bytes, int m, int x_pitch, int part_buffers, int split) {
   SharedMap s{};
-  s.x = align128(stages * record_bytes);
-  s.part = align128(s.x + m * x_pitch);
-  s.inbox = s.part + kQuarters * 8 * token_tiles * kPartPitch * 4;
-  s.barriers = s.inbox + 2 * 8 * token_tiles * kInboxPitch * 4;
-  s.total = s.barriers + (2 * stages + 2) * 8;
+  s.x = align128(stages * kDecodeWarps * record_bytes);
+  s.parts = align128(s.x + m * x_pitch);
+  s.inbox = s.parts + part_buffers * part_bytes(m);
+  s.barriers = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
+  s.total = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 1);
   return s;
 }
 
-/// A place in the ring and the parity of its current use.
+/// A place in a ring and the parity of its current use.
 struct Cursor {
   int stage;
   std::uint32_t parity;
-  __device__ static Cursor at(int record, int stages) {
-    return {record % stages, static_cast<std::uint32_t>(record / stages & 1)};
-  }
-  __device__ void advance(int records, int stages) {
-    stage += records;
-    while (stage >= stages) {
-      stage -= stages;
+  __device__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
       parity ^= 1;
     }
   }
 };
 
-/// Two where the registers allow it, so that the next kernel's CTA can start its ring.
-template <int kTiles, int kBits>
-constexpr int kCtasPerSm = kTiles == 1 || (kTiles == 2 && kBits == 4) ? 2 : 1;
-
-template <int kTiles, class Act, int kBits>
-__global__ void __launch_bounds__(kThreads, kCtasPerSm<kTiles, kBits>) decode_sm90_kernel(const __grid_constant__ Params p) {
+template <Known kKnown, int kTiles, class Act, int kBits>
+__global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  const SharedMap map = shared_map(p.stages, p.record_bytes, p.m, p.x_pitch, kTiles);
+  const SharedMap map = shared_map(p.stages, p.format.bytes, p.x.m, p.x_pitch, p.part_buffers, p.split);
   const std::uint32_t base = ptx::shared_address(shared);
-  const auto full = [&](int stage) { return base + map.barriers + 8 * stage; };
-  const auto empty = [&](int stage) { return base + map.barriers + 8 * (p.stages + stage); };
-  const auto inbox_full = [&](int buffer) { return base + map.barriers + 8 * (2 * p.stages + buffer); };
+  const auto barrier = [&](int index) { return base + map.barriers + 8 * index; };
+  const auto full = [&](int stage) { return barrier(stage); };
+  const auto empty = [&](int stage) { return barrier(p.stages + stage); };
+  const auto part_full = [&](int buffer) { return barrier(2 * p.stages + buffer); };
+  const auto part_empty = [&](int buffer) { return barrier(2 * p.stages + p.part_buffers + buffer); };
+  const auto inbox_full = [&](int buffer) { return barrier(2 * p.stages + 2 * p.part_buffers + buffer); };
+
+  const std::uint32_t x_full = barrier(2 * p.stages + 2 * p.part_buffers + kInboxes);
 
   const int rank = p.split == 1 ? 0 : ptx::cluster_rank();
   const int clusters = gridDim.x / p.split;
@@ -97,184 +102,231 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm<kTiles, kBits>) decode_sm
   const int slice = (rank + 1) * p.tile_records / p.split - first_record;  // records of a tile that are this CTA's
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
+  float* parts = reinterpret_cast<float*>(shared + map.parts);
+  const int part_floats = part_bytes(p.x.m) / 4;
+  const int stage_bytes = kDecodeWarps * p.format.bytes;
 
   ptx::let_dependents_start();
-  if (threadIdx.x == kConsumers) {
+  const std::uint8_t* const first_stage =
+      p.records + (static_cast<std::int64_t>(first_tile) * p.tile_records + first_record) * p.format.bytes;
+  const auto stage_of = [&](int r) { return min(kDecodeWarps, slice - r) * p.format.bytes; };  // bytes from record r of the slice on
+  // The first row tile's records are asked for before anybody else has arrived: nothing else is as far away.
+  const int early = min(p.stages, (slice + kDecodeWarps - 1) / kDecodeWarps);
+  if (warp == kProducer && lane == 0) {
+    const std::uint64_t policy = ptx::evict_first();
     for (int s = 0; s < p.stages; ++s) {
       ptx::barrier_init(full(s), 1);
-      ptx::barrier_init(empty(s), kHalves);
+      ptx::barrier_init(empty(s), kDecodeWarps);
     }
-    ptx::barrier_init(inbox_full(0), 1);
-    ptx::barrier_init(inbox_full(1), 1);
+    for (int b = 0; b < p.part_buffers; ++b) {
+      ptx::barrier_init(part_full(b), kDecodeWarps);
+      ptx::barrier_init(part_empty(b), kFinishers<kTiles>);
+    }
+    for (int b = 0; b < kInboxes; ++b) ptx::barrier_init(inbox_full(b), 1);
+    ptx::barrier_init(x_full, 1);
     ptx::barrier_init_fence();
+    for (int s = 0; s < early; ++s) {
+      ptx::barrier_arrive_expect(full(s), stage_of(s * kDecodeWarps));
+      ptx::bulk_copy(base + s * stage_bytes, first_stage + s * stage_bytes, stage_of(s * kDecodeWarps), full(s), policy);
+    }
   }
   __syncthreads();
   if (p.split > 1) ptx::cluster_arrive();  // awaited before the first word to another CTA
 
-  if (warp == kConsumerWarps) {
+  if (warp == kProducer) {
     if (lane == 0) {
       const std::uint64_t policy = ptx::evict_first();
-      Cursor to{0, 1};  // an unused stage counts as emptied
-      for (int tile = first_tile; tile < p.tiles; tile += clusters) {
-        const std::uint8_t* from = p.records + (static_cast<std::int64_t>(tile) * p.tile_records + first_record) * p.record_bytes;
-        for (int r = 0; r < slice; ++r, from += p.record_bytes) {
+      Cursor to{early % p.stages, early == p.stages ? 0u : 1u};  // an unused stage counts as emptied
+      const std::uint8_t* from = first_stage;
+      for (int tile = first_tile, r = early * kDecodeWarps; tile < p.tiles; tile += clusters, r = 0) {
+        for (; r < slice; r += kDecodeWarps) {
           ptx::barrier_wait(empty(to.stage), to.parity);
-          ptx::barrier_arrive_expect(full(to.stage), p.record_bytes);
-          ptx::bulk_copy(base + to.stage * p.record_bytes, from, p.record_bytes, full(to.stage), policy);
-          to.advance(1, p.stages);
+          ptx::barrier_arrive_expect(full(to.stage), stage_of(r));
+          ptx::bulk_copy(base + to.stage * stage_bytes, from + r * p.format.bytes, stage_of(r), full(to.stage), policy);
+          to.advance(p.stages);
         }
+        from += static_cast<std::int64_t>(clusters) * p.tile_records * p.format.bytes;
       }
     }
     if (p.split > 1) ptx::cluster_wait();
     return;
   }
 
-  ptx::wait_for_predecessors();
-  stage_activations(p.x, p.x_stride, p.m, p.k, first_record * gpu_tile::kChannels, slice * gpu_tile::kChannels, base + map.x,
-                    p.x_pitch, threadIdx.x, kConsumers);
-  ptx::async_copy_wait<0>();
-  ptx::named_barrier(1, kConsumers);
-  if (p.split > 1) ptx::cluster_wait();
-
-  const int half = warp % kHalves;
-  const int quarter = warp / kHalves;
-  std::uint32_t x_tile[kTiles];  // lane l: row l mod 8, channels 8·(l div 8) …; tokens past M repeat the last one
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) x_tile[t] = base + map.x + min(8 * t + lane % 8, p.m - 1) * p.x_pitch + lane / 8 * 16;
-
-  float* part = reinterpret_cast<float*>(shared + map.part);
-  const float* inbox = reinterpret_cast<const float*>(shared + map.inbox);
-  const int inbox_floats = 8 * kTiles * kInboxPitch;
-  const int rank_rows = (gpu_tile::kRows + p.split - 1) / p.split;
-  const int own_rows = max(0, min(rank_rows, gpu_tile::kRows - rank * rank_rows));
-
-  const auto write_part = [&](const Sums<kTiles>& acc) {
-#pragma unroll
-    for (int f = 0; f < kWarpFragments; ++f)
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = 8 * t + lane % 4 * 2 + i % 2;
-          const int row = half * kWarpRows + f * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8;
-          part[(quarter * 8 * kTiles + token) * kPartPitch + row] = acc[f][t][i];
+  if (warp > kProducer) {
+    const int finisher = warp - kProducer - 1;
+    const float* inbox = reinterpret_cast<const float*>(shared + map.inbox);
+    const int own_rows = rank_rows(p.split);
+    const int box_floats = inbox_floats(p.split, p.x.m);
+    const bool plain = p.epilogue.plain();
+    bool rehearsal = true;  // as the multiplying warps do; nothing is sent or stored
+    const auto store = [&](int token, int n, float2 sum) {
+      if (rehearsal) return;
+      if (plain && n + 1 < p.n) {
+        p.epilogue.store_plain(p.first_token + token, n, sum);
+      } else {
+        if (n < p.n) p.epilogue.store(p.first_token + token, n, sum.x);
+        if (n + 1 < p.n) p.epilogue.store(p.first_token + token, n + 1, sum.y);
+      }
+    };
+    /// Calls use(token, row, sums of rows row and row + 1) for all of a tile.
+    const auto for_each_sum = [&](int buffer, auto use) {
+      const float* part = parts + buffer * part_floats;
+#pragma unroll 2
+      for (int token = finisher; token < p.x.m; token += kFinishers<kTiles>)
+        use(token, 2 * lane, sum_parts<Act, kBits>(part, p.x.m, token, 2 * lane));
+    };
+    const auto send = [&](int buffer, int box) {
+      const int rows = max(0, min(own_rows, gpu_tile::kRows - rank * own_rows));
+      if (finisher == 0 && lane == 0) ptx::barrier_arrive_expect(inbox_full(box), p.split * p.x.m * rows * 4);
+      const int owner = 2 * lane / own_rows;
+      const std::uint32_t to =
+          ptx::map_to_rank(base + map.inbox + (box * box_floats + rank * p.x.m * own_rows + 2 * lane % own_rows) * 4, owner);
+      const std::uint32_t arrived = ptx::map_to_rank(inbox_full(box), owner);
+      for_each_sum(buffer, [&](int token, int, float2 sum) { ptx::send(to + token * own_rows * 4, sum, arrived); });
+    };
+    const auto finish = [&](int tile, const Cursor& box) {
+      if (!rehearsal) ptx::barrier_wait_cluster(inbox_full(box.stage), box.parity);
+      const float* in = inbox + box.stage * box_floats;
+      const int own = lane % (1 << p.row_lanes) * 2, row = rank * own_rows + own;
+      const int step = 32 * kFinishers<kTiles> >> p.row_lanes;
+      for (int token = (finisher * 32 + lane) >> p.row_lanes; token < p.x.m && own < own_rows && row < gpu_tile::kRows; token += step) {
+        float2 total = {0.0f, 0.0f};
+#pragma unroll 2
+        for (int r = 0; r < p.split; ++r) {
+          const float2 sum = *reinterpret_cast<const float2*>(in + (r * p.x.m + token) * own_rows + own);
+          total.x += sum.x, total.y += sum.y;
         }
-  };
-  const auto sum_of_quarters = [&](int token, int row) {
-    float sum = part[token * kPartPitch + row];
-#pragma unroll
-    for (int q = 1; q < kQuarters; ++q) sum += part[(q * 8 * kTiles + token) * kPartPitch + row];
-    return sum;
-  };
-  const auto send_part = [&](int buffer) {
-    if (threadIdx.x == 0) ptx::barrier_arrive_expect(inbox_full(buffer), p.split * p.m * own_rows * 4);
-    for (int e = threadIdx.x; e < p.m * gpu_tile::kRows; e += kConsumers) {
-      const int token = e / gpu_tile::kRows, row = e % gpu_tile::kRows;
-      const int owner = row / rank_rows;
-      const int at = buffer * inbox_floats + (rank * p.m + token) * rank_rows + row % rank_rows;
-      ptx::send(ptx::map_to_rank(base + map.inbox + at * 4, owner), sum_of_quarters(token, row),
-                ptx::map_to_rank(inbox_full(buffer), owner));
-    }
-  };
-  const auto finish = [&](int tile, int buffer, std::uint32_t parity) {
-    ptx::barrier_wait_cluster(inbox_full(buffer), parity);
-    for (int e = threadIdx.x; e < p.m * rank_rows; e += kConsumers) {
-      const int own = e % rank_rows;
-      const int row = tile * gpu_tile::kRows + rank * rank_rows + own;
-      if (own >= own_rows || row >= p.n) continue;
-      float sum = 0.0f;
-      for (int r = 0; r < p.split; ++r) sum += inbox[buffer * inbox_floats + r * p.m * rank_rows + e];
-      p.epilogue.store(e / rank_rows, row, sum);
-    }
-  };
-  const auto store_part = [&](int tile) {
-    for (int e = threadIdx.x; e < p.m * gpu_tile::kRows; e += kConsumers) {
-      const int row = tile * gpu_tile::kRows + e % gpu_tile::kRows;
-      if (row < p.n) p.epilogue.store(e / gpu_tile::kRows, row, sum_of_quarters(e / gpu_tile::kRows, e % gpu_tile::kRows));
-    }
-  };
+        store(token, tile * gpu_tile::kRows + row, total);
+      }
+      ptx::named_barrier(2, 32 * kFinishers<kTiles>);
+    };
 
-  Unpack<Act, kBits> fixed;
-  fixed.set(p.format.zero_base, p.format.zero_base);
-  int turn = 0;  // tiles done
-  for (int tile = first_tile; tile < p.tiles; tile += clusters, ++turn) {
-    Sums<kTiles> acc = {};
-    const int first = (quarter + kQuarters - turn * slice % kQuarters) % kQuarters;
-    Cursor from = Cursor::at(turn * slice + first, p.stages);
-    std::uint32_t x[kTiles];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) x[t] = x_tile[t] + first * gpu_tile::kChannels * 2;
-    for (int r = first; r < slice; r += kQuarters) {
-      ptx::barrier_wait(full(from.stage), from.parity);
-      multiply_record<kTiles, Act, kBits>(p.format, fixed, base + from.stage * p.record_bytes, x, half, acc);
-      __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(empty(from.stage));
-      from.advance(kQuarters, p.stages);
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) x[t] += kQuarters * gpu_tile::kChannels * 2;
+    Cursor from{0, 0}, fills{0, 0}, read{0, 0};
+    const int end = p.tiles + (p.split > 1 ? clusters : 0);  // what other ranks send is finished a turn later
+    for (int tile = first_tile - clusters; tile < end; tile += clusters) {
+      rehearsal = tile < first_tile;
+      if (tile < p.tiles) {
+        if (!rehearsal) ptx::barrier_wait(part_full(from.stage), from.parity);
+        if (p.split == 1)
+          for_each_sum(from.stage, [&](int token, int row, float2 sum) { store(token, tile * gpu_tile::kRows + row, sum); });
+        else if (!rehearsal)
+          send(from.stage, fills.stage);
+        __syncwarp();
+        if (!rehearsal) {
+          if (lane == 0) ptx::barrier_arrive(part_empty(from.stage));
+          from.advance(p.part_buffers);
+          fills.advance(kInboxes);
+        }
+      }
+      // A turn later, so that nobody waits for a slower rank. Turn t's parts go where those of t − 4 were: every rank had read them
+      // before it sent those of t − 2, which have been read here.
+      if (p.split > 1 && tile != first_tile) {
+        finish(tile - clusters, read);
+        if (!rehearsal) read.advance(kInboxes);
+      }
+      if (!rehearsal) continue;
+      ptx::wait_for_predecessors();
+      if (p.bulk_x && finisher == 0) {
+        const int bytes = slice * gpu_tile::kChannels * 2;
+        if (lane == 0) ptx::barrier_arrive_expect(x_full, p.x.m * bytes);
+        __syncwarp();
+        const auto* x = static_cast<const std::uint16_t*>(p.x.x) + first_record * gpu_tile::kChannels;
+        if (lane < p.x.m)
+          ptx::bulk_copy(base + map.x + lane * p.x_pitch, x + lane * p.x.stride, bytes, x_full, ptx::evict_last());
+      }
+      if (p.split > 1) ptx::cluster_wait();
     }
-
-    write_part(acc);
-    ptx::named_barrier(1, kConsumers);
-    if (p.split == 1) {
-      store_part(tile);
-    } else {
-      // The buffer of turn − 2 is free: every rank emptied it before it sent turn − 1, which has arrived here once finish returns.
-      if (turn > 0) finish(tile - clusters, (turn - 1) & 1, (turn - 1) >> 1 & 1);
-      send_part(turn & 1);
-    }
-    ptx::named_barrier(1, kConsumers);  // the parts have been read
+    return;
   }
-  if (p.split > 1 && turn > 0) finish(first_tile + (turn - 1) * clusters, (turn - 1) & 1, (turn - 1) >> 1 & 1);
+
+  std::uint32_t x_tile[kTiles];  // lane l: token l mod 8, channels 8·(l div 8) …; tokens past M repeat the last one
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) x_tile[t] = base + map.x + min(8 * t + lane % 8, p.x.m - 1) * p.x_pitch + lane / 8 * 16;
+
+  // A turn before the first tile's is a rehearsal: one record on whatever shared memory holds, written nowhere. It brings the
+  // instructions of the loop out of memory, two microseconds' worth, while there is nothing to multiply yet.
+  const int all = (slice + kDecodeWarps - 1) / kDecodeWarps * kDecodeWarps;
+  Cursor from{0, 0}, to{0, 1};
+  for (int tile = first_tile - clusters; tile < p.tiles; tile += clusters) {
+    const bool rehearsal = tile < first_tile;
+    Sums<kTiles> acc = {};
+    for (int r = warp; r < (rehearsal ? warp + 1 : all); r += kDecodeWarps) {
+      if (!rehearsal) ptx::barrier_wait(full(from.stage), from.parity);
+      if (r < slice) {
+        std::uint32_t x[kTiles];
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) x[t] = x_tile[t] + r * gpu_tile::kChannels * 2;
+        multiply_record<kKnown, kTiles, Act, kBits>(p.format, base + from.stage * stage_bytes + warp * p.format.bytes, x, acc);
+      }
+      __syncwarp();
+      if (!rehearsal) {
+        if (lane == 0) ptx::barrier_arrive(empty(from.stage));
+        from.advance(p.stages);
+      }
+    }
+    if (!rehearsal) ptx::barrier_wait(part_empty(to.stage), to.parity);
+    write_part<kTiles>(parts + to.stage * part_floats, warp, rehearsal ? 0 : p.x.m, p.x.m, acc);
+    __syncwarp();
+    if (!rehearsal) {
+      if (lane == 0) ptx::barrier_arrive(part_full(to.stage));
+      to.advance(p.part_buffers);
+      continue;
+    }
+    if (p.bulk_x) {
+      ptx::barrier_wait(x_full, 0);
+    } else {
+      ptx::wait_for_predecessors();
+      stage_activations(p.x, first_record * gpu_tile::kChannels, slice * gpu_tile::kChannels, base + map.x, p.x_pitch, threadIdx.x,
+                        kMultipliers);
+      ptx::async_copy_commit();
+      ptx::async_copy_wait<0>();
+      ptx::named_barrier(1, kMultipliers);
+    }
+  }
+  if (p.split > 1) ptx::cluster_wait();
 }
 
 using Kernel = void (*)(Params);
 
-template <class Act, int kBits>
-Kernel kernel_for(int token_tiles) {
-  switch (token_tiles) {
-    case 1: return decode_sm90_kernel<1, Act, kBits>;
-    case 2: return decode_sm90_kernel<2, Act, kBits>;
-    default: return decode_sm90_kernel<4, Act, kBits>;
-  }
+template <int kTiles, class Act, int kBits>
+Kernel kernel_for(Known known) {
+  if (known == Known::f16_scales) return decode_sm90_kernel<Known::f16_scales, kTiles, Act, kBits>;
+  if (known == Known::bf16_scales) return decode_sm90_kernel<Known::bf16_scales, kTiles, Act, kBits>;
+  return decode_sm90_kernel<Known::nothing, kTiles, Act, kBits>;
+}
+template <int kTiles, class Act>
+Kernel kernel_for(Known known, int bits) {
+  return bits == 4 ? kernel_for<kTiles, Act, 4>(known) : kernel_for<kTiles, Act, 8>(known);
+}
+Kernel kernel_for(const LinearTask& task, int tokens) {
+  const Known known = known_of(record_format(task.weight));
+  const int bits = task.weight.geometry.bits;
+  if (task.act == DType::bf16)
+    return tokens <= 8 ? kernel_for<1, __nv_bfloat16>(known, bits) : kernel_for<2, __nv_bfloat16>(known, bits);
+  return tokens <= 8 ? kernel_for<1, __half>(known, bits) : kernel_for<2, __half>(known, bits);
 }
 
-int token_tiles(int m) { return m <= 8 ? 1 : m <= 16 ? 2 : 4; }
-
-Kernel kernel_for(const DecodeTask& task) {
-  const int tiles = token_tiles(task.m);
-  const bool four = task.weight.geometry.bits == 4;
-  if (task.act == Float::bf16) return four ? kernel_for<__nv_bfloat16, 4>(tiles) : kernel_for<__nv_bfloat16, 8>(tiles);
-  return four ? kernel_for<__half, 4>(tiles) : kernel_for<__half, 8>(tiles);
-}
+constexpr int kReserved = 1024;           // of every CTA, by the driver
+constexpr int kSharedPerSm = 228 * 1024;  // sm_90
+constexpr int kMostShared = kSharedPerSm - kReserved;
 
 /// Bytes between tokens of a CTA's slice of x: 16 more than a multiple of 128, so that ldmatrix finds 8 tokens in 8 different bank
 /// groups.
 int x_pitch(int records, int split) { return (records + split - 1) / split * gpu_tile::kChannels * 2 + 16; }
 
-constexpr int kReserved = 1024;           // of every CTA, by the driver
-constexpr int kSharedPerSm = 228 * 1024;  // sm_90
-constexpr int kMostShared = kSharedPerSm - kReserved;
-constexpr int kHalfShared = kSharedPerSm / 2 - kReserved;
-/// A ring of this size keeps a memory pipe full: 34 B/ns per SM × 1 µs, and a margin for the reduction between tiles.
-constexpr int kEnoughRing = 48 * 1024;
-constexpr int kLeastRing = 24 * 1024;
-constexpr int kGridOfAllSms = 128;
-/// Channels of a slice whose x still fits beside a ring at M = 16. More tokens of a longer slice take two launches.
-constexpr int kSliceChannels = 4864;
-/// What a row tile costs beside its records, in records: warps waiting for the slowest, the sums, and the cluster's.
-constexpr double kTileCost = 3.0, kSplitTileCost = 6.0;
+/// Two, so that nobody waits for the finishing warps; but activations of more tokens need the room.
+int part_buffers(int tokens) { return tokens <= 8 ? 2 : 1; }
 
 struct LaunchShape {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2];
-  LaunchShape(int grid, int split, int smem, cudaStream_t stream) {
+  LaunchShape(int grid, int split, int threads, int smem, cudaStream_t stream) {
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {static_cast<unsigned>(split), 1, 1};
     config.gridDim = dim3(static_cast<unsigned>(grid));
-    config.blockDim = dim3(kThreads);
+    config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<std::size_t>(smem);
     config.stream = stream;
     config.attrs = attributes;
@@ -282,93 +334,134 @@ struct LaunchShape {
   }
 };
 
-/// Clusters that can be resident with one CTA per SM.
-cudaError_t resident_clusters(Kernel kernel, int split, int& clusters) {
-  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared)) return e;
-  LaunchShape shape(split, split, kMostShared, nullptr);
-  return cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config);
+constexpr int kMaxDevices = 64, kKernels = 24;
+
+/// Lets `kernel` use all of the shared memory, once per device.
+cudaError_t allow_shared(Kernel kernel, int device) {
+  static std::atomic<std::uint64_t> done[kKernels];
+  static std::atomic<Kernel> kernels[kKernels];
+  for (int i = 0; i < kKernels; ++i) {
+    Kernel none = nullptr;
+    if (kernels[i].load() != kernel && !kernels[i].compare_exchange_strong(none, kernel) && none != kernel) continue;
+    if ((done[i].load() >> device & 1) != 0) return cudaSuccess;
+    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared)) return e;
+    done[i].fetch_or(std::uint64_t{1} << device);
+    return cudaSuccess;
+  }
+  return cudaErrorInvalidConfiguration;
+}
+
+/// Clusters that can be resident with one CTA per SM; asked once per device.
+cudaError_t resident_clusters(int split, int device, int& clusters) {
+  static std::atomic<int> known[kMaxDevices][kMaxSplit + 1];
+  std::atomic<int>& cached = known[device][split];
+  clusters = cached.load();
+  if (clusters != 0) return cudaSuccess;
+  const Kernel kernel = decode_sm90_kernel<Known::f16_scales, 1, __half, 4>;
+  if (const cudaError_t e = allow_shared(kernel, device)) return e;
+  LaunchShape shape(split, split, kThreads<1>, kMostShared, nullptr);
+  if (const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config)) return e;
+  cached.store(clusters);
+  return cudaSuccess;
+}
+
+/// Predicted µs of a launch, to choose the split by; fitted to measurements on an H200 (docs/kernels/cuda-decode.md). The busiest CTA
+/// multiplies `rounds` row tiles of `slice` records; the memory may take longer; the rest is the prologue, the last tile's sums and,
+/// in clusters, their way to the other ranks.
+double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
+  constexpr double kBytesPerUs = 4.4e6, kRoundUs = 0.3;
+  const bool one = tokens == 1;
+  const double record_us = (one ? 0.10 : 0.13) * (stages < 3 ? 1.6 : 1.0);
+  const double fixed_us = split == 1 ? (one ? 2.5 : 5.0) : (one ? 4.8 : 6.5);
+  const int rounds = (geo.tiles() + clusters - 1) / clusters, slice = (geo.records() + split - 1) / split;
+  return fixed_us + rounds * (one ? 0.0 : kRoundUs) +
+         std::max(static_cast<double>(geo.total_bytes()) / kBytesPerUs, rounds * slice * record_us);
+}
+
+/// Stages of the ring that fit beside everything else.
+int stages_beside(const gpu_tile::Geometry& geo, int tokens, int split, int bytes) {
+  const auto total = [&](int stages) {
+    return shared_map(stages, geo.record_bytes(), tokens, x_pitch(geo.records(), split), part_buffers(tokens), split).total;
+  };
+  int stages = std::max(0, (bytes - total(0)) / (kDecodeWarps * geo.record_bytes()));
+  while (stages > 0 && total(stages) > bytes) --stages;
+  return stages;
 }
 
 }  // namespace
 
-cudaError_t configure_decode_sm90(const DecodeTask& task, DecodeConfig& config) {
+cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
-  if (task.m < 1 || task.m > kDecodeMaxTokens || geo.n < 1 || geo.k < 1 || task.act == Float::f32) return cudaErrorInvalidValue;
-  const int tiles = geo.tiles(), records = geo.records();
-
-  // The split does not depend on M: the sums of a row do depend on it. Rounds of tiles × records of a slice is what the busiest
-  // CTA reads; a small constant per tile stands for the reduction.
-  const Kernel kernel = kernel_for(task);
-  double best = 0;
-  int chosen = 0, clusters = 0;
-  for (int split = 1; split <= kMaxSplit; ++split) {
-    if (config.split != 0 && split != config.split) continue;
-    const int slice = (records + split - 1) / split;
-    if (config.split == 0 && split < kMaxSplit && slice * gpu_tile::kChannels > kSliceChannels) continue;
-    int resident = 0;
-    if (const cudaError_t e = resident_clusters(kernel, split, resident)) return e;
-    if (resident < 1) continue;
-    const int rounds = (tiles + resident - 1) / resident;
-    const double cost = rounds * (slice + (split > 1 ? kSplitTileCost : kTileCost));
-    if (chosen == 0 || cost < best) {
-      best = cost;
-      chosen = split;
-      clusters = std::min(tiles, resident);
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.act != DType::f16 && task.act != DType::bf16)) return cudaErrorInvalidValue;
+  int device = 0;
+  if (const cudaError_t e = cudaGetDevice(&device)) return e;
+  if (device >= kMaxDevices) return cudaErrorInvalidDevice;
+  const DecodeConfig asked = config;
+  if (config.smem == 0) config.smem = kMostShared;
+  config.split = 0;
+  // As many tokens a launch as leave room for a ring, then the fastest split. Neither depends on M: a row's sums depend on the split.
+  for (; config.split == 0; config.tokens = (config.tokens + 1) / 2) {
+    double best = 0;
+    for (int split = 1; split <= kMaxSplit; ++split) {
+      if (asked.split != 0 && split != asked.split) continue;
+      const int stages = stages_beside(geo, config.tokens, split, config.smem);
+      if (stages == 0) continue;
+      int resident = 0;
+      if (const cudaError_t e = resident_clusters(split, device, resident)) return e;
+      if (resident < 1) continue;
+      const int clusters = std::min(geo.tiles(), resident);
+      const double us = predicted_us(geo, config.tokens, split, clusters, stages);
+      if (config.split != 0 && us >= best) continue;
+      best = us;
+      config.split = split;
+      config.stages = stages;
+      config.grid = clusters * split;
     }
+    if (config.split != 0) break;
+    if (config.tokens == 1) return cudaErrorInvalidConfiguration;
   }
-  if (chosen == 0) return cudaErrorInvalidConfiguration;
-  config.split = chosen;
-  if (config.grid == 0) config.grid = clusters * chosen;
-
-  const int pitch = x_pitch(records, chosen);
-  const auto stages_in = [&](int bytes, int m) {
-    const auto total = [&](int stages) { return shared_map(stages, geo.record_bytes(), m, pitch, token_tiles(m)).total; };
-    int stages = (bytes - total(0)) / geo.record_bytes();
-    while (stages > 0 && total(stages) > bytes) --stages;
-    return std::max(stages, 0) / kQuarters * kQuarters;
-  };
-  if (config.tokens == 0) config.tokens = task.m;
-  if (config.stages == 0) {
-    for (;; config.tokens = (config.tokens + 1) / 2) {
-      // Half an SM's shared memory lets the next kernel's ring fill while this one computes. Measured: a gain for pairs that
-      // cover the GPU, a loss elsewhere, because two CTAs of the next kernel then share an SM that this one left idle.
-      const bool half = chosen == 2 && config.grid >= kGridOfAllSms;
-      config.stages = stages_in(config.smem != 0 ? config.smem : half ? kHalfShared : kMostShared, config.tokens);
-      if (config.smem == 0 && half && config.stages * geo.record_bytes() < kEnoughRing)
-        config.stages = stages_in(kMostShared, config.tokens);
-      if (config.stages * geo.record_bytes() >= kLeastRing) break;
-      if (config.tokens == 1) return cudaErrorInvalidConfiguration;
-    }
-  }
-  config.smem = shared_map(config.stages, geo.record_bytes(), config.tokens, pitch, token_tiles(config.tokens)).total;
+  config.smem =
+      shared_map(config.stages, geo.record_bytes(), config.tokens, x_pitch(geo.records(), config.split), part_buffers(config.tokens),
+                 config.split)
+          .total;
   return cudaSuccess;
 }
 
-cudaError_t decode_sm90(const DecodeTask& task, const DecodeConfig& config, cudaStream_t stream) {
+cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
+  int device = 0;
+  if (const cudaError_t e = cudaGetDevice(&device)) return e;
   Params p{};
   p.records = static_cast<const std::uint8_t*>(task.weight.records);
-  p.x_stride = task.x_stride;
+  p.format = record_format(task.weight);
+  p.epilogue = task.epilogue;
   p.n = static_cast<int>(geo.n);
-  p.k = static_cast<int>(geo.k);
   p.tiles = geo.tiles();
   p.tile_records = geo.records();
-  p.record_bytes = geo.record_bytes();
-  p.stages = config.stages;
-  p.x_pitch = x_pitch(geo.records(), config.split);
   p.split = config.split;
-  p.format = record_format(task.weight);
-  p.epilogue = decode_epilogue(task);
-  LaunchShape shape(config.grid, config.split, config.smem, stream);
+  p.row_lanes = std::bit_width(static_cast<unsigned>(rank_rows(config.split) / 2 - 1));
+  p.stages = config.stages;
+  p.part_buffers = part_buffers(config.tokens);
+  p.x_pitch = x_pitch(geo.records(), config.split);
   for (int done = 0; done < task.m; done += config.tokens) {
-    DecodeTask part = task;
-    part.m = std::min(config.tokens, task.m - done);
-    p.m = part.m;
-    p.x = static_cast<const std::uint16_t*>(task.x) + done * task.x_stride;
-    p.epilogue.d = static_cast<std::uint8_t*>(task.d) + done * task.d_stride * (task.out == Float::f32 ? 4 : 2);
-    if (const cudaError_t e = cudaLaunchKernelEx(&shape.config, kernel_for(part), p)) return e;
+    const int m = std::min(config.tokens, task.m - done);
+    p.first_token = done;
+    p.x = {static_cast<const std::uint16_t*>(task.x) + done * task.x_stride, task.x_stride, task.weight.perm, m,
+           static_cast<int>(geo.k)};
+    p.bulk_x = task.weight.perm == nullptr && geo.k % gpu_tile::kChannels == 0 && task.x_stride % 8 == 0 &&
+               reinterpret_cast<std::uintptr_t>(p.x.x) % 16 == 0;
+    const Kernel kernel = kernel_for(task, m);
+    if (const cudaError_t e = allow_shared(kernel, device)) return e;
+    LaunchShape shape(config.grid, config.split, m <= 8 ? kThreads<1> : kThreads<2>, config.smem, stream);
+    if (const cudaError_t e = cudaLaunchKernelEx(&shape.config, kernel, p)) return e;
   }
   return cudaSuccess;
+}
+
+cudaError_t linear_decode_sm90(const LinearTask& task, int tokens, cudaStream_t stream) {
+  DecodeConfig config{.tokens = tokens};
+  if (const cudaError_t e = configure_decode_sm90(task, config)) return e;
+  return linear_decode_sm90(task, config, stream);
 }
 
 }  // namespace nibble::cuda

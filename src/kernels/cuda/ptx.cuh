@@ -49,6 +49,12 @@ __device__ inline std::uint64_t evict_first() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
+/// Activations are read by every CTA.
+__device__ inline std::uint64_t evict_last() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 /// `bytes` (a multiple of 16) from global to shared memory through the bulk copy engine, counted by `barrier`.
 __device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, std::uint64_t policy) {
   asm volatile(
@@ -83,6 +89,9 @@ __device__ inline std::uint32_t load_shared4(std::uint32_t address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
+__device__ inline void store_shared16(std::uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 /// Four 8×8 matrices of 16-bit elements; lane l gives the address of row l mod 8 of matrix l div 8.
 __device__ inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -105,10 +114,10 @@ __device__ inline std::uint32_t map_to_rank(std::uint32_t address, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
-/// Writes a float into another CTA's shared memory; its barrier there counts the 4 bytes.
-__device__ inline void send(std::uint32_t to, float value, std::uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(value)),
-               "r"(barrier)
+/// Writes two floats into another CTA's shared memory; its barrier there counts the 8 bytes.
+__device__ inline void send(std::uint32_t to, float2 value, std::uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
+               "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(barrier)
                : "memory");
 }
 

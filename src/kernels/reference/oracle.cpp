@@ -45,9 +45,6 @@ double dot_error(double k) {
   return (kLambda * std::sqrt(k) + 3.0) * kUnit32;
 }
 
-/// Four roundings of the two products that make up W when they are formed apart: of each sum, of z·Σa and of the difference.
-constexpr double kSeparateError = 4 * kUnit32;
-
 /// Activations in 24-bit fixed point share a power of two per group of the weight, or per this many channels of a longer one.
 constexpr std::int64_t kFixedBlock = 128;
 
@@ -111,13 +108,14 @@ Expected finish(const EpilogueSpec& spec, const EpilogueArgs& args, std::int64_t
   return {x, bound + output_rounding(spec.out, std::abs(x) + bound)};
 }
 
-/// |q|·s + |z|·s: what W[n,k] is made of when the two products are formed apart. Codes count from 0, the bias is part of z.
-double weight_parts(const WeightArrays& w, std::int64_t n, std::int64_t k) {
+/// |q|·s + |z|·s: what W[n,k] is made of when the two products are formed apart. Codes count from 0, the bias is part of z; both
+/// are `offset` larger.
+double weight_parts(const WeightArrays& w, std::int64_t n, std::int64_t k, double offset) {
   const GroupShape& group = w.scheme.group;
   const std::int64_t g = w.group_of != nullptr ? w.group_of[k] : group.k == 0 ? 0 : k / group.k;
   const std::int64_t at = (group.n == 0 ? 0 : n / group.n) * group.cols(w.k) + g;
   const double s = std::abs(element(w.scales, w.scheme.scale, at) * w.scale2);
-  const double span = static_cast<double>(1 << bits(w.scheme.codes));
+  const double span = static_cast<double>(1 << bits(w.scheme.codes)) + offset;
   if (w.scheme.zero == ZeroKind::none) return 2 * span * s;
   const double z = std::abs(element(w.zeros, w.zero_type, at));
   return w.scheme.zero == ZeroKind::offset ? 2 * span * s + std::abs(z * w.scale2) : (2 * span + z) * s;
@@ -221,7 +219,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     const std::int64_t n = columns[static_cast<std::size_t>(j)];
     for (std::int64_t k = 0; k < w.k; ++k) {
       weights[static_cast<std::size_t>(k)] = weight_value(w, n, k);
-      apart[static_cast<std::size_t>(k)] = model.subtracts_zeros ? weight_parts(w, n, k) : 0.0;
+      apart[static_cast<std::size_t>(k)] = model.subtracts_zeros ? weight_parts(w, n, k, model.code_offset) : 0.0;
     }
     for (std::int64_t m = 0; m < rows; ++m) {
       const double* x = activations.data() + m * w.k;
@@ -230,11 +228,11 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
         const double term = x[k] * weights[static_cast<std::size_t>(k)];
         sum += term;
         magnitude += std::abs(term);
-        error += kSeparateError * std::abs(x[k]) * apart[static_cast<std::size_t>(k)];
+        error += model.part_roundings * kUnit32 * std::abs(x[k]) * apart[static_cast<std::size_t>(k)];
         if (model.fixed_point)
           error += rounded.error[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
       }
-      const double bound = dot_error(static_cast<double>(w.k)) * magnitude + error;
+      const double bound = model.dot_factor * dot_error(static_cast<double>(w.k)) * magnitude + error;
       expected[static_cast<std::size_t>(m * width + j)] = finish(spec, args, m, n, sum, bound);
     }
   }

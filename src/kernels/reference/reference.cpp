@@ -34,7 +34,7 @@ void store(const TensorView& d, std::int64_t at, double value) {
   }
 }
 
-void run_linear(const Kernel&, const StepArgs& args) {
+Status run_linear(const Kernel&, const StepArgs& args) {
   const WeightArrays w = arrays_of(*args.weight);
   args.executor->parallel_for(w.n, [&](std::int64_t n) {
     const std::int64_t column[] = {n};
@@ -42,9 +42,10 @@ void run_linear(const Kernel&, const StepArgs& args) {
     for (std::int64_t m = 0; m < args.a.dim(0); ++m)
       store(args.d, m * args.d.stride(0) + n, expected[static_cast<std::size_t>(m)].value);
   });
+  return {};
 }
 
-void run_dequantize(const Kernel&, const StepArgs& args) {
+Status run_dequantize(const Kernel&, const StepArgs& args) {
   const PackedWeightData& packed = *args.weight;
   WeightArrays w = arrays_of(packed);
   w.scale2 = 1.0;
@@ -57,6 +58,7 @@ void run_dequantize(const Kernel&, const StepArgs& args) {
       store(args.d, args.transposed ? channel * args.d.stride(0) + n : n * args.d.stride(0) + channel, value);
     }
   });
+  return {};
 }
 
 double cost_us(const Kernel&, const Problem& p) {

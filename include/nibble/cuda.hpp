@@ -1,0 +1,108 @@
+// NVIDIA GPUs: where packed weights can live and plans can run.
+//
+//   auto weight = nibble::pack(quant_tensor, {.backend = Backend::cuda});          // bytes in device memory
+//   auto plan   = nibble::Plan::linear(*weight, {.act = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
+//   plan->run(*weight, a, d, {}, workspace, nibble::Stream{stream});               // device pointers; enqueues, never waits
+//
+// Needs no CUDA header. In a build without CUDA, and on a machine without a GPU, every call fails with the reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "nibble/device.hpp"
+#include "nibble/plan.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+#include "nibble/types.hpp"
+
+namespace nibble {
+
+/// A CUDA device as nibble sees it.
+struct GpuInfo {
+  std::string name;            // "NVIDIA H200"
+  int ordinal = 0;             // as cudaGetDevice counts
+  int compute_capability = 0;  // 90 means 9.0
+  int sms = 0;
+  std::int64_t shared_bytes_per_sm = 0;
+  std::int64_t l2_bytes = 0;
+  std::int64_t memory_bytes = 0;
+  double read_gbytes_per_s = 0;  // streaming reads, estimated from the memory's clock and width, not measured
+  std::uint32_t isas = 0;        // bit i: this build's kernels of level i run on it
+
+  bool has(Isa level) const { return (isas >> static_cast<int>(level) & 1) != 0; }
+};
+
+/// The device that is current in the calling thread. Fails with unsupported: built without CUDA, no driver, no device.
+Result<GpuInfo> this_gpu();
+
+/// Device memory that frees itself; moves, does not copy.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  /// On the current device, aligned to 256 bytes. Fails with io_error when there is not enough, with unsupported without a GPU.
+  static Result<DeviceMemory> allocate(std::size_t bytes);
+  DeviceMemory(DeviceMemory&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr, other.size_ = 0; }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~DeviceMemory();
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Copies, in the order of the stream; return when done.
+Status copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream = {});
+Status copy_from_device(void* to, const void* from, std::size_t bytes, Stream stream = {});
+/// Waits until everything enqueued on the stream has finished; reports what went wrong there.
+Status synchronize(Stream stream = {});
+
+/// Measures streaming reads of the current GPU's memory, as RooflineProbe does on the CPU.
+class GpuReadProbe {
+ public:
+  /// Allocates what is read: 4 GiB, or an eighth of the GPU's memory where that is less. Errors: as DeviceMemory::allocate.
+  static Result<GpuReadProbe> make();
+  /// GB/s of a few passes; takes some milliseconds.
+  Result<double> measure();
+
+ private:
+  DeviceMemory memory_, sink_;
+};
+
+/// The same packed weight with its bytes in device memory: what pack() with Backend::cuda ends with. For a weight that was packed
+/// earlier, for the layout of a GPU, on a machine that may have none.
+Result<PackedWeight> upload(const PackedWeight& weight);
+
+/// A quantized matrix as it lies in an AWQ or GPTQ checkpoint, in device memory; every tensor is dense.
+struct CheckpointTensors {
+  enum class Format : std::uint8_t {
+    awq,   // qweight [K, N/8], qzeros [G, N/8]: nibbles in AWQ's order; 4 bits
+    gptq,  // qweight [⌈K·b/32⌉, N], qzeros [G, ⌈N·b/32⌉]: dense streams; 2, 3, 4 or 8 bits
+  };
+  Format format = Format::awq;
+  int bits = 4;
+  bool zeros_minus_one = false;   // GPTQ v1: qzeros holds (z − 1) mod 2^bits
+  DType scale = DType::f16;       // f16, bf16 or f32
+  std::int64_t n = 0, k = 0;      // W[N,K]: output and input channels
+  std::int64_t group = 0;         // input channels a group; 0: all of K
+  const void* qweight = nullptr;  // s32 words
+  const void* qzeros = nullptr;   // s32 words
+  const void* scales = nullptr;   // [G, N]
+  const void* g_idx = nullptr;    // s32 [K], each in [0, G) (not checked); null: k / group
+};
+
+/// Enqueues W → `out`: f16, bf16 or f32, [N,K] or (transposed) [K,N], dense, device memory. Bit-identical to QuantTensor::value
+/// rounded once to out.dtype. No packing, no allocation, no synchronisation.
+/// Errors: invalid_argument with the values, unsupported without a GPU.
+Status dequantize(const CheckpointTensors& weight, const TensorView& out, bool transposed, Stream stream = {});
+
+}  // namespace nibble

@@ -1,0 +1,117 @@
+// The canonical epilogue of one output element, for kernels that hold sums in registers: a plain value that goes to a GPU kernel
+// as a parameter. One source for host and device; epilogue.cpp runs the same functions over whole rows.
+//
+// A part that is absent costs a branch that all threads take together. Products and sums are rounded one by one, as the host's
+// are: a device gives the host's bits, but for the last place of erf, tanh and exp.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.hpp"
+#include "epilogue/activation.hpp"
+#include "nibble/epilogue.hpp"
+#include "nibble/types.hpp"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+namespace nibble::epilogue {
+
+/// A borrowed matrix or vector of floats; data null: absent.
+struct Operand {
+  const void* data = nullptr;
+  DType type = DType::f32;
+  std::int64_t stride = 0;  // elements between rows
+
+  NIBBLE_HOST_DEVICE float at(std::int64_t i) const {
+    if (type == DType::f32) return static_cast<const float*>(data)[i];
+#if defined(__CUDA_ARCH__)
+    return type == DType::f16 ? __half2float(static_cast<const __half*>(data)[i])
+                              : __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
+#else
+    return type == DType::f16 ? to_f32(static_cast<const f16*>(data)[i]) : to_f32(static_cast<const bf16*>(data)[i]);
+#endif
+  }
+};
+
+// Rounded on their own: nvcc would contract a product and a sum into one fused operation.
+NIBBLE_HOST_DEVICE inline float multiply(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+NIBBLE_HOST_DEVICE inline float add(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+struct Element {
+  float acc_scale = 1.0f;  // on the sum, before everything else: a weight's second-level scale
+  const float* row_scale = nullptr;
+  const float* col_scale = nullptr;
+  Operand bias, gate, residual;
+  Activation activation = Activation::none;
+  float clamp_low = 0.0f, clamp_high = 6.0f;
+  DType out = DType::f32;
+  float out_scale = 1.0f;
+  std::int32_t out_zero = 0;
+  void* d = nullptr;
+  std::int64_t d_stride = 0;  // elements between rows
+
+  /// Nothing is left but acc_scale and a store to 16-bit floats, as in most layers: store_plain will do.
+  NIBBLE_HOST_DEVICE bool plain() const {
+    return row_scale == nullptr && col_scale == nullptr && bias.data == nullptr && activation == Activation::none &&
+           gate.data == nullptr && residual.data == nullptr && (out == DType::f16 || out == DType::bf16) && d_stride % 2 == 0 &&
+           reinterpret_cast<std::uintptr_t>(d) % 4 == 0;
+  }
+#if defined(__CUDACC__)
+  /// D[m,n] and D[m,n+1] from their sums; n even.
+  __device__ void store_plain(std::int64_t m, std::int64_t n, float2 acc) const {
+    void* to = static_cast<std::uint16_t*>(d) + (m * d_stride + n);
+    const float a = multiply(acc.x, acc_scale), b = multiply(acc.y, acc_scale);
+    if (out == DType::f16)
+      *static_cast<__half2*>(to) = __floats2half2_rn(a, b);
+    else
+      *static_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+  }
+#endif
+
+  /// D[m,n] from its sum.
+  NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc) const {
+    acc = multiply(acc, acc_scale);
+    if (row_scale != nullptr) acc = multiply(acc, row_scale[m]);
+    if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
+    if (bias.data != nullptr) acc = add(acc, bias.at(n));
+    with_activation(activation, clamp_low, clamp_high, [&acc](auto function) { acc = function(acc); });
+    if (gate.data != nullptr) acc = multiply(acc, gate.at(m * gate.stride + n));
+    if (residual.data != nullptr) acc = add(acc, residual.at(m * residual.stride + n));
+    write(m * d_stride + n, acc);
+  }
+
+ private:
+  NIBBLE_HOST_DEVICE void write(std::int64_t i, float x) const {
+    switch (out) {
+      case DType::f32: static_cast<float*>(d)[i] = x; break;
+#if defined(__CUDA_ARCH__)
+      case DType::f16: static_cast<__half*>(d)[i] = __float2half_rn(x); break;
+      case DType::bf16: static_cast<__nv_bfloat16*>(d)[i] = __float2bfloat16_rn(x); break;
+#else
+      case DType::f16: static_cast<f16*>(d)[i] = to_f16(x); break;
+      case DType::bf16: static_cast<bf16*>(d)[i] = to_bf16(x); break;
+#endif
+      default: static_cast<std::int8_t*>(d)[i] = quantize(x, out_scale, out_zero);
+    }
+  }
+};
+
+/// The epilogue of D as a kernel takes it. The operands must have passed check_args.
+Element element(const EpilogueSpec& spec, const EpilogueArgs& args, const TensorView& d, float acc_scale);
+
+}  // namespace nibble::epilogue

@@ -1,0 +1,36 @@
+// The launchers behind declarations that need no CUDA: launch.cpp calls them, no_cuda.cpp stands in for it in a build without
+// NIBBLE_CUDA. So the rows of the kernel table are the same in every build.
+//
+// All enqueue on `stream` and return; they fail with internal and CUDA's words, or with unsupported without CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/linear_task.hpp"
+#include "nibble/cuda.hpp"
+#include "nibble/scheme.hpp"
+#include "nibble/status.hpp"
+
+namespace nibble::cuda {
+
+/// `tokens`: 1 or 16 of a launch; more rows take several.
+Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream);
+Status launch_linear_sm80(const LinearTask& task, Stream stream);
+Status launch_linear_simt(const LinearTask& task, Stream stream);
+
+/// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.
+Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
+                         Stream stream);
+
+/// The canonical arrays of a QuantTensor, in device memory.
+struct CanonicalArrays {
+  const std::uint8_t* codes = nullptr;  // [N,K]
+  const void* scales = nullptr;
+  const void* zeros = nullptr;         // null: none
+  const std::int32_t* perm = nullptr;  // [K]; null: in order
+};
+/// Fills `records` with what kGpuTileLayout.pack makes of the same weight.
+Status launch_pack(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type, const CanonicalArrays& from,
+                   void* records, Stream stream);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,14 @@
+// A plan on operands in host memory, wherever its weight is. For verification and tests: it allocates, copies and waits.
+#pragma once
+
+#include "nibble/plan.hpp"
+
+namespace nibble {
+
+/// Plan::run with `a`, `d` and the operands in host memory. The workspace is filled with NaN, should a kernel read what it did not
+/// write. For a weight in device memory everything is copied there and `d` back, all of it, what lies between its rows included;
+/// bytes that were written beside it are an internal error.
+Status run_on_host(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
+                   const EpilogueArgs& operands, Executor* executor = nullptr);
+
+}  // namespace nibble

@@ -1,0 +1,272 @@
+// What only a GPU does: packing there, streams, threads, graphs, checkpoint tensors. Conformance of its kernels is in
+// conformance_test.cpp. Skipped, with the reason, on a machine without a GPU.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "formats/format.hpp"
+#include "layouts/layout.hpp"
+#include "nibble/nibble.hpp"
+#include "random_weights.hpp"
+
+namespace nibble {
+namespace {
+
+using testing::random_weight;
+
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const Status here = runs_here(Isa::simt); !here.ok()) GTEST_SKIP() << here.message();
+  }
+};
+
+/// A copy of host bytes on the device; a failure fails the test and leaves null.
+DeviceMemory on_device(std::span<const std::byte> bytes) {
+  auto memory = DeviceMemory::allocate(bytes.size());
+  EXPECT_TRUE(memory.ok()) << memory.status().message();
+  if (!memory.ok()) return {};
+  EXPECT_TRUE(copy_to_device(memory->data(), bytes.data(), bytes.size()).ok());
+  return *std::move(memory);
+}
+
+std::vector<std::byte> fetch(const void* from, std::size_t bytes, Stream stream = {}) {
+  std::vector<std::byte> host(bytes);
+  const Status copied = copy_from_device(host.data(), from, bytes, stream);
+  EXPECT_TRUE(copied.ok()) << copied.message();
+  return host;
+}
+
+TEST_F(Gpu, TellsWhatItIs) {
+  const auto gpu = this_gpu();
+  ASSERT_TRUE(gpu.ok()) << gpu.status().message();
+  EXPECT_FALSE(gpu->name.empty());
+  EXPECT_GE(gpu->compute_capability, 80);
+  EXPECT_GT(gpu->sms, 0);
+  EXPECT_GT(gpu->memory_bytes, std::int64_t{1} << 30);
+  EXPECT_GT(gpu->l2_bytes, 1 << 20);
+  EXPECT_GT(gpu->read_gbytes_per_s, 100);
+  EXPECT_LT(gpu->read_gbytes_per_s, 20000);
+  EXPECT_EQ(gpu->has(Isa::sm90), gpu->compute_capability == 90);
+}
+
+TEST_F(Gpu, PacksTheBytesTheHostPacks) {
+  std::uint64_t seed = 0;
+  int packed = 0;
+  for (const WeightScheme& scheme : testing::all_schemes())
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {64, 128}, {65, 129}, {130, 480}, {63, 1000}}) {
+      ++seed;
+      const QuantTensor q =
+          random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = true});
+      if (!refusal(kGpuTileLayout, q).empty()) continue;
+      ++packed;
+      const auto there = pack(q, {.backend = Backend::cuda});
+      ASSERT_TRUE(there.ok()) << there.status().message();
+      EXPECT_EQ(there->backend(), Backend::cuda);
+      const auto here = pack(q, {.layout = std::string(kGpuTileLayout.name)});
+      ASSERT_TRUE(here.ok()) << here.status().message();
+      const auto uploaded = upload(*here);
+      ASSERT_TRUE(uploaded.ok()) << uploaded.status().message();
+      for (const PackedWeight& weight : {*there, *uploaded}) {
+        const auto bytes = fetch(weight.bytes().data(), weight.bytes().size());
+        ASSERT_EQ(bytes.size(), here->bytes().size());
+        ASSERT_EQ(std::memcmp(bytes.data(), here->bytes().data(), bytes.size()), 0)
+            << scheme.name() << " [" << n << "," << k << "]";
+        const auto back = unpack(weight);
+        ASSERT_TRUE(back.ok()) << back.status().message();
+        ASSERT_TRUE(*back == q) << scheme.name() << " [" << n << "," << k << "]";
+      }
+    }
+  EXPECT_GT(packed, 50);
+}
+
+/// The value; an exception, which fails the test with the reason, where there is none.
+template <class T>
+T must(Result<T> result) {
+  if (!result.ok()) throw std::runtime_error(result.status().message());
+  return std::move(result).value();
+}
+
+/// A layer on the device, its input, and D as one run in the default stream gives it.
+class Layer {
+ public:
+  Layer(std::int64_t m, std::int64_t n, std::int64_t k, std::uint64_t seed)
+      : m_(m),
+        n_(n),
+        k_(k),
+        weight_(must(
+            pack(random_weight({DType::u4, ZeroKind::integer, GroupShape::group(128), DType::f16}, n, k, seed, {.bias = true}),
+                 {.backend = Backend::cuda}))),
+        plan_(must(Plan::linear(weight_, {.act = DType::f16, .m_max = m, .epilogue = {.bias = true, .out = DType::f16}}))) {
+    Tensor a(DType::f16, {m, k});
+    for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(seed, static_cast<std::uint64_t>(i)));
+    a_ = on_device(a.bytes);
+    d_ = on_device(std::vector<std::byte>(d_bytes(), std::byte{0xff}));
+    EXPECT_TRUE(run({}).ok());
+    expected_ = fetch(d_.data(), d_bytes());
+  }
+
+  Status run(Stream stream) const {
+    return plan_.run(weight_, ConstTensorView(a_.data(), DType::f16, {m_, k_}), TensorView(d_.data(), DType::f16, {m_, n_}), {},
+                     {}, stream);
+  }
+  /// Spoils D, before it is computed again.
+  void clear(Stream stream) const {
+    ASSERT_EQ(cudaMemsetAsync(d_.data(), 0xff, d_bytes(), static_cast<cudaStream_t>(stream.handle)), cudaSuccess);
+  }
+  bool is_right(Stream stream) const { return fetch(d_.data(), d_bytes(), stream) == expected_; }
+  const Plan& plan() const { return plan_; }
+  const PackedWeight& weight() const { return weight_; }
+
+ private:
+  std::size_t d_bytes() const { return static_cast<std::size_t>(m_ * n_ * 2); }
+
+  std::int64_t m_, n_, k_;
+  PackedWeight weight_;
+  Plan plan_;
+  DeviceMemory a_, d_;
+  std::vector<std::byte> expected_;
+};
+
+class CudaStream {
+ public:
+  CudaStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
+  ~CudaStream() { (void)cudaStreamDestroy(stream_); }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+  Stream get() const { return {stream_}; }
+  cudaStream_t native() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+TEST_F(Gpu, TwoStreamsAtOnce) {
+  const Layer layers[] = {{5, 1024, 2048, 1}, {17, 768, 4096, 2}};
+  const CudaStream streams[2];
+  for (int round = 0; round < 10; ++round) {
+    for (std::size_t i : {0, 1}) {
+      layers[i].clear(streams[i].get());
+      for (int again = 0; again < 5; ++again) ASSERT_TRUE(layers[i].run(streams[i].get()).ok());
+    }
+    for (std::size_t i : {0, 1}) EXPECT_TRUE(layers[i].is_right(streams[i].get())) << "stream " << i;
+  }
+}
+
+TEST_F(Gpu, TwoThreadsAtOnce) {
+  const Layer layers[] = {{3, 512, 2048, 3}, {33, 640, 1024, 4}};
+  std::atomic<int> wrong{0};
+  const auto work = [&](const Layer& layer) {
+    const CudaStream stream;
+    for (int round = 0; round < 20; ++round) {
+      layer.clear(stream.get());
+      wrong += layer.run(stream.get()).ok() && layer.is_right(stream.get()) ? 0 : 1;
+    }
+  };
+  std::thread other([&] { work(layers[1]); });
+  work(layers[0]);
+  other.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_F(Gpu, APlanIsCapturedInAGraph) {
+  const Layer first(1, 1024, 1024, 5), second(8, 256, 4096, 6);
+  const CudaStream stream;
+  ASSERT_EQ(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  const Status captured[] = {first.run(stream.get()), second.run(stream.get()), first.run(stream.get())};
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream.native(), &graph), cudaSuccess);
+  for (const Status& status : captured) ASSERT_TRUE(status.ok()) << status.message();
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (int replay = 0; replay < 3; ++replay) {
+    first.clear(stream.get());
+    second.clear(stream.get());
+    ASSERT_EQ(cudaGraphLaunch(exec, stream.native()), cudaSuccess);
+    EXPECT_TRUE(first.is_right(stream.get()));
+    EXPECT_TRUE(second.is_right(stream.get()));
+  }
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+TEST_F(Gpu, RunTellsHostFromDevice) {
+  const Layer layer(1, 64, 128, 7);
+  std::vector<std::uint16_t> a(128), d(64);
+  const ConstTensorView a_view(a.data(), DType::f16, {1, 128});
+  const TensorView d_view(d.data(), DType::f16, {1, 64});
+  const Status without_stream = layer.plan().run(layer.weight(), a_view, d_view, {}, {});
+  EXPECT_EQ(without_stream.code(), StatusCode::invalid_argument);
+  EXPECT_NE(without_stream.message().find("pass a nibble::Stream"), std::string::npos) << without_stream.message();
+  const auto q = unpack(layer.weight());
+  const auto on_host = pack(*q, {.layout = std::string(kGpuTileLayout.name)});
+  const Status other_memory = layer.plan().run(*on_host, a_view, d_view, {}, {}, Stream{});
+  EXPECT_EQ(other_memory.code(), StatusCode::invalid_argument);
+  EXPECT_NE(other_memory.message().find("this one is in host memory"), std::string::npos) << other_memory.message();
+}
+
+/// What a format writes is dequantized straight from its tensors to the bits of the definition.
+TEST_F(Gpu, CheckpointTensorsAreBitExact) {
+  struct Case {
+    const char* format;
+    WeightScheme scheme;
+    bool act_order;
+  };
+  const WeightScheme awq{DType::u4, ZeroKind::integer, GroupShape::group(64), DType::f16};
+  const WeightScheme gptq{DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16};
+  for (const Case& c : {Case{"awq", awq, false}, Case{"gptq", gptq, false}, Case{"gptq", gptq, true}}) {
+    const std::int64_t n = 72, k = 256;
+    const QuantTensor q = random_weight(c.scheme, n, k, 8, {.act_order = c.act_order});
+    const auto encoded = codec::find_format(c.format)->write(q);
+    ASSERT_TRUE(encoded.ok()) << encoded.status().message();
+    CheckpointTensors tensors{
+        .format = std::string_view(c.format) == "awq" ? CheckpointTensors::Format::awq : CheckpointTensors::Format::gptq,
+        .zeros_minus_one = std::string_view(c.format) == "gptq",  // written as v1
+        .n = n,
+        .k = k,
+        .group = c.scheme.group.k};
+    std::vector<DeviceMemory> keep;
+    for (const codec::EncodedTensor& tensor : *encoded) {
+      keep.push_back(on_device(tensor.tensor.bytes));
+      const void* data = keep.back().data();
+      if (tensor.suffix == "qweight") tensors.qweight = data;
+      if (tensor.suffix == "qzeros") tensors.qzeros = data;
+      if (tensor.suffix == "scales") tensors.scales = data;
+      if (tensor.suffix == "g_idx") tensors.g_idx = data;
+    }
+    for (DType out : {DType::f16, DType::bf16, DType::f32})
+      for (bool transposed : {false, true}) {
+        Tensor expected(out, {transposed ? k : n, transposed ? n : k});
+        for (std::int64_t row = 0; row < n; ++row)
+          for (std::int64_t col = 0; col < k; ++col) expected.set(transposed ? col * n + row : row * k + col, q.value(row, col));
+        const DeviceMemory d = on_device(std::vector<std::byte>(expected.bytes.size(), std::byte{0xff}));
+        const TensorView view(d.data(), out, {expected.shape[0], expected.shape[1]});
+        const Status status = dequantize(tensors, view, transposed);
+        ASSERT_TRUE(status.ok()) << status.message();
+        EXPECT_EQ(fetch(d.data(), d.size()), expected.bytes)
+            << c.format << " to " << name(out) << (transposed ? " transposed" : "");
+      }
+    tensors.bits = 5;
+    const TensorView nothing(nullptr, DType::f16, {n, k});
+    EXPECT_EQ(dequantize(tensors, nothing, false).code(), StatusCode::invalid_argument);
+  }
+}
+
+TEST_F(Gpu, VerifyRunsThere) {
+  const QuantTensor q = random_weight({DType::u4, ZeroKind::integer, GroupShape::group(128), DType::f16}, 256, 1024, 9);
+  for (DType act : {DType::f16, DType::bf16, DType::f32}) {
+    VerifySpec spec{.linear = {.act = act, .m_max = 9}};
+    spec.pack.backend = Backend::cuda;
+    const auto report = verify_linear(q, spec);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_TRUE(report->passed) << report->failure;
+    EXPECT_NE(report->kernel.find("__cuda_"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace nibble

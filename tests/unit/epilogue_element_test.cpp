@@ -1,0 +1,101 @@
+// The epilogue of one element against the epilogue of a row: the same bits, whatever is present.
+#include "epilogue/element.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/random.hpp"
+#include "epilogue/epilogue.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr std::int64_t kRows = 3, kColumns = 37, kPitch = 41;
+
+/// Numbers of all sizes, and those that are none.
+Tensor operand(DType type, std::vector<std::int64_t> shape, std::uint64_t seed) {
+  Tensor t(type, std::move(shape));
+  for (std::int64_t i = 0; i < t.numel(); ++i) t.set(i, random_normal(seed, static_cast<std::uint64_t>(i)));
+  return t;
+}
+
+std::vector<float> sums() {
+  std::vector<float> v(static_cast<std::size_t>(kRows * kColumns));
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = random_normal(1, i) * std::ldexp(1.0f, static_cast<int>(i % 24) - 16);
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float special[] = {0.0f,  -0.0f,  infinity, -infinity, std::numeric_limits<float>::quiet_NaN(),
+                           1e30f, -1e30f, 65519.0f, 1e-42f};
+  std::copy(std::begin(special), std::end(special), v.begin() + 5);
+  return v;
+}
+
+ConstTensorView view(const Tensor& t) {
+  return t.shape.size() == 1 ? ConstTensorView(t.bytes.data(), t.dtype, {t.shape[0]})
+                             : ConstTensorView(t.bytes.data(), t.dtype, {t.shape[0], t.shape[1]});
+}
+
+/// D with `pitch` elements a row, 0xff where nothing was stored.
+struct Output {
+  std::vector<std::byte> bytes;
+  TensorView d;
+  explicit Output(DType type)
+      : bytes(static_cast<std::size_t>(kRows * kPitch * bits(type) / 8), std::byte{0xff}),
+        d(bytes.data(), type, {kRows, kColumns}) {
+    d.strides[0] = kPitch;
+  }
+};
+
+TEST(EpilogueElement, GivesTheBitsOfARow) {
+  const std::vector<float> acc = sums();
+  const DType floats[] = {DType::f32, DType::f16, DType::bf16};
+  for (Activation activation :
+       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+    for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
+      for (unsigned parts = 0; parts < 32; ++parts)
+        for (DType type : floats) {
+          EpilogueSpec spec{.row_scale = (parts & 1) != 0,
+                            .col_scale = (parts & 2) != 0,
+                            .bias = (parts & 4) != 0,
+                            .activation = activation,
+                            .clamp_low = -0.25f,
+                            .clamp_high = 1.5f,
+                            .gate = (parts & 8) != 0,
+                            .residual = (parts & 16) != 0,
+                            .out = out,
+                            .out_scale = 0.037f,
+                            .out_zero = -3};
+          const Tensor row_scale = operand(DType::f32, {kRows}, 2), col_scale = operand(DType::f32, {kColumns}, 3);
+          const Tensor bias = operand(type, {kColumns}, 4), gate = operand(type, {kRows, kColumns}, 5),
+                       residual = operand(type, {kRows, kColumns}, 6);
+          const EpilogueArgs args{view(row_scale), view(col_scale), view(bias), view(gate), view(residual)};
+          constexpr float kAccScale = 0.75f;
+
+          const Output by_row(out), by_element(out);
+          ASSERT_TRUE(epilogue::check_args(spec, args, by_row.d).ok());
+          const epilogue::Element element = epilogue::element(spec, args, by_element.d, kAccScale);
+          for (std::int64_t m = 0; m < kRows; ++m) {
+            std::vector<float> row(acc.begin() + m * kColumns, acc.begin() + (m + 1) * kColumns);
+            for (std::int64_t n = 0; n < kColumns; ++n) element.store(m, n, row[static_cast<std::size_t>(n)]);
+            for (float& v : row) v *= kAccScale;
+            epilogue::store_row(spec, args, row.data(), m, 0, kColumns, by_row.d);
+          }
+          ASSERT_EQ(std::memcmp(by_row.bytes.data(), by_element.bytes.data(), by_row.bytes.size()), 0)
+              << spec.name() << ", operands of " << name(type);
+        }
+}
+
+// A spec without a part ignores an operand that is given for it.
+TEST(EpilogueElement, IgnoresOperandsTheSpecDoesNotName) {
+  const Tensor bias = operand(DType::f16, {kColumns}, 4);
+  const Output out(DType::f32);
+  const epilogue::Element element = epilogue::element({}, {.bias = view(bias)}, out.d, 1.0f);
+  EXPECT_EQ(element.bias.data, nullptr);
+  element.store(1, 2, 3.5f);
+  EXPECT_EQ(static_cast<const float*>(out.d.data)[kPitch + 2], 3.5f);
+}
+
+}  // namespace
+}  // namespace nibble

@@ -152,6 +152,60 @@ def decode(data):
     return table(header, rows) + f"\n{data['device']}, µs. {data['method']}; {data['clocks']}. Checked in the same run: {checks}.\n"
 
 
+def gpu_table(data, scheme, act):
+    """A row per shape of one mode on a GPU: the floor at M = 1, times, and for each M cuBLAS, the ratio to it and the share of the
+    bandwidth. Of several kernels the one chosen."""
+    shapes = {}
+    for r in data["results"]:
+        if (r["scheme"], r["act"]) == (scheme, act) and r.get("chosen", True):
+            shapes.setdefault((r["n"], r["k"]), {})[r["m"]] = r
+    columns = sorted({m for cells in shapes.values() for m in cells})
+    baselines = sorted({b for cells in shapes.values() for r in cells.values() for b in r["baselines"]})
+
+    def for_each_m(cells, text):
+        return " / ".join(text(cells[m]) if m in cells else "" for m in columns)
+
+    rows = []
+    for (n, k), cells in shapes.items():
+        first = cells[min(cells)]
+        floor = first["median_us"] * first["gbytes_per_s"] / first["ceiling_gbytes_per_s"]
+        row = [f"{n}×{k}", f"{floor:.1f}"] + [f"{cells[m]['median_us']:.1f}" if m in cells else "" for m in columns]
+        for b in baselines:
+            row.append(for_each_m(cells, lambda r: f"{r['baselines'][b]:.1f}" if b in r["baselines"] else ""))
+            row.append(for_each_m(cells, lambda r: f"**{r['baselines'][b] / r['median_us']:.1f}×**" if b in r["baselines"] else ""))
+        rows.append(row + [for_each_m(cells, lambda r: f"{r['memory_percent']:.0f}") + " %"])
+    header = ["N×K", "floor"] + [f"M = {m}" for m in columns]
+    for b in baselines:
+        header += [b, f"{b} / nibble"]
+    return table(header + ["of the bandwidth"], rows)
+
+
+def gpu_note(data):
+    device = data["device"]
+    peak = f" and {device['f16_gflops'] / 1000:.0f} TFLOP/s (f16)" if device["f16_gflops"] > 0 else ""
+    return (f"\n{device['gpu']}; measured roofline {device['read_gbytes_per_s']:.0f} GB/s{peak}; baseline {data['baseline'] or 'none'}; commit "
+            f"{data['commit']}, {data['date'][:10]}. µs, cold weights, medians; floor: bytes / measured bandwidth; a / b / ...: for each M.\n")
+
+
+def modes_of(data):
+    return list(dict.fromkeys((r["scheme"], r["act"]) for r in data["results"]))
+
+
+def gpu(data):
+    """The first mode of a benchmark on a GPU; nothing until there is one."""
+    if data is None:
+        return ""
+    scheme, act = modes_of(data)[0]
+    return f"On a GPU, `{scheme}` weights and {act} activations:\n\n" + gpu_table(data, scheme, act) + gpu_note(data)
+
+
+def gpu_modes(data):
+    """Every mode of a benchmark on a GPU."""
+    if data is None:
+        return "Not measured yet: `./dev gpu` measures it, `./dev docs` puts it here.\n"
+    return "".join(f"`{scheme}` × {act}:\n\n{gpu_table(data, scheme, act)}\n" for scheme, act in modes_of(data)) + gpu_note(data).lstrip("\n")
+
+
 def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
@@ -183,6 +237,8 @@ def formats(data):
 RENDERERS = {
     "bench": bench,
     "cpu_modes": cpu_modes,
+    "gpu": gpu,
+    "gpu_modes": gpu_modes,
     "accuracy": accuracy,
     "kernels": kernels,
     "layouts": layouts,
@@ -191,6 +247,7 @@ RENDERERS = {
     "dequantize": dequantize,
     "decode": decode,
 }
+MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 
@@ -209,8 +266,8 @@ def render(path):
     def replace(match):
         begin, kind, source, end = match.groups()
         file = ROOT / source
-        # Only what takes long to measure may be missing; its renderer says so.
-        data = None if kind == "cpu_modes" and not file.exists() else json.loads(file.read_text())
+        # Only what takes long or a GPU to measure may be missing; its renderer knows.
+        data = None if kind in MAY_BE_MISSING and not file.exists() else json.loads(file.read_text())
         return begin + RENDERERS[kind](data) + end
 
     return text, BLOCK.sub(replace, text)

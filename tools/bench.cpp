@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "blas.hpp"
 #include "commands.hpp"
 #include "option_checks.hpp"
 #include "progress.hpp"
@@ -22,7 +21,7 @@ struct Options {
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256};
   std::vector<std::string> schemes = {"u4zg128"}, acts = {"f32"};
-  std::string activations, kernel, layer;
+  std::string backend = "cpu", activations, kernel, layer;
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
@@ -54,10 +53,20 @@ std::vector<DType> act_types(const Options& options) {
   return types;
 }
 
+Result<std::unique_ptr<BenchMachine>> machine_of(Backend backend, Executor& executor) {
+  if (backend == Backend::cuda) return gpu_machine(executor);
+  return cpu_machine(executor);
+}
+
 Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& cases, Executor& executor) {
+  const auto machine = machine_of(parse_backend(options.backend), executor);
+  if (!machine.ok()) return machine.status();
   Benchmark benchmark;
-  RooflineProbe probe(executor);
-  benchmark.roofline = probe.roofline();
+  benchmark.roofline = (*machine)->roofline();
+  if ((*machine)->backend() == Backend::cuda) {
+    if (auto gpu = this_gpu(); gpu.ok()) benchmark.gpu = *std::move(gpu);
+  }
+  if (!options.no_baselines) benchmark.baseline = (*machine)->baseline_description();
   benchmark.commit = commit();
   benchmark.date = utc_now();
   BenchSpec spec;
@@ -70,8 +79,7 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size();
   ProgressBar progress("measuring");
   for (const BenchCase& layer : cases) {
-    auto results = bench_layer(layer, spec, {benchmark.roofline, probe, executor},
-                               [&](const std::string& what) { progress.update(done++, cells, what); });
+    auto results = bench_layer(layer, spec, **machine, [&](const std::string& what) { progress.update(done++, cells, what); });
     if (!results.ok()) return results.status();
     for (BenchResult& result : *results) benchmark.results.push_back(std::move(result));
   }
@@ -89,7 +97,9 @@ Result<Outcome> run(const Options& options) {
   if (options.path.empty() == options.shapes.empty()) {
     return Status(StatusCode::invalid_argument, "bench needs a PATH or --shapes FILE, and not both; see nibble bench --help");
   }
-  if (Status known = check_kernel_name(options.kernel); !known.ok()) return known;
+  if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
+    return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
+  if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
   const auto quantize = parse_activations("--activations", options.activations);
   if (!quantize.ok()) return quantize.status();
   std::optional<Checkpoint> checkpoint;
@@ -124,15 +134,15 @@ Result<Outcome> run(const Options& options) {
   return Outcome::ok;
 }
 
-// The peaks that results were held against, as they are at best: "235 GFLOP/s f32, 940 Gop/s int8".
-std::string peaks_text(const Benchmark& benchmark) {
-  std::string text;
+// The ceilings that results were held against, as they are at best: "61.2 GB/s reads, 235 GFLOP/s f32, 940 Gop/s int8".
+std::string ceilings_text(const Benchmark& benchmark) {
+  std::string text = fmt::format("{:.1f} GB/s reads", benchmark.roofline.read_gbytes_per_s);
   for (Ceiling ceiling : kAllCeilings) {
-    if (ceiling == Ceiling::read) continue;
+    if (ceiling == Ceiling::read || !(benchmark.roofline[ceiling] > 0)) continue;
     if (std::none_of(benchmark.results.begin(), benchmark.results.end(), [&](const auto& r) { return r.peak == ceiling; }))
       continue;
-    text += fmt::format("{}{:.0f} {} {}", text.empty() ? "" : ", ", benchmark.roofline[ceiling],
-                        ceiling == Ceiling::int8 ? "Gop/s" : "GFLOP/s", name(ceiling));
+    text +=
+        fmt::format(", {:.0f} {} {}", benchmark.roofline[ceiling], ceiling == Ceiling::int8 ? "Gop/s" : "GFLOP/s", name(ceiling));
   }
   return text;
 }
@@ -165,9 +175,37 @@ Json regret_json(const Regret& regret) {
             {"best", regret.preferred.kernel}}}};
 }
 
+// What was measured, with its ceilings at best.
+Json cpu_json(const Roofline& roofline) {
+  const DeviceInfo& device = this_device();
+  return {{"cpu", device.cpu_name},
+          {"isa", name(device.isa)},
+          {"cores", device.cores},
+          {"threads", roofline.threads},
+          {"l1d_bytes", device.l1d_bytes},
+          {"l2_bytes", device.l2_bytes},
+          {"l3_bytes", device.l3_bytes},
+          {"memory_bytes", device.memory_bytes},
+          {"read_gbytes_per_s", roofline.read_gbytes_per_s},
+          {"f32_gflops", roofline.f32_gflops},
+          {"bf16_gflops", roofline.bf16_gflops},
+          {"int8_gops", roofline.int8_gops}};
+}
+
+Json gpu_json(const GpuInfo& gpu, const Roofline& roofline) {
+  Json json = gpu_description(gpu);
+  json["read_gbytes_per_s"] = roofline.read_gbytes_per_s;
+  json["f16_gflops"] = roofline.f16_gflops;
+  return json;
+}
+
 }  // namespace
 
 std::string benchmark_text(const Benchmark& benchmark, bool colour) {
+  std::string baseline;  // the name of it, where there is one
+  for (const BenchResult& r : benchmark.results) {
+    if (!r.baselines.empty()) baseline = r.baselines.begin()->first;
+  }
   using enum Table::Align;
   Table table({{"layer"},
                {"M", right},
@@ -181,26 +219,25 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"Gop/s", right},
                {"ceiling"},
                {"reached", right},
-               {"vs openblas_f32", right},
+               {baseline.empty() ? "" : "vs " + baseline, right},
                {"chosen"}});
-  bool baseline = false, above_peak = false;
+  bool above_peak = false;
   for (const BenchResult& r : benchmark.results) {
-    const auto blas = r.baselines.find("openblas_f32");
-    baseline = baseline || blas != r.baselines.end();
+    const auto other = r.baselines.find(baseline);
     above_peak = above_peak || r.compute_percent > 100;
-    const std::string speedup = blas == r.baselines.end() ? "" : fmt::format("{:.2f}×", blas->second / r.median_us);
+    const std::string speedup = other == r.baselines.end() ? "" : fmt::format("{:.2f}×", other->second / r.median_us);
     table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.act, r.kernel,
                fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
                r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
                speedup, benchmark.regret && r.chosen ? "yes" : ""});
   }
   std::string text = table.render(colour);
-  text += fmt::format("roofline at best: {:.1f} GB/s reads, {}, {}\n", benchmark.roofline.read_gbytes_per_s,
-                      peaks_text(benchmark), counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
+  text +=
+      fmt::format("roofline at best: {}, {}\n", ceilings_text(benchmark),
+                  benchmark.gpu ? benchmark.gpu->name : counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
   text += "reached: of the ceiling as it was beside each run; weights cold, medians\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
-  if (baseline)
-    text += fmt::format("baseline: {}, the same layer in f32\n", Blas::load(benchmark.roofline.threads)->description());
+  if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
   const Misprediction off = misprediction_of(benchmark.results);
   text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
                       100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.act, off.at.kernel);
@@ -209,7 +246,6 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
 }
 
 Json benchmark_json(const Benchmark& benchmark) {
-  const DeviceInfo& device = this_device();
   Json results = Json::array();
   for (const BenchResult& r : benchmark.results) {
     Json& json = results.emplace_back();
@@ -240,32 +276,23 @@ Json benchmark_json(const Benchmark& benchmark) {
     if (benchmark.regret) json["chosen"] = r.chosen;
   }
   Json document = {{"schema", 1},
-                   {"device",
-                    {{"cpu", device.cpu_name},
-                     {"isa", name(device.isa)},
-                     {"cores", device.cores},
-                     {"threads", benchmark.roofline.threads},
-                     {"l1d_bytes", device.l1d_bytes},
-                     {"l2_bytes", device.l2_bytes},
-                     {"l3_bytes", device.l3_bytes},
-                     {"memory_bytes", device.memory_bytes},
-                     {"read_gbytes_per_s", benchmark.roofline.read_gbytes_per_s},
-                     {"f32_gflops", benchmark.roofline.f32_gflops},
-                     {"bf16_gflops", benchmark.roofline.bf16_gflops},
-                     {"int8_gops", benchmark.roofline.int8_gops}}},
+                   {"device", benchmark.gpu ? gpu_json(*benchmark.gpu, benchmark.roofline) : cpu_json(benchmark.roofline)},
                    {"version", NIBBLE_VERSION},
                    {"commit", benchmark.commit},
                    {"date", benchmark.date},
                    {"results", results}};
+  if (benchmark.gpu) document["baseline"] = benchmark.baseline;
   if (benchmark.regret) document["regret"] = regret_json(*benchmark.regret);
   return document;
 }
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* command = add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
-                                  "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
-                                  "  nibble bench --shapes bench/shapes/llama3-8b.txt --scheme u4zg128,s8g128_u4zg128\n"
-                                  "  nibble bench --compare before.json now.json --fail-under 0.9");
+  CLI::App* command =
+      add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
+                  "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
+                  "  nibble bench --shapes bench/shapes/llama3-8b.txt --scheme u4zg128,s8g128_u4zg128\n"
+                  "  nibble bench --backend cuda --shapes bench/shapes/decode.txt --scheme u4b8g128 --act f16,bf16\n"
+                  "  nibble bench --compare before.json now.json --fail-under 0.9");
   auto options = std::make_shared<Options>();
   const auto positive = between(1e-9, 1e9);
   CLI::Option* path = command->add_option("PATH", options->path, "Checkpoint whose layers to measure, each distinct shape once");
@@ -285,6 +312,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE,...")
       ->capture_default_str();
+  add_backend(*command, options->backend);
   CLI::Option* kernel = add_kernel(*command, options->kernel);
   command->add_flag("--all-kernels", options->all_kernels, "Measure every kernel that can run, not only the one chosen")
       ->excludes(kernel);

@@ -12,7 +12,9 @@
 namespace nibble::tools {
 
 struct Benchmark {
-  Roofline roofline;  // at best, of all probes; each result has the ceilings of its moment, too
+  Roofline roofline;           // at best, of all probes; each result has the ceilings of its moment, too
+  std::optional<GpuInfo> gpu;  // when it was measured, and not the CPU
+  std::string baseline;        // what the other library is, or why there is none; "" when it was left out
   std::string commit, date;
   std::vector<BenchResult> results;
   std::optional<Regret> regret;  // when all kernels were measured

@@ -1,6 +1,7 @@
 // Where the layers to measure come from: a checkpoint, or a list of shapes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -46,14 +47,19 @@ class Random {
   std::uint64_t state_;
 };
 
-std::vector<std::uint8_t> random_codes(DType codes, std::size_t count, Random& random) {
+std::vector<std::uint8_t> random_codes(DType codes, std::int64_t count, std::uint64_t seed) {
   const unsigned mask = (1u << bits(codes)) - 1;
   std::vector<std::uint8_t> usable;  // a NaN is not a weight
   for (unsigned code = 0; code <= mask; ++code) {
     if (std::isfinite(code_value(codes, static_cast<std::uint8_t>(code)))) usable.push_back(static_cast<std::uint8_t>(code));
   }
-  std::vector<std::uint8_t> out(count);
-  for (std::uint8_t& code : out) code = usable[random.next() % usable.size()];
+  std::vector<std::uint8_t> out(static_cast<std::size_t>(count));
+  constexpr std::int64_t kChunk = 1 << 18;  // each has a generator of its own: any number of threads makes the same weight
+  default_executor().parallel_for((count + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
+    Random random(seed << 32 | static_cast<std::uint64_t>(chunk));
+    const std::int64_t end = std::min(count, (chunk + 1) * kChunk);
+    for (std::int64_t i = chunk * kChunk; i < end; ++i) out[static_cast<std::size_t>(i)] = usable[random.next() % usable.size()];
+  });
   return out;
 }
 
@@ -63,7 +69,7 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const WeightSc
   q.scheme = scheme;
   q.n = n;
   q.k = k;
-  q.codes = random_codes(scheme.codes, static_cast<std::size_t>(n * k), random);
+  q.codes = random_codes(scheme.codes, n * k, seed);
   const std::vector<std::int64_t> shape = {scheme.group.rows(n), scheme.group.cols(k)};
   q.scales = Tensor(scheme.scale, shape);
   for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, random.uniform(0.005f, 0.015f));

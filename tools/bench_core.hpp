@@ -14,10 +14,11 @@
 
 namespace nibble::tools {
 
-/// Something to time. `run(i)` does the work once, on copy i of its weights (modulo how many there are).
+/// Something to time. `run` does the work, once or more, on the next copies of its weights, and returns the seconds that once
+/// took.
 struct Contestant {
   std::string name;
-  std::function<void(std::size_t)> run;
+  std::function<Result<double>()> run;
 };
 
 struct Timing {
@@ -26,13 +27,10 @@ struct Timing {
   std::vector<double> round_us;  // the median of each round
 };
 
-/// Times each contestant until it has at least five samples and has run for `min_seconds`. They take turns in five rounds, so
+/// Times each contestant until it has at least seven samples and has run for `min_seconds`. They take turns in seven rounds, so
 /// that a machine that slows down slows all of them; `each_round` is called before each, to look at the machine.
-std::vector<Timing> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
-                                  const std::function<void()>& each_round = {});
-
-/// Bytes of weights to rotate through, so that each copy has left the caches before its turn comes again.
-std::uint64_t cold_bytes();
+Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
+                                          const std::function<Status()>& each_round = {});
 
 /// A layer to measure.
 struct BenchCase {
@@ -63,10 +61,6 @@ struct BenchResult {
   std::map<std::string, double> baselines;  // median µs
 };
 
-/// The peak a layer is held against: int8 with quantized activations; bf16 for bf16 activations where the CPU has instructions
-/// for them; else f32. Kernels may use other instructions to the same accuracy, and pass it.
-Ceiling peak_for(DType act, const ActScheme& quantize, const Roofline& roofline);
-
 struct BenchSpec {
   std::vector<DType> acts = {DType::f32};
   std::string kernel;        // force; empty: as the planner decides
@@ -91,15 +85,55 @@ struct Misprediction {
 };
 Misprediction misprediction_of(std::span<const BenchResult> results);
 
-/// What measuring needs of the machine.
-struct BenchMachine {
-  const Roofline& roofline;
-  RooflineProbe& probe;
-  Executor& executor;
+/// Copies of one packed weight, used in rotation: so many that each has left the caches before its turn comes again.
+using Copies = std::shared_ptr<const std::vector<PackedWeight>>;
+
+/// Another library with one layer as dense weights, cold copies of them.
+class Baseline {
+ public:
+  virtual ~Baseline() = default;
+  virtual Result<Contestant> contestant(std::int64_t m) = 0;
 };
 
+/// What measuring asks of a machine: a CPU or a GPU.
+class BenchMachine {
+ public:
+  virtual ~BenchMachine() = default;
+
+  virtual Backend backend() const = 0;
+  /// Packs, and on the CPU runs.
+  virtual Executor& executor() const = 0;
+  /// The ceilings at best.
+  virtual const Roofline& roofline() const = 0;
+  /// A ceiling as it is now, 0 when it cannot be measured; `share` of the usual effort.
+  virtual Result<double> probe(Ceiling ceiling, double share) = 0;
+  /// The peak a layer is held against. Kernels may use other instructions to the same accuracy, and pass it.
+  virtual Ceiling peak_for(DType act, const ActScheme& quantize) const = 0;
+  /// How much of one weight there is to be in rotation.
+  virtual std::uint64_t cold_bytes() const = 0;
+  /// `plan`, for `m` tokens, on the copies in turn.
+  virtual Result<Contestant> contestant(const Plan& plan, Copies copies, DType act, std::int64_t m) = 0;
+  /// Null when there is none, or its copies would not fit.
+  virtual Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) = 0;
+  /// "OpenBLAS 0.3.21 ...", or why there is none.
+  virtual std::string baseline_description() const = 0;
+};
+/// What a CPU of that roofline holds a layer against: int8 with quantized activations; bf16 for bf16 activations where it has
+/// instructions for them; else f32.
+Ceiling cpu_peak_for(DType act, const ActScheme& quantize, const Roofline& roofline);
+/// All cores of this machine that `executor` uses.
+std::unique_ptr<BenchMachine> cpu_machine(Executor& executor);
+/// The current GPU. Fails with unsupported where there is none.
+Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor& executor);
+
+// What machines have in common.
+inline constexpr std::size_t kMaxCopies = 2048;
+double median(std::vector<double> values);
+/// Gaussian: zeros take less power than a model does.
+Tensor activations(DType dtype, std::int64_t m, std::int64_t k);
+
 /// Measures one layer for each activation type and each of its M. `step` is called before each with a description.
-Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const BenchSpec& spec, const BenchMachine& machine,
+Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
                                              const std::function<void(const std::string&)>& step);
 
 }  // namespace nibble::tools

@@ -41,13 +41,17 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 CLI::Option* add_act(CLI::App& command, std::string& act);
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help);
 CLI::Option* add_threads(CLI::App& command, int& threads);
+CLI::Option* add_backend(CLI::App& command, std::string& backend);
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel);
 CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help);
 
 /// --layer and --skip patterns: ECMAScript, matched anywhere in the name. A bad one is invalid_argument, with the pattern.
 Result<std::regex> compile_pattern(const std::string& option, const std::string& pattern);
-/// invalid_argument when `name` is neither empty nor a kernel of this build.
-Status check_kernel_name(const std::string& name);
+/// The value of --backend: cpu or cuda.
+Backend parse_backend(const std::string& text);
+/// The backend can run here, and the kernel of --kernel, if one is given, is of this build and for that backend. Errors: unsupported
+/// with the reason there is no GPU; invalid_argument.
+Status check_backend(const std::string& backend, const std::string& kernel = "");
 
 /// already_exists with the option that helps.
 Status with_force_hint(const Status& status);

@@ -18,14 +18,12 @@ struct Options {
   int threads = 0;
 };
 
-// Kernels of a higher instruction set than the machine's are compiled in, and wait.
-bool runs_here(const KernelInfo& kernel) { return kernel.backend != Backend::cuda && this_device().has(kernel.isa); }
-
 std::string kernels_text(bool colour) {
   Table table({{"kernel"}, {"operation"}, {"backend"}, {"needs"}, {"layout"}, {"here"}, {"summary"}});
   for (const KernelInfo& k : kernels()) {
     table.add({std::string(k.name), std::string(name(k.op)), std::string(name(k.backend)), std::string(name(k.isa)),
-               std::string(k.layout), runs_here(k) ? Cell("yes", Style::good) : Cell("no", Style::warn), std::string(k.summary)});
+               std::string(k.layout), runs_here(k.isa).ok() ? Cell("yes", Style::good) : Cell("no", Style::warn),
+               std::string(k.summary)});
   }
   return table.render(colour);
 }
@@ -89,12 +87,37 @@ std::string ceiling_text(const Ceilings& ceilings, Ceiling ceiling) {
                      text(samples.back()), counted(samples.size(), "probe"));
 }
 
+// GB/s, by measurement.
+Result<double> gpu_reads() {
+  auto probe = GpuReadProbe::make();
+  return probe.ok() ? probe->measure() : probe.status();
+}
+
+// "NVIDIA H200, compute capability 9.0, 132 SMs, ...", or why there is none.
+std::string gpu_text() {
+  const auto gpu = this_gpu();
+  if (!gpu.ok()) return "none: " + gpu.status().message();
+  const auto reads = gpu_reads();
+  return fmt::format("{}, compute capability {}.{}, {} SMs, L2 {}, memory {}, reads {:.0f} GB/s estimated, {}", gpu->name,
+                     gpu->compute_capability / 10, gpu->compute_capability % 10, gpu->sms, human_binary(gpu->l2_bytes),
+                     human_binary(gpu->memory_bytes), gpu->read_gbytes_per_s,
+                     reads.ok() ? fmt::format("{:.0f} measured", *reads) : reads.status().message());
+}
+
+Json gpu_json() {
+  const auto gpu = this_gpu();
+  if (!gpu.ok()) return {{"gpu", nullptr}, {"reason", gpu.status().message()}};
+  Json json = gpu_description(*gpu);
+  if (const auto reads = gpu_reads(); reads.ok()) json["read_gbytes_per_s"] = *reads;
+  return json;
+}
+
 std::string machine_text(const Ceilings& ceilings, const Blas* blas) {
   const DeviceInfo& d = this_device();
   const auto size = [](std::int64_t bytes) { return bytes > 0 ? human_binary(bytes) : std::string("unknown"); };
   std::size_t usable = 0;
   const auto all = kernels();
-  for (const KernelInfo& kernel : all) usable += runs_here(kernel) ? 1 : 0;
+  for (const KernelInfo& kernel : all) usable += runs_here(kernel.isa).ok() ? 1 : 0;
   Table table({{"nibble"}, {NIBBLE_VERSION " at " NIBBLE_BUILD_COMMIT}});
   table.add({"compiler", NIBBLE_BUILD_COMPILER});
   table.add({"cpu", d.cpu_name});
@@ -112,7 +135,7 @@ std::string machine_text(const Ceilings& ceilings, const Blas* blas) {
   std::string names;
   for (const FormatInfo& format : formats()) names += fmt::format("{}{}", names.empty() ? "" : ", ", format.name);
   table.add({"formats", names + " (--formats)"});
-  table.add({"CUDA", "not in this build"});
+  table.add({"GPU", gpu_text()});
   table.add({"baseline", blas == nullptr ? "none: OpenBLAS is not installed (libopenblas0-pthread)" : blas->description()});
   return table.render(wants_colour(stdout));
 }
@@ -126,7 +149,7 @@ Json list_json(const Options& options) {
                                  {"backend", name(k.backend)},
                                  {"isa", name(k.isa)},
                                  {"layout", k.layout},
-                                 {"runs_here", runs_here(k)},
+                                 {"runs_here", runs_here(k.isa).ok()},
                                  {"summary", k.summary}});
     }
   }
@@ -157,6 +180,7 @@ Json machine_json(const Ceilings& ceilings, const Blas* blas) {
                {"f32_gflops", best.f32_gflops},
                {"bf16_gflops", best.bf16_gflops},
                {"int8_gops", best.int8_gops},
+               {"cuda", gpu_json()},
                {"openblas", blas == nullptr ? Json(nullptr) : Json(blas->description())}};
   for (Ceiling ceiling : kAllCeilings) {
     const std::vector<double>& samples = ceilings.of(ceiling);

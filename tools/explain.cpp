@@ -15,21 +15,16 @@ namespace {
 constexpr std::int64_t kRoundM[] = {1, 16, 256, 1024};
 constexpr std::int64_t kMaxM = 1024;
 
-std::string_view layout_of(std::string_view kernel) {
+KernelInfo info_of(std::string_view kernel) {
   for (const KernelInfo& info : kernels()) {
-    if (info.name == kernel) return info.layout;
+    if (info.name == kernel) return info;
   }
-  return "";
+  return {};
 }
 
-// What is asked of every weight.
-struct Question {
-  DType act;
-  ActScheme quantize;
-  Roofline machine;
-};
+bool on_gpu(Backend backend) { return backend == Backend::cuda; }
 
-Result<Explanation> explain(const PackedWeight& weight, const Question& question, std::int64_t m_max) {
+Result<Explanation> explain(const PackedWeight& weight, const KernelQuestion& question, std::int64_t m_max) {
   LinearSpec spec{.act = question.act, .m_max = m_max, .epilogue = {}, .quantize = question.quantize};
   spec.epilogue.bias = weight.has_bias();
   spec.epilogue.out = question.act;
@@ -37,19 +32,32 @@ Result<Explanation> explain(const PackedWeight& weight, const Question& question
   options.machine = question.machine;
   const auto plan = Plan::linear(weight, spec, options);
   if (!plan.ok()) return plan.status();
-  return plan->explain();
+  Explanation explanation = plan->explain();
+  // What is wrong with a kernel of the other backend is not the layout.
+  for (Explanation::Bucket& bucket : explanation.buckets) {
+    for (Explanation::Candidate& candidate : bucket.candidates) {
+      const KernelInfo info = info_of(candidate.kernel);
+      if (on_gpu(info.backend) == on_gpu(question.backend)) continue;
+      const Status here = runs_here(info.isa);
+      candidate.refusal = here.ok() ? fmt::format("runs on the {}: --backend {}", on_gpu(info.backend) ? "GPU" : "CPU",
+                                                  on_gpu(info.backend) ? "cuda" : "cpu")
+                                    : here.message();
+    }
+  }
+  return explanation;
 }
 
-// The weight in every layout that a linear kernel reads: the chosen one first.
-Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q) {
+// The weight in every layout that a linear kernel of the backend reads: the chosen one first.
+Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q, Backend backend) {
   PackOptions options;
   options.m_max = kMaxM;
+  options.backend = backend;
   auto chosen = pack(q, options);
   if (!chosen.ok()) return chosen.status();
   std::vector<PackedWeight> packed = {*chosen};
   std::set<std::string_view> done = {chosen->layout()};
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.op != Op::linear || !done.insert(kernel.layout).second) continue;
+    if (kernel.op != Op::linear || on_gpu(kernel.backend) != on_gpu(backend) || !done.insert(kernel.layout).second) continue;
     options.layout = kernel.layout;
     if (auto other = pack(q, options); other.ok()) packed.push_back(*std::move(other));
   }
@@ -57,7 +65,7 @@ Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q) {
 }
 
 // The last bucket of the chosen layout for M up to `m`, with every other kernel judged on the layout it reads.
-Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, const Question& question, std::int64_t m) {
+Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, const KernelQuestion& question, std::int64_t m) {
   auto chosen = explain(packed.front(), question, m);
   if (!chosen.ok()) return chosen.status();
   Explanation::Bucket bucket = chosen->buckets.back();
@@ -65,7 +73,7 @@ Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, cons
     const auto other = explain(weight, question, m);
     if (!other.ok()) continue;
     for (const Explanation::Candidate& judged : other->buckets.back().candidates) {
-      if (layout_of(judged.kernel) != weight.layout()) continue;
+      if (info_of(judged.kernel).layout != weight.layout()) continue;
       for (Explanation::Candidate& candidate : bucket.candidates) {
         if (candidate.kernel == judged.kernel) candidate = judged;
       }
@@ -114,9 +122,8 @@ std::string others_text(const ExplainedShape& shape) {
 
 }  // namespace
 
-Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act, const ActScheme& quantize, const Roofline& machine) {
-  const Question question{act, quantize, machine};
-  const auto packed = pack_in_all_layouts(q);
+Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion& question) {
+  const auto packed = pack_in_all_layouts(q, question.backend);
   if (!packed.ok()) return packed.status();
   const auto whole = explain(packed->front(), question, kMaxM);
   if (!whole.ok()) return whole.status();
@@ -126,7 +133,7 @@ Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act, const ActS
   ExplainedShape shape;
   shape.n = q.n;
   shape.k = q.k;
-  shape.scheme = Scheme{q.scheme, quantize}.name();
+  shape.scheme = Scheme{q.scheme, question.quantize}.name();
   shape.act_order = !q.g_idx.empty();
   shape.bias = !q.bias.empty();
   shape.layout = packed->front().layout();

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,17 @@ struct ExplainedShape {
   Explanation explanation;  // candidates of other layouts are judged as if the weight were packed for them
 };
 
-/// Packs `q` in every layout a kernel reads and asks the planner about each. Buckets are split where the choice changes and at a
-/// few round values of M; their costs are at m_high, for the machine as it was measured.
-Result<ExplainedShape> explain_shape(const QuantTensor& q, DType act, const ActScheme& quantize, const Roofline& machine);
+/// What is asked about every weight.
+struct KernelQuestion {
+  Backend backend = Backend::cpu;
+  DType act = DType::f32;
+  ActScheme quantize;
+  std::optional<Roofline> machine;  // the CPU as it was measured
+};
+
+/// Packs `q` in every layout a kernel of the backend reads and asks the planner about each. Buckets are split where the choice
+/// changes and at a few round values of M; their costs are at m_high.
+Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion& question);
 
 std::string explained_text(const ExplainedShape& shape, bool colour);
 Json explained_json(const ExplainedShape& shape);

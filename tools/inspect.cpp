@@ -61,6 +61,7 @@ std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const st
 }
 
 Result<Outcome> run(const InspectOptions& options) {
+  if (Status usable = check_backend(options.backend); !usable.ok()) return usable;
   const auto inspection = inspect_checkpoint(options);
   if (!inspection.ok()) return inspection.status();
   print(options.json ? to_text(inspection_json(*inspection)) : inspection_text(*inspection, wants_colour(stdout)));
@@ -114,7 +115,8 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   const DType act = parse_dtype(options.act).value_or(DType::f32);
   const auto quantize = parse_activations("--activations", options.activations);
   if (!quantize.ok()) return quantize.status();
-  const Roofline machine = options.explain ? measure_roofline(default_executor()) : Roofline{};
+  KernelQuestion question{.backend = parse_backend(options.backend), .act = act, .quantize = *quantize, .machine = {}};
+  if (options.explain && question.backend == Backend::cpu) question.machine = measure_roofline(default_executor());
   const auto chosen = chosen_modules(*checkpoint, *layer);
   std::map<std::string, std::size_t> shape_of;  // shape_key → index into inspection.shapes
   ProgressBar progress("reading");
@@ -137,7 +139,12 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
     if (!options.explain) continue;
     const auto [at, is_new] = shape_of.try_emplace(shape_key(*module), inspection.shapes.size());
     if (is_new) {
-      auto shape = explain_shape(*q, act, *quantize, machine);
+      auto shape = explain_shape(*q, question);
+      if (shape.status().code() == StatusCode::unsupported) {  // no kernel there takes it; the others are still of interest
+        add_note(found.notes, Note::Severity::warning, shape.status().message());
+        shape_of.erase(at);
+        continue;
+      }
       if (!shape.ok()) return shape.status().with_context(module->name);
       inspection.shapes.push_back(*std::move(shape));
     }
@@ -155,6 +162,8 @@ void add_inspect(CLI::App& app, Action& action) {
   command->add_flag("--explain", options->explain, "Which kernel runs for which M, and why the others do not");
   command->add_option("--reference", options->reference, "Float checkpoint to measure the quantization error against")
       ->type_name("PATH");
+  CLI::Option* explain = command->get_option("--explain");
+  add_backend(*command, options->backend)->needs(explain);
   add_act(*command, options->act);
   add_activations(*command, options->activations, "With --explain: quantize activations while running");
   CLI::Option* headers = command->add_flag("--headers", options->headers_only, "Do not read the weights: fast, but finds less");

@@ -16,7 +16,7 @@ struct InspectOptions {
   std::filesystem::path path;
   std::filesystem::path reference;  // a float checkpoint to measure the error against; empty: none
   std::string layer;                // pattern; empty: every module
-  std::string act = "f32", activations;
+  std::string backend = "cpu", act = "f32", activations;
   bool explain = false;
   bool headers_only = false;
   bool json = false;

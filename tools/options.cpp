@@ -32,6 +32,13 @@ CLI::Option* add_threads(CLI::App& command, int& threads) {
       ->type_name("N");
 }
 
+CLI::Option* add_backend(CLI::App& command, std::string& backend) {
+  return command.add_option("--backend", backend, "Where to run: cpu, or cuda for the GPU")
+      ->check(one_of({"cpu", "cuda"}))
+      ->type_name("NAME")
+      ->capture_default_str();
+}
+
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel) {
   return command.add_option("--kernel", kernel, "Force this kernel (names: nibble doctor --kernels)")->type_name("NAME");
 }
@@ -53,11 +60,23 @@ Result<std::regex> compile_pattern(const std::string& option, const std::string&
   }
 }
 
-Status check_kernel_name(const std::string& name) {
-  const auto known = kernels();
-  if (name.empty() || std::any_of(known.begin(), known.end(), [&](const KernelInfo& k) { return k.name == name; })) return {};
-  return {StatusCode::invalid_argument,
-          fmt::format("--kernel: there is no kernel '{}'; nibble doctor --kernels lists them", name)};
+Backend parse_backend(const std::string& text) { return text == "cuda" ? Backend::cuda : Backend::cpu; }
+
+Status check_backend(const std::string& backend, const std::string& kernel) {
+  const bool gpu = parse_backend(backend) == Backend::cuda;
+  if (!kernel.empty()) {
+    const auto known = kernels();
+    const auto at = std::find_if(known.begin(), known.end(), [&](const KernelInfo& k) { return k.name == kernel; });
+    if (at == known.end()) {
+      return {StatusCode::invalid_argument,
+              fmt::format("--kernel: there is no kernel '{}'; nibble doctor --kernels lists them", kernel)};
+    }
+    if ((at->backend == Backend::cuda) != gpu) {
+      return {StatusCode::invalid_argument,
+              fmt::format("--kernel: {} is for --backend {}, not {}", kernel, gpu ? "cpu" : "cuda", backend)};
+    }
+  }
+  return gpu ? runs_here(Isa::simt).with_context("--backend cuda") : Status();
 }
 
 Status with_force_hint(const Status& status) {

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "nibble/cuda.hpp"
 #include "table.hpp"
 
 namespace nibble::tools {
@@ -38,6 +39,15 @@ Status finish_output() {
   if (std::fflush(stdout) != 0 && g_output_errno == 0) g_output_errno = errno;
   if (g_output_errno == 0 || g_output_errno == EPIPE) return {};
   return io_error("cannot write to", "standard output", g_output_errno);
+}
+
+Json gpu_description(const GpuInfo& gpu) {
+  return {{"gpu", gpu.name},
+          {"compute_capability", fmt::format("{}.{}", gpu.compute_capability / 10, gpu.compute_capability % 10)},
+          {"sms", gpu.sms},
+          {"l2_bytes", gpu.l2_bytes},
+          {"memory_bytes", gpu.memory_bytes},
+          {"estimated_gbytes_per_s", gpu.read_gbytes_per_s}};
 }
 
 void complain(std::string_view text) { fmt::print(stderr, "nibble: {}\n", printable(text)); }

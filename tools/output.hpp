@@ -9,6 +9,10 @@
 
 #include "nibble/status.hpp"
 
+namespace nibble {
+struct GpuInfo;
+}
+
 namespace nibble::tools {
 
 using Json = nlohmann::ordered_json;
@@ -17,6 +21,8 @@ using Json = nlohmann::ordered_json;
 void print(std::string_view text);
 /// JSON documents end with a newline; bytes that are not UTF-8 become U+FFFD and infinities null.
 std::string to_text(const Json& json);
+/// What there is to know of a GPU without measuring.
+Json gpu_description(const GpuInfo& gpu);
 /// Flushes standard output. A reader that went away (`| head`) is not an error, a full disk is.
 Status finish_output();
 

@@ -16,7 +16,7 @@ namespace {
 
 struct Options {
   std::filesystem::path in, out;
-  std::string format, dtype, skip;
+  std::string format, dtype, skip, backend = "cpu";
   int bits = 4, group = 128;
   bool symmetric = false, asymmetric = false, clip_search = false, force = false;
 };
@@ -47,6 +47,20 @@ std::string report_text(const TransformReport& report, const std::filesystem::pa
   return text + "\n";
 }
 
+Result<Tensor> dequantize_on_gpu(const QuantTensor& q, DType dtype) {
+  const auto weight = pack(q, {.backend = Backend::cuda});
+  if (!weight.ok()) return weight.status();
+  const auto plan = Plan::dequantize(*weight, {.out = dtype});
+  if (!plan.ok()) return plan.status();
+  Tensor w(dtype, {q.n, q.k});
+  const auto there = DeviceMemory::allocate(w.bytes.size());
+  if (!there.ok()) return there.status();
+  const TensorView out(there->data(), dtype, {q.n, q.k});
+  if (Status ran = plan->run(*weight, {}, out, {}, {}, Stream{}); !ran.ok()) return ran;
+  if (Status copied = copy_from_device(w.bytes.data(), there->data(), w.bytes.size()); !copied.ok()) return copied;
+  return w;
+}
+
 // Runs `transform` with a progress bar, and in such a way that Ctrl-C leaves nothing behind.
 Result<Outcome> transform(const Options& options, std::string_view verb,
                           const std::function<Result<TransformReport>(const TransformOptions&)>& work) {
@@ -54,7 +68,9 @@ Result<Outcome> transform(const Options& options, std::string_view verb,
   {
     const Interruptible interruptible;
     ProgressBar progress("working");
-    report = work({.overwrite = options.force, .progress = progress.callback(), .executor = nullptr});
+    TransformOptions how{.overwrite = options.force, .progress = progress.callback()};
+    if (parse_backend(options.backend) == Backend::cuda) how.dequantize = dequantize_on_gpu;
+    report = work(how);
   }
   if (!report->ok()) return with_force_hint(report->status());
   print(report_text(**report, options.out, verb));
@@ -152,8 +168,10 @@ void add_dequantize(CLI::App& app, Action& action) {
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE")
       ->capture_default_str();
+  add_backend(*command, options->backend);
   command->callback([options, &action] {
     action = [options] {
+      if (Status usable = check_backend(options->backend); !usable.ok()) return Result<Outcome>(usable);
       const DType dtype = parse_dtype(options->dtype).value_or(DType::f16);
       return transform(*options, "dequantized",
                        [&](const TransformOptions& how) { return dequantize_checkpoint(options->in, options->out, dtype, how); });

@@ -16,7 +16,7 @@ namespace {
 
 struct Options {
   std::filesystem::path path;
-  std::string layer, act = "f32", out, activations, kernel;
+  std::string layer, backend = "cpu", act = "f32", out, activations, kernel;
   std::vector<std::int64_t> m = {1, 16};
   std::uint64_t seed = 1;
   std::int64_t sample_columns = 0;
@@ -39,6 +39,7 @@ std::string exactly(std::string_view name) {
 std::string repeat_command(const Options& options, const VerifiedLayer& layer) {
   std::string command = fmt::format("nibble verify {} --layer '{}' -M {} --act {} --seed {}", options.path.string(),
                                     exactly(layer.name), layer.m, options.act, options.seed);
+  if (options.backend != "cpu") command += " --backend " + options.backend;
   if (!options.out.empty()) command += " --out " + options.out;
   if (!options.activations.empty()) command += " --activations " + options.activations;
   if (!options.kernel.empty()) command += " --kernel " + options.kernel;
@@ -113,16 +114,20 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
     }
     results.push_back(json);
   }
-  return {{"schema", 1},          {"path", options.path.string()},
-          {"act", options.act},   {"activations", options.activations},
-          {"seed", options.seed}, {"passed", passed},
+  return {{"schema", 1},
+          {"path", options.path.string()},
+          {"backend", options.backend},
+          {"act", options.act},
+          {"activations", options.activations},
+          {"seed", options.seed},
+          {"passed", passed},
           {"results", results}};
 }
 
 Result<Outcome> run(const Options& options) {
   const auto layer = compile_pattern("--layer", options.layer);
   if (!layer.ok()) return layer.status();
-  if (Status known = check_kernel_name(options.kernel); !known.ok()) return known;
+  if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
   const auto quantize = parse_activations("--activations", options.activations);
   if (!quantize.ok()) return quantize.status();
   const auto checkpoint = Checkpoint::open(options.path);
@@ -136,6 +141,7 @@ Result<Outcome> run(const Options& options) {
   spec.seed = options.seed;
   spec.outliers = options.outliers;
   spec.sample_columns = options.sample_columns;
+  spec.pack.backend = parse_backend(options.backend);
   spec.plan.kernel = spec.pack.kernel = options.kernel;
   const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor());
   if (!layers.ok()) return layers.status();
@@ -187,6 +193,7 @@ void add_verify(CLI::App& app, Action& action) {
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE");
   add_activations(*command, options->activations, "Quantize activations while running");
+  add_backend(*command, options->backend);
   add_kernel(*command, options->kernel);
   command->add_option("--sample-columns", options->sample_columns, "Compare only this many output columns (default: all)")
       ->check(between(1, 1 << 30))

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -42,6 +43,12 @@ const fs::path& scratch() {
   return made.path();
 }
 
+// A build that was carried to another machine is told where it lies.
+std::string program() {
+  const char* moved = std::getenv("NIBBLE_CLI");
+  return moved != nullptr ? moved : NIBBLE_CLI;
+}
+
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> out;
   for (std::string& s : strings) out.push_back(s.data());
@@ -53,7 +60,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 Finished nibble(const std::vector<std::string>& arguments, const RunOptions& options) {
   const fs::path out = scratch() / "stdout", err = scratch() / "stderr";
-  std::vector<std::string> command = {NIBBLE_CLI};
+  std::vector<std::string> command = {program()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   std::vector<std::string> environment = options.environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
@@ -71,7 +78,8 @@ Finished nibble(const std::vector<std::string>& arguments, const RunOptions& opt
   }
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   pid_t child = -1;
-  EXPECT_EQ(posix_spawn(&child, NIBBLE_CLI, &actions, nullptr, pointers(command).data(), pointers(environment).data()), 0);
+  EXPECT_EQ(posix_spawn(&child, command[0].c_str(), &actions, nullptr, pointers(command).data(), pointers(environment).data()),
+            0);
   posix_spawn_file_actions_destroy(&actions);
   if (ends[1] >= 0) close(ends[1]);
   if (options.interrupt_after_ms > 0) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cli/cli.hpp"
+#include "nibble/nibble.hpp"
 
 namespace nibble::test {
 namespace {
@@ -75,6 +76,9 @@ TEST_F(Cli, InspectExplainsTheChoiceOfKernels) {
   }
   const Finished text = nibble({"inspect", checkpoint("awq"), "--explain"});
   EXPECT_TRUE(contains(text.out, "predicted µs")) << text.out;
+  const Status gpu = runs_here(Isa::simt);
+  EXPECT_TRUE(
+      contains(text.out, "cuda_simt_n64k128: refused: " + (gpu.ok() ? "runs on the GPU: --backend cuda" : gpu.message())));
 }
 
 TEST_F(Cli, InspectOfAFloatCheckpointListsItsModules) {
@@ -113,7 +117,7 @@ TEST_F(Cli, VerifyRunsTheKernelItIsTold) {
   const auto kernels = nibble_json({"doctor", "--kernels", "--json"})["kernels"];
   ASSERT_FALSE(kernels.empty());
   for (const auto& kernel : kernels) {
-    if (kernel["op"] != "linear" || !kernel["runs_here"]) continue;
+    if (kernel["op"] != "linear" || kernel["backend"] == "cuda" || !kernel["runs_here"]) continue;
     // linear_out_act_weight__...: some kernels take one type of activations only.
     const std::string name = kernel["name"], after_out = name.substr(name.find('_', name.find('_') + 1) + 1);
     const std::string act = after_out.substr(0, after_out.find('_'));
@@ -162,10 +166,10 @@ TEST_F(Cli, BenchOfACheckpointHasAllFields) {
       EXPECT_GT(r[number].get<double>(), 0) << number;
     }
     EXPECT_EQ(r["peak"], "f32");
-    EXPECT_EQ(r["round_percents"].size(), 5u);
+    EXPECT_EQ(r["round_percents"].size(), 7u);
     EXPECT_TRUE(r["bound"] == "memory" || r["bound"] == "compute");
     EXPECT_TRUE(r["baselines"].is_object());
-    EXPECT_GE(r["samples"], 5);
+    EXPECT_GE(r["samples"], 7);
   }
   const std::string page = slurp(at("r.html"));
   EXPECT_TRUE(contains(page, "<html") && contains(page, "</html>") && contains(page, "down_proj"));
@@ -313,8 +317,15 @@ TEST_F(Cli, DoctorKnowsTheMachineAndTheBuild) {
   for (const char* ceiling : {"read_gbytes_per_s", "f32_gflops", "int8_gops"}) EXPECT_GT(machine[ceiling].get<double>(), 0);
   EXPECT_GE(machine["bf16_gflops"].get<double>(), 0);
   EXPECT_FALSE(machine.contains("probes"));
+  const auto gpu = this_gpu();
+  EXPECT_EQ(machine["cuda"]["gpu"].is_null(), !gpu.ok());
+  EXPECT_TRUE(gpu.ok() ||
+              (machine["cuda"]["reason"] == gpu.status().message() && contains(text.out, "none: " + gpu.status().message())));
   const auto lists = nibble_json({"doctor", "--kernels", "--layouts", "--formats", "--json"});
   EXPECT_FALSE(lists["kernels"].empty());
+  for (const auto& kernel : lists["kernels"]) {
+    for (Isa isa : kAllIsas) EXPECT_TRUE(kernel["isa"] != name(isa) || kernel["runs_here"] == runs_here(isa).ok()) << kernel;
+  }
   EXPECT_FALSE(lists["layouts"].empty());
   EXPECT_GE(lists["formats"].size(), 4u);
 }

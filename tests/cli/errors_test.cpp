@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cli/cli.hpp"
+#include "nibble/nibble.hpp"
 
 namespace nibble::test {
 namespace {
@@ -30,6 +31,11 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"verify", awq, "-M", "0"}, "'0'"},
       {{"verify", awq, "--act", "f8"}, "f32, f16, bf16"},
       {{"verify", awq, "--kernel", "magic"}, "no kernel 'magic'"},
+      {{"verify", awq, "--backend", "tpu"}, "'tpu' is not one of cpu, cuda"},
+      {{"verify", awq, "--kernel", "linear_any_any_any__cuda_simt_n64k128"}, "is for --backend cuda, not cpu"},
+      {{"verify", awq, "--backend", "cuda", "--kernel", "linear_any_any_any__ref_baseline"}, "is for --backend cpu, not cuda"},
+      {{"inspect", awq, "--backend", "cuda"}, "--explain"},
+      {{"bench", awq, "--backend", "cuda", "--report", out}, "--report shows a CPU"},
       {{"verify", awq, "--layer", "nothing_like_it"}, "no quantized module that matches"},
       {{"verify", checkpoint("float")}, "no quantized module"},
       {{"bench"}, "PATH or --shapes"},
@@ -66,6 +72,23 @@ TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   for (const char* scheme : {"s8t_s8c", "u8r_s8c", "e4m3r_s8c"})
     expect_error(nibble({"bench", "--shapes", at("shapes.txt"), "--scheme", scheme}), 3, scheme);
   expect_error(nibble({"bench", checkpoint("awq"), "--activations", "s8t"}), 3, "s8t");
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
+}
+
+TEST_F(Cli, WithoutAGpuBackendCudaExitsWith3) {
+  const Result<GpuInfo> gpu = this_gpu();
+  if (gpu.ok()) GTEST_SKIP() << "there is a " << gpu->name;
+  const std::string awq = checkpoint("awq");
+  spit(at("shapes.txt"), "64 64 a\n");
+  const std::vector<std::string> commands[] = {{"verify", awq},
+                                               {"inspect", awq, "--explain"},
+                                               {"bench", awq},
+                                               {"bench", "--shapes", at("shapes.txt")},
+                                               {"dequantize", awq, at("out")}};
+  for (std::vector<std::string> command : commands) {
+    command.insert(command.end(), {"--backend", "cuda"});
+    expect_error(nibble(command), 3, "--backend cuda: needs simt: " + gpu.status().message());
+  }
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
 }
 

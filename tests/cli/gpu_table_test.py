@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""The table of a benchmark on a GPU, as docs/render.py makes it of a JSON. usage: gpu_table_test.py RENDER_PY"""
+
+import importlib.util
+import sys
+
+spec = importlib.util.spec_from_file_location("render", sys.argv[1])
+render = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(render)
+
+
+def result(n, k, m, act, us, baselines, **more):
+    return {"name": f"layer{n}", "n": n, "k": k, "m": m, "scheme": "u4b8g128", "act": act, "kernel": "a__b", "median_us": us, "gbytes_per_s": 2000,
+            "ceiling_gbytes_per_s": 4000, "memory_percent": 50.0, "baselines": baselines, **more}
+
+
+DATA = {
+    "device": {"gpu": "NVIDIA X1", "read_gbytes_per_s": 4000, "f16_gflops": 690000},
+    "baseline": "cuBLAS 13.1.0", "commit": "abc", "date": "2026-01-01T00:00:00Z",
+    "results": [
+        result(4096, 1024, 1, "f16", 5.0, {"cublas_f16": 12.5}),
+        result(4096, 1024, 8, "f16", 8.0, {"cublas_f16": 12.0}),
+        result(4096, 1024, 8, "f16", 99.0, {"cublas_f16": 12.0}, chosen=False),
+        result(64, 64, 1, "bf16", 1.0, {}),
+    ],
+}
+
+text = render.gpu(DATA)
+lines = text.splitlines()
+assert lines[2] == "| N×K | floor | M = 1 | M = 8 | cublas_f16 | cublas_f16 / nibble | of the bandwidth |", lines
+assert lines[4] == "| 4096×1024 | 2.5 | 5.0 | 8.0 | 12.5 / 12.0 | **2.5×** / **1.5×** | 50 / 50 % |", lines
+assert len(lines) == 7 and "NVIDIA X1" in lines[6] and "690 TFLOP/s" in lines[6] and "bf16" not in text, lines
+
+text = render.gpu_modes(DATA)
+assert "`u4b8g128` × f16" in text and "`u4b8g128` × bf16" in text and "| 64×64 | 0.5 | 1.0 | 50 % |" in text, text
+
+assert render.gpu(None) == "" and "./dev gpu" in render.gpu_modes(None)

@@ -1,0 +1,65 @@
+// The commands with --backend cuda, where there is a GPU; what they say without one is in errors_test.cpp.
+#include "cli/cli.hpp"
+#include "nibble/nibble.hpp"
+
+namespace nibble::test {
+namespace {
+
+class CliGpu : public Cli {
+ protected:
+  void SetUp() override {
+    Cli::SetUp();
+    if (const Status gpu = runs_here(Isa::simt); !gpu.ok()) GTEST_SKIP() << gpu.message();
+  }
+
+  // A scale per output channel: the tiny sample has layers that groups of 32, the smallest on a GPU, do not divide.
+  std::string quantized() const {
+    const Finished made = nibble({"quantize", checkpoint("float"), at("awq"), "--format", "awq", "--group", "0", "--force"});
+    EXPECT_EQ(made.exit_code, 0) << made.err;
+    return at("awq");
+  }
+};
+
+TEST_F(CliGpu, VerifiesThere) {
+  const auto json = nibble_json({"verify", quantized(), "--backend", "cuda", "--act", "f16", "-M", "1,16,33", "--json"});
+  EXPECT_EQ(json["backend"], "cuda");
+  for (const auto& result : json["results"])
+    EXPECT_NE(result["kernel"].get<std::string>().find("__cuda_"), std::string::npos) << result;
+}
+
+TEST_F(CliGpu, ExplainsWhatRunsThere) {
+  const auto json = nibble_json({"inspect", quantized(), "--backend", "cuda", "--act", "f16", "--explain", "--json"});
+  ASSERT_FALSE(json["shapes"].empty());
+  for (const auto& shape : json["shapes"]) {
+    EXPECT_EQ(shape["layout"], "gpu_n64k128");
+    for (const auto& bucket : shape["buckets"]) EXPECT_GT(bucket["predicted_us"].get<double>(), 0);
+  }
+}
+
+TEST_F(CliGpu, DequantizesToTheSameBits) {
+  const std::string awq = quantized();
+  for (const char* backend : {"cpu", "cuda"})
+    ASSERT_EQ(nibble({"dequantize", awq, at(backend), "--dtype", "bf16", "--backend", backend}).exit_code, 0) << backend;
+  EXPECT_EQ(slurp(at("cpu") + "/model.safetensors"), slurp(at("cuda") + "/model.safetensors"));
+}
+
+TEST_F(CliGpu, BenchMeasuresEveryKernel) {
+  spit(at("shapes.txt"), "1024 1024 a\n");
+  const Finished run = nibble({"bench", "--backend", "cuda", "--shapes", at("shapes.txt"), "-M", "1,8", "--scheme", "u4b8g128",
+                               "--act", "f16", "--all-kernels", "--min-time", "0.01", "--json", at("b.json")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  EXPECT_EQ(json["device"]["gpu"], this_gpu()->name);
+  EXPECT_GT(json["device"]["read_gbytes_per_s"].get<double>(), 0);
+  EXPECT_EQ(json["regret"]["choices"], 2);
+  for (const auto& r : json["results"]) {
+    EXPECT_EQ(r["backend"], "cuda");
+    EXPECT_GT(r["median_us"].get<double>(), 0);
+    EXPECT_GT(r["memory_percent"].get<double>(), 0);
+    EXPECT_LT(r["memory_percent"].get<double>(), 110);
+  }
+  EXPECT_EQ(nibble({"bench", "--compare", at("b.json"), at("b.json"), "--fail-under", "0.99"}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace nibble::test

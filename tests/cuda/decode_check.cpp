@@ -102,6 +102,7 @@ std::vector<std::uint16_t> activations(int rows, std::int64_t k, std::int64_t st
 using Run = std::function<cudaError_t(const LinearTask&)>;
 
 cudaError_t run_sm90(const LinearTask& task) { return linear_decode_sm90(task, kDecodeTokens, nullptr); }
+cudaError_t run_sm90_eight(const LinearTask& task) { return linear_decode_sm90(task, 8, nullptr); }
 cudaError_t run_sm90_one(const LinearTask& task) { return linear_decode_sm90(task, 1, nullptr); }
 cudaError_t run_sm80(const LinearTask& task) { return linear_decode_sm80(task, nullptr); }
 
@@ -389,7 +390,7 @@ void bench_shape(const BenchOptions& options, int n, int k, Cublas* cublas, nloh
     task.weight.zero = options.zeros ? Zero::integer : Zero::fixed;
     task.weight.zero_base = options.zeros ? 0.0f : options.bits == 8 ? 128.0f : 8.0f;
     DecodeConfig config = options.config;
-    config.tokens = m == 1 ? 1 : kDecodeTokens;
+    config.tokens = m == 1 ? 1 : m <= 8 ? 8 : kDecodeTokens;
     config.split = options.splits[static_cast<std::size_t>(turn) % options.splits.size()];
     const double floor = (static_cast<double>(bytes.size()) + 2.0 * m * (n + k)) / 4.47e6;
     nlohmann::json row = {{"n", n}, {"k", k}, {"m", m}, {"bits", options.bits}, {"copies", copies}, {"floor_us", floor}};
@@ -481,7 +482,7 @@ int run(int argc, char** argv) {
   nlohmann::json out = {{"device", device.name}, {"sms", device.multiProcessorCount}, {"max_clock_mhz", clock / 1000}};
   int failures = 0;
   if (mode == "check") {
-    for (const auto& [name, kernel] : {std::pair<const char*, Run>{"sm90", run_sm90}, {"sm90 one token", run_sm90_one}, {"sm80", run_sm80}}) {
+    for (const auto& [name, kernel] : {std::pair<const char*, Run>{"sm90 16 tokens", run_sm90}, {"sm90 8 tokens", run_sm90_eight}, {"sm90 1 token", run_sm90_one}, {"sm80", run_sm80}}) {
       const CheckResult r = check(kernel, !options.small);
       std::printf("%s: %d cases, %d failures, worst error %.2f of its tolerance\n", name, r.cases, r.failures, r.worst);
       out["check"][name] = {{"cases", r.cases}, {"failures", r.failures}, {"worst", r.worst}};

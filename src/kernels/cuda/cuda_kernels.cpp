@@ -104,6 +104,8 @@ constexpr std::string_view kSm80Summary = "few tokens: asynchronous copies feed 
 constexpr std::array kKernels{
     tensor_core_row<Isa::sm90, 1, launch_sm90<1>>("linear_any_f16_any__cuda_sm90_m1n64k128", "f16", kOneSummary),
     tensor_core_row<Isa::sm90, 1, launch_sm90<1>>("linear_any_bf16_any__cuda_sm90_m1n64k128", "bf16", kOneSummary),
+    tensor_core_row<Isa::sm90, 8, launch_sm90<8>>("linear_any_f16_any__cuda_sm90_m8n64k128", "f16", kFewSummary),
+    tensor_core_row<Isa::sm90, 8, launch_sm90<8>>("linear_any_bf16_any__cuda_sm90_m8n64k128", "bf16", kFewSummary),
     tensor_core_row<Isa::sm90, 16, launch_sm90<16>>("linear_any_f16_any__cuda_sm90_m16n64k128", "f16", kFewSummary),
     tensor_core_row<Isa::sm90, 16, launch_sm90<16>>("linear_any_bf16_any__cuda_sm90_m16n64k128", "bf16", kFewSummary),
     tensor_core_row<Isa::sm80, 16, launch_linear_sm80>("linear_any_f16_any__cuda_sm80_m16n64k128", "f16", kSm80Summary),
@@ -151,9 +153,9 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
     const double compute = weights * (1 / kDecoded + static_cast<double>(p.m) / kMultiplied);
     return kLaunchUs + std::max(memory / 0.7, compute);
   }
-  const bool one = tokens == 1, ring = isa == Isa::sm90;
-  const double fixed_us = !ring ? 4.5 : one ? 3.0 : 5.5;
-  const double multiplied = !ring ? 3.9e4 : one ? 8.2e4 : 5.5e4;  // weights per SM and microsecond, with all tokens of a launch
+  const bool ring = isa == Isa::sm90;
+  const double fixed_us = !ring ? 4.5 : tokens == 1 ? 3.0 : tokens == 8 ? 4.7 : 5.5;
+  const double multiplied = !ring ? 3.9e4 : tokens <= 8 ? 8.2e4 : 5.5e4;  // weights per SM and microsecond, with all tokens of a launch
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + std::max(memory / (ring ? 1.0 : 0.7), weights / multiplied));
 }
 

@@ -13,7 +13,7 @@ constexpr int kDecodeTokens = 16;  // of one launch, at most
 /// What a launch on sm_90 decides, a plain value. The bits of a result depend on `split` only, which depends on the weight's shape
 /// and on `tokens`, not on M.
 struct DecodeConfig {
-  int tokens = kDecodeTokens;  // of one launch: what shared memory is laid out for; 1 is fastest for one, 16 for several
+  int tokens = kDecodeTokens;  // of one launch: what shared memory is laid out for; fewer leave a longer ring
   int split = 0;               // CTAs of a cluster that share a row tile along K; 0: chosen
   int grid = 0;                // CTAs; chosen
   int stages = 0;              // of the ring, eight records each; chosen
@@ -22,7 +22,7 @@ struct DecodeConfig {
 /// Fails with cudaErrorInvalidConfiguration when nothing fits.
 cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config);
 cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream);
-/// Laid out for `tokens` (1 or kDecodeTokens) a launch; M may be any.
+/// Laid out for `tokens` a launch; M may be any.
 cudaError_t linear_decode_sm90(const LinearTask& task, int tokens, cudaStream_t stream);
 
 /// For devices before sm_90; runs on any from sm_80 on.

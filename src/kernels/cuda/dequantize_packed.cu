@@ -1,16 +1,24 @@
-// A CTA takes a record apart: 64 rows × 128 channels.
+// A CTA takes pieces of the weight apart, one after the other: 2 or 4 records, chosen so that a warp writes 512 bytes in a row.
 //
-//   1. codes, still packed, and slots, as f32, go to shared memory              16 bytes a lane; a quarter of what W would take
-//   2. a lane owns 16 bytes of the output at a time, so that a warp writes whole lines:
+//     [N,K]   2 records along K                       [K,N]   4 (f32: 2) tiles along N
 //
-//        [N,K]   V channels of a row        words of V/2 neighbouring lanes of its fragment: two codes each
-//        [K,N]   V rows of a channel        words of the V lanes 4g+t, g = 0 … 7: one code each         V = 8, or 4 of f32
+//             k → 128      128                                n → 64   64   64   64
+//           ┌─────────┬─────────┐                           ┌────┬────┬────┬────┐
+//      n 64 │ record  │ record  │  lane: V channels    k 128│    │    │    │    │  lane: V rows of a channel
+//           └─────────┴─────────┘  of rows g and g+8        └────┴────┴────┴────┘              V = 8, or 4 of f32
 //
-// Between fragments lie 32 bytes of nothing: fragments of the same t then stand in different banks, 8 columns of [K,N] apart.
+//   1. codes, still packed, scales as f32 and zeros go from registers to shared memory
+//   2. the next piece's loads start; they have until the CTA comes back to 1 to arrive
+//   3. a lane takes the codes of 16-byte pieces of the output from the words of
 //
-// Exactness. (u − z) is a small integer, its product with s one f32 multiplication: what the definition's f64 gives once
-// rounded, because f64 holds the product exactly. A zero that is no integer has no such shortcut and is computed in f64, as
-// defined.
+//        [N,K]   V/2 neighbouring lanes of its fragment: two codes of row g and two of g+8 each
+//        [K,N]   the V lanes 4g+t, g = 0 … 7: four codes each, channels 2t, 2t+1, 2t+8, 2t+9
+//
+// 512 bytes, because writes are four fifths of the traffic and memory takes 128 at a time, at strides of a row, at half its speed.
+//
+// Exactness. A code OR-ed into the mantissa of 1024 in half precision is 1024 + u, and (1024 + u) − (1024 + z) is exact; its
+// product with s is one f32 multiplication: what the definition's f64 gives once rounded, because f64 holds the product exactly.
+// A zero that is no integer has no such shortcut and is computed in f64, as defined.
 #include "kernels/cuda/dequantize_packed.hpp"
 
 #include <limits>
@@ -22,18 +30,39 @@ namespace nibble::cuda {
 namespace {
 
 using gpu_tile::kChannels;
+using gpu_tile::kFragmentChannels;
 using gpu_tile::kFragmentRows;
-using gpu_tile::kFragments;
 using gpu_tile::kRows;
+using gpu_tile::kVectorBytes;
 
-constexpr int kThreads = 256;  // one 16-byte vector of 4-bit codes each
-constexpr int kCtas = 4;       // an SM, at least: while one waits for its record the others write theirs
-constexpr int kFragmentBytes = gpu_tile::kLanes * gpu_tile::kVectorBytes;
-constexpr int kPad = 32;
-constexpr int kMaxCodeBytes = kRows * kChannels;
+constexpr int kLanes = gpu_tile::kLanes;
+constexpr int kThreadsAnSm = 1024;  // at 64 registers; what the smallest SM holds
+constexpr int kFragmentBytes = kLanes * kVectorBytes;
 constexpr int kMaxSlots = 4;
+constexpr int kSlotCells = kMaxSlots * kRows;  // of a record
 
+/// Fragments of the same t stand in different banks.
+constexpr int kPad = 32;
 NIBBLE_HOST_DEVICE constexpr int padded(int offset) { return offset + offset / kFragmentBytes * kPad; }
+
+template <class Out>
+inline constexpr int kPerVector = kVectorBytes / static_cast<int>(sizeof(Out));
+
+/// What is known at compile time: kReal stands for zeros that are no integers.
+template <class Out_, int kBits_, bool kTransposed_, bool kReal_>
+struct Config {
+  using Out = Out_;
+  static constexpr int kBits = kBits_;
+  static constexpr bool kTransposed = kTransposed_, kReal = kReal_;
+  static constexpr int V = kPerVector<Out>;
+  static constexpr int kParts = kTransposed ? V / 2 : 2;  // records of a piece
+  static constexpr int kThreads = 128 * kParts;
+  static constexpr int kCtas = kThreadsAnSm / kThreads;
+  static constexpr int kCodeBytes = kRows * kChannels * kBits / 8;
+  static constexpr int kVectors = kCodeBytes / kVectorBytes * kParts / kThreads;  // a thread: 2 or 4
+  static constexpr int kCells = kSlotCells * kParts / kThreads;                   // a thread: 2, unused where groups are long
+  static constexpr int kPitch = padded(kCodeBytes) + kVectorBytes;                // of records; 16 bytes: other banks
+};
 
 struct Params {
   const std::uint8_t* records;
@@ -44,51 +73,128 @@ struct Params {
   DType scale_type, zero_type;
   Zero zero;
   float zero_base, scale2;
-  bool in_vectors;  // rows of `out` are aligned to 16 bytes
+  int pieces, across;  // in all; side by side along the rows of `out`
+  bool in_vectors;     // rows of `out` are aligned to 16 bytes
 };
 
-template <class Out>
-inline constexpr int kPerVector = 16 / static_cast<int>(sizeof(Out));
+/// The records of a piece: parts 0 … count − 1.
+struct Piece {
+  int tile, record, count;
+};
+/// Neighbouring CTAs continue each other's rows of the output.
+template <class C>
+__device__ __forceinline__ Piece piece(const Params& p, int index) {
+  const int along = index % p.across * C::kParts, down = index / p.across;
+  if constexpr (C::kTransposed)
+    return {along, down, min(C::kParts, p.geometry.tiles() - along)};
+  else
+    return {down, along, min(C::kParts, p.geometry.records() - along)};
+}
 
-/// A scale and what belongs to it: 2²³ + z for integer zeros, else the offset or zero.
-using Slot = float2;
+template <class C>
+struct Shared {
+  alignas(16) std::uint8_t codes[C::kParts * C::kPitch];
+  /// Of (part, slot, row). A zero is the pair (1024 + z, 1024 + z) in half precision, or an f32 when it is no integer.
+  alignas(16) float scales[C::kParts * kSlotCells];
+  alignas(16) std::uint32_t zeros[C::kParts * kSlotCells];
+};
 
-// --- phase 1 -----------------------------------------------------------------------------------------------------------------
+// --- pairs of codes ----------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void load_record(const Params& p, const std::uint8_t* record, std::uint8_t* codes, Slot* slots) {
+/// 1024 in half precision: its unit in the last place is 1, so that a code of up to 8 bits OR-ed into the mantissa is 1024 + code.
+constexpr float kHalfMagic = 1024.0f;
+constexpr std::uint32_t kHalfMagicBits = 0x64006400u;
+
+/// (a & mask) | magic in one instruction.
+__device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a, std::uint32_t mask) { return (a & mask) | kHalfMagicBits; }
+__device__ __forceinline__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
+/// An integer of up to 11 bits as a pair.
+__device__ __forceinline__ std::uint32_t twice(float v) {
+  return static_cast<std::uint32_t>(__half_as_ushort(__float2half_rn(v))) * 0x00010001u;
+}
+
+// --- phases 1 and 2 ----------------------------------------------------------------------------------------------------------
+
+/// A thread's share of a piece on its way to shared memory.
+template <class C>
+struct InFlight {
+  uint4 codes[C::kVectors];
+  std::uint32_t scales[C::kCells], zeros[C::kCells];  // as stored
+};
+
+__device__ __forceinline__ std::uint32_t load_bits(const std::uint8_t* p, int i, DType type) {
+  if (type == DType::f32) return __ldcs(reinterpret_cast<const std::uint32_t*>(p) + i);
+  return __ldcs(reinterpret_cast<const std::uint16_t*>(p) + i);
+}
+__device__ __forceinline__ float number(std::uint32_t bits, DType type) {
+  return type == DType::f32 ? __uint_as_float(bits) : half_of(bits, 0, type);
+}
+
+template <class C>
+__device__ __forceinline__ void load(const Params& p, const Piece& piece, InFlight<C>& v) {
+  constexpr int kPartVectors = C::kCodeBytes / kVectorBytes;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int at = thread * 16; at < p.geometry.code_bytes(); at += kThreads * 16)
-    *reinterpret_cast<uint4*>(codes + padded(at)) = __ldcs(reinterpret_cast<const uint4*>(record + at));
-  for (int i = thread; i < p.geometry.slots() * kRows; i += kThreads) {
-    const int slot = i / kRows, position = gpu_tile::slot_position(i % kRows);
-    const std::uint8_t* const zeros = record + p.geometry.zero_offset(slot);
-    Slot v;
-    v.x = load_float(record + p.geometry.scale_offset(slot), position, p.scale_type);
-    switch (p.zero) {
-      case Zero::fixed: v.y = kMagic + p.zero_base; break;
-      case Zero::integer: v.y = kMagic + (p.zero_base + static_cast<float>(zeros[position])); break;
-      default: v.y = load_float(zeros, position, p.zero_type);
-    }
-    slots[i] = v;
+  const auto part_of = [&](int part) {
+    return p.records + (C::kTransposed ? p.geometry.record(piece.tile + part, piece.record)
+                                       : p.geometry.record(piece.tile, piece.record + part));
+  };
+#pragma unroll
+  for (int i = 0; i < C::kVectors; ++i) {
+    const int at = thread + i * C::kThreads, part = at / kPartVectors;
+    if (part < piece.count)
+      v.codes[i] = __ldcs(reinterpret_cast<const uint4*>(part_of(part)) + at % kPartVectors);
+  }
+#pragma unroll
+  for (int i = 0; i < C::kCells; ++i) {
+    const int at = thread + i * C::kThreads, part = at / kSlotCells, slot = at % kSlotCells / kRows;
+    if (part >= piece.count || slot >= p.geometry.slots()) continue;
+    const std::uint8_t* const first = part_of(part);
+    const std::uint8_t* const zeros = first + p.geometry.zero_offset(slot);
+    const int position = gpu_tile::slot_position(at % kRows);
+    v.scales[i] = load_bits(first + p.geometry.scale_offset(slot), position, p.scale_type);
+    if constexpr (C::kReal)
+      v.zeros[i] = load_bits(zeros, position, p.zero_type);
+    else
+      v.zeros[i] = p.zero == Zero::integer ? zeros[position] : 0u;
   }
 }
 
-// --- a weight ----------------------------------------------------------------------------------------------------------------
-
-/// QuantTensor::value of V codes, each with its slot: code(i), slot(i).
-template <int V, class Code, class SlotOf>
-__device__ __forceinline__ void weights(const Params& p, float (&w)[V], const Code& code, const SlotOf& slot) {
-  if (p.zero == Zero::fixed || p.zero == Zero::integer) {
+template <class C>
+__device__ __forceinline__ void keep(const Params& p, const InFlight<C>& v, Shared<C>& shared) {
+  constexpr int kPartVectors = C::kCodeBytes / kVectorBytes;
+  const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < V; ++i)
-      w[i] = __fmul_rn(__fmul_rn(__uint_as_float(code(i) | kMagicBits) - slot(i).y, slot(i).x), p.scale2);
-    return;
+  for (int i = 0; i < C::kVectors; ++i) {
+    const int at = thread + i * C::kThreads;
+    *reinterpret_cast<uint4*>(shared.codes + at / kPartVectors * C::kPitch + padded(at % kPartVectors * kVectorBytes)) =
+        v.codes[i];
   }
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const double q = __uint_as_float(code(i) | kMagicBits) - (kMagic + p.zero_base), s = slot(i).x, z = slot(i).y;
-    const double v = p.zero == Zero::offset ? __dadd_rn(__dmul_rn(q, s), z) : __dmul_rn(__dadd_rn(q, -z), s);
-    w[i] = __fmul_rn(__double2float_rn(v), p.scale2);
+  for (int i = 0; i < C::kCells; ++i) {
+    const int at = thread + i * C::kThreads;
+    if (at % kSlotCells / kRows >= p.geometry.slots()) continue;
+    shared.scales[at] = number(v.scales[i], p.scale_type);
+    if constexpr (C::kReal)
+      shared.zeros[at] = __float_as_uint(number(v.zeros[i], p.zero_type));
+    else
+      shared.zeros[at] = twice(kHalfMagic + (p.zero_base + static_cast<float>(v.zeros[i])));
+  }
+}
+
+// --- weights -----------------------------------------------------------------------------------------------------------------
+
+/// QuantTensor::value of two codes, as 1024 + u each. `minus` is a pair as well: 1024 + z, or 1024 + zero_base for real zeros.
+template <class C>
+__device__ __forceinline__ float2 weights(const Params& p, std::uint32_t codes, std::uint32_t minus, float2 scale, float2 zero) {
+  const float2 q = __half22float2(__hsub2(as_half2(codes), as_half2(minus)));
+  if constexpr (!C::kReal) {
+    return make_float2(__fmul_rn(__fmul_rn(q.x, scale.x), p.scale2), __fmul_rn(__fmul_rn(q.y, scale.y), p.scale2));
+  } else {
+    const auto value = [&](double u, double s, double z) {
+      const double v = p.zero == Zero::offset ? __dadd_rn(__dmul_rn(u, s), z) : __dmul_rn(__dadd_rn(u, -z), s);
+      return __fmul_rn(__double2float_rn(v), p.scale2);
+    };
+    return make_float2(value(q.x, scale.x, zero.x), value(q.y, scale.y, zero.y));
   }
 }
 
@@ -112,42 +218,52 @@ __device__ __forceinline__ void store_vector(Out* to, const float (&w)[kPerVecto
   __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(v));
 }
 
-// --- phase 2 -----------------------------------------------------------------------------------------------------------------
+// --- phase 3 -----------------------------------------------------------------------------------------------------------------
 
-/// Rows of W, V channels a lane.
-template <class Out>
-__device__ __forceinline__ void write_rows(const Params& p, int tile, int record, const std::uint8_t* codes,
-                                           const Slot* slots) {
-  constexpr int V = kPerVector<Out>;
-  constexpr int kAcross = kChannels / V;            // lanes of a row: a half or a whole warp
-  constexpr int kRowsAtOnce = kThreads / kAcross;   // 16 or 8: of each fragment, all or those of one register
-  const int thread = static_cast<int>(threadIdx.x), bits = p.geometry.bits;
-  const int channel = thread % kAcross * V, row0 = thread / kAcross;
+/// Rows of W, V channels of rows g and g+8 a lane.
+template <class C>
+__device__ __forceinline__ void write_rows(const Params& p, const Piece& piece, const Shared<C>& shared) {
+  using Out = typename C::Out;
+  constexpr int V = C::V, kBits = C::kBits;
+  constexpr int kAcross = C::kParts * kChannels / V;  // lanes of a row: one or two warps
+  constexpr int kAtOnce = C::kThreads / kAcross;      // values of g: 8 or 4
+  const int thread = static_cast<int>(threadIdx.x), g0 = thread / kAcross;
+  const int part = thread % kAcross * V / kChannels, channel = thread % kAcross * V % kChannels;
   const int t = channel % 8 / 2, high = channel % 16 / 8;  // high: registers a2 and a3
-  const std::uint32_t mask = (1u << bits) - 1;
-  const std::int64_t k = static_cast<std::int64_t>(record) * kChannels + channel, left = p.geometry.k - k;
+  const std::int64_t k = static_cast<std::int64_t>(piece.record + part) * kChannels + channel, left = p.geometry.k - k;
   if (left <= 0) return;
-  const Slot* const column = slots + channel / p.geometry.span * kRows;
+  const std::uint8_t* const words =
+      shared.codes + part * C::kPitch + padded(word_offset(kBits, channel / kFragmentChannels, 0, t, 2 * high));
+  const int column = part * kSlotCells + channel / p.geometry.span * kRows;
+  const std::uint32_t base = C::kReal ? twice(kHalfMagic + p.zero_base) : 0;
+  const bool in_vectors = p.in_vectors && p.perm == nullptr && left >= V;
+  const std::int64_t n0 = static_cast<std::int64_t>(piece.tile) * kRows;
   Out* const out = static_cast<Out*>(p.out);
 #pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
+  for (int unit = 0; unit < kRows / 2; unit += kAtOnce) {
+    const int fragment = unit / 8, g = unit % 8 + g0;
+    std::uint32_t word[V / 2];
 #pragma unroll
-    for (int h = 0; h < kFragmentRows / kRowsAtOnce; ++h) {
-      const int row = f * kFragmentRows + h * kRowsAtOnce + row0, a = row % kFragmentRows / 8 + 2 * high;
-      const std::int64_t n = static_cast<std::int64_t>(tile) * kRows + row;
+    for (int i = 0; i < V / 2; ++i)
+      word[i] = *reinterpret_cast<const std::uint32_t*>(words + fragment * (kFragmentBytes + kPad) + (g * 4 + i) * kVectorBytes) >>
+                (kBits == 4 ? 8 * high : 0);
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const int row = fragment * kFragmentRows + 8 * upper + g;
+      const std::int64_t n = n0 + row;
       if (n >= p.geometry.n) return;
-      std::uint32_t words[V / 2];
-#pragma unroll
-      for (int i = 0; i < V / 2; ++i)
-        words[i] = *reinterpret_cast<const std::uint32_t*>(
-            codes + padded(word_offset(bits, channel / gpu_tile::kFragmentChannels, f, row % 8 * 4 + t, a)) +
-            i * gpu_tile::kVectorBytes);
-      const Slot slot = column[row];
-      const int low = code_shift(bits, a, 0), step = code_shift(bits, a, 1) - low;
+      const float s = shared.scales[column + row];
+      const std::uint32_t zero = shared.zeros[column + row];
+      const float z = __uint_as_float(zero);  // when real
       float w[V];
-      weights<V>(
-          p, w, [&](int i) { return words[i / 2] >> (low + i % 2 * step) & mask; }, [&](int) { return slot; });
-      if (p.in_vectors && p.perm == nullptr && left >= V) {
+#pragma unroll
+      for (int i = 0; i < V / 2; ++i) {
+        const std::uint32_t codes = kBits == 4 ? with_magic(word[i] >> 4 * upper, 0x000f000fu)
+                                               : __byte_perm(word[i], kHalfMagicBits, upper != 0 ? 0x5352 : 0x5150);
+        const float2 two = weights<C>(p, codes, C::kReal ? base : zero, make_float2(s, s), make_float2(z, z));
+        w[2 * i] = two.x, w[2 * i + 1] = two.y;
+      }
+      if (in_vectors) {
         store_vector<Out>(out + n * p.stride + k, w);
       } else {
 #pragma unroll
@@ -158,75 +274,127 @@ __device__ __forceinline__ void write_rows(const Params& p, int tile, int record
   }
 }
 
-/// Columns of W, V rows a lane.
-template <class Out>
-__device__ __forceinline__ void write_columns(const Params& p, int tile, int record, const std::uint8_t* codes,
-                                              const Slot* slots) {
-  constexpr int V = kPerVector<Out>;
-  constexpr int kAcross = kRows / V;                   // lanes of a channel
-  constexpr int kChannelsAtOnce = kThreads / kAcross;  // 32 or 16
-  const int thread = static_cast<int>(threadIdx.x), bits = p.geometry.bits;
-  const int row = thread % kAcross * V, channel0 = thread / kAcross;
-  const int a = row % kFragmentRows / 8 + channel0 % 16 / 8 * 2, lane = row % 8 * 4 + channel0 % 8 / 2;
-  const int shift = code_shift(bits, a, channel0 % 2);
-  const std::uint32_t mask = (1u << bits) - 1;
-  const std::int64_t n = static_cast<std::int64_t>(tile) * kRows + row, left = p.geometry.n - n;
+/// Columns of W, V rows of channels 2t, 2t+1, 2t+8 and 2t+9 a lane.
+template <class C>
+__device__ __forceinline__ void write_columns(const Params& p, const Piece& piece, const Shared<C>& shared) {
+  using Out = typename C::Out;
+  constexpr int V = C::V, kBits = C::kBits;
+  constexpr int kAtOnce = C::kThreads / kLanes / kBlocks;  // values of t: 2 or 1
+  static_assert(C::kParts * kRows == V * kLanes);          // a warp writes a channel
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int part = lane * V / kRows, row = lane * V % kRows, block = warp % kBlocks;
+  const int upper = row % kFragmentRows / 8;  // registers a1 and a3
+  const std::int64_t n = (static_cast<std::int64_t>(piece.tile) + part) * kRows + row, left = p.geometry.n - n;
   if (left <= 0) return;
-  Slot slot[V];
-#pragma unroll 1  // as many loads are in flight as registers allow
-  for (int j = 0; j < kChannels / kChannelsAtOnce; ++j) {
-    const int channel = j * kChannelsAtOnce + channel0;
-    const std::int64_t position = static_cast<std::int64_t>(record) * kChannels + channel;
-    if (position >= p.geometry.k) return;
-    if (j == 0 || p.geometry.span < kChannels) {
+  const int column = part * kSlotCells + block * kFragmentChannels / p.geometry.span * kRows + row;
+  float s[V], z[V];  // z: when real
+  std::uint32_t minus[V / 2];
 #pragma unroll
-      for (int i = 0; i < V; ++i) slot[i] = slots[channel / p.geometry.span * kRows + row + i];
-    }
-    const std::uint8_t* const first =
-        codes + padded(word_offset(bits, channel / gpu_tile::kFragmentChannels, row / kFragmentRows, lane, a));
-    const auto code = [&](int i) {
-      return *reinterpret_cast<const std::uint32_t*>(first + i * 4 * gpu_tile::kVectorBytes) >> shift & mask;
-    };
-    float w[V];
-    weights<V>(p, w, code, [&](int i) { return slot[i]; });
-    const std::int64_t k = p.perm != nullptr ? __ldg(p.perm + position) : position;
-    Out* const to = static_cast<Out*>(p.out) + k * p.stride + n;
-    if (p.in_vectors && left >= V) {
-      store_vector<Out>(to, w);
-    } else {
+  for (int i = 0; i < V; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(shared.scales + column + i);
+    const uint4 zeros = *reinterpret_cast<const uint4*>(shared.zeros + column + i);
+    s[i] = four.x, s[i + 1] = four.y, s[i + 2] = four.z, s[i + 3] = four.w;
+    z[i] = __uint_as_float(zeros.x), z[i + 1] = __uint_as_float(zeros.y);
+    z[i + 2] = __uint_as_float(zeros.z), z[i + 3] = __uint_as_float(zeros.w);
+    minus[i / 2] = C::kReal ? twice(kHalfMagic + p.zero_base) : __byte_perm(zeros.x, zeros.y, 0x5410);
+    minus[i / 2 + 1] = C::kReal ? minus[i / 2] : __byte_perm(zeros.z, zeros.w, 0x5410);
+  }
+  const bool in_vectors = p.in_vectors && left >= V;
+  Out* const out = static_cast<Out*>(p.out) + n;
+#pragma unroll 1  // one round hides little, but two take more registers than there are
+  for (int t = warp / kBlocks; t < 4; t += kAtOnce) {
+    const std::uint8_t* const words =
+        shared.codes + part * C::kPitch + padded(word_offset(kBits, block, row / kFragmentRows, row % 8 * 4 + t, upper));
+    std::uint32_t word[V];
 #pragma unroll
-      for (int i = 0; i < V; ++i)
-        if (i < left) to[i] = convert<Out>(w[i]);
+    for (int high = 0; high < 2; ++high) {
+      if (high == 0 || kBits == 8) {
+#pragma unroll
+        for (int i = 0; i < V; ++i)
+          word[i] = *reinterpret_cast<const std::uint32_t*>(words + i * 4 * kVectorBytes + (kBits == 8 ? 4 * high : 0)) >>
+                    code_shift(kBits, upper, 0);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int channel = channel_of(block, t, 2 * high, half);
+        const std::int64_t position = static_cast<std::int64_t>(piece.record) * kChannels + channel;
+        if (position >= p.geometry.k) continue;
+        constexpr std::uint32_t kMask = kBits == 4 ? 0x000f000fu : 0x00ff00ffu;
+        const int byte = code_shift(kBits, kBits == 4 ? 2 * high : 0, half) / 8;
+        const unsigned both = static_cast<unsigned>(byte | (byte + 4) << 8);  // of two rows, 16 bits apart
+        float w[V];
+#pragma unroll
+        for (int i = 0; i < V / 2; ++i) {
+          const std::uint32_t codes = with_magic(__byte_perm(word[2 * i], word[2 * i + 1], both), kMask);
+          const float2 two = weights<C>(p, codes, minus[i], make_float2(s[2 * i], s[2 * i + 1]), make_float2(z[2 * i], z[2 * i + 1]));
+          w[2 * i] = two.x, w[2 * i + 1] = two.y;
+        }
+        Out* const to = out + (p.perm != nullptr ? __ldg(p.perm + position) : position) * p.stride;
+        if (in_vectors) {
+          store_vector<Out>(to, w);
+        } else {
+#pragma unroll
+          for (int i = 0; i < V; ++i)
+            if (i < left) to[i] = convert<Out>(w[i]);
+        }
+      }
     }
   }
 }
 
-/// Neighbouring CTAs continue each other's rows of the output.
-template <class Out, bool kTransposed>
-__global__ void __launch_bounds__(kThreads, kCtas) dequantize_packed_kernel(const __grid_constant__ Params p) {
-  __shared__ __align__(16) std::uint8_t codes[padded(kMaxCodeBytes)];
-  __shared__ Slot slots[kMaxSlots * kRows];
-  const int block = static_cast<int>(blockIdx.x);
-  const int tile = kTransposed ? block % p.geometry.tiles() : block / p.geometry.records();
-  const int record = kTransposed ? block / p.geometry.tiles() : block % p.geometry.records();
-  load_record(p, p.records + p.geometry.record(tile, record), codes, slots);
-  __syncthreads();
-  if constexpr (kTransposed)
-    write_columns<Out>(p, tile, record, codes, slots);
-  else
-    write_rows<Out>(p, tile, record, codes, slots);
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kReal ? 1 : C::kCtas) dequantize_packed_kernel(const __grid_constant__ Params p) {
+  __shared__ Shared<C> shared;
+  int index = static_cast<int>(blockIdx.x);
+  Piece now = piece<C>(p, index);
+  InFlight<C> v{};
+  load<C>(p, now, v);
+  for (;;) {
+    keep<C>(p, v, shared);
+    __syncthreads();
+    index += static_cast<int>(gridDim.x);
+    const bool more = index < p.pieces;
+    const Piece next = more ? piece<C>(p, index) : Piece{};
+    if (more) load<C>(p, next, v);
+    if constexpr (C::kTransposed)
+      write_columns<C>(p, now, shared);
+    else
+      write_rows<C>(p, now, shared);
+    if (!more) return;
+    __syncthreads();
+    now = next;
+  }
 }
 
 // --- launch ------------------------------------------------------------------------------------------------------------------
 
+template <class C>
+cudaError_t launch(Params& p, cudaStream_t stream) {
+  const int along = C::kTransposed ? p.geometry.tiles() : p.geometry.records();
+  p.across = (along + C::kParts - 1) / C::kParts;
+  const std::int64_t pieces = std::int64_t{p.across} * (C::kTransposed ? p.geometry.records() : p.geometry.tiles());
+  int device = 0, sms = 0;
+  if (const cudaError_t e = cudaGetDevice(&device)) return e;
+  if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
+  const int ctas = sms * C::kCtas;
+  if (pieces > std::numeric_limits<std::int32_t>::max() - ctas) return cudaErrorInvalidConfiguration;
+  p.pieces = static_cast<int>(pieces);
+  p.in_vectors = reinterpret_cast<std::uintptr_t>(p.out) % kVectorBytes == 0 && p.stride % C::V == 0;
+  const auto kernel = dequantize_packed_kernel<C>;
+  kernel<<<static_cast<unsigned>(pieces < ctas ? pieces : ctas), C::kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+template <class Out, int kBits>
+cudaError_t launch(Params& p, bool transposed, cudaStream_t stream) {
+  const bool real = p.zero == Zero::offset || p.zero == Zero::real;
+  if (transposed) return real ? launch<Config<Out, kBits, true, true>>(p, stream) : launch<Config<Out, kBits, true, false>>(p, stream);
+  return real ? launch<Config<Out, kBits, false, true>>(p, stream) : launch<Config<Out, kBits, false, false>>(p, stream);
+}
+
 template <class Out>
 cudaError_t launch(Params& p, bool transposed, cudaStream_t stream) {
-  const std::int64_t blocks = static_cast<std::int64_t>(p.geometry.tiles()) * p.geometry.records();
-  if (blocks > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-  p.in_vectors = reinterpret_cast<std::uintptr_t>(p.out) % 16 == 0 && p.stride % kPerVector<Out> == 0;
-  const auto kernel = transposed ? dequantize_packed_kernel<Out, true> : dequantize_packed_kernel<Out, false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return p.geometry.bits == 4 ? launch<Out, 4>(p, transposed, stream) : launch<Out, 8>(p, transposed, stream);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 
 namespace nibble::cuda {
 
-/// `tokens`: 1 or 16 of a launch; more rows take several.
+/// `tokens`: what a launch is laid out for, up to 16; more rows take several.
 Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream);
 Status launch_linear_sm80(const LinearTask& task, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);

@@ -132,26 +132,6 @@ def dequantize(data):
             f"{checked['failures']} differences.\n")
 
 
-def decode(data):
-    """A row per shape: time of the 4-bit kernel for each M next to cuBLAS f16, then the 8-bit one and the sm_80 kernel."""
-    def by_shape(rows):
-        shapes = {}
-        for r in rows:
-            shapes.setdefault((r["n"], r["k"]), {})[r["m"]] = r
-        return shapes
-    four, eight, old = by_shape(data["rows"]), by_shape(data["rows_w8"]), by_shape(data["rows_sm80_kernel"])
-    columns = sorted({r["m"] for r in data["rows"]})
-    few = sorted({r["m"] for r in data["rows_w8"]})
-    times = lambda cells, ms, field="us": " / ".join(f"{cells[m][field]:.1f}" for m in ms)
-    rows = [[f"{n}×{k}", f"{cells[1]['floor_us']:.1f}"] + [f"{cells[m]['us']:.1f}" for m in columns]
-            + [times(cells, columns, "cublas_fp16_us"), f"{cells[1]['bandwidth']:.2f}", times(eight[n, k], few), f"{eight[n, k][1]['bandwidth']:.2f}",
-               times(old[n, k], few), str(cells[1]["split"])] for (n, k), cells in four.items()]
-    header = (["N×K", "floor"] + [f"M = {m}" for m in columns] + ["cuBLAS f16, M = " + " / ".join(map(str, columns)), "TB/s, M = 1",
-              "8-bit, M = " + " / ".join(map(str, few)), "TB/s, M = 1", "sm_80 kernel, M = " + " / ".join(map(str, few)), "S"])
-    checks = "; ".join(f"{kernel}: {c['cases']} cases, {c['failures']} failures" for kernel, c in sorted(data["check"].items()))
-    return table(header, rows) + f"\n{data['device']}, µs. {data['method']}; {data['clocks']}. Checked in the same run: {checks}.\n"
-
-
 def gpu_table(data, scheme, act):
     """A row per shape of one mode on a GPU: the floor at M = 1, times, and for each M cuBLAS, the ratio to it and the share of the
     bandwidth. Of several kernels the one chosen."""
@@ -206,6 +186,20 @@ def gpu_modes(data):
     return "".join(f"`{scheme}` × {act}:\n\n{gpu_table(data, scheme, act)}\n" for scheme, act in modes_of(data)) + gpu_note(data).lstrip("\n")
 
 
+def gpu_kernels(data):
+    """Every kernel in the place of every other: a row per shape and M, the chosen one in bold."""
+    if data is None:
+        return "Not measured yet.\n"
+    names, rows = {}, {}
+    for r in data["results"]:
+        label = r["kernel"].split("__cuda_")[1].removesuffix("n64k128").rstrip("_").replace("_", " ")
+        names[label] = None
+        text = f"{r['median_us']:.1f}"
+        rows.setdefault((r["n"], r["k"], r["m"]), {})[label] = f"**{text}**" if r["chosen"] else text
+    body = [[f"{n}×{k}", str(m)] + [cells.get(name, "") for name in names] for (n, k, m), cells in rows.items()]
+    return table(["N×K", "M"] + list(names), body) + gpu_note(data)
+
+
 def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
@@ -245,9 +239,9 @@ RENDERERS = {
     "formats": formats,
     "exactness": exactness,
     "dequantize": dequantize,
-    "decode": decode,
+    "gpu_kernels": gpu_kernels,
 }
-MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes"}
+MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

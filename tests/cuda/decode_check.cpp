@@ -188,8 +188,7 @@ void check_weight(const Run& run, const QuantTensor& q, DType act, DType out, bo
   const double tolerance = few * (out == DType::f32 ? 1e-5 : out == DType::f16 ? 3e-4 : 2.5e-3);
   std::vector<std::uint8_t> first_rows;
   for (int m : {33, 1, 2, 7, 8, 9, 16, 17, 33}) {
-    LinearTask task{
-        .weight = w.weight, .m = m, .act = act, .x = x_device.get(), .x_stride = x_stride};
+    LinearTask task{.weight = w.weight, .m = m, .act = act, .x = x_device.get(), .x_stride = x_stride};
     task.epilogue.out = out;
     task.epilogue.d_stride = d_stride;
     if (with_bias) task.epilogue.bias = {bias_device.get(), DType::f32, 0};
@@ -450,7 +449,8 @@ int run(int argc, char** argv) {
     const auto number = [&] { return std::atoi(argv[++i]); };
     if (a == "--split") {
       options.splits.clear();
-      for (char* p = std::strtok(argv[++i], ","); p != nullptr; p = std::strtok(nullptr, ",")) options.splits.push_back(std::atoi(p));
+      for (char* p = std::strtok(argv[++i], ","); p != nullptr; p = std::strtok(nullptr, ","))
+        options.splits.push_back(std::atoi(p));
     } else if (a == "--smem")
       options.config.smem = number();
     else if (a == "--bits")
@@ -482,7 +482,10 @@ int run(int argc, char** argv) {
   nlohmann::json out = {{"device", device.name}, {"sms", device.multiProcessorCount}, {"max_clock_mhz", clock / 1000}};
   int failures = 0;
   if (mode == "check") {
-    for (const auto& [name, kernel] : {std::pair<const char*, Run>{"sm90 16 tokens", run_sm90}, {"sm90 8 tokens", run_sm90_eight}, {"sm90 1 token", run_sm90_one}, {"sm80", run_sm80}}) {
+    for (const auto& [name, kernel] : {std::pair<const char*, Run>{"sm90 16 tokens", run_sm90},
+                                       {"sm90 8 tokens", run_sm90_eight},
+                                       {"sm90 1 token", run_sm90_one},
+                                       {"sm80", run_sm80}}) {
       const CheckResult r = check(kernel, !options.small);
       std::printf("%s: %d cases, %d failures, worst error %.2f of its tolerance\n", name, r.cases, r.failures, r.worst);
       out["check"][name] = {{"cases", r.cases}, {"failures", r.failures}, {"worst", r.worst}};

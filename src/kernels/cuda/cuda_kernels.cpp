@@ -98,7 +98,8 @@ constexpr Kernel tensor_core_row(std::string_view name, std::string_view act, st
 }
 
 constexpr std::string_view kOneSummary = "a token at a time: a ring of bulk copies feeds tensor cores";
-constexpr std::string_view kFewSummary = "few tokens: a ring of bulk copies feeds tensor cores; clusters share a row tile along K";
+constexpr std::string_view kFewSummary =
+    "few tokens: a ring of bulk copies feeds tensor cores; clusters share a row tile along K";
 constexpr std::string_view kSm80Summary = "few tokens: asynchronous copies feed tensor cores";
 
 constexpr std::array kKernels{
@@ -143,7 +144,7 @@ constexpr std::array kKernels{
 std::span<const Kernel> kernels() { return kKernels; }
 
 // Reading and computing overlap, so the longer of the two counts, for every launch of up to `tokens` rows. Fitted to measurements on
-// an H200 (bench/results/h200/decode.json), in the units of any GPU: what one SM multiplies in a microsecond, and what a launch costs
+// an H200 (bench/results/h200/decode-kernels.json), in the units of any GPU: what one SM multiplies in a microsecond, and what a launch costs
 // beside that. It only has to order kernels that differ by factors.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
   const double memory = moved_us(gpu, p);
@@ -155,7 +156,9 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
   }
   const bool ring = isa == Isa::sm90;
   const double fixed_us = !ring ? 4.5 : tokens == 1 ? 3.0 : tokens == 8 ? 4.7 : 5.5;
-  const double multiplied = !ring ? 3.9e4 : tokens <= 8 ? 8.2e4 : 5.5e4;  // weights per SM and microsecond, with all tokens of a launch
+  const double multiplied = !ring         ? 3.9e4
+                            : tokens <= 8 ? 8.2e4
+                                          : 5.5e4;  // weights per SM and microsecond, with all tokens of a launch
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + std::max(memory / (ring ? 1.0 : 0.7), weights / multiplied));
 }
 

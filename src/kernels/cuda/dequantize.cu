@@ -414,10 +414,22 @@ __global__ void __launch_bounds__(kTileThreads) tile_kernel(const Args a, std::i
 
 // --- gather: act-order --------------------------------------------------------------------------------------------------------
 
-constexpr int kGatherN = 128;
-constexpr int kGatherThreads = 256;  // a warp owns 8 rows of K, a lane 4 channels
-constexpr int kGatherK = 8 * kGatherThreads / 32;
-constexpr int kGatherSteps = 2;  // K tiles a block does one after the other, so that L1 still has groups of the first
+// A block takes its tile in steps along K, so that L1 still has groups of the first step. 8 rows of K and 4 channels a lane:
+//
+//           [K,N]                                 [N,K]
+//   step    64 rows × 128 channels, 8 rows a warp     128 rows × 64 channels, 16 rows a warp
+//   steps   2                                         2 (f32: 1): then the tile has 512 bytes of each output row
+//
+// 512 bytes in a row of each write: with 128 of them (64 rows a tile) memory wrote at 60 % of a copy's speed.
+constexpr int kGatherThreads = 256;
+template <bool Transposed>
+inline constexpr int kGatherLanes = Transposed ? 16 : 32;  // along N
+template <bool Transposed>
+inline constexpr int kGatherN = 4 * kGatherLanes<Transposed>;
+template <bool Transposed>
+inline constexpr int kGatherK = 8 * kGatherThreads / kGatherLanes<Transposed>;
+template <class Out, bool Transposed>
+inline constexpr int kGatherSteps = Transposed ? kPerVector<Out> / 4 : 2;
 
 /// Two neighbouring fields of `x` as a pair, 16 bits apart; x has no other bits.
 __device__ __forceinline__ std::uint32_t spread_pair(std::uint32_t x, int bits) { return x | x << (16 - bits); }
@@ -425,10 +437,11 @@ __device__ __forceinline__ std::uint32_t spread_pair(std::uint32_t x, int bits) 
 // The loads wait for g_idx and then for L1 or L2, so warps are what counts: the most blocks an SM takes without spills.
 template <class Out, bool Transposed>
 __global__ void __launch_bounds__(kGatherThreads, Transposed ? 3 : 4) gather_kernel(const Args a, std::int64_t k_blocks) {
-  constexpr int V = kPerVector<Out>, kChunks = kGatherK / V;  // 16-byte chunks a row of the tile
-  __shared__ uint4 tile[Transposed ? kGatherN * kChunks : 1];
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const std::int64_t n0 = blockIdx.x / k_blocks * kGatherN, n = n0 + lane * 4;
+  constexpr int V = kPerVector<Out>, kLanes = kGatherLanes<Transposed>, kN = kGatherN<Transposed>, kK = kGatherK<Transposed>;
+  constexpr int kSteps = kGatherSteps<Out, Transposed>, kChunks = kSteps * kK / V;  // 16-byte chunks a row of the tile
+  __shared__ uint4 tile[Transposed ? kN * kChunks : 1];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, octet = thread / kLanes;  // octet: of rows
+  const std::int64_t n0 = blockIdx.x / k_blocks * kN, n = n0 + lane * 4, k0 = blockIdx.x % k_blocks * (kSteps * kK);
   const int bits = a.bits;
   const std::uint32_t code_mask = (1u << bits) - 1, mask = code_mask * 0x00010001u, pair_mask = (1u << 2 * bits) - 1;
   const std::uint32_t add = a.zero_add * 0x00010001u;
@@ -438,9 +451,9 @@ __global__ void __launch_bounds__(kGatherThreads, Transposed ? 3 : 4) gather_ker
   const int row_scales = static_cast<int>(a.n), zero_words = static_cast<int>(a.zero_words);  // 32-bit factors: one instruction
   Out* const out = static_cast<Out*>(a.out);
 
-  for (int step = 0; step < kGatherSteps; ++step) {
-    const std::int64_t k0 = (blockIdx.x % k_blocks * kGatherSteps + step) * kGatherK, k = k0 + warp * 8;
-    if (k0 >= a.k) return;
+#pragma unroll 1  // one step has all the loads in flight that registers hold
+  for (int step = 0; step < kSteps; ++step) {
+    const std::int64_t k = k0 + step * kK + octet * 8;
     if (n < a.n && k < a.k) {
       int group[8];
 #pragma unroll
@@ -494,7 +507,8 @@ __global__ void __launch_bounds__(kGatherThreads, Transposed ? 3 : 4) gather_ker
           v[0][i] = d01.x * s01.x, v[1][i] = d01.y * s01.y, v[2][i] = d23.x * s23.x, v[3][i] = d23.y * s23.y;
         }
         if constexpr (Transposed) {
-          const int chunk = (warp * (8 / V) + part) ^ (lane & 7);  // lanes differ in n / 4, which picks the bank group
+          const int chunk =
+              ((step * kK + octet * 8) / V + part) ^ (lane & 7);  // lanes differ in n / 4, which picks the bank group
 #pragma unroll
           for (int m = 0; m < 4; ++m) tile[(lane * 4 + m) * kChunks + chunk] = as_vector<Out>(v[m]);
         } else {
@@ -510,14 +524,13 @@ __global__ void __launch_bounds__(kGatherThreads, Transposed ? 3 : 4) gather_ker
         }
       }
     }
-    if constexpr (Transposed) {
-      __syncthreads();
-      for (int i = thread; i < kGatherN * kChunks; i += kGatherThreads) {
-        const int row = i / kChunks, c = i % kChunks;
-        if (n0 + row < a.n && k0 + c * V < a.k)
-          __stcs(reinterpret_cast<uint4*>(out + (n0 + row) * a.k + k0) + c, tile[row * kChunks + (c ^ (row / 4 & 7))]);
-      }
-      __syncthreads();
+  }
+  if constexpr (Transposed) {
+    __syncthreads();
+    for (int i = thread; i < kN * kChunks; i += kGatherThreads) {
+      const int row = i / kChunks, c = i % kChunks;
+      if (n0 + row < a.n && k0 + c * V < a.k)
+        __stcs(reinterpret_cast<uint4*>(out + (n0 + row) * a.k + k0) + c, tile[row * kChunks + (c ^ (row / 4 & 7))]);
     }
   }
 }
@@ -625,7 +638,9 @@ cudaError_t launch(const Args& a, Kernel kernel, bool awq, bool transposed, cuda
       break;
     }
     case Kernel::gather: {
-      const std::int64_t k_blocks = ceil_div(a.k, kGatherK * kGatherSteps), blocks = k_blocks * ceil_div(a.n, kGatherN);
+      const std::int64_t k_blocks = transposed ? ceil_div(a.k, kGatherK<true> * kGatherSteps<Out, true>)
+                                               : ceil_div(a.k, kGatherK<false> * kGatherSteps<Out, false>);
+      const std::int64_t blocks = k_blocks * ceil_div(a.n, transposed ? kGatherN<true> : kGatherN<false>);
       if (blocks > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
       if (transposed)
         gather_kernel<Out, true><<<grid(blocks), kGatherThreads, 0, stream>>>(a, k_blocks);

@@ -61,7 +61,10 @@ struct Config {
   static constexpr int kCodeBytes = kRows * kChannels * kBits / 8;
   static constexpr int kVectors = kCodeBytes / kVectorBytes * kParts / kThreads;  // a thread: 2 or 4
   static constexpr int kCells = kSlotCells * kParts / kThreads;                   // a thread: 2, unused where groups are long
-  static constexpr int kPitch = padded(kCodeBytes) + kVectorBytes;                // of records; 16 bytes: other banks
+  /// Whether the next piece's loads start before this one is written. 8-bit codes, 16 registers, would not fit: the SM's other
+  /// CTAs write meanwhile.
+  static constexpr bool kAhead = kBits == 4;
+  static constexpr int kPitch = padded(kCodeBytes) + kVectorBytes;  // of records; 16 bytes: other banks
 };
 
 struct Params {
@@ -69,26 +72,26 @@ struct Params {
   const std::int32_t* perm;
   void* out;
   std::int64_t stride;
-  gpu_tile::Geometry geometry;
+  int n, k;
+  std::int64_t part_bytes, down_bytes;  // from a record of a piece to the next, and to the one below in `out`
+  int slots, slot_bytes, zeros_offset;  // of a record; of a slot
+  int block_shift;                      // block >> this: its slot
   DType scale_type, zero_type;
   Zero zero;
   float zero_base, scale2;
-  int pieces, across;  // in all; side by side along the rows of `out`
-  bool in_vectors;     // rows of `out` are aligned to 16 bytes
+  int pieces, across, along;  // pieces in all and side by side along the rows of `out`; records there
+  bool in_vectors;            // rows of `out` are aligned to 16 bytes
 };
 
-/// The records of a piece: parts 0 … count − 1.
+/// A piece: `count` records, the first of them number `along` in the direction of the rows of `out` and `down` across them.
 struct Piece {
-  int tile, record, count;
+  int along, down, count;
 };
 /// Neighbouring CTAs continue each other's rows of the output.
 template <class C>
 __device__ __forceinline__ Piece piece(const Params& p, int index) {
-  const int along = index % p.across * C::kParts, down = index / p.across;
-  if constexpr (C::kTransposed)
-    return {along, down, min(C::kParts, p.geometry.tiles() - along)};
-  else
-    return {down, along, min(C::kParts, p.geometry.records() - along)};
+  const int along = index % p.across * C::kParts;
+  return {along, index / p.across, min(C::kParts, p.along - along)};
 }
 
 template <class C>
@@ -105,7 +108,7 @@ struct Shared {
 constexpr float kHalfMagic = 1024.0f;
 constexpr std::uint32_t kHalfMagicBits = 0x64006400u;
 
-/// (a & mask) | magic in one instruction.
+/// Both codes of a pair, 1024 + u each: one LOP3.
 __device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a, std::uint32_t mask) { return (a & mask) | kHalfMagicBits; }
 __device__ __forceinline__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
 /// An integer of up to 11 bits as a pair.
@@ -134,28 +137,26 @@ template <class C>
 __device__ __forceinline__ void load(const Params& p, const Piece& piece, InFlight<C>& v) {
   constexpr int kPartVectors = C::kCodeBytes / kVectorBytes;
   const int thread = static_cast<int>(threadIdx.x);
-  const auto part_of = [&](int part) {
-    return p.records + (C::kTransposed ? p.geometry.record(piece.tile + part, piece.record)
-                                       : p.geometry.record(piece.tile, piece.record + part));
-  };
+  const std::uint8_t* const first = p.records + piece.along * p.part_bytes + piece.down * p.down_bytes;
 #pragma unroll
   for (int i = 0; i < C::kVectors; ++i) {
     const int at = thread + i * C::kThreads, part = at / kPartVectors;
-    if (part < piece.count)
-      v.codes[i] = __ldcs(reinterpret_cast<const uint4*>(part_of(part)) + at % kPartVectors);
+    v.codes[i] = make_uint4(0, 0, 0, 0);
+    if (part < piece.count) v.codes[i] = __ldcs(reinterpret_cast<const uint4*>(first + part * p.part_bytes) + at % kPartVectors);
   }
 #pragma unroll
   for (int i = 0; i < C::kCells; ++i) {
     const int at = thread + i * C::kThreads, part = at / kSlotCells, slot = at % kSlotCells / kRows;
-    if (part >= piece.count || slot >= p.geometry.slots()) continue;
-    const std::uint8_t* const first = part_of(part);
-    const std::uint8_t* const zeros = first + p.geometry.zero_offset(slot);
+    v.scales[i] = v.zeros[i] = 0;
+    if (part >= piece.count || slot >= p.slots) continue;
+    const std::uint8_t* const scales = first + part * p.part_bytes + (C::kCodeBytes + slot * p.slot_bytes);
+    const std::uint8_t* const zeros = scales + p.zeros_offset;
     const int position = gpu_tile::slot_position(at % kRows);
-    v.scales[i] = load_bits(first + p.geometry.scale_offset(slot), position, p.scale_type);
+    v.scales[i] = load_bits(scales, position, p.scale_type);
     if constexpr (C::kReal)
       v.zeros[i] = load_bits(zeros, position, p.zero_type);
-    else
-      v.zeros[i] = p.zero == Zero::integer ? zeros[position] : 0u;
+    else if (p.zero == Zero::integer)
+      v.zeros[i] = __ldcs(zeros + position);
   }
 }
 
@@ -172,7 +173,7 @@ __device__ __forceinline__ void keep(const Params& p, const InFlight<C>& v, Shar
 #pragma unroll
   for (int i = 0; i < C::kCells; ++i) {
     const int at = thread + i * C::kThreads;
-    if (at % kSlotCells / kRows >= p.geometry.slots()) continue;
+    if (at % kSlotCells / kRows >= p.slots) continue;
     shared.scales[at] = number(v.scales[i], p.scale_type);
     if constexpr (C::kReal)
       shared.zeros[at] = __float_as_uint(number(v.zeros[i], p.zero_type));
@@ -230,28 +231,29 @@ __device__ __forceinline__ void write_rows(const Params& p, const Piece& piece, 
   const int thread = static_cast<int>(threadIdx.x), g0 = thread / kAcross;
   const int part = thread % kAcross * V / kChannels, channel = thread % kAcross * V % kChannels;
   const int t = channel % 8 / 2, high = channel % 16 / 8;  // high: registers a2 and a3
-  const std::int64_t k = static_cast<std::int64_t>(piece.record + part) * kChannels + channel, left = p.geometry.k - k;
+  const int k = (piece.along + part) * kChannels + channel, left = p.k - k;
   if (left <= 0) return;
   const std::uint8_t* const words =
       shared.codes + part * C::kPitch + padded(word_offset(kBits, channel / kFragmentChannels, 0, t, 2 * high));
-  const int column = part * kSlotCells + channel / p.geometry.span * kRows;
+  const int column = part * kSlotCells + (channel / kFragmentChannels >> p.block_shift) * kRows;
   const std::uint32_t base = C::kReal ? twice(kHalfMagic + p.zero_base) : 0;
   const bool in_vectors = p.in_vectors && p.perm == nullptr && left >= V;
-  const std::int64_t n0 = static_cast<std::int64_t>(piece.tile) * kRows;
+  const int n0 = piece.down * kRows;
   Out* const out = static_cast<Out*>(p.out);
-#pragma unroll
+#pragma unroll 1  // registers hold the next piece
   for (int unit = 0; unit < kRows / 2; unit += kAtOnce) {
     const int fragment = unit / 8, g = unit % 8 + g0;
     std::uint32_t word[V / 2];
 #pragma unroll
     for (int i = 0; i < V / 2; ++i)
-      word[i] = *reinterpret_cast<const std::uint32_t*>(words + fragment * (kFragmentBytes + kPad) + (g * 4 + i) * kVectorBytes) >>
-                (kBits == 4 ? 8 * high : 0);
+      word[i] =
+          *reinterpret_cast<const std::uint32_t*>(words + fragment * (kFragmentBytes + kPad) + (g * 4 + i) * kVectorBytes) >>
+          (kBits == 4 ? 8 * high : 0);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       const int row = fragment * kFragmentRows + 8 * upper + g;
-      const std::int64_t n = n0 + row;
-      if (n >= p.geometry.n) return;
+      const int n = n0 + row;
+      if (n >= p.n) break;
       const float s = shared.scales[column + row];
       const std::uint32_t zero = shared.zeros[column + row];
       const float z = __uint_as_float(zero);  // when real
@@ -264,7 +266,7 @@ __device__ __forceinline__ void write_rows(const Params& p, const Piece& piece, 
         w[2 * i] = two.x, w[2 * i + 1] = two.y;
       }
       if (in_vectors) {
-        store_vector<Out>(out + n * p.stride + k, w);
+        store_vector<Out>(out + (n * p.stride + k), w);
       } else {
 #pragma unroll
         for (int i = 0; i < V; ++i)
@@ -284,9 +286,9 @@ __device__ __forceinline__ void write_columns(const Params& p, const Piece& piec
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
   const int part = lane * V / kRows, row = lane * V % kRows, block = warp % kBlocks;
   const int upper = row % kFragmentRows / 8;  // registers a1 and a3
-  const std::int64_t n = (static_cast<std::int64_t>(piece.tile) + part) * kRows + row, left = p.geometry.n - n;
+  const int n = (piece.along + part) * kRows + row, left = p.n - n;
   if (left <= 0) return;
-  const int column = part * kSlotCells + block * kFragmentChannels / p.geometry.span * kRows + row;
+  const int column = part * kSlotCells + (block >> p.block_shift) * kRows + row;
   float s[V], z[V];  // z: when real
   std::uint32_t minus[V / 2];
 #pragma unroll
@@ -301,12 +303,12 @@ __device__ __forceinline__ void write_columns(const Params& p, const Piece& piec
   }
   const bool in_vectors = p.in_vectors && left >= V;
   Out* const out = static_cast<Out*>(p.out) + n;
-#pragma unroll 1  // one round hides little, but two take more registers than there are
+#pragma unroll 1
   for (int t = warp / kBlocks; t < 4; t += kAtOnce) {
     const std::uint8_t* const words =
         shared.codes + part * C::kPitch + padded(word_offset(kBits, block, row / kFragmentRows, row % 8 * 4 + t, upper));
     std::uint32_t word[V];
-#pragma unroll
+#pragma unroll(kBits == 4 ? 2 : 1)
     for (int high = 0; high < 2; ++high) {
       if (high == 0 || kBits == 8) {
 #pragma unroll
@@ -317,8 +319,8 @@ __device__ __forceinline__ void write_columns(const Params& p, const Piece& piec
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int channel = channel_of(block, t, 2 * high, half);
-        const std::int64_t position = static_cast<std::int64_t>(piece.record) * kChannels + channel;
-        if (position >= p.geometry.k) continue;
+        const int position = piece.down * kChannels + channel;
+        if (position >= p.k) continue;
         constexpr std::uint32_t kMask = kBits == 4 ? 0x000f000fu : 0x00ff00ffu;
         const int byte = code_shift(kBits, kBits == 4 ? 2 * high : 0, half) / 8;
         const unsigned both = static_cast<unsigned>(byte | (byte + 4) << 8);  // of two rows, 16 bits apart
@@ -326,7 +328,8 @@ __device__ __forceinline__ void write_columns(const Params& p, const Piece& piec
 #pragma unroll
         for (int i = 0; i < V / 2; ++i) {
           const std::uint32_t codes = with_magic(__byte_perm(word[2 * i], word[2 * i + 1], both), kMask);
-          const float2 two = weights<C>(p, codes, minus[i], make_float2(s[2 * i], s[2 * i + 1]), make_float2(z[2 * i], z[2 * i + 1]));
+          const float2 two =
+              weights<C>(p, codes, minus[i], make_float2(s[2 * i], s[2 * i + 1]), make_float2(z[2 * i], z[2 * i + 1]));
           w[2 * i] = two.x, w[2 * i + 1] = two.y;
         }
         Out* const to = out + (p.perm != nullptr ? __ldg(p.perm + position) : position) * p.stride;
@@ -342,37 +345,46 @@ __device__ __forceinline__ void write_columns(const Params& p, const Piece& piec
   }
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kPromisedThreads = 768;  // pairs of f16 and bf16 take up to 80 registers there: with fewer they spill
+#else
+constexpr int kPromisedThreads = kThreadsAnSm;
+#endif
+/// f64 takes the registers it wants.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kReal ? 1 : C::kCtas) dequantize_packed_kernel(const __grid_constant__ Params p) {
+inline constexpr int kLeastCtas = C::kReal ? 1 : kPromisedThreads / C::kThreads;
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, kLeastCtas<C>) dequantize_packed_kernel(const __grid_constant__ Params p) {
   __shared__ Shared<C> shared;
   int index = static_cast<int>(blockIdx.x);
-  Piece now = piece<C>(p, index);
-  InFlight<C> v{};
-  load<C>(p, now, v);
+  InFlight<C> v;
+  load<C>(p, piece<C>(p, index), v);
   for (;;) {
     keep<C>(p, v, shared);
     __syncthreads();
+    const Piece now = piece<C>(p, index);
     index += static_cast<int>(gridDim.x);
-    const bool more = index < p.pieces;
-    const Piece next = more ? piece<C>(p, index) : Piece{};
-    if (more) load<C>(p, next, v);
+    if (C::kAhead && index < p.pieces) load<C>(p, piece<C>(p, index), v);
     if constexpr (C::kTransposed)
       write_columns<C>(p, now, shared);
     else
       write_rows<C>(p, now, shared);
-    if (!more) return;
+    if (index >= p.pieces) return;
+    if (!C::kAhead) load<C>(p, piece<C>(p, index), v);
     __syncthreads();
-    now = next;
   }
 }
 
 // --- launch ------------------------------------------------------------------------------------------------------------------
 
 template <class C>
-cudaError_t launch(Params& p, cudaStream_t stream) {
-  const int along = C::kTransposed ? p.geometry.tiles() : p.geometry.records();
-  p.across = (along + C::kParts - 1) / C::kParts;
-  const std::int64_t pieces = std::int64_t{p.across} * (C::kTransposed ? p.geometry.records() : p.geometry.tiles());
+cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, cudaStream_t stream) {
+  p.along = C::kTransposed ? geometry.tiles() : geometry.records();
+  p.part_bytes = C::kTransposed ? geometry.record(1, 0) : geometry.record(0, 1);
+  p.down_bytes = C::kTransposed ? geometry.record(0, 1) : geometry.record(1, 0);
+  p.across = (p.along + C::kParts - 1) / C::kParts;
+  const std::int64_t pieces = std::int64_t{p.across} * (C::kTransposed ? geometry.records() : geometry.tiles());
   int device = 0, sms = 0;
   if (const cudaError_t e = cudaGetDevice(&device)) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
@@ -386,15 +398,18 @@ cudaError_t launch(Params& p, cudaStream_t stream) {
 }
 
 template <class Out, int kBits>
-cudaError_t launch(Params& p, bool transposed, cudaStream_t stream) {
+cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, bool transposed, cudaStream_t stream) {
   const bool real = p.zero == Zero::offset || p.zero == Zero::real;
-  if (transposed) return real ? launch<Config<Out, kBits, true, true>>(p, stream) : launch<Config<Out, kBits, true, false>>(p, stream);
-  return real ? launch<Config<Out, kBits, false, true>>(p, stream) : launch<Config<Out, kBits, false, false>>(p, stream);
+  if (transposed)
+    return real ? launch<Config<Out, kBits, true, true>>(p, geometry, stream)
+                : launch<Config<Out, kBits, true, false>>(p, geometry, stream);
+  return real ? launch<Config<Out, kBits, false, true>>(p, geometry, stream)
+              : launch<Config<Out, kBits, false, false>>(p, geometry, stream);
 }
 
 template <class Out>
-cudaError_t launch(Params& p, bool transposed, cudaStream_t stream) {
-  return p.geometry.bits == 4 ? launch<Out, 4>(p, transposed, stream) : launch<Out, 8>(p, transposed, stream);
+cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, bool transposed, cudaStream_t stream) {
+  return geometry.bits == 4 ? launch<Out, 4>(p, geometry, transposed, stream) : launch<Out, 8>(p, geometry, transposed, stream);
 }
 
 }  // namespace
@@ -402,22 +417,28 @@ cudaError_t launch(Params& p, bool transposed, cudaStream_t stream) {
 cudaError_t dequantize_packed(const DeviceWeight& weight, void* out, DType out_type, std::int64_t stride, bool transposed,
                               cudaStream_t stream) {
   const gpu_tile::Geometry& geo = weight.geometry;
-  if (geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - 1024;  // rounded up to pieces they are ints still
+  if (geo.n < 1 || geo.k < 1 || geo.n > kMost || geo.k > kMost) return cudaErrorInvalidValue;
   Params p{};
   p.records = static_cast<const std::uint8_t*>(weight.records);
   p.perm = weight.perm;
   p.out = out;
   p.stride = stride;
-  p.geometry = geo;
+  p.n = static_cast<int>(geo.n);
+  p.k = static_cast<int>(geo.k);
+  p.slots = geo.slots();
+  p.slot_bytes = geo.slot_bytes();
+  p.zeros_offset = geo.zero_offset(0) - geo.scale_offset(0);
+  p.block_shift = geo.span == 32 ? 1 : geo.span == 64 ? 2 : 3;
   p.scale_type = weight.scale_type;
   p.zero_type = weight.zero_type;
   p.zero = weight.zero;
   p.zero_base = weight.zero_base;
   p.scale2 = weight.scale2;
   switch (out_type) {
-    case DType::f32: return launch<float>(p, transposed, stream);
-    case DType::f16: return launch<__half>(p, transposed, stream);
-    case DType::bf16: return launch<__nv_bfloat16>(p, transposed, stream);
+    case DType::f32: return launch<float>(p, geo, transposed, stream);
+    case DType::f16: return launch<__half>(p, geo, transposed, stream);
+    case DType::bf16: return launch<__nv_bfloat16>(p, geo, transposed, stream);
     default: return cudaErrorInvalidValue;
   }
 }

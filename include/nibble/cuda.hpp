@@ -26,7 +26,7 @@ struct GpuInfo {
   int ordinal = 0;             // as cudaGetDevice counts
   int compute_capability = 0;  // 90 means 9.0
   int sms = 0;
-  std::int64_t shared_bytes_per_sm = 0;
+  std::int64_t shared_bytes_per_block = 0;  // the most a kernel may ask for
   std::int64_t l2_bytes = 0;
   std::int64_t memory_bytes = 0;
   double read_gbytes_per_s = 0;  // streaming reads, estimated from the memory's clock and width, not measured
@@ -101,8 +101,9 @@ struct CheckpointTensors {
 };
 
 /// Enqueues W → `out`: f16, bf16 or f32, [N,K] or (transposed) [K,N], dense, device memory. Bit-identical to QuantTensor::value
-/// rounded once to out.dtype. No packing, no allocation, no synchronisation.
-/// Errors: invalid_argument with the values, unsupported without a GPU.
+/// rounded once to out.dtype. No packing, no synchronisation; allocates no device memory. Needs compute capability 8.0 or later, as
+/// Isa::sm80 does.
+/// Errors: invalid_argument with the values, unsupported without such a GPU.
 Status dequantize(const CheckpointTensors& weight, const TensorView& out, bool transposed, Stream stream = {});
 
 }  // namespace nibble

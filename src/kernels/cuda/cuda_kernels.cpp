@@ -28,11 +28,24 @@ Status run_dequantize(const Kernel&, const StepArgs& args) {
                            args.stream);
 }
 
+/// Sizes are counted in 32 bits inside the kernels.
+constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
+/// A slice of one token's activations has to fit into a CTA's shared memory: an eighth of K on sm_90.
+constexpr std::int64_t kMostChannels = std::int64_t{1} << 19;
+
+/// The current GPU. Asked of problems that accepts_common has accepted: there is one then.
+GpuInfo current_gpu() {
+  Result<GpuInfo> gpu = this_gpu();
+  return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
+}
+
 /// What all rows ask of a weight.
 Status accepts_weight(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
+  if (std::max({p.m, p.n, p.k}) > kMostDimension)
+    return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};
 }
 
@@ -48,6 +61,10 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   if (name(p.act) != self.act)
     return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.act));
   if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not {}", self.act);
+  if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
+  const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
+  if (const std::int64_t most = current_gpu().shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
+    return error(StatusCode::unsupported, "needs {} bytes of shared memory, this GPU has {}", needed, most);
   return {};
 }
 
@@ -58,12 +75,6 @@ double moved_us(const GpuInfo& gpu, const Problem& p) {
   const std::int64_t outputs = p.op == Op::linear ? p.m * p.n : p.n * p.k;
   const double result = static_cast<double>(outputs * bits(p.epilogue.out)) / 8;
   return 1e-3 * (static_cast<double>(geo.total_bytes()) + activations + result) / gpu.read_gbytes_per_s;
-}
-
-/// The current GPU. Costs are asked of accepted problems only, and there is one then.
-GpuInfo current_gpu() {
-  Result<GpuInfo> gpu = this_gpu();
-  return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
 }
 
 constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or graph of them

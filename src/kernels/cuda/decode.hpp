@@ -10,8 +10,8 @@ namespace nibble::cuda {
 
 constexpr int kDecodeTokens = 16;  // of one launch, at most
 
-/// What a launch on sm_90 decides, a plain value. The bits of a result depend on `split` only, which depends on the weight's shape
-/// and on `tokens`, not on M.
+/// What a launch on sm_90 decides, a plain value. The bits of a result depend on `split` only, which depends on the weight's shape and
+/// format, on `tokens` and on the GPU, not on M.
 struct DecodeConfig {
   int tokens = kDecodeTokens;  // of one launch: what shared memory is laid out for; fewer leave a longer ring
   int split = 0;               // CTAs of a cluster that share a row tile along K; 0: chosen
@@ -25,7 +25,7 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
 /// Laid out for `tokens` a launch; M may be any.
 cudaError_t linear_decode_sm90(const LinearTask& task, int tokens, cudaStream_t stream);
 
-/// For devices before sm_90; runs on any from sm_80 on.
+/// For devices without sm_90's copy engine.
 cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream);
 
 }  // namespace nibble::cuda

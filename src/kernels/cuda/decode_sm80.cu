@@ -1,4 +1,4 @@
-// Decode without Hopper's copy engine: all warps copy chunks of K into a ring with cp.async. Runs from sm_80 on.
+// Decode without Hopper's copy engine: all warps copy chunks of K into a ring with cp.async.
 //
 //   CTA: one row tile, all of K; 8 warps, warp w takes records w, w + 8, w + 16, ...
 //     chunk of K → stage of a ring: eight records, one a warp, and their x, a copy group of all threads, as far ahead as the ring is long
@@ -10,6 +10,7 @@
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/decode_record.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/shared_memory.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 constexpr int kThreads = 32 * kDecodeWarps;
 constexpr int kMaxStages = 4;  // with 3 chunks ahead 100 KB are in flight
 constexpr int kChunkRecords = kDecodeWarps;
+static_assert(kChunkRecords == kSm80ChunkRecords);
 constexpr int kChunkChannels = kChunkRecords * gpu_tile::kChannels;
 constexpr int kXPitch = kChunkChannels * 2 + 16;  // ldmatrix finds 8 tokens in 8 different bank groups
 
@@ -115,9 +117,8 @@ Kernel kernel_for(int m) {
 cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.act != DType::f16 && task.act != DType::bf16)) return cudaErrorInvalidValue;
-  int device = 0, most_shared = 0;
-  if (const cudaError_t e = cudaGetDevice(&device)) return e;
-  if (const cudaError_t e = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) return e;
+  int device = 0, most = 0;
+  if (const cudaError_t e = most_shared(device, most)) return e;
   Params p{};
   p.records = static_cast<const std::uint8_t*>(task.weight.records);
   p.format = record_format(task.weight);
@@ -128,8 +129,8 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
   int tokens = std::min(task.m, kDecodeTokens);
   for (;; tokens = (tokens + 1) / 2) {
     p.stages = kMaxStages;
-    while (p.stages > 2 && shared_bytes(p.format.bytes, p.stages, tokens) > most_shared) --p.stages;
-    if (shared_bytes(p.format.bytes, p.stages, tokens) <= most_shared) break;
+    while (p.stages > 2 && shared_bytes(p.format.bytes, p.stages, tokens) > most) --p.stages;
+    if (shared_bytes(p.format.bytes, p.stages, tokens) <= most) break;
     if (tokens == 1) return cudaErrorInvalidConfiguration;
   }
   const int smem = shared_bytes(p.format.bytes, p.stages, tokens);
@@ -140,7 +141,7 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
            static_cast<int>(geo.k)};
     const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m) : kernel_for<__nv_bfloat16, 8>(m))
                                : (four ? kernel_for<__half, 4>(m) : kernel_for<__half, 8>(m));
-    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem)) return e;
+    if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
     kernel<<<static_cast<unsigned>(geo.tiles()), kThreads, static_cast<std::size_t>(smem), stream>>>(p);
     if (const cudaError_t e = cudaGetLastError()) return e;
   }

@@ -1,6 +1,6 @@
 // Decode on Hopper: a ring of records that the bulk copy engine keeps full, warps that empty it, and some that finish.
 //
-//   cluster of S CTAs: takes row tiles c, c + C, c + 2C, ...  (C clusters, all resident: one CTA per SM)
+//   cluster of S CTAs: takes row tiles c, c + C, c + 2C, ...  (C clusters, all resident)
 //     CTA of rank r: records [r·R/S, (r+1)·R/S) of each of them, R = K/128; its slice of x stays in shared memory
 //
 //       producer warp ──ring of stages──▶ 8 multiplying warps ──parts──▶ finishing warps ──inboxes of the cluster──▶ D
@@ -10,8 +10,9 @@
 //       finishing   add the 8 parts in the order of the warps; S = 1: epilogue, store. Else each row's sum goes to the rank that
 //                   owns the row (about 64/S each), which adds S of them in order of rank one tile later
 //
-// So a tile's end stops no warp that multiplies, and only the last tile's shows. Every sum has one order, which depends on
-// (N, K, S) and not on M: a row's bits depend neither on M nor on the other rows.
+// So a tile's end stops no warp that multiplies, and only the last tile's shows. Every sum has one order, which depends on K and S:
+// while S stays, a row's bits depend neither on M nor on the other rows. S is chosen for the weight's shape and format, the number of
+// tokens a launch is laid out for, and the GPU.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -19,13 +20,14 @@
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/decode_record.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/shared_memory.hpp"
 
 namespace nibble::cuda {
 namespace {
 
 constexpr int kMultipliers = 32 * kDecodeWarps;  // threads
 constexpr int kProducer = kDecodeWarps;          // warp; those after it finish
-/// A token's 64 rows are one warp's: one warp keeps up with 8 tokens and leaves registers for a second CTA, three with 16.
+/// A token's 64 rows are one warp's: one warp keeps up with 8 tokens, three with 16.
 template <int kTiles>
 constexpr int kFinishers = kTiles == 1 ? 1 : 3;
 template <int kTiles>
@@ -119,8 +121,8 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
       ptx::barrier_init(empty(s), kDecodeWarps);
     }
     for (int b = 0; b < p.part_buffers; ++b) {
-      ptx::barrier_init(part_full(b), kDecodeWarps);
-      ptx::barrier_init(part_empty(b), kFinishers<kTiles>);
+      ptx::barrier_init(part_full(b), kMultipliers);
+      ptx::barrier_init(part_empty(b), 32 * kFinishers<kTiles>);
     }
     for (int b = 0; b < kInboxes; ++b) ptx::barrier_init(inbox_full(b), 1);
     ptx::barrier_init(x_full, 1);
@@ -212,9 +214,8 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
           for_each_sum(from.stage, [&](int token, int row, float2 sum) { store(token, tile * gpu_tile::kRows + row, sum); });
         else if (!rehearsal)
           send(from.stage, fills.stage);
-        __syncwarp();
         if (!rehearsal) {
-          if (lane == 0) ptx::barrier_arrive(part_empty(from.stage));
+          ptx::barrier_arrive(part_empty(from.stage));
           from.advance(p.part_buffers);
           fills.advance(kInboxes);
         }
@@ -267,9 +268,8 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
     }
     if (!rehearsal) ptx::barrier_wait(part_empty(to.stage), to.parity);
     write_part<kTiles>(parts + to.stage * part_floats, warp, rehearsal ? 0 : p.x.m, p.x.m, acc);
-    __syncwarp();
     if (!rehearsal) {
-      if (lane == 0) ptx::barrier_arrive(part_full(to.stage));
+      ptx::barrier_arrive(part_full(to.stage));
       to.advance(p.part_buffers);
       continue;
     }
@@ -307,10 +307,6 @@ Kernel kernel_for(const LinearTask& task, int tokens) {
   return tokens <= 8 ? kernel_for<1, __half>(known, bits) : kernel_for<2, __half>(known, bits);
 }
 
-constexpr int kReserved = 1024;           // of every CTA, by the driver
-constexpr int kSharedPerSm = 228 * 1024;  // sm_90
-constexpr int kMostShared = kSharedPerSm - kReserved;
-
 /// Bytes between tokens of a CTA's slice of x: 16 more than a multiple of 128, so that ldmatrix finds 8 tokens in 8 different bank
 /// groups.
 int x_pitch(int records, int split) { return (records + split - 1) / split * gpu_tile::kChannels * 2 + 16; }
@@ -335,32 +331,15 @@ struct LaunchShape {
   }
 };
 
-constexpr int kMaxDevices = 64, kKernels = 24;
-
-/// Lets `kernel` use all of the shared memory, once per device.
-cudaError_t allow_shared(Kernel kernel, int device) {
-  static std::atomic<std::uint64_t> done[kKernels];
-  static std::atomic<Kernel> kernels[kKernels];
-  for (int i = 0; i < kKernels; ++i) {
-    Kernel none = nullptr;
-    if (kernels[i].load() != kernel && !kernels[i].compare_exchange_strong(none, kernel) && none != kernel) continue;
-    if ((done[i].load() >> device & 1) != 0) return cudaSuccess;
-    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared)) return e;
-    done[i].fetch_or(std::uint64_t{1} << device);
-    return cudaSuccess;
-  }
-  return cudaErrorInvalidConfiguration;
-}
-
 /// Clusters that can be resident with one CTA per SM; asked once per device.
-cudaError_t resident_clusters(int split, int device, int& clusters) {
+cudaError_t resident_clusters(int split, int device, int most, int& clusters) {
   static std::atomic<int> known[kMaxDevices][kMaxSplit + 1];
   std::atomic<int>& cached = known[device][split];
   clusters = cached.load();
   if (clusters != 0) return cudaSuccess;
   const Kernel kernel = decode_sm90_kernel<Known::f16_scales, 1, __half, 4>;
-  if (const cudaError_t e = allow_shared(kernel, device)) return e;
-  LaunchShape shape(split, split, kThreads<1>, kMostShared, nullptr);
+  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  LaunchShape shape(split, split, kThreads<1>, most, nullptr);
   if (const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config)) return e;
   cached.store(clusters);
   return cudaSuccess;
@@ -393,9 +372,8 @@ int stages_beside(const gpu_tile::Geometry& geo, int tokens, int split, int byte
 cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.act != DType::f16 && task.act != DType::bf16)) return cudaErrorInvalidValue;
-  int device = 0;
-  if (const cudaError_t e = cudaGetDevice(&device)) return e;
-  if (device >= kMaxDevices) return cudaErrorInvalidDevice;
+  int device = 0, most = 0;
+  if (const cudaError_t e = most_shared(device, most)) return e;
   const DecodeConfig asked = config;
   config.split = 0;
   // As many tokens a launch as leave room for a ring, then the fastest split. Neither depends on M: a row's sums depend on the split.
@@ -403,10 +381,10 @@ cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) 
     double best = 0;
     for (int split = 1; split <= kMaxSplit; ++split) {
       if (asked.split != 0 && split != asked.split) continue;
-      const int stages = stages_beside(geo, config.tokens, split, asked.smem != 0 ? asked.smem : kMostShared);
+      const int stages = stages_beside(geo, config.tokens, split, asked.smem != 0 ? asked.smem : most);
       if (stages == 0) continue;
       int resident = 0;
-      if (const cudaError_t e = resident_clusters(split, device, resident)) return e;
+      if (const cudaError_t e = resident_clusters(split, device, most, resident)) return e;
       if (resident < 1) continue;
       const int clusters = std::min(geo.tiles(), resident);
       const double us = predicted_us(geo, config.tokens, split, clusters, stages);
@@ -421,7 +399,7 @@ cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) 
   }
   // Pairs of CTAs for one token are faster with half the ring: 11.6 µs instead of 13.6 for 4096×14336. Why was not found out.
   if (asked.smem == 0 && config.tokens == 1 && config.split == 2)
-    if (const int stages = stages_beside(geo, 1, 2, kMostShared / 2); stages >= 2) config.stages = stages;
+    if (const int stages = stages_beside(geo, 1, 2, most / 2); stages >= 2) config.stages = stages;
   config.smem =
       shared_map(config.stages, geo.record_bytes(), config.tokens, x_pitch(geo.records(), config.split), part_buffers(config.tokens),
                  config.split)
@@ -431,8 +409,6 @@ cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) 
 
 cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
-  int device = 0;
-  if (const cudaError_t e = cudaGetDevice(&device)) return e;
   Params p{};
   p.records = static_cast<const std::uint8_t*>(task.weight.records);
   p.format = record_format(task.weight);
@@ -453,7 +429,7 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
     p.bulk_x = task.weight.perm == nullptr && geo.k % gpu_tile::kChannels == 0 && task.x_stride % 8 == 0 &&
                reinterpret_cast<std::uintptr_t>(p.x.x) % 16 == 0;
     const Kernel kernel = kernel_for(task, m);
-    if (const cudaError_t e = allow_shared(kernel, device)) return e;
+    if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
     LaunchShape shape(config.grid, config.split, m <= 8 ? kThreads<1> : kThreads<2>, config.smem, stream);
     if (const cudaError_t e = cudaLaunchKernelEx(&shape.config, kernel, p)) return e;
   }

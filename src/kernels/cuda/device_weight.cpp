@@ -1,5 +1,7 @@
 #include "kernels/cuda/device_weight.hpp"
 
+#include <new>
+
 #include "core/error.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "nibble/cuda.hpp"
@@ -25,7 +27,7 @@ Result<PackedWeightData::OnDevice> parts_to_device(const PackedWeightHeader& hea
 
 }  // namespace
 
-Result<PackedWeight> upload(const PackedWeight& weight) {
+Result<PackedWeight> upload(const PackedWeight& weight) try {
   const PackedWeightData& from = weight.data();
   if (from.backend() == Backend::cuda) return weight;
   if (from.layout->backend != Backend::cuda)
@@ -37,6 +39,9 @@ Result<PackedWeight> upload(const PackedWeight& weight) {
   NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(from.bytes.span()));
   packed->bytes = Buffer(std::move(bytes));
   return PackedWeight(std::move(packed));
+} catch (const std::bad_alloc&) {
+  return error(StatusCode::io_error, "no host memory to upload the {} bytes of W[{},{}]", weight.bytes().size(), weight.n(),
+               weight.k());
 }
 
 namespace cuda {

@@ -17,6 +17,7 @@
 //
 // Which records a warp gets, and so the order of every sum, depends on K only. F and T, which depend on M, change no bit.
 #include "kernels/cuda/linear_simt.hpp"
+#include "kernels/cuda/shared_memory.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -399,14 +400,13 @@ constexpr int warp_floats(int tokens, int slots) { return tokens * kChannels + s
 /// The most tokens a CTA that fit into shared memory and leave most SMs something to do.
 cudaError_t choose_tokens(const Params& p, int warps, int& tokens) {
   int device = 0, sms = 0, smem = 0;
-  if (const cudaError_t e = cudaGetDevice(&device)) return e;
+  if (const cudaError_t e = most_shared(device, smem)) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
-  if (const cudaError_t e = cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) return e;
   const auto ctas = [&] {
     return static_cast<std::int64_t>(ceil_div(p.m, tokens)) * ceil_div(p.n, fragments_for(tokens) * kFragmentRows);
   };
-  tokens = p.m > 4 ? 8 : p.m > 1 ? 4 : 1;
-  while (tokens > 1 && (warps * warp_floats(tokens, p.slots) * 4 > smem || ctas() * 4 < sms * 3)) tokens = tokens == 8 ? 4 : 1;
+  tokens = p.m > 1 ? 4 : 1;
+  if (warps * warp_floats(tokens, p.slots) * 4 > smem || ctas() * 4 < sms * 3) tokens = 1;
   return cudaSuccess;
 }
 
@@ -419,7 +419,7 @@ cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   const int smem = warps * p.warp_floats * 4;
   const auto kernel = linear_simt_kernel<kBits, kFloat, F, T>;
-  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem)) return e;
+  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
   kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(warps * 32), static_cast<std::size_t>(smem), stream>>>(p);
   return cudaGetLastError();
 }

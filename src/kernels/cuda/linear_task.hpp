@@ -36,4 +36,10 @@ struct LinearTask {
   epilogue::Element epilogue;
 };
 
+/// Shared memory that the sm_80 decode kernel cannot do without: two stages of eight records and their activations of one token.
+constexpr int kSm80ChunkRecords = 8;
+constexpr int sm80_least_shared(int record_bytes) {
+  return 2 * kSm80ChunkRecords * (record_bytes + gpu_tile::kChannels * 2) + 2 * 16;
+}
+
 }  // namespace nibble::cuda

@@ -21,8 +21,8 @@ std::string_view name(Backend backend);
 ///             │        └─ avx512 ── avx512vnni ── avx512bf16    on AArch64 that includes NEON
 ///             └─ dotprod ── i8mm
 ///
-///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: compute capability 8.0 and later, with tensor
-///                              cores for bf16; sm90: 9.0 exactly, whose code runs on nothing else
+///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: tensor cores with asynchronous copies, compute
+///                              capability 8.x, 9.0, 10.x and 12.x; sm90: 9.0 exactly, whose code runs on nothing else
 enum class Isa : std::uint8_t { baseline, avx2, avx2vnni, avx512, avx512vnni, avx512bf16, dotprod, i8mm, simt, sm80, sm90 };
 inline constexpr std::array kAllIsas{Isa::baseline, Isa::avx2, Isa::avx2vnni, Isa::avx512, Isa::avx512vnni, Isa::avx512bf16,
                                      Isa::dotprod,  Isa::i8mm, Isa::simt,     Isa::sm80,   Isa::sm90};

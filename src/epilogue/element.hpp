@@ -2,7 +2,8 @@
 // as a parameter. One source for host and device; epilogue.cpp runs the same functions over whole rows.
 //
 // A part that is absent costs a branch that all threads take together. Products and sums are rounded one by one, as the host's
-// are: a device gives the host's bits, but for the last place of erf, tanh and exp.
+// are. So a device gives the host's bits, but for what is inside the activations: exp, tanh and erf of its own library, and
+// multiply-adds that its compiler contracts.
 #pragma once
 
 #include <cstdint>

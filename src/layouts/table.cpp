@@ -78,7 +78,7 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
   return PackedWeight(std::move(packed));
 }
 
-Result<QuantTensor> unpack(const PackedWeight& weight) {
+Result<QuantTensor> unpack(const PackedWeight& weight) try {
   const PackedWeightData& packed = weight.data();
   QuantTensor q;
   q.scheme = packed.scheme;
@@ -104,6 +104,9 @@ Result<QuantTensor> unpack(const PackedWeight& weight) {
     packed.layout->unpack(packed, q);
   }
   return q;
+} catch (const std::bad_alloc&) {
+  return error(StatusCode::io_error, "no memory to unpack the {} bytes of W[{},{}], a byte a code", weight.bytes().size(),
+               weight.n(), weight.k());
 }
 
 }  // namespace nibble

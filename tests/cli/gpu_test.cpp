@@ -23,6 +23,7 @@ class CliGpu : public Cli {
 TEST_F(CliGpu, VerifiesThere) {
   const auto json = nibble_json({"verify", quantized(), "--backend", "cuda", "--act", "f16", "-M", "1,16,33", "--json"});
   EXPECT_EQ(json["backend"], "cuda");
+  ASSERT_FALSE(json["results"].empty());
   for (const auto& result : json["results"])
     EXPECT_NE(result["kernel"].get<std::string>().find("__cuda_"), std::string::npos) << result;
 }

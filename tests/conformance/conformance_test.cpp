@@ -175,6 +175,25 @@ TEST_P(LinearConformance, EveryEpilogue) {
     for (std::uint64_t turn : {0, 1}) expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
 }
 
+/// Layers of the size of real ones: many records along K, more row tiles than multiprocessors. Too slow for every kernel of a CPU.
+TEST_P(LinearConformance, LargeLayersOnTheGpu) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.backend != Backend::cuda) GTEST_SKIP() << "for kernels of the GPU";
+  const std::array schemes{WeightScheme{DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16},
+                           WeightScheme{DType::u4, ZeroKind::integer, GroupShape::group(64), DType::bf16},
+                           WeightScheme{DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}};
+  std::uint64_t seed = 1;
+  for (const WeightScheme& scheme : schemes)
+    for (const Shape& shape : {Shape{16, 96, 14336}, {1, 9000, 512}, {16, 9000, 4096}, {3, 4096, 4096}}) {
+      ASSERT_TRUE(takes(kernel, scheme, shape.n, shape.k)) << scheme.name() << " W[" << shape.n << "," << shape.k << "]";
+      const DType act = act_for(kernel, seed);
+      VerifySpec spec = spec_for(kernel, shape.m, act, {.out = act}, seed);
+      spec.sample_columns = 64;
+      expect_verified(random_weight(scheme, shape.n, shape.k, seed), spec, kernel.name);
+      ++seed;
+    }
+}
+
 /// Small integer activations, power-of-two scales: every product and partial sum is an exact f32, so that no rounding can
 /// excuse a difference.
 TEST_P(LinearConformance, ExactDataGivesExactResults) {
@@ -327,6 +346,7 @@ INSTANTIATE_TEST_SUITE_P(Table, LinearConformance, ::testing::ValuesIn(kernels_o
 TEST_P(DequantizeConformance, BitExact) {
   const Kernel& kernel = *GetParam();
   std::uint64_t seed = 1;
+  int compared = 0;
   for (const WeightScheme& scheme : all_schemes())
     for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {33, 61}, {64, 256}}) {
       QuantTensor q = random_weight(scheme, n, k, ++seed, {.act_order = true});
@@ -349,8 +369,10 @@ TEST_P(DequantizeConformance, BitExact) {
             for (std::int64_t col = 0; col < k; ++col)
               expected.set(transposed ? col * n + row : row * k + col, q.value(row, col));
           ASSERT_EQ(d.bytes, expected.bytes) << scheme.name() << " [" << n << "," << k << "] to " << name(out);
+          ++compared;
         }
     }
+  EXPECT_GT(compared, 0) << "the kernel took no scheme";
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, DequantizeConformance, ::testing::ValuesIn(kernels_of(Op::dequantize)), test_name);

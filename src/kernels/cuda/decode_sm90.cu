@@ -67,7 +67,8 @@ __host__ __device__ constexpr SharedMap shared_map(int stages, int record_bytes,
   s.parts = align128(s.x + m * x_pitch);
   s.inbox = s.parts + part_buffers * part_bytes(m);
   s.barriers = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
-  s.total = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 1);
+  const int used = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 1);
+  s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // a rehearsal reads a record from the parts on
   return s;
 }
 
@@ -161,7 +162,6 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
     const int box_floats = inbox_floats(p.split, p.x.m);
     const bool plain = p.epilogue.plain();
     bool rehearsal = true;  // as the multiplying warps have one; nothing is sent or stored
-    const float* const nothing = reinterpret_cast<const float*>(shared);
     const auto store = [&](int token, int n, float2 sum) {
       if (rehearsal) return;
       if (plain && n + 1 < p.n) {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
     };
     /// Calls use(token, row, sums of rows row and row + 1) for all of a tile.
     const auto for_each_sum = [&](int buffer, auto use) {
-      const float* part = rehearsal ? nothing : parts + buffer * part_floats;
+      const float* part = parts + buffer * part_floats;
 #pragma unroll 2
       for (int token = finisher; token < p.x.m; token += kFinishers<kTiles>)
         use(token, 2 * lane, sum_parts<Act, kBits>(part, p.x.m, token, 2 * lane));
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
     };
     const auto finish = [&](int tile, const Cursor& box) {
       if (!rehearsal) ptx::barrier_wait_cluster(inbox_full(box.stage), box.parity);
-      const float* in = rehearsal ? nothing : inbox + box.stage * box_floats;
+      const float* in = rehearsal ? parts : inbox + box.stage * box_floats;
       const int own = lane % (1 << p.row_lanes) * 2, row = rank * own_rows + own;
       const int step = 32 * kFinishers<kTiles> >> p.row_lanes;
       for (int token = (finisher * 32 + lane) >> p.row_lanes; token < p.x.m && own < own_rows && row < gpu_tile::kRows; token += step) {
@@ -236,6 +236,7 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
         if (lane < p.x.m)
           ptx::bulk_copy(base + map.x + lane * p.x_pitch, x + lane * p.x.stride, bytes, x_full, ptx::evict_last());
       }
+      ptx::named_barrier(3, kMultipliers + 32 * kFinishers<kTiles>);
       if (p.split > 1) ptx::cluster_wait();
     }
     return;
@@ -245,8 +246,8 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) x_tile[t] = base + map.x + min(8 * t + lane % 8, p.x.m - 1) * p.x_pitch + lane / 8 * 16;
 
-  // A turn before the first tile's is a rehearsal: one record on whatever the ring holds, written nowhere. It brings the
-  // instructions of the loop out of memory, two microseconds' worth, while there is nothing to multiply yet.
+  // A turn before the first tile's is a rehearsal: one record of whatever stands where the parts will be, written nowhere. It brings
+  // the instructions of the loop out of memory, two microseconds' worth, while there is nothing to multiply yet.
   const int all = (slice + kDecodeWarps - 1) / kDecodeWarps * kDecodeWarps;
   Cursor from{0, 0}, to{0, 1};
   for (int tile = first_tile - clusters; tile < p.tiles; tile += clusters) {
@@ -257,8 +258,9 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
       if (r < slice) {
         std::uint32_t x[kTiles];
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) x[t] = rehearsal ? base : x_tile[t] + r * gpu_tile::kChannels * 2;
-        multiply_record<kKnown, kTiles, Act, kBits>(p.format, base + from.stage * stage_bytes + warp * p.format.bytes, x, acc);
+        for (int t = 0; t < kTiles; ++t) x[t] = rehearsal ? base + map.parts : x_tile[t] + r * gpu_tile::kChannels * 2;
+        const std::uint32_t record = base + (rehearsal ? map.parts : from.stage * stage_bytes + warp * p.format.bytes);
+        multiply_record<kKnown, kTiles, Act, kBits>(p.format, record, x, acc);
       }
       __syncwarp();
       if (!rehearsal) {
@@ -273,6 +275,7 @@ __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const 
       to.advance(p.part_buffers);
       continue;
     }
+    ptx::named_barrier(3, kMultipliers + 32 * kFinishers<kTiles>);  // all rehearsals are over: shared memory may be written
     if (p.bulk_x) {
       ptx::barrier_wait(x_full, 0);
     } else {

@@ -132,6 +132,21 @@ def dequantize(data):
             f"{checked['failures']} differences.\n")
 
 
+def packed(data):
+    """Dequantizing packed weights, against a copy that moves as many bytes."""
+    cells, shapes = {}, {}
+    for r in data["rows"]:
+        if r["kernel"] != "dequantize_packed":
+            continue
+        order = "[N,K]" if r["order"] == "nk" else "[K,N]"
+        shapes[f"{r['n']}×{r['k']}"] = None
+        text = f"{r['us']:.1f} µs · {r['tb_per_s']:.2f} TB/s · **{100 * r['copy_us'] / r['us']:.0f} %**"
+        cells.setdefault((r["bits"], r["out"], order), {})[f"{r['n']}×{r['k']}"] = text
+    rows = [[f"{bits}-bit → {out} {order}"] + [found.get(s, "") for s in shapes] for (bits, out, order), found in cells.items()]
+    note = f"\n{data['device']}, groups of 128, f16 scales, rotating cold copies. Time · bytes moved · **share of a copy's speed**.\n"
+    return table(["packed → W"] + list(shapes), rows) + note
+
+
 def gpu_table(data, scheme, act):
     """A row per shape of one mode on a GPU: the floor at M = 1, times, and for each M cuBLAS, the ratio to it and the share of the
     bandwidth. Of several kernels the one chosen."""
@@ -240,6 +255,7 @@ RENDERERS = {
     "exactness": exactness,
     "dequantize": dequantize,
     "gpu_kernels": gpu_kernels,
+    "packed": packed,
 }
 MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels"}
 REGISTRY = ROOT / "docs/results/registry.json"

@@ -438,7 +438,9 @@ int run(int argc, char** argv) {
     else
       file = argv[i];
   }
-  nlohmann::json out;
+  cudaDeviceProp device;
+  REQUIRE(cudaGetDeviceProperties(&device, 0));
+  nlohmann::json out = {{"device", device.name}};
   int failures = 0;
   if (mode == "check") {
     const Result r = check(small);

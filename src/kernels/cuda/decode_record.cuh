@@ -12,22 +12,10 @@
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/record_format.cuh"
 #include "kernels/cuda/unpack.cuh"
 
 namespace nibble::cuda {
-
-/// What the main loop needs to know about a record.
-struct RecordFormat {
-  int bytes;
-  int span;          // channels that share a slot: 32, 64 or 128
-  int slots_offset;  // of slot 0 in a record
-  int slot_bytes;
-  int zeros_offset;  // in a slot
-  DType scale_type;
-  Zero zero;
-  DType zero_type;
-  float zero_base;
-};
 
 /// What is known of a record at compile time: groups of 128 channels or more without float offsets, with 16-bit scales, as nearly
 /// all checkpoints have them, or nothing.
@@ -36,12 +24,6 @@ enum class Known { f16_scales, bf16_scales, nothing };
 inline Known known_of(const RecordFormat& f) {
   if (f.span != 128 || f.zero > Zero::integer || f.scale_type == DType::f32) return Known::nothing;
   return f.scale_type == DType::f16 ? Known::f16_scales : Known::bf16_scales;
-}
-
-inline RecordFormat record_format(const DeviceWeight& w) {
-  const gpu_tile::Geometry& g = w.geometry;
-  return {g.record_bytes(), g.span, g.scale_offset(0), g.slot_bytes(), g.zero_offset(0) - g.scale_offset(0), w.scale_type,
-          w.zero,           w.zero_type, w.zero_base};
 }
 
 /// Multiplying warps of a CTA: each takes every eighth record, whole. Half records for 4 × 2 or 8 × 2 warps were slower

@@ -1,0 +1,189 @@
+// Codes → weights as the A operand of m16n8k16 or wgmma m64k16: W·kScaleUp, rounded once or twice to the activations' type. For
+// kernels whose sums run over all of K inside the tensor cores; decode, which scales sums group by group, uses unpack.cuh instead.
+//
+//   operand = (u − z)·s + o                u the stored code; u − z exact, the rest one fused multiply-add
+//
+//   f16, 4 bits   LOP3 puts a code into the mantissa of 1024: 1024 + u. Rows g+8 keep their code 4 bits higher, 1024 + 16u: no
+//                 shift. Subtracting 1024 + z, or multiplying by 1/16 and subtracting 64 + z, is exact.
+//                 5 + 4 + 4 instructions for 8 weights.
+//   f16, 8 bits   PRMT does: 4 + 4 + 4.
+//   bf16, 4 bits  its mantissa has 7 bits: 128 + u, and three shifts: 7 + 4 + 4.
+//   bf16, 8 bits  through f32 to u − 128 (unpack.cuh): 20 + 4 + 4.
+//
+// Float zeros: z is taken to the nearest integer, which is subtracted exactly, and what is left goes into o, at most half a step.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/record_format.cuh"
+#include "kernels/cuda/unpack.cuh"
+#include "layouts/gpu_tile.hpp"
+
+namespace nibble::cuda {
+
+/// Scales are multiplied by this, and sums divided by it: f16 keeps all bits of a scale down to 10⁻⁶ then, and |W| < 1023 fits.
+template <class Act>
+constexpr float kScaleUp = 64.0f;
+template <>
+constexpr float kScaleUp<__nv_bfloat16> = 1.0f;
+
+__device__ inline std::uint32_t twice(__half x) { return __half_as_ushort(x) * 0x10001u; }
+__device__ inline std::uint32_t twice(__nv_bfloat16 x) { return __bfloat16_as_ushort(x) * 0x10001u; }
+template <class Act>
+__device__ inline std::uint32_t twice(float x) {
+  if constexpr (std::is_same_v<Act, __half>)
+    return twice(__float2half_rn(x));
+  else
+    return twice(__float2bfloat16_rn(x));
+}
+
+template <class Act>
+__device__ inline std::uint32_t add2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  if constexpr (std::is_same_v<Act, __half>)
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  else
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+template <class Act>
+__device__ inline std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  if constexpr (std::is_same_v<Act, __half>)
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+/// (a & mask) | magic in one instruction: nvcc does not always find it.
+template <std::uint32_t kMask>
+__device__ inline std::uint32_t masked_or(std::uint32_t a, std::uint32_t magic) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "n"(kMask), "r"(magic));
+  return r;
+}
+
+/// Codes as numbers of the activations' type: value = u + kMagic of rows g, (u + kMagicUpper) / kUpperFactor of rows g+8.
+template <class Act, int kBits>
+struct Raised;
+template <>
+struct Raised<__half, 4> {
+  static constexpr float kMagic = 1024.0f, kMagicUpper = 64.0f;
+  static constexpr bool kSixteenths = true;  // of rows g+8
+  __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word, std::uint32_t) {
+    const std::uint32_t upper = word >> 8;
+    a[0] = masked_or<0x000f000fu>(word, 0x64006400u);
+    a[1] = masked_or<0x00f000f0u>(word, 0x64006400u);
+    a[2] = masked_or<0x000f000fu>(upper, 0x64006400u);
+    a[3] = masked_or<0x00f000f0u>(upper, 0x64006400u);
+  }
+};
+template <>
+struct Raised<__half, 8> {
+  static constexpr float kMagic = 1024.0f, kMagicUpper = 1024.0f;
+  static constexpr bool kSixteenths = false;
+  __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
+    a[0] = __byte_perm(word0, 0x64646464u, 0x4140);
+    a[1] = __byte_perm(word0, 0x64646464u, 0x4342);
+    a[2] = __byte_perm(word1, 0x64646464u, 0x4140);
+    a[3] = __byte_perm(word1, 0x64646464u, 0x4342);
+  }
+};
+template <int kBits>
+struct Raised<__nv_bfloat16, kBits> {
+  static constexpr float kMagic = Operand<__nv_bfloat16, kBits>::kOffset, kMagicUpper = kMagic;
+  static constexpr bool kSixteenths = false;
+  __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
+    if constexpr (kBits == 4)
+      Operand<__nv_bfloat16, 4>::unpack(a, word0);
+    else
+      Operand<__nv_bfloat16, 8>::unpack(a, word0, word1);
+  }
+};
+
+/// What turns a lane's codes of one group into weights, each twice in a register: [0] of row g, [1] of row g+8 of a fragment.
+struct RowConstants {
+  std::uint32_t minus[2];   // −(kMagic + z)
+  std::uint32_t scale[2];   // s·kScaleUp
+  std::uint32_t offset[2];  // o·kScaleUp
+};
+
+/// The two scales, as floats, of rows g and g+8 of a fragment.
+__device__ inline float2 load_row_pair(std::uint32_t column, int position, DType type) {
+  if (type == DType::f32) {
+    const uint2 v = ptx::load_shared8(column + position * 4);
+    return {__uint_as_float(v.x), __uint_as_float(v.y)};
+  }
+  const std::uint32_t v = ptx::load_shared4(column + position * 2);
+  if (type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(v));
+  return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
+}
+__device__ inline std::uint32_t load_shared2(std::uint32_t address) {
+  std::uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+
+/// Where a lane's pair of rows stands in a column of a slot.
+__device__ inline int row_pair_position(int fragment, int lane) { return fragment / 2 * 32 + lane / 4 * 4 + fragment % 2 * 2; }
+
+/// `slot` is the shared-memory address of a group's slot, `position` from row_pair_position. With `scale_after` the operand is
+/// u − z, and the caller multiplies sums by the scale, which is returned; else by 1 / kScaleUp.
+template <class Act, int kBits>
+__device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFormat& format, std::uint32_t slot, int position,
+                                                 bool scale_after) {
+  using Codes = Raised<Act, kBits>;
+  const float2 scale = load_row_pair(slot, position, format.scale_type);
+  float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
+  const std::uint32_t zeros = slot + format.zeros_offset;
+  if (format.zero == Zero::integer) {
+    const std::uint32_t raw = load_shared2(zeros + position);
+    z[0] += static_cast<float>(raw & 0xffu);
+    z[1] += static_cast<float>(raw >> 8);
+  } else if (format.zero != Zero::fixed) {
+    const float2 v = load_row_pair(zeros, position, format.zero_type);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float value = i == 0 ? v.x : v.y, s = i == 0 ? scale.x : scale.y;
+      // W = (u − base)·s + value or (u − base − value)·s; in steps of s, the value's nearest integer within the codes' reach.
+      const float steps = format.zero == Zero::real ? value : s != 0.0f ? -value / s : 0.0f;
+      constexpr float kReach = kBits == 4 ? 64.0f : 128.0f;  // as far as u − z is exact
+      const float whole = rintf(fminf(fmaxf(steps, -kReach), kReach));
+      z[i] += whole;
+      if (scale_after)
+        o[i] = whole - steps;  // in units of s: not for offsets, of which a scale of 0 would leave nothing
+      else
+        o[i] = (format.zero == Zero::real ? (whole - steps) * s : fmaf(whole, s, value)) * kScaleUp<Act>;
+    }
+  }
+  c.minus[0] = twice<Act>(-(Codes::kMagic + z[0]));
+  c.minus[1] = twice<Act>(-(Codes::kMagicUpper + z[1]));
+  c.scale[0] = twice<Act>(scale_after ? 1.0f : scale.x * kScaleUp<Act>);
+  c.scale[1] = twice<Act>(scale_after ? 1.0f : scale.y * kScaleUp<Act>);
+  c.offset[0] = twice<Act>(o[0]);
+  c.offset[1] = twice<Act>(o[1]);
+  return scale;
+}
+
+/// The 16 channels number `index` of a lane's 16-byte vector as weights; index is a constant once unrolled.
+template <class Act, int kBits>
+__device__ __forceinline__ void weights(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
+  using Codes = Raised<Act, kBits>;
+  if constexpr (kBits == 4)
+    Codes::unpack(a, index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w, 0);
+  else
+    Codes::unpack(a, index == 0 ? v.x : v.z, index == 0 ? v.y : v.w);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t exact =
+        Codes::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, c.minus[1]) : add2<Act>(a[i], c.minus[i % 2]);
+    a[i] = fma2<Act>(exact, c.scale[i % 2], c.offset[i % 2]);
+  }
+}
+
+}  // namespace nibble::cuda

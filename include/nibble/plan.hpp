@@ -80,6 +80,7 @@ struct KernelInfo {
   std::string_view layout;
   Isa isa;
   std::string_view summary;
+  bool batch_invariant;  // the bits of a row of D depend neither on M nor on the other rows
 };
 
 /// All kernels of this build, best-loved first, the reference last.
@@ -135,8 +136,9 @@ struct Explanation {
 /// An immutable decision: which kernels to run, in which order, for every M up to m_max. Share it between all layers of one
 /// shape and scheme, and between threads.
 ///
-/// With one kernel the bits of a row depend neither on M nor on the other rows. For another M a plan may choose another kernel,
-/// whose sums are rounded in another order; Explanation says where. To keep the bits for every M, force a kernel by name.
+/// With one kernel the bits of a row depend neither on M nor on the other rows, if it is batch_invariant (KernelInfo). For another
+/// M a plan may choose another kernel, whose sums are rounded in another order; Explanation says where. To keep the bits for every
+/// M, force such a kernel by name.
 class Plan {
  public:
   static Result<Plan> linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options = {});
@@ -156,7 +158,8 @@ class Plan {
              std::span<std::byte> workspace, Executor* executor = nullptr) const;
   /// The same for a weight in device memory: `a`, `d`, the operands and `workspace` are device memory too, of the GPU the weight is
   /// on, which must be current in the calling thread. Enqueues on `stream` and returns. Can be captured in a CUDA graph, but not
-  /// the first run on a device, which loads the kernel's code: run once before.
+  /// the first run on a device, which loads the kernel's code: run once before, with the same M and strides. No allocation, search
+  /// or lock, but for kernels that are not batch_invariant: their first run of a shape searches, later ones take a shared lock.
   /// Errors: as above, and internal with CUDA's words when a launch fails.
   Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
              std::span<std::byte> workspace, Stream stream) const;

@@ -49,6 +49,7 @@ struct StepArgs {
   const PackedWeightData* weight = nullptr;
   ConstTensorView a;              // [M,K], the caller's
   std::byte* prepared = nullptr;  // A in the form the main kernel reads: written by prepare, read by the main kernel
+  std::span<std::byte> scratch;   // of the main kernel: what its workspace() asked for at this M, aligned to 64 bytes, GPU: 256
   TensorView d;                   // linear [M,N]; dequantize [N,K] or [K,N]
   bool transposed = false;        // dequantize: d is [K,N]
   const EpilogueSpec* epilogue = nullptr;
@@ -68,16 +69,23 @@ struct Kernel {
   /// of activations it reads (cpu/prepare.hpp), which is the `out` of the prepare kernel that makes it; on the GPU their type.
   std::string_view out, act, weight;
   std::string_view layout;
+  std::string_view variant = {};  // a word that tells it from kernels of another making, where the fields do not
   Tile tile;
   std::string_view summary;
+  /// A row of D has the same bits for every M and whatever the other rows are.
+  bool batch_invariant = true;
+  /// W is rounded to the type of the activations before it is multiplied, and, with rounds_scales, its scales and float zeros
+  /// before that. It decides the bound (docs/accuracy.md, "Kernels that round weights").
+  bool rounds_weights = false, rounds_scales = false;
 
   /// Ok, or why not, with the values.
   Status (*accepts)(const Kernel& self, const Problem& problem);
   /// Predicted microseconds. Only for accepted problems.
   double (*cost_us)(const Kernel& self, const Problem& problem);
-  /// Bytes that it writes for later steps; null: none.
+  /// Bytes of workspace at problem.m; null: none. Of a prepare kernel what it writes for the main kernel (StepArgs::prepared), of
+  /// every other its own scratch (StepArgs::scratch). Asked in every run, so it only calculates; never less for a larger M.
   std::size_t (*workspace)(const Kernel& self, const Problem& problem) = nullptr;
-  /// Fails only where the GPU's driver refuses a launch.
+  /// Fails only where the GPU's driver, or a library, refuses a launch.
   Status (*run)(const Kernel& self, const StepArgs& args);
 };
 
@@ -89,7 +97,7 @@ const Kernel* find_kernel(std::string_view name);
 /// What accepts() of every kernel begins with: the operation, the layout, the machine and the place of the weight fit.
 Status accepts_common(const Kernel& self, const Problem& problem);
 
-/// `op_out_act_weight__backend_isa_tile`, from the fields.
+/// `op_out_act_weight__backend_isa_tile`, from the fields; with a variant `…_isa_variant_tile`.
 std::string kernel_name(const Kernel& kernel);
 
 }  // namespace nibble

@@ -64,7 +64,8 @@ Roofline assumed_roofline(int threads) {
 }
 
 std::string kernel_name(const Kernel& kernel) {
-  std::string tile;
+  std::string tile(kernel.variant);
+  if (kernel.tile.m + kernel.tile.n + kernel.tile.k != 0 && !tile.empty()) tile += "_";
   if (kernel.tile.m != 0) tile += fmt::format("m{}", kernel.tile.m);
   if (kernel.tile.n != 0) tile += fmt::format("n{}", kernel.tile.n);
   if (kernel.tile.k != 0) tile += fmt::format("k{}", kernel.tile.k);
@@ -83,7 +84,8 @@ std::string_view name(Op op) {
 
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> list;
-  for (const Kernel* k : kernel_table()) list.push_back({k->name, k->backend, k->op, k->layout, k->isa, k->summary});
+  for (const Kernel* k : kernel_table())
+    list.push_back({k->name, k->backend, k->op, k->layout, k->isa, k->summary, k->batch_invariant});
   return list;
 }
 

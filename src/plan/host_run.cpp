@@ -1,7 +1,8 @@
 #include "plan/host_run.hpp"
 
 #include <algorithm>
-#include <array>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -13,6 +14,24 @@ namespace {
 constexpr std::byte kPoison{0xff};  // NaN in every float type
 constexpr std::byte kCanary{0xa5};
 constexpr std::size_t kCanaries = 256;  // on each side, which keeps the alignment of an allocation
+/// Before a workspace: what workspace_bytes() counts for alignment is skipped then, on the GPU all but a byte of it, and does not
+/// hide a write past the end.
+constexpr std::size_t kBeforeWorkspace = kCanaries + 1;
+
+/// `size` bytes of poison behind `before` canaries, and kCanaries past them.
+std::vector<std::byte> poisoned(std::size_t size, std::size_t before) {
+  std::vector<std::byte> bytes(before + size + kCanaries, kCanary);
+  std::fill_n(bytes.data() + before, size, kPoison);
+  return bytes;
+}
+
+/// Ok, or on which side of `what` canaries are gone.
+Status intact(std::span<const std::byte> before, std::span<const std::byte> past, std::string_view what) {
+  const auto gone = [](std::byte b) { return b != kCanary; };
+  if (std::ranges::any_of(before, gone)) return error(StatusCode::internal, "the kernel wrote before {}", what);
+  if (std::ranges::any_of(past, gone)) return error(StatusCode::internal, "the kernel wrote past {}", what);
+  return {};
+}
 
 /// From the first element to the last, gaps between rows included.
 std::size_t extent_bytes(const ConstTensorView& v) {
@@ -21,64 +40,63 @@ std::size_t extent_bytes(const ConstTensorView& v) {
   return static_cast<std::size_t>(storage_bytes(v.dtype, static_cast<std::uint64_t>(elements)));
 }
 
-/// A view's elements in device memory, between canaries.
+/// Device memory between canaries.
 class OnDevice {
  public:
-  /// An absent operand stays absent.
+  /// `fenced`: `before` canaries, what is to be there, kCanaries.
+  static Result<OnDevice> copy(std::span<const std::byte> fenced, std::size_t before) {
+    OnDevice made;
+    made.before_ = before;
+    NIBBLE_ASSIGN_OR_RETURN(made.memory_, DeviceMemory::allocate(fenced.size()));
+    NIBBLE_RETURN_IF_ERROR(copy_to_device(made.memory_.data(), fenced.data(), fenced.size()));
+    return made;
+  }
+  /// A view's elements.
   static Result<OnDevice> copy(const ConstTensorView& host) {
-    OnDevice copy;
-    copy.view_ = host;
-    if (host.empty()) return copy;
-    copy.bytes_.assign(extent_bytes(host) + 2 * kCanaries, kCanary);
-    std::copy_n(static_cast<const std::byte*>(host.data), extent_bytes(host), copy.bytes_.begin() + kCanaries);
-    NIBBLE_ASSIGN_OR_RETURN(copy.memory_, DeviceMemory::allocate(copy.bytes_.size()));
-    NIBBLE_RETURN_IF_ERROR(copy_to_device(copy.memory_.data(), copy.bytes_.data(), copy.bytes_.size()));
-    copy.view_.data = copy.memory_.data() + kCanaries;
-    return copy;
+    std::vector<std::byte> fenced = poisoned(extent_bytes(host), kCanaries);
+    std::copy_n(static_cast<const std::byte*>(host.data), extent_bytes(host), fenced.data() + kCanaries);
+    return copy(fenced, kCanaries);
   }
 
-  const ConstTensorView& view() const { return view_; }
+  /// Between the canaries.
+  std::span<std::byte> span() const { return {memory_.data() + before_, memory_.size() - before_ - kCanaries}; }
 
-  /// Brings the elements back to `host` and looks at the canaries.
-  Status fetch(void* host) {
-    NIBBLE_RETURN_IF_ERROR(copy_from_device(bytes_.data(), memory_.data(), bytes_.size()));
-    std::copy(bytes_.begin() + kCanaries, bytes_.end() - kCanaries, static_cast<std::byte*>(host));
-    const auto intact = [](auto begin) {
-      return std::all_of(begin, begin + kCanaries, [](std::byte b) { return b == kCanary; });
-    };
-    if (!intact(bytes_.begin())) return error(StatusCode::internal, "the kernel wrote before D");
-    if (!intact(bytes_.end() - kCanaries)) return error(StatusCode::internal, "the kernel wrote past D");
-    return {};
+  Status fetch(void* to) const { return copy_from_device(to, span().data(), span().size()); }
+
+  Status intact(std::string_view what) const {
+    std::vector<std::byte> before(before_), past(kCanaries);
+    NIBBLE_RETURN_IF_ERROR(copy_from_device(before.data(), memory_.data(), before.size()));
+    NIBBLE_RETURN_IF_ERROR(copy_from_device(past.data(), span().data() + span().size(), past.size()));
+    return nibble::intact(before, past, what);
   }
 
  private:
-  std::vector<std::byte> bytes_;
   DeviceMemory memory_;
-  ConstTensorView view_;
+  std::size_t before_ = 0;
 };
 
 Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
                      const EpilogueArgs& operands) {
-  NIBBLE_ASSIGN_OR_RETURN(const OnDevice a_there, OnDevice::copy(a));
-  NIBBLE_ASSIGN_OR_RETURN(OnDevice d_there, OnDevice::copy(d));
-  EpilogueArgs there = operands;
+  NIBBLE_ASSIGN_OR_RETURN(const OnDevice d_there, OnDevice::copy(d));
   std::vector<OnDevice> keep;
-  for (ConstTensorView* operand : {&there.row_scale, &there.col_scale, &there.bias, &there.gate, &there.residual}) {
+  ConstTensorView a_there = a;
+  EpilogueArgs there = operands;
+  for (ConstTensorView* operand : {&a_there, &there.row_scale, &there.col_scale, &there.bias, &there.gate, &there.residual}) {
+    if (operand->empty()) continue;  // an absent operand stays absent
     NIBBLE_ASSIGN_OR_RETURN(OnDevice copy, OnDevice::copy(*operand));
-    *operand = copy.view();
+    operand->data = copy.span().data();
     keep.push_back(std::move(copy));
   }
-  DeviceMemory workspace;
-  if (const std::vector<std::byte> poison(plan.workspace_bytes(), kPoison); !poison.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(workspace, DeviceMemory::allocate(poison.size()));
-    NIBBLE_RETURN_IF_ERROR(copy_to_device(workspace.data(), poison.data(), poison.size()));
-  }
+  NIBBLE_ASSIGN_OR_RETURN(const OnDevice workspace,
+                          OnDevice::copy(poisoned(plan.workspace_bytes(), kBeforeWorkspace), kBeforeWorkspace));
   TensorView out = d;
-  out.data = const_cast<void*>(d_there.view().data);
-  const Status launched = plan.run(weight, a_there.view(), out, there, std::span(workspace.data(), workspace.size()), Stream{});
+  out.data = d_there.span().data();
+  const Status launched = plan.run(weight, a_there, out, there, workspace.span(), Stream{});
   const Status finished = synchronize();  // whatever came of the launch, before the operands go
   NIBBLE_RETURN_IF_ERROR(launched);
   NIBBLE_RETURN_IF_ERROR(finished);
+  NIBBLE_RETURN_IF_ERROR(workspace.intact("its workspace"));
+  NIBBLE_RETURN_IF_ERROR(d_there.intact("D"));
   return d_there.fetch(d.data);
 }
 
@@ -87,8 +105,10 @@ Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTe
 Status run_on_host(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
                    const EpilogueArgs& operands, Executor* executor) {
   if (weight.backend() == Backend::cuda) return run_on_device(plan, weight, a, d, operands);
-  std::vector<std::byte> workspace(plan.workspace_bytes(), kPoison);
-  return plan.run(weight, a, d, operands, workspace, executor);
+  std::vector<std::byte> fenced = poisoned(plan.workspace_bytes(), kBeforeWorkspace);
+  const std::span<std::byte> all(fenced), workspace = all.subspan(kBeforeWorkspace, plan.workspace_bytes());
+  NIBBLE_RETURN_IF_ERROR(plan.run(weight, a, d, operands, workspace, executor));
+  return intact(all.first(kBeforeWorkspace), all.last(kCanaries), "its workspace");
 }
 
 }  // namespace nibble

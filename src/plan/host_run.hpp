@@ -6,8 +6,8 @@
 namespace nibble {
 
 /// Plan::run with `a`, `d` and the operands in host memory. The workspace is filled with NaN, should a kernel read what it did not
-/// write. For a weight in device memory everything is copied there and `d` back, all of it, what lies between its rows included;
-/// bytes that were written beside it are an internal error.
+/// write, and stands between canaries: bytes that were written beside it are an internal error. For a weight in device memory
+/// everything is copied there and `d` back, all of it, what lies between its rows included; it has canaries too.
 Status run_on_host(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
                    const EpilogueArgs& operands, Executor* executor = nullptr);
 

@@ -19,23 +19,49 @@ struct Bucket {
   const Kernel* prepare = nullptr;  // first step, when there is one
   const Kernel* main = nullptr;
   double cost_us = 0;
-  std::size_t workspace = 0;  // at m_high
   std::vector<Explanation::Candidate> candidates;
 };
+
+/// Where the parts of a workspace begin: on the CPU at a cache line, on the GPU where cudaMalloc would begin them.
+std::size_t alignment(Backend memory) { return memory == Backend::cuda ? 256 : Buffer::kAlignment; }
+
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+/// The workspace of a run: what prepare writes, then the scratch of the main kernel.
+struct Parts {
+  std::size_t prepared = 0, scratch = 0;  // bytes; `prepared` is rounded up to where the scratch begins
+  std::size_t total() const { return prepared + scratch; }
+};
+
+/// The question about the step before a kernel that reads activations in `form`.
+Problem preparing(Problem problem, std::string_view form) {
+  problem.op = Op::prepare;
+  problem.form = form;
+  problem.layout = {};
+  return problem;
+}
+
+std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
+  return kernel.workspace == nullptr ? 0 : kernel.workspace(kernel, problem);
+}
+
+/// What the steps ask for at problem.m. Arithmetic: cheap enough for every run.
+Parts parts(const Bucket& bucket, const Problem& problem) {
+  Parts parts{.scratch = workspace_of(*bucket.main, problem)};
+  if (bucket.prepare != nullptr)
+    parts.prepared = round_up(workspace_of(*bucket.prepare, preparing(problem, bucket.main->act)), alignment(problem.memory));
+  return parts;
+}
 
 }  // namespace
 
 struct Plan::Impl {
-  Op op = Op::linear;
   const Layout* layout = nullptr;
-  Backend memory = Backend::cpu;  // where the weight is, and with it all that run() gets
-  WeightScheme scheme;
-  std::int64_t n = 0, k = 0;
-  bool permutes_k = false, prescales_k = false;
+  Problem problem;  // but for its m. problem.memory is where the weight is, and with it all that run() gets
   LinearSpec linear;
   DequantizeSpec dequantize;
   std::vector<Bucket> buckets;
-  std::size_t workspace = 0;
+  std::size_t workspace = 0;  // of the hungriest M
 
   const Bucket& bucket(std::int64_t m) const {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
@@ -47,13 +73,14 @@ struct Plan::Impl {
  private:
   Status check_weight(const PackedWeight& weight) const;
   Status run_linear(StepArgs args, std::span<std::byte> workspace_memory) const;
-  Status run_dequantize(StepArgs args) const;
+  Status run_dequantize(StepArgs args, std::span<std::byte> workspace_memory) const;
+  Status run_steps(const Bucket& bucket, std::int64_t m, StepArgs args, std::span<std::byte> workspace_memory) const;
 };
 
 namespace {
 
 /// Chooses for one M; an error lists every refusal.
-Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allow_reference) {
+Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice = choose_kernel(problem, forced, allow_reference);
   if (choice.kernel == nullptr)
     return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
@@ -64,13 +91,9 @@ Result<Bucket> choose_bucket(Problem problem, std::string_view forced, bool allo
                 .cost_us = choice.cost_us,
                 .candidates = std::move(choice.candidates)};
   if (problem.op == Op::linear && choice.kernel->backend == Backend::cpu && cpu::needs_prepare(choice.kernel->act, problem)) {
-    problem.op = Op::prepare;
-    problem.form = choice.kernel->act;
-    problem.layout = {};
-    const Choice first = choose_kernel(problem, {}, true);
+    const Choice first = choose_kernel(preparing(problem, choice.kernel->act), {}, true);
     bucket.prepare = first.kernel;
     bucket.cost_us += first.cost_us;
-    bucket.workspace = first.kernel->workspace(*first.kernel, problem);
   }
   return bucket;
 }
@@ -127,29 +150,22 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
 
   auto impl = std::make_shared<Impl>();
   const PackedWeightData& packed = weight.data();
-  impl->op = Op::linear;
   impl->layout = packed.layout;
-  impl->memory = packed.backend();
-  impl->scheme = packed.scheme;
-  impl->n = packed.n;
-  impl->k = packed.k;
-  impl->permutes_k = !packed.perm.empty();
-  impl->prescales_k = !packed.prescale.empty();
   impl->linear = spec;
-
-  Problem problem{.op = Op::linear,
-                  .n = packed.n,
-                  .k = packed.k,
-                  .scheme = packed.scheme,
-                  .zero_type = packed.zero_type,
-                  .layout = packed.layout->name,
-                  .memory = impl->memory,
-                  .act = spec.act,
-                  .epilogue = spec.epilogue,
-                  .quantize = spec.quantize,
-                  .permutes_k = impl->permutes_k,
-                  .prescales_k = impl->prescales_k,
-                  .machine = machine_for(options)};
+  impl->problem = {.op = Op::linear,
+                   .n = packed.n,
+                   .k = packed.k,
+                   .scheme = packed.scheme,
+                   .zero_type = packed.zero_type,
+                   .layout = packed.layout->name,
+                   .memory = packed.backend(),
+                   .act = spec.act,
+                   .epilogue = spec.epilogue,
+                   .quantize = spec.quantize,
+                   .permutes_k = !packed.perm.empty(),
+                   .prescales_k = !packed.prescale.empty(),
+                   .machine = machine_for(options)};
+  Problem problem = impl->problem;
   // Buckets end at powers of two; neighbours that decide alike are one.
   for (std::int64_t low = 1; low <= spec.m_max;) {
     const std::int64_t high = low == 1 ? 1 : std::min(spec.m_max, (low - 1) * 2);
@@ -162,7 +178,7 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
     } else {
       impl->buckets.push_back(std::move(bucket));
     }
-    impl->workspace = std::max(impl->workspace, impl->buckets.back().workspace);
+    impl->workspace = std::max(impl->workspace, parts(impl->buckets.back(), problem).total());
     low = high + 1;
   }
   return Plan(std::move(impl));
@@ -174,28 +190,26 @@ Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& 
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
   auto impl = std::make_shared<Impl>();
   const PackedWeightData& packed = weight.data();
-  impl->op = Op::dequantize;
   impl->layout = packed.layout;
-  impl->memory = packed.backend();
-  impl->scheme = packed.scheme;
-  impl->n = packed.n;
-  impl->k = packed.k;
   impl->dequantize = spec;
-  Problem problem{.op = Op::dequantize,
-                  .n = packed.n,
-                  .k = packed.k,
-                  .scheme = packed.scheme,
-                  .zero_type = packed.zero_type,
-                  .layout = packed.layout->name,
-                  .memory = impl->memory,
-                  .epilogue = {.out = spec.out},
-                  .machine = machine_for(options)};
-  NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, options.allow_reference));
+  impl->problem = {.op = Op::dequantize,
+                   .n = packed.n,
+                   .k = packed.k,
+                   .scheme = packed.scheme,
+                   .zero_type = packed.zero_type,
+                   .layout = packed.layout->name,
+                   .memory = packed.backend(),
+                   .epilogue = {.out = spec.out},
+                   .machine = machine_for(options)};
+  NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(impl->problem, forced, options.allow_reference));
+  impl->workspace = parts(bucket, impl->problem).total();
   impl->buckets.push_back(std::move(bucket));
   return Plan(std::move(impl));
 }
 
-std::size_t Plan::workspace_bytes() const { return impl_->workspace == 0 ? 0 : impl_->workspace + Buffer::kAlignment; }
+std::size_t Plan::workspace_bytes() const {
+  return impl_->workspace == 0 ? 0 : impl_->workspace + alignment(impl_->problem.memory);
+}
 
 std::string_view Plan::kernel(std::int64_t m) const {
   return impl_->bucket(std::clamp<std::int64_t>(m, 1, impl_->buckets.back().m_high)).main->name;
@@ -214,24 +228,50 @@ Explanation Plan::explain() const {
 
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();
-  if (w.layout != layout || w.scheme != scheme || w.n != n || w.k != k ||
-      (op == Op::linear && (permutes_k == w.perm.empty() || prescales_k == w.prescale.empty())))
+  const Problem& p = problem;
+  if (w.layout != layout || w.scheme != p.scheme || w.n != p.n || w.k != p.k ||
+      (p.op == Op::linear && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
-                 n, k, scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
-  if (w.backend() != memory)
+                 p.n, p.k, p.scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
+  if (w.backend() != p.memory)
     return error(StatusCode::invalid_argument, "the plan is for a weight in {} memory, this one is in {} memory",
-                 memory == Backend::cuda ? "device" : "host", memory == Backend::cuda ? "host" : "device");
+                 p.memory == Backend::cuda ? "device" : "host", p.memory == Backend::cuda ? "host" : "device");
   return {};
 }
 
 Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const {
-  if (memory == Backend::cuda && args.executor != nullptr)
+  const bool on_gpu = problem.memory == Backend::cuda;
+  if (on_gpu && args.executor != nullptr)
     return error(StatusCode::invalid_argument, "the weight is in device memory: pass a nibble::Stream to run(), not an executor");
-  if (memory != Backend::cuda && args.executor == nullptr)
+  if (!on_gpu && args.executor == nullptr)
     return error(StatusCode::invalid_argument, "the weight is in host memory: run() takes no stream for it; see upload()");
   NIBBLE_RETURN_IF_ERROR(check_weight(weight));
   args.weight = &weight.data();
-  return op == Op::linear ? run_linear(args, workspace_memory) : run_dequantize(args);
+  return problem.op == Op::linear ? run_linear(args, workspace_memory) : run_dequantize(args, workspace_memory);
+}
+
+/// Gives the steps their parts of the workspace and runs them.
+Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args, std::span<std::byte> workspace_memory) const {
+  Problem now = problem;
+  now.m = m;
+  const Parts needed = parts(bucket, now);
+  if (needed.total() != 0) {
+    const auto address = reinterpret_cast<std::uintptr_t>(workspace_memory.data());
+    const std::size_t skip = round_up(address, alignment(problem.memory)) - address;
+    if (workspace_memory.size() < skip + needed.total())
+      return error(StatusCode::invalid_argument, "the workspace has {} bytes, this run needs {}; see workspace_bytes()",
+                   workspace_memory.size(), skip + needed.total());
+    args.scratch = workspace_memory.subspan(skip + needed.prepared, needed.scratch);
+    workspace_memory = workspace_memory.subspan(skip, needed.prepared);
+  }
+  if (bucket.prepare == nullptr) {
+    args.prepared = static_cast<std::byte*>(const_cast<void*>(args.a.data));  // read only: A is its own prepared form
+  } else {
+    args.prepared = workspace_memory.data();
+    args.prepare_tile = bucket.main->tile.m;
+    NIBBLE_RETURN_IF_ERROR(bucket.prepare->run(*bucket.prepare, args));
+  }
+  return bucket.main->run(*bucket.main, args);
 }
 
 Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memory) const {
@@ -239,7 +279,7 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
   const TensorView& d = args.d;
   NIBBLE_RETURN_IF_ERROR(check_matrix("A", a));
   NIBBLE_RETURN_IF_ERROR(check_output(d));
-  const std::int64_t m = a.dim(0);
+  const std::int64_t m = a.dim(0), n = problem.n, k = problem.k;
   if (a.dtype != linear.act || a.dim(1) != k || m < 1 || m > linear.m_max)
     return error(StatusCode::invalid_argument, "A is {} [{},{}], the plan takes {} [1…{},{}]", name(a.dtype), m, a.dim(1),
                  name(linear.act), linear.m_max, k);
@@ -249,38 +289,23 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
   args.epilogue = &linear.epilogue;
   args.quantize = linear.quantize;
   if (const PackedWeightData& packed = *args.weight; linear.epilogue.bias && args.operands.bias.empty() && !packed.bias.empty()) {
-    const std::byte* bias = memory == Backend::cuda ? packed.device.bias.data() : packed.bias.bytes.data();
+    const std::byte* bias = problem.memory == Backend::cuda ? packed.device.bias.data() : packed.bias.bytes.data();
     args.operands.bias = ConstTensorView(bias, packed.bias.dtype, {n});
   }
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
-
-  const Bucket& b = bucket(m);
-  if (b.prepare == nullptr) {
-    args.prepared = static_cast<std::byte*>(const_cast<void*>(a.data));  // read only: A is its own prepared form
-  } else {
-    const auto address = reinterpret_cast<std::uintptr_t>(workspace_memory.data());
-    const std::size_t skip = (Buffer::kAlignment - address % Buffer::kAlignment) % Buffer::kAlignment;
-    const std::size_t needed = b.workspace / static_cast<std::size_t>(b.m_high) * static_cast<std::size_t>(m);
-    if (workspace_memory.size() < skip + needed)
-      return error(StatusCode::invalid_argument, "the workspace has {} bytes, this run needs {}; see workspace_bytes()",
-                   workspace_memory.size(), skip + needed);
-    args.prepared = workspace_memory.data() + skip;
-    args.prepare_tile = b.main->tile.m;
-    NIBBLE_RETURN_IF_ERROR(b.prepare->run(*b.prepare, args));
-  }
-  return b.main->run(*b.main, args);
+  return run_steps(bucket(m), m, args, workspace_memory);
 }
 
-Status Plan::Impl::run_dequantize(StepArgs args) const {
+Status Plan::Impl::run_dequantize(StepArgs args, std::span<std::byte> workspace_memory) const {
   const TensorView& d = args.d;
   NIBBLE_RETURN_IF_ERROR(check_output(d));
-  const std::int64_t rows = dequantize.transposed ? k : n;
-  const std::int64_t cols = dequantize.transposed ? n : k;
+  const std::int64_t rows = dequantize.transposed ? problem.k : problem.n;
+  const std::int64_t cols = dequantize.transposed ? problem.n : problem.k;
   if (d.dtype != dequantize.out || d.dim(0) != rows || d.dim(1) != cols)
     return error(StatusCode::invalid_argument, "D is {} [{},{}], the plan writes {} [{},{}]", name(d.dtype), d.dim(0), d.dim(1),
                  name(dequantize.out), rows, cols);
   args.transposed = dequantize.transposed;
-  return buckets.front().main->run(*buckets.front().main, args);
+  return run_steps(buckets.front(), 1, args, workspace_memory);
 }
 
 Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,

@@ -87,6 +87,8 @@ constexpr std::int64_t kOutlierStep = 256;
 reference::ActModel act_model(const LinearSpec& spec, const WeightScheme& scheme, std::string_view kernel_name) {
   const Kernel& kernel = *find_kernel(kernel_name);
   reference::ActModel model{.quantize = spec.quantize};
+  if (kernel.rounds_weights)  // what is left are products of two 16-bit floats, summed by tensor cores as said below
+    return {.quantize = spec.quantize, .dot_factor = 4, .weight_type = spec.act, .rounds_scales = kernel.rounds_scales};
   if (kernel.backend == Backend::cuda) {
     // Tensor cores: codes are multiplied as they are stored and zeros subtracted from the sums of a record of 128 channels; bf16
     // carries a 4-bit code u as 128 + u. They align products to the largest and truncate, a whole unit in the last place (two

@@ -86,6 +86,12 @@ TEST_F(Gpu, PacksTheBytesTheHostPacks) {
   EXPECT_GT(packed, 50);
 }
 
+/// What a plan works in; nothing where it needs nothing.
+DeviceMemory workspace_of(const Plan& plan) {
+  return plan.workspace_bytes() == 0 ? DeviceMemory()
+                                     : on_device(std::vector<std::byte>(plan.workspace_bytes(), std::byte{0xff}));
+}
+
 /// The value; an exception, which fails the test with the reason, where there is none.
 template <class T>
 T must(Result<T> result) {
@@ -107,6 +113,7 @@ class Layer {
     Tensor a(DType::f16, {m, k});
     for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(seed, static_cast<std::uint64_t>(i)));
     a_ = on_device(a.bytes);
+    workspace_ = workspace_of(plan_);
     d_ = on_device(std::vector<std::byte>(d_bytes(), std::byte{0xff}));
     EXPECT_TRUE(run({}).ok());
     expected_ = fetch(d_.data(), d_bytes());
@@ -114,7 +121,7 @@ class Layer {
 
   Status run(Stream stream) const {
     return plan_.run(weight_, ConstTensorView(a_.data(), DType::f16, {m_, k_}), TensorView(d_.data(), DType::f16, {m_, n_}), {},
-                     {}, stream);
+                     std::span(workspace_.data(), workspace_.size()), stream);
   }
   /// Spoils D, before it is computed again.
   void clear(Stream stream) const {
@@ -130,7 +137,7 @@ class Layer {
   std::int64_t m_, n_, k_;
   PackedWeight weight_;
   Plan plan_;
-  DeviceMemory a_, d_;
+  DeviceMemory a_, d_, workspace_;
   std::vector<std::byte> expected_;
 };
 
@@ -224,6 +231,7 @@ TEST_F(Gpu, LayersInARowWaitForEachOther) {
         for (std::int64_t i = 0; i < x.numel(); ++i) x.set(i, random_normal(3, static_cast<std::uint64_t>(i)));
         const DeviceMemory start = on_device(x.bytes);
         const DeviceMemory buffers[] = {on_device(x.bytes), on_device(x.bytes)};
+        const DeviceMemory workspace = workspace_of(plan);
         const std::size_t bytes = x.bytes.size();
         const auto enqueue = [&](bool wait) {
           EXPECT_EQ(cudaMemcpyAsync(buffers[0].data(), start.data(), bytes, cudaMemcpyDeviceToDevice, stream.native()),
@@ -232,7 +240,8 @@ TEST_F(Gpu, LayersInARowWaitForEachOther) {
           for (std::size_t layer = 0; layer < kLayers; ++layer) {
             const ConstTensorView from(buffers[layer % 2].data(), DType::f16, {m, size});
             const TensorView to(buffers[(layer + 1) % 2].data(), DType::f16, {m, size});
-            const Status ran = plan.run(weights[layer % 2], from, to, {}, {}, stream.get());
+            const Status ran =
+                plan.run(weights[layer % 2], from, to, {}, std::span(workspace.data(), workspace.size()), stream.get());
             EXPECT_TRUE(ran.ok()) << ran.message();
             if (wait) {
               EXPECT_TRUE(synchronize(stream.get()).ok());

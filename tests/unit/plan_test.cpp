@@ -159,6 +159,38 @@ TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
     }
 }
 
+/// Dequantizing is paid once, however many the tokens: few are cheaper without it, many with it.
+TEST(Gpu, TheDenseTierIsForManyTokens) {
+  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
+  Problem problem{.n = 4096, .k = 4096, .act = DType::f16, .epilogue = {.out = DType::f16}};
+  double last = 0;
+  for (problem.m = 1; problem.m <= 8192; problem.m *= 2) {
+    const double dense = cuda::dense_cost_us(h200, problem);
+    EXPECT_GE(dense, last) << "M=" << problem.m;
+    last = dense;
+    const double decode = cuda::linear_cost_us(Isa::sm90, 16, h200, problem);
+    if (problem.m <= 16 || problem.m >= 256) {
+      EXPECT_EQ(dense < decode, problem.m >= 256) << "M=" << problem.m;
+    }
+    Problem with_bias = problem;
+    with_bias.epilogue.bias = true;
+    EXPECT_GT(cuda::dense_cost_us(h200, with_bias), dense) << "M=" << problem.m;
+  }
+}
+
+/// Scratch of a GPU kernel as a plan counts it: enough for every M, and no less for a larger one.
+TEST(Gpu, TheDenseTierAsksForItsScratch) {
+  const Kernel* kernel = find_kernel("linear_any_f16_any__cuda_simt_dense");
+  ASSERT_NE(kernel, nullptr);
+  Problem problem{.n = 100, .k = 1001, .act = DType::f16, .epilogue = {.out = DType::f16}};
+  const std::size_t plain = kernel->workspace(*kernel, problem);
+  EXPECT_GE(plain, (32u << 20) + 2u * 100 * 1008);  // cuBLASLt's own, and W with its rows aligned
+  problem.m = 500;
+  EXPECT_EQ(kernel->workspace(*kernel, problem), plain);
+  problem.epilogue.bias = true;
+  EXPECT_GE(kernel->workspace(*kernel, problem), plain + 4u * 500 * 100);  // sums
+}
+
 TEST(Isa, LevelsOfCpusAndGpusAreTwoTrees) {
   for (Isa isa : kAllIsas) {
     EXPECT_EQ(backend(parent(isa)), backend(isa)) << name(isa);
@@ -362,6 +394,88 @@ TEST(Verify, OneWrongCodeInALargeLayerIsFound) {
   const Comparison c = compare(d, columns, reference::linear(reference::arrays_of(good), a_view, {}, {}, columns));
   EXPECT_GE(c.failures, 1);
   EXPECT_EQ(c.worst_n, 5);
+}
+
+/// x as an f16 or bf16.
+double rounded(DType type, double x) {
+  const auto f = static_cast<float>(x);
+  return type == DType::f16 ? to_f32(to_f16(f)) : to_f32(to_bf16(f));
+}
+
+/// W as a kernel multiplies it that rounds weights to `type`: once, or scales and what whole steps leave of an offset before.
+double rounded_weight(const QuantTensor& q, std::int64_t n, std::int64_t k, DType type, bool rounds_scales) {
+  const std::int64_t at = n * q.groups() + k / q.scheme.group.k;
+  const double s = q.scales.at(at), code = code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(n * q.k + k)]);
+  const double offset = q.scheme.zero == ZeroKind::offset ? q.zeros.at(at) : 0.0;
+  if (!rounds_scales) return rounded(type, code * s + offset);
+  const double up = type == DType::f16 ? 64.0 : 1.0;
+  const double whole = std::nearbyint(-offset / s);
+  return rounded(type, (code - whole) * rounded(type, s * up) + rounded(type, (offset + whole * s) * up)) / up;
+}
+
+/// The bounds of kernels that round weights hold, and still show one wrong code: of bf16 only where no scale is rounded, so that
+/// the rounding is known.
+TEST(Verify, RoundedWeightsAreWithinTheirBoundAndAWrongCodeIsNot) {
+  const std::int64_t m = 4, n = 16, k = 4096, wrong = 5;
+  std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
+  std::iota(columns.begin(), columns.end(), 0);
+  for (DType type : {DType::f16, DType::bf16})
+    for (ZeroKind zero : {ZeroKind::none, ZeroKind::offset})
+      for (float scale2 : {1.0f, 1e-3f})
+        for (bool rounds_scales : {false, true}) {
+          const DType codes = zero == ZeroKind::none ? DType::u4b8 : DType::u4;
+          const QuantTensor q = random_weight({codes, zero, GroupShape::group(128), DType::f32}, n, k, 3);
+          QuantTensor good = q;
+          good.scale2 = scale2;
+          Tensor a(type, {m, k});
+          for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
+          const ConstTensorView a_view(a.bytes.data(), type, {m, k});
+          const auto expected = reference::linear(reference::arrays_of(good), a_view, {}, {}, columns,
+                                                  {.dot_factor = 4, .weight_type = type, .rounds_scales = rounds_scales});
+          const auto compared = [&](const QuantTensor& weight) {
+            Tensor d(DType::f32, {m, n});
+            for (std::int64_t row = 0; row < m; ++row)
+              for (std::int64_t column = 0; column < n; ++column) {
+                double sum = 0;
+                for (std::int64_t i = 0; i < k; ++i)
+                  sum += a.at(row * k + i) * rounded_weight(weight, column, i, type, rounds_scales);
+                d.set(row * n + column, static_cast<float>(sum * scale2));
+              }
+            return compare(d, columns, expected);
+          };
+          SCOPED_TRACE(::testing::Message() << name(type) << (zero == ZeroKind::offset ? " offset" : "") << " scale2 " << scale2
+                                            << (rounds_scales ? " scales too" : ""));
+          const Comparison right = compared(q);
+          EXPECT_EQ(right.failures, 0);
+          EXPECT_GT(right.worst_ratio, 0.02);  // a bound that is far from everything says nothing
+          if (type == DType::bf16 && rounds_scales) continue;
+          QuantTensor bad = q;
+          bad.codes[static_cast<std::size_t>(wrong * k + 1234)] ^= 4;
+          const Comparison c = compared(bad);
+          EXPECT_GE(c.failures, 1);
+          EXPECT_EQ(c.worst_n, wrong);
+        }
+}
+
+/// Tiny weights, where f16 has fewer bits or none: the bound has a floor there.
+TEST(Verify, RoundedWeightsMayVanishInHalfPrecision) {
+  const std::int64_t n = 4, k = 256;
+  for (bool rounds_scales : {false, true})
+    for (float scale : {1e-6f, 3e-8f, 1e-9f}) {
+      QuantTensor q = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f32}, n, k, 3);
+      for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, scale * (1 + 0.01f * static_cast<float>(i)));
+      Tensor a(DType::f16, {1, k}), d(DType::f32, {1, n});
+      for (std::int64_t i = 0; i < k; ++i) a.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
+      for (std::int64_t column = 0; column < n; ++column) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < k; ++i) sum += a.at(i) * rounded_weight(q, column, i, DType::f16, rounds_scales);
+        d.set(column, static_cast<float>(sum));
+      }
+      const std::int64_t columns[] = {0, 1, 2, 3};
+      const auto expected = reference::linear(reference::arrays_of(q), ConstTensorView(a.bytes.data(), DType::f16, {1, k}), {},
+                                              {}, columns, {.weight_type = DType::f16, .rounds_scales = rounds_scales});
+      EXPECT_EQ(compare(d, columns, expected).failures, 0) << scale;
+    }
 }
 
 TEST(Executor, RunsEveryIterationOnceForAnyThreadCountAndBackToBack) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 namespace nibble::reference {
 namespace {
@@ -37,13 +38,13 @@ double output_rounding(DType out, double x) {
   }
 }
 
+/// How many standard deviations a sum of independent rounding errors is taken to stay within.
+constexpr double kLambda = 7.0;
+
 /// Rounding error of a K-term f32 dot product relative to Σ|a·w|, from Higham and Mary (2019), "A new approach to probabilistic
 /// rounding error analysis": λ·√K·u holds with probability 1 − 2K·exp(−λ²/2); λ = 7 leaves 2e-7 at K = 4096 for one element whose
 /// errors all line up at the bound, and in practice nothing. Two more units per term: the rounding of w and of a·prescale.
-double dot_error(double k) {
-  constexpr double kLambda = 7.0;
-  return (kLambda * std::sqrt(k) + 3.0) * kUnit32;
-}
+double dot_error(double k) { return (kLambda * std::sqrt(k) + 3.0) * kUnit32; }
 
 /// Activations in 24-bit fixed point share a power of two per group of the weight, or per this many channels of a longer one.
 constexpr std::int64_t kFixedBlock = 128;
@@ -108,12 +109,19 @@ Expected finish(const EpilogueSpec& spec, const EpilogueArgs& args, std::int64_t
   return {x, bound + output_rounding(spec.out, std::abs(x) + bound)};
 }
 
+/// Which of the groups along K position k belongs to, and where its scale and zero stand.
+std::int64_t group_of(const WeightArrays& w, std::int64_t k) {
+  return w.group_of != nullptr ? w.group_of[k] : w.scheme.group.k == 0 ? 0 : k / w.scheme.group.k;
+}
+std::int64_t scale_index(const WeightArrays& w, std::int64_t n, std::int64_t k) {
+  const GroupShape& group = w.scheme.group;
+  return (group.n == 0 ? 0 : n / group.n) * group.cols(w.k) + group_of(w, k);
+}
+
 /// |q|·s + |z|·s: what W[n,k] is made of when the two products are formed apart. Codes count from 0, the bias is part of z; both
 /// are `offset` larger.
 double weight_parts(const WeightArrays& w, std::int64_t n, std::int64_t k, double offset) {
-  const GroupShape& group = w.scheme.group;
-  const std::int64_t g = w.group_of != nullptr ? w.group_of[k] : group.k == 0 ? 0 : k / group.k;
-  const std::int64_t at = (group.n == 0 ? 0 : n / group.n) * group.cols(w.k) + g;
+  const std::int64_t at = scale_index(w, n, k);
   const double s = std::abs(element(w.scales, w.scheme.scale, at) * w.scale2);
   const double span = static_cast<double>(1 << bits(w.scheme.codes)) + offset;
   if (w.scheme.zero == ZeroKind::none) return 2 * span * s;
@@ -128,6 +136,83 @@ std::vector<std::int64_t> grouped_order(const WeightArrays& w) {
   if (w.group_of != nullptr) std::ranges::stable_sort(order, {}, [&](std::int64_t k) { return w.group_of[k]; });
   return order;
 }
+
+/// x rounded to f16 or bf16; where that is infinite, x: a kernel that overflows is wrong.
+double rounded_to(DType type, double x) {
+  const auto f = static_cast<float>(x);
+  const double rounded = type == DType::f16 ? to_f32(to_f16(f)) : to_f32(to_bf16(f));
+  return std::isinf(rounded) ? x : rounded;
+}
+
+/// What a row of W loses when it is rounded to the type of the activations.
+class RowRounding {
+ public:
+  RowRounding(const WeightArrays& w, const ActModel& model)
+      : w_(w), scale2_(std::abs(w.scale2)), model_(model), order_(grouped_order(w)) {
+    w_.scale2 = 1;  // multiplies the sums, which are not rounded
+  }
+
+  /// Takes W[n,:].
+  void take(std::int64_t n) {
+    n_ = n;
+    weights_.clear();
+    moved_.clear();
+    for (std::int64_t k = 0; k < w_.k; ++k) {
+      weights_.push_back(weight_value(w_, n, k));
+      moved_.push_back(rounded_to(model_.weight_type, weights_.back()) - weights_.back());
+    }
+  }
+
+  /// How far Σ x·w may be off for it. Rounded once, W is another definite matrix, and the difference can be told.
+  double error(const double* x) const {
+    if (model_.rounds_scales) return scale2_ * error_of_factors(x);
+    return scale2_ * std::abs(std::inner_product(moved_.begin(), moved_.end(), x, 0.0));
+  }
+
+ private:
+  /// W' = fl( (q − z₀)·fl(s) + fl(r) ): z₀ is the integer z, or of a float zero the nearest integer, as far as codes reach, and r
+  /// the rest, which is half a step at most. An error per weight and two per group, all independent.
+  double error_of_factors(const double* x) const {
+    const bool half = model_.weight_type == DType::f16;
+    const double unit = half ? 0x1p-11 : 0x1p-8;
+    const double least = half ? 0x1p-31 : 0x1p-134;  // of what is rounded; kernels multiply f16 scales by 2⁶ first
+    const double scale_unit = w_.scheme.scale == model_.weight_type ? 0.0 : unit;
+    double squares = 0;
+    for (std::size_t begin = 0, end = 0; begin < order_.size(); begin = end) {
+      const std::int64_t group = group_of(w_, order_[begin]);
+      const double s = element(w_.scales, w_.scheme.scale, scale_index(w_, n_, order_[begin]));
+      const double r = rest(order_[begin], s);
+      double plain = 0, scaled = 0;  // Σ x; Σ x·(w − r)
+      for (; end < order_.size() && group_of(w_, order_[end]) == group; ++end) {
+        const std::int64_t k = order_[end];
+        plain += x[k];
+        const double weight = weights_[static_cast<std::size_t>(k)];
+        scaled += x[k] * (weight - r);
+        squares += std::pow(x[k] * std::max(unit * std::abs(weight), least), 2);
+      }
+      if (s != 0) squares += std::pow(scaled * std::max(scale_unit, least / std::abs(s)), 2);
+      if (r != 0) squares += std::pow(plain * std::max(unit * std::abs(r), least), 2);
+    }
+    return kLambda * std::sqrt(squares);
+  }
+
+  double rest(std::int64_t k, double s) const {
+    if (w_.scheme.zero == ZeroKind::none || w_.scheme.zero == ZeroKind::integer) return 0;
+    const double zero = element(w_.zeros, w_.zero_type, scale_index(w_, n_, k));
+    const double reach = bits(w_.scheme.codes) <= 4 ? 64 : 128;  // q − z₀ has to be exact in the type
+    const bool offset = w_.scheme.zero == ZeroKind::offset;
+    const double steps = !offset ? zero : s == 0 ? 0 : -zero / s;
+    const double whole = std::nearbyint(std::clamp(steps, -reach, reach));
+    return offset ? whole * s + zero : (whole - zero) * s;
+  }
+
+  WeightArrays w_;
+  double scale2_;
+  const ActModel& model_;
+  std::vector<std::int64_t> order_;
+  std::int64_t n_ = 0;
+  std::vector<double> weights_, moved_;  // w; fl(w) − w
+};
 
 struct Rounded {
   std::vector<double> error;  // fixed point: how far each activation may have been moved
@@ -185,9 +270,7 @@ WeightArrays arrays_of(const QuantTensor& q) {
 }
 
 double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
-  const GroupShape& group = w.scheme.group;
-  const std::int64_t g = w.group_of != nullptr ? w.group_of[k] : group.k == 0 ? 0 : k / group.k;
-  const std::int64_t at = (group.n == 0 ? 0 : n / group.n) * group.cols(w.k) + g;
+  const std::int64_t at = scale_index(w, n, k);
   const double q = code_value(w.scheme.codes, w.codes[n * w.k + k]);
   const double s = element(w.scales, w.scheme.scale, at);
   switch (w.scheme.zero) {
@@ -215,15 +298,18 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     }
   const Rounded rounded = round_activations(w, a, model, activations);
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));
+  std::optional<RowRounding> row_rounding;
+  if (model.weight_type != DType::f32) row_rounding.emplace(w, model);
   for (std::int64_t j = 0; j < width; ++j) {
     const std::int64_t n = columns[static_cast<std::size_t>(j)];
     for (std::int64_t k = 0; k < w.k; ++k) {
       weights[static_cast<std::size_t>(k)] = weight_value(w, n, k);
       apart[static_cast<std::size_t>(k)] = model.subtracts_zeros ? weight_parts(w, n, k, model.code_offset) : 0.0;
     }
+    if (row_rounding) row_rounding->take(n);
     for (std::int64_t m = 0; m < rows; ++m) {
       const double* x = activations.data() + m * w.k;
-      double sum = 0, magnitude = 0, error = 0;
+      double sum = 0, magnitude = 0, error = row_rounding ? row_rounding->error(x) : 0.0;
       for (std::int64_t k = 0; k < w.k; ++k) {
         const double term = x[k] * weights[static_cast<std::size_t>(k)];
         sum += term;

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "epilogue/element.hpp"
+#include "kernels/cuda/dense.hpp"
 #include "kernels/cuda/device_weight.hpp"
 #include "kernels/cuda/launch.hpp"
 
@@ -18,7 +19,8 @@ Status run_linear(const Kernel&, const StepArgs& args) {
                   .m = static_cast<int>(args.a.dim(0)),
                   .act = args.a.dtype,
                   .x = args.a.data,
-                  .x_stride = args.a.stride(0)};
+                  .x_stride = args.a.stride(0),
+                  .scratch = args.scratch.data()};
   task.epilogue = epilogue::element(*args.epilogue, args.operands, args.d, task.weight.scale2);
   return kLaunch(task, args.stream);
 }
@@ -56,11 +58,22 @@ Status accepts_simt(const Kernel& self, const Problem& p) {
   return {};
 }
 
-Status accepts_tensor_core(const Kernel& self, const Problem& p) {
+/// What rows ask that multiply 16-bit floats as they come.
+Status accepts_half(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_simt(self, p));
   if (name(p.act) != self.act)
     return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.act));
   if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not {}", self.act);
+  return {};
+}
+
+Status accepts_dense(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  return dense_runs_here();  // loads the library: asked last
+}
+
+Status accepts_tensor_core(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
   if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
   const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
   if (const std::int64_t most = current_gpu().shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
@@ -80,6 +93,24 @@ double moved_us(const GpuInfo& gpu, const Problem& p) {
 constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or graph of them
 
 double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, current_gpu(), p); }
+
+/// Rows of a pass, from the row's tile: warpgroups that share a row block leave fewer.
+template <int kTokens, int kRows, int kSplit>
+double wgmma_row_cost_us(const Kernel&, const Problem& p) {
+  return wgmma_cost_us(kTokens, kRows, kSplit, current_gpu(), p);
+}
+
+double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(current_gpu(), p); }
+
+std::size_t wgmma_workspace(const Kernel&, const Problem& p) {
+  return 2 * static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k)) * static_cast<std::size_t>(gathered_pitch(p.k));
+}
+
+double dense_row_cost_us(const Kernel&, const Problem& p) { return dense_cost_us(current_gpu(), p); }
+
+std::size_t dense_workspace(const Kernel&, const Problem& p) {
+  return dense_scratch(p.m, p.n, p.k, dense_writes_d(p.epilogue, p.act)).bytes;
+}
 
 double dequantize_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.7;  // of the bandwidth: an estimate
@@ -108,6 +139,82 @@ constexpr Kernel tensor_core_row(std::string_view name, std::string_view act, st
           .run = run_linear<kLaunch>};
 }
 
+/// Row blocks of a pass when no warpgroups share one.
+constexpr int wgmma_blocks(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
+
+template <int kTokens, int kRows, int kSplit>
+Status launch_wgmma(const LinearTask& task, Stream stream) {
+  constexpr int kDepth = wgmma_blocks(kTokens) * gpu_tile::kRows / kRows;
+  return launch_linear_wgmma(task, kTokens, kDepth, kSplit, stream);
+}
+
+constexpr std::string_view kWgmmaSummary = "wgmma with the weights in registers, TMA for activations";
+constexpr std::string_view kWgmmaSplitSummary = "wgmma with the weights in registers; clusters share a row tile along K";
+
+/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K.
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel wgmma_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::linear,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = kSplit == 1   ? "wgmma"
+                     : kSplit == 2 ? "wgmma2"
+                                   : "wgmma4",
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == 1 ? kWgmmaSummary : kWgmmaSplitSummary,
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .accepts = accepts_half,
+          .cost_us = wgmma_row_cost_us<kTokens, kRows, kSplit>,
+          .workspace = wgmma_workspace,
+          .run = run_linear<launch_wgmma<kTokens, kRows, kSplit>>};
+}
+
+constexpr Kernel gemm_sm80_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm80,
+          .op = Op::linear,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "gemm",
+          .tile = {},
+          .summary = "more tokens: asynchronous copies feed tensor cores",
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .accepts = accepts_tensor_core,
+          .cost_us = gemm_sm80_row_cost_us,
+          .run = run_linear<launch_gemm_sm80>};
+}
+
+/// Which algorithm cuBLASLt takes depends on M.
+constexpr Kernel dense_row(std::string_view name, Isa isa, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = isa,
+          .op = Op::linear,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "dense",
+          .tile = {},
+          .summary = "many tokens: W dequantized into the workspace, then cuBLASLt; the bits of a row depend on M",
+          .batch_invariant = false,
+          .rounds_weights = true,
+          .accepts = accepts_dense,
+          .cost_us = dense_row_cost_us,
+          .workspace = dense_workspace,
+          .run = run_linear<launch_linear_dense>};
+}
+
 constexpr std::string_view kOneSummary = "a token at a time: a ring of bulk copies feeds tensor cores";
 constexpr std::string_view kFewSummary =
     "few tokens: a ring of bulk copies feeds tensor cores; clusters share a row tile along K";
@@ -122,6 +229,44 @@ constexpr std::array kKernels{
     tensor_core_row<Isa::sm90, 16, launch_sm90<16>>("linear_any_bf16_any__cuda_sm90_m16n64k128", "bf16", kFewSummary),
     tensor_core_row<Isa::sm80, 16, launch_linear_sm80>("linear_any_f16_any__cuda_sm80_m16n64k128", "f16", kSm80Summary),
     tensor_core_row<Isa::sm80, 16, launch_linear_sm80>("linear_any_bf16_any__cuda_sm80_m16n64k128", "bf16", kSm80Summary),
+    wgmma_row<16, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n256", "f16"),
+    wgmma_row<16, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n128", "f16"),
+    wgmma_row<16, 64, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n64", "f16"),
+    wgmma_row<16, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m16n128", "f16"),
+    wgmma_row<16, 64, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m16n64", "f16"),
+    wgmma_row<32, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n256", "f16"),
+    wgmma_row<32, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n128", "f16"),
+    wgmma_row<32, 64, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n64", "f16"),
+    wgmma_row<32, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m32n128", "f16"),
+    wgmma_row<32, 64, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m32n64", "f16"),
+    wgmma_row<64, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m64n256", "f16"),
+    wgmma_row<64, 256, 4>("linear_any_f16_any__cuda_sm90_wgmma4_m64n256", "f16"),
+    wgmma_row<128, 192, 1>("linear_any_f16_any__cuda_sm90_wgmma_m128n192", "f16"),
+    wgmma_row<128, 192, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m128n192", "f16"),
+    wgmma_row<128, 192, 4>("linear_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
+    wgmma_row<256, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
+    wgmma_row<256, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
+    wgmma_row<16, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n256", "bf16"),
+    wgmma_row<16, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n128", "bf16"),
+    wgmma_row<16, 64, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n64", "bf16"),
+    wgmma_row<16, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m16n128", "bf16"),
+    wgmma_row<16, 64, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m16n64", "bf16"),
+    wgmma_row<32, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n256", "bf16"),
+    wgmma_row<32, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n128", "bf16"),
+    wgmma_row<32, 64, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n64", "bf16"),
+    wgmma_row<32, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m32n128", "bf16"),
+    wgmma_row<32, 64, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m32n64", "bf16"),
+    wgmma_row<64, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
+    wgmma_row<64, 256, 4>("linear_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
+    wgmma_row<128, 192, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),
+    wgmma_row<128, 192, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m128n192", "bf16"),
+    wgmma_row<128, 192, 4>("linear_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
+    wgmma_row<256, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
+    wgmma_row<256, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
+    gemm_sm80_row("linear_any_f16_any__cuda_sm80_gemm", "f16"),
+    gemm_sm80_row("linear_any_bf16_any__cuda_sm80_gemm", "bf16"),
+    dense_row("linear_any_f16_any__cuda_simt_dense", Isa::simt, "f16"),
+    dense_row("linear_any_bf16_any__cuda_sm80_dense", Isa::sm80, "bf16"),  // bf16 products begin with compute capability 8.0
     Kernel{.name = "linear_any_any_any__cuda_simt_n64k128",
            .backend = Backend::cuda,
            .isa = Isa::simt,
@@ -171,6 +316,66 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
   if (!ring) multiplied = p.m <= 8 ? 3.9e4 : 2.9e4;
   if (ring && tokens == 16 && p.k > 16384) multiplied /= 2.2;  // activations leave room for one stage of weights only
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + std::max(memory / (ring ? 1.0 : 0.7), weights / multiplied));
+}
+
+// Steps follow each other, so their times add up. Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16,
+// and an A100, 250: a tile of 128 output channels × up to 128 tokens keeps one SM busy, and with fewer tiles than SMs some are idle.
+double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
+  constexpr double kShare = 0.85;  // of the bandwidth, for what only moves
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const double bytes_a_us = 1e3 * gpu.read_gbytes_per_s;
+  const auto packed = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes());
+  const double dequantized = 2 * n * k, result = m * n * bits(p.epilogue.out) / 8;
+  const bool writes_d = dense_writes_d(p.epilogue, p.act);
+
+  const double dequantize_us = kLaunchUs + (packed + dequantized) / (kShare * bytes_a_us);
+  const bool hopper = gpu.compute_capability >= 90 && gpu.compute_capability < 120;
+  const double flops_a_us = hopper ? 5.3e6 : 2.3e6;  // of an SM
+  const double tile_m = std::min(128.0, 16 * std::ceil(m / 16));
+  const double tiles = std::ceil(m / 128) * std::ceil(n / 128);
+  const double multiply_us = std::max(1.0, tiles / std::max(1, gpu.sms)) * 2 * 128 * tile_m * k / flops_a_us;
+  const double read_us = (dequantized + 2 * m * k + (writes_d ? result : 4 * m * n)) / bytes_a_us;
+  const double epilogue_us = writes_d ? 0 : kLaunchUs + (4 * m * n + result) / (kShare * bytes_a_us);
+  constexpr double kGemmUs = 3.0;  // before the first and after the last product, and a sum over parts of K
+  return dequantize_us + kGemmUs + std::max(multiply_us, read_us) + epilogue_us;
+}
+
+// A CTA takes its passes one after the other, a pass takes a step for each stage of records, and in a step up to `blocks` warpgroups
+// multiply, for whom the tensor cores are one. Reading and multiplying overlap. bench/fit_gpu_costs.py fits the numbers, and has the
+// same formula.
+double wgmma_cost_us(int tokens, int rows, int split, const GpuInfo& gpu, const Problem& p) {
+  struct Cost {
+    int tokens, rows, split;
+    float fixed_us, pass_us, step_us, block_us;
+  };
+  static constexpr std::array kCosts = std::to_array<Cost>({
+#include "kernels/cuda/h200_costs.inl"
+  });
+  const auto cost =
+      std::ranges::find_if(kCosts, [&](const Cost& c) { return c.tokens == tokens && c.rows == rows && c.split == split; });
+  const auto up = [](double a, double b) { return std::ceil(a / b); };
+  const int blocks = rows / gpu_tile::kRows, depth = wgmma_blocks(tokens) / blocks;
+  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows), token_tiles = up(static_cast<double>(p.m), tokens);
+  const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), split), depth);
+  const double sms = std::max(4, gpu.sms);
+  double passes, wide = blocks;
+  if (split == 1) {
+    const double units = up(row_blocks * token_tiles, sms);
+    passes = up(units, blocks);
+    wide = units / passes;
+  } else {
+    constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
+    passes = up(up(row_blocks, blocks) * token_tiles, std::floor(sms * (split == 2 ? 0.5 : kFoursOfSms)));
+  }
+  const double pass_us = cost->pass_us + steps * std::max<double>(cost->step_us, wide * depth * cost->block_us);
+  return cost->fixed_us + std::max(moved_us(gpu, p), passes * pass_us);
+}
+
+double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
+  const double sms = std::max(1, gpu.sms);
+  const double tiles = std::ceil(static_cast<double>(p.m) / 64) * std::ceil(static_cast<double>(p.n) / 256);
+  const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * 1.1;
+  return 6.0 + std::max(moved_us(gpu, p) / 0.7, compute);
 }
 
 }  // namespace nibble::cuda

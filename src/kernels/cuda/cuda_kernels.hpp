@@ -12,5 +12,10 @@ std::span<const Kernel> kernels();
 
 /// Predicted microseconds of a linear kernel of level `isa` on a GPU.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& problem);
+/// Of sm_90's wgmma kernels: `tokens` × `rows` outputs a pass of a CTA, `split` of which share it along K.
+double wgmma_cost_us(int tokens, int rows, int split, const GpuInfo& gpu, const Problem& problem);
+double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
+/// Of the dense tier.
+double dense_cost_us(const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -76,7 +76,8 @@ DeviceWeight device_weight(const PackedWeightData& packed) {
                       .zero_base = static_cast<float>(code_bias(packed.scheme.codes)),
                       .scale2 = packed.scale2.value_or(1.0f),
                       .perm = reinterpret_cast<const std::int32_t*>(packed.device.perm.data()),
-                      .prescale = reinterpret_cast<const float*>(packed.device.prescale.data())};
+                      .prescale = reinterpret_cast<const float*>(packed.device.prescale.data()),
+                      .per_channel = packed.scheme.group.k == 0 || packed.scheme.group.k >= packed.k};
   switch (packed.scheme.zero) {
     case ZeroKind::none: break;
     case ZeroKind::integer:  // code − bias − (zero − its bias)

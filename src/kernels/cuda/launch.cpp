@@ -13,6 +13,7 @@
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/dequantize.cuh"
 #include "kernels/cuda/dequantize_packed.hpp"
+#include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/linear_simt.hpp"
 #include "kernels/cuda/pack.hpp"
 #include "kernels/cuda/probe.hpp"
@@ -188,6 +189,15 @@ Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream) {
 
 Status launch_linear_sm80(const LinearTask& task, Stream stream) {
   return status_of(linear_decode_sm80(task, native(stream)), "linear_decode_sm80");
+}
+
+Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream) {
+  return status_of(linear_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream)),
+                   "linear_gemm_sm90");
+}
+
+Status launch_gemm_sm80(const LinearTask& task, Stream stream) {
+  return status_of(linear_gemm_sm80(task, native(stream)), "linear_gemm_sm80");
 }
 
 Status launch_linear_simt(const LinearTask& task, Stream stream) {

@@ -1,5 +1,5 @@
-// The launchers behind declarations that need no CUDA: launch.cpp calls them, no_cuda.cpp stands in for it in a build without
-// NIBBLE_CUDA. So the rows of the kernel table are the same in every build.
+// The launchers behind declarations that need no CUDA: launch.cpp calls them (dense.cpp those of the dense tier), no_cuda.cpp
+// stands in for it in a build without NIBBLE_CUDA. So the rows of the kernel table are the same in every build.
 //
 // All enqueue on `stream` and return; they fail with internal and CUDA's words, or with unsupported without CUDA.
 #pragma once
@@ -16,7 +16,14 @@ namespace nibble::cuda {
 /// `tokens`: what a launch is laid out for, up to 16; more rows take several.
 Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream);
 Status launch_linear_sm80(const LinearTask& task, Stream stream);
+/// `tokens` of a pass, `depth` warpgroups and `split` CTAs that share K; see gemm.hpp.
+Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream);
+Status launch_gemm_sm80(const LinearTask& task, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);
+/// task.act is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.
+Status launch_linear_dense(const LinearTask& task, Stream stream);
+/// Ok where the dense tier's library can be loaded, else unsupported: what is missing.
+Status dense_runs_here();
 
 /// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

@@ -1,6 +1,7 @@
 // What the launchers of the CUDA kernels take: plain values, host and device, no allocation behind them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "epilogue/element.hpp"
@@ -24,6 +25,7 @@ struct DeviceWeight {
   float scale2 = 1.0f;
   const std::int32_t* perm = nullptr;  // [K]: packed position k holds input channel perm[k]; null: in order
   const float* prescale = nullptr;     // [K], by input channel: multiplies x; null: none
+  bool per_channel = false;            // a row has one scale: every slot holds the same
 };
 
 /// D[M,N] = epilogue(x[M,K] · Wᵀ). epilogue.acc_scale includes weight.scale2.
@@ -33,8 +35,17 @@ struct LinearTask {
   DType act = DType::f16;
   const void* x = nullptr;
   std::int64_t x_stride = 0;  // elements between rows
+  void* scratch = nullptr;    // device memory, aligned to 256 bytes: as much as the row's workspace() asks for
   epilogue::Element epilogue;
 };
+
+/// Rows of activations that sm_90's GEMM copies into scratch memory at a time when TMA cannot read them where they are: in another
+/// order of channels, or with rows that do not begin at multiples of 16 bytes. The pointer and the stride, which are known only when
+/// a plan runs, may spoil that too; few rows at a time will do for so rare a case.
+constexpr int gathered_rows(std::int64_t m, std::int64_t k, bool permuted) {
+  return static_cast<int>(std::min<std::int64_t>(m, permuted || k % 8 != 0 ? 1024 : 128));
+}
+constexpr int gathered_pitch(std::int64_t k) { return static_cast<int>((k + 7) / 8 * 8); }  // elements
 
 /// Shared memory that the sm_80 decode kernel cannot do without: two stages of eight records and their activations of one token.
 constexpr int kSm80ChunkRecords = 8;

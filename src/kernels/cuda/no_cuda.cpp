@@ -22,7 +22,11 @@ namespace cuda {
 
 Status launch_linear_sm90(const LinearTask&, int, Stream) { return no_cuda(); }
 Status launch_linear_sm80(const LinearTask&, Stream) { return no_cuda(); }
+Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_simt(const LinearTask&, Stream) { return no_cuda(); }
+Status launch_linear_dense(const LinearTask&, Stream) { return no_cuda(); }
+Status dense_runs_here() { return no_cuda(); }
 Status launch_dequantize(const DeviceWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_pack(const gpu_tile::Geometry&, const WeightScheme&, DType, const CanonicalArrays&, void*, Stream) {
   return no_cuda();

@@ -114,11 +114,26 @@ __device__ inline std::uint32_t map_to_rank(std::uint32_t address, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
+/// Writes into another CTA's shared memory; visible there after a barrier of the cluster.
+__device__ inline void store_remote16(std::uint32_t to, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
 /// Writes two floats into another CTA's shared memory; its barrier there counts the 8 bytes.
 __device__ inline void send(std::uint32_t to, float2 value, std::uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
                "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(barrier)
                : "memory");
+}
+
+// ---- registers, moved between the warpgroups of a CTA; all warps of one must ask
+
+template <int kLeft>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLeft));
+}
+template <int kWanted>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kWanted));
 }
 
 // ---- programmatic dependent launch

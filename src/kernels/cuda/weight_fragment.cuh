@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/record_format.cuh"
 #include "kernels/cuda/unpack.cuh"
@@ -48,7 +49,7 @@ __device__ inline std::uint32_t add2(std::uint32_t a, std::uint32_t b) {
   if constexpr (std::is_same_v<Act, __half>)
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   else
-    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3f803f80u), "r"(b));  // times 1: sm_80 has no addition
   return d;
 }
 template <class Act>
@@ -170,20 +171,88 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
   return scale;
 }
 
-/// The 16 channels number `index` of a lane's 16-byte vector as weights; index is a constant once unrolled.
+// ---- The same for what nearly all checkpoints have, without branches: 16-bit scales, groups of 128 or more, no float zeros.
+
+enum class Zeros { fixed, integer, any };  // any: load_constants above, and whatever else is unusual
+
+inline Zeros zeros_of(const RecordFormat& f, DType act) {
+  if (f.span != gpu_tile::kChannels || f.scale_type == DType::f32 || f.zero > Zero::integer) return Zeros::any;
+  if (act == DType::f16 && f.scale_type != DType::f16) return Zeros::any;
+  return f.zero == Zero::fixed ? Zeros::fixed : Zeros::integer;
+}
+
+/// A lane's two scales and two zeros of a group, as they lie in memory: asked for long before they are used.
+struct RawConstants {
+  std::uint32_t scales, zeros;
+};
+template <Zeros kZeros>
+__device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
+  return {ptx::load_shared4(slot + position * 2), kZeros == Zeros::integer ? load_shared2(slot + format.zeros_offset + position) : 0u};
+}
+/// Two floats, each twice in a register.
+template <class Act>
+__device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float high) {
+  std::uint32_t pair;
+  if constexpr (std::is_same_v<Act, __half>)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  to[0] = __byte_perm(pair, 0, 0x1010);
+  to[1] = __byte_perm(pair, 0, 0x3232);
+}
+/// The part of the constants that is the same in every record.
 template <class Act, int kBits>
-__device__ __forceinline__ void weights(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
+__device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat& format) {
+  using Codes = Raised<Act, kBits>;
+  twice<Act>(c.minus, -(Codes::kMagic + format.zero_base), -(Codes::kMagicUpper + format.zero_base));
+}
+template <Zeros kZeros, class Act, int kBits>
+__device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw, bool scale_after) {
+  using Codes = Raised<Act, kBits>;
+  std::uint32_t scales;
+  if constexpr (std::is_same_v<Act, __half>) {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(scales) : "r"(raw.scales), "r"(0x54005400u));  // kScaleUp
+  } else {
+    const float2 halves = __half22float2(reinterpret_cast<const __half2&>(raw.scales));
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(scales) : "f"(halves.y), "f"(halves.x));
+    if (format.scale_type == DType::bf16) scales = raw.scales;
+  }
+  if (scale_after) scales = kOnes<Act>;
+  c.scale[0] = __byte_perm(scales, 0, 0x1010);
+  c.scale[1] = __byte_perm(scales, 0, 0x3232);
+  if (kZeros == Zeros::integer) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
+    const float z0 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7440));
+    const float z1 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7441));
+    twice<Act>(c.minus, (0x1p23f - Codes::kMagic - format.zero_base) - z0, (0x1p23f - Codes::kMagicUpper - format.zero_base) - z1);
+  }
+  c.offset[0] = c.offset[1] = 0;
+}
+
+/// A lane's two scales as numbers.
+__device__ __forceinline__ float2 scales_of(const RawConstants& raw, const RecordFormat& format) {
+  if (format.scale_type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(raw.scales));
+  return {__uint_as_float(raw.scales << 16), __uint_as_float(raw.scales & 0xffff0000u)};
+}
+
+/// The 16 channels number `index` of a lane's 16-byte vector as u − z; index is a constant once unrolled.
+template <class Act, int kBits>
+__device__ __forceinline__ void integers(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
   using Codes = Raised<Act, kBits>;
   if constexpr (kBits == 4)
     Codes::unpack(a, index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w, 0);
   else
     Codes::unpack(a, index == 0 ? v.x : v.z, index == 0 ? v.y : v.w);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t exact =
-        Codes::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, c.minus[1]) : add2<Act>(a[i], c.minus[i % 2]);
-    a[i] = fma2<Act>(exact, c.scale[i % 2], c.offset[i % 2]);
-  }
+  for (int i = 0; i < 4; ++i)
+    a[i] = Codes::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, c.minus[1]) : add2<Act>(a[i], c.minus[i % 2]);
+}
+
+/// The same as weights.
+template <class Act, int kBits>
+__device__ __forceinline__ void weights(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
+  integers<Act, kBits>(a, v, index, c);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = fma2<Act>(a[i], c.scale[i % 2], c.offset[i % 2]);
 }
 
 }  // namespace nibble::cuda

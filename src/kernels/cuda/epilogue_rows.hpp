@@ -1,0 +1,16 @@
+// The canonical epilogue of sums that something else left in memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "epilogue/element.hpp"
+
+namespace nibble::cuda {
+
+/// Enqueues D[M,N] = epilogue(sums[M,N]), rows of sums `stride` elements apart.
+cudaError_t epilogue_rows(const epilogue::Element& epilogue, const float* sums, std::int64_t m, int n, std::int64_t stride,
+                          cudaStream_t stream);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,49 @@
+// Which rows and tokens a cluster multiplies, and when: plain arithmetic, the same on the host, where it is tested, and in kernels.
+//
+//   D is cut into row blocks of 64 and token tiles; a unit is one of each. Units are dealt as evenly as units can be,
+//
+//     unit = token tile · row blocks + row block        cluster c: a run of U/C units, rounded up or down
+//
+//   and a cluster takes its own in passes of up to `most` neighbouring row blocks of one token tile: 57344 rows on 132 CTAs are 6 or 7
+//   blocks each, taken as 4 and 3 (97 % of the time all are busy), where tiles of 256 rows would take two rounds (85 %).
+//
+// Every element's sum is one CTA's work from its first channel to its last, or its cluster's: dealing does not show in the bits.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.hpp"
+
+namespace nibble::cuda {
+
+struct Pass {
+  int token_tile = 0, block = 0, blocks = 0;  // row blocks [block, block + blocks)
+};
+
+struct Deal {
+  int row_blocks = 1, token_tiles = 1;
+  int clusters = 1;
+  int most = 4;  // row blocks of a pass
+
+  NIBBLE_HOST_DEVICE constexpr int units() const { return row_blocks * token_tiles; }
+  /// The first units % clusters clusters have one more.
+  NIBBLE_HOST_DEVICE constexpr int first_unit(int cluster) const {
+    const int share = units() / clusters, more = units() % clusters;
+    return cluster * share + (cluster < more ? cluster : more);
+  }
+  /// The pass that starts at `unit` of a cluster that ends before `end`: as many blocks as its siblings in this token tile.
+  NIBBLE_HOST_DEVICE constexpr Pass pass(int unit, int end) const {
+    const int tile = unit / row_blocks, block = unit % row_blocks;
+    const int left = end - unit < row_blocks - block ? end - unit : row_blocks - block;
+    const int passes = (left + most - 1) / most;
+    return {tile, block, (left + passes - 1) / passes};
+  }
+  /// Not dealt but numbered: pass `index` of `most` row blocks, for clusters that take one each.
+  NIBBLE_HOST_DEVICE constexpr int row_tiles() const { return (row_blocks + most - 1) / most; }
+  NIBBLE_HOST_DEVICE constexpr Pass numbered(int index) const {
+    const int block = index % row_tiles() * most;
+    return {index / row_tiles(), block, row_blocks - block < most ? row_blocks - block : most};
+  }
+};
+
+}  // namespace nibble::cuda

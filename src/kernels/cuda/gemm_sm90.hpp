@@ -1,0 +1,57 @@
+// What the sm_90 GEMM's launcher (gemm_sm90.cu) and its kernels (gemm_sm90_kernel.cuh) agree on.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/record_format.cuh"
+
+namespace nibble::cuda {
+
+struct GemmParams {
+  CUtensorMap x;
+  const std::uint8_t* records;
+  RecordFormat format;
+  epilogue::Element epilogue;
+  Deal deal;
+  int m, n;
+  int first_row;     // of D and the epilogue's operands that belongs to the first row of x
+  int tile_records;  // of a row tile: K / 128, rounded up
+  int split;         // CTAs of a cluster that share K
+  int depth;         // warpgroups that share a row block
+  int stages;
+  bool scale_after;  // operands are u − z, sums are multiplied by the scale: one group per channel
+  bool plain;        // epilogue.plain()
+};
+
+/// Multiplying warpgroups of a CTA, each with a row block: four, or as many as have registers for their sums.
+NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
+/// And the producers' warpgroup: registers are handed over by warpgroups.
+NIBBLE_HOST_DEVICE constexpr int gemm_threads(int tokens) { return 128 * (gemm_groups(tokens) + 1); }
+
+/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, barriers. The inbox of a split pass
+/// begins at 0.
+struct GemmMap {
+  int records, staging, barriers, total;
+};
+NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, int tokens, int depth, int record_bytes, int split) {
+  constexpr int kStaging = 4 * 8 * (gpu_tile::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
+  const int groups = gemm_groups(tokens);
+  GemmMap map{};
+  map.records = stages * depth * tokens * gpu_tile::kChannels * 2;
+  const int ring = (map.records + stages * groups * record_bytes + 127) / 128 * 128;
+  const int inbox = split > 1 ? groups * tokens * gpu_tile::kRows * 4 : 0;
+  map.staging = ring > inbox ? ring : inbox;
+  map.barriers = map.staging + groups * kStaging;
+  map.total = map.barriers + 2 * 8 * stages;
+  return map;
+}
+
+using GemmKernel = void (*)(GemmParams);
+/// The kernel for n tokens a pass; null when there is none.
+GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits);
+GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits);
+}  // namespace nibble::cuda

@@ -1,0 +1,490 @@
+// D[M,N] = epilogue(x[M,K] · Wᵀ) on Hopper for more tokens than decode takes: wgmma with the weights in registers.
+//
+//   Dᵀ[N,M] = W[N,K] · xᵀ[K,M]       weights are the 64-row A operand, out of registers; n tokens its B operand, out of shared memory
+//
+//   CTA    = multiplying warpgroups, four of them (two for n = 256) ◀──ring of stages── producer warps
+//   stage  = n tokens × 128 channels (two TMA boxes of 64 channels, 128-byte swizzle) | a record for each row block of the pass
+//   pass   = a row block of 64 for each warpgroup × n tokens × all of K (gemm_schedule.hpp)
+//
+//   With `depth` d > 1 (small layers, few tokens) d warpgroups share a row block: warpgroup g takes records g mod d, g mod d + d, ... A
+//   stage then has d records of a row block, and their activations. The sums meet in shared memory, in the order of the warpgroups.
+//
+//   A warpgroup takes 64 channels (4 × k16) of its row block at a time:
+//
+//     codes → weights in registers │ 4 wgmma, asynchronous │ codes → weights ...          52 instructions and more │ 4·n/2 cycles
+//
+//   While the tensor cores work for one warpgroup the others turn codes into weights. Four are enough for n ≥ 64 to keep the tensor
+//   cores busy, and below that to keep the memory busy.
+//
+// A cluster of S CTAs can share a pass along K: rank r has records [r·R/S, (r+1)·R/S). Then each sends its sums of a unit of 64 rows ×
+// 8 tokens to the rank that owns it, through distributed shared memory, where they are added in the order of the ranks. The ring is the
+// inbox: its last stage has been read by then. S and d come from the kernel's row in the table, never from M.
+//
+// Weights do not depend on the kernel before: the ring is filled with them before it has ended (programmatic dependent launch).
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/fragment.cuh"
+#include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/gemm_sm90.hpp"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/weight_fragment.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kGroupThreads = 128;
+constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
+/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producer's warpgroup gives most of its share away.
+constexpr int kProducerRegisters = 40;
+template <int kTokens>
+constexpr int kConsumerRegisters = [] {
+  const int share = 65536 / gemm_threads(kTokens) / 8 * 8;
+  return (share + (share - kProducerRegisters) / gemm_groups(kTokens)) / 8 * 8;
+}();
+constexpr int kWeightProducers = 2;  // warps
+constexpr int kUnitTokens = 8;              // of a unit of sums: four a lane
+constexpr int kStagedUnits = 4;             // that go through shared memory at a time: 32 tokens
+/// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
+constexpr int kStagePitch = gpu_tile::kRows + 4;
+constexpr int kStagingBytes = kStagedUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
+constexpr int kBoxChannels = 64;                                            // of TMA: 128 bytes, one swizzle
+
+struct Cursor {
+  int stage;
+  std::uint32_t parity;
+  __device__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// A 2-D box of the activations at (channel, token); what is outside of them becomes zero. The copy is counted by `barrier`.
+__device__ inline void load_box(std::uint32_t to, const CUtensorMap& map, int channel, int token, std::uint32_t barrier,
+                                std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(channel), "r"(token), "r"(barrier), "l"(policy)
+      : "memory");
+}
+/// v has been computed before this point, and what is computed from it is after it: between a wgmma_fence and the products that follow
+/// no register of theirs may be written, or ptxas lets them run one by one.
+__device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
+__device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
+
+template <class Act, int kBits, Zeros kZeros, int kTokens>
+struct Gemm {
+  static constexpr int kBoxBytes = kTokens * kBoxChannels * 2;
+  static constexpr int kActBytes = 2 * kBoxBytes;  // of a record
+  static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
+  static constexpr int kGroups = gemm_groups(kTokens);
+  using Sums = float[kTokens / 2];  // of a lane
+  /// As many sums as go through the staging buffer at once.
+  static constexpr bool kMayShare = kTokens <= kStagedUnits * kUnitTokens;
+  /// Up to 32 tokens a record's sums are scaled, n/2 instructions, and not its weights, 32.
+  static constexpr bool kScalesSums = kTokens <= 32 && kZeros != Zeros::any;
+  /// A record's products are complete before the next record's begin: sums that are scaled must be; for n = 256 it is faster; and
+  /// what needs more registers has none for the next record meanwhile.
+  static constexpr bool kCompletes = kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::any ||
+                                     (kZeros == Zeros::integer && kTokens == 128);
+  static constexpr int kBuffers = kZeros == Zeros::any ? 1 : 2;  // of fragments: one is filled while the other is multiplied
+
+  const GemmParams& p;
+  std::uint8_t* shared;
+  std::uint32_t base;
+  GemmMap map;
+  int rank, cluster, warpgroup, lane, warp;  // warp: of the warpgroup
+
+  /// Warpgroups that share a row block; the one that is this warpgroup's, and which of its records come first.
+  __device__ int depth() const { return kMayShare ? p.depth : 1; }
+  __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
+  __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
+  __device__ std::uint32_t full(int stage) const { return base + map.barriers + 8 * stage; }
+  __device__ std::uint32_t empty(int stage) const { return base + map.barriers + 8 * (p.stages + stage); }
+  __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
+  /// A stage's records: all of row block 0, then of row block 1, ...
+  __device__ std::uint32_t records(int stage) const { return base + map.records + stage * kGroups * p.format.bytes; }
+  __device__ int first_record() const { return p.split == 1 ? 0 : rank * p.tile_records / p.split; }
+  __device__ int end_record() const { return p.split == 1 ? p.tile_records : (rank + 1) * p.tile_records / p.split; }
+
+  /// Calls use(pass) for every pass of this cluster.
+  template <class Use>
+  __device__ __forceinline__ void for_each_pass(Use use) const {
+    const bool numbered = p.split > 1;
+    const int end = numbered ? 1 : p.deal.first_unit(cluster + 1);
+    for (int unit = numbered ? 0 : p.deal.first_unit(cluster); unit < end;) {
+      const Pass pass = numbered ? p.deal.numbered(cluster) : p.deal.pass(unit, end);
+      use(pass);
+      unit += pass.blocks;
+    }
+  }
+
+  // ---- producers: a thread in each of three warps, for a copy takes a thread some time. Two ask for the records of every other row
+  // block, one for activations. All wait for the same empty stages, and a stage is full when all that was announced has come.
+
+  /// Weights do not depend on the kernel before this one: nobody waits for it here.
+  __device__ void produce_weights(int first_block) const {
+    const std::uint64_t policy = ptx::evict_first();
+    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.tile_records) * p.format.bytes;
+    Cursor to{0, 1};  // an unused stage counts as emptied
+    for_each_pass([&](const Pass& pass) {
+      const std::uint8_t* from = p.records + pass.block * tile_bytes + first_record() * p.format.bytes;
+      for (int left = end_record() - first_record(); left > 0; left -= depth()) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
+        if (first_block == 0) ptx::barrier_arrive_expect(full(to.stage), count * kActBytes + pass.blocks * bytes);
+#pragma unroll 1
+        for (int b = first_block; b < pass.blocks; b += kWeightProducers)
+          ptx::bulk_copy(records(to.stage) + b * depth() * p.format.bytes, from + b * tile_bytes, bytes, full(to.stage), policy);
+        from += bytes;
+        to.advance(p.stages);
+      }
+    });
+  }
+  __device__ void produce_activations() const {
+    const std::uint64_t policy = ptx::evict_last();
+    ptx::wait_for_predecessors();
+    Cursor to{0, 1};
+    for_each_pass([&](const Pass& pass) {
+      const int end = end_record() * gpu_tile::kChannels;
+      for (int channel = first_record() * gpu_tile::kChannels; channel < end;) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        std::uint32_t at = act(to.stage);
+#pragma unroll 1
+        for (int box = 0; box < 2 * depth() && channel < end; ++box) {
+          load_box(at, p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
+          at += kBoxBytes;
+          channel += kBoxChannels;
+        }
+        to.advance(p.stages);
+      }
+    });
+  }
+
+  // ---- consumers
+
+  __device__ void release(int stage) const {
+    if (warp == 0 && lane == 0) ptx::barrier_arrive(empty(stage));
+  }
+
+  /// Adds the products of the warpgroup's row block and records.
+  __device__ __forceinline__ void multiply(Cursor& from, Sums& acc) const {
+    constexpr int kHalves = 2;                                                               // of 64 channels, four k16
+    constexpr int kProducts = gpu_tile::step_channels(kBits) / gpu_tile::kFragmentChannels;  // k16 of a 16-byte vector
+    constexpr int kVectors = 4 / kProducts;                                                  // of a half
+    const int position = row_pair_position(warp, lane);
+    const int lane_codes = gpu_tile::vector_offset(0, warp, lane);
+    const int count = end_record() - first_record(), stages = p.stages;
+    const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
+    const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
+    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes), stage_operand = depth() * (kActBytes / 16);
+    RowConstants constants;
+    if (kZeros == Zeros::fixed) fixed_zeros<Act, kBits>(constants, p.format);
+    int r = turn(), previous = -1;  // the stage whose last products may be running
+    if (r < count) do {  // one record at least, or ptxas would see a loop without a product and give up on overlapping them
+      ptx::barrier_wait(full(from.stage), from.parity);
+      const std::uint32_t at = first + from.stage * stage_bytes;
+      const std::uint32_t operand = first_operand + from.stage * stage_operand;
+      // What comes from shared memory is asked for at once, but for 8-bit codes, whose second half finds its registers taken.
+      RawConstants raw;
+      if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
+      uint4 codes[kHalves * kVectors];
+      const auto load_codes = [&](int half) {
+#pragma unroll
+        for (int v = half * kVectors; v < (half + 1) * kVectors; ++v)
+          codes[v] = ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(v, 0, 0));
+      };
+      load_codes(0);
+      if (kBits == 4) load_codes(1);
+      if (kZeros != Zeros::any) make_constants<kZeros, Act, kBits>(constants, p.format, raw, p.scale_after);
+      std::uint32_t fragment[kBuffers][4][4];
+      Sums dot;  // of the record, when sums are scaled instead of weights
+      Sums& sums = kScalesSums ? dot : acc;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        auto& a = fragment[half % kBuffers];
+        if (kBits == 8 && half == 1) load_codes(1);
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) pin(codes[half * kVectors + v]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (kZeros == Zeros::any && i % 2 == 0)  // groups of 32 are two k16
+            load_constants<Act, kBits>(constants, p.format,
+                                       at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes, position,
+                                       p.scale_after);
+          const uint4& vector = codes[half * kVectors + i / kProducts];
+          if (kScalesSums)
+            integers<Act, kBits>(a[i], vector, i % kProducts, constants);
+          else
+            weights<Act, kBits>(a[i], vector, i % kProducts, constants);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pin(a[i]);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const std::uint64_t x = wgmma_operand(operand + (half * kBoxBytes + i * 32) / 16);
+          if (kScalesSums && half == 0 && i == 0)
+            Wgmma<kTokens>::template begin<Act>(sums, a[i], x);
+          else
+            Wgmma<kTokens>::template add<Act>(sums, a[i], x);
+        }
+        wgmma_commit();
+        if (kBuffers == 1 || (kCompletes && half + 1 == kHalves))
+          wgmma_wait<0>();
+        else
+          wgmma_wait<1>();
+        if (!kCompletes && half == 0 && previous >= 0) release(previous);
+      }
+      if (kCompletes) release(from.stage);
+      previous = from.stage;
+      from.advance(stages);
+      if constexpr (kScalesSums) {
+        const float2 s = p.scale_after ? float2{1.0f, 1.0f} : scales_of(raw, p.format);
+#pragma unroll
+        for (int i = 0; i < kTokens / 2; ++i) acc[i] = fmaf(i % 4 < 2 ? s.x : s.y, dot[i], acc[i]);
+      }
+    } while ((r += depth()) < count);
+    wgmma_wait<0>();
+    if (!kCompletes) release(previous);
+    if (r - turn() < count) {  // the last stage has none for this warpgroup
+      ptx::barrier_wait(full(from.stage), from.parity);
+      release(from.stage);
+      from.advance(stages);
+    }
+  }
+
+  /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
+  __device__ void sum_turns(Sums& acc) const {
+    if constexpr (kMayShare) {
+      const auto part = [&](int group) {
+        return reinterpret_cast<float4*>(shared + map.staging + group * kStagingBytes) + warp * 32 + lane;
+      };
+      if (turn() != 0)
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i)
+          part(warpgroup)[i * kGroupThreads] = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+      ptx::named_barrier(kAllConsumers, kGroups * kGroupThreads);
+      if (turn() == 0)
+#pragma unroll 1
+        for (int t = 1; t < depth(); ++t)
+#pragma unroll
+          for (int i = 0; i < kUnits; ++i) {
+            const float4 more = part(warpgroup + t)[i * kGroupThreads];
+            acc[4 * i] += more.x, acc[4 * i + 1] += more.y, acc[4 * i + 2] += more.z, acc[4 * i + 3] += more.w;
+          }
+      ptx::named_barrier(kAllConsumers, kGroups * kGroupThreads);
+    }
+  }
+
+  /// Sums of one unit into the warpgroup's staging buffer, as its number `slot`.
+  __device__ void stage(int slot, float4 sum) const {
+    float* to = reinterpret_cast<float*>(shared + map.staging + warpgroup * kStagingBytes) +
+                (slot * kUnitTokens + lane % 4 * 2) * kStagePitch + warp * gpu_tile::kFragmentRows + lane / 4;
+    to[0] = sum.x;
+    to[kStagePitch] = sum.y;
+    to[8] = sum.z;
+    to[kStagePitch + 8] = sum.w;
+  }
+  /// Staged units `first` … `first + count − 1` of the CTA's pass to D. A token's 64 rows are one warp's.
+  __device__ void flush(const Pass& pass, int first, int count) const {
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);
+    const float* from = reinterpret_cast<const float*>(shared + map.staging + warpgroup * kStagingBytes);
+    const auto for_each_pair = [&](auto use) {
+      return [=, this](int i) {
+        const int unit = first + i / kUnitTokens;
+        const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + i % kUnitTokens;
+        const int n = (pass.block + unit / kUnits) * gpu_tile::kRows + 2 * lane;
+        if (m < p.m) use(p.first_row + m, n, *reinterpret_cast<const float2*>(from + i * kStagePitch + 2 * lane));
+      };
+    };
+    if (p.plain && (pass.block + (first + count - 1) / kUnits + 1) * gpu_tile::kRows <= p.n) {
+#pragma unroll 4
+      for (int i = warp; i < count * kUnitTokens; i += 4)
+        for_each_pair([&](int m, int n, float2 sum) { p.epilogue.store_plain(m, n, sum); })(i);
+    } else {
+#pragma unroll 1
+      for (int i = 2 * warp; i < 2 * count * kUnitTokens; i = i % 2 == 0 ? i + 1 : i + 7)
+        for_each_pair([&](int m, int n, float2 sum) {
+          if (n + i % 2 < p.n) p.epilogue.store(m, n + i % 2, i % 2 == 0 ? sum.x : sum.y);
+        })(i / 2);
+    }
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);
+  }
+
+  /// Sums become numbers: they are multiplied by what the operands leave out. Scales of channels are the same in all of a row tile's
+  /// records, and read from memory once more rather than kept in registers.
+  __device__ void scale(const Pass& pass, Sums& acc) const {
+    float low = kScalesSums ? 1.0f : 1.0f / kScaleUp<Act>, high = low;
+    if (p.scale_after) {
+      const std::uint8_t* scales = p.records + static_cast<std::int64_t>(pass.block + row_group()) * p.tile_records * p.format.bytes +
+                                   p.format.slots_offset;
+      const int position = row_pair_position(warp, lane);
+      low = load_float(scales, position, p.format.scale_type);
+      high = load_float(scales, position + 1, p.format.scale_type);
+    }
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) acc[i] *= i % 4 < 2 ? low : high;
+  }
+
+  __device__ void store_own(const Pass& pass, const Sums& acc) const {
+    constexpr int kRound = kUnits < kStagedUnits ? kUnits : kStagedUnits;
+    // Rounds are counted at run time, so that there is one copy of what flush does; registers are chosen at compile time.
+#pragma unroll 1
+    for (int first = 0; first < kUnits; first += kRound) {
+#pragma unroll
+      for (int unit = 0; unit < kUnits; unit += kRound) {
+        if (unit != first) continue;
+#pragma unroll
+        for (int i = 0; i < kRound; ++i) {
+          const float* d = acc + 4 * (unit + i);
+          stage(i, {d[0], d[1], d[2], d[3]});
+        }
+      }
+      flush(pass, row_group() * kUnits + first, kRound);
+    }
+  }
+
+  // Units of a split pass: rank u·S/U owns unit u and has a box for it from every rank, 16 bytes a thread of a warpgroup.
+  __device__ int owned_units() const { return kGroups / depth() * kUnits / p.split; }
+  __device__ void send(const Sums& acc) const {
+    const int own = owned_units();
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+      const int unit = row_group() * kUnits + j;
+      const std::uint32_t to = base + (((unit % own) * p.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
+      const float* d = acc + 4 * j;
+      ptx::store_remote16(ptx::map_to_rank(to, unit / own), {d[0], d[1], d[2], d[3]});
+    }
+  }
+  __device__ void store_received(const Pass& pass) const {
+    const int own = owned_units(), share = max(1, own / kGroups);
+    for (int i = warpgroup * share; i < min(own, (warpgroup + 1) * share); i += kStagedUnits) {
+      const int count = min(kStagedUnits, share);
+      for (int slot = 0; slot < count; ++slot) {
+        const auto* box = reinterpret_cast<const float4*>(shared) + (i + slot) * p.split * kGroupThreads + warp * 32 + lane;
+        float4 sum = box[0];
+        for (int r = 1; r < p.split; ++r) {
+          const float4 part = box[r * kGroupThreads];
+          sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
+        stage(slot, sum);
+      }
+      flush(pass, rank * own + i, count);
+    }
+  }
+
+  __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
+    Sums acc = {};
+    if (row_group() < pass.blocks) {
+      multiply(from, acc);
+      scale(pass, acc);
+    } else {
+      skip(from);
+    }
+    if (depth() > 1) sum_turns(acc);
+    const bool mine = turn() == 0 && row_group() < pass.blocks;
+    if (p.split > 1) exchange_begins();
+    if (!mine) return;
+    if (p.split > 1)
+      send(acc);
+    else
+      store_own(pass, acc);
+  }
+  /// All rings have been read: they are inboxes now.
+  __device__ static void exchange_begins() {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+  /// All sums have arrived.
+  __device__ static void exchange_ends() {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+  /// A pass with fewer row blocks than there are warpgroups.
+  __device__ void skip(Cursor& from) const {
+    for (int r = first_record(); r < end_record(); r += depth()) {
+      ptx::barrier_wait(full(from.stage), from.parity);
+      release(from.stage);
+      from.advance(p.stages);
+    }
+  }
+  __device__ void consume() const {
+    ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written
+    Cursor from{0, 0};
+    for_each_pass([&](const Pass& pass) { consume_pass(pass, from); });
+  }
+};
+
+template <class Act, int kBits, Zeros kZeros, int kTokens>
+__global__ void __launch_bounds__(gemm_threads(kTokens), 1) gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
+  extern __shared__ __align__(1024) std::uint8_t shared[];
+  const bool clustered = p.split > 1;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
+  constexpr int kProducerWarp = 4 * gemm_groups(kTokens);  // the last one: warpgroups begin at multiples of four warps
+  Gemm<Act, kBits, kZeros, kTokens> gemm{.p = p,
+                                        .shared = shared,
+                                        .base = ptx::shared_address(shared),
+                                        .map = gemm_map(p.stages, kTokens, p.depth, p.format.bytes, p.split),
+                                        .rank = clustered ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
+                                        .cluster = static_cast<int>(blockIdx.x) / p.split,
+                                        .warpgroup = warp / 4,
+                                        .lane = static_cast<int>(threadIdx.x) % 32,
+                                        .warp = warp % 4};
+  ptx::let_dependents_start();
+  if (warp == kProducerWarp && gemm.lane == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      ptx::barrier_init(gemm.full(s), 1);
+      ptx::barrier_init(gemm.empty(s), gemm_groups(kTokens));
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  if (warp >= kProducerWarp) {
+    ptx::give_registers<kProducerRegisters>();
+    const int producer = warp - kProducerWarp;
+    if (producer < kWeightProducers && gemm.lane == 0) gemm.produce_weights(producer);
+    if (producer == kWeightProducers && gemm.lane == 0) gemm.produce_activations();
+    __syncwarp();  // a warp's threads must come to a barrier of the cluster together
+    if (clustered) {
+      gemm.exchange_begins();
+      gemm.exchange_ends();
+    }
+  } else {
+    ptx::take_registers<kConsumerRegisters<kTokens>>();
+    gemm.consume();
+    if (clustered) {
+      gemm.exchange_ends();
+      gemm.store_received(p.deal.numbered(gemm.cluster));
+    }
+  }
+}
+
+template <class Act, int kBits, Zeros kZeros>
+GemmKernel kernel_for(int tokens) {
+  switch (tokens) {
+    case 16: return gemm_sm90_kernel<Act, kBits, kZeros, 16>;
+    case 32: return gemm_sm90_kernel<Act, kBits, kZeros, 32>;
+    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64>;
+    case 128: return gemm_sm90_kernel<Act, kBits, kZeros, 128>;
+    case 256: return gemm_sm90_kernel<Act, kBits, kZeros, 256>;
+    default: return nullptr;
+  }
+}
+template <class Act, int kBits>
+GemmKernel kernel_for(int tokens, Zeros zeros) {
+  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed>(tokens);
+  return zeros == Zeros::integer ? kernel_for<Act, kBits, Zeros::integer>(tokens) : kernel_for<Act, kBits, Zeros::any>(tokens);
+}
+template <class Act>
+GemmKernel kernel_for(int tokens, const RecordFormat& format, int bits) {
+  const Zeros zeros = zeros_of(format, std::is_same_v<Act, __half> ? DType::f16 : DType::bf16);
+  return bits == 4 ? kernel_for<Act, 4>(tokens, zeros) : kernel_for<Act, 8>(tokens, zeros);
+}
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -215,6 +215,23 @@ def gpu_kernels(data):
     return table(["N×K", "M"] + list(names), body) + gpu_note(data)
 
 
+def gpu_gemm(data):
+    """The best and the chosen kernel of all that were measured, and cuBLAS: a row per shape and M."""
+    if data is None:
+        return "Not measured yet.\n"
+    layers = {}
+    for r in data["results"]:
+        layers.setdefault((r["n"], r["k"], r["m"]), []).append(r)
+    label = lambda r: r["kernel"].split("__cuda_")[1].replace("_", " ")
+    body = []
+    for (n, k, m), runs in layers.items():
+        best = min(runs, key=lambda r: r["median_us"])
+        cublas = best["baselines"].get("cublas_f16")
+        body.append([f"{n}×{k}", str(m), label(best), f"{best['median_us']:.1f}", f"{cublas:.1f}" if cublas else "",
+                     f"{cublas / best['median_us']:.2f}×" if cublas else "", f"{best['compute_percent']:.0f} %", f"{best['memory_percent']:.0f} %"])
+    return table(["N×K", "M", "best kernel", "µs", "cuBLAS f16", "speed-up", "of peak", "of bandwidth"], body) + gpu_note(data)
+
+
 def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
@@ -255,9 +272,10 @@ RENDERERS = {
     "exactness": exactness,
     "dequantize": dequantize,
     "gpu_kernels": gpu_kernels,
+    "gpu_gemm": gpu_gemm,
     "packed": packed,
 }
-MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels"}
+MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

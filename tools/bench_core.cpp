@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <thread>
 
@@ -155,6 +156,29 @@ double predicted_us(const PackedWeight& weight, const LinearSpec& linear, const 
   return plan.ok() ? plan->explain().buckets.back().cost_us : 0.0;
 }
 
+// Plans for what is to be measured. Of all kernels those are left out that are predicted to take many times as long as the best: they
+// are of no interest, and a thousand tokens would keep them busy for minutes.
+struct Planned {
+  const Entry* entry;
+  Plan plan;
+};
+std::vector<Planned> plan_all(const Prepared& prepared, const LinearSpec& linear, int threads, Status& refusal) {
+  constexpr double kHopeless = 8.0;
+  std::vector<Planned> planned;
+  const auto cost_us = [](const Planned& p) { return p.plan.explain().buckets.back().cost_us; };
+  for (const Entry& entry : prepared.entries) {
+    auto plan = Plan::linear(entry.copies->front(), linear, {.kernel = entry.kernel, .threads = threads});
+    if (plan.ok())
+      planned.push_back({&entry, *std::move(plan)});
+    else
+      refusal = plan.status();
+  }
+  double best = std::numeric_limits<double>::infinity();
+  for (const Planned& p : planned) best = std::min(best, cost_us(p));
+  std::erase_if(planned, [&](const Planned& p) { return cost_us(p) > kHopeless * best; });
+  return planned;
+}
+
 // One activation type and M: plans, contestants, times, results.
 Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, std::int64_t m, const BenchSpec& spec,
                                          BenchMachine& machine) {
@@ -167,19 +191,11 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
   std::vector<Contestant> contestants;
   std::vector<const PackedWeight*> weights;  // of the contestants that are nibble's
   Status refusal;
-  for (const Entry& entry : prepared.entries) {
-    PlanOptions options;
-    options.kernel = entry.kernel;
-    options.threads = machine.executor().threads();
-    const auto plan = Plan::linear(entry.copies->front(), linear, options);
-    if (!plan.ok()) {
-      refusal = plan.status();
-      continue;
-    }
-    auto contestant = machine.contestant(*plan, entry.copies, act, m);
+  for (const Planned& planned : plan_all(prepared, linear, machine.executor().threads(), refusal)) {
+    auto contestant = machine.contestant(planned.plan, planned.entry->copies, act, m);
     if (!contestant.ok()) return contestant.status();
     contestants.push_back(*std::move(contestant));
-    weights.push_back(&entry.copies->front());
+    weights.push_back(&planned.entry->copies->front());
   }
   if (contestants.empty()) return refusal;
   if (prepared.baseline) {

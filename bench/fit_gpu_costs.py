@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py bench/results/h200/gemm-kernels.json src/kernels/cuda/h200_costs.inl
+  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/gemm-kernels.json bench/results/h200/gemm-prefill.json
 
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/cuda_kernels.cpp,
 which is written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a
@@ -79,7 +79,7 @@ def regret(results, model):
 
 
 def main():
-    results = json.load(open(sys.argv[1]))["results"]
+    results = [r for path in sys.argv[2:] for r in json.load(open(path))["results"]]
     rows = {}
     for r in results:
         if (key := parse(r["kernel"])) is not None:
@@ -91,8 +91,8 @@ def main():
         model[key] = p
         lines.append("    {%d, %d, %d, %.2ff, %.2ff, %.3ff, %.4ff},  // %d measured, %.0f %% off" % (*key, *p, len(data), 100 * error))
     regret(results, model)
-    open(sys.argv[2], "w").write(
-        "// Made by bench/fit_gpu_costs.py from %s: tokens, rows, split; µs fixed, a pass, a step, a row block.\n" % sys.argv[1]
+    open(sys.argv[1], "w").write(
+        "// Made by bench/fit_gpu_costs.py from %s.\n// Tokens, rows, split; µs fixed, a pass, a step, a row block.\n" % " and ".join(sys.argv[2:])
         + "\n".join(lines) + "\n")
 
 

@@ -229,7 +229,7 @@ def gpu_gemm(data):
         cublas = best["baselines"].get("cublas_f16")
         body.append([f"{n}×{k}", str(m), label(best), f"{best['median_us']:.1f}", f"{cublas:.1f}" if cublas else "",
                      f"{cublas / best['median_us']:.2f}×" if cublas else "", f"{best['compute_percent']:.0f} %", f"{best['memory_percent']:.0f} %"])
-    return table(["N×K", "M", "best kernel", "µs", "cuBLAS f16", "speed-up", "of peak", "of bandwidth"], body) + gpu_note(data)
+    return table(["N×K", "M", "kernel", "µs", "cuBLAS f16", "speed-up", "of peak", "of bandwidth"], body) + gpu_note(data)
 
 
 def exactness(data):

@@ -163,7 +163,7 @@ struct Planned {
   Plan plan;
 };
 std::vector<Planned> plan_all(const Prepared& prepared, const LinearSpec& linear, int threads, Status& refusal) {
-  constexpr double kHopeless = 8.0;
+  constexpr double kHopeless = 4.0;
   std::vector<Planned> planned;
   const auto cost_us = [](const Planned& p) { return p.plan.explain().buckets.back().cost_us; };
   for (const Entry& entry : prepared.entries) {

@@ -185,7 +185,7 @@ void check_weight(const Subject& subject, const QuantTensor& q, DType act, DType
   // Of a few numbers the rounding of the output does not average out.
   const double few = columns.size() < 16 ? 2.0 : 1.0;
   const double rounding = out == DType::f32 ? 1e-5 : out == DType::f16 ? 3e-4 : 2.5e-3;
-  const double tolerance = few * (subject.rounds_weights ? std::max(rounding, act == DType::f16 ? 4e-4 : 4e-3) : rounding);
+  const double tolerance = few * (subject.rounds_weights ? std::max(rounding, act == DType::f16 ? 5e-4 : 4e-3) : rounding);
   std::vector<std::uint8_t> first_rows;
   for (int m : subject.m) {
     LinearTask task{.weight = w.weight, .m = m, .act = act, .x = x_device.get(), .x_stride = x_stride};

@@ -87,6 +87,7 @@ def main():
     lines, model = [], {}
     for key in sorted(rows):
         data = [(features(*key, r), r["median_us"]) for r in rows[key] if 2 * r["m"] >= key[0]]
+        data += 4 * [(features(*key, r), r["median_us"]) for r in rows[key] if r["m"] >= 512]  # few, and far from the others
         p, error = fit(data)
         model[key] = p
         lines.append("    {%d, %d, %d, %.2ff, %.2ff, %.3ff, %.4ff},  // %d measured, %.0f %% off" % (*key, *p, len(data), 100 * error))

@@ -2,7 +2,7 @@
 //
 //   Dᵀ[N,M] = W[N,K] · xᵀ[K,M]       weights are the 64-row A operand, out of registers; n tokens its B operand, out of shared memory
 //
-//   CTA    = multiplying warpgroups, four of them (two for n = 256) ◀──ring of stages── producer warps
+//   CTA    = multiplying warpgroups (four, three for n = 128, two for n = 256) ◀──ring of stages── producer warps
 //   stage  = n tokens × 128 channels (two TMA boxes of 64 channels, 128-byte swizzle) | a record for each row block of the pass
 //   pass   = a row block of 64 for each warpgroup × n tokens × all of K (gemm_schedule.hpp)
 //
@@ -37,7 +37,7 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
-/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producer's warpgroup gives most of its share away.
+/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
 constexpr int kProducerRegisters = 40;
 template <int kTokens>
 constexpr int kConsumerRegisters = [] {
@@ -45,12 +45,12 @@ constexpr int kConsumerRegisters = [] {
   return (share + (share - kProducerRegisters) / gemm_groups(kTokens)) / 8 * 8;
 }();
 constexpr int kWeightProducers = 2;  // warps
-constexpr int kUnitTokens = 8;              // of a unit of sums: four a lane
-constexpr int kStagedUnits = 4;             // that go through shared memory at a time: 32 tokens
+constexpr int kUnitTokens = 8;       // of a unit of sums: four a lane
+constexpr int kStagedUnits = 4;      // that go through shared memory at a time: 32 tokens
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_tile::kRows + 4;
 constexpr int kStagingBytes = kStagedUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
-constexpr int kBoxChannels = 64;                                            // of TMA: 128 bytes, one swizzle
+constexpr int kBoxChannels = 64;  // of TMA: 128 bytes, one swizzle
 
 struct Cursor {
   int stage;
@@ -67,8 +67,8 @@ struct Cursor {
 __device__ inline void load_box(std::uint32_t to, const CUtensorMap& map, int channel, int token, std::uint32_t barrier,
                                 std::uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(channel), "r"(token), "r"(barrier), "l"(policy)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
+      ::"r"(to), "l"(&map), "r"(channel), "r"(token), "r"(barrier), "l"(policy)
       : "memory");
 }
 /// v has been computed before this point, and what is computed from it is after it: between a wgmma_fence and the products that follow
@@ -79,7 +79,7 @@ __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0])
 template <class Act, int kBits, Zeros kZeros, int kTokens>
 struct Gemm {
   static constexpr int kBoxBytes = kTokens * kBoxChannels * 2;
-  static constexpr int kActBytes = 2 * kBoxBytes;  // of a record
+  static constexpr int kActBytes = 2 * kBoxBytes;       // of a record
   static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
   static constexpr int kGroups = gemm_groups(kTokens);
   using Sums = float[kTokens / 2];  // of a lane

@@ -148,38 +148,32 @@ def packed(data):
 
 
 def gpu_table(data, scheme, act):
-    """A row per shape of one mode on a GPU: the floor at M = 1, times, and for each M cuBLAS, the ratio to it and the share of the
-    bandwidth. Of several kernels the one chosen."""
+    """A row per shape of one mode on a GPU: the floor at M = 1, and for each M time, share of the roofline and the ratio to the
+    baseline. Of several kernels the one chosen."""
     shapes = {}
     for r in data["results"]:
         if (r["scheme"], r["act"]) == (scheme, act) and r.get("chosen", True):
             shapes.setdefault((r["n"], r["k"]), {})[r["m"]] = r
     columns = sorted({m for cells in shapes.values() for m in cells})
-    baselines = sorted({b for cells in shapes.values() for r in cells.values() for b in r["baselines"]})
 
-    def for_each_m(cells, text):
-        return " / ".join(text(cells[m]) if m in cells else "" for m in columns)
+    def cell(r):
+        text = f"{r['median_us']:.1f} · {r['roofline_percent']:.0f} %"
+        return text + "".join(f" · **{us / r['median_us']:.2f}×**" for us in r["baselines"].values())
 
     rows = []
     for (n, k), cells in shapes.items():
         first = cells[min(cells)]
         floor = first["median_us"] * first["gbytes_per_s"] / first["ceiling_gbytes_per_s"]
-        row = [f"{n}×{k}", f"{floor:.1f}"] + [f"{cells[m]['median_us']:.1f}" if m in cells else "" for m in columns]
-        for b in baselines:
-            row.append(for_each_m(cells, lambda r: f"{r['baselines'][b]:.1f}" if b in r["baselines"] else ""))
-            row.append(for_each_m(cells, lambda r: f"**{r['baselines'][b] / r['median_us']:.1f}×**" if b in r["baselines"] else ""))
-        rows.append(row + [for_each_m(cells, lambda r: f"{r['memory_percent']:.0f}") + " %"])
-    header = ["N×K", "floor"] + [f"M = {m}" for m in columns]
-    for b in baselines:
-        header += [b, f"{b} / nibble"]
-    return table(header + ["of the bandwidth"], rows)
+        rows.append([f"{n}×{k}", f"{floor:.1f}"] + [cell(cells[m]) if m in cells else "" for m in columns])
+    return table(["N×K", "floor"] + [f"M = {m}" for m in columns], rows)
 
 
 def gpu_note(data):
     device = data["device"]
     peak = f" and {device['f16_gflops'] / 1000:.0f} TFLOP/s (f16)" if device["f16_gflops"] > 0 else ""
     return (f"\n{device['gpu']}; measured roofline {device['read_gbytes_per_s']:.0f} GB/s{peak}; baseline {data['baseline'] or 'none'}; commit "
-            f"{data['commit']}, {data['date'][:10]}. µs, cold weights, medians; floor: bytes / measured bandwidth; a / b / ...: for each M.\n")
+            f"{data['commit']}, {data['date'][:10]}. Cold weights, medians. Times in µs; "
+            "shares are of the roofline; speed-ups are over the baseline; floor: bytes at M = 1 / measured bandwidth.\n")
 
 
 def modes_of(data):

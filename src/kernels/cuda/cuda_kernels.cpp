@@ -312,9 +312,9 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
   }
   const bool ring = isa == Isa::sm90;
   const double fixed_us = !ring ? 4.5 : tokens == 1 ? 3.0 : tokens == 8 ? 4.7 : 5.5;
-  double multiplied = tokens == 1   ? 8.2e4
-                      : tokens == 8 ? 5.6e4
-                                    : 4.2e4;  // weights per SM and microsecond, with all tokens of a launch
+  // Weights per SM and microsecond, with all tokens of a launch. The tokens of the matrix instruction that are not there cost nothing:
+  // m ≤ 8 are half of 16.
+  double multiplied = tokens == 1 ? 8.2e4 : tokens == 8 || p.m <= 8 ? 5.6e4 : 4.2e4;
   if (!ring) multiplied = p.m <= 8 ? 3.9e4 : 2.9e4;
   if (ring && tokens == 16 && p.k > 16384) multiplied /= 2.2;  // activations leave room for one stage of weights only
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + std::max(memory / (ring ? 1.0 : 0.7), weights / multiplied));

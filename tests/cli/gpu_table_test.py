@@ -11,7 +11,7 @@ spec.loader.exec_module(render)
 
 def result(n, k, m, act, us, baselines, **more):
     return {"name": f"layer{n}", "n": n, "k": k, "m": m, "scheme": "u4b8g128", "act": act, "kernel": "a__b", "median_us": us, "gbytes_per_s": 2000,
-            "ceiling_gbytes_per_s": 4000, "memory_percent": 50.0, "baselines": baselines, **more}
+            "ceiling_gbytes_per_s": 4000, "roofline_percent": 50.0, "baselines": baselines, **more}
 
 
 DATA = {
@@ -27,11 +27,11 @@ DATA = {
 
 text = render.gpu(DATA)
 lines = text.splitlines()
-assert lines[2] == "| N×K | floor | M = 1 | M = 8 | cublas_f16 | cublas_f16 / nibble | of the bandwidth |", lines
-assert lines[4] == "| 4096×1024 | 2.5 | 5.0 | 8.0 | 12.5 / 12.0 | **2.5×** / **1.5×** | 50 / 50 % |", lines
+assert lines[2] == "| N×K | floor | M = 1 | M = 8 |", lines
+assert lines[4] == "| 4096×1024 | 2.5 | 5.0 · 50 % · **2.50×** | 8.0 · 50 % · **1.50×** |", lines
 assert len(lines) == 7 and "NVIDIA X1" in lines[6] and "690 TFLOP/s" in lines[6] and "bf16" not in text, lines
 
 text = render.gpu_modes(DATA)
-assert "`u4b8g128` × f16" in text and "`u4b8g128` × bf16" in text and "| 64×64 | 0.5 | 1.0 | 50 % |" in text, text
+assert "`u4b8g128` × f16" in text and "`u4b8g128` × bf16" in text and "| 64×64 | 0.5 | 1.0 · 50 % |" in text, text
 
 assert render.gpu(None) == "" and "./dev gpu" in render.gpu_modes(None)

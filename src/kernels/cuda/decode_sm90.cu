@@ -19,7 +19,9 @@
 
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/decode_record.cuh"
+#include "kernels/cuda/launch_shape.hpp"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/shared_memory.hpp"
 
 namespace nibble::cuda {
@@ -71,18 +73,6 @@ __host__ __device__ constexpr SharedMap shared_map(int stages, int record_bytes,
   s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // a rehearsal reads a record from the parts on
   return s;
 }
-
-/// A place in a ring and the parity of its current use.
-struct Cursor {
-  int stage;
-  std::uint32_t parity;
-  __device__ void advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 template <Known kKnown, int kTiles, class Act, int kBits>
 __global__ void __launch_bounds__(kThreads<kTiles>, 1) decode_sm90_kernel(const __grid_constant__ Params p) {
@@ -316,23 +306,6 @@ int x_pitch(int records, int split) { return (records + split - 1) / split * gpu
 
 /// Two, so that nobody waits for the finishing warps; but activations of more tokens need the room.
 int part_buffers(int tokens) { return tokens <= 8 ? 2 : 1; }
-
-struct LaunchShape {
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2];
-  LaunchShape(int grid, int split, int threads, int smem, cudaStream_t stream) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {static_cast<unsigned>(split), 1, 1};
-    config.gridDim = dim3(static_cast<unsigned>(grid));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<std::size_t>(smem);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-  }
-};
 
 /// Clusters that can be resident with one CTA per SM; asked once per device.
 cudaError_t resident_clusters(int split, int device, int most, int& clusters) {

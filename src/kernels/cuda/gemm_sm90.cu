@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
+#include "kernels/cuda/launch_shape.hpp"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/shared_memory.hpp"
 
@@ -51,23 +52,6 @@ bool describe_activations(CUtensorMap& map, DType act, const void* x, std::int64
                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-
-struct LaunchShape {
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2];
-  LaunchShape(int grid, int cluster, int threads, int smem, cudaStream_t stream) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    config.gridDim = dim3(static_cast<unsigned>(grid));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<std::size_t>(smem);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-  }
-};
 
 int multiprocessors(int device) {
   static std::atomic<int> known[kMaxDevices];

@@ -29,6 +29,7 @@
 #include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/weight_fragment.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -51,17 +52,6 @@ constexpr int kStagedUnits = 4;      // that go through shared memory at a time:
 constexpr int kStagePitch = gpu_tile::kRows + 4;
 constexpr int kStagingBytes = kStagedUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
 constexpr int kBoxChannels = 64;  // of TMA: 128 bytes, one swizzle
-
-struct Cursor {
-  int stage;
-  std::uint32_t parity;
-  __device__ void advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 /// A 2-D box of the activations at (channel, token); what is outside of them becomes zero. The copy is counted by `barrier`.
 __device__ inline void load_box(std::uint32_t to, const CUtensorMap& map, int channel, int token, std::uint32_t barrier,

@@ -314,7 +314,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_backend(*command, options->backend);
   CLI::Option* kernel = add_kernel(*command, options->kernel);
-  command->add_flag("--all-kernels", options->all_kernels, "Measure every kernel that can run, not only the one chosen")
+  command
+      ->add_flag("--all-kernels", options->all_kernels,
+                 "Measure every kernel that can run, but for those predicted to take over four times the best")
       ->excludes(kernel);
   command->add_flag("--no-baselines", options->no_baselines, "Leave out other libraries");
   add_threads(*command, options->threads);

@@ -8,6 +8,7 @@
 #include "epilogue/element.hpp"
 #include "kernels/cuda/dense.hpp"
 #include "kernels/cuda/device_weight.hpp"
+#include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/launch.hpp"
 
 namespace nibble::cuda {
@@ -94,7 +95,6 @@ constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or gr
 
 double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, current_gpu(), p); }
 
-/// Rows of a pass, from the row's tile: warpgroups that share a row block leave fewer.
 template <int kTokens, int kRows, int kSplit>
 double wgmma_row_cost_us(const Kernel&, const Problem& p) {
   return wgmma_cost_us(kTokens, kRows, kSplit, current_gpu(), p);
@@ -139,12 +139,9 @@ constexpr Kernel tensor_core_row(std::string_view name, std::string_view act, st
           .run = run_linear<kLaunch>};
 }
 
-/// Row blocks of a pass when no warpgroups share one.
-constexpr int wgmma_blocks(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
-
 template <int kTokens, int kRows, int kSplit>
 Status launch_wgmma(const LinearTask& task, Stream stream) {
-  constexpr int kDepth = wgmma_blocks(kTokens) * gpu_tile::kRows / kRows;
+  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
   return launch_linear_wgmma(task, kTokens, kDepth, kSplit, stream);
 }
 
@@ -356,7 +353,7 @@ double wgmma_cost_us(int tokens, int rows, int split, const GpuInfo& gpu, const 
   const auto cost =
       std::ranges::find_if(kCosts, [&](const Cost& c) { return c.tokens == tokens && c.rows == rows && c.split == split; });
   const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const int blocks = rows / gpu_tile::kRows, depth = wgmma_blocks(tokens) / blocks;
+  const int blocks = rows / gpu_tile::kRows, depth = gemm_groups(tokens) / blocks;
   const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows), token_tiles = up(static_cast<double>(p.m), tokens);
   const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), split), depth);
   const double sms = std::max(4, gpu.sms);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
@@ -13,7 +14,7 @@
 namespace nibble::cuda {
 namespace {
 
-// ---- activations that TMA cannot read: act-order, or rows that do not begin at multiples of 16 bytes
+// ---- activations that TMA cannot read: act-order, rows that do not begin at multiples of 16 bytes, rows that overlap
 
 /// A row of blocks per token; position i of a row is channel perm[i].
 __global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, const std::int32_t* perm, int k, std::uint16_t* to,
@@ -26,7 +27,8 @@ __global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, 
 }
 
 bool readable_by_tma(const LinearTask& task) {
-  return task.weight.perm == nullptr && task.x_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
+  const bool rows = task.m == 1 || (task.x_stride % 8 == 0 && task.x_stride >= task.weight.geometry.k);
+  return rows && task.weight.perm == nullptr && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -44,7 +46,7 @@ EncodeTiled encode_tiled() {
 /// Boxes of 64 channels × `rows` tokens with the 128-byte swizzle.
 bool describe_activations(CUtensorMap& map, DType act, const void* x, std::int64_t stride, int m, std::int64_t k, int rows) {
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(m)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(std::max<std::int64_t>(stride, (k + 7) / 8 * 8)) * 2};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(m == 1 ? gathered_pitch(k) : stride) * 2};  // of one row it may be anything
   const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(rows)}, steps[2] = {1, 1};
   const CUtensorMapDataType type = act == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return encode_tiled() != nullptr &&
@@ -80,8 +82,7 @@ cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& co
   p.first_row = first_row;
   p.n = static_cast<int>(geo.n);
   p.tile_records = geo.records();
-  p.split = std::min(config.split, p.tile_records);
-  while (p.split > 1 && (p.split & (p.split - 1)) != 0) --p.split;
+  p.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.tile_records))));
   p.depth = config.depth;
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
   p.plain = task.epilogue.plain();

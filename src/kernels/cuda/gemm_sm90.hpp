@@ -27,9 +27,7 @@ struct GemmParams {
   bool plain;        // epilogue.plain()
 };
 
-/// Multiplying warpgroups of a CTA, each with a row block: four, or as many as have registers for their sums.
-NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
-/// And the producers' warpgroup: registers are handed over by warpgroups.
+/// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
 NIBBLE_HOST_DEVICE constexpr int gemm_threads(int tokens) { return 128 * (gemm_groups(tokens) + 1); }
 
 /// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, barriers. The inbox of a split pass

@@ -192,8 +192,10 @@ Status launch_linear_sm80(const LinearTask& task, Stream stream) {
 }
 
 Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream) {
-  return status_of(linear_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream)),
-                   "linear_gemm_sm90");
+  const cudaError_t code = linear_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+  if (code == cudaSuccess) return {};
+  return status_of(code, fmt::format("linear_gemm_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
+                                     task.weight.geometry.k, tokens, split));
 }
 
 Status launch_gemm_sm80(const LinearTask& task, Stream stream) {

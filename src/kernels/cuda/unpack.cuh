@@ -19,6 +19,14 @@
 
 namespace nibble::cuda {
 
+/// (a & mask) | magic in one instruction: nvcc does not always find it.
+template <std::uint32_t kMask>
+__device__ inline std::uint32_t masked_or(std::uint32_t a, std::uint32_t magic) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "n"(kMask), "r"(magic));
+  return r;
+}
+
 /// unit(0) of rows g, unit(1) of rows g+8 of a fragment.
 template <class Act, int kBits>
 struct Operand;
@@ -40,15 +48,9 @@ template <>
 struct Operand<__nv_bfloat16, 4> {
   __device__ static constexpr float unit(int) { return 1.0f; }
   static constexpr float kOffset = 128.0f;
-  /// (a & mask) | magic in one instruction: nvcc does not always find it.
-  __device__ static std::uint32_t masked_or(std::uint32_t a) {
-    std::uint32_t r;
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "n"(0x000f000fu), "r"(0x43004300u));
-    return r;
-  }
   __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = masked_or(word >> (4 * i));
+    for (int i = 0; i < 4; ++i) a[i] = masked_or<0x000f000fu>(word >> (4 * i), 0x43004300u);
   }
 };
 

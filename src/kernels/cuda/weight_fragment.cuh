@@ -61,15 +61,8 @@ __device__ inline std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
-/// (a & mask) | magic in one instruction: nvcc does not always find it.
-template <std::uint32_t kMask>
-__device__ inline std::uint32_t masked_or(std::uint32_t a, std::uint32_t magic) {
-  std::uint32_t r;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "n"(kMask), "r"(magic));
-  return r;
-}
-
-/// Codes as numbers of the activations' type: value = u + kMagic of rows g, (u + kMagicUpper) / kUpperFactor of rows g+8.
+/// Codes as numbers of the activations' type: u + kMagic of rows g, and of rows g+8 u + kMagicUpper, times 16 where
+/// kSixteenths says so.
 template <class Act, int kBits>
 struct Raised;
 template <>

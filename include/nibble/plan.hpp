@@ -55,6 +55,7 @@ struct PackOptions {
   std::string kernel = {};         // pack for this kernel (by name); overrides layout and backend
   Executor* executor = nullptr;    // null: default_executor()
   Backend backend = Backend::cpu;  // cuda: packed on the current GPU, into its memory
+  ActScheme quantize = {};         // how the plans to come quantize activations: LinearSpec::quantize
 };
 
 /// Rearranges `q` for a kernel. A layout of the GPU can be packed on any machine, by name and with Backend::cpu; upload() takes the
@@ -94,11 +95,11 @@ struct LayoutInfo {
 std::vector<LayoutInfo> layouts();
 
 struct LinearSpec {
-  DType act = DType::f32;  // type of A: f32, f16 or bf16
+  DType act = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `quantize` says
   std::int64_t m_max = 1;  // the plan serves every M in [1, m_max]
   EpilogueSpec epilogue = {};
-  /// codes none: A is multiplied as it is, to f32 accuracy. s8: A is quantized while running, per token (group.k == 0) or per
-  /// block of group.k input channels, as docs/accuracy.md defines it, and multiplied in integers.
+  /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
+  /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
   ActScheme quantize = {};
 };
 

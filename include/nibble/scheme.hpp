@@ -4,7 +4,10 @@
 //                                        u4b8g32   4-bit codes meaning code − 8, no zero points, groups of 32
 //                                        s8c       signed 8-bit, one scale per output channel
 //                                        e4m3b128x128  FP8, one scale per 128×128 block
-//   activation  <codes><group>_<weight>  s8r_s8c   activations quantized to int8 per token (row) while running
+//   activation  <codes><zero><group>_<weight>
+//                                        s8r_s8c   activations quantized to int8 per token (row) while running
+//                                        s8zr_s8c  the same with a zero point per token
+//                                        e4m3t_e4m3t  FP8 on both sides; the activations' scale is known beforehand
 #pragma once
 
 #include <cstdint>
@@ -56,8 +59,9 @@ struct WeightScheme {
 
 /// How activations are quantized before the product. codes == none: not at all (weight-only).
 struct ActScheme {
-  DType codes = DType::none;
+  DType codes = DType::none;                 // s8 or e4m3
   GroupShape group = GroupShape::channel();  // {0,0} static per tensor "t"; {1,0} dynamic per token "r"; {1,128} "g128"
+  ZeroKind zero = ZeroKind::none;            // integer: x ≈ (q − z)·s
   friend bool operator==(const ActScheme&, const ActScheme&) = default;
 };
 

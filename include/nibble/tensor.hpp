@@ -97,6 +97,13 @@ struct Tensor {
   friend bool operator==(const Tensor&, const Tensor&) = default;
 };
 
+/// A scale and zero point for all of a layer's activations, known beforehand: x ≈ (q − zero)·scale.
+struct StaticActs {
+  float scale = 1.0f;
+  std::int32_t zero = 0;  // of s8: −128 … 127; of e4m3: 0
+  friend bool operator==(const StaticActs&, const StaticActs&) = default;
+};
+
 /// A quantized weight matrix W[N,K] in canonical form: what formats produce and layouts consume.
 ///
 ///   W[n,k] = dequantized value of codes[n,k] under scheme.zero with the scale of block (n / group.n, g),
@@ -115,6 +122,9 @@ struct QuantTensor {
   std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
   Tensor prescale;                  // [K] multiplies the activations (AWQ/ModelOpt); empty: none
   Tensor bias;                      // [N] float; empty: none
+  // What the checkpoint says about the activations, for plans that quantize them.
+  std::optional<StaticActs> static_acts;  // for a scale per tensor
+  std::optional<float> act_limit;         // magnitudes saturate there before a scale is found (FBGEMM's activation_scale_ub)
 
   std::int64_t groups() const { return scheme.group.cols(k); }
   /// Checks every size, dtype and index; all of nibble relies on it. Errors name the field and the values.

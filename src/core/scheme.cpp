@@ -79,7 +79,8 @@ std::string WeightScheme::describe() const {
 
 std::string Scheme::name() const {
   if (act.codes == DType::none) return weight.name();
-  return fmt::format("{}{}_{}", nibble::name(act.codes), group_name(act.group, 'r'), weight.name());
+  return fmt::format("{}{}{}_{}", nibble::name(act.codes), act.zero == ZeroKind::integer ? "z" : "", group_name(act.group, 'r'),
+                     weight.name());
 }
 
 Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
@@ -95,9 +96,11 @@ Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
     rest = text.substr(bar + 1);
     auto codes = take_codes(act);
     if (!codes) return bad("the activation code type is unknown");
+    const bool zero = act.starts_with('z');
+    if (zero) act.remove_prefix(1);
     auto group = parse_group(act, 'r');
-    if (!group) return bad("the activation group is not t, r or gSIZE");
-    scheme.act = {*codes, *group};
+    if (!group || group->n > 1) return bad("the activation group is not t, r or gSIZE");
+    scheme.act = {*codes, *group, zero ? ZeroKind::integer : ZeroKind::none};
   }
   auto codes = take_codes(rest);
   if (!codes) return bad("the weight code type is unknown");

@@ -131,6 +131,11 @@ Status QuantTensor::validate() const {
     if (!is_compute_float(prescale.dtype)) return bad("prescale is {}, expected f32, f16 or bf16", name(prescale.dtype));
     NIBBLE_RETURN_IF_ERROR(expect_shape("prescale", prescale, dims));
   }
+  if (static_acts && !(static_acts->scale > 0.0f && std::isfinite(static_acts->scale)))
+    return bad("the activations' scale {} must be positive and finite", static_acts->scale);
+  if (static_acts && (static_acts->zero < -128 || static_acts->zero > 127))
+    return bad("the activations' zero point {} is outside [-128, 127]", static_acts->zero);
+  if (act_limit && !(*act_limit > 0.0f)) return bad("the activations' limit {} must be positive", *act_limit);
   if (!bias.empty()) {
     const std::int64_t dims[] = {n};
     if (!is_compute_float(bias.dtype)) return bad("bias is {}, expected f32, f16 or bf16", name(bias.dtype));

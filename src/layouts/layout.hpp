@@ -36,6 +36,8 @@ struct PackedWeightHeader {
   Tensor prescale;
   std::vector<float> prescale_f32;  // prescale, ready for kernels
   Tensor bias;
+  std::optional<StaticActs> static_acts;
+  std::optional<float> act_limit;
 
   std::int64_t group_size() const { return scheme.group.k == 0 ? k : scheme.group.k; }
   std::int64_t groups() const { return scheme.group.cols(k); }

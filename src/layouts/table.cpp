@@ -59,6 +59,8 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
   if (!q.prescale.empty())
     for (std::int64_t k = 0; k < q.k; ++k) packed->prescale_f32.push_back(q.prescale.at(k));
   packed->bias = q.bias;
+  packed->static_acts = q.static_acts;
+  packed->act_limit = q.act_limit;
   if (!q.g_idx.empty()) {  // stable, so that unpack can restore g_idx
     packed->perm.resize(static_cast<std::size_t>(q.k));
     std::iota(packed->perm.begin(), packed->perm.end(), 0);
@@ -87,6 +89,8 @@ Result<QuantTensor> unpack(const PackedWeight& weight) try {
   q.scale2 = packed.scale2;
   q.prescale = packed.prescale;
   q.bias = packed.bias;
+  q.static_acts = packed.static_acts;
+  q.act_limit = packed.act_limit;
   q.codes.resize(static_cast<std::size_t>(q.n * q.k));
   const std::vector<std::int64_t> shape{q.scheme.group.rows(q.n), q.groups()};
   q.scales = Tensor(q.scheme.scale, shape);

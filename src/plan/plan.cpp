@@ -79,6 +79,16 @@ struct Plan::Impl {
 
 namespace {
 
+/// Whether the activations change their form before this kernel reads them.
+bool needs_prepare(const Kernel& kernel, const Problem& problem) {
+  switch (kernel.backend) {
+    case Backend::cpu: return cpu::needs_prepare(kernel.act, problem);
+    case Backend::cuda: return problem.quantize.codes != DType::none && is_compute_float(problem.act);
+    case Backend::reference: break;
+  }
+  return false;
+}
+
 /// Chooses for one M; an error lists every refusal.
 Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice = choose_kernel(problem, forced, allow_reference);
@@ -90,8 +100,11 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
                 .main = choice.kernel,
                 .cost_us = choice.cost_us,
                 .candidates = std::move(choice.candidates)};
-  if (problem.op == Op::linear && choice.kernel->backend == Backend::cpu && cpu::needs_prepare(choice.kernel->act, problem)) {
+  if (problem.op == Op::linear && needs_prepare(*choice.kernel, problem)) {
     const Choice first = choose_kernel(preparing(problem, choice.kernel->act), {}, true);
+    if (first.kernel == nullptr)
+      return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act, choice.kernel->name,
+                   refusals(first));
     bucket.prepare = first.kernel;
     bucket.cost_us += first.cost_us;
   }
@@ -121,14 +134,26 @@ Status check_output(const TensorView& d) {
 }
 
 /// Which ways of quantizing activations there are.
-Status check_quantize(const ActScheme& act, const WeightScheme& weight) {
+Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
+  const ActScheme& act = spec.quantize;
+  if (!is_compute_float(spec.act) && spec.act != act.codes)
+    return error(StatusCode::unsupported, "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names",
+                 name(spec.act));
   if (act.codes == DType::none) return {};
-  if (act.codes != DType::s8)
-    return error(StatusCode::unsupported, "activations cannot be quantized to {} while running; use s8", name(act.codes));
-  if (act.group.n != 1)
+  if (act.codes != DType::s8 && act.codes != DType::e4m3)
+    return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(act.codes));
+  if (act.zero != ZeroKind::none && (act.zero != ZeroKind::integer || act.codes != DType::s8))
+    return error(StatusCode::unsupported, "activations of type {} have no zero points; s8 has integers", name(act.codes));
+  if (act.group.n > 1) return error(StatusCode::unsupported, "a scale of activations is not shared by {} tokens", act.group.n);
+  if (act.group == GroupShape::tensor() && is_compute_float(spec.act) && !weight.static_acts)
     return error(StatusCode::unsupported,
-                 "a scale per tensor for activations is not known before they are; use one per token or block");
-  const std::int64_t group = weight.group.k, block = act.group.k;
+                 "a scale per tensor for activations has to be known beforehand, and the weight has no static_acts; use one per "
+                 "token or block");
+  if (!is_compute_float(spec.act) && !weight.prescale.empty())
+    return error(StatusCode::unsupported, "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
+  const std::int64_t group = weight.scheme.group.k, block = act.group.k;
+  if (act.zero != ZeroKind::none && block != 0)
+    return error(StatusCode::unsupported, "activations in blocks of {} channels have no zero points; per tensor and token have", block);
   if (block != 0 && (block % tile::kOctet != 0 || block > cpu::kMaxSegment))
     return error(StatusCode::unsupported, "activations in blocks of {} channels; a block is a multiple of {}, {} at most", block,
                  tile::kOctet, cpu::kMaxSegment);
@@ -138,12 +163,30 @@ Status check_quantize(const ActScheme& act, const WeightScheme& weight) {
   return {};
 }
 
+/// The operands of an A that comes quantized.
+Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, const EpilogueArgs& args, std::int64_t m) {
+  if (is_compute_float(spec.act)) return {};
+  const ActScheme& act = spec.quantize;
+  const bool per_tensor = act.group == GroupShape::tensor();
+  if (args.a_scale.empty() && per_tensor && weight.static_acts) return {};
+  const std::int64_t rows = per_tensor ? 1 : m, groups = act.group.cols(weight.k);
+  const ConstTensorView& s = args.a_scale;
+  const bool shaped = act.group.k == 0 ? s.rank == 1 && s.dim(0) == rows : s.rank == 2 && s.dim(0) == rows && s.dim(1) == groups;
+  if (s.empty() || s.dtype != DType::f32 || !shaped)
+    return error(StatusCode::invalid_argument, "A comes quantized: a_scale must be f32 [{}{}], got {} of rank {} and {} elements", rows,
+                 act.group.k == 0 ? "" : fmt::format(",{}", groups), name(s.dtype), s.rank, s.numel());
+  if (act.zero == ZeroKind::none) return {};
+  const ConstTensorView& z = args.a_zero;
+  if (z.empty() || z.dtype != DType::s32 || z.rank != 1 || z.dim(0) != rows)
+    return error(StatusCode::invalid_argument, "A comes quantized: a_zero must be s32 [{}], got {} of rank {} and {} elements", rows,
+                 name(z.dtype), z.rank, z.numel());
+  return {};
+}
+
 }  // namespace
 
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) {
-  if (!is_compute_float(spec.act))
-    return error(StatusCode::unsupported, "activations of type {} are not one of f32, f16, bf16", name(spec.act));
-  NIBBLE_RETURN_IF_ERROR(check_quantize(spec.quantize, weight.scheme()));
+  NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight.data()));
   if (spec.m_max < 1) return error(StatusCode::invalid_argument, "m_max={} must be at least 1", spec.m_max);
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
@@ -293,6 +336,7 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
     args.operands.bias = ConstTensorView(bias, packed.bias.dtype, {n});
   }
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
+  NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
   return run_steps(bucket(m), m, args, workspace_memory);
 }
 

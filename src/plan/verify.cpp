@@ -32,23 +32,51 @@ ConstTensorView view(const Tensor& t) {
 
 /// Seeded operands for the parts the spec names.
 struct Operands {
-  Tensor row_scale, col_scale, bias, gate, residual;
+  Tensor a_scale, a_zero, row_scale, col_scale, bias, gate, residual;
 
-  Operands(const EpilogueSpec& spec, std::int64_t m, std::int64_t n, DType act, std::uint64_t seed) {
+  /// `float_type`: of bias, gate and residual.
+  Operands(const LinearSpec& linear, std::int64_t m, std::int64_t n, std::int64_t k, DType float_type, std::uint64_t seed) {
+    const EpilogueSpec& spec = linear.epilogue;
+    const ActScheme& quantize = linear.quantize;
+    if (!is_compute_float(linear.act)) {
+      const std::int64_t rows = quantize.group == GroupShape::tensor() ? 1 : m;
+      std::vector<std::int64_t> shape{rows};
+      if (quantize.group.k != 0) shape.push_back(quantize.group.cols(k));
+      a_scale = gaussian(DType::f32, shape, seed + 6, 0.001f, 0.01f);
+      if (quantize.zero == ZeroKind::integer) {
+        a_zero = Tensor(DType::s32, {rows});
+        for (std::int64_t i = 0; i < rows; ++i)
+          a_zero.as<std::int32_t>()[i] = static_cast<std::int32_t>(random_bits(seed + 7, static_cast<std::uint64_t>(i)) % 256) - 128;
+      }
+    }
     if (spec.row_scale) row_scale = gaussian(DType::f32, {m}, seed + 1, 0.1f, 1.0f);
     if (spec.col_scale) col_scale = gaussian(DType::f32, {n}, seed + 2, 0.1f, 1.0f);
-    if (spec.bias) bias = gaussian(act, {n}, seed + 3, 1.0f);
-    if (spec.gate) gate = gaussian(act, {m, n}, seed + 4, 1.0f);
-    if (spec.residual) residual = gaussian(act, {m, n}, seed + 5, 1.0f);
+    if (spec.bias) bias = gaussian(float_type, {n}, seed + 3, 1.0f);
+    if (spec.gate) gate = gaussian(float_type, {m, n}, seed + 4, 1.0f);
+    if (spec.residual) residual = gaussian(float_type, {m, n}, seed + 5, 1.0f);
   }
   EpilogueArgs args() const {
-    return {.row_scale = view(row_scale),
+    return {.a_scale = view(a_scale),
+            .a_zero = view(a_zero),
+            .row_scale = view(row_scale),
             .col_scale = view(col_scale),
             .bias = view(bias),
             .gate = view(gate),
             .residual = view(residual)};
   }
 };
+
+/// Seeded activations [M,K]: Gaussian, or codes of which none is NaN.
+Tensor activations(DType type, std::int64_t m, std::int64_t k, std::uint64_t seed) {
+  if (is_compute_float(type)) return gaussian(type, {m, k}, seed, 1.0f);
+  Tensor a(type, {m, k});
+  for (std::int64_t i = 0; i < a.numel(); ++i) {
+    auto code = static_cast<std::uint8_t>(random_bits(seed, static_cast<std::uint64_t>(i)));
+    if (std::isnan(code_value(type, code))) code = 0;
+    a.bytes[static_cast<std::size_t>(i)] = static_cast<std::byte>(code);
+  }
+  return a;
+}
 
 /// `count` evenly spread columns of n, the first and the last among them; all of them when count is 0.
 std::vector<std::int64_t> pick_columns(std::int64_t n, std::int64_t count) {
@@ -123,10 +151,11 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   report.round_trip = unpacked == q;
 
   const EpilogueSpec& epilogue = spec.linear.epilogue;
-  Tensor a = gaussian(spec.linear.act, {m, q.k}, spec.seed, 1.0f);
-  for (std::int64_t row = 0; row < m && spec.outliers != 1.0f; ++row)
+  const bool floats = is_compute_float(spec.linear.act);
+  Tensor a = activations(spec.linear.act, m, q.k, spec.seed);
+  for (std::int64_t row = 0; row < m && floats && spec.outliers != 1.0f; ++row)
     for (std::int64_t i = row * q.k; i < (row + 1) * q.k; i += kOutlierStep) a.set(i, spec.outliers * a.at(i));
-  const Operands operands(epilogue, m, q.n, spec.linear.act, spec.seed);
+  const Operands operands(spec.linear, m, q.n, q.k, floats ? spec.linear.act : DType::f16, spec.seed);
   Tensor d(epilogue.out, {m, q.n});
   Tensor again(epilogue.out, {m, q.n});
   for (Tensor* out : {&d, &again}) {

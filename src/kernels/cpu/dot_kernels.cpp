@@ -42,6 +42,12 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "keeps activations exact, they are to be quantized to {}", name(p.quantize.codes));
   if (self.act == "s8" && !dynamic)
     return error(StatusCode::unsupported, "quantizes activations to int8, they are to stay exact");
+  if (!dynamic) return {};
+  if (p.quantize.codes != DType::s8)
+    return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.quantize.codes));
+  if (p.quantize.zero != ZeroKind::none) return error(StatusCode::unsupported, "knows no zero points of activations");
+  if (p.quantize.group == GroupShape::tensor() || !is_compute_float(p.act))
+    return error(StatusCode::unsupported, "quantizes activations itself, per token or block");
   return {};
 }
 

@@ -49,14 +49,53 @@ double dot_error(double k) { return (kLambda * std::sqrt(k) + 3.0) * kUnit32; }
 /// Activations in 24-bit fixed point share a power of two per group of the weight, or per this many channels of a longer one.
 constexpr std::int64_t kFixedBlock = 128;
 
-/// The definition of dynamic int8 activations: x as its block's int8 stands for it. All operations are f32.
-double int8_value(float x, float absmax) {
-  if (!std::isfinite(absmax)) return std::numeric_limits<double>::quiet_NaN();
-  if (absmax < 0x1p-113f) return 0;
-  const float inverse = 127.0f / absmax;
-  const float scaled = x * inverse;
-  return static_cast<double>(std::nearbyint(scaled)) * static_cast<double>(absmax / 127.0f);
-}
+/// The definition of quantized activations (docs/accuracy.md): how the activations of a block become codes, and what codes stand for.
+/// All operations on activations are f32.
+class ActQuantizer {
+ public:
+  /// For a block that reaches from `low` ≤ 0 to `high` ≥ 0 and contains a NaN or an infinity unless `finite`.
+  ActQuantizer(const ActScheme& act, float low, float high, bool finite) : act_(act) {
+    const float range = act.zero == ZeroKind::integer ? high - low : std::max(-low, high);
+    const float steps = act.codes == DType::e4m3 ? 448.0f : act.zero == ZeroKind::integer ? 255.0f : 127.0f;
+    if (!finite || !std::isfinite(range)) {
+      scale_ = std::numeric_limits<float>::quiet_NaN();
+    } else if (range < 0x1p-113f) {
+      scale_ = 0;
+    } else {
+      scale_ = range / steps;
+      inverse_ = steps / range;
+      if (act.zero == ZeroKind::integer) {
+        const float offset = low * inverse_;
+        zero_ = std::nearbyint(-128.0f - offset);
+      }
+    }
+  }
+  ActQuantizer(const ActScheme& act, const StaticActs& known)
+      : act_(act), scale_(known.scale), inverse_(1.0f / known.scale), zero_(static_cast<float>(known.zero)) {}
+
+  double value(float x) const {
+    const float scaled = x * inverse_;
+    if (act_.codes == DType::e4m3) return scale_ == 0 ? 0 : nearest_e4m3(scaled) * static_cast<double>(scale_);
+    const float code = std::isnan(scaled) ? zero_ : std::clamp(std::nearbyint(scaled) + zero_, -128.0f, 127.0f);
+    return static_cast<double>(code - zero_) * static_cast<double>(scale_);
+  }
+
+ private:
+  /// By search: the even one of two neighbours that are equally near.
+  static double nearest_e4m3(float x) {
+    if (std::isnan(x)) return x;
+    int best = 0;
+    for (int code = 1; code <= 0x7e; ++code) {
+      const double near = std::abs(std::abs(x) - static_cast<double>(code_value(DType::e4m3, static_cast<std::uint8_t>(best))));
+      const double now = std::abs(std::abs(x) - static_cast<double>(code_value(DType::e4m3, static_cast<std::uint8_t>(code))));
+      if (now < near || (now == near && code % 2 == 0)) best = code;
+    }
+    return std::copysign(static_cast<double>(code_value(DType::e4m3, static_cast<std::uint8_t>(best))), static_cast<double>(x));
+  }
+
+  ActScheme act_;
+  float scale_ = 0, inverse_ = 0, zero_ = 0;
+};
 
 struct Activated {
   double value;
@@ -223,7 +262,7 @@ Rounded round_activations(const WeightArrays& w, const ConstTensorView& a, const
                           std::vector<double>& activations) {
   Rounded rounded;
   const bool quantizes = model.quantize.codes != DType::none;
-  if (!quantizes && !model.fixed_point) return rounded;
+  if ((!quantizes && !model.fixed_point) || !is_compute_float(a.dtype)) return rounded;
   if (model.fixed_point) rounded.error.resize(activations.size());
   const std::vector<std::int64_t> order = grouped_order(w);
   const std::int64_t group = w.scheme.group.k == 0 ? w.k : w.scheme.group.k;
@@ -234,18 +273,28 @@ Rounded round_activations(const WeightArrays& w, const ConstTensorView& a, const
       end = std::min(w.k, begin + block);
       if (model.fixed_point)
         end = std::min({w.k, (begin / group + 1) * group, begin + kFixedBlock - (begin % group) % kFixedBlock});
-      double absmax = 0;
+      double low = 0, high = 0;
+      bool finite = true;
       for (std::int64_t i = begin; i < end; ++i) {
-        const double x = std::abs(row[order[static_cast<std::size_t>(i)]]);
-        absmax = std::isnan(x) ? x : std::max(absmax, x);
-        if (std::isnan(absmax)) break;
+        const double x = row[order[static_cast<std::size_t>(i)]];
+        finite = finite && std::isfinite(x);
+        low = std::min(low, x);
+        high = std::max(high, x);
       }
+      if (quantizes && w.act_limit && finite) {
+        low = std::max(low, -static_cast<double>(*w.act_limit));
+        high = std::min(high, static_cast<double>(*w.act_limit));
+      }
+      const bool known = model.quantize.group == GroupShape::tensor() && w.static_acts;
+      const ActQuantizer quantizer = known ? ActQuantizer(model.quantize, *w.static_acts)
+                                           : ActQuantizer(model.quantize, static_cast<float>(low), static_cast<float>(high), finite);
+      const double absmax = finite ? std::max(-low, high) : std::numeric_limits<double>::quiet_NaN();
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t k = order[static_cast<std::size_t>(i)];
         if (model.fixed_point)
           rounded.error[static_cast<std::size_t>(m * w.k + k)] = std::max(1.01 * 0x1p-23 * absmax, 0x1p-126);
         else
-          row[k] = int8_value(static_cast<float>(row[k]), static_cast<float>(absmax));
+          row[k] = quantizer.value(static_cast<float>(row[k]));
       }
     }
   }
@@ -266,6 +315,8 @@ WeightArrays arrays_of(const QuantTensor& q) {
   w.scale2 = q.scale2.value_or(1.0f);
   w.group_of = q.g_idx.empty() ? nullptr : q.g_idx.data();
   w.prescale = q.prescale.empty() ? nullptr : &q.prescale;
+  w.static_acts = q.static_acts;
+  w.act_limit = q.act_limit;
   return w;
 }
 
@@ -282,6 +333,25 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
   return 0;
 }
 
+namespace {
+
+/// What a code of an A that comes quantized stands for.
+double code_meaning(const WeightArrays& w, const ConstTensorView& a, const EpilogueArgs& args, const ActScheme& act, std::int64_t m,
+                    std::int64_t k) {
+  const double code = element(a.data, a.dtype, m * a.stride(0) + k);
+  if (args.a_scale.empty()) return (code - w.static_acts->zero) * static_cast<double>(w.static_acts->scale);
+  const ConstTensorView& s = args.a_scale;
+  const std::int64_t row = s.dim(0) == 1 ? 0 : m * s.stride(0), group = s.rank == 1 ? 0 : k / act.group.k * s.stride(1);
+  double zero = 0;
+  if (act.zero == ZeroKind::integer) {
+    const auto* zeros = static_cast<const std::int32_t*>(args.a_zero.data);
+    zero = zeros[args.a_zero.dim(0) == 1 ? 0 : m * args.a_zero.stride(0)];
+  }
+  return (code - zero) * static_cast<double>(static_cast<const float*>(s.data)[row + group]);
+}
+
+}  // namespace
+
 std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const EpilogueArgs& args,
                              std::span<const std::int64_t> columns, const ActModel& model) {
   const std::int64_t rows = a.dim(0);
@@ -293,8 +363,9 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
       const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
       const double scale = w.prescale == nullptr ? 1.0 : element(w.prescale->bytes.data(), w.prescale->dtype, channel);
       double& x = activations[static_cast<std::size_t>(m * w.k + k)];
-      x = scale * element(a.data, a.dtype, m * a.stride(0) + channel);
-      if (model.quantize.codes != DType::none) x = static_cast<float>(x);  // what is quantized is an f32 number
+      x = is_compute_float(a.dtype) ? scale * element(a.data, a.dtype, m * a.stride(0) + channel)
+                                    : code_meaning(w, a, args, model.quantize, m, channel);
+      if (model.quantize.codes != DType::none && is_compute_float(a.dtype)) x = static_cast<float>(x);  // what is quantized is f32
     }
   const Rounded rounded = round_activations(w, a, model, activations);
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));

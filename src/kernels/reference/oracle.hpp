@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct WeightArrays {
   const std::int32_t* group_of = nullptr;    // g_idx; null: k / group
   const std::int32_t* channel_of = nullptr;  // position k holds input channel channel_of[k]; null: in order
   const Tensor* prescale = nullptr;
+  std::optional<StaticActs> static_acts;
+  std::optional<float> act_limit;
 };
 WeightArrays arrays_of(const QuantTensor& q);
 
@@ -37,7 +40,7 @@ struct Expected {
 
 /// What a kernel may do with activations and codes; it decides the bound, and `quantize` the values too.
 struct ActModel {
-  ActScheme quantize = {};         // int8 per token or block: part of the definition of the result
+  ActScheme quantize = {};         // to int8 or e4m3: part of the definition of the result
   bool fixed_point = false;        // activations are rounded to 24-bit fixed point per 128 channels
   bool subtracts_zeros = false;    // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z
   double part_roundings = 4;       // of those two sums and their difference, in units of f32
@@ -47,7 +50,7 @@ struct ActModel {
   bool rounds_scales = false;      // and before that scales, and of float zeros what whole steps leave
 };
 
-/// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float.
+/// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float, or the codes that model.quantize names.
 /// The bound assumes f32 accumulation in any order over any number of partial sums (docs/accuracy.md derives it).
 std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const EpilogueArgs& args,
                              std::span<const std::int64_t> columns, const ActModel& model = {});

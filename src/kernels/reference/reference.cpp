@@ -22,6 +22,8 @@ WeightArrays arrays_of(const PackedWeightData& packed) {
   w.scale2 = packed.scale2.value_or(1.0f);
   w.channel_of = packed.perm.empty() ? nullptr : packed.perm.data();  // group_of: the packed order has contiguous groups
   w.prescale = packed.prescale.empty() ? nullptr : &packed.prescale;
+  w.static_acts = packed.static_acts;
+  w.act_limit = packed.act_limit;
   return w;
 }
 

@@ -135,6 +135,8 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
       continue;
     }
     found.bits_per_weight = q->bits_per_weight();
+    found.static_acts = q->static_acts;
+    found.act_limit = q->act_limit;
     if (reference) compare(*reference, *q, found);
     if (!options.explain) continue;
     const auto [at, is_new] = shape_of.try_emplace(shape_key(*module), inspection.shapes.size());
@@ -154,8 +156,9 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
 }
 
 void add_inspect(CLI::App& app, Action& action) {
-  CLI::App* command = add_command(app, "inspect", "Show what is in a checkpoint: schemes, sizes, anomalies, error, kernels",
-                                  "  nibble inspect model/ --layer 'layers\\.0\\.' --explain --reference model-f16/");
+  CLI::App* command =
+      add_command(app, "inspect", "Show what is in a checkpoint: schemes, activations, sizes, anomalies, error, kernels",
+                  "  nibble inspect model/ --layer 'layers\\.0\\.' --explain --reference model-f16/");
   auto options = std::make_shared<InspectOptions>();
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");

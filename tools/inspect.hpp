@@ -28,7 +28,9 @@ struct InspectedModule {
   std::vector<Note> notes;          // of detection and of the data
   double bits_per_weight = 0;       // as stored, scales and zeros included
   std::optional<QuantError> error;  // against the reference
-  Status readable;                  // why the data could not be decoded
+  std::optional<StaticActs> static_acts;
+  std::optional<float> act_limit;
+  Status readable;  // why the data could not be decoded
 };
 
 struct Inspection {

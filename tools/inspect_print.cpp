@@ -30,10 +30,29 @@ Style severity_style(Note::Severity severity) {
   return Style::plain;
 }
 
+// How the config says activations are quantized: "s8r"; "" when not at all.
+std::string activations_of(const Module& module) {
+  if (!module.claimed || module.claimed->act.codes == DType::none) return "";
+  const std::string scheme = module.claimed->name();
+  return scheme.substr(0, scheme.find('_'));
+}
+
+// With what is known of them beforehand: "s8zt, scale 0.0625, zero -3".
+std::string activations_text(const InspectedModule& found) {
+  std::string text = activations_of(found.module);
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (found.static_acts) {
+    add(fmt::format("scale {:.4g}", found.static_acts->scale));
+    if (found.static_acts->zero != 0) add(fmt::format("zero {}", found.static_acts->zero));
+  }
+  if (found.act_limit) add(fmt::format("limit {:g}", *found.act_limit));
+  return text;
+}
+
 // The claim of the config, when it contradicts the tensors.
 std::string conflict(const Module& module) {
   if (!module.claimed) return "";
-  const std::string claimed = module.claimed->name();
+  const std::string claimed = module.claimed->weight.name();
   return claimed == module.scheme.name() ? "" : claimed;
 }
 
@@ -53,6 +72,7 @@ std::string module_table(const Inspection& inspection, bool colour) {
                {"format"},
                {"scheme"},
                {"config says"},
+               {.title = "activations", .fold = true},
                {"N", right},
                {"K", right},
                {"bits/w", right},
@@ -62,11 +82,12 @@ std::string module_table(const Inspection& inspection, bool colour) {
                {"cosine", right},
                {"max error", right},
                {"notes"}});
-  const auto basics = [](const Module& m, double bits) {
+  const auto basics = [](const Module& m, const std::string& activations, double bits) {
     return std::vector<Cell>{printable(m.name),
                              m.format,
                              m.quantized() ? m.scheme.name() : std::string(name(m.scheme.codes)),
                              {conflict(m), Style::bad},
+                             activations,
                              std::to_string(m.n),
                              std::to_string(m.k),
                              fmt::format("{:.2f}", bits),
@@ -80,12 +101,12 @@ std::string module_table(const Inspection& inspection, bool colour) {
       cosine = fmt::format("{:.6f}", found.error->cosine);
       max_error = fmt::format("{:.2e}", found.error->max_abs);
     }
-    std::vector<Cell> row = basics(found.module, found.bits_per_weight);
+    std::vector<Cell> row = basics(found.module, activations_text(found), found.bits_per_weight);
     for (Cell cell : {Cell(sqnr), Cell(cosine), Cell(max_error), notes_cell(found.notes)}) row.push_back(std::move(cell));
     table.add(std::move(row));
   }
   if (inspection.modules.empty()) {  // of a float checkpoint, its float modules are of interest
-    for (const Module& module : inspection.dense) table.add(basics(module, bits(module.scheme.codes)));
+    for (const Module& module : inspection.dense) table.add(basics(module, "", bits(module.scheme.codes)));
   }
   return table.render(colour);
 }
@@ -169,6 +190,16 @@ Json module_json(const Module& module) {
   return json;
 }
 
+// Null when nothing is known of them.
+Json activations_json(const InspectedModule& found) {
+  const std::string scheme = activations_of(found.module);
+  Json json;
+  if (!scheme.empty()) json["scheme"] = scheme;
+  if (found.static_acts) json["static"] = {{"scale", found.static_acts->scale}, {"zero", found.static_acts->zero}};
+  if (found.act_limit) json["limit"] = *found.act_limit;
+  return json;
+}
+
 }  // namespace
 
 std::string inspection_text(const Inspection& inspection, bool colour) {
@@ -192,6 +223,7 @@ Json inspection_json(const Inspection& inspection) {
                        {"max_abs", found.error->max_abs},
                        {"relative_l2", found.error->relative_l2}};
     }
+    json["activations"] = activations_json(found);
     json["notes"] = notes_json(found.notes);
     modules.push_back(json);
   }

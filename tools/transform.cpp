@@ -15,24 +15,32 @@ namespace nibble::tools {
 namespace {
 
 struct Options {
-  std::filesystem::path in, out;
-  std::string format, dtype, skip, backend = "cpu";
-  int bits = 4, group = 128;
-  bool symmetric = false, asymmetric = false, clip_search = false, force = false;
+  std::filesystem::path in, out, calibration;
+  std::string format, dtype, skip, share, backend = "cpu";
+  std::optional<int> bits, group;
+  std::optional<double> smooth;
+  bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, force = false;
 };
 
 std::string report_text(const TransformReport& report, const std::filesystem::path& out, std::string_view verb) {
   using enum Table::Align;
   const bool colour = wants_colour(stdout);
-  Table table({{"module"}, {.title = "scheme", .fold = true}, {"SQNR dB", right}, {"cosine", right}, {"max error", right}});
+  Table table({{"module"},
+               {.title = "scheme", .fold = true},
+               {"SQNR dB", right},
+               {"cosine", right},
+               {"max error", right},
+               {.title = "smoothed", .fold = true}});
   double sum = 0, worst = INFINITY;
-  std::size_t measured = 0;
+  std::size_t measured = 0, smoothed = 0;
   for (const TransformedModule& module : report.modules) {
     std::vector<Cell> row = {printable(module.name), module.scheme};
     if (module.error) {
       row.emplace_back(fmt::format("{:.1f}", module.error->sqnr_db));
       row.emplace_back(fmt::format("{:.6f}", module.error->cosine));
       row.emplace_back(fmt::format("{:.2e}", module.error->max_abs));
+      row.emplace_back(module.smoothed ? "yes" : "");
+      smoothed += module.smoothed ? 1 : 0;
       sum += module.error->sqnr_db;
       worst = std::min(worst, module.error->sqnr_db);
       ++measured;
@@ -40,10 +48,12 @@ std::string report_text(const TransformReport& report, const std::filesystem::pa
     table.add(std::move(row));
   }
   std::string text = table.render(colour);
+  for (const Note& note : report.notes) text += fmt::format("{}\n", printable(note.text));
   text += fmt::format("{}: {} {}, {} → {}", out.string(), counted(report.modules.size(), "module"), verb,
                       human_bytes(static_cast<double>(report.bytes_in)), human_bytes(static_cast<double>(report.bytes_out)));
   if (measured > 0)
     text += fmt::format(", SQNR {:.1f} dB on average, {:.1f} at worst", sum / static_cast<double>(measured), worst);
+  if (smoothed > 0) text += fmt::format(", {} smoothed", smoothed);
   return text + "\n";
 }
 
@@ -99,16 +109,49 @@ CLI::Option* add_format(CLI::App& command, Options& options) {
       ->required();
 }
 
+constexpr GroupShape kBlock = GroupShape::block(128, 128);
+
+// What a format is for: weights of few bits alone, or 8-bit codes on both sides.
+Status apply_format(const Options& options, QuantizeCheckpointSpec& spec) {
+  const bool is_float = options.format == "float-quantized" || options.format == "fp8";
+  const bool both_sides = is_float || options.format == "int-quantized";
+  const auto refuse = [&](std::string_view option, std::string_view why) {
+    return Status(StatusCode::invalid_argument, fmt::format("{} with --format {}: {}", option, options.format, why));
+  };
+  if (!both_sides) {
+    if (!options.share.empty()) return refuse("--scales", "a scale is shared by --group inputs");
+    if (options.is_static) return refuse("--static", "activations are not quantized");
+    spec.quantize.bits = options.bits.value_or(4);
+    spec.quantize.group_size = options.group.value_or(128);
+    return {};
+  }
+  if (options.bits.value_or(8) != 8) return refuse("--bits", "codes have 8 bits");
+  spec.quantize.codes = is_float ? DType::e4m3 : DType::s8;
+  spec.quantize.group_size = options.group.value_or(0);
+  if (options.share == "tensor") spec.quantize.group = GroupShape::tensor();
+  if (options.share == "block" || options.format == "fp8") spec.quantize.group = kBlock;
+  if (options.format == "fp8" && (options.group || (!options.share.empty() && options.share != "block")))
+    return refuse(options.group ? "--group" : "--scales", "it has a scale per block of 128×128");
+  const bool blocks = spec.quantize.group == kBlock;
+  if (options.is_static && blocks) return refuse("--static", "with blocks, activations are quantized per token and 128 inputs");
+  spec.act.codes = spec.quantize.codes;
+  spec.act.group = options.is_static ? GroupShape::tensor() : blocks ? GroupShape::group(kBlock.k) : GroupShape::channel();
+  return {};
+}
+
 Result<Outcome> quantize_command(const Options& options) {
   if (const auto skip = compile_pattern("--skip", options.skip); !skip.ok()) return skip.status();
   QuantizeCheckpointSpec spec;
   spec.format = options.format;
   spec.skip = options.skip;
-  spec.quantize.bits = options.bits;
-  spec.quantize.group_size = options.group;
+  if (Status applied = apply_format(options, spec); !applied.ok()) return applied;
   spec.quantize.symmetric = options.symmetric || (!options.asymmetric && options.format != "awq");
-  spec.quantize.scale = parse_dtype(options.dtype).value_or(DType::f16);
+  // The scale of an 8-bit code is so small that f16 would have few bits left for it.
+  const DType usual = spec.act.codes == DType::none ? DType::f16 : DType::f32;
+  spec.quantize.scale = parse_dtype(options.dtype).value_or(usual);
   spec.quantize.clip_search = options.clip_search;
+  spec.calibration = options.calibration;
+  spec.smooth = options.smooth;
   return transform(options, "quantized",
                    [&](const TransformOptions& how) { return quantize_checkpoint(options.in, options.out, spec, how); });
 }
@@ -116,30 +159,53 @@ Result<Outcome> quantize_command(const Options& options) {
 }  // namespace
 
 void add_quantize(CLI::App& app, Action& action) {
-  CLI::App* command = add_command(app, "quantize", "Quantize a float checkpoint",
-                                  "  nibble quantize model-f16/ model-awq/ --format awq --bits 4 --group 128 --clip-search");
+  CLI::App* command =
+      add_command(app, "quantize", "Quantize a float checkpoint",
+                  "  nibble quantize model-f16/ model-awq/ --format awq --bits 4 --group 128 --clip-search\n"
+                  "  nibble quantize model-f16/ model-w8a8/ --format int-quantized --smooth 0.5 --calibration acts.safetensors");
   auto options = std::make_shared<Options>();
   options->skip = QuantizeCheckpointSpec{}.skip;
-  options->dtype = "f16";
   add_paths(*command, *options);
   add_format(*command, *options);
-  command->add_option("--bits", options->bits, "Bits per weight, 2 to 8")
+  command->add_option("--bits", options->bits, "Bits per weight, 2 to 8 (default: 4; int-quantized, float-quantized, fp8: 8)")
       ->check(between(2, 8))
-      ->type_name("B")
-      ->capture_default_str();
-  command->add_option("--group", options->group, "Inputs that share a scale; 0: a whole output channel")
-      ->check(between(0, 1 << 30))
-      ->type_name("G")
-      ->capture_default_str();
+      ->type_name("B");
+  CLI::Option* group = command
+                           ->add_option("--group", options->group,
+                                        "Inputs that share a scale; 0: a whole output channel (default: 128; int-quantized, "
+                                        "float-quantized: 0)")
+                           ->check(between(0, 1 << 30))
+                           ->type_name("G");
+  command
+      ->add_option("--scales", options->share,
+                   "What shares a scale in int-quantized and float-quantized: tensor, channel or, in the latter, block (128×128)")
+      ->check(one_of({"tensor", "channel", "block"}))
+      ->type_name("WHAT")
+      ->excludes(group);
   CLI::Option* symmetric = command->add_flag("--symmetric", options->symmetric, "No zero points (default except for awq)");
   command->add_flag("--asymmetric", options->asymmetric, "Integer zero points (default for awq)")->excludes(symmetric);
   command->add_flag("--clip-search", options->clip_search, "Per group, shrink the range while that lowers the squared error");
   command->add_option("--skip", options->skip, "Leave modules whose name matches as they are (default: embeddings and lm_head)")
       ->type_name("REGEX");
-  command->add_option("--scale-dtype", options->dtype, "Type of scales: f16, bf16 or f32")
+  command
+      ->add_option("--scale-dtype", options->dtype,
+                   "Type of scales: f16, bf16 or f32 (default: f16; int-quantized, float-quantized, fp8: f32)")
       ->check(one_of({"f16", "bf16", "f32"}))
-      ->type_name("TYPE")
-      ->capture_default_str();
+      ->type_name("TYPE");
+  CLI::Option* calibration =
+      command
+          ->add_option("--calibration", options->calibration,
+                       "What went into layers: a safetensors file with MODULE.input_absmax [K] or MODULE.input [tokens,K]")
+          ->type_name("FILE");
+  command
+      ->add_option("--smooth", options->smooth,
+                   "SmoothQuant: move the outliers of activations into the weights behind the norms of Llama-like models, 0 to 1")
+      ->check(between(0.0, 1.0))
+      ->type_name("ALPHA")
+      ->needs(calibration);
+  command
+      ->add_flag("--static", options->is_static, "One scale for all activations, from the calibration (default: one per token)")
+      ->needs(calibration);
   command->callback([options, &action] { action = [options] { return quantize_command(*options); }; });
 }
 

@@ -108,15 +108,23 @@ struct TransformedModule {
   std::string name;
   std::string scheme;               // of the output
   std::optional<QuantError> error;  // quantize: against the input
+  bool smoothed = false;            // quantize: the norm in front of it took a part of its weights
 };
 struct TransformReport {
   std::vector<TransformedModule> modules;  // the ones changed
+  std::vector<Note> notes;                 // what was left alone, and why
   std::uint64_t bytes_in = 0, bytes_out = 0;
 };
 
 struct QuantizeCheckpointSpec {
   std::string format = "compressed-tensors";  // one with can_write
   QuantizeSpec quantize = {};
+  ActScheme act = {};  // how layers are to quantize their activations; one scale per tensor is found in the calibration
+  /// What went into layers: a safetensors file with NAME.input_absmax [K] or NAME.input [tokens,K] of modules.
+  std::filesystem::path calibration = {};
+  /// SmoothQuant's α, from 0 (nothing moves from activations to weights) to 1; needs the calibration. Norms of Llama-like models
+  /// absorb the factors, which every loader of the format understands; other layers stay as they are, and a note says so.
+  std::optional<double> smooth = {};
   /// Modules to leave alone, as an ECMAScript regular expression that is searched in their names. Empty: none.
   std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";
 };

@@ -119,8 +119,9 @@ Result<Tensor> sixteen_bit_scales(const QuantTensor& q) {
   return half;
 }
 
-Result<std::vector<EncodedTensor>> write(const QuantTensor& q) {
+Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
   NIBBLE_RETURN_IF_ERROR(check_writable("awq", q));
+  NIBBLE_RETURN_IF_ERROR(check_weight_only("awq", q, act));
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "awq cannot hold {} [{},{}]: {}", q.scheme.name(), q.n, q.k, why);
   };

@@ -83,6 +83,20 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
                                                   kind.text, t.at(kind.first), kind.first / cols, kind.first % cols)});
 }
 
+/// The same for codes: only floats can be NaN.
+void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
+  if (info(q.scheme.codes).kind != DTypeKind::floating) return;
+  std::array<bool, 256> is_nan{};
+  for (std::size_t code = 0; code < is_nan.size(); ++code)
+    is_nan[code] = std::isnan(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
+  const auto first = std::ranges::find_if(q.codes, [&](std::uint8_t code) { return is_nan[code]; });
+  if (first == q.codes.end()) return;
+  const auto count = std::count_if(first, q.codes.end(), [&](std::uint8_t code) { return is_nan[code]; });
+  const std::int64_t at = first - q.codes.begin();
+  notes.push_back({Note::Severity::error, fmt::format("{} of {} weights are NaN, the first (code {:#04x}) at [{},{}]", count,
+                                                      q.codes.size(), *first, at / q.k, at % q.k)});
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs::path& path) try {
@@ -218,6 +232,7 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, std::vector<Not
   if (const Status invalid = q->validate(); !invalid.ok())
     return error(StatusCode::corrupt_data, "{}: module {}: {}", path.string(), own->name, invalid.message());
   if (out == nullptr) return q;
+  note_nan_codes(*q, found);
   note_odd_values(q->scales, "scales", q->groups(), true, found);
   if (!q->zeros.empty()) note_odd_values(q->zeros, "zero points", q->groups(), false, found);
   if (!q->prescale.empty()) note_odd_values(q->prescale, "activation pre-scales", q->k, false, found);

@@ -44,6 +44,12 @@ std::optional<std::int64_t> config_int(const Json& object, std::initializer_list
   return std::nullopt;
 }
 
+std::optional<double> config_number(const Json& object, std::initializer_list<const char*> keys) {
+  for (const char* key : keys)
+    if (const Json* value = find(object, key); value != nullptr && value->is_number()) return value->get<double>();
+  return std::nullopt;
+}
+
 std::optional<bool> config_bool(const Json& object, std::initializer_list<const char*> keys) {
   for (const char* key : keys)
     if (const Json* value = find(object, key); value != nullptr && value->is_boolean()) return value->get<bool>();
@@ -69,6 +75,17 @@ const Json& config_child(const Json& object, const char* key) {
 
 std::string_view config_name(const QuantConfig& config) {
   return config.source.empty() ? std::string_view("config.json") : std::string_view(config.source);
+}
+
+std::optional<GroupShape> config_block(const Json& object, std::initializer_list<const char*> keys) {
+  const auto size = [](const Json& value) -> std::int32_t {
+    const std::int64_t n = value.is_number_integer() ? value.get<std::int64_t>() : 0;
+    return n <= std::numeric_limits<std::int32_t>::max() ? static_cast<std::int32_t>(n) : 0;
+  };
+  for (const char* key : keys)
+    if (const Json* value = find(object, key); value != nullptr && value->is_array() && value->size() == 2)
+      if (const GroupShape block{size((*value)[0]), size((*value)[1])}; block.n > 0 && block.k > 0) return block;
+  return std::nullopt;
 }
 
 void claim(Module& module, const QuantConfig& config, const WeightScheme& weight, const ActScheme& act) {
@@ -105,6 +122,11 @@ Status expect(const ModuleTensors& tensors, std::string_view suffix, std::initia
   }
   if (good) return {};
   return error(StatusCode::corrupt_data, "{}.{} is {}, expected {}", tensors.module, suffix, describe(*view), wanted());
+}
+
+Status expect_scalar(const ModuleTensors& tensors, std::string_view suffix, std::initializer_list<DType> dtypes) {
+  if (expect(tensors, suffix, dtypes, {}).ok() || expect(tensors, suffix, dtypes, {1, 1}).ok()) return {};
+  return expect(tensors, suffix, dtypes, {1});
 }
 
 Status check_dimensions(const ModuleTensors& tensors, std::int64_t n, std::int64_t k) {
@@ -156,6 +178,11 @@ Tensor copy_as(const ConstTensorView& view, std::vector<std::int64_t> shape) {
   Tensor t(view.dtype, std::move(shape));
   std::memcpy(t.bytes.data(), view.data, t.bytes.size());
   return t;
+}
+
+std::vector<std::uint8_t> copy_bytes(const ConstTensorView& view, std::int64_t count) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(bytes_of(view));
+  return {bytes, bytes + count};
 }
 
 Tensor transposed(const ConstTensorView& view) {
@@ -229,18 +256,31 @@ Status check_writable(std::string_view format, const QuantTensor& q) {
   };
   if (q.scale2) return refuse("it has no second-level scale");
   if (!q.prescale.empty()) return refuse("it has no activation pre-scale; fold it into the previous layer");
-  if (q.scheme.group.n > 1 || (q.scheme.group.n == 0 && q.scheme.group.k != 0))
-    return refuse("scales are per group of input channels");
+  if (q.act_limit) return refuse(fmt::format("it has no place for the limit {} of the activations", *q.act_limit));
   if (!one_of(q.scales.dtype, kFloats)) return refuse(fmt::format("scales are {}", name(q.scales.dtype)));
   if (q.scheme.zero == ZeroKind::offset || q.scheme.zero == ZeroKind::real) return refuse("zero points are integers");
   if (q.scheme.zero == ZeroKind::integer) {
+    const bool is_signed = q.scheme.codes == DType::s8;
     const std::span zeros(q.zeros.as<std::uint8_t>(), q.zeros.bytes.size());
     const int limit = 1 << bits(q.scheme.codes);
     const auto wide = std::ranges::find_if(zeros, [&](std::uint8_t z) { return z >= limit; });
-    if (q.zeros.dtype != DType::u8) return refuse("zero points are unsigned");
+    if (q.zeros.dtype != (is_signed ? DType::s8 : DType::u8))
+      return refuse("zero points are signed when codes are, and else not");
     if (wide != zeros.end()) return refuse(fmt::format("zero point {} does not fit in {} bits", *wide, bits(q.scheme.codes)));
   }
   return {};
+}
+
+Status check_weight_only(std::string_view format, const QuantTensor& q, const ActScheme& act) {
+  if (act.codes == DType::none && !q.static_acts) return {};
+  return error(StatusCode::unsupported, "{} has no place for the quantized activations of {}", format,
+               act.codes == DType::none ? fmt::format("scale {}", q.static_acts->scale) : Scheme{q.scheme, act}.name());
+}
+
+Tensor code_tensor(const QuantTensor& q) {
+  Tensor t(q.scheme.codes, {q.n, q.k});
+  std::memcpy(t.bytes.data(), q.codes.data(), q.codes.size());
+  return t;
 }
 
 Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t cols) {

@@ -21,6 +21,7 @@ using Json = nlohmann::json;
 // --- config: the first of `keys` with a value of the right type; a value of another type counts as absent --------------------
 
 std::optional<std::int64_t> config_int(const Json& object, std::initializer_list<const char*> keys);
+std::optional<double> config_number(const Json& object, std::initializer_list<const char*> keys);
 std::optional<bool> config_bool(const Json& object, std::initializer_list<const char*> keys);
 /// In lower case; "" when absent.
 std::string config_text(const Json& object, std::initializer_list<const char*> keys);
@@ -28,6 +29,8 @@ std::string config_text(const Json& object, std::initializer_list<const char*> k
 const Json& config_child(const Json& object, const char* key);
 /// The name of the config file, for messages.
 std::string_view config_name(const QuantConfig& config);
+/// [bn, bk], both from 1: the block of a config's weight_block_size or block_structure.
+std::optional<GroupShape> config_block(const Json& object, std::initializer_list<const char*> keys);
 
 // --- notes --------------------------------------------------------------------------------------------------------------------
 
@@ -53,6 +56,8 @@ bool one_of(DType dtype, std::initializer_list<DType> dtypes);
 /// corrupt_data, with both, unless the tensor is there with one of `dtypes` and exactly `shape`; −1 stands for any size from 1.
 Status expect(const ModuleTensors& tensors, std::string_view suffix, std::initializer_list<DType> dtypes,
               std::initializer_list<std::int64_t> shape);
+/// The same for a single number: [], [1] or [1,1].
+Status expect_scalar(const ModuleTensors& tensors, std::string_view suffix, std::initializer_list<DType> dtypes);
 /// Both from 1 to 2^31 − 1.
 Status check_dimensions(const ModuleTensors& tensors, std::int64_t n, std::int64_t k);
 /// bias, when there is one, is a float [N].
@@ -76,6 +81,9 @@ GroupShape configured_group(std::int64_t group_size);
 inline const std::byte* bytes_of(const ConstTensorView& view) { return static_cast<const std::byte*>(view.data); }
 /// The elements of `view`, in order, under another shape of the same size.
 Tensor copy_as(const ConstTensorView& view, std::vector<std::int64_t> shape);
+std::vector<std::uint8_t> copy_bytes(const ConstTensorView& view, std::int64_t count);
+/// The one element of a tensor that passed expect_scalar.
+inline float read_scalar(const ConstTensorView& view) { return copy_as(view, {1}).at(0); }
 /// [rows, cols] → [cols, rows].
 Tensor transposed(const ConstTensorView& view);
 /// [N,G] zero points of unsigned codes.
@@ -100,9 +108,12 @@ GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, s
 
 // --- encoding -----------------------------------------------------------------------------------------------------------------
 
-/// q is valid and has nothing that AWQ, GPTQ and compressed-tensors all lack (second-level scales, activation pre-scales,
-/// blocks).
+/// q is valid and has nothing that all written formats lack: second-level scales, activation pre-scales and limits.
 Status check_writable(std::string_view format, const QuantTensor& q);
+/// For formats that hold weights only: activations are not quantized.
+Status check_weight_only(std::string_view format, const QuantTensor& q, const ActScheme& act);
+/// Codes of 8 bits as they are, [N,K].
+Tensor code_tensor(const QuantTensor& q);
 Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t cols);
 /// Scales and zeros [N,G] → [G,N].
 Tensor by_group(const Tensor& t);

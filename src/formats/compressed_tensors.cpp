@@ -6,6 +6,7 @@
 //                                          per tensor
 //   weight_g_idx       s32  [K]            act-order; −1 means never set
 //   weight_shape       s64  [2]            N, K (s32 in old files)
+//   input_scale, ...                       see activations.hpp
 //   bias               f16  [N]            optional
 //
 //   W[n,k] = (q − z)·s
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "formats/activations.hpp"
 #include "formats/bits.hpp"
 #include "formats/ct_config.hpp"
 #include "formats/table.hpp"
@@ -23,8 +25,9 @@ namespace nibble::codec {
 namespace {
 
 constexpr std::string_view kMethods[] = {"compressed-tensors", "auto-round", "intel/auto-round"};
-constexpr std::string_view kSuffixes[] = {"weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx",
-                                          "weight_shape",  "input_scale",  "input_zero_point",  "bias"};
+constexpr std::string_view kSuffixes[] = {"weight_packed",    "weight_scale",    "weight_zero_point",
+                                          "weight_g_idx",     "weight_shape",    "input_scale",
+                                          "input_zero_point", "pre_quant_scale", "bias"};
 
 struct Fit {
   int bits;
@@ -98,7 +101,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   NIBBLE_RETURN_IF_ERROR(refuse_online_transforms(tensors, config));
   NIBBLE_RETURN_IF_ERROR(read_shape(tensors, m));
   NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_packed", {DType::s32}, {m.n, -1}));
-  const auto entries = ct_groups(config);
+  const auto entries = ct_groups(config, CtType::integer);
   NIBBLE_ASSIGN_OR_RETURN(a.fit, infer_fit(tensors, entries, m));
 
   const ConstTensorView* scale = tensors.find("weight_scale");
@@ -122,6 +125,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   m.scheme.scale = scale->dtype;
   claim_ct(m, config, entries, [](const CtGroup& e) { return code_type(e.bits.value_or(0), e.symmetric); });
   check_method(m, config, kMethods);
+  NIBBLE_RETURN_IF_ERROR(analyse_activations(tensors, m, config));
   return a;
 }
 
@@ -179,11 +183,12 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.codes = unpack_rows(bytes_of(*tensors.find("weight_packed")), a.fit.packing, a.fit.bits, q.n, q.k);
   q.scales = copy_as(*tensors.find("weight_scale"), {q.scheme.group.rows(q.n), q.groups()});
   q.bias = read_bias(tensors, q.n);
+  read_activations(tensors, a.module, q, notes);
   return q;
 }
 
-Result<std::vector<EncodedTensor>> write(const QuantTensor& q) {
-  NIBBLE_RETURN_IF_ERROR(check_writable("compressed-tensors", q));
+Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
+  NIBBLE_RETURN_IF_ERROR(check_ct_writable("compressed-tensors", q, act));
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "compressed-tensors cannot hold {} [{},{}]: {}", q.scheme.name(), q.n, q.k, why);
   };
@@ -191,16 +196,14 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q) {
   const bool symmetric = q.scheme.zero == ZeroKind::none;
   const GroupShape& group = q.scheme.group;
   if (q.scheme.codes != code_type(b, symmetric)) return refuse("codes are uX with integer zero points, or uXbB without");
-  if (group.k != 0 && q.k % group.k != 0) return refuse("K must be a multiple of the group size");
+  if (group.n > 1 || (group.n == 0 && group.k != 0)) return refuse("scales are per group of input channels");
   if (group == GroupShape::tensor() && !symmetric) return refuse("packed zero points are per channel or per group");
 
   const std::int64_t rows = q.scales.shape[0], groups = q.groups();
   std::vector<EncodedTensor> out;
   out.push_back({"weight_packed",
                  word_tensor(pack_rows(q.codes.data(), Packing::dense, b, q.n, q.k), q.n, words_of(Packing::dense, b, q.k))});
-  Tensor scale = q.scales;
-  if (group == GroupShape::tensor()) scale.shape = {1};
-  out.push_back({"weight_scale", std::move(scale)});
+  out.push_back({"weight_scale", ct_scale(q.scales, group)});
   if (!symmetric)
     out.push_back({"weight_zero_point", word_tensor(pack_columns(q.zeros.as<std::uint8_t>(), Packing::dense, b, rows, groups),
                                                     words_of(Packing::dense, b, rows), groups)});
@@ -213,51 +216,13 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q) {
   shape.as<std::int64_t>()[0] = q.n;
   shape.as<std::int64_t>()[1] = q.k;
   out.push_back({"weight_shape", std::move(shape)});
+  encode_activations(q, act, out);
   if (!q.bias.empty()) out.push_back({"bias", q.bias});
   return out;
 }
 
-Json weight_args(const WeightScheme& scheme, bool act_order) {
-  const bool grouped = scheme.group.k != 0;
-  return {{"num_bits", bits(scheme.codes)},
-          {"type", "int"},
-          {"symmetric", scheme.zero == ZeroKind::none},
-          {"strategy", grouped               ? "group"
-                       : scheme.group.n == 0 ? "tensor"
-                                             : "channel"},
-          {"group_size", grouped ? Json(scheme.group.k) : Json()},
-          {"block_structure", Json()},
-          {"actorder", act_order ? Json("group") : Json()},
-          {"dynamic", false},
-          {"observer", "minmax"},
-          {"observer_kwargs", Json::object()}};
-}
-
-/// One config group per scheme and order. A single one targets every Linear; several name their modules.
 Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
-  struct Kind {
-    const WrittenModule* first;
-    std::vector<std::string> names;
-  };
-  std::vector<Kind> kinds;
-  for (const WrittenModule& module : modules) {
-    auto kind = std::ranges::find_if(kinds, [&](const Kind& k) {
-      return k.first->scheme.name() == module.scheme.name() && k.first->act_order == module.act_order;
-    });
-    if (kind == kinds.end()) kind = kinds.insert(kind, {&module, {}});
-    kind->names.push_back(module.name);
-  }
-  Json groups = Json::object();
-  for (std::size_t i = 0; i < kinds.size(); ++i) {
-    const Json targets = kinds.size() == 1 ? Json::array({"Linear"}) : Json(kinds[i].names);
-    groups[fmt::format("group_{}", i)] = {{"targets", targets},
-                                          {"weights", weight_args(kinds[i].first->scheme, kinds[i].first->act_order)},
-                                          {"input_activations", Json()},
-                                          {"output_activations", Json()}};
-  }
-  return Json{{"quant_method", "compressed-tensors"}, {"format", "pack-quantized"}, {"quantization_status", "compressed"},
-              {"config_groups", std::move(groups)},   {"ignore", not_quantized},    {"kv_cache_scheme", Json()},
-              {"global_compression_ratio", Json()}};
+  return ct_config("pack-quantized", modules, not_quantized);
 }
 
 }  // namespace

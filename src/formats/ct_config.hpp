@@ -1,4 +1,4 @@
-// The part of a compressed-tensors config that its integer formats share.
+// The part of a compressed-tensors config that its formats share.
 #pragma once
 
 #include <optional>
@@ -12,11 +12,14 @@ namespace nibble::codec {
 /// One entry of config_groups.
 struct CtGroup {
   std::optional<std::int64_t> bits, group_size;
+  std::optional<GroupShape> block;
   bool symmetric = true;
-  std::string strategy;  // "tensor", "channel", "group", ...
+  std::string strategy;  // "tensor", "channel", "group", "block", ...
   ActScheme act;         // codes none: activations are not quantized
 };
-std::vector<CtGroup> ct_groups(const QuantConfig& config);
+enum class CtType { integer, floating };
+/// The entries whose weights are of this type.
+std::vector<CtGroup> ct_groups(const QuantConfig& config, CtType type);
 
 /// The group_size of the first entry, preferring one that splits K as the scale tensor does.
 std::optional<std::int64_t> ct_group_size(const std::vector<CtGroup>& entries, std::int64_t k, const ConstTensorView* scale);
@@ -29,5 +32,12 @@ void claim_ct(Module& module, const QuantConfig& config, const std::vector<CtGro
 
 /// Rotations that are applied while running make the stored weight useless alone.
 Status refuse_online_transforms(const ModuleTensors& tensors, const QuantConfig& config);
+
+/// q and its activations are what a config can describe.
+Status check_ct_writable(std::string_view format, const QuantTensor& q, const ActScheme& act);
+/// weight_scale as it is stored: [1] per tensor, else [rows, groups].
+Tensor ct_scale(const Tensor& scales, const GroupShape& group);
+/// One config group per scheme and order. A single one targets every Linear; several name their modules.
+Json ct_config(std::string_view format, const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized);
 
 }  // namespace nibble::codec

@@ -47,6 +47,7 @@ struct WrittenModule {
   std::string name;
   WeightScheme scheme;
   bool act_order = false;
+  ActScheme act = {};
 };
 
 struct Format {
@@ -67,12 +68,15 @@ struct Format {
   Result<QuantTensor> (*read)(const ModuleTensors& tensors, const Module& module, const QuantConfig& config,
                               std::vector<Note>& notes);
 
-  /// Encodes without loss, or says why the format cannot hold `q` (code unsupported). Null unless can_write.
-  Result<std::vector<EncodedTensor>> (*write)(const QuantTensor& q);
+  /// Encodes without loss, or says why the format cannot hold `q` with activations quantized like `act` (code unsupported). Null
+  /// unless can_write.
+  Result<std::vector<EncodedTensor>> (*encode)(const QuantTensor& q, const ActScheme& act);
 
   /// The `quantization_config` of a checkpoint with these modules. Null unless can_write.
   Result<nlohmann::json> (*write_config)(const std::vector<WrittenModule>& modules,
                                          const std::vector<std::string>& not_quantized);
+
+  Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act = {}) const { return encode(q, act); }
 };
 
 /// All formats in the order detection tries them; "dense" last.

@@ -219,8 +219,9 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   return q;
 }
 
-Result<std::vector<EncodedTensor>> write(const QuantTensor& q) {
+Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
   NIBBLE_RETURN_IF_ERROR(check_writable("gptq", q));
+  NIBBLE_RETURN_IF_ERROR(check_weight_only("gptq", q, act));
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "gptq cannot hold {} [{},{}]: {}", q.scheme.name(), q.n, q.k, why);
   };

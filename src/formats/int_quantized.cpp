@@ -3,15 +3,17 @@
 //   weight             s8   [N,K]
 //   weight_scale       f16  [N,G], [N,1], [N] or [1]; or bf16, f32
 //   weight_zero_point  s8   like the scales; absent when symmetric
-//   input_scale        f32  [1]  static activation scale; absent when activations are quantized while running, or not at all
+//   input_scale, input_zero_point, pre_quant_scale    see activations.hpp
 //   bias               f16  [N]  optional
 //
 //   W[n,k] = (q − z)·s
 //
-// How activations are quantized is known to the config alone; it is in Module::claimed.
+// Whether activations are quantized while running is known to the config alone; it is in Module::claimed.
 // Source: vllm-project/compressed-tensors src/compressed_tensors/compressors.
+#include <cstring>
 #include <string>
 
+#include "formats/activations.hpp"
 #include "formats/ct_config.hpp"
 #include "formats/table.hpp"
 
@@ -19,8 +21,8 @@ namespace nibble::codec {
 namespace {
 
 constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt"};
-constexpr std::string_view kSuffixes[] = {"weight",      "weight_scale",     "weight_zero_point",
-                                          "input_scale", "input_zero_point", "bias"};
+constexpr std::string_view kSuffixes[] = {
+    "weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "pre_quant_scale", "bias"};
 
 Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) {
   Module m;
@@ -30,7 +32,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   m.n = tensors.find("weight")->dim(0);
   m.k = tensors.find("weight")->dim(1);
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
-  const auto entries = ct_groups(config);
+  const auto entries = ct_groups(config, CtType::integer);
   const ConstTensorView* scale = tensors.find("weight_scale");
   NIBBLE_ASSIGN_OR_RETURN(m.scheme.group,
                           infer_scale_group(tensors, "weight_scale", m.n, m.k, ct_group_size(entries, m.k, scale), config));
@@ -46,17 +48,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
 
   claim_ct(m, config, entries, [](const CtGroup& e) { return e.bits == 8 ? std::optional(DType::s8) : std::nullopt; });
   check_method(m, config, kMethods);
-  const bool has_input_scale = tensors.find("input_scale") != nullptr;
-  if (m.claimed) {
-    const bool is_static = m.claimed->act.codes != DType::none && m.claimed->act.group == GroupShape::tensor();
-    if (is_static != has_input_scale)
-      note(m.notes, kWarning, "{} says {}, but input_scale is {}", config_name(config), m.claimed->name(),
-           has_input_scale ? "present" : "missing");
-  } else if (has_input_scale) {
-    note(m.notes, kInfo, "input_scale is present: activations are quantized with one static scale");
-  }
-  if (tensors.find("input_zero_point") != nullptr)
-    note(m.notes, kWarning, "input_zero_point is present: nibble quantizes activations symmetrically and does not use it");
+  NIBBLE_RETURN_IF_ERROR(analyse_activations(tensors, m, config));
   return m;
 }
 
@@ -66,31 +58,50 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   return analyse(tensors, config);
 }
 
-Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>&) {
+Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig& config, std::vector<Note>& notes) {
   NIBBLE_ASSIGN_OR_RETURN(const Module m, analyse(tensors, config));
   QuantTensor q;
   q.scheme = m.scheme;
   q.n = m.n;
   q.k = m.k;
-  const auto* codes = reinterpret_cast<const std::uint8_t*>(bytes_of(*tensors.find("weight")));
-  q.codes.assign(codes, codes + m.n * m.k);
+  q.codes = copy_bytes(*tensors.find("weight"), m.n * m.k);
   const std::int64_t rows = m.scheme.group.rows(m.n);
   q.scales = copy_as(*tensors.find("weight_scale"), {rows, q.groups()});
   if (const ConstTensorView* zeros = tensors.find("weight_zero_point")) q.zeros = copy_as(*zeros, {rows, q.groups()});
   q.bias = read_bias(tensors, q.n);
+  read_activations(tensors, m, q, notes);
   return q;
+}
+
+Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
+  NIBBLE_RETURN_IF_ERROR(check_ct_writable("int-quantized", q, act));
+  const GroupShape& group = q.scheme.group;
+  if (q.scheme.codes != DType::s8 || (group.n != 1 && group != GroupShape::tensor()))
+    return error(StatusCode::unsupported, "int-quantized cannot hold {}: codes are s8, scales per tensor, channel or group",
+                 q.scheme.name());
+  std::vector<EncodedTensor> out;
+  out.push_back({"weight", code_tensor(q)});
+  out.push_back({"weight_scale", ct_scale(q.scales, group)});
+  if (!q.zeros.empty()) out.push_back({"weight_zero_point", ct_scale(q.zeros, group)});
+  encode_activations(q, act, out);
+  if (!q.bias.empty()) out.push_back({"bias", q.bias});
+  return out;
+}
+
+Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
+  return ct_config("int-quantized", modules, not_quantized);
 }
 
 }  // namespace
 
 const Format kIntQuantized{"int-quantized",
-                           "compressed-tensors int-quantized: one signed byte a weight",
-                           false,
+                           "compressed-tensors int-quantized: one signed byte a weight, W8A8 and W8A16",
+                           true,
                            kMethods,
                            kSuffixes,
                            detect,
                            read,
-                           nullptr,
-                           nullptr};
+                           write,
+                           write_config};
 
 }  // namespace nibble::codec

@@ -109,10 +109,12 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
   if (main_text) {
     config.text = std::move(*main_text);
     NIBBLE_ASSIGN_OR_RETURN(nlohmann::json root, parse_config<nlohmann::json>(config.text, path.string()));
-    for (nlohmann::json* holder : holders(root))
+    for (nlohmann::json* holder : holders(root)) {
+      if (const auto type = holder->find("model_type"); type != holder->end() && type->is_string()) config.model_type = *type;
       for (const char* key : kKeys)
         if (const auto it = holder->find(key); it != holder->end() && it->is_object() && config.quant.source.empty())
           config.quant = {*it, "config.json"};
+    }
   }
   for (std::size_t i = 0; i < kLegacyNames.size(); ++i) {
     const fs::path legacy_path = directory / kLegacyNames[i];

@@ -20,7 +20,8 @@ namespace nibble::storage {
 std::span<const std::string_view> legacy_config_names();
 
 struct ModelConfig {
-  std::string text;  // of config.json
+  std::string text;        // of config.json
+  std::string model_type;  // of the text model
   codec::QuantConfig quant;
   std::vector<Note> notes;
 };

@@ -6,7 +6,8 @@
 namespace nibble::codec {
 
 std::span<const Format> format_table() {
-  static const Format kTable[] = {kAwq, kGptq, kCompressedTensors, kIntQuantized, kUnsupported, kDense};
+  static const Format kTable[] = {kAwq, kGptq,        kCompressedTensors, kIntQuantized, kFloatQuantized,
+                                  kFp8, kSmoothQuant, kUnsupported,       kDense};
   return kTable;
 }
 

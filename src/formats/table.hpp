@@ -5,6 +5,6 @@
 
 namespace nibble::codec {
 
-extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kUnsupported, kDense;
+extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant, kUnsupported, kDense;
 
 }  // namespace nibble::codec

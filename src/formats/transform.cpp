@@ -10,10 +10,13 @@
 #include "formats/checkpoint_impl.hpp"
 #include "formats/format.hpp"
 #include "formats/json.hpp"
+#include "formats/names.hpp"
 #include "formats/safetensors.hpp"
+#include "formats/smooth.hpp"
 
 namespace nibble {
 namespace fs = std::filesystem;
+using storage::join_name;
 using storage::printable;
 namespace {
 
@@ -25,6 +28,7 @@ struct Rewritten {
   WeightScheme scheme;
   bool act_order = false;
   TransformedModule row;
+  ActScheme act = {};
 };
 
 struct Transform {
@@ -34,11 +38,8 @@ struct Transform {
   std::function<Result<Rewritten>(const Module&)> rewrite;
   const codec::Format* format;  // of the output; null: not quantized
   const TransformOptions& options;
+  Smoothing smoothing = {};  // other tensors that change
 };
-
-std::string join(const std::string& module, std::string_view suffix) {
-  return module.empty() ? std::string(suffix) : fmt::format("{}.{}", module, suffix);
-}
 
 /// The output file, with every tensor at an aligned offset: those that would break the alignment of the next wait for the end.
 class Output {
@@ -145,13 +146,15 @@ Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, T
     if (t.options.progress) t.options.progress(done, report.bytes_in, module == nullptr ? tensor.name : module->name);
     done += tensor.bytes;
     if (module == nullptr) {
-      NIBBLE_RETURN_IF_ERROR(output.add(tensor.name, tensor.dtype, tensor.shape, {t.in.shards.data[i], tensor.bytes}));
+      const auto norm = t.smoothing.norms.find(tensor.name);
+      const std::byte* bytes = norm == t.smoothing.norms.end() ? t.in.shards.data[i] : norm->second.bytes.data();
+      NIBBLE_RETURN_IF_ERROR(output.add(tensor.name, tensor.dtype, tensor.shape, {bytes, tensor.bytes}));
     } else if (tensor.name == module->tensors.front()) {
       NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(*module));
       for (const codec::EncodedTensor& part : rewritten.tensors)
         NIBBLE_RETURN_IF_ERROR(
-            output.add(join(module->name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
-      written.push_back({module->name, rewritten.scheme, rewritten.act_order});
+            output.add(join_name(module->name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
+      written.push_back({module->name, rewritten.scheme, rewritten.act_order, rewritten.act});
       report.modules.push_back(std::move(rewritten.row));
     }
   }
@@ -163,6 +166,7 @@ Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, T
 
 Result<TransformReport> run(const Transform& t) {
   TransformReport report;
+  report.notes = t.smoothing.notes;
   std::vector<codec::WrittenModule> written;
   NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
   std::error_code ignored;
@@ -206,10 +210,28 @@ Status nothing_to_do(const fs::path& path, std::string_view what) {
   return error(StatusCode::invalid_argument, "{}: {}", path.string(), what);
 }
 
-Result<Rewritten> encode(const codec::Format& format, const Module& module, const QuantTensor& q) {
-  auto tensors = format.write(q);
+Result<Rewritten> encode(const codec::Format& format, const Module& module, const QuantTensor& q, const ActScheme& act) {
+  auto tensors = format.write(q, act);
   if (!tensors.ok()) return tensors.status().with_context(module.name);
-  return Rewritten{std::move(tensors).value(), q.scheme, !q.g_idx.empty(), {module.name, q.scheme.name(), std::nullopt}};
+  return Rewritten{
+      std::move(tensors).value(), q.scheme, !q.g_idx.empty(), {module.name, Scheme{q.scheme, act}.name(), std::nullopt}, act};
+}
+
+/// How a layer's activations are quantized: as its config says, else as a static scale beside it suggests.
+ActScheme activations_of(const Module& module, const QuantTensor& q) {
+  if (module.claimed) return module.claimed->act;
+  if (!q.static_acts) return {};
+  return {q.scheme.codes == DType::e4m3 ? DType::e4m3 : DType::s8, GroupShape::tensor(),
+          q.static_acts->zero == 0 ? ZeroKind::none : ZeroKind::integer};
+}
+
+/// Scales that include those of the layer's input and output mean nothing in another model.
+Status refuse_code_units(const Module& module) {
+  if (module.format != "smoothquant") return {};
+  return error(StatusCode::unsupported,
+               "module {}: its scale includes those of its input and output, which are int8; quantize the "
+               "original checkpoint instead",
+               module.name);
 }
 
 /// A dense copy of a stored tensor, at an aligned address: in the file it may start anywhere.
@@ -218,6 +240,31 @@ Tensor copy(const Checkpoint::Impl& in, const std::string& name) {
   Tensor tensor(in.shards.tensors[i].dtype, in.shards.tensors[i].shape);
   if (!tensor.bytes.empty()) std::memcpy(tensor.bytes.data(), in.shards.data[i], tensor.bytes.size());
   return tensor;
+}
+
+/// W·diag(s).
+Tensor scaled_columns(const Tensor& w, const std::vector<float>& s, Executor& executor) {
+  Tensor out(DType::f32, w.shape);
+  const std::int64_t cols = w.shape[1];
+  executor.parallel_for(w.shape[0], [&](std::int64_t n) {
+    for (std::int64_t k = 0; k < cols; ++k) out.as<float>()[n * cols + k] = w.at(n * cols + k) * s[static_cast<std::size_t>(k)];
+  });
+  return out;
+}
+
+/// The scale with which the largest activation becomes the largest code.
+Result<StaticActs> static_scale(const Module& module, const ActScheme& act, const std::optional<std::vector<float>>& absmax,
+                                const std::vector<float>* s) {
+  if (!absmax)
+    return error(StatusCode::invalid_argument,
+                 "module {}: the calibration has no {}, which a static scale needs; skip the module, or "
+                 "quantize activations while running",
+                 module.name, join_name(module.name, "input_absmax"));
+  float most = 0;
+  for (std::size_t k = 0; k < absmax->size(); ++k) most = std::max(most, (*absmax)[k] / (s == nullptr ? 1.0f : (*s)[k]));
+  const float scale = most / (act.codes == DType::e4m3 ? 448.0f : 127.0f);
+  if (scale > 0.0f) return StaticActs{scale, 0};
+  return error(StatusCode::invalid_argument, "module {}: the calibration says that its input is always 0", module.name);
 }
 
 /// W, each element rounded once to T.
@@ -264,26 +311,56 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
       return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
                    in_path.string(), module.name, module.scheme.name());
     if (!is_compute_float(module.scheme.codes) || (skip && std::regex_search(module.name, *skip))) continue;
-    if (const std::int64_t g = spec.quantize.group_size; g > 0 && module.k % g != 0)
+    if (const GroupShape shape = spec.quantize.shape(); shape.n == 1 && shape.k > 0 && module.k % shape.k != 0)
       return error(StatusCode::invalid_argument,
                    "module {}: K={} is not a multiple of group_size={}; skip it, or use a group size that divides K (0: one "
                    "group per channel)",
-                   module.name, module.k, g);
+                   module.name, module.k, shape.k);
     selected.push_back(&module);
   }
   if (selected.empty()) return nothing_to_do(in_path, "no dense layer is left to quantize after the skip expression");
+  const bool is_static = spec.act.codes != DType::none && spec.act.group == GroupShape::tensor();
+  if (spec.calibration.empty() && (spec.smooth || is_static))
+    return error(StatusCode::invalid_argument, "{} needs a calibration", spec.smooth ? "smoothing" : "a static activation scale");
+  if (spec.smooth && !(*spec.smooth >= 0 && *spec.smooth <= 1))
+    return error(StatusCode::invalid_argument, "α={} of smoothing is outside 0…1", *spec.smooth);
+  std::optional<Calibration> calibration;
+  Smoothing smoothing;
+  if (!spec.calibration.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(calibration, Calibration::open(spec.calibration));
+    if (spec.smooth) {
+      NIBBLE_ASSIGN_OR_RETURN(smoothing, plan_smoothing(*in, selected, *calibration, *spec.smooth));
+    }
+  }
+  Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
   const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
-    const Tensor weight = copy(*in, join(module.name, "weight"));
-    const ConstTensorView view(weight.bytes.data(), weight.dtype, {module.n, module.k});
-    Result<QuantTensor> q = quantize(view, spec.quantize, options.executor);
+    const auto factors = smoothing.factors.find(module.name);
+    const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
+    const Tensor original = copy(*in, join_name(module.name, "weight"));
+    const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
+    const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
+    Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), spec.quantize, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
-    if (module.has_bias) q->bias = copy(*in, join(module.name, "bias"));
-    NIBBLE_ASSIGN_OR_RETURN(const QuantError loss, quantization_error(view, *q, options.executor));
-    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q));
-    rewritten.row.error = loss;
+    if (module.has_bias) q->bias = copy(*in, join_name(module.name, "bias"));
+    if (is_static) {
+      std::optional<std::vector<float>> absmax;
+      if (s != nullptr) {
+        absmax = smoothing.absmax.at(module.name);
+      } else {
+        NIBBLE_ASSIGN_OR_RETURN(absmax, calibration->absmax(module));
+      }
+      NIBBLE_ASSIGN_OR_RETURN(q->static_acts, static_scale(module, spec.act, absmax, s));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q, spec.act));
+    if (s != nullptr) {  // the norm multiplies by 1/s: with it the weight stands for the original
+      q->prescale = Tensor(DType::f32, {module.k});
+      for (std::int64_t k = 0; k < module.k; ++k) q->prescale.set(k, 1.0f / (*s)[static_cast<std::size_t>(k)]);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(rewritten.row.error, quantization_error(view(original), *q, options.executor));
+    rewritten.row.smoothed = s != nullptr;
     return rewritten;
   };
-  return run({*in, out, std::move(selected), rewrite, format, options});
+  return run({*in, out, std::move(selected), rewrite, format, options, smoothing});
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot quantize {}: {}", in_path.string(), e.what());
 }
@@ -295,15 +372,9 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   Modules selected = quantized_modules(*in);
   if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert");
   const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
-    if (module.claimed && module.claimed->act.codes != DType::none)
-      return error(StatusCode::unsupported, "module {}: {} has no place for the quantized activations of {}", module.name,
-                   format->name, module.claimed->name());
-    for (const std::string& tensor : module.tensors)
-      if (tensor.find(".input_", module.name.size()) != std::string::npos)
-        return error(StatusCode::unsupported, "module {}: {} has no place for the static activation scale {}", module.name,
-                     format->name, tensor);
+    NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
     NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, in->read(module, nullptr));
-    return encode(*format, module, q);
+    return encode(*format, module, q, activations_of(module, q));
   };
   return run({*in, out, std::move(selected), rewrite, format, options});
 } catch (const std::exception& e) {
@@ -319,6 +390,7 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
   if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to dequantize");
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
   const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+    NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
     NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, in->read(module, nullptr));
     if (!q.prescale.empty())
       return error(StatusCode::unsupported,

@@ -24,10 +24,10 @@ constexpr DType kU8 = DType::u8, kS8 = DType::s8, kS16 = DType::s16, kS32 = DTyp
 
 // Rows with more parts stand before rows with a part of them.
 constexpr Row kRows[] = {
-    {"block-scaled FP8 (DeepSeek, Hugging Face)", {{{"weight", kE4m3}, {"weight_scale_inv"}}}},
     {"MXFP8", {{{"weight", kE4m3}, {"weight_scale", kU8}}}},
     {"MXFP8", {{{"weight", kE4m3}, {"weight_scale", DType::e8m0}}}},
-    {"FP8 e4m3 (compressed-tensors, FBGEMM, ModelOpt)", {{{"weight", kE4m3}}}},
+    {"FP8 e4m3 with E8M0 scales per block", {{{"weight", kE4m3}, {"weight_scale_inv"}}}},
+    {"FP8 e4m3 without weight_scale", {{{"weight", kE4m3}}}},
     {"FP8 e5m2", {{{"weight", DType::e5m2}}}},
     {"NVFP4 (compressed-tensors)", {{{"weight_packed", kU8}, {"weight_global_scale"}}}},
     {"MXFP4 (compressed-tensors)", {{{"weight_packed", kU8}}}},
@@ -37,7 +37,6 @@ constexpr Row kRows[] = {
     {"MXFP4 (gpt-oss)", {{{"*_blocks", kU8}, {"*_scales", kU8}}}},
     {"MXFP4 (gpt-oss)", {{{"blocks", kU8}, {"scales", kU8}}}},
     {"LLM.int8 (bitsandbytes)", {{{"weight", kS8}, {"SCB"}}}},
-    {"SmoothQuant int8 (torch-int)", {{{"weight", kS8}, {"a"}}}},
     {"int8 without weight_scale", {{{"weight", kS8}}}},
     {"4-bit NF4 or FP4 (bitsandbytes)", {{{"weight", kU8}}}},
     {"HQQ", {{{"W_q"}, {"scale"}}}},

@@ -1,7 +1,8 @@
 // Round-to-nearest quantization, with an optional search for the range that loses least.
 //
 // A group of weights becomes a scale s, a zero z and codes u in [0, top], top = 2^bits − 1, that mean (u − z)·s. Symmetric
-// schemes fix z = 2^(bits−1), which their code type uXbB carries; asymmetric ones store it. The same arithmetic serves both.
+// schemes fix z = 2^(bits−1), which their code type uXbB carries; asymmetric ones store it. The same arithmetic serves both, and
+// signed codes, which are u and z less 128. Float codes are e4m3(w / s) with s = max|w| / 448.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,6 +13,7 @@
 #include <optional>
 
 #include "nibble/quantize.hpp"
+#include "quantize/act_rule.hpp"
 #include "quantize/float_matrix.hpp"
 
 namespace nibble {
@@ -62,13 +64,19 @@ float clamp(float x, float low, float high) {
   return x > high ? high : x;
 }
 
+/// `bias` is taken off each code.
 template <class T>
-void encode(const T* w, std::int64_t count, GroupCode g, float top, std::uint8_t* codes) {
-  const float low = -g.zero, high = top - g.zero, rounder = kRounder + g.zero;
+void encode(const T* w, std::int64_t count, GroupCode g, float top, float bias, std::uint8_t* codes) {
+  const float low = -g.zero, high = top - g.zero, rounder = kRounder + (g.zero - bias);
   for (std::int64_t i = 0; i < count; ++i) {
     const float x = clamp(to_f32(w[i]) / g.scale, low, high);
     codes[i] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(x + rounder));
   }
+}
+
+template <class T>
+void encode_e4m3(const T* w, std::int64_t count, float scale, std::uint8_t* codes) {
+  for (std::int64_t i = 0; i < count; ++i) codes[i] = act_rule::to_e4m3(to_f32(w[i]) / scale);
 }
 
 /// Σ(w − ŵ)² of what encode() would choose. Eight fixed partial sums, so that the order does not depend on the vector width.
@@ -113,24 +121,50 @@ float round_scale(double exact, DType dtype) {
   return std::bit_cast<float>(bits);
 }
 
+/// A part of the matrix that shares a scale.
+template <class T>
+struct Piece {
+  const T* first;
+  std::int64_t stride, rows, cols;
+  std::int64_t n, k;  // where it begins
+
+  const T* row(std::int64_t i) const { return first + i * stride; }
+};
+
 class Quantizer {
  public:
   Quantizer(const QuantizeSpec& spec, QuantTensor& q)
-      : spec_(spec), q_(q), top_(static_cast<float>((1 << spec.bits) - 1)), middle_(static_cast<float>(1 << (spec.bits - 1))) {}
+      : spec_(spec),
+        q_(q),
+        is_float_(spec.codes == DType::e4m3),
+        bias_(spec.codes == DType::s8 ? 128.0f : 0.0f),
+        top_(static_cast<float>((1 << bits(q.scheme.codes)) - 1)),
+        middle_(static_cast<float>(1 << (bits(q.scheme.codes) - 1))) {}
 
-  /// Quantizes row n, which starts at w.
+  /// Quantizes the `rows` rows from row n, which starts at w, with one row of scales.
   template <class T>
-  Status row(std::int64_t n, const T* w) const {
-    const std::int64_t groups = q_.groups(), size = q_.k / groups;
+  Status band(std::int64_t n, std::int64_t rows, const T* w, std::int64_t stride) const {
+    const std::int64_t groups = q_.groups(), size = q_.scheme.group.k == 0 ? q_.k : q_.scheme.group.k;
     for (std::int64_t g = 0; g < groups; ++g) {
-      const T* first = w + g * size;
-      const Range range = find_range(first, size);
-      if (!range.finite) return not_finite(n, w);
-      const std::optional<GroupCode> code = choose(first, size, range);
-      if (!code) return too_large(n, g * size, size, range);
-      encode(first, size, *code, top_, q_.codes.data() + n * q_.k + g * size);
-      q_.scales.set(n * groups + g, code->scale);
-      if (!spec_.symmetric) q_.zeros.set(n * groups + g, code->zero);
+      const Piece<T> piece{w + g * size, stride, rows, std::min(size, q_.k - g * size), n, g * size};
+      Range range = find_range(piece.first, piece.cols);
+      for (std::int64_t i = 1; i < rows; ++i) {
+        const Range other = find_range(piece.row(i), piece.cols);
+        range = {std::min(range.low, other.low), std::max(range.high, other.high), range.finite && other.finite};
+      }
+      if (!range.finite) return not_finite(piece);
+      const std::optional<GroupCode> code = choose(piece, range);
+      if (!code) return too_large(piece, range);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        std::uint8_t* codes = q_.codes.data() + (n + i) * q_.k + piece.k;
+        if (is_float_)
+          encode_e4m3(piece.row(i), piece.cols, code->scale, codes);
+        else
+          encode(piece.row(i), piece.cols, *code, top_, bias_, codes);
+      }
+      const std::int64_t at = (q_.scheme.group.n == 0 ? 0 : n / q_.scheme.group.n) * groups + g;
+      q_.scales.set(at, code->scale);
+      if (!q_.zeros.empty()) q_.zeros.set(at, code->zero - bias_);
     }
     return {};
   }
@@ -144,24 +178,30 @@ class Quantizer {
   std::optional<GroupCode> code_for(Range range, double shrink) const {
     const double low = std::min(0.0, static_cast<double>(range.low)) * shrink;
     const double high = std::max(0.0, static_cast<double>(range.high)) * shrink;
-    const double exact = spec_.symmetric ? std::max(-low, high) / (0.5 * top_) : (high - low) / top_;
+    const double reach = is_float_ ? act_rule::kE4m3Max : 0.5 * top_;
+    const double exact = spec_.symmetric ? std::max(-low, high) / reach : (high - low) / top_;
     GroupCode code;
     if (exact > 0) code.scale = round_scale(exact, spec_.scale);  // a group of zeros keeps 1: any scale is right
     code.zero = spec_.symmetric ? middle_ : clamp(static_cast<float>(std::nearbyint(-low / code.scale)), 0, top_);
-    const double largest = static_cast<double>(std::max(code.zero, top_ - code.zero)) * code.scale;
+    const double largest = (is_float_ ? reach : std::max(code.zero, top_ - code.zero)) * static_cast<double>(code.scale);
     if (!(largest <= std::numeric_limits<float>::max())) return std::nullopt;
     return code;
   }
 
   template <class T>
-  std::optional<GroupCode> choose(const T* w, std::int64_t count, Range range) const {
+  std::optional<GroupCode> choose(const Piece<T>& piece, Range range) const {
+    const auto error_of = [&](GroupCode code) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < piece.rows; ++i) sum += squared_error(piece.row(i), piece.cols, code, top_);
+      return sum;
+    };
     std::optional<GroupCode> best = code_for(range, 1);
     if (!best || !spec_.clip_search) return best;
-    double least = squared_error(w, count, *best, top_);
+    double least = error_of(*best);
     for (int step = 1; step < kClipSteps && least > 0; ++step) {
       const std::optional<GroupCode> candidate = code_for(range, 1 - step * kClipStep);
       if (!candidate) continue;
-      const double sum = squared_error(w, count, *candidate, top_);
+      const double sum = error_of(*candidate);
       if (sum < least) {
         least = sum;
         best = candidate;
@@ -171,40 +211,58 @@ class Quantizer {
   }
 
   template <class T>
-  Status not_finite(std::int64_t n, const T* row) const {
-    std::int64_t k = 0;
-    while (std::isfinite(to_f32(row[k]))) ++k;
-    return error(StatusCode::invalid_argument, "w[{},{}] is {}; only finite weights can be quantized", n, k,
-                 std::isnan(to_f32(row[k])) ? "NaN" : "infinite");
+  static Status not_finite(const Piece<T>& piece) {
+    std::int64_t i = 0;
+    const auto finite = [](T w) { return std::isfinite(to_f32(w)); };
+    while (std::all_of(piece.row(i), piece.row(i) + piece.cols, finite)) ++i;
+    const T* at = std::find_if_not(piece.row(i), piece.row(i) + piece.cols, finite);
+    return error(StatusCode::invalid_argument, "w[{},{}] is {}; only finite weights can be quantized", piece.n + i,
+                 piece.k + (at - piece.row(i)), std::isnan(to_f32(*at)) ? "NaN" : "infinite");
   }
 
-  Status too_large(std::int64_t n, std::int64_t k, std::int64_t size, Range range) const {
+  template <class T>
+  Status too_large(const Piece<T>& piece, Range range) const {
     return error(StatusCode::invalid_argument,
-                 "w[{},{}..{}] reaches from {:g} to {:g}, too much for {} codes with a scale of type {}; {}", n, k, k + size - 1,
+                 "w[{}{},{}..{}] reaches from {:g} to {:g}, too much for {} codes with a scale of type {}; {}", piece.n,
+                 piece.rows == 1 ? "" : fmt::format("..{}", piece.n + piece.rows - 1), piece.k, piece.k + piece.cols - 1,
                  range.low, range.high, name(q_.scheme.codes), name(spec_.scale),
                  spec_.scale == DType::f16 ? "use bf16 or f32 scales" : "scale the weights down");
   }
 
   const QuantizeSpec& spec_;
   QuantTensor& q_;
-  const float top_, middle_;
+  const bool is_float_;
+  const float bias_, top_, middle_;
 };
 
 Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(check_float_matrix(w));
+  using enum DType;
+  if (spec.codes != none && spec.codes != s8 && spec.codes != e4m3)
+    return error(StatusCode::invalid_argument, "codes of type {} cannot be chosen; use s8 or e4m3, or bits", name(spec.codes));
+  if (spec.codes == e4m3 && !spec.symmetric)
+    return error(StatusCode::invalid_argument, "e4m3 codes have no zero points; use symmetric=true");
+  if (spec.codes == e4m3 && spec.clip_search)
+    return error(StatusCode::invalid_argument,
+                 "a clipping search is for integers: how precise e4m3 is does not depend on the range");
   if (spec.bits < 2 || spec.bits > 8) return error(StatusCode::invalid_argument, "bits={} is outside 2…8", spec.bits);
   if (!is_compute_float(spec.scale))
     return error(StatusCode::invalid_argument, "scales of type {} cannot be chosen; use f16, bf16 or f32", name(spec.scale));
-  if (spec.group_size < 0)
+  if (!spec.group && spec.group_size < 0)
     return error(StatusCode::invalid_argument, "group_size={} is negative; 0 means one group per channel", spec.group_size);
-  if (spec.group_size > 0 && w.dim(1) % spec.group_size != 0)
+  const GroupShape shape = spec.shape();
+  if (shape.n < 0 || shape.k < 0 || (shape.n == 0 && shape.k != 0))
+    return error(StatusCode::invalid_argument,
+                 "a scale cannot be shared by {}×{} weights; use a tensor, a channel, a group or a block", shape.n, shape.k);
+  if (shape.n == 1 && shape.k > 0 && w.dim(1) % shape.k != 0)
     return error(StatusCode::invalid_argument,
                  "K={} is not a multiple of group_size={}; choose a divisor of K, or 0 for one group per channel", w.dim(1),
-                 spec.group_size);
+                 shape.k);
   return {};
 }
 
 DType code_type(const QuantizeSpec& spec) {
+  if (spec.codes != DType::none) return spec.codes;
   using enum DType;
   constexpr std::array kSymmetric = {u2b2, u3b4, u4b8, u5b16, u6b32, u7b64, u8b128};
   constexpr std::array kAsymmetric = {u2, u3, u4, u5, u6, u7, u8};
@@ -218,28 +276,31 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
   QuantTensor q;
   q.scheme.codes = code_type(spec);
   q.scheme.zero = spec.symmetric ? ZeroKind::none : ZeroKind::integer;
-  q.scheme.group = spec.group_size == 0 ? GroupShape::channel() : GroupShape::group(spec.group_size);
+  q.scheme.group = spec.shape();
   q.scheme.scale = spec.scale;
   q.n = w.dim(0);
   q.k = w.dim(1);
   q.codes.resize(q.n * q.k);
-  q.scales = Tensor(spec.scale, {q.n, q.groups()});
-  if (!spec.symmetric) q.zeros = Tensor(DType::u8, {q.n, q.groups()});
+  const std::int64_t bands = q.scheme.group.rows(q.n), height = q.scheme.group.n == 0 ? q.n : q.scheme.group.n;
+  q.scales = Tensor(spec.scale, {bands, q.groups()});
+  if (!spec.symmetric) q.zeros = Tensor(spec.codes == DType::s8 ? DType::s8 : DType::u8, {bands, q.groups()});
 
-  // Of several rows that fail, the first one is reported, whichever thread met its own first.
+  // Of several bands that fail, the first one is reported, whichever thread met its own first.
   std::mutex mutex;
-  std::int64_t failed_row = q.n;
+  std::int64_t failed = bands;
   Status failure;
   const Quantizer quantizer(spec, q);
   Executor& threads = executor ? *executor : default_executor();
-  threads.parallel_for((q.n + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t task) {
-    const std::int64_t end = std::min(q.n, (task + 1) * kRowsPerTask);
-    for (std::int64_t n = task * kRowsPerTask; n < end; ++n) {
-      Status status = with_row(w, n, [&](const auto* row) { return quantizer.row(n, row); });
+  const std::int64_t per_task = std::max<std::int64_t>(1, kRowsPerTask / height);
+  threads.parallel_for((bands + per_task - 1) / per_task, [&](std::int64_t task) {
+    const std::int64_t end = std::min(bands, (task + 1) * per_task);
+    for (std::int64_t band = task * per_task; band < end; ++band) {
+      const std::int64_t n = band * height, rows = std::min(height, q.n - n);
+      Status status = with_row(w, n, [&](const auto* first) { return quantizer.band(n, rows, first, w.stride(0)); });
       if (status.ok()) continue;
       const std::lock_guard lock(mutex);
-      if (n < failed_row) {
-        failed_row = n;
+      if (band < failed) {
+        failed = band;
         failure = std::move(status);
       }
     }

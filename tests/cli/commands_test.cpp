@@ -275,6 +275,70 @@ TEST_F(Cli, QuantizeTellsTheErrorOfEachModule) {
   for (const auto& module : json["modules"]) EXPECT_EQ(module["scheme"], "u8b128c");
 }
 
+TEST_F(Cli, QuantizesBothSides) {
+  const struct {
+    std::vector<std::string> options;
+    std::string weight, activations;
+  } cases[] = {
+      {{"--format", "int-quantized"}, "s8c", "s8r"},
+      {{"--format", "int-quantized", "--asymmetric", "--group", "16"}, "s8zg16", "s8r"},
+      {{"--format", "int-quantized", "--scales", "tensor", "--clip-search"}, "s8t", "s8r"},
+      {{"--format", "float-quantized"}, "e4m3c", "e4m3r"},
+      {{"--format", "float-quantized", "--scales", "tensor", "--scale-dtype", "bf16"}, "e4m3t", "e4m3r"},
+      {{"--format", "fp8"}, "e4m3b128x128", "e4m3g128"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.options[1] + " " + c.weight);
+    std::vector<std::string> command = {"quantize", checkpoint("float"), at("out"), "--force"};
+    command.insert(command.end(), c.options.begin(), c.options.end());
+    const Finished run = nibble(command);
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_TRUE(contains(run.out, c.activations + "_" + c.weight)) << run.out;
+    const auto json = nibble_json({"inspect", at("out"), "--json", "--reference", checkpoint("float")});
+    for (const auto& module : json["modules"]) {
+      EXPECT_EQ(module["format"], c.options[1]);
+      EXPECT_EQ(module["scheme"], c.weight);
+      EXPECT_EQ(module["activations"]["scheme"], c.activations);
+      EXPECT_FALSE(module["activations"].contains("static"));
+      EXPECT_EQ(module["notes"].size(), 0u) << module;
+      EXPECT_GT(module["error"]["sqnr_db"].get<double>(), 25);
+    }
+    const Finished text = nibble({"inspect", at("out")});
+    EXPECT_TRUE(contains(text.out, "activations") && contains(text.out, c.activations)) << text.out;
+    EXPECT_FALSE(contains(text.out, "config says")) << text.out;
+    EXPECT_TRUE(nibble_json({"verify", at("out"), "--json", "-M", "2"})["passed"]);
+  }
+}
+
+TEST_F(Cli, SmoothsWithACalibration) {
+  std::vector<TensorSource> tensors;
+  const auto model = Checkpoint::open(checkpoint("float"));
+  ASSERT_TRUE(model.ok());
+  for (const Module& module : model->modules()) {
+    const std::vector<float> absmax(static_cast<std::size_t>(module.k), 2.0f);
+    const auto* bytes = reinterpret_cast<const std::byte*>(absmax.data());
+    tensors.push_back({module.name + ".input_absmax",
+                       DType::f32,
+                       {module.k},
+                       [all = std::vector(bytes, bytes + 4 * module.k)]() -> Result<std::vector<std::byte>> { return all; }});
+  }
+  ASSERT_TRUE(write_safetensors(at("acts.safetensors"), tensors).ok());
+  const Finished run = nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--smooth", "0.5",
+                               "--static", "--calibration", at("acts.safetensors")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "5 smoothed")) << run.out;
+  EXPECT_TRUE(contains(run.out, "2 of 7 modules do not follow a smoothed norm")) << run.out;
+  const auto json = nibble_json({"inspect", at("out"), "--json"});
+  for (const auto& module : json["modules"]) {
+    EXPECT_EQ(module["activations"]["scheme"], "s8t");
+    EXPECT_GT(module["activations"]["static"]["scale"].get<double>(), 0);
+    if (contains(module["name"], "down_proj")) {
+      EXPECT_EQ(module["activations"]["static"]["scale"].get<float>(), 2.0f / 127);
+    }
+  }
+  EXPECT_TRUE(contains(nibble({"inspect", at("out")}).out, "s8t, scale 0.01575")) << nibble({"inspect", at("out")}).out;
+}
+
 TEST_F(Cli, ConvertKeepsEveryWeight) {
   ASSERT_EQ(nibble({"convert", checkpoint("gptq"), at("ct"), "--format", "compressed-tensors"}).exit_code, 0);
   ASSERT_EQ(nibble({"dequantize", checkpoint("gptq"), at("a"), "--dtype", "f32"}).exit_code, 0);

@@ -55,6 +55,19 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--symmetric", "--asymmetric"}, "--symmetric"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "*"}, "'*' is not a regular expression"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--group", "100"}, "100"},
+      {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--bits", "4"}, "--bits with --format int-quantized"},
+      {{"quantize", checkpoint("float"), out, "--format", "fp8", "--group", "64"}, "a scale per block of 128×128"},
+      {{"quantize", checkpoint("float"), out, "--format", "fp8", "--scales", "channel"}, "--scales with --format fp8"},
+      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--scales", "row"}, "'row' is not one of"},
+      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--scales", "channel", "--group", "64"}, "--group"},
+      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--asymmetric"}, "no zero points"},
+      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--clip-search"}, "clipping search"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--scales", "tensor"}, "--scales with --format awq"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--static", "--calibration", awq}, "--static with --format awq"},
+      {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--static"}, "--calibration"},
+      {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--smooth", "0.5"}, "--calibration"},
+      {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--smooth", "2", "--calibration", awq}, "'2'"},
+      {{"quantize", checkpoint("float"), out, "--format", "fp8", "--static", "--calibration", awq}, "per token and 128 inputs"},
       {{"dequantize", awq, out, "--dtype", "s8"}, "'s8'"},
       {{"sample", out, "--shapes", "gpt-5"}, "llama-3.2-1b"},
   };
@@ -68,6 +81,12 @@ TEST_F(Cli, UsageErrorsExitWith2) {
 
 TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   expect_error(nibble({"convert", checkpoint("awq"), at("out"), "--format", "gptq"}), 3, "u4zg16");
+  expect_error(nibble({"convert", checkpoint("gptq"), at("out"), "--format", "fp8"}), 3, "a scale per block");
+  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--scales", "block"}), 3,
+               "scales per tensor, channel or group");
+  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--smooth", "0.5",
+                       "--calibration", checkpoint("float")}),
+               3, "no norm can be smoothed");
   spit(at("shapes.txt"), "64 64 a\n");
   for (const char* scheme : {"s8t_s8c", "u8r_s8c", "e4m3r_s8c"})
     expect_error(nibble({"bench", "--shapes", at("shapes.txt"), "--scheme", scheme}), 3, scheme);
@@ -100,6 +119,9 @@ TEST_F(Cli, MissingFilesExitWith4) {
   expect_error(nibble({"inspect", checkpoint("awq"), "--reference", at("nowhere")}), 4, "--reference");
   expect_error(nibble({"quantize", at("nowhere"), at("out"), "--format", "awq"}), 4, "nowhere");
   expect_error(nibble({"dequantize", checkpoint("awq"), at("no/such/place")}), 4, "place");
+  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--static", "--calibration",
+                       at("nowhere")}),
+               4, "nowhere");
   EXPECT_TRUE(listing(directory_).empty());
 }
 

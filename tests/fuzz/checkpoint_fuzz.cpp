@@ -27,13 +27,25 @@ struct Scratch {
   fs::path root = fs::temp_directory_path() / ("nibble-fuzz-" + std::to_string(::getpid()));
   Scratch() {
     const TensorSource tensors[] = {
-        tensor("awq.qweight", DType::s32, {32, 2}),     tensor("awq.qzeros", DType::s32, {2, 2}),
-        tensor("awq.scales", DType::f16, {2, 16}),      tensor("gptq.qweight", DType::s32, {4, 16}),
-        tensor("gptq.qzeros", DType::s32, {2, 2}),      tensor("gptq.scales", DType::f16, {2, 16}),
-        tensor("gptq.g_idx", DType::s32, {32}),         tensor("ct.weight_packed", DType::s32, {8, 4}),
-        tensor("ct.weight_scale", DType::bf16, {8, 1}), tensor("ct.weight_shape", DType::s64, {2}),
-        tensor("int.weight", DType::s8, {8, 16}),       tensor("int.weight_scale", DType::f32, {8, 1}),
-        tensor("dense.weight", DType::f16, {8, 16}),    tensor("dense.bias", DType::f16, {8}),
+        tensor("awq.qweight", DType::s32, {32, 2}),
+        tensor("awq.qzeros", DType::s32, {2, 2}),
+        tensor("awq.scales", DType::f16, {2, 16}),
+        tensor("gptq.qweight", DType::s32, {4, 16}),
+        tensor("gptq.qzeros", DType::s32, {2, 2}),
+        tensor("gptq.scales", DType::f16, {2, 16}),
+        tensor("gptq.g_idx", DType::s32, {32}),
+        tensor("ct.weight_packed", DType::s32, {8, 4}),
+        tensor("ct.weight_scale", DType::bf16, {8, 1}),
+        tensor("ct.weight_shape", DType::s64, {2}),
+        tensor("int.weight", DType::s8, {8, 16}),
+        tensor("int.weight_scale", DType::f32, {8, 1}),
+        tensor("int.input_scale", DType::f32, {1}),
+        tensor("fp8.weight", DType::e4m3, {8, 16}),
+        tensor("fp8.weight_scale", DType::f32, {8, 1}),
+        tensor("hf.weight", DType::e4m3, {8, 16}),
+        tensor("hf.weight_scale_inv", DType::f32, {2, 2}),
+        tensor("dense.weight", DType::f16, {8, 16}),
+        tensor("dense.bias", DType::f16, {8}),
     };
     for (const char* name : {"config", "index"}) {
       fs::create_directories(root / name);
@@ -73,6 +85,10 @@ std::vector<std::string> fuzz_seeds() {
       R"({"quantization_config":{"quant_method":"compressed-tensors","format":"pack-quantized","ignore":["dense","re:.*x"],)"
       R"("config_groups":{"group_0":{"targets":["Linear"],"weights":{"num_bits":4,"type":"int","symmetric":true,)"
       R"("strategy":"group","group_size":16,"actorder":null},"input_activations":{"num_bits":8,"dynamic":true}}}}})",
+      R"({"quantization_config":{"quant_method":"fp8","activation_scheme":"dynamic","weight_block_size":[4,8],"fmt":"e4m3"}})",
+      R"({"quantization_config":{"quant_method":"fbgemm_fp8","activation_scale_ub":1200.0}})",
+      R"({"model_type":"llama","quantization_config":{"quant_method":"modelopt","quant_algo":"MIXED_PRECISION",)"
+      R"("quantized_layers":{"fp8":{"quant_algo":"FP8_PER_CHANNEL_PER_TOKEN"}}}})",
       R"({"metadata":{"total_size":1},"weight_map":{"dense.weight":"model.safetensors","dense.bias":"model.safetensors"}})",
       R"({"time_step_limit":[0.0,Infinity],"x":NaN})",
   };

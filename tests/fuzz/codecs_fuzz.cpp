@@ -60,6 +60,13 @@ void require(bool good) {
   if (!good) std::abort();
 }
 
+/// Ways to quantize activations that some format could say of this weight.
+std::vector<ActScheme> acts_for(const QuantTensor& q) {
+  const DType codes = q.scheme.codes == DType::e4m3 ? DType::e4m3 : DType::s8;
+  if (!q.static_acts) return {{}, {codes, GroupShape::channel()}, {codes, GroupShape::group(q.scheme.group.k)}};
+  return {{codes, GroupShape::tensor(), q.static_acts->zero == 0 ? ZeroKind::none : ZeroKind::integer}};
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -73,10 +80,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(q->validate().ok());
   for (const codec::Format& format : codec::format_table()) {
     if (!format.can_write) continue;
-    const auto written = nibble::testing::write_module(format, *q);
-    if (!written.ok()) continue;
-    const auto back = written->read(notes);
-    require(back.ok() && back->codes == q->codes && back->g_idx == q->g_idx);
+    for (const ActScheme& act : acts_for(*q)) {
+      const auto written = nibble::testing::write_module(format, *q, act);
+      if (!written.ok()) continue;
+      const auto back = written->read(notes);
+      require(back.ok() && back->codes == q->codes && back->g_idx == q->g_idx && back->static_acts == q->static_acts);
+    }
   }
   return 0;
 }
@@ -103,6 +112,20 @@ std::vector<std::string> fuzz_seeds() {
   add("compressed-tensors", DType::u4b8, GroupShape::group(16), ZeroKind::none, true);
   add("compressed-tensors", DType::u5, GroupShape::channel(), ZeroKind::integer, false);
   seeds.push_back("weight s8 6 10\nweight_scale bf16 6 1\nweight_zero_point s8 6 1\ninput_scale f32 1\n\n{}");
+  seeds.push_back("weight s8 6 10\nweight_scale f32 6\ninput_scale f32\ninput_zero_point s8 1\npre_quant_scale f16 10\n\n{}");
+  seeds.push_back("weight s8 6 10\na f32\nb f32 1\nbias s8 1 6\n\n{}");
+  seeds.push_back(
+      "weight e4m3 6 10\nweight_scale bf16 6 1\ninput_scale f32\n\n{\"quant_method\":\"fbgemm_fp8\",\"activation_scale_ub\":9}");
+  seeds.push_back(
+      "weight e4m3 6 10\nweight_scale f32 1 1 1 "
+      "1\n\n{\"quant_method\":\"modelopt\",\"quantization\":{\"quant_algo\":\"FP8_PB_WO\"}}");
+  seeds.push_back(
+      "weight e4m3 6 10\nweight_scale_inv f32 2 3\nbias f16 6\n\n{\"quant_method\":\"fp8\",\"weight_block_size\":[4,4]}");
+  seeds.push_back(
+      "weight e4m3 6 12\nweight_scale f32 3 "
+      "3\n\n{\"config_groups\":{\"g\":{\"weights\":{\"num_bits\":8,\"type\":\"float\",\"strategy\":\"block\","
+      "\"block_structure\":[2,4]},\"input_activations\":{\"num_bits\":8,\"type\":\"float\",\"dynamic\":true,\"strategy\":"
+      "\"group\",\"group_size\":4}}}}");
   seeds.push_back("weight bf16 6 10\nbias bf16 6\n\n{}");
   return seeds;
 }

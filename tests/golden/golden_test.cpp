@@ -178,9 +178,10 @@ TEST(FormatVectors, CodeValues) {
 
 struct Case {
   const char* path;
-  const char* scheme;     // after reading
-  bool exact = true;      // writing gives the same bytes again
-  const char* note = "";  // something a note of reading says
+  const char* scheme;             // after reading
+  bool exact = true;              // writing gives the same bytes again
+  const char* note = "";          // something a note of reading says
+  const char* claimed = nullptr;  // by the config; null: the scheme, "": nothing
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.path; }
@@ -215,9 +216,22 @@ constexpr Case kCases[] = {
     {"compressed-tensors/4bit_tensor_f32", "u4b8t"},
     {"compressed-tensors/3bit_dense", "u3zg32"},
     {"compressed-tensors/3bit_padded", "u3zg32", false},
-    {"int-quantized/channel_dynamic", "s8c", false},
-    {"int-quantized/tensor_static", "s8t", false},
-    {"int-quantized/group_asymmetric_f16", "s8zg16", false},
+    {"int-quantized/channel_dynamic", "s8c", true, "", "s8r_s8c"},
+    {"int-quantized/tensor_static", "s8t", true, "", "s8t_s8t"},
+    {"int-quantized/group_asymmetric_f16", "s8zg16", true, "", "s8r_s8zg16"},
+    {"int-quantized/channel_static_zero", "s8c", true, "", "s8zt_s8c"},
+    {"float-quantized/ct_tensor_static", "e4m3t", true, "", "e4m3t_e4m3t"},
+    {"float-quantized/ct_channel_token", "e4m3c", true, "", "e4m3r_e4m3c"},
+    {"float-quantized/ct_block", "e4m3b8x16", true, "", "e4m3g16_e4m3b8x16"},
+    {"float-quantized/modelopt_fp8", "e4m3t", false, "", "e4m3t_e4m3t"},
+    {"float-quantized/modelopt_channel", "e4m3c", false, "", "e4m3r_e4m3c"},
+    {"float-quantized/modelopt_blocks", "e4m3b128x128", false},
+    {"float-quantized/fbgemm", "e4m3c", false, "", "e4m3r_e4m3c"},
+    {"float-quantized/hf_tensor_static", "e4m3t", false, "", "e4m3t_e4m3t"},
+    {"fp8/blocks_ragged", "e4m3b8x16", true, "", "e4m3g16_e4m3b8x16"},
+    {"fp8/tensor_static", "e4m3t", false, "", "e4m3t_e4m3t"},
+    {"smoothquant/int8_output", "s8t", false, "", ""},
+    {"smoothquant/float_output", "s8t", false, "", ""},
 };
 
 class GoldenCheckpoint : public ::testing::TestWithParam<Case> {};
@@ -234,8 +248,9 @@ TEST_P(GoldenCheckpoint, ReadsAsExpected) {
   EXPECT_EQ(module.name, "model.proj");
   EXPECT_TRUE(fs::path(c.path).parent_path() == module.format) << module.format;
   EXPECT_EQ(module.scheme.name(), c.scheme);
-  EXPECT_EQ(module.claimed ? module.claimed->weight.name() : "", c.scheme);
-  for (const Note& note : module.notes) ADD_FAILURE() << note.text;
+  EXPECT_EQ(module.claimed ? module.claimed->name() : "", c.claimed == nullptr ? c.scheme : c.claimed);
+  for (const Note& note : module.notes) EXPECT_EQ(note.severity, Note::Severity::info) << note.text;
+  EXPECT_EQ(module.notes.size(), module.format == "smoothquant" ? 1u : 0u);
 
   std::vector<Note> notes;
   const auto q = checkpoint->read(module, &notes);
@@ -275,7 +290,7 @@ TEST_P(GoldenLayout, IsWrittenByteForByte) {
   const Module& module = checkpoint->modules()[0];
   const auto q = checkpoint->read(module);
   ASSERT_TRUE(q.ok());
-  const auto tensors = codec::find_format(module.format)->write(*q);
+  const auto tensors = codec::find_format(module.format)->write(*q, module.claimed->act);
   ASSERT_TRUE(tensors.ok()) << tensors.status().message();
   EXPECT_EQ(tensors->size(), module.tensors.size());
   for (const auto& [suffix, tensor] : *tensors) {
@@ -313,13 +328,27 @@ TEST(Golden, EveryFolderIsTested) {
   EXPECT_EQ(listed, present);
 }
 
-TEST(Golden, ActivationsAreClaimed) {
-  const auto claimed = [](const char* path) {
+TEST(Golden, ActivationsAreRead) {
+  const auto read = [](const char* path) {
     const auto checkpoint = Checkpoint::open(kFolder / path);
-    return checkpoint.ok() && checkpoint->modules().size() == 1 ? checkpoint->modules()[0].claimed->name() : "";
+    const auto q = checkpoint->read(checkpoint->modules()[0]);
+    EXPECT_TRUE(q.ok()) << q.status().message();
+    return *q;
   };
-  EXPECT_EQ(claimed("int-quantized/channel_dynamic"), "s8r_s8c");
-  EXPECT_EQ(claimed("int-quantized/tensor_static"), "s8t_s8t");
+  EXPECT_FALSE(read("int-quantized/channel_dynamic").static_acts);
+  EXPECT_EQ(read("int-quantized/tensor_static").static_acts, (StaticActs{0.0625f, 0}));
+  EXPECT_EQ(read("int-quantized/channel_static_zero").static_acts, (StaticActs{0.0625f, -7}));
+  for (const char* path : {"float-quantized/ct_tensor_static", "float-quantized/modelopt_fp8", "float-quantized/hf_tensor_static",
+                           "fp8/tensor_static"})
+    EXPECT_EQ(read(path).static_acts, (StaticActs{0.015625f, 0})) << path;
+  EXPECT_EQ(read("float-quantized/fbgemm").act_limit, 1200.0f);
+  EXPECT_FALSE(read("float-quantized/modelopt_channel").act_limit);
+
+  const QuantTensor codes = read("smoothquant/int8_output"), floats = read("smoothquant/float_output");
+  EXPECT_EQ(codes.static_acts, StaticActs{});
+  EXPECT_EQ(codes.bias.at(0), 0.5f * std::nearbyint(codes.bias.at(0) * 2));  // halves: b is 0.5
+  EXPECT_EQ(floats.static_acts, StaticActs{});
+  EXPECT_FALSE(floats.bias.empty());
 }
 
 }  // namespace

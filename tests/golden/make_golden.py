@@ -37,7 +37,7 @@ def encode(dtype, x):
     if dtype == "BF16":
         assert struct.pack("<f", x)[:2] == b"\0\0"
         return struct.pack("<f", x)[2:]
-    return struct.pack({"F16": "<e", "F32": "<f", "I8": "<b", "I32": "<i", "I64": "<q"}[dtype], x)
+    return struct.pack({"F16": "<e", "F32": "<f", "I8": "<b", "I32": "<i", "I64": "<q", "F8_E4M3": "<B"}[dtype], x)
 
 
 def save(path, tensors):
@@ -53,12 +53,14 @@ def save(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text + body)
 
 
-def save_case(name, config, modules):
+def save_case(name, config, modules, file_name="config.json"):
     """modules: name → (tensors as (suffix, dtype, shape, values), weights[n][k] as exact Python floats)."""
     folder = os.path.join(HERE, name)
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump({"model_type": "golden", "quantization_config": config}, file, indent=1)
+    if file_name == "config.json":
+        config = {"model_type": "golden"} | ({"quantization_config": config} if config else {})
+    with open(os.path.join(folder, file_name), "w") as file:
+        json.dump(config, file, indent=1)
         file.write("\n")
     stored, expected = [], []
     for module, (tensors, weights) in modules.items():
@@ -201,7 +203,13 @@ def compressed(name, seed, bits, n=12, k=64, g=32, strategy="group", symmetric=T
     save_case(f"compressed-tensors/{name}", config, {"model.proj": (tensors, weights(codes, scales, zeros, group_of))})
 
 
-def int_quantized(name, seed, strategy, n=10, k=48, g=16, symmetric=True, dynamic=True, dtype="BF16"):
+def ct_acts(kind, static, symmetric=True, group=None):
+    strategy = "group" if group else "tensor" if static else "token"
+    args = {"num_bits": 8, "type": kind, "symmetric": symmetric, "strategy": strategy, "dynamic": not static}
+    return args | ({"group_size": group} if group else {})
+
+
+def int_quantized(name, seed, strategy, n=10, k=48, g=16, symmetric=True, dynamic=True, dtype="BF16", act_zero=None):
     groups = k // g if strategy == "group" else 1
     rows = 1 if strategy == "tensor" else n
     _, codes, scales, zeros, bias = random_layer(seed, n, k, groups, 8, dtype)
@@ -216,14 +224,63 @@ def int_quantized(name, seed, strategy, n=10, k=48, g=16, symmetric=True, dynami
         tensors.append(("weight_zero_point", "I8", shape, flat(zeros[:rows])))
     if not dynamic:
         tensors.append(("input_scale", "F32", [1], [0.0625]))
+        if act_zero is not None:
+            tensors.append(("input_zero_point", "I8", [1], [act_zero]))
     args = {"num_bits": 8, "type": "int", "symmetric": symmetric, "strategy": strategy, "dynamic": False,
             "group_size": g if strategy == "group" else None}
-    acts = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token" if dynamic else "tensor",
-            "dynamic": dynamic}
+    acts = ct_acts("int", not dynamic, symmetric=act_zero is None)
     config = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
               "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": acts}}, "ignore": []}
     save_case(f"int-quantized/{name}", config,
               {"model.proj": (tensors, weights(codes, scales, zeros, natural(k, g if groups > 1 else k)))})
+
+
+def e4m3(code):
+    """One sign bit, four of exponent with a bias of 7, three of fraction; no infinities."""
+    sign, exponent, fraction = -1 if code >> 7 else 1, code >> 3 & 15, code & 7
+    assert code & 0x7F != 0x7F
+    return sign * (fraction / 8 * 2**-6 if exponent == 0 else (1 + fraction / 8) * 2**(exponent - 7))
+
+
+def fp8(name, seed, config, rows, cols, shape, n=10, k=48, suffix="weight_scale", dtype="F32", block=None, static=None,
+        file_name="config.json"):
+    """rows × cols scales, stored in `shape`; `block` is what shares one. static: the suffix and shape of the activations'."""
+    random = Random(seed)
+    codes = [[random.below(128) % 127 + 128 * random.below(2) for _ in range(k)] for _ in range(n)]  # 0x7f and 0xff are NaN
+    steps = 2**7 if dtype == "BF16" else 2**10
+    scales = [[f32((steps + random.below(steps)) / steps / 2**(6 + random.below(3)) * (1 if dtype == "BF16" else 4 / 3))
+               for _ in range(cols)] for _ in range(rows)]
+    bn, bk = block or (-(-n // rows), -(-k // cols))
+    tensors = [("weight", "F8_E4M3", [n, k], flat(codes)), (suffix, dtype, shape, flat(scales)),
+               ("bias", "F16", [n], [(random.below(64) - 32) / 16 for _ in range(n)])]
+    if static:
+        tensors.append((static[0], "F32", static[1], [0.015625]))
+    values = [[e4m3(q) * scales[i // bn][j // bk] for j, q in enumerate(row)] for i, row in enumerate(codes)]
+    save_case(name, config, {"model.proj": (tensors, values)}, file_name)
+
+
+def ct_fp8(strategy, acts, block=None):
+    args = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "dynamic": False, "group_size": None,
+            "block_structure": block}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": acts}}, "ignore": []}
+
+
+def modelopt(algorithm):
+    return {"producer": {"name": "modelopt", "version": "0.33.0"},
+            "quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}}
+
+
+def smoothquant(name, seed, n=10, k=48, int8_output=True):
+    random = Random(seed)
+    codes = [[random.below(255) - 127 for _ in range(k)] for _ in range(n)]
+    a = f32(0.0007)
+    tensors = [("weight", "I8", [n, k], flat(codes)), ("a", "F32", [], [a])]
+    if int8_output:
+        tensors += [("b", "F32", [], [0.5]), ("bias", "I8", [1, n], [random.below(255) - 127 for _ in range(n)])]
+    else:
+        tensors.append(("bias", "F32", [1, n], [(random.below(64) - 32) / 16 for _ in range(n)]))
+    save_case(f"smoothquant/{name}", None, {"model.proj": (tensors, [[q * a for q in row] for row in codes])})
 
 
 def main():
@@ -255,6 +312,28 @@ def main():
     int_quantized("channel_dynamic", 70, "channel")
     int_quantized("tensor_static", 71, "tensor", dynamic=False)
     int_quantized("group_asymmetric_f16", 72, "group", symmetric=False, dtype="F16")
+    int_quantized("channel_static_zero", 73, "channel", dynamic=False, act_zero=-7)
+
+    ct = "float-quantized/ct_"
+    fp8(ct + "tensor_static", 80, ct_fp8("tensor", ct_acts("float", True)), 1, 1, [1], dtype="BF16", static=("input_scale", [1]))
+    fp8(ct + "channel_token", 81, ct_fp8("channel", ct_acts("float", False)), 10, 1, [10, 1], dtype="BF16")
+    fp8(ct + "block", 82, ct_fp8("block", ct_acts("float", False, group=16), [8, 16]), 3, 3, [3, 3], n=20, block=(8, 16))
+    fp8("float-quantized/modelopt_fp8", 83, modelopt("FP8"), 1, 1, [], static=("input_scale", []),
+        file_name="hf_quant_config.json")
+    fp8("float-quantized/modelopt_channel", 84, {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        10, 1, [10])
+    fp8("float-quantized/modelopt_blocks", 85, modelopt("FP8_PB_WO"), 1, 2, [1, 1, 2, 1], n=8, k=136, block=(128, 128),
+        file_name="hf_quant_config.json")
+    fp8("float-quantized/fbgemm", 86, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, 10, 1, [10, 1])
+    hf = {"quant_method": "fp8", "fmt": "e4m3"}
+    fp8("float-quantized/hf_tensor_static", 87, hf | {"activation_scheme": "static"}, 1, 1, [], static=("input_scale", []))
+    fp8("fp8/blocks_ragged", 88, hf | {"activation_scheme": "dynamic", "weight_block_size": [8, 16]}, 3, 3, [3, 3], n=20, k=40,
+        suffix="weight_scale_inv", block=(8, 16))
+    fp8("fp8/tensor_static", 89, hf | {"activation_scheme": "static", "weight_block_size": None}, 1, 1, [],
+        suffix="weight_scale_inv", static=("activation_scale", []))
+
+    smoothquant("int8_output", 90)
+    smoothquant("float_output", 91, int8_output=False)
 
 
 if __name__ == "__main__":

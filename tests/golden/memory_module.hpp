@@ -62,10 +62,10 @@ struct MemoryModule {
 };
 
 /// What `format` writes for q, with its config.
-inline Result<MemoryModule> write_module(const codec::Format& format, const QuantTensor& q) {
-  auto tensors = format.write(q);
+inline Result<MemoryModule> write_module(const codec::Format& format, const QuantTensor& q, const ActScheme& act = {}) {
+  auto tensors = format.write(q, act);
   if (!tensors.ok()) return tensors.status();
-  auto config = format.write_config({{"m", q.scheme, !q.g_idx.empty()}}, {"lm_head"});
+  auto config = format.write_config({{"m", q.scheme, !q.g_idx.empty(), act}}, {"lm_head"});
   if (!config.ok()) return config.status();
   return MemoryModule{*std::move(tensors), {*std::move(config), "config.json"}};
 }

@@ -286,6 +286,22 @@ TEST(Checkpoint, OddScalesAreCounted) {
   expect_note(text, "1 of 32 scales are subnormal, the first (9.536743e-07) at [7,1]");
 }
 
+TEST(Checkpoint, NanCodesAreCounted) {
+  const Scratch scratch;
+  Tensor weight = filled(DType::e4m3, {4, 16}, 0x38);
+  weight.bytes[2 * 16 + 7] = std::byte{0xff};
+  weight.bytes[3 * 16] = std::byte{0x7f};
+  write(scratch / "x.safetensors", {source("a.weight", weight), source("a.weight_scale", filled(DType::f32, {}, 0x3c))});
+  const auto checkpoint = Checkpoint::open(scratch.path());
+  ASSERT_TRUE(checkpoint.ok());
+  std::vector<Note> notes;
+  const auto q = checkpoint->read(checkpoint->modules()[0], &notes);
+  ASSERT_TRUE(q.ok()) << q.status().message();
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0].severity, Note::Severity::error);
+  EXPECT_EQ(notes[0].text, "2 of 64 weights are NaN, the first (code 0xff) at [2,7]");
+}
+
 TEST(Checkpoint, FormatsAreListed) {
   const auto rows = formats();
   const auto awq = std::ranges::find(rows, "awq", &FormatInfo::name);

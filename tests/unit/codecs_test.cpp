@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "golden/memory_module.hpp"
 #include "random_weights.hpp"
 
@@ -23,8 +25,14 @@ WeightScheme scheme(std::string_view name, DType scale = DType::f16) {
   return parsed->weight;
 }
 
-MemoryModule written(std::string_view format_name, const QuantTensor& q) {
-  auto module = testing::write_module(format(format_name), q);
+ActScheme acts(std::string_view name) {
+  auto parsed = Scheme::parse(std::string(name) + "_s8c");
+  EXPECT_TRUE(parsed.ok()) << name;
+  return parsed->act;
+}
+
+MemoryModule written(std::string_view format_name, const QuantTensor& q, const ActScheme& act = {}) {
+  auto module = testing::write_module(format(format_name), q, act);
   EXPECT_TRUE(module.ok()) << module.status().message();
   return module.ok() ? *std::move(module) : MemoryModule{};
 }
@@ -35,13 +43,15 @@ std::string joined(const std::vector<Note>& notes) {
   return text;
 }
 
-void expect_round_trip(std::string_view format_name, const QuantTensor& q) {
+void expect_round_trip(std::string_view format_name, const QuantTensor& q, const ActScheme& act = {}) {
   SCOPED_TRACE(fmt::format("{} {} [{},{}] g_idx {}", format_name, q.scheme.name(), q.n, q.k, q.g_idx.size()));
-  const MemoryModule m = written(format_name, q);
+  const MemoryModule m = written(format_name, q, act);
   const auto detected = m.detect();
   ASSERT_TRUE(detected.module.ok()) << detected.module.status().message();
   EXPECT_EQ(detected.format->name, format_name);
   EXPECT_EQ(detected.module->scheme, q.scheme);
+  ASSERT_TRUE(detected.module->claimed);
+  EXPECT_EQ(detected.module->claimed->act, act);
   EXPECT_EQ(detected.module->n, q.n);
   EXPECT_EQ(detected.module->k, q.k);
   const int b = bits(q.scheme.codes);
@@ -92,9 +102,42 @@ TEST(Codecs, CompressedTensorsRoundTrips) {
                     random_weight(scheme("u4zg16", DType::f32), 9, 64, 6, {.act_order = true, .bias = true}));
 }
 
+TEST(Codecs, IntQuantizedRoundTrips) {
+  for (const char* name : {"s8c", "s8t", "s8g16", "s8zc", "s8zt", "s8zg16"})
+    for (const char* act : {"s8r", "s8zr", "s8g16", "s8t", "s8zt", "e4m3r"}) {
+      QuantTensor q = random_weight(scheme(name, DType::f32), 9, 48, 1, {.bias = true});
+      const ActScheme activations = acts(act);
+      if (activations.group == GroupShape::tensor())
+        q.static_acts = StaticActs{0.0625f, activations.zero == ZeroKind::none ? 0 : -128};
+      expect_round_trip("int-quantized", q, activations);
+    }
+  expect_round_trip("int-quantized", random_weight(scheme("s8c"), 9, 48, 1));                        // W8A16
+  expect_round_trip("compressed-tensors", random_weight(scheme("u4b8g16"), 9, 48, 1), acts("s8r"));  // W4A8
+}
+
+TEST(Codecs, Fp8RoundTrips) {
+  for (const char* name : {"e4m3c", "e4m3t", "e4m3g16", "e4m3b8x16"})
+    for (const char* act : {"e4m3r", "e4m3g16", "e4m3t", "s8r"}) {
+      QuantTensor q = random_weight(scheme(name, DType::bf16), 20, 48, 1, {.bias = true});
+      if (act == std::string_view("e4m3t")) q.static_acts = StaticActs{0.5f, 0};
+      expect_round_trip("float-quantized", q, acts(act));
+    }
+  expect_round_trip("float-quantized", random_weight(scheme("e4m3b128x128", DType::f32), 8, 128, 1));  // weight-only, one block
+  for (const std::int64_t n : {1, 8, 20, 256})
+    for (const std::int64_t k : {1, 40, 256}) {
+      expect_round_trip("fp8", random_weight(scheme("e4m3b8x16", DType::f32), n, k, 1), acts("e4m3g16"));
+      expect_round_trip("fp8", random_weight(scheme("e4m3b128x128", DType::f32), n, k, 1, {.bias = true}), acts("e4m3g128"));
+    }
+}
+
 TEST(Codecs, UnalignedTensorsRead) {
-  for (const char* name : {"awq", "gptq", "compressed-tensors"}) {
-    const QuantTensor q = random_weight(scheme("u4b8g32"), 64, 96, 7);
+  const std::pair<const char*, const char*> cases[] = {{"awq", "u4b8g32"},
+                                                       {"gptq", "u4b8g32"},
+                                                       {"compressed-tensors", "u4b8g32"},
+                                                       {"int-quantized", "s8zc"},
+                                                       {"float-quantized", "e4m3b32x32"}};
+  for (const auto& [name, weight] : cases) {
+    const QuantTensor q = random_weight(scheme(weight), 64, 96, 7);
     const MemoryModule m = written(name, q);
     codec::ModuleTensors parts = m.views();
     std::vector<std::vector<std::byte>> moved;
@@ -115,8 +158,8 @@ TEST(Codecs, UnalignedTensorsRead) {
 
 // --- refusals to write --------------------------------------------------------------------------------------------------------
 
-void expect_refusal(std::string_view format_name, const QuantTensor& q, std::string_view why) {
-  const auto result = format(format_name).write(q);
+void expect_refusal(std::string_view format_name, const QuantTensor& q, std::string_view why, const ActScheme& act = {}) {
+  const auto result = format(format_name).write(q, act);
   ASSERT_FALSE(result.ok()) << format_name << " wrote " << q.scheme.name();
   EXPECT_EQ(result.status().code(), StatusCode::unsupported);
   EXPECT_THAT(result.status().message(), HasSubstr(std::string(why)));
@@ -144,6 +187,31 @@ TEST(Codecs, WriteRefusesWhatItCannotHold) {
   expect_refusal("awq", wide, "zero point 16 does not fit in 4 bits");
   EXPECT_EQ(format("gptq").write({}).status().code(), StatusCode::invalid_argument);
   EXPECT_FALSE(format("gptq").write_config({{"a", scheme("u4b8g32")}, {"b", scheme("u8b128g32")}}, {}).ok());
+}
+
+TEST(Codecs, WriteRefusesActivationsItCannotHold) {
+  expect_refusal("awq", random_weight(scheme("u4zg32"), 8, 64, 1), "no place for the quantized activations of s8r_u4zg32",
+                 acts("s8r"));
+  QuantTensor q = random_weight(scheme("u4b8g32"), 32, 64, 1);
+  q.static_acts = StaticActs{0.5f, 0};
+  expect_refusal("gptq", q, "no place for the quantized activations of scale 0.5");
+  expect_refusal("compressed-tensors", q, "have a scale, but are not quantized");
+  q.static_acts->zero = 3;
+  expect_refusal("compressed-tensors", q, "must be 0", acts("s8t"));
+
+  q = random_weight(scheme("s8c"), 8, 64, 1);
+  expect_refusal("int-quantized", q, "the static scale of its activations is missing", acts("s8t"));
+  expect_refusal("int-quantized", random_weight(scheme("s8b8x32"), 8, 64, 1), "per tensor, channel or group");
+  expect_refusal("int-quantized", random_weight(scheme("e4m3c"), 8, 64, 1), "codes are s8");
+  expect_refusal("float-quantized", q, "codes are e4m3");
+  expect_refusal("float-quantized", random_weight(scheme("e4m3b8x48"), 8, 64, 1), "multiple of the group size");
+
+  q = random_weight(scheme("e4m3b8x32", DType::f32), 8, 64, 1);
+  expect_refusal("fp8", q, "(e4m3g32)");
+  expect_refusal("fp8", q, "(e4m3g32)", acts("e4m3g16"));
+  expect_refusal("fp8", random_weight(scheme("e4m3c"), 8, 64, 1), "a scale per block", acts("e4m3r"));
+  q.act_limit = 1200.0f;
+  expect_refusal("float-quantized", q, "the limit 1200", acts("e4m3r"));
 }
 
 TEST(Codecs, AwqNarrowsExactF32Scales) {
@@ -351,9 +419,15 @@ TEST(Codecs, CompressedTensorsOddities) {
 }
 
 TEST(Codecs, EmptyAndMistypedTensorsAreErrors) {
-  const QuantTensor q = random_weight(scheme("u4b8g32"), 32, 64, 1);
-  for (const char* name : {"awq", "gptq", "compressed-tensors"}) {
-    const MemoryModule good = written(name, q);
+  struct Good {
+    const char *format, *weight, *act;
+  };
+  for (const auto& [name, weight, act] : {Good{"awq", "u4b8g32", ""}, Good{"gptq", "u4b8g32", ""},
+                                          Good{"compressed-tensors", "u4b8g32", ""}, Good{"int-quantized", "s8zc", "s8zt"},
+                                          Good{"float-quantized", "e4m3b8x32", "e4m3t"}, Good{"fp8", "e4m3b8x32", "e4m3g32"}}) {
+    QuantTensor q = random_weight(scheme(weight), 32, 64, 1, {.bias = *act != '\0'});
+    if (std::string_view(act).ends_with('t')) q.static_acts = StaticActs{0.5f, 0};
+    const MemoryModule good = written(name, q, *act == '\0' ? ActScheme{} : acts(act));
     for (std::size_t i = 0; i < good.tensors.size(); ++i) {
       const std::string& suffix = good.tensors[i].suffix;
       MemoryModule m = good;
@@ -381,14 +455,158 @@ MemoryModule stored(const std::vector<Stored>& tensors) {
   return m;
 }
 
+/// A whole module of zeros but for the named tensors, which have one value.
+MemoryModule valued(const std::vector<Stored>& tensors, const std::vector<std::pair<const char*, float>>& values) {
+  MemoryModule m = stored(tensors);
+  for (const auto& [suffix, value] : values)
+    for (std::int64_t i = 0; i < m.find(suffix)->numel(); ++i) m.find(suffix)->set(i, value);
+  return m;
+}
+
+TEST(Codecs, ScalesOfFp8TellTheirBlocks) {
+  const auto group = [](const char* suffix, std::vector<std::int64_t> shape, json config, std::int64_t n, std::int64_t k) {
+    MemoryModule m = valued({{"weight", DType::e4m3, {n, k}}, {suffix, DType::f32, std::move(shape)}}, {{suffix, 1.0f}});
+    m.config.json = std::move(config);
+    if (!m.config.json.empty()) m.config.source = "config.json";
+    const Reading r = read(m);
+    return r.status.ok() ? r.q.scheme.name() : r.status.message();
+  };
+  const json none = json::object(), blocks = {{"quant_method", "fp8"}, {"weight_block_size", {64, 32}}};
+  EXPECT_EQ(group("weight_scale", {}, none, 8, 64), "e4m3t");
+  EXPECT_EQ(group("weight_scale", {1, 1}, none, 8, 64), "e4m3t");
+  EXPECT_EQ(group("weight_scale_inv", {1, 1}, none, 8, 64), "e4m3b128x128");
+  EXPECT_EQ(group("weight_scale_inv", {1, 1}, {{"quant_method", "fp8"}}, 8, 64), "e4m3t");
+  EXPECT_EQ(group("weight_scale", {8}, none, 8, 64), "e4m3c");
+  EXPECT_EQ(group("weight_scale", {8, 4}, none, 8, 64), "e4m3g16");
+  EXPECT_EQ(group("weight_scale", {2, 1, 3, 1}, none, 200, 300), "e4m3b128x128");
+  EXPECT_EQ(group("weight_scale_inv", {2, 3}, none, 200, 300), "e4m3b128x128");
+  EXPECT_EQ(group("weight_scale_inv", {3, 7}, blocks, 130, 200), "e4m3b64x32");
+  EXPECT_EQ(group("weight_scale_inv", {2, 4}, none, 64, 64), "e4m3b32x16");  // evenly
+  EXPECT_THAT(group("weight_scale_inv", {3, 7}, blocks, 130, 300),
+              HasSubstr("m.weight_scale_inv is f32 [3,7]; W[130,300] cannot be cut into that many blocks, 64×32 of config.json"));
+  EXPECT_THAT(group("weight_scale", {1, 2, 3, 1}, none, 200, 300), HasSubstr("expected a float"));
+  for (const json& wild : {json{0, 128}, json{-1, 128}, json{1LL << 40, 128}, json{"128", 128}, json{128}})
+    EXPECT_EQ(group("weight_scale_inv", {2, 3}, {{"quant_method", "fp8"}, {"weight_block_size", wild}}, 200, 300), "e4m3b128x128")
+        << wild;
+}
+
+TEST(Codecs, Fp8ZeroPointsMustBeZero) {
+  MemoryModule m =
+      valued({{"weight", DType::e4m3, {8, 64}}, {"weight_scale", DType::f32, {8, 1}}, {"weight_zero_point", DType::e4m3, {8, 1}}},
+             {{"weight_scale", 1.0f}});
+  EXPECT_TRUE(read(m).status.ok());
+  m.find("weight_zero_point")->bytes[3] = std::byte{1};
+  EXPECT_EQ(read(m).status.code(), StatusCode::unsupported);
+  EXPECT_THAT(read(m).status.message(), HasSubstr("m.weight_zero_point is not all zero"));
+}
+
+TEST(Codecs, ActivationsThatCannotBe) {
+  const std::vector<Stored> tensors = {{"weight", DType::s8, {8, 16}},
+                                       {"weight_scale", DType::f32, {8, 1}},
+                                       {"input_scale", DType::f32, {1}},
+                                       {"input_zero_point", DType::s8, {1}}};
+  const auto with = [&](float scale, float zero) {
+    return valued(tensors, {{"weight_scale", 1.0f}, {"input_scale", scale}, {"input_zero_point", zero}});
+  };
+  EXPECT_EQ(read(with(0.5f, -128)).q.static_acts, (StaticActs{0.5f, -128}));
+  EXPECT_THAT(read(with(0.5f, 3)).detect_notes, HasSubstr("input_scale is present"));
+  for (const float bad : {0.0f, -1.0f, INFINITY, NAN}) {
+    const Reading r = read(with(bad, 0));
+    EXPECT_TRUE(r.status.ok()) << r.status.message();
+    EXPECT_FALSE(r.q.static_acts);
+    EXPECT_THAT(r.notes, HasSubstr("not a positive number"));
+  }
+  MemoryModule m = with(0.5f, 0);
+  *m.find("input_zero_point") = Tensor(DType::f32, {});
+  m.find("input_zero_point")->set(0, 0.25f);
+  EXPECT_THAT(read(m).notes, HasSubstr("input_zero_point is 0.25, not a whole number"));
+  m = with(0.5f, 0);
+  m.find("input_scale")->shape = {};
+  EXPECT_TRUE(read(m).status.ok());
+  *m.find("input_scale") = Tensor(DType::f32, {2});
+  EXPECT_THAT(read(m).status.message(), HasSubstr("m.input_scale is f32 [2], expected f16|bf16|f32 [1]"));
+  *m.find("input_scale") = Tensor(DType::f32, {0});
+  EXPECT_EQ(read(m).status.code(), StatusCode::corrupt_data);
+
+  m = with(0.5f, 7);
+  const json int8 = {{"num_bits", 8}, {"type", "int"}, {"symmetric", true}, {"strategy", "channel"}, {"dynamic", false}};
+  json act = {{"num_bits", 8}, {"type", "int"}, {"symmetric", true}, {"strategy", "tensor"}, {"dynamic", false}};
+  const auto configure = [&] {
+    m.config.json = {{"config_groups", {{"group_0", {{"weights", int8}, {"input_activations", act}}}}}};
+    return read(m);
+  };
+  EXPECT_THAT(configure().notes, HasSubstr("input_zero_point is 7, but activations are called symmetric"));
+  act["symmetric"] = false;
+  EXPECT_EQ(configure().notes + configure().detect_notes, "");
+  EXPECT_EQ(m.detect().module->claimed->name(), "s8zt_s8c");
+  act["dynamic"] = true;
+  act["strategy"] = "token";
+  EXPECT_EQ((configure(), m.detect().module->claimed->name()), "s8zr_s8c");
+  EXPECT_THAT(configure().detect_notes, HasSubstr("says s8zr_s8c, but input_scale is present"));
+  m.erase("input_zero_point");
+  act["dynamic"] = false;
+  act["strategy"] = "tensor";
+  EXPECT_THAT(configure().detect_notes, HasSubstr("input_zero_point is missing"));
+  act["type"] = "float";
+  EXPECT_EQ((configure(), m.detect().module->claimed->name()), "e4m3t_s8c");
+
+  m = valued({{"weight", DType::s8, {8, 16}}, {"weight_scale", DType::f32, {8}}, {"pre_quant_scale", DType::bf16, {16}}},
+             {{"weight_scale", 1.0f}, {"pre_quant_scale", 0.5f}});
+  EXPECT_EQ(read(m).q.prescale.at(15), 0.5f);
+  m.find("pre_quant_scale")->shape = {8};
+  EXPECT_EQ(read(m).status.code(), StatusCode::corrupt_data);
+}
+
+TEST(Codecs, Fp8ConfigsThatContradict) {
+  MemoryModule m = valued({{"weight", DType::e4m3, {8, 16}}, {"weight_scale", DType::f32, {8, 1}}}, {{"weight_scale", 1.0f}});
+  m.config = {json{{"quant_method", "fbgemm_fp8"}, {"activation_scale_ub", -3}}, "config.json"};
+  EXPECT_THAT(read(m).notes, HasSubstr("activation_scale_ub=-3, which is no limit"));
+  EXPECT_FALSE(read(m).q.act_limit);
+  m.set("activation_scale_ub", 50);
+  EXPECT_EQ(read(m).q.act_limit, 50.0f);
+  m.set("activation_scale_ub", "many");
+  EXPECT_FALSE(read(m).q.act_limit);
+  m.set("quant_method", "awq");
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("quant_method \"awq\", the tensors are float-quantized"));
+  m.set("quant_method", "fp8").set("activation_scheme", "static");
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("says e4m3t, the tensors are e4m3c"));
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("but input_scale is missing"));
+  m.config.json = {{"quant_method", "modelopt"},
+                   {"quantization", {{"quant_algo", "MIXED_PRECISION"}, {"quantized_layers", {{"m", {{"quant_algo", "fp8"}}}}}}}};
+  EXPECT_EQ(m.detect().module->claimed->name(), "e4m3t_e4m3t");
+}
+
+TEST(Codecs, SmoothQuantKeepsItsUnits) {
+  MemoryModule m =
+      valued({{"weight", DType::s8, {4, 16}}, {"a", DType::f32, {}}, {"b", DType::f32, {1}}, {"bias", DType::s8, {1, 4}}},
+             {{"weight", -3.0f}, {"a", 0.25f}, {"b", 0.5f}, {"bias", -7.0f}});
+  const Reading r = read(m);
+  ASSERT_TRUE(r.status.ok()) << r.status.message();
+  EXPECT_THAT(r.detect_notes, HasSubstr("the product of the scales"));
+  EXPECT_EQ(r.q.value(3, 15), -0.75f);
+  EXPECT_EQ(r.q.bias.at(3), -3.5f);
+  EXPECT_EQ(r.q.static_acts, (StaticActs{1.0f, 0}));
+  m.erase("b");
+  EXPECT_THAT(read(m).status.message(), HasSubstr("m.b is missing"));
+  *m.find("bias") = Tensor(DType::f32, {4});
+  EXPECT_TRUE(read(m).status.ok());
+  *m.find("bias") = Tensor(DType::f32, {5});
+  EXPECT_THAT(read(m).status.message(), HasSubstr("m.bias is f32 [5]"));
+  m.erase("bias");
+  EXPECT_TRUE(read(m).q.bias.empty());
+  *m.find("a") = Tensor(DType::f32, {4});
+  EXPECT_THAT(read(m).status.message(), HasSubstr("m.a is f32 [4]"));
+}
+
 TEST(Codecs, KnownButUnsupportedFormatsAreNamed) {
   const std::pair<MemoryModule, const char*> cases[] = {
       {stored({{"qweight", DType::s32, {64, 16}}, {"qzeros", DType::s32, {64, 1}}, {"scales", DType::f16, {64, 8}}}), "AWQ gemv"},
       {stored({{"qweight", DType::s16, {16, 128}}, {"qzeros", DType::f16, {8, 64}}, {"scales", DType::f16, {8, 64}}}),
        "AWQ gemv_fast"},
       {stored({{"qweight", DType::s32, {8, 128}}, {"scales", DType::f16, {1, 64}}}), "Marlin"},
-      {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale_inv", DType::f32, {1, 1}}}), "block-scaled FP8"},
-      {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale", DType::f32, {1}}}), "FP8 e4m3"},
+      {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale_inv", DType::e8m0, {1, 1}}}), "E8M0 scales"},
+      {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale", DType::u8, {64, 2}}}), "MXFP8"},
+      {stored({{"weight", DType::e4m3, {64, 64}}, {"scale", DType::f32, {1}}}), "without weight_scale"},
       {stored({{"weight_packed", DType::u8, {64, 32}},
                {"weight_scale", DType::e4m3, {64, 4}},
                {"weight_global_scale", DType::f32, {1}}}),

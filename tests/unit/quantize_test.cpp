@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -76,6 +77,74 @@ TEST(Quantize, ErrorWithinHalfAStep) {
               ASSERT_LE(std::abs(static_cast<double>(w[row * k + col]) - q.value(row, col)), bound) << row << "," << col;
             }
         }
+}
+
+// A code is right when no other is nearer; of two that are as near, the even one is.
+TEST(Quantize, E4m3IsTheNearestCode) {
+  const std::int64_t n = 20, k = 72;
+  std::vector<float> w = gaussian(n * k);
+  for (std::int64_t i = 0; i < 8; ++i) w[i] = std::ldexp(448.0f, -static_cast<int>(3 * i));  // down to subnormal codes
+  for (const GroupShape group :
+       {GroupShape::tensor(), GroupShape::channel(), GroupShape::block(8, 16), GroupShape::block(128, 128)}) {
+    const QuantTensor q = quantized(w, n, {.scale = DType::f32, .codes = DType::e4m3, .group = group});
+    ASSERT_TRUE(q.validate().ok()) << q.validate().message();
+    EXPECT_EQ(q.scheme.name(), (WeightScheme{DType::e4m3, ZeroKind::none, group}.name()));
+    std::vector<float> most(static_cast<std::size_t>(q.scales.numel()), 0.0f);
+    const auto block = [&](std::int64_t row, std::int64_t col) {
+      return (group.n == 0 ? 0 : row / group.n) * q.groups() + (group.k == 0 ? 0 : col / group.k);
+    };
+    for (std::int64_t i = 0; i < n * k; ++i) most[block(i / k, i % k)] = std::max(most[block(i / k, i % k)], std::fabs(w[i]));
+    for (std::size_t i = 0; i < most.size(); ++i) EXPECT_EQ(q.scales.at(static_cast<std::int64_t>(i)), most[i] / 448.0f);
+    for (std::int64_t i = 0; i < n * k; ++i) {
+      const float x = w[i] / q.scales.at(block(i / k, i % k));
+      const float error = std::fabs(code_value(DType::e4m3, q.codes[i]) - x);
+      for (int other = 0; other < 256; ++other) {
+        const float value = code_value(DType::e4m3, static_cast<std::uint8_t>(other));
+        if (std::isnan(value)) continue;
+        ASSERT_GE(std::fabs(value - x), error) << i;
+        if (std::fabs(value - x) == error && value != code_value(DType::e4m3, q.codes[i])) {
+          ASSERT_EQ(q.codes[i] & 1, 0) << i;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(
+      quantized({448, -448, 17, 19, 0x1p-10f, 0}, 1, {.scale = DType::f32, .codes = DType::e4m3, .group = GroupShape::tensor()})
+          .codes,
+      (std::vector<std::uint8_t>{0x7e, 0xfe, 0x58, 0x5a, 0x00, 0x00}));  // 17 and 19 are ties
+}
+
+TEST(Quantize, S8IsTheUnsignedCodeLess128) {
+  const std::vector<float> w = heavy_tailed(6 * 96);
+  for (const std::int32_t group : {0, 32})
+    for (const bool symmetric : {true, false})
+      for (const bool clip : {true, false}) {
+        const QuantizeSpec spec{.bits = 8, .group_size = group, .symmetric = symmetric, .scale = DType::f32, .clip_search = clip};
+        QuantizeSpec with_sign = spec;
+        with_sign.bits = 4;  // has no say
+        with_sign.codes = DType::s8;
+        const QuantTensor u = quantized(w, 6, spec), s = quantized(w, 6, with_sign);
+        ASSERT_TRUE(s.validate().ok()) << s.validate().message();
+        EXPECT_EQ(s.scheme.codes, DType::s8);
+        EXPECT_EQ(s.scales, u.scales);
+        for (std::size_t i = 0; i < w.size(); ++i) ASSERT_EQ(s.codes[i], u.codes[i] ^ 0x80) << i;
+        for (std::int64_t i = 0; !symmetric && i < s.zeros.numel(); ++i) EXPECT_EQ(s.zeros.at(i), u.zeros.at(i) - 128);
+      }
+  const QuantTensor whole = quantized(w, 6, {.scale = DType::f32, .codes = DType::s8, .group = GroupShape::tensor()});
+  const float most =
+      std::fabs(*std::max_element(w.begin(), w.end(), [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
+  EXPECT_EQ(whole.scales.numel(), 1);
+  EXPECT_EQ(whole.scales.at(0), most / 127.5f);
+}
+
+TEST(Quantize, BlocksAreTheSameForAnyNumberOfThreads) {
+  const std::vector<float> w = heavy_tailed(61 * 130);
+  const auto one = make_executor(1), four = make_executor(4);
+  for (const DType codes : {DType::s8, DType::e4m3, DType::none})
+    for (const GroupShape group : {GroupShape::tensor(), GroupShape::channel(), GroupShape::block(4, 128)}) {
+      const QuantizeSpec spec{.scale = DType::bf16, .clip_search = codes != DType::e4m3, .codes = codes, .group = group};
+      EXPECT_EQ(quantized(w, 61, spec, one.get()), quantized(w, 61, spec, four.get()));
+    }
 }
 
 TEST(Quantize, SchemeNames) {
@@ -223,6 +292,19 @@ TEST(Quantize, RefusesWhatItCannotHold) {
   EXPECT_THAT(failure(w, 2, {.bits = 1, .group_size = 32}), HasSubstr("bits=1"));
   EXPECT_THAT(failure(w, 2, {.bits = 9, .group_size = 32}), HasSubstr("bits=9"));
   EXPECT_THAT(failure(w, 2, {.group_size = 32, .scale = DType::e4m3}), HasSubstr("e4m3"));
+  w.assign(2 * 64, 1.0f);
+  w[64 + 33] = -INFINITY;
+  const QuantizeSpec fp8{.scale = DType::f16, .codes = DType::e4m3, .group = GroupShape::block(2, 32)};
+  EXPECT_EQ(failure(w, 2, fp8), "w[1,33] is infinite; only finite weights can be quantized");
+  w[64 + 33] = 1e8f;
+  EXPECT_EQ(failure(w, 2, fp8),
+            "w[0..1,32..63] reaches from 1 to 1e+08, too much for e4m3 codes with a scale of type f16; use bf16 or f32 scales");
+  EXPECT_THAT(failure(w, 2, {.symmetric = false, .codes = DType::e4m3}), HasSubstr("no zero points"));
+  EXPECT_THAT(failure(w, 2, {.clip_search = true, .codes = DType::e4m3}), HasSubstr("clipping search"));
+  EXPECT_THAT(failure(w, 2, {.codes = DType::e5m2}), HasSubstr("codes of type e5m2"));
+  EXPECT_THAT(failure(w, 2, {.codes = DType::s8, .group = GroupShape{0, 32}}), HasSubstr("0×32 weights"));
+  EXPECT_THAT(failure(w, 2, {.codes = DType::s8, .group = GroupShape{-1, 0}}), HasSubstr("-1×0 weights"));
+  EXPECT_THAT(failure(w, 2, {.codes = DType::s8, .group = GroupShape::group(48)}), HasSubstr("group_size=48"));
   EXPECT_FALSE(quantize({w.data(), {128}}, {.group_size = 32}).ok());
   EXPECT_FALSE(quantize({w.data(), {0, 128}}, {.group_size = 32}).ok());
   EXPECT_FALSE(quantize({static_cast<const void*>(w.data()), DType::s8, {2, 64}}, {.group_size = 32}).ok());

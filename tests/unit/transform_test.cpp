@@ -53,8 +53,9 @@ QuantizeCheckpointSpec groups_of_16(std::string format = "compressed-tensors") {
 }
 
 /// A GPTQ layer from a random tensor, as its own codec writes it.
-std::vector<TensorSource> encoded(std::string_view format, const std::string& module, const QuantTensor& q) {
-  auto tensors = codec::find_format(format)->write(q);
+std::vector<TensorSource> encoded(std::string_view format, const std::string& module, const QuantTensor& q,
+                                  const ActScheme& act = {}) {
+  auto tensors = codec::find_format(format)->write(q, act);
   EXPECT_TRUE(tensors.ok()) << tensors.status().message();
   std::vector<TensorSource> sources;
   for (codec::EncodedTensor& t : *tensors) sources.push_back(source(module + "." + t.suffix, std::move(t.tensor)));
@@ -285,14 +286,309 @@ TEST(Convert, IsLosslessOrRefused) {
   EXPECT_FALSE(fs::exists(scratch / "out"));
 }
 
-TEST(Convert, RefusesToDropActivationScales) {
+TEST(Convert, CarriesActivationsOrRefuses) {
   const Scratch scratch;
-  write(scratch / "in/model.safetensors",
-        {source("m.weight", filled(DType::s8, {8, 16}, 3)), source("m.weight_scale", counting(DType::f32, {8, 1})),
-         source("m.input_scale", counting(DType::f32, {1}))});
-  expect_error(convert_checkpoint(scratch / "in", scratch / "out", "compressed-tensors").status(), StatusCode::unsupported,
-               {"module m", "m.input_scale"});
-  EXPECT_EQ(names_in(scratch.path()), std::set<std::string>{"in"});
+  const auto act = [](const char* name) { return Scheme::parse(std::string(name) + "_s8c")->act; };
+  const auto make = [&](const char* directory, const char* format, const char* weight, const char* activations) {
+    const WeightScheme scheme = Scheme::parse(weight, DType::f32)->weight;
+    QuantTensor q = random_weight(scheme, 16, 256, 1, {.bias = true});
+    if (std::string_view(activations).ends_with('t')) q.static_acts = StaticActs{0.5f, activations[2] == 'z' ? -3 : 0};
+    write(scratch / directory / "model.safetensors", encoded(format, "m", q, act(activations)));
+    const auto config = codec::find_format(format)->write_config({{"m", scheme, false, act(activations)}}, {});
+    write_text(scratch / directory / "config.json", nlohmann::json{{"quantization_config", *config}}.dump());
+    return q;
+  };
+  const auto expect_same = [&](const char* from, const char* format, const QuantTensor& q, const std::string& scheme) {
+    const std::string to = std::string(from) + "-" + format;
+    const auto report = convert_checkpoint(scratch / from, scratch / to, format);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_EQ(report->modules[0].scheme, scheme);
+    const Checkpoint out = open(scratch / to);
+    EXPECT_EQ(out.modules()[0].format, format);
+    EXPECT_EQ(out.modules()[0].claimed->name(), scheme);
+    EXPECT_TRUE(out.modules()[0].notes.empty());
+    EXPECT_EQ(*out.read(out.modules()[0]), q);
+  };
+  const auto expect_refused = [&](const char* from, const char* format, const char* why) {
+    expect_error(convert_checkpoint(scratch / from, scratch / "refused", format).status(), StatusCode::unsupported, {"m: ", why});
+  };
+  QuantTensor q = make("hf", "fp8", "e4m3b128x128", "e4m3g128");
+  expect_same("hf", "float-quantized", q, "e4m3g128_e4m3b128x128");
+  expect_same("hf-float-quantized", "fp8", q, "e4m3g128_e4m3b128x128");
+  expect_refused("hf", "awq", "no place for the quantized activations of e4m3g128");
+  q = make("w8a8", "int-quantized", "s8c", "s8zt");
+  expect_same("w8a8", "int-quantized", q, "s8zt_s8c");
+  expect_refused("w8a8", "fp8", "a scale per block");
+  expect_refused("w8a8", "compressed-tensors", "codes are uX");
+  q = make("fp8", "float-quantized", "e4m3c", "e4m3t");
+  expect_same("fp8", "float-quantized", q, "e4m3t_e4m3c");
+  expect_refused("fp8", "fp8", "a scale per block");
+  q = make("w4a8", "compressed-tensors", "u4b8g32", "s8r");
+  expect_same("w4a8", "compressed-tensors", q, "s8r_u4b8g32");
+  expect_refused("w4a8", "gptq", "no place for the quantized activations of s8r");
+
+  // Without a config, a static scale alone tells.
+  q = make("file", "int-quantized", "s8c", "s8t");
+  fs::rename(scratch / "file/model.safetensors", scratch / "alone.safetensors");
+  ASSERT_TRUE(convert_checkpoint(scratch / "alone.safetensors", scratch / "copy.safetensors", "int-quantized").ok());
+  const Checkpoint copy = open(scratch / "copy.safetensors");
+  EXPECT_EQ(*copy.read(copy.modules()[0]), q);
+
+  write(scratch / "torch-int/model.safetensors",
+        {source("m.weight", filled(DType::s8, {8, 16}, 3)), source("m.a", filled(DType::f32, {}, 0x3c))});
+  expect_error(convert_checkpoint(scratch / "torch-int", scratch / "refused", "int-quantized").status(), StatusCode::unsupported,
+               {"module m", "quantize the original checkpoint"});
+  expect_error(dequantize_checkpoint(scratch / "torch-int", scratch / "refused", DType::f16).status(), StatusCode::unsupported,
+               {"module m", "scale includes those of its input and output"});
+  EXPECT_FALSE(fs::exists(scratch / "refused"));
+}
+
+// --- W8A8 and SmoothQuant -----------------------------------------------------------------------------------------------------
+
+const char* const kLayer = "model.layers.0.";
+const std::pair<const char*, std::int64_t> kLayers[] = {{"self_attn.q_proj", 32}, {"self_attn.k_proj", 16},
+                                                        {"self_attn.v_proj", 16}, {"self_attn.o_proj", 32},
+                                                        {"mlp.gate_proj", 48},    {"mlp.up_proj", 48}};
+
+/// One layer of a Llama with K=32, and what goes into it: channel 5 is 64 times as large as the others.
+void write_llama(const fs::path& directory, const char* model_type = "llama", DType norm = DType::bf16) {
+  std::vector<TensorSource> tensors;
+  for (const auto& [name, n] : kLayers)
+    tensors.push_back(
+        source(std::string(kLayer) + name + ".weight", random_tensor(DType::bf16, {n, 32}, static_cast<std::uint64_t>(n))));
+  for (const char* name : {"input_layernorm", "post_attention_layernorm"}) {
+    Tensor weight = random_tensor(norm, {32}, 9);
+    for (std::int64_t k = 0; k < 32; ++k) weight.set(k, 1.0f + weight.at(k));
+    tensors.push_back(source(std::string(kLayer) + name + ".weight", std::move(weight)));
+  }
+  write(directory / "model.safetensors", tensors);
+  write_text(directory / "config.json", nlohmann::json{{"model_type", model_type}}.dump());
+}
+Tensor outliers(std::vector<std::int64_t> shape, DType dtype = DType::f32) {
+  Tensor x = random_tensor(dtype, std::move(shape), 77);
+  for (std::int64_t i = 0; i < x.numel(); ++i) x.set(i, x.at(i) * (i % 32 == 5 ? 64.0f : 1.0f));
+  return x;
+}
+void write_calibration(const fs::path& path) {
+  write(path, {source(std::string(kLayer) + "self_attn.q_proj.input", outliers({40, 32}, DType::f16)),
+               source(std::string(kLayer) + "self_attn.o_proj.input_absmax", filled(DType::f32, {32}, 0x3f)),
+               source(std::string(kLayer) + "mlp.up_proj.input", outliers({40, 32})), source("other.input", outliers({1, 32}))});
+}
+QuantizeCheckpointSpec w8a8(const char* format = "int-quantized", const char* scheme = "s8r_s8c") {
+  const Scheme parsed = *Scheme::parse(scheme, DType::f32);
+  QuantizeCheckpointSpec spec;
+  spec.format = format;
+  spec.quantize.scale = DType::f32;
+  spec.quantize.codes = parsed.weight.codes;
+  spec.quantize.group = parsed.weight.group;
+  spec.act = parsed.act;
+  return spec;
+}
+
+TEST(QuantizeW8A8, WritesWhatTheConfigSays) {
+  const Scratch scratch;
+  write_model(scratch / "in");
+  struct Kind {
+    const char *format, *scheme, *strategy;
+  };
+  for (const auto& [format, scheme, strategy] :
+       {Kind{"int-quantized", "s8r_s8c", "channel"}, Kind{"int-quantized", "s8r_s8t", "tensor"},
+        Kind{"int-quantized", "s8r_s8g16", "group"}, Kind{"float-quantized", "e4m3r_e4m3c", "channel"},
+        Kind{"float-quantized", "e4m3r_e4m3t", "tensor"}, Kind{"float-quantized", "e4m3g32_e4m3b32x32", "block"},
+        Kind{"fp8", "e4m3g128_e4m3b128x128", ""}}) {
+    SCOPED_TRACE(scheme);
+    const auto report = quantize_checkpoint(scratch / "in", scratch / "out", w8a8(format, scheme),
+                                            {.overwrite = true, .progress = {}, .executor = nullptr});
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_TRUE(report->notes.empty());
+    ASSERT_EQ(report->modules.size(), 2u);
+    const Checkpoint in = open(scratch / "in"), out = open(scratch / "out");
+    EXPECT_TRUE(out.notes().empty());
+    for (const TransformedModule& row : report->modules) {
+      EXPECT_EQ(row.scheme, scheme);
+      EXPECT_FALSE(row.smoothed);
+      EXPECT_GT(row.error->sqnr_db, 25);
+      const Module& module = *out.find_module(row.name);
+      EXPECT_EQ(module.format, format);
+      EXPECT_EQ(module.claimed->name(), scheme);
+      EXPECT_TRUE(module.notes.empty()) << module.notes[0].text;
+      std::vector<Note> notes;
+      const auto q = out.read(module, &notes);
+      ASSERT_TRUE(q.ok()) << q.status().message();
+      EXPECT_TRUE(notes.empty()) << notes[0].text;
+      const TensorInfo& weight = *in.find_tensor(row.name + ".weight");
+      EXPECT_EQ(quantization_error(in.view(weight), *q)->sqnr_db, row.error->sqnr_db);
+    }
+    EXPECT_NE(out.config().find(strategy), std::string::npos);
+  }
+  auto spec = w8a8("fp8", "e4m3r_e4m3c");
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "x", spec).status(), StatusCode::unsupported,
+               {"model.a", "float-quantized holds others"});
+  spec = w8a8("awq", "s8r_s8c");
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "x", spec).status(), StatusCode::unsupported,
+               {"model.a", "s8r_s8c"});
+  spec = w8a8("int-quantized", "s8t_s8c");
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "x", spec).status(), StatusCode::invalid_argument,
+               {"a static activation scale needs a calibration"});
+  spec = w8a8("int-quantized", "s8r_s8g48");
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "x", spec).status(), StatusCode::invalid_argument,
+               {"group_size=48"});
+  EXPECT_FALSE(fs::exists(scratch / "x"));
+}
+
+/// What a layer gives for the calibration's rows: the norm, then W; both as floats.
+std::vector<double> through(const Checkpoint& model, const std::string& norm, const std::string& module, const Tensor& x) {
+  const auto tensor = [&](const std::string& name) {
+    const TensorInfo& info = *model.find_tensor(name);
+    Tensor t(info.dtype, info.shape);
+    std::memcpy(t.bytes.data(), model.view(info).data, t.bytes.size());
+    return t;
+  };
+  const Tensor gain = tensor(kLayer + norm + ".weight");
+  const Module& m = *model.find_module(kLayer + module);
+  std::function<double(std::int64_t, std::int64_t)> weight;
+  if (m.quantized()) {
+    weight = [q = *model.read(m)](std::int64_t n, std::int64_t k) { return q.value(n, k); };
+  } else {
+    weight = [w = tensor(m.name + ".weight"), k_total = m.k](std::int64_t n, std::int64_t k) { return w.at(n * k_total + k); };
+  }
+  std::vector<double> y;
+  for (std::int64_t t = 0; t < x.shape[0]; ++t)
+    for (std::int64_t n = 0; n < m.n; ++n) {
+      double sum = 0;
+      for (std::int64_t k = 0; k < m.k; ++k) sum += static_cast<double>(x.at(t * m.k + k)) * gain.at(k) * weight(n, k);
+      y.push_back(sum);
+    }
+  return y;
+}
+
+TEST(Smooth, FoldsIntoTheNormsAndKeepsTheProduct) {
+  const Scratch scratch;
+  write_calibration(scratch / "acts.safetensors");
+  for (const DType norm : {DType::f32, DType::bf16, DType::f16}) {
+    SCOPED_TRACE(name(norm));
+    write_llama(scratch / "in", "llama", norm);
+    auto spec = w8a8();
+    spec.calibration = scratch / "acts.safetensors";
+    spec.smooth = 0.5;
+    const auto report =
+        quantize_checkpoint(scratch / "in", scratch / "out", spec, {.overwrite = true, .progress = {}, .executor = nullptr});
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    for (const TransformedModule& row : report->modules)
+      EXPECT_EQ(row.smoothed, row.name.find("o_proj") == std::string::npos) << row.name;
+    ASSERT_EQ(report->notes.size(), 1u);
+    EXPECT_EQ(
+        report->notes[0].text,
+        "1 of 6 modules do not follow a smoothed norm and were quantized as they are, the first model.layers.0.self_attn.o_proj");
+    const Checkpoint in = open(scratch / "in"), out = open(scratch / "out");
+    for (const char* norm_name : {"input_layernorm", "post_attention_layernorm"}) {
+      const std::string name = std::string(kLayer) + norm_name + ".weight";
+      EXPECT_NE(bytes_of(in, name), bytes_of(out, name));
+      EXPECT_EQ(in.find_tensor(name)->dtype, out.find_tensor(name)->dtype);
+    }
+    const Tensor x = outliers({4, 32});
+    for (const auto& [norm_name, module] :
+         {std::pair{"input_layernorm", "self_attn.k_proj"}, {"post_attention_layernorm", "mlp.up_proj"}}) {
+      const auto before = through(in, norm_name, module, x), after = through(out, norm_name, module, x);
+      double error = 0, signal = 0;
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        error += (before[i] - after[i]) * (before[i] - after[i]);
+        signal += before[i] * before[i];
+      }
+      EXPECT_LT(error, 1e-3 * signal) << module;  // 8-bit weights; a factor that went missing would be of the signal's size
+      // The report's error is of what the layer multiplies, 1/s included.
+      EXPECT_GT(report->modules[1].error->sqnr_db, 30);
+    }
+  }
+}
+
+TEST(Smooth, EvensOutTheActivations) {
+  const Scratch scratch;
+  write_llama(scratch / "in");
+  write_calibration(scratch / "acts.safetensors");
+  auto spec = w8a8("int-quantized", "s8t_s8c");
+  spec.calibration = scratch / "acts.safetensors";
+  spec.skip = "gate_proj";  // its norm is left alone then, and up_proj with it
+  const auto scale = [&](const char* module) {
+    const auto report =
+        quantize_checkpoint(scratch / "in", scratch / "out", spec, {.overwrite = true, .progress = {}, .executor = nullptr});
+    EXPECT_TRUE(report.ok()) << report.status().message();
+    const Checkpoint out = open(scratch / "out");
+    return out.read(*out.find_module(std::string(kLayer) + module))->static_acts->scale;
+  };
+  spec.skip += "|k_proj|v_proj";
+  const float rough = scale("self_attn.q_proj");
+  float most = 0;
+  const Tensor x = outliers({40, 32}, DType::f16);
+  for (std::int64_t i = 0; i < x.numel(); ++i) most = std::max(most, std::fabs(x.at(i)));
+  EXPECT_EQ(rough, most / 127);
+  spec.skip = "gate_proj";
+  spec.smooth = 0.5;
+  const float smooth = scale("self_attn.v_proj");
+  EXPECT_LT(smooth, rough / 4);
+  EXPECT_EQ(scale("self_attn.q_proj"), smooth);  // one input, one scale
+  spec.format = "float-quantized";
+  spec.quantize.codes = spec.act.codes = DType::e4m3;
+  EXPECT_FLOAT_EQ(scale("self_attn.q_proj") * 448, smooth * 127);
+
+  const auto report = quantize_checkpoint(scratch / "in", scratch / "again", spec);
+  ASSERT_TRUE(report.ok());
+  ASSERT_EQ(report->notes.size(), 2u);
+  EXPECT_EQ(report->notes[0].text,
+            "model.layers.0.post_attention_layernorm.weight was left as it is: model.layers.0.mlp.gate_proj is not among the "
+            "modules to "
+            "quantize");
+  const std::string norm = std::string(kLayer) + "post_attention_layernorm.weight";
+  EXPECT_EQ(bytes_of(open(scratch / "in"), norm), bytes_of(open(scratch / "again"), norm));
+}
+
+TEST(Smooth, RefusesWhatItCannotFold) {
+  const Scratch scratch;
+  write_llama(scratch / "in");
+  write_calibration(scratch / "acts.safetensors");
+  auto spec = w8a8();
+  spec.smooth = 0.5;
+  const auto quantize = [&] { return quantize_checkpoint(scratch / "in", scratch / "out", spec).status(); };
+  using enum StatusCode;
+  expect_error(quantize(), invalid_argument, {"smoothing needs a calibration"});
+  spec.calibration = scratch / "none.safetensors";
+  expect_error(quantize(), not_found, {"none.safetensors"});
+  spec.calibration = scratch / "acts.safetensors";
+  for (const double alpha : {-0.1, 1.5, static_cast<double>(NAN)}) {
+    spec.smooth = alpha;
+    expect_error(quantize(), invalid_argument, {"outside 0…1"});
+  }
+  spec.smooth = 0.5;
+  const std::string q = std::string(kLayer) + "self_attn.q_proj";
+  const auto with = [&](std::string name, Tensor tensor) {
+    write(scratch / "bad.safetensors", {source(std::move(name), std::move(tensor))});
+    spec.calibration = scratch / "bad.safetensors";
+    return quantize();
+  };
+  expect_error(with(q + ".input_absmax", outliers({31})), corrupt_data, {"q_proj.input_absmax", "f32 [31]", "K=32"});
+  expect_error(with(q + ".input_absmax", outliers({1, 32})), corrupt_data, {"f32 [1,32]"});
+  expect_error(with(q + ".input", outliers({32})), corrupt_data, {"tokens,32"});
+  expect_error(with(q + ".input", Tensor(DType::f32, {0, 32})), corrupt_data, {"f32 [0,32]"});
+  expect_error(with(q + ".input", filled(DType::s32, {2, 32}, 1)), corrupt_data, {"s32 [2,32]"});
+  Tensor x = outliers({3, 32});
+  x.set(40, NAN);
+  expect_error(with(q + ".input", x), corrupt_data, {"has nan at [1,8]"});
+  expect_error(with("model.other.input", outliers({3, 32})), unsupported,
+               {"no norm can be smoothed", "calibration has no input"});
+
+  spec.calibration = scratch / "acts.safetensors";
+  spec.act = Scheme::parse("s8t_s8c")->act;
+  write(scratch / "bad.safetensors", {source(q + ".input", outliers({3, 32})),
+                                      source(std::string(kLayer) + "mlp.up_proj.input", filled(DType::f32, {1, 32}, 0))});
+  spec.calibration = scratch / "bad.safetensors";
+  expect_error(quantize(), invalid_argument, {"o_proj", "input_absmax", "which a static scale needs"});
+  spec.skip = "o_proj";
+  expect_error(quantize(), invalid_argument, {"its input is always 0"});
+  write_llama(scratch / "in", "gemma2");  // its norms multiply by 1 + weight, and feed other layers
+  expect_error(quantize(), unsupported, {"model_type \"gemma2\"", "llama, mistral"});
+  fs::remove(scratch / "in/config.json");
+  expect_error(quantize(), unsupported, {"model_type \"\""});
+  EXPECT_FALSE(fs::exists(scratch / "out"));
 }
 
 TEST(Transform, BrokenModulesStopIt) {

@@ -75,6 +75,20 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
   return q;
 }
 
+/// Weights of one scale per output channel or for all of them, of which integer kernels give exact results (docs/accuracy.md).
+inline std::vector<WeightScheme> whole_row_schemes() {
+  std::vector<WeightScheme> list;
+  for (GroupShape group : {GroupShape::tensor(), GroupShape::channel()}) {
+    list.push_back({DType::s8, ZeroKind::none, group, DType::f32});
+    list.push_back({DType::s8, ZeroKind::integer, group, DType::f32});
+  }
+  list.push_back({DType::u8b128, ZeroKind::none, GroupShape::channel(), DType::f16});
+  list.push_back({DType::u8, ZeroKind::integer, GroupShape::channel(), DType::bf16});
+  list.push_back({DType::u4b8, ZeroKind::none, GroupShape::channel(), DType::f32});
+  list.push_back({DType::u4, ZeroKind::integer, GroupShape::channel(), DType::f16});
+  return list;
+}
+
 /// Every kind of scheme the formats can give, and a few more: all code types, zero kinds, group shapes and scale types.
 inline std::vector<WeightScheme> all_schemes() {
   std::vector<WeightScheme> list;
@@ -92,6 +106,10 @@ inline std::vector<WeightScheme> all_schemes() {
     for (GroupShape group : {GroupShape::channel(), GroupShape::group(128)})
       for (DType codes : {DType::u4, DType::u8}) add(codes, zero, group, DType::f16);
   add(DType::s8, ZeroKind::integer, GroupShape::channel(), DType::f32);
+  add(DType::s8, ZeroKind::integer, GroupShape::tensor(), DType::f32);
+  add(DType::u8b128, ZeroKind::none, GroupShape::channel(), DType::f16);
+  add(DType::e4m3, ZeroKind::none, GroupShape::tensor(), DType::f32);
+  add(DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::bf16);
   add(DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32);
   add(DType::e5m2, ZeroKind::none, GroupShape::channel(), DType::bf16);
   add(DType::e2m1, ZeroKind::none, GroupShape::group(16), DType::e4m3);

@@ -171,6 +171,7 @@ class Cpu : public BenchMachine {
 }  // namespace
 
 Ceiling cpu_peak_for(DType act, const ActScheme& quantize, const Roofline& roofline) {
+  if (quantize.codes == DType::e4m3) return Ceiling::f32;  // FP8 is multiplied as the floats it stands for
   if (quantize.codes != DType::none) return Ceiling::int8;
   return act == DType::bf16 && roofline.bf16_gflops > 0 ? Ceiling::bf16 : Ceiling::f32;
 }

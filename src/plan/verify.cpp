@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/random.hpp"
+#include "kernels/cpu/segments.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/oracle.hpp"
 #include "layouts/gpu_tile.hpp"
@@ -46,7 +47,8 @@ struct Operands {
       if (quantize.zero == ZeroKind::integer) {
         a_zero = Tensor(DType::s32, {rows});
         for (std::int64_t i = 0; i < rows; ++i)
-          a_zero.as<std::int32_t>()[i] = static_cast<std::int32_t>(random_bits(seed + 7, static_cast<std::uint64_t>(i)) % 256) - 128;
+          a_zero.as<std::int32_t>()[i] =
+              static_cast<std::int32_t>(random_bits(seed + 7, static_cast<std::uint64_t>(i)) % 256) - 128;
       }
     }
     if (spec.row_scale) row_scale = gaussian(DType::f32, {m}, seed + 1, 0.1f, 1.0f);
@@ -115,6 +117,13 @@ constexpr std::int64_t kOutlierStep = 256;
 reference::ActModel act_model(const LinearSpec& spec, const WeightScheme& scheme, std::string_view kernel_name) {
   const Kernel& kernel = *find_kernel(kernel_name);
   reference::ActModel model{.quantize = spec.quantize};
+  if (kernel.act == "s8" && cpu::sums_whole_rows(scheme, spec.quantize))
+    return model;  // exact integers: only scaling them rounds
+  if (kernel.act == "e4m3" && kernel.backend == Backend::cuda) {
+    const bool grouped = spec.quantize.group.k != 0 || scheme.group.n > 1;
+    if (kernel.isa == Isa::sm90) return {.quantize = spec.quantize, .dot_factor = 4, .fp8_group = grouped ? 128 : 0};
+    return {.quantize = spec.quantize, .dot_factor = kernel.isa == Isa::simt ? 1.0 : 4.0};  // f32 sums
+  }
   if (kernel.rounds_weights)  // what is left are products of two 16-bit floats, summed by tensor cores as said below
     return {.quantize = spec.quantize, .dot_factor = 4, .weight_type = spec.act, .rounds_scales = kernel.rounds_scales};
   if (kernel.backend == Backend::cuda) {
@@ -142,6 +151,7 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   PackOptions pack_options = spec.pack;
   if (pack_options.kernel.empty() && pack_options.layout.empty()) pack_options.kernel = spec.plan.kernel;
   if (pack_options.executor == nullptr) pack_options.executor = &on;
+  pack_options.quantize = spec.linear.quantize;
   NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, pack_options));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, spec.linear, spec.plan));
 

@@ -1,4 +1,5 @@
-// The rows of the dot-product family: exact (24-bit fixed-point activations) and dynamic (int8), per instruction set.
+// The rows of the dot-product family, per instruction set: exact (24-bit fixed-point activations), int8 by segments of K, and int8
+// over all of K.
 #include <array>
 
 #include "core/error.hpp"
@@ -6,6 +7,7 @@
 #include "kernels/cpu/cpu.hpp"
 #include "kernels/cpu/dot_tile.hpp"
 #include "kernels/cpu/prepare.hpp"
+#include "kernels/cpu/whole_tile.hpp"
 
 namespace nibble::cpu {
 namespace {
@@ -22,9 +24,9 @@ Status run(const Kernel& self, const StepArgs& args) {
   const DotTask task(self, args, decoder);
   // Tasks are whole row blocks; at least four per thread, so that one that is interrupted does not hold up the others.
   const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
-  const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, fair);
+  const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, std::min(fair, kMaxTaskBlocks));
   const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
-  const std::int64_t tokens = kTaskTokens / kIsa.tile * kIsa.tile;
+  const std::int64_t tokens = kTaskTokens / task.tile * task.tile;
   const std::int64_t token_blocks = (task.m + tokens - 1) / tokens;
   args.executor->parallel_for(ranges * token_blocks, [&](std::int64_t i) {
     const std::int64_t block = i % ranges * step, m = i / ranges * tokens;
@@ -33,21 +35,30 @@ Status run(const Kernel& self, const StepArgs& args) {
   return {};
 }
 
+/// The word that tells kernels over all of K from those by segments.
+constexpr std::string_view kWhole = "whole";
+
 Status accepts_dot(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   if (info(p.scheme.codes).kind == DTypeKind::floating)
     return error(StatusCode::unsupported, "multiplies integer codes, the weight has {} codes", name(p.scheme.codes));
-  const bool dynamic = p.quantize.codes != DType::none;
-  if (self.act == "s8x3" && dynamic)
+  const bool quantizes = p.quantize.codes != DType::none;
+  if (self.act == "s8x3" && quantizes)
     return error(StatusCode::unsupported, "keeps activations exact, they are to be quantized to {}", name(p.quantize.codes));
-  if (self.act == "s8" && !dynamic)
+  if (self.act == "s8" && !quantizes)
     return error(StatusCode::unsupported, "quantizes activations to int8, they are to stay exact");
-  if (!dynamic) return {};
+  if (!quantizes) return {};
   if (p.quantize.codes != DType::s8)
     return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.quantize.codes));
-  if (p.quantize.zero != ZeroKind::none) return error(StatusCode::unsupported, "knows no zero points of activations");
-  if (p.quantize.group == GroupShape::tensor() || !is_compute_float(p.act))
-    return error(StatusCode::unsupported, "quantizes activations itself, per token or block");
+  if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
+    return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
+                 p.quantize.group.k);
+  const bool sums_whole = sums_whole_rows(p.scheme, p.quantize);
+  const std::string scheme = Scheme{p.scheme, p.quantize}.name();
+  if (sums_whole && self.variant != kWhole)
+    return error(StatusCode::unsupported, "sums by segments of K, {} has one scale per token and output channel", scheme);
+  if (!sums_whole && self.variant == kWhole)
+    return error(StatusCode::unsupported, "sums over all of K, {} has not one scale per token and output channel", scheme);
   return {};
 }
 
@@ -60,11 +71,19 @@ struct DotRates {
   double token;    // per token, vector and segment: applying scales
 };
 
+/// `rates` of the kernels over all of K, which do nothing per segment.
+constexpr DotRates whole(DotRates rates) {
+  rates.segment = 40;  // once: starting sums, scales and the epilogue
+  rates.token = 12;
+  return rates;
+}
+
 /// Per vector and octet, for codes that are neither of 4 nor of 8 bits.
 constexpr double kWidenSlots = 16;
 
 template <const DotIsa& kIsa, const DotRates& kRates>
-double cost_us(const Kernel&, const Problem& p) {
+double cost_us(const Kernel& self, const Problem& p) {
+  const std::int64_t tile = self.act == "s8" ? even_tile(p.m, kIsa.tile) : kIsa.tile;
   const ActForm form = ActForm::make(p.quantize, p.scheme.group.k == 0 ? p.k : p.scheme.group.k, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
@@ -76,38 +95,49 @@ double cost_us(const Kernel&, const Problem& p) {
     const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
     return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * kRates.token));
   };
-  const std::int64_t full = p.m / kIsa.tile, tail = p.m % kIsa.tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
-  const double tiles = static_cast<double>(full) * slots(kIsa.tile) + (tail != 0 ? slots(tail) : 0.0);
+  const std::int64_t full = p.m / tile, tail = p.m % tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
+  const double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
 template <const DotIsa& kIsa, const DotRates& kRates>
-constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std::string_view layout, Tile tile) {
-  return {.name = name,
-          .backend = Backend::cpu,
-          .isa = isa,
-          .op = Op::linear,
-          .out = "any",
-          .act = form,
-          .weight = "any",
-          .layout = layout,
-          .tile = tile,
-          .summary = form == "s8x3" ? "exact: integer dot products of 24-bit fixed-point activations"
-                                    : "dynamic: integer dot products of int8 activations",
-          .accepts = accepts_dot,
-          .cost_us = cost_us<kIsa, kRates>,
-          .run = run<kIsa>};
+constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std::string_view layout, Tile tile,
+                     std::string_view variant = {}) {
+  return {
+      .name = name,
+      .backend = Backend::cpu,
+      .isa = isa,
+      .op = Op::linear,
+      .out = "any",
+      .act = form,
+      .weight = "any",
+      .layout = layout,
+      .variant = variant,
+      .tile = tile,
+      .summary = form == "s8x3" ? "exact: integer dot products of 24-bit fixed-point activations"
+                 : variant == kWhole
+                     ? "W8A8: integer dot products of int8 activations over all of K, exact up to the scales of token and channel"
+                     : "int8 activations: integer dot products by segments of K that share scales",
+      .accepts = accepts_dot,
+      .cost_us = cost_us<kIsa, kRates>,
+      .run = run<kIsa>};
 }
 
 constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment = 90, .token = 6};
+constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 18, .token = 2.2};
+constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 18, .token = 2.2};
+constexpr DotRates kAvx512WholeRates = whole(kAvx512Rates);
 constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
+constexpr DotRates kAvx2VnniWholeRates = whole(kAvx2VnniRates);
 constexpr DotRates kAvx2Rates{.dot = 2.15, .wide = 3.9, .octet = 1.1, .segment = 35, .token = 3};
+constexpr DotRates kAvx2WholeRates = whole(kAvx2Rates);
 #elif defined(__aarch64__)
 constexpr DotRates kDotprodRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
+constexpr DotRates kDotprodWholeRates = whole(kDotprodRates);
 #endif
 
 constexpr std::array kKernels {
@@ -123,15 +153,28 @@ constexpr std::array kKernels {
       row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),
       row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", "cpu_n16", {4, 16, 0}),
       row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}),
+      row<kAvx512VnniWhole, kAvx512VnniWholeRates>("linear_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni, "s8",
+                                                   "cpu_n32", {12, 32, 0}, kWhole),
+      row<kAvx512Whole, kAvx512WholeRates>("linear_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, "s8", "cpu_n32",
+                                           {12, 32, 0}, kWhole),
+      row<kAvx2VnniWhole, kAvx2VnniWholeRates>("linear_any_s8_any__cpu_avx2vnni_whole_m6n16", Isa::avx2vnni, "s8", "cpu_n16",
+                                               {6, 16, 0}, kWhole),
+      row<kAvx2Whole, kAvx2WholeRates>("linear_any_s8_any__cpu_avx2_whole_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}, kWhole),
 #elif defined(__aarch64__)
   row<kI8mmFixed, kDotprodRates>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, "s8x3", "cpu_n16", {1, 16, 0}),
       row<kDotprodFixed, kDotprodRates>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, "s8x3", "cpu_n16", {1, 16, 0}),
       row<kI8mmInt8, kDotprodRates>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0}),
       row<kDotprodInt8, kDotprodRates>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, "s8", "cpu_n16", {4, 16, 0}),
+      row<kI8mmWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_i8mm_whole_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0},
+                                          kWhole),
+      row<kDotprodWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_dotprod_whole_m4n16", Isa::dotprod, "s8", "cpu_n16",
+                                             {4, 16, 0}, kWhole),
 #endif
       row<kBaselineFixed, kBaselineRates>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, "s8x3", "cpu_n16",
                                           {1, 16, 0}),
       row<kBaselineInt8, kBaselineRates>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, "s8", "cpu_n16", {4, 16, 0}),
+      row<kBaselineWhole, kBaselineWholeRates>("linear_any_s8_any__cpu_baseline_whole_m4n16", Isa::baseline, "s8", "cpu_n16",
+                                               {4, 16, 0}, kWhole),
 };
 
 }  // namespace

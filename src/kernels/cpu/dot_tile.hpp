@@ -16,7 +16,10 @@
 //
 // The codes are unpacked in registers, again for every H tokens: two shifts and masks per 2·H·D dot products, on ports the dot
 // products leave idle. Nothing is written until the epilogue. Integer sums are exact, and segments are added in the order of K,
-// so a result does not depend on M, H or the number of threads.
+// so a result does not depend on M, H or the number of threads. Where there is one scale per token and one per output channel,
+// nothing has to be done per segment at all: whole_tile.hpp.
+//
+// Activations with zero points are D = Σ q·s·W − z·s·ΣW; a prepared token of ones gives the ΣW of a row block, once per task.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +28,15 @@
 
 namespace nibble::cpu {
 
-/// What one instruction set offers for one number of digits.
+/// Row blocks of one task at most: what is kept per row block while the tokens go by stays small.
+constexpr std::int64_t kMaxTaskBlocks = 64;
+
+/// What one instruction set offers for one kind of sums: of three digits, of int8 by segments, of int8 over all of K.
 struct DotIsa {
   int rows;   // R of the layout
   int lanes;  // of a vector register
   int tile;   // tokens per register tile
-  /// D of row blocks [block, block_end) and tokens [m, m_end); m is a multiple of `tile`.
+  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and tokens [m, m_end); m is a multiple of task.tile.
   void (*linear)(const DotTask& task, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end);
 };
 

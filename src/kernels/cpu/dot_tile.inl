@@ -161,29 +161,46 @@ __attribute__((always_inline)) inline void multiply_any(int digits, int height, 
   }
 }
 
+/// D = Σ(q − z)·s·W = Σ q·s·W − z·s·ΣW: the second half, for one tile of one row block. `columns` are the ΣW, `a` a tile.
+void subtract_zeros(std::int64_t height, const std::byte* a, const float* columns, float* out) {
+  for (std::int64_t r = 0; r < height; ++r) {
+    std::int32_t zero;
+    float scale;
+    std::memcpy(&zero, a + 4 * r, 4);
+    std::memcpy(&scale, a + 4 * (height + r), 4);
+    const float shift = static_cast<float>(zero) * scale;
+    for (int i = 0; i < kRows; ++i) out[r * kRows + i] -= shift * columns[i];
+  }
+}
+
 /// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which
 /// fit in L2 together, go by.
-__attribute__((always_inline)) inline void linear(int digits, int tile, const DotTask& t, std::int64_t block_begin,
-                                                  std::int64_t block_end, std::int64_t m_begin, std::int64_t m_end) {
+__attribute__((always_inline)) inline void linear(int digits, const DotTask& t, std::int64_t block_begin, std::int64_t block_end,
+                                                  std::int64_t m_begin, std::int64_t m_end) {
   const tile::Geometry& geo = t.decoder->geometry;
-  alignas(64) float out[kMaxTile * kRows];
-  for (std::int64_t m = m_begin; m < m_end; m += tile) {
-    const std::int64_t height = t.m - m < tile ? t.m - m : tile;
+  const std::int64_t before = t.zeros ? 4 : 0;  // bytes per token that a tile begins with
+  alignas(64) float out[kMaxTile * kRows], columns[kMaxTaskBlocks * kRows];
+  for (std::int64_t block = block_begin; t.zeros && block < block_end; ++block)
+    multiply_any(digits, 1, t, t.weight + geo.record(block, 0), t.ones() + before, columns + (block - block_begin) * kRows);
+  for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
+    const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+    const std::byte* a = t.activations + m * t.token_bytes;
     for (std::int64_t block = block_begin; block < block_end; ++block) {
-      multiply_any(digits, static_cast<int>(height), t, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, out);
+      multiply_any(digits, static_cast<int>(height), t, t.weight + geo.record(block, 0), a + before * height, out);
+      if (t.zeros) subtract_zeros(height, a, columns + (block - block_begin) * kRows, out);
       const std::int64_t n0 = block * kRows;
-      const std::int64_t columns = geo.n - n0 < kRows ? geo.n - n0 : kRows;
+      const std::int64_t channels = geo.n - n0 < kRows ? geo.n - n0 : kRows;
       for (std::int64_t r = 0; r < height; ++r)
-        epilogue::store_row(*t.epilogue, *t.operands, out + r * kRows, m + r, n0, columns, *t.d);
+        epilogue::store_row(*t.epilogue, *t.operands, out + r * kRows, m + r, n0, channels, *t.d);
     }
   }
 }
 
 void linear_fixed(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
-  linear(3, kFixedTile, t, block, block_end, m, m_end);
+  linear(3, t, block, block_end, m, m_end);
 }
 void linear_int8(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
-  linear(1, kInt8Tile, t, block, block_end, m, m_end);
+  linear(1, t, block, block_end, m, m_end);
 }
 
 #endif

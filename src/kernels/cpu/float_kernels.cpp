@@ -68,8 +68,11 @@ Status run_dequantize(const Kernel&, const StepArgs& args) {
 
 Status accepts_float(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  if (p.quantize.codes != DType::none)
+  if (p.quantize.codes != DType::none && p.quantize.codes != DType::e4m3)
     return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}", name(p.quantize.codes));
+  if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
+    return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
+                 p.quantize.group.k);
   return {};
 }
 
@@ -82,18 +85,20 @@ struct Rates {
 constexpr Rates kBaselineRates{.decode = 7.4, .dot = 3.1, .tile = 3.1};
 constexpr Rates kAvx2Rates{.decode = 3.8, .dot = 1.08, .tile = 3.7};
 constexpr Rates kAvx512Rates{.decode = 3.8, .dot = 1.08, .tile = 1.2};
+constexpr double kE4m3 = 9;      // per vector of a panel that is decoded from e4m3 codes
 constexpr double kGeneral = 62;  // per vector of a panel that is decoded in double
 
 template <const FloatIsa& kIsa, const Rates& kRates>
 double linear_cost_us(const Kernel&, const Problem& p) {
   const bool simple =
       (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
+  const bool e4m3 = p.scheme.codes == DType::e4m3;
   const bool whole = bits(p.scheme.codes) == 4 || bits(p.scheme.codes) == 8;
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const auto tile_slots = [](std::int64_t height) { return std::max(kRates.tile, kRates.dot * static_cast<double>(height)); };
   const std::int64_t full = p.m / kIsa.tile_m, tail = p.m % kIsa.tile_m, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
   const double tiles = static_cast<double>(full) * tile_slots(kIsa.tile_m) + (tail != 0 ? tile_slots(tail) : 0.0);
-  const double decode = static_cast<double>(token_blocks) * (simple ? (whole ? 1 : 2) * kRates.decode : kGeneral);
+  const double decode = static_cast<double>(token_blocks) * (simple ? (whole ? 1 : 2) * kRates.decode : e4m3 ? kE4m3 : kGeneral);
   const int vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double slots = vectors * static_cast<double>(p.k) * (decode + tiles);
@@ -145,17 +150,21 @@ constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view
 
 constexpr std::array kLinear {
 #if defined(__x86_64__)
-  linear_row<kAvx512Float, kAvx512Rates>("linear_any_f32_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
-                                         "decode a panel to f32, multiply in 8×32 register tiles"),
-      linear_row<kAvx2Float, kAvx2Rates>("linear_any_f32_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
-                                         "decode a panel to f32, multiply in 6×16 register tiles"),
+  linear_row<kAvx512Float, kAvx512Rates>(
+      "linear_any_f32_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
+      "decode a panel to f32, multiply in 8×32 register tiles; FP8 activations too, as floats"),
+      linear_row<kAvx2Float, kAvx2Rates>(
+          "linear_any_f32_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
+          "decode a panel to f32, multiply in 6×16 register tiles; FP8 activations too, as floats"),
 #endif
 #if defined(__aarch64__)
-      linear_row<kBaselineFloat, kBaselineRates>("linear_any_f32_any__cpu_baseline_m6n16", Isa::baseline, "cpu_n16", {6, 16, 0},
-                                                 "decode a panel to f32, multiply in 6×16 register tiles"),
+      linear_row<kBaselineFloat, kBaselineRates>(
+          "linear_any_f32_any__cpu_baseline_m6n16", Isa::baseline, "cpu_n16", {6, 16, 0},
+          "decode a panel to f32, multiply in 6×16 register tiles; FP8 activations too, as floats"),
 #else
-  linear_row<kBaselineFloat, kBaselineRates>("linear_any_f32_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
-                                             "decode a panel to f32, multiply in 2×16 register tiles"),
+  linear_row<kBaselineFloat, kBaselineRates>(
+      "linear_any_f32_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
+      "decode a panel to f32, multiply in 2×16 register tiles; FP8 activations too, as floats"),
 #endif
 };
 

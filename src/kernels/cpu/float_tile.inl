@@ -18,12 +18,14 @@ struct Header {
   alignas(64) float scale[kRows];
   alignas(64) float zero[kRows];
   bool simple;  // W = (code − zero)·scale, exact but for one rounding
+  bool e4m3;    // W = value·scale, likewise
 };
 
 inline void read_header(const Decoder& d, const std::byte* record, Header& header) {
   const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
   const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
   header.simple = d.integer_codes && (d.zero == ZeroKind::none || d.zero == ZeroKind::integer);
+  header.e4m3 = d.e4m3_codes && d.zero == ZeroKind::none;
   for (int v = 0; v < kVecs; ++v) {
     store(header.scale + v * kLanes, load_as_floats(record + v * scale_step, d.scale_type));
     Vec zero{};
@@ -44,6 +46,15 @@ __attribute__((always_inline)) inline void decode_simple(int bits, const Decoder
       const Ints code = (((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255) ^ flip;
       store(panel + j * kRows + v * kLanes, (to_floats(code) - zero) * scale);
     }
+  }
+}
+
+inline void decode_e4m3(const Header& h, const std::byte* octet, float* panel) {
+  for (int v = 0; v < kVecs; ++v) {
+    const Vec scale = load(h.scale + v * kLanes);
+    const Quads quads = load_quads(8, octet, v);
+    for (int j = 0; j < tile::kOctet; ++j)
+      store(panel + j * kRows + v * kLanes, from_e4m3(((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255) * scale);
   }
 }
 
@@ -71,7 +82,9 @@ inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* oct
   const tile::Planes planes = tile::planes(d.geometry.bits);
   for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
     float* to = panel + k * kRows;
-    if (!h.simple) {
+    if (h.e4m3) {
+      decode_e4m3(h, octets, to);
+    } else if (!h.simple) {
       decode_general(d, h, planes, octets, to);
     } else if (d.geometry.bits == 4) {
       decode_simple(4, d, h, planes, octets, to);

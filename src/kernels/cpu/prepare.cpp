@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "core/error.hpp"
 #include "core/target.hpp"
@@ -15,30 +16,78 @@ namespace {
 #define NIBBLE_LOOPS "kernels/cpu/prepare.inl"
 #include "kernels/cpu/each_isa.inl"
 
-constexpr PrepareIsa kBaseline{baseline::floats, baseline::digits, baseline::halves};
+constexpr PrepareIsa kBaseline{baseline::floats, baseline::fixed, baseline::codes, baseline::halves};
 #if defined(__x86_64__)
-constexpr PrepareIsa kAvx2{avx2::floats, avx2::digits, avx2::halves};
-constexpr PrepareIsa kAvx512{avx512::floats, avx512::digits, avx512::halves};
+constexpr PrepareIsa kAvx2{avx2::floats, avx2::fixed, avx2::codes, avx2::halves};
+constexpr PrepareIsa kAvx512{avx512::floats, avx512::fixed, avx512::codes, avx512::halves};
 #endif
+
+/// The token of ones that zero points are worked out with.
+void ones(const PrepareTask& t) {
+  std::byte* out = t.out + t.m * t.token_bytes;
+  std::memset(out, 0, static_cast<std::size_t>(t.token_bytes));
+  out += 4;  // its own zero point
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.end(k);
+    const float scale = 1.0f, sum = static_cast<float>(end - k);
+    const std::int32_t start = -t.bias * static_cast<std::int32_t>(end - k);
+    std::memcpy(out, &scale, 4);
+    std::memcpy(out + 4, &sum, 4);
+    std::memcpy(out + 8, &start, 4);
+    std::memset(out + 12, 1, static_cast<std::size_t>(end - k));
+    out += 12 + 8 * tile::Geometry::octets(end - k);
+  }
+}
+
+GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& known) {
+  GivenRules given;
+  if (is_compute_float(args.a.dtype)) return given;
+  const ConstTensorView &scale = args.operands.a_scale, &zero = args.operands.a_zero;
+  if (scale.empty()) {
+    given.scale = &known->scale;
+    given.zero = &known->zero;
+    return given;
+  }
+  given.scale = static_cast<const float*>(scale.data);
+  if (scale.dim(0) > 1) given.scale_row = scale.stride(0);
+  if (scale.rank > 1) given.scale_block = scale.stride(1);
+  if (args.quantize.zero != ZeroKind::none) {
+    given.zero = static_cast<const std::int32_t*>(zero.data);
+    if (zero.dim(0) > 1) given.zero_row = zero.stride(0);
+  }
+  return given;
+}
 
 template <const PrepareIsa& kIsa>
 Status run(const Kernel& self, const StepArgs& args) {
   const PackedWeightData& weight = *args.weight;
   const ActForm form = ActForm::make(args.quantize, weight.group_size(), weight.k);
+  const bool fixed_scale = args.quantize.group == GroupShape::tensor();
   const PrepareTask task{.a = static_cast<const std::byte*>(args.a.data),
                          .type = args.a.dtype,
+                         .width = bits(args.a.dtype) / 8,
                          .stride = args.a.stride(0) * bits(args.a.dtype) / 8,
                          .m = args.a.dim(0),
                          .perm = weight.perm.empty() ? nullptr : weight.perm.data(),
                          .prescale = weight.prescale_f32.empty() ? nullptr : weight.prescale_f32.data(),
                          .segments = {weight.k, weight.group_size(), form.piece},
                          .form = form,
+                         .quantize = args.quantize,
+                         .block = args.quantize.group.k == 0 ? weight.k : args.quantize.group.k,
+                         .known = fixed_scale ? weight.static_acts : std::nullopt,
+                         .limit = weight.act_limit.value_or(std::numeric_limits<float>::infinity()),
+                         .given = given_rules(args, weight.static_acts),
                          .bias = code_bias(weight.scheme.codes),
                          .token_bytes = prepared_token_bytes(self.out, args.quantize, weight.group_size(), weight.k),
-                         .tile = args.prepare_tile,
+                         .tile = self.out == "s8" ? even_tile(args.a.dim(0), args.prepare_tile) : args.prepare_tile,
                          .out = args.prepared};
-  const auto prepare_tile = self.out == "f32" ? kIsa.floats : self.out == "bf16" ? kIsa.halves : kIsa.digits;
-  args.executor->parallel_for((task.m + task.tile - 1) / task.tile, [&](std::int64_t t) { prepare_tile(task, t * task.tile); });
+  const auto prepare_tile = self.out == "f32"    ? kIsa.floats
+                            : self.out == "bf16" ? kIsa.halves
+                            : self.out == "s8"   ? kIsa.codes
+                                                 : kIsa.fixed;
+  const std::int64_t tiles = (task.m + task.tile - 1) / task.tile;
+  args.executor->parallel_for(tiles, [&](std::int64_t t) { prepare_tile(task, t * task.tile); });
+  if (self.out == "s8" && form.zeros) ones(task);
   return {};
 }
 
@@ -57,7 +106,8 @@ double cost_us(const Kernel&, const Problem& p) {
 
 std::size_t workspace(const Kernel& self, const Problem& p) {
   const std::int64_t group = p.scheme.group.k == 0 ? p.k : p.scheme.group.k;
-  return static_cast<std::size_t>(p.m * prepared_token_bytes(self.out, p.quantize, group, p.k));
+  const std::int64_t ones = self.out == "s8" && p.quantize.zero != ZeroKind::none ? 1 : 0;
+  return static_cast<std::size_t>((p.m + ones) * prepared_token_bytes(self.out, p.quantize, group, p.k));
 }
 
 template <const PrepareIsa& kIsa, const double& kNanoseconds>
@@ -78,9 +128,11 @@ constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std:
           .run = run<kIsa>};
 }
 
-constexpr std::string_view kFloats = "activations to f32 token tiles, in the packed weight's order and scale";
+constexpr std::string_view kFloats =
+    "activations, or what FP8 codes of them stand for, to f32 token tiles, in the packed weight's order and scale";
 constexpr std::string_view kFixed = "activations to three signed bytes each, 24-bit fixed point per segment of K";
-constexpr std::string_view kInt8 = "activations to int8, per token or per block of K";
+constexpr std::string_view kInt8 =
+    "activations to int8: per tensor, token or block of K, with zero points or without; or int8 as it comes";
 constexpr std::string_view kHalves = "bf16 activations in pairs, in the packed weight's order";
 
 constexpr double kBaselineFloats = 0.8, kBaselineFixed = 4.0, kBaselineInt8 = 2.0, kBaselineHalves = 1.0;
@@ -112,7 +164,8 @@ std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quanti
   if (form == "f32") return 4 * k;
   const ActForm act = ActForm::make(quantize, group, k);
   const Segments segments{k, group, act.piece};
-  return form == "bf16" ? token_bytes(segments, 0, 2) : token_bytes(segments, 8 + 4 * act.digits, act.digits);
+  if (form == "bf16") return token_bytes(segments, 0, 2);
+  return (act.zeros ? 4 : 0) + token_bytes(segments, 8 + 4 * act.digits, act.digits);
 }
 
 std::span<const Kernel> prepare_kernels() { return kKernels; }

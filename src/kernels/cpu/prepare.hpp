@@ -1,42 +1,67 @@
-// Prepared activations: A[M,K] of any float type as the kernels read it, permuted into the packed weight's order of input channels
+// Prepared activations: A[M,K] as the kernels read it, permuted into the packed weight's order of input channels
 // and multiplied by its prescale, in tiles of T tokens (the main kernel's tile.m). Tile t holds tokens tT … tT+H−1, H = min(T, M−tT),
 // and starts at byte tT · token_bytes of its form.
 //
-//   f32    element (token r, channel k) at k·H + r: the T activations of one k are consecutive floats. An f32 row of M = 1 is its
-//          own prepared form, unless it has to be permuted or scaled.
+//   f32    activations, or what their FP8 codes stand for: element (token r, channel k) at k·H + r, the T activations of one k are
+//          consecutive floats. An f32 row of M = 1 is its own prepared form, unless it has to be permuted, scaled or quantized.
 //   s8x3   24-bit fixed point, and s8: int8. For each segment of K (segments.hpp), with D = 3 or 1 digits:
 //            scale f32[H] | Σ of the integers f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
+//          Where activations have zero points, a tile begins with them, s32[H], and after the last tile comes one more token, all
+//          ones: its products are the sums of W's rows, by which zero points are multiplied.
 //   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
 //
-// The last octet of a group is padded with zeros.
+// The last octet of a group is padded with zeros. Tiles of s8 are as even as they come: where T is 12, 13 tokens are 7 and 6.
 #pragma once
+
+#include <optional>
 
 #include "kernels/cpu/segments.hpp"
 #include "kernels/kernel.hpp"
+#include "quantize/act_rule.hpp"
 
 namespace nibble::cpu {
 
 /// Whether a kernel that reads `form` needs the prepare step for this problem.
 inline bool needs_prepare(std::string_view form, const Problem& p) {
-  return form != "f32" || p.m > 1 || p.act != DType::f32 || p.permutes_k || p.prescales_k;
+  return form != "f32" || p.m > 1 || p.act != DType::f32 || p.permutes_k || p.prescales_k || p.quantize.codes != DType::none;
+}
+
+/// The height of int8 tiles: as few tiles as there can be of at most `tile` tokens, as even as they come.
+inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
+  const std::int64_t tiles = (m + tile - 1) / tile;
+  return (m + tiles - 1) / tiles;
 }
 
 /// Bytes per token of a form.
 std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quantize, std::int64_t group, std::int64_t k);
 
+/// Scales and zero points that come with an A of codes. A step of 0: one for all.
+struct GivenRules {
+  const float* scale = nullptr;
+  std::int64_t scale_row = 0, scale_block = 0;
+  const std::int32_t* zero = nullptr;  // null: 0
+  std::int64_t zero_row = 0;
+};
+
 /// What preparing some tokens needs, in plain values.
 struct PrepareTask {
   const std::byte* a;  // row 0 of A
   DType type;
+  std::int64_t width;   // bytes of an element
   std::int64_t stride;  // bytes between rows
   std::int64_t m;
   const std::int32_t* perm;  // null: in order
   const float* prescale;     // null: none
   Segments segments;
   ActForm form;
-  int bias;  // of the weight's codes
+  ActScheme quantize;
+  std::int64_t block;               // channels that share a rule (act_rule.hpp)
+  std::optional<StaticActs> known;  // the rule of all, where it is known beforehand
+  float limit;                      // magnitudes saturate there before a scale is found; infinity: nowhere
+  GivenRules given;                 // the rules of codes
+  int bias;                         // of the weight's codes
   std::int64_t token_bytes;
   std::int64_t tile;  // T
   std::byte* out;
@@ -45,7 +70,8 @@ struct PrepareTask {
 /// What one instruction set offers: prepares the tile of tokens that begins at token m.
 struct PrepareIsa {
   void (*floats)(const PrepareTask& task, std::int64_t m);
-  void (*digits)(const PrepareTask& task, std::int64_t m);
+  void (*fixed)(const PrepareTask& task, std::int64_t m);
+  void (*codes)(const PrepareTask& task, std::int64_t m);
   void (*halves)(const PrepareTask& task, std::int64_t m);
 };
 

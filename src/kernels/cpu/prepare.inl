@@ -7,6 +7,7 @@ inline float element(const std::byte* row, DType type, std::int64_t i) {
     std::memcpy(&x, row + 4 * i, 4);
     return x;
   }
+  if (!is_compute_float(type)) return code_value(type, static_cast<std::uint8_t>(row[i]));
   std::uint16_t bits;
   std::memcpy(&bits, row + 2 * i, 2);
   return type == DType::f16 ? to_f32(f16{bits}) : to_f32(bf16{bits});
@@ -16,8 +17,14 @@ inline float element(const std::byte* row, DType type, std::int64_t i) {
 inline void gather(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count, float* x) {
   std::int64_t i = 0;
   if (t.perm == nullptr) {
-    const std::int64_t width = t.type == DType::f32 ? 4 : 2;
-    for (; i + kLanes <= count; i += kLanes) store(x + i, load_as_floats(row + (k + i) * width, t.type));
+    const std::byte* from = row + k * t.width;
+    if (t.type == DType::f32) {
+      for (; i + kLanes <= count; i += kLanes) store(x + i, load_as_floats(from + 4 * i, DType::f32));
+    } else if (t.type == DType::f16) {
+      for (; i + kLanes <= count; i += kLanes) store(x + i, load_as_floats(from + 2 * i, DType::f16));
+    } else if (t.type == DType::bf16) {
+      for (; i + kLanes <= count; i += kLanes) store(x + i, load_as_floats(from + 2 * i, DType::bf16));
+    }
     for (; i < count; ++i) x[i] = element(row, t.type, k + i);
     if (t.prescale != nullptr)
       for (i = 0; i < count; ++i) x[i] *= t.prescale[k + i];
@@ -28,6 +35,14 @@ inline void gather(const PrepareTask& t, const std::byte* row, std::int64_t k, s
     }
   }
   for (i = count; i % 16 != 0; ++i) x[i] = 0;
+}
+
+/// The same, but where A has them as they are wanted, no copy is made.
+inline const float* gathered(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count, float* x) {
+  if (t.type == DType::f32 && t.perm == nullptr && t.prescale == nullptr && count % 16 == 0)
+    return reinterpret_cast<const float*>(row) + k;
+  gather(t, row, k, count, x);
+  return x;
 }
 
 /// The bits of the largest |x|, which order like integers, NaN above infinity. `count` is rounded up to a multiple of 16.
@@ -47,6 +62,8 @@ struct Scaling {
   float inverse;  // what activations are multiplied by
 };
 
+inline float least_of(float a, float b) { return a < b ? a : b; }
+
 constexpr std::int32_t kInfinityBits = 0x7f800000;
 
 inline float from_bits(std::int32_t bits) {
@@ -64,26 +81,92 @@ inline Scaling fixed_scaling(std::int32_t largest) {
   return {from_bits((exponent - 22) << 23), from_bits((276 - exponent) << 23)};
 }
 
-/// int8, as docs/accuracy.md defines it.
-inline Scaling int8_scaling(std::int32_t largest) {
-  if (largest >= kInfinityBits) return {from_bits(0x7fc00000), 0.0f};
-  const float absmax = from_bits(largest);
-  if (absmax < 0x1p-113f) return {0.0f, 0.0f};
-  return {absmax / 127.0f, 127.0f / absmax};
+/// Σ of bytes that zeros follow up to a multiple of 16.
+inline std::int32_t sum_of(const std::int8_t* codes, std::int64_t count) {
+  std::int32_t sum = 0;
+  for (std::int64_t i = 0; i < (count + 15) / 16 * 16; ++i) sum += codes[i];
+  return sum;
 }
 
-/// The int8 scale of the block that starts at channel k of a row.
-inline Scaling block_scaling(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t block) {
+/// The rule of channels [k, end) of a token: given, known beforehand, or found by looking at all of them.
+inline act_rule::Rule rule_of(const PrepareTask& t, std::int64_t m, std::int64_t k, std::int64_t end) {
+  if (t.given.scale != nullptr) {
+    const std::int32_t zero = t.given.zero == nullptr ? 0 : t.given.zero[m * t.given.zero_row];
+    return {t.given.scale[m * t.given.scale_row + k / t.block * t.given.scale_block], 0.0f, zero};
+  }
+  if (t.known) return act_rule::known(t.known->scale, t.known->zero);
   alignas(64) float x[kMaxSegment];
+  Vec low{}, high{};
   std::int32_t largest = 0;
-  const std::int64_t end = k + block < t.segments.k ? k + block : t.segments.k;
   for (; k < end; k += kMaxSegment) {
     const std::int64_t count = end - k < kMaxSegment ? end - k : kMaxSegment;
-    gather(t, row, k, count, x);
-    const std::int32_t part = largest_bits(x, count);
+    const float* piece = gathered(t, t.a + m * t.stride, k, count, x);
+    const std::int32_t part = largest_bits(piece, count);
     largest = part > largest ? part : largest;
+    for (std::int64_t i = 0; t.form.zeros && i < count; i += kLanes) {
+      const Vec v = load(piece + i);
+      low = v < low ? v : low;
+      high = v > high ? v : high;
+    }
   }
-  return int8_scaling(largest);
+  const bool finite = largest < kInfinityBits;
+  const float nan = from_bits(0x7fc00000);
+  if (!t.form.zeros)
+    return act_rule::symmetric(finite ? least_of(from_bits(largest), t.limit) : nan,
+                               t.quantize.codes == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
+  float bottom = 0, top = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    bottom = least_of(low[i], bottom);
+    top = -least_of(-high[i], -top);
+  }
+  return act_rule::asymmetric(finite ? -least_of(-bottom, t.limit) : nan, least_of(top, t.limit));
+}
+
+/// x[0 … count) → codes by act_rule::to_s8, zeros up to the next multiple of 16; their sum.
+inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
+  typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
+  constexpr float kFar = 512;  // beyond it codes saturate, wherever the zero point is; and integers hold what is within
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    Vec scaled = load(x + i) * rule.inverse;
+    scaled = scaled == scaled ? scaled : Vec{};  // a NaN is what 0 is
+    scaled = scaled > -kFar ? scaled : Vec{} - kFar;
+    scaled = scaled < kFar ? scaled : Vec{} + kFar;
+    Ints code = to_ints(scaled) + rule.zero;
+    code = code > -128 ? code : splat(-128);
+    code = code < 127 ? code : splat(127);
+    const Bytes bytes = __builtin_convertvector(code, Bytes);
+    std::memcpy(codes + i, &bytes, kLanes);
+  }
+  for (std::int64_t i = count; i % 16 != 0; ++i) codes[i] = 0;
+  return sum_of(codes, count);
+}
+
+/// The codes of an A that comes quantized, zeros after them; their sum.
+inline std::int32_t gather_codes(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count,
+                                 std::int8_t* codes) {
+  if (t.perm == nullptr) {
+    std::memcpy(codes, row + k, static_cast<std::size_t>(count));
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) codes[i] = static_cast<std::int8_t>(row[t.perm[k + i]]);
+  }
+  for (std::int64_t i = count; i % 16 != 0; ++i) codes[i] = 0;
+  return sum_of(codes, count);
+}
+
+/// What e4m3 codes of x[0 … count) stand for, in place: by act_rule::to_e4m3, times the scale.
+inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& rule) {
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const Vec scaled = load(x + i) * rule.inverse;
+    const Ints sign = reinterpret_cast<Ints>(scaled) & splat(INT32_MIN);
+    Vec a = reinterpret_cast<Vec>(reinterpret_cast<Ints>(scaled) & 0x7fffffff);
+    a = a > act_rule::kE4m3Max ? Vec{} + act_rule::kE4m3Max : a;
+    const Ints magnitude = reinterpret_cast<Ints>(a);
+    const Vec normal =
+        reinterpret_cast<Vec>((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) & ~0xfffff);  // three bits of fraction
+    const Vec tiny = to_floats(to_ints(a * 512.0f)) * 0x1p-9f;
+    const Vec rounded = a < 0x1p-6f ? tiny : a == a ? normal : a;
+    store(x + i, reinterpret_cast<Vec>(reinterpret_cast<Ints>(rounded) | sign) * rule.scale);
+  }
 }
 
 inline std::int32_t total(const std::int32_t* units, std::int64_t count) {
@@ -94,35 +177,19 @@ inline std::int32_t total(const std::int32_t* units, std::int64_t count) {
   return all;
 }
 
-/// Quads of one token's digits of one segment to their places. `digits` is a constant.
-__attribute__((always_inline)) inline void scatter(int digits, const std::int8_t (*bytes)[kMaxSegment], std::int64_t octets,
-                                                   std::int64_t height, std::byte* out) {
-  for (std::int64_t q = 0; q < 2 * octets; ++q, out += 4 * height * digits)
-    for (int d = 0; d < digits; ++d) std::memcpy(out + 4 * d, bytes[d] + 4 * q, 4);
-}
-
-void digits(const PrepareTask& t, std::int64_t m) {
+void fixed(const PrepareTask& t, std::int64_t m) {
+  constexpr int kDigits = 3;
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
-  const int count = t.form.digits;
-  alignas(64) float x[kMaxSegment];
-  alignas(64) std::int32_t units[kMaxSegment];
-  alignas(64) std::int8_t bytes[3][kMaxSegment];
+  alignas(64) float x[kMaxFixedSegment];
+  alignas(64) std::int32_t units[kMaxFixedSegment];
+  alignas(64) std::int8_t bytes[kDigits][kMaxFixedSegment];
   for (std::int64_t r = 0; r < height; ++r) {
     const std::byte* row = t.a + (m + r) * t.stride;
     std::byte* out = t.out + m * t.token_bytes;
-    Scaling scaling{};
-    std::int64_t block_end = 0;
     for (std::int64_t k = 0; k < t.segments.k;) {
       const std::int64_t end = t.segments.end(k);
       gather(t, row, k, end - k, x);
-      if (t.form.digits == 3) {
-        scaling = fixed_scaling(largest_bits(x, end - k));
-      } else if (k >= block_end) {
-        const std::int64_t block = t.form.block == 0 ? t.segments.k : t.form.block;
-        scaling = block_scaling(t, row, k, block);
-        block_end = k + block;
-      }
-
+      const Scaling scaling = fixed_scaling(largest_bits(x, end - k));
       const std::int64_t padded = (end - k + 15) / 16 * 16;
       for (std::int64_t i = 0; i < padded; i += kLanes) store_ints(units + i, to_ints(load(x + i) * scaling.inverse));
       const std::int32_t sum = total(units, end - k);
@@ -132,10 +199,10 @@ void digits(const PrepareTask& t, std::int64_t m) {
       std::memcpy(out + 4 * (height + r), &values[1], 4);
       out += 8 * height;
       std::int32_t left = sum;
-      for (int d = 0; d < count; ++d) {
+      for (int d = 0; d < kDigits; ++d) {
         for (std::int64_t i = 0; i < padded; ++i) bytes[d][i] = static_cast<std::int8_t>(units[i]);
         std::int32_t rest = 0;  // Σ of what is left of the integers when the digit has been taken off and they have been shifted
-        if (d + 1 < count) {
+        if (d + 1 < kDigits) {
           for (std::int64_t i = 0; i < padded; i += kLanes) {
             const Ints unit = load_ints(units + i);
             store_ints(units + i, (unit - ((unit << 24) >> 24)) >> 8);
@@ -144,30 +211,86 @@ void digits(const PrepareTask& t, std::int64_t m) {
         }
         const std::int32_t start = -t.bias * (left - 256 * rest);
         left = rest;
-        std::memcpy(out + 4 * (r * count + d), &start, 4);
+        std::memcpy(out + 4 * (r * kDigits + d), &start, 4);
       }
-      out += 4 * height * count;
-      if (count == 3) {
-        scatter(3, bytes, octets, height, out + 12 * r);
-      } else {
-        scatter(1, bytes, octets, height, out + 4 * r);
-      }
-      out += 8 * octets * height * count;
+      out += 4 * height * kDigits;
+      std::byte* quad = out + 4 * kDigits * r;
+      for (std::int64_t q = 0; q < 2 * octets; ++q, quad += 4 * height * kDigits)
+        for (int d = 0; d < kDigits; ++d) std::memcpy(quad + 4 * d, bytes[d] + 4 * q, 4);
+      out += 8 * octets * height * kDigits;
       k = end;
     }
   }
 }
 
-void floats(const PrepareTask& t, std::int64_t m) {
+/// int8: a rule per token or block of K, then its codes, piece by piece.
+void codes(const PrepareTask& t, std::int64_t m) {
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
   alignas(64) float x[kMaxSegment];
-  for (std::int64_t r = 0; r < height; ++r)
-    for (std::int64_t k = 0; k < t.segments.k; k += kMaxSegment) {
-      const std::int64_t count = t.segments.k - k < kMaxSegment ? t.segments.k - k : kMaxSegment;
+  alignas(64) std::int8_t bytes[kMaxSegment];
+  for (std::int64_t r = 0; r < height; ++r) {
+    const std::byte* row = t.a + (m + r) * t.stride;
+    std::byte* out = t.out + m * t.token_bytes;
+    act_rule::Rule rule;
+    std::int64_t block_end = 0;
+    for (std::int64_t k = 0; k < t.segments.k;) {
+      const std::int64_t end = t.segments.end(k);
+      if (k >= block_end) {
+        block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
+        rule = rule_of(t, m + r, k, block_end);
+      }
+      if (k == 0 && t.form.zeros) {
+        std::memcpy(out + 4 * r, &rule.zero, 4);
+        out += 4 * height;
+      }
+      std::byte* quad = out + 12 * height + 4 * r;
+      std::int32_t sum = 0;
+      for (std::int64_t begin = k; begin < end; begin += kMaxSegment) {
+        const std::int64_t count = end - begin < kMaxSegment ? end - begin : kMaxSegment;
+        if (t.type == DType::s8) {
+          sum += gather_codes(t, row, begin, count, bytes);
+        } else {
+          sum += to_codes(gathered(t, row, begin, count, x), count, rule, bytes);
+        }
+        const std::int64_t quads = 2 * tile::Geometry::octets(count);
+        for (std::int64_t q = 0; q < quads; ++q, quad += 4 * height) std::memcpy(quad, bytes + 4 * q, 4);
+      }
+      const auto units = static_cast<float>(sum);
+      const std::int32_t start = -t.bias * sum;
+      std::memcpy(out + 4 * r, &rule.scale, 4);
+      std::memcpy(out + 4 * (height + r), &units, 4);
+      std::memcpy(out + 4 * (2 * height + r), &start, 4);
+      out += (12 + 8 * tile::Geometry::octets(end - k)) * height;
+      k = end;
+    }
+  }
+}
+
+/// Floats as they are, or rounded to what their FP8 codes stand for.
+void floats(const PrepareTask& t, std::int64_t m) {
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+  const bool quantizes = t.quantize.codes != DType::none;
+  alignas(64) float x[kMaxSegment];
+  for (std::int64_t r = 0; r < height; ++r) {
+    act_rule::Rule rule;
+    std::int64_t block_end = 0;
+    for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+      end = t.segments.k - k < kMaxSegment ? t.segments.k : k + kMaxSegment;
+      if (quantizes) {
+        if (k >= block_end) {
+          block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
+          rule = rule_of(t, m + r, k, block_end);
+        }
+        end = end < block_end ? end : block_end;
+      }
+      const std::int64_t count = end - k;
       gather(t, t.a + (m + r) * t.stride, k, count, x);
+      if (quantizes && t.given.scale == nullptr) round_to_e4m3(x, count, rule);
+      for (std::int64_t i = 0; t.given.scale != nullptr && i < count; ++i) x[i] *= rule.scale;
       float* out = reinterpret_cast<float*>(t.out + m * t.token_bytes) + k * height + r;
       for (std::int64_t i = 0; i < count; ++i) out[i * height] = x[i];
     }
+  }
 }
 
 /// bf16 as it is: no arithmetic, only order.

@@ -1,8 +1,7 @@
 // Segments: the pieces of K that the dot-product kernels accumulate in integers before scales are applied.
 //
-// A segment never crosses a group of the weight, nor a block of activations that share a scale, and is at most kMaxSegment long,
-// so that sums of int8 products stay within 32 bits and local buffers have a fixed size. All but the last of a group are
-// multiples of an octet.
+// A segment never crosses a group of the weight, nor a block of activations that share a scale, and is so short that its sums stay
+// within 32 bits. All but the last of a group are multiples of an octet.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +12,10 @@
 
 namespace nibble::cpu {
 
+/// Blocks of activations that share a scale are at most this long, and activations are prepared in pieces of it, in local buffers.
 constexpr std::int64_t kMaxSegment = 512;
+/// Of int8 activations: 2¹⁶ products of a signed byte and an unsigned one, 128·255·2¹⁶ < 2³¹, fit 32 bits.
+constexpr std::int64_t kMaxInt8Segment = 1 << 16;
 /// Of 24-bit fixed-point activations: the high digit's sum times 256 has to fit in 32 bits with room for the middle digit's.
 constexpr std::int64_t kMaxFixedSegment = 128;
 
@@ -21,6 +23,7 @@ constexpr std::int64_t kMaxFixedSegment = 128;
 struct ActForm {
   int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
   std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
+  bool zeros = false;      // of int8: tokens have zero points
   std::int64_t piece = kMaxFixedSegment;
 
   /// The form that a scheme's activations take against weights with groups of `group` channels out of k.
@@ -28,7 +31,8 @@ struct ActForm {
     const bool fixed = act.codes == DType::none;
     ActForm form;
     form.digits = fixed ? 3 : 1;
-    form.piece = std::min(group, fixed ? kMaxFixedSegment : kMaxSegment);
+    form.zeros = act.zero != ZeroKind::none;
+    form.piece = std::min(group, fixed ? kMaxFixedSegment : kMaxInt8Segment);
     if (!fixed && act.group.k != 0 && act.group.k < k) {
       form.block = act.group.k;
       form.piece = std::min<std::int64_t>(form.piece, act.group.k);
@@ -36,6 +40,15 @@ struct ActForm {
     return form;
   }
 };
+
+/// Whether integer sums over all of K, unscaled, are the result but for one scale of the token and one of the output channel: the
+/// products that docs/accuracy.md calls exact. Codes of 4 and 8 bits; others are rare enough to go by segments.
+inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
+  const bool narrow = bits(weight.codes) == 4 || bits(weight.codes) == 8;
+  const bool integers =
+      info(weight.codes).kind != DTypeKind::floating && weight.zero != ZeroKind::offset && weight.zero != ZeroKind::real;
+  return act.codes == DType::s8 && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
+}
 
 /// Walks the segments of one row.
 struct Segments {

@@ -96,6 +96,15 @@ inline Ints load_u8(const std::byte* p) {
 #endif
 }
 
+/// e4m3 codes → floats. A normal code's bits are those of the float but for the bias of its exponent.
+inline Vec from_e4m3(Ints code) {
+  const Ints magnitude = code & 0x7f;
+  const Vec normal = reinterpret_cast<Vec>((magnitude << 20) + ((127 - 7) << 23)), tiny = to_floats(magnitude) * 0x1p-9f;
+  Ints value = reinterpret_cast<Ints>(magnitude < 8 ? tiny : normal);
+  value = magnitude == 0x7f ? splat(0x7fc00000) : value;
+  return reinterpret_cast<Vec>(value | ((code & 0x80) << 24));
+}
+
 /// kLanes stored numbers of any type a header or an activation can have → floats.
 inline Vec load_as_floats(const std::byte* p, DType type) {
   switch (type) {
@@ -104,6 +113,7 @@ inline Vec load_as_floats(const std::byte* p, DType type) {
     case DType::bf16: return reinterpret_cast<Vec>(load_u16(p) << 16);
     case DType::u8: return to_floats(load_u8(p));
     case DType::s8: return to_floats((load_u8(p) ^ 128) - 128);
+    case DType::e4m3: return from_e4m3(load_u8(p));
     default: {
       Vec out{};
       for (int i = 0; i < kLanes; ++i) out[i] = code_value(type, static_cast<std::uint8_t>(p[i]));

@@ -1,6 +1,7 @@
 #include "kernels/reference/oracle.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -46,6 +47,11 @@ constexpr double kLambda = 7.0;
 /// errors all line up at the bound, and in practice nothing. Two more units per term: the rounding of w and of a·prescale.
 double dot_error(double k) { return (kLambda * std::sqrt(k) + 3.0) * kUnit32; }
 
+/// An FP8 tensor core aligns the addends of an instruction of 32 channels to the largest and drops what is below 2⁻¹³ of it. Not all of
+/// them lose as much, nor in one direction: four such losses are taken.
+constexpr std::int64_t kFp8Channels = 32;
+constexpr double kFp8Truncation = 4 * 0x1p-13;
+
 /// Activations in 24-bit fixed point share a power of two per group of the weight, or per this many channels of a longer one.
 constexpr std::int64_t kFixedBlock = 128;
 
@@ -73,6 +79,9 @@ class ActQuantizer {
   ActQuantizer(const ActScheme& act, const StaticActs& known)
       : act_(act), scale_(known.scale), inverse_(1.0f / known.scale), zero_(static_cast<float>(known.zero)) {}
 
+  /// |z|·s: by how much codes and their zero point may be larger than what they stand for, in units of the scale.
+  double zero() const { return std::abs(static_cast<double>(zero_) * static_cast<double>(scale_)); }
+
   double value(float x) const {
     const float scaled = x * inverse_;
     if (act_.codes == DType::e4m3) return scale_ == 0 ? 0 : nearest_e4m3(scaled) * static_cast<double>(scale_);
@@ -81,16 +90,21 @@ class ActQuantizer {
   }
 
  private:
-  /// By search: the even one of two neighbours that are equally near.
-  static double nearest_e4m3(float x) {
+  /// By search among the codes, whose values ascend: the even one of two neighbours that are equally near.
+  static double nearest_e4m3(double x) {
+    static const std::array<double, 0x7f> kValues = [] {
+      std::array<double, 0x7f> values{};
+      for (std::size_t code = 0; code < values.size(); ++code)
+        values[code] = static_cast<double>(code_value(DType::e4m3, static_cast<std::uint8_t>(code)));
+      return values;
+    }();
     if (std::isnan(x)) return x;
-    int best = 0;
-    for (int code = 1; code <= 0x7e; ++code) {
-      const double near = std::abs(std::abs(x) - static_cast<double>(code_value(DType::e4m3, static_cast<std::uint8_t>(best))));
-      const double now = std::abs(std::abs(x) - static_cast<double>(code_value(DType::e4m3, static_cast<std::uint8_t>(code))));
-      if (now < near || (now == near && code % 2 == 0)) best = code;
-    }
-    return std::copysign(static_cast<double>(code_value(DType::e4m3, static_cast<std::uint8_t>(best))), static_cast<double>(x));
+    const auto above = std::ranges::lower_bound(kValues, std::abs(x));
+    if (above == kValues.end()) return std::copysign(kValues.back(), x);
+    if (above == kValues.begin()) return std::copysign(kValues.front(), x);
+    const double up = *above - std::abs(x), down = std::abs(x) - *(above - 1);
+    const bool even = (above - kValues.begin()) % 2 == 0;
+    return std::copysign(up < down || (up == down && even) ? *above : *(above - 1), x);
   }
 
   ActScheme act_;
@@ -255,6 +269,7 @@ class RowRounding {
 
 struct Rounded {
   std::vector<double> error;  // fixed point: how far each activation may have been moved
+  std::vector<double> zero;   // quantized with zero points: |z|·s of each token
 };
 
 /// Quantizes activations [M,K] as the model says; or says how far fixed point may move them.
@@ -286,8 +301,10 @@ Rounded round_activations(const WeightArrays& w, const ConstTensorView& a, const
         high = std::min(high, static_cast<double>(*w.act_limit));
       }
       const bool known = model.quantize.group == GroupShape::tensor() && w.static_acts;
-      const ActQuantizer quantizer = known ? ActQuantizer(model.quantize, *w.static_acts)
-                                           : ActQuantizer(model.quantize, static_cast<float>(low), static_cast<float>(high), finite);
+      const ActQuantizer quantizer =
+          known ? ActQuantizer(model.quantize, *w.static_acts)
+                : ActQuantizer(model.quantize, static_cast<float>(low), static_cast<float>(high), finite);
+      if (model.quantize.zero != ZeroKind::none) rounded.zero.push_back(quantizer.zero());
       const double absmax = finite ? std::max(-low, high) : std::numeric_limits<double>::quiet_NaN();
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t k = order[static_cast<std::size_t>(i)];
@@ -336,9 +353,8 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
 namespace {
 
 /// What a code of an A that comes quantized stands for.
-double code_meaning(const WeightArrays& w, const ConstTensorView& a, const EpilogueArgs& args, const ActScheme& act, std::int64_t m,
-                    std::int64_t k) {
-  const double code = element(a.data, a.dtype, m * a.stride(0) + k);
+double code_meaning(const WeightArrays& w, const EpilogueArgs& args, const ActScheme& act, std::int64_t m, std::int64_t k,
+                    double code) {
   if (args.a_scale.empty()) return (code - w.static_acts->zero) * static_cast<double>(w.static_acts->scale);
   const ConstTensorView& s = args.a_scale;
   const std::int64_t row = s.dim(0) == 1 ? 0 : m * s.stride(0), group = s.rank == 1 ? 0 : k / act.group.k * s.stride(1);
@@ -363,11 +379,16 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
       const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
       const double scale = w.prescale == nullptr ? 1.0 : element(w.prescale->bytes.data(), w.prescale->dtype, channel);
       double& x = activations[static_cast<std::size_t>(m * w.k + k)];
-      x = is_compute_float(a.dtype) ? scale * element(a.data, a.dtype, m * a.stride(0) + channel)
-                                    : code_meaning(w, a, args, model.quantize, m, channel);
-      if (model.quantize.codes != DType::none && is_compute_float(a.dtype)) x = static_cast<float>(x);  // what is quantized is f32
+      x = is_compute_float(a.dtype)
+              ? scale * element(a.data, a.dtype, m * a.stride(0) + channel)
+              : code_meaning(w, args, model.quantize, m, channel, element(a.data, a.dtype, m * a.stride(0) + channel));
+      if (model.quantize.codes != DType::none && is_compute_float(a.dtype))
+        x = static_cast<float>(x);  // what is quantized is f32
     }
   const Rounded rounded = round_activations(w, a, model, activations);
+  std::vector<double> zeros = rounded.zero;
+  if (model.quantize.zero != ZeroKind::none && !is_compute_float(a.dtype))
+    for (std::int64_t m = 0; m < rows; ++m) zeros.push_back(std::abs(code_meaning(w, args, model.quantize, m, 0, 0)));
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));
   std::optional<RowRounding> row_rounding;
   if (model.weight_type != DType::f32) row_rounding.emplace(w, model);
@@ -380,12 +401,25 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     if (row_rounding) row_rounding->take(n);
     for (std::int64_t m = 0; m < rows; ++m) {
       const double* x = activations.data() + m * w.k;
+      // The parts of Σ q·s·w − z·s·Σw: |q|·s is at most |x| + |z|·s.
+      const double zero_part = model.subtracts_zeros && !zeros.empty() ? 2 * zeros[static_cast<std::size_t>(m)] : 0.0;
       double sum = 0, magnitude = 0, error = row_rounding ? row_rounding->error(x) : 0.0;
+      double part = 0, largest = 0;  // of an FP8 sum; the largest addend of an instruction
       for (std::int64_t k = 0; k < w.k; ++k) {
         const double term = x[k] * weights[static_cast<std::size_t>(k)];
         sum += term;
         magnitude += std::abs(term);
-        error += model.part_roundings * kUnit32 * std::abs(x[k]) * apart[static_cast<std::size_t>(k)];
+        if (model.fp8_group >= 0) {
+          largest = std::max({largest, std::abs(term), std::abs(part)});
+          part += term;
+          if ((k + 1) % kFp8Channels == 0 || k + 1 == w.k) {
+            error += kFp8Truncation * std::max(largest, std::abs(part));
+            largest = 0;
+            if (model.fp8_group != 0 && (k + 1) % model.fp8_group == 0) part = 0;
+          }
+        }
+        if (zero_part != 0) magnitude += zero_part * std::abs(weights[static_cast<std::size_t>(k)]);
+        error += model.part_roundings * kUnit32 * (std::abs(x[k]) + zero_part) * apart[static_cast<std::size_t>(k)];
         if (model.fixed_point)
           error += rounded.error[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
       }

@@ -40,14 +40,19 @@ struct Expected {
 
 /// What a kernel may do with activations and codes; it decides the bound, and `quantize` the values too.
 struct ActModel {
-  ActScheme quantize = {};         // to int8 or e4m3: part of the definition of the result
-  bool fixed_point = false;        // activations are rounded to 24-bit fixed point per 128 channels
-  bool subtracts_zeros = false;    // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z
+  ActScheme quantize = {};   // to int8 or e4m3: part of the definition of the result
+  bool fixed_point = false;  // activations are rounded to 24-bit fixed point per 128 channels
+  bool subtracts_zeros =
+      false;  // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z; likewise where
+              // activations have zero points
   double part_roundings = 4;       // of those two sums and their difference, in units of f32
   double code_offset = 0;          // in both sums codes and zeros are that much larger
   double dot_factor = 1;           // how much worse than with correctly rounded f32 additions a dot product may be
   DType weight_type = DType::f32;  // f16 or bf16: W, but for scale2, is rounded to it before it is multiplied
   bool rounds_scales = false;      // and before that scales, and of float zeros what whole steps leave
+  /// Sums of e4m3 products keep 13 bits below the largest addend (sm_90's tensor cores), over all of K (0) or so many channels at a
+  /// time (128). −1: they are f32.
+  int fp8_group = -1;
 };
 
 /// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float, or the codes that model.quantize names.

@@ -1,6 +1,7 @@
 // Everything nibble offers, in one include.
 #pragma once
 
+#include "nibble/activations.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/device.hpp"

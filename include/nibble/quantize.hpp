@@ -1,6 +1,8 @@
 // Float weights → QuantTensor.
 #pragma once
 
+#include <optional>
+
 #include "nibble/parallel.hpp"
 #include "nibble/status.hpp"
 #include "nibble/tensor.hpp"
@@ -8,15 +10,21 @@
 namespace nibble {
 
 struct QuantizeSpec {
-  int bits = 4;                   // 2…8
-  std::int32_t group_size = 128;  // along K; must divide K; 0: one group per output channel
-  bool symmetric = true;          // true: codes uXbB, no zero points; false: codes uX with integer zero points
-  DType scale = DType::f16;       // f32, f16 or bf16: scales are rounded to this type before codes are chosen
-  bool clip_search = false;       // per group, shrink the range while that lowers the squared error
+  int bits = 4;                          // 2…8
+  std::int32_t group_size = 128;         // along K; must divide K; 0: one group per output channel
+  bool symmetric = true;                 // true: codes uXbB, no zero points; false: codes uX with integer zero points
+  DType scale = DType::f16;              // f32, f16 or bf16: scales are rounded to this type before codes are chosen
+  bool clip_search = false;              // per group, shrink the range while that lowers the squared error
+  DType codes = DType::none;             // s8 or e4m3: these codes, of 8 bits whatever `bits` says
+  std::optional<GroupShape> group = {};  // per tensor, per channel or in blocks, which may be ragged; in place of group_size
+
+  /// What shares a scale.
+  GroupShape shape() const { return group ? *group : group_size == 0 ? GroupShape::channel() : GroupShape::group(group_size); }
 };
 
-/// Rounds w[N,K] (f32, f16 or bf16, last stride 1) to nearest. Bit-identical for any number of threads.
-/// Errors: invalid_argument when K % group_size != 0, for bits outside 2…8, or for a NaN or infinity (with its position).
+/// Rounds w[N,K] (f32, f16 or bf16, last stride 1) to nearest; e4m3 takes the scale max|w| / 448. Bit-identical for any number
+/// of threads. Errors: invalid_argument when K % group_size != 0, for bits outside 2…8, for other codes, for e4m3 with zero
+/// points or a clipping search, or for a NaN or infinity (with its position).
 Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
 
 /// How far a quantized weight is from the original.

@@ -26,6 +26,7 @@ namespace nibble::act_rule {
 
 constexpr float kLeastRange = 0x1p-113f;
 constexpr float kE4m3Max = 448.0f;
+constexpr float kLargest = std::numeric_limits<float>::max(), kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Rule {
   float scale = 1.0f;
@@ -51,14 +52,14 @@ NIBBLE_HOST_DEVICE inline float multiply(float a, float b) {
 
 /// For codes that reach from −reach to reach: 127 of s8, 448 of e4m3. `absmax` is NaN or infinite where an activation is.
 NIBBLE_HOST_DEVICE inline Rule symmetric(float absmax, float reach) {
-  if (!(absmax <= std::numeric_limits<float>::max())) return {std::numeric_limits<float>::quiet_NaN(), 0.0f, 0};
+  if (!(absmax <= kLargest)) return {kNan, 0.0f, 0};
   if (absmax < kLeastRange) return {0.0f, 0.0f, 0};
   return {divide(absmax, reach), divide(reach, absmax), 0};
 }
 /// Of s8 with a zero point; low ≤ 0 ≤ high.
 NIBBLE_HOST_DEVICE inline Rule asymmetric(float low, float high) {
   const float range = high - low;
-  if (!(range <= std::numeric_limits<float>::max())) return {std::numeric_limits<float>::quiet_NaN(), 0.0f, 0};
+  if (!(range <= kLargest)) return {kNan, 0.0f, 0};
   if (range < kLeastRange) return {0.0f, 0.0f, 0};
   const float inverse = divide(255.0f, range);
   return {divide(range, 255.0f), inverse, static_cast<std::int32_t>(std::nearbyint(-128.0f - multiply(low, inverse)))};

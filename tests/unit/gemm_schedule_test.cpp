@@ -60,5 +60,19 @@ TEST(GemmSchedule, NumbersEveryPass) {
   for (int count : taken) EXPECT_EQ(count, 1);
 }
 
+TEST(GemmSchedule, BandsHoldEveryPass) {
+  for (int token_tiles : {1, 2, 3, 8, 13})
+    for (int high : {1, 4, 8}) {
+      const Deal deal{.row_blocks = 11, .token_tiles = token_tiles, .most = 4};
+      std::vector<int> taken(static_cast<std::size_t>(11 * token_tiles));
+      for (int index = 0; index < deal.row_tiles() * deal.token_tiles; ++index) {
+        const Pass pass = deal.banded(index, high);
+        EXPECT_EQ(pass.token_tile / high, index / (high * deal.row_tiles()));
+        for (int b = 0; b < pass.blocks; ++b) ++taken[static_cast<std::size_t>(pass.token_tile * 11 + pass.block + b)];
+      }
+      for (int count : taken) EXPECT_EQ(count, 1);
+    }
+}
+
 }  // namespace
 }  // namespace nibble::cuda

@@ -1,0 +1,495 @@
+// One read of A: a row, or a part of one, waits in registers for its scale.
+//
+//   A ──load──▶ V vectors of 8 activations a thread, as they came
+//                 │ × prescale
+//                 ├──▶ range of 8·V ──▶ of a group, by shuffles ──┐
+//                 │                └──▶ of a row, by shuffles and shared memory ──▶ rule: scale, inverse, zero ──▶ scales, zeros
+//                 │ × prescale                                                       │
+//                 └──▶ × inverse, round ◀────────────────────────────────────────────┘ ──▶ codes, Σ codes
+//
+//   thread t of a team of P has vectors t, t + P, ... of its part: neighbours read and write neighbouring bytes
+//   team = what has a scale in common at most: a row where the scale is a row's, else any part of a row
+//   CTA  = one team, or several small ones: x counts a team's threads, y teams. Of the grid x counts CTAs of rows, y parts of a row. So
+//          nothing has to be divided before the loads are on their way
+//
+// A range is two integers, and a maximum each: as signed numbers the bits of floats are in order from 0 up, as unsigned ones they are
+// from −0 down, and a NaN or an infinity is above all others in its half. So nothing has to look for them.
+//
+// A row that has no room in a CTA's registers, or groups that no power of two lanes hold, take the slow way: a CTA a row, segment by
+// segment, each read twice; the second time it is in L2.
+#include "kernels/cuda/quantize_acts.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/fragment.cuh"
+#include "quantize/act_rule.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+using act_rule::Rule;
+
+constexpr int kEach = 8;          // activations of a vector: 16 bytes of 16-bit floats in, 8 bytes of codes out
+constexpr int kMaxThreads = 1024;  // of a CTA: all that there can be, for long rows
+constexpr int kMaxWarps = kMaxThreads / 32;
+constexpr std::uint32_t kAllLanes = 0xffffffffu;
+constexpr std::uint32_t kInfinityBits = 0x7f800000u, kSignBit = 0x80000000u;
+
+struct Params {
+  QuantizeTask task;
+  Rule known;
+  int k, columns;
+  int group_lanes;    // that share a scale, a power of two; 0: the team does
+  int group_shift;    // log₂ of a group's channels
+  bool vector_loads, vector_prescale, vector_stores;
+};
+
+// ---- ranges
+
+struct Range {
+  std::int32_t high = 0;  // the bits of the largest activation, or of 0
+  std::uint32_t low = 0;  // of the least, if it has a sign
+
+  __device__ void take(float x) {
+    high = max(high, __float_as_int(x));
+    low = max(low, __float_as_uint(x));
+  }
+  __device__ void take(const Range& other) {
+    high = max(high, other.high);
+    low = max(low, other.low);
+  }
+  /// The bits of the largest |x|.
+  __device__ std::uint32_t largest() const {
+    const auto above = static_cast<std::uint32_t>(high);
+    return low >= kSignBit ? max(above, low - kSignBit) : above;
+  }
+};
+
+__device__ Rule symmetric_rule(const QuantizeTask& t, std::uint32_t largest) {
+  const float absmax = __uint_as_float(largest);
+  const float reach = t.codes_type == DType::e4m3 ? act_rule::kE4m3Max : 127.0f;
+  return act_rule::symmetric(largest < kInfinityBits ? fminf(absmax, t.limit) : absmax, reach);
+}
+__device__ Rule rule_of(const QuantizeTask& t, const Range& range) {
+  if (!t.zero_points || range.largest() >= kInfinityBits) return symmetric_rule(t, range.largest());
+  const float low = range.low >= kSignBit ? __uint_as_float(range.low) : 0.0f;
+  return act_rule::asymmetric(fmaxf(low, -t.limit), fminf(__int_as_float(range.high), t.limit));
+}
+
+__device__ Range warp_range(Range range) {
+#if __CUDA_ARCH__ >= 800
+  return {__reduce_max_sync(kAllLanes, range.high), __reduce_max_sync(kAllLanes, range.low)};
+#else
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    range.take({__shfl_xor_sync(kAllLanes, range.high, step), __shfl_xor_sync(kAllLanes, range.low, step)});
+  return range;
+#endif
+}
+__device__ std::int32_t warp_sum(std::int32_t sum) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kAllLanes, sum);
+#else
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  return sum;
+#endif
+}
+
+/// The threads of a team, whole warps of a CTA. All threads of the CTA come to its barriers together.
+struct Team {
+  int first_warp, warps;
+  int thread;  // in the team
+
+  __device__ Team()
+      : first_warp(static_cast<int>(threadIdx.y * blockDim.x) / 32),
+        warps(static_cast<int>(blockDim.x) / 32),
+        thread(static_cast<int>(threadIdx.x)) {}
+
+  __device__ Range reduce(Range range, Range (&shared)[kMaxWarps]) const {
+    range = warp_range(range);
+    if (warps == 1) return range;
+    if (thread % 32 == 0) shared[first_warp + thread / 32] = range;
+    __syncthreads();
+    const int lane = thread % 32;
+    return warp_range(lane < warps ? shared[first_warp + lane] : Range{});
+  }
+  /// The sum is thread 0's.
+  __device__ std::int32_t reduce(std::int32_t sum, std::int32_t (&shared)[kMaxWarps]) const {
+    sum = warp_sum(sum);
+    if (warps == 1) return sum;
+    if (thread % 32 == 0) shared[first_warp + thread / 32] = sum;
+    __syncthreads();
+    const int lane = thread % 32;
+    return thread < 32 ? warp_sum(lane < warps ? shared[first_warp + lane] : 0) : 0;
+  }
+};
+
+// ---- loads: a vector is raw until it is used, so that all of a thread's are on their way together
+
+template <DType kType>
+struct Raw {
+  static constexpr int kWords = kType == DType::f32 ? 8 : 4;
+  std::uint32_t word[kWords];
+
+  __device__ float at(int i) const {
+    if constexpr (kType == DType::f32) return __uint_as_float(word[i]);
+    return half_of(word[i / 2], i % 2, kType);
+  }
+  /// What the compiler has made of it so far is to be forgotten: twice the floats would need twice the registers.
+  __device__ void keep_raw() {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(word[i]));
+  }
+};
+
+template <DType kType>
+__device__ __forceinline__ const std::uint8_t* address(const Params& p, std::int64_t row, int channel) {
+  return static_cast<const std::uint8_t*>(p.task.a) + (row * p.task.a_stride + channel) * (kType == DType::f32 ? 4 : 2);
+}
+/// As many of 8 activations as there are, one by one; the others are 0.
+template <DType kType>
+__device__ __forceinline__ void gather(Raw<kType>& raw, const std::uint8_t* from, int count) {
+#pragma unroll
+  for (int i = 0; i < Raw<kType>::kWords; ++i) raw.word[i] = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (i >= count) continue;
+    if constexpr (kType == DType::f32)
+      raw.word[i] = __ldcg(reinterpret_cast<const std::uint32_t*>(from) + i);
+    else
+      raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from) + i)} << i % 2 * 16;
+  }
+}
+/// Vectors of 8 activations of a row, `step` channels apart; past K they are 0. Not through L1, where something older may lie: the
+/// kernel in front may have written A while this one was starting.
+template <DType kType, int V>
+__device__ __forceinline__ void load(Raw<kType> (&raw)[V], const Params& p, std::int64_t row, int first, int step) {
+  if (p.vector_loads) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const auto* from = reinterpret_cast<const uint4*>(address<kType>(p, row, first + v * step));
+      const bool whole = first + v * step + kEach <= p.k;
+#pragma unroll
+      for (int i = 0; i < Raw<kType>::kWords; i += 4) {
+        const uint4 w = whole ? __ldcg(from + i / 4) : uint4{};
+        raw[v].word[i] = w.x, raw[v].word[i + 1] = w.y, raw[v].word[i + 2] = w.z, raw[v].word[i + 3] = w.w;
+      }
+    }
+    if (p.k % kEach == 0) return;
+  }
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int channel = first + v * step, count = p.k - channel;
+    if (!p.vector_loads || (count > 0 && count < kEach)) gather(raw[v], address<kType>(p, row, channel), count);
+  }
+}
+
+/// The activations of a vector, times the prescale.
+template <DType kType>
+__device__ __forceinline__ void unpack(float (&x)[kEach], const Raw<kType>& raw, const Params& p, int channel) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = raw.at(i);
+  if (p.task.prescale == nullptr) return;
+  const float* factors = p.task.prescale + channel;
+  if (p.vector_prescale && channel + kEach <= p.k) {
+#pragma unroll
+    for (int i = 0; i < kEach; i += 4) {
+      const float4 f = __ldg(reinterpret_cast<const float4*>(factors + i));
+      x[i] = act_rule::multiply(x[i], f.x), x[i + 1] = act_rule::multiply(x[i + 1], f.y);
+      x[i + 2] = act_rule::multiply(x[i + 2], f.z), x[i + 3] = act_rule::multiply(x[i + 3], f.w);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (channel + i < p.k) x[i] = act_rule::multiply(x[i], __ldg(factors + i));
+  }
+}
+
+template <DType kType>
+__device__ __forceinline__ Range range_of(const Raw<kType>& raw, const Params& p, int channel) {
+  float x[kEach];
+  unpack(x, raw, p, channel);
+  Range range;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) range.take(x[i]);
+  return range;
+}
+
+// ---- codes
+
+/// act_rule::to_s8 in integers: saturating a sum with the zero point is saturating before it, and a conversion makes 0 of a NaN.
+__device__ __forceinline__ std::uint32_t encode_s8(float x, const Rule& rule) {
+  const int rounded = __float2int_rn(act_rule::multiply(x, rule.inverse));
+  return static_cast<std::uint32_t>(min(max(rounded, -128 - rule.zero), 127 - rule.zero) + rule.zero);
+}
+
+/// The codes of a vector. Where the inverse is 0 the range is, or has no number: all codes are 0 then.
+__device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rule, bool e4m3) {
+  std::uint32_t word[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float* v = x + 4 * half;
+    if (e4m3) {
+      const auto pair = [&](int i) -> std::uint32_t {
+        const float2 scaled{act_rule::multiply(v[i], rule.inverse), act_rule::multiply(v[i + 1], rule.inverse)};
+        return __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
+      };
+      word[half] = rule.inverse == 0.0f ? 0 : __byte_perm(pair(0), pair(2), 0x5410);
+    } else {
+      const std::uint32_t low = __byte_perm(encode_s8(v[0], rule), encode_s8(v[1], rule), 0x0040);
+      const std::uint32_t high = __byte_perm(encode_s8(v[2], rule), encode_s8(v[3], rule), 0x0040);
+      word[half] = __byte_perm(low, high, 0x5410);
+    }
+  }
+  return {word[0], word[1]};
+}
+
+/// Codes of channels past K are 0, which a zero point would have them not be.
+__device__ __forceinline__ uint2 only(uint2 codes, int count) {
+  if (count >= kEach) return codes;
+  const std::uint64_t mask = (std::uint64_t{1} << (8 * max(count, 0))) - 1;
+  return {codes.x & static_cast<std::uint32_t>(mask), codes.y & static_cast<std::uint32_t>(mask >> 32)};
+}
+
+__device__ __forceinline__ void store(uint2 codes, const Params& p, std::int64_t row, int channel) {
+  std::uint8_t* const to = static_cast<std::uint8_t*>(p.task.codes) + row * p.task.pitch + channel;
+  if (p.vector_stores && channel + kEach <= p.columns) {
+    *reinterpret_cast<uint2*>(to) = codes;
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kEach && channel + i < p.columns; ++i)
+    to[i] = static_cast<std::uint8_t>((i < 4 ? codes.x : codes.y) >> i % 4 * 8);
+}
+
+/// Quantizes and stores a vector; the sum of its codes.
+template <DType kType>
+__device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel, const Rule& rule) {
+  if (channel >= p.columns) return 0;
+  float x[kEach];
+  unpack(x, raw, p, channel);
+  const uint2 codes = only(encode(x, rule, p.task.codes_type == DType::e4m3), p.k - channel);
+  store(codes, p, row, channel);
+  constexpr std::int32_t kOnes = 0x01010101;
+  return __dp4a(static_cast<std::int32_t>(codes.x), kOnes, __dp4a(static_cast<std::int32_t>(codes.y), kOnes, 0));
+}
+
+__device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t group, const Rule& rule) {
+  if (t.scales != nullptr) t.scales[row * t.scale_row + group * t.scale_group] = rule.scale;
+  if (t.zeros != nullptr) t.zeros[row * t.zero_row] = rule.zero;
+}
+
+// ---- the usual way
+
+/// A group is so many lanes at least, among which V rules are shared out.
+constexpr int kLeastGroupLanes = 4;
+
+template <DType kType, int V>
+__global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __grid_constant__ Params p) {
+  static_assert(V <= kLeastGroupLanes);
+  __shared__ Range ranges[kMaxWarps];
+  __shared__ std::int32_t sums[kMaxWarps];
+  let_successor_start();
+  const Team team;
+  const QuantizeTask& t = p.task;
+  const std::int64_t own_row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  const bool exists = own_row < t.m;
+  const std::int64_t row = exists ? own_row : t.m - 1;  // teams without a row do the last one's work, but for writing
+  const int step = static_cast<int>(blockDim.x) * kEach;
+  const int first = static_cast<int>(blockIdx.y) * V * step + team.thread * kEach;
+
+  wait_for_predecessor();
+  Raw<kType> raw[V];
+  load(raw, p, row, first, step);
+
+  Rule rule[V];
+  if (t.known) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) rule[i] = p.known;
+  } else if (p.group_lanes != 0) {
+    // All lanes of a group get its V ranges, and each makes a rule of one of them: a division is as much as quantizing a vector.
+    std::uint32_t mine = 0;
+    const int share = team.thread % V;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      std::uint32_t largest = range_of(raw[i], p, first + i * step).largest();
+      for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
+      if (i == share) mine = largest;
+    }
+    const Rule own = symmetric_rule(t, mine);
+    const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
+    if (place == share && at < p.k && exists) store_rule(t, row, at >> p.group_shift, own);
+#pragma unroll
+    for (int i = 0; i < V; ++i) rule[i] = {0.0f, __shfl_sync(kAllLanes, own.inverse, team.thread % 32 / V * V + i), 0};
+  } else {
+    Range range;
+#pragma unroll
+    for (int i = 0; i < V; ++i) range.take(range_of(raw[i], p, first + i * step));
+    const Rule all = rule_of(t, team.reduce(range, ranges));
+    if (team.thread == 0 && exists) store_rule(t, row, 0, all);
+#pragma unroll
+    for (int i = 0; i < V; ++i) rule[i] = all;
+  }
+
+  std::int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    raw[i].keep_raw();
+    if (exists) sum += finish(raw[i], p, row, first + i * step, rule[i]);
+  }
+  if (t.sums == nullptr) return;
+  sum = team.reduce(sum, sums);
+  if (team.thread == 0 && exists) t.sums[row * t.sum_row] = sum;
+}
+
+// ---- the slow way
+
+template <DType kType>
+__global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const __grid_constant__ Params p) {
+  __shared__ Range ranges[kMaxWarps];
+  __shared__ std::int32_t sums[kMaxWarps];
+  let_successor_start();
+  const Team team;
+  const QuantizeTask& t = p.task;
+  const std::int64_t row = blockIdx.x;
+  const int segment = t.group == 0 || t.group >= p.k ? p.k : static_cast<int>(t.group);
+  const int step = static_cast<int>(blockDim.x) * kEach;
+  wait_for_predecessor();
+  std::int32_t sum = 0;
+#pragma unroll 1
+  for (int begin = 0; begin < p.k; begin += segment) {
+    const int end = min(begin + segment, p.k);
+    Rule rule = p.known;
+    if (!t.known) {
+      Range range;
+#pragma unroll 1
+      for (int channel = begin + team.thread * kEach; channel < end; channel += step) {
+        Raw<kType> raw[1];
+        load(raw, p, row, channel, 0);
+        range.take(range_of(raw[0], p, channel));
+      }
+      rule = rule_of(t, team.reduce(range, ranges));
+      __syncthreads();  // everybody has read the warps' ranges
+      if (team.thread == 0) store_rule(t, row, begin / segment, rule);
+    }
+    const int last = end == p.k ? p.columns : end;
+#pragma unroll 1
+    for (int channel = begin + team.thread * kEach; channel < last; channel += step) {
+      Raw<kType> raw[1];
+      load(raw, p, row, channel, 0);
+      sum += finish(raw[0], p, row, channel, rule);
+    }
+  }
+  if (t.sums == nullptr) return;
+  sum = team.reduce(sum, sums);
+  if (team.thread == 0) t.sums[row * t.sum_row] = sum;
+}
+
+// ---- sums of codes that came without
+
+constexpr int kSumThreads = 256;
+
+struct SumParams {
+  const std::uint8_t* codes;
+  std::int64_t pitch;
+  int k;
+  bool words;  // rows begin at whole words
+  std::int32_t* sums;
+};
+__global__ void __launch_bounds__(kSumThreads) sum_codes_kernel(const __grid_constant__ SumParams p) {
+  __shared__ std::int32_t sums[kMaxWarps];
+  let_successor_start();
+  wait_for_predecessor();
+  const Team team;
+  const std::uint8_t* const row = p.codes + blockIdx.x * p.pitch;
+  const int words = p.words ? p.k / 4 : 0;
+  std::int32_t sum = 0;
+  for (int i = team.thread; i < words; i += kSumThreads) sum = __dp4a(__ldcg(reinterpret_cast<const std::int32_t*>(row) + i), 0x01010101, sum);
+  for (int i = words * 4 + team.thread; i < p.k; i += kSumThreads) sum += static_cast<std::int8_t>(__ldcg(row + i));
+  sum = team.reduce(sum, sums);
+  if (team.thread == 0) p.sums[blockIdx.x] = sum;
+}
+
+// ---- launch
+
+using Kernel = void (*)(Params);
+
+/// V of a thread: few rows are over soonest with many threads; of many rows a thread has 64 bytes on their way.
+constexpr int kFewVectors = 1;
+template <DType kType>
+constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
+
+struct Kernels {
+  Kernel few, many, segments;
+  int many_vectors;
+};
+template <DType kType>
+constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors>, quantize_rows_kernel<kType, kManyVectors<kType>>,
+                           quantize_segments_kernel<kType>, kManyVectors<kType>};
+
+bool aligned(const void* p, std::int64_t stride, int bytes) {
+  return (reinterpret_cast<std::uintptr_t>(p) | static_cast<std::uintptr_t>(stride)) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+}  // namespace
+
+cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
+  const std::int64_t columns = std::max(task.columns, task.k);
+  if (task.m < 1 || task.k < 1 || columns > kMost || task.group % kEach != 0 || task.group < 0) return cudaErrorInvalidValue;
+  if (task.m > kMost) return cudaErrorInvalidConfiguration;
+  int device = 0, sms = 0;
+  if (const cudaError_t e = cudaGetDevice(&device)) return e;
+  if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
+
+  Params p{};
+  p.task = task;
+  p.known = act_rule::known(task.scale, task.zero);
+  p.k = static_cast<int>(task.k);
+  p.columns = static_cast<int>(columns);
+  p.vector_loads = aligned(task.a, task.a_stride * (task.type == DType::f32 ? 4 : 2), 16);
+  p.vector_prescale = aligned(task.prescale, 0, 16);
+  p.vector_stores = aligned(task.codes, task.pitch, kEach);
+  const Kernels& kernels = task.type == DType::f32   ? kKernels<DType::f32>
+                           : task.type == DType::f16 ? kKernels<DType::f16>
+                                                     : kKernels<DType::bf16>;
+
+  const int vectors = (p.columns + kEach - 1) / kEach;
+  const bool grouped = !task.known && task.group != 0 && task.group < task.k;
+  const bool lanes_fit = !grouped || (task.group % (kLeastGroupLanes * kEach) == 0 && task.group <= 32 * kEach &&
+                                      std::has_single_bit(static_cast<std::uint64_t>(task.group)));
+  if (grouped && lanes_fit) {
+    p.group_lanes = static_cast<int>(task.group) / kEach;
+    p.group_shift = std::countr_zero(static_cast<std::uint64_t>(task.group));
+  }
+  const bool divisible = (grouped || task.known) && task.sums == nullptr;  // any part of a row stands for itself
+
+  constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA that gets many rows
+  constexpr int kMostParts = 65535;                       // of a grid's second dimension
+  const bool many = task.m * vectors > std::int64_t{kMaxThreads} * sms;
+  for (const int each : {many ? kernels.many_vectors : kFewVectors, kernels.many_vectors}) {
+    const int wanted = ((vectors + each - 1) / each + 31) / 32 * 32;
+    if (!lanes_fit || (wanted > kMaxThreads && !divisible)) continue;
+    const int team = divisible ? std::min(wanted, kPartThreads) : wanted;
+    const int parts = (vectors + team * each - 1) / (team * each), teams = many ? std::max(1, kLeastThreads / team) : 1;
+    if (parts > kMostParts) return cudaErrorInvalidConfiguration;
+    const dim3 grid(static_cast<unsigned>((task.m + teams - 1) / teams), static_cast<unsigned>(parts));
+    const dim3 block(static_cast<unsigned>(team), static_cast<unsigned>(teams));
+    return launch_dependent(each == kFewVectors ? kernels.few : kernels.many, grid, block, 0, stream, p);
+  }
+  const std::int64_t segment = grouped ? task.group : columns;
+  const int threads = static_cast<int>(std::min<std::int64_t>((segment / kEach + 31) / 32 * 32, kMaxThreads));
+  return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0, stream, p);
+}
+
+cudaError_t sum_codes(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums, cudaStream_t stream) {
+  if (m < 1 || m > std::numeric_limits<std::int32_t>::max() || k > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidValue;
+  const SumParams p{static_cast<const std::uint8_t*>(codes), pitch, static_cast<int>(k), aligned(codes, pitch, 4), sums};
+  return launch_dependent(sum_codes_kernel, static_cast<unsigned>(m), kSumThreads, 0, stream, p);
+}
+
+}  // namespace nibble::cuda

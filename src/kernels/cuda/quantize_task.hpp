@@ -1,0 +1,38 @@
+// What the launcher that quantizes activations takes (quantize_acts.hpp): plain values, host and device.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "nibble/types.hpp"
+
+namespace nibble::cuda {
+
+/// A[M,K], in device memory, and where its codes go.
+struct QuantizeTask {
+  const void* a = nullptr;
+  DType type = DType::f16;    // f32, f16 or bf16
+  std::int64_t a_stride = 0;  // elements between rows
+  std::int64_t m = 0, k = 0;
+  const float* prescale = nullptr;                       // [K]: what a channel is multiplied by first
+  float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit, and what is beyond saturates
+
+  DType codes_type = DType::s8;  // s8 or e4m3
+  bool zero_points = false;      // a range of its own on both sides of 0; s8 with a scale per token
+  bool known = false;            // `scale` and `zero` are given, and are all of A's
+  std::int64_t group = 0;        // channels that share a scale, a multiple of 8; 0: all
+  float scale = 1.0f;
+  std::int32_t zero = 0;
+
+  void* codes = nullptr;     // [M, columns]
+  std::int64_t pitch = 0;    // bytes between rows
+  std::int64_t columns = 0;  // K, or more: codes past K are 0
+  float* scales = nullptr;   // of a token (and group)
+  std::int64_t scale_row = 0, scale_group = 0;
+  std::int32_t* zeros = nullptr;
+  std::int64_t zero_row = 0;
+  std::int32_t* sums = nullptr;  // of a token's s8 codes; null: nobody asks
+  std::int64_t sum_row = 0;
+};
+
+}  // namespace nibble::cuda

@@ -1,0 +1,163 @@
+// Activations to codes, token by token, straight from the rule.
+#include "nibble/activations.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "quantize/act_rule.hpp"
+#include "quantize/float_matrix.hpp"
+
+namespace nibble {
+namespace {
+
+constexpr std::int64_t kGroupStep = 8;  // channels that kernels take at a time
+
+Status check_scheme(const ActScheme& scheme, const ActOptions& options) {
+  const bool per_tensor = scheme.group == GroupShape::tensor();
+  if (scheme.codes != DType::s8 && scheme.codes != DType::e4m3)
+    return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(scheme.codes));
+  if (!per_tensor && scheme.group.n != 1)
+    return error(StatusCode::unsupported, "a scale of activations is not shared by {} tokens", scheme.group.n);
+  if (scheme.group.k < 0 || scheme.group.k % kGroupStep != 0)
+    return error(StatusCode::unsupported, "activations in groups of {} channels; a group is a multiple of {}", scheme.group.k,
+                 kGroupStep);
+  if (scheme.zero != ZeroKind::none && (scheme.zero != ZeroKind::integer || scheme.codes != DType::s8 || scheme.group.k != 0))
+    return error(StatusCode::unsupported, "activations of type {}{} have no zero points; s8 per token or tensor has integers",
+                 name(scheme.codes), scheme.group.k != 0 ? fmt::format(" in groups of {}", scheme.group.k) : "");
+  if (per_tensor != options.known.has_value())
+    return error(StatusCode::invalid_argument, "{}",
+                 per_tensor ? "a scale per tensor has to be known beforehand: set options.known"
+                            : "options.known is for a scale per tensor");
+  if (per_tensor && !(options.known->scale > 0 && options.known->scale <= act_rule::kLargest))
+    return error(StatusCode::invalid_argument, "a known scale of {} is no positive number", options.known->scale);
+  const std::int32_t zero = per_tensor ? options.known->zero : 0, reach = scheme.zero == ZeroKind::none ? 0 : 128;
+  if (zero < -reach || zero > std::max(0, reach - 1))
+    return error(StatusCode::invalid_argument, "a known zero of {}, of {} {} zero points", zero, name(scheme.codes),
+                 reach == 0 ? "without" : "with");
+  if (options.limit && !(*options.limit > 0))
+    return error(StatusCode::invalid_argument, "a limit of {} is no positive number", *options.limit);
+  return {};
+}
+
+/// Whether `v` is there exactly when it is wanted, and then of this type and shape.
+Status check_output(std::string_view what, const ConstTensorView& v, bool wanted, DType type,
+                    std::initializer_list<std::int64_t> shape) {
+  if (v.empty() && !wanted) return {};
+  if (!wanted) return error(StatusCode::invalid_argument, "{} is not written with this scheme", what);
+  if (v.empty()) return error(StatusCode::invalid_argument, "{} has no data", what);
+  if (v.dtype != type || v.rank != static_cast<int>(shape.size()) || !std::equal(shape.begin(), shape.end(), v.shape.begin()))
+    return error(StatusCode::invalid_argument, "{} must be {} [{}], got {} [{}]", what, name(type),
+                 fmt::join(shape.begin(), shape.end(), ","), name(v.dtype),
+                 fmt::join(v.shape.begin(), v.shape.begin() + v.rank, ","));
+  return {};
+}
+
+Status check(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_scheme(scheme, options));
+  NIBBLE_RETURN_IF_ERROR(check_float_matrix(a).with_context("activations"));
+  const std::int64_t m = a.dim(0), k = a.dim(1);
+  NIBBLE_RETURN_IF_ERROR(check_output("codes", out.codes, true, scheme.codes, {m, k}));
+  if (out.codes.stride(1) != 1 || (m > 1 && out.codes.stride(0) < k))
+    return error(StatusCode::invalid_argument,
+                 "rows of codes are {} elements apart and {} long, with a last stride of {}; it must be 1", out.codes.stride(0),
+                 k, out.codes.stride(1));
+  const bool dynamic = scheme.group != GroupShape::tensor();
+  if (scheme.group.k == 0)
+    NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m}));
+  else
+    NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m, scheme.group.cols(k)}));
+  NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, dynamic && scheme.zero != ZeroKind::none, DType::s32, {m}));
+  NIBBLE_RETURN_IF_ERROR(check_output("sums", out.sums, scheme.codes == DType::s8 && !out.sums.empty(), DType::s32, {m}));
+  if (!options.prescale.empty() && options.prescale.rank == 1 && options.prescale.stride(0) != 1)
+    return error(StatusCode::invalid_argument, "the prescale has a stride of {}; it must be 1", options.prescale.stride(0));
+  return check_output("the prescale", options.prescale, !options.prescale.empty(), DType::f32, {k});
+}
+
+/// One token. `x(k)` is an activation, times its prescale.
+template <class Activation>
+void quantize_row(std::int64_t m, std::int64_t k, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
+                  const Activation& x) {
+  auto* const codes = static_cast<std::uint8_t*>(out.codes.data) + m * out.codes.stride(0);
+  const bool e4m3 = scheme.codes == DType::e4m3;
+  const float limit = options.limit.value_or(std::numeric_limits<float>::infinity());
+  std::int64_t sum = 0;
+  for (std::int64_t begin = 0, end = 0, group = 0; begin < k; begin = end, ++group) {
+    end = scheme.group.k == 0 ? k : std::min<std::int64_t>(k, begin + scheme.group.k);
+    act_rule::Rule rule;
+    if (options.known) {
+      rule = act_rule::known(options.known->scale, options.known->zero);
+    } else {
+      float low = 0, high = 0;
+      bool finite = true;
+      for (std::int64_t i = begin; i < end; ++i) {
+        finite = finite && std::isfinite(x(i));
+        low = std::min(low, x(i));
+        high = std::max(high, x(i));
+      }
+      low = std::max(low, -limit), high = std::min(high, limit);
+      if (!finite) high = act_rule::kNan;
+      rule = scheme.zero != ZeroKind::none
+                 ? act_rule::asymmetric(low, high)
+                 : act_rule::symmetric(finite ? std::max(-low, high) : high, e4m3 ? act_rule::kE4m3Max : 127.0f);
+      auto* const scales = static_cast<float*>(out.scales.data) + m * out.scales.stride(0);
+      scales[out.scales.rank == 2 ? group * out.scales.stride(1) : 0] = rule.scale;
+      if (scheme.zero != ZeroKind::none) static_cast<std::int32_t*>(out.zeros.data)[m * out.zeros.stride(0)] = rule.zero;
+    }
+    for (std::int64_t i = begin; i < end; ++i) {
+      codes[i] = rule.inverse == 0 ? 0
+                 : e4m3            ? act_rule::to_e4m3(act_rule::multiply(x(i), rule.inverse))
+                                   : static_cast<std::uint8_t>(act_rule::to_s8(x(i), rule));
+      sum += static_cast<std::int8_t>(codes[i]);
+    }
+  }
+  if (!out.sums.empty()) static_cast<std::int32_t*>(out.sums.data)[m * out.sums.stride(0)] = static_cast<std::int32_t>(sum);
+}
+
+}  // namespace
+
+Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
+                            Executor* executor) {
+  NIBBLE_RETURN_IF_ERROR(check(a, scheme, out, options));
+  const auto* prescale = static_cast<const float*>(options.prescale.data);
+  (executor != nullptr ? *executor : default_executor()).parallel_for(a.dim(0), [&](std::int64_t m) {
+    with_row(a, m, [&](const auto* row) {
+      quantize_row(m, a.dim(1), scheme, out, options, [=](std::int64_t k) {
+        return prescale == nullptr ? to_f32(row[k]) : act_rule::multiply(to_f32(row[k]), prescale[k]);
+      });
+    });
+  });
+  return {};
+}
+
+Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
+                            Stream stream) {
+  NIBBLE_RETURN_IF_ERROR(check(a, scheme, out, options));
+  cuda::QuantizeTask task{.a = a.data,
+                          .type = a.dtype,
+                          .a_stride = a.stride(0),
+                          .m = a.dim(0),
+                          .k = a.dim(1),
+                          .prescale = static_cast<const float*>(options.prescale.data),
+                          .codes_type = scheme.codes,
+                          .zero_points = scheme.zero != ZeroKind::none,
+                          .known = options.known.has_value(),
+                          .group = scheme.group.k,
+                          .codes = out.codes.data,
+                          .pitch = out.codes.stride(0),
+                          .columns = a.dim(1),
+                          .scales = static_cast<float*>(out.scales.data),
+                          .scale_row = out.scales.stride(0),
+                          .scale_group = out.scales.rank == 2 ? out.scales.stride(1) : 0,
+                          .zeros = static_cast<std::int32_t*>(out.zeros.data),
+                          .zero_row = out.zeros.stride(0),
+                          .sums = static_cast<std::int32_t*>(out.sums.data),
+                          .sum_row = out.sums.stride(0)};
+  if (options.limit) task.limit = *options.limit;
+  if (options.known) task.scale = options.known->scale, task.zero = options.known->zero;
+  return cuda::launch_quantize_acts(task, stream);
+}
+
+}  // namespace nibble

@@ -38,10 +38,10 @@ struct GroupShape {
   static constexpr GroupShape block(std::int32_t bn, std::int32_t bk) { return {bn, bk}; }
 
   /// Rows and columns of the scale tensor of a weight [N,K]; the last block of a dimension may be partial.
-  std::int64_t rows(std::int64_t n_total) const { return n == 0 ? 1 : (n_total + n - 1) / n; }
-  std::int64_t cols(std::int64_t k_total) const { return k == 0 ? 1 : (k_total + k - 1) / k; }
+  constexpr std::int64_t rows(std::int64_t n_total) const { return n == 0 ? 1 : (n_total + n - 1) / n; }
+  constexpr std::int64_t cols(std::int64_t k_total) const { return k == 0 ? 1 : (k_total + k - 1) / k; }
 
-  friend bool operator==(const GroupShape&, const GroupShape&) = default;
+  friend constexpr bool operator==(const GroupShape&, const GroupShape&) = default;
 };
 
 struct WeightScheme {

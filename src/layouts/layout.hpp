@@ -82,6 +82,7 @@ std::span<const Layout* const> layout_table();
 const Layout* find_layout(std::string_view name);
 
 extern const Layout kGpuTileLayout;
+extern const Layout kGpuW8Layout;
 extern const Layout kPlainLayout;
 extern const Layout kTile16Layout;
 extern const Layout kTile32Layout;

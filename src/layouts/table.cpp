@@ -13,7 +13,7 @@
 namespace nibble {
 
 std::span<const Layout* const> layout_table() {
-  static constexpr std::array kTable{&kTile32Layout, &kTile16Layout, &kGpuTileLayout, &kPlainLayout};
+  static constexpr std::array kTable{&kTile32Layout, &kTile16Layout, &kGpuTileLayout, &kGpuW8Layout, &kPlainLayout};
   return kTable;
 }
 

@@ -56,7 +56,8 @@ namespace {
 
 /// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max.
 Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& options, Backend memory) {
-  Problem problem{.n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory, .quantize = options.quantize};
+  Problem problem{
+      .n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory, .quantize = options.quantize};
   problem.machine = assumed_roofline((options.executor != nullptr ? *options.executor : default_executor()).threads());
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();

@@ -103,8 +103,8 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
   if (problem.op == Op::linear && needs_prepare(*choice.kernel, problem)) {
     const Choice first = choose_kernel(preparing(problem, choice.kernel->act), {}, true);
     if (first.kernel == nullptr)
-      return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act, choice.kernel->name,
-                   refusals(first));
+      return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act,
+                   choice.kernel->name, refusals(first));
     bucket.prepare = first.kernel;
     bucket.cost_us += first.cost_us;
   }
@@ -137,8 +137,8 @@ Status check_output(const TensorView& d) {
 Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
   const ActScheme& act = spec.quantize;
   if (!is_compute_float(spec.act) && spec.act != act.codes)
-    return error(StatusCode::unsupported, "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names",
-                 name(spec.act));
+    return error(StatusCode::unsupported,
+                 "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names", name(spec.act));
   if (act.codes == DType::none) return {};
   if (act.codes != DType::s8 && act.codes != DType::e4m3)
     return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(act.codes));
@@ -149,11 +149,16 @@ Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
     return error(StatusCode::unsupported,
                  "a scale per tensor for activations has to be known beforehand, and the weight has no static_acts; use one per "
                  "token or block");
+  if (act.group == GroupShape::tensor() && act.zero == ZeroKind::none && weight.static_acts && weight.static_acts->zero != 0)
+    return error(StatusCode::unsupported, "the weight's static_acts have the zero point {}; quantize with ZeroKind::integer",
+                 weight.static_acts->zero);
   if (!is_compute_float(spec.act) && !weight.prescale.empty())
-    return error(StatusCode::unsupported, "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
+    return error(StatusCode::unsupported,
+                 "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
   const std::int64_t group = weight.scheme.group.k, block = act.group.k;
   if (act.zero != ZeroKind::none && block != 0)
-    return error(StatusCode::unsupported, "activations in blocks of {} channels have no zero points; per tensor and token have", block);
+    return error(StatusCode::unsupported, "activations in blocks of {} channels have no zero points; per tensor and token have",
+                 block);
   if (block != 0 && (block % tile::kOctet != 0 || block > cpu::kMaxSegment))
     return error(StatusCode::unsupported, "activations in blocks of {} channels; a block is a multiple of {}, {} at most", block,
                  tile::kOctet, cpu::kMaxSegment);
@@ -173,13 +178,13 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
   const ConstTensorView& s = args.a_scale;
   const bool shaped = act.group.k == 0 ? s.rank == 1 && s.dim(0) == rows : s.rank == 2 && s.dim(0) == rows && s.dim(1) == groups;
   if (s.empty() || s.dtype != DType::f32 || !shaped)
-    return error(StatusCode::invalid_argument, "A comes quantized: a_scale must be f32 [{}{}], got {} of rank {} and {} elements", rows,
-                 act.group.k == 0 ? "" : fmt::format(",{}", groups), name(s.dtype), s.rank, s.numel());
+    return error(StatusCode::invalid_argument, "A comes quantized: a_scale must be f32 [{}{}], got {} of rank {} and {} elements",
+                 rows, act.group.k == 0 ? "" : fmt::format(",{}", groups), name(s.dtype), s.rank, s.numel());
   if (act.zero == ZeroKind::none) return {};
   const ConstTensorView& z = args.a_zero;
   if (z.empty() || z.dtype != DType::s32 || z.rank != 1 || z.dim(0) != rows)
-    return error(StatusCode::invalid_argument, "A comes quantized: a_zero must be s32 [{}], got {} of rank {} and {} elements", rows,
-                 name(z.dtype), z.rank, z.numel());
+    return error(StatusCode::invalid_argument, "A comes quantized: a_zero must be s32 [{}], got {} of rank {} and {} elements",
+                 rows, name(z.dtype), z.rank, z.numel());
   return {};
 }
 

@@ -54,6 +54,8 @@ Status accepts_weight(const Kernel& self, const Problem& p) {
 
 Status accepts_simt(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, p));
+  if (!is_compute_float(p.act))
+    return error(StatusCode::unsupported, "multiplies floats, the activations come as {} codes", name(p.act));
   if (p.quantize.codes != DType::none)
     return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}", name(p.quantize.codes));
   return {};

@@ -47,6 +47,13 @@ struct Deal {
     const int block = index % row_tiles() * most;
     return {index / row_tiles(), block, row_blocks - block < most ? row_blocks - block : most};
   }
+  /// Numbered so that passes that run together share what they read: bands of up to `high` token tiles, row tile by row tile.
+  NIBBLE_HOST_DEVICE constexpr Pass banded(int index, int high) const {
+    const int band = index / (high * row_tiles()), first = band * high, rest = index - first * row_tiles();
+    const int height = token_tiles - first < high ? token_tiles - first : high;
+    const int block = rest / height * most;
+    return {first + rest % height, block, row_blocks - block < most ? row_blocks - block : most};
+  }
 };
 
 }  // namespace nibble::cuda

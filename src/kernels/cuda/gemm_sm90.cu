@@ -1,8 +1,5 @@
 // Launches the sm_90 GEMM (gemm_sm90_kernel.cuh): which activations it reads, how passes are dealt, how much shared memory there is.
-#include <cuda.h>
-
 #include <algorithm>
-#include <atomic>
 #include <bit>
 
 #include "kernels/cuda/gemm.hpp"
@@ -10,6 +7,7 @@
 #include "kernels/cuda/launch_shape.hpp"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/shared_memory.hpp"
+#include "kernels/cuda/tensor_map.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -27,39 +25,7 @@ __global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, 
 }
 
 bool readable_by_tma(const LinearTask& task) {
-  const bool rows = task.m == 1 || (task.x_stride % 8 == 0 && task.x_stride >= task.weight.geometry.k);
-  return rows && task.weight.perm == nullptr && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
-}
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-/// The driver's function; nothing links against the driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    return e == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found) : nullptr;
-  }();
-  return function;
-}
-
-/// Boxes of 64 channels × `rows` tokens with the 128-byte swizzle.
-bool describe_activations(CUtensorMap& map, DType act, const void* x, std::int64_t stride, int m, std::int64_t k, int rows) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(m)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(m == 1 ? gathered_pitch(k) : stride) * 2};  // of one row it may be anything
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(rows)}, steps[2] = {1, 1};
-  const CUtensorMapDataType type = act == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return encode_tiled() != nullptr &&
-         encode_tiled()(&map, type, 2, const_cast<void*>(x), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-int multiprocessors(int device) {
-  static std::atomic<int> known[kMaxDevices];
-  int count = known[device].load();
-  if (count == 0 && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess) known[device].store(count);
-  return count;
+  return task.weight.perm == nullptr && tma_reads(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
 }
 
 /// Activations that TMA can read; `first_row` of D is theirs.
@@ -87,7 +53,7 @@ cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& co
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
   p.plain = task.epilogue.plain();
 
-  if (!describe_activations(p.x, task.act, task.x, task.x_stride, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
+  if (!describe_rows(p.x, task.act, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
 
   p.deal.row_blocks = geo.tiles();
   p.deal.token_tiles = (task.m + config.tokens - 1) / config.tokens;

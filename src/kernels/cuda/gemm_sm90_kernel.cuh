@@ -242,8 +242,7 @@ struct Gemm {
     wgmma_wait<0>();
     if (!kCompletes) release(previous);
     if (r - turn() < count) {  // the last stage has none for this warpgroup
-      ptx::barrier_wait(full(from.stage), from.parity);
-      release(from.stage);
+      pass_on(from.stage, from.parity);
       from.advance(stages);
     }
   }
@@ -398,10 +397,17 @@ struct Gemm {
   /// A pass with fewer row blocks than there are warpgroups.
   __device__ void skip(Cursor& from) const {
     for (int r = first_record(); r < end_record(); r += depth()) {
-      ptx::barrier_wait(full(from.stage), from.parity);
-      release(from.stage);
+      pass_on(from.stage, from.parity);
       from.advance(p.stages);
     }
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // the other warps are where the first is
+  }
+  /// Releases a stage unread. The releasing warp waits alone: nothing keeps the others beside it, and a barrier that has gone on by two
+  /// phases looks to a late one as if it had not begun.
+  __device__ void pass_on(int stage, std::uint32_t parity) const {
+    if (warp != 0) return;
+    ptx::barrier_wait(full(stage), parity);
+    release(stage);
   }
   __device__ void consume() const {
     ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written

@@ -17,6 +17,8 @@
 #include "kernels/cuda/linear_simt.hpp"
 #include "kernels/cuda/pack.hpp"
 #include "kernels/cuda/probe.hpp"
+#include "kernels/cuda/quantize_acts.hpp"
+#include "kernels/cuda/scaled.hpp"
 
 namespace nibble {
 namespace {
@@ -204,6 +206,29 @@ Status launch_gemm_sm80(const LinearTask& task, Stream stream) {
 
 Status launch_linear_simt(const LinearTask& task, Stream stream) {
   return status_of(linear_simt(task, native(stream)), "linear_simt");
+}
+
+Status launch_quantize_acts(const QuantizeTask& task, Stream stream) {
+  return status_of(quantize_acts(task, native(stream)), "quantize_acts");
+}
+
+Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream) {
+  return status_of(sum_codes(acts.codes, acts.pitch, m, k, sums, native(stream)), "sum_codes");
+}
+
+Status launch_scaled_simt(const ScaledTask& task, Stream stream) {
+  return status_of(linear_scaled_simt(task, native(stream)), "linear_scaled_simt");
+}
+
+Status launch_scaled_sm80(const ScaledTask& task, Stream stream) {
+  return status_of(linear_scaled_sm80(task, native(stream)), "linear_scaled_sm80");
+}
+
+Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream) {
+  const ScaledConfig config{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
+  const cudaError_t code = linear_scaled_sm90(task, config, native(stream));
+  if (code == cudaErrorInvalidAddressSpace) return launch_scaled_sm80(task, stream);
+  return status_of(code, "linear_scaled_sm90");
 }
 
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

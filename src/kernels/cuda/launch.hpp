@@ -7,6 +7,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/quantize_task.hpp"
+#include "kernels/cuda/scaled_task.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/status.hpp"
@@ -24,6 +26,17 @@ Status launch_linear_simt(const LinearTask& task, Stream stream);
 Status launch_linear_dense(const LinearTask& task, Stream stream);
 /// Ok where the dense tier's library can be loaded, else unsupported: what is missing.
 Status dense_runs_here();
+
+/// Activations to codes, with whatever task asks for beside them.
+Status launch_quantize_acts(const QuantizeTask& task, Stream stream);
+/// sums[m] = Σ codes[m,k] of s8 activations that came as codes, [M,K].
+Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
+/// 8-bit codes times 8-bit codes.
+Status launch_scaled_simt(const ScaledTask& task, Stream stream);
+Status launch_scaled_sm80(const ScaledTask& task, Stream stream);
+/// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see scaled.hpp. Codes that TMA cannot
+/// read, whose rows do not begin at multiples of 16 bytes, go to sm_80's kernel.
+Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream);
 
 /// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

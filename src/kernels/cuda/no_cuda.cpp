@@ -27,6 +27,11 @@ Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_simt(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_dense(const LinearTask&, Stream) { return no_cuda(); }
 Status dense_runs_here() { return no_cuda(); }
+Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
+Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }
+Status launch_scaled_simt(const ScaledTask&, Stream) { return no_cuda(); }
+Status launch_scaled_sm80(const ScaledTask&, Stream) { return no_cuda(); }
+Status launch_scaled_sm90(const ScaledTask&, int, int, int, int, Stream) { return no_cuda(); }
 Status launch_dequantize(const DeviceWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_pack(const gpu_tile::Geometry&, const WeightScheme&, DType, const CanonicalArrays&, void*, Stream) {
   return no_cuda();

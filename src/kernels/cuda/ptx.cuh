@@ -21,6 +21,11 @@ __device__ inline void barrier_arrive(std::uint32_t barrier) {
 __device__ inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+/// Arrives at a barrier of any CTA of the cluster, by its mapped address. It orders nothing but the copy engine's reuse of what the
+/// tensor cores have read: a release to the whole cluster would wait for all this thread has written.
+__device__ inline void barrier_arrive_remote(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 /// Waits until the phase of that parity is complete.
 __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
@@ -40,7 +45,6 @@ __device__ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t
 }
 /// bar.sync among `threads` threads of the CTA that use this id.
 __device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-
 // ---- copies
 
 /// Weights are read once: they must not push activations out of L2.
@@ -66,6 +70,10 @@ __device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, 
 __device__ inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+/// Four bytes from global to shared memory.
+__device__ inline void async_copy4(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 __device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void async_copy_wait() {
@@ -88,6 +96,9 @@ __device__ inline std::uint32_t load_shared4(std::uint32_t address) {
   std::uint32_t v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
+}
+__device__ inline void store_shared4(std::uint32_t address, std::uint32_t v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 __device__ inline void store_shared16(std::uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

@@ -1,0 +1,67 @@
+// What the sm_90 8-bit GEMM's launcher (scaled_sm90.cu) and its kernels (scaled_sm90_kernel.cuh) agree on.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/scaled.hpp"
+#include "kernels/cuda/scaled_task.hpp"
+
+namespace nibble::cuda {
+
+/// Multiplying warpgroups of a CTA: four, or as many as have registers for their sums. Sums of groups need registers more than once.
+NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false) {
+  if (grouped) return tokens >= 64 ? 2 : 4;
+  return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
+}
+/// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
+NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
+
+struct ScaledParams {
+  CUtensorMap x;
+  ScaledWeight weight;
+  QuantizedActs acts;
+  epilogue::Element epilogue;
+  Deal deal;
+  int m;
+  int first_row;     // of D and the epilogue's operands that belongs to the first row of acts
+  int tile_records;  // of a row tile: K / 128, rounded up
+  int blocks, depth, split, share;
+  int stages;
+  int band;          // token tiles of a band of numbered passes; 0: passes are dealt
+  bool zero_points;  // of activations or weights
+  bool fast;         // the epilogue is a bias at most and a store to 16-bit floats in whole vectors
+};
+
+/// Floats of a record's scales in a stage: its tokens', its row blocks'.
+NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }
+
+/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, what tokens are scaled and shifted by
+/// (per warpgroup), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
+struct ScaledMap {
+  int records, staging, tokens, scales, barriers, total;
+};
+NIBBLE_HOST_DEVICE constexpr ScaledMap scaled_map(int stages, const ScaledConfig& c, bool grouped) {
+  constexpr int kStaging = 4 * 8 * (gpu_w8::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
+  ScaledMap map{};
+  map.records = stages * c.depth * c.tokens * gpu_w8::kChannels;
+  const int ring = map.records + stages * c.blocks * c.depth * gpu_w8::kRecordBytes;
+  const int inbox = c.split > 1 ? c.blocks * c.tokens * gpu_w8::kRows * 4 : 0;
+  map.staging = ring > inbox ? ring : inbox;
+  map.tokens = map.staging + scaled_groups(c.tokens, grouped) * kStaging;
+  map.scales = map.tokens + scaled_groups(c.tokens, grouped) * 3 * 4 * c.tokens;
+  map.barriers = map.scales + (grouped ? stages * c.depth * scaled_slot(c.tokens) * 4 : 0);
+  map.total = map.barriers + 2 * 8 * stages;
+  return map;
+}
+
+using ScaledKernel = void (*)(ScaledParams);
+/// The kernel for n tokens a pass; null when there is none.
+ScaledKernel scaled_sm90_s8(int tokens);
+ScaledKernel scaled_sm90_e4m3(int tokens);
+ScaledKernel scaled_sm90_e4m3_grouped(int tokens);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,695 @@
+// D[M,N] = epilogue(Â[M,K] · Ŵᵀ) on Hopper for 8-bit codes on both sides: wgmma with both operands in shared memory.
+//
+//   Dᵀ[N,M] = Ŵ[N,K] · Âᵀ[K,M]      weights are the 64-row A operand, n tokens the B operand
+//
+//   CTA   = multiplying warpgroups ◀──ring of stages── producer warps
+//   stage = n tokens × 128 channels (a TMA box, 128-byte swizzle) | a record of 64 rows × 128 channels for each row block of the pass
+//   pass  = up to `blocks` row blocks, one a warpgroup, × n tokens × all of K (gemm_schedule.hpp)
+//
+// Records are swizzled offline (gpu_w8.hpp), so that a linear copy makes them operands: a warpgroup's part of a stage is four
+// instructions, and nothing but the tensor cores and the ring moves.
+//
+//                        few tokens                                     many tokens
+//   bound by             memory                                         tensor cores, and L2 → SM traffic
+//   K is shared by       `depth` warpgroups, `split` CTAs of a cluster  nobody
+//   activations are      every CTA's own                                shared by `share` CTAs of a cluster: each asks for a part
+//                                                                       of the tokens, and all get it (multicast)
+//
+// Sums that are shared along K meet as in gemm_sm90_kernel.cuh: warpgroups' in shared memory, a cluster's through distributed shared
+// memory, each unit of 64 rows × 8 tokens at the rank that owns it, in the order of the ranks.
+//
+// Then the scales and zero points (scaled_task.hpp), and the epilogue: units are staged in shared memory, where Dᵀ becomes D.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ring.cuh"
+#include "kernels/cuda/scaled_sm90.hpp"
+#include "kernels/cuda/wgmma8.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kGroupThreads = 128;
+constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
+/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
+template <bool kGrouped>
+constexpr int kProducerRegisters = kGrouped ? 72 : 32;
+template <int kTokens, bool kGrouped>
+constexpr int kConsumerRegisters = [] {
+  const int share = 65536 / scaled_threads(kTokens, kGrouped) / 8 * 8;
+  const int most = (share + (share - kProducerRegisters<kGrouped>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
+  return most > 240 ? 240 : most;
+}();
+constexpr int kUnitTokens = 8;   // of a unit of sums: four a lane
+constexpr int kRoundUnits = 4;   // that are staged at a time: 32 tokens
+/// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
+constexpr int kStagePitch = gpu_w8::kRows + 4;
+constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
+/// Fast rounds are 16-bit: two of them fit, so that one is read while the next is written.
+constexpr int kFastRoundBytes = kRoundUnits * kUnitTokens * gpu_w8::kRows * 2;
+static_assert(2 * kFastRoundBytes <= kStagingBytes);
+
+/// A 2-D box of the activations at (channel, token), for every CTA of the cluster that `mask` names; what is outside becomes zero.
+__device__ inline void load_box8(std::uint32_t to, const CUtensorMap& map, int channel, int token, std::uint32_t barrier, int mask,
+                                 std::uint64_t policy) {
+  if (mask == 1)
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
+        ::"r"(to), "l"(&map), "r"(channel), "r"(token), "r"(barrier), "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+        " [%0], [%1, {%2, %3}], [%4], %5, %6;"
+        ::"r"(to), "l"(&map), "r"(channel), "r"(token), "r"(barrier), "h"(static_cast<std::uint16_t>(mask)), "l"(policy)
+        : "memory");
+}
+/// Two 8×8 matrices of 16-bit elements, transposed: a lane's registers hold two neighbours of a column, and lane l < 16 says where
+/// row l mod 8 of matrix l / 8 goes.
+__device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
+/// Four sums of a unit: rows g, g, g+8, g+8 of the warp's 16 and tokens 2t, 2t+1, 2t, 2t+1, of lane 4g + t.
+template <class Sum>
+struct alignas(16) Four {
+  Sum at[4];
+};
+
+template <class Code, int kTokens, bool kGrouped>
+struct Scaled {
+  using Sum = typename Code::Sum;
+  using Sums = Sum[kTokens / 2];  // of a lane
+  static constexpr bool kIntegers = std::is_same_v<Sum, std::int32_t>;
+  static constexpr int kActBytes = kTokens * gpu_w8::kChannels;  // of a record
+  static constexpr int kUnits = kTokens / kUnitTokens;           // of a row block
+  static constexpr int kRound = kUnits < kRoundUnits ? kUnits : kRoundUnits;
+  static constexpr int kGroups = scaled_groups(kTokens, kGrouped);
+  static constexpr int kScaleSlot = scaled_slot(kTokens);
+  /// As many sums as go through the staging buffer at once.
+  static constexpr bool kMayShare = kTokens <= kRoundUnits * kUnitTokens;
+
+  const ScaledParams& p;
+  std::uint8_t* shared;
+  std::uint32_t base;
+  ScaledMap map;
+  int rank, cluster, warpgroup, lane, warp;  // warp: of the warpgroup
+
+  __device__ int depth() const { return kMayShare ? p.depth : 1; }
+  __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
+  __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
+  __device__ int active() const { return p.blocks * depth(); }  // warpgroups
+  __device__ std::uint32_t full(int stage) const { return base + map.barriers + 8 * stage; }
+  __device__ std::uint32_t empty(int stage) const { return base + map.barriers + 8 * (p.stages + stage); }
+  __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
+  /// A stage's records: all of row block 0, then of row block 1, ...
+  __device__ std::uint32_t records(int stage) const {
+    return base + map.records + stage * active() * gpu_w8::kRecordBytes;
+  }
+  __device__ int first_record() const { return p.split == 1 ? 0 : rank * p.tile_records / p.split; }
+  __device__ int end_record() const { return p.split == 1 ? p.tile_records : (rank + 1) * p.tile_records / p.split; }
+
+  /// This CTA's part of a pass of its cluster.
+  __device__ Pass own(const Pass& pass) const {
+    if (p.share == 1) return pass;
+    const int most = (pass.blocks + p.share - 1) / p.share, first = rank * most;
+    return {pass.token_tile, pass.block + first, max(0, min(most, pass.blocks - first))};
+  }
+  /// Calls use(pass) for every pass of this CTA.
+  template <class Use>
+  __device__ __forceinline__ void for_each_pass(Use use) const {
+    // Numbers of passes, or of units.
+    const bool numbered = p.band > 0;
+    const int end = numbered ? p.deal.row_tiles() * p.deal.token_tiles : p.deal.first_unit(cluster + 1);
+#pragma unroll 1
+    for (int at = numbered ? cluster : p.deal.first_unit(cluster); at < end;) {
+      const Pass pass = numbered ? p.deal.banded(at, p.band) : p.deal.pass(at, end);
+      use(own(pass));
+      at += numbered ? p.deal.clusters : pass.blocks;
+    }
+  }
+
+  // ---- producers: a thread in each of two warps
+
+  /// Weights do not depend on the kernel before this one: nobody waits for it here.
+  __device__ void produce_weights() const {
+    const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
+    const std::int64_t tile_bytes = std::int64_t{p.tile_records} * gpu_w8::kRecordBytes;
+    Cursor to{0, 1};  // an unused stage counts as emptied
+    for_each_pass([&](const Pass& pass) {
+      const std::byte* from = p.weight.bytes + pass.block * tile_bytes + std::int64_t{first_record()} * gpu_w8::kRecordBytes;
+#pragma unroll 1
+      for (int left = end_record() - first_record(); left > 0; left -= depth()) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        const int count = min(depth(), left), bytes = count * gpu_w8::kRecordBytes;  // consecutive records are one copy
+        ptx::barrier_arrive_expect(full(to.stage), count * kActBytes + pass.blocks * bytes);
+#pragma unroll 1
+        for (int b = 0; b < pass.blocks; ++b)
+          ptx::bulk_copy(records(to.stage) + b * depth() * gpu_w8::kRecordBytes, from + b * tile_bytes, bytes, full(to.stage), policy);
+        from += bytes;
+        to.advance(p.stages);
+      }
+    });
+  }
+  __device__ void produce_activations() const {
+    const std::uint64_t policy = ptx::evict_last();
+    const int part = kTokens / p.share, mask = (1 << p.share) - 1;
+    const std::uint32_t offset = p.share == 1 ? 0 : rank * part * gpu_w8::kChannels;
+    const int first_token = p.share == 1 ? 0 : rank * part;
+    ptx::wait_for_predecessors();
+    Cursor to{0, 1};
+    for_each_pass([&](const Pass& pass) {
+#pragma unroll 1
+      for (int record = first_record(); record < end_record();) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        std::uint32_t at = act(to.stage) + offset;
+#pragma unroll 1
+        for (int i = 0; i < depth() && record < end_record(); ++i, ++record, at += kActBytes)
+          load_box8(at, p.x, record * gpu_w8::kChannels, pass.token_tile * kTokens + first_token, full(to.stage), mask, policy);
+        to.advance(p.stages);
+      }
+    });
+  }
+  /// The scales of a record's activations and of its row blocks: a warp's work, for they come from anywhere. Loads run ahead of the ring.
+  __device__ float* scales_of(int stage, int turn) const {
+    return reinterpret_cast<float*>(shared + map.scales) + (stage * depth() + turn) * kScaleSlot;
+  }
+  __device__ void produce_scales() const {
+    constexpr int kEach = (kScaleSlot + 31) / 32;
+    ptx::wait_for_predecessors();
+    Cursor to{0, 1};
+    for_each_pass([&](const Pass& pass) {
+      float next[kEach];
+      const auto load = [&](int record) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const int at = i * 32 + lane, m = pass.token_tile * kTokens + at, b = at - kTokens;
+          if (record >= end_record()) continue;
+          next[i] = 1.0f;
+          if (at < kTokens)
+            next[i] = p.acts.scales == nullptr ? p.acts.scale : m < p.m ? p.acts.scales[m * p.acts.scale_row + record * p.acts.scale_group] : 0.0f;
+          else if (b < pass.blocks && p.weight.geometry.block_rows != 0)
+            next[i] = p.weight.scales()[(pass.block + b) * gpu_w8::kRows / p.weight.geometry.block_rows * p.tile_records + record];
+        }
+      };
+      load(first_record());
+#pragma unroll 1
+      for (int record = first_record(); record < end_record();) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+#pragma unroll 1
+        for (int d = 0; d < depth() && record < end_record(); ++d) {
+#pragma unroll
+          for (int i = 0; i < kEach; ++i)
+            if (i * 32 + lane < kScaleSlot) scales_of(to.stage, d)[i * 32 + lane] = next[i];
+          load(++record);
+        }
+        __syncwarp();
+        if (lane == 0) ptx::barrier_arrive(full(to.stage));
+        to.advance(p.stages);
+      }
+    });
+  }
+
+  // ---- consumers
+
+  /// Tells the producers of all CTAs that write here, and whose writes the cluster shares.
+  /// Where warps read scales from a stage themselves, each has to be asked; else a warpgroup's products end together.
+  static constexpr int kReaders = kGrouped ? 4 : 1;
+  __device__ void release(int stage) const {
+    if (kGrouped) __syncwarp();
+    const int cta = kGrouped ? lane : warp;
+    if ((!kGrouped && lane != 0) || cta >= p.share) return;
+    if (p.share == 1)
+      ptx::barrier_arrive(empty(stage));
+    else
+      ptx::barrier_arrive_remote(ptx::map_to_rank(empty(stage), cta));
+  }
+
+  /// Adds the products of the warpgroup's row block and records. Those of a record run while the next record's are asked for.
+  __device__ __forceinline__ void multiply(Cursor& from, Sums& acc) const {
+    const int count = end_record() - first_record();
+    const std::uint32_t weights = wgmma_operand_low(records(0)) + (row_group() * depth() + turn()) * (gpu_w8::kRecordBytes / 16);
+    const std::uint32_t tokens = wgmma_operand_low(act(0)) + turn() * (kActBytes / 16);
+    const std::uint32_t weight_stage = active() * (gpu_w8::kRecordBytes / 16), token_stage = depth() * (kActBytes / 16);
+    int r = turn();
+    if constexpr (!kGrouped) {
+      int previous = -1;  // the stage whose products may be running
+#pragma unroll 1
+      for (; r < count; r += depth()) {
+        ptx::barrier_wait(full(from.stage), from.parity);
+        const std::uint32_t a = weights + from.stage * weight_stage, b = tokens + from.stage * token_stage;
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) Wgmma8<Code, kTokens>::add(acc, a + 2 * i, b + 2 * i);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (previous >= 0) release(previous);
+        previous = from.stage;
+        from.advance(p.stages);
+      }
+      wgmma_wait<0>();
+      if (previous >= 0) release(previous);
+    } else if (r < count) {
+      struct Group {
+        Sums dot;
+        int stage;
+      };
+      const auto begin = [&](Group& group) {
+        ptx::barrier_wait(full(from.stage), from.parity);
+        const std::uint32_t a = weights + from.stage * weight_stage, b = tokens + from.stage * token_stage;
+        wgmma_fence();
+        Wgmma8<Code, kTokens>::begin(group.dot, a, b);
+#pragma unroll
+        for (int i = 1; i < 4; ++i) Wgmma8<Code, kTokens>::add(group.dot, a + 2 * i, b + 2 * i);
+        wgmma_commit();
+        group.stage = from.stage;
+        from.advance(p.stages);
+        r += depth();
+      };
+      const auto end = [&](const Group& group) {
+        add_group(acc, group.dot, group.stage);
+        release(group.stage);
+      };
+      // Two records' sums, where there are registers for them: one is scaled while the other's products run.
+      Group even, other;
+      Group& odd = kTokens <= 64 ? other : even;
+      begin(even);
+      for (;;) {
+        if (r >= count) {
+          wgmma_wait<0>();
+          end(even);
+          break;
+        }
+        if constexpr (kTokens > 64) {
+          wgmma_wait<0>();
+          end(even);
+          begin(even);
+          continue;
+        }
+        begin(odd);
+        wgmma_wait<1>();
+        end(even);
+        if (r >= count) {
+          wgmma_wait<0>();
+          end(odd);
+          break;
+        }
+        begin(even);
+        wgmma_wait<1>();
+        end(odd);
+      }
+    }
+    if (r - turn() < count) {  // the last stage has none for this warpgroup
+      pass_on(from.stage, from.parity);
+      from.advance(p.stages);
+    }
+  }
+  /// acc += dot · s_a · s_w of a group of 128 channels.
+  __device__ void add_group(Sums& acc, const Sums& dot, int stage) const {
+    const float* scales = scales_of(stage, turn());
+    const float weight_scale = scales[kTokens + row_group()];
+    scales += lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+      const float2 s = *reinterpret_cast<const float2*>(scales + j * kUnitTokens);
+      const float low = __fmul_rn(s.x, weight_scale), high = __fmul_rn(s.y, weight_scale);
+      acc[4 * j] = fmaf(dot[4 * j], low, acc[4 * j]);
+      acc[4 * j + 1] = fmaf(dot[4 * j + 1], high, acc[4 * j + 1]);
+      acc[4 * j + 2] = fmaf(dot[4 * j + 2], low, acc[4 * j + 2]);
+      acc[4 * j + 3] = fmaf(dot[4 * j + 3], high, acc[4 * j + 3]);
+    }
+  }
+
+  /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
+  __device__ void sum_turns(Sums& acc) const {
+    if constexpr (kMayShare) {
+      const auto part = [&](int group) {
+        return reinterpret_cast<Four<Sum>*>(shared + map.staging + group * kStagingBytes) + warp * 32 + lane;
+      };
+      if (turn() != 0)
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i)
+          part(warpgroup)[i * kGroupThreads] = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
+      ptx::named_barrier(kAllConsumers, active() * kGroupThreads);
+      if (turn() == 0)
+#pragma unroll 1
+        for (int t = 1; t < depth(); ++t)
+#pragma unroll
+          for (int i = 0; i < kUnits; ++i) {
+            const Four<Sum> more = part(warpgroup + t)[i * kGroupThreads];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) acc[4 * i + j] += more.at[j];
+          }
+      ptx::named_barrier(kAllConsumers, active() * kGroupThreads);
+    }
+  }
+
+  // ---- sums become numbers
+
+  /// What multiplies and shifts the sums of a lane's two rows. Rows beyond N have padding.
+  struct Rows {
+    float scale[2];
+    float bias[2] = {-0.0f, -0.0f};  // which changes no number it is added to
+    std::int32_t sum[2] = {}, zero[2] = {};
+  };
+  __device__ Rows rows_of(int block) const {
+    Rows rows;
+    const std::int32_t* zeros = p.weight.zeros();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int n = block * gpu_w8::kRows + warp * 16 + lane / 4 + 8 * i;
+      rows.scale[i] = kGrouped && p.weight.geometry.block_rows != 0 ? 1.0f : p.weight.scales()[n];
+      if (p.zero_points) {
+        rows.sum[i] = p.weight.sums()[n];
+        rows.zero[i] = zeros == nullptr ? 0 : zeros[n];
+      }
+      if (p.fast && p.epilogue.bias.data != nullptr && n < p.weight.geometry.n) rows.bias[i] = p.epilogue.bias.at(n);
+    }
+    return rows;
+  }
+  /// The same of the pass's tokens, from wherever they are into the warpgroup's shared memory; asked for before the products are, and
+  /// there when tokens_arrived() returns.
+  __device__ std::uint32_t token_terms() const { return base + map.tokens + warpgroup * 3 * 4 * kTokens; }
+  __device__ void ask_for_tokens(const Pass& pass) const {
+    const auto take = [&](std::uint32_t to, const void* from, std::uint32_t otherwise) {
+      if (from == nullptr)
+        ptx::store_shared4(to, otherwise);
+      else
+        ptx::async_copy4(to, from);
+    };
+    ptx::async_copy_wait<0>();  // of a pass whose tokens nobody wanted
+#pragma unroll
+    for (int i = warp * 32 + lane; i < kTokens; i += kGroupThreads) {
+      const std::int64_t row = min(pass.token_tile * kTokens + i, p.m - 1);  // what is beyond is not stored
+      const std::uint32_t to = token_terms() + 4 * i;
+      if (!kGrouped) take(to, p.acts.scales == nullptr ? nullptr : p.acts.scales + row * p.acts.scale_row, __float_as_uint(p.acts.scale));
+      if (!kIntegers || !p.zero_points) continue;
+      take(to + 4 * kTokens, p.acts.zeros == nullptr ? nullptr : p.acts.zeros + row * p.acts.zero_row, p.acts.zero);
+      take(to + 8 * kTokens, p.acts.sums == nullptr ? nullptr : p.acts.sums + row, 0);
+    }
+    ptx::async_copy_commit();
+  }
+  __device__ void tokens_arrived() const {
+    ptx::async_copy_wait<0>();
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);
+  }
+
+  /// Takes zero points out of integers, modulo 2³², where the result is exact.
+  __device__ void shift(Four<Sum>& sums, const Rows& rows, int unit) const {
+    const std::uint32_t terms = token_terms() + (unit * kUnitTokens + lane % 4 * 2) * 4;
+    const uint2 zero = ptx::load_shared8(terms + 4 * kTokens), codes = ptx::load_shared8(terms + 8 * kTokens);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = i / 2;
+      const std::uint32_t zeros = static_cast<std::uint32_t>(p.weight.geometry.k) * rows.zero[row] - rows.sum[row];
+      sums.at[i] += static_cast<std::int32_t>((i % 2 == 0 ? zero.x : zero.y) * zeros - rows.zero[row] * (i % 2 == 0 ? codes.x : codes.y));
+    }
+  }
+  __device__ float4 scaled(const Four<Sum>& sums, const Rows& rows, int unit) const {
+    uint2 scale{};
+    if (!kGrouped) scale = ptx::load_shared8(token_terms() + (unit * kUnitTokens + lane % 4 * 2) * 4);
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i] = static_cast<float>(sums.at[i]);
+      if (!kGrouped) v[i] = __fmul_rn(v[i], __uint_as_float(i % 2 == 0 ? scale.x : scale.y));
+      v[i] = __fmul_rn(v[i], rows.scale[i / 2]);
+    }
+    return {v[0], v[1], v[2], v[3]};
+  }
+
+  // ---- Dᵀ becomes D
+
+  __device__ std::uint8_t* staging() const { return shared + map.staging + warpgroup * kStagingBytes; }
+  /// One unit of the general kind, as number `slot` of the round.
+  __device__ void stage(int slot, float4 v) const {
+    float* to = reinterpret_cast<float*>(staging()) + (slot * kUnitTokens + lane % 4 * 2) * kStagePitch + warp * 16 + lane / 4;
+    to[0] = v.x;
+    to[kStagePitch] = v.y;
+    to[8] = v.z;
+    to[kStagePitch + 8] = v.w;
+  }
+  __device__ void flush(int block, int first_m, int tokens) const {
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);
+    const float* from = reinterpret_cast<const float*>(staging());
+#pragma unroll 1
+    for (int i = 2 * warp; i < 2 * tokens; i = i % 2 == 0 ? i + 1 : i + 7) {  // a token's 64 rows are one warp's
+      const int m = first_m + i / 2, n = block * gpu_w8::kRows + i % 2 * 32 + lane;
+      if (m < p.m && n < p.weight.geometry.n) p.epilogue.store(p.first_row + m, n, from[i / 2 * kStagePitch + i % 2 * 32 + lane]);
+    }
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);
+  }
+  /// One unit of the fast kind: a token's 64 outputs are eight chunks of 16 bytes, swizzled by the token.
+  __device__ void stage_fast(int buffer, int slot, float4 v, const Rows& rows) const {
+    const float a = __fadd_rn(v.x, rows.bias[0]), b = __fadd_rn(v.y, rows.bias[0]);
+    const float c = __fadd_rn(v.z, rows.bias[1]), d = __fadd_rn(v.w, rows.bias[1]);
+    const int token = lane % 8, chunk = warp * 2 + lane / 8 % 2;
+    const std::uint32_t to = base + map.staging + warpgroup * kStagingBytes + buffer * kFastRoundBytes +
+                             (slot * kUnitTokens + token) * 128 + (chunk ^ token) * 16;
+    if (p.epilogue.out == DType::f16) {
+      const __half2 low = __floats2half2_rn(a, b), high = __floats2half2_rn(c, d);
+      store_transposed(to, reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
+    } else {
+      const __nv_bfloat162 low = __floats2bfloat162_rn(a, b), high = __floats2bfloat162_rn(c, d);
+      store_transposed(to, reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
+    }
+  }
+  __device__ void flush_fast(int buffer, int block, int first_m, int tokens) const {
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // the buffer's next writers come to another barrier first
+    const std::uint32_t from = base + map.staging + warpgroup * kStagingBytes + buffer * kFastRoundBytes;
+#pragma unroll
+    for (int i = warp * 32 + lane; i < kRound * kUnitTokens * 8; i += kGroupThreads) {
+      const int token = i / 8, chunk = i % 8, m = first_m + token, n = block * gpu_w8::kRows + chunk * 8;
+      if (token >= tokens || m >= p.m || n >= p.weight.geometry.n) continue;
+      const uint4 v = ptx::load_shared16(from + token * 128 + (chunk ^ (token % 8)) * 16);
+      *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.epilogue.d) + (p.first_row + m) * p.epilogue.d_stride + n) = v;
+    }
+  }
+
+  __device__ int token_of(const Pass& pass, int unit) const { return pass.token_tile * kTokens + unit * kUnitTokens; }
+  __device__ static Four<Sum> unit_of(const Sums& acc, int unit) {
+    return {acc[4 * unit], acc[4 * unit + 1], acc[4 * unit + 2], acc[4 * unit + 3]};
+  }
+
+  /// A round of kCount units of one row block to D. Neighbouring rounds take turns with the buffers of the fast kind.
+  template <bool kFast, int kCount>
+  __device__ __forceinline__ void store_round(const Pass& pass, int block, int first, int round, Four<Sum> (&sums)[kCount],
+                                              const Rows& rows) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (kIntegers)
+        if (p.zero_points) shift(sums[i], rows, first + i);
+      const float4 v = scaled(sums[i], rows, first + i);
+      if constexpr (kFast)
+        stage_fast(round % 2, i, v, rows);
+      else
+        stage(i, v);
+    }
+    if constexpr (kFast)
+      flush_fast(round % 2, block, token_of(pass, first), kCount * kUnitTokens);
+    else
+      flush(block, token_of(pass, first), kCount * kUnitTokens);
+  }
+
+  __device__ void store_own(const Pass& pass, const Sums& acc, const Rows& rows) const {
+    const int block = pass.block + row_group();
+    tokens_arrived();
+    if (p.fast) {
+#pragma unroll
+      for (int first = 0; first < kUnits; first += kRound) {
+        Four<Sum> sums[kRound];
+#pragma unroll
+        for (int i = 0; i < kRound; ++i) sums[i] = unit_of(acc, first + i);
+        if (token_of(pass, first) < p.m) store_round<true>(pass, block, first, first / kRound, sums, rows);
+      }
+    } else {
+      // Counted at run time, so that there is one copy of what a round does; registers are chosen at compile time.
+#pragma unroll 1
+      for (int first = 0; first < kUnits; first += kRound) {
+        Four<Sum> sums[kRound];
+#pragma unroll
+        for (int unit = 0; unit < kUnits; unit += kRound) {
+          if (unit != first) continue;
+#pragma unroll
+          for (int i = 0; i < kRound; ++i) sums[i] = unit_of(acc, unit + i);
+        }
+        if (token_of(pass, first) < p.m) store_round<false>(pass, block, first, first / kRound, sums, rows);
+      }
+    }
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // before the next pass writes into the first buffer
+  }
+
+  // Units of a split pass: rank u·S/U owns unit u and has a box for it from every rank, 16 bytes a thread of a warpgroup.
+  __device__ int owned_units() const { return p.blocks * kUnits / p.split; }
+  __device__ void send(const Sums& acc) const {
+    const int own = owned_units();
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+      const int unit = row_group() * kUnits + j;
+      const std::uint32_t to = base + (((unit % own) * p.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
+      const Four<Sum> four = unit_of(acc, j);
+      ptx::store_remote16(ptx::map_to_rank(to, unit / own), reinterpret_cast<const float4&>(four));
+    }
+  }
+  /// Received units that are stored in a round: a power of two that divides them, so that a round is within a row block.
+  __device__ int received_round() const { return min(kRound, owned_units() & -owned_units()); }
+  /// The first owned unit that this warpgroup stores; every kGroups-th round is its own.
+  __device__ int first_received() const { return rank * owned_units() + warpgroup * received_round(); }
+  __device__ void store_received(const Pass& pass, Rows rows) const {
+    tokens_arrived();
+    const int own = owned_units(), each = received_round();
+    int round = 0;
+#pragma unroll 1
+    for (int unit = first_received(); unit < (rank + 1) * own; unit += kGroups * each, ++round) {
+      const int block = unit / kUnits;
+      if (block >= pass.blocks) break;
+      if (round > 0) rows = rows_of(pass.block + block);
+      const auto received = [&](int i) {
+        const auto* box = reinterpret_cast<const Four<Sum>*>(shared) + (unit + i - rank * own) * p.split * kGroupThreads + warp * 32 + lane;
+        Four<Sum> sum = box[0];
+#pragma unroll 1
+        for (int r = 1; r < p.split; ++r) {
+          const Four<Sum> part = box[r * kGroupThreads];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sum.at[j] += part.at[j];
+        }
+        return sum;
+      };
+      if (each == kRound) {
+        Four<Sum> sums[kRound];
+#pragma unroll
+        for (int i = 0; i < kRound; ++i) sums[i] = received(i);
+        if (p.fast)
+          store_round<true>(pass, pass.block + block, unit % kUnits, round, sums, rows);
+        else
+          store_round<false>(pass, pass.block + block, unit % kUnits, round, sums, rows);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < each; ++i) {
+          Four<Sum> sums[1] = {received(i)};
+          if (p.fast)
+            store_round<true>(pass, pass.block + block, unit % kUnits + i, i, sums, rows);
+          else
+            store_round<false>(pass, pass.block + block, unit % kUnits + i, i, sums, rows);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
+    // What the epilogue needs is on its way while the products are formed.
+    ask_for_tokens(pass);
+    const int block = p.split > 1 ? min(first_received() / kUnits, p.blocks - 1) : row_group();
+    const Rows rows = rows_of(pass.block + min(block, max(pass.blocks - 1, 0)));
+    Sums acc = {};
+    if (warpgroup >= active()) {
+      // has no row block, but may store what others send
+    } else if (row_group() < pass.blocks) {
+      multiply(from, acc);
+    } else {
+      skip(from);
+    }
+    if (depth() > 1 && warpgroup < active()) sum_turns(acc);
+    const bool has_sums = warpgroup < active() && turn() == 0 && row_group() < pass.blocks;
+    if (p.split > 1) {
+      exchange();  // all rings have been read: they are inboxes now
+      if (has_sums) send(acc);
+      exchange();  // all sums have arrived
+      store_received(pass, rows);
+    } else if (has_sums) {
+      store_own(pass, acc, rows);
+    }
+  }
+  __device__ static void exchange() {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+  /// A pass with fewer row blocks than there are warpgroups.
+  __device__ void skip(Cursor& from) const {
+#pragma unroll 1
+    for (int r = first_record(); r < end_record(); r += depth()) {
+      pass_on(from.stage, from.parity);
+      from.advance(p.stages);
+    }
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // the other warps are where the first is
+  }
+  /// Releases a stage unread. The releasing warps wait alone: nothing keeps the others beside them, and a barrier that has gone on by two
+  /// phases looks to a late one as if it had not begun.
+  __device__ void pass_on(int stage, std::uint32_t parity) const {
+    if (!kGrouped && warp >= p.share) return;
+    ptx::barrier_wait(full(stage), parity);
+    release(stage);
+  }
+  __device__ void consume() const {
+    ptx::wait_for_predecessors();  // before scales and operands of the epilogue are read, and D is written
+    if (warpgroup >= active() && p.split == 1) return;
+    Cursor from{0, 0};
+    for_each_pass([&](const Pass& pass) { consume_pass(pass, from); });
+  }
+};
+
+template <class Code, int kTokens, bool kGrouped>
+__global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
+  extern __shared__ __align__(1024) std::uint8_t shared[];
+  const int size = p.split * p.share;                          // of a cluster
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);      // tells the compiler that a warp's threads stay together
+  constexpr int kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
+  const ScaledConfig config{.tokens = kTokens, .blocks = p.blocks, .depth = p.depth, .split = p.split, .share = p.share};
+  const Scaled<Code, kTokens, kGrouped> gemm{.p = p,
+                                             .shared = shared,
+                                             .base = ptx::shared_address(shared),
+                                             .map = scaled_map(p.stages, config, kGrouped),
+                                             .rank = size > 1 ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
+                                             .cluster = static_cast<int>(blockIdx.x) / size,
+                                             .warpgroup = warp / 4,
+                                             .lane = static_cast<int>(threadIdx.x) % 32,
+                                             .warp = warp % 4};
+  ptx::let_dependents_start();
+  if (warp == kProducerWarp && gemm.lane == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      ptx::barrier_init(gemm.full(s), kGrouped ? 2 : 1);
+      ptx::barrier_init(gemm.empty(s), gemm.active() * p.share * gemm.kReaders);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  if (p.share > 1) gemm.exchange();  // barriers are there before another CTA uses them
+  if (warp >= kProducerWarp) {
+    ptx::give_registers<kProducerRegisters<kGrouped>>();
+    const int producer = warp - kProducerWarp;
+    if (producer == 0 && gemm.lane == 0) gemm.produce_weights();
+    if (producer == 1 && gemm.lane == 0) gemm.produce_activations();
+    if constexpr (kGrouped)
+      if (producer == 2) gemm.produce_scales();
+    __syncwarp();  // a warp's threads must come to a barrier of the cluster together
+    if (p.split > 1) {
+      gemm.exchange();
+      gemm.exchange();
+    }
+  } else {
+    ptx::take_registers<kConsumerRegisters<kTokens, kGrouped>>();
+    gemm.consume();
+  }
+  if (p.share > 1) gemm.exchange();  // nobody leaves while others write here
+}
+
+template <class Code, bool kGrouped>
+ScaledKernel kernel_for(int tokens) {
+  switch (tokens) {
+    case 16: return scaled_sm90_kernel<Code, 16, kGrouped>;
+    case 32: return scaled_sm90_kernel<Code, 32, kGrouped>;
+    case 64: return scaled_sm90_kernel<Code, 64, kGrouped>;
+    case 128: return scaled_sm90_kernel<Code, 128, kGrouped>;
+    case 256:
+      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false>;
+      break;
+    default: break;
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -1,0 +1,75 @@
+// What the launchers of the kernels take that multiply 8-bit codes by 8-bit codes: plain values, host and device.
+//
+//   D[m,n] = epilogue( s_a[m] · s_w[n] · Σ_k (Â[m,k] − z_a[m])·(Ŵ[n,k] − z_w[n]) )
+//
+// Integers: the sum I is exact, I = Σ Â·Ŵ − z_a·Σ Ŵ − z_w·Σ Â + K·z_a·z_w, modulo 2³². Then fl(fl(float(I)·s_a)·s_w), and the epilogue.
+// e4m3: s_a and s_w may be per group of 128 channels and per block; the sum of each is scaled, and they are added in f32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/host_device.hpp"
+#include "epilogue/element.hpp"
+#include "layouts/gpu_w8.hpp"
+#include "nibble/scheme.hpp"
+
+namespace nibble::cuda {
+
+/// Activations as codes, in device memory. What does not vary has no array and stands in a value.
+struct QuantizedActs {
+  const void* codes = nullptr;  // [M,K], s8 or e4m3
+  std::int64_t pitch = 0;       // bytes between rows
+  const float* scales = nullptr;
+  std::int64_t scale_row = 0, scale_group = 0;  // elements between tokens, between groups of `group` channels
+  float scale = 1.0f;                           // where there are no scales
+  const std::int32_t* zeros = nullptr;          // a token's, elements zero_row apart
+  std::int64_t zero_row = 0;
+  std::int32_t zero = 0;               // where there are no zeros
+  const std::int32_t* sums = nullptr;  // [M] of a token's codes; needed where the weight has zeros
+  int group = 0;                       // channels that share a scale; 0: all
+};
+
+/// A weight packed as gpu_w8n64k128, in device memory, aligned to 256 bytes.
+struct ScaledWeight {
+  const std::byte* bytes = nullptr;
+  gpu_w8::Geometry geometry;
+
+  NIBBLE_HOST_DEVICE const float* scales() const { return reinterpret_cast<const float*>(bytes + geometry.scales_offset()); }
+  NIBBLE_HOST_DEVICE const std::int32_t* sums() const {
+    return reinterpret_cast<const std::int32_t*>(bytes + geometry.sums_offset());
+  }
+  NIBBLE_HOST_DEVICE const std::int32_t* zeros() const {
+    return geometry.has_zeros ? reinterpret_cast<const std::int32_t*>(bytes + geometry.zeros_offset()) : nullptr;
+  }
+};
+
+struct ScaledTask {
+  ScaledWeight weight;
+  QuantizedActs acts;
+  int m = 0;
+  epilogue::Element epilogue;  // acc_scale is the weight's scale2
+};
+
+/// Where the parts of quantized activations lie in a plan's workspace: codes[M][pitch] | scales f32[G][M] | zeros s32[M] | sums s32[M].
+/// Static activations have codes and sums alone.
+struct ActMap {
+  std::int64_t pitch = 0, groups = 1;
+  std::size_t scales = 0, zeros = 0, sums = 0, bytes = 0;
+};
+constexpr ActMap act_map(const ActScheme& act, std::int64_t m, std::int64_t k) {
+  constexpr std::size_t kAlignment = 256;
+  const auto round_up = [](std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
+  ActMap map;
+  map.pitch = (k + 127) / 128 * 128;
+  map.groups = act.group.cols(k);
+  const bool known = act.group == GroupShape::tensor();
+  const auto rows = static_cast<std::size_t>(m);
+  map.scales = round_up(rows * static_cast<std::size_t>(map.pitch));
+  map.zeros = map.scales + (known ? 0 : round_up(4 * rows * static_cast<std::size_t>(map.groups)));
+  map.sums = map.zeros + (known || act.zero == ZeroKind::none ? 0 : round_up(4 * rows));
+  map.bytes = map.sums + round_up(4 * rows);
+  return map;
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,131 @@
+// The GPU layout gpu_w8n64k128: see gpu_w8.hpp for the drawing and the index maths.
+#include "layouts/gpu_w8.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "layouts/layout.hpp"
+
+namespace nibble {
+namespace gpu_w8 {
+
+std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k) {
+  const DType codes = scheme.codes;
+  if (codes != DType::s8 && codes != DType::u8b128 && codes != DType::u8 && codes != DType::e4m3)
+    return fmt::format("codes of type {} are none of s8, u8b128, u8, e4m3", name(codes));
+  if (!is_compute_float(scheme.scale)) return fmt::format("scales of type {} are not f32, f16 or bf16", name(scheme.scale));
+  const bool integer_zeros = scheme.zero == ZeroKind::integer && (zero_type == DType::u8 || zero_type == DType::s8);
+  if (codes == DType::e4m3 ? scheme.zero != ZeroKind::none : scheme.zero != ZeroKind::none && !integer_zeros)
+    return fmt::format("zeros of type {} for codes of type {}", name(zero_type), name(codes));
+  if (codes == DType::u8 && scheme.zero == ZeroKind::none) return "codes of type u8 without zero points";
+  const GroupShape& group = scheme.group;
+  const bool per_row = group.n <= 1 && (group.k == 0 || group.k >= k);
+  const bool blocks = codes == DType::e4m3 && group.n != 0 && group.n % kRows == 0 && group.k == kChannels;
+  if (!per_row && !blocks)
+    return fmt::format("scales per {}×{}; it takes a scale per tensor, per channel, or of e4m3 per {}×{} rows", group.n, group.k,
+                       kRows, kChannels);
+  return {};
+}
+
+Geometry geometry(const WeightScheme& scheme, std::int64_t n, std::int64_t k) {
+  return {.n = n,
+          .k = k,
+          .integers = scheme.codes != DType::e4m3,
+          .has_zeros = scheme.zero != ZeroKind::none,
+          .block_rows = scheme.group.n > 1 ? scheme.group.n : 0};
+}
+
+}  // namespace gpu_w8
+
+namespace {
+
+using gpu_w8::Geometry;
+using gpu_w8::kChannels;
+using gpu_w8::kRows;
+
+/// Unsigned codes are stored as what is left when 128 is subtracted.
+std::uint8_t flip(DType codes) { return codes == DType::u8 || codes == DType::u8b128 ? 0x80 : 0; }
+/// A zero point minus what its codes have lost; the value of u8b128 has lost it already, and s8 never had it.
+std::int32_t stored_zero(DType codes, float zero) { return static_cast<std::int32_t>(zero) - (codes == DType::u8 ? 128 : 0); }
+
+/// Which scale of q belongs to number i of the packed ones.
+std::int64_t scale_of(const WeightScheme& scheme, std::int64_t i) { return scheme.group.n == 0 ? 0 : i; }
+
+std::size_t size(const WeightScheme& scheme, DType, std::int64_t n, std::int64_t k) {
+  return static_cast<std::size_t>(gpu_w8::geometry(scheme, n, k).total_bytes());
+}
+
+void pack_tile(const QuantTensor& q, const PackedWeightData& packed, const Geometry& geo, int tile, std::byte* out) {
+  std::byte* const records = out + geo.record(tile, 0);
+  std::memset(records, 0, static_cast<std::size_t>(geo.records()) * gpu_w8::kRecordBytes);
+  const int rows = static_cast<int>(std::min<std::int64_t>(kRows, geo.n - std::int64_t{tile} * kRows));
+  const std::uint8_t mask = flip(q.scheme.codes);
+  for (int row = 0; row < kRows; ++row) {
+    const std::int64_t n = std::int64_t{tile} * kRows + row;
+    std::int32_t sum = 0;
+    for (std::int64_t k = 0; row < rows && k < geo.k; ++k) {
+      const std::int64_t channel = packed.perm.empty() ? k : packed.perm[static_cast<std::size_t>(k)];
+      const auto code = static_cast<std::uint8_t>(q.codes[static_cast<std::size_t>(n * geo.k + channel)] ^ mask);
+      records[geo.record(0, static_cast<int>(k / kChannels)) + gpu_w8::place(row, static_cast<int>(k % kChannels))] =
+          static_cast<std::byte>(code);
+      sum += static_cast<std::int8_t>(code);
+    }
+    if (geo.integers) std::memcpy(out + geo.sums_offset() + 4 * n, &sum, 4);
+    if (geo.has_zeros) {
+      const std::int32_t zero = row < rows ? stored_zero(q.scheme.codes, q.zeros.at(scale_of(q.scheme, n))) : 0;
+      std::memcpy(out + geo.zeros_offset() + 4 * n, &zero, 4);
+    }
+  }
+}
+
+void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+  const Geometry geo = gpu_w8::geometry(q.scheme, q.n, q.k);
+  std::byte* const out = packed.bytes.data();
+  executor.parallel_for(geo.tiles(), [&](std::int64_t tile) { pack_tile(q, packed, geo, static_cast<int>(tile), out); });
+  for (std::int64_t i = 0; i < geo.scale_count(); ++i) {
+    const std::int64_t from = scale_of(q.scheme, i);
+    const float scale = from < q.scales.numel() ? q.scales.at(from) : 0.0f;
+    std::memcpy(out + geo.scales_offset() + 4 * i, &scale, 4);
+  }
+}
+
+void unpack(const PackedWeightData& packed, QuantTensor& q) {
+  const Geometry geo = gpu_w8::geometry(q.scheme, q.n, q.k);
+  const std::byte* const in = packed.bytes.data();
+  const std::uint8_t mask = flip(q.scheme.codes);
+  for (std::int64_t n = 0; n < q.n; ++n)
+    for (std::int64_t k = 0; k < q.k; ++k) {
+      const std::int64_t channel = packed.perm.empty() ? k : packed.perm[static_cast<std::size_t>(k)];
+      const std::int64_t record = geo.record(static_cast<int>(n / kRows), static_cast<int>(k / kChannels));
+      const auto code =
+          static_cast<std::uint8_t>(in[record + gpu_w8::place(static_cast<int>(n % kRows), static_cast<int>(k % kChannels))]);
+      q.codes[static_cast<std::size_t>(n * q.k + channel)] = static_cast<std::uint8_t>(code ^ mask);
+    }
+  for (std::int64_t i = 0; i < q.scales.numel(); ++i) {
+    float scale = 0;
+    std::memcpy(&scale, in + geo.scales_offset() + 4 * i, 4);
+    q.scales.set(i, scale);
+  }
+  for (std::int64_t i = 0; !q.zeros.empty() && i < q.zeros.numel(); ++i) {
+    std::int32_t zero = 0;
+    std::memcpy(&zero, in + geo.zeros_offset() + 4 * i, 4);
+    q.zeros.set(i, static_cast<float>(zero + (q.scheme.codes == DType::u8 ? 128 : 0)));
+  }
+}
+
+}  // namespace
+
+const Layout kGpuW8Layout{.name = "gpu_w8n64k128",
+                          .drawing = R"(
+row tile (64 rows) ─▶ record (128 channels): row[128 codes], chunks of 16 swizzled by row mod 8 ... ×64
+after all tiles: scales f32[N] or [N/n][K/128] | sums of codes s32[N] (integers) | zeros s32[N]?
+)",
+                          .backend = Backend::cuda,
+                          .refusal = gpu_w8::refusal,
+                          .size = size,
+                          .pack = pack,
+                          .unpack = unpack};
+
+}  // namespace nibble

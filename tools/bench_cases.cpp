@@ -142,7 +142,13 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
       if (shape.m) m = {*shape.m};
       ++seed;
       cases.push_back({.name = shape.name,
-                       .load = [shape, weight = scheme->weight, seed] { return random_weight(shape.n, shape.k, weight, seed); },
+                       .load =
+                           [shape, scheme = *scheme, seed] {
+                             auto weight = random_weight(shape.n, shape.k, scheme.weight, seed);
+                             if (weight.ok() && scheme.act.group == GroupShape::tensor())
+                               weight->static_acts = {0.03f, scheme.act.zero == ZeroKind::none ? 0 : 11};
+                             return weight;
+                           },
                        .m = std::move(m),
                        .quantize = scheme->act});
     }

@@ -56,6 +56,7 @@ PackOptions pack_options(const BenchCase& layer, const std::string& kernel, cons
   options.backend = machine.backend();
   options.m_max = *std::max_element(layer.m.begin(), layer.m.end());
   options.executor = &machine.executor();
+  options.quantize = layer.quantize;
   return options;
 }
 

@@ -48,16 +48,18 @@ Result<Explanation> explain(const PackedWeight& weight, const KernelQuestion& qu
 }
 
 // The weight in every layout that a linear kernel of the backend reads: the chosen one first.
-Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q, Backend backend) {
+Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q, const KernelQuestion& question) {
   PackOptions options;
   options.m_max = kMaxM;
-  options.backend = backend;
+  options.backend = question.backend;
+  options.quantize = question.quantize;
   auto chosen = pack(q, options);
   if (!chosen.ok()) return chosen.status();
   std::vector<PackedWeight> packed = {*chosen};
   std::set<std::string_view> done = {chosen->layout()};
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.op != Op::linear || on_gpu(kernel.backend) != on_gpu(backend) || !done.insert(kernel.layout).second) continue;
+    if (kernel.op != Op::linear || on_gpu(kernel.backend) != on_gpu(question.backend) || !done.insert(kernel.layout).second)
+      continue;
     options.layout = kernel.layout;
     if (auto other = pack(q, options); other.ok()) packed.push_back(*std::move(other));
   }
@@ -123,7 +125,7 @@ std::string others_text(const ExplainedShape& shape) {
 }  // namespace
 
 Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion& question) {
-  const auto packed = pack_in_all_layouts(q, question.backend);
+  const auto packed = pack_in_all_layouts(q, question);
   if (!packed.ok()) return packed.status();
   const auto whole = explain(packed->front(), question, kMaxM);
   if (!whole.ok()) return whole.status();

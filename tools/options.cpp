@@ -85,17 +85,18 @@ Status with_force_hint(const Status& status) {
 }
 
 Status check_activations(const std::string& option, const std::string& text, const ActScheme& act) {
-  if (act.codes == DType::none || (act.codes == DType::s8 && act.group.n == 1)) return {};
-  return {StatusCode::unsupported,
-          fmt::format("{}: {} quantizes activations, but not to s8 per token (s8r) or block (s8gSIZE)", option, text)};
+  const bool known = act.codes == DType::none || act.codes == DType::s8 || act.codes == DType::e4m3;
+  if (known) return {};
+  return {StatusCode::unsupported, fmt::format("{}: {} quantizes activations, but neither to s8 nor to e4m3", option, text)};
 }
 
 Result<ActScheme> parse_activations(const std::string& option, const std::string& text) {
   if (text.empty()) return ActScheme{};
   const auto parsed = Scheme::parse(text + "_s8c");
   if (!parsed.ok()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: '{}' is not a way to quantize activations; write s8r or s8gSIZE", option, text));
+    return Status(StatusCode::invalid_argument, fmt::format("{}: '{}' is not a way to quantize activations; write s8 or e4m3, z "
+                                                            "for zero points, and r, t or gSIZE: s8r, s8zr, e4m3g128",
+                                                            option, text));
   }
   if (Status known = check_activations(option, text, parsed->act); !known.ok()) return known;
   return parsed->act;

@@ -45,7 +45,7 @@ constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or gr
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.85;  // of the bandwidth
-  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.act) / 8 + 1);
+  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.act) / 8.0 + 1);
   return kLaunchUs + 1e-3 * bytes / (kShare * current_gpu().read_gbytes_per_s);
 }
 

@@ -70,7 +70,11 @@ TEST(EpilogueElement, GivesTheBitsOfARow) {
           const Tensor row_scale = operand(DType::f32, {kRows}, 2), col_scale = operand(DType::f32, {kColumns}, 3);
           const Tensor bias = operand(type, {kColumns}, 4), gate = operand(type, {kRows, kColumns}, 5),
                        residual = operand(type, {kRows, kColumns}, 6);
-          const EpilogueArgs args{view(row_scale), view(col_scale), view(bias), view(gate), view(residual)};
+          const EpilogueArgs args{.row_scale = view(row_scale),
+                                  .col_scale = view(col_scale),
+                                  .bias = view(bias),
+                                  .gate = view(gate),
+                                  .residual = view(residual)};
           constexpr float kAccScale = 0.75f;
 
           const Output by_row(out), by_element(out);

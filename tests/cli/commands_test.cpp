@@ -132,6 +132,7 @@ TEST_F(Cli, VerifyRunsTheKernelItIsTold) {
                                         name,
                                         "--act",
                                         act == "bf16" ? "bf16" : "f32"};
+    if (name.find("_whole_") != std::string::npos) continue;  // this layer has groups
     if (act == "s8") {
       EXPECT_EQ(nibble(command).exit_code, 3) << name << " quantizes activations, which was not asked for";
       command.insert(command.end(), {"--activations", "s8r"});

@@ -14,8 +14,9 @@ namespace nibble::cpu {
 
 /// Blocks of activations that share a scale are at most this long, and activations are prepared in pieces of it, in local buffers.
 constexpr std::int64_t kMaxSegment = 512;
-/// Of int8 activations: 2¹⁶ products of a signed byte and an unsigned one, 128·255·2¹⁶ < 2³¹, fit 32 bits.
-constexpr std::int64_t kMaxInt8Segment = 1 << 16;
+/// Of int8 activations: 2¹⁵ products of a signed byte and an unsigned one, up to 128·255·2¹⁵ < 2³⁰, and what makes up for the bias of the
+/// codes, up to 128·128·2¹⁵, fit 32 bits together.
+constexpr std::int64_t kMaxInt8Segment = 1 << 15;
 /// Of 24-bit fixed-point activations: the high digit's sum times 256 has to fit in 32 bits with room for the middle digit's.
 constexpr std::int64_t kMaxFixedSegment = 128;
 

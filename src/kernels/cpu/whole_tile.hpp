@@ -4,7 +4,7 @@
 //   D[m,n] = epilogue( fl( fl( fl(I)·s_a[m] ) · s_w[n] ) [· scale2] )        I = Σ (q_a − z_a)·(q_w − z_w), an integer
 //
 //   for each tile of H tokens, for each row block of R output channels
-//     for each segment of K, of 2¹⁶ channels, so mostly one
+//     for each segment of K, of 2¹⁵ channels, so mostly one
 //       acc[H][R] = −bias·Σq_a + Σ q_a·code                                 s32 in registers, one instruction per 64 products
 //     I = Σ of acc − z_w·Σq_a − z_a·Σ(q_w − z_w)                            in f64, exact up to 2⁵³; without zero points just acc
 //     scales, epilogue

@@ -23,7 +23,10 @@ CLI::Option* add_act(CLI::App& command, std::string& act) {
 }
 
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help) {
-  return command.add_option("--activations", activations, help + ", s8r (per token) or s8gSIZE (per block)")->type_name("SCHEME");
+  return command
+      .add_option("--activations", activations,
+                  help + ": s8 or e4m3, z for zero points, r (token), gSIZE (block) or t (static); s8r, s8zr, e4m3g128")
+      ->type_name("SCHEME");
 }
 
 CLI::Option* add_threads(CLI::App& command, int& threads) {

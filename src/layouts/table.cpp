@@ -66,7 +66,8 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
     std::iota(packed->perm.begin(), packed->perm.end(), 0);
     std::ranges::stable_sort(packed->perm, {}, [&](std::int32_t k) { return q.g_idx[static_cast<std::size_t>(k)]; });
   }
-  if (packing.memory == Backend::cuda) {
+  const bool to_gpu = packing.memory == Backend::cuda;
+  if (to_gpu && layout == &kGpuTileLayout) {  // packed there
     NIBBLE_RETURN_IF_ERROR(cuda::pack(q, *packed));
     return PackedWeight(std::move(packed));
   }
@@ -77,7 +78,8 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
                  layout->size(q.scheme, zero_type, q.n, q.k), q.n, q.k, layout->name);
   }
   layout->pack(q, *packed, options.executor != nullptr ? *options.executor : default_executor());
-  return PackedWeight(std::move(packed));
+  const PackedWeight weight(std::move(packed));
+  return to_gpu ? upload(weight) : weight;
 }
 
 Result<QuantTensor> unpack(const PackedWeight& weight) try {

@@ -288,7 +288,8 @@ TEST_P(LinearConformance, EveryWayToQuantizeActivations) {
         for (bool comes_quantized : {false, true}) {
           const DType act = comes_quantized ? way.codes : act_for(kernel, seed);
           if (!takes(kernel, scheme, shape.n, shape.k, way, act)) continue;
-          QuantTensor q = random_weight(scheme, shape.n, shape.k, ++seed,
+          ++seed;
+          QuantTensor q = random_weight(scheme, shape.n, shape.k, seed,
                                         {.act_order = seed % 2 == 0 && (way.group.k == 0 || !comes_quantized),
                                          .prescale = seed % 3 == 0 && !comes_quantized && takes_prescale(kernel)});
           if (way.group == GroupShape::tensor()) q.static_acts = {0.02f, way.zero == ZeroKind::none ? 0 : -37};

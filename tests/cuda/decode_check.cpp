@@ -28,16 +28,10 @@
 #include "kernels/cuda/gemm.hpp"
 #include "layouts/layout.hpp"
 #include "random_weights.hpp"
+#include "timing.hpp"
 
 namespace nibble::cuda {
 namespace {
-
-void require(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(3);
-}
-#define REQUIRE(call) require((call), #call)
 
 /// Device memory that frees itself.
 class DeviceBytes {
@@ -56,13 +50,6 @@ class DeviceBytes {
   void* data_ = nullptr;
   std::size_t size_;
 };
-
-template <class T>
-T must(Result<T> result) {
-  if (result.ok()) return std::move(result).value();
-  std::fprintf(stderr, "%s\n", std::string(result.status().message()).c_str());
-  std::exit(3);
-}
 
 /// A weight as the host packs it, on the device.
 struct OnDevice {
@@ -264,46 +251,6 @@ CheckResult check(const Subject& subject, bool all) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- bench
-
-constexpr int kReplays = 10, kRounds = 7;
-
-/// µs per call of what `launch(copy)` puts on the stream, over `copies` copies.
-double time_us(int copies, const std::function<void(int, cudaStream_t)>& launch) {
-  cudaStream_t stream;
-  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  launch(0, stream);  // loads the module
-  REQUIRE(cudaStreamSynchronize(stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < copies; ++i) launch(i, stream);
-  REQUIRE(cudaStreamEndCapture(stream, &graph));
-  REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  REQUIRE(cudaEventCreate(&begin));
-  REQUIRE(cudaEventCreate(&end));
-  for (int i = 0; i < 3; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
-  std::vector<double> times;
-  for (int round = 0; round < kRounds; ++round) {
-    REQUIRE(cudaEventRecord(begin, stream));
-    for (int i = 0; i < kReplays; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
-    REQUIRE(cudaEventRecord(end, stream));
-    REQUIRE(cudaEventSynchronize(end));
-    float ms = 0;
-    REQUIRE(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(static_cast<double>(ms) * 1e3 / (kReplays * copies));
-  }
-  std::ranges::sort(times);
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  return times[kRounds / 2];
-}
-
-constexpr double kColdBytes = 400e6;
-int copies_of(double bytes) { return std::max(2, static_cast<int>(std::ceil(kColdBytes / bytes))); }
 
 /// cuBLAS, if the machine has it: nothing links against it.
 class Cublas {

@@ -27,16 +27,10 @@
 #include "layouts/layout.hpp"
 #include "plan/compare.hpp"
 #include "random_weights.hpp"
+#include "timing.hpp"
 
 namespace nibble::cuda {
 namespace {
-
-void require(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(3);
-}
-#define REQUIRE(call) require((call), #call)
 
 /// Device memory that frees itself.
 class DeviceBytes {
@@ -284,46 +278,6 @@ Result check(bool small) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- bench
-
-constexpr int kReplays = 10, kRounds = 7;
-
-/// µs per call of what `launch(copy)` puts on the stream, over `copies` copies.
-double time_us(int copies, const std::function<void(int, cudaStream_t)>& launch) {
-  cudaStream_t stream;
-  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  launch(0, stream);  // loads the module
-  REQUIRE(cudaStreamSynchronize(stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < copies; ++i) launch(i, stream);
-  REQUIRE(cudaStreamEndCapture(stream, &graph));
-  REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin, end;
-  REQUIRE(cudaEventCreate(&begin));
-  REQUIRE(cudaEventCreate(&end));
-  for (int i = 0; i < 3; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
-  std::vector<double> times;
-  for (int round = 0; round < kRounds; ++round) {
-    REQUIRE(cudaEventRecord(begin, stream));
-    for (int i = 0; i < kReplays; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
-    REQUIRE(cudaEventRecord(end, stream));
-    REQUIRE(cudaEventSynchronize(end));
-    float ms = 0;
-    REQUIRE(cudaEventElapsedTime(&ms, begin, end));
-    times.push_back(static_cast<double>(ms) * 1e3 / (kReplays * copies));
-  }
-  std::ranges::sort(times);
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  return times[kRounds / 2];
-}
-
-constexpr double kColdBytes = 400e6;
-int copies_of(double bytes) { return std::max(2, static_cast<int>(std::ceil(kColdBytes / bytes))); }
 
 /// Cold copies of a weight of random codes and scales around 0.01: no QuantTensor is needed to time it.
 struct ColdWeight {

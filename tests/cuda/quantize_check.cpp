@@ -24,17 +24,6 @@
 namespace nibble::cuda {
 namespace {
 
-void must(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(3);
-}
-template <class T>
-T must(Result<T> result) {
-  must(result.status());
-  return std::move(result).value();
-}
-
 // ---- cases
 
 struct Case {

@@ -42,17 +42,6 @@
 namespace nibble::cuda {
 namespace {
 
-void must(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(3);
-}
-template <class T>
-T must(Result<T> result) {
-  must(result.status());
-  return std::move(result).value();
-}
-
 template <class T>
 T* as(const DeviceMemory& memory) {
   return reinterpret_cast<T*>(memory.data());
@@ -196,9 +185,7 @@ bool sensible(const ScaledConfig& c, bool grouped) {
   const int groups = scaled_groups(c.tokens, grouped);
   if (c.blocks * c.depth > groups || (c.blocks == 3 && groups != 3)) return false;
   if (c.depth > 1 && c.tokens > 32) return false;
-  if (c.split > 1 && c.share > 1) return false;
-  if (c.blocks * (c.tokens / 8) % c.split != 0) return false;
-  return c.share == 1 || c.tokens >= 64;
+  return c.blocks * (c.tokens / 8) % c.split == 0;
 }
 
 std::vector<ScaledConfig> sm90_configs(bool grouped) {
@@ -207,11 +194,10 @@ std::vector<ScaledConfig> sm90_configs(bool grouped) {
     if (grouped && tokens == 256) continue;
     for (int blocks : {1, 2, 3, 4})
       for (int depth : {1, 2, 4})
-        for (int split : {1, 2, 4, 8})
-          for (int share : {1, 2}) {
-            const ScaledConfig c{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split, .share = share};
-            if (sensible(c, grouped)) configs.push_back(c);
-          }
+        for (int split : {1, 2, 4, 8}) {
+          const ScaledConfig c{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
+          if (sensible(c, grouped)) configs.push_back(c);
+        }
   }
   return configs;
 }
@@ -222,9 +208,8 @@ std::vector<Subject> subjects(const GpuInfo& gpu, bool grouped) {
   if (!gpu.has(Isa::sm90)) return all;
   for (const ScaledConfig& c : sm90_configs(grouped)) {
     const auto launch = [c](const ScaledTask& task, cudaStream_t stream) { return linear_scaled_sm90(task, c, stream); };
-    all.push_back(
-        {fmt::format("sm90 tokens {} blocks {} depth {} split {} share {}", c.tokens, c.blocks, c.depth, c.split, c.share),
-         launch, kWgmmaBound, c.split > 1});
+    all.push_back({fmt::format("sm90 tokens {} blocks {} depth {} split {}", c.tokens, c.blocks, c.depth, c.split), launch,
+                   kWgmmaBound, c.split > 1});
   }
   return all;
 }

@@ -1,4 +1,4 @@
-// How programs of this directory call CUDA and take times.
+// How programs of this directory call CUDA and nibble, and take times.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <vector>
+
+#include "nibble/status.hpp"
 
 namespace nibble::cuda {
 
@@ -18,6 +21,17 @@ inline void require(cudaError_t e, const char* what) {
   std::exit(3);
 }
 #define REQUIRE(call) ::nibble::cuda::require((call), #call)
+
+inline void must(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(3);
+}
+template <class T>
+T must(Result<T> result) {
+  must(result.status());
+  return std::move(result).value();
+}
 
 /// Copies of what is read, so that none is in L2 (60 MB) when its turn comes again.
 constexpr double kColdBytes = 400e6;

@@ -36,12 +36,6 @@ constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
 /// A slice of one token's activations has to fit into a CTA's shared memory: an eighth of K on sm_90.
 constexpr std::int64_t kMostChannels = std::int64_t{1} << 19;
 
-/// The current GPU. Asked of problems that accepts_common has accepted: there is one then.
-GpuInfo current_gpu() {
-  Result<GpuInfo> gpu = this_gpu();
-  return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
-}
-
 /// What all rows ask of a weight.
 Status accepts_weight(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
@@ -92,8 +86,6 @@ double moved_us(const GpuInfo& gpu, const Problem& p) {
   const double result = static_cast<double>(outputs * bits(p.epilogue.out)) / 8;
   return 1e-3 * (static_cast<double>(geo.total_bytes()) + activations + result) / gpu.read_gbytes_per_s;
 }
-
-constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or graph of them
 
 double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, current_gpu(), p); }
 
@@ -297,6 +289,11 @@ constexpr std::array kKernels{
 }  // namespace
 
 std::span<const Kernel> kernels() { return kKernels; }
+
+GpuInfo current_gpu() {
+  Result<GpuInfo> gpu = this_gpu();
+  return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
+}
 
 // Reading and computing overlap, so the longer of the two counts, for every launch of up to `tokens` rows. Fitted to measurements on
 // an H200 (bench/results/h200/decode-kernels.json), in the units of any GPU: what one SM multiplies in a microsecond, and what a launch costs

@@ -48,13 +48,6 @@ namespace cuda {
 
 Status pack(const QuantTensor& q, PackedWeightData& packed) {
   NIBBLE_ASSIGN_OR_RETURN(packed.device, parts_to_device(packed));
-  if (packed.layout != &kGpuTileLayout) {  // packed here and taken there
-    packed.bytes = Buffer(packed.layout->size(packed.scheme, packed.zero_type, packed.n, packed.k));
-    packed.layout->pack(q, packed, default_executor());
-    NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(packed.bytes.span()));
-    packed.bytes = Buffer(std::move(bytes));
-    return {};
-  }
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes, to_device(std::as_bytes(std::span(q.codes))));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory scales, to_device(q.scales.bytes));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory zeros, to_device(q.zeros.bytes));

@@ -53,14 +53,6 @@ constexpr int kStagePitch = gpu_tile::kRows + 4;
 constexpr int kStagingBytes = kStagedUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
 constexpr int kBoxChannels = 64;  // of TMA: 128 bytes, one swizzle
 
-/// A 2-D box of the activations at (channel, token); what is outside of them becomes zero. The copy is counted by `barrier`.
-__device__ inline void load_box(std::uint32_t to, const CUtensorMap& map, int channel, int token, std::uint32_t barrier,
-                                std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
-      ::"r"(to), "l"(&map), "r"(channel), "r"(token), "r"(barrier), "l"(policy)
-      : "memory");
-}
 /// v has been computed before this point, and what is computed from it is after it: between a wgmma_fence and the products that follow
 /// no register of theirs may be written, or ptxas lets them run one by one.
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
@@ -146,7 +138,7 @@ struct Gemm {
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
         for (int box = 0; box < 2 * depth() && channel < end; ++box) {
-          load_box(at, p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
+          ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
           at += kBoxBytes;
           channel += kBoxChannels;
         }

@@ -209,26 +209,32 @@ Status launch_linear_simt(const LinearTask& task, Stream stream) {
 }
 
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream) {
-  return status_of(quantize_acts(task, native(stream)), "quantize_acts");
+  return status_of(quantize_acts(task, native(stream)),
+                   fmt::format("quantize_acts M={} K={}, groups of {}", task.m, task.k, task.group));
 }
 
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream) {
   return status_of(sum_codes(acts.codes, acts.pitch, m, k, sums, native(stream)), "sum_codes");
 }
 
+static std::string describe(std::string_view what, const ScaledTask& task) {
+  return fmt::format("{} M={} N={} K={}", what, task.m, task.weight.geometry.n, task.weight.geometry.k);
+}
+
 Status launch_scaled_simt(const ScaledTask& task, Stream stream) {
-  return status_of(linear_scaled_simt(task, native(stream)), "linear_scaled_simt");
+  return status_of(linear_scaled_simt(task, native(stream)), describe("linear_scaled_simt", task));
 }
 
 Status launch_scaled_sm80(const ScaledTask& task, Stream stream) {
-  return status_of(linear_scaled_sm80(task, native(stream)), "linear_scaled_sm80");
+  return status_of(linear_scaled_sm80(task, native(stream)), describe("linear_scaled_sm80", task));
 }
 
 Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream) {
   const ScaledConfig config{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
   const cudaError_t code = linear_scaled_sm90(task, config, native(stream));
   if (code == cudaErrorInvalidAddressSpace) return launch_scaled_sm80(task, stream);
-  return status_of(code, "linear_scaled_sm90");
+  return status_of(
+      code, fmt::format("{}, {} tokens, {} row blocks, {} CTAs", describe("linear_scaled_sm90", task), tokens, blocks, split));
 }
 
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

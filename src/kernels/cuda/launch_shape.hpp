@@ -3,7 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
+
+#include "kernels/cuda/shared_memory.hpp"
 
 namespace nibble::cuda {
 
@@ -27,5 +30,13 @@ struct LaunchShape {
   LaunchShape(const LaunchShape&) = delete;
   LaunchShape& operator=(const LaunchShape&) = delete;
 };
+
+inline int multiprocessors(int device) {
+  static std::atomic<int> known[kMaxDevices];
+  int count = known[device].load();
+  if (count == 0 && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess)
+    known[device].store(count);
+  return count;
+}
 
 }  // namespace nibble::cuda

@@ -21,11 +21,6 @@ __device__ inline void barrier_arrive(std::uint32_t barrier) {
 __device__ inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-/// Arrives at a barrier of any CTA of the cluster, by its mapped address. It orders nothing but the copy engine's reuse of what the
-/// tensor cores have read: a release to the whole cluster would wait for all this thread has written.
-__device__ inline void barrier_arrive_remote(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 /// Waits until the phase of that parity is complete.
 __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
@@ -64,6 +59,13 @@ __device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, 
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+/// A 2-D box of a tensor map at (column, row); what is outside becomes zero. The copy is counted by `barrier`.
+__device__ inline void load_box(std::uint32_t to, const void* map, int column, int row, std::uint32_t barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
+      ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
       : "memory");
 }
 /// 16 bytes from global to shared memory; the first `bytes` of them are read, the others become zero.

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "epilogue/element.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "nibble/cuda.hpp"
 
@@ -18,12 +19,6 @@ constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
 std::int64_t most_channels(const Problem& p) {
   const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
   return ((std::int64_t{1} << 31) - 1) / (reach(p.quantize.zero) * reach(p.scheme.zero));
-}
-
-/// The current GPU. Asked of problems that accepts_common has accepted: there is one then.
-GpuInfo current_gpu() {
-  Result<GpuInfo> gpu = this_gpu();
-  return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
 }
 
 // ---- prepare
@@ -40,8 +35,6 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "M={} K={}: a dimension is beyond {}", p.m, p.k, kMostDimension);
   return {};
 }
-
-constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or graph of them
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.85;  // of the bandwidth

@@ -37,8 +37,9 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& wante
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
 
   ScaledConfig config = wanted;
-  config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, geo.records()))));
   config.blocks = std::min(config.blocks, scaled_groups(config.tokens, grouped) / config.depth);
+  const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
+  config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
   ScaledParams p{};
   p.weight = task.weight;
   p.acts = task.acts;
@@ -48,17 +49,15 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& wante
   p.blocks = config.blocks;
   p.depth = config.depth;
   p.split = config.split;
-  p.share = config.share;
   p.zero_points = task.acts.zeros != nullptr || task.acts.zero != 0 || geo.has_zeros;
   p.fast = is_fast(task.epilogue, geo.n);
-  if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens / config.share))
+  if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
 
-  const int size = config.split * config.share;  // of a cluster
   p.deal.row_blocks = geo.tiles();
   p.deal.token_tiles = (task.m + config.tokens - 1) / config.tokens;
-  p.deal.most = config.blocks * config.share;
-  const int passes = p.deal.row_tiles() * p.deal.token_tiles, clusters = multiprocessors(device) / size;
+  p.deal.most = config.blocks;
+  const int passes = p.deal.row_tiles() * p.deal.token_tiles, clusters = multiprocessors(device) / config.split;
   if (config.split > 1) {  // a pass each
     p.band = 1;
     p.deal.clusters = passes;
@@ -76,7 +75,7 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& wante
   if (p.deal.clusters * p.deal.most >= p.deal.units() || config.split > 1) p.stages = std::min(p.stages, longest);
   const int smem = scaled_map(p.stages, config, grouped).total;
   if (smem > most) return cudaErrorInvalidConfiguration;
-  LaunchShape shape(p.deal.clusters * size, size, scaled_threads(config.tokens, grouped), smem, stream);
+  LaunchShape shape(p.deal.clusters * config.split, config.split, scaled_threads(config.tokens, grouped), smem, stream);
   return cudaLaunchKernelEx(&shape.config, kernel, p);
 }
 

@@ -29,7 +29,7 @@ struct ScaledParams {
   int m;
   int first_row;     // of D and the epilogue's operands that belongs to the first row of acts
   int tile_records;  // of a row tile: K / 128, rounded up
-  int blocks, depth, split, share;
+  int blocks, depth, split;
   int stages;
   int band;          // token tiles of a band of numbered passes; 0: passes are dealt
   bool zero_points;  // of activations or weights

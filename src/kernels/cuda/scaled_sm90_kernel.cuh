@@ -10,10 +10,8 @@
 // instructions, and nothing but the tensor cores and the ring moves.
 //
 //                        few tokens                                     many tokens
-//   bound by             memory                                         tensor cores, and L2 → SM traffic
+//   bound by             memory                                         tensor cores, and the epilogue
 //   K is shared by       `depth` warpgroups, `split` CTAs of a cluster  nobody
-//   activations are      every CTA's own                                shared by `share` CTAs of a cluster: each asks for a part
-//                                                                       of the tokens, and all get it (multicast)
 //
 // Sums that are shared along K meet as in gemm_sm90_kernel.cuh: warpgroups' in shared memory, a cluster's through distributed shared
 // memory, each unit of 64 rows × 8 tokens at the rank that owns it, in the order of the ranks.
@@ -52,21 +50,6 @@ constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // o
 constexpr int kFastRoundBytes = kRoundUnits * kUnitTokens * gpu_w8::kRows * 2;
 static_assert(2 * kFastRoundBytes <= kStagingBytes);
 
-/// A 2-D box of the activations at (channel, token), for every CTA of the cluster that `mask` names; what is outside becomes zero.
-__device__ inline void load_box8(std::uint32_t to, const CUtensorMap& map, int channel, int token, std::uint32_t barrier, int mask,
-                                 std::uint64_t policy) {
-  if (mask == 1)
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
-        ::"r"(to), "l"(&map), "r"(channel), "r"(token), "r"(barrier), "l"(policy)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
-        " [%0], [%1, {%2, %3}], [%4], %5, %6;"
-        ::"r"(to), "l"(&map), "r"(channel), "r"(token), "r"(barrier), "h"(static_cast<std::uint16_t>(mask)), "l"(policy)
-        : "memory");
-}
 /// Two 8×8 matrices of 16-bit elements, transposed: a lane's registers hold two neighbours of a column, and lane l < 16 says where
 /// row l mod 8 of matrix l / 8 goes.
 __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
@@ -112,12 +95,6 @@ struct Scaled {
   __device__ int first_record() const { return p.split == 1 ? 0 : rank * p.tile_records / p.split; }
   __device__ int end_record() const { return p.split == 1 ? p.tile_records : (rank + 1) * p.tile_records / p.split; }
 
-  /// This CTA's part of a pass of its cluster.
-  __device__ Pass own(const Pass& pass) const {
-    if (p.share == 1) return pass;
-    const int most = (pass.blocks + p.share - 1) / p.share, first = rank * most;
-    return {pass.token_tile, pass.block + first, max(0, min(most, pass.blocks - first))};
-  }
   /// Calls use(pass) for every pass of this CTA.
   template <class Use>
   __device__ __forceinline__ void for_each_pass(Use use) const {
@@ -127,7 +104,7 @@ struct Scaled {
 #pragma unroll 1
     for (int at = numbered ? cluster : p.deal.first_unit(cluster); at < end;) {
       const Pass pass = numbered ? p.deal.banded(at, p.band) : p.deal.pass(at, end);
-      use(own(pass));
+      use(pass);
       at += numbered ? p.deal.clusters : pass.blocks;
     }
   }
@@ -156,19 +133,16 @@ struct Scaled {
   }
   __device__ void produce_activations() const {
     const std::uint64_t policy = ptx::evict_last();
-    const int part = kTokens / p.share, mask = (1 << p.share) - 1;
-    const std::uint32_t offset = p.share == 1 ? 0 : rank * part * gpu_w8::kChannels;
-    const int first_token = p.share == 1 ? 0 : rank * part;
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
     for_each_pass([&](const Pass& pass) {
 #pragma unroll 1
       for (int record = first_record(); record < end_record();) {
         ptx::barrier_wait(empty(to.stage), to.parity);
-        std::uint32_t at = act(to.stage) + offset;
+        std::uint32_t at = act(to.stage);
 #pragma unroll 1
         for (int i = 0; i < depth() && record < end_record(); ++i, ++record, at += kActBytes)
-          load_box8(at, p.x, record * gpu_w8::kChannels, pass.token_tile * kTokens + first_token, full(to.stage), mask, policy);
+          ptx::load_box(at, &p.x, record * gpu_w8::kChannels, pass.token_tile * kTokens, full(to.stage), policy);
         to.advance(p.stages);
       }
     });
@@ -215,17 +189,11 @@ struct Scaled {
 
   // ---- consumers
 
-  /// Tells the producers of all CTAs that write here, and whose writes the cluster shares.
-  /// Where warps read scales from a stage themselves, each has to be asked; else a warpgroup's products end together.
-  static constexpr int kReaders = kGrouped ? 4 : 1;
+  /// Where warps read scales from a stage themselves, each has to release it; else a warpgroup's products end together.
+  static constexpr int kReleasing = kGrouped ? 4 : 1;  // warps
   __device__ void release(int stage) const {
     if (kGrouped) __syncwarp();
-    const int cta = kGrouped ? lane : warp;
-    if ((!kGrouped && lane != 0) || cta >= p.share) return;
-    if (p.share == 1)
-      ptx::barrier_arrive(empty(stage));
-    else
-      ptx::barrier_arrive_remote(ptx::map_to_rank(empty(stage), cta));
+    if (warp < kReleasing && lane == 0) ptx::barrier_arrive(empty(stage));
   }
 
   /// Adds the products of the warpgroup's row block and records. Those of a record run while the next record's are asked for.
@@ -619,7 +587,7 @@ struct Scaled {
   /// Releases a stage unread. The releasing warps wait alone: nothing keeps the others beside them, and a barrier that has gone on by two
   /// phases looks to a late one as if it had not begun.
   __device__ void pass_on(int stage, std::uint32_t parity) const {
-    if (!kGrouped && warp >= p.share) return;
+    if (warp >= kReleasing) return;
     ptx::barrier_wait(full(stage), parity);
     release(stage);
   }
@@ -634,16 +602,15 @@ struct Scaled {
 template <class Code, int kTokens, bool kGrouped>
 __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
-  const int size = p.split * p.share;                          // of a cluster
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);      // tells the compiler that a warp's threads stay together
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);              // tells the compiler that a warp's threads stay together
   constexpr int kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
-  const ScaledConfig config{.tokens = kTokens, .blocks = p.blocks, .depth = p.depth, .split = p.split, .share = p.share};
+  const ScaledConfig config{.tokens = kTokens, .blocks = p.blocks, .depth = p.depth, .split = p.split};
   const Scaled<Code, kTokens, kGrouped> gemm{.p = p,
                                              .shared = shared,
                                              .base = ptx::shared_address(shared),
                                              .map = scaled_map(p.stages, config, kGrouped),
-                                             .rank = size > 1 ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
-                                             .cluster = static_cast<int>(blockIdx.x) / size,
+                                             .rank = p.split > 1 ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
+                                             .cluster = static_cast<int>(blockIdx.x) / p.split,
                                              .warpgroup = warp / 4,
                                              .lane = static_cast<int>(threadIdx.x) % 32,
                                              .warp = warp % 4};
@@ -651,12 +618,11 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_s
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
       ptx::barrier_init(gemm.full(s), kGrouped ? 2 : 1);
-      ptx::barrier_init(gemm.empty(s), gemm.active() * p.share * gemm.kReaders);
+      ptx::barrier_init(gemm.empty(s), gemm.active() * gemm.kReleasing);
     }
     ptx::barrier_init_fence();
   }
   __syncthreads();
-  if (p.share > 1) gemm.exchange();  // barriers are there before another CTA uses them
   if (warp >= kProducerWarp) {
     ptx::give_registers<kProducerRegisters<kGrouped>>();
     const int producer = warp - kProducerWarp;
@@ -673,7 +639,6 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_s
     ptx::take_registers<kConsumerRegisters<kTokens, kGrouped>>();
     gemm.consume();
   }
-  if (p.share > 1) gemm.exchange();  // nobody leaves while others write here
 }
 
 template <class Code, bool kGrouped>

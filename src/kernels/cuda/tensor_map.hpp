@@ -4,10 +4,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstdint>
 
-#include "kernels/cuda/shared_memory.hpp"
 #include "nibble/types.hpp"
 
 namespace nibble::cuda {
@@ -44,14 +42,6 @@ inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int6
          encode_tiled()(&map, element, 2, const_cast<void*>(x), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-inline int multiprocessors(int device) {
-  static std::atomic<int> known[kMaxDevices];
-  int count = known[device].load();
-  if (count == 0 && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess)
-    known[device].store(count);
-  return count;
 }
 
 }  // namespace nibble::cuda

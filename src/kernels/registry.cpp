@@ -5,6 +5,7 @@
 #include "core/error.hpp"
 #include "kernels/cpu/cpu.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/online_kernels.hpp"
 #include "kernels/cuda/scaled_kernels.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/reference.hpp"
@@ -16,7 +17,7 @@ std::span<const Kernel* const> kernel_table() {
     std::vector<const Kernel*> table;
     for (std::span<const Kernel> family :
          {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(),
-          cuda::scaled_kernels(), cuda::kernels(), reference::kernels()})
+          cuda::scaled_kernels(), cuda::online_kernels(), cuda::kernels(), reference::kernels()})
       for (const Kernel& kernel : family) table.push_back(&kernel);
     return table;
   }();

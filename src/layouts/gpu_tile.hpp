@@ -73,6 +73,10 @@ NIBBLE_HOST_DEVICE constexpr Place place(int bits, int row, int channel) {
   return {vector + 8 * mma + 2 * a + half, 0};
 }
 
+/// Which of 16 channels stands at `position` of 16 where both operands are bytes: the order in which a word's even nibbles, read as bytes,
+/// come (code_fragment.cuh). Activations are put into it when they are quantized.
+NIBBLE_HOST_DEVICE constexpr int interleaved(int position) { return position / 4 * 2 + position % 2 * 8 + position % 4 / 2; }
+
 /// Where row's scale (or zero) stands among the 64 of its slot.
 NIBBLE_HOST_DEVICE constexpr int slot_position(int row) { return row / 32 * 32 + row % 8 * 4 + row % 32 / 8; }
 

@@ -124,6 +124,12 @@ reference::ActModel act_model(const LinearSpec& spec, const WeightScheme& scheme
     if (kernel.isa == Isa::sm90) return {.quantize = spec.quantize, .dot_factor = 4, .fp8_group = grouped ? 128 : 0};
     return {.quantize = spec.quantize, .dot_factor = kernel.isa == Isa::simt ? 1.0 : 4.0};  // f32 sums
   }
+  if (kernel.backend == Backend::cuda && kernel.act == "s8i16") {
+    // Integers up to the end of a fold, codes taken as u − 8 or u − 128, and what zeros differ from that apart.
+    const int base = 1 << (gpu_tile::stored_bits(scheme.codes) - 1);
+    const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;
+    return {.quantize = spec.quantize, .subtracts_zeros = true, .code_offset = centred ? 0.0 : static_cast<double>(base)};
+  }
   if (kernel.rounds_weights)  // what is left are products of two 16-bit floats, summed by tensor cores as said below
     return {.quantize = spec.quantize, .dot_factor = 4, .weight_type = spec.act, .rounds_scales = kernel.rounds_scales};
   if (kernel.backend == Backend::cuda) {

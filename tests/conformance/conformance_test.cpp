@@ -56,6 +56,7 @@ DType act_for(const Kernel& kernel, std::uint64_t turn) {
 /// How A is quantized for a kernel that multiplies codes: per token.
 ActScheme quantize_for(const Kernel& kernel) {
   if (kernel.act == "s8") return {DType::s8, GroupShape::channel()};
+  if (kernel.act == "s8i16") return {DType::s8, GroupShape::group(128)};
   if (kernel.act == "e4m3") return {DType::e4m3, GroupShape::channel()};
   return {};
 }

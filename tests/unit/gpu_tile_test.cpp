@@ -53,6 +53,25 @@ TEST(GpuTile, WordsAreFragmentsOfTheMatrixInstruction) {
       }
 }
 
+// As kernels take words for bytes (kernels/cuda/code_fragment.cuh): byte j of lane t's is channel interleaved(4t + j).
+TEST(GpuTile, WordsAreBytesOfInterleavedChannels) {
+  std::set<int> channels;
+  for (int position = 0; position < 16; ++position) {
+    const int channel = gpu_tile::interleaved(position), t = position / 4, j = position % 4;
+    channels.insert(channel);
+    for (int row : {16 * 3 + 5, 16 * 3 + 5 + 8}) {
+      const int lane = 5 * 4 + t, upper = row % 16 / 8;
+      const auto four = gpu_tile::place(4, row, 64 + 32 + channel);  // the third word of the second 64
+      EXPECT_EQ(four.byte, gpu_tile::vector_offset(1, 3, lane) + 4 * 2 + j);
+      EXPECT_EQ(four.shift, 4 * upper);
+      const auto eight = gpu_tile::place(8, row, 64 + 32 + 16 + channel);  // the second pair of words of the fourth 32
+      const int selector = (upper == 0 ? 0x5140 : 0x7362) >> (4 * j) & 7;  // of PRMT: bytes of the pair
+      EXPECT_EQ(eight.byte, gpu_tile::vector_offset(3, 3, lane) + 8 + selector);
+    }
+  }
+  EXPECT_EQ(channels.size(), 16u);
+}
+
 TEST(GpuTile, RoundTrip) {
   int held = 0;
   for (const WeightScheme& scheme : testing::all_schemes())

@@ -5,6 +5,7 @@
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
 #include "kernels/cuda/launch_shape.hpp"
+#include "kernels/cuda/online.hpp"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/shared_memory.hpp"
 #include "kernels/cuda/tensor_map.hpp"
@@ -28,50 +29,56 @@ bool readable_by_tma(const LinearTask& task) {
   return task.weight.perm == nullptr && tma_reads(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
 }
 
-/// Activations that TMA can read; `first_row` of D is theirs.
-cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
-  const gpu_tile::Geometry& geo = task.weight.geometry;
-  const RecordFormat format = record_format(task.weight);
-  const GemmKernel kernel = task.act == DType::f16    ? gemm_sm90_f16(config.tokens, format, geo.bits)
-                            : task.act == DType::bf16 ? gemm_sm90_bf16(config.tokens, format, geo.bits)
-                                                      : nullptr;
-  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
+/// What the records say, and the depth and split that are wanted.
+GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& epilogue, const GemmConfig& config) {
+  GemmParams p{};
+  p.records = static_cast<const std::uint8_t*>(weight.records);
+  p.format = record_format(weight);
+  p.epilogue = epilogue;
+  p.m = m;
+  p.n = static_cast<int>(weight.geometry.n);
+  p.tile_records = weight.geometry.records();
+  p.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.tile_records))));
+  p.depth = config.depth;
+  p.plain = epilogue.plain();
+  p.deal.row_blocks = weight.geometry.tiles();
+  return p;
+}
+
+/// Deals the passes, makes the ring as long as there is room for, and launches.
+cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, cudaStream_t stream) {
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-
-  GemmParams p{};
-  p.records = static_cast<const std::uint8_t*>(task.weight.records);
-  p.format = format;
-  p.epilogue = task.epilogue;
-  p.m = task.m;
-  p.first_row = first_row;
-  p.n = static_cast<int>(geo.n);
-  p.tile_records = geo.records();
-  p.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.tile_records))));
-  p.depth = config.depth;
-  p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
-  p.plain = task.epilogue.plain();
-
-  if (!describe_rows(p.x, task.act, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
-
-  p.deal.row_blocks = geo.tiles();
-  p.deal.token_tiles = (task.m + config.tokens - 1) / config.tokens;
-  p.deal.most = gemm_groups(config.tokens) / p.depth;
+  p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
+  p.deal.most = shape.groups() / p.depth;
   p.deal.clusters = p.split > 1 ? p.deal.row_tiles() * p.deal.token_tiles
                                 : std::min(p.deal.units(), multiprocessors(device));
 
   // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
+  const auto bytes = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, p.split).total; };
   const int longest = ((p.tile_records + p.split - 1) / p.split + p.depth - 1) / p.depth;
   p.stages = 1;
-  while (p.stages < longest * 2 &&
-         gemm_map(p.stages + 1, config.tokens, p.depth, p.format.bytes, p.split).total <= most)
-    ++p.stages;
+  while (p.stages < longest * 2 && bytes(p.stages + 1) <= most) ++p.stages;
   if (p.deal.units() <= p.deal.clusters * p.deal.most || p.split > 1) p.stages = std::min(p.stages, longest);
-  const int smem = gemm_map(p.stages, config.tokens, p.depth, p.format.bytes, p.split).total;
+  const int smem = bytes(p.stages);
   if (smem > most) return cudaErrorInvalidConfiguration;
-  LaunchShape shape(p.deal.clusters * p.split, p.split, gemm_threads(config.tokens), smem, stream);
-  return cudaLaunchKernelEx(&shape.config, kernel, p);
+  LaunchShape grid(p.deal.clusters * p.split, p.split, shape.threads(), smem, stream);
+  return cudaLaunchKernelEx(&grid.config, kernel, p);
+}
+
+/// Activations that TMA can read; `first_row` of D is theirs.
+cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  GemmParams p = params(task.weight, task.m, task.epilogue, config);
+  const GemmKernel kernel = task.act == DType::f16    ? gemm_sm90_f16(config.tokens, p.format, geo.bits)
+                            : task.act == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format, geo.bits)
+                                                      : nullptr;
+  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
+  p.first_row = first_row;
+  p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
+  if (!describe_rows(p.x, task.act, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens}, stream);
 }
 
 }  // namespace
@@ -95,6 +102,17 @@ cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, c
     if (const cudaError_t e = run_rows(part, done, config, stream)) return e;
   }
   return cudaSuccess;
+}
+
+cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  GemmParams p = params(task.weight, task.m, task.epilogue, config);
+  const GemmKernel kernel = gemm_sm90_s8(config.tokens, p.format, geo.bits, task.fold);
+  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
+  p.terms = static_cast<const float2*>(task.terms);
+  p.term_pitch = task.term_pitch;
+  if (!describe_rows(p.x, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens)) return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold}, stream);
 }
 
 }  // namespace nibble::cuda

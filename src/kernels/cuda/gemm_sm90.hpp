@@ -23,25 +23,39 @@ struct GemmParams {
   int split;         // CTAs of a cluster that share K
   int depth;         // warpgroups that share a row block
   int stages;
-  bool scale_after;  // operands are u − z, sums are multiplied by the scale: one group per channel
-  bool plain;        // epilogue.plain()
+  bool scale_after;         // operands are u − z, sums are multiplied by the scale: one group per channel
+  bool plain;               // epilogue.plain()
+  const float2* terms;      // of codes: online.hpp
+  std::int64_t term_pitch;  // tokens between folds
 };
 
-/// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
-NIBBLE_HOST_DEVICE constexpr int gemm_threads(int tokens) { return 128 * (gemm_groups(tokens) + 1); }
+/// What decides how large the parts of a CTA are.
+struct GemmShape {
+  int tokens = 128;
+  bool codes = false;  // activations are s8 codes, else 16-bit floats
+  int folds = 0;       // of a record of codes
 
-/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, barriers. The inbox of a split pass
-/// begins at 0.
+  NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens, codes); }
+  /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
+  NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
+  /// Bytes of a record's activations, and of their terms.
+  NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : 2); }
+  NIBBLE_HOST_DEVICE constexpr int term_bytes() const { return folds * tokens * 8; }
+};
+
+/// Offsets in a CTA's shared memory: activations of all stages, their terms, records of all stages, staging, barriers. The inbox of a
+/// split pass begins at 0.
 struct GemmMap {
-  int records, staging, barriers, total;
+  int terms, records, staging, barriers, total;
 };
-NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, int tokens, int depth, int record_bytes, int split) {
+NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, GemmShape shape, int depth, int record_bytes, int split) {
   constexpr int kStaging = 4 * 8 * (gpu_tile::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
-  const int groups = gemm_groups(tokens);
+  const int groups = shape.groups();
   GemmMap map{};
-  map.records = stages * depth * tokens * gpu_tile::kChannels * 2;
+  map.terms = stages * depth * shape.act_bytes();
+  map.records = map.terms + stages * depth * shape.term_bytes();
   const int ring = (map.records + stages * groups * record_bytes + 127) / 128 * 128;
-  const int inbox = split > 1 ? groups * tokens * gpu_tile::kRows * 4 : 0;
+  const int inbox = split > 1 ? groups * shape.tokens * gpu_tile::kRows * 4 : 0;
   map.staging = ring > inbox ? ring : inbox;
   map.barriers = map.staging + groups * kStaging;
   map.total = map.barriers + 2 * 8 * stages;
@@ -52,4 +66,7 @@ using GemmKernel = void (*)(GemmParams);
 /// The kernel for n tokens a pass; null when there is none.
 GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits);
 GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits);
+/// Of s8 codes, whose sums are folded every `fold` channels: 32 or 128.
+GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
+
 }  // namespace nibble::cuda

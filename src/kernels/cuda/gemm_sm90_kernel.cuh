@@ -16,6 +16,11 @@
 //   While the tensor cores work for one warpgroup the others turn codes into weights. Four are enough for n ≥ 64 to keep the tensor
 //   cores busy, and below that to keep the memory busy.
 //
+//   Activations may be s8 codes (online.hpp), weights are signed bytes in registers then, three instructions for eight of them, and
+//   tensor cores add integers. Those of a fold of 128 channels (32, where scales belong to fewer) become numbers at its end:
+//
+//     codes → bytes │ 4 wgmma of k32, waited for │ s_a·s_w·dot onto the sums, 3 instructions each        the others multiply meanwhile
+//
 // A cluster of S CTAs can share a pass along K: rank r has records [r·R/S, (r+1)·R/S). Then each sends its sums of a unit of 64 rows ×
 // 8 tokens to the rank that owns it, through distributed shared memory, where they are added in the order of the ranks. The ring is the
 // inbox: its last stage has been read by then. S and d come from the kernel's row in the table, never from M.
@@ -25,6 +30,7 @@
 
 #include <cuda.h>
 
+#include "kernels/cuda/code_fragment.cuh"
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
@@ -32,6 +38,7 @@
 #include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/weight_fragment.cuh"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/wgmma8.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -40,18 +47,17 @@ constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
 /// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
 constexpr int kProducerRegisters = 40;
-template <int kTokens>
-constexpr int kConsumerRegisters = [] {
-  const int share = 65536 / gemm_threads(kTokens) / 8 * 8;
-  return (share + (share - kProducerRegisters) / gemm_groups(kTokens)) / 8 * 8;
-}();
+NIBBLE_HOST_DEVICE constexpr int consumer_registers(GemmShape shape) {
+  const int share = 65536 / shape.threads() / 8 * 8, all = (share + (share - kProducerRegisters) / shape.groups()) / 8 * 8;
+  return all > 240 ? 240 : all;
+}
 constexpr int kWeightProducers = 2;  // warps
 constexpr int kUnitTokens = 8;       // of a unit of sums: four a lane
 constexpr int kStagedUnits = 4;      // that go through shared memory at a time: 32 tokens
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_tile::kRows + 4;
 constexpr int kStagingBytes = kStagedUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
-constexpr int kBoxChannels = 64;  // of TMA: 128 bytes, one swizzle
+constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
 
 /// v has been computed before this point, and what is computed from it is after it: between a wgmma_fence and the products that follow
 /// no register of theirs may be written, or ptxas lets them run one by one.
@@ -60,10 +66,16 @@ __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0])
 
 template <class Act, int kBits, Zeros kZeros, int kTokens>
 struct Gemm {
-  static constexpr int kBoxBytes = kTokens * kBoxChannels * 2;
-  static constexpr int kActBytes = 2 * kBoxBytes;       // of a record
-  static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
-  static constexpr int kGroups = gemm_groups(kTokens);
+  static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
+  static constexpr int kFolds = !kCodes ? 0 : kZeros == Zeros::any ? gpu_tile::kChannels / 32 : 1;  // of a record
+  static constexpr GemmShape kShape{kTokens, kCodes, kFolds};
+  static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
+  static constexpr int kBoxChannels = kBoxBytesOfToken / static_cast<int>(sizeof(Act));
+  static constexpr int kBoxes = gpu_tile::kChannels / kBoxChannels;  // of a record
+  static constexpr int kActBytes = kBoxes * kBoxBytes;               // of a record
+  static constexpr int kTermBytes = kShape.term_bytes();             // of a record
+  static constexpr int kUnits = kTokens / kUnitTokens;               // of a row block
+  static constexpr int kGroups = kShape.groups();
   using Sums = float[kTokens / 2];  // of a lane
   /// As many sums as go through the staging buffer at once.
   static constexpr bool kMayShare = kTokens <= kStagedUnits * kUnitTokens;
@@ -74,6 +86,8 @@ struct Gemm {
   static constexpr bool kCompletes = kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::any ||
                                      (kZeros == Zeros::integer && kTokens == 128);
   static constexpr int kBuffers = kZeros == Zeros::any ? 1 : 2;  // of fragments: one is filled while the other is multiplied
+  /// Warps that release a stage: all where each reads terms from it, else one, for a warpgroup's products end together.
+  static constexpr int kReleasing = kCodes ? 4 : 1;
 
   const GemmParams& p;
   std::uint8_t* shared;
@@ -88,6 +102,7 @@ struct Gemm {
   __device__ std::uint32_t full(int stage) const { return base + map.barriers + 8 * stage; }
   __device__ std::uint32_t empty(int stage) const { return base + map.barriers + 8 * (p.stages + stage); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
+  __device__ std::uint32_t terms(int stage) const { return base + map.terms + stage * depth() * kTermBytes; }
   /// A stage's records: all of row block 0, then of row block 1, ...
   __device__ std::uint32_t records(int stage) const { return base + map.records + stage * kGroups * p.format.bytes; }
   __device__ int first_record() const { return p.split == 1 ? 0 : rank * p.tile_records / p.split; }
@@ -118,7 +133,8 @@ struct Gemm {
       for (int left = end_record() - first_record(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
-        if (first_block == 0) ptx::barrier_arrive_expect(full(to.stage), count * kActBytes + pass.blocks * bytes);
+        if (first_block == 0)
+          ptx::barrier_arrive_expect(full(to.stage), count * (kActBytes + kTermBytes) + pass.blocks * bytes);
 #pragma unroll 1
         for (int b = first_block; b < pass.blocks; b += kWeightProducers)
           ptx::bulk_copy(records(to.stage) + b * depth() * p.format.bytes, from + b * tile_bytes, bytes, full(to.stage), policy);
@@ -137,8 +153,15 @@ struct Gemm {
         ptx::barrier_wait(empty(to.stage), to.parity);
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
-        for (int box = 0; box < 2 * depth() && channel < end; ++box) {
+        for (int box = 0; box < kBoxes * depth() && channel < end; ++box) {
           ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
+          if constexpr (kCodes) {
+            const float2* from = p.terms + channel / gpu_tile::kChannels * kFolds * p.term_pitch + pass.token_tile * kTokens;
+#pragma unroll 1
+            for (int fold = 0; fold < kFolds; ++fold)
+              ptx::bulk_copy(terms(to.stage) + (box * kFolds + fold) * kTokens * 8, from + fold * p.term_pitch, kTokens * 8,
+                             full(to.stage), policy);
+          }
           at += kBoxBytes;
           channel += kBoxChannels;
         }
@@ -150,7 +173,8 @@ struct Gemm {
   // ---- consumers
 
   __device__ void release(int stage) const {
-    if (warp == 0 && lane == 0) ptx::barrier_arrive(empty(stage));
+    if (kCodes) __syncwarp();
+    if (warp < kReleasing && lane == 0) ptx::barrier_arrive(empty(stage));
   }
 
   /// Adds the products of the warpgroup's row block and records.
@@ -237,6 +261,80 @@ struct Gemm {
       pass_on(from.stage, from.parity);
       from.advance(stages);
     }
+  }
+
+  /// The same of codes. A fold's sums are integers, and exact; what they stand for is added as numbers:
+  ///
+  ///   acc += s_a·s_w · Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))         base: 8 or 128, which makes u a signed operand
+  ///
+  /// The second part is there where zeros are not the base. Nothing overlaps within a warpgroup: while one folds, others multiply.
+  __device__ __forceinline__ void multiply_codes(Cursor& from, Sums& acc) const {
+    constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
+    constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
+    const int position = row_pair_position(warp, lane);
+    const int lane_codes = gpu_tile::vector_offset(0, warp, lane);
+    const int count = end_record() - first_record(), stages = p.stages;
+    const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
+    const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
+    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes), stage_operand = depth() * (kActBytes / 16);
+    const std::uint32_t lane_terms = turn() * kTermBytes + lane % 4 * 16;  // two tokens' are 16 bytes
+    int r = turn();
+    if (r < count) do {  // one record at least, as above
+      ptx::barrier_wait(full(from.stage), from.parity);
+      const std::uint32_t at = first + from.stage * stage_bytes, at_terms = terms(from.stage) + lane_terms;
+      const std::uint32_t operand = first_operand + from.stage * stage_operand;
+      RawConstants raw;
+      if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
+      const auto load_codes = [&](int vector) {
+        return ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(vector, 0, 0));
+      };
+      std::int32_t dot[kTokens / 2];
+      if constexpr (kFolds == 1) {
+        uint4 codes[kVectors];
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) codes[v] = load_codes(v);
+        std::uint32_t a[kSteps][4];
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) signed_codes<kBits>(a[i], codes[i / (kSteps / kVectors)], i);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) pin(a[i]);
+        wgmma_fence();
+        WgmmaS8<kTokens>::begin(dot, a[0], wgmma_operand(operand));
+#pragma unroll
+        for (int i = 1; i < kSteps; ++i) WgmmaS8<kTokens>::add(dot, a[i], wgmma_operand(operand + i * (kStepChannels / 16)));
+        wgmma_commit();
+        const RowTerms rows = row_terms<kZeros, kBits>(p.format, raw);
+        wgmma_wait<0>();
+        fold(acc, dot, at_terms, rows);
+      } else {
+        uint4 codes;
+#pragma unroll 1
+        for (int i = 0; i < kSteps; ++i) {
+          if (i % (kSteps / kVectors) == 0) codes = load_codes(i / (kSteps / kVectors));
+          std::uint32_t a[4];
+          signed_codes<kBits>(a, codes, i);
+          pin(a);
+          wgmma_fence();
+          WgmmaS8<kTokens>::begin(dot, a, wgmma_operand(operand + i * (kStepChannels / 16)));
+          wgmma_commit();
+          const std::uint32_t slot = at + slots + i * kStepChannels / p.format.span * p.format.slot_bytes;
+          const RowTerms rows = load_row_terms<kBits>(p.format, slot, position);
+          wgmma_wait<0>();
+          fold(acc, dot, at_terms + i * kTokens * 8, rows);
+        }
+      }
+      release(from.stage);
+      from.advance(stages);
+    } while ((r += depth()) < count);
+    if (r - turn() < count) {  // the last stage has none for this warpgroup
+      pass_on(from.stage, from.parity);
+      from.advance(stages);
+    }
+  }
+  /// `at`: the terms {s_a, s_a·Σa} of the lane's first two tokens; those of a unit's next are 64 bytes on.
+  __device__ __forceinline__ void fold(Sums& acc, const std::int32_t (&dot)[kTokens / 2], std::uint32_t at, const RowTerms& rows) const {
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) add_fold<kZeros>(acc + 4 * j, dot + 4 * j, ptx::load_shared16(at + j * kUnitTokens * 8), rows);
   }
 
   /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
@@ -362,8 +460,12 @@ struct Gemm {
   __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
     Sums acc = {};
     if (row_group() < pass.blocks) {
-      multiply(from, acc);
-      scale(pass, acc);
+      if constexpr (kCodes) {
+        multiply_codes(from, acc);
+      } else {
+        multiply(from, acc);
+        scale(pass, acc);
+      }
     } else {
       skip(from);
     }
@@ -397,7 +499,7 @@ struct Gemm {
   /// Releases a stage unread. The releasing warp waits alone: nothing keeps the others beside it, and a barrier that has gone on by two
   /// phases looks to a late one as if it had not begun.
   __device__ void pass_on(int stage, std::uint32_t parity) const {
-    if (warp != 0) return;
+    if (warp >= kReleasing) return;
     ptx::barrier_wait(full(stage), parity);
     release(stage);
   }
@@ -409,25 +511,27 @@ struct Gemm {
 };
 
 template <class Act, int kBits, Zeros kZeros, int kTokens>
-__global__ void __launch_bounds__(gemm_threads(kTokens), 1) gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
+__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens>::kShape.threads(), 1)
+    gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
+  using This = Gemm<Act, kBits, kZeros, kTokens>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.split > 1;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
-  constexpr int kProducerWarp = 4 * gemm_groups(kTokens);  // the last one: warpgroups begin at multiples of four warps
-  Gemm<Act, kBits, kZeros, kTokens> gemm{.p = p,
-                                        .shared = shared,
-                                        .base = ptx::shared_address(shared),
-                                        .map = gemm_map(p.stages, kTokens, p.depth, p.format.bytes, p.split),
-                                        .rank = clustered ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
-                                        .cluster = static_cast<int>(blockIdx.x) / p.split,
-                                        .warpgroup = warp / 4,
-                                        .lane = static_cast<int>(threadIdx.x) % 32,
-                                        .warp = warp % 4};
+  constexpr int kProducerWarp = 4 * This::kGroups;         // the last one: warpgroups begin at multiples of four warps
+  This gemm{.p = p,
+            .shared = shared,
+            .base = ptx::shared_address(shared),
+            .map = gemm_map(p.stages, GemmShape(This::kShape), p.depth, p.format.bytes, p.split),
+            .rank = clustered ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
+            .cluster = static_cast<int>(blockIdx.x) / p.split,
+            .warpgroup = warp / 4,
+            .lane = static_cast<int>(threadIdx.x) % 32,
+            .warp = warp % 4};
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
       ptx::barrier_init(gemm.full(s), 1);
-      ptx::barrier_init(gemm.empty(s), gemm_groups(kTokens));
+      ptx::barrier_init(gemm.empty(s), This::kGroups * This::kReleasing);
     }
     ptx::barrier_init_fence();
   }
@@ -443,7 +547,7 @@ __global__ void __launch_bounds__(gemm_threads(kTokens), 1) gemm_sm90_kernel(con
       gemm.exchange_ends();
     }
   } else {
-    ptx::take_registers<kConsumerRegisters<kTokens>>();
+    ptx::take_registers<consumer_registers(This::kShape)>();
     gemm.consume();
     if (clustered) {
       gemm.exchange_ends();
@@ -459,7 +563,9 @@ GemmKernel kernel_for(int tokens) {
     case 32: return gemm_sm90_kernel<Act, kBits, kZeros, 32>;
     case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64>;
     case 128: return gemm_sm90_kernel<Act, kBits, kZeros, 128>;
-    case 256: return gemm_sm90_kernel<Act, kBits, kZeros, 256>;
+    case 256:
+      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256>;
+      return nullptr;
     default: return nullptr;
   }
 }

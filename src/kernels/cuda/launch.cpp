@@ -15,6 +15,7 @@
 #include "kernels/cuda/dequantize_packed.hpp"
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/linear_simt.hpp"
+#include "kernels/cuda/online.hpp"
 #include "kernels/cuda/pack.hpp"
 #include "kernels/cuda/probe.hpp"
 #include "kernels/cuda/quantize_acts.hpp"
@@ -197,6 +198,18 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
   const cudaError_t code = linear_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
   if (code == cudaSuccess) return {};
   return status_of(code, fmt::format("linear_gemm_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
+                                     task.weight.geometry.k, tokens, split));
+}
+
+Status launch_online_sm80(const OnlineTask& task, Stream stream) {
+  return status_of(linear_online_sm80(task, native(stream)),
+                   fmt::format("linear_online_sm80 M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
+}
+
+Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream) {
+  const cudaError_t code = linear_online_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+  if (code == cudaSuccess) return {};
+  return status_of(code, fmt::format("linear_online_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
                                      task.weight.geometry.k, tokens, split));
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/online_task.hpp"
 #include "kernels/cuda/quantize_task.hpp"
 #include "kernels/cuda/scaled_task.hpp"
 #include "nibble/cuda.hpp"
@@ -20,6 +21,9 @@ Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream);
 Status launch_linear_sm80(const LinearTask& task, Stream stream);
 /// `tokens` of a pass, `depth` warpgroups and `split` CTAs that share K; see gemm.hpp.
 Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream);
+/// The same with activations that have been quantized; see online.hpp.
+Status launch_online_sm80(const OnlineTask& task, Stream stream);
+Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
 Status launch_gemm_sm80(const LinearTask& task, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);
 /// task.act is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.

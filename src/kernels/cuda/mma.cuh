@@ -31,4 +31,11 @@ constexpr std::uint32_t kOnes = 0x3c003c00u;
 template <>
 constexpr std::uint32_t kOnes<__nv_bfloat16> = 0x3f803f80u;
 
+/// m16n8k32 of s8: exact, modulo 2³².
+__device__ __forceinline__ void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace nibble::cuda

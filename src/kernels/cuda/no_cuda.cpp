@@ -23,6 +23,8 @@ namespace cuda {
 Status launch_linear_sm90(const LinearTask&, int, Stream) { return no_cuda(); }
 Status launch_linear_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_online_sm80(const OnlineTask&, Stream) { return no_cuda(); }
+Status launch_online_sm90(const OnlineTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_simt(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_dense(const LinearTask&, Stream) { return no_cuda(); }

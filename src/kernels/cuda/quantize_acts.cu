@@ -164,10 +164,36 @@ __device__ __forceinline__ void gather(Raw<kType>& raw, const std::uint8_t* from
       raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from) + i)} << i % 2 * 16;
   }
 }
+/// The same of any channels.
+template <DType kType>
+__device__ __forceinline__ void gather(Raw<kType>& raw, const Params& p, std::int64_t row, int channel) {
+#pragma unroll
+  for (int i = 0; i < Raw<kType>::kWords; ++i) raw.word[i] = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (channel + i >= p.k) continue;
+    const std::uint8_t* from = address<kType>(p, row, __ldg(p.task.perm + channel + i));
+    if constexpr (kType == DType::f32)
+      raw.word[i] = __ldcg(reinterpret_cast<const std::uint32_t*>(from));
+    else
+      raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from))} << i % 2 * 16;
+  }
+}
 /// Vectors of 8 activations of a row, `step` channels apart; past K they are 0. Not through L1, where something older may lie: the
 /// kernel in front may have written A while this one was starting.
 template <DType kType, int V>
 __device__ __forceinline__ void load(Raw<kType> (&raw)[V], const Params& p, std::int64_t row, int first, int step) {
+  if (p.task.perm != nullptr) {
+#pragma unroll 1
+    for (int v = 0; v < V; ++v) {
+      Raw<kType> one;
+      gather(one, p, row, first + v * step);
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+        if (i == v) raw[i] = one;
+    }
+    return;
+  }
   if (p.vector_loads) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -195,7 +221,7 @@ __device__ __forceinline__ void unpack(float (&x)[kEach], const Raw<kType>& raw,
   for (int i = 0; i < kEach; ++i) x[i] = raw.at(i);
   if (p.task.prescale == nullptr) return;
   const float* factors = p.task.prescale + channel;
-  if (p.vector_prescale && channel + kEach <= p.k) {
+  if (p.vector_prescale && channel + kEach <= p.k) {  // and in order
 #pragma unroll
     for (int i = 0; i < kEach; i += 4) {
       const float4 f = __ldg(reinterpret_cast<const float4*>(factors + i));
@@ -205,7 +231,8 @@ __device__ __forceinline__ void unpack(float (&x)[kEach], const Raw<kType>& raw,
   } else {
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
-      if (channel + i < p.k) x[i] = act_rule::multiply(x[i], __ldg(factors + i));
+      if (channel + i < p.k)
+        x[i] = act_rule::multiply(x[i], __ldg(p.task.perm != nullptr ? p.task.prescale + __ldg(p.task.perm + channel + i) : factors + i));
   }
 }
 
@@ -278,6 +305,30 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
   return __dp4a(static_cast<std::int32_t>(codes.x), kOnes, __dp4a(static_cast<std::int32_t>(codes.y), kOnes, 0));
 }
 
+/// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, which neighbours share out, and the terms of a
+/// fold. All lanes of a warp come here.
+template <DType kType>
+__device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel, const Rule& rule,
+                                              bool exists) {
+  const QuantizeTask& t = p.task;
+  float x[kEach];
+  unpack(x, raw, p, channel);
+  const uint2 codes = only(encode(x, rule, false), p.k - channel);
+  constexpr std::int32_t kOnes = 0x01010101;
+  std::int32_t sum = __dp4a(static_cast<std::int32_t>(codes.x), kOnes, __dp4a(static_cast<std::int32_t>(codes.y), kOnes, 0));
+  const int fold_lanes = t.fold / kEach;
+  for (int lanes = fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
+
+  // An even lane has channels 0 … 7 of 16, the odd one after it 8 … 15. The first makes words 0 and 1, of channels 0 … 3 and 8 … 11.
+  const bool odd = threadIdx.x % 2 != 0;
+  const std::uint32_t others = __shfl_xor_sync(kAllLanes, odd ? codes.x : codes.y, 1);
+  const std::uint32_t low = odd ? others : codes.x, high = odd ? codes.y : others;
+  if (!exists || channel >= p.columns) return;
+  store({__byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362)}, p, row, channel);
+  if (static_cast<int>(threadIdx.x) % fold_lanes == 0)
+    static_cast<float2*>(t.terms)[channel / t.fold * t.term_pitch + row] = {rule.scale, rule.scale * static_cast<float>(sum)};
+}
+
 __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t group, const Rule& rule) {
   if (t.scales != nullptr) t.scales[row * t.scale_row + group * t.scale_group] = rule.scale;
   if (t.zeros != nullptr) t.zeros[row * t.zero_row] = rule.zero;
@@ -288,7 +339,7 @@ __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t
 /// A group is so many lanes at least, among which V rules are shared out.
 constexpr int kLeastGroupLanes = 4;
 
-template <DType kType, int V>
+template <DType kType, int V, bool kOnline>
 __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __grid_constant__ Params p) {
   static_assert(V <= kLeastGroupLanes);
   __shared__ Range ranges[kMaxWarps];
@@ -324,7 +375,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
     const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
     if (place == share && at < p.k && exists) store_rule(t, row, at >> p.group_shift, own);
 #pragma unroll
-    for (int i = 0; i < V; ++i) rule[i] = {0.0f, __shfl_sync(kAllLanes, own.inverse, team.thread % 32 / V * V + i), 0};
+    for (int i = 0; i < V; ++i) {
+      const int from = team.thread % 32 / V * V + i;
+      rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from), 0};
+    }
   } else {
     Range range;
 #pragma unroll
@@ -339,7 +393,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     raw[i].keep_raw();
-    if (exists) sum += finish(raw[i], p, row, first + i * step, rule[i]);
+    if constexpr (kOnline)
+      finish_online(raw[i], p, row, first + i * step, rule[i], exists);
+    else if (exists)
+      sum += finish(raw[i], p, row, first + i * step, rule[i]);
   }
   if (t.sums == nullptr) return;
   sum = team.reduce(sum, sums);
@@ -424,12 +481,17 @@ template <DType kType>
 constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
 
 struct Kernels {
-  Kernel few, many, segments;
+  Kernel few, many, segments;  // segments: none when online
   int many_vectors;
 };
-template <DType kType>
-constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors>, quantize_rows_kernel<kType, kManyVectors<kType>>,
-                           quantize_segments_kernel<kType>, kManyVectors<kType>};
+template <DType kType, bool kOnline>
+constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline>, quantize_rows_kernel<kType, kManyVectors<kType>, kOnline>,
+                           kOnline ? nullptr : quantize_segments_kernel<kType>, kManyVectors<kType>};
+template <bool kOnline>
+const Kernels& kernels_for(DType type) {
+  if (type == DType::f32) return kKernels<DType::f32, kOnline>;
+  return type == DType::f16 ? kKernels<DType::f16, kOnline> : kKernels<DType::bf16, kOnline>;
+}
 
 bool aligned(const void* p, std::int64_t stride, int bytes) {
   return (reinterpret_cast<std::uintptr_t>(p) | static_cast<std::uintptr_t>(stride)) % static_cast<std::uintptr_t>(bytes) == 0;
@@ -452,11 +514,12 @@ cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
   p.k = static_cast<int>(task.k);
   p.columns = static_cast<int>(columns);
   p.vector_loads = aligned(task.a, task.a_stride * (task.type == DType::f32 ? 4 : 2), 16);
-  p.vector_prescale = aligned(task.prescale, 0, 16);
+  p.vector_prescale = task.perm == nullptr && aligned(task.prescale, 0, 16);
   p.vector_stores = aligned(task.codes, task.pitch, kEach);
-  const Kernels& kernels = task.type == DType::f32   ? kKernels<DType::f32>
-                           : task.type == DType::f16 ? kKernels<DType::f16>
-                                                     : kKernels<DType::bf16>;
+  const bool online = task.terms != nullptr;
+  if (online && (columns % 128 != 0 || task.zero_points || task.codes_type != DType::s8 || task.sums != nullptr))
+    return cudaErrorInvalidValue;
+  const Kernels& kernels = online ? kernels_for<true>(task.type) : kernels_for<false>(task.type);
 
   const int vectors = (p.columns + kEach - 1) / kEach;
   const bool grouped = !task.known && task.group != 0 && task.group < task.k;
@@ -481,6 +544,7 @@ cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
     const dim3 block(static_cast<unsigned>(team), static_cast<unsigned>(teams));
     return launch_dependent(each == kFewVectors ? kernels.few : kernels.many, grid, block, 0, stream, p);
   }
+  if (kernels.segments == nullptr) return cudaErrorInvalidValue;
   const std::int64_t segment = grouped ? task.group : columns;
   const int threads = static_cast<int>(std::min<std::int64_t>((segment / kEach + 31) / 32 * 32, kMaxThreads));
   return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0, stream, p);

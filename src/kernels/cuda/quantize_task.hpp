@@ -14,7 +14,8 @@ struct QuantizeTask {
   DType type = DType::f16;    // f32, f16 or bf16
   std::int64_t a_stride = 0;  // elements between rows
   std::int64_t m = 0, k = 0;
-  const float* prescale = nullptr;                       // [K]: what a channel is multiplied by first
+  const std::int32_t* perm = nullptr;                    // [K]: position k is input channel perm[k]; null: in order
+  const float* prescale = nullptr;                       // [K]: what an input channel is multiplied by first
   float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit, and what is beyond saturates
 
   DType codes_type = DType::s8;  // s8 or e4m3
@@ -33,6 +34,12 @@ struct QuantizeTask {
   std::int64_t zero_row = 0;
   std::int32_t* sums = nullptr;  // of a token's s8 codes; null: nobody asks
   std::int64_t sum_row = 0;
+
+  /// float2 {scale, scale·Σ codes} of every `fold` channels, [columns / fold][term_pitch]; null: nobody asks. Where they are wanted, codes
+  /// are s8 without zero points, of each 16 channels in the order of gpu_tile::interleaved, and columns are a multiple of 128.
+  void* terms = nullptr;
+  std::int64_t term_pitch = 0;  // tokens
+  int fold = 0;                 // 32 or 128
 };
 
 }  // namespace nibble::cuda

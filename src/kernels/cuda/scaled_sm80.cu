@@ -61,12 +61,6 @@ struct Params {
 
 // ---- operands
 
-__device__ __forceinline__ void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /// Products of halves() are this much too small.
 constexpr float kHalvesUnit = 0x1p16f;
 /// Four e4m3 codes as f16 times 2⁻⁸: codes 0 and 2, codes 1 and 3. Exponents are biased by 15 there and 7 here; subnormals come out right

@@ -53,6 +53,31 @@ NIBBLE_WGMMA8_BOTH(64, 32, 32, 33)
 NIBBLE_WGMMA8_BOTH(128, 64, 64, 65)
 NIBBLE_WGMMA8_BOTH(256, 128, 128, 129)
 
+/// The same of s8 with A in registers: what four warps hold as four m16k32 fragments of mma.sync.
+template <int kN>
+struct WgmmaS8;
+
+#define NIBBLE_WGMMA_S8_FUNCTION(name, keep, kN, sums, a0, a1, a2, a3, b0)                                                    \
+  __device__ static __forceinline__ void name(std::int32_t (&d)[sums], const std::uint32_t (&a)[4], std::uint64_t b) {        \
+    asm volatile("{.reg .pred none; setp.ne.b32 none, 0, 0; wgmma.mma_async.sync.aligned.m64n" #kN "k32.s32.s8.s8"            \
+                 " {" NIBBLE_NAMES_##sums "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b0 ", " #keep ";}"                   \
+                 : NIBBLE_SUMS8_##sums(NIBBLE_SUM_INT, 0)                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                       \
+  }
+#define NIBBLE_WGMMA_S8(kN, ...)                            \
+  template <>                                               \
+  struct WgmmaS8<kN> {                                      \
+    NIBBLE_WGMMA_S8_FUNCTION(begin, none, kN, __VA_ARGS__)  \
+    NIBBLE_WGMMA_S8_FUNCTION(add, 1, kN, __VA_ARGS__)       \
+  };
+
+NIBBLE_WGMMA_S8(16, 8, 8, 9, 10, 11, 12)
+NIBBLE_WGMMA_S8(32, 16, 16, 17, 18, 19, 20)
+NIBBLE_WGMMA_S8(64, 32, 32, 33, 34, 35, 36)
+NIBBLE_WGMMA_S8(128, 64, 64, 65, 66, 67, 68)
+
+#undef NIBBLE_WGMMA_S8
+#undef NIBBLE_WGMMA_S8_FUNCTION
 #undef NIBBLE_WGMMA8_BOTH
 #undef NIBBLE_WGMMA8
 #undef NIBBLE_WGMMA8_FUNCTION

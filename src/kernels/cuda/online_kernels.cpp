@@ -1,0 +1,254 @@
+#include "kernels/cuda/online_kernels.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/error.hpp"
+#include "kernels/cpu/segments.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/device_weight.hpp"
+#include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/online_task.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+/// The form of activations that these rows read: s8 codes, interleaved by 16 channels (gpu_tile::interleaved), and the terms of folds.
+constexpr std::string_view kForm = "s8i16";
+
+constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
+/// A token that has one scale waits for it in the registers of a CTA.
+constexpr std::int64_t kMostChannelsOfAScale = 1 << 14;
+
+/// Channels whose products are added as integers: all of a record where they share a scale on both sides, and the weight is of a
+/// common kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
+int online_fold(const ActScheme& act, const WeightScheme& weight) {
+  const auto fine = [](std::int32_t group) { return group != 0 && group < gpu_tile::kChannels; };
+  const bool centred = code_bias(weight.codes) == 1 << (gpu_tile::stored_bits(weight.codes) - 1);
+  const bool common =
+      weight.scale != DType::f32 && (weight.zero == ZeroKind::integer || (weight.zero == ZeroKind::none && centred));
+  return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : 32;
+}
+
+/// What the quantizer and the products ask of activations alike.
+Status accepts_acts(const Problem& p) {
+  const ActScheme& act = p.quantize;
+  if (act.codes != DType::s8)
+    return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
+                 act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
+                 act.codes == DType::none ? "" : name(act.codes));
+  if (!is_compute_float(p.act))
+    return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 into an order of its own, A comes as {} codes",
+                 name(p.act));
+  if (act.zero != ZeroKind::none) return error(StatusCode::unsupported, "quantizes activations without zero points");
+  if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
+    return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
+  if (act.group == GroupShape::channel() && p.k > kMostChannelsOfAScale)
+    return error(StatusCode::unsupported, "K={}: a scale per token is found for {} channels at most; use one per block", p.k,
+                 kMostChannelsOfAScale);
+  if (std::max({p.m, p.n, p.k}) > kMostDimension)
+    return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
+  return {};
+}
+
+// ---- prepare
+
+Status accepts_prepare(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  if (self.out != p.form) return error(StatusCode::unsupported, "prepares {}, the kernel reads {}", self.out, p.form);
+  return accepts_acts(p);
+}
+
+double prepare_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kShare = 0.75;  // of the bandwidth
+  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.act) / 8.0 + 1 + 8.0 / 128);
+  return kLaunchUs + 1e-3 * bytes / (kShare * current_gpu().read_gbytes_per_s);
+}
+
+std::size_t prepare_workspace(const Kernel&, const Problem& p) {
+  return online_map(online_fold(p.quantize, p.scheme), p.m, p.k).bytes;
+}
+
+Status run_prepare(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const int fold = online_fold(args.quantize, w.scheme);
+  const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
+  QuantizeTask task{.a = args.a.data,
+                    .type = args.a.dtype,
+                    .a_stride = args.a.stride(0),
+                    .m = args.a.dim(0),
+                    .k = w.k,
+                    .perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data()),
+                    .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
+                    .known = args.quantize.group == GroupShape::tensor(),
+                    .group = args.quantize.group.k,
+                    .codes = args.prepared,
+                    .pitch = map.pitch,
+                    .columns = map.pitch,
+                    .terms = args.prepared + map.terms,
+                    .term_pitch = map.term_pitch,
+                    .fold = fold};
+  if (task.known) task.scale = w.static_acts->scale;
+  if (w.act_limit) task.limit = *w.act_limit;
+  return launch_quantize_acts(task, args.stream);
+}
+
+// ---- linear
+
+Status accepts_linear(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
+  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if (cpu::sums_whole_rows(p.scheme, p.quantize))
+    return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
+                 Scheme{p.scheme, p.quantize}.name());
+  return {};
+}
+
+OnlineTask online_task(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const int fold = online_fold(args.quantize, w.scheme);
+  const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
+  return {.weight = device_weight(w),
+          .m = static_cast<int>(args.a.dim(0)),
+          .codes = args.prepared,
+          .pitch = map.pitch,
+          .terms = args.prepared + map.terms,
+          .term_pitch = map.term_pitch,
+          .fold = fold,
+          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+}
+
+Status run_sm80(const Kernel&, const StepArgs& args) { return launch_online_sm80(online_task(args), args.stream); }
+
+template <int kTokens, int kRows, int kSplit>
+Status run_sm90(const Kernel&, const StepArgs& args) {
+  constexpr int kDepth = gemm_groups(kTokens, true) * gpu_tile::kRows / kRows;
+  return launch_online_sm90(online_task(args), kTokens, kDepth, kSplit, args.stream);
+}
+
+double moved_us(const GpuInfo& gpu, const Problem& p) {
+  const double bytes = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes()) +
+                       static_cast<double>(p.m * p.k) + static_cast<double>(p.m * p.n) * bits(p.epilogue.out) / 8;
+  return 1e-3 * bytes / gpu.read_gbytes_per_s;
+}
+
+/// A CTA takes 64 rows × up to 64 tokens from the first channel to the last, and an SM has so many products done in a microsecond:
+/// an estimate, which only has to order kernels that differ by factors.
+double sm80_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  const double tokens = p.m <= 16 ? 16 : 64;
+  const double products = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 6e5 : 3e5;
+  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / tokens);
+  const double compute =
+      std::max(1.0, tiles / std::max(1, gpu.sms)) * gpu_tile::kRows * tokens * static_cast<double>(p.k) / products;
+  return kLaunchUs + 2.0 + std::max(moved_us(gpu, p) / 0.7, compute);
+}
+
+/// As wgmma_cost_us (cuda_kernels.cpp), with numbers by hand: four instructions of 2·n cycles a row block and record, and a fold that
+/// takes as long again unless others multiply beside it.
+template <int kTokens, int kRows, int kSplit>
+double sm90_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  const gpu_tile::Geometry geo = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
+  constexpr int kBlocks = kRows / gpu_tile::kRows, kDepth = gemm_groups(kTokens, true) / kBlocks;
+  const double folding = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.4 : 3.0;
+  const double block_us = folding * kTokens * 2 / 1650.0;
+  constexpr double kRead = 57e3;  // bytes per microsecond and SM
+  const auto up = [](double a, double b) { return std::ceil(a / b); };
+  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows), token_tiles = up(static_cast<double>(p.m), kTokens);
+  const double sms = std::max(8, gpu.sms);
+  double passes, wide = kBlocks;
+  if (kSplit == 1) {
+    const double units = up(row_blocks * token_tiles, sms);
+    passes = up(units, kBlocks);
+    wide = units / passes;
+  } else {
+    passes = up(up(row_blocks, kBlocks) * token_tiles, std::floor(0.9 * sms / kSplit));
+  }
+  const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), kSplit), kDepth);
+  const double bytes = kDepth * (wide * geo.record_bytes() + kTokens * gpu_tile::kChannels);
+  const double pass_us =
+      0.8 + kTokens / 60.0 + (kSplit > 1 ? 1.8 : 0.0) + steps * std::max(wide * kDepth * block_us, bytes / kRead);
+  return kLaunchUs + 0.7 + std::max(moved_us(gpu, p), passes * pass_us);
+}
+
+constexpr std::string_view kSummary = "int8 activations per token or block: wgmma with the weights as bytes in registers";
+constexpr std::string_view kSplitSummary =
+    "int8 activations per token or block: wgmma with the weights as bytes in registers; clusters share K";
+
+/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K.
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::linear,
+          .out = "any",
+          .act = kForm,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = kSplit == 1   ? "wgmma"
+                     : kSplit == 2 ? "wgmma2"
+                                   : "wgmma4",
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == 1 ? kSummary : kSplitSummary,
+          .accepts = accepts_linear,
+          .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
+          .run = run_sm90<kTokens, kRows, kSplit>};
+}
+
+constexpr std::array kKernels{
+    row<16, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n256"),
+    row<16, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n128"),
+    row<16, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n64"),
+    row<16, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m16n128"),
+    row<16, 64, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m16n64"),
+    row<32, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n256"),
+    row<32, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n128"),
+    row<32, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n64"),
+    row<32, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n128"),
+    row<32, 64, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n64"),
+    row<64, 192, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m64n192"),
+    row<64, 192, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m64n192"),
+    row<64, 192, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m64n192"),
+    row<128, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m128n128"),
+    row<128, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m128n128"),
+    row<128, 128, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m128n128"),
+    Kernel{.name = "linear_any_s8i16_any__cuda_sm80_n64k128",
+           .backend = Backend::cuda,
+           .isa = Isa::sm80,
+           .op = Op::linear,
+           .out = "any",
+           .act = kForm,
+           .weight = "any",
+           .layout = "gpu_n64k128",
+           .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
+           .summary = "int8 activations per token or block: asynchronous copies feed tensor cores",
+           .accepts = accepts_linear,
+           .cost_us = sm80_cost_us,
+           .run = run_sm80},
+    Kernel{.name = "prepare_s8i16_any_none__cuda_simt",
+           .backend = Backend::cuda,
+           .isa = Isa::simt,
+           .op = Op::prepare,
+           .out = kForm,
+           .act = "any",
+           .weight = "none",
+           .layout = "",
+           .tile = {},
+           .summary = "activations to int8 per token, tensor or block, in the order of gpu_n64k128, and their sums",
+           .accepts = accepts_prepare,
+           .cost_us = prepare_cost_us,
+           .workspace = prepare_workspace,
+           .run = run_prepare},
+};
+
+}  // namespace
+
+std::span<const Kernel> online_kernels() { return kKernels; }
+
+}  // namespace nibble::cuda

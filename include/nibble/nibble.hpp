@@ -3,6 +3,7 @@
 
 #include "nibble/activations.hpp"
 #include "nibble/checkpoint.hpp"
+#include "nibble/conv.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"

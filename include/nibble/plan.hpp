@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nibble/conv.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
 #include "nibble/parallel.hpp"
@@ -36,6 +37,7 @@ class PackedWeight {
   const WeightScheme& scheme() const;
   std::int64_t n() const;
   std::int64_t k() const;
+  Extent kernel() const;
   std::string_view layout() const;
   /// Where bytes() are: Backend::cpu is host memory, Backend::cuda the memory of the GPU that was current when it was packed.
   Backend backend() const;
@@ -68,6 +70,7 @@ Result<QuantTensor> unpack(const PackedWeight& weight);
 
 enum class Op : std::uint8_t {
   linear,      // D[M,N] = epilogue(A[M,K] · W[N,K]ᵀ)
+  conv,        // D[B,Co,Oh,Ow] = epilogue(conv2d(A[B,Ci,H,W], W)): linear on patches (conv.hpp)
   dequantize,  // D[N,K] or [K,N] = W
   prepare,     // A[M,K] → f32 [M,K], scaled and permuted as the packed weight wants it: the first step of some linear plans
 };
@@ -143,15 +146,20 @@ struct Explanation {
 class Plan {
  public:
   static Result<Plan> linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options = {});
+  /// A pointwise convolution whose images are matrices of pixels − NHWC on both sides, or 1×1 images − is the linear layer and takes its
+  /// kernel, unless one of Op::conv is forced.
+  /// Errors: invalid_argument for a geometry that is none or not the weight's, unsupported with the reasons.
+  static Result<Plan> conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options = {});
   static Result<Plan> dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options = {});
 
   /// Bytes of scratch memory a run needs, for the largest M.
   std::size_t workspace_bytes() const;
-  /// The main kernel for this M.
+  /// The main kernel for this M; of a convolution for a batch of so many images.
   std::string_view kernel(std::int64_t m = 1) const;
   Explanation explain() const;
 
-  /// Runs the plan. `a` is [M,K], `d` is [M,N], both with a last stride of 1 (dequantize takes no `a`). `weight` must have the
+  /// Runs the plan. `a` is [M,K], `d` is [M,N], both with a last stride of 1 (dequantize takes no `a`); of a convolution `a` is
+  /// [B,Ci,H,W] and `d` [B,Co,Oh,Ow] with the strides of their layouts (ImageLayout). `weight` must have the
   /// shape, scheme, layout and backend the plan was made for. No allocation and no search; the only lock is the default
   /// executor's, which runs one loop at a time.
   /// Errors: invalid_argument with the values that do not fit; nothing has been written then.

@@ -27,6 +27,10 @@ struct QuantizeSpec {
 /// points or a clipping search, or for a NaN or infinity (with its position).
 Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
 
+/// The same for the kernel of a convolution, w[Co,Ci/groups,Kh,Kw] (any strides): its rows become K = Kh·Kw·Ci/groups long, in the order
+/// kh, kw, ci, so groups of a size that divides Ci/groups lie inside one element of the kernel, and others run on through all of them.
+Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
+
 /// How far a quantized weight is from the original.
 struct QuantError {
   double sqnr_db = 0;      // 10·log10( Σw² / Σ(w−ŵ)² ); +infinity when equal

@@ -104,6 +104,12 @@ struct StaticActs {
   friend bool operator==(const StaticActs&, const StaticActs&) = default;
 };
 
+/// Along the height and the width of an image.
+struct Extent {
+  std::int64_t h = 1, w = 1;
+  friend constexpr bool operator==(const Extent&, const Extent&) = default;
+};
+
 /// A quantized weight matrix W[N,K] in canonical form: what formats produce and layouts consume.
 ///
 ///   W[n,k] = dequantized value of codes[n,k] under scheme.zero with the scale of block (n / group.n, g),
@@ -122,6 +128,7 @@ struct QuantTensor {
   std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
   Tensor prescale;                  // [K] multiplies the activations (AWQ/ModelOpt); empty: none
   Tensor bias;                      // [N] float; empty: none
+  Extent kernel;                    // of a convolution, whose rows are in the order kh, kw, ci; 1×1 of every linear layer
   // What the checkpoint says about the activations, for plans that quantize them.
   std::optional<StaticActs> static_acts;  // for a scale per tensor
   std::optional<float> act_limit;         // magnitudes saturate there before a scale is found (FBGEMM's activation_scale_ub)

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "layouts/layout.hpp"
+#include "nibble/conv.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
 #include "nibble/plan.hpp"
@@ -25,16 +26,18 @@ Roofline assumed_roofline(int threads);
 /// One concrete question to the table: this operation, these sizes and types.
 struct Problem {
   Op op = Op::linear;
-  std::int64_t m = 1, n = 1, k = 1;
+  std::int64_t m = 1, n = 1, k = 1;  // m of a convolution counts images
   WeightScheme scheme;
   DType zero_type = DType::none;
-  std::string_view layout;                 // of the packed weight; empty: not packed yet
-  Backend memory = Backend::cpu;           // where its bytes are or will be: cuda is device memory
-  DType act = DType::f32;                  // of A as the caller passes it
-  EpilogueSpec epilogue;                   // epilogue.out is the output type of every op
-  ActScheme quantize;                      // how A is quantized before the product, if at all
-  bool permutes_k = false;                 // act-order: the packed weight has its own order of input channels
-  bool prescales_k = false;                // A is multiplied by the weight's prescale first
+  std::string_view layout;        // of the packed weight; empty: not packed yet
+  Backend memory = Backend::cpu;  // where its bytes are or will be: cuda is device memory
+  DType act = DType::f32;         // of A as the caller passes it
+  EpilogueSpec epilogue;          // epilogue.out is the output type of every op
+  ActScheme quantize;             // how A is quantized before the product, if at all
+  bool permutes_k = false;        // act-order: the packed weight has its own order of input channels
+  bool prescales_k = false;       // A is multiplied by the weight's prescale first
+  ConvGeometry geometry;          // conv
+  ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
   std::string_view form;                   // prepare: the form of activations that is wanted (cpu/prepare.hpp)
   Roofline machine = assumed_roofline(1);  // what costs are worked out for; machine.threads threads will run
 };
@@ -47,17 +50,19 @@ struct Tile {
 /// pointer is device memory.
 struct StepArgs {
   const PackedWeightData* weight = nullptr;
-  ConstTensorView a;              // [M,K], the caller's
+  ConstTensorView a;              // [M,K], the caller's; conv [B,Ci,H,W]
   std::byte* prepared = nullptr;  // A in the form the main kernel reads: written by prepare, read by the main kernel
   std::span<std::byte> scratch;   // of the main kernel: what its workspace() asked for at this M, aligned to 64 bytes, GPU: 256
-  TensorView d;                   // linear [M,N]; dequantize [N,K] or [K,N]
+  TensorView d;                   // linear [M,N]; conv [B,Co,Oh,Ow]; dequantize [N,K] or [K,N]
   bool transposed = false;        // dequantize: d is [K,N]
   const EpilogueSpec* epilogue = nullptr;
   EpilogueArgs operands;
   ActScheme quantize;
-  int prepare_tile = 1;          // prepare: rows per tile, the main kernel's tile.m
-  Executor* executor = nullptr;  // CPU
-  Stream stream = {};            // GPU: run() enqueues there and does not wait
+  const ConvSpec* conv = nullptr;       // conv
+  std::int64_t n_begin = 0, n_end = 0;  // of the output channels, those to work out; 0: to the last
+  int prepare_tile = 1;                 // prepare: rows per tile, the main kernel's tile.m
+  Executor* executor = nullptr;         // CPU
+  Stream stream = {};                   // GPU: run() enqueues there and does not wait
 };
 
 struct Kernel {

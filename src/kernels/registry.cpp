@@ -16,8 +16,8 @@ std::span<const Kernel* const> kernel_table() {
   static const std::vector<const Kernel*> kTable = [] {
     std::vector<const Kernel*> table;
     for (std::span<const Kernel> family :
-         {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::dequantize_kernels(), cpu::prepare_kernels(),
-          cuda::scaled_kernels(), cuda::online_kernels(), cuda::kernels(), reference::kernels()})
+         {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::conv_kernels(), cpu::dequantize_kernels(),
+          cpu::prepare_kernels(), cuda::scaled_kernels(), cuda::online_kernels(), cuda::kernels(), reference::kernels()})
       for (const Kernel& kernel : family) table.push_back(&kernel);
     return table;
   }();
@@ -78,6 +78,7 @@ std::string kernel_name(const Kernel& kernel) {
 std::string_view name(Op op) {
   switch (op) {
     case Op::linear: return "linear";
+    case Op::conv: return "conv";
     case Op::dequantize: return "dequantize";
     case Op::prepare: return "prepare";
   }

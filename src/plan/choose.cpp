@@ -92,7 +92,9 @@ Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options)
   std::string_view wanted = options.layout;
   Backend memory = options.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
   if (!options.kernel.empty() || wanted.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
+    const Kernel* named = find_kernel(options.kernel);
+    const Op op = named != nullptr && named->op == Op::conv ? Op::conv : Op::linear;
+    NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, op));
     if (!forced.empty()) {
       const Kernel& kernel = *find_kernel(forced);
       wanted = kernel.layout;

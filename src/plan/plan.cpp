@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "epilogue/epilogue.hpp"
 #include "kernels/cpu/prepare.hpp"
+#include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
 #include "plan/choose.hpp"
 
@@ -60,6 +61,7 @@ struct Plan::Impl {
   Problem problem;  // but for its m. problem.memory is where the weight is, and with it all that run() gets
   LinearSpec linear;
   DequantizeSpec dequantize;
+  std::optional<ConvSpec> conv;  // also of a pointwise one, whose problem is the linear layer `linear`
   std::vector<Bucket> buckets;
   std::size_t workspace = 0;  // of the hungriest M
 
@@ -67,12 +69,17 @@ struct Plan::Impl {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
   }
 
+  /// Decides for every m up to m_max.
+  Status choose(std::int64_t m_max, std::string_view forced, bool allow_reference);
+
   /// `args` holds the caller's a, d, operands, and the executor or the stream; this checks and completes it.
   Status run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const;
 
  private:
   Status check_weight(const PackedWeight& weight) const;
+  void take_own_bias(StepArgs& args) const;
   Status run_linear(StepArgs args, std::span<std::byte> workspace_memory) const;
+  Status run_conv(StepArgs args, std::span<std::byte> workspace_memory) const;
   Status run_dequantize(StepArgs args, std::span<std::byte> workspace_memory) const;
   Status run_steps(const Bucket& bucket, std::int64_t m, StepArgs args, std::span<std::byte> workspace_memory) const;
 };
@@ -188,7 +195,55 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
   return {};
 }
 
+/// What a convolution asks for beyond a linear layer.
+Status check_conv(const ConvSpec& spec, const PackedWeightData& weight) {
+  const ConvGeometry& geometry = spec.geometry;
+  NIBBLE_RETURN_IF_ERROR(geometry.validate());
+  if (weight.n != geometry.out_channels || weight.k != geometry.k() || weight.kernel != geometry.kernel)
+    return error(
+        StatusCode::invalid_argument,
+        "the convolution has {} output channels and a kernel of {}x{} elements of {} channels, the weight is W[{},{}] of a "
+        "{}x{} kernel",
+        geometry.out_channels, geometry.kernel.h, geometry.kernel.w, geometry.group_inputs(), weight.n, weight.k, weight.kernel.h,
+        weight.kernel.w);
+  if (spec.batch_max < 1) return error(StatusCode::invalid_argument, "batch_max={} must be at least 1", spec.batch_max);
+  NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
+  if (spec.epilogue.row_scale)
+    return error(StatusCode::unsupported,
+                 "a convolution has no row_scale: a scale per pixel is the work of whoever makes the next layer");
+  NIBBLE_RETURN_IF_ERROR(check_quantize({.act = spec.act, .quantize = spec.quantize}, weight));
+  if (!weight.perm.empty() || !weight.prescale.empty())
+    return error(StatusCode::unsupported, "a convolution's weight has no {}", weight.perm.empty() ? "prescale" : "act-order");
+  if (!is_compute_float(spec.act) && spec.quantize.group != GroupShape::tensor())
+    return error(StatusCode::unsupported, "images that come quantized have one scale per tensor; leave other scales to run()");
+  const std::int64_t block = spec.quantize.group.k;
+  if (block != 0 && geometry.group_inputs() % block != 0)
+    return error(StatusCode::unsupported, "activations in blocks of {} channels do not divide the {} of a pixel and group", block,
+                 geometry.group_inputs());
+  return {};
+}
+
 }  // namespace
+
+/// Buckets end at powers of two; neighbours that decide alike are one.
+Status Plan::Impl::choose(std::int64_t m_max, std::string_view forced, bool allow_reference) {
+  Problem at = problem;
+  for (std::int64_t low = 1; low <= m_max;) {
+    const std::int64_t high = low == 1 ? 1 : std::min(m_max, (low - 1) * 2);
+    at.m = high;
+    NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(at, forced, allow_reference));
+    bucket.m_low = low;
+    if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare) {
+      bucket.m_low = buckets.back().m_low;
+      buckets.back() = std::move(bucket);
+    } else {
+      buckets.push_back(std::move(bucket));
+    }
+    workspace = std::max(workspace, parts(buckets.back(), at).total());
+    low = high + 1;
+  }
+  return {};
+}
 
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) {
   NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight.data()));
@@ -213,22 +268,47 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
                    .permutes_k = !packed.perm.empty(),
                    .prescales_k = !packed.prescale.empty(),
                    .machine = machine_for(options)};
-  Problem problem = impl->problem;
-  // Buckets end at powers of two; neighbours that decide alike are one.
-  for (std::int64_t low = 1; low <= spec.m_max;) {
-    const std::int64_t high = low == 1 ? 1 : std::min(spec.m_max, (low - 1) * 2);
-    problem.m = high;
-    NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, options.allow_reference));
-    bucket.m_low = low;
-    if (!impl->buckets.empty() && impl->buckets.back().main == bucket.main && impl->buckets.back().prepare == bucket.prepare) {
-      bucket.m_low = impl->buckets.back().m_low;
-      impl->buckets.back() = std::move(bucket);
-    } else {
-      impl->buckets.push_back(std::move(bucket));
-    }
-    impl->workspace = std::max(impl->workspace, parts(impl->buckets.back(), problem).total());
-    low = high + 1;
+  NIBBLE_RETURN_IF_ERROR(impl->choose(spec.m_max, forced, options.allow_reference));
+  return Plan(std::move(impl));
+}
+
+Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_conv(spec, weight.data()));
+  const ConvGeometry& geometry = spec.geometry;
+  const bool flat =
+      (spec.input == ImageLayout::nhwc && spec.output == ImageLayout::nhwc) || geometry.height * geometry.width == 1;
+  std::string_view forced;
+  if (const auto of_conv = forced_kernel(options.kernel, Op::conv); of_conv.ok()) forced = *of_conv;
+  if (geometry.pointwise() && flat && forced.empty()) {
+    const LinearSpec linear{.act = spec.act,
+                            .m_max = spec.batch_max * geometry.height * geometry.width,
+                            .epilogue = spec.epilogue,
+                            .quantize = spec.quantize};
+    NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, options));
+    auto impl = std::make_shared<Impl>(*plan.impl_);
+    impl->conv = spec;
+    return Plan(std::move(impl));
   }
+  NIBBLE_ASSIGN_OR_RETURN(forced, forced_kernel(options.kernel, Op::conv));
+  auto impl = std::make_shared<Impl>();
+  const PackedWeightData& packed = weight.data();
+  impl->layout = packed.layout;
+  impl->conv = spec;
+  impl->problem = {.op = Op::conv,
+                   .n = packed.n,
+                   .k = packed.k,
+                   .scheme = packed.scheme,
+                   .zero_type = packed.zero_type,
+                   .layout = packed.layout->name,
+                   .memory = packed.backend(),
+                   .act = spec.act,
+                   .epilogue = spec.epilogue,
+                   .quantize = spec.quantize,
+                   .geometry = geometry,
+                   .input = spec.input,
+                   .output = spec.output,
+                   .machine = machine_for(options)};
+  NIBBLE_RETURN_IF_ERROR(impl->choose(spec.batch_max, forced, options.allow_reference));
   return Plan(std::move(impl));
 }
 
@@ -277,6 +357,9 @@ Explanation Plan::explain() const {
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();
   const Problem& p = problem;
+  if (conv && w.kernel != conv->geometry.kernel)
+    return error(StatusCode::invalid_argument, "the plan is for a kernel of {}x{} elements, the weight is of one of {}x{}",
+                 conv->geometry.kernel.h, conv->geometry.kernel.w, w.kernel.h, w.kernel.w);
   if (w.layout != layout || w.scheme != p.scheme || w.n != p.n || w.k != p.k ||
       (p.op == Op::linear && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
@@ -295,6 +378,7 @@ Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std:
     return error(StatusCode::invalid_argument, "the weight is in host memory: run() takes no stream for it; see upload()");
   NIBBLE_RETURN_IF_ERROR(check_weight(weight));
   args.weight = &weight.data();
+  if (conv) return run_conv(args, workspace_memory);
   return problem.op == Op::linear ? run_linear(args, workspace_memory) : run_dequantize(args, workspace_memory);
 }
 
@@ -322,6 +406,14 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
   return bucket.main->run(*bucket.main, args);
 }
 
+/// The packed weight's bias, where the epilogue needs one and none was given.
+void Plan::Impl::take_own_bias(StepArgs& args) const {
+  const PackedWeightData& packed = *args.weight;
+  if (!problem.epilogue.bias || !args.operands.bias.empty() || packed.bias.empty()) return;
+  const std::byte* bias = problem.memory == Backend::cuda ? packed.device.bias.data() : packed.bias.bytes.data();
+  args.operands.bias = ConstTensorView(bias, packed.bias.dtype, {packed.n});
+}
+
 Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memory) const {
   const ConstTensorView& a = args.a;
   const TensorView& d = args.d;
@@ -336,13 +428,49 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
                  name(linear.epilogue.out), m, n);
   args.epilogue = &linear.epilogue;
   args.quantize = linear.quantize;
-  if (const PackedWeightData& packed = *args.weight; linear.epilogue.bias && args.operands.bias.empty() && !packed.bias.empty()) {
-    const std::byte* bias = problem.memory == Backend::cuda ? packed.device.bias.data() : packed.bias.bytes.data();
-    args.operands.bias = ConstTensorView(bias, packed.bias.dtype, {n});
-  }
+  take_own_bias(args);
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
   NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
   return run_steps(bucket(m), m, args, workspace_memory);
+}
+
+Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory) const {
+  const ConvGeometry& geometry = conv->geometry;
+  const std::int64_t batch = args.a.dim(0), height = geometry.out_height(), width = geometry.out_width();
+  if (batch < 1 || batch > conv->batch_max)
+    return error(StatusCode::invalid_argument, "A holds {} images, the plan takes 1…{}", batch, conv->batch_max);
+  if (args.a.dtype != conv->act || args.d.dtype != conv->epilogue.out)
+    return error(StatusCode::invalid_argument, "A is {} and D is {}, the plan takes {} and writes {}", name(args.a.dtype),
+                 name(args.d.dtype), name(conv->act), name(conv->epilogue.out));
+  NIBBLE_ASSIGN_OR_RETURN(const Image a,
+                          image_of("A", args.a, conv->input, batch, geometry.in_channels, geometry.height, geometry.width));
+  NIBBLE_ASSIGN_OR_RETURN(const Image d, image_of("D", args.d, conv->output, batch, geometry.out_channels, height, width));
+  std::array<Image, 2> addends;  // gate, residual
+  const std::array<std::string_view, 2> names{"gate", "residual"};
+  const std::array<ConstTensorView*, 2> views{&args.operands.gate, &args.operands.residual};
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!(i == 0 ? conv->epilogue.gate : conv->epilogue.residual)) continue;
+    if (!is_compute_float(views[i]->dtype))
+      return error(StatusCode::invalid_argument, "{} is {}, expected f32, f16 or bf16", names[i], name(views[i]->dtype));
+    NIBBLE_ASSIGN_OR_RETURN(addends[i], image_of(names[i], *views[i], conv->output, batch, geometry.out_channels, height, width));
+  }
+  if (problem.op == Op::linear) {
+    const std::int64_t tokens = batch * height * width;
+    args.a = a.matrix(0, 0, 0, tokens, geometry.in_channels);
+    args.d = d.matrix(0, 0, 0, tokens, geometry.out_channels);
+    for (std::size_t i = 0; i < 2; ++i)
+      if (addends[i].data != nullptr) *views[i] = addends[i].matrix(0, 0, 0, tokens, geometry.out_channels);
+    return run_linear(args, workspace_memory);
+  }
+  args.conv = &*conv;
+  args.epilogue = &conv->epilogue;
+  args.quantize = conv->quantize;
+  take_own_bias(args);
+  EpilogueSpec vectors = conv->epilogue;
+  vectors.gate = vectors.residual = false;
+  NIBBLE_RETURN_IF_ERROR(epilogue::check_args(vectors, args.operands, args.d));
+  NIBBLE_RETURN_IF_ERROR(check_act_args({.act = conv->act, .quantize = conv->quantize}, *args.weight, args.operands, 1));
+  return run_steps(bucket(batch), batch, args, workspace_memory);
 }
 
 Status Plan::Impl::run_dequantize(StepArgs args, std::span<std::byte> workspace_memory) const {

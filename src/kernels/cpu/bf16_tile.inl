@@ -144,10 +144,7 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
     k = end;
   }
 
-  const std::int64_t n0 = block * kRows;
-  const std::int64_t columns = geo.n - n0 < kRows ? geo.n - n0 : kRows;
-  for (std::int64_t m = m_begin; m < m_end; ++m)
-    epilogue::store_row(*t.epilogue, *t.operands, sum + (m - m_begin) * kRows, m, n0, columns, *t.d);
+  t.outputs.store(sum, kRows, block, m_begin, m_end - m_begin);
 }
 
 #endif

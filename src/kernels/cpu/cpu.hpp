@@ -9,6 +9,7 @@ namespace nibble::cpu {
 std::span<const Kernel> bf16_kernels();
 std::span<const Kernel> dot_kernels();
 std::span<const Kernel> float_kernels();
+std::span<const Kernel> conv_kernels();
 std::span<const Kernel> dequantize_kernels();
 std::span<const Kernel> prepare_kernels();
 }  // namespace nibble::cpu

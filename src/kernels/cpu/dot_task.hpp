@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/decoder.hpp"
+#include "kernels/cpu/outputs.hpp"
 #include "kernels/cpu/prepare.hpp"
 #include "kernels/cpu/segments.hpp"
 #include "kernels/kernel.hpp"
@@ -19,9 +20,7 @@ struct DotTask {
   bool zeros;         // activations have zero points: tiles begin with them, and a token of ones follows the last
   std::int64_t tile;  // tokens of a prepared tile
   std::int64_t m;
-  const EpilogueSpec* epilogue;
-  const EpilogueArgs* operands;
-  const TensorView* d;
+  Outputs outputs;
 
   /// Borrows from all three.
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
@@ -40,9 +39,7 @@ struct DotTask {
         zeros(form.zeros),
         tile(form.digits == 1 ? even_tile(args.a.dim(0), kernel.tile.m) : kernel.tile.m),
         m(args.a.dim(0)),
-        epilogue(args.epilogue),
-        operands(&args.operands),
-        d(&args.d) {}
+        outputs(args) {}
 };
 
 }  // namespace nibble::cpu

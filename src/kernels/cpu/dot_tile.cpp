@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/target.hpp"
-#include "epilogue/epilogue.hpp"
 #include "kernels/cpu/intrinsics.hpp"
 
 namespace nibble::cpu {

@@ -188,10 +188,7 @@ __attribute__((always_inline)) inline void linear(int digits, const DotTask& t, 
     for (std::int64_t block = block_begin; block < block_end; ++block) {
       multiply_any(digits, static_cast<int>(height), t, t.weight + geo.record(block, 0), a + before * height, out);
       if (t.zeros) subtract_zeros(height, a, columns + (block - block_begin) * kRows, out);
-      const std::int64_t n0 = block * kRows;
-      const std::int64_t channels = geo.n - n0 < kRows ? geo.n - n0 : kRows;
-      for (std::int64_t r = 0; r < height; ++r)
-        epilogue::store_row(*t.epilogue, *t.operands, out + r * kRows, m + r, n0, channels, *t.d);
+      t.outputs.store(out, kRows, block, m, height);
     }
   }
 }

@@ -17,9 +17,7 @@ Status run_linear(const Kernel&, const StepArgs& args) {
                        .weight = args.weight->bytes.data(),
                        .activations = reinterpret_cast<const float*>(args.prepared),
                        .m = args.a.dim(0),
-                       .epilogue = args.epilogue,
-                       .operands = &args.operands,
-                       .d = &args.d};
+                       .outputs = Outputs(args)};
   const std::int64_t blocks = decoder.geometry.row_blocks();
   const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
   // Row blocks run fastest: the tasks in flight share one block of activations, which then stays in L2.

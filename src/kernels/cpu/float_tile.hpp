@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/decoder.hpp"
+#include "kernels/cpu/outputs.hpp"
 #include "kernels/kernel.hpp"
 
 namespace nibble::cpu {
@@ -24,9 +25,7 @@ struct FloatTask {
   const std::byte* weight;
   const float* activations;  // prepared for tile_m (prepare.hpp)
   std::int64_t m;
-  const EpilogueSpec* epilogue;
-  const EpilogueArgs* operands;
-  const TensorView* d;
+  Outputs outputs;
 };
 
 /// What one instruction set offers.

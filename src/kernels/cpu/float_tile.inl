@@ -159,10 +159,7 @@ void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
     }
   }
 
-  const std::int64_t n0 = block * kRows;
-  const std::int64_t columns = geo.n - n0 < kRows ? geo.n - n0 : kRows;
-  for (std::int64_t m = m_begin; m < m_end; ++m)
-    epilogue::store_row(*task.epilogue, *task.operands, acc + (m - m_begin) * kRows, m, n0, columns, *task.d);
+  task.outputs.store(acc, kRows, block, m_begin, m_end - m_begin);
 }
 
 #endif

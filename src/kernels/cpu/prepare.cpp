@@ -16,28 +16,11 @@ namespace {
 #define NIBBLE_LOOPS "kernels/cpu/prepare.inl"
 #include "kernels/cpu/each_isa.inl"
 
-constexpr PrepareIsa kBaseline{baseline::floats, baseline::fixed, baseline::codes, baseline::halves};
+constexpr PrepareIsa kBaseline{baseline::floats, baseline::fixed, baseline::codes, baseline::halves, baseline::quantize};
 #if defined(__x86_64__)
-constexpr PrepareIsa kAvx2{avx2::floats, avx2::fixed, avx2::codes, avx2::halves};
-constexpr PrepareIsa kAvx512{avx512::floats, avx512::fixed, avx512::codes, avx512::halves};
+constexpr PrepareIsa kAvx2{avx2::floats, avx2::fixed, avx2::codes, avx2::halves, avx2::quantize};
+constexpr PrepareIsa kAvx512{avx512::floats, avx512::fixed, avx512::codes, avx512::halves, avx512::quantize};
 #endif
-
-/// The token of ones that zero points are worked out with.
-void ones(const PrepareTask& t) {
-  std::byte* out = t.out + t.m * t.token_bytes;
-  std::memset(out, 0, static_cast<std::size_t>(t.token_bytes));
-  out += 4;  // its own zero point
-  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
-    end = t.segments.end(k);
-    const float scale = 1.0f, sum = static_cast<float>(end - k);
-    const std::int32_t start = -t.bias * static_cast<std::int32_t>(end - k);
-    std::memcpy(out, &scale, 4);
-    std::memcpy(out + 4, &sum, 4);
-    std::memcpy(out + 8, &start, 4);
-    std::memset(out + 12, 1, static_cast<std::size_t>(end - k));
-    out += 12 + 8 * tile::Geometry::octets(end - k);
-  }
-}
 
 GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& known) {
   GivenRules given;
@@ -58,36 +41,75 @@ GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& kn
   return given;
 }
 
+}  // namespace
+
+const std::byte* Patches::gather(std::int64_t m) const {
+  const std::byte* from = begin(m);
+  if (runs_h * runs_w == 1) return from;
+  std::byte* to = row;
+  for (std::int64_t h = 0; h < runs_h; ++h)
+    for (std::int64_t w = 0; w < runs_w; ++w, to += run_bytes)
+      std::memcpy(to, from + h * run_down + w * run_beside, static_cast<std::size_t>(run_bytes));
+  return row;
+}
+
+const PrepareIsa& prepare_isa(Isa main) {
+#if defined(__x86_64__)
+  if (main == Isa::avx512 || main == Isa::avx512vnni || main == Isa::avx512bf16) return kAvx512;
+  if (main == Isa::avx2 || main == Isa::avx2vnni) return kAvx2;
+#endif
+  return kBaseline;
+}
+
+void prepare_ones(const PrepareTask& t) {
+  std::byte* out = t.out + t.m * t.token_bytes;
+  std::memset(out, 0, static_cast<std::size_t>(t.token_bytes));
+  out += 4;  // its own zero point
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.end(k);
+    const float scale = 1.0f, sum = static_cast<float>(end - k);
+    const std::int32_t start = -t.bias * static_cast<std::int32_t>(end - k);
+    std::memcpy(out, &scale, 4);
+    std::memcpy(out + 4, &sum, 4);
+    std::memcpy(out + 8, &start, 4);
+    std::memset(out + 12, 1, static_cast<std::size_t>(end - k));
+    out += 12 + 8 * tile::Geometry::octets(end - k);
+  }
+}
+
+PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile) {
+  const PackedWeightData& weight = *args.weight;
+  const ActForm act = ActForm::make(args.quantize, weight.group_size(), weight.k);
+  const bool fixed_scale = args.quantize.group == GroupShape::tensor();
+  return {.a = static_cast<const std::byte*>(args.a.data),
+          .type = args.a.dtype,
+          .width = bits(args.a.dtype) / 8,
+          .stride = args.a.stride(0) * bits(args.a.dtype) / 8,
+          .m = args.a.dim(0),
+          .perm = weight.perm.empty() ? nullptr : weight.perm.data(),
+          .prescale = weight.prescale_f32.empty() ? nullptr : weight.prescale_f32.data(),
+          .segments = {weight.k, weight.group_size(), act.piece},
+          .form = act,
+          .quantize = args.quantize,
+          .block = args.quantize.group.k == 0 ? weight.k : args.quantize.group.k,
+          .known = fixed_scale ? weight.static_acts : std::nullopt,
+          .limit = weight.act_limit.value_or(std::numeric_limits<float>::infinity()),
+          .given = given_rules(args, weight.static_acts),
+          .bias = code_bias(weight.scheme.codes),
+          .token_bytes = prepared_token_bytes(form, args.quantize, weight.group_size(), weight.k),
+          .tile = form == "s8" ? even_tile(args.a.dim(0), tile) : tile,
+          .out = args.prepared};
+}
+
+namespace {
+
 template <const PrepareIsa& kIsa>
 Status run(const Kernel& self, const StepArgs& args) {
-  const PackedWeightData& weight = *args.weight;
-  const ActForm form = ActForm::make(args.quantize, weight.group_size(), weight.k);
-  const bool fixed_scale = args.quantize.group == GroupShape::tensor();
-  const PrepareTask task{.a = static_cast<const std::byte*>(args.a.data),
-                         .type = args.a.dtype,
-                         .width = bits(args.a.dtype) / 8,
-                         .stride = args.a.stride(0) * bits(args.a.dtype) / 8,
-                         .m = args.a.dim(0),
-                         .perm = weight.perm.empty() ? nullptr : weight.perm.data(),
-                         .prescale = weight.prescale_f32.empty() ? nullptr : weight.prescale_f32.data(),
-                         .segments = {weight.k, weight.group_size(), form.piece},
-                         .form = form,
-                         .quantize = args.quantize,
-                         .block = args.quantize.group.k == 0 ? weight.k : args.quantize.group.k,
-                         .known = fixed_scale ? weight.static_acts : std::nullopt,
-                         .limit = weight.act_limit.value_or(std::numeric_limits<float>::infinity()),
-                         .given = given_rules(args, weight.static_acts),
-                         .bias = code_bias(weight.scheme.codes),
-                         .token_bytes = prepared_token_bytes(self.out, args.quantize, weight.group_size(), weight.k),
-                         .tile = self.out == "s8" ? even_tile(args.a.dim(0), args.prepare_tile) : args.prepare_tile,
-                         .out = args.prepared};
-  const auto prepare_tile = self.out == "f32"    ? kIsa.floats
-                            : self.out == "bf16" ? kIsa.halves
-                            : self.out == "s8"   ? kIsa.codes
-                                                 : kIsa.fixed;
+  const PrepareTask task = prepare_task(self.out, args, args.prepare_tile);
+  const auto prepare_tile = kIsa.of(self.out);
   const std::int64_t tiles = (task.m + task.tile - 1) / task.tile;
   args.executor->parallel_for(tiles, [&](std::int64_t t) { prepare_tile(task, t * task.tile); });
-  if (self.out == "s8" && form.zeros) ones(task);
+  if (self.out == "s8" && task.form.zeros) prepare_ones(task);
   return {};
 }
 

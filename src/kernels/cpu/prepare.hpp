@@ -45,6 +45,22 @@ struct GivenRules {
   std::int64_t zero_row = 0;
 };
 
+/// Tokens that are patches of an image whose pixels lie row by row, the channels of one side by side. A patch is `runs_h` × `runs_w` runs of
+/// bytes; distances are in bytes.
+struct Patches {
+  const std::byte* image;     // where the first token's patch begins
+  std::int64_t columns;       // tokens of an output row
+  std::int64_t down, beside;  // from a token to the one below and to the next one
+  std::int64_t runs_h, runs_w;
+  std::int64_t run_down, run_beside;  // from a run to the one below and to the next one
+  std::int64_t run_bytes;
+  std::byte* row;  // where one is put together
+
+  const std::byte* begin(std::int64_t m) const { return image + m / columns * down + m % columns * beside; }
+  /// All channels of token m in order.
+  const std::byte* gather(std::int64_t m) const;
+};
+
 /// What preparing some tokens needs, in plain values.
 struct PrepareTask {
   const std::byte* a;  // row 0 of A
@@ -65,6 +81,10 @@ struct PrepareTask {
   std::int64_t token_bytes;
   std::int64_t tile;  // T
   std::byte* out;
+  const Patches* patches = nullptr;  // null: tokens are the rows of A
+
+  /// The channels of token m, one after the other, until the next call.
+  const std::byte* row(std::int64_t token) const { return patches == nullptr ? a + token * stride : patches->gather(token); }
 };
 
 /// What one instruction set offers: prepares the tile of tokens that begins at token m.
@@ -73,6 +93,19 @@ struct PrepareIsa {
   void (*fixed)(const PrepareTask& task, std::int64_t m);
   void (*codes)(const PrepareTask& task, std::int64_t m);
   void (*halves)(const PrepareTask& task, std::int64_t m);
+  /// x[0 … count) of f32, f16 or bf16 → codes by act_rule::to_s8.
+  void (*quantize)(const std::byte* x, DType type, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes);
+
+  auto of(std::string_view form) const { return form == "f32" ? floats : form == "bf16" ? halves : form == "s8" ? codes : fixed; }
 };
+
+/// The loops that go with a kernel for `main`.
+const PrepareIsa& prepare_isa(Isa main);
+
+/// What preparing args.a in `form` for tiles of `tile` tokens needs.
+PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile);
+
+/// After the last tile of `task`, the token of ones that zero points are worked out with.
+void prepare_ones(const PrepareTask& task);
 
 }  // namespace nibble::cpu

@@ -89,7 +89,7 @@ inline std::int32_t sum_of(const std::int8_t* codes, std::int64_t count) {
 }
 
 /// The rule of channels [k, end) of a token: given, known beforehand, or found by looking at all of them.
-inline act_rule::Rule rule_of(const PrepareTask& t, std::int64_t m, std::int64_t k, std::int64_t end) {
+inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::int64_t m, std::int64_t k, std::int64_t end) {
   if (t.given.scale != nullptr) {
     const std::int32_t zero = t.given.zero == nullptr ? 0 : t.given.zero[m * t.given.zero_row];
     return {t.given.scale[m * t.given.scale_row + k / t.block * t.given.scale_block], 0.0f, zero};
@@ -100,7 +100,7 @@ inline act_rule::Rule rule_of(const PrepareTask& t, std::int64_t m, std::int64_t
   std::int32_t largest = 0;
   for (; k < end; k += kMaxSegment) {
     const std::int64_t count = end - k < kMaxSegment ? end - k : kMaxSegment;
-    const float* piece = gathered(t, t.a + m * t.stride, k, count, x);
+    const float* piece = gathered(t, row, k, count, x);
     const std::int32_t part = largest_bits(piece, count);
     largest = part > largest ? part : largest;
     for (std::int64_t i = 0; t.form.zeros && i < count; i += kLanes) {
@@ -139,6 +139,17 @@ inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule:
   }
   for (std::int64_t i = count; i % 16 != 0; ++i) codes[i] = 0;
   return sum_of(codes, count);
+}
+
+void quantize(const std::byte* from, DType type, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
+  const PrepareTask plain{.type = type, .width = bits(type) / 8};
+  alignas(64) float x[kMaxSegment];
+  alignas(64) std::int8_t bytes[kMaxSegment];
+  for (std::int64_t i = 0; i < count; i += kMaxSegment) {
+    const std::int64_t piece = count - i < kMaxSegment ? count - i : kMaxSegment;
+    to_codes(gathered(plain, from, i, piece, x), piece, rule, bytes);
+    std::memcpy(codes + i, bytes, static_cast<std::size_t>(piece));
+  }
 }
 
 /// The codes of an A that comes quantized, zeros after them; their sum.
@@ -184,7 +195,7 @@ void fixed(const PrepareTask& t, std::int64_t m) {
   alignas(64) std::int32_t units[kMaxFixedSegment];
   alignas(64) std::int8_t bytes[kDigits][kMaxFixedSegment];
   for (std::int64_t r = 0; r < height; ++r) {
-    const std::byte* row = t.a + (m + r) * t.stride;
+    const std::byte* row = t.row(m + r);
     std::byte* out = t.out + m * t.token_bytes;
     for (std::int64_t k = 0; k < t.segments.k;) {
       const std::int64_t end = t.segments.end(k);
@@ -229,7 +240,7 @@ void codes(const PrepareTask& t, std::int64_t m) {
   alignas(64) float x[kMaxSegment];
   alignas(64) std::int8_t bytes[kMaxSegment];
   for (std::int64_t r = 0; r < height; ++r) {
-    const std::byte* row = t.a + (m + r) * t.stride;
+    const std::byte* row = t.row(m + r);
     std::byte* out = t.out + m * t.token_bytes;
     act_rule::Rule rule;
     std::int64_t block_end = 0;
@@ -237,7 +248,7 @@ void codes(const PrepareTask& t, std::int64_t m) {
       const std::int64_t end = t.segments.end(k);
       if (k >= block_end) {
         block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
-        rule = rule_of(t, m + r, k, block_end);
+        rule = rule_of(t, row, m + r, k, block_end);
       }
       if (k == 0 && t.form.zeros) {
         std::memcpy(out + 4 * r, &rule.zero, 4);
@@ -272,6 +283,7 @@ void floats(const PrepareTask& t, std::int64_t m) {
   const bool quantizes = t.quantize.codes != DType::none;
   alignas(64) float x[kMaxSegment];
   for (std::int64_t r = 0; r < height; ++r) {
+    const std::byte* row = t.row(m + r);
     act_rule::Rule rule;
     std::int64_t block_end = 0;
     for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
@@ -279,12 +291,12 @@ void floats(const PrepareTask& t, std::int64_t m) {
       if (quantizes) {
         if (k >= block_end) {
           block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
-          rule = rule_of(t, m + r, k, block_end);
+          rule = rule_of(t, row, m + r, k, block_end);
         }
         end = end < block_end ? end : block_end;
       }
       const std::int64_t count = end - k;
-      gather(t, t.a + (m + r) * t.stride, k, count, x);
+      gather(t, row, k, count, x);
       if (quantizes && t.given.scale == nullptr) round_to_e4m3(x, count, rule);
       for (std::int64_t i = 0; t.given.scale != nullptr && i < count; ++i) x[i] *= rule.scale;
       float* out = reinterpret_cast<float*>(t.out + m * t.token_bytes) + k * height + r;
@@ -298,7 +310,7 @@ void halves(const PrepareTask& t, std::int64_t m) {
   typedef std::uint16_t Octet __attribute__((vector_size(2 * tile::kOctet)));
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
   for (std::int64_t r = 0; r < height; ++r) {
-    const std::byte* row = t.a + (m + r) * t.stride;
+    const std::byte* row = t.row(m + r);
     std::byte* out = t.out + m * t.token_bytes + 4 * r;
     for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
       end = t.segments.end(k);

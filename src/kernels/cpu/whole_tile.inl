@@ -14,31 +14,24 @@ constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot pro
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
 
-/// acc[rows][R] += quad of every token · codes.
-__attribute__((always_inline)) inline void add_quad(int height, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
+/// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: in threes, which the address of a load adds up by itself.
+__attribute__((always_inline)) inline void add_quad(int height, const std::byte* a, std::int64_t step, const Ints* w, int bits,
+                                                    Ints (*acc)[kVecs]) {
   for (int r = 0; r < height; ++r) {
-    const Ints quad = load_splat(a + 4 * r);
+    const Ints quad = load_splat(a + r * step);
     for (int v = 0; v < kVecs; ++v) acc[r][v] = dot4(acc[r][v], w[v], quad, bits);
   }
 }
 
-/// acc[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. `bits` (4 or 8) and `height` are constants at
-/// every call.
-__attribute__((always_inline)) inline void sum(int bits, int height, const Decoder& d, const std::byte* codes, const std::byte* a,
-                                               std::int64_t octets, std::int32_t* out) {
+/// acc[height][R] += Σ q·code over `octets` octets: quad q of token r is at a + r·step + q·quad. `bits` (4 or 8) and `height` are
+/// constants at every call, and for prepared activations so are `step` and `quad`.
+__attribute__((always_inline)) inline void add_octets(int bits, int height, Ints flip, const std::byte*& codes,
+                                                      const std::byte* a, std::int64_t step, std::int64_t quad,
+                                                      std::int64_t octets, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
   const bool apart = height * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
-  const Ints flip =
-      splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101u));
-  Ints acc[kTile][kVecs], more[kTile][kVecs];
-  for (int r = 0; r < height; ++r)
-    for (int v = 0; v < kVecs; ++v) {
-      acc[r][v] = load_splat(a + 4 * r);
-      more[r][v] = Ints{};
-    }
-  a += 4 * height;
   constexpr int kLine = 64;
   const int octet_bytes = bits * kRows;
-  for (; octets > 0; --octets, codes += octet_bytes, a += 8 * height) {
+  for (; octets > 0; --octets, codes += octet_bytes, a += 2 * quad) {
     Ints low[kVecs], high[kVecs];
     for (int v = 0; v < kVecs; ++v) {
       const Quads quads = load_quads(bits, codes, v);
@@ -47,37 +40,79 @@ __attribute__((always_inline)) inline void sum(int bits, int height, const Decod
     }
     for (int line = 0; height >= kPrefetchRows && line < octet_bytes; line += kLine)
       __builtin_prefetch(codes + kPrefetchBytes + line);
-    add_quad(height, a, low, bits, acc);
-    add_quad(height, a + 4 * height, high, bits, apart ? more : acc);
+    add_quad(height, a, step, low, bits, acc);
+    add_quad(height, a + quad, step, high, bits, apart ? more : acc);
   }
+}
+
+inline Ints flip_of(int bits, const Decoder& d) {
+  return splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101u));
+}
+
+/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. `bits` and `height` are constants at every call.
+__attribute__((always_inline)) inline void sum(int bits, int height, const Decoder& d, const std::byte* codes, const std::byte* a,
+                                               std::int64_t octets, std::int32_t* out) {
+  const bool apart = height * kVecs <= 6;
+  Ints acc[kTile][kVecs], more[kTile][kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = load_splat(a + 4 * r);
+      more[r][v] = Ints{};
+    }
+  add_octets(bits, height, flip_of(bits, d), codes, a + 4 * height, 4, 4 * height, octets, acc, more);
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
 
-__attribute__((always_inline)) inline void sum_height(int bits, int height, const Decoder& d, const std::byte* codes,
-                                                      const std::byte* a, std::int64_t octets, std::int32_t* out) {
-  switch (height) {  // cases above kTile vanish
-    case 1: return sum(bits, 1, d, codes, a, octets, out);
-    case 2: return sum(bits, 2, d, codes, a, octets, out);
-    case 3: return sum(bits, 3, d, codes, a, octets, out);
-    case 4: return sum(bits, 4, d, codes, a, octets, out);
-    case 5: return kTile >= 5 ? sum(bits, 5, d, codes, a, octets, out) : void();
-    case 6: return kTile >= 6 ? sum(bits, 6, d, codes, a, octets, out) : void();
-    case 7: return kTile >= 7 ? sum(bits, 7, d, codes, a, octets, out) : void();
-    case 8: return kTile >= 8 ? sum(bits, 8, d, codes, a, octets, out) : void();
-    case 9: return kTile >= 9 ? sum(bits, 9, d, codes, a, octets, out) : void();
-    case 10: return kTile >= 10 ? sum(bits, 10, d, codes, a, octets, out) : void();
-    case 11: return kTile >= 11 ? sum(bits, 11, d, codes, a, octets, out) : void();
-    case 12: return kTile >= 12 ? sum(bits, 12, d, codes, a, octets, out) : void();
-    default: return;
-  }
+/// The same of patches, run by run; `a` is where the first token's patch begins, `starts` are those of the tokens.
+__attribute__((always_inline)) inline void sum_runs(int bits, int height, const Decoder& d, const std::byte* codes,
+                                                    const std::byte* a, const Patches& p, const std::int32_t* starts,
+                                                    std::int32_t* out) {
+  const bool apart = height * kVecs <= 6;
+  Ints acc[kTile][kVecs], more[kTile][kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = splat(starts[r]);
+      more[r][v] = Ints{};
+    }
+  const Ints flip = flip_of(bits, d);
+  for (std::int64_t h = 0; h < p.runs_h; ++h)
+    for (std::int64_t w = 0; w < p.runs_w; ++w)
+      add_octets(bits, height, flip, codes, a + h * p.run_down + w * p.run_beside, p.beside, 4, p.run_bytes / tile::kOctet, acc,
+                 more);
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
 
-/// Not inlined: what the caller keeps in registers would cost sums.
+/// Calls `f`(bits, height, …) with both as constants; heights above kTile vanish. Not inlined: what the caller keeps in registers would
+/// cost sums.
+#define NIBBLE_EVERY_HEIGHT(f, bits, ...)                            \
+  switch (height) {                                                  \
+    case 1: return f(bits, 1, __VA_ARGS__);                          \
+    case 2: return f(bits, 2, __VA_ARGS__);                          \
+    case 3: return f(bits, 3, __VA_ARGS__);                          \
+    case 4: return f(bits, 4, __VA_ARGS__);                          \
+    case 5: return kTile >= 5 ? f(bits, 5, __VA_ARGS__) : void();    \
+    case 6: return kTile >= 6 ? f(bits, 6, __VA_ARGS__) : void();    \
+    case 7: return kTile >= 7 ? f(bits, 7, __VA_ARGS__) : void();    \
+    case 8: return kTile >= 8 ? f(bits, 8, __VA_ARGS__) : void();    \
+    case 9: return kTile >= 9 ? f(bits, 9, __VA_ARGS__) : void();    \
+    case 10: return kTile >= 10 ? f(bits, 10, __VA_ARGS__) : void(); \
+    case 11: return kTile >= 11 ? f(bits, 11, __VA_ARGS__) : void(); \
+    case 12: return kTile >= 12 ? f(bits, 12, __VA_ARGS__) : void(); \
+    default: return;                                                 \
+  }
 __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
                                         std::int64_t octets, std::int32_t* out) {
-  return d.geometry.bits == 4 ? sum_height(4, height, d, codes, a, octets, out) : sum_height(8, height, d, codes, a, octets, out);
+  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum, 4, d, codes, a, octets, out)
+  NIBBLE_EVERY_HEIGHT(sum, 8, d, codes, a, octets, out)
 }
+__attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
+                                             const Patches& p, const std::int32_t* starts, std::int32_t* out) {
+  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, d, codes, a, p, starts, out)
+  NIBBLE_EVERY_HEIGHT(sum_runs, 8, d, codes, a, p, starts, out)
+}
+#undef NIBBLE_EVERY_HEIGHT
 
 /// Scales and zeros of a row block.
 struct Channels {
@@ -169,14 +204,87 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
     const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
     for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-      const std::int64_t n0 = (block_begin + i) * kRows;
       multiply(t, height, t.weight + geo.record(block_begin + i, 0), t.activations + m * t.token_bytes, channels[i],
                columns + i * kRows, out);
-      const std::int64_t count = geo.n - n0 < kRows ? geo.n - n0 : kRows;
-      for (std::int64_t r = 0; r < height; ++r)
-        epilogue::store_row(*t.epilogue, *t.operands, out + r * kRows, m + r, n0, count, *t.d);
+      t.outputs.store(out, kRows, block_begin + i, m, height);
     }
   }
+}
+
+/// Σ of the `count` bytes of a pixel, a multiple of 4.
+inline std::int32_t sum_of_bytes(const std::byte* a, std::int64_t count) {
+  std::int64_t i = 0;
+  Ints lanes{};
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) lanes = dot4(lanes, splat(0x01010101), load_ints(a + i), 4);
+  std::int32_t sum = 0;
+  if (i > 0)
+    for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+  for (; i < count; ++i) sum += static_cast<std::int8_t>(a[i]);
+  return sum;
+}
+
+/// Σ of the codes of the patches of `count` tokens that follow each other in a row, from the sums of pixels.
+void sum_patches(const PatchTask& t, const std::int32_t* first, std::int64_t count, std::int32_t* sums) {
+  for (std::int64_t i = 0; i < count; ++i) sums[i] = 0;
+  for (std::int64_t h = 0; h < t.taps_h; ++h)
+    for (std::int64_t w = 0; w < t.taps_w; ++w) {
+      const std::int32_t* from = first + h * t.tap_down + w * t.tap_beside;
+      if (t.pixel_step == 1) {
+        for (std::int64_t i = 0; i < count; ++i) sums[i] += from[i];
+      } else {
+        for (std::int64_t i = 0; i < count; ++i) sums[i] += from[i * t.pixel_step];
+      }
+    }
+}
+
+/// Patches straight from the pixels: tiles are tokens of one row, which are evenly apart.
+void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end) {
+  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+  const Decoder& d = *t.decoder;
+  const tile::Geometry& geo = d.geometry;
+  const Patches& p = *t.patches;
+  for (std::int64_t i = 0; i < t.pixels; ++i) t.pixel_sums[i] = sum_of_bytes(p.image + i * t.pixel_bytes, t.pixel_bytes);
+
+  Channels channels[kMaxTaskBlocks];
+  alignas(64) std::int32_t zeros[kMaxTaskBlocks * kRows], columns[kMaxTaskBlocks * kRows];
+  for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
+    const std::byte* record = t.weight + geo.record(block_begin + i, 0);
+    read_channels(d, record, channels[i]);
+    for (int v = 0; v < kVecs; ++v) store_ints(zeros + i * kRows + v * kLanes, to_ints(load(channels[i].zero + v * kLanes)));
+    if (t.zero == 0) continue;
+    const std::int32_t start = -t.bias * static_cast<std::int32_t>(geo.k);
+    const Patches ones{.image = t.ones, .runs_h = 1, .runs_w = 1, .run_bytes = geo.k};
+    sum_tile_runs(1, d, record + geo.header_bytes, t.ones, ones, &start, columns + i * kRows);
+    for (int j = 0; j < kRows; ++j) columns[i * kRows + j] -= zeros[i * kRows + j] * static_cast<std::int32_t>(geo.k);
+  }
+  const bool corrects = t.zero != 0 || d.zero != ZeroKind::none || (kByteBias != 0 && geo.bits != 4);
+  alignas(64) std::int32_t acc[kTile * kRows];
+  alignas(64) float out[kTile * kRows];
+  std::int32_t sums[kTile], starts[kTile];
+  for (std::int64_t row = 0; row < t.rows; ++row)
+    for (std::int64_t column = 0, height = 0; column < p.columns; column += height) {
+      height = p.columns - column < t.tile ? p.columns - column : t.tile;
+      sum_patches(t, t.pixel_sums + row * t.row_down + column * t.pixel_step, height, sums);
+      for (std::int64_t r = 0; r < height; ++r) starts[r] = -t.bias * sums[r];
+      const std::byte* a = p.image + row * p.down + column * p.beside;
+      for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
+        const std::byte* record = t.weight + geo.record(block_begin + i, 0);
+        sum_tile_runs(static_cast<int>(height), d, record + geo.header_bytes, a, p, starts, acc);
+        for (std::int64_t r = 0; r < height; ++r) {
+          for (int v = 0; v < kVecs; ++v) {
+            const std::int64_t at = r * kRows + v * kLanes, of = i * kRows + v * kLanes;
+            Words whole = reinterpret_cast<Words>(load_ints(acc + at));  // modulo 2³², where the result fits
+            if (corrects) {
+              whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
+              if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of)) * static_cast<std::uint32_t>(t.zero);
+            }
+            store(out + at, to_floats(reinterpret_cast<Ints>(whole)));
+          }
+          apply_scales(d, t.scale, channels[i], out + r * kRows);
+        }
+        t.outputs.store(out, kRows, block_begin + i, row * p.columns + column, height);
+      }
+    }
 }
 
 #endif

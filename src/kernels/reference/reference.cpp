@@ -4,6 +4,9 @@
 #include <array>
 #include <cmath>
 
+#include "core/error.hpp"
+#include "kernels/image.hpp"
+#include "kernels/reference/conv.hpp"
 #include "kernels/reference/oracle.hpp"
 
 namespace nibble::reference {
@@ -47,6 +50,22 @@ Status run_linear(const Kernel&, const StepArgs& args) {
   return {};
 }
 
+Status run_conv(const Kernel&, const StepArgs& args) {
+  const WeightArrays w = arrays_of(*args.weight);
+  const ConvGeometry& geometry = args.conv->geometry;
+  const std::int64_t batch = args.a.dim(0), pixels = geometry.out_height() * geometry.out_width();
+  NIBBLE_ASSIGN_OR_RETURN(const Image d, image_of("D", args.d, args.conv->output, batch, geometry.out_channels,
+                                                  geometry.out_height(), geometry.out_width()));
+  args.executor->parallel_for(w.n, [&](std::int64_t n) {
+    const std::int64_t column[] = {n};
+    const std::vector<Expected> expected = conv(w, *args.conv, args.a, args.operands, column, {.quantize = args.quantize});
+    for (std::int64_t b = 0; b < batch; ++b)
+      for (std::int64_t p = 0; p < pixels; ++p)
+        store(args.d, b * d.image + p * d.pixel + n * d.channel, expected[static_cast<std::size_t>(b * pixels + p)].value);
+  });
+  return {};
+}
+
 Status run_dequantize(const Kernel&, const StepArgs& args) {
   const PackedWeightData& packed = *args.weight;
   WeightArrays w = arrays_of(packed);
@@ -83,6 +102,19 @@ constexpr std::array kKernels{
            .accepts = accepts_common,
            .cost_us = cost_us,
            .run = run_linear},
+    Kernel{.name = "conv_any_any_any__ref_baseline",
+           .backend = Backend::reference,
+           .isa = Isa::baseline,
+           .op = Op::conv,
+           .out = "any",
+           .act = "any",
+           .weight = "any",
+           .layout = "plain",
+           .tile = {},
+           .summary = "scalar double-precision oracle of convolutions: patches, written out",
+           .accepts = accepts_common,
+           .cost_us = cost_us,
+           .run = run_conv},
     Kernel{.name = "dequantize_any_none_any__ref_baseline",
            .backend = Backend::reference,
            .isa = Isa::baseline,

@@ -1,0 +1,73 @@
+// Convolutions: a layer's sizes, and what a plan for it has to know.
+//
+//   D[B,Co,Oh,Ow] = epilogue( conv2d(A[B,Ci,H,W], W[Co,Ci/groups,Kh,Kw]) )
+//
+//   auto weight = nibble::pack(*nibble::quantize_conv(kernel, {.bits = 4, .group_size = 64}));
+//   auto plan   = nibble::Plan::conv(*weight, {.geometry = {.in_channels = 64, .out_channels = 64, .height = 56, .width = 56,
+//                                                           .kernel = {3, 3}, .padding = {1, 1, 1, 1}}});
+//   plan->run(*weight, a, d, {}, workspace);
+//
+// A convolution is defined as the linear layer on patches: token (b, oh, ow) is the row of Kh·Kw·Ci/groups activations that the kernel
+// covers there, in the order kh, kw, ci; where it covers padding, they are 0. All that docs/accuracy.md promises of linear layers is
+// promised of those.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "nibble/epilogue.hpp"
+#include "nibble/scheme.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+#include "nibble/types.hpp"
+
+namespace nibble {
+
+/// Rows and columns of zeros around an image.
+struct Padding {
+  std::int64_t top = 0, bottom = 0, left = 0, right = 0;
+  friend constexpr bool operator==(const Padding&, const Padding&) = default;
+};
+
+/// The sizes of a layer, all of them in elements.
+struct ConvGeometry {
+  std::int64_t in_channels = 1, out_channels = 1;
+  std::int64_t height = 1, width = 1;  // of an input image
+  Extent kernel = {};
+  Extent stride = {};
+  Padding padding = {};
+  Extent dilation = {};     // 1: the kernel's elements are neighbours
+  std::int64_t groups = 1;  // divides both numbers of channels; in_channels: depthwise
+
+  /// ⌊(padded size − dilation·(kernel − 1) − 1) / stride⌋ + 1; 0 where the kernel does not fit.
+  std::int64_t out_height() const;
+  std::int64_t out_width() const;
+  std::int64_t group_inputs() const { return in_channels / groups; }
+  std::int64_t group_outputs() const { return out_channels / groups; }
+  /// The length of a row of W: Kh·Kw·Ci/groups.
+  std::int64_t k() const { return kernel.h * kernel.w * group_inputs(); }
+  /// Every pixel by itself: one kernel element, no stride, padding or groups.
+  bool pointwise() const { return kernel == Extent{} && stride == Extent{} && padding == Padding{} && groups == 1; }
+
+  /// invalid_argument with the values and the size of the output that follows from them.
+  Status validate() const;
+  friend bool operator==(const ConvGeometry&, const ConvGeometry&) = default;
+};
+
+/// Where the elements of an image [B,C,H,W] lie.
+///   nchw  pixels of a channel side by side: strides of W 1, of H W; channels (but of 1×1 images) and images at any distance
+///   nhwc  channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more
+enum class ImageLayout : std::uint8_t { nchw, nhwc };
+std::string_view name(ImageLayout layout);
+
+struct ConvSpec {
+  ConvGeometry geometry = {};
+  ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;  // gate and residual lie as the output does
+  DType act = DType::f32;      // of A: f32, f16 or bf16; s8: A comes quantized, with a scale per tensor, as `quantize` says
+  std::int64_t batch_max = 1;  // the plan serves every B in [1, batch_max]
+  EpilogueSpec epilogue = {};  // without row_scale; gate and residual are [B,Co,Oh,Ow]
+  /// As LinearSpec::quantize. Blocks of group.k channels lie inside a pixel's Ci/groups; {1,0} is a scale per patch.
+  ActScheme quantize = {};
+};
+
+}  // namespace nibble

@@ -1,0 +1,111 @@
+#include "kernels/cpu/conv_work.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/transpose.hpp"
+
+namespace nibble::cpu {
+namespace {
+
+/// Tokens of a task: enough to make up for reading the weights from L2 or beyond, and as many as that leave its activations in L2.
+constexpr std::int64_t kTokens = 256, kFewTokens = 48;
+constexpr std::int64_t kPreparedBytes = 1 << 20;
+
+constexpr std::size_t kLine = 64;
+std::size_t round_up(std::int64_t bytes) { return (static_cast<std::size_t>(bytes) + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayout input, ImageLayout output, DType act,
+                   const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight)
+    : geometry_(geometry), out_height_(geometry.out_height()), out_width_(geometry.out_width()) {
+  const std::int64_t k = geometry.k(), group = weight.group.k == 0 ? k : weight.group.k;
+  const std::int64_t token_bytes = prepared_token_bytes(kernel.act, quantize, group, k);
+  const std::int64_t tokens = std::clamp(kPreparedBytes / token_bytes, kFewTokens, kTokens);
+  const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
+  columns_ = (out_width_ + parts - 1) / parts;
+  rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
+  quantizes_pixels_ = is_compute_float(act) && quantize.codes == DType::s8 && quantize.group == GroupShape::tensor();
+  transposes_out_ = output == ImageLayout::nchw;
+  width_ = quantizes_pixels_ ? 1 : bits(act) / 8;
+  // A kernel of one element leaves out what its stride skips; across a row only where pixels are apart anyway.
+  step_ = {geometry.kernel.h == 1 ? geometry.stride.h : 1,
+           geometry.kernel.w == 1 && input == ImageLayout::nhwc ? geometry.stride.w : 1};
+  stride_ = {geometry.stride.h / step_.h, geometry.stride.w / step_.w};
+
+  const std::int64_t pixel_bytes = geometry.group_inputs() * width_, most = rows_ * columns_;
+  std::size_t at = 0;
+  const auto take = [&](std::int64_t bytes) {
+    const std::size_t begin = at;
+    at += round_up(bytes);
+    return begin;
+  };
+  scratch_.pixels = take(gathered_rows(rows_) * row_pixels() * pixel_bytes);
+  scratch_.floats = take(quantizes_pixels_ ? row_pixels() * geometry.group_inputs() * bits(act) / 8 : 0);
+  scratch_.patch = take(k * width_);
+  scratch_.prepared = take((most + 1) * token_bytes);
+  const std::int64_t outputs = transposes_out_ ? most * geometry.group_outputs() : 0;
+  scratch_.out = take(outputs * bits(epilogue.out) / 8);
+  scratch_.gate = take(epilogue.gate ? 4 * outputs : 0);
+  scratch_.residual = take(epilogue.residual ? 4 * outputs : 0);
+  scratch_.total = at;
+}
+
+Patches ConvWork::patches(const std::byte* pixels, std::byte* row, std::int64_t columns) const {
+  const std::int64_t pixel = geometry_.group_inputs() * width_, line = row_pixels() * pixel;
+  const bool together = geometry_.dilation.w == 1;
+  return {.image = pixels,
+          .columns = columns,
+          .down = stride_.h * line,
+          .beside = stride_.w * pixel,
+          .runs_h = geometry_.kernel.h,
+          .runs_w = together ? 1 : geometry_.kernel.w,
+          .run_down = geometry_.dilation.h * line,
+          .run_beside = geometry_.dilation.w * pixel,
+          .run_bytes = (together ? geometry_.kernel.w : 1) * pixel,
+          .row = row};
+}
+
+/// One row of pixels, of input row h, as A has them.
+void ConvWork::gather_row(const Image& a, const Chunk& chunk, std::int64_t group, std::int64_t h, std::byte pad,
+                          std::byte* to) const {
+  const std::int64_t channels = geometry_.group_inputs(), pixel = channels * a.width();
+  const std::int64_t count = (chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1;
+  const std::int64_t w0 = chunk.column * geometry_.stride.w - geometry_.padding.left;
+  // Pixels [begin, end) of the row are in the image.
+  const std::int64_t begin = std::clamp<std::int64_t>((-w0 + step_.w - 1) / step_.w, 0, count);
+  const std::int64_t inside = geometry_.width - w0;  // as far as the image goes
+  const std::int64_t end = h < 0 || h >= geometry_.height ? begin : std::clamp((inside + step_.w - 1) / step_.w, begin, count);
+  std::memset(to, static_cast<int>(pad), static_cast<std::size_t>(begin * pixel));
+  std::memset(to + end * pixel, static_cast<int>(pad), static_cast<std::size_t>((count - end) * pixel));
+  if (begin == end) return;
+  to += begin * pixel;
+  const std::byte* from = a.at(chunk.image, h * geometry_.width + w0 + begin * step_.w, group * channels);
+  if (!a.channels_last()) {
+    transpose(static_cast<int>(a.width()), from, a.channel * a.width(), channels, end - begin, to, pixel);
+  } else if (a.pixel == channels && step_.w == 1) {
+    std::memcpy(to, from, static_cast<std::size_t>((end - begin) * pixel));
+  } else {
+    for (std::int64_t i = 0; i < end - begin; ++i)
+      std::memcpy(to + i * pixel, from + i * step_.w * a.pixel * a.width(), static_cast<std::size_t>(pixel));
+  }
+}
+
+void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group, std::byte pad,
+                      const std::optional<StaticActs>& known, std::byte* pixels, std::byte* floats) const {
+  const std::int64_t elements = row_pixels() * geometry_.group_inputs();
+  const std::int64_t h0 = chunk.row * geometry_.stride.h - geometry_.padding.top;
+  for (std::int64_t i = 0; i < gathered_rows(chunk.rows); ++i, pixels += elements * width_) {
+    if (!quantizes_pixels_) {
+      gather_row(a, chunk, group, h0 + i * step_.h, pad, pixels);
+    } else {
+      const std::int64_t count =
+          ((chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1) * geometry_.group_inputs();
+      gather_row(a, chunk, group, h0 + i * step_.h, std::byte{0}, floats);
+      isa.quantize(floats, a.dtype, count, act_rule::known(known->scale, known->zero), reinterpret_cast<std::int8_t*>(pixels));
+    }
+  }
+}
+
+}  // namespace nibble::cpu

@@ -1,0 +1,79 @@
+// A convolution as a loop of small linear layers: what a task of it computes, and what it keeps in its scratch.
+//
+//   for each chunk of output pixels, a rectangle of an image        tokens of one task
+//     the input pixels that its patches cover → scratch             channels last, padding written out, int8 where a known scale says so
+//     patches of those pixels → prepared activations                the forms of prepare.hpp
+//     the tile loops of the linear kernels × row blocks             dot_tile, whole_tile, bf16_tile, float_tile
+//     D, by way of scratch where its channels do not come last
+//
+// Nothing larger than a chunk is ever written down, and whatever a linear kernel can do, the convolution can.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/cpu/prepare.hpp"
+#include "kernels/image.hpp"
+#include "kernels/kernel.hpp"
+
+namespace nibble::cpu {
+
+/// A rectangle of output pixels that follow each other in their image: whole rows, or a part of one.
+struct Chunk {
+  std::int64_t image, row, column;  // its first pixel
+  std::int64_t rows, columns;
+  std::int64_t tokens() const { return rows * columns; }
+};
+
+/// One convolution, cut into chunks for one kernel. Only arithmetic; equal for a plan and for its runs.
+class ConvWork {
+ public:
+  ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayout input, ImageLayout output, DType act,
+           const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight);
+  ConvWork(const Kernel& kernel, const Problem& p)
+      : ConvWork(kernel, p.geometry, p.input, p.output, p.act, p.epilogue, p.quantize, p.scheme) {}
+  ConvWork(const Kernel& kernel, const StepArgs& args)
+      : ConvWork(kernel, args.conv->geometry, args.conv->input, args.conv->output, args.conv->act, args.conv->epilogue,
+                 args.conv->quantize, args.weight->scheme) {}
+
+  /// Where the parts of a task's scratch begin, in bytes.
+  struct Scratch {
+    std::size_t pixels, floats, patch, prepared, out, gate, residual, total;
+  };
+  const Scratch& scratch() const { return scratch_; }
+
+  const ConvGeometry& geometry() const { return geometry_; }
+  std::int64_t out_height() const { return out_height_; }
+  std::int64_t out_width() const { return out_width_; }
+  /// The most rows, and the columns, of a chunk.
+  std::int64_t rows() const { return rows_; }
+  std::int64_t columns() const { return columns_; }
+  /// A float A is turned into codes while pixels are gathered, rather than patch by patch.
+  bool quantizes_pixels() const { return quantizes_pixels_; }
+  /// D, gate and residual pass through scratch.
+  bool transposes_out() const { return transposes_out_; }
+
+  /// Of gathered pixels: bytes of an element, pixels of a row, and patches in them.
+  std::int64_t width() const { return width_; }
+  std::int64_t row_pixels() const { return (columns_ - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1; }
+  Patches patches(const std::byte* pixels, std::byte* row, std::int64_t columns) const;
+
+  /// Gathers what a chunk covers of the channels of `group`. `pad`: the byte of padding in codes. `known` where quantizes_pixels().
+  void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group, std::byte pad,
+              const std::optional<StaticActs>& known, std::byte* pixels, std::byte* floats) const;
+
+ private:
+  void gather_row(const Image& a, const Chunk& chunk, std::int64_t group, std::int64_t h, std::byte pad, std::byte* to) const;
+  std::int64_t gathered_rows(std::int64_t rows) const {
+    return (rows - 1) * stride_.h + (geometry_.kernel.h - 1) * geometry_.dilation.h + 1;
+  }
+
+  ConvGeometry geometry_;
+  std::int64_t out_height_, out_width_, rows_, columns_, width_;
+  Extent step_, stride_;  // input pixels from one gathered pixel to the next; gathered pixels from one patch to the next
+  bool quantizes_pixels_, transposes_out_;
+  Scratch scratch_;
+};
+
+}  // namespace nibble::cpu

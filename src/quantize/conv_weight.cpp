@@ -1,0 +1,33 @@
+// The kernel of a convolution as the matrix that is quantized: [Co,Ci/groups,Kh,Kw] → rows in the order kh, kw, ci.
+#include <cstring>
+#include <new>
+
+#include "core/error.hpp"
+#include "nibble/quantize.hpp"
+
+namespace nibble {
+
+Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor) try {
+  if (w.empty() || w.rank != 4 || w.numel() < 1)
+    return error(StatusCode::invalid_argument, "the kernel of a convolution is [Co,Ci/groups,Kh,Kw], got rank {} and {} elements",
+                 w.rank, w.numel());
+  const std::int64_t co = w.dim(0), ci = w.dim(1), kh = w.dim(2), kw = w.dim(3);
+  Tensor rows(w.dtype, {co, kh * kw * ci});
+  const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
+  const auto* from = static_cast<const std::byte*>(w.data);
+  std::byte* to = rows.bytes.data();
+  for (std::int64_t n = 0; n < co; ++n)
+    for (std::int64_t h = 0; h < kh; ++h)
+      for (std::int64_t x = 0; x < kw; ++x)
+        for (std::int64_t c = 0; c < ci; ++c, to += width) {
+          const std::int64_t at = n * w.stride(0) + c * w.stride(1) + h * w.stride(2) + x * w.stride(3);
+          std::memcpy(to, from + static_cast<std::size_t>(at) * width, width);
+        }
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize({rows.bytes.data(), rows.dtype, {co, kh * kw * ci}}, spec, executor));
+  q.kernel = {kh, kw};
+  return q;
+} catch (const std::bad_alloc&) {
+  return Status(StatusCode::io_error, "out of memory while quantizing");
+}
+
+}  // namespace nibble

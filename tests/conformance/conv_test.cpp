@@ -1,0 +1,496 @@
+// Conformance of convolutions: every kernel of Op::conv × random geometry × layouts × schemes × epilogues, against the oracle.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "epilogue/epilogue.hpp"
+#include "kernels/kernel.hpp"
+#include "kernels/reference/conv.hpp"
+#include "nibble/nibble.hpp"
+#include "plan/compare.hpp"
+#include "plan/host_run.hpp"
+#include "quantize/act_rule.hpp"
+#include "random_weights.hpp"
+
+namespace nibble {
+namespace {
+
+using testing::random_weight;
+
+/// Small numbers from a seed, one after the other.
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : seed_(seed) {}
+  std::int64_t in(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random_bits(seed_, next_++) % static_cast<std::uint64_t>(high - low + 1));
+  }
+
+ private:
+  std::uint64_t seed_, next_ = 0;
+};
+
+/// Kernel 1…7, stride 1…3, dilation 1…3, padding up to the kernel's size, odd sizes, groups, depthwise.
+ConvGeometry random_geometry(std::uint64_t seed) {
+  for (std::uint64_t attempt = 0;; ++attempt) {
+    Dice dice(seed * 1000 + attempt);
+    ConvGeometry g;
+    const int kind = static_cast<int>(dice.in(0, 5));
+    g.groups = kind == 4 ? dice.in(2, 4) : kind == 5 ? dice.in(3, 40) : 1;
+    g.in_channels = g.groups * (kind == 5 ? 1 : kind < 2 ? 8 * dice.in(1, 6) : dice.in(1, 40));
+    g.out_channels = g.groups * (kind == 5 ? dice.in(1, 2) : dice.in(1, 45));
+    g.height = dice.in(1, 13);
+    g.width = dice.in(1, 29);
+    const std::int64_t largest = kind == 5 || g.group_inputs() < 9 ? 7 : 3;
+    g.kernel = {dice.in(1, largest), dice.in(1, largest)};
+    g.stride = {dice.in(1, 3), dice.in(1, 3)};
+    g.dilation = {dice.in(1, 3), dice.in(1, 3)};
+    g.padding = {dice.in(0, g.kernel.h), dice.in(0, g.kernel.h), dice.in(0, g.kernel.w), dice.in(0, g.kernel.w)};
+    if (g.validate().ok()) return g;
+  }
+}
+
+std::string describe(const ConvGeometry& g) {
+  std::string text = "[" + std::to_string(g.in_channels) + "," + std::to_string(g.height) + "," + std::to_string(g.width) +
+                     "] -> " + std::to_string(g.out_channels) + " channels, groups " + std::to_string(g.groups) + ", kernel ";
+  for (std::int64_t x : {g.kernel.h, g.kernel.w, g.stride.h, g.stride.w, g.dilation.h, g.dilation.w, g.padding.top,
+                         g.padding.bottom, g.padding.left, g.padding.right})
+    text += std::to_string(x) + " ";
+  return text;
+}
+
+std::string scheme_name(const QuantTensor& q, const ActScheme& act) { return Scheme{q.scheme, act}.name(); }
+
+/// An image in memory: dense, or a slice of one with more channels.
+struct Images {
+  Tensor memory;
+  TensorView view;
+
+  Images(DType type, ImageLayout layout, std::int64_t b, std::int64_t c, std::int64_t h, std::int64_t w, std::int64_t more = 0)
+      : memory(type, {b * (c + more) * h * w + 1}) {
+    if (h * w == 1 && layout == ImageLayout::nchw) more = 0;
+    view = TensorView(memory.bytes.data(), type, {b, c, h, w});
+    const std::int64_t all = c + more;
+    if (layout == ImageLayout::nchw)
+      view.strides = {all * h * w, h * w, w, 1};
+    else
+      view.strides = {all * h * w, 1, w * all, all};
+  }
+  void fill_random(std::uint64_t seed) {
+    for (std::int64_t i = 0; i < memory.numel(); ++i) {
+      if (memory.dtype == DType::s8)
+        memory.as<std::int8_t>()[i] = static_cast<std::int8_t>(random_bits(seed, static_cast<std::uint64_t>(i)));
+      else
+        memory.set(i, random_normal(seed, static_cast<std::uint64_t>(i)));
+    }
+  }
+};
+
+struct Case {
+  ConvSpec spec;
+  std::int64_t batch = 1;
+  std::int64_t more = 0;  // channels of the memory beside A, D, gate and residual
+  std::uint64_t seed = 1;
+};
+
+struct Operands {
+  Images gate, residual;
+  Tensor col_scale;
+  explicit Operands(const Case& c)
+      : gate(make(c, 1)), residual(make(c, 2)), col_scale(DType::f32, {c.spec.geometry.out_channels}) {
+    for (std::int64_t i = 0; i < col_scale.numel(); ++i)
+      col_scale.set(i, 1.0f - 0.1f * random_normal(c.seed, static_cast<std::uint64_t>(i)));
+  }
+  EpilogueArgs args(const QuantTensor& q) const {
+    EpilogueArgs args;
+    args.col_scale = ConstTensorView(col_scale.bytes.data(), DType::f32, {col_scale.shape[0]});
+    if (!q.bias.empty()) args.bias = ConstTensorView(q.bias.bytes.data(), q.bias.dtype, {q.n});
+    args.gate = gate.view;
+    args.residual = residual.view;
+    return args;
+  }
+
+ private:
+  static Images make(const Case& c, std::uint64_t salt) {
+    const ConvGeometry& g = c.spec.geometry;
+    Images images(salt == 1 ? DType::f16 : DType::f32, c.spec.output, c.batch, g.out_channels, g.out_height(), g.out_width(),
+                  c.more);
+    images.fill_random(c.seed + salt);
+    return images;
+  }
+};
+
+/// Packs, plans and runs; D as [B·Oh·Ow, Co]. What lies beside D has to stay.
+Tensor run(const QuantTensor& q, const Case& c, const Images& a, const EpilogueArgs& args, std::string_view kernel,
+           Executor* executor = nullptr) {
+  const ConvGeometry& g = c.spec.geometry;
+  const auto weight = pack(q, {.kernel = std::string(kernel)});
+  EXPECT_TRUE(weight.ok()) << weight.status().message();
+  if (!weight.ok()) return {};
+  const auto plan = Plan::conv(*weight, c.spec, {.kernel = std::string(kernel)});
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  if (!plan.ok()) return {};
+  EXPECT_EQ(plan->kernel(c.batch), kernel);
+  Images d(c.spec.epilogue.out, c.spec.output, c.batch, g.out_channels, g.out_height(), g.out_width(), c.more);
+  std::ranges::fill(d.memory.bytes, std::byte{0xb7});
+  const Status ran = run_on_host(*plan, *weight, a.view, d.view, args, executor);
+  EXPECT_TRUE(ran.ok()) << ran.message();
+  const Tensor result = reference::pixels(d.view);
+  // Blank D out; everything that is left has the old value.
+  const std::int64_t width = bits(d.view.dtype) / 8;
+  for (std::int64_t b = 0; b < d.view.dim(0); ++b)
+    for (std::int64_t n = 0; n < d.view.dim(1); ++n)
+      for (std::int64_t h = 0; h < d.view.dim(2); ++h)
+        for (std::int64_t w = 0; w < d.view.dim(3); ++w)
+          std::memset(d.memory.bytes.data() +
+                          (b * d.view.stride(0) + n * d.view.stride(1) + h * d.view.stride(2) + w * d.view.stride(3)) * width,
+                      0xb7, static_cast<std::size_t>(width));
+  EXPECT_TRUE(std::ranges::all_of(d.memory.bytes, [](std::byte x) { return x == std::byte{0xb7}; })) << "wrote beside D";
+  return result;
+}
+
+/// Within the bound, element by element.
+void expect_within_bound(const QuantTensor& q, const Case& c, const Images& a, const EpilogueArgs& args, const Tensor& d,
+                         const Kernel& kernel) {
+  reference::ActModel model{.quantize = c.spec.quantize};
+  model.fixed_point = kernel.act == "s8x3";
+  model.subtracts_zeros = kernel.act == "s8x3" || kernel.act == "s8";
+  for (std::int64_t group = 0; group < c.spec.geometry.groups; ++group) {
+    std::vector<std::int64_t> columns(static_cast<std::size_t>(c.spec.geometry.group_outputs()));
+    std::iota(columns.begin(), columns.end(), group * c.spec.geometry.group_outputs());
+    const auto expected = reference::conv(reference::arrays_of(q), c.spec, a.view, args, columns, model);
+    const Comparison comparison = compare(d, columns, expected);
+    ASSERT_EQ(comparison.failures, 0) << "of " << comparison.checked << ", the worst at pixel " << comparison.worst_m
+                                      << ", channel " << comparison.worst_n << ": " << comparison.worst_got << ", expected "
+                                      << comparison.worst_expected.value << " ± " << comparison.worst_expected.bound;
+  }
+}
+
+Problem problem_for(const Kernel& kernel, const QuantTensor& q, const ConvSpec& spec) {
+  return {.op = Op::conv,
+          .n = q.n,
+          .k = q.k,
+          .scheme = q.scheme,
+          .zero_type = q.zeros.dtype,
+          .layout = kernel.layout,
+          .act = spec.act,
+          .epilogue = spec.epilogue,
+          .quantize = spec.quantize,
+          .geometry = spec.geometry,
+          .input = spec.input,
+          .output = spec.output};
+}
+
+bool takes(const Kernel& kernel, const QuantTensor& q, const ConvSpec& spec) {
+  return kernel.accepts(kernel, problem_for(kernel, q, spec)).ok();
+}
+
+std::vector<const Kernel*> conv_kernels() {
+  std::vector<const Kernel*> list;
+  for (const Kernel* kernel : kernel_table())
+    if (kernel->op == Op::conv) list.push_back(kernel);
+  return list;
+}
+
+class ConvConformance : public ::testing::TestWithParam<const Kernel*> {
+ protected:
+  void SetUp() override {
+    if (const Status here = runs_here(GetParam()->isa); !here.ok()) GTEST_SKIP() << here.message();
+  }
+};
+
+ImageLayout layout_of(std::uint64_t bit) { return bit % 2 == 0 ? ImageLayout::nchw : ImageLayout::nhwc; }
+
+QuantTensor conv_weight(const WeightScheme& scheme, const ConvGeometry& g, std::uint64_t seed, bool bias) {
+  QuantTensor q = random_weight(scheme, g.out_channels, g.k(), seed, {.bias = bias});
+  q.kernel = g.kernel;
+  return q;
+}
+
+const std::vector<WeightScheme>& schemes() {
+  static const std::vector<WeightScheme> kSchemes{{DType::u4b8, ZeroKind::none, GroupShape::group(8), DType::f16},
+                                                  {DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16},
+                                                  {DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
+                                                  {DType::u4, ZeroKind::offset, GroupShape::group(16), DType::f16},
+                                                  {DType::u8, ZeroKind::integer, GroupShape::channel(), DType::bf16},
+                                                  {DType::u4b8, ZeroKind::none, GroupShape::channel(), DType::f16},
+                                                  {DType::s8, ZeroKind::none, GroupShape::tensor(), DType::f32}};
+  return kSchemes;
+}
+
+/// Activations as they are, or quantized per patch, per tensor and in blocks of a pixel: whatever the kernel takes.
+std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uint64_t seed) {
+  std::vector<ActScheme> acts{{},
+                              {DType::s8, GroupShape::channel()},
+                              {DType::s8, GroupShape::tensor(), ZeroKind::integer},
+                              {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                              {DType::e4m3, GroupShape::channel()}};
+  if (g.group_inputs() % 8 == 0) acts.push_back({DType::s8, GroupShape::group(8)});
+  if (g.group_inputs() % 16 == 0) acts.push_back({DType::s8, GroupShape::group(16)});
+  std::vector<ConvSpec> list;
+  for (const ActScheme& act : acts) {
+    ConvSpec spec{.geometry = g, .quantize = act};
+    spec.act = kernel.act == "bf16" ? DType::bf16 : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+    list.push_back(spec);
+    if (act.codes == DType::s8 && act.group == GroupShape::tensor()) {
+      spec.act = DType::s8;
+      list.push_back(spec);
+    }
+  }
+  return list;
+}
+
+TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
+  const Kernel& kernel = *GetParam();
+  const std::vector<EpilogueSpec> epilogues{
+      {},
+      {.bias = true, .activation = Activation::relu, .out = DType::f16},
+      {.bias = true, .activation = Activation::clamp, .out = DType::s8, .out_scale = 0.37f, .out_zero = 5},
+      {.col_scale = true, .activation = Activation::silu, .gate = true, .residual = true, .out = DType::f32}};
+  int compared = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    const ConvGeometry g = random_geometry(seed);
+    const QuantTensor plain = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
+    for (const ConvSpec& way : ways(kernel, g, seed)) {
+      Case c{.spec = way, .batch = 1 + static_cast<std::int64_t>(seed % 3), .more = seed % 4 == 0 ? 3 : 0, .seed = seed};
+      c.spec.input = layout_of(seed);
+      c.spec.output = layout_of(seed / 2);
+      c.spec.batch_max = c.batch;
+      c.spec.epilogue = epilogues[seed % epilogues.size()];
+      if (!takes(kernel, plain, c.spec)) continue;
+      QuantTensor q = plain;
+      if (way.quantize.group == GroupShape::tensor()) q.static_acts = {0.02f, way.quantize.zero == ZeroKind::none ? 0 : -37};
+      if (seed % 5 == 0) q.scale2 = 0.7f;
+      SCOPED_TRACE(describe(g) + scheme_name(q, way.quantize) + " " + std::string(name(c.spec.input)) + " to " +
+                   std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.act)) + " seed " + std::to_string(seed));
+      Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width, c.more);
+      a.fill_random(seed);
+      const Operands operands(c);
+      const EpilogueArgs args = operands.args(q);
+      const Tensor d = run(q, c, a, args, kernel.name);
+      if (HasFailure()) return;
+      expect_within_bound(q, c, a, args, d, kernel);
+      if (HasFatalFailure()) return;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 0);
+}
+
+/// W8A8 as docs/accuracy.md defines it, on patches: exact integers, then f32 operations in their order.
+Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const EpilogueArgs& args) {
+  const ConvGeometry& g = c.spec.geometry;
+  Tensor d(c.spec.epilogue.out, {c.batch * g.out_height() * g.out_width(), q.n});
+  const Tensor gate = reference::pixels(args.gate), residual = reference::pixels(args.residual);
+  EpilogueArgs flat = args;
+  flat.gate = ConstTensorView(gate.bytes.data(), gate.dtype, {gate.shape[0], gate.shape[1]});
+  flat.residual = ConstTensorView(residual.bytes.data(), residual.dtype, {residual.shape[0], residual.shape[1]});
+  const bool codes = !is_compute_float(c.spec.act);
+  for (std::int64_t group = 0; group < g.groups; ++group) {
+    const Tensor rows = reference::patches(
+        g, a.view, group, codes && c.spec.quantize.zero != ZeroKind::none ? static_cast<float>(q.static_acts->zero) : 0);
+    for (std::int64_t r = 0; r < rows.shape[0]; ++r) {
+      act_rule::Rule rule;
+      if (q.static_acts) {
+        rule = act_rule::known(q.static_acts->scale, q.static_acts->zero);
+      } else {
+        float low = 0, high = 0;
+        for (std::int64_t i = 0; i < q.k; ++i) {
+          low = std::min(low, rows.at(r * q.k + i));
+          high = std::max(high, rows.at(r * q.k + i));
+        }
+        rule = c.spec.quantize.zero != ZeroKind::none ? act_rule::asymmetric(low, high)
+                                                      : act_rule::symmetric(std::max(-low, high), 127.0f);
+      }
+      std::vector<float> sums;
+      for (std::int64_t n = group * g.group_outputs(); n < (group + 1) * g.group_outputs(); ++n) {
+        const std::int64_t at = q.scheme.group.n == 0 ? 0 : n;
+        const std::int64_t zero = q.zeros.empty() ? 0 : static_cast<std::int64_t>(q.zeros.at(at));
+        std::int64_t sum = 0;
+        for (std::int64_t i = 0; i < q.k; ++i) {
+          const float x = rows.at(r * q.k + i);
+          const std::int64_t code = (codes ? static_cast<std::int64_t>(x) : act_rule::to_s8(x, rule)) - rule.zero;
+          sum += code *
+                 (static_cast<std::int64_t>(code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(n * q.k + i)])) - zero);
+        }
+        float y = static_cast<float>(sum);
+        y = y * rule.scale;
+        y = y * q.scales.at(at);
+        if (q.scale2) y = y * *q.scale2;
+        sums.push_back(y);
+      }
+      epilogue::store_row(c.spec.epilogue, flat, sums.data(), r, group * g.group_outputs(), g.group_outputs(),
+                          TensorView(d.bytes.data(), d.dtype, {d.shape[0], d.shape[1]}));
+    }
+  }
+  return d;
+}
+
+TEST_P(ConvConformance, W8A8IsExact) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.act == "any") GTEST_SKIP() << "the reference is in double";
+  const std::vector<EpilogueSpec> epilogues{
+      {},
+      {.bias = true, .activation = Activation::clamp, .out = DType::s8, .out_scale = 0.37f, .out_zero = 5},
+      {.bias = true, .out = DType::f16},
+      {.col_scale = true, .bias = true, .activation = Activation::relu, .gate = true, .residual = true, .out = DType::bf16}};
+  int compared = 0;
+  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
+    const ConvGeometry g = random_geometry(seed + 500);
+    const auto weights = testing::whole_row_schemes();
+    const WeightScheme& scheme = weights[seed % weights.size()];
+    for (GroupShape group : {GroupShape::tensor(), GroupShape::channel()})
+      for (ZeroKind zero : {ZeroKind::none, ZeroKind::integer})
+        for (bool comes_quantized : {false, true}) {
+          if (comes_quantized && group != GroupShape::tensor()) continue;
+          Case c{.spec = {.geometry = g, .quantize = {DType::s8, group, zero}},
+                 .batch = 1 + static_cast<std::int64_t>(seed % 2),
+                 .more = seed % 4 == 0 ? 5 : 0,
+                 .seed = seed};
+          c.spec.act = comes_quantized ? DType::s8 : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+          c.spec.input = layout_of(seed);
+          c.spec.output = layout_of(seed / 2);
+          c.spec.batch_max = c.batch;
+          c.spec.epilogue = epilogues[seed % epilogues.size()];
+          QuantTensor q = conv_weight(scheme, g, seed, true);
+          if (!takes(kernel, q, c.spec)) continue;
+          if (group == GroupShape::tensor()) q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
+          if (seed % 3 == 0) q.scale2 = 0.7f;
+          SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.quantize) + " " + std::string(name(c.spec.input)) + " to " +
+                       std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.act)) + " seed " +
+                       std::to_string(seed));
+          Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width, c.more);
+          a.fill_random(seed);
+          const Operands operands(c);
+          const EpilogueArgs args = operands.args(q);
+          const Tensor d = run(q, c, a, args, kernel.name);
+          if (HasFailure()) return;
+          const Tensor expected = exact_w8a8(q, c, a, args);
+          for (std::int64_t i = 0; i < d.numel(); ++i)
+            ASSERT_EQ(std::bit_cast<std::uint32_t>(d.at(i)), std::bit_cast<std::uint32_t>(expected.at(i)))
+                << "pixel " << i / q.n << ", channel " << i % q.n << ": " << d.at(i) << " and " << expected.at(i);
+          ++compared;
+        }
+  }
+  if (compared == 0) GTEST_SKIP() << "it does not multiply int8 by weights of one scale per output channel";
+}
+
+/// The same bits for any number of threads, in both layouts of the output, and for every batch.
+TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
+  const Kernel& kernel = *GetParam();
+  int compared = 0;
+  for (std::int64_t depthwise : {0, 1}) {
+    ConvGeometry g{.in_channels = 24,
+                   .out_channels = 48,
+                   .height = 17,
+                   .width = 300,
+                   .kernel = {3, 3},
+                   .stride = {2, 1},
+                   .padding = {1, 0, 2, 1}};
+    if (depthwise == 1) g.groups = g.in_channels;
+    for (const ConvSpec& way : ways(kernel, g, 0)) {
+      Case c{.spec = way, .batch = 3, .seed = 3};
+      c.spec.batch_max = 3;
+      for (const WeightScheme& scheme : schemes()) {
+        QuantTensor q = conv_weight(scheme, g, 4, false);
+        if (!takes(kernel, q, c.spec) || kernel.backend == Backend::reference) continue;
+        if (way.quantize.group == GroupShape::tensor()) q.static_acts = {0.02f, way.quantize.zero == ZeroKind::none ? 0 : -37};
+        Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+        a.fill_random(1);
+        Tensor first;
+        for (int threads : {1, 2, 5})
+          for (ImageLayout layout : {ImageLayout::nchw, ImageLayout::nhwc}) {
+            c.spec.output = layout;
+            auto executor = make_executor(threads);
+            const Tensor d = run(q, c, a, {}, kernel.name, executor.get());
+            ASSERT_FALSE(HasFailure());
+            if (first.empty()) first = d;
+            ASSERT_EQ(first.bytes, d.bytes) << threads << " threads, " << name(layout);
+          }
+        Case one = c;
+        one.batch = one.spec.batch_max = 1;
+        Images last = a;
+        last.view = TensorView(last.memory.bytes.data() + 2 * a.view.stride(0) * bits(c.spec.act) / 8, c.spec.act,
+                               {1, g.in_channels, g.height, g.width});
+        last.view.strides = a.view.strides;
+        const Tensor d = run(q, one, last, {}, kernel.name);
+        ASSERT_EQ(std::memcmp(d.bytes.data(), first.bytes.data() + 2 * d.bytes.size(), d.bytes.size()), 0);
+        ++compared;
+        break;
+      }
+    }
+  }
+  if (compared == 0) GTEST_SKIP() << "it took none of the layers";
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, ConvConformance, ::testing::ValuesIn(conv_kernels()),
+                         [](const auto& of) { return std::string(of.param->name); });
+
+TEST(Conv, APointwiseOneIsTheLinearLayer) {
+  const ConvGeometry g{.in_channels = 64, .out_channels = 40, .height = 5, .width = 7};
+  const QuantTensor q = conv_weight(schemes()[0], g, 1, true);
+  const auto weight = pack(q);
+  ASSERT_TRUE(weight.ok());
+  ConvSpec spec{.geometry = g, .batch_max = 2, .epilogue = {.bias = true, .residual = true}};
+  spec.input = spec.output = ImageLayout::nhwc;
+  const auto plan = Plan::conv(*weight, spec);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->kernel(70).substr(0, 7), "linear_");
+  const auto linear = Plan::linear(*weight, {.m_max = 70, .epilogue = spec.epilogue});
+  const Case c{.spec = spec, .batch = 2};
+  Images a(DType::f32, spec.input, 2, 64, 5, 7, 3), d(DType::f32, spec.output, 2, 40, 5, 7, 1);
+  a.fill_random(1);
+  const Operands operands(c);
+  ASSERT_TRUE(run_on_host(*plan, *weight, a.view, d.view, operands.args({}), nullptr).ok());
+  const Tensor rows = reference::pixels(a.view), residual = reference::pixels(operands.residual.view);
+  Tensor expected(DType::f32, {70, 40});
+  ASSERT_TRUE(run_on_host(*linear, *weight, {rows.bytes.data(), DType::f32, {70, 64}},
+                          {expected.bytes.data(), DType::f32, {70, 40}},
+                          {.residual = {residual.bytes.data(), DType::f32, {70, 40}}})
+                  .ok());
+  EXPECT_EQ(reference::pixels(d.view).bytes, expected.bytes);
+
+  spec.input = ImageLayout::nchw;  // pixels are no rows of a matrix
+  const auto other = Plan::conv(*weight, spec);
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  EXPECT_EQ(other->kernel(2).substr(0, 5), "conv_");
+}
+
+/// The oracle against a convolution written as its definition.
+TEST(Conv, TheOracleIsTheDefinition) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const ConvGeometry g = random_geometry(seed + 100);
+    const QuantTensor q = conv_weight(schemes()[seed % 2], g, seed, false);
+    const Case c{.spec = {.geometry = g}, .batch = 2};
+    Images a(DType::f32, ImageLayout::nchw, 2, g.in_channels, g.height, g.width);
+    a.fill_random(seed);
+    const auto at = [&](std::int64_t b, std::int64_t ch, std::int64_t h, std::int64_t w) -> double {
+      if (h < 0 || h >= g.height || w < 0 || w >= g.width) return 0;
+      return a.memory.at(((b * g.in_channels + ch) * g.height + h) * g.width + w);
+    };
+    for (std::int64_t n : {std::int64_t{0}, g.out_channels - 1}) {
+      const std::int64_t column[] = {n};
+      const auto expected = reference::conv(reference::arrays_of(q), c.spec, a.view, {}, column);
+      std::size_t i = 0;
+      for (std::int64_t b = 0; b < 2; ++b)
+        for (std::int64_t oh = 0; oh < g.out_height(); ++oh)
+          for (std::int64_t ow = 0; ow < g.out_width(); ++ow, ++i) {
+            double sum = 0;
+            for (std::int64_t ch = 0; ch < g.group_inputs(); ++ch)
+              for (std::int64_t kh = 0; kh < g.kernel.h; ++kh)
+                for (std::int64_t kw = 0; kw < g.kernel.w; ++kw)
+                  sum += at(b, n / g.group_outputs() * g.group_inputs() + ch, oh * g.stride.h + kh * g.dilation.h - g.padding.top,
+                            ow * g.stride.w + kw * g.dilation.w - g.padding.left) *
+                         q.value(n, (kh * g.kernel.w + kw) * g.group_inputs() + ch);
+            ASSERT_NEAR(expected[i].value, sum, 1e-5 + 1e-6 * std::abs(sum)) << describe(g);
+          }
+      ASSERT_EQ(i, expected.size());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble

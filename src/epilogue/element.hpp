@@ -85,7 +85,9 @@ struct Element {
 #endif
 
   /// D[m,n] from its sum.
-  NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc) const {
+  NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc) const { store_at(m * d_stride + n, m, n, acc); }
+  /// The same where D[m,n] is element `at` of D.
+  NIBBLE_HOST_DEVICE void store_at(std::int64_t at, std::int64_t m, std::int64_t n, float acc) const {
     acc = multiply(acc, acc_scale);
     if (row_scale != nullptr) acc = multiply(acc, row_scale[m]);
     if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
@@ -93,7 +95,7 @@ struct Element {
     with_activation(activation, clamp_low, clamp_high, [&acc](auto function) { acc = function(acc); });
     if (gate.data != nullptr) acc = multiply(acc, gate.at(m * gate.stride + n));
     if (residual.data != nullptr) acc = add(acc, residual.at(m * residual.stride + n));
-    write(m * d_stride + n, acc);
+    write(at, acc);
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cpu/cpu.hpp"
+#include "kernels/cuda/conv_kernels.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/online_kernels.hpp"
 #include "kernels/cuda/scaled_kernels.hpp"
@@ -15,9 +16,9 @@ namespace nibble {
 std::span<const Kernel* const> kernel_table() {
   static const std::vector<const Kernel*> kTable = [] {
     std::vector<const Kernel*> table;
-    for (std::span<const Kernel> family :
-         {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::conv_kernels(), cpu::dequantize_kernels(),
-          cpu::prepare_kernels(), cuda::scaled_kernels(), cuda::online_kernels(), cuda::kernels(), reference::kernels()})
+    for (std::span<const Kernel> family : {cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::conv_kernels(),
+                                           cpu::dequantize_kernels(), cpu::prepare_kernels(), cuda::scaled_kernels(),
+                                           cuda::online_kernels(), cuda::kernels(), cuda::conv_kernels(), reference::kernels()})
       for (const Kernel& kernel : family) table.push_back(&kernel);
     return table;
   }();

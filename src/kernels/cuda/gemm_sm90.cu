@@ -1,7 +1,9 @@
 // Launches the sm_90 GEMM (gemm_sm90_kernel.cuh): which activations it reads, how passes are dealt, how much shared memory there is.
 #include <algorithm>
 #include <bit>
+#include <limits>
 
+#include "kernels/cuda/conv.hpp"
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
 #include "kernels/cuda/launch_shape.hpp"
@@ -102,6 +104,38 @@ cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, c
     if (const cudaError_t e = run_rows(part, done, config, stream)) return e;
   }
   return cudaSuccess;
+}
+
+cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  const Patches& patches = task.patches;
+  const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
+  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 || patches.channels % kPatchChannels != 0)
+    return cudaErrorInvalidValue;
+  const void* x = task.x;
+  std::int64_t pitch = task.a.pixel * 2;
+  if (task.a.channel != 1) {
+    if (const cudaError_t e = channels_last(task, task.scratch, stream)) return e;
+    x = task.scratch;
+    pitch = std::int64_t{patches.channels} * 2;
+  } else if (pitch % 16 != 0 || reinterpret_cast<std::uintptr_t>(x) % 16 != 0) {
+    return cudaErrorInvalidAddressSpace;
+  }
+  GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
+  const GemmKernel kernel = task.act == DType::f16    ? gemm_sm90_f16(config.tokens, p.format, geo.bits)
+                            : task.act == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format, geo.bits)
+                                                      : nullptr;
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
+  p.patches = patches;
+  p.images = task.images;
+  if (task.d.channel != 1) {
+    p.plain = false;
+    p.image_stride = task.d.image;
+    p.channel_stride = task.d.channel;
+  }
+  if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, config.tokens)) return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens}, stream);
 }
 
 cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream) {

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/patches.hpp"
 #include "kernels/cuda/record_format.cuh"
 
 namespace nibble::cuda {
@@ -27,6 +28,9 @@ struct GemmParams {
   bool plain;               // epilogue.plain()
   const float2* terms;      // of codes: online.hpp
   std::int64_t term_pitch;  // tokens between folds
+  Patches patches;          // of a convolution
+  int images;
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };
 
 /// What decides how large the parts of a CTA are.

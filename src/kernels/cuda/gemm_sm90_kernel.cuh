@@ -154,7 +154,10 @@ struct Gemm {
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
         for (int box = 0; box < kBoxes * depth() && channel < end; ++box) {
-          ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
+          if (p.patches.channels == 0)
+            ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
+          else
+            load_patches(at, channel, pass, full(to.stage), policy);
           if constexpr (kCodes) {
             const float2* from = p.terms + channel / gpu_tile::kChannels * kFolds * p.term_pitch + pass.token_tile * kTokens;
 #pragma unroll 1
@@ -168,6 +171,17 @@ struct Gemm {
         to.advance(p.stages);
       }
     });
+  }
+
+  /// Of a convolution, whose channels are those of the kernel's elements, one after the other. Past the last one an image that does not
+  /// exist is all zeros.
+  __device__ void load_patches(std::uint32_t to, int channel, const Pass& pass, std::uint32_t barrier, std::uint64_t policy) const {
+    const Patches& patches = p.patches;
+    const int element = channel / patches.channels, kh = element / patches.kernel_w, kw = element % patches.kernel_w;
+    const Corner from = corner(patches, pass.token_tile * kTokens);
+    const bool exists = kh < patches.kernel_h;
+    ptx::load_patches(to, &p.x, exists ? channel % patches.channels : 0, from.w, from.h, exists ? from.image : p.images,
+                      exists ? kw * patches.dilation_w : 0, exists ? kh * patches.dilation_h : 0, barrier, policy);
   }
 
   // ---- consumers
@@ -381,7 +395,17 @@ struct Gemm {
         if (m < p.m) use(p.first_row + m, n, *reinterpret_cast<const float2*>(from + i * kStagePitch + 2 * lane));
       };
     };
-    if (p.plain && (pass.block + (first + count - 1) / kUnits + 1) * gpu_tile::kRows <= p.n) {
+    if (p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
+      const int unit = first + lane / kUnitTokens;
+      const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + lane % kUnitTokens, pixels = p.patches.pixels();
+      const std::int64_t at = m / pixels * p.image_stride + m % pixels;
+#pragma unroll 1
+      for (int row = warp; row < gpu_tile::kRows; row += 4) {
+        const int n = (pass.block + unit / kUnits) * gpu_tile::kRows + row;
+        if (lane < count * kUnitTokens && m < p.m && n < p.n)
+          p.epilogue.store_at(at + n * p.channel_stride, m, n, from[lane * kStagePitch + row]);
+      }
+    } else if (p.plain && (pass.block + (first + count - 1) / kUnits + 1) * gpu_tile::kRows <= p.n) {
 #pragma unroll 4
       for (int i = warp; i < count * kUnitTokens; i += 4)
         for_each_pair([&](int m, int n, float2 sum) { p.epilogue.store_plain(m, n, sum); })(i);

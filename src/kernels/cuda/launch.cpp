@@ -10,6 +10,7 @@
 #include <span>
 
 #include "core/error.hpp"
+#include "kernels/cuda/conv.hpp"
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/dequantize.cuh"
 #include "kernels/cuda/dequantize_packed.hpp"
@@ -211,6 +212,26 @@ Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int spl
   if (code == cudaSuccess) return {};
   return status_of(code, fmt::format("linear_online_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
                                      task.weight.geometry.k, tokens, split));
+}
+
+static std::string describe(std::string_view what, const ConvTask& task) {
+  const Patches& p = task.patches;
+  return fmt::format("{}, {} images of {}x{}x{}, a kernel of {}x{}", what, task.images, p.channels * p.groups, p.height, p.width,
+                     p.kernel_h, p.kernel_w);
+}
+
+Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream) {
+  const cudaError_t code = conv_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+  if (code == cudaErrorInvalidAddressSpace) return launch_conv_direct(task, stream);
+  return status_of(code, describe("conv_gemm_sm90", task));
+}
+
+Status launch_conv_direct(const ConvTask& task, Stream stream) {
+  return status_of(conv_direct(task, native(stream)), describe("conv_direct", task));
+}
+
+Status launch_conv_direct_s8(const ConvTask& task, Stream stream) {
+  return status_of(conv_direct_s8(task, native(stream)), describe("conv_direct_s8", task));
 }
 
 Status launch_gemm_sm80(const LinearTask& task, Stream stream) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/conv_task.hpp"
 #include "kernels/cuda/linear_task.hpp"
 #include "kernels/cuda/online_task.hpp"
 #include "kernels/cuda/quantize_task.hpp"
@@ -24,6 +25,10 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
 /// The same with activations that have been quantized; see online.hpp.
 Status launch_online_sm80(const OnlineTask& task, Stream stream);
 Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
+/// Convolutions: conv.hpp. Images that TMA cannot read where they are go to the direct kernel.
+Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);
+Status launch_conv_direct(const ConvTask& task, Stream stream);
+Status launch_conv_direct_s8(const ConvTask& task, Stream stream);
 Status launch_gemm_sm80(const LinearTask& task, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);
 /// task.act is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.

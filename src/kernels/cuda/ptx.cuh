@@ -68,6 +68,17 @@ __device__ inline void load_box(std::uint32_t to, const void* map, int column, i
       ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
       : "memory");
 }
+/// Channels [c, c + …) of as many pixels as the map says, from (w, h) of image n on in steps of its strides, all of them shifted by
+/// `right` and `down`; what is outside becomes zero (tensor_map.hpp).
+__device__ inline void load_patches(std::uint32_t to, const void* map, int c, int w, int h, int n, int right, int down, std::uint32_t barrier,
+                                    std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(to),
+      "l"(map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier), "h"(static_cast<std::uint16_t>(right)), "h"(static_cast<std::uint16_t>(down)),
+      "l"(policy)
+      : "memory");
+}
 /// 16 bytes from global to shared memory; the first `bytes` of them are read, the others become zero.
 __device__ inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");

@@ -6,20 +6,18 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/patches.hpp"
 #include "nibble/types.hpp"
 
 namespace nibble::cuda {
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-/// The driver's function; nothing links against the driver.
-inline EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    return e == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found) : nullptr;
-  }();
-  return function;
+/// A function of the driver; nothing links against it.
+template <class Function>
+Function of_driver(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  const cudaError_t e = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+  return e == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(found) : nullptr;
 }
 
 /// Whether TMA can read m rows where they are: they begin at multiples of 16 bytes and do not overlap.
@@ -38,10 +36,34 @@ inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int6
   const CUtensorMapDataType element = type == DType::f16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                       : type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                             : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  return encode_tiled() != nullptr &&
-         encode_tiled()(&map, element, 2, const_cast<void*>(x), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  static const auto encode = of_driver<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  return encode != nullptr && encode(&map, element, 2, const_cast<void*>(x), sizes, strides, box, steps,
+                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// Patches of images [B,H,W,C] of f16 or bf16, channels side by side and pixels `pitch` bytes apart: boxes of `tokens` output pixels × 64
+/// channels, for one element of the kernel at a time.
+///
+///   output pixels (oh, ow) begin at (oh·stride − top, ow·stride − left); a box takes them in order, row by row and image by image, for
+///   the map knows where a row of them ends: at the lower and upper corner of where kernels may begin
+///
+/// A kernel's element is a shift of all of them. What is outside of an image becomes zero, which is what padding is.
+inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t batch,
+                             const Patches& p, int tokens) {
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.channels), static_cast<cuuint64_t>(p.width),
+                               static_cast<cuuint64_t>(p.height), static_cast<cuuint64_t>(batch)};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(pitch), static_cast<cuuint64_t>(pitch * p.width),
+                                 static_cast<cuuint64_t>(pitch * p.width * p.height)};
+  const int lower[2] = {-p.left, -p.top};
+  const int upper[2] = {p.right - (p.kernel_w - 1) * p.dilation_w, p.bottom - (p.kernel_h - 1) * p.dilation_h};
+  const cuuint32_t steps[4] = {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1};
+  static const auto encode = of_driver<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
+  return encode != nullptr &&
+         encode(&map, type == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+                const_cast<void*>(x), sizes, strides, lower, upper, kPatchChannels, static_cast<cuuint32_t>(tokens), steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace nibble::cuda

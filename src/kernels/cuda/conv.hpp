@@ -1,0 +1,25 @@
+// D[B,Co,Oh,Ow] = epilogue( conv2d(A[B,Ci,H,W], W) ): the linear layer on patches. k of W is (kh·Kw + kw)·Ci/groups + ci.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/conv_task.hpp"
+#include "kernels/cuda/gemm.hpp"
+
+namespace nibble::cuda {
+
+/// One thread an output pixel and 8 channels: any geometry, strides, types and GPU. Of task.weight, in f32.
+cudaError_t conv_direct(const ConvTask& task, cudaStream_t stream);
+/// The same of task.scaled, in integers, exact modulo 2³².
+cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream);
+
+/// An implicit GEMM on sm_90's matrix engine: f16 or bf16, one group, channels a multiple of 64, strides of 8 at most, distances that
+/// TMA can express (patches_fit). Images whose channels are not side by side are brought into that order first, in task.scratch;
+/// cudaErrorInvalidAddressSpace where TMA cannot read images whose channels are. A row's bits depend neither on the batch nor on the
+/// other pixels.
+cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
+
+/// to[B,H,W,C] dense, of 16-bit elements.
+cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,263 @@
+#include "kernels/cuda/conv_kernels.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/error.hpp"
+#include "kernels/cpu/segments.hpp"
+#include "kernels/cuda/conv_task.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/device_weight.hpp"
+#include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/image.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
+
+std::int64_t pixels(const ConvGeometry& g) { return g.out_height() * g.out_width(); }
+
+/// What all rows ask.
+Status accepts_conv(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  const ConvGeometry& g = p.geometry;
+  const std::int64_t outputs = p.m * pixels(g), inputs = p.m * g.height * g.width;
+  if (std::max({outputs, inputs, p.n, p.k}) > kMostDimension)
+    return error(StatusCode::unsupported, "{} pixels in and {} out: more than {}", inputs, outputs, kMostDimension);
+  if (p.output == ImageLayout::nchw && (p.epilogue.gate || p.epilogue.residual))
+    return error(StatusCode::unsupported, "takes gate and residual where channels are side by side (nhwc), D is nchw");
+  return {};
+}
+
+Status accepts_floats(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
+  if (!is_compute_float(p.act) || p.quantize.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies floats, the activations are {}",
+                 is_compute_float(p.act) ? "to be quantized" : "codes");
+  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  return {};
+}
+
+Status accepts_codes(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
+  if (p.quantize.codes != DType::s8 || p.quantize.group != GroupShape::tensor())
+    return error(StatusCode::unsupported, "multiplies int8 activations with one scale for all of them, they are {}",
+                 p.quantize.codes == DType::none ? "not to be quantized" : Scheme{p.scheme, p.quantize}.name());
+  if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if (!cpu::sums_whole_rows(p.scheme, p.quantize))
+    return error(StatusCode::unsupported, "sums over all of a patch, {} has not one scale per output channel",
+                 Scheme{p.scheme, p.quantize}.name());
+  constexpr std::int64_t kMost = ((std::int64_t{1} << 31) - 1) / (255 * 255);
+  if (p.k > kMost)
+    return error(StatusCode::unsupported, "K={}: sums of more than {} products of int8 do not fit into 32 bits", p.k, kMost);
+  return {};
+}
+
+Status accepts_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_floats(self, p));
+  const ConvGeometry& g = p.geometry;
+  if (name(p.act) != self.act)
+    return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.act));
+  if (g.groups != 1) return error(StatusCode::unsupported, "takes one group, not {}", g.groups);
+  if (g.in_channels % kPatchChannels != 0)
+    return error(StatusCode::unsupported, "{} channels are not a multiple of {}", g.in_channels, kPatchChannels);
+  constexpr std::int64_t kMostStride = 8, kCorner = 128, kShift = 255;  // of TMA
+  const std::int64_t down = (g.kernel.h - 1) * g.dilation.h, right = (g.kernel.w - 1) * g.dilation.w;
+  if (std::max(g.stride.h, g.stride.w) > kMostStride)
+    return error(StatusCode::unsupported, "a stride of {}x{} is beyond {}", g.stride.h, g.stride.w, kMostStride);
+  if (std::max({down, right}) > kShift || std::max(g.padding.top, g.padding.left) > kCorner ||
+      std::max({down - g.padding.bottom, right - g.padding.right}) > kCorner ||
+      std::max({g.padding.bottom - down, g.padding.right - right}) >= kCorner)
+    return error(StatusCode::unsupported,
+                 "the kernel reaches {}x{} pixels beyond where it begins, with padding {} {} {} {}: too far", down, right,
+                 g.padding.top, g.padding.bottom, g.padding.left, g.padding.right);
+  return {};
+}
+
+Patches patches_of(const ConvGeometry& g) {
+  const auto i = [](std::int64_t x) { return static_cast<int>(x); };
+  return {.channels = i(g.group_inputs()),
+          .groups = i(g.groups),
+          .group_outputs = i(g.group_outputs()),
+          .height = i(g.height),
+          .width = i(g.width),
+          .out_height = i(g.out_height()),
+          .out_width = i(g.out_width()),
+          .kernel_h = i(g.kernel.h),
+          .kernel_w = i(g.kernel.w),
+          .stride_h = i(g.stride.h),
+          .stride_w = i(g.stride.w),
+          .top = i(g.padding.top),
+          .bottom = i(g.padding.bottom),
+          .left = i(g.padding.left),
+          .right = i(g.padding.right),
+          .dilation_h = i(g.dilation.h),
+          .dilation_w = i(g.dilation.w)};
+}
+
+/// Everything but the weight.
+Result<ConvTask> images_of(const StepArgs& args) {
+  const ConvGeometry& g = args.conv->geometry;
+  const std::int64_t batch = args.a.dim(0), tokens = batch * pixels(g);
+  NIBBLE_ASSIGN_OR_RETURN(const Image a, image_of("A", args.a, args.conv->input, batch, g.in_channels, g.height, g.width));
+  const auto out_image = [&](std::string_view what, const ConstTensorView& view) {
+    return image_of(what, view, args.conv->output, batch, g.out_channels, g.out_height(), g.out_width());
+  };
+  NIBBLE_ASSIGN_OR_RETURN(const Image d, out_image("D", args.d));
+  EpilogueArgs operands = args.operands;  // as matrices of pixels
+  if (args.epilogue->gate) {
+    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", operands.gate));
+    operands.gate = gate.matrix(0, 0, 0, tokens, g.out_channels);
+  }
+  if (args.epilogue->residual) {
+    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", operands.residual));
+    operands.residual = residual.matrix(0, 0, 0, tokens, g.out_channels);
+  }
+  return ConvTask{.patches = patches_of(g),
+                  .images = static_cast<int>(batch),
+                  .act = args.a.dtype,
+                  .x = a.data,
+                  .a = {a.image, a.pixel, a.channel},
+                  .d = {d.image, d.pixel, d.channel},
+                  .scratch = args.scratch.data(),
+                  .epilogue = epilogue::element(*args.epilogue, operands, d.matrix(0, 0, 0, tokens, g.out_channels),
+                                                args.weight->scale2.value_or(1.0f))};
+}
+
+Status run_direct(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  return launch_conv_direct(task, args.stream);
+}
+
+Status run_codes(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  const PackedWeightData& w = *args.weight;
+  task.scaled = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)};
+  const ConstTensorView &scale = args.operands.a_scale, &zero = args.operands.a_zero;
+  if (is_compute_float(args.a.dtype) || scale.empty()) {  // the plan has made sure that they are known
+    task.acts.scale = w.static_acts->scale;
+    task.acts.zero = w.static_acts->zero;
+  } else {
+    task.acts.scales = static_cast<const float*>(scale.data);
+    if (args.quantize.zero != ZeroKind::none) task.acts.zeros = static_cast<const std::int32_t*>(zero.data);
+  }
+  return launch_conv_direct_s8(task, args.stream);
+}
+
+template <int kTokens, int kRows, int kSplit>
+Status run_sm90(const Kernel&, const StepArgs& args) {
+  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  return launch_conv_sm90(task, kTokens, kDepth, kSplit, args.stream);
+}
+
+/// Images brought into another order: a copy.
+std::size_t sm90_workspace(const Kernel&, const Problem& p) {
+  const ConvGeometry& g = p.geometry;
+  return p.input == ImageLayout::nhwc ? 0 : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
+}
+
+double direct_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kProducts = 4e4;  // of an SM in a microsecond: an estimate
+  const GpuInfo gpu = current_gpu();
+  const auto tokens = static_cast<double>(p.m * pixels(p.geometry));
+  return kLaunchUs + 2.0 + tokens * static_cast<double>(p.n) * static_cast<double>(p.k) / (kProducts * std::max(1, gpu.sms));
+}
+
+template <int kTokens, int kRows, int kSplit>
+double sm90_cost_us(const Kernel& self, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  Problem patches = p;
+  patches.op = Op::linear;
+  patches.m = p.m * pixels(p.geometry);
+  const double copied = 2.0 * static_cast<double>(sm90_workspace(self, p));
+  return wgmma_cost_us(kTokens, kRows, kSplit, gpu, patches) +
+         (copied == 0 ? 0.0 : kLaunchUs + 1e-3 * copied / (0.7 * gpu.read_gbytes_per_s));
+}
+
+constexpr std::string_view kSummary = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers";
+constexpr std::string_view kSplitSummary =
+    "implicit GEMM: patches by TMA, weights in registers; clusters share a row tile along the patch";
+
+/// kTokens pixels × kRows channels a pass of a CTA; kSplit CTAs share it along the patch.
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::conv,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = kSplit == 1   ? "wgmma"
+                     : kSplit == 2 ? "wgmma2"
+                                   : "wgmma4",
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == 1 ? kSummary : kSplitSummary,
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .accepts = accepts_sm90,
+          .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
+          .workspace = sm90_workspace,
+          .run = run_sm90<kTokens, kRows, kSplit>};
+}
+
+constexpr Kernel direct_row(std::string_view name, std::string_view act, std::string_view layout, std::string_view summary,
+                            Status (*accepts)(const Kernel&, const Problem&), Status (*run)(const Kernel&, const StepArgs&)) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::simt,
+          .op = Op::conv,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = layout,
+          .variant = "direct",
+          .tile = {},
+          .summary = summary,
+          .accepts = accepts,
+          .cost_us = direct_cost_us,
+          .run = run};
+}
+
+constexpr std::array kKernels{
+    sm90_row<32, 256, 1>("conv_any_f16_any__cuda_sm90_wgmma_m32n256", "f16"),
+    sm90_row<32, 128, 1>("conv_any_f16_any__cuda_sm90_wgmma_m32n128", "f16"),
+    sm90_row<32, 64, 1>("conv_any_f16_any__cuda_sm90_wgmma_m32n64", "f16"),
+    sm90_row<32, 64, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m32n64", "f16"),
+    sm90_row<64, 256, 1>("conv_any_f16_any__cuda_sm90_wgmma_m64n256", "f16"),
+    sm90_row<64, 256, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m64n256", "f16"),
+    sm90_row<128, 192, 1>("conv_any_f16_any__cuda_sm90_wgmma_m128n192", "f16"),
+    sm90_row<128, 192, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m128n192", "f16"),
+    sm90_row<128, 192, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
+    sm90_row<256, 128, 1>("conv_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
+    sm90_row<256, 128, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
+    sm90_row<32, 256, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m32n256", "bf16"),
+    sm90_row<32, 128, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m32n128", "bf16"),
+    sm90_row<32, 64, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m32n64", "bf16"),
+    sm90_row<32, 64, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m32n64", "bf16"),
+    sm90_row<64, 256, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
+    sm90_row<64, 256, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
+    sm90_row<128, 192, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),
+    sm90_row<128, 192, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m128n192", "bf16"),
+    sm90_row<128, 192, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
+    sm90_row<256, 128, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
+    sm90_row<256, 128, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
+    direct_row("conv_any_any_any__cuda_simt_direct", "any", "gpu_n64k128",
+               "f32 multiply-adds, an output pixel a thread: any images", accepts_floats, run_direct),
+    direct_row("conv_any_s8_any__cuda_simt_direct", "s8", "gpu_w8n64k128",
+               "W8A8 with a scale for all activations: integers, an output pixel a thread", accepts_codes, run_codes),
+};
+
+}  // namespace
+
+std::span<const Kernel> conv_kernels() { return kKernels; }
+
+}  // namespace nibble::cuda

@@ -1,0 +1,26 @@
+// What the launchers of convolutions take (conv.hpp): plain values, host and device.
+#pragma once
+
+#include "epilogue/element.hpp"
+#include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/patches.hpp"
+#include "kernels/cuda/scaled_task.hpp"
+
+namespace nibble::cuda {
+
+/// Images in device memory: A[B,Ci,H,W] and D[B,Co,Oh,Ow]. Row m of the epilogue's operands is output pixel m of all images.
+struct ConvTask {
+  Patches patches;
+  int images = 0;
+  DType act = DType::f16;
+  const void* x = nullptr;
+  ImageStrides a, d;  // elements
+  void* scratch = nullptr;
+  epilogue::Element epilogue;  // d_stride is d.pixel
+
+  DeviceWeight weight;  // packed as gpu_n64k128, or
+  ScaledWeight scaled;  // as gpu_w8n64k128, for activations that are codes:
+  QuantizedActs acts;   // their scale and zero point; codes are x itself, or made of it where act is a float type
+};
+
+}  // namespace nibble::cuda

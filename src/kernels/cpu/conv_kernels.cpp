@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <limits>
 
 #include "core/error.hpp"
@@ -24,10 +25,14 @@ using Multiply = void (*)(const Kernel& self, const StepArgs& chunk, const Decod
 /// Row blocks that stay in L2 while the tokens of a chunk go by.
 constexpr std::int64_t kBlockBytes = 512 << 10;
 
+std::int64_t blocks_at_once(const Decoder& decoder) {
+  return std::clamp<std::int64_t>(kBlockBytes / decoder.geometry.row_block_bytes, 1, kMaxTaskBlocks);
+}
+
 template <const DotIsa& kIsa>
 void multiply_dots(const Kernel& self, const StepArgs& chunk, const Decoder& decoder, std::int64_t begin, std::int64_t end) {
   const DotTask task(self, chunk, decoder);
-  const std::int64_t step = std::clamp<std::int64_t>(kBlockBytes / decoder.geometry.row_block_bytes, 1, kMaxTaskBlocks);
+  const std::int64_t step = blocks_at_once(decoder);
   for (; begin < end; begin += step) kIsa.linear(task, begin, std::min(begin + step, end), 0, task.m);
 }
 
@@ -41,12 +46,12 @@ void multiply_bf16(const Kernel& self, const StepArgs& chunk, const Decoder& dec
 #endif
 
 template <const FloatIsa& kIsa>
-void multiply_floats(const Kernel&, const StepArgs& chunk, const Decoder& decoder, std::int64_t begin, std::int64_t end) {
+void multiply_floats(const Kernel& self, const StepArgs& chunk, const Decoder& decoder, std::int64_t begin, std::int64_t end) {
   const FloatTask task{.decoder = &decoder,
                        .weight = chunk.weight->bytes.data(),
                        .activations = reinterpret_cast<const float*>(chunk.prepared),
                        .m = chunk.a.dim(0),
-                       .outputs = Outputs(chunk)};
+                       .outputs = Outputs(self.isa, chunk)};
   for (std::int64_t m = 0; m < task.m; m += kIsa.tokens)
     for (std::int64_t block = begin; block < end; ++block) kIsa.linear(task, block, m);
 }
@@ -102,7 +107,7 @@ View from_column_0(View view, std::int64_t n) {
   return view;
 }
 
-template <Multiply kMultiply>
+template <Multiply kMultiply, const PatchIsa* kPatches>
 Status run(const Kernel& self, const StepArgs& args) {
   const ConvWork work(self, args);
   const ConvGeometry& geometry = work.geometry();
@@ -124,11 +129,12 @@ Status run(const Kernel& self, const StepArgs& args) {
   if (args.epilogue->residual) {
     NIBBLE_ASSIGN_OR_RETURN(residual, out_image("residual", args.operands.residual));
   }
-  std::byte pad{0};
-  if (args.a.dtype == DType::s8 && args.quantize.zero != ZeroKind::none) {
-    const std::int32_t zero =
-        args.operands.a_scale.empty() ? weight.static_acts->zero : *static_cast<const std::int32_t*>(args.operands.a_zero.data);
-    pad = static_cast<std::byte>(zero);
+  StaticActs codes{1.0f, 0};  // what they stand for, where one scale is for all of them
+  if (work.quantizes_pixels() || args.operands.a_scale.empty()) {
+    codes = weight.static_acts.value_or(codes);
+  } else if (args.a.dtype == DType::s8) {
+    codes.scale = *static_cast<const float*>(args.operands.a_scale.data);
+    if (args.quantize.zero != ZeroKind::none) codes.zero = *static_cast<const std::int32_t*>(args.operands.a_zero.data);
   }
 
   const std::int64_t slots = std::clamp<std::int64_t>(static_cast<std::int64_t>(args.scratch.size() / work.scratch().total), 1,
@@ -139,7 +145,7 @@ Status run(const Kernel& self, const StepArgs& args) {
     const Chunk chunk = deal.chunk(work, task / deal.ranges / deal.groups);
     const std::int64_t tokens = chunk.tokens(), first = chunk.row * out_width + chunk.column;
     std::byte* pixels = scratch + work.scratch().pixels;
-    work.gather(prepare, a, chunk, group, pad, weight.static_acts, pixels, scratch + work.scratch().floats);
+    work.gather(prepare, a, chunk, group, codes, pixels, scratch + work.scratch().floats);
 
     // Row blocks that hold channels of the group; those at its ends may hold others' too.
     const std::int64_t blocks_begin = group * per_group / rows, blocks_end = ((group + 1) * per_group + rows - 1) / rows;
@@ -162,12 +168,30 @@ Status run(const Kernel& self, const StepArgs& args) {
     part.d = from_column_0(
         d.channels_last() ? d.matrix(chunk.image, first, n, tokens, channels) : TensorView(out, d.dtype, {tokens, channels}), n);
 
-    const Patches patches = work.patches(pixels, scratch + work.scratch().patch, chunk.columns);
-    PrepareTask prepared = prepare_task(self.act, part, self.tile.m);
-    prepared.patches = &patches;
-    for (std::int64_t m = 0; m < tokens; m += prepared.tile) prepare.of(self.act)(prepared, m);
-    if (prepared.form.zeros && self.act == "s8") prepare_ones(prepared);
-    kMultiply(self, part, decoder, begin, end);
+    std::byte* patch = scratch + work.scratch().patch;
+    const Patches patches = work.patches(pixels, patch, chunk);
+    if (kPatches != nullptr && work.multiplies_pixels()) {
+      const Outputs outputs(self.isa, part);
+      PatchTask patch_task = work.patch_task(patches, chunk, scratch + work.scratch().sums);
+      patch_task.decoder = &decoder;
+      patch_task.weight = weight.bytes.data();
+      patch_task.ones = patch;
+      patch_task.zero = codes.zero;
+      patch_task.scale = codes.scale;
+      patch_task.bias = code_bias(weight.scheme.codes);
+      patch_task.tile = even_tile(patches.columns, self.tile.m);
+      patch_task.outputs = &outputs;
+      std::memset(patch, 1, static_cast<std::size_t>(geometry.k()));
+      kPatches->sum_pixels(patch_task);
+      for (std::int64_t block = begin, many = blocks_at_once(decoder); block < end; block += many)
+        kPatches->multiply(patch_task, block, std::min(block + many, end));
+    } else {
+      PrepareTask prepared = prepare_task(self.act, part, self.tile.m);
+      prepared.patches = &patches;
+      for (std::int64_t m = 0; m < tokens; m += prepared.tile) prepare.of(self.act)(prepared, m);
+      if (prepared.form.zeros && self.act == "s8") prepare_ones(prepared);
+      kMultiply(self, part, decoder, begin, end);
+    }
     if (!d.channels_last())
       transpose(static_cast<int>(d.width()), out, channels * d.width(), tokens, channels, d.at(chunk.image, first, n),
                 d.channel * d.width());
@@ -217,7 +241,7 @@ std::size_t workspace(const Kernel& self, const Problem& p) {
   return static_cast<std::size_t>(p.machine.threads) * ConvWork(self, p).scratch().total;
 }
 
-template <Multiply kMultiply>
+template <Multiply kMultiply, const PatchIsa* kPatches = nullptr>
 constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std::string_view layout, Tile tile,
                      std::string_view variant = {}) {
   return {.name = name,
@@ -238,7 +262,7 @@ constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std:
           .accepts = accepts,
           .cost_us = cost_us,
           .workspace = workspace,
-          .run = run<kMultiply>};
+          .run = run<kMultiply, kPatches>};
 }
 
 constexpr std::array kKernels {
@@ -253,13 +277,13 @@ constexpr std::array kKernels {
       row<multiply_dots<kAvx512Int8>>("conv_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),
       row<multiply_dots<kAvx2VnniInt8>>("conv_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", "cpu_n16", {4, 16, 0}),
       row<multiply_dots<kAvx2Int8>>("conv_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kAvx512VnniWhole>>("conv_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni, "s8", "cpu_n32",
+      row<multiply_dots<kAvx512VnniWhole>, &kAvx512VnniPatches>("conv_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni, "s8", "cpu_n32",
                                            {12, 32, 0}, "whole"),
-      row<multiply_dots<kAvx512Whole>>("conv_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, "s8", "cpu_n32", {12, 32, 0},
+      row<multiply_dots<kAvx512Whole>, &kAvx512Patches>("conv_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, "s8", "cpu_n32", {12, 32, 0},
                                        "whole"),
-      row<multiply_dots<kAvx2VnniWhole>>("conv_any_s8_any__cpu_avx2vnni_whole_m6n16", Isa::avx2vnni, "s8", "cpu_n16", {6, 16, 0},
+      row<multiply_dots<kAvx2VnniWhole>, &kAvx2VnniPatches>("conv_any_s8_any__cpu_avx2vnni_whole_m6n16", Isa::avx2vnni, "s8", "cpu_n16", {6, 16, 0},
                                          "whole"),
-      row<multiply_dots<kAvx2Whole>>("conv_any_s8_any__cpu_avx2_whole_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}, "whole"),
+      row<multiply_dots<kAvx2Whole>, &kAvx2Patches>("conv_any_s8_any__cpu_avx2_whole_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}, "whole"),
       row<multiply_floats<kAvx512Float>>("conv_any_f32_any__cpu_avx512_m8n32", Isa::avx512, "f32", "cpu_n32", {8, 32, 0}),
       row<multiply_floats<kAvx2Float>>("conv_any_f32_any__cpu_avx2_m6n16", Isa::avx2, "f32", "cpu_n16", {6, 16, 0}),
 #elif defined(__aarch64__)
@@ -267,13 +291,13 @@ constexpr std::array kKernels {
       row<multiply_dots<kDotprodFixed>>("conv_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, "s8x3", "cpu_n16", {1, 16, 0}),
       row<multiply_dots<kI8mmInt8>>("conv_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0}),
       row<multiply_dots<kDotprodInt8>>("conv_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, "s8", "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kI8mmWhole>>("conv_any_s8_any__cpu_i8mm_whole_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0}, "whole"),
-      row<multiply_dots<kDotprodWhole>>("conv_any_s8_any__cpu_dotprod_whole_m4n16", Isa::dotprod, "s8", "cpu_n16", {4, 16, 0},
+      row<multiply_dots<kI8mmWhole>, &kI8mmPatches>("conv_any_s8_any__cpu_i8mm_whole_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0}, "whole"),
+      row<multiply_dots<kDotprodWhole>, &kDotprodPatches>("conv_any_s8_any__cpu_dotprod_whole_m4n16", Isa::dotprod, "s8", "cpu_n16", {4, 16, 0},
                                         "whole"),
 #endif
       row<multiply_dots<kBaselineFixed>>("conv_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, "s8x3", "cpu_n16", {1, 16, 0}),
       row<multiply_dots<kBaselineInt8>>("conv_any_s8_any__cpu_baseline_m4n16", Isa::baseline, "s8", "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kBaselineWhole>>("conv_any_s8_any__cpu_baseline_whole_m4n16", Isa::baseline, "s8", "cpu_n16", {4, 16, 0},
+      row<multiply_dots<kBaselineWhole>, &kBaselinePatches>("conv_any_s8_any__cpu_baseline_whole_m4n16", Isa::baseline, "s8", "cpu_n16", {4, 16, 0},
                                          "whole"),
 #if defined(__aarch64__)
       row<multiply_floats<kBaselineFloat>>("conv_any_f32_any__cpu_baseline_m6n16", Isa::baseline, "f32", "cpu_n16", {6, 16, 0}),

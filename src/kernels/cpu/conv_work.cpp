@@ -27,6 +27,10 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   columns_ = (out_width_ + parts - 1) / parts;
   rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
   quantizes_pixels_ = is_compute_float(act) && quantize.codes == DType::s8 && quantize.group == GroupShape::tensor();
+  // A scale for all of the image, octets that do not reach into the next pixel, sums of 32 bits, and rows long enough for a tile.
+  multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
+                       geometry.group_inputs() % tile::kOctet == 0 && k <= kMaxInt8Segment &&
+                       (columns_ >= kernel.tile.m / 2 || geometry.kernel == Extent{});
   transposes_out_ = output == ImageLayout::nchw;
   width_ = quantizes_pixels_ ? 1 : bits(act) / 8;
   // A kernel of one element leaves out what its stride skips; across a row only where pixels are apart anyway.
@@ -43,8 +47,9 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   };
   scratch_.pixels = take(gathered_rows(rows_) * row_pixels() * pixel_bytes);
   scratch_.floats = take(quantizes_pixels_ ? row_pixels() * geometry.group_inputs() * bits(act) / 8 : 0);
-  scratch_.patch = take(k * width_);
-  scratch_.prepared = take((most + 1) * token_bytes);
+  scratch_.patch = take(k * width_);  // or the ones of a PatchTask
+  scratch_.prepared = take(multiplies_pixels_ ? 0 : (most + 1) * token_bytes);
+  scratch_.sums = take(multiplies_pixels_ ? 4 * gathered_rows(rows_) * row_pixels() : 0);
   const std::int64_t outputs = transposes_out_ ? most * geometry.group_outputs() : 0;
   scratch_.out = take(outputs * bits(epilogue.out) / 8);
   scratch_.gate = take(epilogue.gate ? 4 * outputs : 0);
@@ -52,11 +57,11 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   scratch_.total = at;
 }
 
-Patches ConvWork::patches(const std::byte* pixels, std::byte* row, std::int64_t columns) const {
+Patches ConvWork::patches(const std::byte* pixels, std::byte* row, const Chunk& chunk) const {
   const std::int64_t pixel = geometry_.group_inputs() * width_, line = row_pixels() * pixel;
   const bool together = geometry_.dilation.w == 1;
   return {.image = pixels,
-          .columns = columns,
+          .columns = chunk.columns,
           .down = stride_.h * line,
           .beside = stride_.w * pixel,
           .runs_h = geometry_.kernel.h,
@@ -65,6 +70,20 @@ Patches ConvWork::patches(const std::byte* pixels, std::byte* row, std::int64_t 
           .run_beside = geometry_.dilation.w * pixel,
           .run_bytes = (together ? geometry_.kernel.w : 1) * pixel,
           .row = row};
+}
+
+PatchTask ConvWork::patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const {
+  return {.patches = &patches,
+          .rows = chunk.rows,
+          .pixels = gathered_rows(chunk.rows) * row_pixels(),
+          .pixel_bytes = geometry_.group_inputs(),
+          .pixel_sums = reinterpret_cast<std::int32_t*>(sums),
+          .row_down = stride_.h * row_pixels(),
+          .pixel_step = stride_.w,
+          .taps_h = geometry_.kernel.h,
+          .taps_w = geometry_.kernel.w,
+          .tap_down = geometry_.dilation.h * row_pixels(),
+          .tap_beside = geometry_.dilation.w};
 }
 
 /// One row of pixels, of input row h, as A has them.
@@ -92,9 +111,10 @@ void ConvWork::gather_row(const Image& a, const Chunk& chunk, std::int64_t group
   }
 }
 
-void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group, std::byte pad,
-                      const std::optional<StaticActs>& known, std::byte* pixels, std::byte* floats) const {
+void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group,
+                      const StaticActs& codes, std::byte* pixels, std::byte* floats) const {
   const std::int64_t elements = row_pixels() * geometry_.group_inputs();
+  const std::byte pad = a.dtype == DType::s8 ? static_cast<std::byte>(codes.zero) : std::byte{0};
   const std::int64_t h0 = chunk.row * geometry_.stride.h - geometry_.padding.top;
   for (std::int64_t i = 0; i < gathered_rows(chunk.rows); ++i, pixels += elements * width_) {
     if (!quantizes_pixels_) {
@@ -103,7 +123,7 @@ void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk,
       const std::int64_t count =
           ((chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1) * geometry_.group_inputs();
       gather_row(a, chunk, group, h0 + i * step_.h, std::byte{0}, floats);
-      isa.quantize(floats, a.dtype, count, act_rule::known(known->scale, known->zero), reinterpret_cast<std::int8_t*>(pixels));
+      isa.quantize(floats, a.dtype, count, act_rule::known(codes.scale, codes.zero), reinterpret_cast<std::int8_t*>(pixels));
     }
   }
 }

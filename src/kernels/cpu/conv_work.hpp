@@ -14,6 +14,7 @@
 #include <span>
 
 #include "kernels/cpu/prepare.hpp"
+#include "kernels/cpu/whole_tile.hpp"
 #include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
 
@@ -39,7 +40,7 @@ class ConvWork {
 
   /// Where the parts of a task's scratch begin, in bytes.
   struct Scratch {
-    std::size_t pixels, floats, patch, prepared, out, gate, residual, total;
+    std::size_t pixels, floats, patch, prepared, sums, out, gate, residual, total;
   };
   const Scratch& scratch() const { return scratch_; }
 
@@ -51,17 +52,20 @@ class ConvWork {
   std::int64_t columns() const { return columns_; }
   /// A float A is turned into codes while pixels are gathered, rather than patch by patch.
   bool quantizes_pixels() const { return quantizes_pixels_; }
+  /// Patches are multiplied where they lie (PatchTask), not prepared.
+  bool multiplies_pixels() const { return multiplies_pixels_; }
   /// D, gate and residual pass through scratch.
   bool transposes_out() const { return transposes_out_; }
 
   /// Of gathered pixels: bytes of an element, pixels of a row, and patches in them.
   std::int64_t width() const { return width_; }
   std::int64_t row_pixels() const { return (columns_ - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1; }
-  Patches patches(const std::byte* pixels, std::byte* row, std::int64_t columns) const;
+  Patches patches(const std::byte* pixels, std::byte* row, const Chunk& chunk) const;
+  PatchTask patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const;
 
-  /// Gathers what a chunk covers of the channels of `group`. `pad`: the byte of padding in codes. `known` where quantizes_pixels().
-  void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group, std::byte pad,
-              const std::optional<StaticActs>& known, std::byte* pixels, std::byte* floats) const;
+  /// Gathers what a chunk covers of the channels of `group`. `codes`: what they stand for, where A comes as codes or its pixels become some.
+  void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group, const StaticActs& codes,
+              std::byte* pixels, std::byte* floats) const;
 
  private:
   void gather_row(const Image& a, const Chunk& chunk, std::int64_t group, std::int64_t h, std::byte pad, std::byte* to) const;
@@ -72,7 +76,7 @@ class ConvWork {
   ConvGeometry geometry_;
   std::int64_t out_height_, out_width_, rows_, columns_, width_;
   Extent step_, stride_;  // input pixels from one gathered pixel to the next; gathered pixels from one patch to the next
-  bool quantizes_pixels_, transposes_out_;
+  bool quantizes_pixels_, multiplies_pixels_, transposes_out_;
   Scratch scratch_;
 };
 

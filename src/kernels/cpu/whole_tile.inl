@@ -280,9 +280,10 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
               whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
               if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of)) * static_cast<std::uint32_t>(t.zero);
             }
-            store(out + at, to_floats(reinterpret_cast<Ints>(whole)));
+            Vec y = (to_floats(reinterpret_cast<Ints>(whole)) * t.scale) * load(channels[i].scale + v * kLanes);
+            if (d.has_scale2) y *= d.scale2;
+            store(out + at, y);
           }
-          apply_scales(d, t.scale, channels[i], out + r * kRows);
         }
         t.outputs->store(out, block_begin + i, row * p.columns + column, height);
       }

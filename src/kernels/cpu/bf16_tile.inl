@@ -144,7 +144,7 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
     k = end;
   }
 
-  t.outputs.store(sum, kRows, block, m_begin, m_end - m_begin);
+  t.outputs.store(sum, block, m_begin, m_end - m_begin);
 }
 
 #endif

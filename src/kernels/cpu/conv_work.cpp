@@ -19,14 +19,24 @@ std::size_t round_up(std::int64_t bytes) { return (static_cast<std::size_t>(byte
 
 ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayout input, ImageLayout output, DType act,
                    const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight)
-    : geometry_(geometry), out_height_(geometry.out_height()), out_width_(geometry.out_width()) {
+    : geometry_(geometry),
+      depthwise_(kernel.variant == kDepthwise),
+      inputs_(depthwise_ ? std::min<std::int64_t>(geometry.in_channels, kernel.tile.n) : geometry.group_inputs()),
+      outputs_(depthwise_ ? kernel.tile.n : geometry.group_outputs()),
+      out_height_(geometry.out_height()),
+      out_width_(geometry.out_width()) {
   const std::int64_t k = geometry.k(), group = weight.group.k == 0 ? k : weight.group.k;
-  const std::int64_t token_bytes = prepared_token_bytes(kernel.act, quantize, group, k);
+  // Of a depthwise kernel the floats of a pixel.
+  const std::int64_t token_bytes = depthwise_ ? 4 * kernel.tile.n : prepared_token_bytes(kernel.act, quantize, group, k);
   const std::int64_t tokens = std::clamp(kPreparedBytes / token_bytes, kFewTokens, kTokens);
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;
   rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
   quantizes_pixels_ = is_compute_float(act) && quantize.codes == DType::s8 && quantize.group == GroupShape::tensor();
+  // A scale for all of the image, octets that do not reach into the next pixel, sums of 32 bits, and rows long enough for a tile.
+  multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
+                       geometry.group_inputs() % tile::kOctet == 0 && k <= kMaxInt8Segment &&
+                       (columns_ >= kernel.tile.m / 2 || geometry.kernel == Extent{});
   transposes_out_ = output == ImageLayout::nchw;
   width_ = quantizes_pixels_ ? 1 : bits(act) / 8;
   // A kernel of one element leaves out what its stride skips; across a row only where pixels are apart anyway.
@@ -34,7 +44,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
            geometry.kernel.w == 1 && input == ImageLayout::nhwc ? geometry.stride.w : 1};
   stride_ = {geometry.stride.h / step_.h, geometry.stride.w / step_.w};
 
-  const std::int64_t pixel_bytes = geometry.group_inputs() * width_, most = rows_ * columns_;
+  const std::int64_t pixel_bytes = inputs_ * width_, most = rows_ * columns_;
   std::size_t at = 0;
   const auto take = [&](std::int64_t bytes) {
     const std::size_t begin = at;
@@ -42,21 +52,24 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
     return begin;
   };
   scratch_.pixels = take(gathered_rows(rows_) * row_pixels() * pixel_bytes);
-  scratch_.floats = take(quantizes_pixels_ ? row_pixels() * geometry.group_inputs() * bits(act) / 8 : 0);
-  scratch_.patch = take(k * width_);
-  scratch_.prepared = take((most + 1) * token_bytes);
-  const std::int64_t outputs = transposes_out_ ? most * geometry.group_outputs() : 0;
+  scratch_.floats = take(quantizes_pixels_ ? row_pixels() * inputs_ * bits(act) / 8 : 0);
+  scratch_.patch = take(k * width_);  // or the ones of a PatchTask
+  const std::int64_t pixels = gathered_rows(rows_) * row_pixels();
+  scratch_.prepared = take(depthwise_ ? pixels * token_bytes : multiplies_pixels_ ? 0 : (most + 1) * token_bytes);
+  scratch_.sums = take(depthwise_ ? most * token_bytes : multiplies_pixels_ ? 4 * pixels : 0);
+  scratch_.panel = take(depthwise_ ? (tile::Geometry::octets(k) * tile::kOctet + 1) * token_bytes : 0);
+  const std::int64_t outputs = transposes_out_ ? most * outputs_ : 0;
   scratch_.out = take(outputs * bits(epilogue.out) / 8);
   scratch_.gate = take(epilogue.gate ? 4 * outputs : 0);
   scratch_.residual = take(epilogue.residual ? 4 * outputs : 0);
   scratch_.total = at;
 }
 
-Patches ConvWork::patches(const std::byte* pixels, std::byte* row, std::int64_t columns) const {
-  const std::int64_t pixel = geometry_.group_inputs() * width_, line = row_pixels() * pixel;
+Patches ConvWork::patches(const std::byte* pixels, std::byte* row, const Chunk& chunk) const {
+  const std::int64_t pixel = inputs_ * width_, line = row_pixels() * pixel;
   const bool together = geometry_.dilation.w == 1;
   return {.image = pixels,
-          .columns = columns,
+          .columns = chunk.columns,
           .down = stride_.h * line,
           .beside = stride_.w * pixel,
           .runs_h = geometry_.kernel.h,
@@ -67,10 +80,48 @@ Patches ConvWork::patches(const std::byte* pixels, std::byte* row, std::int64_t 
           .row = row};
 }
 
+PatchTask ConvWork::patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const {
+  return {.patches = &patches,
+          .rows = chunk.rows,
+          .pixels = gathered_rows(chunk.rows) * row_pixels(),
+          .pixel_bytes = inputs_,
+          .pixel_sums = reinterpret_cast<std::int32_t*>(sums),
+          .row_down = stride_.h * row_pixels(),
+          .pixel_step = stride_.w,
+          .taps_h = geometry_.kernel.h,
+          .taps_w = geometry_.kernel.w,
+          .tap_down = geometry_.dilation.h * row_pixels(),
+          .tap_beside = geometry_.dilation.w};
+}
+
+DepthwiseTask ConvWork::depthwise_task(const Patches& patches, const Chunk& chunk, const Part& part) const {
+  const PatchTask task = patch_task(patches, chunk, nullptr);
+  return {.patches = &patches,
+          .rows = task.rows,
+          .pixels = task.pixels,
+          .pixel_bytes = inputs_ * width_,
+          .multiplier = geometry_.group_outputs(),
+          .skipped = part.n_begin - part.inputs_begin * geometry_.group_outputs(),
+          .count = part.n_end - part.n_begin,
+          .taps_h = task.taps_h,
+          .taps_w = task.taps_w,
+          .tap_down = task.tap_down,
+          .tap_beside = task.tap_beside,
+          .row_down = task.row_down,
+          .pixel_step = task.pixel_step};
+}
+
+Part ConvWork::part(std::int64_t i) const {
+  const std::int64_t begin = i * outputs_, end = std::min(begin + outputs_, geometry_.out_channels),
+                     each = geometry_.group_outputs();
+  if (!depthwise_) return {i * inputs_, inputs_, begin, end};
+  return {begin / each, (end - 1) / each - begin / each + 1, begin, end};
+}
+
 /// One row of pixels, of input row h, as A has them.
-void ConvWork::gather_row(const Image& a, const Chunk& chunk, std::int64_t group, std::int64_t h, std::byte pad,
+void ConvWork::gather_row(const Image& a, const Chunk& chunk, const Part& part, std::int64_t h, std::byte pad,
                           std::byte* to) const {
-  const std::int64_t channels = geometry_.group_inputs(), pixel = channels * a.width();
+  const std::int64_t pixel = inputs_ * a.width();
   const std::int64_t count = (chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1;
   const std::int64_t w0 = chunk.column * geometry_.stride.w - geometry_.padding.left;
   // Pixels [begin, end) of the row are in the image.
@@ -81,29 +132,30 @@ void ConvWork::gather_row(const Image& a, const Chunk& chunk, std::int64_t group
   std::memset(to + end * pixel, static_cast<int>(pad), static_cast<std::size_t>((count - end) * pixel));
   if (begin == end) return;
   to += begin * pixel;
-  const std::byte* from = a.at(chunk.image, h * geometry_.width + w0 + begin * step_.w, group * channels);
+  const std::byte* from = a.at(chunk.image, h * geometry_.width + w0 + begin * step_.w, part.inputs_begin);
   if (!a.channels_last()) {
-    transpose(static_cast<int>(a.width()), from, a.channel * a.width(), channels, end - begin, to, pixel);
-  } else if (a.pixel == channels && step_.w == 1) {
+    transpose(static_cast<int>(a.width()), from, a.channel * a.width(), part.inputs, end - begin, to, pixel);
+  } else if (a.pixel == inputs_ && step_.w == 1) {
     std::memcpy(to, from, static_cast<std::size_t>((end - begin) * pixel));
   } else {
     for (std::int64_t i = 0; i < end - begin; ++i)
-      std::memcpy(to + i * pixel, from + i * step_.w * a.pixel * a.width(), static_cast<std::size_t>(pixel));
+      std::memcpy(to + i * pixel, from + i * step_.w * a.pixel * a.width(), static_cast<std::size_t>(part.inputs * a.width()));
   }
 }
 
-void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group, std::byte pad,
-                      const std::optional<StaticActs>& known, std::byte* pixels, std::byte* floats) const {
-  const std::int64_t elements = row_pixels() * geometry_.group_inputs();
+void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, const Part& part, const StaticActs& codes,
+                      std::byte* pixels, std::byte* floats) const {
+  const std::int64_t elements = row_pixels() * inputs_;
+  const std::byte pad = a.dtype == DType::s8 ? static_cast<std::byte>(codes.zero) : std::byte{0};
   const std::int64_t h0 = chunk.row * geometry_.stride.h - geometry_.padding.top;
   for (std::int64_t i = 0; i < gathered_rows(chunk.rows); ++i, pixels += elements * width_) {
     if (!quantizes_pixels_) {
-      gather_row(a, chunk, group, h0 + i * step_.h, pad, pixels);
+      gather_row(a, chunk, part, h0 + i * step_.h, pad, pixels);
     } else {
       const std::int64_t count =
-          ((chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1) * geometry_.group_inputs();
-      gather_row(a, chunk, group, h0 + i * step_.h, std::byte{0}, floats);
-      isa.quantize(floats, a.dtype, count, act_rule::known(known->scale, known->zero), reinterpret_cast<std::int8_t*>(pixels));
+          ((chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1) * inputs_;
+      gather_row(a, chunk, part, h0 + i * step_.h, std::byte{0}, floats);
+      isa.quantize(floats, a.dtype, count, act_rule::known(codes.scale, codes.zero), reinterpret_cast<std::int8_t*>(pixels));
     }
   }
 }

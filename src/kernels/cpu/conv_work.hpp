@@ -12,8 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
+#include "kernels/cpu/depthwise_tile.hpp"
 #include "kernels/cpu/prepare.hpp"
+#include "kernels/cpu/whole_tile.hpp"
 #include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
 
@@ -25,6 +28,15 @@ struct Chunk {
   std::int64_t rows, columns;
   std::int64_t tokens() const { return rows * columns; }
 };
+
+/// The outputs that one task makes of a chunk, and the inputs they are made of: those of a group. Of a depthwise convolution a row block.
+struct Part {
+  std::int64_t inputs_begin, inputs;
+  std::int64_t n_begin, n_end;
+};
+
+/// The word in the names of depthwise kernels.
+constexpr std::string_view kDepthwise = "depthwise";
 
 /// One convolution, cut into chunks for one kernel. Only arithmetic; equal for a plan and for its runs.
 class ConvWork {
@@ -39,40 +51,48 @@ class ConvWork {
 
   /// Where the parts of a task's scratch begin, in bytes.
   struct Scratch {
-    std::size_t pixels, floats, patch, prepared, out, gate, residual, total;
+    std::size_t pixels, floats, patch, prepared, sums, panel, out, gate, residual, total;
   };
   const Scratch& scratch() const { return scratch_; }
 
   const ConvGeometry& geometry() const { return geometry_; }
   std::int64_t out_height() const { return out_height_; }
   std::int64_t out_width() const { return out_width_; }
+  std::int64_t parts() const { return depthwise_ ? (geometry_.out_channels + outputs_ - 1) / outputs_ : geometry_.groups; }
+  Part part(std::int64_t i) const;
   /// The most rows, and the columns, of a chunk.
   std::int64_t rows() const { return rows_; }
   std::int64_t columns() const { return columns_; }
   /// A float A is turned into codes while pixels are gathered, rather than patch by patch.
   bool quantizes_pixels() const { return quantizes_pixels_; }
+  /// Patches are multiplied where they lie (PatchTask), not prepared.
+  bool multiplies_pixels() const { return multiplies_pixels_; }
   /// D, gate and residual pass through scratch.
   bool transposes_out() const { return transposes_out_; }
 
   /// Of gathered pixels: bytes of an element, pixels of a row, and patches in them.
   std::int64_t width() const { return width_; }
   std::int64_t row_pixels() const { return (columns_ - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1; }
-  Patches patches(const std::byte* pixels, std::byte* row, std::int64_t columns) const;
+  Patches patches(const std::byte* pixels, std::byte* row, const Chunk& chunk) const;
+  PatchTask patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const;
+  DepthwiseTask depthwise_task(const Patches& patches, const Chunk& chunk, const Part& part) const;
 
-  /// Gathers what a chunk covers of the channels of `group`. `pad`: the byte of padding in codes. `known` where quantizes_pixels().
-  void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, std::int64_t group, std::byte pad,
-              const std::optional<StaticActs>& known, std::byte* pixels, std::byte* floats) const;
+  /// Gathers what a chunk covers of the inputs of `part`. `codes`: what they stand for, where A comes as codes or its pixels become some.
+  void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, const Part& part, const StaticActs& codes,
+              std::byte* pixels, std::byte* floats) const;
 
  private:
-  void gather_row(const Image& a, const Chunk& chunk, std::int64_t group, std::int64_t h, std::byte pad, std::byte* to) const;
+  void gather_row(const Image& a, const Chunk& chunk, const Part& part, std::int64_t h, std::byte pad, std::byte* to) const;
   std::int64_t gathered_rows(std::int64_t rows) const {
     return (rows - 1) * stride_.h + (geometry_.kernel.h - 1) * geometry_.dilation.h + 1;
   }
 
   ConvGeometry geometry_;
+  bool depthwise_;
+  std::int64_t inputs_, outputs_;  // of a part, at most; gathered pixels are so many inputs apart
   std::int64_t out_height_, out_width_, rows_, columns_, width_;
   Extent step_, stride_;  // input pixels from one gathered pixel to the next; gathered pixels from one patch to the next
-  bool quantizes_pixels_, transposes_out_;
+  bool quantizes_pixels_, multiplies_pixels_, transposes_out_;
   Scratch scratch_;
 };
 

@@ -39,7 +39,7 @@ struct DotTask {
         zeros(form.zeros),
         tile(form.digits == 1 ? even_tile(args.a.dim(0), kernel.tile.m) : kernel.tile.m),
         m(args.a.dim(0)),
-        outputs(args) {}
+        outputs(kernel.isa, args) {}
 };
 
 }  // namespace nibble::cpu

@@ -188,7 +188,7 @@ __attribute__((always_inline)) inline void linear(int digits, const DotTask& t, 
     for (std::int64_t block = block_begin; block < block_end; ++block) {
       multiply_any(digits, static_cast<int>(height), t, t.weight + geo.record(block, 0), a + before * height, out);
       if (t.zeros) subtract_zeros(height, a, columns + (block - block_begin) * kRows, out);
-      t.outputs.store(out, kRows, block, m, height);
+      t.outputs.store(out, block, m, height);
     }
   }
 }

@@ -11,13 +11,13 @@ namespace nibble::cpu {
 namespace {
 
 template <const FloatIsa& kIsa>
-Status run_linear(const Kernel&, const StepArgs& args) {
+Status run_linear(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const FloatTask task{.decoder = &decoder,
                        .weight = args.weight->bytes.data(),
                        .activations = reinterpret_cast<const float*>(args.prepared),
                        .m = args.a.dim(0),
-                       .outputs = Outputs(args)};
+                       .outputs = Outputs(self.isa, args)};
   const std::int64_t blocks = decoder.geometry.row_blocks();
   const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
   // Row blocks run fastest: the tasks in flight share one block of activations, which then stays in L2.

@@ -159,7 +159,7 @@ void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
     }
   }
 
-  task.outputs.store(acc, kRows, block, m_begin, m_end - m_begin);
+  task.outputs.store(acc, block, m_begin, m_end - m_begin);
 }
 
 #endif

@@ -8,21 +8,22 @@
 namespace nibble::cpu {
 
 struct Outputs {
+  /// Finishes sums[height][R] of row block `block` and of tokens from m on, and stores them; R is that of the instruction set's layout.
+  /// `sums` is overwritten.
+  using Store = void (*)(const Outputs& outputs, float* sums, std::int64_t block, std::int64_t m, std::int64_t height);
+
   const EpilogueSpec* epilogue;
   const EpilogueArgs* operands;
   const TensorView* d;
   std::int64_t n_begin, n_end;  // the output channels that are wanted; row blocks may hold others
 
-  /// Borrows from `args`.
-  explicit Outputs(const StepArgs& args)
-      : epilogue(args.epilogue),
-        operands(&args.operands),
-        d(&args.d),
-        n_begin(args.n_begin),
-        n_end(args.n_end == 0 ? args.weight->n : args.n_end) {}
+  /// For sums of a kernel for `isa`. Borrows from `args`.
+  Outputs(Isa isa, const StepArgs& args);
 
-  /// Finishes sums[height][rows] of row block `block` and tokens from m on, and stores them. `sums` is overwritten.
-  void store(float* sums, int rows, std::int64_t block, std::int64_t m, std::int64_t height) const;
+  void store(float* sums, std::int64_t block, std::int64_t m, std::int64_t height) const { store_(*this, sums, block, m, height); }
+
+ private:
+  Store store_;
 };
 
 }  // namespace nibble::cpu

@@ -21,32 +21,36 @@ namespace nibble::cpu {
 /// Patches of int8 pixels with one scale for all of them, K within one segment: they are multiplied where they lie. A tile's tokens follow
 /// each other in an output row, so they are evenly apart, and no patch is copied.
 struct PatchTask {
-  const Decoder* decoder;
-  const std::byte* weight;
   const Patches* patches;
   std::int64_t rows;                                  // of tokens, patches->columns each
-  std::int64_t tile;                                  // tokens of a tile
   std::int64_t pixels;                                // gathered, one after the other
   std::int64_t pixel_bytes;                           // a multiple of an octet
   std::int32_t* pixel_sums;                           // [pixels], scratch
   std::int64_t row_down, pixel_step;                  // pixels from a token to the one below and to the next one
   std::int64_t taps_h, taps_w, tap_down, tap_beside;  // of the kernel; pixels from one to the next
-  const std::byte* ones;                              // K bytes of 1, where zero is not 0
-  std::int32_t zero;                                  // of the activations
+  const Decoder* decoder;
+  const std::byte* weight;
+  const std::byte* ones;  // K bytes of 1
+  std::int32_t zero;      // of the activations
   float scale;
   std::int32_t bias;  // of the weight's codes
-  Outputs outputs;
+  std::int64_t tile;  // tokens of a tile
+  const Outputs* outputs;
 };
 
-/// D of row blocks [block, block_end), kMaxTaskBlocks at most, and all tokens.
-using ConvWhole = void (*)(const PatchTask& task, std::int64_t block, std::int64_t block_end);
+struct PatchIsa {
+  /// Σ of each pixel, before the other.
+  void (*sum_pixels)(const PatchTask& task);
+  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and all tokens.
+  void (*multiply)(const PatchTask& task, std::int64_t block, std::int64_t block_end);
+};
 
 #if defined(__x86_64__)
-extern const ConvWhole kAvx512VnniPatches, kAvx512Patches, kAvx2VnniPatches, kAvx2Patches;
+extern const PatchIsa kAvx512VnniPatches, kAvx512Patches, kAvx2VnniPatches, kAvx2Patches;
 #elif defined(__aarch64__)
-extern const ConvWhole kI8mmPatches, kDotprodPatches;
+extern const PatchIsa kI8mmPatches, kDotprodPatches;
 #endif
-extern const ConvWhole kBaselinePatches;
+extern const PatchIsa kBaselinePatches;
 
 #if defined(__x86_64__)
 extern const DotIsa kAvx512VnniWhole, kAvx512Whole, kAvx2VnniWhole, kAvx2Whole;

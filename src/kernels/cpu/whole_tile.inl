@@ -206,7 +206,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
     for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
       multiply(t, height, t.weight + geo.record(block_begin + i, 0), t.activations + m * t.token_bytes, channels[i],
                columns + i * kRows, out);
-      t.outputs.store(out, kRows, block_begin + i, m, height);
+      t.outputs.store(out, block_begin + i, m, height);
     }
   }
 }
@@ -237,14 +237,16 @@ void sum_patches(const PatchTask& t, const std::int32_t* first, std::int64_t cou
     }
 }
 
+void sum_pixels(const PatchTask& t) {
+  for (std::int64_t i = 0; i < t.pixels; ++i) t.pixel_sums[i] = sum_of_bytes(t.patches->image + i * t.pixel_bytes, t.pixel_bytes);
+}
+
 /// Patches straight from the pixels: tiles are tokens of one row, which are evenly apart.
 void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end) {
   typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const Patches& p = *t.patches;
-  for (std::int64_t i = 0; i < t.pixels; ++i) t.pixel_sums[i] = sum_of_bytes(p.image + i * t.pixel_bytes, t.pixel_bytes);
-
   Channels channels[kMaxTaskBlocks];
   alignas(64) std::int32_t zeros[kMaxTaskBlocks * kRows], columns[kMaxTaskBlocks * kRows];
   for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
@@ -278,11 +280,12 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
               whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
               if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of)) * static_cast<std::uint32_t>(t.zero);
             }
-            store(out + at, to_floats(reinterpret_cast<Ints>(whole)));
+            Vec y = (to_floats(reinterpret_cast<Ints>(whole)) * t.scale) * load(channels[i].scale + v * kLanes);
+            if (d.has_scale2) y *= d.scale2;
+            store(out + at, y);
           }
-          apply_scales(d, t.scale, channels[i], out + r * kRows);
         }
-        t.outputs.store(out, kRows, block_begin + i, row * p.columns + column, height);
+        t.outputs->store(out, block_begin + i, row * p.columns + column, height);
       }
     }
 }

@@ -35,6 +35,8 @@ if(TARGET nibble-cli)
   set(generated ${PROJECT_BINARY_DIR}/generated)  # by the tool itself, when it is linked
   install(FILES ${generated}/nibble.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
   install(FILES ${generated}/nibble.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME nibble COMPONENT tools)
-  install(FILES ${generated}/_nibble DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions COMPONENT tools)
+  foreach(functions site-functions vendor-completions)  # where zsh looks for others' files, and where Debian's does
+    install(FILES ${generated}/_nibble DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/${functions} COMPONENT tools)
+  endforeach()
   install(FILES ${generated}/nibble.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT tools)
 endif()

@@ -64,7 +64,7 @@ std::vector<Command> commands_of(CLI::App& app) {
   return out;
 }
 
-std::string replaced(std::string text, const std::map<char, std::string>& by) {
+std::string replaced(const std::string& text, const std::map<char, std::string>& by) {
   std::string out;
   for (const char c : text) {
     const auto found = by.find(c);

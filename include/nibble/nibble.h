@@ -14,8 +14,8 @@
  *
  * Structs. The first member is struct_size, sizeof the struct as the caller knows it: set it, and zero the rest, for every struct
  * that is passed in, or that is filled. Zero always means the default. Later versions append members: a smaller struct is
- * read as if it ended in zeros, a larger one is refused unless what this library does not know is zero. nib_view has no size and
- * never changes.
+ * read as if it ended in zeros, a larger one is refused unless what this library does not know is zero. nib_view and
+ * nib_named_view have no size and never change.
  *
  * Strings are UTF-8 and end in NUL. A const char* that comes back belongs to the handle it was asked of, or lives as long as the
  * library; a char* through a char** is the caller's, for nib_text_free. A char** that is NULL: nobody asks.

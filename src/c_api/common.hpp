@@ -99,7 +99,7 @@ nib_status create(Handle** out, Make&& make) noexcept {
   return guarded([&]() -> Status {
     NIBBLE_RETURN_IF_ERROR(required({{"handle to be made", out}}));
     NIBBLE_ASSIGN_OR_RETURN(auto value, make());
-    *out = new Handle(std::move(value));
+    *out = std::make_unique<Handle>(std::move(value)).release();
     return {};
   });
 }
@@ -126,8 +126,9 @@ Result<T> read(std::string_view name, const T* given, bool optional = false) {
 template <class T>
 Status write(std::string_view name, T* given, T value) {
   if (given == nullptr) return error(StatusCode::invalid_argument, "{} is NULL", name);
-  NIBBLE_RETURN_IF_ERROR(check_size(name, nullptr, given->struct_size, sizeof value));
-  const std::size_t size = given->struct_size;
+  std::size_t size;
+  std::memcpy(&size, given, sizeof size);
+  NIBBLE_RETURN_IF_ERROR(check_size(name, nullptr, size, sizeof value));
   value.struct_size = size;
   std::memset(static_cast<void*>(given), 0, size);
   std::memcpy(static_cast<void*>(given), &value, std::min(size, sizeof value));

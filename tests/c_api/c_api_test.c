@@ -31,8 +31,8 @@ static atomic_int failures;
   { .struct_size = sizeof(type) }
 
 /* Allocations of this program and of every library in it, where that can be counted. */
-static atomic_long allocations;
 #ifdef COUNT_ALLOCATIONS
+static atomic_long allocations;
 extern void* __libc_malloc(size_t bytes);
 void* malloc(size_t bytes) {
   atomic_fetch_add(&allocations, 1);

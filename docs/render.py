@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renders the tables of the documentation from committed JSON, so that no number in a document is typed.
+"""Renders the tables of the documentation from committed JSON, and its programs from files, so that nothing in a document is typed.
 
 A block in a Markdown file looks like this, and everything between the two comments is generated:
 
@@ -288,6 +288,8 @@ def render(path):
     def replace(match):
         begin, kind, source, end = match.groups()
         file = ROOT / source
+        if kind == "source":  # a whole program, which the tests build and run
+            return f"{begin}```{file.suffix[1:]}\n{file.read_text()}```\n{end}"
         # Only what takes long or a GPU to measure may be missing; its renderer knows.
         data = None if kind in MAY_BE_MISSING and not file.exists() else json.loads(file.read_text())
         return begin + RENDERERS[kind](data) + end

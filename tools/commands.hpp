@@ -33,6 +33,7 @@ void add_convert(CLI::App& app, Action& action);
 void add_dequantize(CLI::App& app, Action& action);
 void add_sample(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);  // hidden
 
 /// A subcommand with its example lines.
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& summary, const std::string& example);

@@ -54,6 +54,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_dequantize(app, action);
   add_sample(app, action);
   add_doctor(app, action);
+  add_generate(app, action);
 }
 
 int run(int argc, char** argv) {

@@ -11,11 +11,12 @@
 namespace nibble::tools {
 
 inline CLI::Validator one_of(std::vector<std::string> allowed) {
+  const std::string names = fmt::format("{}", fmt::join(allowed, " "));  // shells are told, by nibble generate
   const auto check = [allowed = std::move(allowed)](const std::string& value) {
     if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return std::string();
     return fmt::format("'{}' is not one of {}", value, fmt::join(allowed, ", "));
   };
-  return {check, ""};
+  return CLI::Validator(check, "").name(names);
 }
 
 template <class T>

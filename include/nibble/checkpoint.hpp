@@ -84,6 +84,17 @@ class Checkpoint {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// A tensor of one module in memory: {"qweight", view}. Dense; may be unaligned.
+struct NamedView {
+  std::string_view name;  // without the module's
+  ConstTensorView view;
+};
+
+/// Decodes the tensors of one module, wherever they came from, as Checkpoint::read does for those of a file. `config` is the JSON of
+/// config.json or of its quantization_config; empty where tensors tell enough (AWQ; not GPTQ's two versions).
+/// Errors: unsupported when no format knows them or they are not quantized; corrupt_data, invalid_argument with the values.
+Result<QuantTensor> decode(std::span<const NamedView> tensors, std::string_view config = {}, std::vector<Note>* notes = nullptr);
+
 /// A row of the format table.
 struct FormatInfo {
   std::string_view name;

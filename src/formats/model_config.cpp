@@ -131,6 +131,14 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
   return config;
 }
 
+Result<codec::QuantConfig> parse_quant_config(std::string_view text) {
+  NIBBLE_ASSIGN_OR_RETURN(nlohmann::json root, parse_config<nlohmann::json>(text, "config"));
+  for (nlohmann::json* holder : holders(root))
+    for (const char* key : kKeys)
+      if (const auto it = holder->find(key); it != holder->end() && it->is_object()) return codec::QuantConfig{*it, "config"};
+  return codec::QuantConfig{std::move(root), "config"};
+}
+
 Result<std::string> edit_model_config(std::string_view text, const std::optional<nlohmann::json>& quantization_config) {
   if (text.empty() && !quantization_config) return std::string();
   NIBBLE_ASSIGN_OR_RETURN(auto root, parse_config<nlohmann::ordered_json>(text.empty() ? "{}" : text, "config.json"));

@@ -30,6 +30,9 @@ struct ModelConfig {
 /// config.json counts and a note says so. Missing files are fine; a file that is not a JSON object is corrupt_data.
 Result<ModelConfig> read_model_config(const std::filesystem::path& directory);
 
+/// The quantization config of a text that is a config.json's, or is one itself.
+Result<codec::QuantConfig> parse_quant_config(std::string_view text);
+
 /// The text of config.json with its quantization_config replaced, or removed when there is none to put in its place. All else
 /// stays, in its order. "" (no config.json) becomes a file with only the quantization_config, or stays "".
 Result<std::string> edit_model_config(std::string_view text, const std::optional<nlohmann::json>& quantization_config);

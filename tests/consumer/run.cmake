@@ -1,5 +1,5 @@
 # Configures, builds and runs one consumer in a directory that starts empty. Called with -D project, work, nibble_source,
-# nibble_build, compiler, generator and sanitize.
+# nibble_build, compiler, c_compiler, generator and sanitize.
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -16,6 +16,7 @@ if(sanitize)
 endif()
 run(${CMAKE_COMMAND} --install ${nibble_build} --prefix ${work}/prefix)
 run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator} -D CMAKE_CXX_COMPILER=${compiler} -D CMAKE_CXX_FLAGS=${flags}
+    -D CMAKE_C_COMPILER=${c_compiler}
     -D CMAKE_PREFIX_PATH=${work}/prefix -D nibble_source=${nibble_source})
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)

@@ -1,0 +1,579 @@
+/* nibble in C: the stable interface of libnibble.so, in C11.
+ *
+ *   checkpoint ──read──▶ nib_qtensor ──pack──▶ nib_weight ──plan──▶ nib_plan ──execute──▶ D
+ *
+ * Everything follows five rules.
+ *
+ * Status. A function that can fail returns a nib_status and writes its results last; on failure they are as they were. The text of
+ * the calling thread's last failure, with the values and the remedy, is nib_last_error(). nibble never prints, aborts or throws.
+ *
+ * Handles. Opaque, made by one function and ended by nib_..._destroy, which takes NULL too. All but a nib_context under execution
+ * are immutable: any number of threads may use one at a time, but for the thread that destroys it. Handles are independent: a plan
+ * outlives the weight it was made for. A handle of the wrong kind is refused; one that was destroyed is undefined behaviour, which
+ * debug builds report as invalid_argument.
+ *
+ * Structs. The first member is struct_size, sizeof the struct as the caller knows it: set it, and zero the rest, for every struct
+ * that is passed in, or that is filled. Zero always means the default. Later versions append members: a smaller struct is
+ * read as if it ended in zeros, a larger one is refused unless what this library does not know is zero. nib_view and
+ * nib_named_view have no size and never change.
+ *
+ * Strings are UTF-8 and end in NUL. A const char* that comes back belongs to the handle it was asked of, or lives as long as the
+ * library; a char* through a char** is the caller's, for nib_text_free. A char** that is NULL: nobody asks.
+ *
+ * Schemes are names: "u4zg128" is 4-bit codes with integer zero points, one scale per 128 input channels. Weights are
+ * <codes><z|o|f|><t|c|gSIZE|bNxK>; "z" means (q − z)·s, "o" q·s + z, "f" (q − z)·s with a float z; t, c, g, b: a scale per tensor,
+ * per output channel, per group along K, per block. Codes: u2 … u7, u8; u4b8 (code − 8) and the like; s8; e4m3. Activations are
+ * <s8|e4m3><z|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one scale known beforehand.
+ *
+ * W is [N,K]: output × input channels. A is [M,K], D = A·Wᵀ is [M,N].
+ */
+#ifndef NIBBLE_NIBBLE_H
+#define NIBBLE_NIBBLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define NIB_API __attribute__((visibility("default")))
+#else
+#define NIB_API
+#endif
+
+/* A program runs with every library of the same major and the same or a later minor version. */
+#define NIB_ABI_MAJOR 1
+#define NIB_ABI_MINOR 0
+#define NIB_ABI_VERSION (NIB_ABI_MAJOR * 65536 + NIB_ABI_MINOR)
+
+/* ---- Values ---------------------------------------------------------------------------------------------------------------- */
+
+typedef int32_t nib_status;
+enum {
+  NIB_OK = 0,
+  NIB_INVALID_ARGUMENT = 1, /* the caller's values contradict each other or the documented range */
+  NIB_UNSUPPORTED = 2,      /* well-formed, but nibble has no implementation for it, or the machine no GPU */
+  NIB_NOT_FOUND = 3,        /* a file, tensor, module or kernel of that name does not exist */
+  NIB_ALREADY_EXISTS = 4,   /* an output that would be overwritten */
+  NIB_IO_ERROR = 5,         /* the operating system refused: permissions, full disk, no memory */
+  NIB_CORRUPT_DATA = 6,     /* a file breaks the rules of its format */
+  NIB_INTERNAL = 7          /* a bug in nibble; please report it */
+};
+
+/* What one element is. uX are X-bit unsigned codes, uXbB the same meaning code − B. */
+typedef int32_t nib_dtype;
+enum {
+  NIB_NONE = 0,
+  NIB_F64 = 1,
+  NIB_F32 = 2,
+  NIB_F16 = 3,
+  NIB_BF16 = 4,
+  NIB_E4M3 = 5,
+  NIB_E5M2 = 6,
+  NIB_E4M3FNUZ = 7,
+  NIB_E5M2FNUZ = 8,
+  NIB_E8M0 = 9,
+  NIB_E3M2 = 10,
+  NIB_E2M3 = 11,
+  NIB_E2M1 = 12,
+  NIB_BOOLEAN = 13,
+  NIB_S8 = 14,
+  NIB_S16 = 15,
+  NIB_S32 = 16,
+  NIB_S64 = 17,
+  NIB_U8 = 18,
+  NIB_U16 = 19,
+  NIB_U32 = 20,
+  NIB_U64 = 21,
+  NIB_U2 = 22,
+  NIB_U3 = 23,
+  NIB_U4 = 24,
+  NIB_U5 = 25,
+  NIB_U6 = 26,
+  NIB_U7 = 27,
+  NIB_U2B2 = 28,
+  NIB_U3B4 = 29,
+  NIB_U4B8 = 30,
+  NIB_U5B16 = 31,
+  NIB_U6B32 = 32,
+  NIB_U7B64 = 33,
+  NIB_U8B128 = 34,
+  NIB_C64 = 35
+};
+
+/* Where memory is and kernels run. */
+typedef int32_t nib_backend;
+enum {
+  NIB_CPU = 0,
+  NIB_CUDA = 1 /* the GPU that is current in the calling thread */
+};
+
+typedef int32_t nib_activation;
+enum {
+  NIB_ACTIVATION_NONE = 0,
+  NIB_ACTIVATION_RELU = 1,
+  NIB_ACTIVATION_CLAMP = 2,
+  NIB_ACTIVATION_GELU_ERF = 3,
+  NIB_ACTIVATION_GELU_TANH = 4,
+  NIB_ACTIVATION_SILU = 5
+};
+
+/* A borrowed array of up to four dimensions. Strides are in elements and not negative; the last one is 1 where a function needs
+ * that. `data` is aligned to the element type. Nothing is written through the views a function only reads. */
+typedef struct nib_view {
+  void* data;
+  nib_dtype dtype;
+  int32_t rank;
+  int64_t shape[4];
+  int64_t strides[4];
+} nib_view;
+
+/* Dense views of memory that is read or written. */
+static inline nib_view nib_vector(const void* data, nib_dtype dtype, int64_t length) {
+  nib_view view = {(void*)(uintptr_t)data, dtype, 1, {length, 0, 0, 0}, {1, 0, 0, 0}};
+  return view;
+}
+static inline nib_view nib_matrix(const void* data, nib_dtype dtype, int64_t rows, int64_t columns) {
+  nib_view view = {(void*)(uintptr_t)data, dtype, 2, {rows, columns, 0, 0}, {columns, 1, 0, 0}};
+  return view;
+}
+
+typedef struct nib_context nib_context;       /* threads to run on */
+typedef struct nib_checkpoint nib_checkpoint; /* files, opened and understood; memory-mapped until it is destroyed */
+typedef struct nib_qtensor nib_qtensor;       /* a quantized matrix in canonical form: codes, scales, zero points, ... */
+typedef struct nib_weight nib_weight;         /* the same, packed in the order a kernel streams it */
+typedef struct nib_plan nib_plan;             /* which kernels run, for one shape and scheme and every M up to a limit */
+typedef struct nib_gpu_memory nib_gpu_memory; /* bytes on the GPU */
+
+/* ---- The library ----------------------------------------------------------------------------------------------------------- */
+
+/* NIB_ABI_VERSION of the library that is running. */
+NIB_API uint32_t nib_abi_version(void);
+/* "0.1.0", of the project. */
+NIB_API const char* nib_version_string(void);
+/* What went wrong in this thread's last call that failed; "" when none has. Valid until the thread's next call that fails. */
+NIB_API const char* nib_last_error(void);
+/* "invalid_argument"; "unknown" for a number that is no status. */
+NIB_API const char* nib_status_name(nib_status status);
+/* "bf16"; NULL for a number that is no type. */
+NIB_API const char* nib_dtype_name(nib_dtype dtype);
+/* NIB_BF16 for "bf16"; NIB_NONE when there is none of that name. */
+NIB_API nib_dtype nib_dtype_parse(const char* name);
+/* Frees a text that a function gave to the caller; NULL does nothing. */
+NIB_API void nib_text_free(char* text);
+
+/* The tables of this build, one line a row, fields separated by tabs, in the order they are tried:
+ * kernels: name, backend, op, layout, isa, "batch_invariant" or "", summary. */
+NIB_API nib_status nib_kernels(char** text);
+/* layouts: name, backend, then the drawing of the bytes indented on lines of its own. */
+NIB_API nib_status nib_layouts(char** text);
+/* formats: name, "read" or "read+write", summary. */
+NIB_API nib_status nib_formats(char** text);
+
+/* ---- Threads --------------------------------------------------------------------------------------------------------------- */
+
+/* Runs call(body, i) for every i in [0, count), in any order and overlap, and returns when all have finished. Does not throw. */
+typedef void (*nib_loop_body)(void* body, int64_t i);
+typedef void (*nib_parallel_for)(void* user, int64_t count, nib_loop_body call, void* body);
+
+typedef struct nib_context_desc {
+  size_t struct_size;
+  nib_parallel_for parallel_for; /* the engine's threads; NULL: threads of nibble's own */
+  void* user;                    /* for parallel_for */
+  int32_t threads;               /* that take part, the caller's included; 0: one per core (parallel_for: 1) */
+  int32_t reserved;
+} nib_context_desc;
+
+/* A context is threads. Where one is asked for, NULL means the process-wide pool: one thread per core, or NIBBLE_NUM_THREADS. A pool
+ * runs one loop at a time; others wait. parallel_for is called from whatever threads call nibble. */
+NIB_API nib_status nib_context_create(const nib_context_desc* desc, nib_context** context);
+NIB_API nib_status nib_context_destroy(nib_context* context);
+
+/* ---- The machine ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct nib_cpu {
+  size_t struct_size;
+  char name[64]; /* "AMD EPYC 9654" */
+  char isa[24];  /* the best instruction set, of this machine or as NIBBLE_ISA says: "avx512vnni" */
+  int64_t l1d_bytes, l2_bytes, l3_bytes, memory_bytes;
+  int32_t cores; /* this process may run on */
+  int32_t reserved;
+} nib_cpu;
+NIB_API nib_status nib_get_cpu(nib_cpu* cpu);
+
+typedef struct nib_gpu {
+  size_t struct_size;
+  char name[64]; /* "NVIDIA H200" */
+  char isa[24];  /* the best level of kernels that runs on it: "sm90" */
+  int64_t l2_bytes, memory_bytes;
+  double read_gbytes_per_s;   /* estimated from clock and width */
+  int32_t ordinal;            /* as cudaGetDevice counts */
+  int32_t compute_capability; /* 90 means 9.0 */
+  int32_t multiprocessors;
+  int32_t reserved;
+} nib_gpu;
+/* The GPU that is current in the calling thread. NIB_UNSUPPORTED, with the reason, when there is none. */
+NIB_API nib_status nib_get_gpu(nib_gpu* gpu);
+
+/* What the CPU does at best, measured. */
+typedef struct nib_roofline {
+  size_t struct_size;
+  double read_gbytes_per_s;
+  double f32_gflops, bf16_gflops, int8_gops; /* 0: no instruction for it */
+  int32_t threads;
+  int32_t reserved;
+} nib_roofline;
+/* Takes half a second and 256 MB. */
+NIB_API nib_status nib_measure_roofline(const nib_context* context, nib_roofline* roofline);
+
+/* Memory of the current GPU, aligned to 256 bytes. */
+NIB_API nib_status nib_gpu_memory_create(size_t bytes, nib_gpu_memory** memory);
+NIB_API nib_status nib_gpu_memory_data(const nib_gpu_memory* memory, void** data);
+NIB_API nib_status nib_gpu_memory_destroy(nib_gpu_memory* memory);
+/* Copies in the order of the stream (a cudaStream_t; NULL: the default stream) and waits for them. */
+NIB_API nib_status nib_copy_to_gpu(void* to, const void* from, size_t bytes, void* stream);
+NIB_API nib_status nib_copy_from_gpu(void* to, const void* from, size_t bytes, void* stream);
+/* Waits for everything on the stream, and reports what went wrong there. */
+NIB_API nib_status nib_synchronize(void* stream);
+
+/* ---- Quantized matrices ---------------------------------------------------------------------------------------------------- */
+
+/* Describes a matrix to make, and one that there is. G is the number of groups along K.
+ * W[n,k] = (q − z)·s·scale2, or q·s + z, as the scheme says, with q from codes[n,k], and s and z of the block (row n, group g) where
+ * g = g_idx[k], or k / group without it. */
+typedef struct nib_qtensor_desc {
+  size_t struct_size;
+  const char* scheme; /* of weights: "u4zg128" */
+  int64_t n, k;
+  nib_view codes;    /* [N,K] a byte each, upper bits zero: u8 (or s8, e4m3, for such codes) */
+  nib_view scales;   /* [rows,G] f32, f16, bf16, e4m3 or e8m0; rows: N, ⌈N / block⌉, 1 */
+  nib_view zeros;    /* as scales; u8 or s8 for "z", f32, f16 or bf16 for "o" and "f" */
+  nib_view g_idx;    /* s32 [K], act-order */
+  nib_view prescale; /* [K] f32, f16 or bf16: multiplies the activations (AWQ, SmoothQuant) */
+  nib_view bias;     /* [N] f32, f16 or bf16 */
+  /* One number each; NULL: none. */
+  const float* scale2;     /* multiplies W */
+  const float* act_scale;  /* of all activations, for plans with activations "s8t", "e4m3t" */
+  const float* act_limit;  /* activations saturate there before a scale is found */
+  const int32_t* act_zero; /* goes with act_scale */
+} nib_qtensor_desc;
+
+/* Copies everything; views have any strides, absent ones are zero. Sizes, types and indices are checked.
+ * Errors: invalid_argument with the member and the values. */
+NIB_API nib_status nib_qtensor_create(const nib_qtensor_desc* desc, nib_qtensor** q);
+/* Describes a matrix; views and strings belong to it. codes are u8. */
+NIB_API nib_status nib_qtensor_get(const nib_qtensor* q, nib_qtensor_desc* desc);
+NIB_API nib_status nib_qtensor_destroy(nib_qtensor* q);
+
+/* A tensor of a checkpoint that is in memory: {"qweight", ...}. */
+typedef struct nib_named_view {
+  const char* name;
+  nib_view view; /* dense */
+} nib_named_view;
+
+/* Decodes the tensors of one layer, as AWQ, GPTQ, compressed-tensors, ... store them: names are without the module's. `config` is the
+ * JSON of quantization_config, where one is needed to tell formats apart; NULL: none. `notes`: findings, one a line.
+ * Errors: unsupported when no format knows the tensors; corrupt_data, invalid_argument with the values. */
+NIB_API nib_status nib_qtensor_decode(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
+                                      char** notes);
+
+typedef struct nib_quantize_desc {
+  size_t struct_size;
+  const char* scheme;  /* NULL: "u4b8g128"; uXbB without, uX with zero points, s8, e4m3 */
+  nib_dtype scale;     /* f32, f16 (the default) or bf16: scales are rounded to it before codes are chosen */
+  int32_t clip_search; /* not 0: shrink ranges while that lowers the squared error */
+} nib_quantize_desc;
+
+/* Rounds w[N,K] (f32, f16, bf16; last stride 1) to nearest; desc may be NULL. The same bits for any number of threads.
+ * Errors: invalid_argument for a group that does not divide K, or a NaN or infinity, with its place. */
+NIB_API nib_status nib_quantize(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc, nib_qtensor** q);
+
+typedef struct nib_quant_error {
+  size_t struct_size;
+  double sqnr_db;     /* 10·log10( Σw² / Σ(w−ŵ)² ) */
+  double cosine;      /* ⟨w,ŵ⟩ / (‖w‖·‖ŵ‖) */
+  double max_abs;     /* max |w−ŵ| */
+  double relative_l2; /* ‖w−ŵ‖ / ‖w‖ */
+} nib_quant_error;
+/* How far q is from w[N,K] (as for nib_quantize). */
+NIB_API nib_status nib_quantization_error(const nib_context* context, const nib_view* w, const nib_qtensor* q,
+                                          nib_quant_error* error);
+
+/* ---- Checkpoints ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct nib_checkpoint_info {
+  size_t struct_size;
+  size_t modules; /* linear layers, quantized or dense */
+  size_t tensors;
+  const char* config; /* the text of config.json, or "" */
+} nib_checkpoint_info;
+
+typedef struct nib_module {
+  size_t struct_size;
+  const char* name;   /* "model.layers.0.mlp.down_proj" */
+  const char* format; /* "awq", "gptq", ..., "dense" */
+  char scheme[48];    /* as detected: "u4zg128"; of dense modules the type: "bf16" */
+  char claimed[48];   /* as config.json says: "s8r_s8c"; "" when it does not */
+  int64_t n, k;
+  uint64_t bytes;    /* of its tensors */
+  int32_t quantized; /* nib_checkpoint_read takes it */
+  int32_t act_order;
+  int32_t has_bias;
+  int32_t reserved;
+} nib_module;
+
+typedef struct nib_stored_tensor {
+  size_t struct_size;
+  const char* name;
+  const char* file; /* relative to the checkpoint */
+  uint64_t file_offset;
+  uint64_t bytes;
+  nib_view view; /* of the mapped file: read only, any alignment; more than four dimensions are one */
+} nib_stored_tensor;
+
+/* Opens a directory with *.safetensors and config.json, or one .safetensors file. Every header is checked.
+ * Errors: not_found, io_error, corrupt_data with file, tensor and byte offset. */
+NIB_API nib_status nib_checkpoint_open(const char* path, nib_checkpoint** checkpoint);
+NIB_API nib_status nib_checkpoint_destroy(nib_checkpoint* checkpoint);
+NIB_API nib_status nib_checkpoint_get(const nib_checkpoint* checkpoint, nib_checkpoint_info* info);
+/* Modules and tensors by index, in file order. invalid_argument when there are not so many. */
+NIB_API nib_status nib_checkpoint_module(const nib_checkpoint* checkpoint, size_t index, nib_module* module);
+NIB_API nib_status nib_checkpoint_tensor(const nib_checkpoint* checkpoint, size_t index, nib_stored_tensor* tensor);
+/* The index of a name. */
+NIB_API nib_status nib_checkpoint_find_module(const nib_checkpoint* checkpoint, const char* name, size_t* index);
+NIB_API nib_status nib_checkpoint_find_tensor(const nib_checkpoint* checkpoint, const char* name, size_t* index);
+/* Findings about the checkpoint and its modules, one a line: "warning: model.layers.0.q_proj: ...". */
+NIB_API nib_status nib_checkpoint_notes(const nib_checkpoint* checkpoint, char** text);
+/* Decodes a quantized module; `notes` as above, findings that needed the data. */
+NIB_API nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t module, nib_qtensor** q, char** notes);
+
+/* Called from the calling thread while something long runs. */
+typedef void (*nib_progress)(void* user, uint64_t done, uint64_t total, const char* what);
+
+typedef struct nib_transform_desc {
+  size_t struct_size;
+  const nib_context* context;
+  nib_progress progress; /* NULL: nobody watches */
+  void* user;            /* for progress */
+  const char* format;    /* quantize, convert: of the output; NULL: "compressed-tensors" */
+  /* Of nib_checkpoint_quantize: */
+  const nib_quantize_desc* quantize; /* NULL: its defaults */
+  const char* activations;           /* "s8r"; NULL: none */
+  const char* calibration;           /* file with NAME.input_absmax [K] or NAME.input [tokens,K]; NULL: none */
+  const double* smooth;              /* SmoothQuant's α in [0,1], needs the calibration; NULL: none */
+  const char* skip;                  /* modules to leave alone, an ECMAScript regular expression; NULL: lm_head and embeddings */
+  nib_dtype dtype;                   /* nib_checkpoint_dequantize: f32, f16 (the default) or bf16 */
+  int32_t overwrite;                 /* not 0: an existing output is replaced */
+} nib_transform_desc;
+
+/* Each writes a new checkpoint, whole or not at all, and leaves `in` alone; desc may be NULL. `report`: a line for every module that
+ * changed, "name<tab>scheme", then the notes. Errors: already_exists, unsupported with the module, io_error, and open's. */
+NIB_API nib_status nib_checkpoint_quantize(const char* in, const char* out, const nib_transform_desc* desc, char** report);
+NIB_API nib_status nib_checkpoint_convert(const char* in, const char* out, const nib_transform_desc* desc, char** report);
+NIB_API nib_status nib_checkpoint_dequantize(const char* in, const char* out, const nib_transform_desc* desc, char** report);
+
+/* ---- Packed weights -------------------------------------------------------------------------------------------------------- */
+
+typedef struct nib_pack_desc {
+  size_t struct_size;
+  const nib_context* context;
+  const char* layout;   /* by name; NULL: that of the cheapest kernels for M in [1, m_max] */
+  const char* kernel;   /* pack for this kernel, in place of layout and backend */
+  const char* quantize; /* how the plans to come quantize activations, as nib_linear_desc has it */
+  int64_t m_max;        /* 0: 8192 */
+  nib_backend backend;  /* NIB_CUDA: packed on the GPU, into its memory */
+  int32_t reserved;
+} nib_pack_desc;
+
+typedef struct nib_weight_info {
+  size_t struct_size;
+  const char* layout; /* "cpu_n32" */
+  const void* data;   /* the packed bytes, in host or device memory */
+  size_t bytes;
+  char scheme[48];
+  int64_t n, k;
+  nib_backend backend; /* whose memory */
+  int32_t has_bias;
+  int32_t act_order;
+  int32_t reserved;
+} nib_weight_info;
+
+/* desc may be NULL. A layout of the GPU can be packed on any machine, by name and with NIB_CPU; nib_upload takes it to a GPU later.
+ * Errors: not_found for an unknown layout or kernel; unsupported when it cannot hold the matrix, or without a GPU. */
+NIB_API nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* desc, nib_weight** weight);
+/* The exact inverse. */
+NIB_API nib_status nib_unpack(const nib_weight* weight, nib_qtensor** q);
+/* A copy in the current GPU's memory of a weight that was packed in the host's for a layout of the GPU. */
+NIB_API nib_status nib_upload(const nib_weight* host, nib_weight** device);
+NIB_API nib_status nib_weight_get(const nib_weight* weight, nib_weight_info* info);
+NIB_API nib_status nib_weight_destroy(nib_weight* weight);
+
+/* ---- Plans ----------------------------------------------------------------------------------------------------------------- */
+
+/* Parts of the epilogue that have operands. */
+enum {
+  NIB_ROW_SCALE = 1, /* f32 [M] */
+  NIB_COL_SCALE = 2, /* f32 [N] */
+  NIB_BIAS = 4,      /* [N]; the weight's own when the operand is absent */
+  NIB_GATE = 8,      /* [M,N] */
+  NIB_RESIDUAL = 16  /* [M,N] */
+};
+
+/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ), in this order. Operands are f32, f16 or bf16. */
+typedef struct nib_epilogue {
+  size_t struct_size;
+  uint32_t operands; /* NIB_BIAS | NIB_RESIDUAL */
+  nib_activation activation;
+  float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP; both 0: relu6, 0 and 6 */
+  nib_dtype out;               /* of D: f32 (the default), f16, bf16 or s8 */
+  float out_scale;             /* s8: saturate(round(x / out_scale) + out_zero); 0: 1 */
+  int32_t out_zero;
+  int32_t reserved;
+} nib_epilogue;
+
+typedef struct nib_linear_desc {
+  size_t struct_size;
+  const nib_epilogue* epilogue; /* NULL: D is f32 [M,N] */
+  /* NULL: A is multiplied as it is. "s8r", "e4m3g128", ...: A is quantized while running, and codes are multiplied. */
+  const char* quantize;
+  int64_t m_max; /* the plan serves every M in [1, m_max]; 0: 1 */
+  nib_dtype act; /* of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `quantize` says */
+  int32_t reserved;
+} nib_linear_desc;
+
+typedef struct nib_dequantize_desc {
+  size_t struct_size;
+  nib_dtype out;      /* f32 (the default), f16 or bf16 */
+  int32_t transposed; /* not 0: D is [K,N], else [N,K] */
+} nib_dequantize_desc;
+
+typedef struct nib_plan_options {
+  size_t struct_size;
+  const char* kernel;          /* force this kernel; NULL: NIBBLE_KERNEL from the environment, else the cheapest */
+  const nib_roofline* machine; /* the CPU as it was measured, for predicted times; NULL: a typical one */
+  int32_t threads;             /* the plan will run on; 0: as many as the process-wide pool has */
+  int32_t forbid_reference;    /* not 0: fail rather than fall back to the reference */
+} nib_plan_options;
+
+/* desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason. */
+NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
+                                   nib_plan** plan);
+/* W itself, as a plan: nib_execute writes D. */
+NIB_API nib_status nib_plan_dequantize(const nib_weight* weight, const nib_dequantize_desc* desc, const nib_plan_options* options,
+                                       nib_plan** plan);
+/* Bytes of scratch memory that nib_execute needs, for the largest M; in the memory of the weight, with any alignment. */
+NIB_API nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes);
+/* The main kernel for this M. */
+NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name);
+/* For each range of M: what runs, the predicted time, and why every other kernel does not. */
+NIB_API nib_status nib_plan_explain(const nib_plan* plan, char** text);
+NIB_API nib_status nib_plan_destroy(nib_plan* plan);
+
+/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1. */
+typedef struct nib_operands {
+  size_t struct_size;
+  const nib_context* context; /* of a run on the CPU */
+  const nib_view* a;          /* [M,K]; NULL for dequantize */
+  const nib_view* d;          /* [M,N]; written */
+  const nib_view* a_scale;    /* of an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
+  const nib_view* a_zero;     /* s32 [1] or [M], where the scheme has zero points */
+  const nib_view* row_scale;
+  const nib_view* col_scale;
+  const nib_view* bias;
+  const nib_view* gate;
+  const nib_view* residual;
+} nib_operands;
+
+/* Runs a plan with a weight of the shape, scheme, layout and backend it was made for. On the CPU `stream` is NULL, and D is there on
+ * return. On the GPU everything is device memory, and the work is enqueued on `stream`, a cudaStream_t; it can be captured in a graph
+ * once it has run on the device. No allocation, search or synchronisation; the only lock is the thread pool's.
+ * Errors: invalid_argument with what does not fit; nothing has been written then. */
+NIB_API nib_status nib_execute(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
+                               size_t workspace_bytes, void* stream);
+
+/* ---- Other operators ------------------------------------------------------------------------------------------------------- */
+
+/* a[M,K] → codes: x ≈ (code − zero)·scale. */
+typedef struct nib_activations {
+  size_t struct_size;
+  const nib_context* context; /* of a run on the CPU */
+  const char* scheme;         /* "s8r", "s8zr", "e4m3r", "e4m3g128", "s8t", "e4m3t" */
+  const nib_view* a;          /* f32, f16 or bf16, last stride 1 */
+  const nib_view* prescale;   /* f32 [K]: a is multiplied by it first; NULL: not */
+  const float* limit;         /* no scale reaches further; NULL: none */
+  const float* static_scale;  /* of "t" */
+  const int32_t* static_zero; /* of "s8t"; NULL: 0 */
+  const nib_view* codes;      /* written: s8 or e4m3 [M,K], last stride 1 */
+  const nib_view* scales;     /* written: f32 [M], or [M,G], any strides; NULL for "t" */
+  const nib_view* zeros;      /* written: s32 [M]; of schemes with "z" */
+  const nib_view* sums;       /* written: s32 [M], the sums of a token's codes; NULL: nobody asks */
+  nib_backend backend;        /* NIB_CUDA: all of it, prescale too, is device memory */
+  int32_t reserved;
+} nib_activations;
+
+/* What a plan with `quantize` does itself, bit for bit, for engines that quantize once for several layers. On the GPU it is enqueued
+ * on `stream`; on the CPU `stream` is NULL. Errors: invalid_argument with the values, unsupported; nothing has been written then. */
+NIB_API nib_status nib_quantize_activations(const nib_activations* activations, void* stream);
+
+/* How qweight and qzeros are packed. */
+enum {
+  NIB_AWQ = 0, /* qweight s32 [K,N/8], qzeros s32 [G,N/8], nibbles in AWQ's order */
+  NIB_GPTQ = 1 /* qweight s32 [⌈K·bits/32⌉,N], qzeros s32 [G,⌈N·bits/32⌉], dense streams */
+};
+
+/* A matrix as it lies in an AWQ or GPTQ checkpoint, dense, in device memory. */
+typedef struct nib_checkpoint_tensors {
+  size_t struct_size;
+  const void* qweight;
+  const void* qzeros;
+  const void* scales; /* [G,N] */
+  const void* g_idx;  /* s32 [K], each in [0,G), not checked; NULL: k / group */
+  int64_t n, k;
+  int64_t group;           /* input channels; 0: all of K */
+  int32_t packing;         /* NIB_AWQ, NIB_GPTQ */
+  int32_t bits;            /* 0: 4 */
+  nib_dtype scale;         /* f16 (the default), bf16 or f32 */
+  int32_t zeros_minus_one; /* not 0: GPTQ v1, qzeros hold z − 1 */
+} nib_checkpoint_tensors;
+
+/* Enqueues W → out, dense f16, bf16 or f32 [N,K], or [K,N] when `transposed`; no packing, no allocation. On the GPU: for the CPU see
+ * nib_qtensor_decode and nib_plan_dequantize, which give the same bits. */
+NIB_API nib_status nib_dequantize_checkpoint_tensors(const nib_checkpoint_tensors* tensors, const nib_view* out,
+                                                     int32_t transposed, void* stream);
+
+/* ---- Verification ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct nib_verify_desc {
+  size_t struct_size;
+  const nib_context* context;
+  const nib_linear_desc* linear; /* m_max rows are run; NULL: one row of f32 */
+  const nib_pack_desc* pack;
+  const nib_plan_options* plan;
+  uint64_t seed;          /* of activations and operands; 0: 1 */
+  int64_t sample_columns; /* check so many, evenly spread; 0: all */
+  float outliers;         /* every 256th input channel is so much larger; 0: 1 */
+  int32_t reserved;
+} nib_verify_desc;
+
+typedef struct nib_verify_report {
+  size_t struct_size;
+  int32_t passed;
+  int32_t round_trip; /* unpack(pack(q)) == q */
+  int32_t repeatable; /* a second run gave the same bits */
+  int32_t reserved;
+  int64_t checked;               /* outputs compared */
+  double worst_error_over_bound; /* at most 1 when passed */
+  double relative_l2;            /* ‖D − oracle‖ / ‖oracle‖ */
+  char kernel[96];
+} nib_verify_report;
+
+/* Packs q, runs it on random activations and compares with a scalar double-precision oracle, within derived bounds; desc may be NULL.
+ * NIB_OK means that it was compared: see report->passed, and `failure`, which says where and by how much, "" when it passed. */
+NIB_API nib_status nib_verify(const nib_qtensor* q, const nib_verify_desc* desc, nib_verify_report* report, char** failure);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

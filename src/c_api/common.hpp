@@ -1,0 +1,221 @@
+// What every function of the C interface goes through: errors as codes and a text, handles that know what they are, structs of any
+// age, views that are checked before anything is read through them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "nibble/nibble.h"
+#include "nibble/nibble.hpp"
+
+namespace nibble::c_api {
+
+// ---- Errors ----
+
+/// What nib_last_error() says.
+const char* last_error_text() noexcept;
+/// Records a failure as this thread's last one and gives its code.
+nib_status report(const Status& status) noexcept;
+/// The same for the exception that is being handled.
+nib_status report_exception() noexcept;
+
+/// Runs a function's body, which returns a Status: nothing is thrown past it.
+template <class Body>
+nib_status guarded(Body&& body) noexcept {
+  try {
+    const Status status = body();
+    return status.ok() ? NIB_OK : report(status);
+  } catch (...) {
+    return report_exception();
+  }
+}
+
+/// Ok when none of the pointers a call cannot do without is null; else the first that is.
+Status required(std::initializer_list<std::pair<std::string_view, const void*>> pointers);
+
+// ---- Handles ----
+
+#ifdef NIBBLE_CHECK_HANDLES
+inline constexpr bool kCheckHandles = true;
+#else
+inline constexpr bool kCheckHandles = false;
+#endif
+
+/// What is behind a handle. With checked handles the shell of a destroyed one stays, so that a later use finds out.
+struct Shell {
+  explicit Shell(std::uint32_t kind) : magic(kind) {}
+  std::atomic<std::uint32_t> magic;
+  Shell* next = nullptr;  // of the graveyard
+};
+
+inline constexpr std::uint32_t kDestroyed = 0xdeadbeef;
+void bury(Shell* shell) noexcept;
+
+/// T in a Shell. `Handle` names itself: kMagic, kName.
+template <class Handle, class T>
+struct Boxed : Shell {
+  template <class... Args>
+  explicit Boxed(Args&&... args) : Shell(Handle::kMagic), value(std::in_place, std::forward<Args>(args)...) {}
+  std::optional<T> value;
+};
+
+/// The value behind a handle, which is checked first.
+template <class Handle>
+auto open(Handle* handle) -> Result<decltype(&*handle->value)> {
+  using Plain = std::remove_const_t<Handle>;
+  if (handle == nullptr) return error(StatusCode::invalid_argument, "the {} is NULL", Plain::kName);
+  if (handle->magic.load(std::memory_order_relaxed) != Plain::kMagic)
+    return error(StatusCode::invalid_argument, "this is no {}, or one that was destroyed", Plain::kName);
+  return &*handle->value;
+}
+
+template <class Handle>
+nib_status destroy(Handle* handle) noexcept {
+  if (handle == nullptr) return NIB_OK;
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(open(handle).status());
+    handle->magic.store(kDestroyed, std::memory_order_relaxed);
+    if (!kCheckHandles) return delete handle, Status();
+    handle->value.reset();
+    return bury(handle), Status();
+  });
+}
+
+/// What is made by `make`, a Result<T>, becomes a new handle.
+template <class Handle, class Make>
+nib_status create(Handle** out, Make&& make) noexcept {
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(required({{"handle to be made", out}}));
+    NIBBLE_ASSIGN_OR_RETURN(auto value, make());
+    *out = std::make_unique<Handle>(std::move(value)).release();
+    return {};
+  });
+}
+
+// ---- Structs ----
+
+Status check_size(std::string_view name, const void* given, std::size_t size, std::size_t known);
+
+/// A caller's struct as this version knows it: what an older caller lacks is zero. Null is all zeros where `optional`.
+template <class T>
+Result<T> read(std::string_view name, const T* given, bool optional = false) {
+  T known{};
+  if (given == nullptr) return optional ? Result<T>(known) : error(StatusCode::invalid_argument, "{} is NULL", name);
+  std::size_t size;
+  std::memcpy(&size, given, sizeof size);
+  NIBBLE_RETURN_IF_ERROR(check_size(name, given, size, sizeof known));
+  std::memcpy(&known, given, std::min(size, sizeof known));
+  if constexpr (requires { known.reserved; })
+    if (known.reserved != 0) return error(StatusCode::unsupported, "{}.reserved is {}, not 0", name, known.reserved);
+  return known;
+}
+
+/// Fills a caller's struct as far as the caller knows it; struct_size stays.
+template <class T>
+Status write(std::string_view name, T* given, T value) {
+  if (given == nullptr) return error(StatusCode::invalid_argument, "{} is NULL", name);
+  std::size_t size;
+  std::memcpy(&size, given, sizeof size);
+  NIBBLE_RETURN_IF_ERROR(check_size(name, nullptr, size, sizeof value));
+  value.struct_size = size;
+  std::memset(static_cast<void*>(given), 0, size);
+  std::memcpy(static_cast<void*>(given), &value, std::min(size, sizeof value));
+  return {};
+}
+
+// ---- Texts ----
+
+inline std::string_view text_or(const char* text, std::string_view otherwise) { return text == nullptr ? otherwise : text; }
+
+/// A copy for the caller; null `out`: nobody asks.
+Status give(std::string_view text, char** out);
+
+template <std::size_t kSize>
+void copy_text(std::string_view text, char (&to)[kSize]) {
+  const std::size_t length = std::min(text.size(), kSize - 1);
+  std::copy_n(text.data(), length, to);
+  to[length] = '\0';
+}
+
+std::string notes_text(const std::vector<Note>& notes, std::string_view about = "");
+
+// ---- Values ----
+
+/// A type by number; none stands for `otherwise`.
+Result<DType> dtype(std::string_view what, nib_dtype number, DType otherwise = DType::none);
+/// The scheme of weights called `text`.
+Result<WeightScheme> weight_scheme(const char* text, DType scale);
+/// The scheme of activations called `text`; null: none.
+Result<ActScheme> act_scheme(const char* text);
+Result<Backend> backend(nib_backend number);
+Result<QuantizeSpec> quantize_spec(const nib_quantize_desc* desc);
+
+/// A view whose type, shape, strides and alignment are sound. A null pointer, or null data, is an absent one.
+Result<TensorView> view(std::string_view what, const nib_view* v, bool aligned = true);
+nib_view view(const ConstTensorView& v);
+
+struct Threads {
+  std::unique_ptr<Executor> own;
+};
+/// The threads of a context; null: the process-wide pool, which is null here too.
+Result<Executor*> executor(const nib_context* context);
+
+}  // namespace nibble::c_api
+
+// The handles. A magic number is its name in ASCII.
+struct nib_context : nibble::c_api::Boxed<nib_context, nibble::c_api::Threads> {
+  static constexpr std::uint32_t kMagic = 0x4e435458;  // NCTX
+  static constexpr std::string_view kName = "nib_context";
+  using Boxed::Boxed;
+};
+
+struct nib_checkpoint : nibble::c_api::Boxed<nib_checkpoint, nibble::Checkpoint> {
+  static constexpr std::uint32_t kMagic = 0x4e43484b;  // NCHK
+  static constexpr std::string_view kName = "nib_checkpoint";
+  using Boxed::Boxed;
+};
+
+namespace nibble::c_api {
+/// A QuantTensor with its scheme's name, which descriptions point to.
+struct NamedTensor {
+  NamedTensor(QuantTensor made) : q(std::move(made)), scheme(q.scheme.name()) {}  // NOLINT(google-explicit-constructor)
+  QuantTensor q;
+  std::string scheme;
+};
+}  // namespace nibble::c_api
+
+struct nib_qtensor : nibble::c_api::Boxed<nib_qtensor, nibble::c_api::NamedTensor> {
+  static constexpr std::uint32_t kMagic = 0x4e51544e;  // NQTN
+  static constexpr std::string_view kName = "nib_qtensor";
+  using Boxed::Boxed;
+};
+
+struct nib_weight : nibble::c_api::Boxed<nib_weight, nibble::PackedWeight> {
+  static constexpr std::uint32_t kMagic = 0x4e574754;  // NWGT
+  static constexpr std::string_view kName = "nib_weight";
+  using Boxed::Boxed;
+};
+
+struct nib_plan : nibble::c_api::Boxed<nib_plan, nibble::Plan> {
+  static constexpr std::uint32_t kMagic = 0x4e504c4e;  // NPLN
+  static constexpr std::string_view kName = "nib_plan";
+  using Boxed::Boxed;
+};
+
+struct nib_gpu_memory : nibble::c_api::Boxed<nib_gpu_memory, nibble::DeviceMemory> {
+  static constexpr std::uint32_t kMagic = 0x4e47504d;  // NGPM
+  static constexpr std::string_view kName = "nib_gpu_memory";
+  using Boxed::Boxed;
+};

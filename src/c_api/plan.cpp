@@ -1,0 +1,298 @@
+// The C interface: packed weights, plans, and what runs.
+#include "c_api/common.hpp"
+
+using namespace nibble;
+
+namespace nibble::c_api {
+namespace {
+
+Result<PackOptions> pack_options(const nib_pack_desc* given) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
+  PackOptions options;
+  options.layout = text_or(desc.layout, "");
+  options.kernel = text_or(desc.kernel, "");
+  if (desc.m_max < 0) return error(StatusCode::invalid_argument, "nib_pack_desc.m_max={} is negative", desc.m_max);
+  if (desc.m_max != 0) options.m_max = desc.m_max;
+  NIBBLE_ASSIGN_OR_RETURN(options.executor, executor(desc.context));
+  NIBBLE_ASSIGN_OR_RETURN(options.backend, backend(desc.backend));
+  NIBBLE_ASSIGN_OR_RETURN(options.quantize, act_scheme(desc.quantize));
+  return options;
+}
+
+Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_epilogue e, read("nib_epilogue", given, true));
+  constexpr std::uint32_t kKnown = NIB_ROW_SCALE | NIB_COL_SCALE | NIB_BIAS | NIB_GATE | NIB_RESIDUAL;
+  if ((e.operands & ~kKnown) != 0)
+    return error(StatusCode::unsupported, "nib_epilogue.operands={:#x} has bits this version does not know", e.operands);
+  if (e.activation < NIB_ACTIVATION_NONE || e.activation > NIB_ACTIVATION_SILU)
+    return error(StatusCode::invalid_argument, "nib_epilogue.activation={} is no nib_activation", e.activation);
+  EpilogueSpec spec;
+  spec.row_scale = (e.operands & NIB_ROW_SCALE) != 0;
+  spec.col_scale = (e.operands & NIB_COL_SCALE) != 0;
+  spec.bias = (e.operands & NIB_BIAS) != 0;
+  spec.gate = (e.operands & NIB_GATE) != 0;
+  spec.residual = (e.operands & NIB_RESIDUAL) != 0;
+  spec.activation = static_cast<Activation>(e.activation);
+  if (e.clamp_low != 0 || e.clamp_high != 0) spec.clamp_low = e.clamp_low, spec.clamp_high = e.clamp_high;
+  NIBBLE_ASSIGN_OR_RETURN(spec.out, dtype("nib_epilogue.out", e.out, DType::f32));
+  if (e.out_scale != 0) spec.out_scale = e.out_scale;
+  spec.out_zero = e.out_zero;
+  return spec;
+}
+
+Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_linear_desc desc, read("nib_linear_desc", given, true));
+  LinearSpec spec;
+  NIBBLE_ASSIGN_OR_RETURN(spec.act, dtype("nib_linear_desc.act", desc.act, DType::f32));
+  if (desc.m_max != 0) spec.m_max = desc.m_max;
+  NIBBLE_ASSIGN_OR_RETURN(spec.epilogue, epilogue_spec(desc.epilogue));
+  NIBBLE_ASSIGN_OR_RETURN(spec.quantize, act_scheme(desc.quantize));
+  return spec;
+}
+
+Result<PlanOptions> plan_options(const nib_plan_options* given) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_plan_options desc, read("nib_plan_options", given, true));
+  PlanOptions options;
+  options.kernel = text_or(desc.kernel, "");
+  options.allow_reference = desc.forbid_reference == 0;
+  if (desc.threads < 0) return error(StatusCode::invalid_argument, "nib_plan_options.threads={} is negative", desc.threads);
+  options.threads = desc.threads;
+  if (desc.machine == nullptr) return options;
+  NIBBLE_ASSIGN_OR_RETURN(const nib_roofline machine, read("nib_roofline", desc.machine));
+  const double rates[] = {machine.read_gbytes_per_s, machine.f32_gflops};
+  for (const double rate : rates)
+    if (!(rate > 0) || machine.threads < 1)
+      return error(StatusCode::invalid_argument, "nib_plan_options.machine was not measured: {} threads, {} GB/s, {} GFLOP/s",
+                   machine.threads, machine.read_gbytes_per_s, machine.f32_gflops);
+  options.machine = Roofline{.threads = machine.threads,
+                             .read_gbytes_per_s = machine.read_gbytes_per_s,
+                             .f32_gflops = machine.f32_gflops,
+                             .bf16_gflops = machine.bf16_gflops,
+                             .int8_gops = machine.int8_gops};
+  return options;
+}
+
+std::string explanation_text(const Explanation& explanation) {
+  std::string text;
+  for (const Explanation::Bucket& bucket : explanation.buckets) {
+    text +=
+        fmt::format("M = {}…{}: {}, {:.1f} µs\n", bucket.m_low, bucket.m_high, fmt::join(bucket.steps, " + "), bucket.cost_us);
+    for (const Explanation::Candidate& c : bucket.candidates)
+      text += c.accepted ? fmt::format("  {}: {:.1f} µs\n", c.kernel, c.cost_us) : fmt::format("  {}: {}\n", c.kernel, c.refusal);
+  }
+  return text;
+}
+
+Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, const nib_operands* given, void* workspace,
+               size_t workspace_bytes, void* stream) {
+  NIBBLE_ASSIGN_OR_RETURN(const Plan* plan, open(plan_handle));
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* weight, open(weight_handle));
+  NIBBLE_ASSIGN_OR_RETURN(const nib_operands operands, read("nib_operands", given));
+  if (workspace == nullptr && workspace_bytes != 0)
+    return error(StatusCode::invalid_argument, "the workspace of {} bytes is NULL", workspace_bytes);
+  NIBBLE_ASSIGN_OR_RETURN(const TensorView a, view("a", operands.a));
+  NIBBLE_ASSIGN_OR_RETURN(const TensorView d, view("d", operands.d));
+  EpilogueArgs args;
+  NIBBLE_ASSIGN_OR_RETURN(args.a_scale, view("a_scale", operands.a_scale));
+  NIBBLE_ASSIGN_OR_RETURN(args.a_zero, view("a_zero", operands.a_zero));
+  NIBBLE_ASSIGN_OR_RETURN(args.row_scale, view("row_scale", operands.row_scale));
+  NIBBLE_ASSIGN_OR_RETURN(args.col_scale, view("col_scale", operands.col_scale));
+  NIBBLE_ASSIGN_OR_RETURN(args.bias, view("bias", operands.bias));
+  NIBBLE_ASSIGN_OR_RETURN(args.gate, view("gate", operands.gate));
+  NIBBLE_ASSIGN_OR_RETURN(args.residual, view("residual", operands.residual));
+  const std::span<std::byte> scratch(static_cast<std::byte*>(workspace), workspace_bytes);
+  if (weight->backend() == Backend::cuda) return plan->run(*weight, a, d, args, scratch, Stream{stream});
+  if (stream != nullptr)
+    return error(StatusCode::invalid_argument,
+                 "the weight is in host memory, where nothing is enqueued: pass NULL for the stream");
+  NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(operands.context));
+  return plan->run(*weight, a, d, args, scratch, threads);
+}
+
+Status quantize_acts(const nib_activations* given, void* stream) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_activations acts, read("nib_activations", given));
+  NIBBLE_RETURN_IF_ERROR(required({{"scheme", acts.scheme}}));
+  NIBBLE_ASSIGN_OR_RETURN(const ActScheme scheme, act_scheme(acts.scheme));
+  NIBBLE_ASSIGN_OR_RETURN(const TensorView a, view("a", acts.a));
+  ActOutputs out;
+  NIBBLE_ASSIGN_OR_RETURN(out.codes, view("codes", acts.codes));
+  NIBBLE_ASSIGN_OR_RETURN(out.scales, view("scales", acts.scales));
+  NIBBLE_ASSIGN_OR_RETURN(out.zeros, view("zeros", acts.zeros));
+  NIBBLE_ASSIGN_OR_RETURN(out.sums, view("sums", acts.sums));
+  ActOptions options;
+  NIBBLE_ASSIGN_OR_RETURN(options.prescale, view("prescale", acts.prescale));
+  if (acts.limit != nullptr) options.limit = *acts.limit;
+  if (acts.static_scale != nullptr)
+    options.known = StaticActs{*acts.static_scale, acts.static_zero == nullptr ? 0 : *acts.static_zero};
+  NIBBLE_ASSIGN_OR_RETURN(const Backend where, backend(acts.backend));
+  if (where == Backend::cuda) return quantize_activations(a, scheme, out, options, Stream{stream});
+  if (stream != nullptr)
+    return error(StatusCode::invalid_argument, "NIB_CPU enqueues nothing: pass NULL for the stream, or NIB_CUDA");
+  NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(acts.context));
+  return quantize_activations(a, scheme, out, options, threads);
+}
+
+Status dequantize_tensors(const nib_checkpoint_tensors* given, const nib_view* to, bool transposed, void* stream) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_checkpoint_tensors t, read("nib_checkpoint_tensors", given));
+  NIBBLE_RETURN_IF_ERROR(required({{"qweight", t.qweight}, {"qzeros", t.qzeros}, {"scales", t.scales}}));
+  if (t.packing != NIB_AWQ && t.packing != NIB_GPTQ)
+    return error(StatusCode::invalid_argument, "packing {} is neither NIB_AWQ nor NIB_GPTQ", t.packing);
+  CheckpointTensors tensors{.format = t.packing == NIB_AWQ ? CheckpointTensors::Format::awq : CheckpointTensors::Format::gptq,
+                            .bits = t.bits == 0 ? 4 : t.bits,
+                            .zeros_minus_one = t.zeros_minus_one != 0,
+                            .n = t.n,
+                            .k = t.k,
+                            .group = t.group,
+                            .qweight = t.qweight,
+                            .qzeros = t.qzeros,
+                            .scales = t.scales,
+                            .g_idx = t.g_idx};
+  NIBBLE_ASSIGN_OR_RETURN(tensors.scale, dtype("nib_checkpoint_tensors.scale", t.scale, DType::f16));
+  const auto unaligned = [](const void* p, int by) {
+    return reinterpret_cast<std::uintptr_t>(p) % static_cast<unsigned>(by) != 0;
+  };
+  if (unaligned(t.qweight, 4) || unaligned(t.qzeros, 4) || unaligned(t.g_idx, 4) || unaligned(t.scales, bits(tensors.scale) / 8))
+    return error(StatusCode::invalid_argument,
+                 "a tensor is not aligned to its elements: qweight {}, qzeros {}, g_idx {}, scales {}", t.qweight, t.qzeros,
+                 t.g_idx, t.scales);
+  NIBBLE_ASSIGN_OR_RETURN(const TensorView out, view("out", to));
+  NIBBLE_RETURN_IF_ERROR(required({{"output", out.data}}));
+  return dequantize(tensors, out, transposed, Stream{stream});
+}
+
+}  // namespace
+}  // namespace nibble::c_api
+
+using namespace nibble::c_api;
+
+nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* desc, nib_weight** weight) {
+  return create(weight, [&]() -> Result<PackedWeight> {
+    NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
+    NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(desc));
+    return pack(named->q, options);
+  });
+}
+
+nib_status nib_unpack(const nib_weight* weight, nib_qtensor** q) {
+  return create(q, [&]() -> Result<QuantTensor> {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
+    return unpack(*packed);
+  });
+}
+
+nib_status nib_upload(const nib_weight* host, nib_weight** device) {
+  return create(device, [&]() -> Result<PackedWeight> {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(host));
+    return upload(*packed);
+  });
+}
+
+nib_status nib_weight_get(const nib_weight* weight, nib_weight_info* info) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* w, open(weight));
+    nib_weight_info out{};
+    out.layout = w->layout().data();  // a literal
+    out.data = w->bytes().data();
+    out.bytes = w->bytes().size();
+    copy_text(w->scheme().name(), out.scheme);
+    out.n = w->n();
+    out.k = w->k();
+    out.backend = w->backend() == Backend::cuda ? NIB_CUDA : NIB_CPU;
+    out.has_bias = w->has_bias();
+    out.act_order = w->act_order();
+    return write("nib_weight_info", info, out);
+  });
+}
+
+nib_status nib_weight_destroy(nib_weight* weight) { return destroy(weight); }
+
+nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
+                           nib_plan** plan) {
+  return create(plan, [&]() -> Result<Plan> {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
+    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc));
+    NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
+    return Plan::linear(*packed, spec, chosen);
+  });
+}
+
+nib_status nib_plan_dequantize(const nib_weight* weight, const nib_dequantize_desc* given, const nib_plan_options* options,
+                               nib_plan** plan) {
+  return create(plan, [&]() -> Result<Plan> {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
+    NIBBLE_ASSIGN_OR_RETURN(const nib_dequantize_desc desc, read("nib_dequantize_desc", given, true));
+    DequantizeSpec spec{.transposed = desc.transposed != 0};
+    NIBBLE_ASSIGN_OR_RETURN(spec.out, dtype("nib_dequantize_desc.out", desc.out, DType::f32));
+    NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
+    return Plan::dequantize(*packed, spec, chosen);
+  });
+}
+
+nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes) {
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(required({{"place for the size", bytes}}));
+    NIBBLE_ASSIGN_OR_RETURN(const Plan* p, open(plan));
+    *bytes = p->workspace_bytes();
+    return {};
+  });
+}
+
+nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name) {
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(required({{"place for the name", name}}));
+    NIBBLE_ASSIGN_OR_RETURN(const Plan* p, open(plan));
+    *name = p->kernel(m).data();  // of the kernel table, which ends them in NUL
+    return {};
+  });
+}
+
+nib_status nib_plan_explain(const nib_plan* plan, char** text) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const Plan* p, open(plan));
+    return give(explanation_text(p->explain()), text);
+  });
+}
+
+nib_status nib_plan_destroy(nib_plan* plan) { return destroy(plan); }
+
+nib_status nib_execute(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
+                       size_t workspace_bytes, void* stream) {
+  return guarded([&] { return execute(plan, weight, operands, workspace, workspace_bytes, stream); });
+}
+
+nib_status nib_quantize_activations(const nib_activations* activations, void* stream) {
+  return guarded([&] { return quantize_acts(activations, stream); });
+}
+
+nib_status nib_dequantize_checkpoint_tensors(const nib_checkpoint_tensors* tensors, const nib_view* out, int32_t transposed,
+                                             void* stream) {
+  return guarded([&] { return dequantize_tensors(tensors, out, transposed != 0, stream); });
+}
+
+nib_status nib_verify(const nib_qtensor* q, const nib_verify_desc* given, nib_verify_report* report, char** failure) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
+    NIBBLE_ASSIGN_OR_RETURN(const nib_verify_desc desc, read("nib_verify_desc", given, true));
+    VerifySpec spec;
+    NIBBLE_ASSIGN_OR_RETURN(spec.linear, linear_spec(desc.linear));
+    NIBBLE_ASSIGN_OR_RETURN(spec.pack, pack_options(desc.pack));
+    NIBBLE_ASSIGN_OR_RETURN(spec.plan, plan_options(desc.plan));
+    if (desc.seed != 0) spec.seed = desc.seed;
+    if (desc.outliers != 0) spec.outliers = desc.outliers;
+    if (desc.sample_columns < 0)
+      return error(StatusCode::invalid_argument, "nib_verify_desc.sample_columns={} is negative", desc.sample_columns);
+    spec.sample_columns = desc.sample_columns;
+    NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(desc.context));
+    NIBBLE_ASSIGN_OR_RETURN(const VerifyReport result, verify_linear(named->q, spec, threads));
+    nib_verify_report out{};
+    out.passed = result.passed;
+    out.round_trip = result.round_trip;
+    out.repeatable = result.repeatable;
+    out.checked = result.checked;
+    out.worst_error_over_bound = result.worst_error_over_bound;
+    out.relative_l2 = result.relative_l2;
+    copy_text(result.kernel, out.kernel);
+    NIBBLE_RETURN_IF_ERROR(write("nib_verify_report", report, out));
+    return give(result.failure, failure);
+  });
+}

@@ -1,0 +1,879 @@
+/* The C interface from C11: every function, with values that are known, and with everything a caller can get wrong. */
+#define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include <nibble/nibble.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static atomic_int failures;
+#define CHECK(condition)                                                                        \
+  do {                                                                                          \
+    if (!(condition)) {                                                                         \
+      atomic_fetch_add(&failures, 1);                                                           \
+      printf("%s:%d: %s is false; %.300s\n", __FILE__, __LINE__, #condition, nib_last_error()); \
+    }                                                                                           \
+  } while (0)
+#define OK(call) CHECK((call) == NIB_OK)
+/* The call fails with this status, and its text has `part`. */
+#define FAILS(status, part, call)                                                                                   \
+  do {                                                                                                              \
+    const nib_status got_ = (call);                                                                                 \
+    if (got_ != (status) || strstr(nib_last_error(), part) == NULL) {                                               \
+      atomic_fetch_add(&failures, 1);                                                                               \
+      printf("%s:%d: %s\n  gave %s: %.300s\n", __FILE__, __LINE__, #call, nib_status_name(got_), nib_last_error()); \
+    }                                                                                                               \
+  } while (0)
+#define SIZED(type) \
+  { .struct_size = sizeof(type) }
+
+/* Allocations of this program and of every library in it, where that can be counted. */
+#ifdef COUNT_ALLOCATIONS
+static atomic_long allocations;
+extern void* __libc_malloc(size_t bytes);
+void* malloc(size_t bytes) {
+  atomic_fetch_add(&allocations, 1);
+  return __libc_malloc(bytes);
+}
+#endif
+
+/* Deterministic values in [-1, 1]. */
+static void fill(float* x, size_t count, unsigned seed) {
+  for (size_t i = 0; i < count; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    x[i] = (float)(int)(seed >> 8) / 8388608.0f - 1.0f;
+  }
+}
+
+static nib_weight* pack(const nib_qtensor* q, const char* quantize) {
+  nib_pack_desc desc = SIZED(nib_pack_desc);
+  desc.quantize = quantize;
+  nib_weight* weight = NULL;
+  OK(nib_pack(q, &desc, &weight));
+  return weight;
+}
+
+/* W in f32 [N,K] of a packed weight. */
+static void dequantize(const nib_weight* weight, float* w, int64_t n, int64_t k) {
+  nib_plan* plan = NULL;
+  OK(nib_plan_dequantize(weight, NULL, NULL, &plan));
+  size_t bytes = 0;
+  OK(nib_plan_workspace_size(plan, &bytes));
+  void* workspace = malloc(bytes + 1);
+  const nib_view d = nib_matrix(w, NIB_F32, n, k);
+  nib_operands operands = SIZED(nib_operands);
+  operands.d = &d;
+  OK(nib_execute(plan, weight, &operands, workspace, bytes, NULL));
+  free(workspace);
+  OK(nib_plan_destroy(plan));
+}
+
+static nib_status execute(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands) {
+  size_t bytes = 0;
+  OK(nib_plan_workspace_size(plan, &bytes));
+  void* workspace = malloc(bytes + 1);
+  const nib_status status = nib_execute(plan, weight, operands, workspace, bytes, NULL);
+  free(workspace);
+  return status;
+}
+
+static void test_library(void) {
+  static const char* const kNames[] = {"none", "f64",  "f32",  "f16",  "bf16",  "e4m3",  "e5m2",  "e4m3fnuz", "e5m2fnuz",
+                                       "e8m0", "e3m2", "e2m3", "e2m1", "bool",  "s8",    "s16",   "s32",      "s64",
+                                       "u8",   "u16",  "u32",  "u64",  "u2",    "u3",    "u4",    "u5",       "u6",
+                                       "u7",   "u2b2", "u3b4", "u4b8", "u5b16", "u6b32", "u7b64", "u8b128",   "c64"};
+  CHECK(sizeof kNames / sizeof *kNames == NIB_C64 + 1);
+  for (nib_dtype t = NIB_NONE; t <= NIB_C64; ++t) {
+    CHECK(strcmp(nib_dtype_name(t), kNames[t]) == 0);
+    CHECK(nib_dtype_parse(kNames[t]) == t);
+  }
+  CHECK(nib_dtype_name(-1) == NULL && nib_dtype_name(NIB_C64 + 1) == NULL);
+  CHECK(nib_dtype_parse("float") == NIB_NONE && nib_dtype_parse(NULL) == NIB_NONE);
+  CHECK(strcmp(nib_status_name(NIB_OK), "ok") == 0 && strcmp(nib_status_name(NIB_INTERNAL), "internal") == 0);
+  CHECK(strcmp(nib_status_name(99), "unknown") == 0);
+  CHECK(nib_abi_version() == NIB_ABI_VERSION);
+  CHECK(strcmp(nib_version_string(), EXPECTED_VERSION) == 0);
+  CHECK(strcmp(nib_last_error(), "") == 0);
+
+  char* text = NULL;
+  OK(nib_kernels(&text));
+  CHECK(strstr(text, "linear_any_any_any__ref_baseline\tref\tlinear") != NULL);
+  nib_text_free(text);
+  OK(nib_layouts(&text));
+  CHECK(strstr(text, "cpu_n16\tcpu\n  ") != NULL);
+  nib_text_free(text);
+  OK(nib_formats(&text));
+  CHECK(strstr(text, "awq\tread+write\t") != NULL);
+  nib_text_free(text);
+  nib_text_free(NULL);
+  OK(nib_kernels(NULL));
+
+  nib_cpu cpu = SIZED(nib_cpu);
+  OK(nib_get_cpu(&cpu));
+  CHECK(cpu.struct_size == sizeof cpu && cpu.cores >= 1 && cpu.isa[0] != '\0' && cpu.memory_bytes > 0);
+}
+
+/* 3 tokens through 40x96, u4zg32 with act-order, a bias, a pre-scale and scales as checkpoints have them, [G,N]. */
+enum { M = 3, N = 40, K = 96, GROUP = 32, G = K / GROUP };
+static uint8_t codes[N * K];
+static float scales[G * N], prescale[K], bias[N], a[M * K];
+static uint8_t zeros[N * G];
+static int32_t g_idx[K];
+static const float scale2 = 0.5f;
+
+static nib_qtensor_desc describe(void) {
+  fill(scales, G * N, 1);
+  fill(prescale, K, 2);
+  fill(bias, N, 3);
+  fill(a, M * K, 4);
+  for (int i = 0; i < G * N; ++i) scales[i] = (float)(1 + (i * 7) % 13) / 64;
+  for (int i = 0; i < K; ++i) prescale[i] = 1 + prescale[i] / 4, g_idx[i] = (i * 5) % G;
+  for (int i = 0; i < N * K; ++i) codes[i] = (uint8_t)((i * 11 + i / 17) % 16);
+  for (int i = 0; i < N * G; ++i) zeros[i] = (uint8_t)((i * 3) % 16);
+  nib_qtensor_desc desc = SIZED(nib_qtensor_desc);
+  desc.scheme = "u4zg32";
+  desc.n = N;
+  desc.k = K;
+  desc.codes = nib_matrix(codes, NIB_U8, N, K);
+  desc.scales = nib_matrix(scales, NIB_F32, N, G);
+  desc.scales.strides[0] = 1, desc.scales.strides[1] = N;
+  desc.zeros = nib_matrix(zeros, NIB_U8, N, G);
+  desc.g_idx = nib_vector(g_idx, NIB_S32, K);
+  desc.prescale = nib_vector(prescale, NIB_F32, K);
+  desc.bias = nib_vector(bias, NIB_F32, N);
+  desc.scale2 = &scale2;
+  return desc;
+}
+
+static double weight_value(int n, int k) {
+  const int g = g_idx[k];
+  return ((double)codes[n * K + k] - zeros[n * G + g]) * scales[g * N + n] * scale2;
+}
+
+static nib_qtensor* make_qtensor(void) {
+  const nib_qtensor_desc desc = describe();
+  nib_qtensor* q = NULL;
+  OK(nib_qtensor_create(&desc, &q));
+  return q;
+}
+
+static void test_qtensor(void) {
+  nib_qtensor* q = make_qtensor();
+  nib_qtensor_desc got = SIZED(nib_qtensor_desc);
+  OK(nib_qtensor_get(q, &got));
+  CHECK(strcmp(got.scheme, "u4zg32") == 0 && got.n == N && got.k == K);
+  CHECK(memcmp(got.codes.data, codes, sizeof codes) == 0);
+  CHECK(memcmp(got.zeros.data, zeros, sizeof zeros) == 0);
+  CHECK(memcmp(got.g_idx.data, g_idx, sizeof g_idx) == 0);
+  CHECK(memcmp(got.bias.data, bias, sizeof bias) == 0);
+  CHECK(got.scales.shape[0] == N && got.scales.shape[1] == G && got.scales.strides[1] == 1);
+  for (int n = 0; n < N; ++n)
+    for (int g = 0; g < G; ++g) CHECK(((const float*)got.scales.data)[n * G + g] == scales[g * N + n]);
+  CHECK(got.scale2 != NULL && *got.scale2 == scale2 && got.act_scale == NULL && got.act_limit == NULL && got.act_zero == NULL);
+
+  /* A description that came out goes in again, and through packing. */
+  nib_qtensor *again = NULL, *unpacked = NULL;
+  OK(nib_qtensor_create(&got, &again));
+  nib_weight* weight = pack(again, NULL);
+  OK(nib_unpack(weight, &unpacked));
+  nib_qtensor_desc second = SIZED(nib_qtensor_desc);
+  OK(nib_qtensor_get(unpacked, &second));
+  CHECK(memcmp(second.codes.data, codes, sizeof codes) == 0 && memcmp(second.g_idx.data, g_idx, sizeof g_idx) == 0);
+  nib_weight_info info = SIZED(nib_weight_info);
+  OK(nib_weight_get(weight, &info));
+  CHECK(info.n == N && info.k == K && info.has_bias && info.act_order && info.backend == NIB_CPU);
+  CHECK(info.data != NULL && info.bytes >= N * K / 2 && strcmp(info.scheme, "u4zg32") == 0 && info.layout[0] != '\0');
+
+  float w[N * K];
+  dequantize(weight, w, N, K);
+  for (int i = 0; i < N * K; ++i) CHECK(w[i] == (float)weight_value(i / K, i % K));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(unpacked));
+  OK(nib_qtensor_destroy(again));
+  OK(nib_qtensor_destroy(q));
+}
+
+/* D by its definition, in double. */
+static double expected(int m, int n, const float* row_scale, const float* col_scale, const float* gate, const float* residual) {
+  double x = 0;
+  for (int k = 0; k < K; ++k) x += (double)a[m * K + k] * prescale[k] * weight_value(n, k);
+  x = x * row_scale[m] * col_scale[n] + bias[n];
+  x = x / (1 + exp(-x)); /* silu */
+  return x * gate[m * N + n] + residual[m * N + n];
+}
+
+static void test_linear(const nib_context* context) {
+  nib_qtensor* q = make_qtensor();
+  nib_weight* weight = pack(q, NULL);
+  float row_scale[M], col_scale[N], gate[M * N], residual[M * N], d[M * N];
+  fill(row_scale, M, 5);
+  fill(col_scale, N, 6);
+  fill(gate, M * N, 7);
+  fill(residual, M * N, 8);
+
+  nib_epilogue epilogue = SIZED(nib_epilogue);
+  epilogue.operands = NIB_ROW_SCALE | NIB_COL_SCALE | NIB_BIAS | NIB_GATE | NIB_RESIDUAL;
+  epilogue.activation = NIB_ACTIVATION_SILU;
+  nib_linear_desc desc = SIZED(nib_linear_desc);
+  desc.epilogue = &epilogue;
+  desc.m_max = M;
+  nib_plan* plan = NULL;
+  OK(nib_plan_linear(weight, &desc, NULL, &plan));
+
+  const nib_view va = nib_matrix(a, NIB_F32, M, K), vd = nib_matrix(d, NIB_F32, M, N), vr = nib_vector(row_scale, NIB_F32, M),
+                 vc = nib_vector(col_scale, NIB_F32, N), vg = nib_matrix(gate, NIB_F32, M, N),
+                 vs = nib_matrix(residual, NIB_F32, M, N), vb = nib_vector(bias, NIB_F32, N);
+  nib_operands operands = SIZED(nib_operands);
+  operands.context = context;
+  operands.a = &va, operands.d = &vd, operands.row_scale = &vr, operands.col_scale = &vc, operands.gate = &vg;
+  operands.residual = &vs;
+  for (int own_bias = 0; own_bias < 2; ++own_bias) {
+    operands.bias = own_bias ? NULL : &vb;
+    memset(d, 0xff, sizeof d);
+    OK(execute(plan, weight, &operands));
+    for (int i = 0; i < M * N; ++i) CHECK(fabs(d[i] - expected(i / N, i % N, row_scale, col_scale, gate, residual)) < 1e-4);
+  }
+
+  /* What was decided can be seen, forced and refused. */
+  const char* kernel = NULL;
+  char* text = NULL;
+  OK(nib_plan_kernel(plan, M, &kernel));
+  OK(nib_plan_explain(plan, &text));
+  CHECK(strncmp(text, "M = 1", 5) == 0 && strstr(text, kernel) != NULL && strstr(text, "\n  ") != NULL);
+  nib_text_free(text);
+  OK(nib_kernels(&text));
+  CHECK(strstr(text, kernel) != NULL);
+  nib_text_free(text);
+  nib_plan_options options = SIZED(nib_plan_options);
+  options.kernel = "linear_any_any_any__ref_baseline";
+  nib_pack_desc packing = SIZED(nib_pack_desc);
+  packing.kernel = options.kernel;
+  nib_weight* plain_weight = NULL;
+  OK(nib_pack(q, &packing, &plain_weight));
+  nib_plan *forced = NULL, *none = NULL;
+  OK(nib_plan_linear(plain_weight, &desc, &options, &forced));
+  OK(nib_plan_kernel(forced, 1, &kernel));
+  CHECK(strcmp(kernel, options.kernel) == 0);
+  OK(execute(forced, plain_weight, &operands));
+  for (int i = 0; i < M * N; ++i) CHECK(fabs(d[i] - expected(i / N, i % N, row_scale, col_scale, gate, residual)) < 1e-4);
+  FAILS(NIB_INVALID_ARGUMENT, "the plan is for", execute(forced, weight, &operands));
+  OK(nib_plan_destroy(forced));
+  options.forbid_reference = 1;
+  FAILS(NIB_UNSUPPORTED, "reference is not allowed", nib_plan_linear(plain_weight, &desc, &options, &none));
+  OK(nib_weight_destroy(plain_weight));
+  OK(nib_plan_destroy(plan));
+
+  /* s8 out of the epilogue; clamp is relu6 unless told. */
+  int8_t d8[M * N];
+  nib_epilogue to_s8 = SIZED(nib_epilogue);
+  to_s8.activation = NIB_ACTIVATION_CLAMP;
+  to_s8.out = NIB_S8;
+  to_s8.out_scale = 0.25f;
+  to_s8.out_zero = -3;
+  desc.epilogue = &to_s8;
+  OK(nib_plan_linear(weight, &desc, NULL, &plan));
+  const nib_view v8 = nib_matrix(d8, NIB_S8, M, N);
+  nib_operands plain = SIZED(nib_operands);
+  plain.a = &va, plain.d = &v8;
+  OK(execute(plan, weight, &plain));
+  int interior = 0, at_end = 0;
+  for (int i = 0; i < M * N; ++i) {
+    double x = 0;
+    for (int k = 0; k < K; ++k) x += (double)a[i / N * K + k] * prescale[k] * weight_value(i % N, k);
+    x = x < 0 ? 0 : x > 6 ? 6 : x;
+    CHECK(fabs(d8[i] - (x / 0.25 - 3)) <= 0.51);
+    interior += x > 0 && x < 6, at_end += x == 6;
+  }
+  CHECK(interior > 0 && at_end > 0);
+  OK(nib_plan_destroy(plan));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(q));
+}
+
+/* An engine's own threads: here, none, with the loop backwards. */
+static void backwards(void* user, int64_t count, nib_loop_body call, void* body) {
+  ++*(int*)user;
+  for (int64_t i = count; i-- > 0;) call(body, i);
+}
+
+static void test_contexts(void) {
+  int loops = 0;
+  nib_context_desc desc = SIZED(nib_context_desc);
+  desc.parallel_for = backwards;
+  desc.user = &loops;
+  desc.threads = 3;
+  nib_context* context = NULL;
+  OK(nib_context_create(&desc, &context));
+  test_linear(context);
+  CHECK(loops > 0);
+  OK(nib_context_destroy(context));
+  desc.parallel_for = NULL;
+  OK(nib_context_create(&desc, &context));
+  test_linear(context);
+  OK(nib_context_destroy(context));
+  OK(nib_context_create(NULL, &context));
+  test_linear(context);
+  OK(nib_context_destroy(context));
+  desc.threads = -1;
+  FAILS(NIB_INVALID_ARGUMENT, "threads=-1", nib_context_create(&desc, &context));
+}
+
+/* Quantizing a float matrix, W8A8 with activations that come quantized, verification. */
+static void test_quantize(void) {
+  enum { n = 24, k = 64 };
+  float w[n * k], x[M * k], from_codes[M * n], from_floats[M * n];
+  fill(w, n * k, 9);
+  fill(x, M * k, 10);
+  const nib_view vw = nib_matrix(w, NIB_F32, n, k);
+
+  static const char* const kSchemes[] = {"u4b8g32", "u4zg32", "u8b128c", "u3zg64", "s8c", "e4m3b16x32", "s8zt"};
+  for (size_t i = 0; i < sizeof kSchemes / sizeof *kSchemes; ++i) {
+    nib_quantize_desc desc = SIZED(nib_quantize_desc);
+    desc.scheme = kSchemes[i];
+    desc.scale = i % 2 ? NIB_F32 : NIB_NONE;
+    nib_qtensor* q = NULL;
+    OK(nib_quantize(NULL, &vw, &desc, &q));
+    nib_qtensor_desc got = SIZED(nib_qtensor_desc);
+    OK(nib_qtensor_get(q, &got));
+    CHECK(strcmp(got.scheme, kSchemes[i]) == 0 && got.scales.dtype == (i % 2 ? NIB_F32 : NIB_F16));
+    nib_quant_error error = SIZED(nib_quant_error);
+    OK(nib_quantization_error(NULL, &vw, q, &error));
+    CHECK(error.sqnr_db > 10 && error.cosine > 0.95 && error.relative_l2 < 0.3 && error.max_abs > 0);
+
+    nib_verify_desc verify = SIZED(nib_verify_desc);
+    nib_verify_report report = SIZED(nib_verify_report);
+    char* failure = NULL;
+    OK(nib_verify(q, &verify, &report, &failure));
+    CHECK(report.passed && report.round_trip && report.repeatable && report.checked == n && report.worst_error_over_bound <= 1);
+    CHECK(strcmp(failure, "") == 0 && strncmp(report.kernel, "linear_", 7) == 0);
+    nib_text_free(failure);
+    OK(nib_qtensor_destroy(q));
+  }
+
+  nib_quantize_desc s8 = SIZED(nib_quantize_desc);
+  s8.scheme = "s8c";
+  nib_qtensor* q = NULL;
+  OK(nib_quantize(NULL, &vw, &s8, &q));
+  nib_weight* weight = pack(q, "s8zr");
+  int8_t x8[M * k];
+  float x_scales[M];
+  int32_t x_zeros[M], x_sums[M];
+  const nib_view vx = nib_matrix(x, NIB_F32, M, k), v8 = nib_matrix(x8, NIB_S8, M, k), vs = nib_vector(x_scales, NIB_F32, M),
+                 vz = nib_vector(x_zeros, NIB_S32, M), vu = nib_vector(x_sums, NIB_S32, M);
+  nib_activations acts = SIZED(nib_activations);
+  acts.scheme = "s8zr";
+  acts.a = &vx, acts.codes = &v8, acts.scales = &vs, acts.zeros = &vz, acts.sums = &vu;
+  OK(nib_quantize_activations(&acts, NULL));
+  for (int m = 0; m < M; ++m) {
+    int32_t sum = 0;
+    for (int i = 0; i < k; ++i) {
+      sum += x8[m * k + i];
+      CHECK(fabsf((float)(x8[m * k + i] - x_zeros[m]) * x_scales[m] - x[m * k + i]) <= 0.51f * x_scales[m]);
+    }
+    CHECK(sum == x_sums[m]);
+  }
+
+  nib_linear_desc linear = SIZED(nib_linear_desc);
+  linear.quantize = "s8zr";
+  linear.m_max = M;
+  nib_plan *by_floats = NULL, *by_codes = NULL;
+  OK(nib_plan_linear(weight, &linear, NULL, &by_floats));
+  linear.act = NIB_S8;
+  OK(nib_plan_linear(weight, &linear, NULL, &by_codes));
+  const nib_view df = nib_matrix(from_floats, NIB_F32, M, n), dc = nib_matrix(from_codes, NIB_F32, M, n);
+  nib_operands operands = SIZED(nib_operands);
+  operands.a = &vx, operands.d = &df;
+  OK(execute(by_floats, weight, &operands));
+  operands.a = &v8, operands.d = &dc, operands.a_scale = &vs, operands.a_zero = &vz;
+  OK(execute(by_codes, weight, &operands));
+  CHECK(memcmp(from_floats, from_codes, sizeof from_codes) == 0);
+  for (int m = 0; m < M; ++m)
+    for (int j = 0; j < n; ++j) {
+      double exact = 0;
+      for (int i = 0; i < k; ++i) exact += (double)x[m * k + i] * w[j * k + i];
+      CHECK(fabs(from_codes[m * n + j] - exact) < 0.15);
+    }
+  operands.a_scale = NULL;
+  FAILS(NIB_INVALID_ARGUMENT, "a_scale", execute(by_codes, weight, &operands));
+  OK(nib_plan_destroy(by_floats));
+  OK(nib_plan_destroy(by_codes));
+
+  /* A scale known beforehand; FP8 in groups. */
+  const float known = 1.0f / 64;
+  nib_activations fixed = SIZED(nib_activations);
+  fixed.scheme = "s8t";
+  fixed.a = &vx, fixed.codes = &v8, fixed.static_scale = &known;
+  OK(nib_quantize_activations(&fixed, NULL));
+  for (int i = 0; i < M * k; ++i) CHECK(fabsf((float)x8[i] * known - x[i]) <= 0.5f * known);
+  fixed.static_scale = NULL;
+  FAILS(NIB_INVALID_ARGUMENT, "known beforehand", nib_quantize_activations(&fixed, NULL));
+  float group_scales[M * 2];
+  const nib_view vg = nib_matrix(group_scales, NIB_F32, M, 2), ve = nib_matrix(x8, NIB_E4M3, M, k);
+  nib_activations grouped = SIZED(nib_activations);
+  grouped.scheme = "e4m3g32";
+  grouped.a = &vx, grouped.codes = &ve, grouped.scales = &vg;
+  OK(nib_quantize_activations(&grouped, NULL));
+  for (int i = 0; i < M * 2; ++i) CHECK(group_scales[i] > 0 && group_scales[i] <= 1 / 448.0f);
+
+  FAILS(NIB_INVALID_ARGUMENT, "no scheme of activations", (acts.scheme = "s8r_s8c", nib_quantize_activations(&acts, NULL)));
+  FAILS(NIB_INVALID_ARGUMENT, "scheme is NULL", (acts.scheme = NULL, nib_quantize_activations(&acts, NULL)));
+  FAILS(NIB_INVALID_ARGUMENT, "pass NULL for the stream", nib_quantize_activations(&grouped, &acts));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(q));
+}
+
+static void watch(void* user, uint64_t done, uint64_t total, const char* what) {
+  CHECK(done <= total && what != NULL);
+  ++*(int*)user;
+}
+
+/* A golden checkpoint against the values an independent program computed. */
+static void test_checkpoint(const char* golden, const char* scratch) {
+  char path[1024], out[1024];
+  snprintf(path, sizeof path, "%s/awq/g128.expected.safetensors", golden);
+  nib_checkpoint *checkpoint = NULL, *answers = NULL;
+  OK(nib_checkpoint_open(path, &answers));
+  snprintf(path, sizeof path, "%s/awq/g128", golden);
+  OK(nib_checkpoint_open(path, &checkpoint));
+  nib_checkpoint_info info = SIZED(nib_checkpoint_info);
+  OK(nib_checkpoint_get(checkpoint, &info));
+  CHECK(info.modules == 1 && info.tensors == 4 && strstr(info.config, "\"awq\"") != NULL);
+
+  size_t index = 9;
+  OK(nib_checkpoint_find_module(checkpoint, "model.proj", &index));
+  CHECK(index == 0);
+  nib_module module = SIZED(nib_module);
+  OK(nib_checkpoint_module(checkpoint, index, &module));
+  CHECK(strcmp(module.name, "model.proj") == 0 && strcmp(module.format, "awq") == 0 && strcmp(module.scheme, "u4zg128") == 0);
+  CHECK(strcmp(module.claimed, "u4zg128") == 0 && module.n == 8 && module.k == 256 && module.quantized && module.has_bias);
+  char* notes = NULL;
+  OK(nib_checkpoint_notes(checkpoint, &notes));
+  nib_text_free(notes);
+
+  nib_stored_tensor answer = SIZED(nib_stored_tensor);
+  OK(nib_checkpoint_find_tensor(answers, "model.proj.f32", &index));
+  OK(nib_checkpoint_tensor(answers, index, &answer));
+  CHECK(answer.bytes == 8 * 256 * 4 && answer.view.dtype == NIB_F32 && answer.view.shape[1] == 256);
+
+  /* From the file, and from the same tensors in memory. */
+  for (int from_memory = 0; from_memory < 2; ++from_memory) {
+    nib_qtensor* q = NULL;
+    if (from_memory) {
+      nib_named_view tensors[4];
+      for (size_t i = 0; i < 4; ++i) {
+        nib_stored_tensor stored = SIZED(nib_stored_tensor);
+        OK(nib_checkpoint_tensor(checkpoint, i, &stored));
+        tensors[i].name = stored.name + strlen("model.proj.");
+        tensors[i].view = stored.view;
+      }
+      OK(nib_qtensor_decode(tensors, 4, info.config, &q, &notes));
+      nib_text_free(notes);
+      OK(nib_qtensor_destroy(q));
+      OK(nib_qtensor_decode(tensors, 4, NULL, &q, NULL)); /* AWQ's shapes tell enough */
+      nib_qtensor* none = NULL;
+      FAILS(NIB_UNSUPPORTED, "\"qweight\"", nib_qtensor_decode(tensors, 1, NULL, &none, NULL));
+      FAILS(NIB_UNSUPPORTED, "none", nib_qtensor_decode(NULL, 0, NULL, &none, NULL));
+      FAILS(NIB_INVALID_ARGUMENT, "NULL", nib_qtensor_decode(NULL, 2, NULL, &none, NULL));
+      FAILS(NIB_CORRUPT_DATA, "JSON", nib_qtensor_decode(tensors, 4, "{", &none, NULL));
+      tensors[1].view.strides[0] += 5;
+      FAILS(NIB_INVALID_ARGUMENT, "not dense", nib_qtensor_decode(tensors, 4, NULL, &none, NULL));
+    } else {
+      OK(nib_checkpoint_read(checkpoint, 0, &q, &notes));
+      nib_text_free(notes);
+    }
+    nib_weight* weight = pack(q, NULL);
+    float w[8 * 256];
+    dequantize(weight, w, 8, 256);
+    CHECK(memcmp(w, answer.view.data, sizeof w) == 0);
+    OK(nib_weight_destroy(weight));
+    OK(nib_qtensor_destroy(q));
+  }
+
+  /* AWQ → compressed-tensors → dense → s8: files that others can open. */
+  int calls = 0;
+  nib_transform_desc transform = SIZED(nib_transform_desc);
+  transform.overwrite = 1;
+  transform.progress = watch;
+  transform.user = &calls;
+  char* report = NULL;
+  snprintf(out, sizeof out, "%s/converted", scratch);
+  OK(nib_checkpoint_convert(path, out, &transform, &report));
+  CHECK(strstr(report, "model.proj\tu4zg128") != NULL && calls > 0);
+  nib_text_free(report);
+  FAILS(NIB_ALREADY_EXISTS, "converted", nib_checkpoint_convert(path, out, NULL, NULL));
+  snprintf(path, sizeof path, "%s/dense", scratch);
+  transform.dtype = NIB_F32;
+  OK(nib_checkpoint_dequantize(out, path, &transform, NULL));
+  snprintf(out, sizeof out, "%s/s8", scratch);
+  nib_quantize_desc s8 = SIZED(nib_quantize_desc);
+  s8.scheme = "s8c";
+  transform.quantize = &s8;
+  transform.format = "int-quantized";
+  transform.activations = "s8r";
+  OK(nib_checkpoint_quantize(path, out, &transform, &report));
+  CHECK(strstr(report, "model.proj\t") != NULL);
+  nib_text_free(report);
+  nib_checkpoint* s8_checkpoint = NULL;
+  OK(nib_checkpoint_open(out, &s8_checkpoint));
+  OK(nib_checkpoint_module(s8_checkpoint, 0, &module));
+  CHECK(strcmp(module.scheme, "s8c") == 0 && strcmp(module.claimed, "s8r_s8c") == 0);
+  OK(nib_checkpoint_destroy(s8_checkpoint));
+
+  FAILS(NIB_NOT_FOUND, "/nowhere", nib_checkpoint_open("/nowhere", &s8_checkpoint));
+  FAILS(NIB_INVALID_ARGUMENT, "path is NULL", nib_checkpoint_open(NULL, &s8_checkpoint));
+  FAILS(NIB_NOT_FOUND, "model.none", nib_checkpoint_find_module(checkpoint, "model.none", &index));
+  FAILS(NIB_INVALID_ARGUMENT, "module 1", nib_checkpoint_module(checkpoint, 1, &module));
+  FAILS(NIB_INVALID_ARGUMENT, "tensor 4", nib_checkpoint_tensor(checkpoint, 4, &answer));
+  FAILS(NIB_NOT_FOUND, "gguf", (transform.format = "gguf", nib_checkpoint_convert(path, out, &transform, NULL)));
+  nib_qtensor* q = NULL;
+  snprintf(path, sizeof path, "%s/dense", scratch);
+  nib_checkpoint* dense = NULL;
+  OK(nib_checkpoint_open(path, &dense));
+  FAILS(NIB_INVALID_ARGUMENT, "no codes to read", nib_checkpoint_read(dense, 0, &q, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "no module 0", nib_checkpoint_read(answers, 0, &q, NULL));
+  OK(nib_checkpoint_destroy(dense));
+  CHECK(q == NULL);
+  OK(nib_checkpoint_destroy(checkpoint));
+  OK(nib_checkpoint_destroy(answers));
+}
+
+/* Descriptions of matrices that contradict themselves. */
+static void test_bad_qtensors(void) {
+  nib_qtensor* q = NULL;
+  nib_qtensor_desc desc;
+#define BAD(status, part, change) FAILS(status, part, (desc = describe(), change, nib_qtensor_create(&desc, &q)))
+  BAD(NIB_INVALID_ARGUMENT, "struct_size is 0", desc.struct_size = 0);
+  BAD(NIB_INVALID_ARGUMENT, "struct_size", desc.struct_size = 12345678);
+  BAD(NIB_INVALID_ARGUMENT, "struct_size", desc.struct_size -= 4);
+  BAD(NIB_INVALID_ARGUMENT, "scheme is NULL", desc.scheme = NULL);
+  BAD(NIB_INVALID_ARGUMENT, "'u4'", desc.scheme = "u4");
+  BAD(NIB_INVALID_ARGUMENT, "for weights", desc.scheme = "s8r_s8c");
+  BAD(NIB_INVALID_ARGUMENT, "no zero points", desc.scheme = "u4g32");
+  BAD(NIB_INVALID_ARGUMENT, "scales", desc.scheme = "u4zg16");
+  BAD(NIB_INVALID_ARGUMENT, "[0,96]", desc.n = 0);
+  BAD(NIB_INVALID_ARGUMENT, "codes", desc.k = -1);
+  BAD(NIB_INVALID_ARGUMENT, "codes are", desc.codes.data = NULL);
+  BAD(NIB_INVALID_ARGUMENT, "codes are f32", (desc.codes = nib_matrix(scales, NIB_F32, N, K), desc.codes.strides[0] = 0));
+  BAD(NIB_INVALID_ARGUMENT, "is no type of whole bytes", desc.codes.dtype = NIB_U4);
+  BAD(NIB_INVALID_ARGUMENT, "no nib_dtype", desc.codes.dtype = 77);
+  BAD(NIB_INVALID_ARGUMENT, "no nib_dtype", desc.codes.dtype = -5);
+  BAD(NIB_INVALID_ARGUMENT, "rank 7", desc.codes.rank = 7);
+  BAD(NIB_INVALID_ARGUMENT, "negative", desc.codes.shape[1] = -96);
+  BAD(NIB_INVALID_ARGUMENT, "negative", desc.codes.strides[0] = -96);
+  BAD(NIB_INVALID_ARGUMENT, "overflows", desc.codes.shape[0] = INT64_MAX);
+  BAD(NIB_INVALID_ARGUMENT, "overflows", desc.codes.strides[0] = INT64_MAX / 2);
+  BAD(NIB_INVALID_ARGUMENT, "not aligned", desc.scales.data = (char*)scales + 1);
+  BAD(NIB_INVALID_ARGUMENT, "scales of type s32", desc.scales.dtype = NIB_S32);
+  BAD(NIB_INVALID_ARGUMENT, "zeros are f32", desc.zeros = desc.scales);
+  BAD(NIB_INVALID_ARGUMENT, "g_idx", desc.g_idx.shape[0] = K - 1);
+  BAD(NIB_INVALID_ARGUMENT, "g_idx", desc.g_idx.dtype = NIB_F32);
+  BAD(NIB_INVALID_ARGUMENT, "prescale", desc.prescale.dtype = NIB_S32);
+  BAD(NIB_INVALID_ARGUMENT, "bias", desc.bias.shape[0] = 1);
+  BAD(NIB_INVALID_ARGUMENT, "act_zero", desc.act_zero = g_idx);
+  BAD(NIB_INVALID_ARGUMENT, "limit -1", desc.act_limit = (const float[]){-1});
+  BAD(NIB_INVALID_ARGUMENT, "does not fit", (describe(), codes[5] = 16));
+  BAD(NIB_INVALID_ARGUMENT, "g_idx", g_idx[3] = G);
+  BAD(NIB_INVALID_ARGUMENT, "g_idx", g_idx[3] = -1);
+#undef BAD
+  CHECK(q == NULL);
+  FAILS(NIB_INVALID_ARGUMENT, "nib_qtensor_desc is NULL", nib_qtensor_create(NULL, &q));
+  desc = describe();
+  FAILS(NIB_INVALID_ARGUMENT, "handle to be made is NULL", nib_qtensor_create(&desc, NULL));
+
+  float w[64] = {0};
+  const nib_view vw = nib_matrix(w, NIB_F32, 2, 32), odd = nib_matrix((char*)w + 2, NIB_F32, 1, 15);
+  nib_quantize_desc quantize = SIZED(nib_quantize_desc);
+#define BAD(status, part, change) FAILS(status, part, (change, nib_quantize(NULL, &vw, &quantize, &q)))
+  BAD(NIB_UNSUPPORTED, "u4g32", quantize.scheme = "u4g32");
+  BAD(NIB_UNSUPPORTED, "u4b8zg32", quantize.scheme = "u4b8zg32");
+  BAD(NIB_UNSUPPORTED, "u4og32", quantize.scheme = "u4og32");
+  BAD(NIB_UNSUPPORTED, "e5m2c", quantize.scheme = "e5m2c");
+  BAD(NIB_INVALID_ARGUMENT, "K=32", quantize.scheme = NULL);
+  BAD(NIB_INVALID_ARGUMENT, "s32", (quantize.scheme = "s8c", quantize.scale = NIB_S32));
+  BAD(NIB_INVALID_ARGUMENT, "NaN", (quantize.scale = NIB_NONE, w[40] = NAN));
+#undef BAD
+  FAILS(NIB_INVALID_ARGUMENT, "not aligned", nib_quantize(NULL, &odd, &quantize, &q));
+  CHECK(nib_quantize(NULL, NULL, &quantize, &q) == NIB_INVALID_ARGUMENT);
+  CHECK(q == NULL);
+}
+
+/* Runs that do not fit, structs of other versions, handles of other kinds. */
+static void test_bad_runs(void) {
+  nib_qtensor* q = make_qtensor();
+  nib_weight* weight = pack(q, NULL);
+  nib_plan *plan = NULL, *none = NULL;
+  nib_epilogue epilogue = SIZED(nib_epilogue);
+  nib_linear_desc desc = SIZED(nib_linear_desc);
+  desc.epilogue = &epilogue;
+#define BAD(status, part, change)                                             \
+  FAILS(status, part, (change, nib_plan_linear(weight, &desc, NULL, &none))); \
+  epilogue = (nib_epilogue)SIZED(nib_epilogue), desc = (nib_linear_desc)SIZED(nib_linear_desc), desc.epilogue = &epilogue
+  BAD(NIB_INVALID_ARGUMENT, "m_max=-1", desc.m_max = -1);
+  BAD(NIB_UNSUPPORTED, "s32", desc.act = NIB_S32);
+  BAD(NIB_INVALID_ARGUMENT, "no nib_dtype", desc.act = 1000);
+  BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.quantize = "int8");
+  BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.quantize = "");
+  BAD(NIB_UNSUPPORTED, "bits", epilogue.operands = 1u << 30);
+  BAD(NIB_INVALID_ARGUMENT, "activation=77", epilogue.activation = 77);
+  BAD(NIB_INVALID_ARGUMENT, "activation=-1", epilogue.activation = -1);
+  BAD(NIB_UNSUPPORTED, "s32", epilogue.out = NIB_S32);
+  BAD(NIB_INVALID_ARGUMENT, "out_scale", (epilogue.out = NIB_S8, epilogue.out_scale = -1));
+  BAD(NIB_INVALID_ARGUMENT, "clamp", (epilogue.activation = NIB_ACTIVATION_CLAMP, epilogue.clamp_low = 1));
+  BAD(NIB_UNSUPPORTED, "reserved", epilogue.reserved = 1);
+  BAD(NIB_INVALID_ARGUMENT, "nib_epilogue.struct_size", epilogue.struct_size = 3);
+#undef BAD
+  nib_pack_desc packing = SIZED(nib_pack_desc);
+  nib_weight* no_weight = NULL;
+  FAILS(NIB_NOT_FOUND, "layout", (packing.layout = "zigzag", nib_pack(q, &packing, &no_weight)));
+  FAILS(NIB_NOT_FOUND, "kernel", (packing.layout = NULL, packing.kernel = "fast", nib_pack(q, &packing, &no_weight)));
+  FAILS(NIB_INVALID_ARGUMENT, "backend 9", (packing.kernel = NULL, packing.backend = 9, nib_pack(q, &packing, &no_weight)));
+  FAILS(NIB_INVALID_ARGUMENT, "m_max", (packing.backend = NIB_CPU, packing.m_max = -4, nib_pack(q, &packing, &no_weight)));
+  CHECK(none == NULL && no_weight == NULL);
+
+  /* A caller of an earlier version, whose struct ended sooner; one of a later version, with and without something new. */
+  desc.m_max = 2;
+  struct {
+    nib_linear_desc known;
+    uint64_t news;
+  } later = {desc, 0};
+  later.known.struct_size = sizeof later;
+  nib_linear_desc* as_later = &later.known;
+  OK(nib_plan_linear(weight, as_later, NULL, &plan));
+  OK(nib_plan_destroy(plan));
+  later.news = 1;
+  FAILS(NIB_UNSUPPORTED, "byte 40", nib_plan_linear(weight, as_later, NULL, &none));
+  nib_linear_desc earlier = desc;
+  earlier.struct_size = offsetof(nib_linear_desc, act);
+  earlier.act = 999; /* beyond its end */
+  OK(nib_plan_linear(weight, &earlier, NULL, &plan));
+  nib_weight_info info = SIZED(nib_weight_info);
+  info.struct_size = offsetof(nib_weight_info, data);
+  info.data = "untouched";
+  OK(nib_weight_get(weight, &info));
+  CHECK(info.layout != NULL && strcmp(info.data, "untouched") == 0 && info.struct_size == offsetof(nib_weight_info, data));
+  info.struct_size = 0;
+  FAILS(NIB_INVALID_ARGUMENT, "nib_weight_info.struct_size is 0", nib_weight_get(weight, &info));
+
+  size_t bytes = 0;
+  OK(nib_plan_workspace_size(plan, &bytes));
+  CHECK(bytes > 0);
+  void* workspace = malloc(bytes);
+  float d[2 * N];
+  const nib_view va = nib_matrix(a, NIB_F32, 2, K), vd = nib_matrix(d, NIB_F32, 2, N);
+  nib_operands good = SIZED(nib_operands), operands;
+  good.a = &va, good.d = &vd;
+  OK(nib_execute(plan, weight, &good, workspace, bytes, NULL));
+  memset(d, 0x55, sizeof d);
+  const float untouched = d[0];
+  nib_view view;
+#define BAD(part, field, change)                               \
+  view = *good.field, operands = good, operands.field = &view; \
+  FAILS(NIB_INVALID_ARGUMENT, part, (change, nib_execute(plan, weight, &operands, workspace, bytes, NULL)))
+  BAD("A has no data", a, operands.a = NULL);
+  BAD("A has no data", a, view.data = NULL);
+  BAD("D has no data", d, operands.d = NULL);
+  BAD("not aligned to the 4 bytes of f32", a, view.data = (char*)a + 2);
+  BAD("not aligned", d, view.data = (char*)d + 1);
+  BAD("A is f16", a, view.dtype = NIB_F16);
+  BAD("d: 99 is no nib_dtype", d, view.dtype = 99);
+  BAD("[3,96]", a, view.shape[0] = 3);
+  BAD("[2,95]", a, view.shape[1] = 95);
+  BAD("rank 1", a, view.rank = 1);
+  BAD("last stride", a, view.strides[1] = 2);
+  BAD("negative", a, view.strides[0] = -K);
+  BAD("overlap", d, view.strides[0] = 1);
+  BAD("D is f32 [1,40]", d, view.shape[0] = 1);
+#undef BAD
+  FAILS(NIB_INVALID_ARGUMENT, "the workspace has 8 bytes", nib_execute(plan, weight, &good, workspace, 8, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "workspace", nib_execute(plan, weight, &good, NULL, 0, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "is NULL", nib_execute(plan, weight, &good, NULL, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "pass NULL for the stream", nib_execute(plan, weight, &good, workspace, bytes, &plan));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_operands is NULL", nib_execute(plan, weight, NULL, workspace, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "the nib_plan is NULL", nib_execute(NULL, weight, &good, workspace, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "the nib_weight is NULL", nib_execute(plan, NULL, &good, workspace, bytes, NULL));
+  CHECK(memcmp(&d[0], &untouched, sizeof untouched) == 0);
+
+  /* One handle in the place of another. */
+  FAILS(NIB_INVALID_ARGUMENT, "no nib_plan",
+        nib_execute((const nib_plan*)(const void*)weight, weight, &good, workspace, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "no nib_weight", nib_weight_destroy((nib_weight*)(void*)plan));
+  FAILS(NIB_INVALID_ARGUMENT, "no nib_context",
+        (operands = good, operands.context = (const nib_context*)(const void*)q,
+         nib_execute(plan, weight, &operands, workspace, bytes, NULL)));
+  OK(nib_weight_destroy(NULL));
+  OK(nib_plan_destroy(NULL));
+  OK(nib_context_destroy(NULL));
+  OK(nib_checkpoint_destroy(NULL));
+  OK(nib_qtensor_destroy(NULL));
+  OK(nib_gpu_memory_destroy(NULL));
+
+#ifdef COUNT_ALLOCATIONS
+  const long before = atomic_load(&allocations);
+  OK(nib_execute(plan, weight, &good, workspace, bytes, NULL));
+  CHECK(atomic_load(&allocations) == before);
+  char* counted = NULL; /* the library's own are seen */
+  OK(nib_plan_explain(plan, &counted));
+  CHECK(atomic_load(&allocations) > before);
+  nib_text_free(counted);
+#endif
+
+  OK(nib_plan_destroy(plan));
+  OK(nib_weight_destroy(weight));
+#ifdef NIBBLE_CHECK_HANDLES
+  FAILS(NIB_INVALID_ARGUMENT, "destroyed", nib_weight_destroy(weight));
+  FAILS(NIB_INVALID_ARGUMENT, "destroyed", nib_weight_get(weight, &info));
+  FAILS(NIB_INVALID_ARGUMENT, "destroyed", nib_execute(plan, weight, &good, workspace, bytes, NULL));
+#endif
+  free(workspace);
+  OK(nib_qtensor_destroy(q));
+}
+
+/* Many threads, one plan and weight; each has its own result and its own last error. */
+struct shared {
+  const nib_plan* plan;
+  const nib_weight* weight;
+  const float* expected;
+};
+
+static void* run_often(void* argument) {
+  const struct shared* shared = argument;
+  float d[M * N];
+  const nib_view va = nib_matrix(a, NIB_F32, M, K), vd = nib_matrix(d, NIB_F32, M, N);
+  nib_operands operands = SIZED(nib_operands);
+  operands.a = &va, operands.d = &vd;
+  CHECK(strcmp(nib_last_error(), "") == 0);
+  for (int i = 0; i < 50; ++i) {
+    memset(d, 0xff, sizeof d);
+    OK(execute(shared->plan, shared->weight, &operands));
+    CHECK(memcmp(d, shared->expected, sizeof d) == 0);
+    if (i % 10 == 0) FAILS(NIB_INVALID_ARGUMENT, "nib_operands is NULL", execute(shared->plan, shared->weight, NULL));
+  }
+  return NULL;
+}
+
+static void test_threads(void) {
+  nib_qtensor* q = make_qtensor();
+  nib_weight* weight = pack(q, NULL);
+  nib_linear_desc desc = SIZED(nib_linear_desc);
+  desc.m_max = M;
+  nib_plan* plan = NULL;
+  OK(nib_plan_linear(weight, &desc, NULL, &plan));
+  float d[M * N];
+  const nib_view va = nib_matrix(a, NIB_F32, M, K), vd = nib_matrix(d, NIB_F32, M, N);
+  nib_operands operands = SIZED(nib_operands);
+  operands.a = &va, operands.d = &vd;
+  OK(execute(plan, weight, &operands));
+  struct shared shared = {plan, weight, d};
+  FAILS(NIB_INVALID_ARGUMENT, "", nib_plan_kernel(NULL, 1, NULL));
+  pthread_t threads[8];
+  for (int i = 0; i < 8; ++i) CHECK(pthread_create(&threads[i], NULL, run_often, &shared) == 0);
+  for (int i = 0; i < 8; ++i) pthread_join(threads[i], NULL);
+  OK(nib_plan_destroy(plan));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(q));
+}
+
+/* On a GPU the same numbers; without one, the reason. */
+static void test_gpu(void) {
+  nib_gpu gpu = SIZED(nib_gpu);
+  nib_gpu_memory* memory = NULL;
+  nib_weight *weight = NULL, *host = NULL;
+  nib_qtensor* q = make_qtensor();
+  nib_pack_desc on_gpu = SIZED(nib_pack_desc), for_gpu = SIZED(nib_pack_desc);
+  on_gpu.backend = NIB_CUDA;
+  for_gpu.layout = "gpu_n64k128";
+  OK(nib_pack(q, &for_gpu, &host));
+  nib_weight_info info = SIZED(nib_weight_info);
+  OK(nib_weight_get(host, &info));
+  CHECK(strcmp(info.layout, "gpu_n64k128") == 0 && info.backend == NIB_CPU);
+
+  const nib_view out = nib_matrix(a, NIB_F16, 8, 8);
+  nib_checkpoint_tensors tensors = SIZED(nib_checkpoint_tensors);
+  FAILS(NIB_INVALID_ARGUMENT, "qweight is NULL", nib_dequantize_checkpoint_tensors(&tensors, &out, 1, NULL));
+  tensors.qweight = codes, tensors.qzeros = codes, tensors.scales = scales, tensors.n = 8, tensors.k = 8;
+  FAILS(NIB_INVALID_ARGUMENT, "packing 7", (tensors.packing = 7, nib_dequantize_checkpoint_tensors(&tensors, &out, 1, NULL)));
+  tensors.packing = NIB_AWQ;
+  FAILS(NIB_INVALID_ARGUMENT, "not aligned",
+        (tensors.scales = (char*)scales + 1, nib_dequantize_checkpoint_tensors(&tensors, &out, 1, NULL)));
+  tensors.scales = scales;
+
+  if (nib_get_gpu(&gpu) != NIB_OK) {
+    FAILS(NIB_UNSUPPORTED, "", nib_get_gpu(&gpu));
+    FAILS(NIB_UNSUPPORTED, "", nib_pack(q, &on_gpu, &weight));
+    FAILS(NIB_UNSUPPORTED, "", nib_upload(host, &weight));
+    FAILS(NIB_UNSUPPORTED, "", nib_gpu_memory_create(64, &memory));
+    FAILS(NIB_UNSUPPORTED, "", nib_copy_to_gpu(a, a, 4, NULL));
+    FAILS(NIB_UNSUPPORTED, "", nib_copy_from_gpu(a, a, 4, NULL));
+    FAILS(NIB_UNSUPPORTED, "", nib_synchronize(NULL));
+    FAILS(NIB_UNSUPPORTED, "", nib_dequantize_checkpoint_tensors(&tensors, &out, 1, NULL));
+    printf("without a GPU: %s\n", nib_last_error());
+  } else {
+    OK(nib_upload(host, &weight));
+    nib_linear_desc desc = SIZED(nib_linear_desc);
+    desc.m_max = M;
+    nib_plan* plan = NULL;
+    OK(nib_plan_linear(weight, &desc, NULL, &plan));
+    size_t bytes = 0;
+    OK(nib_plan_workspace_size(plan, &bytes));
+    const size_t d_at = sizeof a, workspace_at = d_at + M * N * sizeof(float);
+    OK(nib_gpu_memory_create(workspace_at + bytes, &memory));
+    void* data = NULL;
+    OK(nib_gpu_memory_data(memory, &data));
+    char* base = data;
+    OK(nib_copy_to_gpu(base, a, sizeof a, NULL));
+    const nib_view va = nib_matrix(base, NIB_F32, M, K), vd = nib_matrix(base + d_at, NIB_F32, M, N);
+    nib_operands operands = SIZED(nib_operands);
+    operands.a = &va, operands.d = &vd;
+    OK(nib_execute(plan, weight, &operands, base + workspace_at, bytes, NULL));
+    float d[M * N];
+    OK(nib_copy_from_gpu(d, base + d_at, sizeof d, NULL));
+    for (int i = 0; i < M * N; ++i) {
+      double x = 0;
+      for (int k = 0; k < K; ++k) x += (double)a[i / N * K + k] * prescale[k] * weight_value(i % N, k);
+      CHECK(fabs(d[i] - x) < 1e-3);
+    }
+    OK(nib_plan_destroy(plan));
+    OK(nib_gpu_memory_destroy(memory));
+    OK(nib_weight_destroy(weight));
+  }
+  OK(nib_weight_destroy(host));
+  OK(nib_qtensor_destroy(q));
+}
+
+static void test_roofline(void) {
+  nib_roofline roofline = SIZED(nib_roofline);
+  OK(nib_measure_roofline(NULL, &roofline));
+  CHECK(roofline.read_gbytes_per_s > 0 && roofline.f32_gflops > 0 && roofline.threads >= 1);
+  nib_qtensor* q = make_qtensor();
+  nib_weight* weight = pack(q, NULL);
+  nib_plan_options options = SIZED(nib_plan_options);
+  options.machine = &roofline;
+  nib_plan* plan = NULL;
+  OK(nib_plan_linear(weight, NULL, &options, &plan));
+  OK(nib_plan_destroy(plan));
+  roofline.f32_gflops = 0;
+  FAILS(NIB_INVALID_ARGUMENT, "was not measured", nib_plan_linear(weight, NULL, &options, &plan));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(q));
+}
+
+int main(int argc, char** argv) {
+  if (argc != 3) return fprintf(stderr, "usage: %s GOLDEN SCRATCH\n", argv[0]), 2;
+  mkdir(argv[2], 0777);
+  test_library();
+  test_qtensor();
+  test_linear(NULL);
+  test_contexts();
+  test_quantize();
+  test_checkpoint(argv[1], argv[2]);
+  test_bad_qtensors();
+  test_bad_runs();
+  test_threads();
+  test_gpu();
+  test_roofline();
+  printf("%d failures\n", atomic_load(&failures));
+  return atomic_load(&failures) != 0;
+}

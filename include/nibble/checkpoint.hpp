@@ -84,6 +84,18 @@ class Checkpoint {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// A tensor of a module that is already in memory, by its name inside the module: "qweight", "weight_scale", "bias".
+struct NamedTensor {
+  std::string name;
+  ConstTensorView view;  // host memory, dense
+};
+
+/// What Checkpoint::read does, for a layer that somebody else has loaded: recognises its format and decodes it. `config` is the
+/// JSON text of the model's quantization_config, or of a config.json that has one; "" when nothing is known beyond the tensors.
+/// Errors: not_found when no format knows such tensors, and those of Checkpoint::read.
+Result<QuantTensor> read_module(std::span<const NamedTensor> tensors, std::string_view config = {},
+                                std::vector<Note>* notes = nullptr);
+
 /// A row of the format table.
 struct FormatInfo {
   std::string_view name;

@@ -96,6 +96,39 @@ def pack(
     return PackedWeight(_core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max), act)
 
 
+class _Stream:
+    """Where a call runs: the framework and the device of `like`, and the stream that its arrays are ordered by."""
+
+    def __init__(self, framework: _arrays.Numpy, like: Array, where: str, stream: Any) -> None:
+        self._framework, self._like = framework, like
+        self._context = None
+        self.cuda = where == "cuda"
+        self.handle = 0
+        if self.cuda:
+            self.handle = framework.current_stream(like) if stream is None else _arrays.stream_handle(stream)
+            self._context = framework.on_device(like)
+
+    def __enter__(self) -> None:
+        if self._context is not None:
+            self._context.__enter__()
+
+    def __exit__(self, *problem: Any) -> None:
+        if self._context is not None:
+            self._context.__exit__(*problem)
+
+    def empty(self, shape: tuple[int, ...], token: str) -> Array:
+        return self._framework.empty(shape, token, self._like, self.handle)
+
+    def export(self, x: Array | None) -> Any:
+        return None if x is None else _arrays.framework(x).export(x, self.handle)
+
+    def run(self, plan: Plan, weight: _core.PackedWeight, x: Array | None, out: Array, operands: dict[str, Array | None]) -> None:
+        given = {name: self.export(operand) for name, operand in operands.items() if operand is not None}
+        if self.cuda and plan.workspace_bytes:
+            given["workspace"] = self.export(self.empty((plan.workspace_bytes,), "u8"))
+        plan.run(weight, self.export(x), self.export(out), stream=self.handle, **given)
+
+
 class PackedWeight:
     """A weight W[n,k] in the byte order its kernels stream, with the plans that ran on it. Made by pack(); immutable and shareable."""
 
@@ -122,7 +155,8 @@ class PackedWeight:
 
     def plan(self, act: str, m_max: int, **spec: Any) -> Plan:
         """The plan for activations of type `act` and every M up to m_max (rounded up to a power of two); kept for the next time."""
-        key = (act, m_max := 1 << max(0, m_max - 1).bit_length(), *spec.items())
+        m_max = 1 << max(0, m_max - 1).bit_length()
+        key = (act, m_max, *spec.values(), *spec)
         found = self._plans.get(key)
         if found is None:
             found = self._plans.setdefault(key, Plan.linear(self._weight, act=act, m_max=m_max, **spec))
@@ -168,40 +202,39 @@ class PackedWeight:
         codes = act in ("s8", "e4m3")
         if not dims or dims[-1] != self.k:
             raise InvalidArgument(f"x has shape {list(dims)}, the weight W[{self.n},{self.k}] takes [..., {self.k}]")
-        m = _arrays.rows(dims)
-        if out is not None:
-            out_token = _arrays.framework(out).token(out)
+        where, _ = framework.device(x)
+        if where != self.backend:
+            raise InvalidArgument(f"x is in {where} memory, the weight is packed for {self.backend}; pack(..., backend={where!r})")
+        if out is None:
+            token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if codes else act
         else:
-            out_token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if codes else act
-        if out_dtype is not None and out_token != _arrays.token(out_dtype):
-            raise InvalidArgument(f"out is {out_token}, out_dtype says {_arrays.token(out_dtype)}")
-        on_gpu, index = framework.device(x)
-        if on_gpu != self.backend:
-            raise InvalidArgument(f"x is in {on_gpu} memory, the weight is packed for {self.backend}; pack(..., backend={on_gpu!r})")
-        own_bias = bias is None or bias is True
-        with_bias = self.has_bias if own_bias else bias is not False
+            token = _arrays.framework(out).token(out)
+            if out_dtype is not None and token != _arrays.token(out_dtype):
+                raise InvalidArgument(f"out is {token}, out_dtype says {_arrays.token(out_dtype)}")
         if quantize is None:
             quantize = self._act_of_codes(act, dims, a_scale, a_zero) if codes else self.act
-        stream_ = (framework.current_stream(x) if stream is None else _arrays.stream_handle(stream)) if on_gpu == "cuda" else 0
-        with framework.on_device(x):
-            result = framework.empty((*dims[:-1], self.n), out_token, x, stream_) if out is None else out
-            if m == 0:
-                return framework.finish(result) if out is None else out
-            plan = self.plan(
-                act, m, out=out_token, quantize=quantize, bias=with_bias, activation=activation, clamp=clamp, gate=gate is not None,
-                residual=residual is not None, row_scale=row_scale is not None, col_scale=col_scale is not None, out_scale=out_scale,
-                out_zero=out_zero, kernel=kernel, allow_reference=allow_reference,
-            )  # fmt: skip
-            workspace = None
-            if on_gpu == "cuda" and plan.workspace_bytes:
-                workspace = framework.empty((plan.workspace_bytes,), "u8", x, stream_)
-            export = _arrays.export
-            plan.run(
-                self._weight, export(x, stream_), export(result, stream_), a_scale=export(a_scale, stream_),
-                a_zero=export(a_zero, stream_), row_scale=export(row_scale, stream_), col_scale=export(col_scale, stream_),
-                bias=export(bias, stream_) if with_bias and not own_bias else None, gate=export(gate, stream_),
-                residual=export(residual, stream_), workspace=export(workspace, stream_), stream=stream_,
-            )  # fmt: skip
+        parts = {"gate": gate, "residual": residual, "row_scale": row_scale, "col_scale": col_scale}
+        operands = {name: part for name, part in parts.items() if part is not None}
+        spec: dict[str, Any] = dict.fromkeys(operands, True)
+        operands.update(a_scale=a_scale, a_zero=a_zero)
+        if bias is None or bias is True:
+            spec["bias"] = self.has_bias
+        elif bias is not False:
+            spec["bias"] = True
+            operands["bias"] = bias
+        if activation != "none":
+            spec.update(activation=activation, clamp=clamp)
+        if token == "s8":
+            spec.update(out_scale=out_scale, out_zero=out_zero)
+        if kernel or not allow_reference:
+            spec.update(kernel=kernel, allow_reference=allow_reference)
+        m = _arrays.rows(dims)
+        on_stream = _Stream(framework, x, where, stream)
+        with on_stream:
+            result = on_stream.empty((*dims[:-1], self.n), token) if out is None else out
+            if m > 0:
+                plan = self.plan(act, m, out=token, quantize=quantize, **spec)
+                on_stream.run(plan, self._weight, x, result, operands)
         return framework.finish(result) if out is None else out
 
     __call__ = linear
@@ -226,25 +259,18 @@ class PackedWeight:
 
         The result is NumPy's. A weight on the GPU needs an `out` there.
         """
-        token = _arrays.token(dtype) if out is None else _arrays.framework(out).token(out)
         if out is None and self.backend == "cuda":
             raise InvalidArgument("the weight is in device memory: pass out=, an array there")
         framework = _arrays.framework(out)
+        token = _arrays.token(dtype) if out is None else framework.token(out)
         key = ("dequantize", token, transposed)
         plan = self._plans.get(key) or self._plans.setdefault(
             key, Plan.dequantize(self._weight, out=token, transposed=transposed)
         )
-        result = framework.empty((self.k, self.n) if transposed else (self.n, self.k), token, None, None) if out is None else out
-        stream_ = 0
-        if self.backend == "cuda":
-            stream_ = framework.current_stream(out) if stream is None else _arrays.stream_handle(stream)
-        with framework.on_device(out):
-            workspace = None
-            if self.backend == "cuda" and plan.workspace_bytes:
-                workspace = framework.empty((plan.workspace_bytes,), "u8", out, stream_)
-            plan.run(
-                self._weight, None, _arrays.export(result, stream_), workspace=_arrays.export(workspace, stream_), stream=stream_
-            )
+        on_stream = _Stream(framework, out, self.backend, stream)
+        with on_stream:
+            result = on_stream.empty((self.k, self.n) if transposed else (self.n, self.k), token) if out is None else out
+            on_stream.run(plan, self._weight, None, result, {})
         return result
 
     def explain(self, act: Any = "f32", m_max: int = 1 << 13, *, quantize: str | None = None, out_dtype: Any = None) -> list[Bucket]:
@@ -293,28 +319,26 @@ def quantize_activations(
     kind = "e4m3" if name.startswith("e4m3") else "s8"
     rest = name[len(kind) :]
     has_zero, group = rest.startswith("z"), rest.lstrip("z")
-    where, _ = framework.device(x)
-    stream_ = (framework.current_stream(x) if stream is None else _arrays.stream_handle(stream)) if where == "cuda" else 0
     known = None
     if group == "t":
         if scale is None:
             raise InvalidArgument(f"{name}: a scale per tensor has to be known beforehand; pass scale=")
         known = (float(scale), int(zero))
     made = [codes is None, scales is None, zeros is None]
-    with framework.on_device(x):
+    on_stream = _Stream(framework, x, framework.device(x)[0], stream)
+    with on_stream:
         if codes is None:
-            codes = framework.empty(dims, kind, x, stream_)
+            codes = on_stream.empty(dims, kind)
         if scales is None and group != "t":
             tail = (-(-dims[-1] // int(group[1:])),) if group.startswith("g") else ()
-            scales = framework.empty((*dims[:-1], *tail), "f32", x, stream_)
+            scales = on_stream.empty((*dims[:-1], *tail), "f32")
         if zeros is None and has_zero and group != "t":
-            zeros = framework.empty(dims[:-1], "s32", x, stream_)
+            zeros = on_stream.empty(dims[:-1], "s32")
         if _arrays.rows(dims) > 0:
-            export = _arrays.export
             _core.quantize_activations(
-                export(x, stream_), scheme=name, codes=export(codes, stream_),
-                scales=export(scales, stream_), zeros=export(zeros, stream_),
-                prescale=export(prescale, stream_), limit=limit, known=known, cuda=where == "cuda", stream=stream_,
+                on_stream.export(x), scheme=name, codes=on_stream.export(codes), scales=on_stream.export(scales),
+                zeros=on_stream.export(zeros), prescale=on_stream.export(prescale), limit=limit, known=known, cuda=on_stream.cuda,
+                stream=on_stream.handle,
             )  # fmt: skip
     results = (codes, scales, zeros)
     return tuple(framework.finish(r) if r is not None and new else r for r, new in zip(results, made))  # type: ignore[return-value]

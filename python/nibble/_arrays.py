@@ -27,6 +27,7 @@ _BITS = {"bf16": "uint16", "e4m3": "uint8", "e5m2": "uint8", "e8m0": "uint8"}  #
 CPU = ("cpu", 0)
 
 
+@functools.lru_cache(maxsize=None)
 def token(dtype: Any) -> str:
     """nibble's name of a dtype: "f16", np.float16, torch.float16, "float16" → "f16". Raises InvalidArgument."""
     if isinstance(dtype, str):
@@ -66,6 +67,8 @@ class Numpy:
 
     def device(self, x: Any) -> tuple[str, int]:
         """ "cpu" or "cuda", and which."""
+        if type(x).__module__ == "numpy":
+            return CPU
         where = getattr(x, "__dlpack_device__", None)
         if where is None:
             return CPU
@@ -116,18 +119,19 @@ class Numpy:
 
 class Torch(Numpy):
     def device(self, x: Any) -> tuple[str, int]:
-        device = x.device
-        if device.type == "cpu":
+        if x.is_cpu:
             return CPU
+        device = x.device
         if device.type != "cuda":
             raise Unsupported(f"the tensor is on {device}; nibble has cpu and cuda")
         return "cuda", device.index
 
     def export(self, x: Any, stream: int | None) -> Any:
-        x = x.detach()
+        if x.requires_grad:
+            x = x.detach()
         if x.element_size() == 1 and x.is_floating_point():
             x = x.view(sys.modules["torch"].uint8)
-        return super().export(x, stream)
+        return x if not x.is_cuda else super().export(x, stream)
 
     def token(self, x: Any) -> str:
         name = token(x.dtype)
@@ -177,8 +181,13 @@ _FRAMEWORKS: dict[str, Numpy] = {"torch": Torch(), "cupy": Cupy(), "jax": Jax(),
 
 
 def framework(x: Any) -> Numpy:
+    return _framework_of(type(x))
+
+
+@functools.lru_cache(maxsize=None)
+def _framework_of(kind: type) -> Numpy:
     """By the type, or a type it derives from: torch.nn.Parameter and other people's subclasses are torch's."""
-    for base in type(x).__mro__:
+    for base in kind.__mro__:
         found = _FRAMEWORKS.get(base.__module__.partition(".")[0])
         if found is not None:
             return found
@@ -193,7 +202,7 @@ def shape(x: Any) -> tuple[int, ...]:
     dims = getattr(x, "shape", None)
     if dims is None:
         raise TypeError(f"{type(x).__qualname__} is no array")
-    return tuple(int(d) for d in dims)
+    return tuple(dims)
 
 
 def stream_handle(stream: Any) -> int:

@@ -1,5 +1,7 @@
 #include "arrays.hpp"
 
+#include <nanobind/stl/string.h>
+
 #include <cstring>
 #include <utility>
 
@@ -78,7 +80,6 @@ Argument<Void>::Argument(nb::handle object, const char* what) : what_(what) {
   if (object.is_none()) return;
   DType dtype = DType::none;
   if (!nb::try_cast(object, keep)) {
-    PyErr_Clear();  // a refused export may leave its reason behind
     nb::object bits;
     std::tie(bits, dtype) = bits_of(object);
     if (bits.is_none() || !nb::try_cast(bits, keep)) {

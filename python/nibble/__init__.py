@@ -14,7 +14,9 @@ several threads at once; the interpreter's lock is released while nibble compute
 
 from __future__ import annotations
 
+import copyreg
 import json
+import math
 import os
 from typing import Any, Mapping
 
@@ -96,6 +98,25 @@ def pack(
     return PackedWeight(_core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max), act)
 
 
+def _repack(q: QuantTensor, backend: str, act: str, layout: str) -> PackedWeight:
+    return pack(q, backend=backend, act=act, layout=layout)
+
+
+_FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit")
+
+
+def _fields(q: QuantTensor, **replaced: Any) -> dict[str, Any]:
+    """QuantTensor(**_fields(q)) == q."""
+    return {**{name: getattr(q, name) for name in _FIELDS}, **replaced}
+
+
+def _restore(fields: dict[str, Any]) -> QuantTensor:
+    return QuantTensor(**fields)
+
+
+copyreg.pickle(QuantTensor, lambda q: (_restore, (_fields(q),)))
+
+
 class _Stream:
     """Where a call runs: the framework and the device of `like`, and the stream that its arrays are ordered by."""
 
@@ -148,6 +169,12 @@ class PackedWeight:
     def __repr__(self) -> str:
         act = f"{self.act}_" if self.act else ""
         return f"PackedWeight({act}{self.scheme}, n={self.n}, k={self.k}, layout={self.layout!r}, backend={self.backend!r})"
+
+    def __deepcopy__(self, memo: Any) -> PackedWeight:
+        return self  # immutable
+
+    def __reduce__(self) -> Any:
+        return _repack, (self.unpack(), self.backend, self.act, self.layout)
 
     def unpack(self) -> QuantTensor:
         """The QuantTensor it was packed from, bit for bit."""
@@ -246,8 +273,10 @@ class PackedWeight:
             return f"{act}{zero}t"  # the weight's static_acts; refused with the reason where it has none
         scales = _arrays.shape(a_scale)
         m = _arrays.rows(dims)
-        if len(scales) <= 1 or scales[-1] == 1:
-            return f"{act}{zero}t" if len(scales) <= 1 and scales in ((), (1,)) else f"{act}{zero}r"
+        if math.prod(scales) == 1:
+            return f"{act}{zero}t"
+        if len(scales) == 1 or scales[-1] == 1:
+            return f"{act}{zero}r"
         if scales[:-1] != dims[:-1] and scales[:-1] != (m,):
             raise InvalidArgument(f"a_scale has shape {list(scales)}; x of shape {list(dims)} takes [1], [{m}] or [{m},G]")
         if self.k % scales[-1] != 0:

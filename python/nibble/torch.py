@@ -174,10 +174,8 @@ class QuantLinear(nn.Module):
         return torch.ops.nibble.dequantize(self._handle, dtype, self._where.device)
 
     def get_extra_state(self) -> dict[str, Any]:
-        q = self.weight.unpack()
-        arrays = {name: getattr(q, name) for name in ("codes", "scales", "zeros", "g_idx", "prescale", "bias")}
-        tensors = {name: _to_torch(array) for name, array in arrays.items() if array is not None}
-        return {"scheme": q.scheme, "act": self.weight.act, "scale2": q.scale2, "static_acts": q.static_acts, "act_limit": q.act_limit, **tensors}
+        fields = nibble._fields(self.weight.unpack(), act=self.weight.act)
+        return {name: _to_torch(value) if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         state = dict(state)
@@ -288,8 +286,7 @@ def convert(
 
 
 def _replace(q: nibble.QuantTensor, **fields: Any) -> nibble.QuantTensor:
-    names = ("scheme", "codes", "scales", "zeros", "g_idx", "prescale", "bias", "scale2", "static_acts", "act_limit")
-    return nibble.QuantTensor(**{**{name: getattr(q, name) for name in names}, **fields})
+    return nibble.QuantTensor(**nibble._fields(q, **fields))
 
 
 def _regrouped(scheme: str, n: int, k: int) -> str:

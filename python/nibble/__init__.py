@@ -275,7 +275,7 @@ class PackedWeight:
         m = _arrays.rows(dims)
         if math.prod(scales) == 1:
             return f"{act}{zero}t"
-        if len(scales) == 1 or scales[-1] == 1:
+        if scales == dims[:-1] or len(scales) == 1 or scales[-1] == 1:
             return f"{act}{zero}r"
         if scales[:-1] != dims[:-1] and scales[:-1] != (m,):
             raise InvalidArgument(f"a_scale has shape {list(scales)}; x of shape {list(dims)} takes [1], [{m}] or [{m},G]")

@@ -129,8 +129,6 @@ class Torch(Numpy):
     def export(self, x: Any, stream: int | None) -> Any:
         if x.requires_grad:
             x = x.detach()
-        if x.element_size() == 1 and x.is_floating_point():
-            x = x.view(sys.modules["torch"].uint8)
         return x if not x.is_cuda else super().export(x, stream)
 
     def token(self, x: Any) -> str:

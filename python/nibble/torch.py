@@ -14,6 +14,7 @@ The operators take a packed weight by number (`handle`), since weights are no te
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import weakref
 from typing import Any, Callable, Iterable, Mapping, Optional
@@ -295,6 +296,11 @@ def _regrouped(scheme: str, n: int, k: int) -> str:
     return f"{stem}g{k}" if n == 1 else f"{stem}b{n}x{k}"
 
 
+def _common(group: int, begin: int, end: int, total: int) -> int:
+    """The largest groups that lie within a group each and begin where the part does; the same for all parts of one size."""
+    return group if end - begin == total else math.gcd(group, begin, end - begin)
+
+
 def shard_outputs(q: nibble.QuantTensor, begin: int, end: int) -> nibble.QuantTensor:
     """The layer with the output channels [begin, end) alone. A boundary inside a block of output channels makes blocks smaller."""
     if not 0 <= begin < end <= q.n:
@@ -302,7 +308,7 @@ def shard_outputs(q: nibble.QuantTensor, begin: int, end: int) -> nibble.QuantTe
     n, k = q.group_shape
     fields: dict[str, Any] = {"codes": q.codes[begin:end]}
     if n != 0:
-        smaller = int(np.gcd(n, begin))
+        smaller = _common(n, begin, end, q.n)
         rows = np.arange(begin, end, smaller) // n
         fields.update(scales=q.scales[rows], zeros=None if q.zeros is None else q.zeros[rows])
         if smaller != n:
@@ -325,7 +331,7 @@ def shard_inputs(q: nibble.QuantTensor, begin: int, end: int) -> tuple[nibble.Qu
     n, k = q.group_shape
     fields: dict[str, Any] = {"codes": np.ascontiguousarray(q.codes[:, channels]), "g_idx": None}
     if k != 0:
-        smaller = int(np.gcd(k, begin))
+        smaller = _common(k, begin, end, q.k)
         groups = np.arange(begin, end, smaller) // k
         fields.update(scales=q.scales[:, groups], zeros=None if q.zeros is None else q.zeros[:, groups])
         if smaller != k:

@@ -50,7 +50,7 @@ std::string text(const Span& values, int count) {
   return out + "]";
 }
 
-/// NumPy arrays of ml_dtypes speak neither protocol; their bits do. Returns none for anything else.
+/// NumPy arrays of ml_dtypes speak neither protocol, and FP8 of older PyTorch does not; their bits do. None for anything else.
 std::pair<nb::object, DType> bits_of(nb::handle object) {
   static constexpr struct {
     const char* name;
@@ -61,10 +61,14 @@ std::pair<nb::object, DType> bits_of(nb::handle object) {
                 {"float8_e5m2", DType::e5m2, "uint8"},
                 {"float8_e8m0fnu", DType::e8m0, "uint8"}};
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
-  const nb::object name = nb::getattr(dtype, "name", nb::none());
-  if (nb::isinstance<nb::str>(name) && nb::hasattr(object, "view"))
-    for (const auto& row : kNamed)
-      if (std::string_view(nb::borrow<nb::str>(name).c_str()) == row.name) return {object.attr("view")(row.bits), row.dtype};
+  if (dtype.is_none() || !nb::hasattr(object, "view")) return {nb::none(), DType::none};
+  const std::string whole = nb::cast<std::string>(nb::str(dtype));  // "bfloat16", "torch.float8_e4m3fn"
+  const bool torch = whole.starts_with("torch.");
+  for (const auto& row : kNamed) {
+    if (!whole.ends_with(row.name)) continue;
+    const nb::object bits = torch ? nb::object(nb::module_::import_("torch").attr(row.bits)) : nb::object(nb::str(row.bits));
+    return {object.attr("view")(bits), row.dtype};
+  }
   return {nb::none(), DType::none};
 }
 

@@ -382,8 +382,10 @@ void run_plan(const Plan& plan, const PackedWeight& weight, nb::handle x, nb::ha
   const Input a = Input(x, "x").floats().matrix().on(backend);
   const Output d = Output(out, "out").floats().matrix().on(backend);
   const Input scratch = Input(workspace, "workspace").vector().on(backend);
-  Input act_scale = Input(a_scale, "a_scale").on(backend);
-  if (act_scale.view.rank != 2 || act_scale.view.dim(1) == 1) act_scale = std::move(act_scale).vector();
+  Input act_scale =
+      Input(a_scale, "a_scale").on(backend);  // of a tensor, of tokens however many dimensions they have, or of groups
+  const bool single = act_scale.empty() || act_scale.view.numel() == 1 || act_scale.view.numel() == a.view.dim(0);
+  act_scale = single ? std::move(act_scale).vector() : std::move(act_scale).matrix();
   const Input act_zero = Input(a_zero, "a_zero").vector().on(backend);
   const Input rows = Input(row_scale, "row_scale").vector().on(backend),
               cols = Input(col_scale, "col_scale").vector().on(backend);

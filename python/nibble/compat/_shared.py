@@ -118,8 +118,8 @@ def scaled_mm(
     flat = a.reshape(-1, a.shape[-1])
     if azp is not None:
         azp = azp.reshape(-1)
-    if scale_a.numel() == 1 and azp is not None and azp.numel() > 1:
-        scale_a = scale_a.reshape(1).expand(azp.numel()).contiguous()
+        if azp.numel() != scale_a.numel():  # one for all on one side only
+            scale_a, azp = (t.reshape(-1).expand(flat.shape[0]).contiguous() for t in (scale_a, azp))
     y = codes(b, scale_b).linear(flat, a_scale=scale_a, a_zero=azp, bias=bias, out_dtype=out_dtype)
     return y.view(*a.shape[:-1], b.shape[1])
 

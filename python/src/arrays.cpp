@@ -110,6 +110,8 @@ Argument<Void>::Argument(nb::handle object, const char* what) : what_(what) {
     view.strides[at] = view.shape[at] == 1 ? dense : keep.stride(at);  // the stride of a single element is anything
     dense = view.strides[at] * view.shape[at];
   }
+  if (view.empty() && view.numel() > 0)
+    throw Failure(StatusCode::invalid_argument, std::string(what) + " has no data: was it freed?");
 }
 
 template <class Void>

@@ -296,6 +296,7 @@ Result<QuantTensor> read_module(std::span<const NamedTensor> tensors, std::strin
   codec::ModuleTensors parts{"the layer", {}};
   std::vector<std::string> known;
   for (const NamedTensor& tensor : tensors) {
+    if (tensor.view.empty() && tensor.view.numel() > 0) return error(StatusCode::invalid_argument, "{} has no data", tensor.name);
     std::int64_t dense = 1;
     for (int i = tensor.view.rank; i-- > 0; dense *= tensor.view.dim(i))
       if (tensor.view.dim(i) > 1 && tensor.view.stride(i) != dense)

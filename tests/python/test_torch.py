@@ -63,8 +63,14 @@ def test_strange_tensors(layer, x):
 def test_a_freed_tensor(layer):
     x = torch.ones(3, 256)
     x.untyped_storage().resize_(0)
-    with pytest.raises(nibble.InvalidArgument, match="data"):
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
         layer.weight.linear(x)
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
+        layer.weight.linear(torch.ones(3, 256), residual=x)
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
+        nibble.read_tensors({"qweight": x})
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
+        nibble.QuantTensor("u8b128c", x, x)
 
 
 def test_operators_pass_torchs_own_checks(layer):

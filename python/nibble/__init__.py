@@ -34,11 +34,11 @@ from ._core import (
     QuantError,
     QuantTensor,
     VerifyReport,
-    __version__,
     formats,
     kernels,
     layouts,
 )
+from ._core import version as __version__
 from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument, IoError, NotFound, Unsupported
 
 __all__ = [
@@ -162,6 +162,7 @@ class PackedWeight:
         self.scheme: str = weight.scheme
         self.layout: str = weight.layout
         self.backend: str = weight.backend
+        self.device = ("cuda", int(_core.gpu()["ordinal"])) if weight.backend == "cuda" else _arrays.CPU
         self.has_bias: bool = weight.has_bias
         self.act_order: bool = weight.act_order
         self.nbytes: int = weight.nbytes
@@ -229,9 +230,9 @@ class PackedWeight:
         codes = act in ("s8", "e4m3")
         if not dims or dims[-1] != self.k:
             raise InvalidArgument(f"x has shape {list(dims)}, the weight W[{self.n},{self.k}] takes [..., {self.k}]")
-        where, _ = framework.device(x)
-        if where != self.backend:
-            raise InvalidArgument(f"x is in {where} memory, the weight is packed for {self.backend}; pack(..., backend={where!r})")
+        where = framework.device(x)
+        if where != self.device:
+            raise InvalidArgument(f"x is on {where[0]}:{where[1]}, the weight on {self.device[0]}:{self.device[1]}; pack it there, or move x")
         if out is None:
             token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if codes else act
         else:
@@ -256,7 +257,7 @@ class PackedWeight:
         if kernel or not allow_reference:
             spec.update(kernel=kernel, allow_reference=allow_reference)
         m = _arrays.rows(dims)
-        on_stream = _Stream(framework, x, where, stream)
+        on_stream = _Stream(framework, x, where[0], stream)
         with on_stream:
             result = on_stream.empty((*dims[:-1], self.n), token) if out is None else out
             if m > 0:
@@ -291,6 +292,8 @@ class PackedWeight:
         if out is None and self.backend == "cuda":
             raise InvalidArgument("the weight is in device memory: pass out=, an array there")
         framework = _arrays.framework(out)
+        if out is not None and framework.device(out) != self.device:
+            raise InvalidArgument(f"out is on {framework.device(out)}, the weight on {self.device}")
         token = _arrays.token(dtype) if out is None else framework.token(out)
         key = ("dequantize", token, transposed)
         plan = self._plans.get(key) or self._plans.setdefault(

@@ -179,7 +179,8 @@ _FRAMEWORKS: dict[str, Numpy] = {"torch": Torch(), "cupy": Cupy(), "jax": Jax(),
 
 
 def framework(x: Any) -> Numpy:
-    return _framework_of(type(x))
+    kind: Any = type(x)
+    return _framework_of(kind)
 
 
 @functools.lru_cache(maxsize=None)

@@ -124,6 +124,7 @@ def _(weight: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def quantize_activations(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor]:
     """As nibble.quantize_activations, for the dynamic schemes; zeros is empty where the scheme has none."""
     codes, scales, zeros = nibble.quantize_activations(x, scheme)
+    assert scales is not None  # or it has been refused
     return codes, scales, zeros if zeros is not None else x.new_empty((0,), dtype=torch.int32)
 
 
@@ -146,6 +147,8 @@ class QuantLinear(nn.Module):
     weight: packed, or a QuantTensor, which is packed for `device`. act: how x is quantized while running, "s8r", ...; "" not at all.
     The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients flow through to x.
     """
+
+    _where: Tensor
 
     def __init__(
         self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act: str = "", activation: str = "none", device: Any = "cpu"
@@ -229,9 +232,15 @@ def _float_weight(module: nn.Module) -> Tensor | None:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return None
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and type(module).__name__ != "NonDynamicallyQuantizableLinear":  # attention reads its weight
         return weight
     return weight.T if type(module).__name__ == "Conv1D" else None  # GPT-2's
+
+
+def _has_codes(module: nn.Module) -> bool:
+    """Whether there is a matrix of integers or FP8 among its tensors."""
+    own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    return any(t.ndim == 2 and t.numel() > 0 and (t.element_size() == 1 or t.dtype == torch.int32) for t in own)
 
 
 def _quantize(module: nn.Module, weight: Tensor, scheme: str) -> nibble.QuantTensor:
@@ -252,7 +261,8 @@ def convert(
 
     Quantized layers (AWQ, GPTQ, compressed-tensors, FP8: whatever nibble reads) keep their numbers; float ones are quantized to
     `scheme`, "u4b8g128", or with activations "s8r_s8c"; its first part goes for all. A float layer whose K the groups do not divide is left.
-    skip: a regular expression searched in names, or a predicate; by default heads and embeddings. config: model.config's
+    skip: a regular expression searched in names, or a predicate; by default heads and embeddings. Raises what reading or quantizing a
+    layer does, with its name; the layers before it are converted then. config: model.config's
     quantization_config unless given. device: where to run; by default where the layer is.
     """
     skipped = skip if callable(skip) else (lambda name: skip is not None and re.search(skip, name) is not None)
@@ -267,15 +277,19 @@ def convert(
         if not name or skipped(name) or isinstance(module, QuantLinear) or next(module.children(), None) is not None:
             continue
         dense = _float_weight(module)
-        if dense is not None:
-            if group and dense.shape[1] % int(group[1]) != 0:
-                continue
-            q = _quantize(module, dense, weight_scheme)
-        else:
-            try:
+        try:
+            if dense is not None:
+                if group and dense.shape[1] % int(group[1]) != 0:
+                    continue
+                q = _quantize(module, dense, weight_scheme)
+            elif _has_codes(module):
                 q = read_module(module, config)
-            except (NotFound, InvalidArgument):  # no layer of nibble's
+            else:
                 continue
+        except NotFound:  # no layer of a format's
+            continue
+        except nibble.Error as problem:
+            raise type(problem)(f"{name}: {problem}") from None
         own = next(itertools.chain(module.parameters(), module.buffers()))
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, QuantLinear(q, act=act, device=device or own.device))

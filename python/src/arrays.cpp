@@ -205,7 +205,7 @@ Tensor copy(const Input& input, const char* what) {
   return out;
 }
 
-nb::object to_numpy(const void* data, DType dtype, std::span<const std::int64_t> shape, nb::handle owner) {
+NumpyArray to_numpy(const void* data, DType dtype, std::span<const std::int64_t> shape, nb::handle owner) {
   DType stored = dtype;
   if (dtype == DType::bf16) stored = DType::u16;
   if (info(dtype).kind == DTypeKind::floating && bits(dtype) == 8) stored = DType::u8;
@@ -218,7 +218,8 @@ nb::object to_numpy(const void* data, DType dtype, std::span<const std::int64_t>
   nb::object array = nb::ndarray<nb::numpy, nb::ro>(data != nullptr ? data : &kNothing, dims.size(), dims.data(), owner, nullptr,
                                                     type, nb::device::cpu::value)
                          .cast(nb::rv_policy::reference);
-  return stored == dtype ? array : nb::module_::import_("nibble._arrays").attr("named")(array, std::string(name(dtype)));
+  if (stored != dtype) array = nb::module_::import_("nibble._arrays").attr("named")(array, std::string(name(dtype)));
+  return nb::borrow<NumpyArray>(array);
 }
 
 }  // namespace nibble::python

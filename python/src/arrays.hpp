@@ -58,6 +58,14 @@ struct Argument {
   Argument&& vector() &&;
   /// Throws Failure unless the memory is where `backend` computes.
   Argument&& on(Backend backend) &&;
+  /// Throws Failure when the two are in the memory of different GPUs.
+  template <class Other>
+  void beside(const Argument<Other>& other) const {
+    if (!empty() && !other.empty() && keep.device_type() == other.keep.device_type() &&
+        keep.device_id() != other.keep.device_id())
+      throw Failure(StatusCode::invalid_argument, std::string(what_) + " is on GPU " + std::to_string(keep.device_id()) +
+                                                      ", the rest on GPU " + std::to_string(other.keep.device_id()));
+  }
 
  private:
   const char* what_ = "";
@@ -72,7 +80,12 @@ extern template struct Argument<void>;
 /// A dense copy in host memory; a device's memory is refused.
 Tensor copy(const Input& input, const char* what);
 
+/// What type stubs call numpy.ndarray.
+class NumpyArray : public nb::object {
+  NB_OBJECT_DEFAULT(NumpyArray, nb::object, "numpy.ndarray", [](PyObject*) { return true; })
+};
+
 /// A read-only NumPy array over memory that `owner` keeps. bf16 and FP8 are ml_dtypes where that package is installed, else bits.
-nb::object to_numpy(const void* data, DType dtype, std::span<const std::int64_t> shape, nb::handle owner);
+NumpyArray to_numpy(const void* data, DType dtype, std::span<const std::int64_t> shape, nb::handle owner);
 
 }  // namespace nibble::python

@@ -150,8 +150,9 @@ void bind_values(nb::module_& m) {
 
 // --- checkpoints and weights --------------------------------------------------------------------------------------------------
 
-nb::object field(nb::handle self, const Tensor& t) {
-  return t.empty() ? nb::none() : to_numpy(t.bytes.data(), t.dtype, t.shape, self);
+std::optional<NumpyArray> field(nb::handle self, const Tensor& t) {
+  if (t.empty()) return std::nullopt;
+  return to_numpy(t.bytes.data(), t.dtype, t.shape, self);
 }
 
 QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
@@ -231,16 +232,17 @@ void bind_tensors(nb::module_& m) {
           },
           "[N,K], one code a byte; uint8, int8 for s8.")
       .def_prop_ro(
-          "scales", [](nb::handle self) { return field(self, nb::cast<const QuantTensor&>(self).scales); }, "[rows, groups]")
+          "scales", [](nb::handle self) { return *field(self, nb::cast<const QuantTensor&>(self).scales); }, "[rows, groups]")
       .def_prop_ro(
           "zeros", [](nb::handle self) { return field(self, nb::cast<const QuantTensor&>(self).zeros); },
           "[rows, groups], or None.")
       .def_prop_ro(
           "g_idx",
-          [](nb::handle self) -> nb::object {
+          [](nb::handle self) -> std::optional<NumpyArray> {
             const auto& q = nb::cast<const QuantTensor&>(self);
             const std::int64_t shape[] = {q.k};
-            return q.g_idx.empty() ? nb::none() : to_numpy(q.g_idx.data(), DType::s32, shape, self);
+            if (q.g_idx.empty()) return std::nullopt;
+            return to_numpy(q.g_idx.data(), DType::s32, shape, self);
           },
           "[K], the group of each input channel (act-order), or None.")
       .def_prop_ro(
@@ -258,7 +260,8 @@ void bind_tensors(nb::module_& m) {
       .def_ro("act_limit", &QuantTensor::act_limit)
       .def_prop_ro("bits_per_weight", &QuantTensor::bits_per_weight, "Scales and all the rest included.")
       .def(
-          "__eq__", [](const QuantTensor& a, const QuantTensor& b) { return a == b; }, nb::is_operator())
+          "__eq__", [](const QuantTensor& a, const QuantTensor& b) { return a == b; }, nb::is_operator(),
+          nb::sig("def __eq__(self, arg: object, /) -> bool"))
       .def("__hash__", [](nb::handle self) { return reinterpret_cast<std::uintptr_t>(self.ptr()) >> 4; })
       .def("__repr__", [](const QuantTensor& q) {
         return "QuantTensor(" + q.scheme.name() + ", n=" + std::to_string(q.n) + ", k=" + std::to_string(q.k) + ")";
@@ -392,6 +395,8 @@ void run_plan(const Plan& plan, const PackedWeight& weight, nb::handle x, nb::ha
   const Input b = Input(bias, "bias").floats().on(backend);
   const Input g = Input(gate, "gate").floats().matrix().on(backend),
               r = Input(residual, "residual").floats().matrix().on(backend);
+  for (const Input* operand : {&a, &scratch, static_cast<const Input*>(&act_scale), &act_zero, &rows, &cols, &b, &g, &r})
+    operand->beside(d);
   const EpilogueArgs operands{.a_scale = act_scale.view,
                               .a_zero = act_zero.view,
                               .row_scale = rows.view,
@@ -416,8 +421,7 @@ void run_plan(const Plan& plan, const PackedWeight& weight, nb::handle x, nb::ha
 
 void bind_plans(nb::module_& m) {
   nb::class_<PackedWeight>(m, "PackedWeight",
-                           "A weight in the byte order its kernels stream. Immutable; share it between threads.",
-                           nb::is_weak_referenceable())
+                           "A weight in the byte order its kernels stream. Immutable; share it between threads.")
       .def_prop_ro("scheme", [](const PackedWeight& w) { return w.scheme().name(); })
       .def_prop_ro("n", &PackedWeight::n)
       .def_prop_ro("k", &PackedWeight::k)
@@ -492,6 +496,8 @@ void quantize_acts(nb::handle x, std::string_view scheme, nb::handle codes, nb::
   Output s = Output(scales, "scales").on(backend);
   s = act.group.k == 0 ? std::move(s).vector() : std::move(s).matrix();
   const Output z = Output(zeros, "zeros").vector().on(backend), t = Output(sums, "sums").vector().on(backend);
+  for (const Output* output : {&c, static_cast<const Output*>(&s), &z, &t}) output->beside(a);
+  pre.beside(a);
   ActOptions options{.prescale = pre.view, .limit = limit};
   if (known) options.known = StaticActs{known->first, known->second};
   const ActOutputs out{.codes = c.view, .scales = s.view, .zeros = z.view, .sums = t.view};
@@ -522,6 +528,7 @@ void dequantize_tensors(std::string_view format, int width, bool zeros_minus_one
   const Input w = Input(qweight, "qweight").matrix().on(Backend::cuda), z = Input(qzeros, "qzeros").matrix().on(Backend::cuda);
   const Input s = Input(scales, "scales").matrix().on(Backend::cuda);
   const Output d = Output(out, "out").matrix().on(Backend::cuda);
+  for (const Input* input : {&w, &z, &s}) input->beside(d);
   const std::int64_t n = s.view.dim(1), k = transposed ? d.view.dim(0) : d.view.dim(1), groups = s.view.dim(0);
   const auto words = [&](std::int64_t count) { return (count * width + 31) / 32; };
   const auto expect = [](const Input& input, const char* what, std::int64_t rows, std::int64_t cols) {
@@ -646,7 +653,7 @@ void bind_functions(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   using namespace nibble::python;
-  m.attr("__version__") = NIBBLE_VERSION;
+  m.attr("version") = NIBBLE_VERSION;
   register_errors();
   bind_values(m);
   bind_tensors(m);

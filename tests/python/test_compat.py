@@ -117,6 +117,8 @@ def test_int8_quant():
     assert ((codes.float() - azp) * scale - x).abs().max() <= scale.max() * 0.51
     codes, scale, azp = vllm.scaled_int8_quant(x, torch.tensor([0.03]), torch.tensor([7], dtype=torch.int32), symmetric=False)
     assert (codes - ((x / 0.03).round() + 7).clamp(-128, 127)).abs().max() <= 1
+    with pytest.raises(ValueError, match="azp"):
+        vllm.scaled_int8_quant(x, torch.tensor([0.03]), symmetric=False)
 
 
 def test_int8_group_quant():

@@ -148,6 +148,17 @@ def test_convert_quantized_layers(path):
     assert model.block.proj.weight.unpack() == checkpoint.read(module)
 
 
+def test_convert_leaves_the_rest():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm1d(8), nn.Embedding(10, 128), nn.MultiheadAttention(128, 4), nn.GRU(8, 8))
+    assert nt.convert(model) == []
+    model.append(nn.Linear(128, 8)).append(nn.Linear(128, 8))
+    assert nt.convert(model, skip=lambda name: name == "5") == ["6"]
+    with torch.no_grad():
+        model[5].weight[0, 0] = float("nan")
+    with pytest.raises(nibble.InvalidArgument, match="^5: .*[0,0]"):
+        nt.convert(model)
+
+
 def test_gptq_that_was_converted_to_v2_while_loading():
     checkpoint = nibble.open(GOLDEN / "gptq" / "v1_4bit_asymmetric")
     (module,) = checkpoint.layers

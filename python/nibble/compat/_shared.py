@@ -70,23 +70,24 @@ def gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, is_order: bool, v2: bool, bits: int
 ) -> nibble.PackedWeight:
     """qweight s32 [K·bits/32, N] as in the checkpoint. g_idx [K], or (is_order) its argsort; None or empty: no act-order."""
-    ordered = g_idx is not None and g_idx.numel() > 0 and g_idx.device.type != "meta"
+    if g_idx is not None and g_idx.numel() == 0:
+        g_idx = None
 
     def make() -> nibble.PackedWeight:
         tensors = {"qweight": _host(qweight), "qzeros": _host(qzeros), "scales": _host(scales)}
-        if ordered:
+        if g_idx is not None:
             index = _host(g_idx).to(torch.int32)
             if is_order:
                 order, k = index.long(), index.numel()
                 index = torch.empty(k, dtype=torch.int32)
                 index[order] = torch.arange(k, dtype=torch.int32) // -(-k // scales.shape[0])
             tensors["g_idx"] = index
-        config = {"quant_method": "gptq", "bits": bits, "sym": False, "desc_act": ordered}
+        config = {"quant_method": "gptq", "bits": bits, "sym": False, "desc_act": g_idx is not None}
         config["checkpoint_format"] = "gptq_v2" if v2 else "gptq"
         return _pack(nibble.read_tensors(tensors, config), "", qweight.device)
 
-    parts = (qweight, qzeros, scales, g_idx) if ordered else (qweight, qzeros, scales)
-    return remember(parts, ("gptq", is_order, v2, bits), make)
+    parts = (qweight, qzeros, scales)
+    return remember(parts if g_idx is None else (*parts, g_idx), ("gptq", is_order, v2, bits), make)
 
 
 def codes(b: Tensor, scale_b: Tensor) -> nibble.PackedWeight:

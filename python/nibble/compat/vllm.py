@@ -13,7 +13,7 @@ from torch import Tensor
 
 import nibble
 from nibble.compat import _shared
-from nibble.errors import Unsupported
+from nibble.errors import InvalidArgument, Unsupported
 
 
 def awq_dequantize(qweight: Tensor, scales: Tensor, zeros: Tensor, split_k_iters: int, thx: int, thy: int) -> Tensor:
@@ -32,9 +32,11 @@ def gptq_gemm(
 ) -> Tensor:  # fmt: skip
     """a [M,K] → [M,N]. b_g_idx is g_idx, or with use_exllama its argsort; empty without act-order. Newer versions of vLLM, which have no
     b_g_idx, pass seven arguments; those are understood too."""
-    if bit is None:
-        b_g_idx, use_exllama, use_v2_format, bit = None, bool(b_g_idx), bool(use_exllama), int(use_v2_format)
-    return _shared.gptq(b_q_weight, b_gptq_qzeros, b_gptq_scales, b_g_idx, use_exllama, bool(use_v2_format), bit).linear(a)
+    if isinstance(b_g_idx, Tensor):
+        index, exllama, v2, bits = b_g_idx, use_exllama, bool(use_v2_format), bit or 4
+    else:
+        index, exllama, v2, bits = None, b_g_idx, use_exllama, int(use_v2_format)
+    return _shared.gptq(b_q_weight, b_gptq_qzeros, b_gptq_scales, index, exllama, v2, bits).linear(a)
 
 
 def gptq_shuffle(q_weight: Tensor, *args: object) -> None:
@@ -71,10 +73,13 @@ def scaled_int8_quant(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """input [..., K] → int8, with a scale f32 [M,1] per token, and a zero point s32 [M,1] unless symmetric; or with those given."""
     if scale is not None:
-        scheme, zero = ("s8t", 0) if symmetric else ("s8zt", int(_shared.number(azp)))
+        if symmetric != (azp is None):
+            raise InvalidArgument(f"symmetric={symmetric} {'with' if azp is not None else 'without'} azp")
+        scheme, zero = ("s8t", 0) if azp is None else ("s8zt", int(_shared.number(azp)))
         return nibble.quantize_activations(input, scheme, scale=_shared.number(scale), zero=zero)[0], scale, azp
     flat = input.reshape(-1, input.shape[-1])
     codes, scales, zeros = nibble.quantize_activations(flat, "s8r" if symmetric else "s8zr")
+    assert scales is not None
     return codes.view(input.shape), scales.view(-1, 1), None if zeros is None else zeros.view(-1, 1)
 
 
@@ -127,4 +132,5 @@ def per_token_group_quant_int8(
     if dtype != torch.int8:
         raise Unsupported(f"codes of type {dtype}; nibble has int8")
     codes, scales, _ = nibble.quantize_activations(x, f"s8g{group_size}")
+    assert scales is not None
     return codes, scales

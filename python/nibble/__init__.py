@@ -60,14 +60,14 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(os.fspath(path))
 
 
-def read_tensors(tensors: Mapping[str, Array], config: Mapping[str, Any] | str | None = None) -> QuantTensor:
+def read_tensors(tensors: Mapping[str, Array | tuple[Array, str]], config: Mapping[str, Any] | str | None = None) -> QuantTensor:
     """Decodes a layer that is in memory already. `tensors` maps names inside the layer to arrays of host memory: {"qweight": …,
-    "qzeros": …, "scales": …}; `config` is the model's quantization_config, which says what shapes cannot.
+    "qzeros": …, "scales": …}, or to (bits, type) where an array cannot say its type: (uint8 array, "e4m3"). `config` is the model's quantization_config, which says what shapes cannot.
 
     Raises NotFound when no format has such tensors, CorruptData, Unsupported.
     """
     text = config if isinstance(config, str) else json.dumps(config) if config is not None else ""
-    return _core.read_module({name: _arrays.export(tensor) for name, tensor in tensors.items()}, text)
+    return _core.read_module({name: t if isinstance(t, tuple) else _arrays.export(t) for name, t in tensors.items()}, text)
 
 
 def quantize(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_search: bool = False) -> QuantTensor:

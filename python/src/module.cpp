@@ -324,6 +324,14 @@ void bind_tensors(nb::module_& m) {
             return to_numpy(c.view(*t).data, t->dtype, t->shape, self);
           },
           "name"_a, "A tensor as it is stored: a read-only NumPy view of the mapped file.")
+      .def(
+          "dtype",
+          [](const Checkpoint& c, const std::string& tensor_name) {
+            const TensorInfo* t = c.find_tensor(tensor_name);
+            if (t == nullptr) throw Failure(StatusCode::not_found, c.path().string() + ": no tensor " + tensor_name);
+            return name(t->dtype);
+          },
+          "name"_a, "The element type of a tensor, \"bf16\", which NumPy may have no name for.")
       .def("__repr__", [](const Checkpoint& c) {
         return "Checkpoint('" + c.path().string() + "', " + std::to_string(c.modules().size()) + " modules)";
       });
@@ -506,13 +514,24 @@ void quantize_acts(nb::handle x, std::string_view scheme, nb::handle codes, nb::
              : quantize_activations(a.view, act, out, options));
 }
 
+/// A tensor, or (bits, type) for a type that its framework has no name for.
 QuantTensor decode_module(const nb::dict& tensors, std::string_view config) {
   std::vector<Input> keep;
   std::vector<NamedTensor> named;
   for (const auto [key, value] : tensors) {
     std::string suffix = nb::cast<std::string>(key);
-    keep.push_back(Input(value, suffix.c_str()).on(Backend::cpu));
-    named.push_back({std::move(suffix), keep.back().view});
+    const bool typed = nb::isinstance<nb::tuple>(value) && nb::len(value) == 2;
+    keep.push_back(Input(typed ? nb::object(value[0]) : nb::borrow(value), suffix.c_str()).on(Backend::cpu));
+    ConstTensorView view = keep.back().view;
+    if (view.dtype == DType::u16) view.dtype = DType::bf16;  // no format has integers of that kind
+    if (typed) {
+      const DType type = dtype_from(nb::cast<std::string>(nb::object(value[1])));
+      if (bits(type) != bits(view.dtype))
+        throw Failure(StatusCode::invalid_argument, suffix + " has elements of " + std::to_string(bits(view.dtype)) + " bits, " +
+                                                        std::string(name(type)) + " has " + std::to_string(bits(type)));
+      view.dtype = type;
+    }
+    named.push_back({std::move(suffix), view});
   }
   nb::gil_scoped_release release;
   return check(read_module(named, config));

@@ -22,7 +22,7 @@ def test_golden(path):
     expected = nibble.open(GOLDEN / f"{path}.expected.safetensors").tensor(f"{layer.name}.f32")
     w = nibble.pack(q).dequantize()
     assert np.array_equal(w, expected, equal_nan=True)
-    tensors = {name.rpartition(".")[2]: checkpoint.tensor(name) for name in checkpoint.tensors}
+    tensors = {name.rpartition(".")[2]: (checkpoint.tensor(name), checkpoint.dtype(name)) for name in checkpoint.tensors}
     assert nibble.read_tensors(tensors, checkpoint.config) == q
     inner = json.loads(checkpoint.config).get("quantization_config")
     assert nibble.read_tensors(tensors, inner) == q
@@ -37,6 +37,16 @@ def test_modules_and_missing_names():
         checkpoint.read("nowhere")
     with pytest.raises(KeyError, match="nowhere"):
         checkpoint.tensor("nowhere")
+
+
+def test_tensors_in_memory_have_types():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    checkpoint = nibble.open(GOLDEN / "fp8" / "blocks_ragged")
+    tensors = {name.rpartition(".")[2]: checkpoint.tensor(name) for name in checkpoint.tensors}
+    assert tensors["weight"].dtype == ml_dtypes.float8_e4m3fn
+    assert nibble.read_tensors(tensors, checkpoint.config) == checkpoint.read(checkpoint.layers[0])
+    with pytest.raises(nibble.InvalidArgument, match="8 bits"):
+        nibble.read_tensors({**tensors, "weight": (tensors["weight"], "f16")})
 
 
 def test_views_outlive_their_checkpoint():

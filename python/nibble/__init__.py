@@ -117,6 +117,10 @@ def _restore(fields: dict[str, Any]) -> QuantTensor:
 copyreg.pickle(QuantTensor, lambda q: (_restore, (_fields(q),)))
 
 
+def _place(device: tuple[str, int]) -> str:
+    return f"{device[0]}:{device[1]}"
+
+
 class _Stream:
     """Where a call runs: the framework and the device of `like`, and the stream that its arrays are ordered by."""
 
@@ -232,7 +236,7 @@ class PackedWeight:
             raise InvalidArgument(f"x has shape {list(dims)}, the weight W[{self.n},{self.k}] takes [..., {self.k}]")
         where = framework.device(x)
         if where != self.device:
-            raise InvalidArgument(f"x is on {where[0]}:{where[1]}, the weight on {self.device[0]}:{self.device[1]}; pack it there, or move x")
+            raise InvalidArgument(f"x is on {_place(where)}, the weight on {_place(self.device)}; pack it there, or move x")
         if out is None:
             token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if codes else act
         else:
@@ -293,7 +297,7 @@ class PackedWeight:
             raise InvalidArgument("the weight is in device memory: pass out=, an array there")
         framework = _arrays.framework(out)
         if out is not None and framework.device(out) != self.device:
-            raise InvalidArgument(f"out is on {framework.device(out)}, the weight on {self.device}")
+            raise InvalidArgument(f"out is on {_place(framework.device(out))}, the weight on {_place(self.device)}")
         token = _arrays.token(dtype) if out is None else framework.token(out)
         key = ("dequantize", token, transposed)
         plan = self._plans.get(key) or self._plans.setdefault(

@@ -221,6 +221,9 @@ def read_module(module: nn.Module, config: Mapping[str, Any] | None = None) -> n
         value = getattr(module, theirs, None)
         if isinstance(value, (bool, int)) and "qweight" in tensors:
             facts.setdefault(ours, value)
+    g_idx = tensors.get("g_idx")
+    if g_idx is not None and bool((g_idx[1:] < g_idx[:-1]).any()):
+        facts.setdefault("desc_act", True)
     zero_format = getattr(module, "qzero_format", None)
     if callable(zero_format):  # GPTQModel changes v1 to v2 when loading; the config still says v1
         facts["checkpoint_format"] = "gptq_v2" if zero_format() == 2 else "gptq"

@@ -84,16 +84,17 @@ class Checkpoint {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// A tensor of one module in memory: {"qweight", view}. Dense; may be unaligned.
+/// A tensor of a module that is already in memory, by its name inside the module: "qweight", "weight_scale", "bias".
 struct NamedView {
-  std::string_view name;  // without the module's
-  ConstTensorView view;
+  std::string name;
+  ConstTensorView view;  // host memory, dense; may be unaligned
 };
 
-/// Decodes the tensors of one module, wherever they came from, as Checkpoint::read does for those of a file. `config` is the JSON of
-/// config.json or of its quantization_config; empty where tensors tell enough (AWQ; not GPTQ's two versions).
-/// Errors: unsupported when no format knows them or they are not quantized; corrupt_data, invalid_argument with the values.
-Result<QuantTensor> decode(std::span<const NamedView> tensors, std::string_view config = {}, std::vector<Note>* notes = nullptr);
+/// What Checkpoint::read does, for a layer that somebody else has loaded: recognises its format and decodes it. `config` is the
+/// JSON text of the model's quantization_config, or of a config.json that has one; "" when nothing is known beyond the tensors.
+/// Errors: unsupported when no format knows such tensors, or they are not quantized, and those of Checkpoint::read.
+Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config = {},
+                                std::vector<Note>* notes = nullptr);
 
 /// A row of the format table.
 struct FormatInfo {

@@ -128,7 +128,7 @@ nib_status nib_qtensor_decode(const nib_named_view* tensors, size_t count, const
       named[i] = {tensors[i].name, v};
     }
     std::vector<Note> findings;
-    NIBBLE_ASSIGN_OR_RETURN(QuantTensor made, decode(named, text_or(config, ""), &findings));
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor made, read_module(named, text_or(config, ""), &findings));
     NIBBLE_RETURN_IF_ERROR(give(notes_text(findings), notes));
     return made;
   });

@@ -97,6 +97,23 @@ void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
                                                       q.codes.size(), *first, at / q.k, at % q.k)});
 }
 
+/// The end of every read: what a format decoded is validated, and searched for odd values when somebody takes the notes. A format's
+/// own errors name the module and get the `place` in front.
+Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std::string_view place, std::vector<Note> found,
+                            std::vector<Note>* out) {
+  if (!q.ok()) return place.empty() ? q.status() : q.status().with_context(place);
+  if (const Status invalid = q->validate(); !invalid.ok())
+    return error(StatusCode::corrupt_data, "{}: {}", module, invalid.message());
+  if (out == nullptr) return q;
+  note_nan_codes(*q, found);
+  note_odd_values(q->scales, "scales", q->groups(), true, found);
+  if (!q->zeros.empty()) note_odd_values(q->zeros, "zero points", q->groups(), false, found);
+  if (!q->prescale.empty()) note_odd_values(q->prescale, "activation pre-scales", q->k, false, found);
+  if (!q->bias.empty()) note_odd_values(q->bias, "bias values", q->n, false, found);
+  std::ranges::move(found, std::back_inserter(*out));
+  return q;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs::path& path) try {
@@ -228,17 +245,7 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, std::vector<Not
                  own->format);
   std::vector<Note> found;
   Result<QuantTensor> q = format->read(module_tensors(groups[group_index.at(own->name)]), *own, config.quant, found);
-  if (!q.ok()) return q.status().with_context(path.string());
-  if (const Status invalid = q->validate(); !invalid.ok())
-    return error(StatusCode::corrupt_data, "{}: module {}: {}", path.string(), own->name, invalid.message());
-  if (out == nullptr) return q;
-  note_nan_codes(*q, found);
-  note_odd_values(q->scales, "scales", q->groups(), true, found);
-  if (!q->zeros.empty()) note_odd_values(q->zeros, "zero points", q->groups(), false, found);
-  if (!q->prescale.empty()) note_odd_values(q->prescale, "activation pre-scales", q->k, false, found);
-  if (!q->bias.empty()) note_odd_values(q->bias, "bias values", q->n, false, found);
-  std::ranges::move(found, std::back_inserter(*out));
-  return q;
+  return checked(std::move(q), fmt::format("{}: module {}", path.string(), own->name), path.string(), std::move(found), out);
 }
 
 Result<Checkpoint> Checkpoint::open(const fs::path& path) {
@@ -268,6 +275,41 @@ Result<QuantTensor> Checkpoint::read(const Module& module, std::vector<Note>* no
   return impl_->read(module, notes);
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot read module {}: {}", module.name, e.what());
+}
+
+Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config_text,
+                                std::vector<Note>* notes) try {
+  codec::QuantConfig config;
+  if (!config_text.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(config, storage::parse_quant_config(config_text));
+  }
+  codec::ModuleTensors parts{"the layer", {}};
+  std::string names;
+  for (const NamedView& tensor : tensors) {
+    const std::string name = storage::printable(tensor.name);
+    if (tensor.view.empty() && tensor.view.numel() > 0) return error(StatusCode::invalid_argument, "tensor {} has no data", name);
+    std::int64_t dense = 1;
+    for (int i = tensor.view.rank; i-- > 0; dense *= tensor.view.dim(i))
+      if (tensor.view.dim(i) > 1 && tensor.view.stride(i) != dense)
+        return error(StatusCode::invalid_argument, "tensor {} is not dense: dimension {} has a stride of {}, not {}", name, i,
+                     tensor.view.stride(i), dense);
+    if (!parts.by_suffix.emplace(tensor.name, tensor.view).second)
+      return error(StatusCode::invalid_argument, "there are two tensors called {}", name);
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  for (const codec::Format& format : codec::format_table()) {
+    const std::optional<Result<Module>> found = format.detect(parts, config);
+    if (!found) continue;
+    if (!found->ok()) return found->status();
+    if (!(*found)->quantized())
+      return error(StatusCode::unsupported, "the layer is {}: there are no codes to read", (*found)->format);
+    std::vector<Note> findings = (*found)->notes;
+    Result<QuantTensor> q = format.read(parts, **found, config, findings);
+    return checked(std::move(q), "the layer", {}, std::move(findings), notes);
+  }
+  return error(StatusCode::unsupported, "no format has a layer of these tensors: {}", names.empty() ? "none" : names);
+} catch (const std::exception& e) {
+  return error(StatusCode::io_error, "cannot read the layer: {}", e.what());
 }
 
 std::vector<FormatInfo> formats() {

@@ -283,6 +283,35 @@ TEST_P(GoldenCheckpoint, ReadsAsExpected) {
   EXPECT_EQ(different, 0);
 }
 
+TEST_P(GoldenCheckpoint, ReadsFromMemoryToo) {
+  const auto checkpoint = Checkpoint::open(kFolder / GetParam().path);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  std::vector<NamedView> tensors;
+  for (const TensorInfo& t : checkpoint->tensors())
+    tensors.push_back({t.name.substr(t.name.rfind('.') + 1), checkpoint->view(t)});
+  std::vector<Note> notes, notes_of_memory;
+  const auto q = checkpoint->read(checkpoint->modules()[0], &notes);
+  const auto from_memory = read_module(tensors, checkpoint->config(), &notes_of_memory);
+  ASSERT_TRUE(from_memory.ok()) << from_memory.status().message();
+  EXPECT_TRUE(*from_memory == *q);
+  EXPECT_GE(notes_of_memory.size(), notes.size());  // what detection found is among them
+}
+
+TEST(Golden, WhatIsNoLayerIsRefused) {
+  const std::vector<std::int32_t> words(16);
+  const auto code = [&](std::string_view config, const ConstTensorView& view) {
+    return read_module(std::vector<NamedView>{{"qweight", view}}, config).status().code();
+  };
+  ConstTensorView view(words.data(), {4, 4}), gaps = view, freed = view;
+  gaps.shape[1] = 2;
+  freed.data = nullptr;
+  EXPECT_EQ(code("", view), StatusCode::unsupported);
+  EXPECT_EQ(code("{", view), StatusCode::corrupt_data);
+  EXPECT_EQ(code("[]", view), StatusCode::corrupt_data);
+  EXPECT_EQ(code("", gaps), StatusCode::invalid_argument);
+  EXPECT_EQ(code("", freed), StatusCode::invalid_argument);
+}
+
 TEST_P(GoldenLayout, IsWrittenByteForByte) {
   const Case& c = GetParam();
   const auto checkpoint = Checkpoint::open(kFolder / c.path);

@@ -1,0 +1,413 @@
+"""nibble: 4-bit and 8-bit quantized linear layers at the speed of the hardware, on CPUs and NVIDIA GPUs.
+
+    import nibble
+
+    checkpoint = nibble.open("Llama-3-8B-AWQ")                  # AWQ, GPTQ, compressed-tensors, FP8, ...
+    q = checkpoint.read("model.layers.0.mlp.down_proj")         # a QuantTensor: codes, scales, zeros as NumPy arrays
+    w = nibble.pack(q)                                          # once
+    y = w.linear(x)                                             # y[..., N] = x[..., K] · Wᵀ, as often as you like
+
+Arrays of NumPy, PyTorch, JAX and CuPy are read where they are; results are of the kind of x. bf16 and FP8 in NumPy are ml_dtypes arrays,
+or their bits: uint16 is read as bf16, uint8 as FP8 (e4m3). Errors are the classes of nibble.errors. Everything may be called from
+several threads at once; the interpreter's lock is released while nibble computes.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import json
+import math
+import os
+from typing import Any, Mapping
+
+from . import _arrays, _core
+from ._core import (
+    Bucket,
+    Candidate,
+    Checkpoint,
+    FormatInfo,
+    KernelInfo,
+    LayoutInfo,
+    Module,
+    Note,
+    Plan,
+    QuantError,
+    QuantTensor,
+    VerifyReport,
+    formats,
+    kernels,
+    layouts,
+)
+from ._core import version as __version__
+from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument, IoError, NotFound, Unsupported
+
+__all__ = [
+    "AlreadyExists", "Bucket", "Candidate", "Checkpoint", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
+    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "Plan", "QuantError",
+    "QuantTensor", "Unsupported", "VerifyReport", "__version__", "doctor", "formats", "kernels", "layouts", "open", "pack",
+    "quantization_error", "quantize", "quantize_activations", "read_tensors", "verify",
+]  # fmt: skip
+
+Array = Any
+"""An array of NumPy, PyTorch, JAX, CuPy, or anything with `__dlpack__`."""
+
+
+def open(path: str | os.PathLike[str]) -> Checkpoint:
+    """Opens a checkpoint: a directory with *.safetensors (and config.json), or one .safetensors file.
+
+    Raises NotFound, IoError, CorruptData (with the file, tensor and byte offset).
+    """
+    return Checkpoint(os.fspath(path))
+
+
+def read_tensors(tensors: Mapping[str, Array | tuple[Array, str]], config: Mapping[str, Any] | str | None = None) -> QuantTensor:
+    """Decodes a layer that is in memory already. `tensors` maps names inside the layer to arrays of host memory: {"qweight": …,
+    "qzeros": …, "scales": …}, or to (bits, type) where an array cannot say its type: (uint8 array, "e4m3"). `config` is the model's quantization_config, which says what shapes cannot.
+
+    Raises NotFound when no format has such tensors, CorruptData, Unsupported.
+    """
+    text = config if isinstance(config, str) else json.dumps(config) if config is not None else ""
+    return _core.read_module({name: t if isinstance(t, tuple) else _arrays.export(t) for name, t in tensors.items()}, text)
+
+
+def quantize(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_search: bool = False) -> QuantTensor:
+    """Rounds w [N,K] (f32, f16 or bf16, host memory) to nearest.
+
+    scheme: "u4b8g128" symmetric, "u4zg128" with zero points, 2 to 8 bits; "s8c", "e4m3b128x128", ...
+    scale: the type of the scales, f16, bf16 or f32. clip_search: shrink a group's range while that lowers its error.
+    Raises InvalidArgument when the groups do not divide K, or for a NaN or an infinity (with its position).
+    """
+    return _core.quantize(_arrays.export(w), scheme=scheme, scale=_arrays.token(scale), clip_search=clip_search)
+
+
+def quantization_error(w: Array, q: QuantTensor) -> QuantError:
+    """How far q is from w [N,K]."""
+    return _core.quantization_error(_arrays.export(w), q)
+
+
+def pack(
+    q: QuantTensor, *, backend: str = "cpu", act: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13
+) -> PackedWeight:
+    """Rearranges q for the kernels of a backend, "cpu" or "cuda" (the current GPU, into its memory).
+
+    act: how linear() quantizes activations while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
+    all. A whole scheme, "s8r_u4zg128", may be given too. layout, kernel: by name, in place of a choice by cost for M up to m_max.
+    Raises Unsupported when no layout can hold q, or without a GPU.
+    """
+    act = _core.act_scheme(act)
+    return PackedWeight(_core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max), act)
+
+
+def _repack(q: QuantTensor, backend: str, act: str, layout: str) -> PackedWeight:
+    return pack(q, backend=backend, act=act, layout=layout)
+
+
+_FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit")
+
+
+def _fields(q: QuantTensor, **replaced: Any) -> dict[str, Any]:
+    """QuantTensor(**_fields(q)) == q."""
+    return {**{name: getattr(q, name) for name in _FIELDS}, **replaced}
+
+
+def _restore(fields: dict[str, Any]) -> QuantTensor:
+    return QuantTensor(**fields)
+
+
+copyreg.pickle(QuantTensor, lambda q: (_restore, (_fields(q),)))
+
+
+def _place(device: tuple[str, int]) -> str:
+    return f"{device[0]}:{device[1]}"
+
+
+class _Stream:
+    """Where a call runs: the framework and the device of `like`, and the stream that its arrays are ordered by."""
+
+    def __init__(self, framework: _arrays.Numpy, like: Array, where: str, stream: Any) -> None:
+        self._framework, self._like = framework, like
+        self._context = None
+        self.cuda = where == "cuda"
+        self.handle = 0
+        if self.cuda:
+            self.handle = framework.current_stream(like) if stream is None else _arrays.stream_handle(stream)
+            self._context = framework.on_device(like)
+
+    def __enter__(self) -> None:
+        if self._context is not None:
+            self._context.__enter__()
+
+    def __exit__(self, *problem: Any) -> None:
+        if self._context is not None:
+            self._context.__exit__(*problem)
+
+    def empty(self, shape: tuple[int, ...], token: str) -> Array:
+        return self._framework.empty(shape, token, self._like, self.handle)
+
+    def export(self, x: Array | None) -> Any:
+        return None if x is None else _arrays.framework(x).export(x, self.handle)
+
+    def run(self, plan: Plan, weight: _core.PackedWeight, x: Array | None, out: Array, operands: dict[str, Array | None]) -> None:
+        given = {name: self.export(operand) for name, operand in operands.items() if operand is not None}
+        if self.cuda and plan.workspace_bytes:
+            given["workspace"] = self.export(self.empty((plan.workspace_bytes,), "u8"))
+        plan.run(weight, self.export(x), self.export(out), stream=self.handle, **given)
+
+
+class PackedWeight:
+    """A weight W[n,k] in the byte order its kernels stream, with the plans that ran on it. Made by pack(); immutable and shareable."""
+
+    def __init__(self, weight: _core.PackedWeight, act: str = "") -> None:
+        self._weight = weight
+        self._plans: dict[Any, Plan] = {}
+        self.act = act
+        self.n: int = weight.n
+        self.k: int = weight.k
+        self.scheme: str = weight.scheme
+        self.layout: str = weight.layout
+        self.backend: str = weight.backend
+        self.device = ("cuda", int(_core.gpu()["ordinal"])) if weight.backend == "cuda" else _arrays.CPU
+        self.has_bias: bool = weight.has_bias
+        self.act_order: bool = weight.act_order
+        self.nbytes: int = weight.nbytes
+
+    def __repr__(self) -> str:
+        act = f"{self.act}_" if self.act else ""
+        return f"PackedWeight({act}{self.scheme}, n={self.n}, k={self.k}, layout={self.layout!r}, backend={self.backend!r})"
+
+    def __deepcopy__(self, memo: Any) -> PackedWeight:
+        return self  # immutable
+
+    def __reduce__(self) -> Any:
+        return _repack, (self.unpack(), self.backend, self.act, self.layout)
+
+    def unpack(self) -> QuantTensor:
+        """The QuantTensor it was packed from, bit for bit."""
+        return self._weight.unpack()
+
+    def plan(self, act: str, m_max: int, **spec: Any) -> Plan:
+        """The plan for activations of type `act` and every M up to m_max (rounded up to a power of two); kept for the next time."""
+        m_max = 1 << max(0, m_max - 1).bit_length()
+        key = (act, m_max, *spec.values(), *spec)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans.setdefault(key, Plan.linear(self._weight, act=act, m_max=m_max, **spec))
+        return found
+
+    def linear(
+        self,
+        x: Array,
+        *,
+        bias: Array | bool | None = None,
+        activation: str = "none",
+        clamp: tuple[float, float] = (0.0, 6.0),
+        gate: Array | None = None,
+        residual: Array | None = None,
+        row_scale: Array | None = None,
+        col_scale: Array | None = None,
+        a_scale: Array | None = None,
+        a_zero: Array | None = None,
+        quantize: str | None = None,
+        out_dtype: Any = None,
+        out_scale: float = 1.0,
+        out_zero: int = 0,
+        out: Array | None = None,
+        stream: Any = None,
+        kernel: str = "",
+        allow_reference: bool = True,
+    ) -> Array:
+        """y[..., N] = act(row_scale · col_scale · (x[..., K] · Wᵀ) + bias) ∘ gate + residual, rounded to out_dtype.
+
+        x: f32, f16 or bf16; or codes, int8 or e4m3, with their a_scale (f32 [1], [M] or [M,G]) and for zero points a_zero (s32).
+        bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
+        activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu.
+        quantize: in place of the weight's `act`, "" for none.
+        out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating); that of x, f32 for codes.
+        out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
+        kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
+
+        Raises InvalidArgument with the values that do not fit; nothing has been written then.
+        """
+        framework = _arrays.framework(x)
+        dims = _arrays.shape(x)
+        act = framework.token(x)
+        codes = act in ("s8", "e4m3")
+        if not dims or dims[-1] != self.k:
+            raise InvalidArgument(f"x has shape {list(dims)}, the weight W[{self.n},{self.k}] takes [..., {self.k}]")
+        where = framework.device(x)
+        if where != self.device:
+            raise InvalidArgument(f"x is on {_place(where)}, the weight on {_place(self.device)}; pack it there, or move x")
+        if out is None:
+            token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if codes else act
+        else:
+            token = _arrays.framework(out).token(out)
+            if out_dtype is not None and token != _arrays.token(out_dtype):
+                raise InvalidArgument(f"out is {token}, out_dtype says {_arrays.token(out_dtype)}")
+        if quantize is None:
+            quantize = self._act_of_codes(act, dims, a_scale, a_zero) if codes else self.act
+        parts = {"gate": gate, "residual": residual, "row_scale": row_scale, "col_scale": col_scale}
+        operands = {name: part for name, part in parts.items() if part is not None}
+        spec: dict[str, Any] = dict.fromkeys(operands, True)
+        operands.update(a_scale=a_scale, a_zero=a_zero)
+        if bias is None or bias is True:
+            spec["bias"] = self.has_bias
+        elif bias is not False:
+            spec["bias"] = True
+            operands["bias"] = bias
+        if activation != "none":
+            spec.update(activation=activation, clamp=clamp)
+        if token == "s8":
+            spec.update(out_scale=out_scale, out_zero=out_zero)
+        if kernel or not allow_reference:
+            spec.update(kernel=kernel, allow_reference=allow_reference)
+        m = _arrays.rows(dims)
+        on_stream = _Stream(framework, x, where[0], stream)
+        with on_stream:
+            result = on_stream.empty((*dims[:-1], self.n), token) if out is None else out
+            if m > 0:
+                plan = self.plan(act, m, out=token, quantize=quantize, **spec)
+                on_stream.run(plan, self._weight, x, result, operands)
+        return framework.finish(result) if out is None else out
+
+    __call__ = linear
+
+    def _act_of_codes(self, act: str, dims: tuple[int, ...], a_scale: Array | None, a_zero: Array | None) -> str:
+        """How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups."""
+        zero = "z" if a_zero is not None else ""
+        if a_scale is None:
+            return f"{act}{zero}t"  # the weight's static_acts; refused with the reason where it has none
+        scales = _arrays.shape(a_scale)
+        m = _arrays.rows(dims)
+        if math.prod(scales) == 1:
+            return f"{act}{zero}t"
+        if scales == dims[:-1] or len(scales) == 1 or scales[-1] == 1:
+            return f"{act}{zero}r"
+        if scales[:-1] != dims[:-1] and scales[:-1] != (m,):
+            raise InvalidArgument(f"a_scale has shape {list(scales)}; x of shape {list(dims)} takes [1], [{m}] or [{m},G]")
+        if self.k % scales[-1] != 0:
+            raise InvalidArgument(f"{scales[-1]} groups do not divide K={self.k} evenly; say quantize={act + 'gSIZE'!r}")
+        return f"{act}{zero}g{self.k // scales[-1]}"
+
+    def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:
+        """W [N,K], or [K,N] when transposed, as f32, f16 or bf16: bit for bit what the scheme says, rounded once.
+
+        The result is NumPy's. A weight on the GPU needs an `out` there.
+        """
+        if out is None and self.backend == "cuda":
+            raise InvalidArgument("the weight is in device memory: pass out=, an array there")
+        framework = _arrays.framework(out)
+        if out is not None and framework.device(out) != self.device:
+            raise InvalidArgument(f"out is on {_place(framework.device(out))}, the weight on {_place(self.device)}")
+        token = _arrays.token(dtype) if out is None else framework.token(out)
+        key = ("dequantize", token, transposed)
+        plan = self._plans.get(key) or self._plans.setdefault(
+            key, Plan.dequantize(self._weight, out=token, transposed=transposed)
+        )
+        on_stream = _Stream(framework, out, self.backend, stream)
+        with on_stream:
+            result = on_stream.empty((self.k, self.n) if transposed else (self.n, self.k), token) if out is None else out
+            on_stream.run(plan, self._weight, None, result, {})
+        return result
+
+    def explain(self, act: Any = "f32", m_max: int = 1 << 13, *, quantize: str | None = None, out_dtype: Any = None) -> list[Bucket]:
+        """Which kernels run for which M up to m_max, what they are predicted to cost, and why the others were refused."""
+        token = _arrays.token(act)
+        out = _arrays.token(out_dtype) if out_dtype is not None else token
+        return self.plan(token, m_max, out=out, quantize=self.act if quantize is None else quantize).explain()
+
+
+class Linear:
+    """A layer: a packed weight with its epilogue fixed. Linear(w, activation="silu")(x) is w.linear(x, activation="silu")."""
+
+    def __init__(self, weight: PackedWeight | QuantTensor, **epilogue: Any) -> None:
+        self.weight = weight if isinstance(weight, PackedWeight) else pack(weight)
+        self.epilogue = epilogue
+
+    def __call__(self, x: Array, **more: Any) -> Array:
+        return self.weight.linear(x, **{**self.epilogue, **more})
+
+
+def quantize_activations(
+    x: Array,
+    scheme: str = "s8r",
+    *,
+    scale: float | None = None,
+    zero: int = 0,
+    limit: float | None = None,
+    prescale: Array | None = None,
+    codes: Array | None = None,
+    scales: Array | None = None,
+    zeros: Array | None = None,
+    stream: Any = None,
+) -> tuple[Array, Array | None, Array | None]:
+    """x [..., K] (f32, f16, bf16) → (codes [..., K], scales, zeros), with x ≈ (codes − zeros)·scales.
+
+    scheme: "s8r" int8 per token: scales f32 [...]; "s8zr" with zero points: zeros s32 [...]; "e4m3r" FP8; "e4m3g128" in groups: scales
+    [..., G]; "s8t", "s8zt", "e4m3t" with the `scale` (and `zero`) known beforehand: no scales, no zeros.
+    limit: no scale reaches further. prescale: f32 [K], multiplies x first. codes, scales, zeros: written in place of new arrays; scales
+    may have any strides. Parts a scheme does not have are None.
+    """
+    framework = _arrays.framework(x)
+    dims = _arrays.shape(x)
+    if not dims:
+        raise InvalidArgument("x has no dimension; activations are [..., K]")
+    name = _core.act_scheme(scheme)
+    kind = "e4m3" if name.startswith("e4m3") else "s8"
+    rest = name[len(kind) :]
+    has_zero, group = rest.startswith("z"), rest.lstrip("z")
+    known = None
+    if group == "t":
+        if scale is None:
+            raise InvalidArgument(f"{name}: a scale per tensor has to be known beforehand; pass scale=")
+        known = (float(scale), int(zero))
+    made = [codes is None, scales is None, zeros is None]
+    on_stream = _Stream(framework, x, framework.device(x)[0], stream)
+    with on_stream:
+        if codes is None:
+            codes = on_stream.empty(dims, kind)
+        if scales is None and group != "t":
+            tail = (-(-dims[-1] // int(group[1:])),) if group.startswith("g") else ()
+            scales = on_stream.empty((*dims[:-1], *tail), "f32")
+        if zeros is None and has_zero and group != "t":
+            zeros = on_stream.empty(dims[:-1], "s32")
+        if _arrays.rows(dims) > 0:
+            _core.quantize_activations(
+                on_stream.export(x), scheme=name, codes=on_stream.export(codes), scales=on_stream.export(scales),
+                zeros=on_stream.export(zeros), prescale=on_stream.export(prescale), limit=limit, known=known, cuda=on_stream.cuda,
+                stream=on_stream.handle,
+            )  # fmt: skip
+    results = (codes, scales, zeros)
+    return tuple(framework.finish(r) if r is not None and new else r for r, new in zip(results, made))  # type: ignore[return-value]
+
+
+def verify(
+    q: QuantTensor, act: Any = "f32", m: int = 4, *, quantize: str = "", out_dtype: Any = None, backend: str = "cpu", kernel: str = "",
+    seed: int = 1, sample_columns: int = 0,
+) -> VerifyReport:  # fmt: skip
+    """Packs q, runs it on m rows of seeded random activations and compares with a double-precision oracle, within derived bounds.
+
+    The report is true when it passed. sample_columns: check that many output columns, 0 all.
+    """
+    token = _arrays.token(act)
+    return _core.verify(
+        q, act=token, m=m, out=_arrays.token(out_dtype) if out_dtype is not None else token, quantize=_core.act_scheme(quantize),
+        backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
+    )  # fmt: skip
+
+
+def doctor(measure: bool = False) -> dict[str, Any]:
+    """This machine as nibble sees it: CPU, instruction sets, caches, GPU (or why there is none), what this build holds.
+
+    measure: also take the CPU's roofline, in less than a second.
+    """
+    report: dict[str, Any] = {"version": __version__, **_core.device()}
+    try:
+        report["gpu"] = _core.gpu()
+    except Unsupported as reason:
+        report["gpu"] = None
+        report["gpu_reason"] = str(reason)
+    report["kernels"] = len(kernels())
+    report["formats"] = [f.name for f in formats()]
+    if measure:
+        report["roofline"] = _core.roofline()
+    return report

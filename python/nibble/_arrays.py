@@ -1,0 +1,215 @@
+"""Whose array is it? What nibble has to know of each framework to read its arrays in place and to answer with its own kind.
+
+Nothing here imports a framework that the caller has not imported: an array brings its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from typing import Any, ContextManager
+
+from . import _core
+from .errors import InvalidArgument, Unsupported
+
+# nibble's names of element types, and everybody else's.
+_TOKENS = {
+    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64",
+    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float8_e8m0fnu": "e8m0",
+    "int8": "s8", "int16": "s16", "int32": "s32", "int64": "s64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "boolean",
+}  # fmt: skip
+_NAMES = {token: name for name, token in _TOKENS.items()}
+_BITS = {"bf16": "uint16", "e4m3": "uint8", "e5m2": "uint8", "e8m0": "uint8"}  # what NumPy has instead
+
+CPU = ("cpu", 0)
+
+
+@functools.lru_cache(maxsize=None)
+def token(dtype: Any) -> str:
+    """nibble's name of a dtype: "f16", np.float16, torch.float16, "float16" → "f16". Raises InvalidArgument."""
+    if isinstance(dtype, str):
+        name = dtype
+    elif isinstance(dtype, type):
+        name = getattr(dtype, "__name__", "")
+    else:
+        name = getattr(dtype, "name", None) or str(dtype)
+    name = name.rpartition(".")[2]
+    if name in _NAMES:
+        return name
+    if name not in _TOKENS:
+        raise InvalidArgument(f"{dtype!r} is no element type nibble knows; write f32, f16, bf16, s8 or e4m3")
+    return _TOKENS[name]
+
+
+@functools.lru_cache(maxsize=None)
+def _numpy_type(token_: str) -> Any:
+    import numpy
+
+    if token_ not in _BITS:
+        return numpy.dtype(_NAMES[token_])
+    try:
+        import ml_dtypes
+    except ImportError:
+        return numpy.dtype(_BITS[token_])
+    return numpy.dtype(getattr(ml_dtypes, _NAMES[token_]))
+
+
+def named(bits: Any, token_: str) -> Any:
+    """uint16 or uint8 bits as the type they are, where ml_dtypes is installed; without it, the bits. Called by the extension."""
+    return bits.view(_numpy_type(token_))
+
+
+class Numpy:
+    """The base of all: arrays in host memory, results are NumPy's."""
+
+    def device(self, x: Any) -> tuple[str, int]:
+        """ "cpu" or "cuda", and which."""
+        if type(x).__module__ == "numpy":
+            return CPU
+        where = getattr(x, "__dlpack_device__", None)
+        if where is None:
+            return CPU
+        kind, index = where()
+        return ("cuda", int(index)) if int(kind) == 2 else CPU
+
+    def token(self, x: Any) -> str:
+        """The element type. Bits stand for the floats that NumPy lacks: uint16 for bf16, uint8 for e4m3."""
+        dtype = getattr(x, "dtype", None)
+        if dtype is None:
+            raise TypeError(f"{type(x).__qualname__} is no array")
+        name = token(dtype)
+        return {"u16": "bf16", "u8": "e4m3"}.get(name, name)
+
+    def export(self, x: Any, stream: int | None) -> Any:
+        """What the extension opens: the array, or a DLPack capsule whose memory is ready for `stream`."""
+        if self.device(x)[0] == "cpu":
+            return x
+        wanted = stream or 1  # DLPack's name of CUDA's default stream
+        try:
+            return x.__dlpack__(stream=wanted, max_version=(1, 1))
+        except TypeError:  # a producer from before versions
+            return x.__dlpack__(stream=wanted)
+
+    def empty(self, shape: tuple[int, ...], token_: str, like: Any, stream: int | None) -> Any:
+        """New memory where `like` is, of its kind."""
+        if like is not None and self.device(like)[0] == "cuda":
+            raise Unsupported(f"nibble cannot make arrays of {type(like).__qualname__} in device memory; pass out= and workspace=")
+        import numpy
+
+        dtype = _numpy_type(token_)
+        if token_ in _BITS and getattr(like, "dtype", None) == _BITS[token_]:
+            dtype = numpy.dtype(_BITS[token_])  # bits are answered with bits
+        return numpy.empty(shape, dtype)
+
+    def finish(self, array: Any) -> Any:
+        """A result as the caller gets it."""
+        return array
+
+    def current_stream(self, x: Any) -> int:
+        """The cudaStream_t that work on x is ordered by; 0 is CUDA's default stream."""
+        return 0
+
+    def on_device(self, x: Any) -> ContextManager[Any]:
+        """Makes the GPU of x the current one."""
+        return contextlib.nullcontext()
+
+
+class Torch(Numpy):
+    def device(self, x: Any) -> tuple[str, int]:
+        if x.is_cpu:
+            return CPU
+        device = x.device
+        if device.type != "cuda":
+            raise Unsupported(f"the tensor is on {device}; nibble has cpu and cuda")
+        return "cuda", device.index
+
+    def export(self, x: Any, stream: int | None) -> Any:
+        if x.requires_grad:
+            x = x.detach()
+        return x if not x.is_cuda else super().export(x, stream)
+
+    def token(self, x: Any) -> str:
+        name = token(x.dtype)
+        return name if x.is_floating_point() else super().token(x)
+
+    def empty(self, shape: tuple[int, ...], token_: str, like: Any, stream: int | None) -> Any:
+        torch = sys.modules["torch"]
+        dtype = getattr(torch, _NAMES[token_])
+        if like.device.type == "cuda" and stream is not None and stream != self.current_stream(like):
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device)):  # so that it is not reused too early
+                return torch.empty(shape, dtype=dtype, device=like.device)
+        return torch.empty(shape, dtype=dtype, device=like.device)
+
+    def current_stream(self, x: Any) -> int:
+        return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+
+    def on_device(self, x: Any) -> ContextManager[Any]:
+        return sys.modules["torch"].cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+class Cupy(Numpy):
+    def device(self, x: Any) -> tuple[str, int]:
+        return "cuda", x.device.id
+
+    def empty(self, shape: tuple[int, ...], token_: str, like: Any, stream: int | None) -> Any:
+        cupy = sys.modules["cupy"]
+        context = cupy.cuda.ExternalStream(stream) if stream else contextlib.nullcontext()
+        with context:
+            return cupy.empty(shape, _BITS.get(token_, _NAMES[token_]))
+
+    def current_stream(self, x: Any) -> int:
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+
+    def on_device(self, x: Any) -> ContextManager[Any]:
+        return x.device
+
+
+class Jax(Numpy):
+    """Arrays are immutable: results are made by NumPy and handed over. Nothing is lost, JAX takes aligned memory as it is."""
+
+    def finish(self, array: Any) -> Any:
+        return sys.modules["jax"].numpy.asarray(array)
+
+
+_NUMPY = Numpy()
+_FRAMEWORKS: dict[str, Numpy] = {"torch": Torch(), "cupy": Cupy(), "jax": Jax(), "jaxlib": Jax()}
+
+
+def framework(x: Any) -> Numpy:
+    kind: Any = type(x)
+    return _framework_of(kind)
+
+
+@functools.lru_cache(maxsize=None)
+def _framework_of(kind: type) -> Numpy:
+    """By the type, or a type it derives from: torch.nn.Parameter and other people's subclasses are torch's."""
+    for base in kind.__mro__:
+        found = _FRAMEWORKS.get(base.__module__.partition(".")[0])
+        if found is not None:
+            return found
+    return _NUMPY
+
+
+def export(x: Any, stream: int | None = None) -> Any:
+    return None if x is None else framework(x).export(x, stream)
+
+
+def shape(x: Any) -> tuple[int, ...]:
+    dims = getattr(x, "shape", None)
+    if dims is None:
+        raise TypeError(f"{type(x).__qualname__} is no array")
+    return tuple(dims)
+
+
+def stream_handle(stream: Any) -> int:
+    """A cudaStream_t from an integer or from a stream of torch or CuPy."""
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        stream = getattr(stream, attribute, stream)
+    return int(stream)
+
+
+def rows(dims: tuple[int, ...]) -> int:
+    return math.prod(dims[:-1])

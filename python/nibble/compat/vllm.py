@@ -1,0 +1,136 @@
+"""vLLM's quantization operators (vllm._custom_ops, fp8_utils, int8_utils) over nibble: names, signatures and tensors are vLLM's.
+
+    from nibble.compat import vllm as ops          # in place of: from vllm import _custom_ops as ops
+
+Tensors are taken as checkpoints have them, on the CPU or the GPU. A weight is packed when it is first seen and remembered for as long
+as its tensors live. gptq_shuffle does nothing here: swap it together with gptq_gemm, or neither.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import nibble
+from nibble.compat import _shared
+from nibble.errors import InvalidArgument, Unsupported
+
+
+def awq_dequantize(qweight: Tensor, scales: Tensor, zeros: Tensor, split_k_iters: int, thx: int, thy: int) -> Tensor:
+    """qweight s32 [K, N/8], scales [G,N], zeros s32 [G, N/8] → [K,N] in the type of the scales. The last three change nothing."""
+    return _shared.awq_dequantize(qweight, scales, zeros)
+
+
+def awq_gemm(input: Tensor, qweight: Tensor, scales: Tensor, qzeros: Tensor, split_k_iters: int) -> Tensor:
+    """input [M,K] → [M,N] in its type."""
+    return _shared.awq(qweight, scales, qzeros).linear(input)
+
+
+def gptq_gemm(
+    a: Tensor, b_q_weight: Tensor, b_gptq_qzeros: Tensor, b_gptq_scales: Tensor, b_g_idx: Tensor | bool, use_exllama: bool,
+    use_v2_format: bool | int, bit: int | None = None,
+) -> Tensor:  # fmt: skip
+    """a [M,K] → [M,N]. b_g_idx is g_idx, or with use_exllama its argsort; empty without act-order. Newer versions of vLLM, which have no
+    b_g_idx, pass seven arguments; those are understood too."""
+    if isinstance(b_g_idx, Tensor):
+        index, exllama, v2, bits = b_g_idx, use_exllama, bool(use_v2_format), bit or 4
+    else:
+        index, exllama, v2, bits = None, b_g_idx, use_exllama, int(use_v2_format)
+    return _shared.gptq(b_q_weight, b_gptq_qzeros, b_gptq_scales, index, exllama, v2, bits).linear(a)
+
+
+def gptq_shuffle(q_weight: Tensor, *args: object) -> None:
+    """Nothing: gptq_gemm reads weights as checkpoints have them."""
+
+
+def cutlass_scaled_mm(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """a [..., K] and b [K,N] (column-major), int8 or FP8; scale_a of 1, M or [M, K/128], scale_b of 1, N or [K/128, N/128] f32."""
+    return _shared.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
+
+
+def cutlass_scaled_mm_azp(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, azp_adj: Tensor, azp: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The same for int8 activations with zero points: azp s32 [M] with azp_adj s32 [N] the column sums of b, or azp None and azp_adj
+    already times the one zero point. nibble sums the columns itself; azp_adj only tells that zero point."""
+    if azp is None:
+
+        def find() -> Tensor:
+            sums = b.sum(0, dtype=torch.int32)
+            at = sums.abs().argmax()
+            zero = azp_adj.reshape(-1)[at] // sums[at] if sums[at] != 0 else torch.zeros((), dtype=torch.int32, device=b.device)
+            return zero.to(torch.int32).reshape(1)
+
+        azp = _shared.remember((b, azp_adj), "azp", find)
+    return _shared.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, azp)
+
+
+def scaled_int8_quant(
+    input: Tensor, scale: Tensor | None = None, azp: Tensor | None = None, symmetric: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """input [..., K] → int8, with a scale f32 [M,1] per token, and a zero point s32 [M,1] unless symmetric; or with those given."""
+    if scale is not None:
+        if symmetric != (azp is None):
+            raise InvalidArgument(f"symmetric={symmetric} {'with' if azp is not None else 'without'} azp")
+        scheme, zero = ("s8t", 0) if azp is None else ("s8zt", int(_shared.number(azp)))
+        return nibble.quantize_activations(input, scheme, scale=_shared.number(scale), zero=zero)[0], scale, azp
+    flat = input.reshape(-1, input.shape[-1])
+    codes, scales, zeros = nibble.quantize_activations(flat, "s8r" if symmetric else "s8zr")
+    assert scales is not None
+    return codes.view(input.shape), scales.view(-1, 1), None if zeros is None else zeros.view(-1, 1)
+
+
+def scaled_fp8_quant(
+    input: Tensor, scale: Tensor | None = None, num_token_padding: int | None = None, scale_ub: Tensor | None = None,
+    use_per_token_if_dynamic: bool = False, output: Tensor | None = None, group_shape: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """input [M,K] → FP8 (e4m3), with a scale f32 [M,1] per token or [1] for all, or with the one given. num_token_padding: rows of the
+    result, those past M are not written."""
+    if group_shape not in (None, (-1, -1)):
+        raise Unsupported(f"a known scale for each group {group_shape}; nibble has one for all, or finds those of groups")
+    rows = max(num_token_padding or 0, input.shape[0])
+    if output is None:
+        output = torch.empty((rows, input.shape[1]), dtype=torch.float8_e4m3fn, device=input.device)
+    codes = output[: input.shape[0]]
+    if scale is None and use_per_token_if_dynamic:
+        limit = None if scale_ub is None else _shared.number(scale_ub)
+        scales = torch.empty((input.shape[0], 1), dtype=torch.float32, device=input.device)
+        nibble.quantize_activations(input, "e4m3r", limit=limit, codes=codes, scales=scales)
+        return output, scales
+    if scale is None:
+        scale = (input.abs().amax().float() / torch.finfo(torch.float8_e4m3fn).max).clamp(min=torch.finfo(torch.float32).tiny).view(1)
+    nibble.quantize_activations(input, "e4m3t", scale=_shared.number(scale), codes=codes)
+    return output, scale
+
+
+def per_token_group_quant_fp8(
+    x: Tensor, group_size: int, eps: float = 1e-10, dtype: torch.dtype | None = None, column_major_scales: bool = False,
+    tma_aligned_scales: bool = False, out_q: Tensor | None = None, use_ue8m0: bool | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """x [..., K] → FP8 with scales f32 [..., K / group_size]. eps changes nothing: a group of zeros has codes 0 under any scale."""
+    if use_ue8m0 or dtype not in (None, torch.float8_e4m3fn):
+        raise Unsupported(f"scales that are powers of two, or codes of type {dtype}; nibble has f32 scales and float8_e4m3fn")
+    flat = x.reshape(-1, x.shape[-1])
+    m, groups = flat.shape[0], -(-x.shape[-1] // group_size)
+    if column_major_scales:
+        aligned = -(-m // 4) * 4 if tma_aligned_scales else m
+        scales = torch.empty((groups, aligned), dtype=torch.float32, device=x.device).T[:m]
+    else:
+        scales = torch.empty((m, groups), dtype=torch.float32, device=x.device)
+    q = torch.empty(flat.shape, dtype=torch.float8_e4m3fn, device=x.device) if out_q is None else out_q.view(flat.shape)
+    nibble.quantize_activations(flat, f"e4m3g{group_size}", codes=q, scales=scales)
+    return q.view(x.shape), scales if x.ndim == 2 else scales.reshape(*x.shape[:-1], groups)
+
+
+def per_token_group_quant_int8(
+    x: Tensor, group_size: int, eps: float = 1e-10, dtype: torch.dtype = torch.int8
+) -> tuple[Tensor, Tensor]:
+    """x [..., K] → int8 with scales f32 [..., K / group_size]."""
+    if dtype != torch.int8:
+        raise Unsupported(f"codes of type {dtype}; nibble has int8")
+    codes, scales, _ = nibble.quantize_activations(x, f"s8g{group_size}")
+    assert scales is not None
+    return codes, scales

@@ -1,0 +1,427 @@
+"""nibble for PyTorch: operators that torch.compile understands, a module, and a pass that converts a model in place.
+
+    import nibble.torch
+    nibble.torch.convert(model, "u4b8g128")          # float layers are quantized; AWQ, GPTQ, ... layers keep their numbers
+
+The operators take a packed weight by number (`handle`), since weights are no tensors:
+
+    torch.ops.nibble.linear(x, weight, bias, activation, out_dtype) -> y[..., N]
+    torch.ops.nibble.scaled_linear(codes, a_scale, a_zero, weight, bias, activation, out_dtype) -> y[..., N]
+    torch.ops.nibble.dequantize(weight, dtype, device) -> W[N, K]
+    torch.ops.nibble.quantize_activations(x, scheme) -> (codes, scales, zeros)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import weakref
+from typing import Any, Callable, Iterable, Mapping, Optional
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import nibble
+from nibble import _arrays, _core
+from nibble.errors import InvalidArgument, NotFound
+
+__all__ = [
+    "ColumnParallelLinear", "QuantLinear", "RowParallelLinear", "convert", "handle", "quantize_activations", "read_module",
+    "shard_inputs", "shard_outputs",
+]  # fmt: skip
+
+_SKIP = r"(^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$"
+
+# --- operators ------------------------------------------------------------------------------------------------------------------
+
+_weights: weakref.WeakValueDictionary[int, nibble.PackedWeight] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def handle(weight: nibble.PackedWeight) -> int:
+    """The number by which operators know a weight, as long as it lives."""
+    number = getattr(weight, "_torch_handle", None)
+    if number is None:
+        number = weight._torch_handle = next(_numbers)  # type: ignore[attr-defined]
+        _weights[number] = weight
+    return number
+
+
+def _weight(number: int) -> nibble.PackedWeight:
+    weight = _weights.get(number)
+    if weight is None:
+        raise NotFound(f"there is no packed weight {number}, or not any more: keep the module that holds it")
+    return weight
+
+
+@torch.library.custom_op("nibble::linear", mutates_args=())
+def _linear(
+    x: Tensor, weight: int, bias: Optional[Tensor] = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None
+) -> Tensor:
+    return _weight(weight).linear(x, bias=bias, activation=activation, out_dtype=out_dtype)
+
+
+@_linear.register_fake
+def _(x: Tensor, weight: int, bias: Any = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], _weight(weight).n), dtype=out_dtype or x.dtype)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.weight, bias, ctx.activation, _ = inputs
+    ctx.x_dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    if ctx.activation != "none":
+        raise NotImplementedError(f"nibble::linear has no gradient through {ctx.activation}; apply it to the result instead")
+    w = torch.ops.nibble.dequantize(ctx.weight, gradient.dtype, gradient.device)
+    bias = None if ctx.bias_dtype is None else gradient.flatten(0, -2).sum(0).to(ctx.bias_dtype)
+    return (gradient @ w).to(ctx.x_dtype), None, bias, None, None
+
+
+_linear.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+@torch.library.custom_op("nibble::scaled_linear", mutates_args=())
+def _scaled_linear(
+    codes: Tensor,
+    a_scale: Tensor,
+    a_zero: Optional[Tensor],
+    weight: int,
+    bias: Optional[Tensor] = None,
+    activation: str = "none",
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    return _weight(weight).linear(
+        codes, a_scale=a_scale, a_zero=a_zero, bias=bias, activation=activation, out_dtype=out_dtype
+    )
+
+
+@_scaled_linear.register_fake
+def _(
+    codes: Tensor, a_scale: Any, a_zero: Any, weight: int, bias: Any = None, activation: str = "none",
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:  # fmt: skip
+    return codes.new_empty((*codes.shape[:-1], _weight(weight).n), dtype=out_dtype)
+
+
+@torch.library.custom_op("nibble::dequantize", mutates_args=())
+def _dequantize(weight: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    w = _weight(weight)
+    return w.dequantize(out=torch.empty((w.n, w.k), dtype=dtype, device=device))
+
+
+@_dequantize.register_fake
+def _(weight: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    w = _weight(weight)
+    return torch.empty((w.n, w.k), dtype=dtype, device=device)
+
+
+@torch.library.custom_op("nibble::quantize_activations", mutates_args=())
+def quantize_activations(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor]:
+    """As nibble.quantize_activations, for the dynamic schemes; zeros is empty where the scheme has none."""
+    codes, scales, zeros = nibble.quantize_activations(x, scheme)
+    assert scales is not None  # or it has been refused
+    return codes, scales, zeros if zeros is not None else x.new_empty((0,), dtype=torch.int32)
+
+
+@quantize_activations.register_fake
+def _(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor]:
+    name = _core.act_scheme(scheme)
+    codes = torch.float8_e4m3fn if name.startswith("e4m3") else torch.int8
+    group = re.search(r"g(\d+)$", name)
+    scales = (*x.shape[:-1], -(-x.shape[-1] // int(group[1]))) if group else x.shape[:-1]
+    zeros = x.shape[:-1] if "z" in name else (0,)
+    return x.new_empty(x.shape, dtype=codes), x.new_empty(scales, dtype=torch.float32), x.new_empty(zeros, dtype=torch.int32)
+
+
+# --- a layer --------------------------------------------------------------------------------------------------------------------
+
+
+class QuantLinear(nn.Module):
+    """y = act(x · Wᵀ + bias), with W quantized: what takes the place of a torch.nn.Linear.
+
+    weight: packed, or a QuantTensor, which is packed for `device`. act: how x is quantized while running, "s8r", ...; "" not at all.
+    The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients flow through to x.
+    """
+
+    _where: Tensor
+
+    def __init__(
+        self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act: str = "", activation: str = "none", device: Any = "cpu"
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, act, torch.device(device)))
+        self.register_buffer("_where", torch.empty(0, device=device), persistent=False)  # moves with the module
+
+    def _set(self, weight: nibble.PackedWeight) -> None:
+        self.weight, self._handle = weight, handle(weight)
+        self.in_features, self.out_features = weight.k, weight.n
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
+        super()._apply(fn, recurse)
+        if self._where.device.type in ("cpu", "cuda") and self._where.device.type != self.weight.backend:
+            self._set(_pack(self.weight.unpack(), self.weight.act, self._where.device))
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or x.requires_grad:
+            return torch.ops.nibble.linear(x, self._handle, None, self.activation, None)
+        return self.weight.linear(x, activation=self.activation)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """W [N,K]."""
+        return torch.ops.nibble.dequantize(self._handle, dtype, self._where.device)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        fields = nibble._fields(self.weight.unpack(), act=self.weight.act)
+        return {name: _to_torch(value) if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        act = state.pop("act")
+        self._set(_pack(nibble.QuantTensor(**state), act, self._where.device))
+
+    def extra_repr(self) -> str:
+        return repr(self.weight)
+
+
+def _pack(q: nibble.QuantTensor, act: str, device: torch.device) -> nibble.PackedWeight:
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return nibble.pack(q, act=act, backend="cuda")
+    return nibble.pack(q, act=act)
+
+
+def _to_torch(array: np.ndarray) -> Tensor:
+    """A copy; NumPy's bf16 and FP8 as torch's."""
+    name = {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name)
+    bits = {2: np.int16, 1: np.uint8}.get(array.dtype.itemsize, array.dtype) if name.startswith(("bfloat", "float8")) else array.dtype
+    return torch.from_numpy(array.view(bits).copy()).view(getattr(torch, name))
+
+
+# --- models ---------------------------------------------------------------------------------------------------------------------
+
+
+def read_module(module: nn.Module, config: Mapping[str, Any] | None = None) -> nibble.QuantTensor:
+    """Decodes a quantized layer of somebody else's class by the names of its tensors: qweight, qzeros, scales, g_idx (AWQ, GPTQ),
+    weight_packed, weight_scale, weight_zero_point (compressed-tensors), weight, weight_scale_inv (FP8), ...
+
+    config: the model's quantization_config. Raises NotFound when no format has such tensors.
+    """
+    own = itertools.chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+    # Engines keep parts empty that a layer does not have.
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in own if tensor is not None and tensor.numel() > 0}
+    facts = dict(config or {})
+    for ours, theirs in (("bits", "bits"), ("bits", "w_bit"), ("group_size", "group_size"), ("desc_act", "desc_act"), ("sym", "sym")):
+        value = getattr(module, theirs, None)
+        if isinstance(value, (bool, int)) and "qweight" in tensors:
+            facts.setdefault(ours, value)
+    g_idx = tensors.get("g_idx")
+    if g_idx is not None and bool((g_idx[1:] < g_idx[:-1]).any()):
+        facts.setdefault("desc_act", True)
+    zero_format = getattr(module, "qzero_format", None)
+    if callable(zero_format):  # GPTQModel changes v1 to v2 when loading; the config still says v1
+        facts["checkpoint_format"] = "gptq_v2" if zero_format() == 2 else "gptq"
+    return nibble.read_tensors(tensors, facts or None)
+
+
+def _float_weight(module: nn.Module) -> Tensor | None:
+    """W [N,K] of a dense layer; None for anything else."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return None
+    if isinstance(module, nn.Linear) and type(module).__name__ != "NonDynamicallyQuantizableLinear":  # attention reads its weight
+        return weight
+    return weight.T if type(module).__name__ == "Conv1D" else None  # GPT-2's
+
+
+def _has_codes(module: nn.Module) -> bool:
+    """Whether there is a matrix of integers or FP8 among its tensors."""
+    own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    return any(t.ndim == 2 and t.numel() > 0 and (t.element_size() == 1 or t.dtype == torch.int32) for t in own)
+
+
+def _quantize(module: nn.Module, weight: Tensor, scheme: str) -> nibble.QuantTensor:
+    q = nibble.quantize(weight.detach().cpu().contiguous(), scheme)
+    bias = getattr(module, "bias", None)
+    return q if bias is None else _replace(q, bias=bias.detach().cpu())
+
+
+def convert(
+    model: nn.Module,
+    scheme: str = "u4b8g128",
+    *,
+    skip: str | Callable[[str], bool] | None = _SKIP,
+    config: Mapping[str, Any] | None = None,
+    device: Any = None,
+) -> list[str]:
+    """Replaces the linear layers of `model` by QuantLinear, in place; returns their names.
+
+    Quantized layers (AWQ, GPTQ, compressed-tensors, FP8: whatever nibble reads) keep their numbers; float ones are quantized to
+    `scheme`, "u4b8g128", or with activations "s8r_s8c"; its first part goes for all. A float layer whose K the groups do not divide is left.
+    skip: a regular expression searched in names, or a predicate; by default heads and embeddings. Raises what reading or quantizing a
+    layer does, with its name; the layers before it are converted then. config: model.config's
+    quantization_config unless given. device: where to run; by default where the layer is.
+    """
+    skipped = skip if callable(skip) else (lambda name: skip is not None and re.search(skip, name) is not None)
+    if config is None:
+        config = getattr(getattr(model, "config", None), "quantization_config", None)
+    if config is not None and not isinstance(config, Mapping):
+        config = config.to_dict()
+    act, weight_scheme = _core.act_scheme(scheme) if "_" in scheme else "", scheme.rpartition("_")[2]
+    group = re.search(r"g(\d+)$", weight_scheme)
+    converted = []
+    for name, module in list(model.named_modules()):
+        if not name or skipped(name) or isinstance(module, QuantLinear) or next(module.children(), None) is not None:
+            continue
+        dense = _float_weight(module)
+        try:
+            if dense is not None:
+                if group and dense.shape[1] % int(group[1]) != 0:
+                    continue
+                q = _quantize(module, dense, weight_scheme)
+            elif _has_codes(module):
+                q = read_module(module, config)
+            else:
+                continue
+        except NotFound:  # no layer of a format's
+            continue
+        except nibble.Error as problem:
+            raise type(problem)(f"{name}: {problem}") from None
+        own = next(itertools.chain(module.parameters(), module.buffers()))
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, QuantLinear(q, act=act, device=device or own.device))
+        converted.append(name)
+    return converted
+
+
+# --- tensor parallel ------------------------------------------------------------------------------------------------------------
+
+
+def _replace(q: nibble.QuantTensor, **fields: Any) -> nibble.QuantTensor:
+    return nibble.QuantTensor(**nibble._fields(q, **fields))
+
+
+def _regrouped(scheme: str, n: int, k: int) -> str:
+    """The scheme with another group shape: "u4zg128" → "u4zg64"."""
+    stem = re.sub(r"(g\d+|b\d+x\d+)$", "", scheme)
+    return f"{stem}g{k}" if n == 1 else f"{stem}b{n}x{k}"
+
+
+def _common(group: int, begin: int, end: int, total: int) -> int:
+    """The largest groups that lie within a group each and begin where the part does; the same for all parts of one size."""
+    return group if end - begin == total else math.gcd(group, begin, end - begin)
+
+
+def shard_outputs(q: nibble.QuantTensor, begin: int, end: int) -> nibble.QuantTensor:
+    """The layer with the output channels [begin, end) alone. A boundary inside a block of output channels makes blocks smaller."""
+    if not 0 <= begin < end <= q.n:
+        raise InvalidArgument(f"output channels [{begin}, {end}) of {q.n}")
+    n, k = q.group_shape
+    fields: dict[str, Any] = {"codes": q.codes[begin:end]}
+    if n != 0:
+        smaller = _common(n, begin, end, q.n)
+        rows = np.arange(begin, end, smaller) // n
+        fields.update(scales=q.scales[rows], zeros=None if q.zeros is None else q.zeros[rows])
+        if smaller != n:
+            fields["scheme"] = _regrouped(q.scheme, smaller, k or q.k)
+    if q.bias is not None:
+        fields["bias"] = q.bias[begin:end]
+    return _replace(q, **fields)
+
+
+def shard_inputs(q: nibble.QuantTensor, begin: int, end: int) -> tuple[nibble.QuantTensor, np.ndarray]:
+    """The layer with a part of its input channels, and which ones: channels [begin, end) in the order of their groups.
+
+    Without act-order these are begin … end-1. With it they are those of whole groups, in order, so that the part has no g_idx. A boundary
+    inside a group makes groups smaller. The bias stays; the sum of all parts' results has it once per part.
+    """
+    if not 0 <= begin < end <= q.k:
+        raise InvalidArgument(f"input channels [{begin}, {end}) of {q.k}")
+    order = np.arange(q.k) if q.g_idx is None else np.argsort(q.g_idx, kind="stable")
+    channels = order[begin:end]
+    n, k = q.group_shape
+    fields: dict[str, Any] = {"codes": np.ascontiguousarray(q.codes[:, channels]), "g_idx": None}
+    if k != 0:
+        smaller = _common(k, begin, end, q.k)
+        groups = np.arange(begin, end, smaller) // k
+        fields.update(scales=q.scales[:, groups], zeros=None if q.zeros is None else q.zeros[:, groups])
+        if smaller != k:
+            fields["scheme"] = _regrouped(q.scheme, n or q.n, smaller)
+    if q.prescale is not None:
+        fields["prescale"] = q.prescale[channels]
+    return _replace(q, **fields), channels
+
+
+def _part(total: int, what: str, group: Any) -> tuple[int, int]:
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if total % ranks != 0:
+        raise InvalidArgument(f"{what}={total} does not divide among {ranks} ranks")
+    return rank * (total // ranks), (rank + 1) * (total // ranks)
+
+
+class ColumnParallelLinear(QuantLinear):
+    """A rank's share of the output channels of a layer: y[..., N / ranks] = x · Wᵀ + bias; with gather_output all of y, on every rank.
+
+    channels: which output channels this rank computes, where the next layer wants others than its N / ranks consecutive ones
+    (RowParallelLinear.channels of an act-order layer).
+    """
+
+    def __init__(
+        self, q: nibble.QuantTensor, *, channels: Iterable[int] | None = None, gather_output: bool = False, group: Any = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        begin, end = _part(q.n, "N", group)
+        if channels is not None:
+            if gather_output:
+                raise InvalidArgument("gather_output puts consecutive channels together; it takes no channels=")
+            if q.group_shape[0] != 1:
+                raise InvalidArgument(f"{q.scheme}: output channels share scales, and cannot be picked one by one")
+            chosen = np.asarray(list(channels), dtype=np.int64)
+            rows = {name: None if getattr(q, name) is None else getattr(q, name)[chosen] for name in ("codes", "scales", "zeros", "bias")}
+            q = _replace(q, **rows)
+        else:
+            q = shard_outputs(q, begin, end)
+        super().__init__(q, **options)
+        self.gather_output, self.group = gather_output, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if not self.gather_output:
+            return y
+        parts = [torch.empty_like(y) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, y.contiguous(), group=self.group)
+        return torch.cat(parts, dim=-1)
+
+
+class RowParallelLinear(QuantLinear):
+    """A rank's share of the input channels of a layer; y[..., N] is the sum over all ranks, and the same on each.
+
+    input_is_parallel: x is this rank's share already, x_whole[..., self.channels]; else x is whole and the share is taken from it.
+    Without act-order the channels are consecutive, as a ColumnParallelLinear in front leaves them. With act-order they are those of
+    whole groups: give the layer in front channels=self.channels. Activations quantized while running are so from this rank's share.
+    """
+
+    channels: Tensor
+
+    def __init__(self, q: nibble.QuantTensor, *, input_is_parallel: bool = False, group: Any = None, **options: Any) -> None:
+        part, channels = shard_inputs(q, *_part(q.k, "K", group))
+        if dist.get_rank(group) != 0 and part.bias is not None:
+            part = _replace(part, bias=None)
+        if options.get("activation", "none") != "none":
+            raise InvalidArgument("an activation comes after the sum over all ranks; apply it to the result")
+        super().__init__(part, **options)
+        self.register_buffer("channels", torch.from_numpy(np.array(channels)), persistent=False)
+        self.input_is_parallel, self.group = input_is_parallel, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.input_is_parallel:
+            x = x[..., self.channels]
+        y = super().forward(x)
+        dist.all_reduce(y, group=self.group)
+        return y

@@ -1,0 +1,91 @@
+// Other people's memory as nibble's tensors, and nibble's as NumPy arrays. Nothing is copied but where a function says so.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "nibble/device.hpp"
+#include "nibble/status.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble::python {
+
+namespace nb = nanobind;
+
+/// A Status on its way to Python, where it becomes the exception of its code.
+struct Failure : std::exception {
+  explicit Failure(Status s) : status(std::move(s)) {}
+  Failure(StatusCode code, std::string message) : status(code, std::move(message)) {}
+  const char* what() const noexcept override { return status.message().c_str(); }
+  Status status;
+};
+
+inline void check(const Status& status) {
+  if (!status.ok()) throw Failure(status);
+}
+template <class T>
+T check(Result<T> result) {
+  if (!result.ok()) throw Failure(result.status());
+  return std::move(result).value();
+}
+
+/// "f16" → DType::f16. Throws Failure.
+DType dtype_from(std::string_view token);
+
+/// An argument that speaks DLPack or the buffer protocol, kept alive as long as this is. Types NumPy has no name for may come as
+/// their bits: u16 is read as bf16, u8 as e4m3, where floats are meant.
+template <class Void>
+struct Argument {
+  static constexpr bool kReadOnly = std::is_const_v<Void>;
+  std::conditional_t<kReadOnly, nb::ndarray<nb::ro>, nb::ndarray<>> keep;
+  BasicTensorView<Void> view;
+
+  Argument() = default;  // absent
+  /// Throws TypeError when `object` is no array (and nb::none is absent), Failure for one of more than 4 dimensions, of a type or on a
+  /// device that nibble does not know.
+  Argument(nb::handle object, const char* what);
+
+  bool empty() const { return view.empty(); }
+  /// The same, its bits read as the floats they are.
+  Argument&& floats() &&;
+  /// Leading dimensions become one: [..., K] → [M,K], [K] → [1,K]. Throws Failure when their strides do not allow that.
+  Argument&& matrix() &&;
+  /// One dimension of all elements: [M,1] → [M]. Throws as matrix().
+  Argument&& vector() &&;
+  /// Throws Failure unless the memory is where `backend` computes.
+  Argument&& on(Backend backend) &&;
+  /// Throws Failure when the two are in the memory of different GPUs.
+  template <class Other>
+  void beside(const Argument<Other>& other) const {
+    if (!empty() && !other.empty() && keep.device_type() == other.keep.device_type() &&
+        keep.device_id() != other.keep.device_id())
+      throw Failure(StatusCode::invalid_argument, std::string(what_) + " is on GPU " + std::to_string(keep.device_id()) +
+                                                      ", the rest on GPU " + std::to_string(other.keep.device_id()));
+  }
+
+ private:
+  const char* what_ = "";
+  void collapse(int dims);
+};
+using Input = Argument<const void>;
+using Output = Argument<void>;
+
+extern template struct Argument<const void>;
+extern template struct Argument<void>;
+
+/// A dense copy in host memory; a device's memory is refused.
+Tensor copy(const Input& input, const char* what);
+
+/// What type stubs call numpy.ndarray.
+class NumpyArray : public nb::object {
+  NB_OBJECT_DEFAULT(NumpyArray, nb::object, "numpy.ndarray", [](PyObject*) { return true; })
+};
+
+/// A read-only NumPy array over memory that `owner` keeps. bf16 and FP8 are ml_dtypes where that package is installed, else bits.
+NumpyArray to_numpy(const void* data, DType dtype, std::span<const std::int64_t> shape, nb::handle owner);
+
+}  // namespace nibble::python

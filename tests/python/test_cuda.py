@@ -1,0 +1,130 @@
+"""Streams, and the GPU where there is one. Without it, what is asked of arrays that say they are on one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import act_ordered, distance
+
+import nibble
+from nibble import _arrays
+
+
+class OnGpu:
+    """An array that says it is on GPU 0, and notes which stream it was asked for."""
+
+    shape, dtype = (3, 256), np.dtype("float32")
+
+    def __init__(self, versions=True):
+        self.versions, self.streams = versions, []
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, *, stream=None, **more):
+        if more and not self.versions:
+            raise TypeError("max_version")
+        self.streams.append(stream)
+        return np.ones(self.shape, self.dtype).__dlpack__()
+
+
+def test_the_stream_reaches_the_producer():
+    for versions in (True, False):
+        x = OnGpu(versions)
+        _arrays.export(x, 0)
+        _arrays.export(x, 0x1234)
+        assert x.streams == [1, 0x1234]  # 1: DLPack's name of the default stream
+    assert _arrays.stream_handle(7) == 7
+    assert _arrays.stream_handle(type("TorchStream", (), {"cuda_stream": 8})()) == 8
+    assert _arrays.stream_handle(type("CupyStream", (), {"ptr": 9})()) == 9
+
+
+def test_the_wrong_device(rng):
+    w = nibble.pack(act_ordered(rng))
+    with pytest.raises(nibble.InvalidArgument, match="cuda:0.*cpu:0"):
+        w.linear(OnGpu())
+    with pytest.raises(nibble.InvalidArgument, match="cuda"):
+        w.dequantize(out=OnGpu())
+
+
+@pytest.fixture
+def torch():
+    torch = pytest.importorskip("torch")
+    report = nibble.doctor()
+    if not torch.cuda.is_available() or report["gpu"] is None:
+        pytest.skip(report.get("gpu_reason", "PyTorch without CUDA"))
+    torch.manual_seed(0)
+    return torch
+
+
+@pytest.mark.parametrize("scheme", ["u4b8g128", "u4zg128", "u8b128g128"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_linear(torch, rng, scheme, dtype):
+    dtype = getattr(torch, dtype)
+    q = nibble.quantize(rng.standard_normal((512, 1024), dtype=np.float32), scheme)
+    w = nibble.pack(q, backend="cuda")
+    assert w.backend == "cuda" and w.unpack() == q
+    matrix = w.dequantize(out=torch.empty(512, 1024, device="cuda"))
+    assert np.array_equal(matrix.cpu().numpy(), nibble.pack(q).dequantize())
+    bias = torch.randn(512, device="cuda")
+    for m in (1, 16, 300):
+        x = torch.randn(m, 1024, device="cuda", dtype=dtype)
+        y = w.linear(x, bias=bias)
+        assert y.is_cuda and y.dtype == dtype
+        assert distance(y.float().cpu(), (x.float() @ matrix.T + bias).cpu()) < 1e-2
+        out = torch.empty_like(y)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        w.linear(x, bias=bias, out=out, stream=stream)
+        stream.synchronize()
+        assert torch.equal(out, y)
+        with torch.cuda.stream(stream):
+            again = w.linear(x, bias=bias)
+        stream.synchronize()
+        assert torch.equal(again, y)
+    with pytest.raises(nibble.InvalidArgument, match="cpu"):
+        w.linear(torch.randn(1, 1024))
+    with pytest.raises(nibble.InvalidArgument, match="bias"):
+        w.linear(x, bias=torch.randn(512))
+
+
+@pytest.mark.parametrize("scheme", ["s8r", "s8zr", "e4m3r", "e4m3g128"])
+def test_codes_are_those_of_the_cpu(torch, scheme):
+    x = torch.randn(7, 1024)
+    for here, there in zip(nibble.quantize_activations(x, scheme), nibble.quantize_activations(x.cuda(), scheme)):
+        assert (here is None) == (there is None)
+        if here is not None:
+            assert torch.equal(here.view(torch.uint8), there.cpu().view(torch.uint8))
+
+
+def test_graph(torch, rng):
+    w = nibble.pack(nibble.quantize(rng.standard_normal((512, 1024), dtype=np.float32)), backend="cuda")
+    x, out = torch.randn(4, 1024, device="cuda").half(), torch.empty(4, 512, device="cuda").half()
+    w.linear(x, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        w.linear(x, out=out)
+    x.mul_(2)
+    graph.replay()
+    assert torch.equal(out, w.linear(x))
+
+
+def test_module_moves(torch, rng):
+    import nibble.torch as nt
+
+    layer = nt.QuantLinear(act_ordered(rng))
+    x = torch.randn(3, 256).half()
+    here = layer(x)
+    layer.cuda()
+    assert layer.weight.backend == "cuda" and distance(layer(x.cuda()).cpu().float(), here.float()) < 2e-3
+    layer.cpu()
+    assert torch.equal(layer(x), here)
+
+
+def test_awq_without_packing(torch):
+    from nibble.compat import vllm
+
+    qweight = torch.randint(-(2**31), 2**31 - 1, (256, 8), dtype=torch.int32)
+    scales, zeros = torch.rand(2, 64).half(), torch.randint(-(2**31), 2**31 - 1, (2, 8), dtype=torch.int32)
+    here = vllm.awq_dequantize(qweight, scales, zeros, 0, 0, 0)
+    assert torch.equal(vllm.awq_dequantize(qweight.cuda(), scales.cuda(), zeros.cuda(), 0, 0, 0).cpu(), here)

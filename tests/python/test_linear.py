@@ -1,0 +1,177 @@
+"""pack, linear, dequantize and quantize_activations against plain NumPy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from conftest import act_ordered, distance
+
+import nibble
+
+SCHEMES = ["u4b8g128", "u4zg64", "u3b4g32", "u8b128c", "u2zg16", "s8c", "s8t", "e4m3b64x128", "e4m3c"]
+
+
+def make(rng, scheme="u4zg128", n=40, k=256):
+    w = rng.standard_normal((n, k), dtype=np.float32)
+    return nibble.pack(nibble.quantize(w, scheme)), rng.standard_normal((5, k), dtype=np.float32)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_linear_is_the_product_with_the_dequantized_weight(rng, scheme):
+    w, x = make(rng, scheme)
+    assert (w.n, w.k, w.scheme, w.backend) == (40, 256, scheme, "cpu")
+    assert distance(w.linear(x), x.astype(np.float64) @ w.dequantize().T) < 1e-6
+    assert np.array_equal(w.dequantize("f16", transposed=True), w.dequantize().T.astype(np.float16))
+    assert w.unpack() == nibble.pack(w.unpack()).unpack()
+
+
+def test_any_leading_dimensions(rng):
+    w, x = make(rng)
+    y = w(x)
+    assert np.array_equal(w(x[0]), w(x[:1])[0])
+    assert w(x.reshape(5, 1, 256)).shape == (5, 1, 40)
+    assert w(x[:0]).shape == (0, 40)
+    assert np.array_equal(w(np.ascontiguousarray(np.stack([x, x]))), np.stack([y, y]))
+    assert np.array_equal(w(np.stack([x, x], axis=1)[:, 0]), y)  # rows further apart
+
+
+def test_epilogue(rng):
+    w, x = make(rng)
+    base = x.astype(np.float64) @ w.dequantize().T
+    bias, col = rng.standard_normal(40, dtype=np.float32), rng.random(40, dtype=np.float32) + 0.5
+    row, gate = rng.random(5, dtype=np.float32) + 0.5, rng.standard_normal((5, 40), dtype=np.float32)
+    residual = rng.standard_normal((5, 40)).astype(np.float16)
+    got = w.linear(x, bias=bias, row_scale=row, col_scale=col, activation="relu", gate=gate, residual=residual)
+    assert distance(got, np.maximum(base * row[:, None] * col + bias, 0) * gate + residual) < 1e-5
+    assert distance(w.linear(x, activation="clamp", clamp=(-1, 2)), base.clip(-1, 2)) < 1e-5
+    codes = w.linear(x, out_dtype="s8", out_scale=0.5, out_zero=3)
+    assert codes.dtype == np.int8 and np.abs(codes - (np.rint(base / 0.5) + 3).clip(-128, 127)).max() <= 1
+
+
+def test_the_weights_own_bias(rng):
+    q = act_ordered(rng)
+    w, x = nibble.pack(q), rng.standard_normal((3, 256), dtype=np.float32)
+    assert w.has_bias and w.act_order
+    assert distance(w(x) - w(x, bias=False), np.tile(q.bias, (3, 1))) < 1e-4
+    assert np.array_equal(w(x, bias=True), w(x))
+    assert distance(w(x, bias=False), x @ w.dequantize().T) < 1e-5
+
+
+def test_out_is_written(rng):
+    w, x = make(rng)
+    wide = np.full((5, 64), np.nan, np.float32)
+    assert w.linear(x, out=wide[:, :40]) is not None
+    assert np.array_equal(wide[:, :40], w(x)) and np.isnan(wide[:, 40:]).all()
+
+
+def test_bits_of_bf16_and_fp8(rng):
+    w, x = make(rng)
+    bits = (x.view(np.uint32) >> 16).astype(np.uint16)  # truncated
+    y = w(bits)
+    assert y.dtype == np.uint16
+    exact = (bits.astype(np.uint32) << 16).view(np.float32) @ w.dequantize().T
+    assert distance((y.astype(np.uint32) << 16).view(np.float32), exact) < 5e-3
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    assert np.array_equal(w(bits.view(ml_dtypes.bfloat16)).view(np.uint16), y)
+    codes, scales, _ = nibble.quantize_activations(x, "e4m3r")
+    assert codes.dtype == ml_dtypes.float8_e4m3fn
+    assert np.array_equal(w(codes, a_scale=scales), w(codes.view(np.uint8), a_scale=scales))
+
+
+@pytest.mark.parametrize("scheme", ["s8r", "s8zr", "s8g64", "e4m3r", "e4m3g128", "s8t", "s8zt", "e4m3t"])
+def test_codes_of_activations(rng, scheme):
+    w, x = make(rng)
+    x += 0.3
+    known = {"scale": 0.04, "zero": 5 if "z" in scheme else 0} if scheme.endswith("t") else {}
+    codes, scales, zeros = nibble.quantize_activations(x, scheme, **known)
+    assert (scales is None) == bool(known) and (zeros is None) == ("z" not in scheme or bool(known))
+    if known:
+        scales = np.array([known["scale"]], np.float32)
+        zeros = np.array([known["zero"]], np.int32) if known["zero"] else None
+    values = codes.astype(np.float32) if codes.dtype == np.int8 else codes_of_fp8(codes)
+    spread = scales.reshape(-1, 1) if scales.ndim == 1 else scales.repeat(256 // scales.shape[1], axis=1)
+    means = (values - (0 if zeros is None else zeros.reshape(-1, 1))) * spread
+    assert distance(means, x) < (0.05 if scheme.startswith("e4m3") else 0.02)
+    got = w.linear(codes, a_scale=scales, a_zero=zeros)
+    assert got.dtype == np.float32 and distance(got, means @ w.dequantize().T) < 1e-5
+    if not known:  # the same while running
+        fused = nibble.pack(w.unpack(), act=scheme)
+        assert fused.act == scheme and distance(fused(x), got) < 1e-5
+
+
+def codes_of_fp8(codes):
+    bits = codes.view(np.uint8).astype(np.int32)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    size = np.where(exponent == 0, fraction * 2.0**-9, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
+    return np.where(bits & 128, -size, size).astype(np.float32)
+
+
+def test_quant_tensor_of_arrays(rng):
+    q = act_ordered(rng)
+    again = nibble.QuantTensor(q.scheme, q.codes, q.scales, q.zeros, g_idx=q.g_idx.astype(np.int64), bias=q.bias)
+    assert again == q and again.shape == (32, 256) and again.groups == 4 and again.group_shape == (1, 64)
+    w = (q.codes.astype(np.float32) - q.zeros[:, q.g_idx]) * q.scales[:, q.g_idx].astype(np.float32)
+    assert np.array_equal(nibble.pack(q).dequantize(), w)
+    with pytest.raises(ValueError, match="read-only"):
+        q.codes[0, 0] = 1
+    codes = q.codes
+    del q  # a view keeps what it shows
+    assert codes.sum() == again.codes.sum()
+    assert pickle.loads(pickle.dumps(again)) == again
+    packed = pickle.loads(pickle.dumps(nibble.pack(again)))
+    assert packed.unpack() == again and copy.deepcopy(packed) is packed
+
+
+def test_explain_verify_and_forced_kernels(rng):
+    w, x = make(rng)
+    report = nibble.verify(w.unpack(), "f16", 3)
+    assert report and report.round_trip and report.worst_error_over_bound <= 1
+    buckets = w.explain("f32", 64)
+    assert buckets[0].m_low == 1 and buckets[-1].m_high == 64
+    assert any(c.refusal for b in buckets for c in b.candidates)
+    reference = nibble.kernels()[-1].name
+    assert "ref" in reference
+    slow = nibble.pack(w.unpack(), kernel="linear_any_any_any__ref_baseline")
+    assert distance(slow.linear(x, kernel="linear_any_any_any__ref_baseline"), w(x)) < 1e-5
+    assert nibble.quantization_error(w.dequantize(), w.unpack()).max_abs == 0
+    assert nibble.Linear(w, activation="relu")(x).min() == 0
+
+
+def test_threads_share_a_weight(rng):
+    w, x = make(rng)
+    expected = {m: w(np.tile(x, (m, 1))) for m in (1, 3, 7, 20)}
+    w = nibble.pack(w.unpack())  # no plans yet
+    wrong = []
+
+    def work():
+        for m, y in list(expected.items()) * 5:
+            if not np.array_equal(w(np.tile(x, (m, 1))), y):
+                wrong.append(m)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_doctor():
+    report = nibble.doctor()
+    assert report["isa"] in report["isas"] and report["kernels"] == len(nibble.kernels()) and "awq" in report["formats"]
+    assert report["gpu"] is not None or report["gpu_reason"]
+    assert any(layout.name == "plain" and layout.drawing for layout in nibble.layouts())
+
+
+def test_other_frameworks_get_their_own_arrays_back(rng):
+    jnp = pytest.importorskip("jax.numpy")
+    w, x = make(rng)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        xj = jnp.asarray(x, dtype)
+        y = w(xj)
+        assert isinstance(y, type(xj)) and y.dtype == dtype
+    assert np.array_equal(np.asarray(w(jnp.asarray(x))), w(x))

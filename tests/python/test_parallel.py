@@ -1,0 +1,81 @@
+"""Shares of a layer: alone, and with two processes over Gloo. Skipped without PyTorch."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+from conftest import act_ordered, distance
+
+import nibble
+
+torch = pytest.importorskip("torch")
+nt = pytest.importorskip("nibble.torch")
+
+
+def layer(kind: str) -> nibble.QuantTensor:
+    rng = np.random.default_rng(3)
+    if kind == "act_order":
+        return act_ordered(rng, n=64, k=256)
+    q = nibble.quantize(rng.standard_normal((64, 256), dtype=np.float32), kind)
+    return nibble.QuantTensor(**nibble._fields(q, bias=rng.standard_normal(64, dtype=np.float32)))
+
+
+KINDS = ["act_order", "u4zg64", "u4b8g256", "s8c", "e4m3b64x256", "e4m3t"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_shares_put_together_are_the_layer(kind, parts):
+    q = layer(kind)
+    w = nibble.pack(q).dequantize()
+    rows = [nt.shard_outputs(q, i * 64 // parts, (i + 1) * 64 // parts) for i in range(parts)]
+    assert np.array_equal(np.concatenate([nibble.pack(r).dequantize() for r in rows]), w)
+    assert np.array_equal(np.concatenate([r.bias for r in rows]), q.bias)
+    assert len({r.scheme for r in rows}) == 1
+    seen = []
+    for i in range(parts):
+        part, channels = nt.shard_inputs(q, i * 256 // parts, (i + 1) * 256 // parts)
+        assert part.g_idx is None and np.array_equal(nibble.pack(part).dequantize(), w[:, channels])
+        seen.extend(channels)
+    assert sorted(seen) == list(range(256))
+
+
+def test_bounds():
+    with pytest.raises(nibble.InvalidArgument, match="64"):
+        nt.shard_outputs(layer("s8c"), 32, 65)
+    with pytest.raises(nibble.InvalidArgument, match="256"):
+        nt.shard_inputs(layer("s8c"), 32, 32)
+
+
+def rank_main(rank: int, port: int) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    x = torch.randn(5, 256)
+    for kind in KINDS:
+        q = layer(kind)
+        whole = nt.QuantLinear(q)(x)
+        gathered = nt.ColumnParallelLinear(q, gather_output=True)(x)
+        assert distance(gathered, whole) < 1e-6, kind
+        row = nt.RowParallelLinear(q)
+        assert distance(row(x), whole) < 1e-6, kind
+        shared = nt.RowParallelLinear(q, input_is_parallel=True)
+        assert distance(shared(x[:, shared.channels]), whole) < 1e-6, kind
+    # Two layers without talking in between; the second decides which channels the first computes.
+    first, second = layer("u4zg64"), act_ordered(np.random.default_rng(4), n=32, k=64, group=16)
+    down = nt.RowParallelLinear(second, input_is_parallel=True)
+    up = nt.ColumnParallelLinear(first, channels=down.channels, activation="silu")
+    exact = nt.QuantLinear(second)(nt.QuantLinear(first, activation="silu")(x))
+    assert distance(down(up(x)), exact) < 1e-5
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+def test_two_processes():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(rank_main, args=(port,), nprocs=2)

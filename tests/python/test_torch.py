@@ -1,0 +1,177 @@
+"""nibble.torch: operators, modules and the conversion of models. Skipped without PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import json
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, act_ordered, distance
+
+import nibble
+
+torch = pytest.importorskip("torch")
+nt = pytest.importorskip("nibble.torch")
+nn = torch.nn
+ops = torch.ops.nibble
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.lm_head, self.odd = nn.Linear(256, 512), nn.Linear(512, 256, bias=False), nn.Linear(256, 32), nn.Linear(100, 8)
+
+    def forward(self, x):
+        return self.lm_head(self.down(torch.relu(self.up(x))))
+
+
+@pytest.fixture
+def layer():
+    return nt.QuantLinear(act_ordered(np.random.default_rng(0)))
+
+
+def test_tensors_are_read_in_place_and_answered_in_kind(layer):
+    x = torch.randn(2, 3, 256)
+    w = layer.dequantize()
+    for dtype, tolerance in [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 6e-3)]:
+        y = layer.weight.linear(x.to(dtype))
+        assert y.dtype == dtype and y.shape == (2, 3, 32)
+        assert distance(y.float(), (x.to(dtype).float() @ w.T + torch.tensor(layer.weight.unpack().bias))) < tolerance
+    out = torch.empty(2, 3, 32)
+    assert layer.weight.linear(x, out=out) is out
+    assert torch.equal(out, layer.weight.linear(torch.nn.Parameter(x)))
+    codes, scales, _ = nibble.quantize_activations(x, "e4m3r")
+    assert codes.dtype == torch.float8_e4m3fn
+    y = layer.weight.linear(codes, a_scale=scales, out_dtype=torch.bfloat16)
+    assert y.dtype == torch.bfloat16 and distance(y.float(), layer(codes.float() * scales[..., None])) < 6e-3
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, 256, device="meta"), torch.ones(3, 256).to_sparse(), torch.ones(3, 256, dtype=torch.cfloat)])
+def test_strange_tensors(layer, x):
+    with pytest.raises((nibble.Error, TypeError)):
+        layer.weight.linear(x)
+
+
+def test_a_freed_tensor(layer):
+    x = torch.ones(3, 256)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
+        layer.weight.linear(x)
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
+        layer.weight.linear(torch.ones(3, 256), residual=x)
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
+        nibble.read_tensors({"qweight": x})
+    with pytest.raises(nibble.InvalidArgument, match="freed"):
+        nibble.QuantTensor("u8b128c", x, x)
+
+
+def test_operators_pass_torchs_own_checks(layer):
+    x, number = torch.randn(3, 256), nt.handle(layer.weight)
+    bias = torch.randn(32)
+    torch.library.opcheck(ops.linear, (x, number))
+    torch.library.opcheck(ops.linear, (x.requires_grad_(), number, bias, "none", None))
+    torch.library.opcheck(ops.linear, (x.detach(), number, bias, "silu", torch.float16))
+    torch.library.opcheck(ops.dequantize, (number, torch.float16, torch.device("cpu")))
+    for scheme in ("s8r", "s8zr", "e4m3g64"):
+        torch.library.opcheck(ops.quantize_activations, (x.detach(), scheme))
+    codes, scales, _ = ops.quantize_activations(x.detach(), "s8r")
+    torch.library.opcheck(ops.scaled_linear, (codes, scales, None, number, bias))
+
+
+def test_a_weight_that_is_gone(layer):
+    number = nt.handle(nibble.pack(layer.weight.unpack()))
+    gc.collect()
+    with pytest.raises(nibble.NotFound, match=str(number)):
+        ops.linear(torch.randn(3, 256), number)
+
+
+def test_compile(layer):
+    model = nn.Sequential(nn.LayerNorm(256), layer, nn.ReLU())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 256)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x))
+        assert torch.equal(compiled(x[:2]), model(x[:2]))
+
+
+def test_gradients_flow_through(layer):
+    x = torch.randn(4, 256, requires_grad=True)
+    layer(x).pow(2).sum().backward()
+    w = layer.dequantize()
+    assert distance(x.grad, 2 * layer(x).detach() @ w) < 1e-5
+
+
+@pytest.mark.parametrize("scheme, tolerance", [("u8b128g128", 0.01), ("s8r_s8c", 0.02), ("u4zg64", 0.2)])
+def test_convert_a_float_model(scheme, tolerance):
+    model, x = Mlp().eval(), torch.randn(5, 256)
+    with torch.no_grad():
+        exact = model(x)
+        assert nt.convert(model, scheme) == ["up", "down"] + (["odd"] if "g" not in scheme else [])
+        assert isinstance(model.lm_head, nn.Linear)  # skipped, and odd where groups do not divide its K
+        assert distance(model(x), exact) < tolerance
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        other = Mlp().eval()
+        nt.convert(other, scheme)
+        other.load_state_dict(torch.load(file))
+        assert torch.equal(other(x), model(x))
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+@pytest.mark.parametrize("path", ["awq/g64_bf16", "gptq/v1_4bit_act_order", "gptq/v2_8bit", "compressed-tensors/4bit_asymmetric_group",
+                                  "float-quantized/ct_block", "fp8/blocks_ragged"])  # fmt: skip
+def test_convert_quantized_layers(path):
+    """Layers of other people's classes are known by their tensors."""
+    checkpoint = nibble.open(GOLDEN / path)
+    (module,) = checkpoint.layers
+
+    class Theirs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in checkpoint.tensors:
+                self.register_buffer(name.rpartition(".")[2], nt._to_torch(checkpoint.tensor(name)))
+
+    model = nn.Module()
+    model.block = nn.Module()
+    model.block.proj, model.block.norm = Theirs(), nn.LayerNorm(8)
+    model.config = type("Config", (), {"quantization_config": json.loads(checkpoint.config)["quantization_config"]})
+    theirs, q = model.block.proj, checkpoint.read(module)
+    if "qweight" in dict(theirs.named_buffers()):  # most of it can be told without the config
+        theirs.bits, theirs.sym = int(q.scheme[1]), "b" in q.scheme
+        if "v2" in path:
+            theirs.qzero_format = lambda: 2
+        assert nt.read_module(theirs) == q
+    assert nt.convert(model) == ["block.proj"]
+    assert model.block.proj.weight.unpack() == q
+
+
+def test_convert_leaves_the_rest():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm1d(8), nn.Embedding(10, 128), nn.MultiheadAttention(128, 4), nn.GRU(8, 8))
+    assert nt.convert(model) == []
+    model.append(nn.Linear(128, 8)).append(nn.Linear(128, 8))
+    assert nt.convert(model, skip=lambda name: name == "5") == ["6"]
+    with torch.no_grad():
+        model[5].weight[0, 0] = float("nan")
+    with pytest.raises(nibble.InvalidArgument, match="^5: .*[0,0]"):
+        nt.convert(model)
+
+
+def test_gptq_that_was_converted_to_v2_while_loading():
+    checkpoint = nibble.open(GOLDEN / "gptq" / "v1_4bit_asymmetric")
+    (module,) = checkpoint.layers
+    theirs = nn.Module()
+    for name in checkpoint.tensors:
+        theirs.register_buffer(name.rpartition(".")[2], nt._to_torch(checkpoint.tensor(name)))
+    theirs.qzeros = theirs.qzeros + 0x11111111
+    theirs.qzero_format = lambda: 2
+    config = json.loads(checkpoint.config)["quantization_config"]
+    assert np.array_equal(nt.read_module(theirs, config).zeros, checkpoint.read(module).zeros)

@@ -45,8 +45,8 @@ struct Operands {
       if (quantize.group.k != 0) shape.push_back(quantize.group.cols(k));
       a_scale = gaussian(DType::f32, shape, seed + 6, 0.001f, 0.01f);
       if (quantize.zero == ZeroKind::integer) {
-        a_zero = Tensor(DType::s32, {rows});
-        for (std::int64_t i = 0; i < rows; ++i)
+        a_zero = Tensor(DType::s32, shape);
+        for (std::int64_t i = 0; i < a_zero.numel(); ++i)
           a_zero.as<std::int32_t>()[i] =
               static_cast<std::int32_t>(random_bits(seed + 7, static_cast<std::uint64_t>(i)) % 256) - 128;
       }

@@ -291,6 +291,31 @@ TEST(Plan, RefusesActivationsItCannotQuantize) {
   EXPECT_THAT(status(DType::s8, GroupShape::group(12)).message(), HasSubstr("a multiple of 8"));
   EXPECT_THAT(status(DType::s8, GroupShape::group(48)).message(), HasSubstr("do not line up with the weight's groups of 32"));
   EXPECT_THAT(status(DType::s8, GroupShape::group(1024)).message(), HasSubstr("512 at most"));
+  const auto with_zeros = [&](std::int32_t block) {
+    return Plan::linear(*weight, {.quantize = {DType::s8, GroupShape::group(block), ZeroKind::integer}}).status();
+  };
+  for (std::int32_t block : {32, 64, 128, 256}) EXPECT_TRUE(with_zeros(block).ok()) << block;
+  EXPECT_THAT(with_zeros(512).message(), HasSubstr("512 channels with zero points; a block is a multiple of 8, 256 at most"));
+}
+
+/// Codes that come in blocks bring a scale and a zero point for each.
+TEST(Plan, ChecksTheZeroPointsOfBlocks) {
+  const auto weight = pack(random_weight(kAwq, 8, 128, 1));
+  const auto plan =
+      Plan::linear(*weight, {.act = DType::s8, .m_max = 2, .quantize = {DType::s8, GroupShape::group(64), ZeroKind::integer}});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const std::vector<std::int8_t> a(2 * 128, 1);
+  const std::vector<float> scales(4, 1.0f);
+  const std::vector<std::int32_t> zeros(4, 0);
+  std::vector<float> d(2 * 8);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto run = [&](const ConstTensorView& zero) {
+    return plan->run(*weight, ConstTensorView(a.data(), {2, 128}), TensorView(d.data(), {2, 8}),
+                     {.a_scale = ConstTensorView(scales.data(), {2, 2}), .a_zero = zero}, workspace);
+  };
+  EXPECT_TRUE(run(ConstTensorView(zeros.data(), {2, 2})).ok());
+  EXPECT_THAT(run(ConstTensorView(zeros.data(), {2})).message(), HasSubstr("a_zero must be s32 [2,2]"));
+  EXPECT_THAT(run({}).message(), HasSubstr("a_zero must be s32 [2,2]"));
 }
 
 /// A scale that is known beforehand brings its zero point along, and the plan has to expect one.

@@ -24,7 +24,10 @@ Status run(const Kernel& self, const StepArgs& args) {
   const DotTask task(self, args, decoder);
   // Tasks are whole row blocks; at least four per thread, so that one that is interrupted does not hold up the others.
   const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
-  const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, std::min(fair, kMaxTaskBlocks));
+  std::int64_t most = std::min(fair, kMaxTaskBlocks);
+  if (task.zeros == Zeros::per_segment)
+    most = std::clamp<std::int64_t>(kColumnFloats / (task.segments.count() * kIsa.rows), 1, most);
+  const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, most);
   const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
   const std::int64_t tokens = kTaskTokens / task.tile * task.tile;
   const std::int64_t token_blocks = (task.m + tokens - 1) / tokens;
@@ -84,7 +87,7 @@ constexpr double kWidenSlots = 16;
 template <const DotIsa& kIsa, const DotRates& kRates>
 double cost_us(const Kernel& self, const Problem& p) {
   const std::int64_t tile = self.act == "s8" ? even_tile(p.m, kIsa.tile) : kIsa.tile;
-  const ActForm form = ActForm::make(p.quantize, p.scheme.group.k == 0 ? p.k : p.scheme.group.k, p.k);
+  const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));

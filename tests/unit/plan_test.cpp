@@ -318,6 +318,35 @@ TEST(Plan, ChecksTheZeroPointsOfBlocks) {
   EXPECT_THAT(run({}).message(), HasSubstr("a_zero must be s32 [2,2]"));
 }
 
+/// What quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.
+TEST(ActErrors, FollowTheScales) {
+  const QuantTensor q = random_weight(kAwq, 48, 512, 1, {.bias = true});
+  const ActScheme modes[] = {{DType::s8},
+                             {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                             {DType::s8, GroupShape::group(32)},
+                             {DType::s8, GroupShape::group(32), ZeroKind::integer},
+                             {DType::s8, GroupShape::group(48)},
+                             {}};
+  const auto plain = activation_errors(q, modes), outliers = activation_errors(q, modes, {.outliers = 100});
+  ASSERT_TRUE(plain.ok() && outliers.ok());
+  const auto error = [&](std::size_t mode) { return (*plain)[mode].relative_l2; };
+  EXPECT_GT(error(0), error(1));
+  EXPECT_GT(error(1), error(2));
+  EXPECT_GT(error(2), error(3));
+  EXPECT_NEAR((*plain)[0].sqnr_db, -20 * std::log10(error(0)), 1e-9);
+  EXPECT_THAT((*plain)[4].possible.message(), HasSubstr("do not line up"));
+  EXPECT_EQ(error(5), 0) << "nothing is quantized";
+  EXPECT_GT((*outliers)[0].relative_l2, 3 * (*outliers)[3].relative_l2);
+
+  std::vector<float> inputs(2 * 512);
+  for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = static_cast<float>(static_cast<int>(i % 255) - 127);
+  const auto exact = activation_errors(q, {modes, 1}, {.inputs = ConstTensorView(inputs.data(), {2, 512})});
+  ASSERT_TRUE(exact.ok());
+  EXPECT_LT((*exact)[0].relative_l2, 1e-6);
+  EXPECT_THAT(activation_errors(q, modes, {.inputs = ConstTensorView(inputs.data(), {4, 256})}).status().message(),
+              HasSubstr("[tokens,512]"));
+}
+
 /// A scale that is known beforehand brings its zero point along, and the plan has to expect one.
 TEST(Plan, RefusesAZeroPointThatTheSchemeDoesNotName) {
   QuantTensor q = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, 8, 64, 1);

@@ -73,6 +73,8 @@ struct DotRates {
   double segment;  // per vector and segment: its header, and waiting for the last sums
   double token;    // per token, vector and segment: applying scales
 };
+/// Per token, vector and segment: subtracting what zero points of activations add.
+constexpr double kZeroSlots = 1.1;
 
 /// `rates` of the kernels over all of K, which do nothing per segment.
 constexpr DotRates whole(DotRates rates) {
@@ -92,14 +94,18 @@ double cost_us(const Kernel& self, const Problem& p) {
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
   const bool narrow = width == 4 || width == 8;
+  const bool zeros = form.zeros == Zeros::per_segment;
+  const double token = kRates.token + (zeros ? kZeroSlots : 0);
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
     const double rows = static_cast<double>(height * form.digits);
     const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
     const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
-    return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * kRates.token));
+    return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * token));
   };
   const std::int64_t full = p.m / tile, tail = p.m % tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
-  const double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
+  double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
+  if (zeros)  // the first tile of each task adds up codes
+    tiles += std::ceil(static_cast<double>(p.m) / kTaskTokens) * vectors * octets * (width == 4 ? kRates.dot : 2 * kRates.wide);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Renders the tables of the documentation from committed JSON, and its programs from files, so that nothing in a document is typed.
+"""Renders the tables and pictures of the documentation from committed JSON, and its programs from files, so that nothing in a document is
+typed.
 
 A block in a Markdown file looks like this, and everything between the two comments is generated:
 
@@ -13,6 +14,7 @@ usage: docs/render.py [--check] [--nibble PATH]
 """
 
 import json
+import math
 import pathlib
 import re
 import statistics
@@ -109,6 +111,59 @@ def accuracy(data):
             for r in data["rows"]]
     header = ["scheme", "bits per weight", "SQNR worst layer, dB", "median", "best", "worst cosine"]
     return table(header, rows) + f"\n{data['model']}, {data['modules']} linear layers.\n"
+
+
+def added_error(data):
+    """A row per way of quantizing activations, a column per kind of activations: median and worst layer."""
+    ways = list(dict.fromkeys(w["way"] for s in data["series"] for w in s["ways"]))
+    cells = [{w["way"]: f"{100 * w['median']:.2f} % · {100 * w['worst']:.2f} %" for w in s["ways"]} for s in data["series"]]
+    layers = max(w["layers"] for s in data["series"] for w in s["ways"])
+    return (table(["activations as"] + [s["activations"] for s in data["series"]], [[f"`{way}`"] + [c.get(way, "") for c in cells] for way in ways])
+            + f"\n‖D_q − D‖ / ‖D‖, the median layer · the worst, of the {layers} linear layers of {data['model']} with {data['weights']} weights. D is the result of the "
+            f"same weights with activations as they are. The last column: {data['tokens']} word pieces of {data['text']}.\n")
+
+
+MARKS = [("#1f77b4", '<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{c}"/>'),
+         ("#d62728", '<path d="M{x:.1f} {y:.1f}m-5 4.5h10l-5 -9.5z" fill="{c}"/>'),
+         ("#2ca02c", '<rect x="{l:.1f}" y="{t:.1f}" width="8" height="8" fill="{c}"/>')]
+
+
+def added_error_picture(data):
+    """A mark at the median layer and a line up to the worst, per way and kind of activations; logarithmic."""
+    ways = list(dict.fromkeys(w["way"] for s in data["series"] for w in s["ways"]))
+    values = [w[key] for s in data["series"] for w in s["ways"] for key in ("median", "worst")]
+    low, high = 0.8 * min(values), 1.25 * max(values)
+    left, right, top, bottom = 62, 740, 40, 330
+
+    def height(value):
+        return bottom - (bottom - top) * math.log(value / low) / math.log(high / low)
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 420" font-family="sans-serif" font-size="12" role="img" '
+           f'aria-label="Error added by quantizing activations, by way and kind of activations">',
+           '<rect width="760" height="420" fill="#fff"/>',
+           '<text x="62" y="22" font-size="14" font-weight="bold">Error that quantizing activations adds to a layer (relative L2)</text>']
+    for tick in (t * 10.0 ** e for e in range(-5, 1) for t in (1, 2, 5)):
+        if low <= tick <= high:
+            y = height(tick)
+            out.append(f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>'
+                       f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{100 * tick:g} %</text>')
+    step = (right - left) / len(ways)
+    for i, way in enumerate(ways):
+        middle = left + (i + 0.5) * step
+        out.append(f'<text x="{middle:.1f}" y="{bottom + 20}" text-anchor="middle" font-family="monospace">{way}</text>')
+        for j, series in enumerate(data["series"]):
+            for w in series["ways"]:
+                if w["way"] != way:
+                    continue
+                x, y, (colour, mark) = middle + 16 * (j - 1), height(w["median"]), MARKS[j]
+                out.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x:.1f}" y2="{height(w["worst"]):.1f}" stroke="{colour}" stroke-width="2"/>'
+                           + mark.format(x=x, y=y, l=x - 4, t=y - 4, c=colour))
+    for j, series in enumerate(data["series"]):
+        x, y, (colour, mark) = left + 5, bottom + 44 + 18 * j, MARKS[j]
+        out.append(mark.format(x=x, y=y, l=x - 4, t=y - 4, c=colour) + f'<text x="{x + 12}" y="{y + 4}">{series["activations"]}</text>')
+    out.append(f'<text x="{right}" y="{bottom + 48}" text-anchor="end" fill="#555">mark: median of the layers of {data["model"]}, '
+               f'{data["weights"]}; line: to the worst</text>')
+    return "\n".join(out + ["</svg>"]) + "\n"
 
 
 def dequantize(data):
@@ -264,11 +319,13 @@ RENDERERS = {
     "layouts": layouts,
     "formats": formats,
     "exactness": exactness,
+    "added_error": added_error,
     "dequantize": dequantize,
     "gpu_kernels": gpu_kernels,
     "gpu_gemm": gpu_gemm,
     "packed": packed,
 }
+PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json")}
 MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
@@ -313,6 +370,14 @@ def main():
             continue
         stale.append(str(path.relative_to(ROOT)))
         if not check:
+            path.write_text(new)
+    for name, (draw, source) in PICTURES.items():
+        path, new = ROOT / name, draw(json.loads((ROOT / source).read_text()))
+        if path.exists() and path.read_text() == new:
+            continue
+        stale.append(name)
+        if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(new)
     if stale:
         print(("out of date, run ./dev docs: " if check else "rendered ") + ", ".join(stale))

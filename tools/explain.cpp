@@ -84,6 +84,52 @@ Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, cons
   return bucket;
 }
 
+// Blocks of the weight's own groups where activations can have them, else of 128.
+std::int32_t block_for(const WeightScheme& scheme) {
+  const std::int32_t group = scheme.group.k;
+  return group >= 32 && group <= 256 && group % 8 == 0 ? group : 128;
+}
+
+// Every way to run this layer at a few round values of M: activations as they are, quantized while running, and the dense layer as
+// a machine of this roofline could do it at best.
+std::vector<ModeCost> costs_of_modes(const QuantTensor& q, KernelQuestion question) {
+  const GroupShape blocks = GroupShape::group(block_for(q.scheme));
+  const ActScheme modes[] = {{},
+                             {DType::s8},
+                             {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                             {DType::s8, blocks},
+                             {DType::s8, blocks, ZeroKind::integer},
+                             {DType::e4m3}};
+  std::vector<ModeCost> costs;
+  for (const ActScheme& mode : modes) {
+    question.quantize = mode;
+    PackOptions options{.m_max = kMaxM, .backend = question.backend, .quantize = mode};
+    const auto weight = pack(q, options);
+    if (!weight.ok()) continue;
+    const std::string name = Scheme{q.scheme, mode}.name();
+    ModeCost cost{mode.codes == DType::none ? "weight-only" : name.substr(0, name.find('_')), {}, {}};
+    for (std::int64_t m : kRoundM) {
+      const auto explanation = explain(*weight, question, m);
+      if (!explanation.ok() || info_of(explanation->buckets.back().steps.back()).backend == Backend::reference) continue;
+      cost.m.push_back(m);
+      cost.us.push_back(explanation->buckets.back().cost_us);
+    }
+    if (!cost.m.empty()) costs.push_back(std::move(cost));
+  }
+  if (question.machine) {
+    ModeCost dense{"dense f32", {}, {}};
+    for (std::int64_t m : kRoundM) {
+      const double weights = static_cast<double>(q.n) * static_cast<double>(q.k);
+      const double read_us = 4e-3 * weights / question.machine->read_gbytes_per_s;
+      const double compute_us = 2e-3 * static_cast<double>(m) * weights / question.machine->f32_gflops;
+      dense.m.push_back(m);
+      dense.us.push_back(std::max(read_us, compute_us));
+    }
+    costs.push_back(std::move(dense));
+  }
+  return costs;
+}
+
 std::string m_range(const Explanation::Bucket& bucket) {
   return bucket.m_low == bucket.m_high ? fmt::format("{}", bucket.m_low) : fmt::format("{}–{}", bucket.m_low, bucket.m_high);
 }
@@ -93,6 +139,24 @@ bool runs(const Explanation::Bucket& bucket, std::string_view kernel) {
 }
 
 std::string microseconds(double us) { return us < 1000 ? fmt::format("{:.3g}", us) : fmt::format("{:.0f}", us); }
+
+// A row per way to run the layer: predicted µs, and how many times as fast as weight-only.
+std::string modes_text(const ExplainedShape& shape, bool colour) {
+  using enum Table::Align;
+  if (shape.modes.size() < 2) return "";
+  std::vector<Table::Column> columns{{"predicted µs"}};
+  for (std::int64_t m : shape.modes.front().m) columns.push_back({fmt::format("M={}", m), right});
+  Table table(std::move(columns));
+  for (const ModeCost& mode : shape.modes) {
+    std::vector<Cell> row{mode.mode};
+    for (std::size_t i = 0; i < mode.us.size(); ++i) {
+      const double ratio = shape.modes.front().us[i] / mode.us[i];
+      row.emplace_back(microseconds(mode.us[i]) + (&mode == &shape.modes.front() ? "" : fmt::format(" · {:.2f}×", ratio)));
+    }
+    table.add(std::move(row));
+  }
+  return table.render(colour);
+}
 
 // "instead of" for those that could run, "refused" with the reason for those that could not.
 std::string others_text(const ExplainedShape& shape) {
@@ -139,6 +203,7 @@ Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion&
   shape.act_order = !q.g_idx.empty();
   shape.bias = !q.bias.empty();
   shape.layout = packed->front().layout();
+  shape.modes = costs_of_modes(q, question);
   std::int64_t low = 1;
   for (std::int64_t high : ends) {
     auto bucket = bucket_at(*packed, question, high);
@@ -161,7 +226,7 @@ std::string explained_text(const ExplainedShape& shape, bool colour) {
   for (const Explanation::Bucket& bucket : shape.explanation.buckets) {
     table.add({m_range(bucket), microseconds(bucket.cost_us), {fmt::format("{}", fmt::join(bucket.steps, " → ")), Style::good}});
   }
-  return text + table.render(colour) + others_text(shape);
+  return text + table.render(colour) + modes_text(shape, colour) + others_text(shape);
 }
 
 Json explained_json(const ExplainedShape& shape) {
@@ -183,10 +248,13 @@ Json explained_json(const ExplainedShape& shape) {
                        {"predicted_us", bucket.cost_us},
                        {"candidates", candidates}});
   }
+  Json modes = Json::array();
+  for (const ModeCost& mode : shape.modes) modes.push_back({{"mode", mode.mode}, {"m", mode.m}, {"predicted_us", mode.us}});
   return {{"n", shape.n},           {"k", shape.k},
           {"scheme", shape.scheme}, {"act_order", shape.act_order},
           {"bias", shape.bias},     {"modules", shape.modules},
-          {"layout", shape.layout}, {"buckets", buckets}};
+          {"layout", shape.layout}, {"buckets", buckets},
+          {"modes", modes}};
 }
 
 }  // namespace nibble::tools

@@ -12,14 +12,22 @@
 
 namespace nibble::tools {
 
+/// What the planner expects of one way to run a layer.
+struct ModeCost {
+  std::string mode;             // "weight-only", "s8g128", "dense f32"
+  std::vector<std::int64_t> m;  // one prediction for each
+  std::vector<double> us;
+};
+
 /// One (N, K, scheme) that occurs in a checkpoint, and what the planner says about it.
 struct ExplainedShape {
   std::int64_t n = 0, k = 0;
   std::string scheme;
   bool act_order = false, bias = false;
-  std::size_t modules = 0;  // how many are like it
-  std::string layout;       // the one that pack() chooses
-  Explanation explanation;  // candidates of other layouts are judged as if the weight were packed for them
+  std::size_t modules = 0;      // how many are like it
+  std::string layout;           // the one that pack() chooses
+  std::vector<ModeCost> modes;  // weight-only first; those that have a kernel
+  Explanation explanation;      // candidates of other layouts are judged as if the weight were packed for them
 };
 
 /// What is asked about every weight.

@@ -60,6 +60,17 @@ std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const st
   return chosen;
 }
 
+// The values of --activations, "all" spelled out.
+Result<std::vector<ActScheme>> parse_ways(const std::vector<std::string>& texts) {
+  std::vector<ActScheme> ways;
+  for (const std::string& text : texts == std::vector<std::string>{"all"} ? usual_activations() : texts) {
+    const auto way = parse_activations("--activations", text);
+    if (!way.ok()) return way.status();
+    ways.push_back(*way);
+  }
+  return ways;
+}
+
 Result<Outcome> run(const InspectOptions& options) {
   if (Status usable = check_backend(options.backend); !usable.ok()) return usable;
   const auto inspection = inspect_checkpoint(options);
@@ -113,9 +124,15 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   count_the_rest(*checkpoint, inspection);
 
   const DType act = parse_dtype(options.act).value_or(DType::f32);
-  const auto quantize = parse_activations("--activations", options.activations);
-  if (!quantize.ok()) return quantize.status();
-  KernelQuestion question{.backend = parse_backend(options.backend), .act = act, .quantize = *quantize, .machine = {}};
+  const auto ways = parse_ways(options.activations);
+  if (!ways.ok()) return ways.status();
+  KernelQuestion question{.backend = parse_backend(options.backend), .act = act, .quantize = {}, .machine = {}};
+  if (ways->size() == 1) question.quantize = ways->front();
+  if (!ways->empty()) {
+    auto source = AddedErrorSource::open(options.calibration, options.outliers);
+    if (!source.ok()) return source.status();
+    inspection.added_source = *std::move(source);
+  }
   if (options.explain && question.backend == Backend::cpu) question.machine = measure_roofline(default_executor());
   const auto chosen = chosen_modules(*checkpoint, *layer);
   std::map<std::string, std::size_t> shape_of;  // shape_key → index into inspection.shapes
@@ -138,6 +155,12 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
     found.static_acts = q->static_acts;
     found.act_limit = q->act_limit;
     if (reference) compare(*reference, *q, found);
+    if (!ways->empty()) {
+      auto added = inspection.added_source->measure(*module, *q, *ways);
+      if (!added.ok()) return added.status().with_context(module->name);
+      if (added->empty()) add_note(found.notes, Note::Severity::info, "the calibration has no input of it");
+      found.added = *std::move(added);
+    }
     if (!options.explain) continue;
     const auto [at, is_new] = shape_of.try_emplace(shape_key(*module), inspection.shapes.size());
     if (is_new) {
@@ -158,7 +181,8 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
 void add_inspect(CLI::App& app, Action& action) {
   CLI::App* command =
       add_command(app, "inspect", "Show what is in a checkpoint: schemes, activations, sizes, anomalies, error, kernels",
-                  "  nibble inspect model/ --layer 'layers\\.0\\.' --explain --reference model-f16/");
+                  "  nibble inspect model/ --layer 'layers\\.0\\.' --explain --reference model-f16/\n"
+                  "  nibble inspect model/ --activations s8r,s8g128,s8zg128 --calibration acts.safetensors");
   auto options = std::make_shared<InspectOptions>();
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
@@ -168,9 +192,27 @@ void add_inspect(CLI::App& app, Action& action) {
   CLI::Option* explain = command->get_option("--explain");
   add_backend(*command, options->backend)->needs(explain);
   add_act(*command, options->act);
-  add_activations(*command, options->activations, "With --explain: quantize activations while running");
+  CLI::Option* activations =
+      command
+          ->add_option(
+              "--activations", options->activations,
+              "Measure what quantizing activations adds to the error of each layer: ways like s8r, s8zg128, e4m3g128, or "
+              "all; --explain explains the kernels of one way")
+          ->delimiter(',')
+          ->type_name("SCHEME,...");
+  CLI::Option* calibration =
+      command
+          ->add_option("--calibration", options->calibration,
+                       "For --activations: what went into layers, a safetensors file with MODULE.input [tokens,K]")
+          ->type_name("FILE")
+          ->needs(activations);
+  command->add_option("--outliers", options->outliers, "For --activations: make every 256th input channel this many times larger")
+      ->type_name("FACTOR")
+      ->capture_default_str()
+      ->needs(activations)
+      ->excludes(calibration);
   CLI::Option* headers = command->add_flag("--headers", options->headers_only, "Do not read the weights: fast, but finds less");
-  headers->excludes("--explain")->excludes("--reference");
+  headers->excludes("--explain")->excludes("--reference")->excludes(activations);
   command->add_flag("--json", options->json, "JSON instead of a table");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }

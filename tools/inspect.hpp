@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "added_error.hpp"
 #include "explain.hpp"
 #include "nibble/nibble.hpp"
 #include "output.hpp"
@@ -16,7 +17,10 @@ struct InspectOptions {
   std::filesystem::path path;
   std::filesystem::path reference;  // a float checkpoint to measure the error against; empty: none
   std::string layer;                // pattern; empty: every module
-  std::string backend = "cpu", act = "f32", activations;
+  std::string backend = "cpu", act = "f32";
+  std::vector<std::string> activations;  // ways to quantize them: their added error is measured; one of them is explained
+  std::filesystem::path calibration;     // what went into the layers; empty: Gaussian activations
+  float outliers = 1.0f;                 // of Gaussian ones
   bool explain = false;
   bool headers_only = false;
   bool json = false;
@@ -28,6 +32,7 @@ struct InspectedModule {
   std::vector<Note> notes;          // of detection and of the data
   double bits_per_weight = 0;       // as stored, scales and zeros included
   std::optional<QuantError> error;  // against the reference
+  std::vector<ActError> added;      // by every way of quantizing activations
   std::optional<StaticActs> static_acts;
   std::optional<float> act_limit;
   Status readable;  // why the data could not be decoded
@@ -41,6 +46,7 @@ struct Inspection {
   std::uint64_t quantized_bytes = 0, dense_bytes = 0, other_bytes = 0;
   std::vector<Note> notes;  // about the checkpoint as a whole
   std::vector<ExplainedShape> shapes;
+  std::optional<AddedErrorSource> added_source;  // of which activations the added errors are
 
   std::int64_t weights() const;
   double mean_bits() const;

@@ -207,6 +207,13 @@ std::string inspection_text(const Inspection& inspection, bool colour) {
   text += totals(inspection);
   const std::string notes = notes_text(inspection, colour);
   if (!notes.empty()) text += "\n" + notes;
+  if (inspection.added_source) {
+    std::vector<AddedErrors> added;
+    for (const InspectedModule& found : inspection.modules) {
+      if (!found.added.empty()) added.push_back({found.module.name, found.added});
+    }
+    text += "\n" + added_error_text(added, *inspection.added_source, colour);
+  }
   for (const ExplainedShape& shape : inspection.shapes) text += "\n" + explained_text(shape, colour);
   return text;
 }
@@ -224,6 +231,7 @@ Json inspection_json(const Inspection& inspection) {
                        {"relative_l2", found.error->relative_l2}};
     }
     json["activations"] = activations_json(found);
+    if (!found.added.empty()) json["added_error"] = added_error_json(found.added);
     json["notes"] = notes_json(found.notes);
     modules.push_back(json);
   }
@@ -243,6 +251,7 @@ Json inspection_json(const Inspection& inspection) {
                {"notes", notes_json(inspection.notes)},
                {"modules", modules},
                {"dense_modules", dense}};
+  if (inspection.added_source) json["added_error_of"] = inspection.added_source->describe();
   if (inspection.shapes.empty()) return json;
   json["shapes"] = Json::array();
   for (const ExplainedShape& shape : inspection.shapes) json["shapes"].push_back(explained_json(shape));

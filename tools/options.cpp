@@ -25,7 +25,7 @@ CLI::Option* add_act(CLI::App& command, std::string& act) {
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help) {
   return command
       .add_option("--activations", activations,
-                  help + ": s8 or e4m3, z for zero points, r (token), gSIZE (block) or t (static); s8r, s8zr, e4m3g128")
+                  help + ": s8 or e4m3, z for zero points, r (token), gSIZE (block) or t (static); s8r, s8zg128, e4m3g128")
       ->type_name("SCHEME");
 }
 
@@ -98,7 +98,7 @@ Result<ActScheme> parse_activations(const std::string& option, const std::string
   const auto parsed = Scheme::parse(text + "_s8c");
   if (!parsed.ok()) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: '{}' is not a way to quantize activations; write s8 or e4m3, z "
-                                                            "for zero points, and r, t or gSIZE: s8r, s8zr, e4m3g128",
+                                                            "for zero points, and r, t or gSIZE: s8r, s8zg128, e4m3g128",
                                                             option, text));
   }
   if (Status known = check_activations(option, text, parsed->act); !known.ok()) return known;

@@ -213,12 +213,14 @@ std::string step_table(const std::vector<Step>& steps) {
 std::string layer_table(const ReportData& data) {
   const bool errors = std::ranges::any_of(data.layers, [](const ReportLayer& l) { return l.error.has_value(); });
   const bool verified = std::ranges::any_of(data.layers, [](const ReportLayer& l) { return l.verify.has_value(); });
+  const bool added = std::ranges::any_of(data.layers, [](const ReportLayer& l) { return l.verify && l.verify->added_error; });
   const std::vector<std::int64_t> ms = m_values(data);
 
   std::string out = "<div class=\"scroll\"><table><thead><tr>" + header("Layer", "kernel") + header("N") + header("K") +
                     header("Scheme", "", "left") + header("Size", "bits/weight");
   if (errors) out += header("SQNR", "dB") + header("Cosine") + header("Largest error");
   if (verified) out += header("Verified", "error/bound") + header("Kernel error", "relative L2");
+  if (added) out += header("Added error", "activations");
   for (std::int64_t m : ms) out += header(fmt::format("M={}", m), "µs") + header(fmt::format("M={}", m), "% roofline");
   out += "</tr></thead><tbody>\n";
   for (const ReportLayer& layer : data.layers) {
@@ -235,6 +237,10 @@ std::string layer_table(const ReportData& data) {
              cell(fmt::format("{:.1e}", v->relative_l2));
     else if (verified)
       out += cell("") + cell("");
+    if (added) {
+      const bool known = layer.verify && layer.verify->added_error;
+      out += cell(known ? fmt::format("{:.2f} %", 100 * *layer.verify->added_error) : "");
+    }
     for (std::int64_t m : ms) {
       const ReportTiming* t = timing_for(layer, m);
       out += t ? cell(number(t->median_us)) + cell(fmt::format("{:.0f}", t->roofline_percent)) : cell("") + cell("");

@@ -94,6 +94,7 @@ Status add_checkpoint(const ReportRequest& request, const Benchmark& benchmark, 
   VerifySpec spec;
   spec.linear.act = spec.linear.epilogue.out = request.act;
   spec.linear.quantize = request.quantize;
+  spec.added_error = true;
   const std::int64_t one_row[] = {1};
   const auto verified = verify_checkpoint(*checkpoint, *layer, one_row, spec, executor);
   if (!verified.ok()) return verified.status();

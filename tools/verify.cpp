@@ -57,6 +57,7 @@ std::string verification_table(const std::vector<VerifiedLayer>& layers, bool co
                {"checked", right},
                {"error/bound", right},
                {"relative L2", right},
+               {.title = "added error", .align = right, .fold = true},
                {.title = "repacked", .fold = true},
                {.title = "repeated", .fold = true},
                {"result"}});
@@ -64,8 +65,9 @@ std::string verification_table(const std::vector<VerifiedLayer>& layers, bool co
   for (const VerifiedLayer& layer : layers) {
     const VerifyReport& r = layer.report;
     table.add({printable(layer.name), layer.scheme, std::to_string(layer.m), r.kernel, std::to_string(r.checked),
-               fmt::format("{:.3f}", r.worst_error_over_bound), fmt::format("{:.1e}", r.relative_l2), yes(r.round_trip),
-               yes(r.repeatable), r.passed ? Cell("ok", Style::good) : Cell("FAILED", Style::bad)});
+               fmt::format("{:.3f}", r.worst_error_over_bound), fmt::format("{:.1e}", r.relative_l2),
+               r.added_error ? fmt::format("{:.2f} %", 100 * *r.added_error) : "", yes(r.round_trip), yes(r.repeatable),
+               r.passed ? Cell("ok", Style::good) : Cell("FAILED", Style::bad)});
   }
   return table.render(colour);
 }
@@ -108,6 +110,7 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
                  {"relative_l2", r.relative_l2},
                  {"round_trip", r.round_trip},
                  {"repeatable", r.repeatable}};
+    if (r.added_error) json["added_error"] = *r.added_error;
     if (!r.passed) {
       json["failure"] = r.failure;
       json["repeat_with"] = repeat_command(options, layer);
@@ -141,6 +144,7 @@ Result<Outcome> run(const Options& options) {
   spec.seed = options.seed;
   spec.outliers = options.outliers;
   spec.sample_columns = options.sample_columns;
+  spec.added_error = true;
   spec.pack.backend = parse_backend(options.backend);
   spec.plan.kernel = spec.pack.kernel = options.kernel;
   const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor());

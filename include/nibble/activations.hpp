@@ -5,6 +5,8 @@
 //
 //   int8 per token (vLLM's scaled_int8_quant)             {.codes = s8}                                         scales [M]
 //   the same with zero points                             {.codes = s8, .zero = ZeroKind::integer}              scales [M], zeros [M]
+//   int8 in groups                                        {.codes = s8, .group = GroupShape::group(128)}        scales [M,G]
+//   the same with zero points                             {.codes = s8, .group = …, .zero = ZeroKind::integer}  scales, zeros [M,G]
 //   FP8 per token (scaled_fp8_quant)                      {.codes = e4m3}                                       scales [M]
 //   FP8 in groups (per_token_group_quant_fp8)             {.codes = e4m3, .group = GroupShape::group(128)}      scales [M,G]
 //   a scale known beforehand, of either                   {.codes = s8, .group = GroupShape::tensor()}          none
@@ -27,7 +29,7 @@ namespace nibble {
 struct ActOutputs {
   TensorView codes;        // [M,K] of the scheme's type, last stride 1
   TensorView scales = {};  // f32 [M], with groups [M,G], any strides: columns M apart are what block-scaled GEMMs read
-  TensorView zeros = {};   // s32 [M], any stride; with ZeroKind::integer
+  TensorView zeros = {};   // s32, shaped like scales, any strides; with ZeroKind::integer
   TensorView sums = {};    // s32 [M], any stride, of a token's s8 codes: for weights with zero points; absent: nobody asks
 };
 
@@ -44,7 +46,7 @@ struct ActOptions {
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out,
                             const ActOptions& options = {}, Executor* executor = nullptr);
 /// The same in device memory, options.prescale too: enqueues on `stream` and returns, without allocation or synchronisation. Can be
-/// captured in a CUDA graph once it has run on the device.
+/// captured in a CUDA graph once it has run on the device. Zero points per group are the CPU's alone.
 /// Errors: as above, unsupported without a GPU, and internal with CUDA's words when the launch fails.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream);

@@ -43,9 +43,9 @@ struct EpilogueSpec {
 
 /// Operands for the parts an EpilogueSpec names; the others are ignored. 2-D operands need a last stride of 1.
 struct EpilogueArgs {
-  // Of an A that comes quantized (LinearSpec::act s8 or e4m3): A[m,k] = (code − a_zero[m])·a_scale[m, k / group].
+  // Of an A that comes quantized (LinearSpec::act s8 or e4m3): A[m,k] = (code − a_zero[m, g])·a_scale[m, g], g = k / group.
   ConstTensorView a_scale = {};  // f32 [1] per tensor, [M] per token, [M,G] per group, any strides
-  ConstTensorView a_zero = {};   // s32 [1] or [M]; only where the scheme has zero points
+  ConstTensorView a_zero = {};   // s32, shaped like a_scale, −128 … 127; only where the scheme has zero points
   ConstTensorView row_scale = {};
   ConstTensorView col_scale = {};
   ConstTensorView bias = {};

@@ -7,6 +7,7 @@
 //   activation  <codes><zero><group>_<weight>
 //                                        s8r_s8c   activations quantized to int8 per token (row) while running
 //                                        s8zr_s8c  the same with a zero point per token
+//                                        s8zg128_u4zg128  a scale and a zero point per block of 128 input channels
 //                                        e4m3t_e4m3t  FP8 on both sides; the activations' scale is known beforehand
 #pragma once
 

@@ -5,7 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "nibble/parallel.hpp"
 #include "nibble/plan.hpp"
@@ -19,6 +22,7 @@ struct VerifySpec {
   std::uint64_t seed = 1;           // of the random activations and epilogue operands
   float outliers = 1.0f;            // every 256th input channel is this much larger, as a transformer's few massive ones are
   std::int64_t sample_columns = 0;  // check this many evenly spread output columns; 0: all of them
+  bool added_error = false;         // where linear.quantize says so, also measure what quantizing the activations adds
   PlanOptions plan = {};
   PackOptions pack = {};
 };
@@ -29,6 +33,7 @@ struct VerifyReport {
   std::int64_t checked = 0;           // output elements compared
   double worst_error_over_bound = 0;  // ≤ 1 when passed
   double relative_l2 = 0;             // ‖D − oracle‖ / ‖oracle‖
+  std::optional<double> added_error;  // ‖D − D of the same activations as they are‖ / ‖that‖: ActError::relative_l2
   bool round_trip = false;            // unpack(pack(q)) == q
   bool repeatable = false;            // a second run gave the same bits
   std::string failure;                // where and by how much, with the seed; empty when passed
@@ -36,5 +41,27 @@ struct VerifyReport {
 
 /// Packs `q`, runs it on seeded Gaussian activations and compares. With pack.backend, or plan.kernel, of the GPU it runs there. A Status error means that nothing could be compared.
 Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor = nullptr);
+
+/// What goes into a layer.
+struct ActErrorSpec {
+  ConstTensorView inputs = {};  // [tokens,K] f32, f16 or bf16, rows dense; empty: seeded Gaussian ones
+  std::int64_t tokens = 64;     // of Gaussian ones; of others no more than this many, evenly spread
+  std::uint64_t seed = 1;
+  float outliers = 1.0f;  // of Gaussian ones: as VerifySpec::outliers
+};
+
+/// What one way of quantizing activations adds to the error of a layer: D against the D of the same weights and activations that stay
+/// as they are, both f32 and without epilogue.
+struct ActError {
+  ActScheme act;
+  Status possible;         // or why no kernel quantizes this layer's activations so
+  double relative_l2 = 0;  // ‖D − D₀‖ / ‖D₀‖
+  double sqnr_db = 0;      // −20·log₁₀ of it; infinite when they are the same
+};
+
+/// Measures every mode on the same activations, on the CPU, where results are those of any other kernel up to the bound of verify.
+/// Errors: invalid_argument for inputs of another K; those of pack() and Plan::linear() for the weight as it is.
+Result<std::vector<ActError>> activation_errors(const QuantTensor& q, std::span<const ActScheme> modes,
+                                                const ActErrorSpec& spec = {}, Executor* executor = nullptr);
 
 }  // namespace nibble

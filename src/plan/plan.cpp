@@ -163,12 +163,10 @@ Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
     return error(StatusCode::unsupported,
                  "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
   const std::int64_t group = weight.scheme.group.k, block = act.group.k;
-  if (act.zero != ZeroKind::none && block != 0)
-    return error(StatusCode::unsupported, "activations in blocks of {} channels have no zero points; per tensor and token have",
-                 block);
-  if (block != 0 && (block % tile::kOctet != 0 || block > cpu::kMaxSegment))
-    return error(StatusCode::unsupported, "activations in blocks of {} channels; a block is a multiple of {}, {} at most", block,
-                 tile::kOctet, cpu::kMaxSegment);
+  const std::int64_t longest = act.zero == ZeroKind::none ? cpu::kMaxSegment : cpu::kMaxZeroSegment;
+  if (block != 0 && (block % tile::kOctet != 0 || block > longest))
+    return error(StatusCode::unsupported, "activations in blocks of {} channels{}; a block is a multiple of {}, {} at most",
+                 block, act.zero == ZeroKind::none ? "" : " with zero points", tile::kOctet, longest);
   if (block != 0 && group != 0 && group % block != 0 && block % group != 0)
     return error(StatusCode::unsupported, "activations in blocks of {} do not line up with the weight's groups of {}", block,
                  group);
@@ -182,17 +180,15 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
   const bool per_tensor = act.group == GroupShape::tensor();
   if (args.a_scale.empty() && per_tensor && weight.static_acts) return {};
   const std::int64_t rows = per_tensor ? 1 : m, groups = act.group.cols(weight.k);
-  const ConstTensorView& s = args.a_scale;
-  const bool shaped = act.group.k == 0 ? s.rank == 1 && s.dim(0) == rows : s.rank == 2 && s.dim(0) == rows && s.dim(1) == groups;
-  if (s.empty() || s.dtype != DType::f32 || !shaped)
-    return error(StatusCode::invalid_argument, "A comes quantized: a_scale must be f32 [{}{}], got {} of rank {} and {} elements",
-                 rows, act.group.k == 0 ? "" : fmt::format(",{}", groups), name(s.dtype), s.rank, s.numel());
-  if (act.zero == ZeroKind::none) return {};
-  const ConstTensorView& z = args.a_zero;
-  if (z.empty() || z.dtype != DType::s32 || z.rank != 1 || z.dim(0) != rows)
-    return error(StatusCode::invalid_argument, "A comes quantized: a_zero must be s32 [{}], got {} of rank {} and {} elements",
-                 rows, name(z.dtype), z.rank, z.numel());
-  return {};
+  const auto check_one = [&](std::string_view what, const ConstTensorView& v, DType type) {
+    const bool shaped =
+        act.group.k == 0 ? v.rank == 1 && v.dim(0) == rows : v.rank == 2 && v.dim(0) == rows && v.dim(1) == groups;
+    if (!v.empty() && v.dtype == type && shaped) return Status();
+    return error(StatusCode::invalid_argument, "A comes quantized: {} must be {} [{}{}], got {} of rank {} and {} elements", what,
+                 name(type), rows, act.group.k == 0 ? "" : fmt::format(",{}", groups), name(v.dtype), v.rank, v.numel());
+  };
+  NIBBLE_RETURN_IF_ERROR(check_one("a_scale", args.a_scale, DType::f32));
+  return act.zero == ZeroKind::none ? Status() : check_one("a_zero", args.a_zero, DType::s32);
 }
 
 /// What a convolution asks for beyond a linear layer.

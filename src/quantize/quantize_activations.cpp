@@ -24,9 +24,8 @@ Status check_scheme(const ActScheme& scheme, const ActOptions& options) {
   if (scheme.group.k < 0 || scheme.group.k % kGroupStep != 0)
     return error(StatusCode::unsupported, "activations in groups of {} channels; a group is a multiple of {}", scheme.group.k,
                  kGroupStep);
-  if (scheme.zero != ZeroKind::none && (scheme.zero != ZeroKind::integer || scheme.codes != DType::s8 || scheme.group.k != 0))
-    return error(StatusCode::unsupported, "activations of type {}{} have no zero points; s8 per token or tensor has integers",
-                 name(scheme.codes), scheme.group.k != 0 ? fmt::format(" in groups of {}", scheme.group.k) : "");
+  if (scheme.zero != ZeroKind::none && (scheme.zero != ZeroKind::integer || scheme.codes != DType::s8))
+    return error(StatusCode::unsupported, "activations of type {} have no such zero points; s8 has integers", name(scheme.codes));
   if (per_tensor != options.known.has_value())
     return error(StatusCode::invalid_argument, "{}",
                  per_tensor ? "a scale per tensor has to be known beforehand: set options.known"
@@ -65,15 +64,23 @@ Status check(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs
                  "rows of codes are {} elements apart and {} long, with a last stride of {}; it must be 1", out.codes.stride(0),
                  k, out.codes.stride(1));
   const bool dynamic = scheme.group != GroupShape::tensor();
-  if (scheme.group.k == 0)
+  const bool zeros = dynamic && scheme.zero != ZeroKind::none;
+  if (scheme.group.k == 0) {
     NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m}));
-  else
+    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m}));
+  } else {
     NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m, scheme.group.cols(k)}));
-  NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, dynamic && scheme.zero != ZeroKind::none, DType::s32, {m}));
+    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m, scheme.group.cols(k)}));
+  }
   NIBBLE_RETURN_IF_ERROR(check_output("sums", out.sums, scheme.codes == DType::s8 && !out.sums.empty(), DType::s32, {m}));
   if (!options.prescale.empty() && options.prescale.rank == 1 && options.prescale.stride(0) != 1)
     return error(StatusCode::invalid_argument, "the prescale has a stride of {}; it must be 1", options.prescale.stride(0));
   return check_output("the prescale", options.prescale, !options.prescale.empty(), DType::f32, {k});
+}
+
+/// Element [m, group] of a view [M,G], or [m] of one [M].
+std::int64_t at(const TensorView& v, std::int64_t m, std::int64_t group) {
+  return m * v.stride(0) + (v.rank == 2 ? group * v.stride(1) : 0);
 }
 
 /// One token. `x(k)` is an activation, times its prescale.
@@ -102,9 +109,8 @@ void quantize_row(std::int64_t m, std::int64_t k, const ActScheme& scheme, const
       rule = scheme.zero != ZeroKind::none
                  ? act_rule::asymmetric(low, high)
                  : act_rule::symmetric(finite ? std::max(-low, high) : high, e4m3 ? act_rule::kE4m3Max : 127.0f);
-      auto* const scales = static_cast<float*>(out.scales.data) + m * out.scales.stride(0);
-      scales[out.scales.rank == 2 ? group * out.scales.stride(1) : 0] = rule.scale;
-      if (scheme.zero != ZeroKind::none) static_cast<std::int32_t*>(out.zeros.data)[m * out.zeros.stride(0)] = rule.zero;
+      static_cast<float*>(out.scales.data)[at(out.scales, m, group)] = rule.scale;
+      if (scheme.zero != ZeroKind::none) static_cast<std::int32_t*>(out.zeros.data)[at(out.zeros, m, group)] = rule.zero;
     }
     for (std::int64_t i = begin; i < end; ++i) {
       codes[i] = rule.inverse == 0 ? 0
@@ -135,6 +141,10 @@ Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, c
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream) {
   NIBBLE_RETURN_IF_ERROR(check(a, scheme, out, options));
+  if (scheme.zero != ZeroKind::none && scheme.group.k != 0)
+    return error(StatusCode::unsupported,
+                 "the GPU finds zero points per token, not per {} channels; quantize on the CPU, or without zero points",
+                 scheme.group.k);
   cuda::QuantizeTask task{.a = a.data,
                           .type = a.dtype,
                           .a_stride = a.stride(0),

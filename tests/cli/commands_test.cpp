@@ -81,6 +81,84 @@ TEST_F(Cli, InspectExplainsTheChoiceOfKernels) {
       contains(text.out, "cuda_simt_n64k128: refused: " + (gpu.ok() ? "runs on the GPU: --backend cuda" : gpu.message())));
 }
 
+TEST_F(Cli, InspectTellsWhatEveryWayToRunALayerWouldCost) {
+  const auto json = nibble_json({"inspect", checkpoint("awq"), "--json", "--explain", "--activations", "s8zg32"});
+  ASSERT_FALSE(json["shapes"].empty());
+  for (const auto& shape : json["shapes"]) {
+    EXPECT_TRUE(contains(shape["scheme"], "s8zg32_")) << shape["scheme"];
+    std::vector<std::string> modes;
+    for (const auto& mode : shape["modes"]) {
+      modes.push_back(mode["mode"]);
+      EXPECT_EQ(mode["m"].size(), mode["predicted_us"].size());
+      for (const auto& us : mode["predicted_us"]) EXPECT_GT(us.get<double>(), 0);
+    }
+    EXPECT_EQ(modes, (std::vector<std::string>{"weight-only", "s8r", "s8zr", "s8g128", "s8zg128", "e4m3r", "dense f32"}));
+  }
+}
+
+TEST_F(Cli, InspectMeasuresWhatQuantizingActivationsAdds) {
+  const std::vector<std::string> command{"inspect", checkpoint("awq"), "--activations", "s8r,s8g32,s8zg32,s8g24,e4m3r"};
+  auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return more;
+  };
+  const auto json = nibble_json(with({"--json"})), outliers = nibble_json(with({"--json", "--outliers", "100"}));
+  EXPECT_EQ(json["added_error_of"], "Gaussian activations");
+  for (std::size_t i = 0; i < json["modules"].size(); ++i) {
+    const auto error = [&](const nlohmann::json& of, std::size_t way) {
+      return of["modules"][i]["added_error"][way].value("relative_l2", -1.0);
+    };
+    EXPECT_GT(error(json, 0), error(json, 1)) << "blocks are finer than tokens";
+    EXPECT_GT(error(json, 1), error(json, 2)) << "zero points use all codes";
+    EXPECT_GT(error(json, 4), error(json, 0)) << "e4m3 has three bits of fraction";
+    EXPECT_LT(error(json, 0), 0.02);
+    EXPECT_GT(error(outliers, 0), 2 * error(outliers, 1)) << "an outlier takes its token's precision, or its block's";
+    EXPECT_TRUE(contains(json["modules"][i]["added_error"][3]["refusal"], "do not line up"));
+  }
+  const Finished text = nibble(with({}));
+  EXPECT_TRUE(contains(text.out, "s8zg32") && contains(text.out, "refused") && contains(text.out, "median")) << text.out;
+  const auto all = nibble_json({"inspect", checkpoint("awq"), "--activations", "all", "--layer", "q_proj", "--json"});
+  EXPECT_EQ(all["modules"][0]["added_error"].size(), 8u);
+}
+
+TEST_F(Cli, InspectTakesTheInputsOfACalibration) {
+  const auto model = Checkpoint::open(checkpoint("awq"));
+  ASSERT_TRUE(model.ok());
+  const Module& module = *std::ranges::find_if(model->modules(), &Module::quantized);
+  const auto write = [&](std::int64_t k) {
+    std::vector<float> inputs(static_cast<std::size_t>(3 * k), 0.5f);  // constant: int8 with a scale per block holds it exactly
+    const auto* bytes = reinterpret_cast<const std::byte*>(inputs.data());
+    std::vector<TensorSource> tensors;
+    tensors.push_back({module.name + ".input", DType::f32, {3, k}, [all = std::vector(bytes, bytes + 12 * k)] {
+                         return Result<std::vector<std::byte>>(all);
+                       }});
+    std::filesystem::remove(at("acts.safetensors"));
+    ASSERT_TRUE(write_safetensors(at("acts.safetensors"), tensors).ok());
+  };
+  const std::vector<std::string> command{"inspect", checkpoint("awq"), "--activations",
+                                         "s8r",     "--calibration",   at("acts.safetensors")};
+  write(module.k);
+  auto as_json = command;
+  as_json.emplace_back("--json");
+  const auto json = nibble_json(as_json);
+  EXPECT_LT(json["modules"][0]["added_error"][0]["relative_l2"].get<double>(), 1e-6);
+  EXPECT_FALSE(json["modules"][1].contains("added_error")) << "nobody knows its inputs";
+  EXPECT_TRUE(contains(nibble(command).out, "the calibration has no input of it"));
+  write(module.k + 8);
+  const Finished wrong = nibble(command);
+  EXPECT_EQ(wrong.exit_code, 2) << wrong.err;
+  EXPECT_TRUE(contains(wrong.err, "inputs must be")) << wrong.err;
+}
+
+TEST_F(Cli, VerifyTellsTheAddedError) {
+  const auto json = nibble_json({"verify", checkpoint("awq"), "--json", "-M", "3", "--activations", "s8zg32"});
+  for (const auto& result : json["results"]) {
+    EXPECT_GT(result["added_error"].get<double>(), 1e-4);
+    EXPECT_LT(result["added_error"].get<double>(), 2e-2);
+  }
+  EXPECT_FALSE(nibble_json({"verify", checkpoint("awq"), "--json", "-M", "1"})["results"][0].contains("added_error"));
+}
+
 TEST_F(Cli, InspectOfAFloatCheckpointListsItsModules) {
   const Finished text = nibble({"inspect", checkpoint("float")});
   EXPECT_EQ(text.exit_code, 0);

@@ -165,6 +165,7 @@ TEST_P(LinearConformance, EverySchemeAndShapeIsWithinItsBound) {
       if (seed % 2 == 0 && group % 8 == 0) {  // blocks below, equal to and above the weight's groups
         ActScheme blocks = spec.linear.quantize;
         blocks.group = GroupShape::group(std::array{group, 2 * group, group % 16 == 0 ? group / 2 : group}[seed % 3]);
+        if (blocks.codes == DType::s8 && seed % 4 == 0) blocks.zero = ZeroKind::integer;
         if (blocks.codes != DType::none && takes(kernel, scheme, shape.n, shape.k, blocks, act)) spec.linear.quantize = blocks;
       }
       expect_verified(q, spec, kernel.name);
@@ -269,14 +270,19 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
 TEST_P(LinearConformance, EveryWayToQuantizeActivations) {
   const Kernel& kernel = *GetParam();
   std::vector<ActScheme> ways;
-  for (GroupShape group : {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(128), GroupShape::group(32)}) {
+  for (GroupShape group : {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(256), GroupShape::group(128),
+                           GroupShape::group(64), GroupShape::group(32)}) {
     ways.push_back({DType::s8, group});
+    ways.push_back({DType::s8, group, ZeroKind::integer});
     ways.push_back({DType::e4m3, group});
-    if (group.k == 0) ways.push_back({DType::s8, group, ZeroKind::integer});
   }
   std::vector<WeightScheme> schemes{{DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16},
                                     {DType::u4, ZeroKind::integer, GroupShape::group(128), DType::f16},
                                     {DType::u4, ZeroKind::offset, GroupShape::channel(), DType::f32},
+                                    {DType::u4, ZeroKind::real, GroupShape::group(64), DType::f16},
+                                    {DType::s8, ZeroKind::none, GroupShape::group(256), DType::f32},
+                                    {DType::s8, ZeroKind::integer, GroupShape::group(32), DType::f16},
+                                    {DType::u8, ZeroKind::offset, GroupShape::group(128), DType::bf16},
                                     {DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
                                     {DType::u8, ZeroKind::integer, GroupShape::channel(), DType::f16},
                                     {DType::e4m3, ZeroKind::none, GroupShape::tensor(), DType::f32},
@@ -301,6 +307,72 @@ TEST_P(LinearConformance, EveryWayToQuantizeActivations) {
           expect_verified(q, spec, kernel.name);
         }
   if (seed == 1) GTEST_SKIP() << "it quantizes no activations";
+}
+
+/// Every epilogue and type of input and output after blocks of activations with zero points, of sizes that need all heights of a tile.
+TEST_P(LinearConformance, BlocksWithZeroPointsAndEveryEpilogue) {
+  const Kernel& kernel = *GetParam();
+  const WeightScheme scheme{DType::u4, ZeroKind::integer, GroupShape::group(64), DType::f16};
+  std::uint64_t seed = 1;
+  for (Activation activation :
+       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+    for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
+      for (std::int32_t block : {32, 64, 128, 256}) {
+        const ActScheme way{DType::s8, GroupShape::group(block), ZeroKind::integer};
+        const DType act = act_for(kernel, seed);
+        if (!takes(kernel, scheme, 51, 513, way, act)) GTEST_SKIP() << "it does not take " << name_of(scheme, way);
+        ++seed;
+        const QuantTensor q = random_weight(scheme, 51, 513, seed, {.bias = true});
+        const EpilogueSpec epilogue{
+            .bias = seed % 2 == 0, .activation = activation, .out = out, .out_scale = 0.05f, .out_zero = -3};
+        VerifySpec spec = spec_for(kernel, 1 + static_cast<std::int64_t>(seed % 15), act, epilogue, seed);
+        spec.linear.quantize = way;
+        expect_verified(q, spec, kernel.name);
+      }
+}
+
+/// Blocks of activations whose scale is exactly 1 and whose zero points are not 0, power-of-two scales of the weight: integers all the
+/// way, so that results are the oracle's bits. Tokens for one tile, for two, and for more than one task; a K that is no multiple of 8.
+TEST_P(LinearConformance, BlocksWithZeroPointsAreExact) {
+  const Kernel& kernel = *GetParam();
+  const auto exact = [](const WeightScheme& s) { return info(s.codes).kind != DTypeKind::floating; };
+  int compared = 0;
+  for (const WeightScheme& scheme : schemes_for(kernel)) {
+    if (!exact(scheme)) continue;
+    for (std::int32_t block : {32, 64, 128, 256})
+      for (const Shape& shape : {Shape{1, 33, 260}, {kernel.tile.m, 17, 512}, {kernel.tile.m + 1, 40, 263}, {197, 5, 256}}) {
+        const ActScheme way{DType::s8, GroupShape::group(block), ZeroKind::integer};
+        const auto [m, n, k] = shape;
+        const std::int32_t group = scheme.group.k;
+        if (group != 0 && group % block != 0 && block % group != 0) continue;
+        if (!takes(kernel, scheme, n, k, way, DType::f32)) continue;
+        const QuantTensor q = random_weight(scheme, n, k, 11, {.exact = true});
+        Tensor a(DType::f32, {m, k});
+        for (std::int64_t i = 0; i < a.numel(); ++i) {
+          const std::int64_t channel = i % k % block, shift = (i / k + i % k / block) % 50;
+          const auto small = static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3);
+          const float high = static_cast<float>(200 - shift);
+          a.set(i, channel == 1 ? high : channel == 2 ? high - 255 : small);
+        }
+        const LinearSpec spec{.m_max = m, .quantize = way};
+        const auto weight = pack(q, {.kernel = std::string(kernel.name)});
+        ASSERT_TRUE(weight.ok()) << weight.status().message();
+        const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+        ASSERT_TRUE(plan.ok()) << plan.status().message();
+        const ConstTensorView a_view(a.bytes.data(), DType::f32, {m, k});
+        std::vector<float> d(static_cast<std::size_t>(m * n));
+        const Status ran = run_on_host(*plan, *weight, a_view, TensorView(d.data(), {m, n}), {});
+        ASSERT_TRUE(ran.ok()) << ran.message();
+        std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
+        std::iota(columns.begin(), columns.end(), 0);
+        const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns, {.quantize = way});
+        for (std::size_t i = 0; i < d.size(); ++i)
+          ASSERT_EQ(static_cast<double>(d[i]), expected[i].value)
+              << name_of(scheme, way) << " element " << i << " of M=" << m << " N=" << n << " K=" << k;
+        ++compared;
+      }
+  }
+  if (compared == 0) GTEST_SKIP() << "it does not take blocks of activations with zero points";
 }
 
 /// W8A8 as docs/accuracy.md defines it, evaluated here: the exact integers, then f32 operations in their order.

@@ -130,26 +130,27 @@ struct Quantized {
       : scheme(s), m(rows), k(channels), groups(s.group.cols(channels)) {
     codes.assign(static_cast<std::size_t>(m * k), 0xee);
     scales.assign(static_cast<std::size_t>(m * groups), -1.0f);
-    zeros.assign(static_cast<std::size_t>(2 * m), -99);
+    zeros.assign(static_cast<std::size_t>(2 * m * groups), -99);
     sums.assign(static_cast<std::size_t>(m), -99);
     out.codes = TensorView(codes.data(), s.codes, {m, k});
     if (s.group != GroupShape::tensor()) {
       out.scales = s.group.k == 0 ? TensorView(scales.data(), {m}) : TensorView(scales.data(), {m, groups});
       if (s.group.k != 0) out.scales.strides = {1, m};  // columns
       if (s.zero != ZeroKind::none) {
-        out.zeros = TensorView(zeros.data(), {m});
-        out.zeros.strides[0] = 2;
+        out.zeros = s.group.k == 0 ? TensorView(zeros.data(), {m}) : TensorView(zeros.data(), {m, groups});
+        out.zeros.strides = {2, 2 * m};
       }
     }
     if (s.codes == DType::s8) out.sums = TensorView(sums.data(), {m});
   }
-  float scale(std::int64_t row, std::int64_t channel) const {
-    return scales[static_cast<std::size_t>(row + (scheme.group.k == 0 ? 0 : channel / scheme.group.k) * m)];
+  std::int64_t group(std::int64_t channel) const { return scheme.group.k == 0 ? 0 : channel / scheme.group.k; }
+  float scale(std::int64_t row, std::int64_t channel) const { return scales[static_cast<std::size_t>(row + group(channel) * m)]; }
+  std::int32_t zero(std::int64_t row, std::int64_t channel) const {
+    return zeros[static_cast<std::size_t>(2 * row + group(channel) * 2 * m)];
   }
   float value(std::int64_t row, std::int64_t channel) const {
     const float code = code_value(scheme.codes, codes[static_cast<std::size_t>(row * k + channel)]);
-    const float zero = scheme.zero == ZeroKind::none ? 0.0f : static_cast<float>(zeros[static_cast<std::size_t>(2 * row)]);
-    return (code - zero) * scale(row, channel);
+    return (code - (scheme.zero == ZeroKind::none ? 0.0f : static_cast<float>(zero(row, channel)))) * scale(row, channel);
   }
 };
 
@@ -163,6 +164,8 @@ std::vector<ActScheme> dynamic_schemes() {
   return {{DType::s8},
           {DType::s8, GroupShape::channel(), ZeroKind::integer},
           {DType::s8, GroupShape::group(32)},
+          {DType::s8, GroupShape::group(32), ZeroKind::integer},
+          {DType::s8, GroupShape::group(256), ZeroKind::integer},
           {DType::e4m3},
           {DType::e4m3, GroupShape::group(128)}};
 }
@@ -208,6 +211,58 @@ TEST(QuantizeActivations, SpoiltRowsSpoilNoOthers) {
         EXPECT_EQ(std::isnan(q.scale(row, i)), spoilt);
       }
   }
+}
+
+/// Blocks of 8: what each of them holds decides about it and nothing else.
+TEST(QuantizeActivations, ZeroPointsOfOddBlocks) {
+  const std::vector<float> blocks[] = {
+      {3, 3, 3, 3, 3, 3, 3, 3},             // constant: the range begins at 0
+      {-1, -2, -4, -1, -2, -4, -1, -2},     // negative: it ends at 0
+      {0, 0, 0, 0, 0, 0, 0, 0},             // nothing
+      {1e-35f, -1e-35f, 0, 0, 0, 0, 0, 0},  // too little
+      {1, kNan, 1, 1, 1, 1, 1, 1},          // no number
+      {1, -kInfinity, 1, 1, 1, 1, 1, 1},
+      {-1, 1.55f, 0, 0.01f, -0.01f, 0.5f, 0.25f, -0.5f},  // a step of 0.01
+      {255, 0, 1},                                        // the last one is short
+  };
+  std::vector<float> x;
+  for (const std::vector<float>& block : blocks) x.insert(x.end(), block.begin(), block.end());
+  const auto k = static_cast<std::int64_t>(x.size());
+  Quantized q({DType::s8, GroupShape::group(8), ZeroKind::integer}, 1, k);
+  const Status status = quantize_activations({x.data(), {1, k}}, q.scheme, q.out);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto code = [&](std::int64_t i) { return static_cast<std::int8_t>(q.codes[static_cast<std::size_t>(i)]); };
+  EXPECT_EQ(q.scale(0, 0), 3.0f / 255);
+  EXPECT_EQ(q.zero(0, 0), -128);
+  EXPECT_EQ(code(0), 127);
+  EXPECT_EQ(q.scale(0, 8), 4.0f / 255);
+  EXPECT_EQ(q.zero(0, 8), 127);
+  EXPECT_EQ(code(10), -128);
+  for (std::int64_t empty : {16, 24}) {
+    EXPECT_EQ(q.scale(0, empty), 0);
+    EXPECT_EQ(q.zero(0, empty), 0);
+    EXPECT_EQ(code(empty), 0);
+  }
+  for (std::int64_t spoilt : {32, 40}) {
+    EXPECT_TRUE(std::isnan(q.scale(0, spoilt)));
+    EXPECT_EQ(q.zero(0, spoilt), 0);
+    EXPECT_EQ(code(spoilt), 0);
+  }
+  EXPECT_EQ(q.zero(0, 48), -28);
+  EXPECT_EQ(code(48), -128);
+  EXPECT_EQ(code(49), 127);
+  EXPECT_EQ(code(50), -28) << "0 is a code";
+  EXPECT_EQ(q.scale(0, 56), 1);
+  EXPECT_EQ(code(56), 127);
+  EXPECT_EQ(code(58), -127);
+}
+
+TEST(QuantizeActivations, ZeroPointsPerGroupAreNotForTheGpu) {
+  Quantized q({DType::s8, GroupShape::group(8), ZeroKind::integer}, 1, 16);
+  const std::vector<float> x = gaussian(16);
+  const Status status = quantize_activations({x.data(), {1, 16}}, q.scheme, q.out, {}, Stream{});
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_THAT(status.message(), HasSubstr("not per 8 channels"));
 }
 
 TEST(QuantizeActivations, PrescaleAndLimit) {
@@ -265,6 +320,8 @@ TEST(QuantizeActivations, RefusesWithTheValues) {
   EXPECT_THAT(message({DType::s8}, [](ActOutputs& out) { out.scales.shape[0] = 3; }), HasSubstr("[3]"));
   EXPECT_THAT(message({DType::s8, GroupShape::channel(), ZeroKind::integer}, [](ActOutputs& out) { out.zeros = {}; }),
               HasSubstr("zeros"));
+  EXPECT_THAT(message({DType::s8, GroupShape::group(16), ZeroKind::integer}, [](ActOutputs& out) { out.zeros.shape[1] = 3; }),
+              HasSubstr("[2,3]"));
   EXPECT_THAT(message({DType::e4m3}, [](ActOutputs& out) { out.sums = TensorView(out.scales.data, DType::s32, {2}); }),
               HasSubstr("sums"));
 }

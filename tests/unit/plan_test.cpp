@@ -291,6 +291,60 @@ TEST(Plan, RefusesActivationsItCannotQuantize) {
   EXPECT_THAT(status(DType::s8, GroupShape::group(12)).message(), HasSubstr("a multiple of 8"));
   EXPECT_THAT(status(DType::s8, GroupShape::group(48)).message(), HasSubstr("do not line up with the weight's groups of 32"));
   EXPECT_THAT(status(DType::s8, GroupShape::group(1024)).message(), HasSubstr("512 at most"));
+  const auto with_zeros = [&](std::int32_t block) {
+    return Plan::linear(*weight, {.quantize = {DType::s8, GroupShape::group(block), ZeroKind::integer}}).status();
+  };
+  for (std::int32_t block : {32, 64, 128, 256}) EXPECT_TRUE(with_zeros(block).ok()) << block;
+  EXPECT_THAT(with_zeros(512).message(), HasSubstr("512 channels with zero points; a block is a multiple of 8, 256 at most"));
+}
+
+/// Codes that come in blocks bring a scale and a zero point for each.
+TEST(Plan, ChecksTheZeroPointsOfBlocks) {
+  const auto weight = pack(random_weight(kAwq, 8, 128, 1));
+  const auto plan =
+      Plan::linear(*weight, {.act = DType::s8, .m_max = 2, .quantize = {DType::s8, GroupShape::group(64), ZeroKind::integer}});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const std::vector<std::int8_t> a(2 * 128, 1);
+  const std::vector<float> scales(4, 1.0f);
+  const std::vector<std::int32_t> zeros(4, 0);
+  std::vector<float> d(2 * 8);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto run = [&](const ConstTensorView& zero) {
+    return plan->run(*weight, ConstTensorView(a.data(), {2, 128}), TensorView(d.data(), {2, 8}),
+                     {.a_scale = ConstTensorView(scales.data(), {2, 2}), .a_zero = zero}, workspace);
+  };
+  EXPECT_TRUE(run(ConstTensorView(zeros.data(), {2, 2})).ok());
+  EXPECT_THAT(run(ConstTensorView(zeros.data(), {2})).message(), HasSubstr("a_zero must be s32 [2,2]"));
+  EXPECT_THAT(run({}).message(), HasSubstr("a_zero must be s32 [2,2]"));
+}
+
+/// What quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.
+TEST(ActErrors, FollowTheScales) {
+  const QuantTensor q = random_weight(kAwq, 48, 512, 1, {.bias = true});
+  const ActScheme modes[] = {{DType::s8},
+                             {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                             {DType::s8, GroupShape::group(32)},
+                             {DType::s8, GroupShape::group(32), ZeroKind::integer},
+                             {DType::s8, GroupShape::group(48)},
+                             {}};
+  const auto plain = activation_errors(q, modes), outliers = activation_errors(q, modes, {.outliers = 100});
+  ASSERT_TRUE(plain.ok() && outliers.ok());
+  const auto error = [&](std::size_t mode) { return (*plain)[mode].relative_l2; };
+  EXPECT_GT(error(0), error(1));
+  EXPECT_GT(error(1), error(2));
+  EXPECT_GT(error(2), error(3));
+  EXPECT_NEAR((*plain)[0].sqnr_db, -20 * std::log10(error(0)), 1e-9);
+  EXPECT_THAT((*plain)[4].possible.message(), HasSubstr("do not line up"));
+  EXPECT_EQ(error(5), 0) << "nothing is quantized";
+  EXPECT_GT((*outliers)[0].relative_l2, 3 * (*outliers)[3].relative_l2);
+
+  std::vector<float> inputs(2 * 512);
+  for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = static_cast<float>(static_cast<int>(i % 255) - 127);
+  const auto exact = activation_errors(q, {modes, 1}, {.inputs = ConstTensorView(inputs.data(), {2, 512})});
+  ASSERT_TRUE(exact.ok());
+  EXPECT_LT((*exact)[0].relative_l2, 1e-6);
+  EXPECT_THAT(activation_errors(q, modes, {.inputs = ConstTensorView(inputs.data(), {4, 256})}).status().message(),
+              HasSubstr("[tokens,512]"));
 }
 
 /// A scale that is known beforehand brings its zero point along, and the plan has to expect one.

@@ -48,7 +48,7 @@ double cost_us(const Kernel&, const Problem& p) {
   const std::int64_t blocks = (p.n + isa.rows - 1) / isa.rows, vectors_per_block = isa.rows / isa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
-  const ActForm form = ActForm::make(p.quantize, p.scheme.group.k == 0 ? p.k : p.scheme.group.k, p.k);
+  const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
   const std::int64_t token_blocks = (p.m + isa.tokens - 1) / isa.tokens;
   const double tokens = static_cast<double>(p.m + p.m % 2);

@@ -264,7 +264,7 @@ Status run(const Kernel& self, const StepArgs& args) {
       PrepareTask prepared = prepare_task(self.act, part, self.tile.m);
       prepared.patches = &patches;
       for (std::int64_t m = 0; m < tokens; m += prepared.tile) prepare.of(self.act)(prepared, m);
-      if (prepared.form.zeros && self.act == "s8") prepare_ones(prepared);
+      if (prepared.form.zeros == Zeros::per_token && self.act == "s8") prepare_ones(prepared);
       kMultiply(self, part, decoder, begin, end);
     }
     if (!d.channels_last())

@@ -25,9 +25,9 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
       outputs_(depthwise_ ? kernel.tile.n : geometry.group_outputs()),
       out_height_(geometry.out_height()),
       out_width_(geometry.out_width()) {
-  const std::int64_t k = geometry.k(), group = weight.group.k == 0 ? k : weight.group.k;
+  const std::int64_t k = geometry.k();
   // Of a depthwise kernel the floats of a pixel.
-  const std::int64_t token_bytes = depthwise_ ? 4 * kernel.tile.n : prepared_token_bytes(kernel.act, quantize, group, k);
+  const std::int64_t token_bytes = depthwise_ ? 4 * kernel.tile.n : prepared_token_bytes(kernel.act, quantize, weight, k);
   const std::int64_t tokens = std::clamp(kPreparedBytes / token_bytes, kFewTokens, kTokens);
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;

@@ -24,7 +24,10 @@ Status run(const Kernel& self, const StepArgs& args) {
   const DotTask task(self, args, decoder);
   // Tasks are whole row blocks; at least four per thread, so that one that is interrupted does not hold up the others.
   const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
-  const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, std::min(fair, kMaxTaskBlocks));
+  std::int64_t most = std::min(fair, kMaxTaskBlocks);
+  if (task.zeros == Zeros::per_segment)
+    most = std::clamp<std::int64_t>(kColumnFloats / (task.segments.count() * kIsa.rows), 1, most);
+  const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, most);
   const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
   const std::int64_t tokens = kTaskTokens / task.tile * task.tile;
   const std::int64_t token_blocks = (task.m + tokens - 1) / tokens;
@@ -70,6 +73,8 @@ struct DotRates {
   double segment;  // per vector and segment: its header, and waiting for the last sums
   double token;    // per token, vector and segment: applying scales
 };
+/// Per token, vector and segment: subtracting what zero points of activations add.
+constexpr double kZeroSlots = 1.1;
 
 /// `rates` of the kernels over all of K, which do nothing per segment.
 constexpr DotRates whole(DotRates rates) {
@@ -84,19 +89,23 @@ constexpr double kWidenSlots = 16;
 template <const DotIsa& kIsa, const DotRates& kRates>
 double cost_us(const Kernel& self, const Problem& p) {
   const std::int64_t tile = self.act == "s8" ? even_tile(p.m, kIsa.tile) : kIsa.tile;
-  const ActForm form = ActForm::make(p.quantize, p.scheme.group.k == 0 ? p.k : p.scheme.group.k, p.k);
+  const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
   const bool narrow = width == 4 || width == 8;
+  const bool zeros = form.zeros == Zeros::per_segment;
+  const double token = kRates.token + (zeros ? kZeroSlots : 0);
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
     const double rows = static_cast<double>(height * form.digits);
     const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
     const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
-    return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * kRates.token));
+    return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * token));
   };
   const std::int64_t full = p.m / tile, tail = p.m % tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
-  const double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
+  double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
+  if (zeros)  // the first tile of each task adds up codes
+    tiles += std::ceil(static_cast<double>(p.m) / kTaskTokens) * vectors * octets * (width == 4 ? kRates.dot : 2 * kRates.wide);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }

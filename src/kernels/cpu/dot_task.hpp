@@ -17,16 +17,16 @@ struct DotTask {
   const std::byte* activations;  // prepared for the tile's height (prepare.hpp)
   Segments segments;
   std::int64_t token_bytes;
-  bool zeros;         // activations have zero points: tiles begin with them, and a token of ones follows the last
+  Zeros zeros;
   std::int64_t tile;  // tokens of a prepared tile
   std::int64_t m;
   Outputs outputs;
 
   /// Borrows from all three.
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
-      : DotTask(kernel, args, weight_decoder, ActForm::make(args.quantize, args.weight->group_size(), args.weight->k)) {}
+      : DotTask(kernel, args, weight_decoder, ActForm::make(args.quantize, args.weight->scheme, args.weight->k)) {}
 
-  /// The prepared token of ones.
+  /// The prepared token of ones, with Zeros::per_token.
   const std::byte* ones() const { return activations + m * token_bytes; }
 
  private:
@@ -35,7 +35,7 @@ struct DotTask {
         weight(args.weight->bytes.data()),
         activations(args.prepared),
         segments{args.weight->k, args.weight->group_size(), form.piece},
-        token_bytes(prepared_token_bytes(kernel.act, args.quantize, args.weight->group_size(), args.weight->k)),
+        token_bytes(prepared_token_bytes(kernel.act, args.quantize, args.weight->scheme, args.weight->k)),
         zeros(form.zeros),
         tile(form.digits == 1 ? even_tile(args.a.dim(0), kernel.tile.m) : kernel.tile.m),
         m(args.a.dim(0)),

@@ -19,7 +19,9 @@
 // so a result does not depend on M, H or the number of threads. Where there is one scale per token and one per output channel,
 // nothing has to be done per segment at all: whole_tile.hpp.
 //
-// Activations with zero points are D = Σ q·s·W − z·s·ΣW; a prepared token of ones gives the ΣW of a row block, once per task.
+// Activations with zero points: Σ(q_a − z_a)·c = Σ q_a·c − z_a·Σc, an integer of less than 2²⁴ in segments of at most 256 channels, so
+// that f32 forms it exactly. The first tile of a task adds up the codes of each segment beside its own products; the others of the
+// task use what it found.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +32,9 @@ namespace nibble::cpu {
 
 /// Row blocks of one task at most: what is kept per row block while the tokens go by stays small.
 constexpr std::int64_t kMaxTaskBlocks = 64;
+/// Sums of codes that a task keeps on the stack for its later tiles, one per segment and output channel: tasks are made to fit. Of a
+/// row block that is too long for it alone every tile finds them anew.
+constexpr std::int64_t kColumnFloats = 16 << 10;
 
 /// What one instruction set offers for one kind of sums: of three digits, of int8 by segments, of int8 over all of K.
 struct DotIsa {

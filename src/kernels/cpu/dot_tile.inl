@@ -54,10 +54,24 @@ __attribute__((always_inline)) inline void add_quad(int rows, const std::byte* a
   }
 }
 
-/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits` and `height` are constants at every
-/// call.
-__attribute__((always_inline)) inline void multiply(int bits, int digits, int height, const DotTask& t, const std::byte* block,
-                                                    const std::byte* a, float* out) {
+/// Σ of the codes of each segment of a row block, by which zero points of activations are multiplied: R floats per segment, `step` floats
+/// apart; where 0, each overwrites the last.
+struct Columns {
+  float* sums;  // null: activations have no zero points
+  std::int64_t step;
+};
+
+/// Adds the codes of an octet.
+__attribute__((always_inline)) inline Ints add_codes(Ints sum, Ints low, Ints high, int bits) {
+  const Ints ones = splat(0x01010101);
+  if (bits == 4) return dot4(sum, low + high, ones, 4);
+  return dot4(dot4(sum, low, ones, 8), high, ones, 8);
+}
+
+/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `finds`, whether column sums
+/// are to be found rather than used, are constants at every call; but `finds` of any other width, which is too rare for a loop of its own.
+__attribute__((always_inline)) inline void multiply(int bits, int digits, int height, bool finds, const DotTask& t,
+                                                    const std::byte* block, const std::byte* a, Columns columns, float* out) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const int rows = height * digits;
@@ -86,6 +100,10 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
     const auto* scales = reinterpret_cast<const float*>(a);
     const float* sums = scales + height;
     a += 8 * height;
+    const auto* zeros = reinterpret_cast<const float*>(a);
+    if (digits == 1 && columns.sums != nullptr) a += 4 * height;
+    Ints column[kVecs];
+    for (int v = 0; v < kVecs; ++v) column[v] = Ints{};
     Ints acc[kMaxRows][kVecs], more[kMaxRows][kVecs];
     for (int r = 0; r < rows; ++r)
       for (int v = 0; v < kVecs; ++v) {
@@ -100,6 +118,7 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
         low[v] = bits == 4 ? quads.low : quads.low ^ flip;
         high[v] = bits == 4 ? quads.high : quads.high ^ flip;
       }
+      for (int v = 0; finds && v < kVecs; ++v) column[v] = add_codes(column[v], low[v], high[v], dot_bits);
       const int octet_bytes = (bits == 0 ? 8 : bits) * kRows;
       for (int line = 0; rows >= kPrefetchRows && line < octet_bytes; line += 64)
         __builtin_prefetch(codes + kPrefetchBytes + line);
@@ -115,6 +134,12 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
       for (int v = 0; v < kVecs; ++v)
         dot[m][v] = digits == 1 ? to_floats(acc[m][v])
                                 : to_floats((acc[3 * m + 2][v] << 8) + acc[3 * m + 1][v]) * 256.0f + to_floats(acc[3 * m][v]);
+    for (int v = 0; finds && v < kVecs; ++v) store(columns.sums + v * kLanes, to_floats(column[v]));
+    if (digits == 1 && columns.sums != nullptr) {
+      for (int m = 0; m < height; ++m)
+        for (int v = 0; v < kVecs; ++v) dot[m][v] -= load(columns.sums + v * kLanes) * zeros[m];
+      columns.sums += columns.step;
+    }
     if (subtracts)
       for (int m = 0; m < height; ++m)
         for (int v = 0; v < kVecs; ++v) dot[m][v] -= header.zero[v] * sums[m];
@@ -128,76 +153,72 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
     for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);
 }
 
-__attribute__((always_inline)) inline void multiply_height(int bits, int digits, int height, const DotTask& t,
-                                                           const std::byte* block, const std::byte* a, float* out) {
+__attribute__((always_inline)) inline void multiply_height(int bits, int digits, int height, bool finds, const DotTask& t,
+                                                           const std::byte* block, const std::byte* a, Columns columns,
+                                                           float* out) {
   const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the cases above it vanish
   switch (height) {
-    case 1: return multiply(bits, digits, 1, t, block, a, out);
-    case 2:
-      if (tile >= 2) multiply(bits, digits, 2, t, block, a, out);
-      return;
-    case 3:
-      if (tile >= 3) multiply(bits, digits, 3, t, block, a, out);
-      return;
-    case 4:
-      if (tile >= 4) multiply(bits, digits, 4, t, block, a, out);
-      return;
-    case 5:
-      if (tile >= 5) multiply(bits, digits, 5, t, block, a, out);
-      return;
-    case 6:
-      if (tile >= 6) multiply(bits, digits, 6, t, block, a, out);
-      return;
+    case 1: return multiply(bits, digits, 1, finds, t, block, a, columns, out);
+    case 2: return tile >= 2 ? multiply(bits, digits, 2, finds, t, block, a, columns, out) : void();
+    case 3: return tile >= 3 ? multiply(bits, digits, 3, finds, t, block, a, columns, out) : void();
+    case 4: return tile >= 4 ? multiply(bits, digits, 4, finds, t, block, a, columns, out) : void();
+    case 5: return tile >= 5 ? multiply(bits, digits, 5, finds, t, block, a, columns, out) : void();
+    case 6: return tile >= 6 ? multiply(bits, digits, 6, finds, t, block, a, columns, out) : void();
     default: return;
   }
 }
 
-__attribute__((always_inline)) inline void multiply_any(int digits, int height, const DotTask& t, const std::byte* block,
-                                                        const std::byte* a, float* out) {
+__attribute__((always_inline)) inline void multiply_any(int digits, int height, bool finds, const DotTask& t,
+                                                        const std::byte* block, const std::byte* a, Columns columns, float* out) {
   switch (t.decoder->geometry.bits) {
-    case 4: return multiply_height(4, digits, height, t, block, a, out);
-    case 8: return multiply_height(8, digits, height, t, block, a, out);
-    default: return multiply_height(0, digits, height, t, block, a, out);
-  }
-}
-
-/// D = Σ(q − z)·s·W = Σ q·s·W − z·s·ΣW: the second half, for one tile of one row block. `columns` are the ΣW, `a` a tile.
-void subtract_zeros(std::int64_t height, const std::byte* a, const float* columns, float* out) {
-  for (std::int64_t r = 0; r < height; ++r) {
-    std::int32_t zero;
-    float scale;
-    std::memcpy(&zero, a + 4 * r, 4);
-    std::memcpy(&scale, a + 4 * (height + r), 4);
-    const float shift = static_cast<float>(zero) * scale;
-    for (int i = 0; i < kRows; ++i) out[r * kRows + i] -= shift * columns[i];
+    case 4:
+      return digits == 1 && finds ? multiply_height(4, digits, height, true, t, block, a, columns, out)
+                                  : multiply_height(4, digits, height, false, t, block, a, columns, out);
+    case 8:
+      return digits == 1 && finds ? multiply_height(8, digits, height, true, t, block, a, columns, out)
+                                  : multiply_height(8, digits, height, false, t, block, a, columns, out);
+    default: return multiply_height(0, digits, height, digits == 1 && finds, t, block, a, columns, out);
   }
 }
 
 /// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which
-/// fit in L2 together, go by.
+/// fit in L2 together, go by. With zero points the first tile finds the column sums on its way; where `columns` has room the others
+/// use them.
 __attribute__((always_inline)) inline void linear(int digits, const DotTask& t, std::int64_t block_begin, std::int64_t block_end,
-                                                  std::int64_t m_begin, std::int64_t m_end) {
+                                                  std::int64_t m_begin, std::int64_t m_end, float* columns) {
   const tile::Geometry& geo = t.decoder->geometry;
-  const std::int64_t before = t.zeros ? 4 : 0;  // bytes per token that a tile begins with
-  alignas(64) float out[kMaxTile * kRows], columns[kMaxTaskBlocks * kRows];
-  for (std::int64_t block = block_begin; t.zeros && block < block_end; ++block)
-    multiply_any(digits, 1, t, t.weight + geo.record(block, 0), t.ones() + before, columns + (block - block_begin) * kRows);
+  const std::int64_t block_floats = t.segments.count() * kRows;
+  const bool kept = m_end - m_begin > t.tile && (block_end - block_begin) * block_floats <= kColumnFloats;
+  alignas(64) float out[kMaxTile * kRows];
   for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
-    const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+    const int height = static_cast<int>(t.m - m < t.tile ? t.m - m : t.tile);
     const std::byte* a = t.activations + m * t.token_bytes;
     for (std::int64_t block = block_begin; block < block_end; ++block) {
-      multiply_any(digits, static_cast<int>(height), t, t.weight + geo.record(block, 0), a + before * height, out);
-      if (t.zeros) subtract_zeros(height, a, columns + (block - block_begin) * kRows, out);
+      const std::byte* record = t.weight + geo.record(block, 0);
+      Columns sums{columns, 0};
+      if (kept && columns != nullptr) sums = {columns + (block - block_begin) * block_floats, kRows};
+      multiply_any(digits, height, columns != nullptr && (m == m_begin || !kept), t, record, a, sums, out);
       t.outputs.store(out, block, m, height);
     }
   }
 }
 
 void linear_fixed(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
-  linear(3, t, block, block_end, m, m_end);
+  linear(3, t, block, block_end, m, m_end, nullptr);
+}
+
+__attribute__((noinline)) void int8_tiles(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m,
+                                          std::int64_t m_end, float* columns) {
+  linear(1, t, block, block_end, m, m_end, columns);
+}
+__attribute__((noinline)) void int8_tiles_with_zeros(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m,
+                                                     std::int64_t m_end) {
+  alignas(64) float columns[kColumnFloats];
+  int8_tiles(t, block, block_end, m, m_end, columns);
 }
 void linear_int8(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
-  linear(1, t, block, block_end, m, m_end);
+  if (t.zeros == Zeros::none) return int8_tiles(t, block, block_end, m, m_end, nullptr);
+  int8_tiles_with_zeros(t, block, block_end, m, m_end);
 }
 
 #endif

@@ -37,6 +37,7 @@ GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& kn
   if (args.quantize.zero != ZeroKind::none) {
     given.zero = static_cast<const std::int32_t*>(zero.data);
     if (zero.dim(0) > 1) given.zero_row = zero.stride(0);
+    if (zero.rank > 1) given.zero_block = zero.stride(1);
   }
   return given;
 }
@@ -79,7 +80,7 @@ void prepare_ones(const PrepareTask& t) {
 
 PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile) {
   const PackedWeightData& weight = *args.weight;
-  const ActForm act = ActForm::make(args.quantize, weight.group_size(), weight.k);
+  const ActForm act = ActForm::make(args.quantize, weight.scheme, weight.k);
   const bool fixed_scale = args.quantize.group == GroupShape::tensor();
   return {.a = static_cast<const std::byte*>(args.a.data),
           .type = args.a.dtype,
@@ -96,7 +97,7 @@ PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile) 
           .limit = weight.act_limit.value_or(std::numeric_limits<float>::infinity()),
           .given = given_rules(args, weight.static_acts),
           .bias = code_bias(weight.scheme.codes),
-          .token_bytes = prepared_token_bytes(form, args.quantize, weight.group_size(), weight.k),
+          .token_bytes = prepared_token_bytes(form, args.quantize, weight.scheme, weight.k),
           .tile = form == "s8" ? even_tile(args.a.dim(0), tile) : tile,
           .out = args.prepared};
 }
@@ -109,7 +110,7 @@ Status run(const Kernel& self, const StepArgs& args) {
   const auto prepare_tile = kIsa.of(self.out);
   const std::int64_t tiles = (task.m + task.tile - 1) / task.tile;
   args.executor->parallel_for(tiles, [&](std::int64_t t) { prepare_tile(task, t * task.tile); });
-  if (self.out == "s8" && task.form.zeros) prepare_ones(task);
+  if (self.out == "s8" && task.form.zeros == Zeros::per_token) prepare_ones(task);
   return {};
 }
 
@@ -127,9 +128,9 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 std::size_t workspace(const Kernel& self, const Problem& p) {
-  const std::int64_t group = p.scheme.group.k == 0 ? p.k : p.scheme.group.k;
-  const std::int64_t ones = self.out == "s8" && p.quantize.zero != ZeroKind::none ? 1 : 0;
-  return static_cast<std::size_t>((p.m + ones) * prepared_token_bytes(self.out, p.quantize, group, p.k));
+  const bool per_token = ActForm::make(p.quantize, p.scheme, p.k).zeros == Zeros::per_token;
+  const std::int64_t ones = self.out == "s8" && per_token ? 1 : 0;
+  return static_cast<std::size_t>((p.m + ones) * prepared_token_bytes(self.out, p.quantize, p.scheme, p.k));
 }
 
 template <const PrepareIsa& kIsa, const double& kNanoseconds>
@@ -182,12 +183,12 @@ constexpr std::array kKernels {
 
 }  // namespace
 
-std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quantize, std::int64_t group, std::int64_t k) {
+std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quantize, const WeightScheme& weight, std::int64_t k) {
   if (form == "f32") return 4 * k;
-  const ActForm act = ActForm::make(quantize, group, k);
-  const Segments segments{k, group, act.piece};
+  const ActForm act = ActForm::make(quantize, weight, k);
+  const Segments segments{k, weight.group.k == 0 ? k : weight.group.k, act.piece};
   if (form == "bf16") return token_bytes(segments, 0, 2);
-  return (act.zeros ? 4 : 0) + token_bytes(segments, 8 + 4 * act.digits, act.digits);
+  return act.token_header() + token_bytes(segments, act.segment_header(), act.digits);
 }
 
 std::span<const Kernel> prepare_kernels() { return kKernels; }

@@ -5,14 +5,15 @@
 //   f32    activations, or what their FP8 codes stand for: element (token r, channel k) at k·H + r, the T activations of one k are
 //          consecutive floats. An f32 row of M = 1 is its own prepared form, unless it has to be permuted, scaled or quantized.
 //   s8x3   24-bit fixed point, and s8: int8. For each segment of K (segments.hpp), with D = 3 or 1 digits:
-//            scale f32[H] | Σ of the integers f32[H] | −bias·Σ of each digit s32[H·D] | octets
+//            scale f32[H] | Σ of the integers f32[H] | zero f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
-//          Where activations have zero points, a tile begins with them, s32[H], and after the last tile comes one more token, all
-//          ones: its products are the sums of W's rows, by which zero points are multiplied.
+//          The zeros are there only where activations have zero points, and sums are of q − zero then. For kernels over all of K a
+//          tile begins with its zeros instead, s32[H], and sums are of q; after the last tile comes one more token, all ones: its
+//          products are the sums of W's rows, by which zero points are multiplied.
 //   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
 //
-// The last octet of a group is padded with zeros. Tiles of s8 are as even as they come: where T is 12, 13 tokens are 7 and 6.
+// The last octet of a group is padded with what stands for 0. Tiles of s8 are as even as they come: where T is 12, 13 tokens are 7 and 6.
 #pragma once
 
 #include <optional>
@@ -35,14 +36,14 @@ inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
 }
 
 /// Bytes per token of a form.
-std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quantize, std::int64_t group, std::int64_t k);
+std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quantize, const WeightScheme& weight, std::int64_t k);
 
 /// Scales and zero points that come with an A of codes. A step of 0: one for all.
 struct GivenRules {
   const float* scale = nullptr;
   std::int64_t scale_row = 0, scale_block = 0;
   const std::int32_t* zero = nullptr;  // null: 0
-  std::int64_t zero_row = 0;
+  std::int64_t zero_row = 0, zero_block = 0;
 };
 
 /// Tokens that are patches of an image whose pixels lie row by row, the channels of one side by side. A patch is `runs_h` × `runs_w` runs of

@@ -91,10 +91,11 @@ inline std::int32_t sum_of(const std::int8_t* codes, std::int64_t count) {
 /// The rule of channels [k, end) of a token: given, known beforehand, or found by looking at all of them.
 inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::int64_t m, std::int64_t k, std::int64_t end) {
   if (t.given.scale != nullptr) {
-    const std::int32_t zero = t.given.zero == nullptr ? 0 : t.given.zero[m * t.given.zero_row];
+    const std::int32_t zero = t.given.zero == nullptr ? 0 : t.given.zero[m * t.given.zero_row + k / t.block * t.given.zero_block];
     return {t.given.scale[m * t.given.scale_row + k / t.block * t.given.scale_block], 0.0f, zero};
   }
   if (t.known) return act_rule::known(t.known->scale, t.known->zero);
+  const bool zeros = t.form.zeros != Zeros::none;
   alignas(64) float x[kMaxSegment];
   Vec low{}, high{};
   std::int32_t largest = 0;
@@ -103,7 +104,7 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
     const float* piece = gathered(t, row, k, count, x);
     const std::int32_t part = largest_bits(piece, count);
     largest = part > largest ? part : largest;
-    for (std::int64_t i = 0; t.form.zeros && i < count; i += kLanes) {
+    for (std::int64_t i = 0; zeros && i < count; i += kLanes) {
       const Vec v = load(piece + i);
       low = v < low ? v : low;
       high = v > high ? v : high;
@@ -111,7 +112,7 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
   }
   const bool finite = largest < kInfinityBits;
   const float nan = from_bits(0x7fc00000);
-  if (!t.form.zeros)
+  if (!zeros)
     return act_rule::symmetric(finite ? least_of(from_bits(largest), t.limit) : nan,
                                t.quantize.codes == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
   float bottom = 0, top = 0;
@@ -237,6 +238,8 @@ void fixed(const PrepareTask& t, std::int64_t m) {
 /// int8: a rule per token or block of K, then its codes, piece by piece.
 void codes(const PrepareTask& t, std::int64_t m) {
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+  const std::int64_t header = t.form.segment_header();
+  const bool per_segment = t.form.zeros == Zeros::per_segment;
   alignas(64) float x[kMaxSegment];
   alignas(64) std::int8_t bytes[kMaxSegment];
   for (std::int64_t r = 0; r < height; ++r) {
@@ -250,12 +253,12 @@ void codes(const PrepareTask& t, std::int64_t m) {
         block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
         rule = rule_of(t, row, m + r, k, block_end);
       }
-      if (k == 0 && t.form.zeros) {
+      if (k == 0 && t.form.zeros == Zeros::per_token) {
         std::memcpy(out + 4 * r, &rule.zero, 4);
         out += 4 * height;
       }
-      std::byte* quad = out + 12 * height + 4 * r;
-      std::int32_t sum = 0;
+      std::byte* quad = out + header * height + 4 * r;
+      std::int64_t sum = 0;
       for (std::int64_t begin = k; begin < end; begin += kMaxSegment) {
         const std::int64_t count = end - begin < kMaxSegment ? end - begin : kMaxSegment;
         if (t.type == DType::s8) {
@@ -263,15 +266,18 @@ void codes(const PrepareTask& t, std::int64_t m) {
         } else {
           sum += to_codes(gathered(t, row, begin, count, x), count, rule, bytes);
         }
+        for (std::int64_t i = count; per_segment && i % tile::kOctet != 0; ++i) bytes[i] = static_cast<std::int8_t>(rule.zero);
         const std::int64_t quads = 2 * tile::Geometry::octets(count);
         for (std::int64_t q = 0; q < quads; ++q, quad += 4 * height) std::memcpy(quad, bytes + 4 * q, 4);
       }
-      const auto units = static_cast<float>(sum);
-      const std::int32_t start = -t.bias * sum;
+      if (per_segment) sum -= rule.zero * (end - k);
+      const auto units = static_cast<float>(sum), zero = static_cast<float>(rule.zero);
+      const auto start = static_cast<std::int32_t>(-t.bias * sum);
       std::memcpy(out + 4 * r, &rule.scale, 4);
       std::memcpy(out + 4 * (height + r), &units, 4);
-      std::memcpy(out + 4 * (2 * height + r), &start, 4);
-      out += (12 + 8 * tile::Geometry::octets(end - k)) * height;
+      if (per_segment) std::memcpy(out + 4 * (2 * height + r), &zero, 4);
+      std::memcpy(out + (header - 4) * height + 4 * r, &start, 4);
+      out += (header + 8 * tile::Geometry::octets(end - k)) * height;
       k = end;
     }
   }

@@ -17,30 +17,11 @@ constexpr std::int64_t kMaxSegment = 512;
 /// Of int8 activations: 2¹⁵ products of a signed byte and an unsigned one, up to 128·255·2¹⁵ < 2³⁰, and what makes up for the bias of the
 /// codes, up to 128·128·2¹⁵, fit 32 bits together.
 constexpr std::int64_t kMaxInt8Segment = 1 << 15;
+/// Of int8 activations with zero points: (q_a − z_a)·c with a code c of 8 bits is at most 255·255, and 256 of them, less what makes up for
+/// the bias of the codes, are integers that an f32 holds.
+constexpr std::int64_t kMaxZeroSegment = 256;
 /// Of 24-bit fixed-point activations: the high digit's sum times 256 has to fit in 32 bits with room for the middle digit's.
 constexpr std::int64_t kMaxFixedSegment = 128;
-
-/// How activations become bytes: `digits` signed bytes each, least significant first, and a scale per block.
-struct ActForm {
-  int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
-  std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
-  bool zeros = false;      // of int8: tokens have zero points
-  std::int64_t piece = kMaxFixedSegment;
-
-  /// The form that a scheme's activations take against weights with groups of `group` channels out of k.
-  static ActForm make(const ActScheme& act, std::int64_t group, std::int64_t k) {
-    const bool fixed = act.codes == DType::none;
-    ActForm form;
-    form.digits = fixed ? 3 : 1;
-    form.zeros = act.zero != ZeroKind::none;
-    form.piece = std::min(group, fixed ? kMaxFixedSegment : kMaxInt8Segment);
-    if (!fixed && act.group.k != 0 && act.group.k < k) {
-      form.block = act.group.k;
-      form.piece = std::min<std::int64_t>(form.piece, act.group.k);
-    }
-    return form;
-  }
-};
 
 /// Whether integer sums over all of K, unscaled, are the result but for one scale of the token and one of the output channel: the
 /// products that docs/accuracy.md calls exact. Codes of 4 and 8 bits; others are rare enough to go by segments.
@@ -51,6 +32,42 @@ inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
   return act.codes == DType::s8 && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
 }
 
+/// Where the zero points of int8 activations are.
+enum class Zeros : std::uint8_t {
+  none,
+  per_token,    // of sums over all of K: once a token
+  per_segment,  // of sums by segments: beside the scale
+};
+
+/// How activations become bytes: `digits` signed bytes each, least significant first, and a scale per block.
+struct ActForm {
+  int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
+  std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
+  Zeros zeros = Zeros::none;
+  std::int64_t piece = kMaxFixedSegment;
+
+  /// The form that a scheme's activations take against a weight of k input channels.
+  static ActForm make(const ActScheme& act, const WeightScheme& weight, std::int64_t k) {
+    const std::int64_t group = weight.group.k == 0 ? k : weight.group.k;
+    ActForm form;
+    if (act.codes == DType::none) {
+      form.piece = std::min(group, kMaxFixedSegment);
+      return form;
+    }
+    form.digits = 1;
+    if (act.zero != ZeroKind::none) form.zeros = sums_whole_rows(weight, act) ? Zeros::per_token : Zeros::per_segment;
+    form.piece = std::min(group, form.zeros == Zeros::per_segment ? kMaxZeroSegment : kMaxInt8Segment);
+    if (act.group.k != 0 && act.group.k < k) {
+      form.block = act.group.k;
+      form.piece = std::min<std::int64_t>(form.piece, act.group.k);
+    }
+    return form;
+  }
+  /// Bytes per token that a tile begins with, and per token and segment before the octets.
+  int token_header() const { return zeros == Zeros::per_token ? 4 : 0; }
+  int segment_header() const { return 8 + 4 * digits + (zeros == Zeros::per_segment ? 4 : 0); }
+};
+
 /// Walks the segments of one row.
 struct Segments {
   std::int64_t k, group, piece;
@@ -59,6 +76,10 @@ struct Segments {
   std::int64_t end(std::int64_t begin) const {
     const std::int64_t group_end = (begin / group + 1) * group;
     return std::min({k, group_end, begin + piece - (begin % group) % piece});
+  }
+  std::int64_t count() const {
+    const auto pieces = [this](std::int64_t channels) { return (channels + piece - 1) / piece; };
+    return k / group * pieces(group) + pieces(k % group);
   }
 };
 

@@ -170,14 +170,15 @@ void multiply(const DotTask& t, std::int64_t height, const std::byte* record, co
               const double* columns, float* out) {
   const Decoder& d = *t.decoder;
   const std::byte* codes = record + d.geometry.header_bytes;
+  const bool zero_points = t.zeros != Zeros::none;
   const std::byte* zeros = a;
-  if (t.zeros) a += 4 * height;
-  if (t.zeros || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece) {
+  if (zero_points) a += 4 * height;
+  if (zero_points || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece) {
     alignas(64) double total[kTile * kRows];
     sum_exactly(t, height, codes, a, channels, total);
     for (std::int64_t r = 0; r < height; ++r) {
       std::int32_t zero = 0;
-      if (t.zeros) std::memcpy(&zero, zeros + 4 * r, 4);
+      if (zero_points) std::memcpy(&zero, zeros + 4 * r, 4);
       for (std::int64_t i = 0; i < kRows; ++i)
         out[r * kRows + i] = static_cast<float>(zero == 0 ? total[r * kRows + i] : total[r * kRows + i] - zero * columns[i]);
     }
@@ -199,7 +200,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
     const std::byte* record = t.weight + geo.record(block_begin + i, 0);
     read_channels(d, record, channels[i]);
-    if (t.zeros) sum_exactly(t, 1, record + geo.header_bytes, t.ones() + 4, channels[i], columns + i * kRows);
+    if (t.zeros != Zeros::none) sum_exactly(t, 1, record + geo.header_bytes, t.ones() + 4, channels[i], columns + i * kRows);
   }
   for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
     const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;

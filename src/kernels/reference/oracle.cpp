@@ -79,9 +79,6 @@ class ActQuantizer {
   ActQuantizer(const ActScheme& act, const StaticActs& known)
       : act_(act), scale_(known.scale), inverse_(1.0f / known.scale), zero_(static_cast<float>(known.zero)) {}
 
-  /// |z|·s: by how much codes and their zero point may be larger than what they stand for, in units of the scale.
-  double zero() const { return std::abs(static_cast<double>(zero_) * static_cast<double>(scale_)); }
-
   double value(float x) const {
     const float scaled = x * inverse_;
     if (act_.codes == DType::e4m3) return scale_ == 0 ? 0 : nearest_e4m3(scaled) * static_cast<double>(scale_);
@@ -267,18 +264,13 @@ class RowRounding {
   std::vector<double> weights_, moved_;  // w; fl(w) − w
 };
 
-struct Rounded {
-  std::vector<double> error;  // fixed point: how far each activation may have been moved
-  std::vector<double> zero;   // quantized with zero points: |z|·s of each token
-};
-
-/// Quantizes activations [M,K] as the model says; or says how far fixed point may move them.
-Rounded round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
-                          std::vector<double>& activations) {
-  Rounded rounded;
+/// Quantizes activations [M,K] as the model says; or tells how far fixed point may move each of them.
+std::vector<double> round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
+                                      std::vector<double>& activations) {
+  std::vector<double> error;
   const bool quantizes = model.quantize.codes != DType::none;
-  if ((!quantizes && !model.fixed_point) || !is_compute_float(a.dtype)) return rounded;
-  if (model.fixed_point) rounded.error.resize(activations.size());
+  if ((!quantizes && !model.fixed_point) || !is_compute_float(a.dtype)) return error;
+  if (model.fixed_point) error.resize(activations.size());
   const std::vector<std::int64_t> order = grouped_order(w);
   const std::int64_t group = w.scheme.group.k == 0 ? w.k : w.scheme.group.k;
   const std::int64_t block = quantizes && model.quantize.group.k != 0 ? model.quantize.group.k : w.k;
@@ -304,18 +296,17 @@ Rounded round_activations(const WeightArrays& w, const ConstTensorView& a, const
       const ActQuantizer quantizer =
           known ? ActQuantizer(model.quantize, *w.static_acts)
                 : ActQuantizer(model.quantize, static_cast<float>(low), static_cast<float>(high), finite);
-      if (model.quantize.zero != ZeroKind::none) rounded.zero.push_back(quantizer.zero());
       const double absmax = finite ? std::max(-low, high) : std::numeric_limits<double>::quiet_NaN();
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t k = order[static_cast<std::size_t>(i)];
         if (model.fixed_point)
-          rounded.error[static_cast<std::size_t>(m * w.k + k)] = std::max(1.01 * 0x1p-23 * absmax, 0x1p-126);
+          error[static_cast<std::size_t>(m * w.k + k)] = std::max(1.01 * 0x1p-23 * absmax, 0x1p-126);
         else
           row[k] = quantizer.value(static_cast<float>(row[k]));
       }
     }
   }
-  return rounded;
+  return error;
 }
 
 }  // namespace
@@ -360,8 +351,9 @@ double code_meaning(const WeightArrays& w, const EpilogueArgs& args, const ActSc
   const std::int64_t row = s.dim(0) == 1 ? 0 : m * s.stride(0), group = s.rank == 1 ? 0 : k / act.group.k * s.stride(1);
   double zero = 0;
   if (act.zero == ZeroKind::integer) {
-    const auto* zeros = static_cast<const std::int32_t*>(args.a_zero.data);
-    zero = zeros[args.a_zero.dim(0) == 1 ? 0 : m * args.a_zero.stride(0)];
+    const ConstTensorView& z = args.a_zero;
+    zero = static_cast<const std::int32_t*>(
+        z.data)[(z.dim(0) == 1 ? 0 : m * z.stride(0)) + (z.rank == 1 ? 0 : k / act.group.k * z.stride(1))];
   }
   return (code - zero) * static_cast<double>(static_cast<const float*>(s.data)[row + group]);
 }
@@ -385,10 +377,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
       if (model.quantize.codes != DType::none && is_compute_float(a.dtype))
         x = static_cast<float>(x);  // what is quantized is f32
     }
-  const Rounded rounded = round_activations(w, a, model, activations);
-  std::vector<double> zeros = rounded.zero;
-  if (model.quantize.zero != ZeroKind::none && !is_compute_float(a.dtype))
-    for (std::int64_t m = 0; m < rows; ++m) zeros.push_back(std::abs(code_meaning(w, args, model.quantize, m, 0, 0)));
+  const std::vector<double> moved = round_activations(w, a, model, activations);
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));
   std::optional<RowRounding> row_rounding;
   if (model.weight_type != DType::f32) row_rounding.emplace(w, model);
@@ -401,8 +390,6 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     if (row_rounding) row_rounding->take(n);
     for (std::int64_t m = 0; m < rows; ++m) {
       const double* x = activations.data() + m * w.k;
-      // The parts of Σ q·s·w − z·s·Σw: |q|·s is at most |x| + |z|·s.
-      const double zero_part = model.subtracts_zeros && !zeros.empty() ? 2 * zeros[static_cast<std::size_t>(m)] : 0.0;
       double sum = 0, magnitude = 0, error = row_rounding ? row_rounding->error(x) : 0.0;
       double part = 0, largest = 0;  // of an FP8 sum; the largest addend of an instruction
       for (std::int64_t k = 0; k < w.k; ++k) {
@@ -418,10 +405,9 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
             if (model.fp8_group != 0 && (k + 1) % model.fp8_group == 0) part = 0;
           }
         }
-        if (zero_part != 0) magnitude += zero_part * std::abs(weights[static_cast<std::size_t>(k)]);
-        error += model.part_roundings * kUnit32 * (std::abs(x[k]) + zero_part) * apart[static_cast<std::size_t>(k)];
+        error += model.part_roundings * kUnit32 * std::abs(x[k]) * apart[static_cast<std::size_t>(k)];
         if (model.fixed_point)
-          error += rounded.error[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
+          error += moved[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
       }
       const double bound = model.dot_factor * dot_error(static_cast<double>(w.k)) * magnitude + error;
       expected[static_cast<std::size_t>(m * width + j)] = finish(spec, args, m, n, sum, bound);

@@ -40,11 +40,9 @@ struct Expected {
 
 /// What a kernel may do with activations and codes; it decides the bound, and `quantize` the values too.
 struct ActModel {
-  ActScheme quantize = {};   // to int8 or e4m3: part of the definition of the result
-  bool fixed_point = false;  // activations are rounded to 24-bit fixed point per 128 channels
-  bool subtracts_zeros =
-      false;  // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z; likewise where
-              // activations have zero points
+  ActScheme quantize = {};         // to int8 or e4m3: part of the definition of the result
+  bool fixed_point = false;        // activations are rounded to 24-bit fixed point per 128 channels
+  bool subtracts_zeros = false;    // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z
   double part_roundings = 4;       // of those two sums and their difference, in units of f32
   double code_offset = 0;          // in both sums codes and zeros are that much larger
   double dot_factor = 1;           // how much worse than with correctly rounded f32 additions a dot product may be

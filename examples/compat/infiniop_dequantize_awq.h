@@ -43,8 +43,8 @@ infiniStatus_t infiniopCreateDequantizeAWQDescriptor(infiniopHandle_t handle, in
                                                      infiniopTensorDescriptor_t scales, infiniopTensorDescriptor_t zeros);
 infiniStatus_t infiniopGetDequantizeAWQWorkspaceSize(infiniopDequantizeAWQDescriptor_t descriptor, size_t* size);
 /* On NVIDIA all pointers are device memory, and the work is enqueued on the stream. The CPU takes its memory itself. */
-infiniStatus_t infiniopDequantizeAWQ(infiniopDequantizeAWQDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
-                                     const void* qweight, const void* scales, const void* zeros, void* stream);
+infiniStatus_t infiniopDequantizeAWQ(infiniopDequantizeAWQDescriptor_t descriptor, void* workspace, size_t workspace_size,
+                                     void* out, const void* qweight, const void* scales, const void* zeros, void* stream);
 infiniStatus_t infiniopDestroyDequantizeAWQDescriptor(infiniopDequantizeAWQDescriptor_t descriptor);
 
 #endif

@@ -1,5 +1,5 @@
-/* An AWQ dequantize operator with the names and the four calls of InfiniOp's descriptor API, over nibble's C interface. A project that has
- * InfiniOp's headers includes those in place of this one; what is declared here is as much of them as the operator needs.
+/* An AWQ dequantize operator with the names and the four calls of InfiniOp's descriptor API, over nibble's C interface. A project that
+ * has InfiniOp's headers includes those in place of this one; what is declared here is as much of them as the operator needs.
  *
  *   handle → create a descriptor from tensor descriptors → workspace size → calculate on a stream, often → destroy
  */

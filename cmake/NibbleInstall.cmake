@@ -4,8 +4,8 @@
 #   development  headers, libnibble.so, libnibble.a, the CMake package, nibble.pc
 #   tools        nibble, its man page and completions
 #
-# find_package(nibble) gives nibble::nibble, the C++ interface (an archive), and nibble::shared, the C interface (libnibble.so). Each is a
-# component of the CMake package too, so that a C program can ask for `shared` alone and needs nothing that nibble is made with.
+# find_package(nibble) gives nibble::nibble, the C++ interface (an archive), and nibble::shared, the C interface (libnibble.so). Each
+# is a component of the CMake package too, so that a C program can ask for `shared` alone and needs nothing that nibble is made with.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/nibble)
@@ -34,7 +34,8 @@ if(TARGET nibble-cli)
   install(TARGETS nibble-cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   set(generated ${PROJECT_BINARY_DIR}/generated)  # by the tool itself, when it is linked
   install(FILES ${generated}/nibble.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
-  install(FILES ${generated}/nibble.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME nibble COMPONENT tools)
+  install(FILES ${generated}/nibble.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME nibble
+          COMPONENT tools)
   foreach(functions site-functions vendor-completions)  # where zsh looks for others' files, and where Debian's does
     install(FILES ${generated}/_nibble DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/${functions} COMPONENT tools)
   endforeach()

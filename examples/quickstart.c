@@ -49,8 +49,8 @@ int main(void) {
   nib_weight_info info = {.struct_size = sizeof info};
   TRY(nib_plan_kernel(plan, M, &kernel));
   TRY(nib_weight_get(weight, &info));
-  printf("W[512,1024] as %s: %zu bytes instead of %zu, kernel %s, relative error %.3f\n", info.scheme, info.bytes, sizeof w, kernel,
-         sqrt(error / norm));
+  printf("W[512,1024] as %s: %zu bytes instead of %zu, kernel %s, relative error %.3f\n", info.scheme, info.bytes, sizeof w,
+         kernel, sqrt(error / norm));
   free(workspace);
   nib_plan_destroy(plan);
   nib_weight_destroy(weight);

@@ -28,7 +28,8 @@ infiniStatus_t infiniopCreateDequantizeAWQDescriptor(infiniopHandle_t handle, in
                                                      infiniopTensorDescriptor_t out, infiniopTensorDescriptor_t qweight,
                                                      infiniopTensorDescriptor_t scales, infiniopTensorDescriptor_t zeros) {
   if (!handle || !descriptor || !out || !qweight || !scales || !zeros) return INFINI_STATUS_NULL_POINTER;
-  if (handle->device != INFINI_DEVICE_CPU && handle->device != INFINI_DEVICE_NVIDIA) return INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED;
+  if (handle->device != INFINI_DEVICE_CPU && handle->device != INFINI_DEVICE_NVIDIA)
+    return INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED;
   const size_t k = out->shape[0], n = out->shape[1], groups = scales->shape[0];
   if (n % 8 != 0 || groups == 0 || k % groups != 0 || n == 0 || k == 0) return INFINI_STATUS_BAD_TENSOR_SHAPE;
   infiniStatus_t status = check(out, INFINI_DTYPE_F16, k, n);
@@ -71,8 +72,8 @@ static nib_status on_cpu(const nib_named_view tensors[3], const nib_view* out) {
   return status;
 }
 
-infiniStatus_t infiniopDequantizeAWQ(infiniopDequantizeAWQDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
-                                     const void* qweight, const void* scales, const void* zeros, void* stream) {
+infiniStatus_t infiniopDequantizeAWQ(infiniopDequantizeAWQDescriptor_t descriptor, void* workspace, size_t workspace_size,
+                                     void* out, const void* qweight, const void* scales, const void* zeros, void* stream) {
   (void)workspace, (void)workspace_size; /* none is needed */
   if (!descriptor || !out || !qweight || !scales || !zeros) return INFINI_STATUS_NULL_POINTER;
   const int64_t n = descriptor->n, k = descriptor->k, groups = descriptor->groups;

@@ -1,5 +1,5 @@
-/* An AWQ dequantize operator with the names and the four calls of InfiniOp's descriptor API, over nibble's C interface. A project that has
- * InfiniOp's headers includes those in place of this one; what is declared here is as much of them as the operator needs.
+/* An AWQ dequantize operator with the names and the four calls of InfiniOp's descriptor API, over nibble's C interface. A project that
+ * has InfiniOp's headers includes those in place of this one; what is declared here is as much of them as the operator needs.
  *
  *   handle → create a descriptor from tensor descriptors → workspace size → calculate on a stream, often → destroy
  */
@@ -43,8 +43,8 @@ infiniStatus_t infiniopCreateDequantizeAWQDescriptor(infiniopHandle_t handle, in
                                                      infiniopTensorDescriptor_t scales, infiniopTensorDescriptor_t zeros);
 infiniStatus_t infiniopGetDequantizeAWQWorkspaceSize(infiniopDequantizeAWQDescriptor_t descriptor, size_t* size);
 /* On NVIDIA all pointers are device memory, and the work is enqueued on the stream. The CPU takes its memory itself. */
-infiniStatus_t infiniopDequantizeAWQ(infiniopDequantizeAWQDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
-                                     const void* qweight, const void* scales, const void* zeros, void* stream);
+infiniStatus_t infiniopDequantizeAWQ(infiniopDequantizeAWQDescriptor_t descriptor, void* workspace, size_t workspace_size,
+                                     void* out, const void* qweight, const void* scales, const void* zeros, void* stream);
 infiniStatus_t infiniopDestroyDequantizeAWQDescriptor(infiniopDequantizeAWQDescriptor_t descriptor);
 
 #endif

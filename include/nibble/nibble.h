@@ -421,7 +421,7 @@ enum {
   NIB_RESIDUAL = 16  /* [M,N] */
 };
 
-/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ), in this order. Operands are f32, f16 or bf16. */
+/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ). Bias, gate and residual: f32, f16 or bf16. */
 typedef struct nib_epilogue {
   size_t struct_size;
   uint32_t operands; /* NIB_BIAS | NIB_RESIDUAL */

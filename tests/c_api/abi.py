@@ -93,8 +93,8 @@ def main():
     committed = COMMITTED.read_text(encoding="utf-8").splitlines()
     difference = list(difflib.unified_diff(committed, lines, str(COMMITTED), str(header), n=0, lineterm=""))
     if difference:
-        sys.exit("\n".join(difference) + "\n\nThe ABI changed. What was added: raise NIB_ABI_MINOR, and abi.py --update. What was moved, "
-                 "changed or removed: undo it, or it is another NIB_ABI_MAJOR.")
+        sys.exit("\n".join(difference) + "\n\nThe ABI changed. What was added: raise NIB_ABI_MINOR, and abi.py --update. What was "
+                 "moved, changed or removed: undo it, or it is another NIB_ABI_MAJOR.")
     print(f"{len(declared)} functions, {len(lines)} lines")
 
 

@@ -46,19 +46,20 @@ int main(int argc, char** argv) {
   CHECK(infiniopDequantizeAWQ(descriptor, NULL, 0, out, qweight.view.data, scales.view.data, zeros.view.data, NULL) ==
         INFINI_STATUS_SUCCESS);
   for (int i = 0; i < k * n; ++i) CHECK(out[i] == expected[i % n * k + i / n]);
-  CHECK(infiniopDequantizeAWQ(descriptor, NULL, 0, out, qweight.view.data, NULL, zeros.view.data, NULL) == INFINI_STATUS_NULL_POINTER);
+  CHECK(infiniopDequantizeAWQ(descriptor, NULL, 0, out, qweight.view.data, NULL, zeros.view.data, NULL) ==
+        INFINI_STATUS_NULL_POINTER);
   CHECK(infiniopDequantizeAWQ(descriptor, NULL, 0, (char*)out + 1, qweight.view.data, scales.view.data, zeros.view.data, NULL) ==
         INFINI_STATUS_BAD_PARAM);
   infiniopDestroyDequantizeAWQDescriptor(descriptor);
 
   /* What does not fit is refused before anything is made. */
   infiniopDequantizeAWQDescriptor_t none = NULL;
-#define REFUSED(status, tensor, change)                                                                \
-  do {                                                                                                 \
-    const struct InfiniopTensorDescriptor before = tensor;                                             \
-    change;                                                                                            \
-    CHECK(infiniopCreateDequantizeAWQDescriptor(&cpu, &none, &o, &q, &s, &z) == (status));             \
-    tensor = before;                                                                                   \
+#define REFUSED(status, tensor, change)                                                    \
+  do {                                                                                     \
+    const struct InfiniopTensorDescriptor before = tensor;                                 \
+    change;                                                                                \
+    CHECK(infiniopCreateDequantizeAWQDescriptor(&cpu, &none, &o, &q, &s, &z) == (status)); \
+    tensor = before;                                                                       \
   } while (0)
   REFUSED(INFINI_STATUS_BAD_TENSOR_DTYPE, o, o.dtype = INFINI_DTYPE_I32);
   REFUSED(INFINI_STATUS_BAD_TENSOR_DTYPE, s, s.dtype = INFINI_DTYPE_I32);

@@ -84,7 +84,8 @@ class Generate(unittest.TestCase):
             with tempfile.NamedTemporaryFile("w", suffix=".1") as file:
                 file.write(page)
                 file.flush()
-                done = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", file.name], check=True, capture_output=True, text=True)
+                done = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", file.name], check=True, capture_output=True,
+                                      text=True)
                 self.assertEqual(done.stderr, "")
                 self.assertIn("--clip-search", done.stdout)
 

@@ -46,6 +46,9 @@ __attribute__((noinline)) void read_group_header(const Decoder& d, const std::by
   }
 }
 
+/// A float in every lane, straight from memory: where the compiler sees a scalar that is also used elsewhere, it spends a shuffle.
+inline Vec splat_at(const float* p) { return reinterpret_cast<Vec>(load_splat(p)); }
+
 /// acc[rows][R] += quad of every virtual row · codes.
 __attribute__((always_inline)) inline void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
   for (int r = 0; r < rows; ++r) {
@@ -137,17 +140,17 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
     for (int v = 0; finds && v < kVecs; ++v) store(columns.sums + v * kLanes, to_floats(column[v]));
     if (digits == 1 && columns.sums != nullptr) {
       for (int m = 0; m < height; ++m)
-        for (int v = 0; v < kVecs; ++v) dot[m][v] -= load(columns.sums + v * kLanes) * zeros[m];
+        for (int v = 0; v < kVecs; ++v) dot[m][v] -= load(columns.sums + v * kLanes) * splat_at(zeros + m);
       columns.sums += columns.step;
     }
     if (subtracts)
       for (int m = 0; m < height; ++m)
         for (int v = 0; v < kVecs; ++v) dot[m][v] -= header.zero[v] * sums[m];
     for (int m = 0; m < height; ++m)
-      for (int v = 0; v < kVecs; ++v) sum[m][v] += (dot[m][v] * scales[m]) * header.scale[v];
+      for (int v = 0; v < kVecs; ++v) sum[m][v] += (dot[m][v] * splat_at(scales + m)) * header.scale[v];
     if (d.zero == ZeroKind::offset)
       for (int m = 0; m < height; ++m)
-        for (int v = 0; v < kVecs; ++v) sum[m][v] += (sums[m] * scales[m]) * header.offset[v];
+        for (int v = 0; v < kVecs; ++v) sum[m][v] += (splat_at(sums + m) * splat_at(scales + m)) * header.offset[v];
   }
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);

@@ -147,11 +147,16 @@ class _Stream:
     def export(self, x: Array | None) -> Any:
         return None if x is None else _arrays.framework(x).export(x, self.handle)
 
+    def output(self, x: Array | None) -> Any:
+        if x is not None:
+            _arrays.framework(x).check_writable(x)
+        return self.export(x)
+
     def run(self, plan: Plan, weight: _core.PackedWeight, x: Array | None, out: Array, operands: dict[str, Array | None]) -> None:
         given = {name: self.export(operand) for name, operand in operands.items() if operand is not None}
         if self.cuda and plan.workspace_bytes:
             given["workspace"] = self.export(self.empty((plan.workspace_bytes,), "u8"))
-        plan.run(weight, self.export(x), self.export(out), stream=self.handle, **given)
+        plan.run(weight, self.export(x), self.output(out), stream=self.handle, **given)
 
 
 class PackedWeight:
@@ -372,8 +377,8 @@ def quantize_activations(
             zeros = on_stream.empty(dims[:-1], "s32")
         if _arrays.rows(dims) > 0:
             _core.quantize_activations(
-                on_stream.export(x), scheme=name, codes=on_stream.export(codes), scales=on_stream.export(scales),
-                zeros=on_stream.export(zeros), prescale=on_stream.export(prescale), limit=limit, known=known, cuda=on_stream.cuda,
+                on_stream.export(x), scheme=name, codes=on_stream.output(codes), scales=on_stream.output(scales),
+                zeros=on_stream.output(zeros), prescale=on_stream.export(prescale), limit=limit, known=known, cuda=on_stream.cuda,
                 stream=on_stream.handle,
             )  # fmt: skip
     results = (codes, scales, zeros)

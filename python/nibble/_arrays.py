@@ -11,7 +11,6 @@ import math
 import sys
 from typing import Any, ContextManager
 
-from . import _core
 from .errors import InvalidArgument, Unsupported
 
 # nibble's names of element types, and everybody else's.
@@ -93,6 +92,9 @@ class Numpy:
         except TypeError:  # a producer from before versions
             return x.__dlpack__(stream=wanted)
 
+    def check_writable(self, x: Any) -> None:
+        """Raises InvalidArgument where DLPack would let us write and the framework would not."""
+
     def empty(self, shape: tuple[int, ...], token_: str, like: Any, stream: int | None) -> Any:
         """New memory where `like` is, of its kind."""
         if like is not None and self.device(like)[0] == "cuda":
@@ -169,6 +171,9 @@ class Cupy(Numpy):
 
 class Jax(Numpy):
     """Arrays are immutable: results are made by NumPy and handed over. Nothing is lost, JAX takes aligned memory as it is."""
+
+    def check_writable(self, x: Any) -> None:
+        raise InvalidArgument("results cannot be written to a JAX array, which is immutable; take the one returned")
 
     def finish(self, array: Any) -> Any:
         return sys.modules["jax"].numpy.asarray(array)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import nibble
-from nibble import _arrays, _core
+from nibble import _core
 from nibble.errors import InvalidArgument, NotFound
 
 __all__ = [

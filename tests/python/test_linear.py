@@ -175,3 +175,5 @@ def test_other_frameworks_get_their_own_arrays_back(rng):
         y = w(xj)
         assert isinstance(y, type(xj)) and y.dtype == dtype
     assert np.array_equal(np.asarray(w(jnp.asarray(x))), w(x))
+    with pytest.raises(nibble.InvalidArgument, match="immutable"):
+        w(x, out=jnp.zeros((5, 40)))

@@ -142,7 +142,7 @@ void ConvWork::gather_row(const Image& a, const Chunk& chunk, const Part& part, 
   const std::byte* from = a.at(chunk.image, h * geometry_.width + w0 + begin * step_.w, part.inputs_begin);
   if (!a.channels_last()) {
     transpose(static_cast<int>(a.width()), from, a.channel * a.width(), part.inputs, end - begin, to, pixel);
-  } else if (a.pixel == inputs_ && step_.w == 1) {
+  } else if (a.pixel == part.inputs && inputs_ == part.inputs && step_.w == 1) {
     std::memcpy(to, from, static_cast<std::size_t>((end - begin) * pixel));
   } else {
     for (std::int64_t i = 0; i < end - begin; ++i)

@@ -492,5 +492,56 @@ TEST(Conv, TheOracleIsTheDefinition) {
   }
 }
 
+TEST(Conv, BadGeometrySaysWhatFollowsFromIt) {
+  ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .kernel = {3, 3}, .dilation = {3, 1}};
+  EXPECT_EQ(g.validate().code(), StatusCode::invalid_argument);
+  EXPECT_NE(g.validate().message().find("an output of 0x3: the kernel does not fit"), std::string::npos)
+      << g.validate().message();
+  g.dilation = {};
+  EXPECT_TRUE(g.validate().ok());
+  for (auto spoil :
+       {+[](ConvGeometry& x) { x.groups = 3; }, +[](ConvGeometry& x) { x.stride.w = 0; }, +[](ConvGeometry& x) { x.height = 0; },
+        +[](ConvGeometry& x) { x.padding.left = -1; }, +[](ConvGeometry& x) { x.dilation.h = 0; }}) {
+    ConvGeometry bad = g;
+    spoil(bad);
+    EXPECT_EQ(bad.validate().code(), StatusCode::invalid_argument);
+  }
+}
+
+TEST(Conv, AWeightKeepsItsKernelAndIsCheckedAgainstTheGeometry) {
+  Tensor w(DType::f32, {6, 16, 3, 2});
+  for (std::int64_t i = 0; i < w.numel(); ++i) w.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
+  const auto q = quantize_conv({w.bytes.data(), DType::f32, {6, 16, 3, 2}}, {.bits = 8, .group_size = 16, .scale = DType::f32});
+  ASSERT_TRUE(q.ok()) << q.status().message();
+  EXPECT_EQ(q->k, 96);
+  EXPECT_EQ(q->kernel, (Extent{3, 2}));
+  for (std::int64_t c = 0; c < 16; ++c)
+    EXPECT_NEAR(q->value(5, (2 * 2 + 1) * 16 + c), w.at(((5 * 16 + c) * 3 + 2) * 2 + 1), 0.03f);
+  const auto weight = pack(*q);
+  ASSERT_TRUE(weight.ok());
+  EXPECT_EQ(weight->kernel(), q->kernel);
+  EXPECT_TRUE(*unpack(*weight) == *q);
+
+  ConvGeometry g{.in_channels = 16, .out_channels = 6, .height = 9, .width = 9, .kernel = {3, 2}};
+  EXPECT_TRUE(Plan::conv(*weight, {.geometry = g}).ok());
+  const auto refused = [&](const ConvSpec& spec) { return Plan::conv(*weight, spec).status().code(); };
+  g.kernel = {2, 3};
+  EXPECT_EQ(refused({.geometry = g}), StatusCode::invalid_argument);
+  g.kernel = {3, 2};
+  EXPECT_EQ(refused({.geometry = g, .epilogue = {.row_scale = true}}), StatusCode::unsupported);
+  EXPECT_EQ(refused({.geometry = g, .batch_max = 0}), StatusCode::invalid_argument);
+  EXPECT_EQ(refused({.geometry = g, .quantize = {DType::s8, GroupShape::group(32)}}), StatusCode::unsupported);
+  EXPECT_EQ(refused({.geometry = g, .act = DType::s8, .quantize = {DType::s8}}), StatusCode::unsupported);
+  QuantTensor odd = *q;
+  odd.kernel = {5, 1};
+  EXPECT_EQ(odd.validate().code(), StatusCode::invalid_argument);
+
+  const auto plan = Plan::conv(*weight, {.geometry = g});
+  Images a(DType::f32, ImageLayout::nchw, 1, 16, 9, 9), d(DType::f32, ImageLayout::nhwc, 1, 6, 7, 8);
+  const Status status = run_on_host(*plan, *weight, a.view, d.view, {});
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("is not nchw"), std::string::npos) << status.message();
+}
+
 }  // namespace
 }  // namespace nibble

@@ -201,7 +201,7 @@ Status run(const Kernel& self, const StepArgs& args) {
     const Chunk chunk = deal.chunk(work, task / deal.ranges / deal.groups);
     const std::int64_t tokens = chunk.tokens(), first = chunk.row * out_width + chunk.column;
     std::byte* pixels = scratch + work.scratch().pixels;
-    work.gather(prepare, a, chunk, whole, codes, pixels, scratch + work.scratch().floats);
+    work.gather(prepare, a, chunk, whole, codes, weight.act_limit.value_or(std::numeric_limits<float>::infinity()), scratch);
 
     // Row blocks that hold channels of the group; those at its ends may hold others' too.
     const std::int64_t blocks_begin = whole.n_begin / rows, blocks_end = (whole.n_end + rows - 1) / rows;
@@ -224,8 +224,9 @@ Status run(const Kernel& self, const StepArgs& args) {
     part.d = from_column_0(
         d.channels_last() ? d.matrix(chunk.image, first, n, tokens, channels) : TensorView(out, d.dtype, {tokens, channels}), n);
 
-    std::byte* patch = scratch + work.scratch().patch;
-    const Patches patches = work.patches(pixels, patch, chunk);
+    const Patches patches = work.patches(scratch, chunk);
+    if (patches.scales != nullptr)
+      part.operands.a_scale = ConstTensorView(patches.row_scales, DType::f32, {1, geometry.k() / patches.block});
     if constexpr (kPixels != nullptr) {
       DepthwiseTask pixel_task = work.depthwise_task(patches, chunk, whole);
       auto* panel = reinterpret_cast<float*>(scratch + work.scratch().panel);
@@ -250,13 +251,13 @@ Status run(const Kernel& self, const StepArgs& args) {
       PatchTask patch_task = work.patch_task(patches, chunk, scratch + work.scratch().sums);
       patch_task.decoder = &decoder;
       patch_task.weight = weight.bytes.data();
-      patch_task.ones = patch;
+      patch_task.ones = patches.row;
       patch_task.zero = codes.zero;
       patch_task.scale = codes.scale;
       patch_task.bias = code_bias(weight.scheme.codes);
       patch_task.tile = even_tile(patches.columns, self.tile.m);
       patch_task.outputs = &outputs;
-      std::memset(patch, 1, static_cast<std::size_t>(geometry.k()));
+      std::memset(patches.row, 1, static_cast<std::size_t>(geometry.k()));
       kPatches->sum_pixels(patch_task);
       for (std::int64_t block = begin, many = blocks_at_once(decoder); block < end; block += many)
         kPatches->multiply(patch_task, block, std::min(block + many, end));

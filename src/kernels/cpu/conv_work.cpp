@@ -32,7 +32,9 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;
   rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
-  quantizes_pixels_ = is_compute_float(act) && quantize.codes == DType::s8 && quantize.group == GroupShape::tensor();
+  block_ = is_compute_float(act) && quantize.codes == DType::s8 ? quantize.group.k : 0;
+  quantizes_pixels_ =
+      is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
   // A scale for all of the image, octets that do not reach into the next pixel, sums of 32 bits, and rows long enough for a tile.
   multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
                        geometry.group_inputs() % tile::kOctet == 0 && k <= kMaxInt8Segment &&
@@ -54,6 +56,8 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   scratch_.pixels = take(gathered_rows(rows_) * row_pixels() * pixel_bytes);
   scratch_.floats = take(quantizes_pixels_ ? row_pixels() * inputs_ * bits(act) / 8 : 0);
   scratch_.patch = take(k * width_);  // or the ones of a PatchTask
+  scratch_.scales = take(4 * blocks() * gathered_rows(rows_) * row_pixels());
+  scratch_.patch_scales = take(4 * blocks() * geometry.kernel.h * geometry.kernel.w);
   const std::int64_t pixels = gathered_rows(rows_) * row_pixels();
   scratch_.prepared = take(depthwise_ ? pixels * token_bytes : multiplies_pixels_ ? 0 : (most + 1) * token_bytes);
   scratch_.sums = take(depthwise_ ? most * token_bytes : multiplies_pixels_ ? 4 * pixels : 0);
@@ -65,10 +69,10 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   scratch_.total = at;
 }
 
-Patches ConvWork::patches(const std::byte* pixels, std::byte* row, const Chunk& chunk) const {
+Patches ConvWork::patches(std::byte* scratch, const Chunk& chunk) const {
   const std::int64_t pixel = inputs_ * width_, line = row_pixels() * pixel;
   const bool together = geometry_.dilation.w == 1;
-  return {.image = pixels,
+  return {.image = scratch + scratch_.pixels,
           .columns = chunk.columns,
           .down = stride_.h * line,
           .beside = stride_.w * pixel,
@@ -77,7 +81,10 @@ Patches ConvWork::patches(const std::byte* pixels, std::byte* row, const Chunk& 
           .run_down = geometry_.dilation.h * line,
           .run_beside = geometry_.dilation.w * pixel,
           .run_bytes = (together ? geometry_.kernel.w : 1) * pixel,
-          .row = row};
+          .row = scratch + scratch_.patch,
+          .scales = block_ == 0 ? nullptr : reinterpret_cast<const float*>(scratch + scratch_.scales),
+          .block = block_,
+          .row_scales = reinterpret_cast<float*>(scratch + scratch_.patch_scales)};
 }
 
 PatchTask ConvWork::patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const {
@@ -135,7 +142,7 @@ void ConvWork::gather_row(const Image& a, const Chunk& chunk, const Part& part, 
   const std::byte* from = a.at(chunk.image, h * geometry_.width + w0 + begin * step_.w, part.inputs_begin);
   if (!a.channels_last()) {
     transpose(static_cast<int>(a.width()), from, a.channel * a.width(), part.inputs, end - begin, to, pixel);
-  } else if (a.pixel == inputs_ && step_.w == 1) {
+  } else if (a.pixel == part.inputs && inputs_ == part.inputs && step_.w == 1) {
     std::memcpy(to, from, static_cast<std::size_t>((end - begin) * pixel));
   } else {
     for (std::int64_t i = 0; i < end - begin; ++i)
@@ -144,18 +151,22 @@ void ConvWork::gather_row(const Image& a, const Chunk& chunk, const Part& part, 
 }
 
 void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, const Part& part, const StaticActs& codes,
-                      std::byte* pixels, std::byte* floats) const {
+                      float limit, std::byte* scratch) const {
   const std::int64_t elements = row_pixels() * inputs_;
+  const std::int64_t count = ((chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1) * inputs_;
   const std::byte pad = a.dtype == DType::s8 ? static_cast<std::byte>(codes.zero) : std::byte{0};
   const std::int64_t h0 = chunk.row * geometry_.stride.h - geometry_.padding.top;
-  for (std::int64_t i = 0; i < gathered_rows(chunk.rows); ++i, pixels += elements * width_) {
-    if (!quantizes_pixels_) {
-      gather_row(a, chunk, part, h0 + i * step_.h, pad, pixels);
-    } else {
-      const std::int64_t count =
-          ((chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1) * inputs_;
-      gather_row(a, chunk, part, h0 + i * step_.h, std::byte{0}, floats);
-      isa.quantize(floats, a.dtype, count, act_rule::known(codes.scale, codes.zero), reinterpret_cast<std::int8_t*>(pixels));
+  for (std::int64_t i = 0; i < gathered_rows(chunk.rows); ++i) {
+    std::byte* pixels = scratch + scratch_.pixels + i * elements * width_;
+    std::byte* row = quantizes_pixels_ ? scratch + scratch_.floats : pixels;
+    gather_row(a, chunk, part, h0 + i * step_.h, pad, row);
+    auto* bytes = reinterpret_cast<std::int8_t*>(pixels);
+    if (block_ != 0) {
+      float* scales = reinterpret_cast<float*>(scratch + scratch_.scales) + i * elements / block_;
+      for (std::int64_t at = 0; at < count; at += block_)
+        scales[at / block_] = isa.quantize_block(row + at * a.width(), a.dtype, block_, limit, bytes + at);
+    } else if (quantizes_pixels_) {
+      isa.quantize(row, a.dtype, count, act_rule::known(codes.scale, codes.zero), bytes);
     }
   }
 }

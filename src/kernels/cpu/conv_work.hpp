@@ -51,7 +51,7 @@ class ConvWork {
 
   /// Where the parts of a task's scratch begin, in bytes.
   struct Scratch {
-    std::size_t pixels, floats, patch, prepared, sums, panel, out, gate, residual, total;
+    std::size_t pixels, floats, patch, scales, patch_scales, prepared, sums, panel, out, gate, residual, total;
   };
   const Scratch& scratch() const { return scratch_; }
 
@@ -63,6 +63,8 @@ class ConvWork {
   /// The most rows, and the columns, of a chunk.
   std::int64_t rows() const { return rows_; }
   std::int64_t columns() const { return columns_; }
+  /// Where pixels become codes block by block: how many blocks share a pixel's channels; else 0.
+  std::int64_t blocks() const { return block_ == 0 ? 0 : inputs_ / block_; }
   /// A float A is turned into codes while pixels are gathered, rather than patch by patch.
   bool quantizes_pixels() const { return quantizes_pixels_; }
   /// Patches are multiplied where they lie (PatchTask), not prepared.
@@ -73,13 +75,13 @@ class ConvWork {
   /// Of gathered pixels: bytes of an element, pixels of a row, and patches in them.
   std::int64_t width() const { return width_; }
   std::int64_t row_pixels() const { return (columns_ - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1; }
-  Patches patches(const std::byte* pixels, std::byte* row, const Chunk& chunk) const;
+  Patches patches(std::byte* scratch, const Chunk& chunk) const;
   PatchTask patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const;
   DepthwiseTask depthwise_task(const Patches& patches, const Chunk& chunk, const Part& part) const;
 
   /// Gathers what a chunk covers of the inputs of `part`. `codes`: what they stand for, where A comes as codes or its pixels become some.
-  void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, const Part& part, const StaticActs& codes,
-              std::byte* pixels, std::byte* floats) const;
+  void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, const Part& part, const StaticActs& codes, float limit,
+              std::byte* scratch) const;
 
  private:
   void gather_row(const Image& a, const Chunk& chunk, const Part& part, std::int64_t h, std::byte pad, std::byte* to) const;
@@ -92,6 +94,7 @@ class ConvWork {
   std::int64_t inputs_, outputs_;  // of a part, at most; gathered pixels are so many inputs apart
   std::int64_t out_height_, out_width_, rows_, columns_, width_;
   Extent step_, stride_;  // input pixels from one gathered pixel to the next; gathered pixels from one patch to the next
+  std::int64_t block_;    // channels that share a scale of pixels; 0: all of them
   bool quantizes_pixels_, multiplies_pixels_, transposes_out_;
   Scratch scratch_;
 };

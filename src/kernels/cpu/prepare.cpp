@@ -1,5 +1,6 @@
 #include "kernels/cpu/prepare.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
@@ -16,10 +17,12 @@ namespace {
 #define NIBBLE_LOOPS "kernels/cpu/prepare.inl"
 #include "kernels/cpu/each_isa.inl"
 
-constexpr PrepareIsa kBaseline{baseline::floats, baseline::fixed, baseline::codes, baseline::halves, baseline::quantize};
+constexpr PrepareIsa kBaseline{baseline::floats, baseline::fixed,    baseline::codes,
+                               baseline::halves, baseline::quantize, baseline::quantize_block};
 #if defined(__x86_64__)
-constexpr PrepareIsa kAvx2{avx2::floats, avx2::fixed, avx2::codes, avx2::halves, avx2::quantize};
-constexpr PrepareIsa kAvx512{avx512::floats, avx512::fixed, avx512::codes, avx512::halves, avx512::quantize};
+constexpr PrepareIsa kAvx2{avx2::floats, avx2::fixed, avx2::codes, avx2::halves, avx2::quantize, avx2::quantize_block};
+constexpr PrepareIsa kAvx512{avx512::floats, avx512::fixed,    avx512::codes,
+                             avx512::halves, avx512::quantize, avx512::quantize_block};
 #endif
 
 GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& known) {
@@ -46,11 +49,15 @@ GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& kn
 
 const std::byte* Patches::gather(std::int64_t m) const {
   const std::byte* from = begin(m);
-  if (runs_h * runs_w == 1) return from;
+  if (runs_h * runs_w == 1 && scales == nullptr) return from;
   std::byte* to = row;
+  float* scale = row_scales;
   for (std::int64_t h = 0; h < runs_h; ++h)
-    for (std::int64_t w = 0; w < runs_w; ++w, to += run_bytes)
-      std::memcpy(to, from + h * run_down + w * run_beside, static_cast<std::size_t>(run_bytes));
+    for (std::int64_t w = 0; w < runs_w; ++w, to += run_bytes) {
+      const std::byte* run = from + h * run_down + w * run_beside;
+      std::memcpy(to, run, static_cast<std::size_t>(run_bytes));
+      if (scales != nullptr) scale = std::copy_n(scales + (run - image) / block, run_bytes / block, scale);
+    }
   return row;
 }
 

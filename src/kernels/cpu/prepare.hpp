@@ -60,6 +60,10 @@ struct Patches {
   const std::byte* begin(std::int64_t m) const { return image + m / columns * down + m % columns * beside; }
   /// All channels of token m in order.
   const std::byte* gather(std::int64_t m) const;
+  /// Scales of blocks of channels, which come with int8 pixels: those of a pixel side by side, gathered as its bytes are. Null: none.
+  const float* scales = nullptr;
+  std::int64_t block = 0;       // bytes that share one
+  float* row_scales = nullptr;  // where a token's are put together
 };
 
 /// What preparing some tokens needs, in plain values.
@@ -96,6 +100,8 @@ struct PrepareIsa {
   void (*halves)(const PrepareTask& task, std::int64_t m);
   /// x[0 … count) of f32, f16 or bf16 → codes by act_rule::to_s8.
   void (*quantize)(const std::byte* x, DType type, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes);
+  /// One block of at most kMaxSegment channels → codes by a rule of its own, symmetric; magnitudes saturate at `limit` first. Its scale.
+  float (*quantize_block)(const std::byte* x, DType type, std::int64_t count, float limit, std::int8_t* codes);
 
   auto of(std::string_view form) const { return form == "f32" ? floats : form == "bf16" ? halves : form == "s8" ? codes : fixed; }
 };

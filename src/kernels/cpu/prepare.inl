@@ -153,6 +153,19 @@ void quantize(const std::byte* from, DType type, std::int64_t count, const act_r
   }
 }
 
+float quantize_block(const std::byte* from, DType type, std::int64_t count, float limit, std::int8_t* codes) {
+  const PrepareTask plain{.type = type, .width = bits(type) / 8};
+  alignas(64) float x[kMaxSegment];
+  alignas(64) std::int8_t bytes[kMaxSegment];
+  const float* piece = gathered(plain, from, 0, count, x);
+  const std::int32_t largest = largest_bits(piece, count);
+  const act_rule::Rule rule =
+      act_rule::symmetric(largest < kInfinityBits ? least_of(from_bits(largest), limit) : from_bits(0x7fc00000), 127.0f);
+  to_codes(piece, count, rule, bytes);
+  std::memcpy(codes, bytes, static_cast<std::size_t>(count));
+  return rule.scale;
+}
+
 /// The codes of an A that comes quantized, zeros after them; their sum.
 inline std::int32_t gather_codes(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count,
                                  std::int8_t* codes) {

@@ -92,7 +92,7 @@ struct NamedView {
 
 /// What Checkpoint::read does, for a layer that somebody else has loaded: recognises its format and decodes it. `config` is the
 /// JSON text of the model's quantization_config, or of a config.json that has one; "" when nothing is known beyond the tensors.
-/// Errors: unsupported when no format knows such tensors, or they are not quantized, and those of Checkpoint::read.
+/// Errors: not_found when no format knows such tensors, unsupported when they are not quantized, and those of Checkpoint::read.
 Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config = {},
                                 std::vector<Note>* notes = nullptr);
 

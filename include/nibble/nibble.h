@@ -275,7 +275,7 @@ typedef struct nib_named_view {
 
 /* Decodes the tensors of one layer, as AWQ, GPTQ, compressed-tensors, ... store them: names are without the module's. `config` is the
  * JSON of quantization_config, where one is needed to tell formats apart; NULL: none. `notes`: findings, one a line.
- * Errors: unsupported when no format knows the tensors; corrupt_data, invalid_argument with the values. */
+ * Errors: not_found when no format knows the tensors, unsupported when they are not quantized; corrupt_data, invalid_argument. */
 NIB_API nib_status nib_qtensor_decode(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
                                       char** notes);
 

@@ -307,7 +307,7 @@ Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_
     Result<QuantTensor> q = format.read(parts, **found, config, findings);
     return checked(std::move(q), "the layer", {}, std::move(findings), notes);
   }
-  return error(StatusCode::unsupported, "no format has a layer of these tensors: {}", names.empty() ? "none" : names);
+  return error(StatusCode::not_found, "no format has a layer of these tensors: {}", names.empty() ? "none" : names);
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot read the layer: {}", e.what());
 }

@@ -305,7 +305,7 @@ TEST(Golden, WhatIsNoLayerIsRefused) {
   ConstTensorView view(words.data(), {4, 4}), gaps = view, freed = view;
   gaps.shape[1] = 2;
   freed.data = nullptr;
-  EXPECT_EQ(code("", view), StatusCode::unsupported);
+  EXPECT_EQ(code("", view), StatusCode::not_found);
   EXPECT_EQ(code("{", view), StatusCode::corrupt_data);
   EXPECT_EQ(code("[]", view), StatusCode::corrupt_data);
   EXPECT_EQ(code("", gaps), StatusCode::invalid_argument);

@@ -277,8 +277,7 @@ Result<QuantTensor> Checkpoint::read(const Module& module, std::vector<Note>* no
   return error(StatusCode::io_error, "cannot read module {}: {}", module.name, e.what());
 }
 
-Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config_text,
-                                std::vector<Note>* notes) try {
+Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config_text, std::vector<Note>* notes) try {
   codec::QuantConfig config;
   if (!config_text.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(config, storage::parse_quant_config(config_text));

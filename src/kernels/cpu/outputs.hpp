@@ -20,7 +20,9 @@ struct Outputs {
   /// For sums of a kernel for `isa`. Borrows from `args`.
   Outputs(Isa isa, const StepArgs& args);
 
-  void store(float* sums, std::int64_t block, std::int64_t m, std::int64_t height) const { store_(*this, sums, block, m, height); }
+  void store(float* sums, std::int64_t block, std::int64_t m, std::int64_t height) const {
+    store_(*this, sums, block, m, height);
+  }
 
  private:
   Store store_;

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 import nibble
 from nibble import _arrays, _core
@@ -155,7 +156,7 @@ def _conv_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     b, c, height, width = ctx.x_shape
     top, bottom, left, right = ctx.padding
     padded = (b, c, height + top + bottom, width + left + right)
-    x = nn.grad.conv2d_input(padded, w, gradient, tuple(ctx.stride), 0, tuple(ctx.dilation), ctx.groups)
+    x = conv2d_input(padded, w, gradient, tuple(ctx.stride), 0, tuple(ctx.dilation), ctx.groups)
     bias = None if ctx.bias_dtype is None else gradient.sum((0, 2, 3)).to(ctx.bias_dtype)
     x = x[:, :, top : top + height, left : left + width].to(ctx.x_dtype)
     return x, None, None, None, None, None, bias, None, None

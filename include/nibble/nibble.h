@@ -25,7 +25,8 @@
  * per output channel, per group along K, per block. Codes: u2 … u7, u8; u4b8 (code − 8) and the like; s8; e4m3. Activations are
  * <s8|e4m3><z|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one scale known beforehand.
  *
- * W is [N,K]: output × input channels. A is [M,K], D = A·Wᵀ is [M,N].
+ * W is [N,K]: output × input channels. A is [M,K], D = A·Wᵀ is [M,N]. Of a convolution K is Kh·Kw·C/groups, in that order; A and D are
+ * images, [B,C,H,W] in the order of dimensions whatever the order in memory.
  */
 #ifndef NIBBLE_NIBBLE_H
 #define NIBBLE_NIBBLE_H
@@ -120,6 +121,13 @@ enum {
   NIB_ACTIVATION_SILU = 5
 };
 
+/* How images [B,C,H,W] lie in memory. */
+typedef int32_t nib_image_layout;
+enum {
+  NIB_NCHW = 0, /* pixels of a channel side by side: strides of W 1, of H W; channels and images at any distance */
+  NIB_NHWC = 1  /* channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more */
+};
+
 /* A borrowed array of up to four dimensions. Strides are in elements and not negative; the last one is 1 where a function needs
  * that. `data` is aligned to the element type. Nothing is written through the views a function only reads. */
 typedef struct nib_view {
@@ -137,6 +145,13 @@ static inline nib_view nib_vector(const void* data, nib_dtype dtype, int64_t len
 }
 static inline nib_view nib_matrix(const void* data, nib_dtype dtype, int64_t rows, int64_t columns) {
   nib_view view = {(void*)(uintptr_t)data, dtype, 2, {rows, columns, 0, 0}, {columns, 1, 0, 0}};
+  return view;
+}
+static inline nib_view nib_images(const void* data, nib_dtype dtype, nib_image_layout layout, int64_t batch, int64_t channels,
+                                  int64_t height, int64_t width) {
+  nib_view view = {
+      (void*)(uintptr_t)data, dtype, 4, {batch, channels, height, width}, {channels * height * width, height * width, width, 1}};
+  if (layout == NIB_NHWC) view.strides[1] = 1, view.strides[2] = width * channels, view.strides[3] = channels;
   return view;
 }
 
@@ -258,6 +273,8 @@ typedef struct nib_qtensor_desc {
   const float* act_scale;  /* of all activations, for plans with activations "s8t", "e4m3t" */
   const float* act_limit;  /* activations saturate there before a scale is found */
   const int32_t* act_zero; /* goes with act_scale */
+  /* Of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of every linear layer. */
+  int64_t kernel_height, kernel_width;
 } nib_qtensor_desc;
 
 /* Copies everything; views have any strides, absent ones are zero. Sizes, types and indices are checked.
@@ -289,6 +306,11 @@ typedef struct nib_quantize_desc {
 /* Rounds w[N,K] (f32, f16, bf16; last stride 1) to nearest; desc may be NULL. The same bits for any number of threads.
  * Errors: invalid_argument for a group that does not divide K, or a NaN or infinity, with its place. */
 NIB_API nib_status nib_quantize(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc, nib_qtensor** q);
+
+/* The same for the kernel of a convolution, w[Co,C/groups,Kh,Kw] (any strides). A row is Kh·Kw·C/groups long, in that order: groups
+ * whose size divides C/groups lie inside one element of the kernel. */
+NIB_API nib_status nib_quantize_conv(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc,
+                                     nib_qtensor** q);
 
 typedef struct nib_quant_error {
   size_t struct_size;
@@ -398,6 +420,7 @@ typedef struct nib_weight_info {
   int32_t has_bias;
   int32_t act_order;
   int32_t reserved;
+  int64_t kernel_height, kernel_width; /* 1 of linear layers */
 } nib_weight_info;
 
 /* desc may be NULL. A layout of the GPU can be packed on any machine, by name and with NIB_CPU; nib_upload takes it to a GPU later.
@@ -417,8 +440,8 @@ enum {
   NIB_ROW_SCALE = 1, /* f32 [M] */
   NIB_COL_SCALE = 2, /* f32 [N] */
   NIB_BIAS = 4,      /* [N]; the weight's own when the operand is absent */
-  NIB_GATE = 8,      /* [M,N] */
-  NIB_RESIDUAL = 16  /* [M,N] */
+  NIB_GATE = 8,      /* as D: [M,N], of a convolution [B,Co,Oh,Ow] in D's layout */
+  NIB_RESIDUAL = 16  /* as D */
 };
 
 /* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ). Bias, gate and residual: f32, f16 or bf16. */
@@ -443,6 +466,24 @@ typedef struct nib_linear_desc {
   int32_t reserved;
 } nib_linear_desc;
 
+/* D[B,Co,Oh,Ow] = conv2d(A[B,C,H,W], W). The extent of the kernel and Co are the weight's, C is K / (Kh·Kw) · groups; the output is
+ * ⌊(H + padding − dilation·(Kh − 1) − 1) / stride⌋ + 1 high, and so wide. Padding is zeros. */
+typedef struct nib_conv_desc {
+  size_t struct_size;
+  const nib_epilogue* epilogue; /* without NIB_ROW_SCALE; NULL: D is f32 */
+  /* As nib_linear_desc has it: "s8r" is a scale per patch, of gSIZE the size divides C/groups. */
+  const char* quantize;
+  int64_t batch_max;                   /* the plan serves every B in [1, batch_max]; 0: 1 */
+  int64_t height, width;               /* of an input image */
+  int64_t stride_height, stride_width; /* 0: 1 */
+  int64_t padding_top, padding_bottom, padding_left, padding_right;
+  int64_t dilation_height, dilation_width; /* 0: 1 */
+  int64_t groups;                          /* 0: 1; C: depthwise */
+  nib_image_layout input, output;          /* of A; of D, gate and residual */
+  nib_dtype act;                           /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
+  int32_t reserved;
+} nib_conv_desc;
+
 typedef struct nib_dequantize_desc {
   size_t struct_size;
   nib_dtype out;      /* f32 (the default), f16 or bf16 */
@@ -460,23 +501,26 @@ typedef struct nib_plan_options {
 /* desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason. */
 NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
                                    nib_plan** plan);
+/* Errors: invalid_argument with the values, and the size of the output that follows from them, for a geometry that is none. */
+NIB_API nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options,
+                                 nib_plan** plan);
 /* W itself, as a plan: nib_execute writes D. */
 NIB_API nib_status nib_plan_dequantize(const nib_weight* weight, const nib_dequantize_desc* desc, const nib_plan_options* options,
                                        nib_plan** plan);
 /* Bytes of scratch memory that nib_execute needs, for the largest M; in the memory of the weight, with any alignment. */
 NIB_API nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes);
-/* The main kernel for this M. */
+/* The main kernel for this M; of a convolution for so many images. */
 NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name);
 /* For each range of M: what runs, the predicted time, and why every other kernel does not. */
 NIB_API nib_status nib_plan_explain(const nib_plan* plan, char** text);
 NIB_API nib_status nib_plan_destroy(nib_plan* plan);
 
-/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1. */
+/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1, images the strides of their layout. */
 typedef struct nib_operands {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
-  const nib_view* a;          /* [M,K]; NULL for dequantize */
-  const nib_view* d;          /* [M,N]; written */
+  const nib_view* a;          /* [M,K], [B,C,H,W]; NULL for dequantize */
+  const nib_view* d;          /* [M,N], [B,Co,Oh,Ow]; written */
   const nib_view* a_scale;    /* of an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
   const nib_view* a_zero;     /* s32 [1] or [M], where the scheme has zero points */
   const nib_view* row_scale;

@@ -18,7 +18,7 @@ import copyreg
 import json
 import math
 import os
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from . import _arrays, _core
 from ._core import (
@@ -42,10 +42,10 @@ from ._core import version as __version__
 from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument, IoError, NotFound, Unsupported
 
 __all__ = [
-    "AlreadyExists", "Bucket", "Candidate", "Checkpoint", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
+    "AlreadyExists", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
     "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "Plan", "QuantError",
     "QuantTensor", "Unsupported", "VerifyReport", "__version__", "doctor", "formats", "kernels", "layouts", "open", "pack",
-    "quantization_error", "quantize", "quantize_activations", "read_tensors", "verify",
+    "quantization_error", "quantize", "quantize_activations", "quantize_conv", "read_tensors", "verify",
 ]  # fmt: skip
 
 Array = Any
@@ -80,6 +80,14 @@ def quantize(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_sea
     return _core.quantize(_arrays.export(w), scheme=scheme, scale=_arrays.token(scale), clip_search=clip_search)
 
 
+def quantize_conv(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_search: bool = False) -> QuantTensor:
+    """The same for the kernel of a convolution, w [Co, C/groups, Kh, Kw]: K is Kh·Kw·C/groups, in that order.
+
+    Groups of a size that divides C/groups lie inside one element of the kernel, others run on through all of them.
+    """
+    return _core.quantize_conv(_arrays.export(w), scheme=scheme, scale=_arrays.token(scale), clip_search=clip_search)
+
+
 def quantization_error(w: Array, q: QuantTensor) -> QuantError:
     """How far q is from w [N,K]."""
     return _core.quantization_error(_arrays.export(w), q)
@@ -102,7 +110,7 @@ def _repack(q: QuantTensor, backend: str, act: str, layout: str) -> PackedWeight
     return pack(q, backend=backend, act=act, layout=layout)
 
 
-_FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit")
+_FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit", "kernel")
 
 
 def _fields(q: QuantTensor, **replaced: Any) -> dict[str, Any]:
@@ -144,6 +152,10 @@ class _Stream:
     def empty(self, shape: tuple[int, ...], token: str) -> Array:
         return self._framework.empty(shape, token, self._like, self.handle)
 
+    def images(self, shape: tuple[int, int, int, int], token: str, channels_last: bool) -> Array:
+        b, c, h, w = shape
+        return self._framework.channels_second(self.empty((b, h, w, c), token)) if channels_last else self.empty(shape, token)
+
     def export(self, x: Array | None) -> Any:
         return None if x is None else _arrays.framework(x).export(x, self.handle)
 
@@ -152,11 +164,32 @@ class _Stream:
             _arrays.framework(x).check_writable(x)
         return self.export(x)
 
-    def run(self, plan: Plan, weight: _core.PackedWeight, x: Array | None, out: Array, operands: dict[str, Array | None]) -> None:
-        given = {name: self.export(operand) for name, operand in operands.items() if operand is not None}
+    def run(
+        self, plan: Plan, weight: _core.PackedWeight, x: Array | None, out: Array, operands: dict[str, Array | None],
+        images: bool = False,
+    ) -> None:  # fmt: skip
+        given: dict[str, Any] = {"images": images}
+        given |= {name: self.export(operand) for name, operand in operands.items() if operand is not None}
         if self.cuda and plan.workspace_bytes:
             given["workspace"] = self.export(self.empty((plan.workspace_bytes,), "u8"))
         plan.run(weight, self.export(x), self.output(out), stream=self.handle, **given)
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (int(value[0]), int(value[1])) if hasattr(value, "__len__") else (value, value)  # type: ignore[index, return-value]
+
+
+def _padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
+    """(top, bottom, left, right), from that, (height, width) or one number."""
+    if hasattr(value, "__len__") and len(value) == 4:  # type: ignore[arg-type]
+        return tuple(int(v) for v in value)  # type: ignore[return-value, union-attr]
+    h, w = _pair(value)
+    return h, h, w, w
+
+
+def _covered(size: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:
+    """How many outputs there are along a dimension."""
+    return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
 class PackedWeight:
@@ -169,6 +202,7 @@ class PackedWeight:
         self.n: int = weight.n
         self.k: int = weight.k
         self.scheme: str = weight.scheme
+        self.kernel: tuple[int, int] = weight.kernel
         self.layout: str = weight.layout
         self.backend: str = weight.backend
         self.device = ("cuda", int(_core.gpu()["ordinal"])) if weight.backend == "cuda" else _arrays.CPU
@@ -192,11 +226,13 @@ class PackedWeight:
 
     def plan(self, act: str, m_max: int, **spec: Any) -> Plan:
         """The plan for activations of type `act` and every M up to m_max (rounded up to a power of two); kept for the next time."""
-        m_max = 1 << max(0, m_max - 1).bit_length()
-        key = (act, m_max, *spec.values(), *spec)
+        return self._plan(Plan.linear, act=act, m_max=1 << max(0, m_max - 1).bit_length(), **spec)
+
+    def _plan(self, make: Callable[..., Plan], **spec: Any) -> Plan:
+        key = (make, *spec.values(), *spec)
         found = self._plans.get(key)
         if found is None:
-            found = self._plans.setdefault(key, Plan.linear(self._weight, act=act, m_max=m_max, **spec))
+            found = self._plans.setdefault(key, make(self._weight, **spec))
         return found
 
     def linear(
@@ -239,21 +275,115 @@ class PackedWeight:
         codes = act in ("s8", "e4m3")
         if not dims or dims[-1] != self.k:
             raise InvalidArgument(f"x has shape {list(dims)}, the weight W[{self.n},{self.k}] takes [..., {self.k}]")
-        where = framework.device(x)
+        self._check_place(framework.device(x))
+        if quantize is None:
+            quantize = self._act_of_codes(act, dims, a_scale, a_zero) if codes else self.act
+        parts = {"gate": gate, "residual": residual, "row_scale": row_scale, "col_scale": col_scale}
+        spec, operands = self._epilogue(act, parts, bias, activation, clamp, out_dtype, out_scale, out_zero, out)
+        operands.update(a_scale=a_scale, a_zero=a_zero)
+        if kernel or not allow_reference:
+            spec.update(kernel=kernel, allow_reference=allow_reference)
+        m = _arrays.rows(dims)
+        on_stream = _Stream(framework, x, self.backend, stream)
+        with on_stream:
+            result = on_stream.empty((*dims[:-1], self.n), spec["out"]) if out is None else out
+            if m > 0:
+                plan = self.plan(act, m, quantize=quantize, **spec)
+                on_stream.run(plan, self._weight, x, result, operands)
+        return framework.finish(result) if out is None else out
+
+    __call__ = linear
+
+    def conv(
+        self,
+        x: Array,
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        channels_last: bool | None = None,
+        bias: Array | bool | None = None,
+        activation: str = "none",
+        clamp: tuple[float, float] = (0.0, 6.0),
+        gate: Array | None = None,
+        residual: Array | None = None,
+        col_scale: Array | None = None,
+        a_scale: Array | None = None,
+        a_zero: Array | None = None,
+        quantize: str | None = None,
+        out_dtype: Any = None,
+        out_scale: float = 1.0,
+        out_zero: int = 0,
+        out: Array | None = None,
+        stream: Any = None,
+        kernel: str = "",
+        allow_reference: bool = True,
+    ) -> Array:
+        """y[B,Co,Oh,Ow] = act(col_scale · conv2d(x[B,C,H,W], W) + bias) ∘ gate + residual, of a weight made by quantize_conv().
+
+        x: the order of its dimensions is B, C, H, W; in memory it is NCHW or NHWC, as its strides say (a NumPy array [B,H,W,C] is
+        x.transpose(0, 3, 1, 2)). f32, f16, bf16; or int8 codes with an a_scale of one element, and an a_zero for zero points.
+        stride, dilation: a number or (height, width). padding, of zeros: a number, (height, width) or (top, bottom, left, right).
+        channels_last: whether the result is NHWC in memory; by default as x is, and as `out` where that is given. gate, residual
+        [B,Co,Oh,Ow] lie as the result does.
+        The rest is as in linear(). Plans are kept for each size of image.
+
+        Raises InvalidArgument, for a geometry with the size of the output that follows from it; nothing has been written then.
+        """
+        framework = _arrays.framework(x)
+        dims = _arrays.shape(x)
+        act = framework.token(x)
+        if len(dims) != 4:
+            raise InvalidArgument(f"x has shape {list(dims)}, a convolution takes images [B, C, H, W]")
+        if dims[1] * self.kernel[0] * self.kernel[1] != self.k * groups:
+            raise InvalidArgument(
+                f"x has shape {list(dims)} and groups={groups}, the weight W[{self.n},{self.k}] is of a kernel of "
+                f"{self.kernel[0]}x{self.kernel[1]} elements and takes {self.k * groups // (self.kernel[0] * self.kernel[1])} channels"
+            )
+        self._check_place(framework.device(x))
+        if quantize is None:
+            quantize = self.act if act not in ("s8", "e4m3") else f"{act}{'z' if a_zero is not None else ''}t"
+        spec, operands = self._epilogue(
+            act, {"gate": gate, "residual": residual, "col_scale": col_scale}, bias, activation, clamp, out_dtype, out_scale, out_zero, out
+        )
+        operands.update(a_scale=a_scale, a_zero=a_zero)
+        if kernel or not allow_reference:
+            spec.update(kernel=kernel, allow_reference=allow_reference)
+        input_nhwc = _arrays.channels_last(x)
+        output_nhwc = _arrays.channels_last(out) if out is not None else input_nhwc if channels_last is None else channels_last
+        step, around, spread = _pair(stride), _padding(padding), _pair(dilation)
+        batch_max = 1 << max(0, dims[0] - 1).bit_length()
+        plan = self._plan(
+            Plan.conv, act=act, batch_max=batch_max, size=dims[2:], stride=step, padding=around, dilation=spread, groups=groups,
+            channels=dims[1], input_nhwc=input_nhwc, output_nhwc=output_nhwc, quantize=quantize, **spec,
+        )  # fmt: skip
+        height = _covered(dims[2], around[0], around[1], self.kernel[0], step[0], spread[0])
+        width = _covered(dims[3], around[2], around[3], self.kernel[1], step[1], spread[1])
+        on_stream = _Stream(framework, x, self.backend, stream)
+        with on_stream:
+            result = on_stream.images((dims[0], self.n, height, width), spec["out"], output_nhwc) if out is None else out
+            if dims[0] > 0:
+                on_stream.run(plan, self._weight, x, result, operands, images=True)
+        return framework.finish(result) if out is None else out
+
+    def _check_place(self, where: tuple[str, int]) -> None:
         if where != self.device:
             raise InvalidArgument(f"x is on {_place(where)}, the weight on {_place(self.device)}; pack it there, or move x")
+
+    def _epilogue(
+        self, act: str, parts: dict[str, Array | None], bias: Array | bool | None, activation: str, clamp: tuple[float, float],
+        out_dtype: Any, out_scale: float, out_zero: int, out: Array | None,
+    ) -> tuple[dict[str, Any], dict[str, Array | None]]:  # fmt: skip
+        """What a plan is told of the epilogue, and what a run gets for it."""
         if out is None:
-            token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if codes else act
+            token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if act in ("s8", "e4m3") else act
         else:
             token = _arrays.framework(out).token(out)
             if out_dtype is not None and token != _arrays.token(out_dtype):
                 raise InvalidArgument(f"out is {token}, out_dtype says {_arrays.token(out_dtype)}")
-        if quantize is None:
-            quantize = self._act_of_codes(act, dims, a_scale, a_zero) if codes else self.act
-        parts = {"gate": gate, "residual": residual, "row_scale": row_scale, "col_scale": col_scale}
         operands = {name: part for name, part in parts.items() if part is not None}
-        spec: dict[str, Any] = dict.fromkeys(operands, True)
-        operands.update(a_scale=a_scale, a_zero=a_zero)
+        spec: dict[str, Any] = {"out": token, **dict.fromkeys(operands, True)}
         if bias is None or bias is True:
             spec["bias"] = self.has_bias
         elif bias is not False:
@@ -263,18 +393,7 @@ class PackedWeight:
             spec.update(activation=activation, clamp=clamp)
         if token == "s8":
             spec.update(out_scale=out_scale, out_zero=out_zero)
-        if kernel or not allow_reference:
-            spec.update(kernel=kernel, allow_reference=allow_reference)
-        m = _arrays.rows(dims)
-        on_stream = _Stream(framework, x, where[0], stream)
-        with on_stream:
-            result = on_stream.empty((*dims[:-1], self.n), token) if out is None else out
-            if m > 0:
-                plan = self.plan(act, m, out=token, quantize=quantize, **spec)
-                on_stream.run(plan, self._weight, x, result, operands)
-        return framework.finish(result) if out is None else out
-
-    __call__ = linear
+        return spec, operands
 
     def _act_of_codes(self, act: str, dims: tuple[int, ...], a_scale: Array | None, a_zero: Array | None) -> str:
         """How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups."""
@@ -330,6 +449,17 @@ class Linear:
 
     def __call__(self, x: Array, **more: Any) -> Array:
         return self.weight.linear(x, **{**self.epilogue, **more})
+
+
+class Conv:
+    """A layer: a packed weight with its geometry and epilogue fixed. Conv(w, padding=1)(x) is w.conv(x, padding=1)."""
+
+    def __init__(self, weight: PackedWeight | QuantTensor, **options: Any) -> None:
+        self.weight = weight if isinstance(weight, PackedWeight) else pack(weight)
+        self.options = options
+
+    def __call__(self, x: Array, **more: Any) -> Array:
+        return self.weight.conv(x, **{**self.options, **more})
 
 
 def quantize_activations(

@@ -106,6 +106,15 @@ class Numpy:
             dtype = numpy.dtype(_BITS[token_])  # bits are answered with bits
         return numpy.empty(shape, dtype)
 
+    def strides(self, x: Any) -> tuple[int, ...] | None:
+        """In elements; None of dense arrays."""
+        bytes_ = getattr(x, "strides", None)
+        return None if bytes_ is None else tuple(s // x.itemsize for s in bytes_)
+
+    def channels_second(self, images: Any) -> Any:
+        """[B,H,W,C] seen as [B,C,H,W]."""
+        return images.transpose(0, 3, 1, 2)
+
     def finish(self, array: Any) -> Any:
         """A result as the caller gets it."""
         return array
@@ -127,6 +136,12 @@ class Torch(Numpy):
         if device.type != "cuda":
             raise Unsupported(f"the tensor is on {device}; nibble has cpu and cuda")
         return "cuda", device.index
+
+    def strides(self, x: Any) -> tuple[int, ...] | None:
+        return tuple(x.stride())
+
+    def channels_second(self, images: Any) -> Any:
+        return images.permute(0, 3, 1, 2)
 
     def export(self, x: Any, stream: int | None) -> Any:
         if x.requires_grad:
@@ -207,6 +222,15 @@ def shape(x: Any) -> tuple[int, ...]:
     if dims is None:
         raise TypeError(f"{type(x).__qualname__} is no array")
     return tuple(dims)
+
+
+def channels_last(x: Any) -> bool:
+    """Whether images [B,C,H,W] lie as NHWC. Where both would do, as of one channel, they are NCHW."""
+    dims, strides = shape(x), framework(x).strides(x)
+    if strides is None or len(dims) != 4:
+        return False
+    apart = strides[3] if dims[3] > 1 else strides[2] if dims[2] > 1 else 1  # the pixels of a channel
+    return apart != 1 and (dims[1] == 1 or strides[1] == 1)
 
 
 def stream_handle(stream: Any) -> int:

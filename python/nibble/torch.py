@@ -7,6 +7,7 @@ The operators take a packed weight by number (`handle`), since weights are no te
 
     torch.ops.nibble.linear(x, weight, bias, activation, out_dtype) -> y[..., N]
     torch.ops.nibble.scaled_linear(codes, a_scale, a_zero, weight, bias, activation, out_dtype) -> y[..., N]
+    torch.ops.nibble.conv2d(x, weight, stride, padding, dilation, groups, bias, activation, out_dtype) -> y[B, Co, Oh, Ow]
     torch.ops.nibble.dequantize(weight, dtype, device) -> W[N, K]
     torch.ops.nibble.quantize_activations(x, scheme) -> (codes, scales, zeros)
 """
@@ -17,19 +18,20 @@ import itertools
 import math
 import re
 import weakref
-from typing import Any, Callable, Iterable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 import nibble
-from nibble import _core
-from nibble.errors import InvalidArgument, NotFound
+from nibble import _arrays, _core
+from nibble.errors import InvalidArgument, NotFound, Unsupported
 
 __all__ = [
-    "ColumnParallelLinear", "QuantLinear", "RowParallelLinear", "convert", "handle", "quantize_activations", "read_module",
+    "ColumnParallelLinear", "QuantConv2d", "QuantLinear", "RowParallelLinear", "convert", "handle", "quantize_activations", "read_module",
     "shard_inputs", "shard_outputs",
 ]  # fmt: skip
 
@@ -108,6 +110,61 @@ def _(
     return codes.new_empty((*codes.shape[:-1], _weight(weight).n), dtype=out_dtype)
 
 
+@torch.library.custom_op("nibble::conv2d", mutates_args=())
+def _conv2d(
+    x: Tensor,
+    weight: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+    bias: Optional[Tensor] = None,
+    activation: str = "none",
+    out_dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    """padding: top, bottom, left, right. The result is NHWC in memory where x is."""
+    return _weight(weight).conv(
+        x, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=bias, activation=activation, out_dtype=out_dtype
+    )
+
+
+@_conv2d.register_fake
+def _(
+    x: Tensor, weight: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int = 1,
+    bias: Any = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None,
+) -> Tensor:  # fmt: skip
+    w = _weight(weight)
+    b, _, h, width = x.shape
+    h = nibble._covered(h, padding[0], padding[1], w.kernel[0], stride[0], dilation[0])
+    width = nibble._covered(width, padding[2], padding[3], w.kernel[1], stride[1], dilation[1])
+    if _arrays.channels_last(x):
+        return x.new_empty((b, h, width, w.n), dtype=out_dtype or x.dtype).permute(0, 3, 1, 2)
+    return x.new_empty((b, w.n, h, width), dtype=out_dtype or x.dtype)
+
+
+def _keep_for_conv_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.weight, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, bias, ctx.activation, _ = inputs
+    ctx.x_shape, ctx.x_dtype, ctx.bias_dtype = x.shape, x.dtype, None if bias is None else bias.dtype
+
+
+def _conv_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    if ctx.activation != "none":
+        raise NotImplementedError(f"nibble::conv2d has no gradient through {ctx.activation}; apply it to the result instead")
+    packed = _weight(ctx.weight)
+    rows = torch.ops.nibble.dequantize(ctx.weight, gradient.dtype, gradient.device)
+    w = rows.unflatten(1, (*packed.kernel, -1)).permute(0, 3, 1, 2)
+    b, c, height, width = ctx.x_shape
+    top, bottom, left, right = ctx.padding
+    padded = (b, c, height + top + bottom, width + left + right)
+    x = conv2d_input(padded, w, gradient, tuple(ctx.stride), 0, tuple(ctx.dilation), ctx.groups)
+    bias = None if ctx.bias_dtype is None else gradient.sum((0, 2, 3)).to(ctx.bias_dtype)
+    x = x[:, :, top : top + height, left : left + width].to(ctx.x_dtype)
+    return x, None, None, None, None, None, bias, None, None
+
+
+_conv2d.register_autograd(_conv_backward, setup_context=_keep_for_conv_backward)
+
+
 @torch.library.custom_op("nibble::dequantize", mutates_args=())
 def _dequantize(weight: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     w = _weight(weight)
@@ -141,12 +198,8 @@ def _(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor]:
 # --- a layer --------------------------------------------------------------------------------------------------------------------
 
 
-class QuantLinear(nn.Module):
-    """y = act(x · Wᵀ + bias), with W quantized: what takes the place of a torch.nn.Linear.
-
-    weight: packed, or a QuantTensor, which is packed for `device`. act: how x is quantized while running, "s8r", ...; "" not at all.
-    The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients flow through to x.
-    """
+class _Quantized(nn.Module):
+    """A layer with a packed weight, which follows the module from device to device and into its state."""
 
     _where: Tensor
 
@@ -160,18 +213,12 @@ class QuantLinear(nn.Module):
 
     def _set(self, weight: nibble.PackedWeight) -> None:
         self.weight, self._handle = weight, handle(weight)
-        self.in_features, self.out_features = weight.k, weight.n
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
         if self._where.device.type in ("cpu", "cuda") and self._where.device.type != self.weight.backend:
             self._set(_pack(self.weight.unpack(), self.weight.act, self._where.device))
         return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or x.requires_grad:
-            return torch.ops.nibble.linear(x, self._handle, None, self.activation, None)
-        return self.weight.linear(x, activation=self.activation)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """W [N,K]."""
@@ -188,6 +235,66 @@ class QuantLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.weight)
+
+
+class QuantLinear(_Quantized):
+    """y = act(x · Wᵀ + bias), with W quantized: what takes the place of a torch.nn.Linear.
+
+    weight: packed, or a QuantTensor, which is packed for `device`. act: how x is quantized while running, "s8r", ...; "" not at all.
+    The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients flow through to x.
+    """
+
+    def _set(self, weight: nibble.PackedWeight) -> None:
+        super()._set(weight)
+        self.in_features, self.out_features = weight.k, weight.n
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or x.requires_grad:
+            return torch.ops.nibble.linear(x, self._handle, None, self.activation, None)
+        return self.weight.linear(x, activation=self.activation)
+
+
+class QuantConv2d(_Quantized):
+    """y = act(conv2d(x, W) + bias), with W quantized: what takes the place of a torch.nn.Conv2d.
+
+    weight: of nibble.quantize_conv. stride, padding (of zeros), dilation: as PackedWeight.conv takes them. The result is channels_last
+    in memory where x is. The rest is as in QuantLinear.
+    """
+
+    def __init__(
+        self, weight: nibble.PackedWeight | nibble.QuantTensor, *, stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1, groups: int = 1, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(weight, **options)
+        self.stride, self.padding, self.dilation = nibble._pair(stride), nibble._padding(padding), nibble._pair(dilation)
+        self.groups = groups
+
+    @classmethod
+    def from_float(cls, module: nn.Conv2d, scheme: str = "u4b8g128", **options: Any) -> QuantConv2d:
+        """Raises Unsupported for a padding_mode other than zeros, and what nibble.quantize_conv does."""
+        if module.padding_mode != "zeros":
+            raise Unsupported(
+                f"padding_mode is {module.padding_mode!r}; nibble pads with zeros: use torch.nn.functional.pad and no padding, or skip it"
+            )
+        q = _with_bias(nibble.quantize_conv(module.weight.detach().cpu(), scheme), module)
+        left, right, top, bottom = module._reversed_padding_repeated_twice  # whatever "same" comes to
+        return cls(
+            q, stride=module.stride, padding=(top, bottom, left, right), dilation=module.dilation, groups=module.groups, **options
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 3:
+            return self.forward(x.unsqueeze(0)).squeeze(0)
+        if torch.compiler.is_compiling() or x.requires_grad:
+            return torch.ops.nibble.conv2d(
+                x, self._handle, self.stride, self.padding, self.dilation, self.groups, None, self.activation, None
+            )
+        return self.weight.conv(
+            x, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups, activation=self.activation
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.weight}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, groups={self.groups}"
 
 
 def _pack(q: nibble.QuantTensor, act: str, device: torch.device) -> nibble.PackedWeight:
@@ -247,9 +354,18 @@ def _has_codes(module: nn.Module) -> bool:
 
 
 def _quantize(module: nn.Module, weight: Tensor, scheme: str) -> nibble.QuantTensor:
-    q = nibble.quantize(weight.detach().cpu().contiguous(), scheme)
+    return _with_bias(nibble.quantize(weight.detach().cpu().contiguous(), scheme), module)
+
+
+def _with_bias(q: nibble.QuantTensor, module: nn.Module) -> nibble.QuantTensor:
     bias = getattr(module, "bias", None)
     return q if bias is None else _replace(q, bias=bias.detach().cpu())
+
+
+def _divides(scheme: str, channels: int) -> bool:
+    """Whether groups of this many channels, if there are any, divide them evenly."""
+    group = re.search(r"g(\d+)$", scheme)
+    return group is None or channels % int(group[1]) == 0
 
 
 def convert(
@@ -259,11 +375,13 @@ def convert(
     skip: str | Callable[[str], bool] | None = _SKIP,
     config: Mapping[str, Any] | None = None,
     device: Any = None,
+    conv: bool = False,
 ) -> list[str]:
-    """Replaces the linear layers of `model` by QuantLinear, in place; returns their names.
+    """Replaces the linear layers of `model` by QuantLinear, with `conv` also every nn.Conv2d by QuantConv2d; in place; returns names.
 
     Quantized layers (AWQ, GPTQ, compressed-tensors, FP8: whatever nibble reads) keep their numbers; float ones are quantized to
-    `scheme`, "u4b8g128", or with activations "s8r_s8c"; its first part goes for all. A float layer whose K the groups do not divide is left.
+    `scheme`, "u4b8g128", or with activations "s8r_s8c"; its first part goes for all. A float layer whose K the groups do not divide is left;
+    of a convolution K is all that goes into an output, Kh·Kw·C/groups, and blocks of activations have to divide C/groups.
     skip: a regular expression searched in names, or a predicate; by default heads and embeddings. Raises what reading or quantizing a
     layer does, with its name; the layers before it are converted then. config: model.config's
     quantization_config unless given. device: where to run; by default where the layer is.
@@ -274,28 +392,35 @@ def convert(
     if config is not None and not isinstance(config, Mapping):
         config = config.to_dict()
     act, weight_scheme = _core.act_scheme(scheme) if "_" in scheme else "", scheme.rpartition("_")[2]
-    group = re.search(r"g(\d+)$", weight_scheme)
     converted = []
     for name, module in list(model.named_modules()):
-        if not name or skipped(name) or isinstance(module, QuantLinear) or next(module.children(), None) is not None:
+        if not name or skipped(name) or isinstance(module, _Quantized) or next(module.children(), None) is not None:
             continue
+        own = next(itertools.chain(module.parameters(), module.buffers()), None)
+        if own is None:
+            continue
+        options = {"act": act, "device": device or own.device}
         dense = _float_weight(module)
+        layer: nn.Module
         try:
             if dense is not None:
-                if group and dense.shape[1] % int(group[1]) != 0:
+                if not _divides(weight_scheme, dense.shape[1]):
                     continue
-                q = _quantize(module, dense, weight_scheme)
+                layer = QuantLinear(_quantize(module, dense, weight_scheme), **options)
+            elif conv and isinstance(module, nn.Conv2d):
+                if not _divides(weight_scheme, module.weight[0].numel()) or not _divides(act, module.weight.shape[1]):
+                    continue
+                layer = QuantConv2d.from_float(module, weight_scheme, **options)
             elif _has_codes(module):
-                q = read_module(module, config)
+                layer = QuantLinear(read_module(module, config), **options)
             else:
                 continue
         except NotFound:  # no layer of a format's
             continue
         except nibble.Error as problem:
             raise type(problem)(f"{name}: {problem}") from None
-        own = next(itertools.chain(module.parameters(), module.buffers()))
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, QuantLinear(q, act=act, device=device or own.device))
+        setattr(model.get_submodule(parent), child, layer)
         converted.append(name)
     return converted
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -13,6 +14,7 @@ namespace {
 
 using namespace nb::literals;
 using OptionalFloat = std::optional<float>;
+using Pair = std::pair<std::int64_t, std::int64_t>;  // of a height and a width
 
 // --- scheme names -------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ std::optional<NumpyArray> field(nb::handle self, const Tensor& t) {
 
 QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
                               OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
-                              std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit) {
+                              std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair kernel) {
   const auto optional_copy = [](nb::handle object, const char* what, bool floats) {
     if (object.is_none()) return Tensor();
     Input input(object, what);
@@ -188,6 +190,7 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   q.scale2 = scale2;
   if (static_acts) q.static_acts = StaticActs{static_acts->first, static_acts->second};
   q.act_limit = act_limit;
+  q.kernel = {kernel.first, kernel.second};
   check(q.validate());
   return q;
 }
@@ -203,15 +206,16 @@ void bind_tensors(nb::module_& m) {
           "__init__",
           [](QuantTensor* self, std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
              OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
-             std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit) {
+             std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair kernel) {
             new (self) QuantTensor(
-                make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts, act_limit));
+                make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts, act_limit, kernel));
           },
           "scheme"_a, "codes"_a, "scales"_a, "zeros"_a = nb::none(), nb::kw_only(), "scale2"_a = nb::none(),
           "g_idx"_a = nb::none(), "prescale"_a = nb::none(), "bias"_a = nb::none(), "static_acts"_a = nb::none(),
-          "act_limit"_a = nb::none(),
+          "act_limit"_a = nb::none(), "kernel"_a = Pair(1, 1),
           "Copies arrays of host memory: codes [N,K], one a byte; scales and zeros [rows, groups] as the scheme says; g_idx [K]; "
-          "prescale [K]; bias [N]. Raises InvalidArgument for what contradicts the scheme.")
+          "prescale [K]; bias [N]. kernel: (height, width) of a convolution, whose K is in the order kh, kw, channel. Raises "
+          "InvalidArgument for what contradicts the scheme.")
       .def_prop_ro(
           "scheme", [](const QuantTensor& q) { return q.scheme.name(); }, "\"u4zg128\"")
       .def_prop_ro(
@@ -258,6 +262,9 @@ void bind_tensors(nb::module_& m) {
           },
           "(scale, zero point) of all activations, or None.")
       .def_ro("act_limit", &QuantTensor::act_limit)
+      .def_prop_ro(
+          "kernel", [](const QuantTensor& q) { return Pair(q.kernel.h, q.kernel.w); },
+          "(height, width) of a convolution's; (1, 1) of linear layers.")
       .def_prop_ro("bits_per_weight", &QuantTensor::bits_per_weight, "Scales and all the rest included.")
       .def(
           "__eq__", [](const QuantTensor& a, const QuantTensor& b) { return a == b; }, nb::is_operator(),
@@ -386,12 +393,49 @@ Plan linear_plan(const PackedWeight& weight, std::string_view act, std::int64_t 
   return check(Plan::linear(weight, spec, {.kernel = kernel, .allow_reference = allow_reference}));
 }
 
+Plan conv_plan(const PackedWeight& weight, std::string_view act, std::int64_t batch_max, std::string_view out, Pair size,
+               Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation,
+               std::int64_t groups, std::int64_t channels, bool input_nhwc, bool output_nhwc, std::string_view quantize,
+               bool bias, std::string_view activation, std::pair<float, float> clamp, bool gate, bool residual, bool col_scale,
+               float out_scale, std::int32_t out_zero, const std::string& kernel, bool allow_reference) {
+  ConvSpec spec{.input = input_nhwc ? ImageLayout::nhwc : ImageLayout::nchw,
+                .output = output_nhwc ? ImageLayout::nhwc : ImageLayout::nchw,
+                .act = dtype_from(act),
+                .batch_max = batch_max,
+                .quantize = act_from(quantize)};
+  const auto [top, bottom, left, right] = padding;
+  spec.geometry = {.in_channels = channels,
+                   .out_channels = weight.n(),
+                   .height = size.first,
+                   .width = size.second,
+                   .kernel = weight.kernel(),
+                   .stride = {stride.first, stride.second},
+                   .padding = {.top = top, .bottom = bottom, .left = left, .right = right},
+                   .dilation = {dilation.first, dilation.second},
+                   .groups = groups};
+  spec.epilogue = {.col_scale = col_scale,
+                   .bias = bias,
+                   .activation = activation_from(activation),
+                   .clamp_low = clamp.first,
+                   .clamp_high = clamp.second,
+                   .gate = gate,
+                   .residual = residual,
+                   .out = dtype_from(out),
+                   .out_scale = out_scale,
+                   .out_zero = out_zero};
+  return check(Plan::conv(weight, spec, {.kernel = kernel, .allow_reference = allow_reference}));
+}
+
 void run_plan(const Plan& plan, const PackedWeight& weight, nb::handle x, nb::handle out, nb::handle a_scale, nb::handle a_zero,
               nb::handle row_scale, nb::handle col_scale, nb::handle bias, nb::handle gate, nb::handle residual,
-              nb::handle workspace, std::uintptr_t stream) {
+              nb::handle workspace, std::uintptr_t stream, bool images) {
   const Backend backend = weight.backend();
-  const Input a = Input(x, "x").floats().matrix().on(backend);
-  const Output d = Output(out, "out").floats().matrix().on(backend);
+  const auto shaped = [&](auto array) {  // images stay [B,C,H,W]
+    array = std::move(array).floats().on(backend);
+    return images ? std::move(array) : std::move(array).matrix();
+  };
+  const Input a = shaped(Input(x, "x"));
+  const Output d = shaped(Output(out, "out"));
   const Input scratch = Input(workspace, "workspace").vector().on(backend);
   Input act_scale =
       Input(a_scale, "a_scale").on(backend);  // of a tensor, of tokens however many dimensions they have, or of groups
@@ -401,8 +445,7 @@ void run_plan(const Plan& plan, const PackedWeight& weight, nb::handle x, nb::ha
   const Input rows = Input(row_scale, "row_scale").vector().on(backend),
               cols = Input(col_scale, "col_scale").vector().on(backend);
   const Input b = Input(bias, "bias").floats().on(backend);
-  const Input g = Input(gate, "gate").floats().matrix().on(backend),
-              r = Input(residual, "residual").floats().matrix().on(backend);
+  const Input g = shaped(Input(gate, "gate")), r = shaped(Input(residual, "residual"));
   for (const Input* operand : {&a, &scratch, static_cast<const Input*>(&act_scale), &act_zero, &rows, &cols, &b, &g, &r})
     operand->beside(d);
   const EpilogueArgs operands{.a_scale = act_scale.view,
@@ -433,6 +476,7 @@ void bind_plans(nb::module_& m) {
       .def_prop_ro("scheme", [](const PackedWeight& w) { return w.scheme().name(); })
       .def_prop_ro("n", &PackedWeight::n)
       .def_prop_ro("k", &PackedWeight::k)
+      .def_prop_ro("kernel", [](const PackedWeight& w) { return Pair(w.kernel().h, w.kernel().w); })
       .def_prop_ro("layout", &PackedWeight::layout)
       .def_prop_ro("backend", [](const PackedWeight& w) { return name(w.backend()); })
       .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.bytes().size(); })
@@ -446,6 +490,12 @@ void bind_plans(nb::module_& m) {
                   "bias"_a = false, "activation"_a = "none", "clamp"_a = std::pair(0.0f, 6.0f), "gate"_a = false,
                   "residual"_a = false, "row_scale"_a = false, "col_scale"_a = false, "out_scale"_a = 1.0f, "out_zero"_a = 0,
                   "kernel"_a = "", "allow_reference"_a = true, nb::call_guard<nb::gil_scoped_release>())
+      .def_static("conv", &conv_plan, "weight"_a, nb::kw_only(), "act"_a, "batch_max"_a, "out"_a, "size"_a, "stride"_a,
+                  "padding"_a, "dilation"_a, "groups"_a, "channels"_a, "input_nhwc"_a = false, "output_nhwc"_a = false,
+                  "quantize"_a = "", "bias"_a = false, "activation"_a = "none", "clamp"_a = std::pair(0.0f, 6.0f),
+                  "gate"_a = false, "residual"_a = false, "col_scale"_a = false, "out_scale"_a = 1.0f, "out_zero"_a = 0,
+                  "kernel"_a = "", "allow_reference"_a = true, nb::call_guard<nb::gil_scoped_release>(),
+                  "size: (height, width) of an image. padding: (top, bottom, left, right).")
       .def_static(
           "dequantize",
           [](const PackedWeight& weight, std::string_view out, bool transposed, const std::string& kernel) {
@@ -460,9 +510,9 @@ void bind_plans(nb::module_& m) {
       .def(
           "run", &run_plan, "weight"_a, "x"_a.none(), "out"_a, nb::kw_only(), "a_scale"_a = nb::none(), "a_zero"_a = nb::none(),
           "row_scale"_a = nb::none(), "col_scale"_a = nb::none(), "bias"_a = nb::none(), "gate"_a = nb::none(),
-          "residual"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = 0,
+          "residual"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = 0, "images"_a = false,
           "Runs on arrays that are all there already. Of a weight in device memory: enqueues on `stream`, a cudaStream_t, with a "
-          "workspace of workspace_bytes, and returns; the arrays must live until the stream is done.");
+          "workspace of workspace_bytes, and returns; the arrays must live until the stream is done. images: of a convolution.");
 }
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
@@ -477,7 +527,9 @@ PackedWeight pack_weight(const QuantTensor& q, std::string_view backend, std::st
   return check(pack(q, options));
 }
 
-QuantTensor quantize_weight(nb::handle w, std::string_view scheme, std::string_view scale, bool clip_search) {
+/// `how` is quantize or quantize_conv.
+QuantTensor quantize_weight(decltype(quantize)* how, nb::handle w, std::string_view scheme, std::string_view scale,
+                            bool clip_search) {
   const WeightScheme wanted = weight_scheme_from(scheme, dtype_from(scale));
   const Input input = Input(w, "w").floats().on(Backend::cpu);
   QuantizeSpec spec{.bits = bits(wanted.codes),
@@ -487,7 +539,7 @@ QuantTensor quantize_weight(nb::handle w, std::string_view scheme, std::string_v
                     .group = wanted.group};
   if (wanted.codes == DType::s8 || wanted.codes == DType::e4m3) spec.codes = wanted.codes;
   nb::gil_scoped_release release;
-  QuantTensor q = check(quantize(input.view, spec));
+  QuantTensor q = check(how(input.view, spec, nullptr));
   if (q.scheme != wanted)
     throw Failure(StatusCode::unsupported,
                   "floats are not quantized to " + wanted.name() + "; the nearest is " + q.scheme.name());
@@ -636,7 +688,13 @@ nb::dict roofline() {
 void bind_functions(nb::module_& m) {
   m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "act"_a = "", "layout"_a = "", "kernel"_a = "",
         "m_max"_a = std::int64_t{1} << 13);
-  m.def("quantize", &quantize_weight, "w"_a, nb::kw_only(), "scheme"_a, "scale"_a = "f16", "clip_search"_a = false);
+  for (const auto& [function, how] : {std::pair("quantize", &quantize), std::pair("quantize_conv", &quantize_conv)})
+    m.def(
+        function,
+        [how = how](nb::handle w, std::string_view scheme, std::string_view scale, bool clip_search) {
+          return quantize_weight(how, w, scheme, scale, clip_search);
+        },
+        "w"_a, nb::kw_only(), "scheme"_a, "scale"_a = "f16", "clip_search"_a = false);
   m.def(
       "quantization_error",
       [](nb::handle w, const QuantTensor& q) {

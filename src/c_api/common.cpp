@@ -148,6 +148,12 @@ Result<Backend> backend(nib_backend number) {
   return error(StatusCode::invalid_argument, "backend {} is neither NIB_CPU nor NIB_CUDA", number);
 }
 
+Result<ImageLayout> image_layout(std::string_view what, nib_image_layout number) {
+  if (number == NIB_NCHW) return ImageLayout::nchw;
+  if (number == NIB_NHWC) return ImageLayout::nhwc;
+  return error(StatusCode::invalid_argument, "{} is {}, neither NIB_NCHW nor NIB_NHWC", what, number);
+}
+
 Result<QuantizeSpec> quantize_spec(const nib_quantize_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_quantize_desc desc, read("nib_quantize_desc", given, true));
   NIBBLE_ASSIGN_OR_RETURN(const DType scale, dtype("nib_quantize_desc.scale", desc.scale, DType::f16));

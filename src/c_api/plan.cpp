@@ -50,6 +50,31 @@ Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   return spec;
 }
 
+Result<ConvSpec> conv_spec(const PackedWeight& weight, const nib_conv_desc* given) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_conv_desc desc, read("nib_conv_desc", given));
+  const auto or_one = [](std::int64_t value) { return value == 0 ? 1 : value; };
+  const Extent kernel = weight.kernel();
+  const std::int64_t groups = or_one(desc.groups);
+  ConvSpec spec;
+  // Where there cannot be so many groups, the geometry is refused whatever the channels.
+  spec.geometry = {.in_channels = weight.k() / (kernel.h * kernel.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
+                   .out_channels = weight.n(),
+                   .height = desc.height,
+                   .width = desc.width,
+                   .kernel = kernel,
+                   .stride = {or_one(desc.stride_height), or_one(desc.stride_width)},
+                   .padding = {desc.padding_top, desc.padding_bottom, desc.padding_left, desc.padding_right},
+                   .dilation = {or_one(desc.dilation_height), or_one(desc.dilation_width)},
+                   .groups = groups};
+  NIBBLE_ASSIGN_OR_RETURN(spec.input, image_layout("nib_conv_desc.input", desc.input));
+  NIBBLE_ASSIGN_OR_RETURN(spec.output, image_layout("nib_conv_desc.output", desc.output));
+  NIBBLE_ASSIGN_OR_RETURN(spec.act, dtype("nib_conv_desc.act", desc.act, DType::f32));
+  if (desc.batch_max != 0) spec.batch_max = desc.batch_max;
+  NIBBLE_ASSIGN_OR_RETURN(spec.epilogue, epilogue_spec(desc.epilogue));
+  NIBBLE_ASSIGN_OR_RETURN(spec.quantize, act_scheme(desc.quantize));
+  return spec;
+}
+
 Result<PlanOptions> plan_options(const nib_plan_options* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_plan_options desc, read("nib_plan_options", given, true));
   PlanOptions options;
@@ -200,6 +225,8 @@ nib_status nib_weight_get(const nib_weight* weight, nib_weight_info* info) {
     out.backend = w->backend() == Backend::cuda ? NIB_CUDA : NIB_CPU;
     out.has_bias = w->has_bias();
     out.act_order = w->act_order();
+    out.kernel_height = w->kernel().h;
+    out.kernel_width = w->kernel().w;
     return write("nib_weight_info", info, out);
   });
 }
@@ -213,6 +240,15 @@ nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc
     NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc));
     NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
     return Plan::linear(*packed, spec, chosen);
+  });
+}
+
+nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options, nib_plan** plan) {
+  return create(plan, [&]() -> Result<Plan> {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
+    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(*packed, desc));
+    NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
+    return Plan::conv(*packed, spec, chosen);
   });
 }
 

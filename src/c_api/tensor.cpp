@@ -72,6 +72,7 @@ Result<QuantTensor> make(const nib_qtensor_desc& desc) {
   q.scale2 = optional(desc.scale2);
   q.act_limit = optional(desc.act_limit);
   if (desc.act_scale != nullptr) q.static_acts = StaticActs{*desc.act_scale, desc.act_zero == nullptr ? 0 : *desc.act_zero};
+  q.kernel = {desc.kernel_height == 0 ? 1 : desc.kernel_height, desc.kernel_width == 0 ? 1 : desc.kernel_width};
   if (desc.act_scale == nullptr && desc.act_zero != nullptr)
     return error(StatusCode::invalid_argument, "act_zero goes with act_scale, which is NULL");
   NIBBLE_RETURN_IF_ERROR(q.validate());
@@ -94,7 +95,20 @@ nib_qtensor_desc describe(const NamedTensor& named) {
   out.act_limit = q.act_limit ? &*q.act_limit : nullptr;
   out.act_scale = q.static_acts ? &q.static_acts->scale : nullptr;
   out.act_zero = q.static_acts ? &q.static_acts->zero : nullptr;
+  out.kernel_height = q.kernel.h;
+  out.kernel_width = q.kernel.w;
   return out;
+}
+
+/// A float weight by one of the C++ interface's quantizers.
+nib_status quantized(decltype(quantize)* how, const nib_context* context, const nib_view* w, const nib_quantize_desc* desc,
+                     nib_qtensor** q) {
+  return create(q, [&]() -> Result<QuantTensor> {
+    NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(context));
+    NIBBLE_ASSIGN_OR_RETURN(const QuantizeSpec spec, quantize_spec(desc));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView v, view("w", w));
+    return how(v, spec, threads);
+  });
 }
 
 }  // namespace
@@ -135,12 +149,11 @@ nib_status nib_qtensor_decode(const nib_named_view* tensors, size_t count, const
 }
 
 nib_status nib_quantize(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc, nib_qtensor** q) {
-  return create(q, [&]() -> Result<QuantTensor> {
-    NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(context));
-    NIBBLE_ASSIGN_OR_RETURN(const QuantizeSpec spec, quantize_spec(desc));
-    NIBBLE_ASSIGN_OR_RETURN(const TensorView v, view("w", w));
-    return quantize(v, spec, threads);
-  });
+  return quantized(quantize, context, w, desc, q);
+}
+
+nib_status nib_quantize_conv(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc, nib_qtensor** q) {
+  return quantized(quantize_conv, context, w, desc, q);
 }
 
 nib_status nib_quantization_error(const nib_context* context, const nib_view* w, const nib_qtensor* q, nib_quant_error* error) {

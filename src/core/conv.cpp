@@ -21,6 +21,11 @@ std::int64_t ConvGeometry::out_width() const {
 }
 
 Status ConvGeometry::validate() const {
+  // Beyond these the arithmetic on sizes could overflow.
+  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+  for (const std::int64_t size : {in_channels, out_channels, height, width, kernel.h, kernel.w, stride.h, stride.w, padding.top,
+                                  padding.bottom, padding.left, padding.right, dilation.h, dilation.w, groups})
+    if (size > kLargest) return error(StatusCode::invalid_argument, "a convolution has a size of {}; {} at most", size, kLargest);
   const char* wrong = nullptr;
   if (in_channels < 1 || out_channels < 1 || height < 1 || width < 1)
     wrong = "sizes must be at least 1";

@@ -88,6 +88,19 @@ def test_linear(torch, rng, scheme, dtype):
         w.linear(x, bias=torch.randn(512))
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_conv(torch, rng, groups):
+    q = nibble.quantize_conv(rng.standard_normal((96, 64 // groups, 3, 3), dtype=np.float32), "u4b8c")
+    here, there = nibble.pack(q), nibble.pack(q, backend="cuda")
+    assert there.kernel == (3, 3) and there.unpack() == q
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 64, 12, 14).half().to(memory_format=memory_format)
+        options = {"stride": 2, "padding": (1, 1, 0, 2), "groups": groups, "activation": "relu", "out_dtype": "f32"}
+        y = there.conv(x.cuda(), **options)
+        assert y.is_cuda and y.is_contiguous(memory_format=memory_format)
+        assert distance(y.cpu(), here.conv(x, **options)) < 5e-3
+
+
 @pytest.mark.parametrize("scheme", ["s8r", "s8zr", "e4m3r", "e4m3g128"])
 def test_codes_are_those_of_the_cpu(torch, scheme):
     x = torch.randn(7, 1024)

@@ -175,3 +175,73 @@ def test_gptq_that_was_converted_to_v2_while_loading():
     theirs.qzero_format = lambda: 2
     config = json.loads(checkpoint.config)["quantization_config"]
     assert np.array_equal(nt.read_module(theirs, config).zeros, checkpoint.read(module).zeros)
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.block = nn.Sequential(nn.Conv2d(16, 32, (3, 2), stride=2, padding="valid", bias=False), nn.ReLU(),
+                                   nn.Conv2d(32, 32, (2, 3), padding="same", dilation=(3, 2), groups=4))  # fmt: skip
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.block(torch.relu(self.stem(x)))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("scheme, tolerance", [("u8b128c", 0.02), ("s8r_s8c", 0.04), ("u8b128g48", 0.02)])
+def test_convert_convolutions(scheme, tolerance):
+    model, x = Cnn().eval(), torch.randn(2, 3, 12, 14)
+    with torch.no_grad():
+        exact = model(x)
+        names = nt.convert(model, scheme, conv=True)
+        # 27 inputs of the stem and 32 of the head are not divided by 48.
+        assert names == (["block.0", "block.2"] if "g48" in scheme else ["stem", "block.0", "block.2", "head"])
+        assert distance(model(x), exact) < tolerance
+        assert distance(model(x.contiguous(memory_format=torch.channels_last)), exact) < tolerance
+        image = torch.randn(16, 12, 14)
+        assert torch.equal(model.block(image), model.block(image[None])[0])
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        other = Cnn().eval()
+        nt.convert(other, scheme, conv=True)
+        other.load_state_dict(torch.load(file))
+        assert torch.equal(other(x), model(x))
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
+        assert nt.convert(Cnn(), scheme) == names[-1:] * ("head" in names)
+
+
+def test_convolutions_that_are_refused():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))
+    with pytest.raises(nibble.Unsupported, match="^0: padding_mode is 'reflect'"):
+        nt.convert(model, "u8b128c", conv=True)
+    assert nt.convert(model, "u8b128c", conv=True, skip="^0$") == []
+
+
+@pytest.fixture
+def conv():
+    module = nn.Conv2d(8, 12, 3, stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)
+    return nt.QuantConv2d.from_float(module, "u8b128c")
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_convolution_operator(conv, memory_format):
+    x = torch.randn(2, 8, 7, 9).to(memory_format=memory_format)
+    w = conv.dequantize().unflatten(1, (3, 3, 4)).permute(0, 3, 1, 2)
+    bias = torch.tensor(conv.weight.unpack().bias)
+    exact = torch.nn.functional.conv2d(x, w, bias, (2, 1), (1, 2), (1, 2), 2)
+    y = conv(x)
+    assert distance(y, exact) < 1e-6 and y.is_contiguous(memory_format=memory_format)
+    arguments = (nt.handle(conv.weight), conv.stride, conv.padding, conv.dilation, conv.groups)
+    torch.library.opcheck(ops.conv2d, (x, *arguments))
+    torch.library.opcheck(ops.conv2d, (x.clone().requires_grad_(), *arguments, torch.randn(12)))
+    torch.library.opcheck(ops.conv2d, (x, *arguments, None, "silu", torch.float16))
+    compiled = torch.compile(nn.Sequential(conv, nn.ReLU()), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(x), torch.relu(y))
+        assert torch.equal(compiled(x[:1]), torch.relu(y[:1]))
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    conv(ours).pow(2).sum().backward()
+    torch.nn.functional.conv2d(theirs, w, bias, (2, 1), (1, 2), (1, 2), 2).pow(2).sum().backward()
+    assert distance(ours.grad, theirs.grad) < 1e-5

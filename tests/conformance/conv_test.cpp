@@ -34,8 +34,9 @@ class Dice {
   std::uint64_t seed_, next_ = 0;
 };
 
-/// Kernel 1…7, stride 1…3, dilation 1…3, padding up to the kernel's size, odd sizes, groups, depthwise.
-ConvGeometry random_geometry(std::uint64_t seed) {
+/// Kernel 1…7, stride 1…3, dilation 1…3, padding up to the kernel's size, odd sizes, groups, depthwise. A kernel for sm_90 asks for one
+/// group, and channels that are a multiple of 64.
+ConvGeometry random_geometry(const Kernel& kernel, std::uint64_t seed) {
   for (std::uint64_t attempt = 0;; ++attempt) {
     Dice dice(seed * 1000 + attempt);
     ConvGeometry g;
@@ -50,6 +51,10 @@ ConvGeometry random_geometry(std::uint64_t seed) {
     g.stride = {dice.in(1, 3), dice.in(1, 3)};
     g.dilation = {dice.in(1, 3), dice.in(1, 3)};
     g.padding = {dice.in(0, g.kernel.h), dice.in(0, g.kernel.h), dice.in(0, g.kernel.w), dice.in(0, g.kernel.w)};
+    if (kernel.isa == Isa::sm90) {
+      g.groups = 1;
+      g.in_channels = 64 * dice.in(1, 2);
+    }
     if (g.validate().ok()) return g;
   }
 }
@@ -175,6 +180,7 @@ Problem problem_for(const Kernel& kernel, const QuantTensor& q, const ConvSpec& 
           .scheme = q.scheme,
           .zero_type = q.zeros.dtype,
           .layout = kernel.layout,
+          .memory = kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu,
           .act = spec.act,
           .epilogue = spec.epilogue,
           .quantize = spec.quantize,
@@ -232,7 +238,9 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
   std::vector<ConvSpec> list;
   for (const ActScheme& act : acts) {
     ConvSpec spec{.geometry = g, .quantize = act};
-    spec.act = kernel.act == "bf16" ? DType::bf16 : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+    spec.act = kernel.act == "bf16"  ? DType::bf16
+               : kernel.act == "f16" ? DType::f16
+                                     : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
     list.push_back(spec);
     if (act.codes == DType::s8 && act.group == GroupShape::tensor()) {
       spec.act = DType::s8;
@@ -251,7 +259,7 @@ TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
       {.col_scale = true, .activation = Activation::silu, .gate = true, .residual = true, .out = DType::f32}};
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    const ConvGeometry g = random_geometry(seed);
+    const ConvGeometry g = random_geometry(kernel, seed);
     const QuantTensor plain = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
     for (const ConvSpec& way : ways(kernel, g, seed)) {
       Case c{.spec = way, .batch = 1 + static_cast<std::int64_t>(seed % 3), .more = seed % 4 == 0 ? 3 : 0, .seed = seed};
@@ -338,7 +346,7 @@ TEST_P(ConvConformance, W8A8IsExact) {
       {.col_scale = true, .bias = true, .activation = Activation::relu, .gate = true, .residual = true, .out = DType::bf16}};
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
-    const ConvGeometry g = random_geometry(seed + 500);
+    const ConvGeometry g = random_geometry(kernel, seed + 500);
     const auto weights = testing::whole_row_schemes();
     const WeightScheme& scheme = weights[seed % weights.size()];
     for (GroupShape group : {GroupShape::tensor(), GroupShape::channel()})
@@ -382,7 +390,7 @@ TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
   const Kernel& kernel = *GetParam();
   int compared = 0;
   for (std::int64_t depthwise : {0, 1}) {
-    ConvGeometry g{.in_channels = 24,
+    ConvGeometry g{.in_channels = kernel.isa == Isa::sm90 ? 64 : 24,
                    .out_channels = 48,
                    .height = 17,
                    .width = 300,

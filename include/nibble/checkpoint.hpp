@@ -42,6 +42,7 @@ struct Module {
   std::string name;               // "model.layers.0.mlp.down_proj"
   std::string format;             // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
   std::int64_t n = 0, k = 0;      // W is [N,K]
+  std::optional<Extent> kernel;   // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
   WeightScheme scheme;            // as detected; dense: codes is the float type
   std::optional<Scheme> claimed;  // as config.json says, when it does
   bool act_order = false;
@@ -62,7 +63,8 @@ class Checkpoint {
 
   const std::filesystem::path& path() const;
   std::span<const TensorInfo> tensors() const;
-  /// Linear layers, quantized or dense, in file order. 2-D float tensors called *.weight count as dense modules.
+  /// Linear layers and convolutions, quantized or dense, in file order. Float tensors of 2 and of 4 dimensions called *.weight count
+  /// as dense modules.
   std::span<const Module> modules() const;
   /// Findings about the whole checkpoint: config contradictions, unknown quant_method, ...
   std::span<const Note> notes() const;
@@ -137,6 +139,8 @@ struct QuantizeCheckpointSpec {
   /// SmoothQuant's α, from 0 (nothing moves from activations to weights) to 1; needs the calibration. Norms of Llama-like models
   /// absorb the factors, which every loader of the format understands; other layers stay as they are, and a note says so.
   std::optional<double> smooth = {};
+  bool convs =
+      false;  // also convolutions, of weights [Co,Ci/groups,Kh,Kw]: formats of compressed-tensors hold them, few loaders do
   /// Modules to leave alone, as an ECMAScript regular expression that is searched in their names. Empty: none.
   std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";
 };
@@ -149,7 +153,7 @@ Result<TransformReport> quantize_checkpoint(const std::filesystem::path& in, con
 /// Re-encodes every quantized module in `format`, without loss or not at all.
 Result<TransformReport> convert_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out,
                                            std::string_view format, const TransformOptions& options = {});
-/// Replaces every quantized module by NAME.weight [N,K]; dtype f32, f16 or bf16.
+/// Replaces every quantized module by NAME.weight, [N,K] or a convolution's [Co,Ci/groups,Kh,Kw]; dtype f32, f16 or bf16.
 Result<TransformReport> dequantize_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out, DType dtype,
                                               const TransformOptions& options = {});
 

@@ -5,7 +5,8 @@
 //   weight_zero_point  s32  [⌈N·b/32⌉, G]  column g is the stream of z + 2^(b−1); absent when symmetric; s8 like the scales when
 //                                          per tensor
 //   weight_g_idx       s32  [K]            act-order; −1 means never set
-//   weight_shape       s64  [2]            N, K (s32 in old files)
+//   weight_shape       s64  [2]            N, K (s32 in old files); of a convolution [4]: Co, Ci/groups, Kh, Kw, rows are K = Kh·Kw·Ci/groups
+//                                          long and in that order, input channels of a kernel element side by side
 //   input_scale, ...                       see activations.hpp
 //   bias               f16  [N]            optional
 //
@@ -40,19 +41,28 @@ struct Analysis {
 };
 
 Status read_shape(const ModuleTensors& tensors, Module& m) {
-  NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_shape", {DType::s64, DType::s32}, {2}));
-  const ConstTensorView& view = *tensors.find("weight_shape");
-  std::int64_t dims[2] = {};
+  const ConstTensorView* shape = tensors.find("weight_shape");
+  const bool conv = shape != nullptr && shape->rank == 1 && shape->dim(0) == 4;
+  NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_shape", {DType::s64, DType::s32}, {conv ? 4 : 2}));
+  const ConstTensorView& view = *shape;
+  const std::size_t count = conv ? 4 : 2;
+  std::int64_t dims[4] = {};
   if (view.dtype == DType::s64) {
-    std::memcpy(dims, view.data, sizeof dims);
+    std::memcpy(dims, view.data, count * sizeof dims[0]);
   } else {
-    std::int32_t narrow[2];
-    std::memcpy(narrow, view.data, sizeof narrow);
-    std::copy(narrow, narrow + 2, dims);
+    std::int32_t narrow[4] = {};
+    std::memcpy(narrow, view.data, count * sizeof narrow[0]);
+    std::copy(narrow, narrow + count, dims);
   }
   m.n = dims[0];
   m.k = dims[1];
-  return check_dimensions(tensors, m.n, m.k);
+  if (!conv) return check_dimensions(tensors, m.n, m.k);
+  m.kernel = Extent{dims[2], dims[3]};
+  // One factor at a time: each product of two numbers that were checked fits.
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.kernel->h, m.kernel->w));
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k *= m.kernel->h));
+  return check_dimensions(tensors, m.n, m.k *= m.kernel->w);
 }
 
 /// The layout that explains the shapes; the config decides between several, and dense is more likely than padded.
@@ -178,6 +188,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.scheme = a.module.scheme;
   q.n = a.module.n;
   q.k = a.module.k;
+  q.kernel = a.module.kernel.value_or(Extent{});
   NIBBLE_RETURN_IF_ERROR(read_g_idx(tensors, q, notes));
   NIBBLE_RETURN_IF_ERROR(read_zeros(tensors, a.fit.bits, a.fit.packing, q));
   q.codes = unpack_rows(bytes_of(*tensors.find("weight_packed")), a.fit.packing, a.fit.bits, q.n, q.k);
@@ -187,7 +198,13 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   return q;
 }
 
-Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
+Tensor shape_tensor(std::initializer_list<std::int64_t> dims) {
+  Tensor shape(DType::s64, {static_cast<std::int64_t>(dims.size())});
+  std::ranges::copy(dims, shape.as<std::int64_t>());
+  return shape;
+}
+
+Result<std::vector<EncodedTensor>> encode(const QuantTensor& q, const ActScheme& act, Tensor weight_shape) {
   NIBBLE_RETURN_IF_ERROR(check_ct_writable("compressed-tensors", q, act));
   const auto refuse = [&](std::string_view why) {
     return error(StatusCode::unsupported, "compressed-tensors cannot hold {} [{},{}]: {}", q.scheme.name(), q.n, q.k, why);
@@ -212,13 +229,18 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& 
     std::memcpy(g_idx.bytes.data(), q.g_idx.data(), g_idx.bytes.size());
     out.push_back({"weight_g_idx", std::move(g_idx)});
   }
-  Tensor shape(DType::s64, {2});
-  shape.as<std::int64_t>()[0] = q.n;
-  shape.as<std::int64_t>()[1] = q.k;
-  out.push_back({"weight_shape", std::move(shape)});
+  out.push_back({"weight_shape", std::move(weight_shape)});
   encode_activations(q, act, out);
   if (!q.bias.empty()) out.push_back({"bias", q.bias});
   return out;
+}
+
+Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
+  return encode(q, act, shape_tensor({q.n, q.k}));
+}
+
+Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActScheme& act) {
+  return encode(q, act, shape_tensor({q.n, q.k / (q.kernel.h * q.kernel.w), q.kernel.h, q.kernel.w}));
 }
 
 Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
@@ -235,6 +257,7 @@ const Format kCompressedTensors{"compressed-tensors",
                                 detect,
                                 read,
                                 write,
-                                write_config};
+                                write_config,
+                                write_conv};
 
 }  // namespace nibble::codec

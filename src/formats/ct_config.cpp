@@ -143,6 +143,7 @@ Json ct_config(std::string_view format, const std::vector<WrittenModule>& module
     std::vector<std::string> names;
   };
   std::vector<Kind> kinds;
+  bool linears = false, convs = false;
   for (const WrittenModule& module : modules) {
     auto kind = std::ranges::find_if(kinds, [&](const Kind& k) {
       return k.first->scheme.name() == module.scheme.name() && k.first->act_order == module.act_order &&
@@ -150,11 +151,15 @@ Json ct_config(std::string_view format, const std::vector<WrittenModule>& module
     });
     if (kind == kinds.end()) kind = kinds.insert(kind, {&module, {}});
     kind->names.push_back(module.name);
+    (module.conv ? convs : linears) = true;
   }
+  Json types = Json::array();
+  if (linears || !convs) types.push_back("Linear");
+  if (convs) types.push_back("Conv2d");
   Json groups = Json::object();
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     const WrittenModule& first = *kinds[i].first;
-    groups[fmt::format("group_{}", i)] = {{"targets", kinds.size() == 1 ? Json::array({"Linear"}) : Json(kinds[i].names)},
+    groups[fmt::format("group_{}", i)] = {{"targets", kinds.size() == 1 ? types : Json(kinds[i].names)},
                                           {"weights", weight_args(first.scheme, first.act_order)},
                                           {"input_activations", act_args(first.act)},
                                           {"output_activations", Json()}};

@@ -48,6 +48,7 @@ struct WrittenModule {
   WeightScheme scheme;
   bool act_order = false;
   ActScheme act = {};
+  bool conv = false;
 };
 
 struct Format {
@@ -75,6 +76,9 @@ struct Format {
   /// The `quantization_config` of a checkpoint with these modules. Null unless can_write.
   Result<nlohmann::json> (*write_config)(const std::vector<WrittenModule>& modules,
                                          const std::vector<std::string>& not_quantized);
+
+  /// The same for a convolution, be its kernel one element. Null where the format has none.
+  Result<std::vector<EncodedTensor>> (*encode_conv)(const QuantTensor& q, const ActScheme& act) = nullptr;
 
   Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act = {}) const { return encode(q, act); }
 };

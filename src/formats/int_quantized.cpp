@@ -1,7 +1,7 @@
 // compressed-tensors "int-quantized" (and naive-quantized, ModelOpt W8A16 and W8A8): one signed byte a weight.
 //
-//   weight             s8   [N,K]
-//   weight_scale       f16  [N,G], [N,1], [N] or [1]; or bf16, f32
+//   weight             s8   [N,K], or of a convolution [Co,Ci/groups,Kh,Kw]
+//   weight_scale       f16  [N,G], [N,1], [N] or [1]; or bf16, f32; of a convolution [Co,1,1,1] or [1]
 //   weight_zero_point  s8   like the scales; absent when symmetric
 //   input_scale, input_zero_point, pre_quant_scale    see activations.hpp
 //   bias               f16  [N]  optional
@@ -24,18 +24,57 @@ constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt"};
 constexpr std::string_view kSuffixes[] = {
     "weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "pre_quant_scale", "bias"};
 
+/// Scales of groups would have to say in which order a kernel's weights are counted, so there are none.
+Result<GroupShape> conv_scale_group(const ModuleTensors& tensors, std::int64_t n) {
+  const ConstTensorView& scale = *tensors.find("weight_scale");
+  for (const auto& shape : {std::vector<std::int64_t>{n, 1, 1, 1}, {n, 1}, {n}}) {
+    const bool same = scale.rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), scale.shape.begin());
+    if (same && one_of(scale.dtype, kFloats) && (n > 1 || scale.rank == 4)) return GroupShape::channel();
+  }
+  if (expect_scalar(tensors, "weight_scale", kFloats).ok()) return GroupShape::tensor();
+  return error(StatusCode::corrupt_data, "{}.weight_scale is {}, expected a float [{},1,1,1] or [1] beside the weight {}",
+               tensors.module, describe(scale), n, describe(*tensors.find("weight")));
+}
+
+/// Codes of rows in the order kh, kw, ci, as [Co,Ci/groups,Kh,Kw]; or back.
+std::vector<std::uint8_t> reordered(std::span<const std::uint8_t> codes, std::int64_t k, Extent kernel, bool back) {
+  const std::int64_t elements = kernel.h * kernel.w, channels = k / elements;
+  std::vector<std::uint8_t> out(codes.size());
+  for (std::size_t row = 0; row < codes.size(); row += static_cast<std::size_t>(k))
+    for (std::int64_t e = 0; e < elements; ++e)
+      for (std::int64_t c = 0; c < channels; ++c) {
+        const std::size_t at = row + static_cast<std::size_t>(e * channels + c),
+                          oihw = row + static_cast<std::size_t>(c * elements + e);
+        out[back ? at : oihw] = codes[back ? oihw : at];
+      }
+  return out;
+}
+
 Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) {
   Module m;
   m.format = "int-quantized";
   NIBBLE_RETURN_IF_ERROR(refuse_online_transforms(tensors, config));
-  NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight", {DType::s8}, {-1, -1}));
-  m.n = tensors.find("weight")->dim(0);
-  m.k = tensors.find("weight")->dim(1);
+  const ConstTensorView& weight = *tensors.find("weight");
+  const bool conv = weight.rank == 4;
+  if (conv)
+    NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight", {DType::s8}, {-1, -1, -1, -1}));
+  else
+    NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight", {DType::s8}, {-1, -1}));
+  m.n = weight.dim(0);
+  m.k = weight.dim(1);
+  if (conv) {
+    m.kernel = Extent{weight.dim(2), weight.dim(3)};
+    m.k *= m.kernel->h * m.kernel->w;  // all of them lie in the file
+  }
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
   const auto entries = ct_groups(config, CtType::integer);
   const ConstTensorView* scale = tensors.find("weight_scale");
-  NIBBLE_ASSIGN_OR_RETURN(m.scheme.group,
-                          infer_scale_group(tensors, "weight_scale", m.n, m.k, ct_group_size(entries, m.k, scale), config));
+  if (conv) {
+    NIBBLE_ASSIGN_OR_RETURN(m.scheme.group, conv_scale_group(tensors, m.n));
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(m.scheme.group,
+                            infer_scale_group(tensors, "weight_scale", m.n, m.k, ct_group_size(entries, m.k, scale), config));
+  }
   const ConstTensorView* zeros = tensors.find("weight_zero_point");
   if (zeros != nullptr && (zeros->dtype != DType::s8 || zeros->rank != scale->rank || zeros->shape != scale->shape))
     return error(StatusCode::corrupt_data, "{}.weight_zero_point is {}, expected s8 in the shape of weight_scale {}",
@@ -65,6 +104,10 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.n = m.n;
   q.k = m.k;
   q.codes = copy_bytes(*tensors.find("weight"), m.n * m.k);
+  if (m.kernel) {
+    q.kernel = *m.kernel;
+    q.codes = reordered(q.codes, q.k, q.kernel, true);
+  }
   const std::int64_t rows = m.scheme.group.rows(m.n);
   q.scales = copy_as(*tensors.find("weight_scale"), {rows, q.groups()});
   if (const ConstTensorView* zeros = tensors.find("weight_zero_point")) q.zeros = copy_as(*zeros, {rows, q.groups()});
@@ -88,6 +131,26 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& 
   return out;
 }
 
+Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActScheme& act) {
+  if (q.scheme.group.k != 0)
+    return error(
+        StatusCode::unsupported,
+        "int-quantized cannot hold a convolution of {}: its scales are per tensor or channel; compressed-tensors has groups",
+        q.scheme.name());
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<EncodedTensor> out, write(q, act));
+  const std::int64_t elements = q.kernel.h * q.kernel.w;
+  for (EncodedTensor& part : out) {
+    if (part.suffix == "weight") {
+      const auto codes = reordered(q.codes, q.k, q.kernel, false);
+      std::memcpy(part.tensor.bytes.data(), codes.data(), codes.size());
+      part.tensor.shape = {q.n, q.k / elements, q.kernel.h, q.kernel.w};
+    } else if ((part.suffix == "weight_scale" || part.suffix == "weight_zero_point") && q.scheme.group == GroupShape::channel()) {
+      part.tensor.shape = {q.n, 1, 1, 1};  // which multiplies the weight as it is
+    }
+  }
+  return out;
+}
+
 Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
   return ct_config("int-quantized", modules, not_quantized);
 }
@@ -102,6 +165,7 @@ const Format kIntQuantized{"int-quantized",
                            detect,
                            read,
                            write,
-                           write_config};
+                           write_config,
+                           write_conv};
 
 }  // namespace nibble::codec

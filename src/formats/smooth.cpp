@@ -82,16 +82,18 @@ Result<std::optional<std::vector<float>>> Calibration::absmax(const Module& modu
     if (it == file_->tensor_index.end()) continue;
     const ConstTensorView view = file_->view(it->second);
     const int rank = suffix == std::string_view("input") ? 2 : 1;
-    if (!is_compute_float(view.dtype) || view.rank != rank || view.dim(0) < 1 || view.dim(rank - 1) != module.k)
+    const bool fits = is_compute_float(view.dtype) && view.rank == rank && view.dim(0) >= 1 && view.dim(rank - 1) >= 1;
+    const std::int64_t k = module.kernel && fits ? view.dim(rank - 1) : module.k;  // a convolution's groups are not known here
+    if (!fits || view.dim(rank - 1) != k)
       return error(StatusCode::corrupt_data, "{}: {} is {}; expected f32, f16 or bf16 [{}{}], K={} of the module",
                    file_->path.string(), printable(name), codec::describe(view), rank == 2 ? "tokens," : "", module.k, module.k);
     const Tensor values = stored(*file_, it->second);
     for (std::int64_t i = 0; i < values.numel(); ++i)
       if (!std::isfinite(values.at(i)))
         return error(StatusCode::corrupt_data, "{}: {} has {} at [{},{}]; calibrate again", file_->path.string(), printable(name),
-                     values.at(i), i / module.k, i % module.k);
-    std::optional<std::vector<float>> found(std::in_place, static_cast<std::size_t>(module.k), 0.0f);
-    raise_to_absmax(values, module.k, *found);
+                     values.at(i), i / k, i % k);
+    std::optional<std::vector<float>> found(std::in_place, static_cast<std::size_t>(k), 0.0f);
+    raise_to_absmax(values, k, *found);
     return found;
   }
   return std::optional<std::vector<float>>();

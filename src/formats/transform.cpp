@@ -154,7 +154,7 @@ Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, T
       for (const codec::EncodedTensor& part : rewritten.tensors)
         NIBBLE_RETURN_IF_ERROR(
             output.add(join_name(module->name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
-      written.push_back({module->name, rewritten.scheme, rewritten.act_order, rewritten.act});
+      written.push_back({module->name, rewritten.scheme, rewritten.act_order, rewritten.act, module->kernel.has_value()});
       report.modules.push_back(std::move(rewritten.row));
     }
   }
@@ -211,7 +211,11 @@ Status nothing_to_do(const fs::path& path, std::string_view what) {
 }
 
 Result<Rewritten> encode(const codec::Format& format, const Module& module, const QuantTensor& q, const ActScheme& act) {
-  auto tensors = format.write(q, act);
+  if (module.kernel && format.encode_conv == nullptr)
+    return error(StatusCode::unsupported,
+                 "module {} is a convolution, which {} cannot hold; compressed-tensors and int-quantized can", module.name,
+                 format.name);
+  auto tensors = module.kernel ? format.encode_conv(q, act) : format.write(q, act);
   if (!tensors.ok()) return tensors.status().with_context(module.name);
   return Rewritten{
       std::move(tensors).value(), q.scheme, !q.g_idx.empty(), {module.name, Scheme{q.scheme, act}.name(), std::nullopt}, act};
@@ -223,6 +227,32 @@ ActScheme activations_of(const Module& module, const QuantTensor& q) {
   if (!q.static_acts) return {};
   return {q.scheme.codes == DType::e4m3 ? DType::e4m3 : DType::s8, GroupShape::tensor(),
           q.static_acts->zero == 0 ? ZeroKind::none : ZeroKind::integer};
+}
+
+/// Rows in the order kh, kw, ci as [Co,Ci/groups,Kh,Kw].
+Tensor as_oihw(const Tensor& rows, Extent kernel) {
+  const std::int64_t elements = kernel.h * kernel.w, k = rows.shape[1], channels = k / elements;
+  const auto width = static_cast<std::size_t>(bits(rows.dtype) / 8);
+  Tensor out(rows.dtype, {rows.shape[0], channels, kernel.h, kernel.w});
+  std::byte* to = out.bytes.data();
+  for (std::int64_t n = 0; n < rows.shape[0]; ++n)
+    for (std::int64_t c = 0; c < channels; ++c)
+      for (std::int64_t e = 0; e < elements; ++e, to += width)
+        std::memcpy(to, rows.bytes.data() + static_cast<std::size_t>(n * k + e * channels + c) * width, width);
+  return out;
+}
+
+/// The inverse, of a stored tensor.
+Tensor as_rows(const Tensor& w) {
+  const std::int64_t elements = w.shape[2] * w.shape[3], channels = w.shape[1];
+  const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
+  Tensor out(w.dtype, {w.shape[0], elements * channels});
+  std::byte* to = out.bytes.data();
+  for (std::int64_t n = 0; n < w.shape[0]; ++n)
+    for (std::int64_t e = 0; e < elements; ++e)
+      for (std::int64_t c = 0; c < channels; ++c, to += width)
+        std::memcpy(to, w.bytes.data() + static_cast<std::size_t>((n * channels + c) * elements + e) * width, width);
+  return out;
 }
 
 /// Scales that include those of the layer's input and output mean nothing in another model.
@@ -310,6 +340,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     if (module.quantized())
       return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
                    in_path.string(), module.name, module.scheme.name());
+    if (module.kernel && !spec.convs) continue;
     if (!is_compute_float(module.scheme.codes) || (skip && std::regex_search(module.name, *skip))) continue;
     if (const GroupShape shape = spec.quantize.shape(); shape.n == 1 && shape.k > 0 && module.k % shape.k != 0)
       return error(StatusCode::invalid_argument,
@@ -336,11 +367,13 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
     const auto factors = smoothing.factors.find(module.name);
     const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
-    const Tensor original = copy(*in, join_name(module.name, "weight"));
+    Tensor original = copy(*in, join_name(module.name, "weight"));
+    if (module.kernel) original = as_rows(original);
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
     Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), spec.quantize, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
+    q->kernel = module.kernel.value_or(Extent{});
     if (module.has_bias) q->bias = copy(*in, join_name(module.name, "bias"));
     if (is_static) {
       std::optional<std::vector<float>> absmax;
@@ -399,7 +432,7 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
     Result<Tensor> weight = options.dequantize ? options.dequantize(q, dtype) : dequantize(q, dtype, executor);
     if (!weight.ok()) return weight.status().with_context(module.name);
     Rewritten rewritten{{}, q.scheme, false, {module.name, std::string(name(dtype)), std::nullopt}};
-    rewritten.tensors.push_back({"weight", *std::move(weight)});
+    rewritten.tensors.push_back({"weight", module.kernel ? as_oihw(*weight, *module.kernel) : *std::move(weight)});
     if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
     return rewritten;
   };

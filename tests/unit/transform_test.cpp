@@ -74,6 +74,92 @@ Checkpoint open(const fs::path& path) {
   return *checkpoint;
 }
 
+/// A 3×3, a depthwise and a pointwise convolution, and a linear layer.
+void write_conv_model(const fs::path& directory) {
+  write(directory / "model.safetensors", {source("stem.weight", random_tensor(DType::f32, {12, 16, 3, 3}, 1)),
+                                          source("stem.bias", random_tensor(DType::f32, {12}, 2)),
+                                          source("depthwise.weight", random_tensor(DType::f32, {16, 1, 3, 2}, 3)),
+                                          source("pointwise.weight", random_tensor(DType::f32, {8, 16, 1, 1}, 4)),
+                                          source("head.weight", random_tensor(DType::f32, {8, 32}, 5))});
+  write_text(directory / "config.json", "{}");
+}
+
+TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
+  const Scratch scratch;
+  write_conv_model(scratch / "in");
+  const Checkpoint in = open(scratch / "in");
+  EXPECT_EQ(in.find_module("stem")->kernel, (Extent{3, 3}));
+  EXPECT_EQ(in.find_module("stem")->k, 144);
+  EXPECT_EQ(in.find_module("head")->kernel, std::nullopt);
+
+  QuantizeCheckpointSpec spec = groups_of_16();
+  ASSERT_EQ(quantize_checkpoint(scratch / "in", scratch / "linear", spec)->modules.size(), 1u) << "only the linear layer";
+  spec.convs = true;
+  EXPECT_EQ(quantize_checkpoint(scratch / "in", scratch / "none", spec).status().code(), StatusCode::invalid_argument)
+      << "depthwise rows are 6 long";
+  spec.skip = "depthwise";
+  for (const bool whole_rows : {false, true}) {
+    if (whole_rows) {
+      spec.format = "int-quantized";
+      spec.quantize.codes = DType::s8;
+      spec.quantize.group_size = 0;
+      spec.quantize.scale = DType::f32;
+      spec.skip = "";
+    }
+    const auto report = quantize_checkpoint(scratch / "in", scratch / spec.format, spec);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_EQ(report->modules.size(), whole_rows ? 4u : 3u);
+    for (const TransformedModule& module : report->modules) EXPECT_GT(module.error->sqnr_db, 15) << module.name;
+
+    const Checkpoint out = open(scratch / spec.format);
+    EXPECT_TRUE(out.notes().empty());
+    const auto config = nlohmann::json::parse(out.config());
+    const auto& targets = config["quantization_config"]["config_groups"]["group_0"]["targets"];
+    EXPECT_EQ(targets, (std::vector<std::string>{"Linear", "Conv2d"}));
+    for (const char* name : {"stem", "pointwise", "depthwise"}) {
+      const Module* module = out.find_module(name);
+      ASSERT_NE(module, nullptr) << name;
+      EXPECT_EQ(module->kernel, in.find_module(name)->kernel);
+      EXPECT_TRUE(module->notes.empty()) << module->notes.front().text;
+      if (!module->quantized()) continue;
+      const auto q = out.read(*module);
+      ASSERT_TRUE(q.ok()) << q.status().message();
+      const TensorInfo& w = *in.find_tensor(std::string(name) + ".weight");
+      auto expected = quantize_conv(in.view(w), spec.quantize);
+      ASSERT_TRUE(expected.ok());
+      if (module->has_bias) expected->bias = q->bias;
+      EXPECT_TRUE(*q == *expected) << name;
+    }
+    if (whole_rows) {
+      EXPECT_EQ(out.find_tensor("stem.weight")->shape, (std::vector<std::int64_t>{12, 16, 3, 3}));
+      EXPECT_EQ(out.find_tensor("stem.weight_scale")->shape, (std::vector<std::int64_t>{12, 1, 1, 1}));
+    }
+
+    ASSERT_TRUE(dequantize_checkpoint(scratch / spec.format, scratch / "back", DType::f32, {.overwrite = true}).ok());
+    const Checkpoint back = open(scratch / "back");
+    for (const char* name : {"stem.weight", "pointwise.weight"}) {
+      const TensorInfo &was = *in.find_tensor(name), &is = *back.find_tensor(name);
+      ASSERT_EQ(is.shape, was.shape);
+      float worst = 0;
+      for (std::int64_t i = 0; i < in.view(was).numel(); ++i) {
+        float a = 0, b = 0;
+        std::memcpy(&a, static_cast<const float*>(in.view(was).data) + i, sizeof a);
+        std::memcpy(&b, static_cast<const float*>(back.view(is).data) + i, sizeof b);
+        worst = std::max(worst, std::fabs(a - b));
+      }
+      EXPECT_LT(worst, whole_rows ? 0.003f : 0.05f) << name << ": every element is in its place";
+    }
+  }
+  ASSERT_TRUE(convert_checkpoint(scratch / "compressed-tensors", scratch / "again", "compressed-tensors").ok());
+  EXPECT_EQ(read_text(scratch / "compressed-tensors" / "model.safetensors"), read_text(scratch / "again" / "model.safetensors"));
+  EXPECT_EQ(convert_checkpoint(scratch / "compressed-tensors", scratch / "out", "gptq").status().code(), StatusCode::unsupported);
+  spec.format = "awq";
+  spec.quantize = {.group_size = 16, .symmetric = false};
+  spec.skip = "depthwise|head";
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "out", spec).status(), StatusCode::unsupported,
+               {"stem is a convolution, which awq cannot hold"});
+}
+
 TEST(Quantize, WritesACompleteCheckpoint) {
   const Scratch scratch;
   write_model(scratch / "in");

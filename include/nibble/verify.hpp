@@ -42,6 +42,18 @@ struct VerifyReport {
 /// Packs `q`, runs it on seeded Gaussian activations and compares. With pack.backend, or plan.kernel, of the GPU it runs there. A Status error means that nothing could be compared.
 Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor = nullptr);
 
+struct VerifyConvSpec {
+  ConvSpec conv;                    // conv.batch_max images are run
+  std::uint64_t seed = 1;           // of the random images and epilogue operands
+  float outliers = 1.0f;            // as VerifySpec::outliers
+  std::int64_t sample_columns = 0;  // check this many evenly spread output channels; 0: all of them
+  PlanOptions plan = {};
+  PackOptions pack = {};  // m_max: the output's pixels, whatever it says
+};
+
+/// The same for a convolution, pixel by pixel; `q.kernel` is the geometry's.
+Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spec, Executor* executor = nullptr);
+
 /// What goes into a layer.
 struct ActErrorSpec {
   ConstTensorView inputs = {};  // [tokens,K] f32, f16 or bf16, rows dense; empty: seeded Gaussian ones

@@ -336,6 +336,8 @@ std::size_t Plan::workspace_bytes() const {
 }
 
 std::string_view Plan::kernel(std::int64_t m) const {
+  if (impl_->conv && impl_->problem.op == Op::linear)  // its buckets count pixels
+    m = std::min(m, impl_->conv->batch_max) * impl_->conv->geometry.height * impl_->conv->geometry.width;
   return impl_->bucket(std::clamp<std::int64_t>(m, 1, impl_->buckets.back().m_high)).main->name;
 }
 

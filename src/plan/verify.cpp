@@ -1,18 +1,19 @@
-// verify_linear: a plan against the oracle, element by element.
+// verify_linear and verify_conv: a plan against the oracle, element by element.
 #include "nibble/verify.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 
 #include "core/error.hpp"
 #include "core/random.hpp"
-#include "kernels/cpu/segments.hpp"
 #include "kernels/kernel.hpp"
+#include "kernels/reference/conv.hpp"
 #include "kernels/reference/oracle.hpp"
-#include "layouts/gpu_tile.hpp"
+#include "plan/act_model.hpp"
 #include "plan/compare.hpp"
 #include "plan/gaussian.hpp"
 #include "plan/host_run.hpp"
@@ -86,104 +87,89 @@ std::vector<std::int64_t> pick_columns(std::int64_t n, std::int64_t count) {
   return some;
 }
 
-/// Expected values of `columns`, computed in parallel, [M, columns] row by row.
-std::vector<reference::Expected> expect(const QuantTensor& q, const ConstTensorView& a, const EpilogueSpec& spec,
-                                        const EpilogueArgs& args, std::span<const std::int64_t> columns,
-                                        const reference::ActModel& model, Executor& executor) {
-  const reference::WeightArrays weight = reference::arrays_of(q);
-  const std::int64_t m = a.dim(0);
+/// An image in memory, dense.
+struct Image {
+  Tensor memory;
+  TensorView view;
+
+  Image() = default;
+  Image(DType type, ImageLayout layout, std::int64_t b, std::int64_t c, std::int64_t h, std::int64_t w)
+      : memory(type, {b * c * h * w}), view(memory.bytes.data(), type, {b, c, h, w}) {
+    if (layout == ImageLayout::nhwc) view.strides = {c * h * w, 1, w * c, c};
+  }
+  /// Takes its elements from a matrix [B·H·W, C].
+  void fill(const Tensor& pixels) {
+    const auto width = static_cast<std::size_t>(bits(view.dtype) / 8);
+    const std::byte* from = pixels.bytes.data();
+    for (std::int64_t b = 0; b < view.dim(0); ++b)
+      for (std::int64_t h = 0; h < view.dim(2); ++h)
+        for (std::int64_t w = 0; w < view.dim(3); ++w)
+          for (std::int64_t c = 0; c < view.dim(1); ++c, from += width) {
+            const std::int64_t at = b * view.stride(0) + c * view.stride(1) + h * view.stride(2) + w * view.stride(3);
+            std::memcpy(memory.bytes.data() + static_cast<std::size_t>(at) * width, from, width);
+          }
+  }
+};
+
+/// A plan with everything a run of it needs, and what its result is to be.
+struct Trial {
+  const QuantTensor& q;
+  const PackedWeight& weight;
+  const Plan& plan;
+  std::string kernel;
+  ConstTensorView a;
+  EpilogueArgs operands;
+  Tensor& memory;  // of D
+  TensorView d;
+  std::function<Tensor()> rows;  // D as a matrix
+  std::vector<std::int64_t> columns;
+  std::int64_t group_columns;  // the oracle takes columns of one group at a time
+  std::function<std::vector<reference::Expected>(std::span<const std::int64_t> columns)> oracle;
+  std::string what;  // for messages: the kernel, sizes and the seed
+};
+
+/// Expected values of the trial's columns, computed in parallel, [M, columns] row by row.
+std::vector<reference::Expected> expect(const Trial& trial, std::int64_t m, Executor& executor) {
+  constexpr std::size_t kColumns = 8;  // per task: enough to share the conversion of A
+  const std::span<const std::int64_t> columns = trial.columns;
+  std::vector<std::size_t> ends;  // of the tasks
+  for (std::size_t begin = 0, i = 1; i <= columns.size(); ++i) {
+    if (i < columns.size() && i - begin < kColumns && columns[i] / trial.group_columns == columns[begin] / trial.group_columns)
+      continue;
+    ends.push_back(i);
+    begin = i;
+  }
   const auto width = static_cast<std::int64_t>(columns.size());
   std::vector<reference::Expected> all(static_cast<std::size_t>(m * width));
-  constexpr std::int64_t kColumns = 8;  // per task: enough to share the conversion of A
-  executor.parallel_for((width + kColumns - 1) / kColumns, [&](std::int64_t task) {
-    const std::int64_t begin = task * kColumns;
-    const std::int64_t count = std::min(kColumns, width - begin);
-    const auto part = reference::linear(weight, a, spec, args,
-                                        columns.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), model);
-    for (std::int64_t row = 0; row < m; ++row) std::copy_n(part.begin() + row * count, count, all.begin() + row * width + begin);
+  executor.parallel_for(static_cast<std::int64_t>(ends.size()), [&](std::int64_t task) {
+    const std::size_t begin = task == 0 ? 0 : ends[static_cast<std::size_t>(task) - 1];
+    const std::size_t count = ends[static_cast<std::size_t>(task)] - begin;
+    const auto part = trial.oracle(columns.subspan(begin, count));
+    for (std::size_t row = 0; row < static_cast<std::size_t>(m); ++row)
+      std::copy_n(part.data() + row * count, count, all.data() + row * columns.size() + begin);
   });
   return all;
 }
 
-/// What the kernel may do with activations and codes, from its row.
-reference::ActModel act_model(const LinearSpec& spec, const WeightScheme& scheme, std::string_view kernel_name) {
-  const Kernel& kernel = *find_kernel(kernel_name);
-  reference::ActModel model{.quantize = spec.quantize};
-  if (kernel.act == "s8" && cpu::sums_whole_rows(scheme, spec.quantize))
-    return model;  // exact integers: only scaling them rounds
-  if (kernel.act == "e4m3" && kernel.backend == Backend::cuda) {
-    const bool grouped = spec.quantize.group.k != 0 || scheme.group.n > 1;
-    if (kernel.isa == Isa::sm90) return {.quantize = spec.quantize, .dot_factor = 4, .fp8_group = grouped ? 128 : 0};
-    return {.quantize = spec.quantize, .dot_factor = kernel.isa == Isa::simt ? 1.0 : 4.0};  // f32 sums
-  }
-  if (kernel.backend == Backend::cuda && kernel.act == "s8i16") {
-    // Integers up to the end of a fold, codes taken as u − 8 or u − 128, and what zeros differ from that apart.
-    const int base = 1 << (gpu_tile::stored_bits(scheme.codes) - 1);
-    const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;
-    return {.quantize = spec.quantize, .subtracts_zeros = true, .code_offset = centred ? 0.0 : static_cast<double>(base)};
-  }
-  if (kernel.rounds_weights)  // what is left are products of two 16-bit floats, summed by tensor cores as said below
-    return {.quantize = spec.quantize, .dot_factor = 4, .weight_type = spec.act, .rounds_scales = kernel.rounds_scales};
-  if (kernel.backend == Backend::cuda) {
-    // Tensor cores: codes are multiplied as they are stored and zeros subtracted from the sums of a record of 128 channels; bf16
-    // carries a 4-bit code u as 128 + u. They align products to the largest and truncate, a whole unit in the last place (two
-    // rounding units) for every 8 channels, where rounding to nearest errs by half of one and to both sides.
-    if (kernel.isa != Isa::simt)
-      model = {.quantize = spec.quantize,
-               .subtracts_zeros = true,
-               .part_roundings = 4 + 2.0 * gpu_tile::kChannels / 8,
-               .code_offset = kernel.act == "bf16" && gpu_tile::stored_bits(scheme.codes) == 4 ? 128.0 : 0.0,
-               .dot_factor = 4};
-    return model;
-  }
-  model.fixed_point = kernel.act == "s8x3";
-  model.subtracts_zeros = kernel.act == "s8x3" || kernel.act == "s8";
-  return model;
-}
-
-}  // namespace
-
-Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor) {
-  Executor& on = executor != nullptr ? *executor : default_executor();
-  const std::int64_t m = spec.linear.m_max;
-  PackOptions pack_options = spec.pack;
-  if (pack_options.kernel.empty() && pack_options.layout.empty()) pack_options.kernel = spec.plan.kernel;
-  if (pack_options.executor == nullptr) pack_options.executor = &on;
-  pack_options.quantize = spec.linear.quantize;
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, pack_options));
-  NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, spec.linear, spec.plan));
-
+/// Runs the trial twice and compares.
+Result<VerifyReport> report_of(const Trial& trial, Executor& executor) {
   VerifyReport report;
-  report.kernel = plan.kernel(m);
-  NIBBLE_ASSIGN_OR_RETURN(const QuantTensor unpacked, unpack(weight));
-  report.round_trip = unpacked == q;
-
-  const EpilogueSpec& epilogue = spec.linear.epilogue;
-  const bool floats = is_compute_float(spec.linear.act);
-  const Tensor a = floats ? gaussian_activations(spec.linear.act, m, q.k, spec.seed, spec.outliers)
-                          : random_codes(spec.linear.act, m, q.k, spec.seed);
-  const Operands operands(spec.linear, m, q.n, q.k, floats ? spec.linear.act : DType::f16, spec.seed);
-  Tensor d(epilogue.out, {m, q.n});
-  Tensor again(epilogue.out, {m, q.n});
-  for (Tensor* out : {&d, &again}) {
-    std::ranges::fill(out->bytes, std::byte{0xff});
-    NIBBLE_RETURN_IF_ERROR(
-        run_on_host(plan, weight, view(a), TensorView(out->bytes.data(), out->dtype, {m, q.n}), operands.args(), &on));
+  report.kernel = trial.kernel;
+  NIBBLE_ASSIGN_OR_RETURN(const QuantTensor unpacked, unpack(trial.weight));
+  report.round_trip = unpacked == trial.q;
+  std::vector<std::byte> first;
+  for (int run = 0; run < 2; ++run) {
+    std::ranges::fill(trial.memory.bytes, std::byte{0xff});
+    NIBBLE_RETURN_IF_ERROR(run_on_host(trial.plan, trial.weight, trial.a, trial.d, trial.operands, &executor));
+    if (run == 0) first = trial.memory.bytes;
   }
-  report.repeatable = d.bytes == again.bytes;
+  report.repeatable = trial.memory.bytes == first;
 
-  const std::vector<std::int64_t> columns = pick_columns(q.n, spec.sample_columns);
-  const auto expected =
-      expect(q, view(a), epilogue, operands.args(), columns, act_model(spec.linear, q.scheme, report.kernel), on);
-  const Comparison comparison = compare(d, columns, expected);
+  const Tensor d = trial.rows();
+  const Comparison comparison = compare(d, trial.columns, expect(trial, d.shape[0], executor));
   report.checked = comparison.checked;
   report.worst_error_over_bound = comparison.worst_ratio;
   report.relative_l2 = comparison.relative_l2;
-  if (spec.added_error && floats && spec.linear.quantize.codes != DType::none) {
-    // Left out where NIBBLE_KERNEL asks for a kernel that does only the one or the other.
-    const auto errors = activation_errors(q, {&spec.linear.quantize, 1}, {.inputs = view(a), .tokens = m}, &on);
-    if (errors.ok() && errors->front().possible.ok()) report.added_error = errors->front().relative_l2;
-  }
   report.passed = comparison.failures == 0 && report.round_trip && report.repeatable;
   if (report.passed) return report;
   if (comparison.failures != 0)
@@ -193,8 +179,113 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
                     comparison.worst_expected.value, comparison.worst_expected.bound);
   else
     report.failure = report.round_trip ? "two runs gave different bits" : "unpack(pack(weight)) differs from the weight";
-  report.failure += fmt::format(" (kernel {}, M={}, seed {})", report.kernel, m, spec.seed);
+  report.failure += fmt::format(" ({})", trial.what);
   return report;
+}
+
+Result<PackedWeight> pack_for(const QuantTensor& q, PackOptions options, const PlanOptions& plan, const ActScheme& quantize,
+                              Executor& executor) {
+  if (options.kernel.empty() && options.layout.empty()) options.kernel = plan.kernel;
+  if (options.executor == nullptr) options.executor = &executor;
+  options.quantize = quantize;
+  return pack(q, options);
+}
+
+}  // namespace
+
+Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor) {
+  Executor& on = executor != nullptr ? *executor : default_executor();
+  const LinearSpec& linear = spec.linear;
+  const std::int64_t m = linear.m_max;
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, spec.pack, spec.plan, linear.quantize, on));
+  NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, spec.plan));
+
+  const bool floats = is_compute_float(linear.act);
+  const Tensor a =
+      floats ? gaussian_activations(linear.act, m, q.k, spec.seed, spec.outliers) : random_codes(linear.act, m, q.k, spec.seed);
+  const Operands operands(linear, m, q.n, q.k, floats ? linear.act : DType::f16, spec.seed);
+  Tensor d(linear.epilogue.out, {m, q.n});
+  const std::string kernel(plan.kernel(m));
+  const reference::WeightArrays arrays = reference::arrays_of(q);
+  const reference::ActModel model = act_model(*find_kernel(kernel), linear.act, linear.quantize, q.scheme);
+  const EpilogueArgs args = operands.args();
+  NIBBLE_ASSIGN_OR_RETURN(
+      VerifyReport report,
+      report_of(
+          {.q = q,
+           .weight = weight,
+           .plan = plan,
+           .kernel = kernel,
+           .a = view(a),
+           .operands = args,
+           .memory = d,
+           .d = TensorView(d.bytes.data(), d.dtype, {m, q.n}),
+           .rows = [&] { return d; },
+           .columns = pick_columns(q.n, spec.sample_columns),
+           .group_columns = q.n,
+           .oracle = [&](auto columns) { return reference::linear(arrays, view(a), linear.epilogue, args, columns, model); },
+           .what = fmt::format("kernel {}, M={}, seed {}", kernel, m, spec.seed)},
+          on));
+  if (spec.added_error && floats && linear.quantize.codes != DType::none) {
+    // Left out where NIBBLE_KERNEL asks for a kernel that does only the one or the other.
+    const auto errors = activation_errors(q, {&linear.quantize, 1}, {.inputs = view(a), .tokens = m}, &on);
+    if (errors.ok() && errors->front().possible.ok()) report.added_error = errors->front().relative_l2;
+  }
+  return report;
+}
+
+Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spec, Executor* executor) {
+  Executor& on = executor != nullptr ? *executor : default_executor();
+  const ConvSpec& conv = spec.conv;
+  const ConvGeometry& g = conv.geometry;
+  const std::int64_t batch = conv.batch_max;
+  PackOptions packing = spec.pack;
+  NIBBLE_RETURN_IF_ERROR(g.validate());
+  const std::int64_t pixels = batch * g.out_height() * g.out_width();
+  packing.m_max = std::max<std::int64_t>(1, pixels);
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, packing, spec.plan, conv.quantize, on));
+  NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::conv(weight, conv, spec.plan));
+
+  const bool floats = is_compute_float(conv.act);
+  const std::int64_t inputs = batch * g.height * g.width;
+  Image a(conv.act, conv.input, batch, g.in_channels, g.height, g.width);
+  a.fill(floats ? gaussian_activations(conv.act, inputs, g.in_channels, spec.seed, spec.outliers)
+                : random_codes(conv.act, inputs, g.in_channels, spec.seed));
+  const auto image_of_d = [&](DType type) { return Image(type, conv.output, batch, q.n, g.out_height(), g.out_width()); };
+  const Operands operands({.act = conv.act, .epilogue = conv.epilogue, .quantize = conv.quantize}, pixels, q.n, q.k,
+                          floats ? conv.act : DType::f16, spec.seed);
+  EpilogueArgs args = operands.args();
+  Image gate, residual;
+  if (conv.epilogue.gate) {
+    gate = image_of_d(operands.gate.dtype);
+    gate.fill(operands.gate);
+    args.gate = gate.view;
+  }
+  if (conv.epilogue.residual) {
+    residual = image_of_d(operands.residual.dtype);
+    residual.fill(operands.residual);
+    args.residual = residual.view;
+  }
+  Image d = image_of_d(conv.epilogue.out);
+  const std::string kernel(plan.kernel(batch));
+  const reference::WeightArrays arrays = reference::arrays_of(q);
+  const reference::ActModel model = act_model(*find_kernel(kernel), conv.act, conv.quantize, q.scheme);
+  return report_of({.q = q,
+                    .weight = weight,
+                    .plan = plan,
+                    .kernel = kernel,
+                    .a = a.view,
+                    .operands = args,
+                    .memory = d.memory,
+                    .d = d.view,
+                    .rows = [&] { return reference::pixels(d.view); },
+                    .columns = pick_columns(q.n, spec.sample_columns),
+                    .group_columns = g.group_outputs(),
+                    .oracle = [&](auto columns) { return reference::conv(arrays, conv, a.view, args, columns, model); },
+                    .what = fmt::format("rows of D are its pixels; kernel {}, {} of {}x{}x{}, seed {}", kernel,
+                                        batch == 1 ? "an image" : fmt::format("{} images", batch), g.in_channels, g.height,
+                                        g.width, spec.seed)},
+                   on);
 }
 
 }  // namespace nibble

@@ -11,6 +11,7 @@
 #include "kernels/kernel.hpp"
 #include "kernels/reference/conv.hpp"
 #include "nibble/nibble.hpp"
+#include "plan/act_model.hpp"
 #include "plan/compare.hpp"
 #include "plan/host_run.hpp"
 #include "quantize/act_rule.hpp"
@@ -155,9 +156,7 @@ Tensor run(const QuantTensor& q, const Case& c, const Images& a, const EpilogueA
 /// Within the bound, element by element.
 void expect_within_bound(const QuantTensor& q, const Case& c, const Images& a, const EpilogueArgs& args, const Tensor& d,
                          const Kernel& kernel) {
-  reference::ActModel model{.quantize = c.spec.quantize};
-  model.fixed_point = kernel.act == "s8x3";
-  model.subtracts_zeros = kernel.act == "s8x3" || kernel.act == "s8";
+  const reference::ActModel model = act_model(kernel, c.spec.act, c.spec.quantize, q.scheme);
   for (std::int64_t group = 0; group < c.spec.geometry.groups; ++group) {
     std::vector<std::int64_t> columns(static_cast<std::size_t>(c.spec.geometry.group_outputs()));
     std::iota(columns.begin(), columns.end(), group * c.spec.geometry.group_outputs());
@@ -490,6 +489,46 @@ TEST(Conv, TheOracleIsTheDefinition) {
       ASSERT_EQ(i, expected.size());
     }
   }
+}
+
+TEST(Conv, VerifyTakesEveryKindOfLayer) {
+  int failed = 0;
+  for (std::uint64_t seed = 1; seed <= 16; ++seed) {
+    const ConvGeometry g = random_geometry(seed + 300);
+    const ImageLayout layout = layout_of(seed);
+    QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
+    q.static_acts = {0.02f, 0};
+    for (const ActScheme& act :
+         {ActScheme{}, ActScheme{DType::s8, GroupShape::tensor()}, ActScheme{DType::s8, GroupShape::channel()}}) {
+      VerifyConvSpec spec{
+          .conv = {.geometry = g, .input = layout, .output = layout_of(seed / 2), .batch_max = 2, .quantize = act},
+          .seed = seed,
+          .sample_columns = static_cast<std::int64_t>(seed % 3) * 5};
+      spec.conv.epilogue = {.col_scale = true, .bias = true, .gate = seed % 4 == 0, .residual = true, .out = DType::f16};
+      const auto report = verify_conv(q, spec);
+      ASSERT_TRUE(report.ok()) << describe(g) << report.status().message();
+      EXPECT_TRUE(report->passed) << describe(g) << report->failure;
+      EXPECT_LE(report->worst_error_over_bound, 1.0);
+      EXPECT_GT(report->checked, 0);
+      failed += report->passed ? 0 : 1;
+    }
+  }
+  EXPECT_EQ(failed, 0);
+  // Images that come as codes, and a kernel by name.
+  const ConvGeometry g{.in_channels = 16, .out_channels = 24, .height = 6, .width = 9, .kernel = {3, 3}, .padding = {1, 1, 1, 1}};
+  VerifyConvSpec spec{
+      .conv = {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}}};
+  QuantTensor q = conv_weight(schemes()[2], g, 1, false);
+  const auto codes = verify_conv(q, spec);
+  ASSERT_TRUE(codes.ok()) << codes.status().message();
+  EXPECT_TRUE(codes->passed) << codes->failure;
+  spec.conv.act = DType::f32, spec.conv.quantize = {};
+  spec.plan.kernel = "conv_any_any_any__ref_baseline";
+  const auto reference = verify_conv(q, spec);
+  ASSERT_TRUE(reference.ok()) << reference.status().message();
+  EXPECT_EQ(reference->kernel, spec.plan.kernel);
+  spec.conv.geometry.kernel = {5, 5};
+  EXPECT_EQ(verify_conv(q, spec).status().code(), StatusCode::invalid_argument);
 }
 
 TEST(Conv, BadGeometrySaysWhatFollowsFromIt) {

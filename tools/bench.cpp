@@ -17,11 +17,11 @@ namespace nibble::tools {
 namespace {
 
 struct Options {
-  std::filesystem::path path, shapes, json, report, reference;
+  std::filesystem::path path, shapes, conv, json, report, reference;
   std::vector<std::filesystem::path> compare;
-  std::vector<std::int64_t> m = {1, 16, 256};
-  std::vector<std::string> schemes = {"u4zg128"}, acts = {"f32"};
-  std::string backend = "cpu", activations, kernel, layer;
+  std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
+  std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the usual one
+  std::string backend = "cpu", activations, kernel, layer, layout = "nchw";
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
@@ -66,7 +66,7 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   if ((*machine)->backend() == Backend::cuda) {
     if (auto gpu = this_gpu(); gpu.ok()) benchmark.gpu = *std::move(gpu);
   }
-  if (!options.no_baselines) benchmark.baseline = (*machine)->baseline_description();
+  if (!options.no_baselines && options.conv.empty()) benchmark.baseline = (*machine)->baseline_description();
   benchmark.commit = commit();
   benchmark.date = utc_now();
   BenchSpec spec;
@@ -92,10 +92,28 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   return benchmark;
 }
 
+std::vector<std::string> schemes_of(const Options& options) {
+  if (!options.schemes.empty()) return options.schemes;
+  if (options.conv.empty()) return {"u4zg128"};
+  return {options.activations.empty() ? "s8t_s8c" : "s8c"};
+}
+
+ConvCasesSpec conv_cases(const Options& options, const ActScheme& quantize) {
+  const auto layout = [](std::string_view text) { return text == "nhwc" ? ImageLayout::nhwc : ImageLayout::nchw; };
+  return {.file = options.conv,
+          .layer = options.layer,
+          .schemes = schemes_of(options),
+          .quantize = quantize,
+          .batches = options.batches,
+          .input = layout(options.layout.substr(0, 4)),
+          .output = layout(options.layout.substr(options.layout.size() - 4))};
+}
+
 Result<Outcome> run(const Options& options) {
   if (!options.compare.empty()) return run_compare(options);
-  if (options.path.empty() == options.shapes.empty()) {
-    return Status(StatusCode::invalid_argument, "bench needs a PATH or --shapes FILE, and not both; see nibble bench --help");
+  if (int(!options.path.empty()) + int(!options.shapes.empty()) + int(!options.conv.empty()) != 1) {
+    return Status(StatusCode::invalid_argument,
+                  "bench needs one of PATH or --shapes FILE or --conv FILE; see nibble bench --help");
   }
   if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
     return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
@@ -111,8 +129,9 @@ Result<Outcome> run(const Options& options) {
     if (!opened.ok()) return opened.status();
     checkpoint = *std::move(opened);
   }
-  const auto cases = checkpoint ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
-                                : cases_from_shapes(options.shapes, options.layer, options.schemes, options.m);
+  const auto cases = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
+                     : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
+                                            : cases_from_conv_shapes(conv_cases(options, *quantize));
   if (!cases.ok()) return cases.status();
   Threads threads(options.threads);
   const auto benchmark = measure(options, *cases, threads.executor());
@@ -122,7 +141,7 @@ Result<Outcome> run(const Options& options) {
     if (Status written = write_file(options.json, to_text(benchmark_json(*benchmark))); !written.ok()) return written;
   }
   if (options.report.empty()) return Outcome::ok;
-  const std::filesystem::path& measured = checkpoint ? options.path : options.shapes;
+  const std::filesystem::path& measured = checkpoint ? options.path : options.conv.empty() ? options.shapes : options.conv;
   const ReportRequest request{.output = options.report,
                               .checkpoint = options.path,
                               .reference = options.reference,
@@ -192,6 +211,22 @@ Json cpu_json(const Roofline& roofline) {
           {"int8_gops", roofline.int8_gops}};
 }
 
+Json conv_json(const ConvShapes& conv, std::int64_t batch) {
+  const ConvGeometry& g = conv.geometry;
+  return {{"batch", batch},
+          {"in_channels", g.in_channels},
+          {"out_channels", g.out_channels},
+          {"height", g.height},
+          {"width", g.width},
+          {"kernel", {g.kernel.h, g.kernel.w}},
+          {"stride", {g.stride.h, g.stride.w}},
+          {"padding", {g.padding.top, g.padding.bottom, g.padding.left, g.padding.right}},
+          {"dilation", {g.dilation.h, g.dilation.w}},
+          {"groups", g.groups},
+          {"input", name(conv.input)},
+          {"output", name(conv.output)}};
+}
+
 Json gpu_json(const GpuInfo& gpu, const Roofline& roofline) {
   Json json = gpu_description(gpu);
   json["read_gbytes_per_s"] = roofline.read_gbytes_per_s;
@@ -221,10 +256,11 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"reached", right},
                {baseline.empty() ? "" : "vs " + baseline, right},
                {"chosen"}});
-  bool above_peak = false;
+  bool above_peak = false, any_conv = false;
   for (const BenchResult& r : benchmark.results) {
     const auto other = r.baselines.find(baseline);
     above_peak = above_peak || r.compute_percent > 100;
+    any_conv = any_conv || r.conv;
     const std::string speedup = other == r.baselines.end() ? "" : fmt::format("{:.2f}×", other->second / r.median_us);
     table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.act, r.kernel,
                fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
@@ -236,6 +272,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
       fmt::format("roofline at best: {}, {}\n", ceilings_text(benchmark),
                   benchmark.gpu ? benchmark.gpu->name : counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
   text += "reached: of the ceiling as it was beside each run; weights cold, medians\n";
+  if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
   const Misprediction off = misprediction_of(benchmark.results);
@@ -273,6 +310,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"roofline_percent", r.roofline_percent},
             {"round_percents", r.round_percents},
             {"baselines", Json(r.baselines)}};
+    if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
     if (benchmark.regret) json["chosen"] = r.chosen;
   }
   Json document = {{"schema", 1},
@@ -291,6 +329,7 @@ void add_bench(CLI::App& app, Action& action) {
       add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
                   "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
                   "  nibble bench --shapes bench/shapes/llama3-8b.txt --scheme u4zg128,s8g128_u4zg128\n"
+                  "  nibble bench --conv bench/shapes/conv-resnet50.txt --scheme s8t_s8c,u4b8g32 --layout nhwc\n"
                   "  nibble bench --backend cuda --shapes bench/shapes/decode.txt --scheme u4b8g128 --act f16,bf16\n"
                   "  nibble bench --compare before.json now.json --fail-under 0.9");
   auto options = std::make_shared<Options>();
@@ -298,15 +337,35 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::Option* path = command->add_option("PATH", options->path, "Checkpoint whose layers to measure, each distinct shape once");
   CLI::Option* shapes = command->add_option("--shapes", options->shapes, "Measure the layers of this file: lines of [M] N K NAME")
                             ->type_name("FILE");
-  add_m_list(*command, options->m, "Rows of activations");
+  CLI::Option* conv = command
+                          ->add_option("--conv", options->conv,
+                                       "Measure the convolutions of this file: lines of [B] C HxW CO KERNEL NAME [stride=S] "
+                                       "[padding=P] [dilation=D] [groups=G]")
+                          ->type_name("FILE")
+                          ->excludes(shapes)
+                          ->excludes(path);
+  add_m_list(*command, options->m, "Rows of activations")->excludes(conv);
+  command->add_option("--batch", options->batches, "With --conv: images, for lines that do not say")
+      ->delimiter(',')
+      ->check(between(1, 1 << 20))
+      ->type_name("B,...")
+      ->capture_default_str()
+      ->needs(conv);
+  command
+      ->add_option("--layout", options->layout,
+                   "With --conv: where elements of images lie, or of input and output: nchw, nhwc, nchw:nhwc, nhwc:nchw")
+      ->check(one_of({"nchw", "nhwc", "nchw:nhwc", "nhwc:nchw"}))
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->needs(conv);
   command
       ->add_option("--scheme", options->schemes,
-                   "With --shapes: schemes to measure; s8r_ or s8g128_ in front quantizes activations while running")
+                   "With --shapes or --conv: schemes to measure; s8r_ or s8g128_ in front quantizes activations while running "
+                   "(default: u4zg128; with --conv: s8t_s8c)")
       ->delimiter(',')
       ->type_name("NAME,...")
-      ->needs(shapes)
-      ->capture_default_str();
-  add_activations(*command, options->activations, "With PATH: quantize activations while running")->needs(path);
+      ->excludes(path);
+  add_activations(*command, options->activations, "With PATH or --conv: quantize activations while running")->excludes(shapes);
   command->add_option("--act", options->acts, "Types of activations and outputs: f32, f16 or bf16")
       ->delimiter(',')
       ->check(one_of({"f32", "f16", "bf16"}))
@@ -339,7 +398,8 @@ void add_bench(CLI::App& app, Action& action) {
                              ->expected(2)
                              ->type_name("BEFORE AFTER")
                              ->excludes(path)
-                             ->excludes(shapes);
+                             ->excludes(shapes)
+                             ->excludes(conv);
   command->add_option("--fail-under", options->fail_under, "With --compare: exit with 1 when any speed-up is below this")
       ->check(positive)
       ->type_name("RATIO")

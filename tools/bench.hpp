@@ -28,6 +28,18 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
                                                  std::span<const std::string> schemes, std::span<const std::int64_t> m_list);
 
+/// The lines of a shape file of convolutions, likewise. Schemes that leave activations alone get `quantize`; lines without B run
+/// with each of `batches`.
+struct ConvCasesSpec {
+  std::filesystem::path file;
+  std::string layer;
+  std::vector<std::string> schemes;
+  ActScheme quantize = {};
+  std::vector<std::int64_t> batches = {1};
+  ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
+};
+Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec);
+
 std::string benchmark_text(const Benchmark& benchmark, bool colour);
 Json benchmark_json(const Benchmark& benchmark);
 

@@ -63,7 +63,8 @@ std::vector<std::uint8_t> random_codes(DType codes, std::int64_t count, std::uin
   return out;
 }
 
-Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const WeightScheme& scheme, std::uint64_t seed) {
+Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& both, std::uint64_t seed) {
+  const WeightScheme& scheme = both.weight;
   Random random(seed);
   QuantTensor q;
   q.scheme = scheme;
@@ -82,8 +83,16 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const WeightSc
       q.zeros.set(i, integer ? std::floor(zero) : scheme.zero == ZeroKind::real ? zero : -0.01f * zero);
     }
   }
+  if (both.act.group == GroupShape::tensor()) q.static_acts = {0.03f, both.act.zero == ZeroKind::none ? 0 : 11};
   if (Status valid = q.validate(); !valid.ok()) return valid;
   return q;
+}
+
+Result<Scheme> parse_scheme(const std::string& text) {
+  auto scheme = Scheme::parse(text);
+  if (!scheme.ok()) return scheme.status().with_context("--scheme");
+  if (Status known = check_activations("--scheme", text, scheme->act); !known.ok()) return known;
+  return scheme;
 }
 
 }  // namespace
@@ -99,7 +108,7 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
   std::map<std::string, Group> groups;
   std::vector<Group*> order;
   for (const Module& module : checkpoint.modules()) {
-    if (!module.quantized() || !std::regex_search(module.name, *pattern)) continue;
+    if (!module.quantized() || module.kernel || !std::regex_search(module.name, *pattern)) continue;
     Group& group = groups[shape_key(module)];
     group.modules.push_back(module.name);
     if (group.first != nullptr) continue;
@@ -107,8 +116,9 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
     order.push_back(&group);
   }
   if (order.empty()) {
-    return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to measure", checkpoint.path().string(),
-                                                            layer.empty() ? "" : " that matches --layer"));
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{} has no quantized module{} to measure; convolutions are measured by --conv FILE",
+                              checkpoint.path().string(), layer.empty() ? "" : " that matches --layer"));
   }
   std::vector<BenchCase> cases;
   for (const Group* group : order) {
@@ -132,9 +142,8 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
   if (!shapes.ok()) return shapes.status();
   std::vector<BenchCase> cases;
   for (const std::string& text : schemes) {
-    const auto scheme = Scheme::parse(text);
-    if (!scheme.ok()) return scheme.status().with_context("--scheme");
-    if (Status known = check_activations("--scheme", text, scheme->act); !known.ok()) return known;
+    const auto scheme = parse_scheme(text);
+    if (!scheme.ok()) return scheme.status();
     std::uint64_t seed = 0;
     for (const Shape& shape : *shapes) {
       if (!std::regex_search(shape.name, *pattern)) continue;
@@ -142,18 +151,47 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
       if (shape.m) m = {*shape.m};
       ++seed;
       cases.push_back({.name = shape.name,
-                       .load =
-                           [shape, scheme = *scheme, seed] {
-                             auto weight = random_weight(shape.n, shape.k, scheme.weight, seed);
-                             if (weight.ok() && scheme.act.group == GroupShape::tensor())
-                               weight->static_acts = {0.03f, scheme.act.zero == ZeroKind::none ? 0 : 11};
-                             return weight;
-                           },
+                       .load = [shape, scheme = *scheme, seed] { return random_weight(shape.n, shape.k, scheme, seed); },
                        .m = std::move(m),
                        .quantize = scheme->act});
     }
   }
   if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", file.string()));
+  return cases;
+}
+
+Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec) {
+  const auto pattern = compile_pattern("--layer", spec.layer);
+  if (!pattern.ok()) return pattern.status();
+  const auto shapes = read_conv_shapes(spec.file);
+  if (!shapes.ok()) return shapes.status();
+  std::vector<BenchCase> cases;
+  for (const std::string& text : spec.schemes) {
+    auto scheme = parse_scheme(text);
+    if (!scheme.ok()) return scheme.status();
+    if (scheme->act.codes == DType::none) {
+      scheme->act = spec.quantize;
+    } else if (spec.quantize.codes != DType::none) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("--activations: scheme {} says how activations are quantized already", text));
+    }
+    std::uint64_t seed = 0;
+    for (const ConvShape& shape : *shapes) {
+      if (!std::regex_search(shape.name, *pattern)) continue;
+      ++seed;
+      cases.push_back({.name = shape.name,
+                       .load =
+                           [shape, scheme = *scheme, seed] {
+                             auto weight = random_weight(shape.geometry.out_channels, shape.geometry.k(), scheme, seed);
+                             if (weight.ok()) weight->kernel = shape.geometry.kernel;
+                             return weight;
+                           },
+                       .m = shape.batch ? std::vector<std::int64_t>{*shape.batch} : spec.batches,
+                       .quantize = scheme->act,
+                       .conv = ConvShapes{shape.geometry, spec.input, spec.output}});
+    }
+  }
+  if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", spec.file.string()));
   return cases;
 }
 

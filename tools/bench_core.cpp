@@ -35,11 +35,13 @@ Result<Copies> pack_copies(PackedWeight first, const QuantTensor& q, const PackO
 }
 
 // Kernels to measure: the one the planner picks (""), the forced one, or all that could run.
-std::vector<std::string> kernels_to_try(const BenchSpec& spec, Backend backend) {
+std::vector<std::string> kernels_to_try(const BenchCase& layer, const BenchSpec& spec, Backend backend) {
   if (!spec.all_kernels) return {spec.kernel};
   std::vector<std::string> names;
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.op == Op::linear && kernel.backend == backend && runs_here(kernel.isa).ok()) names.emplace_back(kernel.name);
+    const bool can = layer.conv ? kernel.op == Op::conv || (kernel.op == Op::linear && layer.conv->geometry.pointwise())
+                                : kernel.op == Op::linear;
+    if (can && kernel.backend == backend && runs_here(kernel.isa).ok()) names.emplace_back(kernel.name);
   }
   return names;
 }
@@ -54,7 +56,7 @@ PackOptions pack_options(const BenchCase& layer, const std::string& kernel, cons
   PackOptions options;
   options.kernel = kernel;
   options.backend = machine.backend();
-  options.m_max = *std::max_element(layer.m.begin(), layer.m.end());
+  options.m_max = BenchWork{.m = *std::max_element(layer.m.begin(), layer.m.end()), .conv = layer.conv}.rows();
   options.executor = &machine.executor();
   options.quantize = layer.quantize;
   return options;
@@ -64,7 +66,7 @@ Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTenso
                                         const BenchMachine& machine) {
   std::vector<Entry> entries;
   Status refusal;
-  for (const std::string& kernel : kernels_to_try(spec, machine.backend())) {
+  for (const std::string& kernel : kernels_to_try(layer, spec, machine.backend())) {
     const PackOptions options = pack_options(layer, kernel, machine);
     auto first = pack(weight, options);
     if (!first.ok()) {
@@ -93,10 +95,10 @@ struct Probes {
 };
 
 // Fills in what follows from the times: traffic counts weights, activations and outputs once each.
-void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, DType act) {
-  const double element = bits(act) / 8.0;
-  const auto m = static_cast<double>(result.m), n = static_cast<double>(result.n), k = static_cast<double>(result.k);
-  const double bytes = static_cast<double>(weight_bytes) + element * m * (k + n), operations = 2 * m * n * k;
+void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, const BenchWork& work) {
+  const double element = bits(work.act) / 8.0;
+  const double bytes = static_cast<double>(weight_bytes) + element * static_cast<double>(work.a_elements() + work.d_elements());
+  const double operations = 2 * static_cast<double>(result.m) * static_cast<double>(result.n) * static_cast<double>(result.k);
   result.median_us = timing.median_us;
   result.samples = timing.samples;
   result.gbytes_per_s = bytes / (result.median_us * 1e3);
@@ -134,17 +136,16 @@ struct Prepared {
 };
 
 // The kernel the planner would run, "" when that is unknown.
-std::string planned_kernel(const Prepared& prepared, const LinearSpec& linear, int threads) {
+std::string planned_kernel(const Prepared& prepared, const BenchWork& work, int threads) {
   if (!prepared.by_default) return "";
   PlanOptions options;
   options.threads = threads;
-  const auto plan = Plan::linear(*prepared.by_default, linear, options);
-  return plan.ok() ? std::string(plan->kernel(linear.m_max)) : "";
+  const auto plan = work.plan(*prepared.by_default, options);
+  return plan.ok() ? std::string(plan->kernel(work.m)) : "";
 }
 
 // What the planner says of a kernel that was measured: for a CPU as it was then, for a GPU as it knows it.
-double predicted_us(const PackedWeight& weight, const LinearSpec& linear, const BenchResult& result,
-                    const BenchMachine& machine) {
+double predicted_us(const PackedWeight& weight, const BenchWork& work, const BenchResult& result, const BenchMachine& machine) {
   PlanOptions options;
   options.kernel = result.kernel;
   if (machine.backend() == Backend::cpu) {
@@ -153,7 +154,7 @@ double predicted_us(const PackedWeight& weight, const LinearSpec& linear, const 
     for (Ceiling peak : {Ceiling::f32, Ceiling::bf16, Ceiling::int8})
       (*options.machine)[peak] *= result.ceiling_gops / machine.roofline()[result.peak];
   }
-  const auto plan = Plan::linear(weight, linear, options);
+  const auto plan = work.plan(weight, options);
   return plan.ok() ? plan->explain().buckets.back().cost_us : 0.0;
 }
 
@@ -163,12 +164,12 @@ struct Planned {
   const Entry* entry;
   Plan plan;
 };
-std::vector<Planned> plan_all(const Prepared& prepared, const LinearSpec& linear, int threads, Status& refusal) {
+std::vector<Planned> plan_all(const Prepared& prepared, const BenchWork& work, int threads, Status& refusal) {
   constexpr double kHopeless = 4.0;
   std::vector<Planned> planned;
   const auto cost_us = [](const Planned& p) { return p.plan.explain().buckets.back().cost_us; };
   for (const Entry& entry : prepared.entries) {
-    auto plan = Plan::linear(entry.copies->front(), linear, {.kernel = entry.kernel, .threads = threads});
+    auto plan = work.plan(entry.copies->front(), {.kernel = entry.kernel, .threads = threads});
     if (plan.ok())
       planned.push_back({&entry, *std::move(plan)});
     else
@@ -184,16 +185,18 @@ std::vector<Planned> plan_all(const Prepared& prepared, const LinearSpec& linear
 Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, std::int64_t m, const BenchSpec& spec,
                                          BenchMachine& machine) {
   const BenchCase& layer = prepared.layer;
-  LinearSpec linear;
-  linear.act = linear.epilogue.out = act;
-  linear.quantize = layer.quantize;
-  linear.m_max = m;
-  linear.epilogue.bias = !prepared.weight.bias.empty();
+  const BenchWork work{.act = act,
+                       .m = m,
+                       .n = prepared.weight.n,
+                       .k = prepared.weight.k,
+                       .quantize = layer.quantize,
+                       .bias = !prepared.weight.bias.empty(),
+                       .conv = layer.conv};
   std::vector<Contestant> contestants;
   std::vector<const PackedWeight*> weights;  // of the contestants that are nibble's
   Status refusal;
-  for (const Planned& planned : plan_all(prepared, linear, machine.executor().threads(), refusal)) {
-    auto contestant = machine.contestant(planned.plan, planned.entry->copies, act, m);
+  for (const Planned& planned : plan_all(prepared, work, machine.executor().threads(), refusal)) {
+    auto contestant = machine.contestant(planned.plan, planned.entry->copies, work);
     if (!contestant.ok()) return contestant.status();
     contestants.push_back(*std::move(contestant));
     weights.push_back(&planned.entry->copies->front());
@@ -217,22 +220,23 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
   });
   if (!timings.ok()) return timings.status();
 
-  const std::string planned = planned_kernel(prepared, linear, machine.executor().threads());
+  const std::string planned = planned_kernel(prepared, work, machine.executor().threads());
   std::vector<BenchResult> results;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const PackedWeight& weight = *weights[i];
     BenchResult& result = results.emplace_back();
     result.name = layer.name;
     result.modules = layer.modules;
-    result.m = m, result.n = weight.n(), result.k = weight.k();
+    result.m = work.rows(), result.n = weight.n(), result.k = weight.k();
+    result.conv = layer.conv, result.batch = layer.conv ? m : 1;
     result.scheme = Scheme{prepared.weight.scheme, layer.quantize}.name();
     result.act = name(act);
     result.kernel = contestants[i].name;
     result.backend = backend_of(result.kernel);
     result.layout = weight.layout();
     result.chosen = !spec.all_kernels || result.kernel == planned;
-    derive(result, (*timings)[i], probes, weight.bytes().size(), act);
-    result.predicted_us = predicted_us(weight, linear, result, machine);
+    derive(result, (*timings)[i], probes, weight.bytes().size(), work);
+    result.predicted_us = predicted_us(weight, work, result, machine);
     for (std::size_t b = weights.size(); b < contestants.size(); ++b)
       result.baselines[contestants[b].name] = (*timings)[b].median_us;
   }
@@ -240,6 +244,50 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
 }
 
 }  // namespace
+
+Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& options) const {
+  const EpilogueSpec epilogue{.bias = bias, .out = act};
+  if (!conv) return Plan::linear(weight, {.act = act, .m_max = m, .epilogue = epilogue, .quantize = quantize}, options);
+  return Plan::conv(weight,
+                    {.geometry = conv->geometry,
+                     .input = conv->input,
+                     .output = conv->output,
+                     .act = act,
+                     .batch_max = m,
+                     .epilogue = epilogue,
+                     .quantize = quantize},
+                    options);
+}
+
+std::int64_t BenchWork::rows() const { return conv ? m * conv->geometry.out_height() * conv->geometry.out_width() : m; }
+
+std::int64_t BenchWork::a_elements() const {
+  return conv ? m * conv->geometry.in_channels * conv->geometry.height * conv->geometry.width : m * k;
+}
+
+namespace {
+
+// Strides of a dense image [B,C,H,W].
+template <class View>
+View laid_out(View view, ImageLayout layout) {
+  const std::int64_t c = view.dim(1), h = view.dim(2), w = view.dim(3);
+  if (layout == ImageLayout::nhwc) view.strides = {c * h * w, 1, w * c, c};
+  return view;
+}
+
+}  // namespace
+
+ConstTensorView BenchWork::a(const void* data) const {
+  if (!conv) return {data, act, {m, k}};
+  const ConvGeometry& g = conv->geometry;
+  return laid_out(ConstTensorView(data, act, {m, g.in_channels, g.height, g.width}), conv->input);
+}
+
+TensorView BenchWork::d(void* data) const {
+  if (!conv) return {data, act, {m, n}};
+  const ConvGeometry& g = conv->geometry;
+  return laid_out(TensorView(data, act, {m, g.out_channels, g.out_height(), g.out_width()}), conv->output);
+}
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -347,7 +395,7 @@ Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const Bench
     if (!packed.ok()) return packed.status().with_context(layer.name);
     prepared.by_default = *std::move(packed);
   }
-  if (spec.baselines) {
+  if (spec.baselines && !layer.conv) {  // those of a convolution would be the product without its patches
     auto made = machine.baseline(prepared.by_default ? *prepared.by_default : prepared.entries.front().copies->front());
     if (!made.ok()) return made.status().with_context(layer.name);
     prepared.baseline = *std::move(made);

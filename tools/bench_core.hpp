@@ -32,18 +32,45 @@ struct Timing {
 Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
                                           const std::function<Status()>& each_round = {});
 
+/// Sizes of a convolution, and where its images lie.
+struct ConvShapes {
+  ConvGeometry geometry;
+  ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
+};
+
 /// A layer to measure.
 struct BenchCase {
   std::string name;
   std::function<Result<QuantTensor>()> load;  // its weight; only one case at a time is in memory
-  std::vector<std::int64_t> m;
-  ActScheme quantize = {};                // how activations are quantized while running
-  std::vector<std::string> modules = {};  // the ones of a checkpoint that are like it, itself included
+  std::vector<std::int64_t> m;                // rows of activations, or images
+  ActScheme quantize = {};                    // how activations are quantized while running
+  std::vector<std::string> modules = {};      // the ones of a checkpoint that are like it, itself included
+  std::optional<ConvShapes> conv = {};        // absent: a linear layer
+};
+
+/// One measurement's question to the planner: m rows through a linear layer, or m images through a convolution.
+struct BenchWork {
+  DType act = DType::f32;  // of A and D
+  std::int64_t m = 1, n = 1, k = 1;
+  ActScheme quantize = {};
+  bool bias = false;
+  std::optional<ConvShapes> conv = {};
+
+  Result<Plan> plan(const PackedWeight& weight, const PlanOptions& options) const;
+  /// Rows of D: m, or the pixels of m images.
+  std::int64_t rows() const;
+  std::int64_t a_elements() const;
+  std::int64_t d_elements() const { return rows() * n; }
+  /// Views of dense memory.
+  ConstTensorView a(const void* data) const;
+  TensorView d(void* data) const;
 };
 
 struct BenchResult {
   std::string name;
-  std::int64_t m = 1, n = 0, k = 0;
+  std::int64_t m = 1, n = 0, k = 0;  // of the product: m of a convolution counts output pixels
+  std::optional<ConvShapes> conv = {};
+  std::int64_t batch = 1;  // of a convolution
   std::string scheme, act, backend, kernel, layout;
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
   // The ceilings, by probes in every round, and how close this came to them: the median over the rounds of the time needed at
@@ -111,8 +138,8 @@ class BenchMachine {
   virtual Ceiling peak_for(DType act, const ActScheme& quantize) const = 0;
   /// How much of one weight there is to be in rotation.
   virtual std::uint64_t cold_bytes() const = 0;
-  /// `plan`, for `m` tokens, on the copies in turn.
-  virtual Result<Contestant> contestant(const Plan& plan, Copies copies, DType act, std::int64_t m) = 0;
+  /// `plan`, which is the work's, on the copies in turn.
+  virtual Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) = 0;
   /// Null when there is none, or its copies would not fit.
   virtual Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) = 0;
   /// "OpenBLAS 0.3.21 ...", or why there is none.

@@ -40,16 +40,15 @@ struct PlanRun {
   Plan plan;
   Copies copies;
   Executor& executor;
-  DType act;
-  std::int64_t m;
+  BenchWork work;
   Tensor a;
   Buffer d, workspace;
   std::size_t next = 0;
 
   Result<double> operator()() {
     const PackedWeight& weight = (*copies)[next++ % copies->size()];
-    const ConstTensorView in(a.bytes.data(), act, {m, weight.k()});
-    const TensorView out(static_cast<void*>(d.as<std::byte>()), act, {m, weight.n()});
+    const ConstTensorView in = work.a(a.bytes.data());
+    const TensorView out = work.d(d.as<std::byte>());
     Status ran;
     const double seconds = seconds_of([&] { ran = plan.run(weight, in, out, {}, workspace.span(), &executor); });
     if (!ran.ok()) return ran;
@@ -137,17 +136,15 @@ class Cpu : public BenchMachine {
     return static_cast<std::uint64_t>(device.memory_bytes > 0 ? std::min(wanted, device.memory_bytes / 8) : wanted);
   }
 
-  Result<Contestant> contestant(const Plan& plan, Copies copies, DType act, std::int64_t m) override {
-    const PackedWeight& weight = copies->front();
+  Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
     PlanRun run{.plan = plan,
                 .copies = copies,
                 .executor = executor_,
-                .act = act,
-                .m = m,
-                .a = activations(act, m, weight.k()),
-                .d = Buffer(static_cast<std::size_t>(m * weight.n()) * sizeof(float)),
+                .work = work,
+                .a = activations(work.act, 1, work.a_elements()),
+                .d = Buffer(static_cast<std::size_t>(work.d_elements()) * sizeof(float)),
                 .workspace = Buffer(plan.workspace_bytes())};
-    return Contestant{std::string(plan.kernel(m)), shared(std::make_shared<PlanRun>(std::move(run)))};
+    return Contestant{std::string(plan.kernel(work.m)), shared(std::make_shared<PlanRun>(std::move(run)))};
   }
 
   Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) override {

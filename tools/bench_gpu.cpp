@@ -106,10 +106,9 @@ std::size_t f16_bytes(std::int64_t rows, std::int64_t columns) { return 2 * stat
 struct Operands {
   DeviceMemory a, d, workspace;
 
-  static Result<std::shared_ptr<Operands>> make(DType act, std::int64_t m, std::int64_t n, std::int64_t k,
-                                                std::size_t workspace) {
-    auto a = to_device(activations(act, m, k));
-    auto d = DeviceMemory::allocate(static_cast<std::size_t>(m * n) * sizeof(float));
+  static Result<std::shared_ptr<Operands>> make(const BenchWork& work, std::size_t workspace) {
+    auto a = to_device(activations(work.act, 1, work.a_elements()));
+    auto d = DeviceMemory::allocate(static_cast<std::size_t>(work.d_elements()) * sizeof(float));
     auto scratch = workspace == 0 ? Result<DeviceMemory>(DeviceMemory()) : DeviceMemory::allocate(workspace);
     for (const auto* memory : {&a, &d, &scratch}) {
       if (!memory->ok()) return memory->status();
@@ -137,7 +136,7 @@ class CublasLayer : public Baseline {
   }
 
   Result<Contestant> contestant(std::int64_t m) override {
-    const auto operands = Operands::make(DType::f16, m, n_, k_, 0);
+    const auto operands = Operands::make({.act = DType::f16, .m = m, .n = n_, .k = k_}, 0);
     if (!operands.ok()) return operands.status();
     const auto keep = std::make_shared<std::pair<std::shared_ptr<Operands>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
     return replaying("cublas_f16", count_, keep, [this, m, &operands](std::size_t i, cudaStream_t stream) {
@@ -223,16 +222,14 @@ class Gpu : public BenchMachine {
     return static_cast<std::uint64_t>(std::max(kEnough, 6 * info_.l2_bytes));
   }
 
-  Result<Contestant> contestant(const Plan& plan, Copies copies, DType act, std::int64_t m) override {
-    const std::int64_t n = copies->front().n(), k = copies->front().k();
-    auto operands = Operands::make(act, m, n, k, plan.workspace_bytes());
+  Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
+    auto operands = Operands::make(work, plan.workspace_bytes());
     if (!operands.ok()) return operands.status();
     const Operands& on_gpu = **operands;
     const auto keep = std::make_shared<std::pair<std::shared_ptr<Operands>, Copies>>(*operands, copies);
-    return replaying(std::string(plan.kernel(m)), copies->size(), keep, [&](std::size_t i, cudaStream_t stream) {
-      const ConstTensorView a(on_gpu.a.data(), act, {m, k});
-      const TensorView d(on_gpu.d.data(), act, {m, n});
-      return plan.run((*copies)[i], a, d, {}, std::span(on_gpu.workspace.data(), on_gpu.workspace.size()), Stream{stream});
+    return replaying(std::string(plan.kernel(work.m)), copies->size(), keep, [&](std::size_t i, cudaStream_t stream) {
+      return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), {},
+                      std::span(on_gpu.workspace.data(), on_gpu.workspace.size()), Stream{stream});
     });
   }
 

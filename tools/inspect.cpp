@@ -18,17 +18,35 @@ void add_note(std::vector<Note>& notes, Note::Severity severity, std::string tex
   notes.push_back({severity, std::move(text)});
 }
 
+// A kernel [Co,Ci/groups,Kh,Kw] as the rows that are quantized, in the order kh, kw, ci.
+Tensor rows_of(const ConstTensorView& w) {
+  const std::int64_t channels = w.dim(1), elements = w.dim(2) * w.dim(3), k = channels * elements;
+  const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
+  Tensor rows(w.dtype, {w.dim(0), k});
+  const auto* from = static_cast<const std::byte*>(w.data);
+  for (std::int64_t n = 0; n < w.dim(0); ++n)
+    for (std::int64_t c = 0; c < channels; ++c)
+      for (std::int64_t e = 0; e < elements; ++e, from += width)
+        std::copy_n(from, width, rows.bytes.data() + static_cast<std::size_t>(n * k + e * channels + c) * width);
+  return rows;
+}
+
 // The module's weight in the reference checkpoint, or a note that says why there is none to compare with.
 void compare(const Checkpoint& reference, const QuantTensor& q, InspectedModule& found) {
   const std::string name = found.module.name + ".weight";
   const TensorInfo* tensor = reference.find_tensor(name);
   if (tensor == nullptr) return add_note(found.notes, Note::Severity::warning, "the reference has no tensor " + name);
-  if (!is_compute_float(tensor->dtype) || tensor->shape != std::vector<std::int64_t>{q.n, q.k}) {
+  const std::optional<Extent>& kernel = found.module.kernel;
+  std::vector<std::int64_t> shape = {q.n, q.k};
+  if (kernel) shape = {q.n, q.k / (kernel->h * kernel->w), kernel->h, kernel->w};
+  if (!is_compute_float(tensor->dtype) || tensor->shape != shape) {
     return add_note(found.notes, Note::Severity::warning,
-                    fmt::format("the reference tensor {} is {} [{}], not a float [{}, {}]", name, nibble::name(tensor->dtype),
-                                fmt::join(tensor->shape, ", "), q.n, q.k));
+                    fmt::format("the reference tensor {} is {} [{}], not a float [{}]", name, nibble::name(tensor->dtype),
+                                fmt::join(tensor->shape, ", "), fmt::join(shape, ", ")));
   }
-  const auto error = quantization_error(reference.view(*tensor), q);
+  const Tensor rows = kernel ? rows_of(reference.view(*tensor)) : Tensor();
+  const auto error =
+      quantization_error(kernel ? ConstTensorView(rows.bytes.data(), rows.dtype, {q.n, q.k}) : reference.view(*tensor), q);
   if (error.ok()) {
     found.error = *error;
   } else {
@@ -102,8 +120,8 @@ double Inspection::mean_bits() const {
 }
 
 std::string shape_key(const Module& module) {
-  return fmt::format("{} {} {} {}{}", module.n, module.k, module.scheme.name(), module.act_order ? "a" : "",
-                     module.has_bias ? "b" : "");
+  return fmt::format("{} {} {} {}{}{}", module.n, module.k, module.scheme.name(), module.act_order ? "a" : "",
+                     module.has_bias ? "b" : "", module.kernel ? fmt::format("{}x{}", module.kernel->h, module.kernel->w) : "");
 }
 
 Result<Inspection> inspect_checkpoint(const InspectOptions& options) {

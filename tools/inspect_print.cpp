@@ -75,6 +75,7 @@ std::string module_table(const Inspection& inspection, bool colour) {
                {.title = "activations", .fold = true},
                {"N", right},
                {"K", right},
+               {"kernel"},
                {"bits/w", right},
                {"size", right},
                {"order"},
@@ -90,6 +91,7 @@ std::string module_table(const Inspection& inspection, bool colour) {
                              activations,
                              std::to_string(m.n),
                              std::to_string(m.k),
+                             m.kernel ? fmt::format("{}x{}", m.kernel->h, m.kernel->w) : "",
                              fmt::format("{:.2f}", bits),
                              human_bytes(static_cast<double>(m.bytes)),
                              m.act_order ? "act-order" : ""};
@@ -187,6 +189,7 @@ Json module_json(const Module& module) {
                {"act_order", module.act_order},
                {"bias", module.has_bias}};
   if (module.claimed) json["claimed"] = module.claimed->name();
+  if (module.kernel) json["kernel"] = {module.kernel->h, module.kernel->w};
   return json;
 }
 

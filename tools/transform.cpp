@@ -19,7 +19,7 @@ struct Options {
   std::string format, dtype, skip, share, backend = "cpu";
   std::optional<int> bits, group;
   std::optional<double> smooth;
-  bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, force = false;
+  bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, convs = false, force = false;
 };
 
 std::string report_text(const TransformReport& report, const std::filesystem::path& out, std::string_view verb) {
@@ -144,6 +144,7 @@ Result<Outcome> quantize_command(const Options& options) {
   QuantizeCheckpointSpec spec;
   spec.format = options.format;
   spec.skip = options.skip;
+  spec.convs = options.convs;
   if (Status applied = apply_format(options, spec); !applied.ok()) return applied;
   spec.quantize.symmetric = options.symmetric || (!options.asymmetric && options.format != "awq");
   // The scale of an 8-bit code is so small that f16 would have few bits left for it.
@@ -184,6 +185,8 @@ void add_quantize(CLI::App& app, Action& action) {
       ->excludes(group);
   CLI::Option* symmetric = command->add_flag("--symmetric", options->symmetric, "No zero points (default except for awq)");
   command->add_flag("--asymmetric", options->asymmetric, "Integer zero points (default for awq)")->excludes(symmetric);
+  command->add_flag("--conv", options->convs,
+                    "Convolutions too, weights of 4 dimensions: for compressed-tensors and int-quantized; few loaders know them");
   command->add_flag("--clip-search", options->clip_search, "Per group, shrink the range while that lowers the squared error");
   command->add_option("--skip", options->skip, "Leave modules whose name matches as they are (default: embeddings and lm_head)")
       ->type_name("REGEX");

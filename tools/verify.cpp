@@ -8,6 +8,7 @@
 #include "option_checks.hpp"
 #include "output.hpp"
 #include "progress.hpp"
+#include "shapes.hpp"
 #include "table.hpp"
 #include "verify.hpp"
 
@@ -16,7 +17,7 @@ namespace {
 
 struct Options {
   std::filesystem::path path;
-  std::string layer, backend = "cpu", act = "f32", out, activations, kernel;
+  std::string layer, backend = "cpu", act = "f32", out, activations, kernel, image = "5x7", layout = "nchw";
   std::vector<std::int64_t> m = {1, 16};
   std::uint64_t seed = 1;
   std::int64_t sample_columns = 0;
@@ -43,6 +44,8 @@ std::string repeat_command(const Options& options, const VerifiedLayer& layer) {
   if (!options.out.empty()) command += " --out " + options.out;
   if (!options.activations.empty()) command += " --activations " + options.activations;
   if (!options.kernel.empty()) command += " --kernel " + options.kernel;
+  if (options.image != "5x7") command += " --image " + options.image;
+  if (options.layout != "nchw") command += " --layout " + options.layout;
   if (options.outliers != 1.0f) command += fmt::format(" --outliers {}", options.outliers);
   if (options.sample_columns > 0) command += fmt::format(" --sample-columns {}", options.sample_columns);
   return command;
@@ -133,6 +136,10 @@ Result<Outcome> run(const Options& options) {
   if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
   const auto quantize = parse_activations("--activations", options.activations);
   if (!quantize.ok()) return quantize.status();
+  VerifyImages images{.layout = options.layout == "nhwc" ? ImageLayout::nhwc : ImageLayout::nchw};
+  const auto size = parse_extent("--image", options.image);
+  if (!size.ok()) return size.status();
+  images.size = *size;
   const auto checkpoint = Checkpoint::open(options.path);
   if (!checkpoint.ok()) return checkpoint.status();
 
@@ -147,7 +154,7 @@ Result<Outcome> run(const Options& options) {
   spec.added_error = true;
   spec.pack.backend = parse_backend(options.backend);
   spec.plan.kernel = spec.pack.kernel = options.kernel;
-  const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor());
+  const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor(), images);
   if (!layers.ok()) return layers.status();
   if (layers->empty())  // a check of nothing must not look like a success
     return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to verify", options.path.string(),
@@ -157,10 +164,42 @@ Result<Outcome> run(const Options& options) {
   return failed ? Outcome::failed : Outcome::ok;
 }
 
+// As spec.linear says, on spec.linear.m_max images.
+Result<VerifyReport> verify_module_conv(const Module& module, const QuantTensor& q, const VerifySpec& spec,
+                                        const VerifyImages& images, Executor& executor) {
+  const VerifyConvSpec conv{.conv = {.geometry = verified_geometry(module, images.size),
+                                     .input = images.layout,
+                                     .output = images.layout,
+                                     .act = spec.linear.act,
+                                     .batch_max = spec.linear.m_max,
+                                     .epilogue = spec.linear.epilogue,
+                                     .quantize = spec.linear.quantize},
+                            .seed = spec.seed,
+                            .outliers = spec.outliers,
+                            .sample_columns = spec.sample_columns,
+                            .plan = spec.plan,
+                            .pack = spec.pack};
+  return verify_conv(q, conv, &executor);
+}
+
 }  // namespace
 
+ConvGeometry verified_geometry(const Module& module, Extent image) {
+  const Extent kernel = *module.kernel;
+  const std::int64_t channels = module.k / (kernel.h * kernel.w);  // of a group
+  const bool depthwise = channels == 1 && module.n > 1;
+  return {.in_channels = depthwise ? module.n : channels,
+          .out_channels = module.n,
+          .height = image.h,
+          .width = image.w,
+          .kernel = kernel,
+          .padding = {kernel.h / 2, kernel.h / 2, kernel.w / 2, kernel.w / 2},
+          .groups = depthwise ? module.n : 1};
+}
+
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const std::regex& layer,
-                                                     std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor) {
+                                                     std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor,
+                                                     const VerifyImages& images) {
   std::vector<const Module*> modules;
   for (const Module& module : checkpoint.modules()) {
     if (module.quantized() && std::regex_search(module.name, layer)) modules.push_back(&module);
@@ -177,7 +216,7 @@ Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoin
       progress.update(layers.size(), modules.size() * m_list.size(), module->name);
       spec.linear.m_max = m;
       spec.linear.epilogue.bias = !q->bias.empty();
-      auto report = verify_linear(*q, spec, &executor);
+      auto report = module->kernel ? verify_module_conv(*module, *q, spec, images, executor) : verify_linear(*q, spec, &executor);
       if (!report.ok()) return report.status().with_context(module->name);
       layers.push_back({module->name, module->scheme.name(), m, q->n, q->k, *std::move(report)});
     }
@@ -191,7 +230,14 @@ void add_verify(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
-  add_m_list(*command, options->m, "Rows of activations to run");
+  add_m_list(*command, options->m, "Rows of activations to run; images, of convolutions");
+  command->add_option("--image", options->image, "Height and width of images for convolutions, padded by half the kernel")
+      ->type_name("HxW")
+      ->capture_default_str();
+  command->add_option("--layout", options->layout, "How images lie: nchw or nhwc")
+      ->check(one_of({"nchw", "nhwc"}))
+      ->type_name("NAME")
+      ->capture_default_str();
   add_act(*command, options->act);
   command->add_option("--out", options->out, "Type of outputs: f32, f16 or bf16 (default: that of the activations)")
       ->check(one_of({"f32", "f16", "bf16"}))

@@ -17,8 +17,19 @@ struct VerifiedLayer {
   VerifyReport report;
 };
 
-/// verify_linear for every quantized module that matches, and every M; `spec` gives the rest.
+/// The images that convolutions are verified on.
+struct VerifyImages {
+  Extent size = {5, 7};
+  ImageLayout layout = ImageLayout::nchw;
+};
+
+/// A convolution of a checkpoint on such images, of whose sizes it knows only the weight's: kernels of one channel are depthwise, others
+/// have one group; stride and dilation are 1, and images are padded by half the kernel.
+ConvGeometry verified_geometry(const Module& module, Extent image);
+
+/// verify_linear or verify_conv for every quantized module that matches, and every M, of images for the latter; `spec` gives the rest.
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const std::regex& layer,
-                                                     std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor);
+                                                     std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor,
+                                                     const VerifyImages& images = {});
 
 }  // namespace nibble::tools

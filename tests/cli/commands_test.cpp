@@ -272,6 +272,97 @@ TEST_F(Cli, BenchOfShapes) {
   EXPECT_EQ(std::count(rows.begin(), rows.end(), 3) * 3, static_cast<std::ptrdiff_t>(rows.size())) << "a fixed M overrides -M";
 }
 
+TEST_F(Cli, BenchOfConvolutions) {
+  spit(at("conv.txt"),
+       "# a comment\n16 9x7 24 3 first stride=2 padding=1\n3 16 5 16 3 depthwise padding=1 groups=16\n"
+       "96 20x30 64 1 pointwise\n");
+  const auto bench = [&](const std::string& json, std::vector<std::string> more) {
+    std::vector<std::string> command{"bench", "--conv", at("conv.txt"), "--min-time", "0.001", "--json", at(json)};
+    command.insert(command.end(), more.begin(), more.end());
+    return nibble(command);
+  };
+  const Finished run = bench("a.json", {"--batch", "1,2", "--act", "f16", "--layout", "nhwc"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "output pixels")) << run.out;
+  const auto results = nlohmann::json::parse(slurp(at("a.json")))["results"];
+  ASSERT_EQ(results.size(), 2u + 1u + 2u) << "a batch in the file overrides --batch";
+  const auto& r = results[1];
+  EXPECT_EQ(r["name"], "first");
+  EXPECT_EQ(r["m"], 2 * 5 * 4);
+  EXPECT_EQ(r["n"], 24);
+  EXPECT_EQ(r["k"], 9 * 16);
+  EXPECT_EQ(r["scheme"], "s8t_s8c");
+  EXPECT_EQ(r["peak"], "int8");
+  EXPECT_EQ(r["conv"]["batch"], 2);
+  EXPECT_EQ(r["conv"]["stride"], (std::vector<int>{2, 2}));
+  EXPECT_EQ(r["conv"]["padding"], (std::vector<int>{1, 1, 1, 1}));
+  EXPECT_EQ(r["conv"]["input"], "nhwc");
+  EXPECT_NEAR(r["gflops"].get<double>(), 2e-3 * 40 * 24 * 144 / r["median_us"].get<double>(), 1e-6);
+  EXPECT_TRUE(r["kernel"].get<std::string>().starts_with("conv_")) << r;
+  EXPECT_EQ(results[2]["conv"]["groups"], 16);
+  EXPECT_EQ(results[2]["k"], 9);
+  EXPECT_TRUE(results[3]["kernel"].get<std::string>().starts_with("linear_")) << "pixels are rows of a matrix";
+
+  const Finished weights = bench("b.json", {"--scheme", "u4b8g16", "--activations", "s8r", "--layer", "first|point"});
+  ASSERT_EQ(weights.exit_code, 0) << weights.err;
+  EXPECT_EQ(nlohmann::json::parse(slurp(at("b.json")))["results"][0]["scheme"], "s8r_u4b8g16");
+  const Finished compared = nibble({"bench", "--compare", at("a.json"), at("a.json")});
+  EXPECT_EQ(compared.exit_code, 0) << compared.err;
+  EXPECT_TRUE(contains(compared.out, "5 results compared")) << compared.out;
+
+  const Finished all = bench("c.json", {"--all-kernels", "--layer", "point", "--layout", "nhwc:nchw"});
+  ASSERT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_EQ(nlohmann::json::parse(slurp(at("c.json")))["regret"]["choices"], 1);
+
+  spit(at("conv.txt"), "16 9x7 24 3 first\n16 9x7 24 3 first stride=two\n");
+  const Finished wrong = bench("d.json", {});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_TRUE(contains(wrong.err, "conv.txt:2: stride is 'two'; expected a whole number from 1")) << wrong.err;
+  spit(at("conv.txt"), "16 9x7 24 3 first\n");
+  EXPECT_EQ(bench("d.json", {"--scheme", "s8r_s8c", "--activations", "s8t"}).exit_code, 2) << "which of them?";
+}
+
+TEST_F(Cli, ConvolutionsOfACheckpoint) {
+  const auto tensor = [](const std::string& name, std::vector<std::int64_t> shape) {
+    return TensorSource{
+        .name = name, .dtype = DType::f32, .shape = shape, .produce = [shape]() -> Result<std::vector<std::byte>> {
+          Tensor t(DType::f32, shape);
+          for (std::int64_t i = 0; i < t.numel(); ++i) t.set(i, static_cast<float>((i * 37) % 101) / 50 - 1);
+          return t.bytes;
+        }};
+  };
+  const std::vector<TensorSource> tensors{tensor("stem.weight", {24, 16, 3, 3}), tensor("stem.bias", {24}),
+                                          tensor("depthwise.weight", {24, 1, 3, 3}), tensor("pointwise.weight", {8, 24, 1, 1})};
+  ASSERT_TRUE(write_safetensors(at("float.safetensors"), tensors).ok());
+  EXPECT_EQ(nibble({"quantize", at("float.safetensors"), at("q.safetensors"), "--format", "int-quantized"}).exit_code, 2)
+      << "convolutions are not asked for";
+  const Finished quantized =
+      nibble({"quantize", at("float.safetensors"), at("q.safetensors"), "--format", "int-quantized", "--conv"});
+  ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
+
+  const Finished table = nibble({"inspect", at("q.safetensors")});
+  EXPECT_TRUE(contains(table.out, "kernel") && contains(table.out, "3x3")) << table.out;
+  const auto inspected = nibble_json({"inspect", at("q.safetensors"), "--reference", at("float.safetensors"), "--json"});
+  ASSERT_EQ(inspected["modules"].size(), 3u);
+  for (const auto& module : inspected["modules"]) {
+    const std::vector<int> kernel = module["name"] == "pointwise" ? std::vector{1, 1} : std::vector{3, 3};
+    EXPECT_EQ(module["kernel"], kernel);
+    EXPECT_GT(module["error"]["sqnr_db"].get<double>(), 30) << "the reference is compared in the same order";
+  }
+  for (const std::string layout : {"nchw", "nhwc"}) {
+    const auto verified = nibble_json(
+        {"verify", at("q.safetensors"), "-M", "1,2", "--image", "6x9", "--layout", layout, "--activations", "s8r", "--json"});
+    EXPECT_EQ(verified["passed"], true) << verified;
+    EXPECT_EQ(verified["results"].size(), 6u);
+    EXPECT_EQ(verified["results"][1]["checked"], 2 * 6 * 9 * 24);
+  }
+  const Finished wrong = nibble({"verify", at("q.safetensors"), "--image", "6by9"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_TRUE(contains(wrong.err, "--image is '6by9'")) << wrong.err;
+  const Finished bench = nibble({"bench", at("q.safetensors")});
+  EXPECT_TRUE(contains(bench.err, "--conv FILE")) << bench.err;
+}
+
 TEST_F(Cli, BenchHoldsEachModeAgainstItsPeak) {
   spit(at("shapes.txt"), "48 256 first\n32 256 second\n");
   const Finished run =

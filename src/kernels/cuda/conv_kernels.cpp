@@ -228,10 +228,6 @@ constexpr Kernel direct_row(std::string_view name, std::string_view act, std::st
 }
 
 constexpr std::array kKernels{
-    sm90_row<32, 256, 1>("conv_any_f16_any__cuda_sm90_wgmma_m32n256", "f16"),
-    sm90_row<32, 128, 1>("conv_any_f16_any__cuda_sm90_wgmma_m32n128", "f16"),
-    sm90_row<32, 64, 1>("conv_any_f16_any__cuda_sm90_wgmma_m32n64", "f16"),
-    sm90_row<32, 64, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m32n64", "f16"),
     sm90_row<64, 256, 1>("conv_any_f16_any__cuda_sm90_wgmma_m64n256", "f16"),
     sm90_row<64, 256, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m64n256", "f16"),
     sm90_row<128, 192, 1>("conv_any_f16_any__cuda_sm90_wgmma_m128n192", "f16"),
@@ -239,10 +235,6 @@ constexpr std::array kKernels{
     sm90_row<128, 192, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
     sm90_row<256, 128, 1>("conv_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
     sm90_row<256, 128, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
-    sm90_row<32, 256, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m32n256", "bf16"),
-    sm90_row<32, 128, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m32n128", "bf16"),
-    sm90_row<32, 64, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m32n64", "bf16"),
-    sm90_row<32, 64, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m32n64", "bf16"),
     sm90_row<64, 256, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
     sm90_row<64, 256, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
     sm90_row<128, 192, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),

@@ -122,15 +122,14 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
     return cudaErrorInvalidAddressSpace;
   }
   GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
-  const GemmKernel kernel = task.act == DType::f16    ? gemm_sm90_f16(config.tokens, p.format, geo.bits)
-                            : task.act == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format, geo.bits)
+  const GemmKernel kernel = task.act == DType::f16    ? gemm_sm90_patches_f16(config.tokens, p.format, geo.bits)
+                            : task.act == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format, geo.bits)
                                                       : nullptr;
   if (kernel == nullptr) return cudaErrorInvalidValue;
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
   p.patches = patches;
   p.images = task.images;
   if (task.d.channel != 1) {
-    p.plain = false;
     p.image_stride = task.d.image;
     p.channel_stride = task.d.channel;
   }

@@ -70,6 +70,9 @@ using GemmKernel = void (*)(GemmParams);
 /// The kernel for n tokens a pass; null when there is none.
 GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits);
 GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits);
+/// Of patches: 64, 128 or 256 tokens.
+GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format, int bits);
+GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bits);
 /// Of s8 codes, whose sums are folded every `fold` channels: 32 or 128.
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
 

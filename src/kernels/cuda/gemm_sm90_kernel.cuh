@@ -64,7 +64,8 @@ constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
-template <class Act, int kBits, Zeros kZeros, int kTokens>
+/// kPatches: tokens are output pixels of a convolution.
+template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches>
 struct Gemm {
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
   static constexpr int kFolds = !kCodes ? 0 : kZeros == Zeros::any ? gpu_tile::kChannels / 32 : 1;  // of a record
@@ -154,10 +155,10 @@ struct Gemm {
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
         for (int box = 0; box < kBoxes * depth() && channel < end; ++box) {
-          if (p.patches.channels == 0)
-            ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
-          else
+          if constexpr (kPatches)
             load_patches(at, channel, pass, full(to.stage), policy);
+          else
+            ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
           if constexpr (kCodes) {
             const float2* from = p.terms + channel / gpu_tile::kChannels * kFolds * p.term_pitch + pass.token_tile * kTokens;
 #pragma unroll 1
@@ -395,7 +396,7 @@ struct Gemm {
         if (m < p.m) use(p.first_row + m, n, *reinterpret_cast<const float2*>(from + i * kStagePitch + 2 * lane));
       };
     };
-    if (p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
+    if (kPatches && p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
       const int unit = first + lane / kUnitTokens;
       const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + lane % kUnitTokens, pixels = p.patches.pixels();
       const std::int64_t at = m / pixels * p.image_stride + m % pixels;
@@ -405,7 +406,7 @@ struct Gemm {
         if (lane < count * kUnitTokens && m < p.m && n < p.n)
           p.epilogue.store_at(at + n * p.channel_stride, m, n, from[lane * kStagePitch + row]);
       }
-    } else if (p.plain && (pass.block + (first + count - 1) / kUnits + 1) * gpu_tile::kRows <= p.n) {
+    } else if (!kPatches && p.plain && (pass.block + (first + count - 1) / kUnits + 1) * gpu_tile::kRows <= p.n) {
 #pragma unroll 4
       for (int i = warp; i < count * kUnitTokens; i += 4)
         for_each_pair([&](int m, int n, float2 sum) { p.epilogue.store_plain(m, n, sum); })(i);
@@ -534,10 +535,10 @@ struct Gemm {
   }
 };
 
-template <class Act, int kBits, Zeros kZeros, int kTokens>
-__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens>::kShape.threads(), 1)
+template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches>
+__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches>::kShape.threads(), 1)
     gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
-  using This = Gemm<Act, kBits, kZeros, kTokens>;
+  using This = Gemm<Act, kBits, kZeros, kTokens, kPatches>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.split > 1;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
@@ -580,28 +581,33 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens>::kShape.thre
   }
 }
 
-template <class Act, int kBits, Zeros kZeros>
+template <class Act, int kBits, Zeros kZeros, bool kPatches>
 GemmKernel kernel_for(int tokens) {
   switch (tokens) {
-    case 16: return gemm_sm90_kernel<Act, kBits, kZeros, 16>;
-    case 32: return gemm_sm90_kernel<Act, kBits, kZeros, 32>;
-    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64>;
-    case 128: return gemm_sm90_kernel<Act, kBits, kZeros, 128>;
+    case 16:
+      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 16, false>;
+      return nullptr;
+    case 32:
+      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 32, false>;
+      return nullptr;
+    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches>;
+    case 128: return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches>;
     case 256:
-      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256>;
+      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches>;
       return nullptr;
     default: return nullptr;
   }
 }
-template <class Act, int kBits>
+template <class Act, int kBits, bool kPatches = false>
 GemmKernel kernel_for(int tokens, Zeros zeros) {
-  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed>(tokens);
-  return zeros == Zeros::integer ? kernel_for<Act, kBits, Zeros::integer>(tokens) : kernel_for<Act, kBits, Zeros::any>(tokens);
+  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed, kPatches>(tokens);
+  return zeros == Zeros::integer ? kernel_for<Act, kBits, Zeros::integer, kPatches>(tokens)
+                                 : kernel_for<Act, kBits, Zeros::any, kPatches>(tokens);
 }
-template <class Act>
+template <class Act, bool kPatches = false>
 GemmKernel kernel_for(int tokens, const RecordFormat& format, int bits) {
   const Zeros zeros = zeros_of(format, std::is_same_v<Act, __half> ? DType::f16 : DType::bf16);
-  return bits == 4 ? kernel_for<Act, 4>(tokens, zeros) : kernel_for<Act, 8>(tokens, zeros);
+  return bits == 4 ? kernel_for<Act, 4, kPatches>(tokens, zeros) : kernel_for<Act, 8, kPatches>(tokens, zeros);
 }
 
 }  // namespace

@@ -124,7 +124,8 @@ struct Deal {
     double best = std::numeric_limits<double>::infinity();
     for (std::int64_t height = work.rows(); height >= std::max<std::int64_t>(1, work.rows() / 3); --height) {
       const std::int64_t down = (work.out_height() + height - 1) / height, count = images * down * chunks_across * groups;
-      const double time = static_cast<double>((count + threads - 1) / threads) * (static_cast<double>(height) + 0.5);
+      const std::int64_t turns = (count + threads - 1) / threads;  // of the busiest thread
+      const double time = static_cast<double>(turns) * (static_cast<double>(height) + 0.5);
       if (time >= best) continue;
       best = time;
       rows = height;

@@ -61,7 +61,7 @@ const std::byte* Patches::gather(std::int64_t m) const {
   return row;
 }
 
-const PrepareIsa& prepare_isa(Isa main) {
+const PrepareIsa& prepare_isa([[maybe_unused]] Isa main) {
 #if defined(__x86_64__)
   if (main == Isa::avx512 || main == Isa::avx512vnni || main == Isa::avx512bf16) return kAvx512;
   if (main == Isa::avx2 || main == Isa::avx2vnni) return kAvx2;

@@ -47,8 +47,7 @@ inline void decode_nibbles(const Ints* zeros, const std::byte* octet, Ints* pane
 }
 
 /// The same for any zeros, and for 8-bit octets, by way of floats. `bits` (4 or 8) is a constant at every call.
-__attribute__((always_inline)) inline void decode_octet(int bits, int flip, const Vec* zero, const std::byte* octet,
-                                                        Ints* panel) {
+NIBBLE_VARIANT void decode_octet(int bits, int flip, const Vec* zero, const std::byte* octet, Ints* panel) {
   for (int v = 0; v < kVecs; ++v) {
     const Ints low = load_ints(octet + 4 * v * kLanes);
     const Ints high = bits == 4 ? low : load_ints(octet + 4 * (kRows + v * kLanes));
@@ -64,8 +63,8 @@ __attribute__((always_inline)) inline void decode_octet(int bits, int flip, cons
 /// sum[height][R] += scale ∘ (A'[height] · panel) over `pairs` pairs of channels. `height` is a constant at every call. The next
 /// tile's activations, which begin `next` bytes further on, are asked for on the way: they come in pieces of 2 KiB, too short for the
 /// hardware to see a stream, and may be as far away as L3.
-__attribute__((always_inline)) inline void multiply(int height, const std::byte* a, const Ints* panel, std::int64_t pairs,
-                                                    const Vec* scale, std::int64_t next, float* sum) {
+NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, std::int64_t pairs, const Vec* scale,
+                             std::int64_t next, float* sum) {
   Vec acc[kTile][kVecs];
   for (int m = 0; m < height; ++m)
     for (int v = 0; v < kVecs; ++v) acc[m][v] = Vec{};

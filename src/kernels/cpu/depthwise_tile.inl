@@ -29,7 +29,7 @@ void expand(const DepthwiseTask& t) {
 }
 
 /// Σ over taps for `tokens` neighbours. `tokens` is a constant at every call.
-__attribute__((always_inline)) inline void add_taps(int tokens, const DepthwiseTask& t, const float* x, float* out) {
+NIBBLE_VARIANT void add_taps(int tokens, const DepthwiseTask& t, const float* x, float* out) {
   Vec acc[kTokens][kVecs];
   for (int i = 0; i < tokens; ++i)
     for (int v = 0; v < kVecs; ++v) acc[i][v] = Vec{};

@@ -50,7 +50,7 @@ __attribute__((noinline)) void read_group_header(const Decoder& d, const std::by
 inline Vec splat_at(const float* p) { return reinterpret_cast<Vec>(load_splat(p)); }
 
 /// acc[rows][R] += quad of every virtual row · codes.
-__attribute__((always_inline)) inline void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
+NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
   for (int r = 0; r < rows; ++r) {
     const Ints quad = load_splat(a + 4 * r);
     for (int v = 0; v < kVecs; ++v) acc[r][v] = dot4(acc[r][v], w[v], quad, bits);
@@ -65,7 +65,7 @@ struct Columns {
 };
 
 /// Adds the codes of an octet.
-__attribute__((always_inline)) inline Ints add_codes(Ints sum, Ints low, Ints high, int bits) {
+NIBBLE_VARIANT Ints add_codes(Ints sum, Ints low, Ints high, int bits) {
   const Ints ones = splat(0x01010101);
   if (bits == 4) return dot4(sum, low + high, ones, 4);
   return dot4(dot4(sum, low, ones, 8), high, ones, 8);
@@ -73,8 +73,8 @@ __attribute__((always_inline)) inline Ints add_codes(Ints sum, Ints low, Ints hi
 
 /// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `finds`, whether column sums
 /// are to be found rather than used, are constants at every call; but `finds` of any other width, which is too rare for a loop of its own.
-__attribute__((always_inline)) inline void multiply(int bits, int digits, int height, bool finds, const DotTask& t,
-                                                    const std::byte* block, const std::byte* a, Columns columns, float* out) {
+NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
+                             const std::byte* a, Columns columns, float* out) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const int rows = height * digits;
@@ -156,9 +156,8 @@ __attribute__((always_inline)) inline void multiply(int bits, int digits, int he
     for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);
 }
 
-__attribute__((always_inline)) inline void multiply_height(int bits, int digits, int height, bool finds, const DotTask& t,
-                                                           const std::byte* block, const std::byte* a, Columns columns,
-                                                           float* out) {
+NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
+                                    const std::byte* a, Columns columns, float* out) {
   const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the cases above it vanish
   switch (height) {
     case 1: return multiply(bits, digits, 1, finds, t, block, a, columns, out);
@@ -171,8 +170,8 @@ __attribute__((always_inline)) inline void multiply_height(int bits, int digits,
   }
 }
 
-__attribute__((always_inline)) inline void multiply_any(int digits, int height, bool finds, const DotTask& t,
-                                                        const std::byte* block, const std::byte* a, Columns columns, float* out) {
+NIBBLE_VARIANT void multiply_any(int digits, int height, bool finds, const DotTask& t, const std::byte* block, const std::byte* a,
+                                 Columns columns, float* out) {
   switch (t.decoder->geometry.bits) {
     case 4:
       return digits == 1 && finds ? multiply_height(4, digits, height, true, t, block, a, columns, out)
@@ -187,8 +186,8 @@ __attribute__((always_inline)) inline void multiply_any(int digits, int height, 
 /// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which
 /// fit in L2 together, go by. With zero points the first tile finds the column sums on its way; where `columns` has room the others
 /// use them.
-__attribute__((always_inline)) inline void linear(int digits, const DotTask& t, std::int64_t block_begin, std::int64_t block_end,
-                                                  std::int64_t m_begin, std::int64_t m_end, float* columns) {
+NIBBLE_VARIANT void linear(int digits, const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin,
+                           std::int64_t m_end, float* columns) {
   const tile::Geometry& geo = t.decoder->geometry;
   const std::int64_t block_floats = t.segments.count() * kRows;
   const bool kept = m_end - m_begin > t.tile && (block_end - block_begin) * block_floats <= kColumnFloats;

@@ -1,5 +1,14 @@
 // Includes the file that NIBBLE_LOOPS names once per instruction set, in that set's namespace and target region, after simd.inl.
 // A file that has nothing to offer a set leaves itself empty there, by NIBBLE_ISA.
+
+// A loop whose constant arguments make a copy of it at every call. Under a sanitizer, whose checks make compiling the copies a matter of
+// many minutes, there is one and they are variables: it reads and writes the same places.
+#if defined(NIBBLE_SANITIZED)
+#define NIBBLE_VARIANT __attribute__((noinline))
+#else
+#define NIBBLE_VARIANT __attribute__((always_inline)) inline
+#endif
+
 #define NIBBLE_ISA_BASELINE 0
 #define NIBBLE_ISA_AVX2 1
 #define NIBBLE_ISA_AVX2VNNI 2

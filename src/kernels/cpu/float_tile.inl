@@ -36,8 +36,8 @@ inline void read_header(const Decoder& d, const std::byte* record, Header& heade
 }
 
 /// An octet of integer codes → W, straight from words to floats. `bits` (4, 8; 0: any other width) is a constant at every call.
-__attribute__((always_inline)) inline void decode_simple(int bits, const Decoder& d, const Header& h, const tile::Planes& planes,
-                                                         const std::byte* octet, float* panel) {
+NIBBLE_VARIANT void decode_simple(int bits, const Decoder& d, const Header& h, const tile::Planes& planes, const std::byte* octet,
+                                  float* panel) {
   const int flip = bits == 8 ? d.flip : 0;
   for (int v = 0; v < kVecs; ++v) {
     const Vec zero = load(h.zero + v * kLanes), scale = load(h.scale + v * kLanes);
@@ -105,7 +105,7 @@ void decode(const Decoder& d, const std::byte* record, std::int64_t k, int count
 }
 
 /// acc[height][R] += A'[height] ⊗ panel over `count` input channels. `height` is a constant at every call.
-__attribute__((always_inline)) inline void multiply(int height, const float* a, const float* panel, int count, float* acc) {
+NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int count, float* acc) {
   Vec c[kTileM][kVecs];
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) c[r][v] = load(acc + r * kRows + v * kLanes);

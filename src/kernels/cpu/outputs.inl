@@ -97,9 +97,8 @@ inline Vec relu(Vec x) {
 }
 
 /// One column of vectors: bias, activation, conversion. `activation` and `out` are constants at every call.
-__attribute__((always_inline)) inline void store_column(Activation activation, DType out, const EpilogueSpec& spec, Vec bias,
-                                                        const float* sums, std::int64_t height, std::byte* to,
-                                                        std::int64_t step) {
+NIBBLE_VARIANT void store_column(Activation activation, DType out, const EpilogueSpec& spec, Vec bias, const float* sums,
+                                 std::int64_t height, std::byte* to, std::int64_t step) {
   const Divisor scale = divisor(spec.out_scale);
   const Vec low = Vec{} + spec.clamp_low, high = Vec{} + spec.clamp_high;
   for (std::int64_t r = 0; r < height; ++r, to += step) {
@@ -115,8 +114,8 @@ __attribute__((always_inline)) inline void store_column(Activation activation, D
   }
 }
 
-__attribute__((always_inline)) inline void store_any(Activation activation, DType out, const EpilogueSpec& spec, Vec bias,
-                                                     const float* sums, std::int64_t height, std::byte* to, std::int64_t step) {
+NIBBLE_VARIANT void store_any(Activation activation, DType out, const EpilogueSpec& spec, Vec bias, const float* sums,
+                              std::int64_t height, std::byte* to, std::int64_t step) {
   switch (out) {
     case DType::f32: return store_column(activation, DType::f32, spec, bias, sums, height, to, step);
     case DType::f16: return store_column(activation, DType::f16, spec, bias, sums, height, to, step);

@@ -203,7 +203,7 @@ struct Quads {
 };
 
 /// Vector v of an octet of 4-bit or 8-bit codes. `bits` is a constant at every call.
-__attribute__((always_inline)) inline Quads load_quads(int bits, const std::byte* octet, int v) {
+NIBBLE_VARIANT Quads load_quads(int bits, const std::byte* octet, int v) {
   const Ints word = load_ints(octet + 4 * v * kLanes);
   if (bits == 8) return {word, load_ints(octet + 4 * (kRows + v * kLanes))};
   return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f};

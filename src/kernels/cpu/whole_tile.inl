@@ -15,8 +15,7 @@ constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
 
 /// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: in threes, which the address of a load adds up by itself.
-__attribute__((always_inline)) inline void add_quad(int height, const std::byte* a, std::int64_t step, const Ints* w, int bits,
-                                                    Ints (*acc)[kVecs]) {
+NIBBLE_VARIANT void add_quad(int height, const std::byte* a, std::int64_t step, const Ints* w, int bits, Ints (*acc)[kVecs]) {
   for (int r = 0; r < height; ++r) {
     const Ints quad = load_splat(a + r * step);
     for (int v = 0; v < kVecs; ++v) acc[r][v] = dot4(acc[r][v], w[v], quad, bits);
@@ -25,9 +24,8 @@ __attribute__((always_inline)) inline void add_quad(int height, const std::byte*
 
 /// acc[height][R] += Σ q·code over `octets` octets: quad q of token r is at a + r·step + q·quad. `bits` (4 or 8) and `height` are
 /// constants at every call, and for prepared activations so are `step` and `quad`.
-__attribute__((always_inline)) inline void add_octets(int bits, int height, Ints flip, const std::byte*& codes,
-                                                      const std::byte* a, std::int64_t step, std::int64_t quad,
-                                                      std::int64_t octets, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
+NIBBLE_VARIANT void add_octets(int bits, int height, Ints flip, const std::byte*& codes, const std::byte* a, std::int64_t step,
+                               std::int64_t quad, std::int64_t octets, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
   const bool apart = height * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
   constexpr int kLine = 64;
   const int octet_bytes = bits * kRows;
@@ -50,8 +48,8 @@ inline Ints flip_of(int bits, const Decoder& d) {
 }
 
 /// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. `bits` and `height` are constants at every call.
-__attribute__((always_inline)) inline void sum(int bits, int height, const Decoder& d, const std::byte* codes, const std::byte* a,
-                                               std::int64_t octets, std::int32_t* out) {
+NIBBLE_VARIANT void sum(int bits, int height, const Decoder& d, const std::byte* codes, const std::byte* a, std::int64_t octets,
+                        std::int32_t* out) {
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
   for (int r = 0; r < height; ++r)
@@ -65,9 +63,8 @@ __attribute__((always_inline)) inline void sum(int bits, int height, const Decod
 }
 
 /// The same of patches, run by run; `a` is where the first token's patch begins, `starts` are those of the tokens.
-__attribute__((always_inline)) inline void sum_runs(int bits, int height, const Decoder& d, const std::byte* codes,
-                                                    const std::byte* a, const Patches& p, const std::int32_t* starts,
-                                                    std::int32_t* out) {
+NIBBLE_VARIANT void sum_runs(int bits, int height, const Decoder& d, const std::byte* codes, const std::byte* a, const Patches& p,
+                             const std::int32_t* starts, std::int32_t* out) {
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
   for (int r = 0; r < height; ++r)

@@ -241,6 +241,28 @@ Status Plan::Impl::choose(std::int64_t m_max, std::string_view forced, bool allo
   return {};
 }
 
+namespace {
+
+/// What every operation with a weight tells the kernels.
+template <typename Spec>
+Problem problem_of(Op op, const PackedWeightData& packed, const Spec& spec, const PlanOptions& options) {
+  return {.op = op,
+          .n = packed.n,
+          .k = packed.k,
+          .scheme = packed.scheme,
+          .zero_type = packed.zero_type,
+          .layout = packed.layout->name,
+          .memory = packed.backend(),
+          .act = spec.act,
+          .epilogue = spec.epilogue,
+          .quantize = spec.quantize,
+          .permutes_k = !packed.perm.empty(),
+          .prescales_k = !packed.prescale.empty(),
+          .machine = machine_for(options)};
+}
+
+}  // namespace
+
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) {
   NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight.data()));
   if (spec.m_max < 1) return error(StatusCode::invalid_argument, "m_max={} must be at least 1", spec.m_max);
@@ -251,19 +273,7 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
   const PackedWeightData& packed = weight.data();
   impl->layout = packed.layout;
   impl->linear = spec;
-  impl->problem = {.op = Op::linear,
-                   .n = packed.n,
-                   .k = packed.k,
-                   .scheme = packed.scheme,
-                   .zero_type = packed.zero_type,
-                   .layout = packed.layout->name,
-                   .memory = packed.backend(),
-                   .act = spec.act,
-                   .epilogue = spec.epilogue,
-                   .quantize = spec.quantize,
-                   .permutes_k = !packed.perm.empty(),
-                   .prescales_k = !packed.prescale.empty(),
-                   .machine = machine_for(options)};
+  impl->problem = problem_of(Op::linear, packed, spec, options);
   NIBBLE_RETURN_IF_ERROR(impl->choose(spec.m_max, forced, options.allow_reference));
   return Plan(std::move(impl));
 }
@@ -290,20 +300,10 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const 
   const PackedWeightData& packed = weight.data();
   impl->layout = packed.layout;
   impl->conv = spec;
-  impl->problem = {.op = Op::conv,
-                   .n = packed.n,
-                   .k = packed.k,
-                   .scheme = packed.scheme,
-                   .zero_type = packed.zero_type,
-                   .layout = packed.layout->name,
-                   .memory = packed.backend(),
-                   .act = spec.act,
-                   .epilogue = spec.epilogue,
-                   .quantize = spec.quantize,
-                   .geometry = geometry,
-                   .input = spec.input,
-                   .output = spec.output,
-                   .machine = machine_for(options)};
+  impl->problem = problem_of(Op::conv, packed, spec, options);
+  impl->problem.geometry = geometry;
+  impl->problem.input = spec.input;
+  impl->problem.output = spec.output;
   NIBBLE_RETURN_IF_ERROR(impl->choose(spec.batch_max, forced, options.allow_reference));
   return Plan(std::move(impl));
 }

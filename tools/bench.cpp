@@ -366,9 +366,11 @@ void add_bench(CLI::App& app, Action& action) {
       ->type_name("NAME,...")
       ->excludes(path);
   add_activations(*command, options->activations, "With PATH or --conv: quantize activations while running")->excludes(shapes);
-  command->add_option("--act", options->acts, "Types of activations and outputs: f32, f16 or bf16")
+  command
+      ->add_option("--act", options->acts,
+                   "Types of activations and outputs: f32, f16, bf16; or codes, s8 (the output too) or e4m3 (bf16 out)")
       ->delimiter(',')
-      ->check(one_of({"f32", "f16", "bf16"}))
+      ->check(one_of({"f32", "f16", "bf16", "s8", "e4m3"}))
       ->type_name("TYPE,...")
       ->capture_default_str();
   add_backend(*command, options->backend);

@@ -18,7 +18,8 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr int kRounds = 7;
-constexpr double kUsualSeconds = 0.2;  // shorter measurements get shorter probes
+constexpr float kCodeScale = 1.0f / 32, kOutScale = 0.25f;  // of activations that come and leave as codes
+constexpr double kUsualSeconds = 0.2;                       // shorter measurements get shorter probes
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -96,8 +97,8 @@ struct Probes {
 
 // Fills in what follows from the times: traffic counts weights, activations and outputs once each.
 void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, const BenchWork& work) {
-  const double element = bits(work.act) / 8.0;
-  const double bytes = static_cast<double>(weight_bytes) + element * static_cast<double>(work.a_elements() + work.d_elements());
+  const double bytes = static_cast<double>(weight_bytes) + bits(work.act) / 8.0 * static_cast<double>(work.a_elements()) +
+                       bits(work.out()) / 8.0 * static_cast<double>(work.d_elements());
   const double operations = 2 * static_cast<double>(result.m) * static_cast<double>(result.n) * static_cast<double>(result.k);
   result.median_us = timing.median_us;
   result.samples = timing.samples;
@@ -246,7 +247,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
 }  // namespace
 
 Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& options) const {
-  const EpilogueSpec epilogue{.bias = bias, .out = act};
+  const EpilogueSpec epilogue{.bias = bias, .out = out(), .out_scale = out() == DType::s8 ? kOutScale : 1.0f};
   if (!conv) return Plan::linear(weight, {.act = act, .m_max = m, .epilogue = epilogue, .quantize = quantize}, options);
   return Plan::conv(weight,
                     {.geometry = conv->geometry,
@@ -284,9 +285,9 @@ ConstTensorView BenchWork::a(const void* data) const {
 }
 
 TensorView BenchWork::d(void* data) const {
-  if (!conv) return {data, act, {m, n}};
+  if (!conv) return {data, out(), {m, n}};
   const ConvGeometry& g = conv->geometry;
-  return laid_out(TensorView(data, act, {m, g.out_channels, g.out_height(), g.out_width()}), conv->output);
+  return laid_out(TensorView(data, out(), {m, g.out_channels, g.out_height(), g.out_width()}), conv->output);
 }
 
 double median(std::vector<double> values) {
@@ -302,6 +303,44 @@ Tensor activations(DType dtype, std::int64_t m, std::int64_t k) {
   std::normal_distribution<float> normal;
   for (std::int64_t i = 0; i < m * k; ++i) a.set(i, normal(random));
   return a;
+}
+
+namespace {
+
+// Of the tensor's type and shape.
+ConstTensorView view(const Tensor& t, const void* data) {
+  return t.shape.size() == 1 ? ConstTensorView(data, t.dtype, {t.shape[0]})
+                             : ConstTensorView(data, t.dtype, {t.shape[0], t.shape[1]});
+}
+
+}  // namespace
+
+Result<BenchActs> activations_for(const BenchWork& work) {
+  if (work.act != DType::s8 && work.act != DType::e4m3) return BenchActs{activations(work.act, 1, work.a_elements()), {}, {}};
+  const Tensor floats = activations(DType::f32, 1, work.a_elements());
+  const GroupShape& group = work.quantize.group;
+  const std::int64_t tokens = group == GroupShape::tensor() ? 1 : work.m;
+  const std::vector<std::int64_t> shape =
+      group.k > 0 ? std::vector{tokens, (work.k + group.k - 1) / group.k} : std::vector{tokens};
+  BenchActs acts{Tensor(work.act, floats.shape), Tensor(DType::f32, shape), {}};
+  const StaticActs known{kCodeScale, 0};
+  const Status quantized =
+      quantize_activations(view(floats, floats.bytes.data()), {work.act, GroupShape::tensor()},
+                           {.codes = TensorView(acts.a.bytes.data(), work.act, {1, work.a_elements()})}, {.known = known});
+  if (!quantized.ok()) return quantized;
+  for (std::int64_t i = 0; i < acts.scales.numel(); ++i) acts.scales.set(i, kCodeScale);
+  if (work.quantize.zero != ZeroKind::none) {
+    acts.zeros = Tensor(DType::s32, shape);
+    std::fill_n(acts.zeros.as<std::int32_t>(), acts.zeros.numel(), 11);
+  }
+  return acts;
+}
+
+EpilogueArgs operands_of(const BenchActs& acts, const void* scales, const void* zeros) {
+  EpilogueArgs operands;
+  if (!acts.scales.empty()) operands.a_scale = view(acts.scales, scales);
+  if (!acts.zeros.empty()) operands.a_zero = view(acts.zeros, zeros);
+  return operands;
 }
 
 Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, double min_seconds,

@@ -50,13 +50,15 @@ struct BenchCase {
 
 /// One measurement's question to the planner: m rows through a linear layer, or m images through a convolution.
 struct BenchWork {
-  DType act = DType::f32;  // of A and D
+  DType act = DType::f32;  // of A; codes come with their scales
   std::int64_t m = 1, n = 1, k = 1;
   ActScheme quantize = {};
   bool bias = false;
   std::optional<ConvShapes> conv = {};
 
   Result<Plan> plan(const PackedWeight& weight, const PlanOptions& options) const;
+  /// Of D: as A is, but no kernel writes FP8.
+  DType out() const { return act == DType::e4m3 ? DType::bf16 : act; }
   /// Rows of D: m, or the pixels of m images.
   std::int64_t rows() const;
   std::int64_t a_elements() const;
@@ -65,6 +67,15 @@ struct BenchWork {
   ConstTensorView a(const void* data) const;
   TensorView d(void* data) const;
 };
+
+/// A, and where it comes as codes, their scales and zero points.
+struct BenchActs {
+  Tensor a, scales, zeros;
+};
+/// Gaussian: zeros take less power than a model does.
+Result<BenchActs> activations_for(const BenchWork& work);
+/// The operands of a run, whose scales and zero points are at these addresses.
+EpilogueArgs operands_of(const BenchActs& acts, const void* scales, const void* zeros);
 
 struct BenchResult {
   std::string name;
@@ -156,7 +167,6 @@ Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor& executor);
 // What machines have in common.
 inline constexpr std::size_t kMaxCopies = 2048;
 double median(std::vector<double> values);
-/// Gaussian: zeros take less power than a model does.
 Tensor activations(DType dtype, std::int64_t m, std::int64_t k);
 
 /// Measures one layer for each activation type and each of its M. `step` is called before each with a description.

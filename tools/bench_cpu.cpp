@@ -41,16 +41,17 @@ struct PlanRun {
   Copies copies;
   Executor& executor;
   BenchWork work;
-  Tensor a;
+  BenchActs acts;
   Buffer d, workspace;
   std::size_t next = 0;
 
   Result<double> operator()() {
     const PackedWeight& weight = (*copies)[next++ % copies->size()];
-    const ConstTensorView in = work.a(a.bytes.data());
+    const ConstTensorView in = work.a(acts.a.bytes.data());
     const TensorView out = work.d(d.as<std::byte>());
+    const EpilogueArgs operands = operands_of(acts, acts.scales.bytes.data(), acts.zeros.bytes.data());
     Status ran;
-    const double seconds = seconds_of([&] { ran = plan.run(weight, in, out, {}, workspace.span(), &executor); });
+    const double seconds = seconds_of([&] { ran = plan.run(weight, in, out, operands, workspace.span(), &executor); });
     if (!ran.ok()) return ran;
     return seconds;
   }
@@ -137,11 +138,13 @@ class Cpu : public BenchMachine {
   }
 
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
+    auto acts = activations_for(work);
+    if (!acts.ok()) return acts.status();
     PlanRun run{.plan = plan,
                 .copies = copies,
                 .executor = executor_,
                 .work = work,
-                .a = activations(work.act, 1, work.a_elements()),
+                .acts = *std::move(acts),
                 .d = Buffer(static_cast<std::size_t>(work.d_elements()) * sizeof(float)),
                 .workspace = Buffer(plan.workspace_bytes())};
     return Contestant{std::string(plan.kernel(work.m)), shared(std::make_shared<PlanRun>(std::move(run)))};

@@ -93,6 +93,7 @@ Result<Contestant> replaying(std::string name, std::size_t count, std::shared_pt
 }
 
 Result<DeviceMemory> to_device(const Tensor& tensor) {
+  if (tensor.empty()) return DeviceMemory();
   auto memory = DeviceMemory::allocate(tensor.bytes.size());
   if (!memory.ok()) return memory.status();
   if (Status copied = copy_to_device(memory->data(), tensor.bytes.data(), tensor.bytes.size()); !copied.ok()) return copied;
@@ -104,16 +105,21 @@ std::size_t f16_bytes(std::int64_t rows, std::int64_t columns) { return 2 * stat
 
 // Activations and outputs stay warm.
 struct Operands {
-  DeviceMemory a, d, workspace;
+  DeviceMemory a, scales, zeros, d, workspace;
+  EpilogueArgs args;
 
   static Result<std::shared_ptr<Operands>> make(const BenchWork& work, std::size_t workspace) {
-    auto a = to_device(activations(work.act, 1, work.a_elements()));
+    const auto acts = activations_for(work);
+    if (!acts.ok()) return acts.status();
+    auto a = to_device(acts->a), scales = to_device(acts->scales), zeros = to_device(acts->zeros);
     auto d = DeviceMemory::allocate(static_cast<std::size_t>(work.d_elements()) * sizeof(float));
     auto scratch = workspace == 0 ? Result<DeviceMemory>(DeviceMemory()) : DeviceMemory::allocate(workspace);
-    for (const auto* memory : {&a, &d, &scratch}) {
+    for (const auto* memory : {&a, &scales, &zeros, &d, &scratch}) {
       if (!memory->ok()) return memory->status();
     }
-    return std::make_shared<Operands>(Operands{*std::move(a), *std::move(d), *std::move(scratch)});
+    const EpilogueArgs args = operands_of(*acts, scales->data(), zeros->data());
+    return std::make_shared<Operands>(
+        Operands{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), *std::move(scratch), args});
   }
 };
 
@@ -228,7 +234,7 @@ class Gpu : public BenchMachine {
     const Operands& on_gpu = **operands;
     const auto keep = std::make_shared<std::pair<std::shared_ptr<Operands>, Copies>>(*operands, copies);
     return replaying(std::string(plan.kernel(work.m)), copies->size(), keep, [&](std::size_t i, cudaStream_t stream) {
-      return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), {},
+      return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), on_gpu.args,
                       std::span(on_gpu.workspace.data(), on_gpu.workspace.size()), Stream{stream});
     });
   }

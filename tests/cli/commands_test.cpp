@@ -383,6 +383,24 @@ TEST_F(Cli, BenchHoldsEachModeAgainstItsPeak) {
   EXPECT_TRUE(contains(slurp(at("r.html")), "s8r_s8c × bf16"));
 }
 
+TEST_F(Cli, BenchTakesActivationsThatAreCodes) {
+  spit(at("shapes.txt"), "96 256 some_layer\n");
+  spit(at("conv.txt"), "16 9x7 24 3 some_layer padding=1\n");
+  const std::string linear = "s8r_s8c,s8zr_s8c,s8g128_u4b8g128,s8zg64_u4b8g64,s8t_s8c";
+  for (const std::vector<std::string>& source : std::vector<std::vector<std::string>>{
+           {"--shapes", at("shapes.txt"), "-M", "3", "--act", "s8", "--scheme", linear},
+           {"--shapes", at("shapes.txt"), "-M", "3", "--act", "e4m3", "--scheme", "e4m3r_e4m3c,e4m3g128_e4m3g128"},
+           {"--conv", at("conv.txt"), "--act", "s8", "--scheme", "s8t_s8c,s8zt_s8c"}}) {
+    std::vector<std::string> command{"bench", "--no-baselines", "--min-time", "0.001", "--json", at("b.json")};
+    command.insert(command.end(), source.begin(), source.end());
+    const Finished run = nibble(command);
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    for (const auto& r : nlohmann::json::parse(slurp(at("b.json")))["results"]) EXPECT_GT(r["median_us"], 0) << r;
+  }
+  const Finished floats = nibble({"bench", "--shapes", at("shapes.txt"), "--act", "s8"});
+  EXPECT_TRUE(contains(floats.err, "activations of type s8")) << floats.err;
+}
+
 TEST_F(Cli, BenchOfACheckpointQuantizesActivations) {
   const Finished run = nibble({"bench", checkpoint("gptq"), "-M", "2", "--layer", "k_proj", "--activations", "s8r",
                                "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});

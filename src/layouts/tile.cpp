@@ -42,6 +42,11 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
   return static_cast<std::size_t>(tile::geometry(R, scheme, zero_type, n, k).total_bytes());
 }
 
+/// What turns the two's complement bytes of s8, the first `count` of eight, into codes + 128, and back.
+std::uint64_t sign_flip(DType codes, int count) {
+  return codes == DType::s8 ? 0x8080808080808080u >> (8 * (tile::kOctet - count)) : 0;
+}
+
 /// The codes of channels k0 … k0+count−1 of a row, in packed order, one per byte; zeros after them.
 std::uint64_t gather(const std::uint8_t* row, const std::vector<std::int32_t>& perm, std::int64_t k0, int count) {
   std::uint8_t codes[tile::kOctet] = {};
@@ -124,7 +129,8 @@ void pack_block(const QuantTensor& q, PackedWeightData& packed, const tile::Geom
     for (std::int64_t k = g * geo.group; k < k_end; k += tile::kOctet, octet += geo.octet_bytes) {
       const int count = static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k));
       for (int r = 0; r < rows; ++r)
-        put_row<R>(gather(q.codes.data() + (block * R + r) * q.k, packed.perm, k, count), planes, r, octet);
+        put_row<R>(gather(q.codes.data() + (block * R + r) * q.k, packed.perm, k, count) ^ sign_flip(q.scheme.codes, count),
+                   planes, r, octet);
     }
   }
 }
@@ -149,7 +155,8 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
       const std::int64_t k_end = std::min(geo.k, (g + 1) * geo.group);
       for (std::int64_t k0 = g * geo.group; k0 < k_end; k0 += tile::kOctet, octet += geo.octet_bytes)
         for (int r = 0; r < R && block * R + r < geo.n; ++r)
-          scatter(get_row<R>(planes, r, octet), q.codes.data() + (block * R + r) * geo.k, packed.perm, k0,
+          scatter(get_row<R>(planes, r, octet) ^ sign_flip(q.scheme.codes, tile::kOctet),
+                  q.codes.data() + (block * R + r) * geo.k, packed.perm, k0,
                   static_cast<int>(std::min<std::int64_t>(tile::kOctet, k_end - k0)));
     }
   }
@@ -166,7 +173,7 @@ const Layout kTile16Layout = make_layout<16>("cpu_n16", R"(
 weight    = row block 0 | row block 1 | ...             16 output channels each, the last one zero-padded
 row block = record of group 0 | record of group 1 | ... one contiguous run: what one core streams
 record    = scale[16] | zero[16]? | octet 0 | octet 1 | ...   8 input channels each (in g_idx order), zero-padded
-octet     = plane | plane | ...       the code's bits as planes of width w = 8, 4, 2, 1, low bits first
+octet     = plane | plane | ...       the code's bits as planes of width w = 8, 4, 2, 1, low bits first; s8 as code + 128
 plane     = row 0 | row 1 | ... | row 15               w bytes each; channel j in byte j mod w at bit (j div w)·w
             w = 4: 32 bits are channels 0 4 1 5 2 6 3 7 from the low nibble up
             w = 8: channels 0…3 of all rows, then channels 4…7 of all rows
@@ -176,7 +183,7 @@ const Layout kTile32Layout = make_layout<32>("cpu_n32", R"(
 weight    = row block 0 | row block 1 | ...             32 output channels each, the last one zero-padded
 row block = record of group 0 | record of group 1 | ... one contiguous run: what one core streams
 record    = scale[32] | zero[32]? | octet 0 | octet 1 | ...   8 input channels each (in g_idx order), zero-padded
-octet     = plane | plane | ...       the code's bits as planes of width w = 8, 4, 2, 1, low bits first
+octet     = plane | plane | ...       the code's bits as planes of width w = 8, 4, 2, 1, low bits first; s8 as code + 128
 plane     = row 0 | row 1 | ... | row 31               w bytes each; channel j in byte j mod w at bit (j div w)·w
             w = 4: 32 bits are channels 0 4 1 5 2 6 3 7 from the low nibble up
             w = 8: channels 0…3 of all rows, then channels 4…7 of all rows

@@ -20,7 +20,7 @@
 //
 // Other widths are bit planes of width 8, 4, 2 and 1, low bits first. A plane of width w holds w bytes per row and octet; channel
 // j sits in byte j mod w, at bit (j div w)·w, the rows side by side. An 8-bit plane is two halves of 4 channels, each 4 bytes per
-// row, for the sake of the same dot products.
+// row, for the sake of the same dot products, which want them unsigned: s8 is stored as code + 128.
 #pragma once
 
 #include <array>

@@ -47,15 +47,14 @@ inline void decode_nibbles(const Ints* zeros, const std::byte* octet, Ints* pane
 }
 
 /// The same for any zeros, and for 8-bit octets, by way of floats. `bits` (4 or 8) is a constant at every call.
-NIBBLE_VARIANT void decode_octet(int bits, int flip, const Vec* zero, const std::byte* octet, Ints* panel) {
+NIBBLE_VARIANT void decode_octet(int bits, const Vec* zero, const std::byte* octet, Ints* panel) {
   for (int v = 0; v < kVecs; ++v) {
     const Ints low = load_ints(octet + 4 * v * kLanes);
     const Ints high = bits == 4 ? low : load_ints(octet + 4 * (kRows + v * kLanes));
     for (int p = 0; p < 4; ++p) {
       const Ints word = bits == 4 ? low >> (4 * p) : (p % 2 == 0 ? low : high) >> (8 * (p / 2));
       const int mask = bits == 4 ? 15 : 255;
-      panel[p * kVecs + v] =
-          pair_of(to_floats((word & mask) ^ flip) - zero[v], to_floats(((word >> 16) & mask) ^ flip) - zero[v]);
+      panel[p * kVecs + v] = pair_of(to_floats(word & mask) - zero[v], to_floats((word >> 16) & mask) - zero[v]);
     }
   }
 }
@@ -129,9 +128,9 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
       if (looks_up) {
         decode_nibbles(zeros, codes, panel + o * 4 * kVecs);
       } else if (geo.bits == 4) {
-        decode_octet(4, 0, zero, codes, panel + o * 4 * kVecs);
+        decode_octet(4, zero, codes, panel + o * 4 * kVecs);
       } else {
-        decode_octet(8, d.flip, zero, codes, panel + o * 4 * kVecs);
+        decode_octet(8, zero, codes, panel + o * 4 * kVecs);
       }
     }
     for (std::int64_t m = m_begin; m < m_end; m += kTile) {

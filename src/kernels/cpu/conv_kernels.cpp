@@ -106,7 +106,7 @@ void decode_integers(const Decoder& decoder, const PackedWeightData& weight, std
         code |= (static_cast<unsigned>(plane[from.byte]) >> from.shift & ((1u << width) - 1)) << shift;
         plane += geo.rows * width;
       }
-      panel[k * geo.rows + r] = code_value(weight.scheme.codes, static_cast<std::uint8_t>(code)) - zero;
+      panel[k * geo.rows + r] = static_cast<float>(code) - decoder.bias - zero;
     }
   }
 }

@@ -9,7 +9,6 @@ Decoder::Decoder(const PackedWeightData& packed, int rows)
       zero(packed.scheme.zero),
       integer_codes(info(packed.scheme.codes).kind != DTypeKind::floating),
       e4m3_codes(packed.scheme.codes == DType::e4m3),
-      flip(packed.scheme.codes == DType::s8 ? 0x80 : 0),
       bias(static_cast<float>(code_bias(packed.scheme.codes))),
       has_scale2(packed.scale2.has_value()),
       scale2(packed.scale2.value_or(1.0f)) {

@@ -14,10 +14,9 @@ struct Decoder {
   DType scale_type;
   DType zero_type;
   ZeroKind zero;
-  bool integer_codes;  // the value is code − bias; else table[code]
+  bool integer_codes;  // the value is the stored code − bias; else table[code]
   bool e4m3_codes;
-  std::uint8_t flip;  // 0x80 turns the two's complement byte of s8 into code + 128
-  float bias;         // of integer codes
+  float bias;  // of integer codes
   bool has_scale2;
   float scale2;
   std::array<float, 256> table;  // values of float codes

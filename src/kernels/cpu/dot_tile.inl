@@ -81,8 +81,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const
   const bool apart = rows * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
   const bool subtracts = d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits != 4 && kByteBias != 0);
   const int dot_bits = bits == 4 ? 4 : 8;
-  const Ints flip =
-      splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101u));
+  const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
   const tile::Planes planes = tile::planes(geo.bits);
   Vec sum[kMaxTile][kVecs];
   for (int m = 0; m < height; ++m)

@@ -36,14 +36,12 @@ inline void read_header(const Decoder& d, const std::byte* record, Header& heade
 }
 
 /// An octet of integer codes → W, straight from words to floats. `bits` (4, 8; 0: any other width) is a constant at every call.
-NIBBLE_VARIANT void decode_simple(int bits, const Decoder& d, const Header& h, const tile::Planes& planes, const std::byte* octet,
-                                  float* panel) {
-  const int flip = bits == 8 ? d.flip : 0;
+NIBBLE_VARIANT void decode_simple(int bits, const Header& h, const tile::Planes& planes, const std::byte* octet, float* panel) {
   for (int v = 0; v < kVecs; ++v) {
     const Vec zero = load(h.zero + v * kLanes), scale = load(h.scale + v * kLanes);
     const Quads quads = bits == 0 ? load_any_quads(planes, octet, v) : load_quads(bits, octet, v);
     for (int j = 0; j < tile::kOctet; ++j) {
-      const Ints code = (((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255) ^ flip;
+      const Ints code = ((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255;
       store(panel + j * kRows + v * kLanes, (to_floats(code) - zero) * scale);
     }
   }
@@ -69,7 +67,7 @@ inline void decode_general(const Decoder& d, const Header& h, const tile::Planes
   const bool offset = d.zero == ZeroKind::offset;
   for (int i = 0; i < tile::kOctet * kRows; ++i) {
     const int r = i % kRows;
-    const double q = d.integer_codes ? static_cast<double>(codes[i] ^ d.flip) - static_cast<double>(d.bias)
+    const double q = d.integer_codes ? static_cast<double>(codes[i]) - static_cast<double>(d.bias)
                                      : static_cast<double>(d.table[static_cast<std::size_t>(codes[i])]);
     const double s = h.scale[r], z = h.zero[r];
     const double product = q * s;
@@ -87,11 +85,11 @@ inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* oct
     } else if (!h.simple) {
       decode_general(d, h, planes, octets, to);
     } else if (d.geometry.bits == 4) {
-      decode_simple(4, d, h, planes, octets, to);
+      decode_simple(4, h, planes, octets, to);
     } else if (d.geometry.bits == 8) {
-      decode_simple(8, d, h, planes, octets, to);
+      decode_simple(8, h, planes, octets, to);
     } else {
-      decode_simple(0, d, h, planes, octets, to);
+      decode_simple(0, h, planes, octets, to);
     }
   }
   if (d.has_scale2)

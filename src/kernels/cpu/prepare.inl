@@ -197,9 +197,7 @@ inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& ru
 inline std::int32_t total(const std::int32_t* units, std::int64_t count) {
   Ints sums{};
   for (std::int64_t i = 0; i < count; i += kLanes) sums += load_ints(units + i);
-  std::int32_t all = 0;
-  for (int i = 0; i < kLanes; ++i) all += sums[i];
-  return all;
+  return sum_lanes(sums);
 }
 
 void fixed(const PrepareTask& t, std::int64_t m) {

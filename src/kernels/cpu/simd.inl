@@ -30,6 +30,23 @@ inline Ints load_splat(const void* p) {
 }
 inline Vec to_floats(Ints v) { return __builtin_convertvector(v, Vec); }
 
+/// Of every lane.
+inline std::int32_t sum_lanes(Ints v) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+  v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  return v[0];
+#elif defined(__aarch64__)
+  return vaddvq_s32(reinterpret_cast<int32x4_t>(v));
+#else
+  std::int32_t sum = 0;
+  for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
+  return sum;
+#endif
+}
+
 /// To the nearest integer, ties to even.
 inline Ints to_ints(Vec v) {
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16

@@ -20,8 +20,10 @@ namespace nibble::cpu {
 
 /// Patches of int8 pixels with one scale for all of them, K within one segment: they are multiplied where they lie. A tile's tokens follow
 /// each other in an output row, so they are evenly apart, and no patch is copied.
+constexpr std::int64_t kMaxRowTokens = 256;
+
 struct PatchTask {
-  const Patches* patches;
+  const Patches* patches;                             // of at most kMaxRowTokens tokens a row
   std::int64_t rows;                                  // of tokens, patches->columns each
   std::int64_t pixels;                                // gathered, one after the other
   std::int64_t pixel_bytes;                           // a multiple of an octet

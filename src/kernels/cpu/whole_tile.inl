@@ -24,10 +24,11 @@ NIBBLE_VARIANT void add_quad(int height, const std::byte* a, std::int64_t step, 
 
 /// acc[height][R] += Σ q·code over `octets` octets: quad q of token r is at a + r·step + q·quad. `bits` (4 or 8) and `height` are
 /// constants at every call, and for prepared activations so are `step` and `quad`.
-NIBBLE_VARIANT void add_octets(int bits, int height, Ints flip, const std::byte*& codes, const std::byte* a, std::int64_t step,
+NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, const std::byte* a, std::int64_t step,
                                std::int64_t quad, std::int64_t octets, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
   const bool apart = height * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
   constexpr int kLine = 64;
+  const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
   const int octet_bytes = bits * kRows;
   for (; octets > 0; --octets, codes += octet_bytes, a += 2 * quad) {
     Ints low[kVecs], high[kVecs];
@@ -43,12 +44,8 @@ NIBBLE_VARIANT void add_octets(int bits, int height, Ints flip, const std::byte*
   }
 }
 
-inline Ints flip_of(int bits, const Decoder& d) {
-  return splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits == 8 ? d.flip ^ kByteBias : kByteBias) * 0x01010101u));
-}
-
 /// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. `bits` and `height` are constants at every call.
-NIBBLE_VARIANT void sum(int bits, int height, const Decoder& d, const std::byte* codes, const std::byte* a, std::int64_t octets,
+NIBBLE_VARIANT void sum(int bits, int height, const std::byte* codes, const std::byte* a, std::int64_t octets,
                         std::int32_t* out) {
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
@@ -57,13 +54,13 @@ NIBBLE_VARIANT void sum(int bits, int height, const Decoder& d, const std::byte*
       acc[r][v] = load_splat(a + 4 * r);
       more[r][v] = Ints{};
     }
-  add_octets(bits, height, flip_of(bits, d), codes, a + 4 * height, 4, 4 * height, octets, acc, more);
+  add_octets(bits, height, codes, a + 4 * height, 4, 4 * height, octets, acc, more);
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
 
 /// The same of patches, run by run; `a` is where the first token's patch begins, `starts` are those of the tokens.
-NIBBLE_VARIANT void sum_runs(int bits, int height, const Decoder& d, const std::byte* codes, const std::byte* a, const Patches& p,
+NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const std::byte* a, const Patches& p,
                              const std::int32_t* starts, std::int32_t* out) {
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
@@ -72,11 +69,9 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const Decoder& d, const std::
       acc[r][v] = splat(starts[r]);
       more[r][v] = Ints{};
     }
-  const Ints flip = flip_of(bits, d);
   for (std::int64_t h = 0; h < p.runs_h; ++h)
     for (std::int64_t w = 0; w < p.runs_w; ++w)
-      add_octets(bits, height, flip, codes, a + h * p.run_down + w * p.run_beside, p.beside, 4, p.run_bytes / tile::kOctet, acc,
-                 more);
+      add_octets(bits, height, codes, a + h * p.run_down + w * p.run_beside, p.beside, 4, p.run_bytes / tile::kOctet, acc, more);
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
@@ -101,13 +96,13 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const Decoder& d, const std::
   }
 __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
                                         std::int64_t octets, std::int32_t* out) {
-  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum, 4, d, codes, a, octets, out)
-  NIBBLE_EVERY_HEIGHT(sum, 8, d, codes, a, octets, out)
+  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum, 4, codes, a, octets, out)
+  NIBBLE_EVERY_HEIGHT(sum, 8, codes, a, octets, out)
 }
 __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
                                              const Patches& p, const std::int32_t* starts, std::int32_t* out) {
-  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, d, codes, a, p, starts, out)
-  NIBBLE_EVERY_HEIGHT(sum_runs, 8, d, codes, a, p, starts, out)
+  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, codes, a, p, starts, out)
+  NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, out)
 }
 #undef NIBBLE_EVERY_HEIGHT
 
@@ -214,14 +209,12 @@ inline std::int32_t sum_of_bytes(const std::byte* a, std::int64_t count) {
   std::int64_t i = 0;
   Ints lanes{};
   for (; i + 4 * kLanes <= count; i += 4 * kLanes) lanes = dot4(lanes, splat(0x01010101), load_ints(a + i), 4);
-  std::int32_t sum = 0;
-  if (i > 0)
-    for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+  std::int32_t sum = i > 0 ? sum_lanes(lanes) : 0;
   for (; i < count; ++i) sum += static_cast<std::int8_t>(a[i]);
   return sum;
 }
 
-/// Σ of the codes of the patches of `count` tokens that follow each other in a row, from the sums of pixels.
+/// Σ of the codes of each patch of a row of `count` tokens, from the sums of pixels.
 void sum_patches(const PatchTask& t, const std::int32_t* first, std::int64_t count, std::int32_t* sums) {
   for (std::int64_t i = 0; i < count; ++i) sums[i] = 0;
   for (std::int64_t h = 0; h < t.taps_h; ++h)
@@ -255,29 +248,30 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
     const std::int32_t start = -t.bias * static_cast<std::int32_t>(geo.k);
     const Patches ones{.image = t.ones, .runs_h = 1, .runs_w = 1, .run_bytes = geo.k};
     sum_tile_runs(1, d, record + geo.header_bytes, t.ones, ones, &start, columns + i * kRows);
-    for (int j = 0; j < kRows; ++j) columns[i * kRows + j] -= zeros[i * kRows + j] * static_cast<std::int32_t>(geo.k);
+    for (int j = 0; j < kRows; ++j) {
+      const std::int32_t column = columns[i * kRows + j] - zeros[i * kRows + j] * static_cast<std::int32_t>(geo.k);
+      columns[i * kRows + j] = column * t.zero;  // of 32 bits, like every sum
+    }
   }
-  const bool corrects = t.zero != 0 || d.zero != ZeroKind::none || (kByteBias != 0 && geo.bits != 4);
+  const bool has_zeros = d.zero != ZeroKind::none || (kByteBias != 0 && geo.bits != 4);
   alignas(64) std::int32_t acc[kTile * kRows];
   alignas(64) float out[kTile * kRows];
-  std::int32_t sums[kTile], starts[kTile];
-  for (std::int64_t row = 0; row < t.rows; ++row)
+  std::int32_t sums[kMaxRowTokens], starts[kMaxRowTokens];
+  for (std::int64_t row = 0; row < t.rows; ++row) {
+    sum_patches(t, t.pixel_sums + row * t.row_down, p.columns, sums);
+    for (std::int64_t i = 0; i < p.columns; ++i) starts[i] = -t.bias * sums[i];
     for (std::int64_t column = 0, height = 0; column < p.columns; column += height) {
       height = p.columns - column < t.tile ? p.columns - column : t.tile;
-      sum_patches(t, t.pixel_sums + row * t.row_down + column * t.pixel_step, height, sums);
-      for (std::int64_t r = 0; r < height; ++r) starts[r] = -t.bias * sums[r];
       const std::byte* a = p.image + row * p.down + column * p.beside;
       for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
         const std::byte* record = t.weight + geo.record(block_begin + i, 0);
-        sum_tile_runs(static_cast<int>(height), d, record + geo.header_bytes, a, p, starts, acc);
+        sum_tile_runs(static_cast<int>(height), d, record + geo.header_bytes, a, p, starts + column, acc);
         for (std::int64_t r = 0; r < height; ++r) {
           for (int v = 0; v < kVecs; ++v) {
             const std::int64_t at = r * kRows + v * kLanes, of = i * kRows + v * kLanes;
             Words whole = reinterpret_cast<Words>(load_ints(acc + at));  // modulo 2³², where the result fits
-            if (corrects) {
-              whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
-              if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of)) * static_cast<std::uint32_t>(t.zero);
-            }
+            if (has_zeros) whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[column + r]);
+            if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of));
             Vec y = (to_floats(reinterpret_cast<Ints>(whole)) * t.scale) * load(channels[i].scale + v * kLanes);
             if (d.has_scale2) y *= d.scale2;
             store(out + at, y);
@@ -286,6 +280,7 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
         t.outputs->store(out, block_begin + i, row * p.columns + column, height);
       }
     }
+  }
 }
 
 #endif

@@ -252,13 +252,11 @@ Status run(const Kernel& self, const StepArgs& args) {
       PatchTask patch_task = work.patch_task(patches, chunk, scratch + work.scratch().sums);
       patch_task.decoder = &decoder;
       patch_task.weight = weight.bytes.data();
-      patch_task.ones = patches.row;
       patch_task.zero = codes.zero;
       patch_task.scale = codes.scale;
       patch_task.bias = code_bias(weight.scheme.codes);
       patch_task.tile = even_tile(patches.columns, self.tile.m);
       patch_task.outputs = &outputs;
-      std::memset(patches.row, 1, static_cast<std::size_t>(geometry.k()));
       kPatches->sum_pixels(patch_task);
       for (std::int64_t block = begin, many = blocks_at_once(decoder); block < end; block += many)
         kPatches->multiply(patch_task, block, std::min(block + many, end));
@@ -266,7 +264,6 @@ Status run(const Kernel& self, const StepArgs& args) {
       PrepareTask prepared = prepare_task(self.act, part, self.tile.m);
       prepared.patches = &patches;
       for (std::int64_t m = 0; m < tokens; m += prepared.tile) prepare.of(self.act)(prepared, m);
-      if (prepared.form.zeros == Zeros::per_token && self.act == "s8") prepare_ones(prepared);
       kMultiply(self, part, decoder, begin, end);
     }
     if (!d.channels_last())

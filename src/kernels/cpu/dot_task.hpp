@@ -26,9 +26,6 @@ struct DotTask {
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
       : DotTask(kernel, args, weight_decoder, ActForm::make(args.quantize, args.weight->scheme, args.weight->k)) {}
 
-  /// The prepared token of ones, with Zeros::per_token.
-  const std::byte* ones() const { return activations + m * token_bytes; }
-
  private:
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder, const ActForm& form)
       : decoder(&weight_decoder),

@@ -69,22 +69,6 @@ const PrepareIsa& prepare_isa([[maybe_unused]] Isa main) {
   return kBaseline;
 }
 
-void prepare_ones(const PrepareTask& t) {
-  std::byte* out = t.out + t.m * t.token_bytes;
-  std::memset(out, 0, static_cast<std::size_t>(t.token_bytes));
-  out += 4;  // its own zero point
-  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
-    end = t.segments.end(k);
-    const float scale = 1.0f, sum = static_cast<float>(end - k);
-    const std::int32_t start = -t.bias * static_cast<std::int32_t>(end - k);
-    std::memcpy(out, &scale, 4);
-    std::memcpy(out + 4, &sum, 4);
-    std::memcpy(out + 8, &start, 4);
-    std::memset(out + 12, 1, static_cast<std::size_t>(end - k));
-    out += 12 + 8 * tile::Geometry::octets(end - k);
-  }
-}
-
 PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile) {
   const PackedWeightData& weight = *args.weight;
   const ActForm act = ActForm::make(args.quantize, weight.scheme, weight.k);
@@ -117,7 +101,6 @@ Status run(const Kernel& self, const StepArgs& args) {
   const auto prepare_tile = kIsa.of(self.out);
   const std::int64_t tiles = (task.m + task.tile - 1) / task.tile;
   args.executor->parallel_for(tiles, [&](std::int64_t t) { prepare_tile(task, t * task.tile); });
-  if (self.out == "s8" && task.form.zeros == Zeros::per_token) prepare_ones(task);
   return {};
 }
 
@@ -135,9 +118,7 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 std::size_t workspace(const Kernel& self, const Problem& p) {
-  const bool per_token = ActForm::make(p.quantize, p.scheme, p.k).zeros == Zeros::per_token;
-  const std::int64_t ones = self.out == "s8" && per_token ? 1 : 0;
-  return static_cast<std::size_t>((p.m + ones) * prepared_token_bytes(self.out, p.quantize, p.scheme, p.k));
+  return static_cast<std::size_t>(p.m * prepared_token_bytes(self.out, p.quantize, p.scheme, p.k));
 }
 
 template <const PrepareIsa& kIsa, const double& kNanoseconds>

@@ -8,8 +8,7 @@
 //            scale f32[H] | Σ of the integers f32[H] | zero f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
 //          The zeros are there only where activations have zero points, and sums are of q − zero then. For kernels over all of K a
-//          tile begins with its zeros instead, s32[H], and sums are of q; after the last tile comes one more token, all ones: its
-//          products are the sums of W's rows, by which zero points are multiplied.
+//          tile begins with its zeros instead, s32[H], and sums are of q.
 //   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
 //
@@ -111,8 +110,5 @@ const PrepareIsa& prepare_isa(Isa main);
 
 /// What preparing args.a in `form` for tiles of `tile` tokens needs.
 PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile);
-
-/// After the last tile of `task`, the token of ones that zero points are worked out with.
-void prepare_ones(const PrepareTask& task);
 
 }  // namespace nibble::cpu

@@ -10,8 +10,8 @@
 //     scales, epilogue
 //
 // With nothing to do per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a
-// vector of codes is loaded, and turned into unsigned bytes, once for H dot products. Σ(q_w − z_w) comes from the same tile, run
-// over a prepared token of ones once per task: the weights are in L2 for the tokens anyway, and no layout has to carry it.
+// vector of codes is loaded, and split where it holds nibbles, once for H dot products. Σ(q_w − z_w) is added up once per task: the
+// weights are in L2 for the tokens anyway, and no layout has to carry it.
 #pragma once
 
 #include "kernels/cpu/dot_tile.hpp"
@@ -32,8 +32,7 @@ struct PatchTask {
   std::int64_t taps_h, taps_w, tap_down, tap_beside;  // of the kernel; pixels from one to the next
   const Decoder* decoder;
   const std::byte* weight;
-  const std::byte* ones;  // K bytes of 1
-  std::int32_t zero;      // of the activations
+  std::int32_t zero;  // of the activations
   float scale;
   std::int32_t bias;  // of the weight's codes
   std::int64_t tile;  // tokens of a tile

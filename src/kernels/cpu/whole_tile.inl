@@ -106,6 +106,24 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
 }
 #undef NIBBLE_EVERY_HEIGHT
 
+/// out[R] = Σ of the codes as they are stored. `bits` is a constant at every call.
+NIBBLE_VARIANT void add_codes(int bits, const std::byte* codes, std::int64_t octets, std::int32_t* out) {
+  constexpr int kApart = 4;  // octets with sums of their own, which hide the latency of a dot product
+  const Ints ones = splat(0x01010101), flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
+  Ints sum[kApart][kVecs];
+  for (int j = 0; j < kApart; ++j)
+    for (int v = 0; v < kVecs; ++v) sum[j][v] = Ints{};
+  for (std::int64_t left = octets; left > 0; left -= kApart)
+    for (int j = 0; j < kApart && j < left; ++j, codes += bits * kRows)
+      for (int v = 0; v < kVecs; ++v) {
+        const Quads quads = load_quads(bits, codes, v);
+        sum[j][v] = bits == 4 ? dot4(sum[j][v], quads.low + quads.high, ones, 4)
+                              : dot4(dot4(sum[j][v], quads.low ^ flip, ones, 8), quads.high ^ flip, ones, 8);
+      }
+  const Ints flipped = splat(bits == 4 ? 0 : static_cast<std::int32_t>(kByteBias * tile::kOctet * octets));
+  for (int v = 0; v < kVecs; ++v) store_ints(out + v * kLanes, ((sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v])) + flipped);
+}
+
 /// Scales and zeros of a row block.
 struct Channels {
   alignas(64) float scale[kRows];
@@ -121,6 +139,18 @@ void read_channels(const Decoder& d, const std::byte* record, Channels& channels
     if (d.zero != ZeroKind::none) zero += load_as_floats(record + d.geometry.scale_bytes + v * zero_step, d.zero_type);
     store(channels.zero + v * kLanes, zero);
   }
+}
+
+/// Σ(q_w − z_w) of each channel of a row block: an integer, where zeros are.
+void sum_columns(const Decoder& d, const std::byte* record, const Channels& channels, double* columns) {
+  alignas(64) std::int32_t sums[kRows];
+  const std::byte* codes = record + d.geometry.header_bytes;
+  const std::int64_t octets = tile::Geometry::octets(d.geometry.k);
+  if (d.geometry.bits == 4) add_codes(4, codes, octets, sums);
+  if (d.geometry.bits != 4) add_codes(8, codes, octets, sums);
+  const double bias = static_cast<double>(d.bias) + (d.geometry.bits == 4 ? 0 : kByteBias);
+  for (int i = 0; i < kRows; ++i)
+    columns[i] = sums[i] - (bias + static_cast<double>(channels.zero[i])) * static_cast<double>(d.geometry.k);
 }
 
 float float_at(const std::byte* p) {
@@ -192,7 +222,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
     const std::byte* record = t.weight + geo.record(block_begin + i, 0);
     read_channels(d, record, channels[i]);
-    if (t.zeros != Zeros::none) sum_exactly(t, 1, record + geo.header_bytes, t.ones() + 4, channels[i], columns + i * kRows);
+    if (t.zeros != Zeros::none) sum_columns(d, record, channels[i], columns + i * kRows);
   }
   for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
     const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
@@ -245,13 +275,10 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
     read_channels(d, record, channels[i]);
     for (int v = 0; v < kVecs; ++v) store_ints(zeros + i * kRows + v * kLanes, to_ints(load(channels[i].zero + v * kLanes)));
     if (t.zero == 0) continue;
-    const std::int32_t start = -t.bias * static_cast<std::int32_t>(geo.k);
-    const Patches ones{.image = t.ones, .runs_h = 1, .runs_w = 1, .run_bytes = geo.k};
-    sum_tile_runs(1, d, record + geo.header_bytes, t.ones, ones, &start, columns + i * kRows);
-    for (int j = 0; j < kRows; ++j) {
-      const std::int32_t column = columns[i * kRows + j] - zeros[i * kRows + j] * static_cast<std::int32_t>(geo.k);
-      columns[i * kRows + j] = column * t.zero;  // of 32 bits, like every sum
-    }
+    double sums[kRows];
+    sum_columns(d, record, channels[i], sums);
+    for (int j = 0; j < kRows; ++j)  // of 32 bits, like every sum
+      columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * t.zero;
   }
   const bool has_zeros = d.zero != ZeroKind::none || (kByteBias != 0 && geo.bits != 4);
   alignas(64) std::int32_t acc[kTile * kRows];

@@ -230,7 +230,7 @@ void bind_tensors(nb::module_& m) {
       .def_ro("n", &QuantTensor::n, "Output channels.")
       .def_ro("k", &QuantTensor::k, "Input channels.")
       .def_prop_ro(
-          "shape", [](const QuantTensor& q) { return std::pair(q.n, q.k); }, "(n, k)")
+          "shape", [](const QuantTensor& q) { return std::pair(q.n, q.k); }, "n and k.")
       .def_prop_ro("groups", &QuantTensor::groups, "Groups along K.")
       .def_prop_ro(
           "group_shape", [](const QuantTensor& q) { return std::pair(q.scheme.group.n, q.scheme.group.k); },

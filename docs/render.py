@@ -7,6 +7,9 @@ A block in a Markdown file looks like this, and everything between the two comme
     <!-- render: bench bench/results/cpu.json -->
     <!-- end -->
 
+`source FILE` is a whole program, `source FILE#PART` the lines of it between "docs: begin PART" and "docs: end PART". Of a table,
+FILE#REGEX is the rows whose name begins so.
+
 usage: docs/render.py [--check] [--nibble PATH]
 
 --check         change nothing, exit 1 when a block is out of date
@@ -20,6 +23,7 @@ import re
 import statistics
 import subprocess
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- render: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -295,6 +299,34 @@ def exactness(data):
             "element's error as a share of its bound.\n")
 
 
+def part(file, name):
+    """The lines of a file between its marks for `name`, without what all of them are set in by; the marks of other parts are left out."""
+    lines = file.read_text().split("\n")
+    marks = [[i for i, line in enumerate(lines) if re.fullmatch(rf"\W*docs: {mark} {name}\W*", line)] for mark in ("begin", "end")]
+    if [len(m) for m in marks] != [1, 1] or marks[0] > marks[1]:
+        raise SystemExit(f"{file.relative_to(ROOT)} has no part '{name}'")
+    inside = [line for line in lines[marks[0][0] + 1 : marks[1][0]] if not re.fullmatch(r"\W*docs: (begin|end) \w+\W*", line)]
+    return textwrap.dedent("\n".join(inside)) + "\n"
+
+
+def source(file, name):
+    """A program that the tests build and run, or a part of one."""
+    language = {"hpp": "cpp", "py": "python"}.get(file.suffix[1:], file.suffix[1:])
+    return f"```{language}\n{part(file, name) if name else file.read_text()}```\n"
+
+
+# Of a table FILE#REGEX: the list in the JSON and what its rows are called by.
+ROWS = {"formats": ("formats", "name"), "accuracy": ("rows", "scheme")}
+
+
+def only(kind, data, pattern):
+    rows, name = ROWS[kind]
+    chosen = [row for row in data[rows] if re.match(pattern, row[name])]
+    if not chosen:
+        raise SystemExit(f"{kind} has no row '{pattern}'")
+    return {**data, rows: chosen}
+
+
 def kernels(data):
     return table(["kernel", "needs", "reads layout", "what it does"],
                  [[f"`{k['name']}`", k["isa"], f"`{k['layout']}`" if k["layout"] else "", k["summary"]] for k in data["kernels"]], numbers=False)
@@ -343,13 +375,14 @@ def render(path):
     text = path.read_text()
 
     def replace(match):
-        begin, kind, source, end = match.groups()
-        file = ROOT / source
-        if kind == "source":  # a whole program, which the tests build and run
-            return f"{begin}```{file.suffix[1:]}\n{file.read_text()}```\n{end}"
+        begin, kind, path, end = match.groups()
+        path, _, name = path.partition("#")
+        file = ROOT / path
+        if kind == "source":
+            return begin + source(file, name) + end
         # Only what takes long or a GPU to measure may be missing; its renderer knows.
         data = None if kind in MAY_BE_MISSING and not file.exists() else json.loads(file.read_text())
-        return begin + RENDERERS[kind](data) + end
+        return begin + RENDERERS[kind](only(kind, data, name) if name else data) + end
 
     return text, BLOCK.sub(replace, text)
 

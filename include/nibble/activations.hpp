@@ -33,6 +33,7 @@ struct ActOutputs {
   TensorView sums = {};    // s32 [M], any stride, of a token's s8 codes: for weights with zero points; absent: nobody asks
 };
 
+/// What a quantizer does beyond its scheme; by default nothing.
 struct ActOptions {
   ConstTensorView prescale = {};         // f32 [K], dense: activations are multiplied by it first
   std::optional<float> limit = {};       // no scale reaches further than this; activations beyond it saturate

@@ -21,36 +21,38 @@ namespace nibble {
 
 /// Something `inspect` should tell the user about a module or a checkpoint.
 struct Note {
+  /// info: worth knowing; warning: likely a mistake; error: data that is broken, or that cannot be used.
   enum class Severity : std::uint8_t { info, warning, error };
-  Severity severity = Severity::info;
-  std::string text;
+  Severity severity = Severity::info;  // how much it matters
+  std::string text;                    // one line, with the values
 };
 
 /// One tensor as stored.
 struct TensorInfo {
-  std::string name;
-  DType dtype = DType::none;
-  std::vector<std::int64_t> shape;
-  std::uint64_t bytes = 0;
-  std::string file;               // the shard it lives in, relative to the checkpoint
-  std::uint64_t file_offset = 0;  // of its first byte
+  std::string name;                 // "model.layers.0.mlp.down_proj.qweight"
+  DType dtype = DType::none;        // of an element
+  std::vector<std::int64_t> shape;  // outermost dimension first
+  std::uint64_t bytes = 0;          // storage_bytes(dtype, product of shape)
+  std::string file;                 // the shard it lives in, relative to the checkpoint
+  std::uint64_t file_offset = 0;    // of its first byte
 };
 
 /// A layer: the tensors that share a module name, recognised by a format. Detection looks at names, dtypes and shapes only;
 /// what needs the data (damaged zero points, NaN scales, ...) is found by Checkpoint::read.
 struct Module {
-  std::string name;               // "model.layers.0.mlp.down_proj"
-  std::string format;             // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
-  std::int64_t n = 0, k = 0;      // W is [N,K]
-  std::optional<Extent> kernel;   // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
-  WeightScheme scheme;            // as detected; dense: codes is the float type
-  std::optional<Scheme> claimed;  // as config.json says, when it does
-  bool act_order = false;
-  bool has_bias = false;
+  std::string name;                  // "model.layers.0.mlp.down_proj"
+  std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
+  std::int64_t n = 0, k = 0;         // W is [N,K]
+  std::optional<Extent> kernel;      // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
+  WeightScheme scheme;               // as detected; dense: codes is the float type
+  std::optional<Scheme> claimed;     // as config.json says, when it does
+  bool act_order = false;            // has a g_idx
+  bool has_bias = false;             // which read() returns with the weight
   std::vector<std::string> tensors;  // full names
   std::uint64_t bytes = 0;           // of those tensors
-  std::vector<Note> notes;
+  std::vector<Note> notes;           // findings that need no data
 
+  /// Whether Checkpoint::read takes it.
   bool quantized() const { return format != "dense"; }
 };
 
@@ -61,7 +63,9 @@ class Checkpoint {
   /// Every header is checked completely; errors name the file, tensor and byte offset.
   static Result<Checkpoint> open(const std::filesystem::path& path);
 
+  /// What open() was given.
   const std::filesystem::path& path() const;
+  /// Every stored tensor, in file order.
   std::span<const TensorInfo> tensors() const;
   /// Linear layers and convolutions, quantized or dense, in file order. Float tensors of 2 and of 4 dimensions called *.weight count
   /// as dense modules.
@@ -71,7 +75,9 @@ class Checkpoint {
   /// The text of config.json ("" when there is none).
   const std::string& config() const;
 
+  /// Null when there is none of that name.
   const TensorInfo* find_tensor(std::string_view tensor_name) const;
+  /// Null when there is none of that name.
   const Module* find_module(std::string_view module_name) const;
   /// A view of the mapped bytes of a tensor of this checkpoint (rank ≤ 4; higher ranks are viewed as rank 1).
   ConstTensorView view(const TensorInfo& tensor) const;
@@ -80,6 +86,7 @@ class Checkpoint {
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;
 
   struct Impl;
+  /// What open() ends with.
   explicit Checkpoint(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
  private:
@@ -88,7 +95,7 @@ class Checkpoint {
 
 /// A tensor of a module that is already in memory, by its name inside the module: "qweight", "weight_scale", "bias".
 struct NamedView {
-  std::string name;
+  std::string name;      // without the module's
   ConstTensorView view;  // host memory, dense; may be unaligned
 };
 
@@ -100,39 +107,43 @@ Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_
 
 /// A row of the format table.
 struct FormatInfo {
-  std::string_view name;
-  std::string_view summary;
-  bool can_write = false;
+  std::string_view name;     // Module::format, QuantizeCheckpointSpec::format
+  std::string_view summary;  // a line for people
+  bool can_write = false;    // quantize_checkpoint and convert_checkpoint write it
 };
+/// All formats of this build, in the order they are tried.
 std::vector<FormatInfo> formats();
 
 /// Called with (done, total, what) from the calling thread while something long runs.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total, std::string_view what)>;
 
+/// How a checkpoint is written, whatever is written.
 struct TransformOptions {
-  bool overwrite = false;  // replace an existing output
-  Progress progress = {};
-  Executor* executor = nullptr;
+  bool overwrite = false;        // replace an existing output
+  Progress progress = {};        // empty: nobody watches
+  Executor* executor = nullptr;  // null: default_executor()
   /// dequantize_checkpoint: how a weight becomes W[N,K] of a type, bit for bit what QuantTensor::value says. Empty: on the CPU.
   std::function<Result<Tensor>(const QuantTensor& q, DType dtype)> dequantize = {};
 };
 
 /// What happened to each module, for a table.
 struct TransformedModule {
-  std::string name;
+  std::string name;                 // Module::name
   std::string scheme;               // of the output
   std::optional<QuantError> error;  // quantize: against the input
   bool smoothed = false;            // quantize: the norm in front of it took a part of its weights
 };
+/// What a transformation did.
 struct TransformReport {
-  std::vector<TransformedModule> modules;  // the ones changed
-  std::vector<Note> notes;                 // what was left alone, and why
-  std::uint64_t bytes_in = 0, bytes_out = 0;
+  std::vector<TransformedModule> modules;     // the ones changed
+  std::vector<Note> notes;                    // what was left alone, and why
+  std::uint64_t bytes_in = 0, bytes_out = 0;  // of all tensors
 };
 
+/// What quantize_checkpoint writes.
 struct QuantizeCheckpointSpec {
   std::string format = "compressed-tensors";  // one with can_write
-  QuantizeSpec quantize = {};
+  QuantizeSpec quantize = {};                 // of every weight that is not skipped
   ActScheme act = {};  // how layers are to quantize their activations; one scale per tensor is found in the calibration
   /// What went into layers: a safetensors file with NAME.input_absmax [K] or NAME.input [tokens,K] of modules.
   std::filesystem::path calibration = {};
@@ -159,9 +170,9 @@ Result<TransformReport> dequantize_checkpoint(const std::filesystem::path& in, c
 
 /// A tensor to be written: its description, and where its bytes come from when its turn comes.
 struct TensorSource {
-  std::string name;
-  DType dtype = DType::none;
-  std::vector<std::int64_t> shape;
+  std::string name;                 // unique in the file
+  DType dtype = DType::none;        // of those that safetensors knows
+  std::vector<std::int64_t> shape;  // outermost dimension first
   /// Returns exactly storage_bytes(dtype, numel) bytes; called once, in file order.
   std::function<Result<std::vector<std::byte>>()> produce;
 };

@@ -25,24 +25,27 @@ namespace nibble {
 
 /// Rows and columns of zeros around an image.
 struct Padding {
-  std::int64_t top = 0, bottom = 0, left = 0, right = 0;
+  std::int64_t top = 0, bottom = 0, left = 0, right = 0;  // pixels
   friend constexpr bool operator==(const Padding&, const Padding&) = default;
 };
 
 /// The sizes of a layer, all of them in elements.
 struct ConvGeometry {
-  std::int64_t in_channels = 1, out_channels = 1;
-  std::int64_t height = 1, width = 1;  // of an input image
-  Extent kernel = {};
-  Extent stride = {};
-  Padding padding = {};
-  Extent dilation = {};     // 1: the kernel's elements are neighbours
-  std::int64_t groups = 1;  // divides both numbers of channels; in_channels: depthwise
+  std::int64_t in_channels = 1, out_channels = 1;  // of all groups together
+  std::int64_t height = 1, width = 1;              // of an input image
+  Extent kernel = {};                              // Kh × Kw
+  Extent stride = {};                              // input pixels from an output to the next
+  Padding padding = {};                            // of the input; its value is 0
+  Extent dilation = {};                            // 1: the kernel's elements are neighbours
+  std::int64_t groups = 1;                         // divides both numbers of channels; in_channels: depthwise
 
   /// ⌊(padded size − dilation·(kernel − 1) − 1) / stride⌋ + 1; 0 where the kernel does not fit.
   std::int64_t out_height() const;
+  /// As out_height().
   std::int64_t out_width() const;
+  /// Input channels of a group.
   std::int64_t group_inputs() const { return in_channels / groups; }
+  /// Output channels of a group.
   std::int64_t group_outputs() const { return out_channels / groups; }
   /// The length of a row of W: Kh·Kw·Ci/groups.
   std::int64_t k() const { return kernel.h * kernel.w * group_inputs(); }
@@ -58,10 +61,12 @@ struct ConvGeometry {
 ///   nchw  pixels of a channel side by side: strides of W 1, of H W; channels (but of 1×1 images) and images at any distance
 ///   nhwc  channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more
 enum class ImageLayout : std::uint8_t { nchw, nhwc };
+/// "nchw", "nhwc".
 std::string_view name(ImageLayout layout);
 
+/// What a plan for a convolution has to know.
 struct ConvSpec {
-  ConvGeometry geometry = {};
+  ConvGeometry geometry = {};                                         // its kernel and channels are the weight's
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;  // gate and residual lie as the output does
   DType act = DType::f32;      // of A: f32, f16 or bf16; s8: A comes quantized, with a scale per tensor, as `quantize` says
   std::int64_t batch_max = 1;  // the plan serves every B in [1, batch_max]

@@ -22,16 +22,17 @@ namespace nibble {
 
 /// A CUDA device as nibble sees it.
 struct GpuInfo {
-  std::string name;            // "NVIDIA H200"
-  int ordinal = 0;             // as cudaGetDevice counts
-  int compute_capability = 0;  // 90 means 9.0
-  int sms = 0;
+  std::string name;                         // "NVIDIA H200"
+  int ordinal = 0;                          // as cudaGetDevice counts
+  int compute_capability = 0;               // 90 means 9.0
+  int sms = 0;                              // multiprocessors
   std::int64_t shared_bytes_per_block = 0;  // the most a kernel may ask for
-  std::int64_t l2_bytes = 0;
-  std::int64_t memory_bytes = 0;
-  double read_gbytes_per_s = 0;  // streaming reads, estimated from the memory's clock and width, not measured
-  std::uint32_t isas = 0;        // bit i: this build's kernels of level i run on it
+  std::int64_t l2_bytes = 0;                // shared by all multiprocessors
+  std::int64_t memory_bytes = 0;            // in all, free or not
+  double read_gbytes_per_s = 0;             // streaming reads, estimated from the memory's clock and width, not measured
+  std::uint32_t isas = 0;                   // bit i: this build's kernels of level i run on it
 
+  /// Whether kernels of that level run on it.
   bool has(Isa level) const { return (isas >> static_cast<int>(level) & 1) != 0; }
 };
 
@@ -41,6 +42,7 @@ Result<GpuInfo> this_gpu();
 /// Device memory that frees itself; moves, does not copy.
 class DeviceMemory {
  public:
+  /// Nothing: null and 0.
   DeviceMemory() = default;
   /// On the current device, aligned to 256 bytes. Fails with io_error when there is not enough, with unsupported without a GPU.
   static Result<DeviceMemory> allocate(std::size_t bytes);
@@ -52,7 +54,9 @@ class DeviceMemory {
   }
   ~DeviceMemory();
 
+  /// A device pointer; null when nothing is held.
   std::byte* data() const { return data_; }
+  /// In bytes.
   std::size_t size() const { return size_; }
 
  private:
@@ -60,8 +64,9 @@ class DeviceMemory {
   std::size_t size_ = 0;
 };
 
-/// Copies, in the order of the stream; return when done.
+/// Copies from the host, in the order of the stream; returns when done.
 Status copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream = {});
+/// Copies to the host, in the order of the stream; returns when done.
 Status copy_from_device(void* to, const void* from, std::size_t bytes, Stream stream = {});
 /// Waits until everything enqueued on the stream has finished; reports what went wrong there.
 Status synchronize(Stream stream = {});
@@ -84,12 +89,13 @@ Result<PackedWeight> upload(const PackedWeight& weight);
 
 /// A quantized matrix as it lies in an AWQ or GPTQ checkpoint, in device memory; every tensor is dense.
 struct CheckpointTensors {
+  /// How qweight and qzeros are packed.
   enum class Format : std::uint8_t {
     awq,   // qweight [K, N/8], qzeros [G, N/8]: nibbles in AWQ's order; 4 bits
     gptq,  // qweight [⌈K·b/32⌉, N], qzeros [G, ⌈N·b/32⌉]: dense streams; 2, 3, 4 or 8 bits
   };
-  Format format = Format::awq;
-  int bits = 4;
+  Format format = Format::awq;    // whose checkpoint
+  int bits = 4;                   // per code and zero point
   bool zeros_minus_one = false;   // GPTQ v1: qzeros holds (z − 1) mod 2^bits
   DType scale = DType::f16;       // f16, bf16 or f32
   std::int64_t n = 0, k = 0;      // W[N,K]: output and input channels

@@ -12,7 +12,9 @@
 
 namespace nibble {
 
+/// Where a kernel runs and memory is; the reference is the oracle, on the CPU.
 enum class Backend : std::uint8_t { reference, cpu, cuda };
+/// "ref", "cpu", "cuda".
 std::string_view name(Backend backend);
 
 /// Instruction-set levels, of CPUs and of GPUs. Each one includes its parent:
@@ -24,8 +26,10 @@ std::string_view name(Backend backend);
 ///   simt ── sm80 ── sm90       simt: every GPU this build has code for; sm80: tensor cores with asynchronous copies, compute
 ///                              capability 8.x, 9.0, 10.x and 12.x; sm90: 9.0 exactly, whose code runs on nothing else
 enum class Isa : std::uint8_t { baseline, avx2, avx2vnni, avx512, avx512vnni, avx512bf16, dotprod, i8mm, simt, sm80, sm90 };
+/// Every level, parents first.
 inline constexpr std::array kAllIsas{Isa::baseline, Isa::avx2, Isa::avx2vnni, Isa::avx512, Isa::avx512vnni, Isa::avx512bf16,
                                      Isa::dotprod,  Isa::i8mm, Isa::simt,     Isa::sm80,   Isa::sm90};
+/// "avx512vnni".
 std::string_view name(Isa isa);
 /// The level below; baseline and simt are their own parents.
 Isa parent(Isa isa);
@@ -40,16 +44,18 @@ struct Stream {
   void* handle = nullptr;  // null: the default stream
 };
 
+/// The CPU, as far as choices depend on it.
 struct DeviceInfo {
-  std::string cpu_name;     // "AMD EPYC 9654"
-  int cores = 1;            // cores this process may run on
-  Isa isa = Isa::baseline;  // the best level this machine has; NIBBLE_ISA=name leaves only that level and its parents
-  std::uint32_t isas = 1;   // bit i: has level i; levels of CPUs only
-  std::int64_t l1d_bytes = 32 << 10;
-  std::int64_t l2_bytes = 1 << 20;  // per core
-  std::int64_t l3_bytes = 0;        // shared; 0 when there is none or it is unknown
-  std::int64_t memory_bytes = 0;
+  std::string cpu_name;               // "AMD EPYC 9654"
+  int cores = 1;                      // cores this process may run on
+  Isa isa = Isa::baseline;            // the best level this machine has; NIBBLE_ISA=name leaves only that level and its parents
+  std::uint32_t isas = 1;             // bit i: has level i; levels of CPUs only
+  std::int64_t l1d_bytes = 32 << 10;  // per core
+  std::int64_t l2_bytes = 1 << 20;    // per core
+  std::int64_t l3_bytes = 0;          // shared; 0 when there is none or it is unknown
+  std::int64_t memory_bytes = 0;      // in all, free or not
 
+  /// Whether kernels of that level run here; NIBBLE_ISA may forbid them.
   bool has(Isa level) const { return (isas >> static_cast<int>(level) & 1) != 0; }
 };
 
@@ -58,12 +64,14 @@ const DeviceInfo& this_device();
 
 /// What bounds the speed of a layer: reading memory, or the peak of one kind of arithmetic.
 enum class Ceiling : std::uint8_t { read, f32, bf16, int8, f16 };
+/// Every ceiling, in the order a Roofline holds them.
 inline constexpr std::array kAllCeilings{Ceiling::read, Ceiling::f32, Ceiling::bf16, Ceiling::int8, Ceiling::f16};
+/// "read", "f32", "int8".
 std::string_view name(Ceiling ceiling);
 
 /// What this machine can do at best with `threads` threads, by measurement.
 struct Roofline {
-  int threads = 1;
+  int threads = 1;               // that took part in the measurement
   double read_gbytes_per_s = 0;  // streaming reads of a buffer far larger than the last-level cache
   double f32_gflops = 0;         // fused multiply-adds (2 operations each) on registers, best ISA of this_device()
   double bf16_gflops = 0;        // bf16 dot products accumulated in f32; 0 when the CPU has no instruction for them
@@ -72,6 +80,7 @@ struct Roofline {
 
   /// The field of a ceiling: GB/s, GFLOP/s or Gop/s.
   double& operator[](Ceiling ceiling);
+  /// The same, to read.
   double operator[](Ceiling ceiling) const;
 };
 

@@ -38,6 +38,7 @@
 extern "C" {
 #endif
 
+/* What the library exports. */
 #if defined(__GNUC__)
 #define NIB_API __attribute__((visibility("default")))
 #else
@@ -46,14 +47,17 @@ extern "C" {
 
 /* A program runs with every library of the same major and the same or a later minor version. */
 #define NIB_ABI_MAJOR 1
+/* Grows with every addition. */
 #define NIB_ABI_MINOR 0
+/* Both in one number, to compare with nib_abi_version(). */
 #define NIB_ABI_VERSION (NIB_ABI_MAJOR * 65536 + NIB_ABI_MINOR)
 
 /* ---- Values ---------------------------------------------------------------------------------------------------------------- */
 
+/* What a program can act on. */
 typedef int32_t nib_status;
 enum {
-  NIB_OK = 0,
+  NIB_OK = 0,               /* it did what it was asked for */
   NIB_INVALID_ARGUMENT = 1, /* the caller's values contradict each other or the documented range */
   NIB_UNSUPPORTED = 2,      /* well-formed, but nibble has no implementation for it, or the machine no GPU */
   NIB_NOT_FOUND = 3,        /* a file, tensor, module or kernel of that name does not exist */
@@ -111,6 +115,7 @@ enum {
   NIB_CUDA = 1 /* the GPU that is current in the calling thread */
 };
 
+/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are by erf and its approximation by tanh. */
 typedef int32_t nib_activation;
 enum {
   NIB_ACTIVATION_NONE = 0,
@@ -131,22 +136,24 @@ enum {
 /* A borrowed array of up to four dimensions. Strides are in elements and not negative; the last one is 1 where a function needs
  * that. `data` is aligned to the element type. Nothing is written through the views a function only reads. */
 typedef struct nib_view {
-  void* data;
-  nib_dtype dtype;
-  int32_t rank;
-  int64_t shape[4];
-  int64_t strides[4];
+  void* data;         /* of element [0, ..., 0]; NULL: absent */
+  nib_dtype dtype;    /* of an element */
+  int32_t rank;       /* dimensions in use, 1 to 4 */
+  int64_t shape[4];   /* outermost first */
+  int64_t strides[4]; /* in elements */
 } nib_view;
 
-/* Dense views of memory that is read or written. */
+/* A dense view of [length], to read or write. */
 static inline nib_view nib_vector(const void* data, nib_dtype dtype, int64_t length) {
   nib_view view = {(void*)(uintptr_t)data, dtype, 1, {length, 0, 0, 0}, {1, 0, 0, 0}};
   return view;
 }
+/* A dense view of [rows,columns]. */
 static inline nib_view nib_matrix(const void* data, nib_dtype dtype, int64_t rows, int64_t columns) {
   nib_view view = {(void*)(uintptr_t)data, dtype, 2, {rows, columns, 0, 0}, {columns, 1, 0, 0}};
   return view;
 }
+/* A dense view of images [batch,channels,height,width] that lie as `layout` says. */
 static inline nib_view nib_images(const void* data, nib_dtype dtype, nib_image_layout layout, int64_t batch, int64_t channels,
                                   int64_t height, int64_t width) {
   nib_view view = {
@@ -189,10 +196,12 @@ NIB_API nib_status nib_formats(char** text);
 
 /* ---- Threads --------------------------------------------------------------------------------------------------------------- */
 
-/* Runs call(body, i) for every i in [0, count), in any order and overlap, and returns when all have finished. Does not throw. */
+/* One iteration, which may overlap with others in any order. Does not throw. */
 typedef void (*nib_loop_body)(void* body, int64_t i);
+/* A loop of the engine's: runs call(body, i) for every i in [0, count) and returns when all have finished. */
 typedef void (*nib_parallel_for)(void* user, int64_t count, nib_loop_body call, void* body);
 
+/* Which threads a context is. */
 typedef struct nib_context_desc {
   size_t struct_size;
   nib_parallel_for parallel_for; /* the engine's threads; NULL: threads of nibble's own */
@@ -208,25 +217,29 @@ NIB_API nib_status nib_context_destroy(nib_context* context);
 
 /* ---- The machine ----------------------------------------------------------------------------------------------------------- */
 
+/* The CPU. */
 typedef struct nib_cpu {
   size_t struct_size;
-  char name[64]; /* "AMD EPYC 9654" */
-  char isa[24];  /* the best instruction set, of this machine or as NIBBLE_ISA says: "avx512vnni" */
-  int64_t l1d_bytes, l2_bytes, l3_bytes, memory_bytes;
-  int32_t cores; /* this process may run on */
+  char name[64];                         /* "AMD EPYC 9654" */
+  char isa[24];                          /* the best instruction set, of this machine or as NIBBLE_ISA says: "avx512vnni" */
+  int64_t l1d_bytes, l2_bytes, l3_bytes; /* the first two per core; 0: unknown, or none */
+  int64_t memory_bytes;                  /* in all, free or not */
+  int32_t cores;                         /* this process may run on */
   int32_t reserved;
 } nib_cpu;
+/* The CPU this process runs on. */
 NIB_API nib_status nib_get_cpu(nib_cpu* cpu);
 
+/* A GPU. */
 typedef struct nib_gpu {
   size_t struct_size;
-  char name[64]; /* "NVIDIA H200" */
-  char isa[24];  /* the best level of kernels that runs on it: "sm90" */
-  int64_t l2_bytes, memory_bytes;
-  double read_gbytes_per_s;   /* estimated from clock and width */
-  int32_t ordinal;            /* as cudaGetDevice counts */
-  int32_t compute_capability; /* 90 means 9.0 */
-  int32_t multiprocessors;
+  char name[64];                  /* "NVIDIA H200" */
+  char isa[24];                   /* the best level of kernels that runs on it: "sm90" */
+  int64_t l2_bytes, memory_bytes; /* of its memory, free or not */
+  double read_gbytes_per_s;       /* estimated from clock and width */
+  int32_t ordinal;                /* as cudaGetDevice counts */
+  int32_t compute_capability;     /* 90 means 9.0 */
+  int32_t multiprocessors;        /* SMs */
   int32_t reserved;
 } nib_gpu;
 /* The GPU that is current in the calling thread. NIB_UNSUPPORTED, with the reason, when there is none. */
@@ -235,9 +248,9 @@ NIB_API nib_status nib_get_gpu(nib_gpu* gpu);
 /* What the CPU does at best, measured. */
 typedef struct nib_roofline {
   size_t struct_size;
-  double read_gbytes_per_s;
+  double read_gbytes_per_s;                  /* streaming reads of a buffer beyond the caches */
   double f32_gflops, bf16_gflops, int8_gops; /* 0: no instruction for it */
-  int32_t threads;
+  int32_t threads;                           /* that took part */
   int32_t reserved;
 } nib_roofline;
 /* Takes half a second and 256 MB. */
@@ -245,10 +258,12 @@ NIB_API nib_status nib_measure_roofline(const nib_context* context, nib_roofline
 
 /* Memory of the current GPU, aligned to 256 bytes. */
 NIB_API nib_status nib_gpu_memory_create(size_t bytes, nib_gpu_memory** memory);
+/* Where it begins, a device pointer. */
 NIB_API nib_status nib_gpu_memory_data(const nib_gpu_memory* memory, void** data);
 NIB_API nib_status nib_gpu_memory_destroy(nib_gpu_memory* memory);
-/* Copies in the order of the stream (a cudaStream_t; NULL: the default stream) and waits for them. */
+/* Copies from the host in the order of the stream (a cudaStream_t; NULL: the default stream) and waits. */
 NIB_API nib_status nib_copy_to_gpu(void* to, const void* from, size_t bytes, void* stream);
+/* Copies to the host, as nib_copy_to_gpu does from there. */
 NIB_API nib_status nib_copy_from_gpu(void* to, const void* from, size_t bytes, void* stream);
 /* Waits for everything on the stream, and reports what went wrong there. */
 NIB_API nib_status nib_synchronize(void* stream);
@@ -261,20 +276,20 @@ NIB_API nib_status nib_synchronize(void* stream);
 typedef struct nib_qtensor_desc {
   size_t struct_size;
   const char* scheme; /* of weights: "u4zg128" */
-  int64_t n, k;
-  nib_view codes;    /* [N,K] a byte each, upper bits zero: u8 (or s8, e4m3, for such codes) */
-  nib_view scales;   /* [rows,G] f32, f16, bf16, e4m3 or e8m0; rows: N, ⌈N / block⌉, 1 */
-  nib_view zeros;    /* as scales; u8 or s8 for "z", f32, f16 or bf16 for "o" and "f" */
-  nib_view g_idx;    /* s32 [K], act-order */
-  nib_view prescale; /* [K] f32, f16 or bf16: multiplies the activations (AWQ, SmoothQuant) */
-  nib_view bias;     /* [N] f32, f16 or bf16 */
+  int64_t n, k;       /* output and input channels */
+  nib_view codes;     /* [N,K] a byte each, upper bits zero: u8 (or s8, e4m3, for such codes) */
+  nib_view scales;    /* [rows,G] f32, f16, bf16, e4m3 or e8m0; rows: N, ⌈N / block⌉, 1 */
+  nib_view zeros;     /* as scales; u8 or s8 for "z", f32, f16 or bf16 for "o" and "f" */
+  nib_view g_idx;     /* s32 [K], act-order */
+  nib_view prescale;  /* [K] f32, f16 or bf16: multiplies the activations (AWQ, SmoothQuant) */
+  nib_view bias;      /* [N] f32, f16 or bf16 */
   /* One number each; NULL: none. */
   const float* scale2;     /* multiplies W */
   const float* act_scale;  /* of all activations, for plans with activations "s8t", "e4m3t" */
   const float* act_limit;  /* activations saturate there before a scale is found */
   const int32_t* act_zero; /* goes with act_scale */
   /* Of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of every linear layer. */
-  int64_t kernel_height, kernel_width;
+  int64_t kernel_height, kernel_width; /* of a convolution */
 } nib_qtensor_desc;
 
 /* Copies everything; views have any strides, absent ones are zero. Sizes, types and indices are checked.
@@ -286,8 +301,8 @@ NIB_API nib_status nib_qtensor_destroy(nib_qtensor* q);
 
 /* A tensor of a checkpoint that is in memory: {"qweight", ...}. */
 typedef struct nib_named_view {
-  const char* name;
-  nib_view view; /* dense */
+  const char* name; /* without the module's */
+  nib_view view;    /* dense */
 } nib_named_view;
 
 /* Decodes the tensors of one layer, as AWQ, GPTQ, compressed-tensors, ... store them: names are without the module's. `config` is the
@@ -296,6 +311,7 @@ typedef struct nib_named_view {
 NIB_API nib_status nib_qtensor_decode(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
                                       char** notes);
 
+/* How to quantize. */
 typedef struct nib_quantize_desc {
   size_t struct_size;
   const char* scheme;  /* NULL: "u4b8g128"; uXbB without, uX with zero points, s8, e4m3 */
@@ -312,6 +328,7 @@ NIB_API nib_status nib_quantize(const nib_context* context, const nib_view* w, c
 NIB_API nib_status nib_quantize_conv(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc,
                                      nib_qtensor** q);
 
+/* How far a quantized matrix is from the original. */
 typedef struct nib_quant_error {
   size_t struct_size;
   double sqnr_db;     /* 10·log10( Σw² / Σ(w−ŵ)² ) */
@@ -325,46 +342,52 @@ NIB_API nib_status nib_quantization_error(const nib_context* context, const nib_
 
 /* ---- Checkpoints ----------------------------------------------------------------------------------------------------------- */
 
+/* What is in a checkpoint. */
 typedef struct nib_checkpoint_info {
   size_t struct_size;
-  size_t modules; /* linear layers, quantized or dense */
-  size_t tensors;
+  size_t modules;     /* linear layers, quantized or dense */
+  size_t tensors;     /* of all modules and others */
   const char* config; /* the text of config.json, or "" */
 } nib_checkpoint_info;
 
+/* A layer of a checkpoint. */
 typedef struct nib_module {
   size_t struct_size;
   const char* name;   /* "model.layers.0.mlp.down_proj" */
   const char* format; /* "awq", "gptq", ..., "dense" */
   char scheme[48];    /* as detected: "u4zg128"; of dense modules the type: "bf16" */
   char claimed[48];   /* as config.json says: "s8r_s8c"; "" when it does not */
-  int64_t n, k;
-  uint64_t bytes;    /* of its tensors */
-  int32_t quantized; /* nib_checkpoint_read takes it */
-  int32_t act_order;
-  int32_t has_bias;
+  int64_t n, k;       /* output and input channels; of a convolution K is Kh·Kw·C/groups */
+  uint64_t bytes;     /* of its tensors */
+  int32_t quantized;  /* nib_checkpoint_read takes it */
+  int32_t act_order;  /* not 0: has a g_idx */
+  int32_t has_bias;   /* not 0: which is read with it */
   int32_t reserved;
 } nib_module;
 
+/* A tensor of a checkpoint, as stored. */
 typedef struct nib_stored_tensor {
   size_t struct_size;
-  const char* name;
-  const char* file; /* relative to the checkpoint */
-  uint64_t file_offset;
-  uint64_t bytes;
-  nib_view view; /* of the mapped file: read only, any alignment; more than four dimensions are one */
+  const char* name;     /* "model.layers.0.mlp.down_proj.qweight" */
+  const char* file;     /* relative to the checkpoint */
+  uint64_t file_offset; /* of its first byte */
+  uint64_t bytes;       /* in the file */
+  nib_view view;        /* of the mapped file: read only, any alignment; more than four dimensions are one */
 } nib_stored_tensor;
 
 /* Opens a directory with *.safetensors and config.json, or one .safetensors file. Every header is checked.
  * Errors: not_found, io_error, corrupt_data with file, tensor and byte offset. */
 NIB_API nib_status nib_checkpoint_open(const char* path, nib_checkpoint** checkpoint);
 NIB_API nib_status nib_checkpoint_destroy(nib_checkpoint* checkpoint);
+/* What is in it; the text belongs to the checkpoint. */
 NIB_API nib_status nib_checkpoint_get(const nib_checkpoint* checkpoint, nib_checkpoint_info* info);
-/* Modules and tensors by index, in file order. invalid_argument when there are not so many. */
+/* A module by its index, in file order. invalid_argument when there are not so many. */
 NIB_API nib_status nib_checkpoint_module(const nib_checkpoint* checkpoint, size_t index, nib_module* module);
+/* A tensor by its index, in file order. invalid_argument when there are not so many. */
 NIB_API nib_status nib_checkpoint_tensor(const nib_checkpoint* checkpoint, size_t index, nib_stored_tensor* tensor);
-/* The index of a name. */
+/* The index of a module's name; not_found. */
 NIB_API nib_status nib_checkpoint_find_module(const nib_checkpoint* checkpoint, const char* name, size_t* index);
+/* The index of a tensor's name; not_found. */
 NIB_API nib_status nib_checkpoint_find_tensor(const nib_checkpoint* checkpoint, const char* name, size_t* index);
 /* Findings about the checkpoint and its modules, one a line: "warning: model.layers.0.q_proj: ...". */
 NIB_API nib_status nib_checkpoint_notes(const nib_checkpoint* checkpoint, char** text);
@@ -374,12 +397,13 @@ NIB_API nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t 
 /* Called from the calling thread while something long runs. */
 typedef void (*nib_progress)(void* user, uint64_t done, uint64_t total, const char* what);
 
+/* How a checkpoint is rewritten. */
 typedef struct nib_transform_desc {
   size_t struct_size;
-  const nib_context* context;
-  nib_progress progress; /* NULL: nobody watches */
-  void* user;            /* for progress */
-  const char* format;    /* quantize, convert: of the output; NULL: "compressed-tensors" */
+  const nib_context* context; /* NULL: the process-wide pool */
+  nib_progress progress;      /* NULL: nobody watches */
+  void* user;                 /* for progress */
+  const char* format;         /* quantize, convert: of the output; NULL: "compressed-tensors" */
   /* Of nib_checkpoint_quantize: */
   const nib_quantize_desc* quantize; /* NULL: its defaults */
   const char* activations;           /* "s8r"; NULL: none */
@@ -390,35 +414,40 @@ typedef struct nib_transform_desc {
   int32_t overwrite;                 /* not 0: an existing output is replaced */
 } nib_transform_desc;
 
-/* Each writes a new checkpoint, whole or not at all, and leaves `in` alone; desc may be NULL. `report`: a line for every module that
- * changed, "name<tab>scheme", then the notes. Errors: already_exists, unsupported with the module, io_error, and open's. */
+/* Quantizes every float weight that is not skipped. Writes a new checkpoint, whole or not at all, and leaves `in` alone; desc may be
+ * NULL. `report`: a line for every module that changed, "name<tab>scheme", then the notes.
+ * Errors: already_exists, unsupported with the module, io_error, and open's. */
 NIB_API nib_status nib_checkpoint_quantize(const char* in, const char* out, const nib_transform_desc* desc, char** report);
+/* Re-encodes every quantized module in desc->format, without loss or not at all. Otherwise as nib_checkpoint_quantize. */
 NIB_API nib_status nib_checkpoint_convert(const char* in, const char* out, const nib_transform_desc* desc, char** report);
+/* Replaces every quantized module by its float weight of desc->dtype. Otherwise as nib_checkpoint_quantize. */
 NIB_API nib_status nib_checkpoint_dequantize(const char* in, const char* out, const nib_transform_desc* desc, char** report);
 
 /* ---- Packed weights -------------------------------------------------------------------------------------------------------- */
 
+/* For what a weight is packed. */
 typedef struct nib_pack_desc {
   size_t struct_size;
-  const nib_context* context;
-  const char* layout;   /* by name; NULL: that of the cheapest kernels for M in [1, m_max] */
-  const char* kernel;   /* pack for this kernel, in place of layout and backend */
-  const char* quantize; /* how the plans to come quantize activations, as nib_linear_desc has it */
-  int64_t m_max;        /* 0: 8192 */
-  nib_backend backend;  /* NIB_CUDA: packed on the GPU, into its memory */
+  const nib_context* context; /* NULL: the process-wide pool */
+  const char* layout;         /* by name; NULL: that of the cheapest kernels for M in [1, m_max] */
+  const char* kernel;         /* pack for this kernel, in place of layout and backend */
+  const char* quantize;       /* how the plans to come quantize activations, as nib_linear_desc has it */
+  int64_t m_max;              /* 0: 8192 */
+  nib_backend backend;        /* NIB_CUDA: packed on the GPU, into its memory */
   int32_t reserved;
 } nib_pack_desc;
 
+/* What a packed weight is. */
 typedef struct nib_weight_info {
   size_t struct_size;
-  const char* layout; /* "cpu_n32" */
-  const void* data;   /* the packed bytes, in host or device memory */
-  size_t bytes;
-  char scheme[48];
-  int64_t n, k;
+  const char* layout;  /* "cpu_n32" */
+  const void* data;    /* the packed bytes, in host or device memory */
+  size_t bytes;        /* how many they are */
+  char scheme[48];     /* "u4zg128" */
+  int64_t n, k;        /* output and input channels */
   nib_backend backend; /* whose memory */
-  int32_t has_bias;
-  int32_t act_order;
+  int32_t has_bias;    /* not 0: NIB_BIAS adds it when no other is given */
+  int32_t act_order;   /* not 0: input channels are in an order of their own */
   int32_t reserved;
   int64_t kernel_height, kernel_width; /* 1 of linear layers */
 } nib_weight_info;
@@ -430,6 +459,7 @@ NIB_API nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* desc, nib
 NIB_API nib_status nib_unpack(const nib_weight* weight, nib_qtensor** q);
 /* A copy in the current GPU's memory of a weight that was packed in the host's for a layout of the GPU. */
 NIB_API nib_status nib_upload(const nib_weight* host, nib_weight** device);
+/* Describes a weight; pointers belong to it. */
 NIB_API nib_status nib_weight_get(const nib_weight* weight, nib_weight_info* info);
 NIB_API nib_status nib_weight_destroy(nib_weight* weight);
 
@@ -447,15 +477,16 @@ enum {
 /* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ). Bias, gate and residual: f32, f16 or bf16. */
 typedef struct nib_epilogue {
   size_t struct_size;
-  uint32_t operands; /* NIB_BIAS | NIB_RESIDUAL */
-  nib_activation activation;
+  uint32_t operands;           /* NIB_BIAS | NIB_RESIDUAL */
+  nib_activation activation;   /* of each element */
   float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP; both 0: relu6, 0 and 6 */
   nib_dtype out;               /* of D: f32 (the default), f16, bf16 or s8 */
   float out_scale;             /* s8: saturate(round(x / out_scale) + out_zero); 0: 1 */
-  int32_t out_zero;
+  int32_t out_zero;            /* s8: −128 ... 127 */
   int32_t reserved;
 } nib_epilogue;
 
+/* D = epilogue(A·Wᵀ). */
 typedef struct nib_linear_desc {
   size_t struct_size;
   const nib_epilogue* epilogue; /* NULL: D is f32 [M,N] */
@@ -473,23 +504,25 @@ typedef struct nib_conv_desc {
   const nib_epilogue* epilogue; /* without NIB_ROW_SCALE; NULL: D is f32 */
   /* As nib_linear_desc has it: "s8r" is a scale per patch, of gSIZE the size divides C/groups. */
   const char* quantize;
-  int64_t batch_max;                   /* the plan serves every B in [1, batch_max]; 0: 1 */
-  int64_t height, width;               /* of an input image */
-  int64_t stride_height, stride_width; /* 0: 1 */
-  int64_t padding_top, padding_bottom, padding_left, padding_right;
-  int64_t dilation_height, dilation_width; /* 0: 1 */
-  int64_t groups;                          /* 0: 1; C: depthwise */
-  nib_image_layout input, output;          /* of A; of D, gate and residual */
-  nib_dtype act;                           /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
+  int64_t batch_max;                                                /* the plan serves every B in [1, batch_max]; 0: 1 */
+  int64_t height, width;                                            /* of an input image */
+  int64_t stride_height, stride_width;                              /* 0: 1 */
+  int64_t padding_top, padding_bottom, padding_left, padding_right; /* pixels */
+  int64_t dilation_height, dilation_width;                          /* 0: 1 */
+  int64_t groups;                                                   /* 0: 1; C: depthwise */
+  nib_image_layout input, output;                                   /* of A; of D, gate and residual */
+  nib_dtype act; /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
   int32_t reserved;
 } nib_conv_desc;
 
+/* D = W. */
 typedef struct nib_dequantize_desc {
   size_t struct_size;
   nib_dtype out;      /* f32 (the default), f16 or bf16 */
   int32_t transposed; /* not 0: D is [K,N], else [N,K] */
 } nib_dequantize_desc;
 
+/* What may be chosen, and for which machine. */
 typedef struct nib_plan_options {
   size_t struct_size;
   const char* kernel;          /* force this kernel; NULL: NIBBLE_KERNEL from the environment, else the cheapest */
@@ -498,10 +531,10 @@ typedef struct nib_plan_options {
   int32_t forbid_reference;    /* not 0: fail rather than fall back to the reference */
 } nib_plan_options;
 
-/* desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason. */
+/* A plan for a linear layer; desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason. */
 NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
                                    nib_plan** plan);
-/* Errors: invalid_argument with the values, and the size of the output that follows from them, for a geometry that is none. */
+/* A plan for a convolution. Errors: invalid_argument with the values, and the size of the output that follows from them, for a geometry that is none. */
 NIB_API nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options,
                                  nib_plan** plan);
 /* W itself, as a plan: nib_execute writes D. */
@@ -523,11 +556,11 @@ typedef struct nib_operands {
   const nib_view* d;          /* [M,N], [B,Co,Oh,Ow]; written */
   const nib_view* a_scale;    /* of an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
   const nib_view* a_zero;     /* s32 [1] or [M], where the scheme has zero points */
-  const nib_view* row_scale;
-  const nib_view* col_scale;
-  const nib_view* bias;
-  const nib_view* gate;
-  const nib_view* residual;
+  const nib_view* row_scale;  /* f32 [M], with NIB_ROW_SCALE */
+  const nib_view* col_scale;  /* f32 [N], with NIB_COL_SCALE */
+  const nib_view* bias;       /* [N], with NIB_BIAS; NULL: the weight's own */
+  const nib_view* gate;       /* shaped like D, with NIB_GATE */
+  const nib_view* residual;   /* shaped like D, with NIB_RESIDUAL */
 } nib_operands;
 
 /* Runs a plan with a weight of the shape, scheme, layout and backend it was made for. On the CPU `stream` is NULL, and D is there on
@@ -570,11 +603,11 @@ enum {
 /* A matrix as it lies in an AWQ or GPTQ checkpoint, dense, in device memory. */
 typedef struct nib_checkpoint_tensors {
   size_t struct_size;
-  const void* qweight;
-  const void* qzeros;
-  const void* scales; /* [G,N] */
-  const void* g_idx;  /* s32 [K], each in [0,G), not checked; NULL: k / group */
-  int64_t n, k;
+  const void* qweight;     /* as `packing` says */
+  const void* qzeros;      /* as `packing` says */
+  const void* scales;      /* [G,N] */
+  const void* g_idx;       /* s32 [K], each in [0,G), not checked; NULL: k / group */
+  int64_t n, k;            /* output and input channels */
   int64_t group;           /* input channels; 0: all of K */
   int32_t packing;         /* NIB_AWQ, NIB_GPTQ */
   int32_t bits;            /* 0: 4 */
@@ -589,28 +622,30 @@ NIB_API nib_status nib_dequantize_checkpoint_tensors(const nib_checkpoint_tensor
 
 /* ---- Verification ---------------------------------------------------------------------------------------------------------- */
 
+/* Which layer to try, and how. */
 typedef struct nib_verify_desc {
   size_t struct_size;
-  const nib_context* context;
+  const nib_context* context;    /* NULL: the process-wide pool */
   const nib_linear_desc* linear; /* m_max rows are run; NULL: one row of f32 */
-  const nib_pack_desc* pack;
-  const nib_plan_options* plan;
-  uint64_t seed;          /* of activations and operands; 0: 1 */
-  int64_t sample_columns; /* check so many, evenly spread; 0: all */
-  float outliers;         /* every 256th input channel is so much larger; 0: 1 */
+  const nib_pack_desc* pack;     /* where; NULL: on the CPU */
+  const nib_plan_options* plan;  /* the kernel to try; NULL: the cheapest */
+  uint64_t seed;                 /* of activations and operands; 0: 1 */
+  int64_t sample_columns;        /* check so many, evenly spread; 0: all */
+  float outliers;                /* every 256th input channel is so much larger; 0: 1 */
   int32_t reserved;
 } nib_verify_desc;
 
+/* What trying a layer found. */
 typedef struct nib_verify_report {
   size_t struct_size;
-  int32_t passed;
+  int32_t passed;     /* every output within its bound, round_trip and repeatable */
   int32_t round_trip; /* unpack(pack(q)) == q */
   int32_t repeatable; /* a second run gave the same bits */
   int32_t reserved;
   int64_t checked;               /* outputs compared */
   double worst_error_over_bound; /* at most 1 when passed */
   double relative_l2;            /* ‖D − oracle‖ / ‖oracle‖ */
-  char kernel[96];
+  char kernel[96];               /* that ran */
 } nib_verify_report;
 
 /* Packs q, runs it on random activations and compares with a scalar double-precision oracle, within derived bounds; desc may be NULL.

@@ -10,11 +10,13 @@ namespace nibble {
 /// A borrowed callable `void(std::int64_t)`: what a loop runs. Never owns, never allocates; valid during the call it is passed to.
 class LoopBody {
  public:
+  /// Borrows `body`, which must outlive this.
   template <class F, class = std::enable_if_t<!std::is_same_v<std::remove_cvref_t<F>, LoopBody>>>
   LoopBody(F&& body)  // NOLINT(google-explicit-constructor)
       : object_(const_cast<void*>(static_cast<const void*>(&body))),
         call_([](void* object, std::int64_t i) { (*static_cast<std::remove_reference_t<F>*>(object))(i); }) {}
 
+  /// Calls it with iteration i.
   void operator()(std::int64_t i) const { call_(object_, i); }
 
  private:

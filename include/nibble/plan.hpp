@@ -32,28 +32,38 @@ struct PackedWeightData;  // src/layouts/layout.hpp
 /// A weight in the byte order its kernels stream. Self-describing and immutable; copies share the bytes between threads.
 class PackedWeight {
  public:
+  /// What pack() ends with.
   explicit PackedWeight(std::shared_ptr<const PackedWeightData> data) : data_(std::move(data)) {}
 
+  /// That of the QuantTensor.
   const WeightScheme& scheme() const;
+  /// Output channels.
   std::int64_t n() const;
+  /// Input channels; of a convolution Kh·Kw·Ci/groups.
   std::int64_t k() const;
+  /// Kh × Kw of a convolution, 1×1 of every linear layer.
   Extent kernel() const;
+  /// The name of the layout of bytes(): LayoutInfo::name.
   std::string_view layout() const;
   /// Where bytes() are: Backend::cpu is host memory, Backend::cuda the memory of the GPU that was current when it was packed.
   Backend backend() const;
   /// Host or device memory, as backend() says.
   std::span<const std::byte> bytes() const;
+  /// Whether it brings a bias, which EpilogueSpec::bias adds when no other is given.
   bool has_bias() const;
+  /// Whether its input channels are in an order of their own; plans undo that.
   bool act_order() const;
+  /// For kernels.
   const PackedWeightData& data() const { return *data_; }
 
  private:
   std::shared_ptr<const PackedWeightData> data_;
 };
 
+/// For what a weight is packed.
 struct PackOptions {
-  std::string layout = {};  // empty: the layout of the cheapest kernel for m in [1, m_max]
-  std::int64_t m_max = 1 << 13;
+  std::string layout = {};         // empty: the layout of the cheapest kernel for m in [1, m_max]
+  std::int64_t m_max = 1 << 13;    // the most tokens of the plans to come
   std::string kernel = {};         // pack for this kernel (by name); overrides layout and backend
   Executor* executor = nullptr;    // null: default_executor()
   Backend backend = Backend::cpu;  // cuda: packed on the current GPU, into its memory
@@ -68,49 +78,55 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options = {})
 /// The exact inverse: unpack(pack(q)) == q. Copies from device memory first.
 Result<QuantTensor> unpack(const PackedWeight& weight);
 
+/// What a kernel does.
 enum class Op : std::uint8_t {
   linear,      // D[M,N] = epilogue(A[M,K] · W[N,K]ᵀ)
   conv,        // D[B,Co,Oh,Ow] = epilogue(conv2d(A[B,Ci,H,W], W)): linear on patches (conv.hpp)
   dequantize,  // D[N,K] or [K,N] = W
   prepare,     // A[M,K] → f32 [M,K], scaled and permuted as the packed weight wants it: the first step of some linear plans
 };
+/// "linear".
 std::string_view name(Op op);
 
 /// A row of the kernel table, as far as the outside may see it.
 struct KernelInfo {
-  std::string_view name;
-  Backend backend;
-  Op op;
-  std::string_view layout;
-  Isa isa;
-  std::string_view summary;
-  bool batch_invariant;  // the bits of a row of D depend neither on M nor on the other rows
+  std::string_view name;     // op_out_act_weight__backend_isa_tile
+  Backend backend;           // where it runs
+  Op op;                     // what it does
+  std::string_view layout;   // of the weights it reads; "" when it reads none
+  Isa isa;                   // the least it needs
+  std::string_view summary;  // a line for people
+  bool batch_invariant;      // the bits of a row of D depend neither on M nor on the other rows
 };
 
 /// All kernels of this build, best-loved first, the reference last.
 std::vector<KernelInfo> kernels();
-/// All packed layouts of this build with a drawing of their bytes.
+/// A packed layout.
 struct LayoutInfo {
-  std::string_view name;
-  Backend backend;  // whose kernels read it: cpu or cuda
-  std::string_view drawing;
+  std::string_view name;     // "cpu_n32"
+  Backend backend;           // whose kernels read it: cpu or cuda
+  std::string_view drawing;  // of its bytes, several lines
 };
+/// All packed layouts of this build.
 std::vector<LayoutInfo> layouts();
 
+/// What a plan for a linear layer has to know.
 struct LinearSpec {
-  DType act = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `quantize` says
-  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max]
-  EpilogueSpec epilogue = {};
+  DType act = DType::f32;      // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `quantize` says
+  std::int64_t m_max = 1;      // the plan serves every M in [1, m_max]
+  EpilogueSpec epilogue = {};  // the type of D among it
   /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
   /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
   ActScheme quantize = {};
 };
 
+/// What a plan for W itself has to know.
 struct DequantizeSpec {
   DType out = DType::f32;   // f32, f16 or bf16
   bool transposed = false;  // false: D[N,K]; true: D[K,N]
 };
 
+/// What may be chosen, and for which machine.
 struct PlanOptions {
   std::string kernel = {};      // force this main kernel; empty: NIBBLE_KERNEL from the environment, else by cost
   bool allow_reference = true;  // false: fail rather than fall back to the reference kernel
@@ -122,19 +138,21 @@ struct PlanOptions {
 
 /// Why each kernel was or was not chosen, per range of M.
 struct Explanation {
+  /// What one kernel of the table says.
   struct Candidate {
-    std::string_view kernel;
-    bool accepted = false;
-    double cost_us = 0;   // predicted, when accepted
-    std::string refusal;  // with the values, when not
+    std::string_view kernel;  // its name
+    bool accepted = false;    // else `refusal` says why not
+    double cost_us = 0;       // predicted, when accepted
+    std::string refusal;      // with the values, when not
   };
+  /// A range of M for which the same kernels run.
   struct Bucket {
-    std::int64_t m_low = 1, m_high = 1;
+    std::int64_t m_low = 1, m_high = 1;   // both included
     std::vector<std::string_view> steps;  // kernels run in this order
     double cost_us = 0;                   // predicted, at m_high
-    std::vector<Candidate> candidates;
+    std::vector<Candidate> candidates;    // every kernel of the operation
   };
-  std::vector<Bucket> buckets;
+  std::vector<Bucket> buckets;  // by rising M, without gaps
 };
 
 /// An immutable decision: which kernels to run, in which order, for every M up to m_max. Share it between all layers of one
@@ -145,17 +163,22 @@ struct Explanation {
 /// M, force such a kernel by name.
 class Plan {
  public:
+  /// For layers of the weight's shape and scheme.
+  /// Errors: invalid_argument for a spec that contradicts itself; not_found for a forced kernel that is none; unsupported when no kernel
+  /// takes it, with every kernel's reason.
   static Result<Plan> linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options = {});
   /// A pointwise convolution whose images are matrices of pixels − NHWC on both sides, or 1×1 images − is the linear layer and takes its
   /// kernel, unless one of Op::conv is forced.
   /// Errors: invalid_argument for a geometry that is none or not the weight's, unsupported with the reasons.
   static Result<Plan> conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options = {});
+  /// For W as D, bit for bit what QuantTensor::value says, rounded once to spec.out. Errors: unsupported with the reasons.
   static Result<Plan> dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options = {});
 
   /// Bytes of scratch memory a run needs, for the largest M.
   std::size_t workspace_bytes() const;
   /// The main kernel for this M; of a convolution for a batch of so many images.
   std::string_view kernel(std::int64_t m = 1) const;
+  /// Which kernels run for which M, what they are predicted to take, and why every other one does not.
   Explanation explain() const;
 
   /// Runs the plan. `a` is [M,K], `d` is [M,N], both with a last stride of 1 (dequantize takes no `a`); of a convolution `a` is
@@ -174,6 +197,7 @@ class Plan {
              std::span<std::byte> workspace, Stream stream) const;
 
   struct Impl;
+  /// What linear(), conv() and dequantize() end with.
   explicit Plan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
  private:

@@ -9,6 +9,7 @@
 
 namespace nibble {
 
+/// The scheme to quantize to, and how ranges are found.
 struct QuantizeSpec {
   int bits = 4;                          // 2…8
   std::int32_t group_size = 128;         // along K; must divide K; 0: one group per output channel

@@ -30,26 +30,32 @@ enum class ZeroKind : std::uint8_t {
 
 /// The extent of the weight that shares one scale: `n` output channels × `k` input channels; 0 means the whole dimension.
 struct GroupShape {
-  std::int32_t n = 1;
-  std::int32_t k = 0;
+  std::int32_t n = 1;  // output channels; 0: all
+  std::int32_t k = 0;  // input channels; 0: all
 
+  /// "t": one scale for everything.
   static constexpr GroupShape tensor() { return {0, 0}; }
+  /// "c", of activations "r": one per output channel, or token.
   static constexpr GroupShape channel() { return {1, 0}; }
+  /// "g128": one per output channel, or token, and `size` input channels.
   static constexpr GroupShape group(std::int32_t size) { return {1, size}; }
+  /// "b128x128": one per bn output × bk input channels.
   static constexpr GroupShape block(std::int32_t bn, std::int32_t bk) { return {bn, bk}; }
 
-  /// Rows and columns of the scale tensor of a weight [N,K]; the last block of a dimension may be partial.
+  /// Rows of the scale tensor of a weight of n_total output channels; the last block may be partial.
   constexpr std::int64_t rows(std::int64_t n_total) const { return n == 0 ? 1 : (n_total + n - 1) / n; }
+  /// Columns of the scale tensor of a weight of k_total input channels; the last block may be partial.
   constexpr std::int64_t cols(std::int64_t k_total) const { return k == 0 ? 1 : (k_total + k - 1) / k; }
 
   friend constexpr bool operator==(const GroupShape&, const GroupShape&) = default;
 };
 
+/// How weights are quantized.
 struct WeightScheme {
-  DType codes = DType::u4b8;
-  ZeroKind zero = ZeroKind::none;
-  GroupShape group = GroupShape::group(128);
-  DType scale = DType::f16;  // how scales are stored; not part of the name
+  DType codes = DType::u4b8;                  // of up to 8 bits: u2 … u8, their biased forms, s8, e4m3, ...
+  ZeroKind zero = ZeroKind::none;             // how zero points enter
+  GroupShape group = GroupShape::group(128);  // what shares a scale and a zero point
+  DType scale = DType::f16;                   // how scales are stored; not part of the name
 
   /// "u4zg128".
   std::string name() const;
@@ -66,9 +72,10 @@ struct ActScheme {
   friend bool operator==(const ActScheme&, const ActScheme&) = default;
 };
 
+/// Both sides of a product.
 struct Scheme {
-  WeightScheme weight;
-  ActScheme act;
+  WeightScheme weight;  // the part of the name behind "_"
+  ActScheme act;        // by default not quantized
 
   /// "u4zg128", "s8r_s8c".
   std::string name() const;

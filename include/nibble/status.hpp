@@ -13,6 +13,7 @@
 
 namespace nibble {
 
+/// What a program can act on.
 enum class StatusCode {
   ok = 0,
   invalid_argument,  // the caller's values contradict each other or the documented range
@@ -30,13 +31,19 @@ std::string_view name(StatusCode code);
 /// Success, or a code and a one-line message.
 class [[nodiscard]] Status {
  public:
+  /// Ok.
   Status() = default;
+  /// A failure: a code that is not ok and one line, with the values and the remedy.
   Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
 
+  /// Ok, spelled out.
   static Status ok_status() { return {}; }
 
+  /// Whether it succeeded.
   bool ok() const { return code_ == StatusCode::ok; }
+  /// ok().
   explicit operator bool() const { return ok(); }
+  /// StatusCode::ok on success.
   StatusCode code() const { return code_; }
   /// Empty when ok.
   const std::string& message() const { return message_; }
@@ -53,16 +60,22 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}        // NOLINT(google-explicit-constructor)
+  /// Success.
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  /// Failure; precondition: !status.ok().
   Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {  // NOLINT(google-explicit-constructor)
     assert(!std::get<1>(state_).ok());
   }
 
+  /// Whether there is a value.
   bool ok() const { return state_.index() == 0; }
+  /// ok().
   explicit operator bool() const { return ok(); }
+  /// Why there is none; ok when there is.
   Status status() const { return ok() ? Status{} : std::get<1>(state_); }
 
-  /// Precondition for all of these: ok().
+  /// @{
+  /// The value; precondition: ok().
   T& value() & { return *std::get_if<0>(&state_); }
   const T& value() const& { return *std::get_if<0>(&state_); }
   T&& value() && { return std::move(*std::get_if<0>(&state_)); }
@@ -71,6 +84,7 @@ class [[nodiscard]] Result {
   T&& operator*() && { return std::move(*this).value(); }
   T* operator->() { return std::get_if<0>(&state_); }
   const T* operator->() const { return std::get_if<0>(&state_); }
+  /// @}
 
  private:
   std::variant<T, Status> state_;

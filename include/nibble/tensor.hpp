@@ -16,8 +16,9 @@
 
 namespace nibble {
 
-/// The DType of a C++ element type.
 // clang-format off
+/// @{
+/// The DType of a C++ element type.
 template <class T> inline constexpr DType dtype_of = DType::none;
 template <> inline constexpr DType dtype_of<float> = DType::f32;
 template <> inline constexpr DType dtype_of<f16> = DType::f16;
@@ -27,18 +28,21 @@ template <> inline constexpr DType dtype_of<std::int8_t> = DType::s8;
 template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 template <> inline constexpr DType dtype_of<std::int32_t> = DType::s32;
 template <> inline constexpr DType dtype_of<std::int64_t> = DType::s64;
+/// @}
 // clang-format on
 
 /// A borrowed array of up to four dimensions; strides are in elements, the last one must be 1 where a function says so.
 template <class Void>
 struct BasicTensorView {
-  Void* data = nullptr;
-  DType dtype = DType::none;
-  int rank = 0;
-  std::array<std::int64_t, 4> shape{};
-  std::array<std::int64_t, 4> strides{};
+  Void* data = nullptr;                   // of element [0, …, 0]; null: absent
+  DType dtype = DType::none;              // of an element
+  int rank = 0;                           // dimensions in use
+  std::array<std::int64_t, 4> shape{};    // outermost first
+  std::array<std::int64_t, 4> strides{};  // in elements
 
+  /// Absent.
   BasicTensorView() = default;
+  /// A dense view of memory of a type that is known when running.
   BasicTensorView(Void* d, DType t, std::initializer_list<std::int64_t> dims) : data(d), dtype(t) {
     for (std::int64_t dim : dims) shape[static_cast<std::size_t>(rank++)] = dim;
     std::int64_t stride = 1;
@@ -58,33 +62,45 @@ struct BasicTensorView {
   BasicTensorView(const BasicTensorView<V>& v)  // NOLINT(google-explicit-constructor)
       : data(v.data), dtype(v.dtype), rank(v.rank), shape(v.shape), strides(v.strides) {}
 
+  /// Whether it is absent.
   bool empty() const { return data == nullptr; }
+  /// shape[i].
   std::int64_t dim(int i) const { return shape[static_cast<std::size_t>(i)]; }
+  /// strides[i].
   std::int64_t stride(int i) const { return strides[static_cast<std::size_t>(i)]; }
+  /// How many elements.
   std::int64_t numel() const {
     std::int64_t product = 1;
     for (int i = 0; i < rank; ++i) product *= dim(i);
     return product;
   }
 };
+/// A view that is written through.
 using TensorView = BasicTensorView<void>;
+/// A view that is only read through.
 using ConstTensorView = BasicTensorView<const void>;
 
 /// An owned, dense, row-major array.
 struct Tensor {
-  DType dtype = DType::none;
-  std::vector<std::int64_t> shape;
-  std::vector<std::byte> bytes;
+  DType dtype = DType::none;        // none: empty
+  std::vector<std::int64_t> shape;  // outermost first
+  std::vector<std::byte> bytes;     // storage_bytes(dtype, numel())
 
+  /// Empty.
   Tensor() = default;
+  /// Of zero bytes.
   Tensor(DType t, std::vector<std::int64_t> dims);
 
+  /// How many elements.
   std::int64_t numel() const;
+  /// Whether there is none.
   bool empty() const { return dtype == DType::none; }
+  /// The elements; precondition: dtype is T's.
   template <class T>
   T* as() {
     return reinterpret_cast<T*>(bytes.data());
   }
+  /// The elements, to read.
   template <class T>
   const T* as() const {
     return reinterpret_cast<const T*>(bytes.data());
@@ -99,14 +115,14 @@ struct Tensor {
 
 /// A scale and zero point for all of a layer's activations, known beforehand: x ≈ (q − zero)·scale.
 struct StaticActs {
-  float scale = 1.0f;
+  float scale = 1.0f;     // positive
   std::int32_t zero = 0;  // of s8: −128 … 127; of e4m3: 0
   friend bool operator==(const StaticActs&, const StaticActs&) = default;
 };
 
 /// Along the height and the width of an image.
 struct Extent {
-  std::int64_t h = 1, w = 1;
+  std::int64_t h = 1, w = 1;  // elements of the height and of the width
   friend constexpr bool operator==(const Extent&, const Extent&) = default;
 };
 
@@ -118,9 +134,9 @@ struct Extent {
 /// The result is an f32 number: (q − z)·s rounded once to f32 (exact whenever s has at most 16 significant bits), times the
 /// second-level scale rounded once more where there is one; q·s + o is computed in f64 and rounded once.
 struct QuantTensor {
-  WeightScheme scheme;
-  std::int64_t n = 0;
-  std::int64_t k = 0;
+  WeightScheme scheme;              // what codes, scales and zeros mean
+  std::int64_t n = 0;               // output channels
+  std::int64_t k = 0;               // input channels
   std::vector<std::uint8_t> codes;  // [N,K], one code a byte, upper bits zero
   Tensor scales;                    // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale
   Tensor zeros;                     // as scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
@@ -133,6 +149,7 @@ struct QuantTensor {
   std::optional<StaticActs> static_acts;  // for a scale per tensor
   std::optional<float> act_limit;         // magnitudes saturate there before a scale is found (FBGEMM's activation_scale_ub)
 
+  /// Groups along K: columns of scales.
   std::int64_t groups() const { return scheme.group.cols(k); }
   /// Checks every size, dtype and index; all of nibble relies on it. Errors name the field and the values.
   Status validate() const;

@@ -32,17 +32,20 @@ enum class DType : std::uint8_t {
 /// How the bits of a DType are read.
 enum class DTypeKind : std::uint8_t { none, floating, sint, uint, biased, other };
 
+/// What there is to know of a DType.
 struct DTypeInfo {
-  DType dtype;
+  DType dtype;            // whose row it is
   std::string_view name;  // the token used in scheme and kernel names: "bf16", "u4b8"
-  std::uint8_t bits;
-  DTypeKind kind;
-  std::int16_t bias;  // subtracted from the unsigned code; biased types only
+  std::uint8_t bits;      // of an element
+  DTypeKind kind;         // how they are read
+  std::int16_t bias;      // subtracted from the unsigned code; biased types only
 };
 
 /// The table row of `dtype`.
 const DTypeInfo& info(DType dtype);
+/// "bf16".
 inline std::string_view name(DType dtype) { return info(dtype).name; }
+/// Of an element.
 inline int bits(DType dtype) { return info(dtype).bits; }
 /// What is subtracted from the unsigned bits of an integer code to get its value: 8 for u4b8; 128 for s8, whose two's complement
 /// bytes packed layouts turn unsigned first.
@@ -61,18 +64,22 @@ inline bool is_compute_float(DType t) { return t == DType::f32 || t == DType::f1
 /// The value of one quantized code (its low `bits(dtype)` bits): u4b8 code 15 → 7, e4m3 0x7e → 448. NaN where the type says so.
 float code_value(DType dtype, std::uint8_t code);
 
-/// IEEE binary16 and bfloat16 as storage; arithmetic is done in f32. Conversions round to nearest even and keep NaN.
+/// IEEE binary16 as storage; arithmetic is done in f32. Conversions round to nearest even and keep NaN.
 struct f16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  // sign, 5 of the exponent, 10 of the fraction
 };
+/// bfloat16, as f16.
 struct bf16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  // the upper half of an f32
 };
 
+/// Itself.
 constexpr float to_f32(float x) { return x; }
 
+/// Exact.
 constexpr float to_f32(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
 
+/// Exact.
 constexpr float to_f32(f16 x) {
   const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
@@ -81,12 +88,14 @@ constexpr float to_f32(f16 x) {
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f));
 }
 
+/// Rounded to nearest even; NaN stays NaN.
 constexpr bf16 to_bf16(float x) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((u >> 16) | 0x40u)};  // quiet NaN
   return {static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
 
+/// Rounded to nearest even; NaN stays NaN, 65520 and more are infinite.
 constexpr f16 to_f16(float x) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = (u >> 16) & 0x8000u;

@@ -17,19 +17,21 @@
 
 namespace nibble {
 
+/// Which linear layer to try, and how.
 struct VerifySpec {
   LinearSpec linear;                // linear.m_max rows are run
   std::uint64_t seed = 1;           // of the random activations and epilogue operands
   float outliers = 1.0f;            // every 256th input channel is this much larger, as a transformer's few massive ones are
   std::int64_t sample_columns = 0;  // check this many evenly spread output columns; 0: all of them
   bool added_error = false;         // where linear.quantize says so, also measure what quantizing the activations adds
-  PlanOptions plan = {};
-  PackOptions pack = {};
+  PlanOptions plan = {};            // plan.kernel: the kernel to try
+  PackOptions pack = {};            // pack.backend: where
 };
 
+/// What trying a layer found.
 struct VerifyReport {
-  bool passed = false;
-  std::string kernel;
+  bool passed = false;                // every output within its bound, round_trip and repeatable
+  std::string kernel;                 // that ran
   std::int64_t checked = 0;           // output elements compared
   double worst_error_over_bound = 0;  // ≤ 1 when passed
   double relative_l2 = 0;             // ‖D − oracle‖ / ‖oracle‖
@@ -39,16 +41,18 @@ struct VerifyReport {
   std::string failure;                // where and by how much, with the seed; empty when passed
 };
 
-/// Packs `q`, runs it on seeded Gaussian activations and compares. With pack.backend, or plan.kernel, of the GPU it runs there. A Status error means that nothing could be compared.
+/// Packs `q`, runs it on seeded Gaussian activations and compares. With pack.backend, or plan.kernel, of the GPU it runs there.
+/// A Status error means that nothing could be compared.
 Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor = nullptr);
 
+/// Which convolution to try, and how.
 struct VerifyConvSpec {
   ConvSpec conv;                    // conv.batch_max images are run
   std::uint64_t seed = 1;           // of the random images and epilogue operands
   float outliers = 1.0f;            // as VerifySpec::outliers
   std::int64_t sample_columns = 0;  // check this many evenly spread output channels; 0: all of them
-  PlanOptions plan = {};
-  PackOptions pack = {};  // m_max: the output's pixels, whatever it says
+  PlanOptions plan = {};            // plan.kernel: the kernel to try
+  PackOptions pack = {};            // m_max: the output's pixels, whatever it says
 };
 
 /// The same for a convolution, pixel by pixel; `q.kernel` is the geometry's.
@@ -58,14 +62,14 @@ Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spe
 struct ActErrorSpec {
   ConstTensorView inputs = {};  // [tokens,K] f32, f16 or bf16, rows dense; empty: seeded Gaussian ones
   std::int64_t tokens = 64;     // of Gaussian ones; of others no more than this many, evenly spread
-  std::uint64_t seed = 1;
-  float outliers = 1.0f;  // of Gaussian ones: as VerifySpec::outliers
+  std::uint64_t seed = 1;       // of Gaussian ones
+  float outliers = 1.0f;        // of Gaussian ones: as VerifySpec::outliers
 };
 
 /// What one way of quantizing activations adds to the error of a layer: D against the D of the same weights and activations that stay
 /// as they are, both f32 and without epilogue.
 struct ActError {
-  ActScheme act;
+  ActScheme act;           // the mode
   Status possible;         // or why no kernel quantizes this layer's activations so
   double relative_l2 = 0;  // ‖D − D₀‖ / ‖D₀‖
   double sqnr_db = 0;      // −20·log₁₀ of it; infinite when they are the same

@@ -78,75 +78,82 @@ void bind_values(nb::module_& m) {
           "severity",
           [](const Note& n) {
             return n.severity == Note::Severity::info ? "info" : n.severity == Note::Severity::warning ? "warning" : "error";
-          })
-      .def_ro("text", &Note::text)
+          },
+          "\"info\", \"warning\" or \"error\"")
+      .def_ro("text", &Note::text, "One line, with the values.")
       .def("__repr__", repr("Note", "severity", "text"));
   nb::class_<Module>(m, "Module", "A layer W[n,k] of a checkpoint.")
-      .def_ro("name", &Module::name)
+      .def_ro("name", &Module::name, "\"model.layers.0.mlp.down_proj\"")
       .def_ro("format", &Module::format, "awq, gptq, compressed-tensors, ..., dense")
-      .def_prop_ro("scheme", [](const Module& x) { return x.quantized() ? x.scheme.name() : std::string(name(x.scheme.codes)); })
+      .def_prop_ro(
+          "scheme", [](const Module& x) { return x.quantized() ? x.scheme.name() : std::string(name(x.scheme.codes)); },
+          "As detected; of dense modules the type.")
       .def_prop_ro(
           "claimed", [](const Module& x) { return x.claimed ? std::optional(x.claimed->name()) : std::nullopt; },
           "The scheme that config.json claims, or None.")
       .def_ro("n", &Module::n, "Output channels.")
       .def_ro("k", &Module::k, "Input channels.")
-      .def_ro("act_order", &Module::act_order)
-      .def_ro("has_bias", &Module::has_bias)
+      .def_ro("act_order", &Module::act_order, "It has a g_idx.")
+      .def_ro("has_bias", &Module::has_bias, "It has a bias, which read() returns with the weight.")
       .def_ro("tensors", &Module::tensors, "Their full names.")
-      .def_ro("bytes", &Module::bytes)
-      .def_ro("notes", &Module::notes)
-      .def_prop_ro("quantized", &Module::quantized)
+      .def_ro("bytes", &Module::bytes, "Of its tensors.")
+      .def_ro("notes", &Module::notes, "Findings that need no data.")
+      .def_prop_ro("quantized", &Module::quantized, "Checkpoint.read takes it.")
       .def("__repr__", repr("Module", "name", "format", "scheme", "n", "k"));
   nb::class_<QuantError>(m, "QuantError", "How far a quantized weight is from the original.")
-      .def_ro("sqnr_db", &QuantError::sqnr_db)
-      .def_ro("cosine", &QuantError::cosine)
-      .def_ro("max_abs", &QuantError::max_abs)
-      .def_ro("relative_l2", &QuantError::relative_l2)
+      .def_ro("sqnr_db", &QuantError::sqnr_db, "10·log10( Σw² / Σ(w−ŵ)² ); infinite when equal.")
+      .def_ro("cosine", &QuantError::cosine, "⟨w,ŵ⟩ / (‖w‖·‖ŵ‖)")
+      .def_ro("max_abs", &QuantError::max_abs, "max |w−ŵ|")
+      .def_ro("relative_l2", &QuantError::relative_l2, "‖w−ŵ‖ / ‖w‖")
       .def("__repr__", repr("QuantError", "sqnr_db", "cosine", "max_abs", "relative_l2"));
   nb::class_<VerifyReport>(m, "VerifyReport", "A plan's result against the double-precision oracle.")
-      .def_ro("passed", &VerifyReport::passed)
-      .def_ro("kernel", &VerifyReport::kernel)
+      .def_ro("passed", &VerifyReport::passed, "Every output within its bound, round_trip and repeatable.")
+      .def_ro("kernel", &VerifyReport::kernel, "The one that ran.")
       .def_ro("checked", &VerifyReport::checked, "Output elements compared.")
       .def_ro("worst_error_over_bound", &VerifyReport::worst_error_over_bound, "At most 1 when passed.")
-      .def_ro("relative_l2", &VerifyReport::relative_l2)
-      .def_ro("round_trip", &VerifyReport::round_trip)
-      .def_ro("repeatable", &VerifyReport::repeatable)
+      .def_ro("relative_l2", &VerifyReport::relative_l2, "‖D − oracle‖ / ‖oracle‖")
+      .def_ro("round_trip", &VerifyReport::round_trip, "Unpacking gave the QuantTensor back.")
+      .def_ro("repeatable", &VerifyReport::repeatable, "A second run gave the same bits.")
       .def_ro("failure", &VerifyReport::failure, "Where and by how much; empty when passed.")
       .def("__bool__", [](const VerifyReport& r) { return r.passed; })
       .def("__repr__", repr("VerifyReport", "passed", "kernel", "checked", "worst_error_over_bound", "failure"));
   nb::class_<KernelInfo>(m, "KernelInfo", "A row of the kernel table.")
-      .def_ro("name", &KernelInfo::name)
-      .def_prop_ro("backend", [](const KernelInfo& x) { return name(x.backend); })
-      .def_prop_ro("op", [](const KernelInfo& x) { return name(x.op); })
-      .def_ro("layout", &KernelInfo::layout)
-      .def_prop_ro("isa", [](const KernelInfo& x) { return name(x.isa); })
-      .def_ro("summary", &KernelInfo::summary)
-      .def_ro("batch_invariant", &KernelInfo::batch_invariant)
+      .def_ro("name", &KernelInfo::name, "op_out_act_weight__backend_isa_tile")
+      .def_prop_ro(
+          "backend", [](const KernelInfo& x) { return name(x.backend); }, "\"cpu\", \"cuda\" or \"ref\"")
+      .def_prop_ro(
+          "op", [](const KernelInfo& x) { return name(x.op); }, "\"linear\", \"conv\", \"dequantize\" or \"prepare\"")
+      .def_ro("layout", &KernelInfo::layout, "Of the weights it reads; \"\" when it reads none.")
+      .def_prop_ro(
+          "isa", [](const KernelInfo& x) { return name(x.isa); }, "The least it needs: \"avx512vnni\".")
+      .def_ro("summary", &KernelInfo::summary, "A line for people.")
+      .def_ro("batch_invariant", &KernelInfo::batch_invariant, "The bits of a row depend neither on M nor on the other rows.")
       .def("__repr__", repr("KernelInfo", "name"));
   nb::class_<LayoutInfo>(m, "LayoutInfo", "A packed layout, with a drawing of its bytes.")
-      .def_ro("name", &LayoutInfo::name)
-      .def_prop_ro("backend", [](const LayoutInfo& x) { return name(x.backend); })
-      .def_ro("drawing", &LayoutInfo::drawing)
+      .def_ro("name", &LayoutInfo::name, "\"cpu_n32\"")
+      .def_prop_ro(
+          "backend", [](const LayoutInfo& x) { return name(x.backend); }, "Whose kernels read it: \"cpu\" or \"cuda\".")
+      .def_ro("drawing", &LayoutInfo::drawing, "Of its bytes, several lines.")
       .def("__repr__", repr("LayoutInfo", "name", "backend"));
   nb::class_<FormatInfo>(m, "FormatInfo", "A checkpoint format.")
-      .def_ro("name", &FormatInfo::name)
-      .def_ro("summary", &FormatInfo::summary)
-      .def_ro("can_write", &FormatInfo::can_write)
+      .def_ro("name", &FormatInfo::name, "\"awq\"")
+      .def_ro("summary", &FormatInfo::summary, "A line for people.")
+      .def_ro("can_write", &FormatInfo::can_write, "nibble quantize and convert write it.")
       .def("__repr__", repr("FormatInfo", "name", "can_write"));
   using Candidate = Explanation::Candidate;
   using Bucket = Explanation::Bucket;
   nb::class_<Candidate>(m, "Candidate", "A kernel that was asked, and what it answered.")
-      .def_ro("kernel", &Candidate::kernel)
-      .def_ro("accepted", &Candidate::accepted)
+      .def_ro("kernel", &Candidate::kernel, "Its name.")
+      .def_ro("accepted", &Candidate::accepted, "It could run; else see refusal.")
       .def_ro("cost_us", &Candidate::cost_us, "Predicted microseconds, when accepted.")
       .def_ro("refusal", &Candidate::refusal, "Why not, with the values; empty when accepted.")
       .def("__repr__", repr("Candidate", "kernel", "accepted", "cost_us", "refusal"));
   nb::class_<Bucket>(m, "Bucket", "What runs for M in [m_low, m_high], and why.")
-      .def_ro("m_low", &Bucket::m_low)
-      .def_ro("m_high", &Bucket::m_high)
+      .def_ro("m_low", &Bucket::m_low, "The least M.")
+      .def_ro("m_high", &Bucket::m_high, "The greatest M, included.")
       .def_ro("steps", &Bucket::steps, "Kernels in the order they run.")
       .def_ro("cost_us", &Bucket::cost_us, "Predicted microseconds at m_high.")
-      .def_ro("candidates", &Bucket::candidates)
+      .def_ro("candidates", &Bucket::candidates, "Every kernel of the operation.")
       .def("__repr__", repr("Bucket", "m_low", "m_high", "steps", "cost_us"));
 }
 
@@ -222,7 +229,8 @@ void bind_tensors(nb::module_& m) {
           "description", [](const QuantTensor& q) { return q.scheme.describe(); }, "The scheme as a sentence.")
       .def_ro("n", &QuantTensor::n, "Output channels.")
       .def_ro("k", &QuantTensor::k, "Input channels.")
-      .def_prop_ro("shape", [](const QuantTensor& q) { return std::pair(q.n, q.k); })
+      .def_prop_ro(
+          "shape", [](const QuantTensor& q) { return std::pair(q.n, q.k); }, "n and k.")
       .def_prop_ro("groups", &QuantTensor::groups, "Groups along K.")
       .def_prop_ro(
           "group_shape", [](const QuantTensor& q) { return std::pair(q.scheme.group.n, q.scheme.group.k); },
@@ -261,7 +269,7 @@ void bind_tensors(nb::module_& m) {
             return q.static_acts ? std::optional(std::pair(q.static_acts->scale, q.static_acts->zero)) : std::nullopt;
           },
           "(scale, zero point) of all activations, or None.")
-      .def_ro("act_limit", &QuantTensor::act_limit)
+      .def_ro("act_limit", &QuantTensor::act_limit, "Magnitudes of activations saturate there before a scale is found, or None.")
       .def_prop_ro(
           "kernel", [](const QuantTensor& q) { return Pair(q.kernel.h, q.kernel.w); },
           "(height, width) of a convolution's; (1, 1) of linear layers.")
@@ -285,7 +293,8 @@ void bind_tensors(nb::module_& m) {
             new (self) Checkpoint(check(Checkpoint::open(path)));
           },
           "path"_a)
-      .def_prop_ro("path", [](const Checkpoint& c) { return c.path().string(); })
+      .def_prop_ro(
+          "path", [](const Checkpoint& c) { return c.path().string(); }, "What it was opened with.")
       .def_prop_ro(
           "modules", [](const Checkpoint& c) { return std::vector<Module>(c.modules().begin(), c.modules().end()); },
           "Every linear layer, quantized or dense, in file order.")
@@ -298,7 +307,9 @@ void bind_tensors(nb::module_& m) {
             return layers;
           },
           "The quantized ones.")
-      .def_prop_ro("notes", [](const Checkpoint& c) { return std::vector<Note>(c.notes().begin(), c.notes().end()); })
+      .def_prop_ro(
+          "notes", [](const Checkpoint& c) { return std::vector<Note>(c.notes().begin(), c.notes().end()); },
+          "Findings about the whole checkpoint.")
       .def_prop_ro(
           "config", [](const Checkpoint& c) { return c.config(); }, "The text of config.json, or \"\".")
       .def_prop_ro(
@@ -489,7 +500,10 @@ void bind_plans(nb::module_& m) {
       .def_static("linear", &linear_plan, "weight"_a, nb::kw_only(), "act"_a, "m_max"_a, "out"_a, "quantize"_a = "",
                   "bias"_a = false, "activation"_a = "none", "clamp"_a = std::pair(0.0f, 6.0f), "gate"_a = false,
                   "residual"_a = false, "row_scale"_a = false, "col_scale"_a = false, "out_scale"_a = 1.0f, "out_zero"_a = 0,
-                  "kernel"_a = "", "allow_reference"_a = true, nb::call_guard<nb::gil_scoped_release>())
+                  "kernel"_a = "", "allow_reference"_a = true, nb::call_guard<nb::gil_scoped_release>(),
+                  "For D[M,N] = epilogue(A[M,K] · Wᵀ), M up to m_max. act, out: types of A and D. quantize: \"s8r\" and the "
+                  "like, how A is "
+                  "quantized while running. Raises Unsupported with every kernel's reason.")
       .def_static("conv", &conv_plan, "weight"_a, nb::kw_only(), "act"_a, "batch_max"_a, "out"_a, "size"_a, "stride"_a,
                   "padding"_a, "dilation"_a, "groups"_a, "channels"_a, "input_nhwc"_a = false, "output_nhwc"_a = false,
                   "quantize"_a = "", "bias"_a = false, "activation"_a = "none", "clamp"_a = std::pair(0.0f, 6.0f),
@@ -501,8 +515,9 @@ void bind_plans(nb::module_& m) {
           [](const PackedWeight& weight, std::string_view out, bool transposed, const std::string& kernel) {
             return check(Plan::dequantize(weight, {.out = dtype_from(out), .transposed = transposed}, {.kernel = kernel}));
           },
-          "weight"_a, nb::kw_only(), "out"_a, "transposed"_a = false, "kernel"_a = "", nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
+          "weight"_a, nb::kw_only(), "out"_a, "transposed"_a = false, "kernel"_a = "", nb::call_guard<nb::gil_scoped_release>(),
+          "For W itself, [N,K] or transposed, rounded once to `out`: f32, f16 or bf16.")
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes, "Bytes of scratch memory a run needs, for the largest M.")
       .def("kernel", &Plan::kernel, "m"_a = 1, "The main kernel for this M.")
       .def(
           "explain", [](const Plan& p) { return p.explain().buckets; },

@@ -47,6 +47,7 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   return analyse(tensors);
 }
 
+// docs: begin read
 Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const QuantConfig&, std::vector<Note>&) {
   NIBBLE_ASSIGN_OR_RETURN(const Module m, analyse(tensors));
   QuantTensor q;
@@ -63,13 +64,16 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   for (std::int64_t n = 0; n < m.n; ++n) q.bias.set(n, bias.at(n) * (b == nullptr ? 1.0f : read_scalar(*b)));
   return q;
 }
+// docs: end read
 
 }  // namespace
 
+// docs: begin row
 const Format kSmoothQuant{"smoothquant", "SmoothQuant (torch-int): int8 weights, one scale that includes the activations'",
                           false,         {},
                           kSuffixes,     detect,
                           read,          nullptr,
                           nullptr};
+// docs: end row
 
 }  // namespace nibble::codec

@@ -1,7 +1,7 @@
 // The kernel table. A kernel is a row of plain data and four functions; the same rows drive dispatch, `inspect --explain`, the
 // conformance tests, the benchmark and the docs.
 //
-// Adding a kernel family: two files that publish a span of rows, one line in registry.cpp, one in CMakeLists.txt.
+// Adding a kernel family: two files that publish a span of rows, one line in registry.cpp, one in CMakeLists.txt; docs/adding.md.
 #pragma once
 
 #include <cstddef>

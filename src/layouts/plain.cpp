@@ -14,6 +14,7 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
   return static_cast<std::size_t>(n * k) + column_bytes(scheme, scheme.scale, n, k) + column_bytes(scheme, zero_type, n, k);
 }
 
+// docs: begin pack
 void pack(const QuantTensor& q, PackedWeightData& packed, Executor&) {
   std::byte* to = packed.bytes.data();
   for (std::int64_t row = 0; row < q.n; ++row)
@@ -25,6 +26,7 @@ void pack(const QuantTensor& q, PackedWeightData& packed, Executor&) {
   std::memcpy(to, q.scales.bytes.data(), q.scales.bytes.size());
   if (!q.zeros.empty()) std::memcpy(to + q.scales.bytes.size(), q.zeros.bytes.data(), q.zeros.bytes.size());
 }
+// docs: end pack
 
 void unpack(const PackedWeightData& packed, QuantTensor& q) {
   const std::byte* from = packed.bytes.data();
@@ -40,6 +42,7 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
 
 }  // namespace
 
+// docs: begin row
 const Layout kPlainLayout{.name = "plain",
                           .drawing = R"(
 codes[N][K], one byte each (K in g_idx order) | scales[rows][groups] | zeros[rows][groups]?
@@ -47,5 +50,6 @@ codes[N][K], one byte each (K in g_idx order) | scales[rows][groups] | zeros[row
                           .size = size,
                           .pack = pack,
                           .unpack = unpack};
+// docs: end row
 
 }  // namespace nibble

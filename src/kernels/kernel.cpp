@@ -1,0 +1,78 @@
+// What all rows of the kernel table share: names, the questions every kernel asks first, the machine that costs assume.
+#include "kernels/kernel.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+
+namespace nibble {
+
+const Kernel* find_kernel(std::string_view name) {
+  const auto table = kernel_table();
+  const auto it = std::ranges::find_if(table, [&](const Kernel* kernel) { return kernel->name == name; });
+  return it == table.end() ? nullptr : *it;
+}
+
+namespace {
+
+/// The weight is in the layout the kernel reads, and in the memory it reads from.
+Status accepts_weight(const Kernel& self, const Problem& problem) {
+  if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)
+    return error(StatusCode::unsupported, "reads layout {}, the weight is packed as {}", self.layout, problem.layout);
+  const Backend memory = self.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
+  if (memory == problem.memory) return {};
+  return memory == Backend::cuda
+             ? error(StatusCode::unsupported, "runs on the GPU, the weight is in host memory; nibble::upload takes it there")
+             : error(StatusCode::unsupported, "runs on the CPU, the weight is in device memory");
+}
+
+}  // namespace
+
+Status accepts_common(const Kernel& self, const Problem& problem) {
+  if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
+  // What a CPU lacks is the better reason and comes first; asking for a GPU may start its driver and comes last.
+  if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_here(self.isa));
+  NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
+  return self.backend == Backend::cuda ? runs_here(self.isa) : Status();
+}
+
+Roofline assumed_roofline(int threads) {
+  // One thread of a server core of 2022; the memory is shared and two threads saturate it.
+  const bool wide = this_device().has(Isa::avx2);
+  const bool dots = this_device().has(Isa::avx512vnni) || this_device().has(Isa::avx2vnni);
+  Roofline machine{.threads = threads};
+  machine.read_gbytes_per_s = std::min(24.0 * threads, 45.0);
+  machine.f32_gflops = (wide ? 118.0 : 59.0) * threads;
+  machine.bf16_gflops = this_device().has(Isa::avx512bf16) ? 2 * machine.f32_gflops : 0.0;
+  machine.int8_gops = (dots ? 4 : 1) * machine.f32_gflops;
+  return machine;
+}
+
+std::string kernel_name(const Kernel& kernel) {
+  std::string tile(kernel.variant);
+  if (kernel.tile.m + kernel.tile.n + kernel.tile.k != 0 && !tile.empty()) tile += "_";
+  if (kernel.tile.m != 0) tile += fmt::format("m{}", kernel.tile.m);
+  if (kernel.tile.n != 0) tile += fmt::format("n{}", kernel.tile.n);
+  if (kernel.tile.k != 0) tile += fmt::format("k{}", kernel.tile.k);
+  return fmt::format("{}_{}_{}_{}__{}_{}{}{}", name(kernel.op), kernel.out, kernel.act, kernel.weight, name(kernel.backend),
+                     name(kernel.isa), tile.empty() ? "" : "_", tile);
+}
+
+std::string_view name(Op op) {
+  switch (op) {
+    case Op::linear: return "linear";
+    case Op::conv: return "conv";
+    case Op::dequantize: return "dequantize";
+    case Op::prepare: return "prepare";
+  }
+  return "unknown";
+}
+
+std::vector<KernelInfo> kernels() {
+  std::vector<KernelInfo> list;
+  for (const Kernel* k : kernel_table())
+    list.push_back({k->name, k->backend, k->op, k->layout, k->isa, k->summary, k->batch_invariant});
+  return list;
+}
+
+}  // namespace nibble

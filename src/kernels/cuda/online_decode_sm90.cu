@@ -355,8 +355,8 @@ Kernel kernel_for(Known known) {
 int longest_slice(const gpu_tile::Geometry& geo, int split) { return (geo.records() + split - 1) / split; }
 int x_pitch(const gpu_tile::Geometry& geo, int split, int folds) { return token_row(longest_slice(geo, split), folds).pitch; }
 
-/// As decode_sm90.cu has it for f16, with what differs put in by arithmetic, not by measurement: a record takes two thirds of the
-/// instructions; activations are made instead of fetched.
+/// As decode_sm90.cu has it for f16, with what differs put in by arithmetic, not by measurement: a record takes two thirds of the cycles
+/// (docs/kernels/cuda-online.md); activations are made instead of fetched.
 double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
   constexpr double kBytesPerUs = 4.4e6;
   constexpr double kCodesPerUs = 2e4;  // of an SM: five instructions each, and one latency of L2 for two chunks

@@ -310,7 +310,7 @@ constexpr std::array kKernels{
 std::span<const Kernel> online_kernels() { return kKernels; }
 
 // What W4A16's rows for as many tokens take (linear_cost_us), fitted to measurements, with two things put in by arithmetic: a record is
-// multiplied in two thirds of the instructions; and a CTA quantizes its slice of K, which is all of it where there are as many row tiles
+// multiplied in two thirds of the cycles; and a CTA quantizes its slice of K, which is all of it where there are as many row tiles
 // as multiprocessors. A scale per token is a second look at the activations, and a word between the CTAs of a cluster.
 double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   constexpr double kCodesPerUs = 2e4;  // of an SM
@@ -320,7 +320,7 @@ double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   const bool finds = p.quantize.group == GroupShape::channel();
   const double quantize_us = (finds ? 0.8 : 0.3) + (finds && tokens > 1 ? 1.6 : 1.0) * codes / kCodesPerUs;
   const double fixed_us = tokens == 1 ? 3.0 : 4.0;  // as linear_cost_us, less the copy of eight tokens' activations
-  const double multiplied = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 7e4;
+  const double multiplied = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
   const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(moved_us(gpu, p), weights_us));
 }

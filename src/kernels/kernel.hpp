@@ -82,6 +82,8 @@ struct Kernel {
   /// W is rounded to the type of the activations before it is multiplied, and, with rounds_scales, its scales and float zeros
   /// before that. It decides the bound (docs/accuracy.md, "Kernels that round weights").
   bool rounds_weights = false, rounds_scales = false;
+  /// On the GPU: reads A as it comes and makes its codes by itself, so that no step goes in front.
+  bool quantizes = false;
 
   /// Ok, or why not, with the values.
   Status (*accepts)(const Kernel& self, const Problem& problem);

@@ -13,7 +13,7 @@ reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& 
     if (kernel.isa == Isa::sm90) return {.quantize = quantize, .dot_factor = 4, .fp8_group = grouped ? 128 : 0};
     return {.quantize = quantize, .dot_factor = kernel.isa == Isa::simt ? 1.0 : 4.0};  // f32 sums
   }
-  if (kernel.backend == Backend::cuda && kernel.act == "s8i16") {
+  if (kernel.backend == Backend::cuda && (kernel.act == "s8i16" || kernel.quantizes)) {
     // Integers up to the end of a fold, codes taken as u − 8 or u − 128, and what zeros differ from that apart.
     const int base = 1 << (gpu_tile::stored_bits(scheme.codes) - 1);
     const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;

@@ -90,7 +90,7 @@ namespace {
 bool needs_prepare(const Kernel& kernel, const Problem& problem) {
   switch (kernel.backend) {
     case Backend::cpu: return cpu::needs_prepare(kernel.act, problem);
-    case Backend::cuda: return problem.quantize.codes != DType::none && is_compute_float(problem.act);
+    case Backend::cuda: return !kernel.quantizes && problem.quantize.codes != DType::none && is_compute_float(problem.act);
     case Backend::reference: break;
   }
   return false;

@@ -72,6 +72,21 @@ NIBBLE_HOST_DEVICE inline std::int8_t to_s8(float x, const Rule& rule) {
   return static_cast<std::int8_t>(q < -128.0f ? -128.0f : q > 127.0f ? 127.0f : q);
 }
 
+/// to_s8 for a rule without a zero point: the lowest byte is the code. Adding 1.5·2²³ leaves the nearest integer, ties to even, in the last
+/// bits of a float: an addition instead of a conversion, of which a GPU does a quarter as many. Where the rule was made of the largest
+/// magnitude there is, nothing saturates: |x · inverse| is 127 and a rounding error at most, or all of it is NaN and the code any.
+template <bool kSaturates>
+NIBBLE_HOST_DEVICE inline std::uint32_t s8_bits(float x, float inverse) {
+  constexpr float kMagic = 0x1.8p23f;
+  float q = multiply(x, inverse);
+  if (kSaturates) q = q != q ? 0.0f : q < -128.0f ? -128.0f : q > 127.0f ? 127.0f : q;
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(__fadd_rn(q, kMagic));
+#else
+  return std::bit_cast<std::uint32_t>(q + kMagic);
+#endif
+}
+
 /// The e4m3 code nearest to x, ties to even; beyond ±448 it is ±448.
 NIBBLE_HOST_DEVICE inline std::uint8_t to_e4m3(float x) {
 #if defined(__CUDA_ARCH__)

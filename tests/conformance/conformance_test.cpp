@@ -56,7 +56,7 @@ DType act_for(const Kernel& kernel, std::uint64_t turn) {
 /// How A is quantized for a kernel that multiplies codes: per token.
 ActScheme quantize_for(const Kernel& kernel) {
   if (kernel.act == "s8") return {DType::s8, GroupShape::channel()};
-  if (kernel.act == "s8i16") return {DType::s8, GroupShape::group(128)};
+  if (kernel.act == "s8i16" || kernel.quantizes) return {DType::s8, GroupShape::group(128)};
   if (kernel.act == "e4m3") return {DType::e4m3, GroupShape::channel()};
   return {};
 }
@@ -208,7 +208,8 @@ TEST_P(LinearConformance, EveryEpilogue) {
     for (std::uint64_t turn : {0, 1}) expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
 }
 
-/// Layers of the size of real ones: many records along K, more row tiles than multiprocessors. Too slow for every kernel of a CPU.
+/// Layers of the size of real ones: many records along K, shared by clusters, more row tiles than multiprocessors; activations quantized in
+/// turn per block, per token and in blocks of other sizes than a record. Too slow for every kernel of a CPU.
 TEST_P(LinearConformance, LargeLayersOnTheGpu) {
   const Kernel& kernel = *GetParam();
   if (kernel.backend != Backend::cuda) GTEST_SKIP() << "for kernels of the GPU";
@@ -216,12 +217,17 @@ TEST_P(LinearConformance, LargeLayersOnTheGpu) {
                            WeightScheme{DType::u4, ZeroKind::integer, GroupShape::group(64), DType::bf16},
                            WeightScheme{DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
                            WeightScheme{DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32}};
+  const std::array ways{quantize_for(kernel), ActScheme{DType::s8, GroupShape::channel()},
+                        ActScheme{DType::s8, GroupShape::group(256)}, ActScheme{DType::s8, GroupShape::group(32)}};
   std::uint64_t seed = 1;
   for (const WeightScheme& scheme : schemes)
     for (const Shape& shape : {Shape{16, 96, 14336}, {1, 9000, 512}, {16, 9000, 4096}, {3, 4096, 4096}, {300, 1000, 2048}}) {
       if (!takes(kernel, scheme, shape.n, shape.k)) continue;
       const DType act = act_for(kernel, seed);
       VerifySpec spec = spec_for(kernel, shape.m, act, {.out = act}, seed);
+      const ActScheme& way = ways[seed % ways.size()];
+      if (spec.linear.quantize.codes == DType::s8 && takes(kernel, scheme, shape.n, shape.k, way, act))
+        spec.linear.quantize = way;
       spec.sample_columns = 64;
       expect_verified(random_weight(scheme, shape.n, shape.k, seed), spec, kernel.name);
       ++seed;
@@ -237,15 +243,19 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
     if (info(scheme.codes).kind == DTypeKind::floating) continue;
     for (const Shape& shape : shapes_for(kernel)) {
       if (!takes(kernel, scheme, shape.n, shape.k)) continue;
-      const QuantTensor q = random_weight(scheme, shape.n, shape.k, 11,
-                                          {.act_order = true, .prescale = shape.m == 5 && takes_prescale(kernel), .exact = true});
       const LinearSpec spec = spec_for(kernel, shape.m, act_for(kernel, 0), {}, 0).linear;
+      const std::int64_t block = spec.quantize.group.k;  // in the packed order, in which act-order would scatter what begins one
+      const QuantTensor q =
+          random_weight(scheme, shape.n, shape.k, 11,
+                        {.act_order = block == 0, .prescale = shape.m == 5 && takes_prescale(kernel), .exact = true});
       Tensor a(spec.act, {shape.m, shape.k});
       for (std::int64_t i = 0; i < a.numel(); ++i)
         a.set(i, static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3));
       const float most = spec.quantize.codes == DType::e4m3 ? 448.0f : 127.0f;
       if (spec.quantize.codes != DType::none)  // a scale of exactly 1
-        for (std::int64_t row = 0; row < shape.m; ++row) a.set(row * shape.k, most / (shape.m == 5 ? 2.0f : 1.0f));
+        for (std::int64_t row = 0; row < shape.m; ++row)
+          for (std::int64_t first = 0; first < shape.k; first += block == 0 ? shape.k : block)
+            a.set(row * shape.k + first, most / (shape.m == 5 ? 2.0f : 1.0f));
       const ConstTensorView a_view(a.bytes.data(), spec.act, {shape.m, shape.k});
 
       const auto weight = pack(q, {.kernel = std::string(kernel.name)});

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/online_kernels.hpp"
 #include "kernels/kernel.hpp"
 #include "layouts/tile.hpp"
 #include "nibble/nibble.hpp"
@@ -157,6 +158,23 @@ TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
       EXPECT_LT(cost(isa, m, 4096), cost(isa, m, 8192)) << name(isa) << " M=" << m;
       EXPECT_LT(cost(Isa::sm90, m, 8192), cost(Isa::sm80, m, 8192)) << "M=" << m;
       EXPECT_LT(cost(Isa::sm80, m, 4096), cost(Isa::simt, m, 4096)) << "M=" << m;
+    }
+}
+
+/// Making codes in the launch that multiplies them costs little beside W4A16, for as many tokens as a launch is for; a scale per token more.
+TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
+  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
+  for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {8192, 8192}, {4096, 14336}, {57344, 8192}})
+    for (std::int64_t m : {1, 2, 4, 8}) {
+      Problem p{.m = m, .n = n, .k = k, .act = DType::f16, .epilogue = {.out = DType::f16}};
+      p.quantize = {DType::s8, GroupShape::group(128)};
+      const int tokens = m == 1 ? 1 : 8;
+      const double online = cuda::online_decode_cost_us(tokens, h200, p);
+      EXPECT_LT(online, 1.2 * cuda::linear_cost_us(Isa::sm90, tokens, h200, p) + 0.5) << "M=" << m << " N=" << n << " K=" << k;
+      p.quantize.group = GroupShape::channel();
+      EXPECT_GT(cuda::online_decode_cost_us(tokens, h200, p), online);
+      p.m = 9;
+      EXPECT_GT(cuda::online_decode_cost_us(8, h200, p), 1.5 * online) << "two launches";
     }
 }
 

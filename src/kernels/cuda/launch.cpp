@@ -214,6 +214,12 @@ Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int spl
                                      task.weight.geometry.k, tokens, split));
 }
 
+Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Stream stream) {
+  return status_of(linear_online_decode_sm90(task, tokens, native(stream)),
+                   fmt::format("linear_online_decode_sm90 M={} N={} K={}, {} tokens", task.acts.m, task.weight.geometry.n,
+                               task.weight.geometry.k, tokens));
+}
+
 static std::string describe(std::string_view what, const ConvTask& task) {
   const Patches& p = task.patches;
   return fmt::format("{}, {} images of {}x{}x{}, a kernel of {}x{}", what, task.images, p.channels * p.groups, p.height, p.width,

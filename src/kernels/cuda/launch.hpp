@@ -25,6 +25,8 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
 /// The same with activations that have been quantized; see online.hpp.
 Status launch_online_sm80(const OnlineTask& task, Stream stream);
 Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
+/// The same from floats, for few rows; `tokens`: what a launch is laid out for, up to 8.
+Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Stream stream);
 /// Convolutions: conv.hpp. Images that TMA cannot read where they are go to the direct kernel.
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);
 Status launch_conv_direct(const ConvTask& task, Stream stream);

@@ -21,4 +21,9 @@ cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream);
 /// For sm_90. A row's bits depend on config.split and config.depth, but neither on M nor on the other rows.
 cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream);
 
+/// For sm_90 and few rows: quantizes in front of its products, in the same launch. Laid out for `tokens` a launch, 8 at most; M may be any. A
+/// row's bits depend on `tokens` and the GPU, which choose how CTAs share K, but neither on M nor on the other rows. Fails with
+/// cudaErrorInvalidConfiguration when nothing fits.
+cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, int tokens, cudaStream_t stream);
+
 }  // namespace nibble::cuda

@@ -19,8 +19,10 @@ namespace {
 constexpr std::string_view kForm = "s8i16";
 
 constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
-/// A token that has one scale waits for it in the registers of a CTA.
+/// A token that has one scale waits for it in the registers of a CTA of the quantizer.
 constexpr std::int64_t kMostChannelsOfAScale = 1 << 14;
+/// A token's slice of codes has to fit into a CTA's shared memory: an eighth of K.
+constexpr std::int64_t kMostDecodeChannels = 1 << 19;
 
 /// Channels whose products are added as integers: all of a record where they share a scale on both sides, and the weight is of a
 /// common kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
@@ -32,7 +34,7 @@ int online_fold(const ActScheme& act, const WeightScheme& weight) {
   return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : 32;
 }
 
-/// What the quantizer and the products ask of activations alike.
+/// What all rows ask of activations.
 Status accepts_acts(const Problem& p) {
   const ActScheme& act = p.quantize;
   if (act.codes != DType::s8)
@@ -45,12 +47,34 @@ Status accepts_acts(const Problem& p) {
   if (act.zero != ZeroKind::none) return error(StatusCode::unsupported, "quantizes activations without zero points");
   if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
-  if (act.group == GroupShape::channel() && p.k > kMostChannelsOfAScale)
-    return error(StatusCode::unsupported, "K={}: a scale per token is found for {} channels at most; use one per block", p.k,
-                 kMostChannelsOfAScale);
   if (std::max({p.m, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};
+}
+/// What the quantizer asks beyond that, and so those that read its codes.
+Status accepts_quantized(const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
+  if (p.quantize.group == GroupShape::channel() && p.k > kMostChannelsOfAScale)
+    return error(StatusCode::unsupported, "K={}: a scale per token is found for {} channels at most; use one per block", p.k,
+                 kMostChannelsOfAScale);
+  return {};
+}
+
+/// A as it is read, and the rule of its codes.
+QuantizeTask quantize_task(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  QuantizeTask task{.a = args.a.data,
+                    .type = args.a.dtype,
+                    .a_stride = args.a.stride(0),
+                    .m = args.a.dim(0),
+                    .k = w.k,
+                    .perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data()),
+                    .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
+                    .known = args.quantize.group == GroupShape::tensor(),
+                    .group = args.quantize.group.k};
+  if (task.known) task.scale = w.static_acts->scale;
+  if (w.act_limit) task.limit = *w.act_limit;
+  return task;
 }
 
 // ---- prepare
@@ -58,7 +82,7 @@ Status accepts_acts(const Problem& p) {
 Status accepts_prepare(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   if (self.out != p.form) return error(StatusCode::unsupported, "prepares {}, the kernel reads {}", self.out, p.form);
-  return accepts_acts(p);
+  return accepts_quantized(p);
 }
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
@@ -75,23 +99,13 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const int fold = online_fold(args.quantize, w.scheme);
   const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
-  QuantizeTask task{.a = args.a.data,
-                    .type = args.a.dtype,
-                    .a_stride = args.a.stride(0),
-                    .m = args.a.dim(0),
-                    .k = w.k,
-                    .perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data()),
-                    .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
-                    .known = args.quantize.group == GroupShape::tensor(),
-                    .group = args.quantize.group.k,
-                    .codes = args.prepared,
-                    .pitch = map.pitch,
-                    .columns = map.pitch,
-                    .terms = args.prepared + map.terms,
-                    .term_pitch = map.term_pitch,
-                    .fold = fold};
-  if (task.known) task.scale = w.static_acts->scale;
-  if (w.act_limit) task.limit = *w.act_limit;
+  QuantizeTask task = quantize_task(args);
+  task.codes = args.prepared;
+  task.pitch = map.pitch;
+  task.columns = map.pitch;
+  task.terms = args.prepared + map.terms;
+  task.term_pitch = map.term_pitch;
+  task.fold = fold;
   return launch_quantize_acts(task, args.stream);
 }
 
@@ -99,7 +113,9 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
 
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
+  NIBBLE_RETURN_IF_ERROR(self.quantizes ? accepts_acts(p) : accepts_quantized(p));
+  if (self.quantizes && p.k > kMostDecodeChannels)
+    return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostDecodeChannels);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
   if (cpu::sums_whole_rows(p.scheme, p.quantize))
@@ -128,6 +144,16 @@ template <int kTokens, int kRows, int kSplit>
 Status run_sm90(const Kernel&, const StepArgs& args) {
   constexpr int kDepth = gemm_groups(kTokens, true) * gpu_tile::kRows / kRows;
   return launch_online_sm90(online_task(args), kTokens, kDepth, kSplit, args.stream);
+}
+
+template <int kTokens>
+Status run_decode(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const OnlineDecodeTask task{.weight = device_weight(w),
+                              .acts = quantize_task(args),
+                              .fold = online_fold(args.quantize, w.scheme),
+                              .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+  return launch_online_decode_sm90(task, kTokens, args.stream);
 }
 
 double moved_us(const GpuInfo& gpu, const Problem& p) {
@@ -176,6 +202,11 @@ double sm90_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 0.7 + std::max(moved_us(gpu, p), passes * pass_us);
 }
 
+template <int kTokens>
+double decode_row_cost_us(const Kernel&, const Problem& p) {
+  return online_decode_cost_us(kTokens, current_gpu(), p);
+}
+
 constexpr std::string_view kSummary = "int8 activations per token or block: wgmma with the weights as bytes in registers";
 constexpr std::string_view kSplitSummary =
     "int8 activations per token or block: wgmma with the weights as bytes in registers; clusters share K";
@@ -201,7 +232,34 @@ constexpr Kernel row(std::string_view name) {
           .run = run_sm90<kTokens, kRows, kSplit>};
 }
 
+constexpr std::string_view kOneSummary =
+    "int8 activations made in the same launch, a token at a time: a ring of bulk copies feeds tensor cores";
+constexpr std::string_view kFewSummary =
+    "int8 activations of few tokens made in the same launch: a ring of bulk copies feeds tensor cores";
+
+/// Quantizes kTokens tokens at a time by itself.
+template <int kTokens>
+constexpr Kernel decode_row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::linear,
+          .out = "any",
+          .act = "any",
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "online",
+          .tile = {kTokens, gpu_tile::kRows, gpu_tile::kChannels},
+          .summary = kTokens == 1 ? kOneSummary : kFewSummary,
+          .quantizes = true,
+          .accepts = accepts_linear,
+          .cost_us = decode_row_cost_us<kTokens>,
+          .run = run_decode<kTokens>};
+}
+
 constexpr std::array kKernels{
+    decode_row<1>("linear_any_any_any__cuda_sm90_online_m1n64k128"),
+    decode_row<8>("linear_any_any_any__cuda_sm90_online_m8n64k128"),
     row<16, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n256"),
     row<16, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n128"),
     row<16, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n64"),
@@ -250,5 +308,21 @@ constexpr std::array kKernels{
 }  // namespace
 
 std::span<const Kernel> online_kernels() { return kKernels; }
+
+// What W4A16's rows for as many tokens take (linear_cost_us), fitted to measurements, with two things put in by arithmetic: a record is
+// multiplied in two thirds of the cycles; and a CTA quantizes its slice of K, which is all of it where there are as many row tiles
+// as multiprocessors. A scale per token is a second look at the activations, and a word between the CTAs of a cluster.
+double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
+  constexpr double kCodesPerUs = 2e4;  // of an SM
+  const double sms = std::max(1, gpu.sms), m = std::min<double>(static_cast<double>(p.m), tokens);
+  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
+  const double codes = m * static_cast<double>(p.k) * std::clamp(tiles / sms, 0.25, 1.0);
+  const bool finds = p.quantize.group == GroupShape::channel();
+  const double quantize_us = (finds ? 0.8 : 0.3) + (finds && tokens > 1 ? 1.6 : 1.0) * codes / kCodesPerUs;
+  const double fixed_us = tokens == 1 ? 3.0 : 4.0;  // as linear_cost_us, less the copy of eight tokens' activations
+  const double multiplied = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
+  const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
+  return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(moved_us(gpu, p), weights_us));
+}
 
 }  // namespace nibble::cuda

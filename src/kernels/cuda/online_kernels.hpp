@@ -4,9 +4,13 @@
 #include <span>
 
 #include "kernels/kernel.hpp"
+#include "nibble/cuda.hpp"
 
 namespace nibble::cuda {
 
 std::span<const Kernel> online_kernels();
+
+/// Predicted microseconds of the rows that quantize by themselves, `tokens` a launch.
+double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

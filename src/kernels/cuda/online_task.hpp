@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/quantize_task.hpp"
 
 namespace nibble::cuda {
 
@@ -16,6 +17,14 @@ struct OnlineTask {
   const void* terms = nullptr;  // float2 [pitch / fold][term_pitch]
   std::int64_t term_pitch = 0;  // tokens, a multiple of 128
   int fold = 128;               // channels: 32 or 128
+  epilogue::Element epilogue;
+};
+
+/// The same for the decode kernel, which quantizes by itself: acts.codes, scales, zeros, sums and terms are nobody's.
+struct OnlineDecodeTask {
+  DeviceWeight weight;
+  QuantizeTask acts;
+  int fold = 128;
   epilogue::Element epilogue;
 };
 

@@ -113,6 +113,9 @@ __device__ inline std::uint32_t load_shared4(std::uint32_t address) {
 __device__ inline void store_shared4(std::uint32_t address, std::uint32_t v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
+__device__ inline void store_shared8(std::uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
 __device__ inline void store_shared16(std::uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }

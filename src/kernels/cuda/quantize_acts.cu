@@ -23,28 +23,26 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/cuda/act_vectors.cuh"
 #include "kernels/cuda/dependent_launch.cuh"
-#include "kernels/cuda/fragment.cuh"
-#include "quantize/act_rule.hpp"
 
 namespace nibble::cuda {
 namespace {
 
 using act_rule::Rule;
 
-constexpr int kEach = 8;          // activations of a vector: 16 bytes of 16-bit floats in, 8 bytes of codes out
 constexpr int kMaxThreads = 1024;  // of a CTA: all that there can be, for long rows
 constexpr int kMaxWarps = kMaxThreads / 32;
-constexpr std::uint32_t kAllLanes = 0xffffffffu;
-constexpr std::uint32_t kInfinityBits = 0x7f800000u, kSignBit = 0x80000000u;
+constexpr std::uint32_t kSignBit = 0x80000000u;
 
 struct Params {
   QuantizeTask task;
+  ActSource source;
   Rule known;
   int k, columns;
   int group_lanes;    // that share a scale, a power of two; 0: the team does
   int group_shift;    // log₂ of a group's channels
-  bool vector_loads, vector_prescale, vector_stores;
+  bool vector_stores;
 };
 
 // ---- ranges
@@ -69,9 +67,7 @@ struct Range {
 };
 
 __device__ Rule symmetric_rule(const QuantizeTask& t, std::uint32_t largest) {
-  const float absmax = __uint_as_float(largest);
-  const float reach = t.codes_type == DType::e4m3 ? act_rule::kE4m3Max : 127.0f;
-  return act_rule::symmetric(largest < kInfinityBits ? fminf(absmax, t.limit) : absmax, reach);
+  return rule_of_largest(largest, t.limit, t.codes_type == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
 }
 __device__ Rule rule_of(const QuantizeTask& t, const Range& range) {
   if (!t.zero_points || range.largest() >= kInfinityBits) return symmetric_rule(t, range.largest());
@@ -128,118 +124,12 @@ struct Team {
   }
 };
 
-// ---- loads: a vector is raw until it is used, so that all of a thread's are on their way together
-
-template <DType kType>
-struct Raw {
-  static constexpr int kWords = kType == DType::f32 ? 8 : 4;
-  std::uint32_t word[kWords];
-
-  __device__ float at(int i) const {
-    if constexpr (kType == DType::f32) return __uint_as_float(word[i]);
-    return half_of(word[i / 2], i % 2, kType);
-  }
-  /// What the compiler has made of it so far is to be forgotten: twice the floats would need twice the registers.
-  __device__ void keep_raw() {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(word[i]));
-  }
-};
-
-template <DType kType>
-__device__ __forceinline__ const std::uint8_t* address(const Params& p, std::int64_t row, int channel) {
-  return static_cast<const std::uint8_t*>(p.task.a) + (row * p.task.a_stride + channel) * (kType == DType::f32 ? 4 : 2);
-}
-/// As many of 8 activations as there are, one by one; the others are 0.
-template <DType kType>
-__device__ __forceinline__ void gather(Raw<kType>& raw, const std::uint8_t* from, int count) {
-#pragma unroll
-  for (int i = 0; i < Raw<kType>::kWords; ++i) raw.word[i] = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (i >= count) continue;
-    if constexpr (kType == DType::f32)
-      raw.word[i] = __ldcg(reinterpret_cast<const std::uint32_t*>(from) + i);
-    else
-      raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from) + i)} << i % 2 * 16;
-  }
-}
-/// The same of any channels.
-template <DType kType>
-__device__ __forceinline__ void gather(Raw<kType>& raw, const Params& p, std::int64_t row, int channel) {
-#pragma unroll
-  for (int i = 0; i < Raw<kType>::kWords; ++i) raw.word[i] = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (channel + i >= p.k) continue;
-    const std::uint8_t* from = address<kType>(p, row, __ldg(p.task.perm + channel + i));
-    if constexpr (kType == DType::f32)
-      raw.word[i] = __ldcg(reinterpret_cast<const std::uint32_t*>(from));
-    else
-      raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from))} << i % 2 * 16;
-  }
-}
-/// Vectors of 8 activations of a row, `step` channels apart; past K they are 0. Not through L1, where something older may lie: the
-/// kernel in front may have written A while this one was starting.
-template <DType kType, int V>
-__device__ __forceinline__ void load(Raw<kType> (&raw)[V], const Params& p, std::int64_t row, int first, int step) {
-  if (p.task.perm != nullptr) {
-#pragma unroll 1
-    for (int v = 0; v < V; ++v) {
-      Raw<kType> one;
-      gather(one, p, row, first + v * step);
-#pragma unroll
-      for (int i = 0; i < V; ++i)
-        if (i == v) raw[i] = one;
-    }
-    return;
-  }
-  if (p.vector_loads) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const auto* from = reinterpret_cast<const uint4*>(address<kType>(p, row, first + v * step));
-      const bool whole = first + v * step + kEach <= p.k;
-#pragma unroll
-      for (int i = 0; i < Raw<kType>::kWords; i += 4) {
-        const uint4 w = whole ? __ldcg(from + i / 4) : uint4{};
-        raw[v].word[i] = w.x, raw[v].word[i + 1] = w.y, raw[v].word[i + 2] = w.z, raw[v].word[i + 3] = w.w;
-      }
-    }
-    if (p.k % kEach == 0) return;
-  }
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    const int channel = first + v * step, count = p.k - channel;
-    if (!p.vector_loads || (count > 0 && count < kEach)) gather(raw[v], address<kType>(p, row, channel), count);
-  }
-}
-
-/// The activations of a vector, times the prescale.
-template <DType kType>
-__device__ __forceinline__ void unpack(float (&x)[kEach], const Raw<kType>& raw, const Params& p, int channel) {
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) x[i] = raw.at(i);
-  if (p.task.prescale == nullptr) return;
-  const float* factors = p.task.prescale + channel;
-  if (p.vector_prescale && channel + kEach <= p.k) {  // and in order
-#pragma unroll
-    for (int i = 0; i < kEach; i += 4) {
-      const float4 f = __ldg(reinterpret_cast<const float4*>(factors + i));
-      x[i] = act_rule::multiply(x[i], f.x), x[i + 1] = act_rule::multiply(x[i + 1], f.y);
-      x[i + 2] = act_rule::multiply(x[i + 2], f.z), x[i + 3] = act_rule::multiply(x[i + 3], f.w);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      if (channel + i < p.k)
-        x[i] = act_rule::multiply(x[i], __ldg(p.task.perm != nullptr ? p.task.prescale + __ldg(p.task.perm + channel + i) : factors + i));
-  }
-}
+// ---- vectors
 
 template <DType kType>
 __device__ __forceinline__ Range range_of(const Raw<kType>& raw, const Params& p, int channel) {
   float x[kEach];
-  unpack(x, raw, p, channel);
+  unpack(x, raw, p.source, channel);
   Range range;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) range.take(x[i]);
@@ -298,11 +188,10 @@ template <DType kType>
 __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel, const Rule& rule) {
   if (channel >= p.columns) return 0;
   float x[kEach];
-  unpack(x, raw, p, channel);
+  unpack(x, raw, p.source, channel);
   const uint2 codes = only(encode(x, rule, p.task.codes_type == DType::e4m3), p.k - channel);
   store(codes, p, row, channel);
-  constexpr std::int32_t kOnes = 0x01010101;
-  return __dp4a(static_cast<std::int32_t>(codes.x), kOnes, __dp4a(static_cast<std::int32_t>(codes.y), kOnes, 0));
+  return sum_of(codes);
 }
 
 /// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, which neighbours share out, and the terms of a
@@ -312,19 +201,15 @@ __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Param
                                               bool exists) {
   const QuantizeTask& t = p.task;
   float x[kEach];
-  unpack(x, raw, p, channel);
+  unpack(x, raw, p.source, channel);
   const uint2 codes = only(encode(x, rule, false), p.k - channel);
-  constexpr std::int32_t kOnes = 0x01010101;
-  std::int32_t sum = __dp4a(static_cast<std::int32_t>(codes.x), kOnes, __dp4a(static_cast<std::int32_t>(codes.y), kOnes, 0));
+  std::int32_t sum = sum_of(codes);
   const int fold_lanes = t.fold / kEach;
   for (int lanes = fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
 
-  // An even lane has channels 0 … 7 of 16, the odd one after it 8 … 15. The first makes words 0 and 1, of channels 0 … 3 and 8 … 11.
-  const bool odd = threadIdx.x % 2 != 0;
-  const std::uint32_t others = __shfl_xor_sync(kAllLanes, odd ? codes.x : codes.y, 1);
-  const std::uint32_t low = odd ? others : codes.x, high = odd ? codes.y : others;
+  const uint2 interleaved = interleave(codes);
   if (!exists || channel >= p.columns) return;
-  store({__byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362)}, p, row, channel);
+  store(interleaved, p, row, channel);
   if (static_cast<int>(threadIdx.x) % fold_lanes == 0)
     static_cast<float2*>(t.terms)[channel / t.fold * t.term_pitch + row] = {rule.scale, rule.scale * static_cast<float>(sum)};
 }
@@ -355,7 +240,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
 
   wait_for_predecessor();
   Raw<kType> raw[V];
-  load(raw, p, row, first, step);
+  load(raw, p.source, row, [=](int v) { return first + v * step; });
 
   Rule rule[V];
   if (t.known) {
@@ -426,7 +311,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
 #pragma unroll 1
       for (int channel = begin + team.thread * kEach; channel < end; channel += step) {
         Raw<kType> raw[1];
-        load(raw, p, row, channel, 0);
+        load(raw, p.source, row, [=](int) { return channel; });
         range.take(range_of(raw[0], p, channel));
       }
       rule = rule_of(t, team.reduce(range, ranges));
@@ -437,7 +322,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
 #pragma unroll 1
     for (int channel = begin + team.thread * kEach; channel < last; channel += step) {
       Raw<kType> raw[1];
-      load(raw, p, row, channel, 0);
+      load(raw, p.source, row, [=](int) { return channel; });
       sum += finish(raw[0], p, row, channel, rule);
     }
   }
@@ -493,10 +378,6 @@ const Kernels& kernels_for(DType type) {
   return type == DType::f16 ? kKernels<DType::f16, kOnline> : kKernels<DType::bf16, kOnline>;
 }
 
-bool aligned(const void* p, std::int64_t stride, int bytes) {
-  return (reinterpret_cast<std::uintptr_t>(p) | static_cast<std::uintptr_t>(stride)) % static_cast<std::uintptr_t>(bytes) == 0;
-}
-
 }  // namespace
 
 cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
@@ -510,11 +391,10 @@ cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
 
   Params p{};
   p.task = task;
+  p.source = act_source(task);
   p.known = act_rule::known(task.scale, task.zero);
   p.k = static_cast<int>(task.k);
   p.columns = static_cast<int>(columns);
-  p.vector_loads = aligned(task.a, task.a_stride * (task.type == DType::f32 ? 4 : 2), 16);
-  p.vector_prescale = task.perm == nullptr && aligned(task.prescale, 0, 16);
   p.vector_stores = aligned(task.codes, task.pitch, kEach);
   const bool online = task.terms != nullptr;
   if (online && (columns % 128 != 0 || task.zero_points || task.codes_type != DType::s8 || task.sums != nullptr))

@@ -16,6 +16,7 @@ if(sanitize)
 endif()
 run(${CMAKE_COMMAND} --install ${nibble_build} --prefix ${work}/prefix)
 run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator} -D CMAKE_CXX_COMPILER=${compiler} -D CMAKE_CXX_FLAGS=${flags}
+    -D CMAKE_BUILD_TYPE=Debug  # whether it builds and runs, not how fast
     -D CMAKE_C_COMPILER=${c_compiler}
     -D CMAKE_PREFIX_PATH=${work}/prefix -D nibble_source=${nibble_source})
 run(${CMAKE_COMMAND} --build ${work}/build)

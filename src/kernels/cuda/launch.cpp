@@ -226,6 +226,11 @@ Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, 
   return status_of(code, describe("conv_gemm_sm90", task));
 }
 
+Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream) {
+  return status_of(conv_scaled_sm90(task, {.tokens = tokens, .blocks = blocks, .split = split}, native(stream)),
+                   describe("conv_scaled_sm90", task));
+}
+
 Status launch_conv_direct(const ConvTask& task, Stream stream) {
   return status_of(conv_direct(task, native(stream)), describe("conv_direct", task));
 }

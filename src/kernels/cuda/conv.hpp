@@ -20,6 +20,10 @@ cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream);
 /// other pixels.
 cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
 
+/// The same with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, channels of a group a
+/// multiple of 8, and where there are groups, their output channels of 64.
+cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
+
 /// On sm_90's matrix engine, of task.scaled and int8 activations, exact: floats become codes in task.scratch first (codes_map), and codes
 /// that TMA cannot take where they are move there. One group, channels a multiple of 64. The bits do not depend on config.
 cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "core/error.hpp"
 #include "kernels/cpu/segments.hpp"
@@ -85,6 +87,18 @@ Status accepts_walk(const ConvGeometry& g) {
 Status accepts_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
   return accepts_walk(p.geometry);
+}
+
+Status accepts_sm80(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  const ConvGeometry& g = p.geometry;
+  constexpr std::int64_t kVector = 8;  // channels of 16 bytes, which are copied together
+  if (g.group_inputs() % kVector != 0)
+    return error(StatusCode::unsupported, "{} channels of a group are not a multiple of {}", g.group_inputs(), kVector);
+  if (g.groups > 1 && g.group_outputs() % gpu_tile::kRows != 0)
+    return error(StatusCode::unsupported, "{} output channels of each of {} groups are not a multiple of {}", g.group_outputs(),
+                 g.groups, gpu_tile::kRows);
+  return {};
 }
 
 /// Images may have to be read with zeros around them, or with their padding in memory: TMA has to be able to do both.
@@ -191,8 +205,14 @@ Status run_sm90(const Kernel&, const StepArgs& args) {
   return launch_conv_sm90(task, kTokens, kDepth, kSplit, args.stream);
 }
 
+Status run_sm80(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  return launch_conv_sm80(task, args.stream);
+}
+
 /// Images brought into another order: a copy.
-std::size_t sm90_workspace(const Kernel&, const Problem& p) {
+std::size_t half_workspace(const Kernel&, const Problem& p) {
   const ConvGeometry& g = p.geometry;
   return p.input == ImageLayout::nhwc ? 0 : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
 }
@@ -212,6 +232,12 @@ Problem of_pixels(const Problem& p) {
 /// To move so many bytes once, in a kernel of its own.
 double copy_us(const GpuInfo& gpu, double bytes) { return kLaunchUs + 1e-3 * bytes / (0.7 * gpu.read_gbytes_per_s); }
 
+/// Of images of 16-bit floats, into the other order.
+double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
+  const auto bytes = static_cast<double>(half_workspace(self, p));
+  return bytes == 0 ? 0.0 : copy_us(gpu, 2 * bytes);
+}
+
 double direct_cost_us(const Kernel&, const Problem& p) {
   constexpr double kProducts = 4e4;  // of an SM in a microsecond: an estimate
   const GpuInfo gpu = current_gpu();
@@ -219,11 +245,30 @@ double direct_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 2.0 + tokens * static_cast<double>(p.n) * static_cast<double>(p.k) / (kProducts * std::max(1, gpu.sms));
 }
 
+/// Of all shapes the best: rounds of CTAs over the SMs × microseconds of a record, and of what begins and ends a round. The kernel's own
+/// cycles (conv_sm80.cu) at 1.6 GHz; nobody has measured them.
+double conv_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
+  struct Shape {
+    double rows, tokens, record_us;
+  };
+  double best = std::numeric_limits<double>::infinity();
+  for (const Shape& shape : {Shape{128, 64, 0.64}, Shape{64, 64, 0.46}, Shape{64, 32, 0.25}}) {
+    const double ctas = std::ceil(static_cast<double>(p.n) / shape.rows) * std::ceil(static_cast<double>(p.m) / shape.tokens);
+    const double rounds = std::ceil(ctas / std::max(1, gpu.sms));
+    best = std::min(best, rounds * (1.5 + std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * shape.record_us));
+  }
+  return 6.0 + best;  // as linear's
+}
+
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = current_gpu();
-  const double copied = 2.0 * static_cast<double>(sm90_workspace(self, p));
-  return wgmma_cost_us(kTokens, kRows, kSplit, gpu, of_pixels(p)) + (copied == 0 ? 0.0 : copy_us(gpu, copied));
+  return wgmma_cost_us(kTokens, kRows, kSplit, gpu, of_pixels(p)) + reorder_us(self, gpu, p);
+}
+
+double sm80_cost_us(const Kernel& self, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  return conv_sm80_cost_us(gpu, of_pixels(p)) + reorder_us(self, gpu, p);
 }
 
 template <int kTokens, int kBlocks, int kSplit>
@@ -267,8 +312,28 @@ constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
           .rounds_scales = true,
           .accepts = accepts_sm90,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
-          .workspace = sm90_workspace,
+          .workspace = half_workspace,
           .run = run_sm90<kTokens, kRows, kSplit>};
+}
+
+constexpr Kernel sm80_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm80,
+          .op = Op::conv,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "gemm",
+          .tile = {},
+          .summary = "implicit GEMM: asynchronous copies gather patches, mma.sync with the weights in registers; any geometry",
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .accepts = accepts_sm80,
+          .cost_us = sm80_cost_us,
+          .workspace = half_workspace,
+          .run = run_sm80};
 }
 
 constexpr std::string_view kCodesSummary =
@@ -343,6 +408,8 @@ constexpr std::array kKernels{
     codes_row<256, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n64"),
     codes_row<256, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n128"),
     codes_row<256, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m256n64"),
+    sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
+    sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
     direct_row("conv_any_any_any__cuda_simt_direct", "any", "gpu_n64k128",
                "f32 multiply-adds, an output pixel a thread: any images", accepts_floats, run_direct),
     direct_row("conv_any_s8_any__cuda_simt_direct", "s8", "gpu_w8n64k128",

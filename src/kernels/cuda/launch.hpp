@@ -25,8 +25,9 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
 /// The same with activations that have been quantized; see online.hpp.
 Status launch_online_sm80(const OnlineTask& task, Stream stream);
 Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
-/// Convolutions: conv.hpp. Images of 16-bit floats that TMA cannot read where they are go to the direct kernel.
+/// Convolutions: conv.hpp. Images of 16-bit floats whose pixels do not begin at multiples of 16 bytes go to the direct kernel.
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);
+Status launch_conv_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream);
 Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);

@@ -117,6 +117,17 @@ TEST(Patches, AChannelIsWalkedToInAnySteps) {
     }
 }
 
+TEST(Patches, APixelIsFoundWhereItIs) {
+  for (const Patches& p : geometries(8))
+    for (int token = 0; token < 2 * p.pixels(); ++token)
+      for (int kh = 0; kh <= p.kernel_h; ++kh)
+        for (int kw = 0; kw < p.kernel_w; ++kw) {
+          const Pixel expected = under(p, token, kh, kw);
+          ASSERT_EQ(pixel_under(p, corner(p, token), {0, kw, kh}),
+                    expected.exists && kh < p.kernel_h ? (expected.image * p.height + expected.h) * p.width + expected.w : -1);
+        }
+}
+
 /// With their padding in memory, as code z, the patches have no other: so integers need nothing that a matrix does not.
 TEST(Patches, PaddingInMemoryIsExact) {
   constexpr int kZero = -37, kWeightZero = 5;

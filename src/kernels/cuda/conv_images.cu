@@ -143,10 +143,8 @@ __global__ void __launch_bounds__(32 * kSumWarps) sum_patches_kernel(const __gri
   std::int32_t sum = 0;
 #pragma unroll 1
   for (int i = lane; i < p.kernel_h * p.kernel_w * vectors; i += 32) {
-    const int element = i / vectors;
-    const int h = from.h + element / p.kernel_w * p.dilation_h, w = from.w + element % p.kernel_w * p.dilation_w;
-    if (h < 0 || h >= p.height || w < 0 || w >= p.width) continue;
-    const std::int64_t pixel = (std::int64_t{from.image} * p.height + h) * p.width + w;
+    const int pixel = pixel_under(p, from, patch_channel(p, i * 16));
+    if (pixel < 0) continue;
     const int4 codes = __ldcg(reinterpret_cast<const int4*>(s.x + pixel * s.pitch) + i % vectors);
     constexpr std::int32_t kOnes = 0x01010101;
     sum = __dp4a(codes.x, kOnes, __dp4a(codes.y, kOnes, __dp4a(codes.z, kOnes, __dp4a(codes.w, kOnes, sum))));

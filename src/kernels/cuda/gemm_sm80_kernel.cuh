@@ -178,7 +178,7 @@ class RowCopier {
 template <class S>
 class PatchCopier {
  public:
-  /// `table`: of the CTA's tokens, 16 bytes each: the first pixel of the image, and the row and column where the kernel begins.
+  /// `table`: where the kernel begins for each of the CTA's tokens, a Corner in 16 bytes.
   __device__ PatchCopier(const Params& p, std::uint32_t table, int first_row, int first_token) {
     const Share<S> share;
     const Patches& patches = p.patches;
@@ -191,25 +191,20 @@ class PatchCopier {
     if (token < S::kTokens) {
       constexpr int kNowhere = -(1 << 30);  // past the last token: outside of any image
       const Corner from = corner(patches, min(first_token + token, p.m - 1));
-      const bool exists = first_token + token < p.m;
-      ptx::store_shared16(table + token * kTableBytes,
-                          {static_cast<std::uint32_t>(from.image * patches.height * patches.width),
-                           static_cast<std::uint32_t>(exists ? from.h : kNowhere), static_cast<std::uint32_t>(from.w), 0});
+      const int h = first_token + token < p.m ? from.h : kNowhere;
+      ptx::store_shared16(table + token * kTableBytes, {static_cast<std::uint32_t>(from.image), static_cast<std::uint32_t>(h),
+                                                        static_cast<std::uint32_t>(from.w), 0});
     }
     __syncthreads();
   }
   __device__ void request(const Params& p, std::uint32_t stage) {
     const Patches& patches = p.patches;
-    const int down = at_.kh * patches.dilation_h, right = at_.kw * patches.dilation_w;
-    const bool exists = at_.kh < patches.kernel_h;  // else past the last channel
 #pragma unroll
     for (int i = 0; i < Share<S>::kCopies; ++i) {
-      const uint4 from = ptx::load_shared16(at_table_ + i * kXStep * kTableBytes);
-      const int h = static_cast<int>(from.y) + down, w = static_cast<int>(from.z) + right;
-      const bool inside = exists && static_cast<unsigned>(h) < static_cast<unsigned>(patches.height) &&
-                          static_cast<unsigned>(w) < static_cast<unsigned>(patches.width);
-      const int pixel = inside ? static_cast<int>(from.x) + h * patches.width + w : 0;
-      ptx::async_copy16(stage + to_ + i * kXStep * kXPitch, x_ + (pixel * p.x_stride + at_.c), inside ? 16 : 0);
+      const uint4 v = ptx::load_shared16(at_table_ + i * kXStep * kTableBytes);
+      const Corner from{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z)};
+      const int pixel = pixel_under(patches, from, at_);
+      ptx::async_copy16(stage + to_ + i * kXStep * kXPitch, x_ + (max(pixel, 0) * p.x_stride + at_.c), pixel >= 0 ? 16 : 0);
     }
     advance(at_, patches, step_);
   }
@@ -225,13 +220,10 @@ template <class S, int kBits, class Activations>
 class Copier {
  public:
   __device__ Copier(const Params& p, std::uint32_t table, int first_tile, int first_token)
-      : activations_(p, table, first_tile * gpu_tile::kRows, first_token) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int part = thread / kPartThreads;
-    has_record_ = first_tile + part < p.tiles;
-    record_ = p.records + std::int64_t{first_tile + part} * p.tile_records * p.format.bytes + thread % kPartThreads * 16;
-    record_to_ = S::kXBytes + part * p.format.bytes + thread % kPartThreads * 16;
-  }
+      : has_record_(first_tile + part() < p.tiles),
+        record_(p.records + std::int64_t{first_tile + part()} * p.tile_records * p.format.bytes + byte()),
+        record_to_(S::kXBytes + part() * p.format.bytes + byte()),
+        activations_(p, table, first_tile * gpu_tile::kRows, first_token) {}
 
   /// The next record, into the stage at `to`; nothing when there is none.
   __device__ void request(const Params& p, std::uint32_t to) {
@@ -246,6 +238,9 @@ class Copier {
 
  private:
   static constexpr int kPartThreads = kThreads / S::kTiles;  // that copy a record
+  /// A thread's record of the stage's, and where it begins in it.
+  __device__ static int part() { return static_cast<int>(threadIdx.x) / kPartThreads; }
+  __device__ static int byte() { return static_cast<int>(threadIdx.x) % kPartThreads * 16; }
   static constexpr int kCodeBytes = gpu_tile::kRows * gpu_tile::kChannels * kBits / 8;
 
   __device__ void copy_record(const RecordFormat& format, std::uint32_t to) const {
@@ -257,11 +252,11 @@ class Copier {
       ptx::async_copy16(to + at, record_ + at, 16);
   }
 
-  Activations activations_;
+  bool has_record_;
   const std::uint8_t* record_;
   std::uint32_t record_to_;
+  Activations activations_;
   int requested_ = 0;
-  bool has_record_;
 };
 
 /// 16 channels of all tokens as B operands: [2·i], [2·i + 1] of token tile i.

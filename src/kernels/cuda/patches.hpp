@@ -55,6 +55,15 @@ NIBBLE_HOST_DEVICE constexpr void advance(PatchChannel& at, const Patches& p, co
   if (at.kw >= p.kernel_w) at.kw -= p.kernel_w, ++at.kh;
 }
 
+/// The pixel under an element of the kernel that begins at `from`, counted through all images; negative where that is padding, and past the
+/// last element.
+NIBBLE_HOST_DEVICE constexpr int pixel_under(const Patches& p, const Corner& from, const PatchChannel& at) {
+  const int h = from.h + at.kh * p.dilation_h, w = from.w + at.kw * p.dilation_w;
+  const bool inside = at.kh < p.kernel_h && static_cast<unsigned>(h) < static_cast<unsigned>(p.height) &&
+                      static_cast<unsigned>(w) < static_cast<unsigned>(p.width);
+  return inside ? (from.image * p.height + h) * p.width + w : -1;
+}
+
 /// Channels [c, …) of one element of the kernel, for output pixels from one on, as TMA wants to be told (ptx::load_patches): where the
 /// kernel begins at the first of them, and how far from there the element is.
 struct PatchBox {

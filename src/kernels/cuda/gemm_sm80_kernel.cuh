@@ -135,13 +135,13 @@ class RowCopier {
     x_ = p.x + (first_token + share.token) * p.x_stride;
     to_ = share.place();
   }
-  __device__ void request(const Params& p, std::uint32_t stage) {
+  __device__ void request(const Params& p, std::uint32_t stage) const {
     if (p.x_vectors)
       copy(p, stage + to_);
     else
       gather(p, stage + to_);
-    channel_ += gpu_tile::kChannels;
   }
+  __device__ void advance(const Params&) { channel_ += gpu_tile::kChannels; }
 
  private:
   static constexpr int kCopies = Share<S>::kCopies;
@@ -197,7 +197,7 @@ class PatchCopier {
     }
     __syncthreads();
   }
-  __device__ void request(const Params& p, std::uint32_t stage) {
+  __device__ void request(const Params& p, std::uint32_t stage) const {
     const Patches& patches = p.patches;
 #pragma unroll
     for (int i = 0; i < Share<S>::kCopies; ++i) {
@@ -206,8 +206,8 @@ class PatchCopier {
       const int pixel = pixel_under(patches, from, at_);
       ptx::async_copy16(stage + to_ + i * kXStep * kXPitch, x_ + (max(pixel, 0) * p.x_stride + at_.c), pixel >= 0 ? 16 : 0);
     }
-    advance(at_, patches, step_);
   }
+  __device__ void advance(const Params& p) { cuda::advance(at_, p.patches, step_); }
 
  private:
   const std::uint16_t* x_;
@@ -232,6 +232,7 @@ class Copier {
       activations_.request(p, to);
       ++requested_;
       record_ += p.format.bytes;
+      activations_.advance(p);
     }
     ptx::async_copy_commit();
   }

@@ -35,8 +35,8 @@ class Dice {
 };
 
 /// Kernel 1…7, stride 1…3, dilation 1…3, padding up to the kernel's size, odd sizes, groups, depthwise. A kernel for sm_90 asks for one
-/// group, and channels that are a multiple of 64.
-ConvGeometry random_geometry(std::uint64_t seed, bool for_sm90 = false) {
+/// group, and channels that are a multiple of 64; one for sm_80 for channels that are a multiple of 8 and, of a group, outputs of 64.
+ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
   for (std::uint64_t attempt = 0;; ++attempt) {
     Dice dice(seed * 1000 + attempt);
     ConvGeometry g;
@@ -51,9 +51,14 @@ ConvGeometry random_geometry(std::uint64_t seed, bool for_sm90 = false) {
     g.stride = {dice.in(1, 3), dice.in(1, 3)};
     g.dilation = {dice.in(1, 3), dice.in(1, 3)};
     g.padding = {dice.in(0, g.kernel.h), dice.in(0, g.kernel.h), dice.in(0, g.kernel.w), dice.in(0, g.kernel.w)};
-    if (for_sm90) {
+    if (isa == Isa::sm90) {
       g.groups = 1;
       g.in_channels = 64 * dice.in(1, 2);
+    }
+    if (isa == Isa::sm80) {
+      g.groups = std::min<std::int64_t>(g.groups, 2);
+      g.in_channels = g.groups * 8 * dice.in(1, 5);
+      if (g.groups > 1) g.out_channels = g.groups * 64;
     }
     if (g.validate().ok()) return g;
   }
@@ -259,7 +264,7 @@ TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
       {.col_scale = true, .activation = Activation::silu, .gate = true, .residual = true, .out = DType::f32}};
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    const ConvGeometry g = random_geometry(seed, kernel.isa == Isa::sm90);
+    const ConvGeometry g = random_geometry(seed, kernel.isa);
     const QuantTensor plain = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
     for (const ConvSpec& way : ways(kernel, g, seed)) {
       Case c{.spec = way, .batch = 1 + static_cast<std::int64_t>(seed % 3), .more = seed % 4 == 0 ? 3 : 0, .seed = seed};
@@ -346,7 +351,7 @@ TEST_P(ConvConformance, W8A8IsExact) {
       {.col_scale = true, .bias = true, .activation = Activation::relu, .gate = true, .residual = true, .out = DType::bf16}};
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
-    const ConvGeometry g = random_geometry(seed + 500, kernel.isa == Isa::sm90);
+    const ConvGeometry g = random_geometry(seed + 500, kernel.isa);
     const auto weights = testing::whole_row_schemes();
     const WeightScheme& scheme = weights[seed % weights.size()];
     for (GroupShape group : {GroupShape::tensor(), GroupShape::channel()})

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/conv_task.hpp"
 #include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/scaled.hpp"
 
 namespace nibble::cuda {
 
@@ -19,7 +20,20 @@ cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream);
 /// other pixels.
 cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
 
-/// to[B,H,W,C] dense, of 16-bit elements.
+/// The same with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, channels of a group a
+/// multiple of 8, and where there are groups, their output channels of 64.
+cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
+
+/// On sm_90's matrix engine, of task.scaled and int8 activations, exact: floats become codes in task.scratch first (codes_map), and codes
+/// that TMA cannot take where they are move there. One group, channels a multiple of 64. The bits do not depend on config.
+cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream);
+
+/// to[B,H,W,C] dense, of 16-bit elements whose channels are a multiple of 8.
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
+/// to[B,H',W',C] dense, codes of task.acts' scale and zero point, with their padding around them (padded): channels a multiple of 16.
+cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream);
+/// sums[token] = Σ of a patch's codes, of images x[B,H,W,C] whose pixels are `pitch` bytes apart, at multiples of 16.
+cudaError_t sum_patches(const Patches& patches, int images, const void* x, std::int64_t pitch, std::int32_t* sums,
+                        cudaStream_t stream);
 
 }  // namespace nibble::cuda

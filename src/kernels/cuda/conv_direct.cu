@@ -1,4 +1,4 @@
-// Convolutions without tensor cores and without conditions, and images brought into the order that tensor cores want.
+// Convolutions without tensor cores and without conditions.
 //
 //   CTA  = 128 output pixels × 8 output channels of one group × all of the patch
 //   step = 64 channels of the patch: all threads decode the 8 rows' weights into shared memory, each once; then a thread multiplies
@@ -13,7 +13,7 @@
 #include "kernels/cuda/conv.hpp"
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/fragment.cuh"
-#include "quantize/act_rule.hpp"
+#include "kernels/cuda/scaled_terms.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -60,9 +60,7 @@ struct Floats {
 struct Codes {
   using Value = std::int32_t;
   act_rule::Rule rule;
-  __device__ explicit Codes(const ConvTask& t)
-      : rule(act_rule::known(t.acts.scales == nullptr ? t.acts.scale : *t.acts.scales,
-                             t.acts.zeros == nullptr ? t.acts.zero : *t.acts.zeros)) {}
+  __device__ explicit Codes(const ConvTask& t) : rule(rule_of(t.acts)) {}
   __device__ static std::int32_t weight(const ConvTask& t, int n, int k) { return code_at(t.scaled, n, k); }
   /// Less the zero point: padding is 0.
   __device__ std::int32_t activation(const ConvTask& t, std::int64_t at) const {
@@ -141,48 +139,9 @@ cudaError_t launch_direct(const ConvTask& task, cudaStream_t stream) {
                           stream, task);
 }
 
-// ---- channels side by side
-
-constexpr int kSquare = 32;  // pixels × channels that change places in shared memory
-constexpr int kSquareRows = 8;
-
-struct Transpose {
-  const std::uint16_t* from;
-  std::uint16_t* to;
-  ImageStrides strides;
-  int pixels, channels;
-};
-__global__ void __launch_bounds__(kSquare* kSquareRows) channels_last_kernel(const __grid_constant__ Transpose t) {
-  __shared__ std::uint16_t square[kSquare][kSquare + 2];  // an odd number of words from row to row
-  let_successor_start();
-  wait_for_predecessor();
-  const int pixel = static_cast<int>(blockIdx.x) * kSquare, channel = static_cast<int>(blockIdx.y) * kSquare;
-  const std::int64_t image = blockIdx.z;
-  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
-#pragma unroll
-  for (int i = y; i < kSquare; i += kSquareRows)
-    if (pixel + x < t.pixels && channel + i < t.channels)
-      square[i][x] = __ldcg(t.from + image * t.strides.image + (channel + i) * t.strides.channel + (pixel + x) * t.strides.pixel);
-  __syncthreads();
-#pragma unroll
-  for (int i = y; i < kSquare; i += kSquareRows)
-    if (pixel + i < t.pixels && channel + x < t.channels)
-      t.to[(image * t.pixels + pixel + i) * t.channels + channel + x] = square[x][i];
-}
-
 }  // namespace
 
 cudaError_t conv_direct(const ConvTask& task, cudaStream_t stream) { return launch_direct<Floats>(task, stream); }
 cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream) { return launch_direct<Codes>(task, stream); }
-
-cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
-  const Patches& p = task.patches;
-  const Transpose t{static_cast<const std::uint16_t*>(task.x), static_cast<std::uint16_t*>(to), task.a, p.height * p.width,
-                    p.channels * p.groups};
-  const dim3 grid(static_cast<unsigned>((t.pixels + kSquare - 1) / kSquare),
-                  static_cast<unsigned>((t.channels + kSquare - 1) / kSquare), static_cast<unsigned>(task.images));
-  if (grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
-  return launch_dependent(channels_last_kernel, grid, dim3(kSquare, kSquareRows), 0, stream, t);
-}
 
 }  // namespace nibble::cuda

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "core/error.hpp"
 #include "kernels/cpu/segments.hpp"
@@ -10,6 +12,7 @@
 #include "kernels/cuda/device_weight.hpp"
 #include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/scaled_kernels.hpp"
 #include "kernels/image.hpp"
 
 namespace nibble::cuda {
@@ -57,11 +60,14 @@ Status accepts_codes(const Kernel& self, const Problem& p) {
   return {};
 }
 
-Status accepts_sm90(const Kernel& self, const Problem& p) {
+Status accepts_half(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_floats(self, p));
-  const ConvGeometry& g = p.geometry;
-  if (name(p.act) != self.act)
-    return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.act));
+  if (name(p.act) == self.act) return {};
+  return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.act));
+}
+
+/// Of geometries that TMA can walk over.
+Status accepts_walk(const ConvGeometry& g) {
   if (g.groups != 1) return error(StatusCode::unsupported, "takes one group, not {}", g.groups);
   if (g.in_channels % kPatchChannels != 0)
     return error(StatusCode::unsupported, "{} channels are not a multiple of {}", g.in_channels, kPatchChannels);
@@ -76,6 +82,36 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
                  "the kernel reaches {}x{} pixels beyond where it begins, with padding {} {} {} {}: too far", down, right,
                  g.padding.top, g.padding.bottom, g.padding.left, g.padding.right);
   return {};
+}
+
+Status accepts_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  return accepts_walk(p.geometry);
+}
+
+Status accepts_sm80(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  const ConvGeometry& g = p.geometry;
+  constexpr std::int64_t kVector = 8;  // channels of 16 bytes, which are copied together
+  if (g.group_inputs() % kVector != 0)
+    return error(StatusCode::unsupported, "{} channels of a group are not a multiple of {}", g.group_inputs(), kVector);
+  if (g.groups > 1 && g.group_outputs() % gpu_tile::kRows != 0)
+    return error(StatusCode::unsupported, "{} output channels of each of {} groups are not a multiple of {}", g.group_outputs(),
+                 g.groups, gpu_tile::kRows);
+  return {};
+}
+
+/// Images may have to be read with zeros around them, or with their padding in memory: TMA has to be able to do both.
+Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_codes(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
+  ConvGeometry framed = p.geometry;
+  framed.height += framed.padding.top + framed.padding.bottom;
+  framed.width += framed.padding.left + framed.padding.right;
+  framed.padding = {};
+  if (const std::int64_t inputs = p.m * framed.height * framed.width; inputs > kMostDimension)
+    return error(StatusCode::unsupported, "{} pixels in, with their padding: more than {}", inputs, kMostDimension);
+  return accepts_walk(framed);
 }
 
 Patches patches_of(const ConvGeometry& g) {
@@ -134,7 +170,8 @@ Status run_direct(const Kernel&, const StepArgs& args) {
   return launch_conv_direct(task, args.stream);
 }
 
-Status run_codes(const Kernel&, const StepArgs& args) {
+/// With a weight of codes, and what activations are quantized by.
+Result<ConvTask> codes_of(const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   const PackedWeightData& w = *args.weight;
   task.scaled = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)};
@@ -146,7 +183,18 @@ Status run_codes(const Kernel&, const StepArgs& args) {
     task.acts.scales = static_cast<const float*>(scale.data);
     if (args.quantize.zero != ZeroKind::none) task.acts.zeros = static_cast<const std::int32_t*>(zero.data);
   }
+  return task;
+}
+
+Status run_codes(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
   return launch_conv_direct_s8(task, args.stream);
+}
+
+template <int kTokens, int kBlocks, int kSplit>
+Status run_codes_sm90(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
+  return launch_conv_scaled_sm90(task, kTokens, kBlocks, kSplit, args.stream);
 }
 
 template <int kTokens, int kRows, int kSplit>
@@ -157,10 +205,37 @@ Status run_sm90(const Kernel&, const StepArgs& args) {
   return launch_conv_sm90(task, kTokens, kDepth, kSplit, args.stream);
 }
 
+Status run_sm80(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  return launch_conv_sm80(task, args.stream);
+}
+
 /// Images brought into another order: a copy.
-std::size_t sm90_workspace(const Kernel&, const Problem& p) {
+std::size_t half_workspace(const Kernel&, const Problem& p) {
   const ConvGeometry& g = p.geometry;
   return p.input == ImageLayout::nhwc ? 0 : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
+}
+
+std::size_t codes_workspace(const Kernel&, const Problem& p) {
+  return codes_map(patches_of(p.geometry), p.m, p.scheme.zero != ZeroKind::none).bytes;
+}
+
+/// As a linear layer of as many tokens as there are output pixels.
+Problem of_pixels(const Problem& p) {
+  Problem pixel_rows = p;
+  pixel_rows.op = Op::linear;
+  pixel_rows.m = p.m * pixels(p.geometry);
+  return pixel_rows;
+}
+
+/// To move so many bytes once, in a kernel of its own.
+double copy_us(const GpuInfo& gpu, double bytes) { return kLaunchUs + 1e-3 * bytes / (0.7 * gpu.read_gbytes_per_s); }
+
+/// Of images of 16-bit floats, into the other order.
+double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
+  const auto bytes = static_cast<double>(half_workspace(self, p));
+  return bytes == 0 ? 0.0 : copy_us(gpu, 2 * bytes);
 }
 
 double direct_cost_us(const Kernel&, const Problem& p) {
@@ -170,15 +245,47 @@ double direct_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 2.0 + tokens * static_cast<double>(p.n) * static_cast<double>(p.k) / (kProducts * std::max(1, gpu.sms));
 }
 
+/// Of all shapes the best: rounds of CTAs over the SMs × microseconds of a record, and of what begins and ends a round. The kernel's own
+/// cycles (conv_sm80.cu) at 1.6 GHz; nobody has measured them.
+double conv_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
+  struct Shape {
+    double rows, tokens, record_us;
+  };
+  double best = std::numeric_limits<double>::infinity();
+  for (const Shape& shape : {Shape{128, 64, 0.64}, Shape{64, 64, 0.46}, Shape{64, 32, 0.25}}) {
+    const double ctas = std::ceil(static_cast<double>(p.n) / shape.rows) * std::ceil(static_cast<double>(p.m) / shape.tokens);
+    const double rounds = std::ceil(ctas / std::max(1, gpu.sms));
+    best = std::min(best, rounds * (1.5 + std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * shape.record_us));
+  }
+  return 6.0 + best;  // as linear's
+}
+
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = current_gpu();
-  Problem patches = p;
-  patches.op = Op::linear;
-  patches.m = p.m * pixels(p.geometry);
-  const double copied = 2.0 * static_cast<double>(sm90_workspace(self, p));
-  return wgmma_cost_us(kTokens, kRows, kSplit, gpu, patches) +
-         (copied == 0 ? 0.0 : kLaunchUs + 1e-3 * copied / (0.7 * gpu.read_gbytes_per_s));
+  return wgmma_cost_us(kTokens, kRows, kSplit, gpu, of_pixels(p)) + reorder_us(self, gpu, p);
+}
+
+double sm80_cost_us(const Kernel& self, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  return conv_sm80_cost_us(gpu, of_pixels(p)) + reorder_us(self, gpu, p);
+}
+
+template <int kTokens, int kBlocks, int kSplit>
+double codes_sm90_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  const Problem pixel_rows = of_pixels(p);
+  double us = scaled_sm90_cost_us(kTokens, kBlocks, kSplit, gpu, pixel_rows);
+  const bool as_they_are = p.act == DType::s8 && p.input == ImageLayout::nhwc &&
+                           (p.quantize.zero == ZeroKind::none || p.geometry.padding == Padding{});
+  if (!as_they_are) {
+    const Patches patches = patches_of(p.geometry);
+    const auto elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
+    us += copy_us(gpu, elements * bits(p.act) / 8 + static_cast<double>(codes_map(patches, p.m, false).bytes));
+  }
+  if (p.scheme.zero != ZeroKind::none)  // sums: each patch's codes once more, from L2
+    us += copy_us(gpu, static_cast<double>(pixel_rows.m) * static_cast<double>(p.k));
+  return us;
 }
 
 constexpr std::string_view kSummary = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers";
@@ -205,8 +312,54 @@ constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
           .rounds_scales = true,
           .accepts = accepts_sm90,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
-          .workspace = sm90_workspace,
+          .workspace = half_workspace,
           .run = run_sm90<kTokens, kRows, kSplit>};
+}
+
+constexpr Kernel sm80_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm80,
+          .op = Op::conv,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "gemm",
+          .tile = {},
+          .summary = "implicit GEMM: asynchronous copies gather patches, mma.sync with the weights in registers; any geometry",
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .accepts = accepts_sm80,
+          .cost_us = sm80_cost_us,
+          .workspace = half_workspace,
+          .run = run_sm80};
+}
+
+constexpr std::string_view kCodesSummary =
+    "W8A8 with a scale for all activations: TMA brings patches of codes, wgmma out of shared memory";
+constexpr std::string_view kCodesSplitSummary =
+    "W8A8 with a scale for all activations: patches by TMA; clusters share a row tile along the patch";
+
+template <int kTokens, int kBlocks, int kSplit>
+constexpr Kernel codes_row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::conv,
+          .out = "any",
+          .act = "s8",
+          .weight = "any",
+          .layout = "gpu_w8n64k128",
+          .variant = kSplit == 1   ? "wgmma"
+                     : kSplit == 2 ? "wgmma2"
+                                   : "wgmma4",
+          .tile = {kTokens, kBlocks * gpu_w8::kRows, 0},
+          .summary = kSplit == 1 ? kCodesSummary : kCodesSplitSummary,
+          .accepts = accepts_codes_sm90,
+          .cost_us = codes_sm90_cost_us<kTokens, kBlocks, kSplit>,
+          .workspace = codes_workspace,
+          .run = run_codes_sm90<kTokens, kBlocks, kSplit>};
 }
 
 constexpr Kernel direct_row(std::string_view name, std::string_view act, std::string_view layout, std::string_view summary,
@@ -242,6 +395,21 @@ constexpr std::array kKernels{
     sm90_row<128, 192, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
     sm90_row<256, 128, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
     sm90_row<256, 128, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
+    codes_row<64, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n64"),
+    codes_row<64, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n128"),
+    codes_row<64, 4, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n256"),
+    codes_row<64, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m64n64"),
+    codes_row<64, 1, 4>("conv_any_s8_any__cuda_sm90_wgmma4_m64n64"),
+    codes_row<128, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n64"),
+    codes_row<128, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n128"),
+    codes_row<128, 3, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n192"),
+    codes_row<128, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m128n64"),
+    codes_row<128, 2, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m128n128"),
+    codes_row<256, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n64"),
+    codes_row<256, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n128"),
+    codes_row<256, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m256n64"),
+    sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
+    sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
     direct_row("conv_any_any_any__cuda_simt_direct", "any", "gpu_n64k128",
                "f32 multiply-adds, an output pixel a thread: any images", accepts_floats, run_direct),
     direct_row("conv_any_s8_any__cuda_simt_direct", "s8", "gpu_w8n64k128",

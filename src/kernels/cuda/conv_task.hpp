@@ -23,4 +23,17 @@ struct ConvTask {
   QuantizedActs acts;   // their scale and zero point; codes are x itself, or made of it where act is a float type
 };
 
+/// Where an image of codes lies in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each patch's codes.
+struct CodesMap {
+  std::size_t sums = 0, bytes = 0;
+};
+constexpr CodesMap codes_map(const Patches& patches, std::int64_t images, bool with_sums) {
+  const auto round_up = [](std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); };
+  const Patches frame = padded(patches);
+  CodesMap map;
+  map.sums = round_up(images * frame.height * frame.width * frame.channels * frame.groups);
+  map.bytes = map.sums + (with_sums ? round_up(4 * images * patches.pixels()) : 0);
+  return map;
+}
+
 }  // namespace nibble::cuda

@@ -133,7 +133,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
     p.image_stride = task.d.image;
     p.channel_stride = task.d.channel;
   }
-  if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, config.tokens)) return cudaErrorInvalidValue;
+  if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, kPatchChannels, config.tokens)) return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, stream);
 }
 

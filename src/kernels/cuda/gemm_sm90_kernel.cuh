@@ -150,13 +150,16 @@ struct Gemm {
     Cursor to{0, 1};
     for_each_pass([&](const Pass& pass) {
       const int end = end_record() * gpu_tile::kChannels;
+      PatchWalk walk;
+      if constexpr (kPatches)
+        walk = patch_walk(p.patches, first_record() * gpu_tile::kChannels, kBoxChannels, pass.token_tile * kTokens);
       for (int channel = first_record() * gpu_tile::kChannels; channel < end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
         for (int box = 0; box < kBoxes * depth() && channel < end; ++box) {
           if constexpr (kPatches)
-            load_patches(at, channel, pass, full(to.stage), policy);
+            ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
           else
             ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
           if constexpr (kCodes) {
@@ -172,17 +175,6 @@ struct Gemm {
         to.advance(p.stages);
       }
     });
-  }
-
-  /// Of a convolution, whose channels are those of the kernel's elements, one after the other. Past the last one an image that does not
-  /// exist is all zeros.
-  __device__ void load_patches(std::uint32_t to, int channel, const Pass& pass, std::uint32_t barrier, std::uint64_t policy) const {
-    const Patches& patches = p.patches;
-    const int element = channel / patches.channels, kh = element / patches.kernel_w, kw = element % patches.kernel_w;
-    const Corner from = corner(patches, pass.token_tile * kTokens);
-    const bool exists = kh < patches.kernel_h;
-    ptx::load_patches(to, &p.x, exists ? channel % patches.channels : 0, from.w, from.h, exists ? from.image : p.images,
-                      exists ? kw * patches.dilation_w : 0, exists ? kh * patches.dilation_h : 0, barrier, policy);
   }
 
   // ---- consumers

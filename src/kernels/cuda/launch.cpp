@@ -232,6 +232,17 @@ Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, 
   return status_of(code, describe("conv_gemm_sm90", task));
 }
 
+Status launch_conv_sm80(const ConvTask& task, Stream stream) {
+  const cudaError_t code = conv_gemm_sm80(task, native(stream));
+  if (code == cudaErrorInvalidAddressSpace) return launch_conv_direct(task, stream);
+  return status_of(code, describe("conv_gemm_sm80", task));
+}
+
+Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream) {
+  return status_of(conv_scaled_sm90(task, {.tokens = tokens, .blocks = blocks, .split = split}, native(stream)),
+                   describe("conv_scaled_sm90", task));
+}
+
 Status launch_conv_direct(const ConvTask& task, Stream stream) {
   return status_of(conv_direct(task, native(stream)), describe("conv_direct", task));
 }

@@ -27,8 +27,10 @@ Status launch_online_sm80(const OnlineTask& task, Stream stream);
 Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
 /// The same from floats, for few rows; `tokens`: what a launch is laid out for, up to 8.
 Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Stream stream);
-/// Convolutions: conv.hpp. Images that TMA cannot read where they are go to the direct kernel.
+/// Convolutions: conv.hpp. Images of 16-bit floats whose pixels do not begin at multiples of 16 bytes go to the direct kernel.
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);
+Status launch_conv_sm80(const ConvTask& task, Stream stream);
+Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream);
 Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);
 Status launch_gemm_sm80(const LinearTask& task, Stream stream);

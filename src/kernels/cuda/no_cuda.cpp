@@ -27,6 +27,8 @@ Status launch_online_sm80(const OnlineTask&, Stream) { return no_cuda(); }
 Status launch_online_sm90(const OnlineTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_online_decode_sm90(const OnlineDecodeTask&, int, Stream) { return no_cuda(); }
 Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_conv_sm80(const ConvTask&, Stream) { return no_cuda(); }
+Status launch_conv_scaled_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_conv_direct(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct_s8(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }

@@ -8,7 +8,7 @@
 
 namespace nibble::cuda {
 
-/// Channels that TMA brings of a pixel at a time: 128 bytes of 16-bit floats.
+/// TMA brings so many channels of a pixel at a time, or twice as many: 128 bytes of 16-bit floats, 64 or 128 of codes.
 constexpr int kPatchChannels = 64;
 
 struct Patches {
@@ -32,9 +32,89 @@ NIBBLE_HOST_DEVICE constexpr Corner corner(const Patches& p, int token) {
   return {image, pixel / p.out_width * p.stride_h - p.top, pixel % p.out_width * p.stride_w - p.left};
 }
 
+/// What becomes of the patches when images have their padding around them, in memory.
+NIBBLE_HOST_DEVICE constexpr Patches padded(Patches p) {
+  p.height += p.top + p.bottom;
+  p.width += p.left + p.right;
+  p.top = p.bottom = p.left = p.right = 0;
+  return p;
+}
+
+/// A channel of the patches: channel c of a pixel, of the kernel's element (kh, kw). Kernels walk along them, which takes no divisions.
+struct PatchChannel {
+  int c, kw, kh;
+};
+NIBBLE_HOST_DEVICE constexpr PatchChannel patch_channel(const Patches& p, int channel) {
+  const int element = channel / p.channels;
+  return {channel % p.channels, element % p.kernel_w, element / p.kernel_w};
+}
+/// On by as many channels as `step` is from the first one.
+NIBBLE_HOST_DEVICE constexpr void advance(PatchChannel& at, const Patches& p, const PatchChannel& step) {
+  at.c += step.c, at.kw += step.kw, at.kh += step.kh;
+  if (at.c >= p.channels) at.c -= p.channels, ++at.kw;
+  if (at.kw >= p.kernel_w) at.kw -= p.kernel_w, ++at.kh;
+}
+
+/// The pixel under an element of the kernel that begins at `from`, counted through all images; negative where that is padding, and past the
+/// last element.
+NIBBLE_HOST_DEVICE constexpr int pixel_under(const Patches& p, const Corner& from, const PatchChannel& at) {
+  const int h = from.h + at.kh * p.dilation_h, w = from.w + at.kw * p.dilation_w;
+  const bool inside = at.kh < p.kernel_h && static_cast<unsigned>(h) < static_cast<unsigned>(p.height) &&
+                      static_cast<unsigned>(w) < static_cast<unsigned>(p.width);
+  return inside ? (from.image * p.height + h) * p.width + w : -1;
+}
+
+/// Channels [c, …) of one element of the kernel, for output pixels from one on, as TMA wants to be told (ptx::load_patches): where the
+/// kernel begins at the first of them, and how far from there the element is.
+struct PatchBox {
+  int c, w, h, image;
+  int right, down;
+};
+/// Past the last element the box is of an image that does not exist, and all zeros.
+NIBBLE_HOST_DEVICE constexpr PatchBox patch_box(const Patches& p, int images, const PatchChannel& at, const Corner& from) {
+  if (at.kh >= p.kernel_h) return {0, from.w, from.h, images, 0, 0};
+  return {at.c, from.w, from.h, from.image, at.kw * p.dilation_w, at.kh * p.dilation_h};
+}
+/// The boxes of a tile of output pixels, one after the other.
+struct PatchWalk {
+  PatchChannel at, step;
+  Corner from;
+
+  NIBBLE_HOST_DEVICE constexpr PatchBox next(const Patches& p, int images) {
+    const PatchBox box = patch_box(p, images, at, from);
+    advance(at, p, step);
+    return box;
+  }
+};
+/// From channel `channel` on, `step` at a time, for output pixels from `token` on.
+NIBBLE_HOST_DEVICE constexpr PatchWalk patch_walk(const Patches& p, int channel, int step, int token) {
+  return {patch_channel(p, channel), patch_channel(p, step), corner(p, token)};
+}
+
+/// Where kernels may begin, in TMA's words: from `lower` on, up to the image's far corner and `upper`, which is negative inside of it.
+struct PatchBounds {
+  int lower_w, lower_h, upper_w, upper_h;
+};
+NIBBLE_HOST_DEVICE constexpr PatchBounds patch_bounds(const Patches& p) {
+  return {-p.left, -p.top, p.right - (p.kernel_w - 1) * p.dilation_w, p.bottom - (p.kernel_h - 1) * p.dilation_h};
+}
+
+/// Where channels [32·i, …) of a record of codes begin in shared memory, in units of 16 bytes: `tokens` × 128 channels are one box, whose
+/// rows are 128 bytes, or two of 64, one after the other.
+NIBBLE_HOST_DEVICE constexpr int code_columns(int i, int box_channels, int tokens) {
+  return box_channels == kPatchChannels ? i / 2 * tokens * kPatchChannels / 16 + i % 2 * 2 : i * 2;
+}
+
 /// Elements from one image, pixel and channel to the next.
 struct ImageStrides {
   std::int64_t image = 0, pixel = 0, channel = 0;
 };
+
+/// Where channel 0 of pixel `pixel` of an image is, counted with the padding around it; negative where the pixel is padding, or none.
+NIBBLE_HOST_DEVICE constexpr std::int64_t framed(const Patches& p, const ImageStrides& a, int image, int pixel) {
+  const int across = p.left + p.width + p.right, h = pixel / across - p.top, w = pixel % across - p.left;
+  if (h < 0 || h >= p.height || w < 0 || w >= p.width) return -1;
+  return image * a.image + (std::int64_t{h} * p.width + w) * a.pixel;
+}
 
 }  // namespace nibble::cuda

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/patches.hpp"
+
 namespace nibble::cuda::ptx {
 
 __device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
@@ -68,15 +70,13 @@ __device__ inline void load_box(std::uint32_t to, const void* map, int column, i
       ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
       : "memory");
 }
-/// Channels [c, c + …) of as many pixels as the map says, from (w, h) of image n on in steps of its strides, all of them shifted by
-/// `right` and `down`; what is outside becomes zero (tensor_map.hpp).
-__device__ inline void load_patches(std::uint32_t to, const void* map, int c, int w, int h, int n, int right, int down, std::uint32_t barrier,
-                                    std::uint64_t policy) {
+/// A box of as many channels and pixels as the map says, in steps of its strides; what is outside becomes zero (tensor_map.hpp).
+__device__ inline void load_patches(std::uint32_t to, const void* map, const PatchBox& box, std::uint32_t barrier, std::uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(to),
-      "l"(map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier), "h"(static_cast<std::uint16_t>(right)), "h"(static_cast<std::uint16_t>(down)),
-      "l"(policy)
+      "l"(map), "r"(box.c), "r"(box.w), "r"(box.h), "r"(box.image), "r"(barrier), "h"(static_cast<std::uint16_t>(box.right)),
+      "h"(static_cast<std::uint16_t>(box.down)), "l"(policy)
       : "memory");
 }
 /// 16 bytes from global to shared memory; the first `bytes` of them are read, the others become zero.

@@ -8,7 +8,6 @@
 #include "epilogue/element.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/launch.hpp"
-#include "nibble/cuda.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -227,31 +226,9 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
   return {};
 }
 
-/// A CTA takes its passes one after the other, and a pass takes a step for each stage of the ring, in which the tensor cores multiply
-/// while the next stages are read. Numbers by hand, from measurements on an H200.
 template <int kTokens, int kBlocks, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
-  const GpuInfo gpu = current_gpu();
-  const bool grouped = p.quantize.group.k != 0 || p.scheme.group.n > 1;
-  constexpr int kDepth = sm90_depth(kTokens, kBlocks);
-  constexpr double kBlockUs = kTokens * 2 / 1650.0;       // of 64 rows × 128 channels: four instructions of n/2 cycles
-  constexpr double kRead = kTokens >= 128 ? 80e3 : 57e3;  // bytes per microsecond and SM
-  const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const double row_blocks = up(static_cast<double>(p.n), gpu_w8::kRows), token_tiles = up(static_cast<double>(p.m), kTokens);
-  const double sms = std::max(8, gpu.sms);
-  double passes, wide = kBlocks;
-  if (kSplit == 1) {
-    const double units = up(row_blocks * token_tiles, sms);
-    passes = up(units, kBlocks);
-    wide = units / passes;
-  } else {
-    passes = up(up(row_blocks, kBlocks) * token_tiles, std::floor(0.9 * sms / kSplit));
-  }
-  const double steps = up(up(up(static_cast<double>(p.k), gpu_w8::kChannels), kSplit), kDepth);
-  const double bytes = kDepth * (wide * gpu_w8::kRecordBytes + kTokens * gpu_w8::kChannels);
-  const double step_us = std::max(wide * kDepth * kBlockUs * (grouped ? 1.8 : 1.0), bytes / kRead);
-  const double pass_us = 0.8 + kTokens / 100.0 + (kSplit > 1 ? 1.8 : 0.0) + steps * step_us;
-  return kLaunchUs + 0.7 + std::max(moved_us(gpu, p), passes * pass_us);
+  return scaled_sm90_cost_us(kTokens, kBlocks, kSplit, current_gpu(), p);
 }
 
 constexpr std::string_view kSm90Summary = "8-bit codes on both sides: wgmma out of shared memory, TMA";
@@ -364,6 +341,31 @@ constexpr std::array kKernels{
 }  // namespace
 
 std::span<const Kernel> scaled_kernels() { return kKernels; }
+
+/// A CTA takes its passes one after the other, and a pass takes a step for each stage of the ring, in which the tensor cores multiply
+/// while the next stages are read. Numbers by hand, from measurements on an H200.
+double scaled_sm90_cost_us(int tokens, int blocks, int split, const GpuInfo& gpu, const Problem& p) {
+  const bool grouped = p.quantize.group.k != 0 || p.scheme.group.n > 1;
+  const int depth = sm90_depth(tokens, blocks);
+  const double block_us = tokens * 2 / 1650.0;      // of 64 rows × 128 channels: four instructions of n/2 cycles
+  const double read = tokens >= 128 ? 80e3 : 57e3;  // bytes per microsecond and SM
+  const auto up = [](double a, double b) { return std::ceil(a / b); };
+  const double row_blocks = up(static_cast<double>(p.n), gpu_w8::kRows), token_tiles = up(static_cast<double>(p.m), tokens);
+  const double sms = std::max(8, gpu.sms);
+  double passes, wide = blocks;
+  if (split == 1) {
+    const double units = up(row_blocks * token_tiles, sms);
+    passes = up(units, blocks);
+    wide = units / passes;
+  } else {
+    passes = up(up(row_blocks, blocks) * token_tiles, std::floor(0.9 * sms / split));
+  }
+  const double steps = up(up(up(static_cast<double>(p.k), gpu_w8::kChannels), split), depth);
+  const double bytes = depth * (wide * gpu_w8::kRecordBytes + tokens * gpu_w8::kChannels);
+  const double step_us = std::max(wide * depth * block_us * (grouped ? 1.8 : 1.0), bytes / read);
+  const double pass_us = 0.8 + tokens / 100.0 + (split > 1 ? 1.8 : 0.0) + steps * step_us;
+  return kLaunchUs + 0.7 + std::max(moved_us(gpu, p), passes * pass_us);
+}
 
 ScaledTask scaled_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/scaled_task.hpp"
 #include "kernels/kernel.hpp"
+#include "nibble/cuda.hpp"
 
 namespace nibble::cuda {
 
@@ -17,5 +18,8 @@ std::span<const Kernel> scaled_kernels();
 /// What a launcher gets of a step's arguments. Codes that come without the sums that the weight's zero points need have acts.sums in
 /// args.scratch: nobody has filled them yet.
 ScaledTask scaled_task(const StepArgs& args);
+
+/// Predicted microseconds of sm_90's kernels: `tokens` × 64·`blocks` outputs a pass of a CTA, `split` of which share it along K.
+double scaled_sm90_cost_us(int tokens, int blocks, int split, const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
+#include "kernels/cuda/conv.hpp"
 #include "kernels/cuda/launch_shape.hpp"
 #include "kernels/cuda/shared_memory.hpp"
 #include "kernels/cuda/tensor_map.hpp"
@@ -22,16 +24,22 @@ bool is_fast(const epilogue::Element& e, std::int64_t n) {
          reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
 }
 
-}  // namespace
+/// What a weight, activations and an epilogue say.
+ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
+  ScaledParams p{};
+  p.weight = weight;
+  p.acts = acts;
+  p.epilogue = epilogue;
+  p.m = m;
+  p.tile_records = weight.geometry.records();
+  p.zero_points = acts.zeros != nullptr || acts.zero != 0 || weight.geometry.has_zeros;
+  p.fast = is_fast(epilogue, weight.geometry.n);
+  return p;
+}
 
-cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& wanted, cudaStream_t stream) {
-  const gpu_w8::Geometry& geo = task.weight.geometry;
-  const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
-  const ScaledKernel kernel = geo.integers ? grouped ? nullptr : scaled_sm90_s8(wanted.tokens)
-                              : grouped    ? scaled_sm90_e4m3_grouped(wanted.tokens)
-                                           : scaled_sm90_e4m3(wanted.tokens);
-  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
-  if (!tma_reads(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
+/// Deals the passes, makes the ring as long as there is room for, and launches.
+cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wanted, bool grouped, cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = p.weight.geometry;
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
@@ -40,22 +48,12 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& wante
   config.blocks = std::min(config.blocks, scaled_groups(config.tokens, grouped) / config.depth);
   const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
   config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
-  ScaledParams p{};
-  p.weight = task.weight;
-  p.acts = task.acts;
-  p.epilogue = task.epilogue;
-  p.m = task.m;
-  p.tile_records = geo.records();
   p.blocks = config.blocks;
   p.depth = config.depth;
   p.split = config.split;
-  p.zero_points = task.acts.zeros != nullptr || task.acts.zero != 0 || geo.has_zeros;
-  p.fast = is_fast(task.epilogue, geo.n);
-  if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
-    return cudaErrorInvalidValue;
 
   p.deal.row_blocks = geo.tiles();
-  p.deal.token_tiles = (task.m + config.tokens - 1) / config.tokens;
+  p.deal.token_tiles = (p.m + config.tokens - 1) / config.tokens;
   p.deal.most = config.blocks;
   const int passes = p.deal.row_tiles() * p.deal.token_tiles, clusters = multiprocessors(device) / config.split;
   if (config.split > 1) {  // a pass each
@@ -77,6 +75,67 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& wante
   if (smem > most) return cudaErrorInvalidConfiguration;
   LaunchShape shape(p.deal.clusters * config.split, config.split, scaled_threads(config.tokens, grouped), smem, stream);
   return cudaLaunchKernelEx(&shape.config, kernel, p);
+}
+
+/// Whether TMA can take an image's codes where they are, and the zeros that it puts around them for padding.
+bool readable_by_tma(const ConvTask& task) {
+  const Patches& p = task.patches;
+  const bool zeros = (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
+  return task.act == DType::s8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
+         task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
+}
+
+}  // namespace
+
+cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& config, cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = task.weight.geometry;
+  const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
+  const ScaledKernel kernel = geo.integers ? grouped ? nullptr : scaled_sm90_s8(config.tokens)
+                              : grouped    ? scaled_sm90_e4m3_grouped(config.tokens)
+                                           : scaled_sm90_e4m3(config.tokens);
+  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
+  if (!tma_reads(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
+  ScaledParams p = params(task.weight, task.acts, task.epilogue, task.m);
+  if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, config, grouped, stream);
+}
+
+cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = task.scaled.geometry;
+  const ScaledKernel kernel = scaled_sm90_patches_s8(config.tokens);
+  Patches patches = task.patches;
+  const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
+  if (kernel == nullptr || !geo.integers || geo.block_rows != 0 || task.acts.group != 0 || patches.groups != 1 ||
+      patches.channels % kPatchChannels != 0 || tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max())
+    return cudaErrorInvalidValue;
+
+  const void* x = task.x;
+  std::int64_t pitch = task.a.pixel;
+  if (!readable_by_tma(task)) {
+    if (const cudaError_t e = codes_last(task, task.scratch, stream)) return e;
+    x = task.scratch;
+    patches = padded(patches);
+    pitch = patches.channels;
+  }
+  ScaledParams p = params(task.scaled, task.acts, task.epilogue, static_cast<int>(tokens));
+  if (geo.has_zeros) {
+    const CodesMap map = codes_map(task.patches, task.images, true);
+    auto* const sums = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(task.scratch) + map.sums);
+    if (const cudaError_t e = sum_patches(patches, task.images, x, pitch, sums, stream)) return e;
+    p.acts.sums = sums;
+  }
+  p.patches = patches;
+  p.images = task.images;
+  p.box_channels = patches.channels % gpu_w8::kChannels == 0 ? gpu_w8::kChannels : kPatchChannels;
+  if (task.d.channel != 1) {
+    p.fast = false;
+    p.image_stride = task.d.image;
+    p.channel_stride = task.d.channel;
+  }
+  if (!describe_patches(p.x, DType::s8, x, pitch, task.images, patches, p.box_channels, config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, config, false, stream);
 }
 
 }  // namespace nibble::cuda

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/patches.hpp"
 #include "kernels/cuda/scaled.hpp"
 #include "kernels/cuda/scaled_task.hpp"
 
@@ -34,6 +35,9 @@ struct ScaledParams {
   int band;          // token tiles of a band of numbered passes; 0: passes are dealt
   bool zero_points;  // of activations or weights
   bool fast;         // the epilogue is a bias at most and a store to 16-bit floats in whole vectors
+  Patches patches;   // of a convolution
+  int images, box_channels;
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };
 
 /// Floats of a record's scales in a stage: its tokens', its row blocks'.
@@ -63,5 +67,7 @@ using ScaledKernel = void (*)(ScaledParams);
 ScaledKernel scaled_sm90_s8(int tokens);
 ScaledKernel scaled_sm90_e4m3(int tokens);
 ScaledKernel scaled_sm90_e4m3_grouped(int tokens);
+/// Of patches: 64, 128 or 256 tokens.
+ScaledKernel scaled_sm90_patches_s8(int tokens);
 
 }  // namespace nibble::cuda

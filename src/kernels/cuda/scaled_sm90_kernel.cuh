@@ -17,6 +17,14 @@
 // memory, each unit of 64 rows × 8 tokens at the rank that owns it, in the order of the ranks.
 //
 // Then the scales and zero points (scaled_task.hpp), and the epilogue: units are staged in shared memory, where Dᵀ becomes D.
+//
+// Of a convolution (kPatches, compiled apart) tokens are output pixels. Their channels come by TMA's walk over the image
+// (tensor_map.hpp): of one element of the kernel 128 at a time, or 64 where Ci is no multiple of 128. Two boxes of 64 are the halves of
+// a record, 64 bytes a token in each:
+//
+//                    record, boxes of 128                     record, boxes of 64
+//   token t          chunk 0…7, swizzled by t mod 8           chunk 0…3 │ chunk 4…7, each swizzled by t/2 mod 4
+//   k32 number i     32·i bytes on                            32·(i mod 2) bytes on in box i/2, n·64 bytes behind the first
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,12 +41,12 @@ namespace {
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
 /// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
-template <bool kGrouped>
-constexpr int kProducerRegisters = kGrouped ? 72 : 32;
-template <int kTokens, bool kGrouped>
+template <bool kGrouped, bool kPatches>
+constexpr int kProducerRegisters = kGrouped ? 72 : kPatches ? 40 : 32;
+template <int kTokens, bool kGrouped, bool kPatches>
 constexpr int kConsumerRegisters = [] {
   const int share = 65536 / scaled_threads(kTokens, kGrouped) / 8 * 8;
-  const int most = (share + (share - kProducerRegisters<kGrouped>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
+  const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
   return most > 240 ? 240 : most;
 }();
 constexpr int kUnitTokens = 8;   // of a unit of sums: four a lane
@@ -62,7 +70,8 @@ struct alignas(16) Four {
   Sum at[4];
 };
 
-template <class Code, int kTokens, bool kGrouped>
+/// kPatches: tokens are output pixels of a convolution.
+template <class Code, int kTokens, bool kGrouped, bool kPatches>
 struct Scaled {
   using Sum = typename Code::Sum;
   using Sums = Sum[kTokens / 2];  // of a lane
@@ -136,13 +145,22 @@ struct Scaled {
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
     for_each_pass([&](const Pass& pass) {
+      PatchWalk walk;
+      if constexpr (kPatches)
+        walk = patch_walk(p.patches, first_record() * gpu_w8::kChannels, p.box_channels, pass.token_tile * kTokens);
 #pragma unroll 1
       for (int record = first_record(); record < end_record();) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
         for (int i = 0; i < depth() && record < end_record(); ++i, ++record, at += kActBytes)
-          ptx::load_box(at, &p.x, record * gpu_w8::kChannels, pass.token_tile * kTokens, full(to.stage), policy);
+          if constexpr (kPatches) {
+#pragma unroll 1
+            for (int channel = 0; channel < gpu_w8::kChannels; channel += p.box_channels)
+              ptx::load_patches(at + channel * kTokens, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
+          } else {
+            ptx::load_box(at, &p.x, record * gpu_w8::kChannels, pass.token_tile * kTokens, full(to.stage), policy);
+          }
         to.advance(p.stages);
       }
     });
@@ -196,6 +214,12 @@ struct Scaled {
     if (warp < kReleasing && lane == 0) ptx::barrier_arrive(empty(stage));
   }
 
+  /// Activations of 32 channels, number i of a record whose activations begin at `low`.
+  __device__ std::uint64_t columns(std::uint32_t low, int i) const {
+    if constexpr (!kPatches) return wgmma_operand(low + 2 * i);
+    return wgmma_operand(low + code_columns(i, p.box_channels, kTokens), p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
+  }
+
   /// Adds the products of the warpgroup's row block and records. Those of a record run while the next record's are asked for.
   __device__ __forceinline__ void multiply(Cursor& from, Sums& acc) const {
     const int count = end_record() - first_record();
@@ -211,7 +235,7 @@ struct Scaled {
         const std::uint32_t a = weights + from.stage * weight_stage, b = tokens + from.stage * token_stage;
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) Wgmma8<Code, kTokens>::add(acc, a + 2 * i, b + 2 * i);
+        for (int i = 0; i < 4; ++i) Wgmma8<Code, kTokens>::add(acc, a + 2 * i, columns(b, i));
         wgmma_commit();
         wgmma_wait<1>();
         if (previous >= 0) release(previous);
@@ -229,9 +253,9 @@ struct Scaled {
         ptx::barrier_wait(full(from.stage), from.parity);
         const std::uint32_t a = weights + from.stage * weight_stage, b = tokens + from.stage * token_stage;
         wgmma_fence();
-        Wgmma8<Code, kTokens>::begin(group.dot, a, b);
+        Wgmma8<Code, kTokens>::begin(group.dot, a, columns(b, 0));
 #pragma unroll
-        for (int i = 1; i < 4; ++i) Wgmma8<Code, kTokens>::add(group.dot, a + 2 * i, b + 2 * i);
+        for (int i = 1; i < 4; ++i) Wgmma8<Code, kTokens>::add(group.dot, a + 2 * i, columns(b, i));
         wgmma_commit();
         group.stage = from.stage;
         from.advance(p.stages);
@@ -403,10 +427,21 @@ struct Scaled {
   __device__ void flush(int block, int first_m, int tokens) const {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
     const float* from = reinterpret_cast<const float*>(staging());
+    if (kPatches && p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
+      const int m = first_m + lane, pixels = p.patches.pixels();
+      const std::int64_t at = m / pixels * p.image_stride + m % pixels;
 #pragma unroll 1
-    for (int i = 2 * warp; i < 2 * tokens; i = i % 2 == 0 ? i + 1 : i + 7) {  // a token's 64 rows are one warp's
-      const int m = first_m + i / 2, n = block * gpu_w8::kRows + i % 2 * 32 + lane;
-      if (m < p.m && n < p.weight.geometry.n) p.epilogue.store(p.first_row + m, n, from[i / 2 * kStagePitch + i % 2 * 32 + lane]);
+      for (int row = warp; row < gpu_w8::kRows; row += 4) {
+        const int n = block * gpu_w8::kRows + row;
+        if (lane < tokens && m < p.m && n < p.weight.geometry.n)
+          p.epilogue.store_at(at + n * p.channel_stride, m, n, from[lane * kStagePitch + row]);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 2 * warp; i < 2 * tokens; i = i % 2 == 0 ? i + 1 : i + 7) {  // a token's 64 rows are one warp's
+        const int m = first_m + i / 2, n = block * gpu_w8::kRows + i % 2 * 32 + lane;
+        if (m < p.m && n < p.weight.geometry.n) p.epilogue.store(p.first_row + m, n, from[i / 2 * kStagePitch + i % 2 * 32 + lane]);
+      }
     }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
@@ -599,21 +634,21 @@ struct Scaled {
   }
 };
 
-template <class Code, int kTokens, bool kGrouped>
+template <class Code, int kTokens, bool kGrouped, bool kPatches>
 __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);              // tells the compiler that a warp's threads stay together
   constexpr int kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
   const ScaledConfig config{.tokens = kTokens, .blocks = p.blocks, .depth = p.depth, .split = p.split};
-  const Scaled<Code, kTokens, kGrouped> gemm{.p = p,
-                                             .shared = shared,
-                                             .base = ptx::shared_address(shared),
-                                             .map = scaled_map(p.stages, config, kGrouped),
-                                             .rank = p.split > 1 ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
-                                             .cluster = static_cast<int>(blockIdx.x) / p.split,
-                                             .warpgroup = warp / 4,
-                                             .lane = static_cast<int>(threadIdx.x) % 32,
-                                             .warp = warp % 4};
+  const Scaled<Code, kTokens, kGrouped, kPatches> gemm{.p = p,
+                                                       .shared = shared,
+                                                       .base = ptx::shared_address(shared),
+                                                       .map = scaled_map(p.stages, config, kGrouped),
+                                                       .rank = p.split > 1 ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
+                                                       .cluster = static_cast<int>(blockIdx.x) / p.split,
+                                                       .warpgroup = warp / 4,
+                                                       .lane = static_cast<int>(threadIdx.x) % 32,
+                                                       .warp = warp % 4};
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
@@ -624,7 +659,7 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_s
   }
   __syncthreads();
   if (warp >= kProducerWarp) {
-    ptx::give_registers<kProducerRegisters<kGrouped>>();
+    ptx::give_registers<kProducerRegisters<kGrouped, kPatches>>();
     const int producer = warp - kProducerWarp;
     if (producer == 0 && gemm.lane == 0) gemm.produce_weights();
     if (producer == 1 && gemm.lane == 0) gemm.produce_activations();
@@ -636,20 +671,24 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_s
       gemm.exchange();
     }
   } else {
-    ptx::take_registers<kConsumerRegisters<kTokens, kGrouped>>();
+    ptx::take_registers<kConsumerRegisters<kTokens, kGrouped, kPatches>>();
     gemm.consume();
   }
 }
 
-template <class Code, bool kGrouped>
+template <class Code, bool kGrouped, bool kPatches = false>
 ScaledKernel kernel_for(int tokens) {
   switch (tokens) {
-    case 16: return scaled_sm90_kernel<Code, 16, kGrouped>;
-    case 32: return scaled_sm90_kernel<Code, 32, kGrouped>;
-    case 64: return scaled_sm90_kernel<Code, 64, kGrouped>;
-    case 128: return scaled_sm90_kernel<Code, 128, kGrouped>;
+    case 16:
+      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 16, kGrouped, false>;
+      break;
+    case 32:
+      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 32, kGrouped, false>;
+      break;
+    case 64: return scaled_sm90_kernel<Code, 64, kGrouped, kPatches>;
+    case 128: return scaled_sm90_kernel<Code, 128, kGrouped, kPatches>;
     case 256:
-      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false>;
+      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false, kPatches>;
       break;
     default: break;
   }

@@ -1,8 +1,9 @@
-// What the sum of an output becomes before the epilogue, for the kernels that hold one sum at a time: zero points and scales of
-// scaled_task.hpp.
+// Zero points and scales of scaled_task.hpp: what the sum of an output becomes before the epilogue, for the kernels that hold one sum at a
+// time.
 #pragma once
 
 #include "kernels/cuda/scaled_task.hpp"
+#include "quantize/act_rule.hpp"
 
 namespace nibble::cuda {
 
@@ -10,6 +11,11 @@ namespace nibble::cuda {
 NIBBLE_HOST_DEVICE inline bool is_grouped(const ScaledTask& t) { return t.acts.group != 0 || t.weight.geometry.block_rows != 0; }
 
 #if defined(__CUDACC__)
+
+/// The rule of activations that have one scale and zero point for all of them.
+__device__ inline act_rule::Rule rule_of(const QuantizedActs& acts) {
+  return act_rule::known(acts.scales == nullptr ? acts.scale : *acts.scales, acts.zeros == nullptr ? acts.zero : *acts.zeros);
+}
 
 /// A token's scale for the channels of a record.
 __device__ inline float act_scale(const QuantizedActs& a, std::int64_t m, int record) {

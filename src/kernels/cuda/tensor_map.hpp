@@ -25,45 +25,50 @@ inline bool tma_reads(const void* x, std::int64_t pitch, std::int64_t m, std::in
   return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
 }
 
+/// Elements of f16, bf16 or an 8-bit type.
+inline std::int64_t bytes_of(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
+inline CUtensorMapDataType element_of(DType type) {
+  return type == DType::f16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+         : type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                               : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+}
+
 /// x is [m,k] of f16, bf16 or an 8-bit type, its rows `pitch` bytes apart.
 inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t m, std::int64_t k,
                           int rows) {
-  const std::int64_t bytes = type == DType::f16 || type == DType::bf16 ? 2 : 1;
+  const std::int64_t bytes = bytes_of(type);
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(m)};
   const cuuint64_t strides[1] = {
       static_cast<cuuint64_t>(m == 1 ? (k * bytes + 15) / 16 * 16 : pitch)};  // of one row it may be anything
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / bytes), static_cast<cuuint32_t>(rows)}, steps[2] = {1, 1};
-  const CUtensorMapDataType element = type == DType::f16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                      : type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                            : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   static const auto encode = of_driver<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  return encode != nullptr && encode(&map, element, 2, const_cast<void*>(x), sizes, strides, box, steps,
+  return encode != nullptr && encode(&map, element_of(type), 2, const_cast<void*>(x), sizes, strides, box, steps,
                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/// Patches of images [B,H,W,C] of f16 or bf16, channels side by side and pixels `pitch` bytes apart: boxes of `tokens` output pixels × 64
-/// channels, for one element of the kernel at a time.
+/// Patches of images [B,H,W,C] of f16, bf16 or s8, channels side by side and pixels `pitch` bytes apart: boxes of `tokens` output pixels ×
+/// `channels`, of one element of the kernel at a time. 128 bytes of a pixel are swizzled within as many, and 64 within 64.
 ///
 ///   output pixels (oh, ow) begin at (oh·stride − top, ow·stride − left); a box takes them in order, row by row and image by image, for
 ///   the map knows where a row of them ends: at the lower and upper corner of where kernels may begin
 ///
-/// A kernel's element is a shift of all of them. What is outside of an image becomes zero, which is what padding is.
+/// A kernel's element is a shift of all of them. What is outside of an image becomes zero, which is what padding is; of codes, code 0.
 inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t batch,
-                             const Patches& p, int tokens) {
+                             const Patches& p, int channels, int tokens) {
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.channels), static_cast<cuuint64_t>(p.width),
                                static_cast<cuuint64_t>(p.height), static_cast<cuuint64_t>(batch)};
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(pitch), static_cast<cuuint64_t>(pitch * p.width),
                                  static_cast<cuuint64_t>(pitch * p.width * p.height)};
-  const int lower[2] = {-p.left, -p.top};
-  const int upper[2] = {p.right - (p.kernel_w - 1) * p.dilation_w, p.bottom - (p.kernel_h - 1) * p.dilation_h};
+  const PatchBounds bounds = patch_bounds(p);
+  const int lower[2] = {bounds.lower_w, bounds.lower_h}, upper[2] = {bounds.upper_w, bounds.upper_h};
   const cuuint32_t steps[4] = {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1};
+  const CUtensorMapSwizzle swizzle = channels * bytes_of(type) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
   static const auto encode = of_driver<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
   return encode != nullptr &&
-         encode(&map, type == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-                const_cast<void*>(x), sizes, strides, lower, upper, kPatchChannels, static_cast<cuuint32_t>(tokens), steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+         encode(&map, element_of(type), 4, const_cast<void*>(x), sizes, strides, lower, upper, static_cast<cuuint32_t>(channels),
+                static_cast<cuuint32_t>(tokens), steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace nibble::cuda

@@ -23,12 +23,20 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// High halves of what describes an operand: rows of 128 or 64 bytes, swizzled within as many, and how far apart eight rows are.
+constexpr std::uint32_t kWgmmaRows128 = 1u << 30 | 1024 / 16, kWgmmaRows64 = 1u << 31 | 512 / 16;
 /// Describes B at `address`: a multiple of 1024 for channel 0, 32 more for every 16 channels. The low half counts in 16 bytes.
 __device__ inline std::uint32_t wgmma_operand_low(std::uint32_t address) { return address >> 4 | 1u << 16; }
 __device__ inline std::uint64_t wgmma_operand(std::uint32_t low) {
-  constexpr std::uint32_t kSwizzle128 = 1u << 30, kEightRows = 1024 / 16;  // from eight rows to the next
   std::uint64_t operand;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(operand) : "r"(low), "n"(kSwizzle128 | kEightRows));
+  asm("mov.b64 %0, {%1, %2};" : "=l"(operand) : "r"(low), "n"(kWgmmaRows128));
+  return operand;
+}
+
+/// The same of rows that `high` tells.
+__device__ inline std::uint64_t wgmma_operand(std::uint32_t low, std::uint32_t high) {
+  std::uint64_t operand;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(operand) : "r"(low), "r"(high));
   return operand;
 }
 

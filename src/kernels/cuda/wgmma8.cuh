@@ -30,13 +30,13 @@ struct Wgmma8;
 #define NIBBLE_SUM_FLOAT "+f"
 
 #define NIBBLE_WGMMA8_FUNCTION(name, keep, Code, c, types, scales, kN, sums, ia, ib)                                          \
-  __device__ static __forceinline__ void name(Code::Sum (&d)[sums], std::uint32_t a, std::uint32_t b) {                       \
+  __device__ static __forceinline__ void name(Code::Sum (&d)[sums], std::uint32_t a, std::uint64_t b) {                       \
     asm volatile("{.reg .pred none; setp.ne.b32 none, 0, 0; wgmma.mma_async.sync.aligned.m64n" #kN "k32." types               \
                  " {" NIBBLE_NAMES_##sums "}, %" #ia ", %" #ib ", " #keep scales ";}"                                         \
                  : NIBBLE_SUMS8_##sums(c, 0)                                                                                  \
-                 : "l"(wgmma_operand(a)), "l"(wgmma_operand(b)));                                                             \
+                 : "l"(wgmma_operand(a)), "l"(b));                                                                             \
   }
-/// begin: d = a · b; add: d += a · b. a and b are the low halves of the descriptors.
+/// begin: d = a · b; add: d += a · b. a is the low half of A's descriptor, b is all of B's.
 #define NIBBLE_WGMMA8(Code, c, types, scales, kN, ...)                            \
   template <>                                                  \
   struct Wgmma8<Code, kN> {    \

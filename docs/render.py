@@ -285,6 +285,49 @@ def gpu_gemm(data):
     return table(["N×K", "M", "kernel", "µs", "cuBLAS f16", "speed-up", "of peak", "of bandwidth"], body) + gpu_note(data)
 
 
+def conv(data):
+    """A row per layer, a column per scheme, type and layout: time and share of the ceiling."""
+    if data is None:
+        return "Not measured yet.\n"
+    columns, layers = {}, {}
+    for r in data["results"]:
+        c = r["conv"]
+        label = f"`{r['scheme']}` × {r['act']}, {c['input']}"
+        columns[label] = None
+        size = f"{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['kernel'][0]}×{c['kernel'][1]}"
+        layers.setdefault((r["name"], size, c["batch"]), {})[label] = f"{microseconds(r['median_us'])} · {r['roofline_percent']:.0f} %"
+    body = [[name, size, str(batch)] + [cells.get(column, "") for column in columns] for (name, size, batch), cells in layers.items()]
+    device = data["device"]
+    machine = device["gpu"] if device.get("gpu") else f"{device['cpu']}, {device['isa']}, {device['threads']} thread" + "s" * (device["threads"] > 1)
+    return (table(["layer", "image → channels, kernel", "images"] + list(columns), body) + f"\n{machine}; commit {data['commit']}, {data['date'][:10]}. "
+            "Cold weights, medians. Time · share of the ceiling that is nearer.\n")
+
+
+def generation(data):
+    """A row per kind of weights: tokens per second and prefill of each batch, and how far logits are from the same numbers' as floats."""
+    if data is None:
+        return "Not measured yet: `bench/generate.py` on a machine with a GPU, PyTorch and transformers.\n"
+    rows, differences = {}, {}
+    batches = list(dict.fromkeys(r["batch"] for r in data["runs"] if "batch" in r))
+    for r in data["runs"]:
+        rows.setdefault(r["weights"], {})
+        if "batch" in r:
+            rows[r["weights"]][r["batch"]] = r
+        else:
+            differences[r["weights"]] = f"{r['logits_relative_l2']:.1e} · {100 * r['same_argmax']:.1f} %"
+    floats = rows[data["dtype"]]
+
+    def cell(r):
+        ratio = r["tokens_per_second"] / floats[r["batch"]]["tokens_per_second"]
+        return f"{r['tokens_per_second']:.0f} · **{ratio:.2f}×** · {r['prefill_ms']:.1f} ms"
+
+    body = [[f"`{weights}`"] + [cell(cells[b]) if b in cells else "" for b in batches] + [differences.get(weights, "")]
+            for weights, cells in rows.items()]
+    return (table(["weights"] + [f"batch {b}" for b in batches] + ["logits"], body) + f"\n{data['model']} with random weights, {data['device']}, PyTorch "
+            f"{data['torch']}; {data['tokens']} tokens after a prompt of {data['prompt']}, a CUDA graph per token. Tokens per second · over {data['dtype']} · "
+            "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
+
+
 def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
@@ -350,6 +393,8 @@ RENDERERS = {
     "kernels": kernels,
     "layouts": layouts,
     "formats": formats,
+    "conv": conv,
+    "generation": generation,
     "exactness": exactness,
     "added_error": added_error,
     "dequantize": dequantize,
@@ -358,7 +403,7 @@ RENDERERS = {
     "packed": packed,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json")}
-MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm"}
+MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

@@ -40,7 +40,13 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
   q.scales = Tensor(scheme.scale, shape);
   for (std::int64_t i = 0; i < q.scales.numel(); ++i) {
     const auto r = static_cast<float>(random_uniform(seed + 1, static_cast<std::uint64_t>(i)));
-    q.scales.set(i, with.exact ? 0.5f : 0.01f * (0.5f + r));
+    if (bits(scheme.scale) == 8) {  // e4m3 and e8m0, of which there are too few to round to: any code of a middling number
+      const bool e4m3 = scheme.scale == DType::e4m3;
+      const float code = with.exact ? (e4m3 ? 0x30 : 126) : e4m3 ? 0x18 + 0x10 * r : 119 + 6 * r;
+      q.scales.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(code);
+    } else {
+      q.scales.set(i, with.exact ? 0.5f : 0.01f * (0.5f + r));
+    }
   }
   if (scheme.zero != ZeroKind::none) {
     q.zeros = Tensor(zero_type(scheme), shape);

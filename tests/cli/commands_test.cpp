@@ -395,7 +395,8 @@ TEST_F(Cli, BenchTakesActivationsThatAreCodes) {
     command.insert(command.end(), source.begin(), source.end());
     const Finished run = nibble(command);
     ASSERT_EQ(run.exit_code, 0) << run.err;
-    for (const auto& r : nlohmann::json::parse(slurp(at("b.json")))["results"]) EXPECT_GT(r["median_us"], 0) << r;
+    const auto json = nlohmann::json::parse(slurp(at("b.json")));
+    for (const auto& r : json["results"]) EXPECT_GT(r["median_us"], 0) << r;
   }
   const Finished floats = nibble({"bench", "--shapes", at("shapes.txt"), "--act", "s8"});
   EXPECT_TRUE(contains(floats.err, "activations of type s8")) << floats.err;

@@ -397,8 +397,8 @@ TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
   for (std::int64_t depthwise : {0, 1}) {
     ConvGeometry g{.in_channels = kernel.isa == Isa::sm90 ? 64 : 24,
                    .out_channels = 48,
-                   .height = 17,
-                   .width = 300,
+                   .height = 9,
+                   .width = 270,
                    .kernel = {3, 3},
                    .stride = {2, 1},
                    .padding = {1, 0, 2, 1}};
@@ -413,7 +413,7 @@ TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
         Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
         a.fill_random(1);
         Tensor first;
-        for (int threads : {1, 2, 5})
+        for (int threads : {1, 5})
           for (ImageLayout layout : {ImageLayout::nchw, ImageLayout::nhwc}) {
             c.spec.output = layout;
             auto executor = make_executor(threads);

@@ -146,8 +146,10 @@ void sum_columns(const Decoder& d, const std::byte* record, const Channels& chan
   alignas(64) std::int32_t sums[kRows];
   const std::byte* codes = record + d.geometry.header_bytes;
   const std::int64_t octets = tile::Geometry::octets(d.geometry.k);
-  if (d.geometry.bits == 4) add_codes(4, codes, octets, sums);
-  if (d.geometry.bits != 4) add_codes(8, codes, octets, sums);
+  if (d.geometry.bits == 4)
+    add_codes(4, codes, octets, sums);
+  else
+    add_codes(8, codes, octets, sums);
   const double bias = static_cast<double>(d.bias) + (d.geometry.bits == 4 ? 0 : kByteBias);
   for (int i = 0; i < kRows; ++i)
     columns[i] = sums[i] - (bias + static_cast<double>(channels.zero[i])) * static_cast<double>(d.geometry.k);

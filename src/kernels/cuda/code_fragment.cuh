@@ -98,7 +98,8 @@ __device__ __forceinline__ RowTerms load_row_terms(const RecordFormat& format, s
   } else if (format.zero == Zero::offset) {
     offset = load_row_pair(zeros, position, format.zero_type);
   }
-  return {{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>}, {fmaf(-scale.x, z.x, offset.x), fmaf(-scale.y, z.y, offset.y)}};
+  return {{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>},
+          {fmaf(-scale.x, z.x, offset.x), fmaf(-scale.y, z.y, offset.y)}};
 }
 
 /// Which of the kernels folds every `fold` channels; the plan has chosen 32 for all but the common weights.

@@ -64,12 +64,13 @@ struct Codes {
   __device__ static std::int32_t weight(const ConvTask& t, int n, int k) { return code_at(t.scaled, n, k); }
   /// Less the zero point: padding is 0.
   __device__ std::int32_t activation(const ConvTask& t, std::int64_t at) const {
-    const std::int8_t code = t.act == DType::s8 ? static_cast<const std::int8_t*>(t.x)[at]
-                                                : act_rule::to_s8(load_float(t.x, at, t.act), rule);
+    const std::int8_t code =
+        t.act == DType::s8 ? static_cast<const std::int8_t*>(t.x)[at] : act_rule::to_s8(load_float(t.x, at, t.act), rule);
     return code - rule.zero;
   }
   __device__ static std::int32_t add(std::int32_t a, std::int32_t b, std::int32_t sum) {
-    return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) * static_cast<std::uint32_t>(b) + static_cast<std::uint32_t>(sum));
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) * static_cast<std::uint32_t>(b) +
+                                     static_cast<std::uint32_t>(sum));
   }
   __device__ float number(const ConvTask& t, int n, std::int32_t sum) const {
     return __fmul_rn(__fmul_rn(static_cast<float>(sum), rule.scale), t.scaled.scales()[n]);
@@ -109,8 +110,7 @@ __global__ void __launch_bounds__(kThreads, 4) conv_direct_kernel(const __grid_c
     for (int i = 0; i < steps; ++i) {
       const int h = from.h + kh * p.dilation_h, w = from.w + kw * p.dilation_w;
       if (exists && h >= 0 && h < p.height && w >= 0 && w < p.width) {
-        const Value x =
-            products.activation(t, image + (std::int64_t{h} * p.width + w) * t.a.pixel + channel * t.a.channel);
+        const Value x = products.activation(t, image + (std::int64_t{h} * p.width + w) * t.a.pixel + channel * t.a.channel);
 #pragma unroll
         for (int row = 0; row < kRows; ++row) sums[row] = Products::add(weights[i][row], x, sums[row]);
       }
@@ -135,8 +135,8 @@ cudaError_t launch_direct(const ConvTask& task, cudaStream_t stream) {
   const std::int64_t down = std::int64_t{p.groups} * ((p.group_outputs + kRows - 1) / kRows);
   if (tokens < 1 || p.channels < 1) return cudaErrorInvalidValue;
   if (tokens > std::numeric_limits<std::int32_t>::max() || down > 65535) return cudaErrorInvalidConfiguration;
-  return launch_dependent(conv_direct_kernel<Products>, dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)), kThreads, 0,
-                          stream, task);
+  return launch_dependent(conv_direct_kernel<Products>, dim3(static_cast<unsigned>(across), static_cast<unsigned>(down)),
+                          kThreads, 0, stream, task);
 }
 
 }  // namespace

@@ -83,8 +83,9 @@ __device__ __forceinline__ Rows shift_of(const RecordFormat& format, std::uint32
       for (int i = 0; i < 8; ++i) shift.v[i] = fmaf(o.v[i], Codes::unit(i % 2), shift.v[i]);
     }
   } else {
-    const Rows z = kKnown != Known::nothing || format.zero == Zero::integer ? load_bytes(slot + format.zeros_offset, lane)
-                                                : load_floats(slot + format.zeros_offset, lane, format.zero_type);
+    const Rows z = kKnown != Known::nothing || format.zero == Zero::integer
+                       ? load_bytes(slot + format.zeros_offset, lane)
+                       : load_floats(slot + format.zeros_offset, lane, format.zero_type);
 #pragma unroll
     for (int i = 0; i < 8; ++i) shift.v[i] = scale.v[i] * ((z.v[i] + base) * -Codes::unit(i % 2));
   }
@@ -195,8 +196,7 @@ __device__ inline void write_part(float* part, int warp, int tokens, int m, cons
       if (token >= tokens) continue;
 #pragma unroll
       for (int f = 0; f < gpu_tile::kFragments; ++f)
-        part[(warp * m + token) * kPartPitch + f * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] =
-            acc[f][t][i];
+        part[(warp * m + token) * kPartPitch + f * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] = acc[f][t][i];
     }
 }
 
@@ -206,8 +206,7 @@ __device__ __forceinline__ float2 sum_parts(const float* part, int m, int token,
   using Codes = Operand<Act, kBits>;
   float2 v[kDecodeWarps];
 #pragma unroll
-  for (int j = 0; j < kDecodeWarps; ++j)
-    v[j] = *reinterpret_cast<const float2*>(part + (j * m + token) * kPartPitch + row);
+  for (int j = 0; j < kDecodeWarps; ++j) v[j] = *reinterpret_cast<const float2*>(part + (j * m + token) * kPartPitch + row);
 #pragma unroll
   for (int j = 1; j < kDecodeWarps; ++j) v[0].x += v[j].x, v[0].y += v[j].y;
   const float unit = row % gpu_tile::kFragmentRows < 8 ? 1.0f / Codes::unit(0) : 1.0f / Codes::unit(1);

@@ -18,8 +18,8 @@ namespace {
 // ---- activations that TMA cannot read: act-order, rows that do not begin at multiples of 16 bytes, rows that overlap
 
 /// A row of blocks per token; position i of a row is channel perm[i].
-__global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, const std::int32_t* perm, int k, std::uint16_t* to,
-                                   int pitch) {
+__global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, const std::int32_t* perm, int k,
+                                   std::uint16_t* to, int pitch) {
   ptx::let_dependents_start();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= k) return;
@@ -54,8 +54,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, cud
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
   p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
   p.deal.most = shape.groups() / p.depth;
-  p.deal.clusters = p.split > 1 ? p.deal.row_tiles() * p.deal.token_tiles
-                                : std::min(p.deal.units(), multiprocessors(device));
+  p.deal.clusters = p.split > 1 ? p.deal.row_tiles() * p.deal.token_tiles : std::min(p.deal.units(), multiprocessors(device));
 
   // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
   const auto bytes = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, p.split).total; };
@@ -110,7 +109,8 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   const gpu_tile::Geometry& geo = task.weight.geometry;
   const Patches& patches = task.patches;
   const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
-  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 || patches.channels % kPatchChannels != 0)
+  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
+      patches.channels % kPatchChannels != 0)
     return cudaErrorInvalidValue;
   const void* x = task.x;
   std::int64_t pitch = task.a.pixel * 2;
@@ -133,7 +133,8 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
     p.image_stride = task.d.image;
     p.channel_stride = task.d.channel;
   }
-  if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, kPatchChannels, config.tokens)) return cudaErrorInvalidValue;
+  if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, kPatchChannels, config.tokens))
+    return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, stream);
 }
 

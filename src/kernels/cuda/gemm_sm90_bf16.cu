@@ -3,6 +3,8 @@
 
 namespace nibble::cuda {
 
-GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits) { return kernel_for<__nv_bfloat16>(tokens, format, bits); }
+GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits) {
+  return kernel_for<__nv_bfloat16>(tokens, format, bits);
+}
 
 }  // namespace nibble::cuda

@@ -57,7 +57,7 @@ constexpr int kStagedUnits = 4;      // that go through shared memory at a time:
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_tile::kRows + 4;
 constexpr int kStagingBytes = kStagedUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
-constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
+constexpr int kBoxBytesOfToken = 128;                                        // of TMA: one swizzle
 
 /// v has been computed before this point, and what is computed from it is after it: between a wgmma_fence and the products that follow
 /// no register of theirs may be written, or ptxas lets them run one by one.
@@ -84,8 +84,8 @@ struct Gemm {
   static constexpr bool kScalesSums = kTokens <= 32 && kZeros != Zeros::any;
   /// A record's products are complete before the next record's begin: sums that are scaled must be; for n = 256 it is faster; and
   /// what needs more registers has none for the next record meanwhile.
-  static constexpr bool kCompletes = kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::any ||
-                                     (kZeros == Zeros::integer && kTokens == 128);
+  static constexpr bool kCompletes =
+      kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::any || (kZeros == Zeros::integer && kTokens == 128);
   static constexpr int kBuffers = kZeros == Zeros::any ? 1 : 2;  // of fragments: one is filled while the other is multiplied
   /// Warps that release a stage: all where each reads terms from it, else one, for a warpgroup's products end together.
   static constexpr int kReleasing = kCodes ? 4 : 1;
@@ -134,8 +134,7 @@ struct Gemm {
       for (int left = end_record() - first_record(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
-        if (first_block == 0)
-          ptx::barrier_arrive_expect(full(to.stage), count * (kActBytes + kTermBytes) + pass.blocks * bytes);
+        if (first_block == 0) ptx::barrier_arrive_expect(full(to.stage), count * (kActBytes + kTermBytes) + pass.blocks * bytes);
 #pragma unroll 1
         for (int b = first_block; b < pass.blocks; b += kWeightProducers)
           ptx::bulk_copy(records(to.stage) + b * depth() * p.format.bytes, from + b * tile_bytes, bytes, full(to.stage), policy);
@@ -194,74 +193,75 @@ struct Gemm {
     const int count = end_record() - first_record(), stages = p.stages;
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
-    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes), stage_operand = depth() * (kActBytes / 16);
+    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
+                        stage_operand = depth() * (kActBytes / 16);
     RowConstants constants;
     if (kZeros == Zeros::fixed) fixed_zeros<Act, kBits>(constants, p.format);
     int r = turn(), previous = -1;  // the stage whose last products may be running
     if (r < count) do {  // one record at least, or ptxas would see a loop without a product and give up on overlapping them
-      ptx::barrier_wait(full(from.stage), from.parity);
-      const std::uint32_t at = first + from.stage * stage_bytes;
-      const std::uint32_t operand = first_operand + from.stage * stage_operand;
-      // What comes from shared memory is asked for at once, but for 8-bit codes, whose second half finds its registers taken.
-      RawConstants raw;
-      if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
-      uint4 codes[kHalves * kVectors];
-      const auto load_codes = [&](int half) {
+        ptx::barrier_wait(full(from.stage), from.parity);
+        const std::uint32_t at = first + from.stage * stage_bytes;
+        const std::uint32_t operand = first_operand + from.stage * stage_operand;
+        // What comes from shared memory is asked for at once, but for 8-bit codes, whose second half finds its registers taken.
+        RawConstants raw;
+        if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
+        uint4 codes[kHalves * kVectors];
+        const auto load_codes = [&](int half) {
 #pragma unroll
-        for (int v = half * kVectors; v < (half + 1) * kVectors; ++v)
-          codes[v] = ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(v, 0, 0));
-      };
-      load_codes(0);
-      if (kBits == 4) load_codes(1);
-      if (kZeros != Zeros::any) make_constants<kZeros, Act, kBits>(constants, p.format, raw, p.scale_after);
-      std::uint32_t fragment[kBuffers][4][4];
-      Sums dot;  // of the record, when sums are scaled instead of weights
-      Sums& sums = kScalesSums ? dot : acc;
+          for (int v = half * kVectors; v < (half + 1) * kVectors; ++v)
+            codes[v] = ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(v, 0, 0));
+        };
+        load_codes(0);
+        if (kBits == 4) load_codes(1);
+        if (kZeros != Zeros::any) make_constants<kZeros, Act, kBits>(constants, p.format, raw, p.scale_after);
+        std::uint32_t fragment[kBuffers][4][4];
+        Sums dot;  // of the record, when sums are scaled instead of weights
+        Sums& sums = kScalesSums ? dot : acc;
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        auto& a = fragment[half % kBuffers];
-        if (kBits == 8 && half == 1) load_codes(1);
+        for (int half = 0; half < kHalves; ++half) {
+          auto& a = fragment[half % kBuffers];
+          if (kBits == 8 && half == 1) load_codes(1);
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) pin(codes[half * kVectors + v]);
+          for (int v = 0; v < kVectors; ++v) pin(codes[half * kVectors + v]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (kZeros == Zeros::any && i % 2 == 0)  // groups of 32 are two k16
-            load_constants<Act, kBits>(constants, p.format,
-                                       at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes, position,
-                                       p.scale_after);
-          const uint4& vector = codes[half * kVectors + i / kProducts];
-          if (kScalesSums)
-            integers<Act, kBits>(a[i], vector, i % kProducts, constants);
+          for (int i = 0; i < 4; ++i) {
+            if (kZeros == Zeros::any && i % 2 == 0)  // groups of 32 are two k16
+              load_constants<Act, kBits>(constants, p.format,
+                                         at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes, position,
+                                         p.scale_after);
+            const uint4& vector = codes[half * kVectors + i / kProducts];
+            if (kScalesSums)
+              integers<Act, kBits>(a[i], vector, i % kProducts, constants);
+            else
+              weights<Act, kBits>(a[i], vector, i % kProducts, constants);
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) pin(a[i]);
+          wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const std::uint64_t x = wgmma_operand(operand + (half * kBoxBytes + i * 32) / 16);
+            if (kScalesSums && half == 0 && i == 0)
+              Wgmma<kTokens>::template begin<Act>(sums, a[i], x);
+            else
+              Wgmma<kTokens>::template add<Act>(sums, a[i], x);
+          }
+          wgmma_commit();
+          if (kBuffers == 1 || (kCompletes && half + 1 == kHalves))
+            wgmma_wait<0>();
           else
-            weights<Act, kBits>(a[i], vector, i % kProducts, constants);
+            wgmma_wait<1>();
+          if (!kCompletes && half == 0 && previous >= 0) release(previous);
         }
+        if (kCompletes) release(from.stage);
+        previous = from.stage;
+        from.advance(stages);
+        if constexpr (kScalesSums) {
+          const float2 s = p.scale_after ? float2{1.0f, 1.0f} : scales_of(raw, p.format);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) pin(a[i]);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const std::uint64_t x = wgmma_operand(operand + (half * kBoxBytes + i * 32) / 16);
-          if (kScalesSums && half == 0 && i == 0)
-            Wgmma<kTokens>::template begin<Act>(sums, a[i], x);
-          else
-            Wgmma<kTokens>::template add<Act>(sums, a[i], x);
+          for (int i = 0; i < kTokens / 2; ++i) acc[i] = fmaf(i % 4 < 2 ? s.x : s.y, dot[i], acc[i]);
         }
-        wgmma_commit();
-        if (kBuffers == 1 || (kCompletes && half + 1 == kHalves))
-          wgmma_wait<0>();
-        else
-          wgmma_wait<1>();
-        if (!kCompletes && half == 0 && previous >= 0) release(previous);
-      }
-      if (kCompletes) release(from.stage);
-      previous = from.stage;
-      from.advance(stages);
-      if constexpr (kScalesSums) {
-        const float2 s = p.scale_after ? float2{1.0f, 1.0f} : scales_of(raw, p.format);
-#pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) acc[i] = fmaf(i % 4 < 2 ? s.x : s.y, dot[i], acc[i]);
-      }
-    } while ((r += depth()) < count);
+      } while ((r += depth()) < count);
     wgmma_wait<0>();
     if (!kCompletes) release(previous);
     if (r - turn() < count) {  // the last stage has none for this warpgroup
@@ -283,65 +283,68 @@ struct Gemm {
     const int count = end_record() - first_record(), stages = p.stages;
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
-    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes), stage_operand = depth() * (kActBytes / 16);
+    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
+                        stage_operand = depth() * (kActBytes / 16);
     const std::uint32_t lane_terms = turn() * kTermBytes + lane % 4 * 16;  // two tokens' are 16 bytes
     int r = turn();
     if (r < count) do {  // one record at least, as above
-      ptx::barrier_wait(full(from.stage), from.parity);
-      const std::uint32_t at = first + from.stage * stage_bytes, at_terms = terms(from.stage) + lane_terms;
-      const std::uint32_t operand = first_operand + from.stage * stage_operand;
-      RawConstants raw;
-      if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
-      const auto load_codes = [&](int vector) {
-        return ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(vector, 0, 0));
-      };
-      std::int32_t dot[kTokens / 2];
-      if constexpr (kFolds == 1) {
-        uint4 codes[kVectors];
+        ptx::barrier_wait(full(from.stage), from.parity);
+        const std::uint32_t at = first + from.stage * stage_bytes, at_terms = terms(from.stage) + lane_terms;
+        const std::uint32_t operand = first_operand + from.stage * stage_operand;
+        RawConstants raw;
+        if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
+        const auto load_codes = [&](int vector) {
+          return ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(vector, 0, 0));
+        };
+        std::int32_t dot[kTokens / 2];
+        if constexpr (kFolds == 1) {
+          uint4 codes[kVectors];
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) codes[v] = load_codes(v);
-        std::uint32_t a[kSteps][4];
+          for (int v = 0; v < kVectors; ++v) codes[v] = load_codes(v);
+          std::uint32_t a[kSteps][4];
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) signed_codes<kBits>(a[i], codes[i / (kSteps / kVectors)], i);
+          for (int i = 0; i < kSteps; ++i) signed_codes<kBits>(a[i], codes[i / (kSteps / kVectors)], i);
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) pin(a[i]);
-        wgmma_fence();
-        WgmmaS8<kTokens>::begin(dot, a[0], wgmma_operand(operand));
-#pragma unroll
-        for (int i = 1; i < kSteps; ++i) WgmmaS8<kTokens>::add(dot, a[i], wgmma_operand(operand + i * (kStepChannels / 16)));
-        wgmma_commit();
-        const RowTerms rows = row_terms<kZeros, kBits>(p.format, raw);
-        wgmma_wait<0>();
-        fold(acc, dot, at_terms, rows);
-      } else {
-        uint4 codes;
-#pragma unroll 1
-        for (int i = 0; i < kSteps; ++i) {
-          if (i % (kSteps / kVectors) == 0) codes = load_codes(i / (kSteps / kVectors));
-          std::uint32_t a[4];
-          signed_codes<kBits>(a, codes, i);
-          pin(a);
+          for (int i = 0; i < kSteps; ++i) pin(a[i]);
           wgmma_fence();
-          WgmmaS8<kTokens>::begin(dot, a, wgmma_operand(operand + i * (kStepChannels / 16)));
+          WgmmaS8<kTokens>::begin(dot, a[0], wgmma_operand(operand));
+#pragma unroll
+          for (int i = 1; i < kSteps; ++i) WgmmaS8<kTokens>::add(dot, a[i], wgmma_operand(operand + i * (kStepChannels / 16)));
           wgmma_commit();
-          const std::uint32_t slot = at + slots + i * kStepChannels / p.format.span * p.format.slot_bytes;
-          const RowTerms rows = load_row_terms<kBits>(p.format, slot, position);
+          const RowTerms rows = row_terms<kZeros, kBits>(p.format, raw);
           wgmma_wait<0>();
-          fold(acc, dot, at_terms + i * kTokens * 8, rows);
+          fold(acc, dot, at_terms, rows);
+        } else {
+          uint4 codes;
+#pragma unroll 1
+          for (int i = 0; i < kSteps; ++i) {
+            if (i % (kSteps / kVectors) == 0) codes = load_codes(i / (kSteps / kVectors));
+            std::uint32_t a[4];
+            signed_codes<kBits>(a, codes, i);
+            pin(a);
+            wgmma_fence();
+            WgmmaS8<kTokens>::begin(dot, a, wgmma_operand(operand + i * (kStepChannels / 16)));
+            wgmma_commit();
+            const std::uint32_t slot = at + slots + i * kStepChannels / p.format.span * p.format.slot_bytes;
+            const RowTerms rows = load_row_terms<kBits>(p.format, slot, position);
+            wgmma_wait<0>();
+            fold(acc, dot, at_terms + i * kTokens * 8, rows);
+          }
         }
-      }
-      release(from.stage);
-      from.advance(stages);
-    } while ((r += depth()) < count);
+        release(from.stage);
+        from.advance(stages);
+      } while ((r += depth()) < count);
     if (r - turn() < count) {  // the last stage has none for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
     }
   }
   /// `at`: the terms {s_a, s_a·Σa} of the lane's first two tokens; those of a unit's next are 64 bytes on.
-  __device__ __forceinline__ void fold(Sums& acc, const std::int32_t (&dot)[kTokens / 2], std::uint32_t at, const RowTerms& rows) const {
+  __device__ __forceinline__ void fold(Sums& acc, const std::int32_t (&dot)[kTokens / 2], std::uint32_t at,
+                                       const RowTerms& rows) const {
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j) add_fold<kZeros>(acc + 4 * j, dot + 4 * j, ptx::load_shared16(at + j * kUnitTokens * 8), rows);
+    for (int j = 0; j < kUnits; ++j)
+      add_fold<kZeros>(acc + 4 * j, dot + 4 * j, ptx::load_shared16(at + j * kUnitTokens * 8), rows);
   }
 
   /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
@@ -388,7 +391,8 @@ struct Gemm {
         if (m < p.m) use(p.first_row + m, n, *reinterpret_cast<const float2*>(from + i * kStagePitch + 2 * lane));
       };
     };
-    if (kPatches && p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
+    if (kPatches &&
+        p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
       const int unit = first + lane / kUnitTokens;
       const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + lane % kUnitTokens, pixels = p.patches.pixels();
       const std::int64_t at = m / pixels * p.image_stride + m % pixels;
@@ -417,7 +421,8 @@ struct Gemm {
   __device__ void scale(const Pass& pass, Sums& acc) const {
     float low = kScalesSums ? 1.0f : 1.0f / kScaleUp<Act>, high = low;
     if (p.scale_after) {
-      const std::uint8_t* scales = p.records + static_cast<std::int64_t>(pass.block + row_group()) * p.tile_records * p.format.bytes +
+      const std::uint8_t* scales = p.records +
+                                   static_cast<std::int64_t>(pass.block + row_group()) * p.tile_records * p.format.bytes +
                                    p.format.slots_offset;
       const int position = row_pair_position(warp, lane);
       low = load_float(scales, position, p.format.scale_type);

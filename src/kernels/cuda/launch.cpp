@@ -27,9 +27,16 @@ namespace {
 
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
+Status no_device(cudaError_t code) {
+  (void)cudaGetLastError();
+  return error(StatusCode::unsupported, "no CUDA device: {}", cudaGetErrorString(code));
+}
+
 /// Nothing, or what CUDA says of a call. An error that is not sticky is taken back, lest it turn up in the next call.
 Status status_of(cudaError_t code, std::string_view what) {
   if (code == cudaSuccess) return {};
+  // Whichever call is a program's first finds that there is no GPU.
+  if (code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary) return no_device(code);
   (void)cudaGetLastError();
   const StatusCode status = code == cudaErrorMemoryAllocation ? StatusCode::io_error : StatusCode::internal;
   return error(status, "CUDA: {}: {}", what, cudaGetErrorString(code));
@@ -53,11 +60,6 @@ std::uint32_t usable_isas(int compute_capability) {
   if (has_code(kSm80, compute_capability)) isas |= 1u << static_cast<int>(Isa::sm80);
   if (compute_capability == 90) isas |= 1u << static_cast<int>(Isa::sm90);
   return isas;
-}
-
-Status no_device(cudaError_t code) {
-  (void)cudaGetLastError();
-  return error(StatusCode::unsupported, "no CUDA device: {}", cudaGetErrorString(code));
 }
 
 /// cudaDeviceProp loses members from one toolkit to the next; what there is an attribute for is asked that way.

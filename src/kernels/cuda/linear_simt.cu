@@ -90,8 +90,8 @@ struct Activations {
     float* const to = first_pair(x, lane);
 #pragma unroll
     for (int t = 0; t < T; ++t) {
-      float4 v = make_float4(__uint_as_float(raw[t].x), __uint_as_float(raw[t].y), __uint_as_float(raw[t].z),
-                             __uint_as_float(raw[t].w));
+      float4 v =
+          make_float4(__uint_as_float(raw[t].x), __uint_as_float(raw[t].y), __uint_as_float(raw[t].z), __uint_as_float(raw[t].w));
       if (p.act != DType::f32)
         v = make_float4(half_of(raw[t].x, 0, p.act), half_of(raw[t].x, 1, p.act), half_of(raw[t].y, 0, p.act),
                         half_of(raw[t].y, 1, p.act));
@@ -256,7 +256,7 @@ struct Sums {
     x += lane % 4;
     Group<F, kFloat> group;
     float dot[F][2][T] = {};
-#pragma unroll kAhead<T>
+#pragma unroll kAhead < T>
     for (int step = 0; step < kSteps<kBits>; ++step) {
       uint4 now[F];
 #pragma unroll
@@ -273,7 +273,7 @@ struct Sums {
           group.take(p, slot, lane);
           slot += slot_floats(F) / 4;
         }
-#pragma unroll(kFew<T> ? 2 : 1)  // x loaded for a later block would push sums out of registers
+#pragma unroll(kFew <T> ? 2 : 1)       // x loaded for a later block would push sums out of registers
         for (int b = 0; b < 2; ++b) {  // blocks of 16 channels
           float w[F][2][4];
 #pragma unroll

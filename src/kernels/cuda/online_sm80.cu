@@ -23,7 +23,7 @@ namespace {
 constexpr int kWarps = gpu_tile::kFragments;  // of 16 rows
 constexpr int kThreads = 32 * kWarps;
 constexpr int kStages = 3;
-constexpr int kFew = 16, kMany = 64;  // tokens of a CTA
+constexpr int kFew = 16, kMany = 64;            // tokens of a CTA
 constexpr int kRowBytes = gpu_tile::kChannels;  // of a token's codes in a stage
 constexpr int kChunk = 16;                      // bytes
 constexpr int kChunks = kRowBytes / kChunk;
@@ -45,7 +45,8 @@ struct Params {
 };
 
 constexpr int stage_bytes(int tokens, int folds, int record_bytes) {
-  return (tokens * kRowBytes + folds * tokens * 8 + record_bytes + 127) / 128 * 128;  // the swizzle's address bits are the address's
+  return (tokens * kRowBytes + folds * tokens * 8 + record_bytes + 127) / 128 *
+         128;  // the swizzle's address bits are the address's
 }
 
 template <int kBits, Zeros kZeros, int kTokens>
@@ -188,7 +189,8 @@ using Kernel = void (*)(Params);
 template <int kBits, int kTokens>
 Kernel kernel_for(Zeros zeros) {
   if (zeros == Zeros::fixed) return online_sm80_kernel<kBits, Zeros::fixed, kTokens>;
-  return zeros == Zeros::integer ? online_sm80_kernel<kBits, Zeros::integer, kTokens> : online_sm80_kernel<kBits, Zeros::any, kTokens>;
+  return zeros == Zeros::integer ? online_sm80_kernel<kBits, Zeros::integer, kTokens>
+                                 : online_sm80_kernel<kBits, Zeros::any, kTokens>;
 }
 
 }  // namespace
@@ -211,8 +213,8 @@ cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream) {
   p.token_blocks = (task.m + tokens - 1) / tokens;
   p.stage_bytes = stage_bytes(tokens, gpu_tile::kChannels / task.fold, p.format.bytes);
   const Zeros zeros = code_zeros_of(p.format, task.fold);
-  const Kernel kernel = geo.bits == 4 ? tokens == kFew ? kernel_for<4, kFew>(zeros) : kernel_for<4, kMany>(zeros)
-                        : tokens == kFew ? kernel_for<8, kFew>(zeros)
+  const Kernel kernel = geo.bits == 4    ? tokens == kFew ? kernel_for<4, kFew>(zeros) : kernel_for<4, kMany>(zeros)
+                           : tokens == kFew ? kernel_for<8, kFew>(zeros)
                                          : kernel_for<8, kMany>(zeros);
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);

@@ -26,8 +26,8 @@ struct Params {
   const std::uint8_t* zeros;
   const std::int32_t* perm;
   std::uint8_t* records;
-  std::int64_t group_n, group_k;  // 0: the whole dimension
-  std::int64_t groups;            // along K
+  std::int64_t group_n, group_k;      // 0: the whole dimension
+  std::int64_t groups;                // along K
   std::uint8_t code_flip, zero_flip;  // stored unsigned
 };
 

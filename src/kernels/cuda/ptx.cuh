@@ -64,14 +64,17 @@ __device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, 
       : "memory");
 }
 /// A 2-D box of a tensor map at (column, row); what is outside becomes zero. The copy is counted by `barrier`.
-__device__ inline void load_box(std::uint32_t to, const void* map, int column, int row, std::uint32_t barrier, std::uint64_t policy) {
+__device__ inline void load_box(std::uint32_t to, const void* map, int column, int row, std::uint32_t barrier,
+                                std::uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
-      ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], "
+      "%5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
       : "memory");
 }
 /// A box of as many channels and pixels as the map says, in steps of its strides; what is outside becomes zero (tensor_map.hpp).
-__device__ inline void load_patches(std::uint32_t to, const void* map, const PatchBox& box, std::uint32_t barrier, std::uint64_t policy) {
+__device__ inline void load_patches(std::uint32_t to, const void* map, const PatchBox& box, std::uint32_t barrier,
+                                    std::uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(to),

@@ -40,8 +40,8 @@ struct Params {
   ActSource source;
   Rule known;
   int k, columns;
-  int group_lanes;    // that share a scale, a power of two; 0: the team does
-  int group_shift;    // log₂ of a group's channels
+  int group_lanes;  // that share a scale, a power of two; 0: the team does
+  int group_shift;  // log₂ of a group's channels
   bool vector_stores;
 };
 
@@ -185,7 +185,8 @@ __device__ __forceinline__ void store(uint2 codes, const Params& p, std::int64_t
 
 /// Quantizes and stores a vector; the sum of its codes.
 template <DType kType>
-__device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel, const Rule& rule) {
+__device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
+                                               const Rule& rule) {
   if (channel >= p.columns) return 0;
   float x[kEach];
   unpack(x, raw, p.source, channel);
@@ -197,8 +198,8 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
 /// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, which neighbours share out, and the terms of a
 /// fold. All lanes of a warp come here.
 template <DType kType>
-__device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel, const Rule& rule,
-                                              bool exists) {
+__device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
+                                              const Rule& rule, bool exists) {
   const QuantizeTask& t = p.task;
   float x[kEach];
   unpack(x, raw, p.source, channel);
@@ -253,7 +254,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       std::uint32_t largest = range_of(raw[i], p, first + i * step).largest();
-      for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
+      for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2)
+        largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
       if (i == share) mine = largest;
     }
     const Rule own = symmetric_rule(t, mine);
@@ -350,7 +352,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_codes_kernel(const __grid_con
   const std::uint8_t* const row = p.codes + blockIdx.x * p.pitch;
   const int words = p.words ? p.k / 4 : 0;
   std::int32_t sum = 0;
-  for (int i = team.thread; i < words; i += kSumThreads) sum = __dp4a(__ldcg(reinterpret_cast<const std::int32_t*>(row) + i), 0x01010101, sum);
+  for (int i = team.thread; i < words; i += kSumThreads)
+    sum = __dp4a(__ldcg(reinterpret_cast<const std::int32_t*>(row) + i), 0x01010101, sum);
   for (int i = words * 4 + team.thread; i < p.k; i += kSumThreads) sum += static_cast<std::int8_t>(__ldcg(row + i));
   sum = team.reduce(sum, sums);
   if (team.thread == 0) p.sums[blockIdx.x] = sum;
@@ -370,7 +373,8 @@ struct Kernels {
   int many_vectors;
 };
 template <DType kType, bool kOnline>
-constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline>, quantize_rows_kernel<kType, kManyVectors<kType>, kOnline>,
+constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline>,
                            kOnline ? nullptr : quantize_segments_kernel<kType>, kManyVectors<kType>};
 template <bool kOnline>
 const Kernels& kernels_for(DType type) {
@@ -427,11 +431,14 @@ cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
   if (kernels.segments == nullptr) return cudaErrorInvalidValue;
   const std::int64_t segment = grouped ? task.group : columns;
   const int threads = static_cast<int>(std::min<std::int64_t>((segment / kEach + 31) / 32 * 32, kMaxThreads));
-  return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0, stream, p);
+  return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0,
+                          stream, p);
 }
 
-cudaError_t sum_codes(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums, cudaStream_t stream) {
-  if (m < 1 || m > std::numeric_limits<std::int32_t>::max() || k > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidValue;
+cudaError_t sum_codes(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums,
+                      cudaStream_t stream) {
+  if (m < 1 || m > std::numeric_limits<std::int32_t>::max() || k > std::numeric_limits<std::int32_t>::max())
+    return cudaErrorInvalidValue;
   const SumParams p{static_cast<const std::uint8_t*>(codes), pitch, static_cast<int>(k), aligned(codes, pitch, 4), sums};
   return launch_dependent(sum_codes_kernel, static_cast<unsigned>(m), kSumThreads, 0, stream, p);
 }

@@ -20,8 +20,8 @@ struct RecordFormat {
 
 inline RecordFormat record_format(const DeviceWeight& w) {
   const gpu_tile::Geometry& g = w.geometry;
-  return {g.record_bytes(), g.span, g.scale_offset(0), g.slot_bytes(), g.zero_offset(0) - g.scale_offset(0), w.scale_type,
-          w.zero,           w.zero_type, w.zero_base};
+  return {g.record_bytes(), g.span, g.scale_offset(0), g.slot_bytes(), g.zero_offset(0) - g.scale_offset(0),
+          w.scale_type,     w.zero, w.zero_type,       w.zero_base};
 }
 
 }  // namespace nibble::cuda

@@ -42,8 +42,7 @@ struct Params {
 __device__ inline void decode_e4m3(float (&x)[4], std::uint32_t codes) {
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
-    const __half2_raw h =
-        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16 * pair), __NV_E4M3);
+    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16 * pair), __NV_E4M3);
     const float2 f = __half22float2(h);
     x[2 * pair] = f.x, x[2 * pair + 1] = f.y;
   }
@@ -140,7 +139,8 @@ __global__ void __launch_bounds__(kThreads) scaled_simt_kernel(const __grid_cons
       if constexpr (!kIntegers)
         if (grouped) {
           if (e < count && n < t.weight.geometry.n)
-            sums[e] = add_scaled(parts[e], act_scale(t.acts, first_token + first + e, record), weight_scale(t.weight, n, record), sums[e]);
+            sums[e] = add_scaled(parts[e], act_scale(t.acts, first_token + first + e, record), weight_scale(t.weight, n, record),
+                                 sums[e]);
           continue;
         }
       sums[e] += parts[e];
@@ -159,11 +159,12 @@ cudaError_t linear_scaled_simt(const ScaledTask& task, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
   Params p{.task = task, .token_blocks = (task.m + kTokens - 1) / kTokens, .vector_codes = false};
-  p.vector_codes = (reinterpret_cast<std::uintptr_t>(task.acts.codes) | static_cast<std::uintptr_t>(task.acts.pitch)) % kChunk == 0;
+  p.vector_codes =
+      (reinterpret_cast<std::uintptr_t>(task.acts.codes) | static_cast<std::uintptr_t>(task.acts.pitch)) % kChunk == 0;
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-  return launch_dependent(geo.integers ? scaled_simt_kernel<true> : scaled_simt_kernel<false>, static_cast<unsigned>(ctas), kThreads, 0,
-                          stream, p);
+  return launch_dependent(geo.integers ? scaled_simt_kernel<true> : scaled_simt_kernel<false>, static_cast<unsigned>(ctas),
+                          kThreads, 0, stream, p);
 }
 
 }  // namespace nibble::cuda

@@ -45,7 +45,7 @@ struct Shape {
   static constexpr int kTiles = kTokens / kWarpsM_ / kTileTokens;
   static constexpr int kWeightBytes = kRows * kChannels, kStageBytes = kWeightBytes + kTokens * kChannels;
   static constexpr int kSumPitch = kRows + 4;  // ≡ 4 mod 32: a warp's 8 rows × 4 token pairs lie in 32 different banks
-  static constexpr int kSmem = std::max(kStages * kStageBytes, kTokens * kSumPitch * 4);
+  static constexpr int kSmem = std::max(kStages * kStageBytes, kTokens* kSumPitch * 4);
   static_assert(kTiles % 2 == 0 && kFragments > 0 && kRows % 32 == 0);
 };
 /// Few tokens want many CTAs and bytes in flight, many tokens operands that are used often. All fit into 99 KiB.
@@ -155,7 +155,7 @@ struct Gemm {
           for (int t = 0; t < S::kTiles; ++t) mma_s8(sums[f][t], a[f], b[t / 2][t % 2 * 2], b[t / 2][t % 2 * 2 + 1]);
       } else {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {  // chunks of 16 channels
+        for (int half = 0; half < 2; ++half) {            // chunks of 16 channels
           uint2 low[S::kFragments], high[S::kFragments];  // rows g and g + 8
 #pragma unroll
           for (int f = 0; f < S::kFragments; ++f) low[f] = halves(a[f][2 * half]), high[f] = halves(a[f][2 * half + 1]);
@@ -287,12 +287,11 @@ struct Variant {
   }
 };
 template <class S, Kernel kGrouped>
-constexpr Variant kVariant{
-    S::kRows,
-    S::kTokens,
-    S::kThreads,
-    S::kSmem,
-    {scaled_sm80_kernel<S, Mode::integers>, scaled_sm80_kernel<S, Mode::floats>, kGrouped}};
+constexpr Variant kVariant{S::kRows,
+                           S::kTokens,
+                           S::kThreads,
+                           S::kSmem,
+                           {scaled_sm80_kernel<S, Mode::integers>, scaled_sm80_kernel<S, Mode::floats>, kGrouped}};
 constexpr Variant kFew = kVariant<Few, scaled_sm80_kernel<Few, Mode::grouped>>;
 constexpr Variant kSome = kVariant<Some, scaled_sm80_kernel<Some, Mode::grouped>>;
 constexpr Variant kMany = kVariant<Many, nullptr>;  // no registers for sums and parts

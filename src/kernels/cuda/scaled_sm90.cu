@@ -19,9 +19,9 @@ constexpr int kBandTokens = 1024;
 
 /// Epilogues that go to memory in vectors of 16 bytes.
 bool is_fast(const epilogue::Element& e, std::int64_t n) {
-  return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none && e.gate.data == nullptr &&
-         e.residual.data == nullptr && (e.out == DType::f16 || e.out == DType::bf16) && n % 8 == 0 && e.d_stride % 8 == 0 &&
-         reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
+  return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none &&
+         e.gate.data == nullptr && e.residual.data == nullptr && (e.out == DType::f16 || e.out == DType::bf16) && n % 8 == 0 &&
+         e.d_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
 }
 
 /// What a weight, activations and an epilogue say.
@@ -91,7 +91,7 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& confi
   const gpu_w8::Geometry& geo = task.weight.geometry;
   const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
   const ScaledKernel kernel = geo.integers ? grouped ? nullptr : scaled_sm90_s8(config.tokens)
-                              : grouped    ? scaled_sm90_e4m3_grouped(config.tokens)
+                              : grouped ? scaled_sm90_e4m3_grouped(config.tokens)
                                            : scaled_sm90_e4m3(config.tokens);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!tma_reads(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;

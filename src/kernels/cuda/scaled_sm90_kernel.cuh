@@ -42,15 +42,17 @@ constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
 /// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
 template <bool kGrouped, bool kPatches>
-constexpr int kProducerRegisters = kGrouped ? 72 : kPatches ? 40 : 32;
+constexpr int kProducerRegisters = kGrouped   ? 72
+                                   : kPatches ? 40
+                                              : 32;
 template <int kTokens, bool kGrouped, bool kPatches>
 constexpr int kConsumerRegisters = [] {
   const int share = 65536 / scaled_threads(kTokens, kGrouped) / 8 * 8;
   const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
   return most > 240 ? 240 : most;
 }();
-constexpr int kUnitTokens = 8;   // of a unit of sums: four a lane
-constexpr int kRoundUnits = 4;   // that are staged at a time: 32 tokens
+constexpr int kUnitTokens = 8;  // of a unit of sums: four a lane
+constexpr int kRoundUnits = 4;  // that are staged at a time: 32 tokens
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_w8::kRows + 4;
 constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
@@ -98,9 +100,7 @@ struct Scaled {
   __device__ std::uint32_t empty(int stage) const { return base + map.barriers + 8 * (p.stages + stage); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
   /// A stage's records: all of row block 0, then of row block 1, ...
-  __device__ std::uint32_t records(int stage) const {
-    return base + map.records + stage * active() * gpu_w8::kRecordBytes;
-  }
+  __device__ std::uint32_t records(int stage) const { return base + map.records + stage * active() * gpu_w8::kRecordBytes; }
   __device__ int first_record() const { return p.split == 1 ? 0 : rank * p.tile_records / p.split; }
   __device__ int end_record() const { return p.split == 1 ? p.tile_records : (rank + 1) * p.tile_records / p.split; }
 
@@ -134,7 +134,8 @@ struct Scaled {
         ptx::barrier_arrive_expect(full(to.stage), count * kActBytes + pass.blocks * bytes);
 #pragma unroll 1
         for (int b = 0; b < pass.blocks; ++b)
-          ptx::bulk_copy(records(to.stage) + b * depth() * gpu_w8::kRecordBytes, from + b * tile_bytes, bytes, full(to.stage), policy);
+          ptx::bulk_copy(records(to.stage) + b * depth() * gpu_w8::kRecordBytes, from + b * tile_bytes, bytes, full(to.stage),
+                         policy);
         from += bytes;
         to.advance(p.stages);
       }
@@ -182,9 +183,12 @@ struct Scaled {
           if (record >= end_record()) continue;
           next[i] = 1.0f;
           if (at < kTokens)
-            next[i] = p.acts.scales == nullptr ? p.acts.scale : m < p.m ? p.acts.scales[m * p.acts.scale_row + record * p.acts.scale_group] : 0.0f;
+            next[i] = p.acts.scales == nullptr ? p.acts.scale
+                      : m < p.m                ? p.acts.scales[m * p.acts.scale_row + record * p.acts.scale_group]
+                                               : 0.0f;
           else if (b < pass.blocks && p.weight.geometry.block_rows != 0)
-            next[i] = p.weight.scales()[(pass.block + b) * gpu_w8::kRows / p.weight.geometry.block_rows * p.tile_records + record];
+            next[i] =
+                p.weight.scales()[(pass.block + b) * gpu_w8::kRows / p.weight.geometry.block_rows * p.tile_records + record];
         }
       };
       load(first_record());
@@ -217,7 +221,8 @@ struct Scaled {
   /// Activations of 32 channels, number i of a record whose activations begin at `low`.
   __device__ std::uint64_t columns(std::uint32_t low, int i) const {
     if constexpr (!kPatches) return wgmma_operand(low + 2 * i);
-    return wgmma_operand(low + code_columns(i, p.box_channels, kTokens), p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
+    return wgmma_operand(low + code_columns(i, p.box_channels, kTokens),
+                         p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
   }
 
   /// Adds the products of the warpgroup's row block and records. Those of a record run while the next record's are asked for.
@@ -377,7 +382,8 @@ struct Scaled {
     for (int i = warp * 32 + lane; i < kTokens; i += kGroupThreads) {
       const std::int64_t row = min(pass.token_tile * kTokens + i, p.m - 1);  // what is beyond is not stored
       const std::uint32_t to = token_terms() + 4 * i;
-      if (!kGrouped) take(to, p.acts.scales == nullptr ? nullptr : p.acts.scales + row * p.acts.scale_row, __float_as_uint(p.acts.scale));
+      if (!kGrouped)
+        take(to, p.acts.scales == nullptr ? nullptr : p.acts.scales + row * p.acts.scale_row, __float_as_uint(p.acts.scale));
       if (!kIntegers || !p.zero_points) continue;
       take(to + 4 * kTokens, p.acts.zeros == nullptr ? nullptr : p.acts.zeros + row * p.acts.zero_row, p.acts.zero);
       take(to + 8 * kTokens, p.acts.sums == nullptr ? nullptr : p.acts.sums + row, 0);
@@ -397,7 +403,8 @@ struct Scaled {
     for (int i = 0; i < 4; ++i) {
       const int row = i / 2;
       const std::uint32_t zeros = static_cast<std::uint32_t>(p.weight.geometry.k) * rows.zero[row] - rows.sum[row];
-      sums.at[i] += static_cast<std::int32_t>((i % 2 == 0 ? zero.x : zero.y) * zeros - rows.zero[row] * (i % 2 == 0 ? codes.x : codes.y));
+      sums.at[i] +=
+          static_cast<std::int32_t>((i % 2 == 0 ? zero.x : zero.y) * zeros - rows.zero[row] * (i % 2 == 0 ? codes.x : codes.y));
     }
   }
   __device__ float4 scaled(const Four<Sum>& sums, const Rows& rows, int unit) const {
@@ -427,7 +434,8 @@ struct Scaled {
   __device__ void flush(int block, int first_m, int tokens) const {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
     const float* from = reinterpret_cast<const float*>(staging());
-    if (kPatches && p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
+    if (kPatches &&
+        p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
       const int m = first_m + lane, pixels = p.patches.pixels();
       const std::int64_t at = m / pixels * p.image_stride + m % pixels;
 #pragma unroll 1
@@ -440,7 +448,8 @@ struct Scaled {
 #pragma unroll 1
       for (int i = 2 * warp; i < 2 * tokens; i = i % 2 == 0 ? i + 1 : i + 7) {  // a token's 64 rows are one warp's
         const int m = first_m + i / 2, n = block * gpu_w8::kRows + i % 2 * 32 + lane;
-        if (m < p.m && n < p.weight.geometry.n) p.epilogue.store(p.first_row + m, n, from[i / 2 * kStagePitch + i % 2 * 32 + lane]);
+        if (m < p.m && n < p.weight.geometry.n)
+          p.epilogue.store(p.first_row + m, n, from[i / 2 * kStagePitch + i % 2 * 32 + lane]);
       }
     }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
@@ -551,7 +560,8 @@ struct Scaled {
       if (block >= pass.blocks) break;
       if (round > 0) rows = rows_of(pass.block + block);
       const auto received = [&](int i) {
-        const auto* box = reinterpret_cast<const Four<Sum>*>(shared) + (unit + i - rank * own) * p.split * kGroupThreads + warp * 32 + lane;
+        const auto* box =
+            reinterpret_cast<const Four<Sum>*>(shared) + (unit + i - rank * own) * p.split * kGroupThreads + warp * 32 + lane;
         Four<Sum> sum = box[0];
 #pragma unroll 1
         for (int r = 1; r < p.split; ++r) {
@@ -635,7 +645,8 @@ struct Scaled {
 };
 
 template <class Code, int kTokens, bool kGrouped, bool kPatches>
-__global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1) scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
+__global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
+    scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);              // tells the compiler that a warp's threads stay together
   constexpr int kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup

@@ -180,7 +180,8 @@ struct RawConstants {
 };
 template <Zeros kZeros>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
-  return {ptx::load_shared4(slot + position * 2), kZeros == Zeros::integer ? load_shared2(slot + format.zeros_offset + position) : 0u};
+  return {ptx::load_shared4(slot + position * 2),
+          kZeros == Zeros::integer ? load_shared2(slot + format.zeros_offset + position) : 0u};
 }
 /// Two floats, each twice in a register.
 template <class Act>
@@ -200,7 +201,8 @@ __device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat&
   twice<Act>(c.minus, -(Codes::kMagic + format.zero_base), -(Codes::kMagicUpper + format.zero_base));
 }
 template <Zeros kZeros, class Act, int kBits>
-__device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw, bool scale_after) {
+__device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw,
+                                               bool scale_after) {
   using Codes = Raised<Act, kBits>;
   std::uint32_t scales;
   if constexpr (std::is_same_v<Act, __half>) {
@@ -216,7 +218,8 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   if (kZeros == Zeros::integer) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
     const float z0 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7440));
     const float z1 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7441));
-    twice<Act>(c.minus, (0x1p23f - Codes::kMagic - format.zero_base) - z0, (0x1p23f - Codes::kMagicUpper - format.zero_base) - z1);
+    twice<Act>(c.minus, (0x1p23f - Codes::kMagic - format.zero_base) - z0,
+               (0x1p23f - Codes::kMagicUpper - format.zero_base) - z1);
   }
   c.offset[0] = c.offset[1] = 0;
 }

@@ -44,6 +44,8 @@ template <int kN>
 struct Wgmma;
 
 // The operand lists of inline assembly are literal: %0 … are the sums, then a[0 … 3] and the descriptor.
+// A line is a step of the table, whatever its length.
+// clang-format off
 #define NIBBLE_NAMES8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
 #define NIBBLE_NAMES_8 NIBBLE_NAMES8(0, 1, 2, 3, 4, 5, 6, 7)
 #define NIBBLE_NAMES_16 NIBBLE_NAMES_8 \
@@ -98,6 +100,7 @@ NIBBLE_WGMMA(64, 32, 32, 33, 34, 35, 36)
 NIBBLE_WGMMA(128, 64, 64, 65, 66, 67, 68)
 NIBBLE_WGMMA(256, 128, 128, 129, 130, 131, 132)
 
+// clang-format on
 #undef NIBBLE_WGMMA
 #undef NIBBLE_WGMMA_FUNCTION
 #undef NIBBLE_WGMMA_TYPE

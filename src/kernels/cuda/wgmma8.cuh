@@ -21,6 +21,8 @@ struct E4m3 {
 template <class Code, int kN>
 struct Wgmma8;
 
+// A line is a step of the table, whatever its length.
+// clang-format off
 #define NIBBLE_SUMS8_8(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define NIBBLE_SUMS8_16(c, i) NIBBLE_SUMS8_8(c, i), NIBBLE_SUMS8_8(c, i + 8)
 #define NIBBLE_SUMS8_32(c, i) NIBBLE_SUMS8_16(c, i), NIBBLE_SUMS8_16(c, i + 16)
@@ -76,6 +78,7 @@ NIBBLE_WGMMA_S8(32, 16, 16, 17, 18, 19, 20)
 NIBBLE_WGMMA_S8(64, 32, 32, 33, 34, 35, 36)
 NIBBLE_WGMMA_S8(128, 64, 64, 65, 66, 67, 68)
 
+// clang-format on
 #undef NIBBLE_WGMMA_S8
 #undef NIBBLE_WGMMA_S8_FUNCTION
 #undef NIBBLE_WGMMA8_BOTH

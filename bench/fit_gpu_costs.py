@@ -1,100 +1,144 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/gemm-kernels.json bench/results/h200/gemm-prefill.json
+  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,online-kernels,scaled}.json
 
-For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/cuda_kernels.cpp,
-which is written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a
-launch, `pass` beside a pass's records, `step` of a record however few warpgroups work, and `block` of a record of one row block.
-Batches that fill less than half of a kernel's tokens are left out: another kernel is for them.
+For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/wgmma_cost.cpp, which is
+written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
+`pass` beside a pass's records, `step` of a record however few warpgroups work, and `block` of a record of one row block. Batches that
+fill less than half of a kernel's tokens are left out: another kernel is for them. Files are what `nibble bench --all-kernels --json` and
+`scaled_check bench` write.
 """
 import json
 import math
 import random
 import re
 import sys
+from pathlib import Path
 
 SMS, BYTES_A_US = 132, 4.4e6
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
+LAUNCH_US = 1.5
+# As WgmmaFamily has them.
+FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
+    "floats", "float_folds", "online", "online_folds", "s8", "e4m3", "e4m3_groups")
+SCALED = {"s8": S8, "e4m3": E4M3, "e4m3 g128": E4M3_GROUPS}
 
 
 def ceil(a, b):
     return -(-a // b)
 
 
-def parse(kernel):
-    m = re.search(r"wgmma(\d*)_m(\d+)n(\d+)", kernel)
+def depth(family, tokens, blocks):
+    """Warpgroups that share a row block's K (gemm_groups, sm90_depth)."""
+    if family in (S8, E4M3, E4M3_GROUPS):
+        return 2 if tokens <= 32 and blocks <= 2 else 1
+    if family in (ONLINE, ONLINE_FOLDS):
+        return (4 if tokens <= 32 else 3 if tokens == 64 else 2) // blocks
+    return (4 if tokens <= 64 else 3 if tokens == 128 else 2) // blocks
+
+
+class Measured:
+    """A kernel's time for a layer."""
+
+    def __init__(self, family, tile, n, k, m, us, moved):
+        self.family, self.tile, self.layer, self.us = family, tile, (n, k, m), us
+        tokens, rows, split = tile
+        blocks = rows // 64
+        self.depth = depth(family, tokens, blocks)
+        row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
+        self.steps = ceil(ceil(records, split), self.depth)
+        if split == 1:
+            units = ceil(row_blocks * tiles, RESIDENT[1])
+            self.passes = ceil(units, blocks)
+            self.wide = units / self.passes
+        else:
+            self.passes = ceil(ceil(row_blocks, blocks) * tiles, RESIDENT[split])
+            self.wide = blocks
+        self.moved_us = moved / BYTES_A_US
+
+
+def tile_of(kernel):
+    m = re.search(r"_wgmma(\d*)_m(\d+)n(\d+)", kernel)
     return (int(m[2]), int(m[3]), int(m[1] or 1)) if m else None
 
 
-def features(tokens, rows, split, r):
-    blocks = rows // 64
-    depth = (4 if tokens <= 64 else 3 if tokens == 128 else 2) // blocks
-    row_blocks, tiles, records = ceil(r["n"], 64), ceil(r["m"], tokens), ceil(r["k"], 128)
-    steps = ceil(ceil(records, split), depth)
-    if split == 1:
-        units = ceil(row_blocks * tiles, RESIDENT[1])
-        passes = ceil(units, blocks)
-        wide = units / passes
-    else:
-        passes = ceil(ceil(row_blocks, blocks) * tiles, RESIDENT[split])
-        wide = blocks
-    bits = 4 if "u4" in r["scheme"] else 8
-    moved = (row_blocks * records * (64 * 128 * bits / 8 + 128) + 2 * r["m"] * (r["n"] + r["k"])) / BYTES_A_US
-    return moved, passes, steps, wide * depth
+def measurements(path):
+    data = json.loads(Path(path).read_text())
+    for row in data.get("rows", []):  # of scaled_check: codes on both sides, f16 out
+        if row["kind"] in SCALED:
+            n, k, m = row["n"], row["k"], row["m"]
+            for kernel, us in row["us"].items():
+                if tile_of(kernel):
+                    yield Measured(SCALED[row["kind"]], tile_of(kernel), n, k, m, us, n * k + m * k + 2 * m * n)
+    for r in data.get("results", []):
+        tile, n, k, m = tile_of(r["kernel"]), r["n"], r["k"], r["m"]
+        if tile is None or not r["kernel"].startswith("linear_any_"):
+            continue
+        *act, weight = r["scheme"].split("_")
+        bits = 4 if weight.startswith("u4") else 8
+        packed = ceil(n, 64) * ceil(k, 128) * (64 * 128 * bits / 8 + 128)
+        if act:
+            folds = "g32" in act[0] + weight or "g64" in act[0] + weight
+            quantizer_us = LAUNCH_US + m * k * (2 + 1 + 8 / 128) / (0.75 * BYTES_A_US)  # a step of its own in the plan
+            yield Measured(ONLINE_FOLDS if folds else ONLINE, tile, n, k, m, r["median_us"] - quantizer_us, packed + m * k + 2 * m * n)
+        else:
+            folds = "g32" in weight or "g64" in weight
+            yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed + 2 * m * (n + k))
 
 
-def predict(p, f):
+def predict(p, x):
     fixed, turn, step, block = p
-    moved, passes, steps, wide = f
-    return fixed + max(moved, passes * (turn + steps * max(step, wide * block)))
-
-
-def loss(p, data):
-    return sum(math.log(predict(p, f) / us) ** 2 for f, us in data) / len(data)
+    return fixed + max(x.moved_us, x.passes * (turn + x.steps * max(step, x.wide * x.depth * block)))
 
 
 def fit(data):
+    def loss(p):
+        return sum(w * math.log(predict(p, x) / x.us) ** 2 for w, x in data) / sum(w for w, _ in data)
+
     random.seed(1)
     best, at = math.inf, (3.0, 0.5, 0.25, 0.1)
     for scale in (1.0, 0.5, 0.2, 0.1, 0.05, 0.02):
         for _ in range(4000):
             p = tuple(max(1e-3, x * math.exp(scale * random.gauss(0, 1))) for x in at)
-            value = loss(p, data)
+            value = loss(p)
             if value < best:
                 best, at = value, p
     return at, math.sqrt(best)
 
 
-def regret(results, model):
-    """How much slower than the best the kernel is that the model would choose, over the measured layers."""
+def print_regret(measured, model):
+    """How much slower than the best the kernel is that the model would choose, over the measured layers of each family."""
     layers = {}
-    for r in results:
-        if (key := parse(r["kernel"])) is not None:
-            layers.setdefault((r["n"], r["k"], r["m"]), []).append((predict(model[key], features(*key, r)), r["median_us"], key))
-    losses = sorted(((min(c)[1] / min(x[1] for x in c) - 1, layer, min(c)[2], min((x[1], x[2]) for x in c)[1]) for layer, c in layers.items()), reverse=True)
-    for loss_, layer, chosen, best in losses[:8]:
-        print("%4.1f %%  N=%d K=%d M=%d: %s instead of %s" % (100 * loss_, *layer, chosen, best))
-    print("median %.1f %%" % (100 * losses[len(losses) // 2][0]))
+    for x in measured:
+        if (x.family, x.tile) in model:
+            layers.setdefault((x.family, x.layer), []).append((predict(model[x.family, x.tile], x), x.us, x.tile))
+    for family in sorted({f for f, _ in layers}):
+        regrets = sorted(((min(c)[1] / min(us for _, us, _ in c) - 1, layer, min(c)[2], min((us, t) for _, us, t in c)[1])
+                          for (f, layer), c in layers.items() if f == family), reverse=True)
+        print(f"{family}: median {100 * regrets[len(regrets) // 2][0]:.1f} %")
+        for regret, (n, k, m), chosen, best in regrets[:4]:
+            print(f"  {100 * regret:5.1f} %  N={n} K={k} M={m}: {chosen} instead of {best}")
 
 
 def main():
-    results = [r for path in sys.argv[2:] for r in json.load(open(path))["results"]]
-    rows = {}
-    for r in results:
-        if (key := parse(r["kernel"])) is not None:
-            rows.setdefault(key, []).append(r)
+    to, *paths = sys.argv[1:]
+    measured = [x for path in paths for x in measurements(path)]
     lines, model = [], {}
-    for key in sorted(rows):
-        data = [(features(*key, r), r["median_us"]) for r in rows[key] if 2 * r["m"] >= key[0]]
-        data += 4 * [(features(*key, r), r["median_us"]) for r in rows[key] if r["m"] >= 512]  # few, and far from the others
+    for family, tile in sorted({(x.family, x.tile) for x in measured}):
+        # Few tokens are another kernel's, but of a family whose smallest tile this is; many are few measurements, far from the others.
+        data = [(5 if x.layer[2] >= 512 else 1, x) for x in measured
+                if (x.family, x.tile) == (family, tile) and (2 * x.layer[2] >= tile[0] or tile[0] == 16)]
+        if not data:
+            continue
         p, error = fit(data)
-        model[key] = p
-        lines.append("    {%d, %d, %d, %.2ff, %.2ff, %.3ff, %.4ff},  // %d measured, %.0f %% off" % (*key, *p, len(data), 100 * error))
-    regret(results, model)
-    open(sys.argv[1], "w").write(
-        "// Made by bench/fit_gpu_costs.py from %s.\n// Tokens, rows, split; µs fixed, a pass, a step, a row block.\n" % " and ".join(sys.argv[2:])
-        + "\n".join(lines) + "\n")
+        model[family, tile] = p
+        lines.append("    {WgmmaFamily::%s, %d, %d, %d, %.2ff, %.2ff, %.3ff, %.4ff},  // %d measured, %.0f %% off\n"
+                     % (family, *tile, *p, len(data), 100 * error))
+    print_regret(measured, model)
+    Path(to).write_text(f"// Made by bench/fit_gpu_costs.py from {', '.join(paths)}.\n"
+                        "// Family, tokens, rows, split; µs fixed, a pass, a step, a row block.\n" + "".join(lines))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -82,6 +82,23 @@ struct Element {
     else
       *static_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
   }
+  /// D[m,n] and, where it exists, D[m,n+1]: elements `at` and `at + step` of D. What there is to do is asked once for the two.
+  __device__ void store_pair(std::int64_t at, std::int64_t step, std::int64_t m, std::int64_t n, float2 acc, bool both) const {
+    const std::int64_t next = both ? n + 1 : n;
+    float a = multiply(acc.x, acc_scale), b = multiply(acc.y, acc_scale);
+    if (row_scale != nullptr) {
+      const float scale = row_scale[m];
+      a = multiply(a, scale), b = multiply(b, scale);
+    }
+    if (col_scale != nullptr) a = multiply(a, col_scale[n]), b = multiply(b, col_scale[next]);
+    if (bias.data != nullptr) a = add(a, bias.at(n)), b = add(b, bias.at(next));
+    with_activation(activation, clamp_low, clamp_high, [&](auto function) { a = function(a), b = function(b); });
+    if (gate.data != nullptr) a = multiply(a, gate.at(m * gate.stride + n)), b = multiply(b, gate.at(m * gate.stride + next));
+    if (residual.data != nullptr)
+      a = add(a, residual.at(m * residual.stride + n)), b = add(b, residual.at(m * residual.stride + next));
+    write(at, a);
+    if (both) write(at + step, b);
+  }
 #endif
 
   /// D[m,n] from its sum.

@@ -93,6 +93,12 @@ WeightScheme scheme_for(const Kernel& kernel, const WeightScheme& wanted, std::i
   return first == candidates.end() ? wanted : *first;
 }
 
+bool takes_act_order(const Kernel& kernel, const WeightScheme& scheme, const Shape& shape, const ActScheme& quantize, DType act) {
+  Problem problem = problem_for(kernel, scheme, shape.n, shape.k, quantize, act);
+  problem.permutes_k = true;
+  return kernel.accepts(kernel, problem).ok();
+}
+
 bool takes_prescale(const Kernel& kernel) {
   Problem problem = problem_for(kernel, scheme_for(kernel, {}), 64, 128, quantize_for(kernel), act_for(kernel, 0));
   problem.prescales_k = true;
@@ -216,6 +222,7 @@ TEST_P(LinearConformance, LargeLayersOnTheGpu) {
   const std::array schemes{WeightScheme{DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16},
                            WeightScheme{DType::u4, ZeroKind::integer, GroupShape::group(64), DType::bf16},
                            WeightScheme{DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
+                           WeightScheme{DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32},
                            WeightScheme{DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32}};
   const std::array ways{quantize_for(kernel), ActScheme{DType::s8, GroupShape::channel()},
                         ActScheme{DType::s8, GroupShape::group(256)}, ActScheme{DType::s8, GroupShape::group(32)}};
@@ -307,7 +314,8 @@ TEST_P(LinearConformance, EveryWayToQuantizeActivations) {
           if (!takes(kernel, scheme, shape.n, shape.k, way, act)) continue;
           ++seed;
           QuantTensor q = random_weight(scheme, shape.n, shape.k, seed,
-                                        {.act_order = seed % 2 == 0 && (way.group.k == 0 || !comes_quantized),
+                                        {.act_order = seed % 2 == 0 && (way.group.k == 0 || !comes_quantized) &&
+                                                      takes_act_order(kernel, scheme, shape, way, act),
                                          .prescale = seed % 3 == 0 && !comes_quantized && takes_prescale(kernel)});
           if (way.group == GroupShape::tensor()) q.static_acts = {0.02f, way.zero == ZeroKind::none ? 0 : -37};
           if (seed % 5 == 0) q.act_limit = 0.7f;

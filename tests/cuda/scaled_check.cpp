@@ -168,8 +168,8 @@ struct Operands {
 
 // ---- check: subjects
 
-/// wgmma keeps some 13 bits of sums of e4m3.
-constexpr float kWgmmaBound = 0.02f;
+/// wgmma keeps some 13 bits of sums of e4m3, and drops the rest of 32 channels after 32 channels: of 4096, or of as many more as there are.
+constexpr float kWgmmaBound = 0.02f, kWgmmaBoundChannels = 4096;
 /// Sums in f32, those of mma.sync rounded toward zero.
 constexpr float kFloatBound = 2e-3f;
 
@@ -292,7 +292,9 @@ class Case {
   }
   Bound bound(std::size_t i) const {
     if (o_.kind.integers) return {};
-    return {.spread = subjects_[i].spread, .relative = out_ == DType::f32 ? 1e-6f : 0x1.01p-11f, .absolute = 1e-5f};
+    const float more =
+        subjects_[i].spread == kWgmmaBound ? std::max(1.0f, static_cast<float>(o_.shape.k) / kWgmmaBoundChannels) : 1.0f;
+    return {.spread = more * subjects_[i].spread, .relative = out_ == DType::f32 ? 1e-6f : 0x1.01p-11f, .absolute = 1e-5f};
   }
 
   /// All ones: NaN in every type.

@@ -263,7 +263,7 @@ double conv_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = current_gpu();
-  return wgmma_cost_us(kTokens, kRows, kSplit, gpu, of_pixels(p)) + reorder_us(self, gpu, p);
+  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(gpu, of_pixels(p)) + reorder_us(self, gpu, p);
 }
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
@@ -275,7 +275,7 @@ template <int kTokens, int kBlocks, int kSplit>
 double codes_sm90_cost_us(const Kernel&, const Problem& p) {
   const GpuInfo gpu = current_gpu();
   const Problem pixel_rows = of_pixels(p);
-  double us = scaled_sm90_cost_us(kTokens, kBlocks, kSplit, gpu, pixel_rows);
+  double us = scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(DType::s8, gpu, pixel_rows);
   const bool as_they_are = p.act == DType::s8 && p.input == ImageLayout::nhwc &&
                            (p.quantize.zero == ZeroKind::none || p.geometry.padding == Padding{});
   if (!as_they_are) {

@@ -78,20 +78,19 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   return {};
 }
 
-/// Microseconds to move the weight, the activations and the result once.
-double moved_us(const GpuInfo& gpu, const Problem& p) {
-  const gpu_tile::Geometry geo = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
-  const double activations = p.op == Op::linear ? static_cast<double>(p.m * p.k * bits(p.act)) / 8 : 0.0;
-  const std::int64_t outputs = p.op == Op::linear ? p.m * p.n : p.n * p.k;
-  const double result = static_cast<double>(outputs * bits(p.epilogue.out)) / 8;
-  return 1e-3 * (static_cast<double>(geo.total_bytes()) + activations + result) / gpu.read_gbytes_per_s;
+/// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have short ways for (zeros_of).
+bool has_whole_records(const Problem& p) {
+  const std::int32_t group = p.scheme.group.k;
+  return (group == 0 || group % gpu_tile::kChannels == 0) && p.scheme.scale != DType::f32 &&
+         (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
+         (p.act != DType::f16 || p.scheme.scale == DType::f16);
 }
 
 double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, current_gpu(), p); }
 
 template <int kTokens, int kRows, int kSplit>
 double wgmma_row_cost_us(const Kernel&, const Problem& p) {
-  return wgmma_cost_us(kTokens, kRows, kSplit, current_gpu(), p);
+  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(current_gpu(), p);
 }
 
 double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(current_gpu(), p); }
@@ -108,7 +107,9 @@ std::size_t dense_workspace(const Kernel&, const Problem& p) {
 
 double dequantize_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.7;  // of the bandwidth: an estimate
-  return kLaunchUs + moved_us(current_gpu(), p) / kShare;
+  const double bytes = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes()) +
+                       static_cast<double>(p.n * p.k) * bits(p.epilogue.out) / 8;
+  return kLaunchUs + 1e-3 * bytes / (kShare * current_gpu().read_gbytes_per_s);
 }
 
 template <int kTokens>
@@ -299,7 +300,7 @@ GpuInfo current_gpu() {
 // an H200 (bench/results/h200/decode-kernels.json), in the units of any GPU: what one SM multiplies in a microsecond, and what a launch costs
 // beside that. It only has to order kernels that differ by factors.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
-  const double memory = moved_us(gpu, p);
+  const double memory = tile_moved_us(gpu, p, bits(p.act));
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / std::max(1, gpu.sms);  // of one SM
   if (isa == Isa::simt) {
     constexpr double kDecoded = 2e4, kMultiplied = 1e5;  // per SM and microsecond: weights; weights times tokens
@@ -338,42 +339,16 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
   return dequantize_us + kGemmUs + std::max(multiply_us, read_us) + epilogue_us;
 }
 
-// A CTA takes its passes one after the other, a pass takes a step for each stage of records, and in a step up to `blocks` warpgroups
-// multiply, for whom the tensor cores are one. Reading and multiplying overlap. bench/fit_gpu_costs.py fits the numbers, and has the
-// same formula.
-double wgmma_cost_us(int tokens, int rows, int split, const GpuInfo& gpu, const Problem& p) {
-  struct Cost {
-    int tokens, rows, split;
-    float fixed_us, pass_us, step_us, block_us;
-  };
-  static constexpr std::array kCosts = std::to_array<Cost>({
-#include "kernels/cuda/h200_costs.inc"
-  });
-  const auto cost =
-      std::ranges::find_if(kCosts, [&](const Cost& c) { return c.tokens == tokens && c.rows == rows && c.split == split; });
-  const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const int blocks = rows / gpu_tile::kRows, depth = gemm_groups(tokens) / blocks;
-  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows), token_tiles = up(static_cast<double>(p.m), tokens);
-  const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), split), depth);
-  const double sms = std::max(4, gpu.sms);
-  double passes, wide = blocks;
-  if (split == 1) {
-    const double units = up(row_blocks * token_tiles, sms);
-    passes = up(units, blocks);
-    wide = units / passes;
-  } else {
-    constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
-    passes = up(up(row_blocks, blocks) * token_tiles, std::floor(sms * (split == 2 ? 0.5 : kFoursOfSms)));
-  }
-  const double pass_us = cost->pass_us + steps * std::max<double>(cost->step_us, wide * depth * cost->block_us);
-  return cost->fixed_us + std::max(moved_us(gpu, p), passes * pass_us);
+double floats_cost_us(const WgmmaCost& whole, const WgmmaCost& folds, const GpuInfo& gpu, const Problem& p) {
+  const int depth = gemm_groups(whole.tokens) * gpu_tile::kRows / whole.rows;
+  return wgmma_cost_us(has_whole_records(p) ? whole : folds, depth, gpu, p, tile_moved_us(gpu, p, bits(p.act)));
 }
 
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double sms = std::max(1, gpu.sms);
   const double tiles = std::ceil(static_cast<double>(p.m) / 64) * std::ceil(static_cast<double>(p.n) / 256);
   const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * 1.1;
-  return 6.0 + std::max(moved_us(gpu, p) / 0.7, compute);
+  return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.act)) / 0.7, compute);
 }
 
 }  // namespace nibble::cuda

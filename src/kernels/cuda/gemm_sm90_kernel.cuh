@@ -81,11 +81,11 @@ struct Gemm {
   /// As many sums as go through the staging buffer at once.
   static constexpr bool kMayShare = kTokens <= kStagedUnits * kUnitTokens;
   /// Up to 32 tokens a record's sums are scaled, n/2 instructions, and not its weights, 32.
-  static constexpr bool kScalesSums = kTokens <= 32 && kZeros != Zeros::any;
+  static constexpr bool kScalesSums = kTokens <= 32 && (kZeros == Zeros::fixed || kZeros == Zeros::integer);
   /// A record's products are complete before the next record's begin: sums that are scaled must be; for n = 256 it is faster; and
   /// what needs more registers has none for the next record meanwhile.
-  static constexpr bool kCompletes =
-      kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::any || (kZeros == Zeros::integer && kTokens == 128);
+  static constexpr bool kCompletes = kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::fine ||
+                                     kZeros == Zeros::any || (kZeros == Zeros::integer && kTokens == 128);
   static constexpr int kBuffers = kZeros == Zeros::any ? 1 : 2;  // of fragments: one is filled while the other is multiplied
   /// Warps that release a stage: all where each reads terms from it, else one, for a warpgroup's products end together.
   static constexpr int kReleasing = kCodes ? 4 : 1;
@@ -195,6 +195,10 @@ struct Gemm {
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
                         stage_operand = depth() * (kActBytes / 16);
+    constexpr bool kFine = kZeros == Zeros::fine;  // constants change within a record, after 32 channels or 64
+    const auto fine_slot = [&](int step) {
+      return (p.format.span == 64 ? step / 2 : step) * p.format.slot_bytes;
+    };  // of 32 channels
     RowConstants constants;
     if (kZeros == Zeros::fixed) fixed_zeros<Act, kBits>(constants, p.format);
     int r = turn(), previous = -1;  // the stage whose last products may be running
@@ -203,8 +207,16 @@ struct Gemm {
         const std::uint32_t at = first + from.stage * stage_bytes;
         const std::uint32_t operand = first_operand + from.stage * stage_operand;
         // What comes from shared memory is asked for at once, but for 8-bit codes, whose second half finds its registers taken.
-        RawConstants raw;
-        if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
+        RawConstants raw[kFine ? 2 : 1];
+        const auto load_fine = [&](int half) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            raw[kFine ? i : 0] = load_raw<kZeros>(p.format, at + slots + fine_slot(half * 2 + i), position);
+        };
+        if (kFine)
+          load_fine(0);
+        else if (kZeros != Zeros::any)
+          raw[0] = load_raw<kZeros>(p.format, at + slots, position);
         uint4 codes[kHalves * kVectors];
         const auto load_codes = [&](int half) {
 #pragma unroll
@@ -213,7 +225,7 @@ struct Gemm {
         };
         load_codes(0);
         if (kBits == 4) load_codes(1);
-        if (kZeros != Zeros::any) make_constants<kZeros, Act, kBits>(constants, p.format, raw, p.scale_after);
+        if (!kFine && kZeros != Zeros::any) make_constants<kZeros, Act, kBits>(constants, p.format, raw[0], p.scale_after);
         std::uint32_t fragment[kBuffers][4][4];
         Sums dot;  // of the record, when sums are scaled instead of weights
         Sums& sums = kScalesSums ? dot : acc;
@@ -229,12 +241,15 @@ struct Gemm {
               load_constants<Act, kBits>(constants, p.format,
                                          at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes, position,
                                          p.scale_after);
+            if (kFine && i % 2 == 0)
+              make_constants<kZeros, Act, kBits>(constants, p.format, raw[kFine ? i / 2 : 0], p.scale_after);
             const uint4& vector = codes[half * kVectors + i / kProducts];
             if (kScalesSums)
               integers<Act, kBits>(a[i], vector, i % kProducts, constants);
             else
               weights<Act, kBits>(a[i], vector, i % kProducts, constants);
           }
+          if (kFine && half == 0) load_fine(1);
 #pragma unroll
           for (int i = 0; i < 4; ++i) pin(a[i]);
           wgmma_fence();
@@ -257,7 +272,7 @@ struct Gemm {
         previous = from.stage;
         from.advance(stages);
         if constexpr (kScalesSums) {
-          const float2 s = p.scale_after ? float2{1.0f, 1.0f} : scales_of(raw, p.format);
+          const float2 s = p.scale_after ? float2{1.0f, 1.0f} : scales_of(raw[0], p.format);
 #pragma unroll
           for (int i = 0; i < kTokens / 2; ++i) acc[i] = fmaf(i % 4 < 2 ? s.x : s.y, dot[i], acc[i]);
         }
@@ -397,16 +412,23 @@ struct Gemm {
       const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + lane % kUnitTokens, pixels = p.patches.pixels();
       const std::int64_t at = m / pixels * p.image_stride + m % pixels;
 #pragma unroll 1
-      for (int row = warp; row < gpu_tile::kRows; row += 4) {
+      for (int row = 2 * warp; row < gpu_tile::kRows; row += 8) {
         const int n = (pass.block + unit / kUnits) * gpu_tile::kRows + row;
         if (lane < count * kUnitTokens && m < p.m && n < p.n)
-          p.epilogue.store_at(at + n * p.channel_stride, m, n, from[lane * kStagePitch + row]);
+          p.epilogue.store_pair(at + n * p.channel_stride, p.channel_stride, m, n,
+                                *reinterpret_cast<const float2*>(from + lane * kStagePitch + row), n + 1 < p.n);
       }
     } else if (!kPatches && p.plain && (pass.block + (first + count - 1) / kUnits + 1) * gpu_tile::kRows <= p.n) {
 #pragma unroll 4
       for (int i = warp; i < count * kUnitTokens; i += 4)
         for_each_pair([&](int m, int n, float2 sum) { p.epilogue.store_plain(m, n, sum); })(i);
-    } else {
+    } else if (kPatches || kBits == 4) {
+#pragma unroll 1
+      for (int i = warp; i < count * kUnitTokens; i += 4)
+        for_each_pair([&](int m, int n, float2 sum) {
+          if (n < p.n) p.epilogue.store_pair(m * p.epilogue.d_stride + n, 1, m, n, sum, n + 1 < p.n);
+        })(i);
+    } else {  // one by one: matrices of 8-bit codes leave no registers for two
 #pragma unroll 1
       for (int i = 2 * warp; i < 2 * count * kUnitTokens; i = i % 2 == 0 ? i + 1 : i + 7)
         for_each_pair([&](int m, int n, float2 sum) {
@@ -598,8 +620,10 @@ GemmKernel kernel_for(int tokens) {
 template <class Act, int kBits, bool kPatches = false>
 GemmKernel kernel_for(int tokens, Zeros zeros) {
   if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed, kPatches>(tokens);
-  return zeros == Zeros::integer ? kernel_for<Act, kBits, Zeros::integer, kPatches>(tokens)
-                                 : kernel_for<Act, kBits, Zeros::any, kPatches>(tokens);
+  if (zeros == Zeros::integer) return kernel_for<Act, kBits, Zeros::integer, kPatches>(tokens);
+  if constexpr (!std::is_same_v<Act, std::int8_t>)
+    if (zeros == Zeros::fine) return kernel_for<Act, kBits, Zeros::fine, kPatches>(tokens);
+  return kernel_for<Act, kBits, Zeros::any, kPatches>(tokens);
 }
 template <class Act, bool kPatches = false>
 GemmKernel kernel_for(int tokens, const RecordFormat& format, int bits) {

@@ -156,12 +156,6 @@ Status run_decode(const Kernel&, const StepArgs& args) {
   return launch_online_decode_sm90(task, kTokens, args.stream);
 }
 
-double moved_us(const GpuInfo& gpu, const Problem& p) {
-  const double bytes = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes()) +
-                       static_cast<double>(p.m * p.k) + static_cast<double>(p.m * p.n) * bits(p.epilogue.out) / 8;
-  return 1e-3 * bytes / gpu.read_gbytes_per_s;
-}
-
 /// A CTA takes 64 rows × up to 64 tokens from the first channel to the last, and an SM has so many products done in a microsecond:
 /// an estimate, which only has to order kernels that differ by factors.
 double sm80_cost_us(const Kernel&, const Problem& p) {
@@ -171,35 +165,17 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
   const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / tokens);
   const double compute =
       std::max(1.0, tiles / std::max(1, gpu.sms)) * gpu_tile::kRows * tokens * static_cast<double>(p.k) / products;
-  return kLaunchUs + 2.0 + std::max(moved_us(gpu, p) / 0.7, compute);
+  return kLaunchUs + 2.0 + std::max(tile_moved_us(gpu, p, 8) / 0.7, compute);
 }
 
-/// As wgmma_cost_us (cuda_kernels.cpp), with numbers by hand: four instructions of 2·n cycles a row block and record, and a fold that
-/// takes as long again unless others multiply beside it.
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
+  static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);
+  static constexpr WgmmaCost kFolds = wgmma_cost(WgmmaFamily::online_folds, kTokens, kRows, kSplit);
+  constexpr int kDepth = gemm_groups(kTokens, true) * gpu_tile::kRows / kRows;
   const GpuInfo gpu = current_gpu();
-  const gpu_tile::Geometry geo = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
-  constexpr int kBlocks = kRows / gpu_tile::kRows, kDepth = gemm_groups(kTokens, true) / kBlocks;
-  const double folding = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.4 : 3.0;
-  const double block_us = folding * kTokens * 2 / 1650.0;
-  constexpr double kRead = 57e3;  // bytes per microsecond and SM
-  const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows), token_tiles = up(static_cast<double>(p.m), kTokens);
-  const double sms = std::max(8, gpu.sms);
-  double passes, wide = kBlocks;
-  if (kSplit == 1) {
-    const double units = up(row_blocks * token_tiles, sms);
-    passes = up(units, kBlocks);
-    wide = units / passes;
-  } else {
-    passes = up(up(row_blocks, kBlocks) * token_tiles, std::floor(0.9 * sms / kSplit));
-  }
-  const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), kSplit), kDepth);
-  const double bytes = kDepth * (wide * geo.record_bytes() + kTokens * gpu_tile::kChannels);
-  const double pass_us =
-      0.8 + kTokens / 60.0 + (kSplit > 1 ? 1.8 : 0.0) + steps * std::max(wide * kDepth * block_us, bytes / kRead);
-  return kLaunchUs + 0.7 + std::max(moved_us(gpu, p), passes * pass_us);
+  const bool whole = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels;
+  return wgmma_cost_us(whole ? kWhole : kFolds, kDepth, gpu, p, tile_moved_us(gpu, p, 8));
 }
 
 template <int kTokens>
@@ -322,7 +298,7 @@ double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   const double fixed_us = tokens == 1 ? 3.0 : 4.0;  // as linear_cost_us, less the copy of eight tokens' activations
   const double multiplied = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
   const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
-  return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(moved_us(gpu, p), weights_us));
+  return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(tile_moved_us(gpu, p, 8), weights_us));
 }
 
 }  // namespace nibble::cuda

@@ -90,6 +90,10 @@ __device__ inline void async_copy16(std::uint32_t to, const void* from, int byte
 __device__ inline void async_copy4(std::uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
+/// Arrives at a barrier for this thread when its asynchronous copies so far have come; the barrier counts it among those it expects.
+__device__ inline void barrier_arrive_after_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void async_copy_wait() {

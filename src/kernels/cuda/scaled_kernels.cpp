@@ -180,14 +180,6 @@ Status run_scaled(const Kernel&, const StepArgs& args) {
   return kLaunch(task, args.stream);
 }
 
-/// Microseconds to move codes, weight and result once.
-double moved_us(const GpuInfo& gpu, const Problem& p) {
-  const double bytes = static_cast<double>(gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes()) +
-                       static_cast<double>(p.m) * static_cast<double>(p.k) +
-                       static_cast<double>(p.m) * static_cast<double>(p.n) * bits(p.epilogue.out) / 8;
-  return 1e-3 * bytes / gpu.read_gbytes_per_s;
-}
-
 /// A CTA takes its tile of `rows` × `tokens` from the first channel to the last; an SM has `products` done in a microsecond, and one
 /// tile at a time as good as many. Estimates, which only have to order kernels that differ by factors.
 double tiled_cost_us(const Problem& p, int rows, int tokens, double share, double products) {
@@ -196,7 +188,7 @@ double tiled_cost_us(const Problem& p, int rows, int tokens, double share, doubl
   const double rounds = std::max(1.0, tiles / std::max(1, gpu.sms));
   const double compute =
       rounds * rows * std::min<double>(tokens, static_cast<double>(p.m) + 8) * static_cast<double>(p.k) / products;
-  return kLaunchUs + 2.0 + std::max(moved_us(gpu, p) / share, compute);
+  return kLaunchUs + 2.0 + std::max(codes_moved_us(gpu, p) / share, compute);
 }
 
 double simt_cost_us(const Kernel&, const Problem& p) {
@@ -208,18 +200,14 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
   return p.m <= 16 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
 }
 
-/// Warpgroups that share K where tokens are few: two are better than four.
-constexpr int sm90_depth(int tokens, int blocks) { return tokens <= 32 && blocks <= 2 ? 2 : 1; }
-
 template <int kTokens, int kBlocks, int kSplit>
 Status launch_sm90(const ScaledTask& task, Stream stream) {
-  return launch_scaled_sm90(task, kTokens, kBlocks, sm90_depth(kTokens, kBlocks), kSplit, stream);
+  return launch_scaled_sm90(task, kTokens, kBlocks, scaled_sm90_depth(kTokens, kBlocks), kSplit, stream);
 }
 
 Status accepts_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_scaled(self, p));
-  const bool grouped = p.quantize.group.k != 0 || p.scheme.group.n > 1;
-  if (grouped && self.tile.m > 128)
+  if (has_groups(p) && self.tile.m > 128)
     return error(StatusCode::unsupported, "sums of groups of channels, for which {} tokens leave no registers", self.tile.m);
   if (!is_compute_float(p.act) && p.k % 16 != 0)
     return error(StatusCode::unsupported, "K={}: rows of codes have to begin at multiples of 16 bytes", p.k);
@@ -228,7 +216,7 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
 
 template <int kTokens, int kBlocks, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
-  return scaled_sm90_cost_us(kTokens, kBlocks, kSplit, current_gpu(), p);
+  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(p.quantize.codes, current_gpu(), p);
 }
 
 constexpr std::string_view kSm90Summary = "8-bit codes on both sides: wgmma out of shared memory, TMA";
@@ -342,30 +330,11 @@ constexpr std::array kKernels{
 
 std::span<const Kernel> scaled_kernels() { return kKernels; }
 
-/// A CTA takes its passes one after the other, and a pass takes a step for each stage of the ring, in which the tensor cores multiply
-/// while the next stages are read. Numbers by hand, from measurements on an H200.
-double scaled_sm90_cost_us(int tokens, int blocks, int split, const GpuInfo& gpu, const Problem& p) {
-  const bool grouped = p.quantize.group.k != 0 || p.scheme.group.n > 1;
-  const int depth = sm90_depth(tokens, blocks);
-  const double block_us = tokens * 2 / 1650.0;      // of 64 rows × 128 channels: four instructions of n/2 cycles
-  const double read = tokens >= 128 ? 80e3 : 57e3;  // bytes per microsecond and SM
-  const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const double row_blocks = up(static_cast<double>(p.n), gpu_w8::kRows), token_tiles = up(static_cast<double>(p.m), tokens);
-  const double sms = std::max(8, gpu.sms);
-  double passes, wide = blocks;
-  if (split == 1) {
-    const double units = up(row_blocks * token_tiles, sms);
-    passes = up(units, blocks);
-    wide = units / passes;
-  } else {
-    passes = up(up(row_blocks, blocks) * token_tiles, std::floor(0.9 * sms / split));
-  }
-  const double steps = up(up(up(static_cast<double>(p.k), gpu_w8::kChannels), split), depth);
-  const double bytes = depth * (wide * gpu_w8::kRecordBytes + tokens * gpu_w8::kChannels);
-  const double step_us = std::max(wide * depth * block_us * (grouped ? 1.8 : 1.0), bytes / read);
-  const double pass_us = 0.8 + tokens / 100.0 + (split > 1 ? 1.8 : 0.0) + steps * step_us;
-  return kLaunchUs + 0.7 + std::max(moved_us(gpu, p), passes * pass_us);
+double codes_moved_us(const GpuInfo& gpu, const Problem& p) {
+  return moved_us(gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);
 }
+
+bool has_groups(const Problem& p) { return p.quantize.group.k != 0 || p.scheme.group.n > 1; }
 
 ScaledTask scaled_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/cuda/scaled_task.hpp"
+#include "kernels/cuda/wgmma_cost.hpp"
 #include "kernels/kernel.hpp"
 #include "nibble/cuda.hpp"
 
@@ -19,7 +20,25 @@ std::span<const Kernel> scaled_kernels();
 /// args.scratch: nobody has filled them yet.
 ScaledTask scaled_task(const StepArgs& args);
 
-/// Predicted microseconds of sm_90's kernels: `tokens` × 64·`blocks` outputs a pass of a CTA, `split` of which share it along K.
-double scaled_sm90_cost_us(int tokens, int blocks, int split, const GpuInfo& gpu, const Problem& problem);
+/// Whether activations have scales per group of channels, or the weight per block.
+bool has_groups(const Problem& problem);
+/// Microseconds to move codes, weight and result once.
+double codes_moved_us(const GpuInfo& gpu, const Problem& problem);
+
+/// Warpgroups that share K where tokens are few: two are better than four.
+constexpr int scaled_sm90_depth(int tokens, int blocks) { return tokens <= 32 && blocks <= 2 ? 2 : 1; }
+
+/// Predicted microseconds of sm_90's kernels: kTokens × 64·kBlocks outputs a pass of a CTA, kSplit of which share it along K.
+template <int kTokens, int kBlocks, int kSplit>
+double scaled_sm90_cost_us(DType codes, const GpuInfo& gpu, const Problem& problem) {
+  constexpr int kRows = kBlocks * gpu_w8::kRows;
+  static constexpr WgmmaCost kS8 = wgmma_cost(WgmmaFamily::s8, kTokens, kRows, kSplit);
+  static constexpr WgmmaCost kE4m3 = wgmma_cost(WgmmaFamily::e4m3, kTokens, kRows, kSplit);
+  // Of 256 tokens there are no groups.
+  static constexpr WgmmaCost kGroups =
+      kTokens == 256 ? kE4m3 : wgmma_cost(WgmmaFamily::e4m3_groups, kTokens == 256 ? 128 : kTokens, kRows, kSplit);
+  const WgmmaCost& cost = codes == DType::s8 ? kS8 : has_groups(problem) ? kGroups : kE4m3;
+  return wgmma_cost_us(cost, scaled_sm90_depth(kTokens, kBlocks), gpu, problem, codes_moved_us(gpu, problem));
+}
 
 }  // namespace nibble::cuda

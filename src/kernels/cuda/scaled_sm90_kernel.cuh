@@ -41,14 +41,12 @@ namespace {
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
 /// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
-template <bool kGrouped, bool kPatches>
-constexpr int kProducerRegisters = kGrouped   ? 72
-                                   : kPatches ? 40
-                                              : 32;
-template <int kTokens, bool kGrouped, bool kPatches>
+template <bool kGrouped>
+constexpr int kProducerRegisters = kGrouped ? 72 : 32;
+template <int kTokens, bool kGrouped>
 constexpr int kConsumerRegisters = [] {
   const int share = 65536 / scaled_threads(kTokens, kGrouped) / 8 * 8;
-  const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
+  const int most = (share + (share - kProducerRegisters<kGrouped>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
   return most > 240 ? 240 : most;
 }();
 constexpr int kUnitTokens = 8;  // of a unit of sums: four a lane
@@ -166,44 +164,44 @@ struct Scaled {
       }
     });
   }
-  /// The scales of a record's activations and of its row blocks: a warp's work, for they come from anywhere. Loads run ahead of the ring.
-  __device__ float* scales_of(int stage, int turn) const {
-    return reinterpret_cast<float*>(shared + map.scales) + (stage * depth() + turn) * kScaleSlot;
+  /// The scales of a record's activations and of its row blocks: a warp's work, for they come from anywhere, 4 bytes at a time. The copies
+  /// are asynchronous and arrive at the stage's barrier by themselves, so that as many records are on their way as the ring has stages.
+  __device__ std::uint32_t scales_of(int stage, int turn) const {
+    return base + map.scales + (stage * depth() + turn) * kScaleSlot * 4;
+  }
+  /// Those that are not in memory, once for all passes: nothing writes over them.
+  __device__ void fill_scales() const {
+#pragma unroll 1
+    for (int slot = 0; slot < p.stages * depth(); ++slot)
+#pragma unroll 1
+      for (int at = lane; at < kScaleSlot; at += 32)
+        ptx::store_shared4(scales_of(0, slot) + 4 * at, __float_as_uint(at < kTokens ? p.acts.scale : 1.0f));
   }
   __device__ void produce_scales() const {
-    constexpr int kEach = (kScaleSlot + 31) / 32;
+    constexpr int kEach = (kTokens + 31) / 32;  // of a lane
+    const int block_rows = p.weight.geometry.block_rows;
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
     for_each_pass([&](const Pass& pass) {
-      float next[kEach];
-      const auto load = [&](int record) {
+      const float* tokens[kEach];  // what is beyond M multiplies zeros and is not stored
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-          const int at = i * 32 + lane, m = pass.token_tile * kTokens + at, b = at - kTokens;
-          if (record >= end_record()) continue;
-          next[i] = 1.0f;
-          if (at < kTokens)
-            next[i] = p.acts.scales == nullptr ? p.acts.scale
-                      : m < p.m                ? p.acts.scales[m * p.acts.scale_row + record * p.acts.scale_group]
-                                               : 0.0f;
-          else if (b < pass.blocks && p.weight.geometry.block_rows != 0)
-            next[i] =
-                p.weight.scales()[(pass.block + b) * gpu_w8::kRows / p.weight.geometry.block_rows * p.tile_records + record];
-        }
-      };
-      load(first_record());
+      for (int i = 0; i < kEach; ++i)
+        tokens[i] = p.acts.scales + std::int64_t{min(pass.token_tile * kTokens + i * 32 + lane, p.m - 1)} * p.acts.scale_row;
+      const float* rows = p.weight.scales();
+      if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.tile_records;
 #pragma unroll 1
       for (int record = first_record(); record < end_record();) {
         ptx::barrier_wait(empty(to.stage), to.parity);
 #pragma unroll 1
-        for (int d = 0; d < depth() && record < end_record(); ++d) {
+        for (int d = 0; d < depth() && record < end_record(); ++d, ++record) {
+          const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
+          if (p.acts.scales != nullptr)
 #pragma unroll
-          for (int i = 0; i < kEach; ++i)
-            if (i * 32 + lane < kScaleSlot) scales_of(to.stage, d)[i * 32 + lane] = next[i];
-          load(++record);
+            for (int i = 0; i < kEach; ++i)
+              if (i * 32 + lane < kTokens) ptx::async_copy4(slot + i * 128, tokens[i] + record * p.acts.scale_group);
+          if (block_rows != 0 && lane < pass.blocks) ptx::async_copy4(slot + 4 * kTokens, rows + record);
         }
-        __syncwarp();
-        if (lane == 0) ptx::barrier_arrive(full(to.stage));
+        ptx::barrier_arrive_after_copies(full(to.stage));
         to.advance(p.stages);
       }
     });
@@ -306,7 +304,7 @@ struct Scaled {
   }
   /// acc += dot · s_a · s_w of a group of 128 channels.
   __device__ void add_group(Sums& acc, const Sums& dot, int stage) const {
-    const float* scales = scales_of(stage, turn());
+    const auto* scales = reinterpret_cast<const float*>(shared + (scales_of(stage, turn()) - base));
     const float weight_scale = scales[kTokens + row_group()];
     scales += lane % 4 * 2;
 #pragma unroll
@@ -446,10 +444,12 @@ struct Scaled {
       }
     } else {
 #pragma unroll 1
-      for (int i = 2 * warp; i < 2 * tokens; i = i % 2 == 0 ? i + 1 : i + 7) {  // a token's 64 rows are one warp's
-        const int m = first_m + i / 2, n = block * gpu_w8::kRows + i % 2 * 32 + lane;
+      for (int i = warp; i < tokens; i += 4) {  // a token's 64 rows are one warp's
+        const int m = first_m + i, n = block * gpu_w8::kRows + 2 * lane;
+        const std::int64_t row = p.first_row + m;
         if (m < p.m && n < p.weight.geometry.n)
-          p.epilogue.store(p.first_row + m, n, from[i / 2 * kStagePitch + i % 2 * 32 + lane]);
+          p.epilogue.store_pair(row * p.epilogue.d_stride + n, 1, row, n,
+                                *reinterpret_cast<const float2*>(from + i * kStagePitch + 2 * lane), n + 1 < p.weight.geometry.n);
       }
     }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
@@ -663,14 +663,16 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
-      ptx::barrier_init(gemm.full(s), kGrouped ? 2 : 1);
+      ptx::barrier_init(gemm.full(s), kGrouped ? 1 + 32 : 1);  // weights' producer, and a warp that brings scales
       ptx::barrier_init(gemm.empty(s), gemm.active() * gemm.kReleasing);
     }
     ptx::barrier_init_fence();
   }
+  if constexpr (kGrouped)
+    if (warp == kProducerWarp + 2) gemm.fill_scales();
   __syncthreads();
   if (warp >= kProducerWarp) {
-    ptx::give_registers<kProducerRegisters<kGrouped, kPatches>>();
+    ptx::give_registers<kProducerRegisters<kGrouped>>();
     const int producer = warp - kProducerWarp;
     if (producer == 0 && gemm.lane == 0) gemm.produce_weights();
     if (producer == 1 && gemm.lane == 0) gemm.produce_activations();
@@ -682,7 +684,7 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
       gemm.exchange();
     }
   } else {
-    ptx::take_registers<kConsumerRegisters<kTokens, kGrouped, kPatches>>();
+    ptx::take_registers<kConsumerRegisters<kTokens, kGrouped>>();
     gemm.consume();
   }
 }

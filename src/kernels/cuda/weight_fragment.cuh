@@ -164,13 +164,19 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
   return scale;
 }
 
-// ---- The same for what nearly all checkpoints have, without branches: 16-bit scales, groups of 128 or more, no float zeros.
+// ---- The same for what nearly all checkpoints have, without branches: 16-bit scales, no float zeros.
 
-enum class Zeros { fixed, integer, any };  // any: load_constants above, and whatever else is unusual
+enum class Zeros {
+  fixed,    // groups of 128 or more, zeros in the middle of the codes
+  integer,  // the same groups, zeros of their own
+  fine,     // groups of 32 and 64, of either kind
+  any,      // load_constants above, and whatever else is unusual
+};
 
 inline Zeros zeros_of(const RecordFormat& f, DType act) {
-  if (f.span != gpu_tile::kChannels || f.scale_type == DType::f32 || f.zero > Zero::integer) return Zeros::any;
+  if (f.scale_type == DType::f32 || f.zero > Zero::integer) return Zeros::any;
   if (act == DType::f16 && f.scale_type != DType::f16) return Zeros::any;
+  if (f.span != gpu_tile::kChannels) return Zeros::fine;
   return f.zero == Zero::fixed ? Zeros::fixed : Zeros::integer;
 }
 
@@ -180,8 +186,8 @@ struct RawConstants {
 };
 template <Zeros kZeros>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
-  return {ptx::load_shared4(slot + position * 2),
-          kZeros == Zeros::integer ? load_shared2(slot + format.zeros_offset + position) : 0u};
+  const bool has_zeros = kZeros == Zeros::integer || (kZeros == Zeros::fine && format.zero == Zero::integer);
+  return {ptx::load_shared4(slot + position * 2), has_zeros ? load_shared2(slot + format.zeros_offset + position) : 0u};
 }
 /// Two floats, each twice in a register.
 template <class Act>
@@ -215,7 +221,7 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   if (scale_after) scales = kOnes<Act>;
   c.scale[0] = __byte_perm(scales, 0, 0x1010);
   c.scale[1] = __byte_perm(scales, 0, 0x3232);
-  if (kZeros == Zeros::integer) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
+  if (kZeros != Zeros::fixed) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
     const float z0 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7440));
     const float z1 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7441));
     twice<Act>(c.minus, (0x1p23f - Codes::kMagic - format.zero_base) - z0,

@@ -1,0 +1,43 @@
+#include "kernels/cuda/wgmma_cost.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "layouts/gpu_tile.hpp"
+
+namespace nibble::cuda {
+
+// A CTA takes its passes one after the other, a pass takes a step for each stage of records, and in a step up to `blocks` warpgroups
+// multiply, for whom the tensor cores are one. Reading and multiplying overlap. bench/fit_gpu_costs.py fits the numbers, and has the
+// same formula.
+double wgmma_cost_us(const WgmmaCost& cost, int depth, const GpuInfo& gpu, const Problem& p, double moved) {
+  const auto up = [](double a, double b) { return std::ceil(a / b); };
+  const int blocks = cost.rows / gpu_tile::kRows;
+  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
+               token_tiles = up(static_cast<double>(p.m), cost.tokens);
+  const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), cost.split), depth);
+  const double sms = std::max(8, gpu.sms);
+  double passes, wide = blocks;
+  if (cost.split == 1) {
+    const double units = up(row_blocks * token_tiles, sms);
+    passes = up(units, blocks);
+    wide = units / passes;
+  } else {
+    constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
+    passes = up(up(row_blocks, blocks) * token_tiles, std::floor(sms * (cost.split == 2 ? 0.5 : kFoursOfSms)));
+  }
+  const double pass_us = cost.pass_us + steps * std::max<double>(cost.step_us, wide * depth * cost.block_us);
+  return cost.fixed_us + std::max(moved, passes * pass_us);
+}
+
+double moved_us(const GpuInfo& gpu, const Problem& p, std::int64_t weight_bytes, int act_bits) {
+  const double bytes = static_cast<double>(weight_bytes) + static_cast<double>(p.m * p.k) * act_bits / 8 +
+                       static_cast<double>(p.m * p.n) * bits(p.epilogue.out) / 8;
+  return 1e-3 * bytes / gpu.read_gbytes_per_s;
+}
+
+double tile_moved_us(const GpuInfo& gpu, const Problem& p, int act_bits) {
+  return moved_us(gpu, p, gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes(), act_bits);
+}
+
+}  // namespace nibble::cuda

@@ -229,3 +229,43 @@ def test_without_the_table(torch):
 def test_tensors_that_do_not_fit(torch, weight, change, error, words):
     with pytest.raises(error, match=words):
         weight.linear(change(torch.ones(3, 256)))
+
+
+def test_tracers_see_the_operator(torch, layer):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    seen, x, op = [], torch.randn(3, 256), torch.ops.nibble.linear.default
+    with Log():
+        layer(x)
+    assert op in seen
+    graph = make_fx(layer)(x)
+    assert op in [node.target for node in graph.graph.nodes]
+    assert torch.equal(graph(x * 2), layer(x * 2))
+    with FakeTensorMode() as mode:
+        assert layer(mode.from_tensor(x)).shape == (3, 32)
+    exported = torch.export.export(layer, (x,))
+    assert op in [node.target for node in exported.graph.nodes]
+
+
+def test_gradients_of_the_operator(torch, layer):
+    import nibble.torch
+
+    number, x, bias = nibble.torch.handle(layer.weight), torch.randn(3, 256), torch.randn(32, requires_grad=True)
+    y = torch.ops.nibble.linear(x, number, bias)
+    assert y.grad_fn is not None and torch.ops.nibble.linear(x, number).grad_fn is None
+    y.sum().backward()
+    assert torch.equal(bias.grad, torch.full((32,), 3.0))
+    with torch.no_grad():
+        assert torch.ops.nibble.linear(x, number, bias).grad_fn is None
+    with torch.inference_mode():
+        assert torch.equal(torch.ops.nibble.linear(x, number, bias=bias), y)
+    x.requires_grad_()
+    with pytest.raises(NotImplementedError, match="silu"):
+        torch.ops.nibble.linear(x, number, activation="silu").sum().backward()

@@ -328,6 +328,17 @@ def generation(data):
             "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
 
 
+def call_cost(data):
+    """A row per kind of call, a column per state of the package: microseconds."""
+    if data is None:
+        return "Not measured yet: `bench/call_cost.py --device cuda` on a machine with a GPU and PyTorch.\n"
+    columns = data["columns"]
+    rows = [[name] + [f"{column[name]['us']:.1f}" if name in column else "" for column in columns.values()]
+            for name in next(iter(columns.values()))]
+    return (table(["µs a call", *columns], rows) + f"\n64×64 `u4b8g32`, one token, kernel included; {data['device']}, one thread, Python "
+            f"{data['python']}, PyTorch {data['torch']}. The least of {data['rounds']} interleaved rounds of {data['calls']} calls.\n")
+
+
 def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
@@ -395,6 +406,7 @@ RENDERERS = {
     "formats": formats,
     "conv": conv,
     "generation": generation,
+    "call_cost": call_cost,
     "exactness": exactness,
     "added_error": added_error,
     "dequantize": dequantize,
@@ -403,7 +415,7 @@ RENDERERS = {
     "packed": packed,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json")}
-MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation"}
+MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

@@ -118,12 +118,16 @@ struct LinearSpec {
   /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
   /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
   ActScheme quantize = {};
+
+  friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
 };
 
 /// What a plan for W itself has to know.
 struct DequantizeSpec {
   DType out = DType::f32;   // f32, f16 or bf16
   bool transposed = false;  // false: D[N,K]; true: D[K,N]
+
+  friend bool operator==(const DequantizeSpec&, const DequantizeSpec&) = default;
 };
 
 /// What may be chosen, and for which machine.

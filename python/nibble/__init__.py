@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import copyreg
 import json
-import math
 import os
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from . import _arrays, _core
 from ._core import (
@@ -30,7 +29,6 @@ from ._core import (
     LayoutInfo,
     Module,
     Note,
-    Plan,
     QuantError,
     QuantTensor,
     VerifyReport,
@@ -43,7 +41,7 @@ from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument
 
 __all__ = [
     "AlreadyExists", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
-    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "Plan", "QuantError",
+    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "QuantError",
     "QuantTensor", "Unsupported", "VerifyReport", "__version__", "doctor", "formats", "kernels", "layouts", "open", "pack",
     "quantization_error", "quantize", "quantize_activations", "quantize_conv", "read_tensors", "verify",
 ]  # fmt: skip
@@ -102,8 +100,7 @@ def pack(
     all. A whole scheme, "s8r_u4zg128", may be given too. layout, kernel: by name, in place of a choice by cost for M up to m_max.
     Raises Unsupported when no layout can hold q, or without a GPU.
     """
-    act = _core.act_scheme(act)
-    return PackedWeight(_core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max), act)
+    return PackedWeight(_core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max))
 
 
 def _repack(q: QuantTensor, backend: str, act: str, layout: str) -> PackedWeight:
@@ -123,56 +120,6 @@ def _restore(fields: dict[str, Any]) -> QuantTensor:
 
 
 copyreg.pickle(QuantTensor, lambda q: (_restore, (_fields(q),)))
-
-
-def _place(device: tuple[str, int]) -> str:
-    return f"{device[0]}:{device[1]}"
-
-
-class _Stream:
-    """Where a call runs: the framework and the device of `like`, and the stream that its arrays are ordered by."""
-
-    def __init__(self, framework: _arrays.Numpy, like: Array, where: str, stream: Any) -> None:
-        self._framework, self._like = framework, like
-        self._context = None
-        self.cuda = where == "cuda"
-        self.handle = 0
-        if self.cuda:
-            self.handle = framework.current_stream(like) if stream is None else _arrays.stream_handle(stream)
-            self._context = framework.on_device(like)
-
-    def __enter__(self) -> None:
-        if self._context is not None:
-            self._context.__enter__()
-
-    def __exit__(self, *problem: Any) -> None:
-        if self._context is not None:
-            self._context.__exit__(*problem)
-
-    def empty(self, shape: tuple[int, ...], token: str) -> Array:
-        return self._framework.empty(shape, token, self._like, self.handle)
-
-    def images(self, shape: tuple[int, int, int, int], token: str, channels_last: bool) -> Array:
-        b, c, h, w = shape
-        return self._framework.channels_second(self.empty((b, h, w, c), token)) if channels_last else self.empty(shape, token)
-
-    def export(self, x: Array | None) -> Any:
-        return None if x is None else _arrays.framework(x).export(x, self.handle)
-
-    def output(self, x: Array | None) -> Any:
-        if x is not None:
-            _arrays.framework(x).check_writable(x)
-        return self.export(x)
-
-    def run(
-        self, plan: Plan, weight: _core.PackedWeight, x: Array | None, out: Array, operands: dict[str, Array | None],
-        images: bool = False,
-    ) -> None:  # fmt: skip
-        given: dict[str, Any] = {"images": images}
-        given |= {name: self.export(operand) for name, operand in operands.items() if operand is not None}
-        if self.cuda and plan.workspace_bytes:
-            given["workspace"] = self.export(self.empty((plan.workspace_bytes,), "u8"))
-        plan.run(weight, self.export(x), self.output(out), stream=self.handle, **given)
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -195,17 +142,16 @@ def _covered(size: int, before: int, after: int, kernel: int, stride: int, dilat
 class PackedWeight:
     """A weight W[n,k] in the byte order its kernels stream, with the plans that ran on it. Made by pack(); immutable and shareable."""
 
-    def __init__(self, weight: _core.PackedWeight, act: str = "") -> None:
+    def __init__(self, weight: _core.PackedWeight) -> None:
         self._weight = weight
-        self._plans: dict[Any, Plan] = {}
-        self.act = act
+        self.act: str = weight.act
         self.n: int = weight.n
         self.k: int = weight.k
         self.scheme: str = weight.scheme
         self.kernel: tuple[int, int] = weight.kernel
         self.layout: str = weight.layout
         self.backend: str = weight.backend
-        self.device = ("cuda", int(_core.gpu()["ordinal"])) if weight.backend == "cuda" else _arrays.CPU
+        self.device = ("cuda", weight.gpu) if weight.backend == "cuda" else _arrays.CPU
         self.has_bias: bool = weight.has_bias
         self.act_order: bool = weight.act_order
         self.nbytes: int = weight.nbytes
@@ -223,17 +169,6 @@ class PackedWeight:
     def unpack(self) -> QuantTensor:
         """The QuantTensor it was packed from, bit for bit."""
         return self._weight.unpack()
-
-    def plan(self, act: str, m_max: int, **spec: Any) -> Plan:
-        """The plan for activations of type `act` and every M up to m_max (rounded up to a power of two); kept for the next time."""
-        return self._plan(Plan.linear, act=act, m_max=1 << max(0, m_max - 1).bit_length(), **spec)
-
-    def _plan(self, make: Callable[..., Plan], **spec: Any) -> Plan:
-        key = (make, *spec.values(), *spec)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plans.setdefault(key, make(self._weight, **spec))
-        return found
 
     def linear(
         self,
@@ -269,28 +204,10 @@ class PackedWeight:
 
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """
-        framework = _arrays.framework(x)
-        dims = _arrays.shape(x)
-        act = framework.token(x)
-        codes = act in ("s8", "e4m3")
-        if not dims or dims[-1] != self.k:
-            raise InvalidArgument(f"x has shape {list(dims)}, the weight W[{self.n},{self.k}] takes [..., {self.k}]")
-        self._check_place(framework.device(x))
-        if quantize is None:
-            quantize = self._act_of_codes(act, dims, a_scale, a_zero) if codes else self.act
-        parts = {"gate": gate, "residual": residual, "row_scale": row_scale, "col_scale": col_scale}
-        spec, operands = self._epilogue(act, parts, bias, activation, clamp, out_dtype, out_scale, out_zero, out)
-        operands.update(a_scale=a_scale, a_zero=a_zero)
-        if kernel or not allow_reference:
-            spec.update(kernel=kernel, allow_reference=allow_reference)
-        m = _arrays.rows(dims)
-        on_stream = _Stream(framework, x, self.backend, stream)
-        with on_stream:
-            result = on_stream.empty((*dims[:-1], self.n), spec["out"]) if out is None else out
-            if m > 0:
-                plan = self.plan(act, m, quantize=quantize, **spec)
-                on_stream.run(plan, self._weight, x, result, operands)
-        return framework.finish(result) if out is None else out
+        return self._weight.linear(
+            x, bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, out_dtype, out_scale, out_zero,
+            out, stream, kernel, allow_reference,
+        )  # fmt: skip
 
     __call__ = linear
 
@@ -331,86 +248,10 @@ class PackedWeight:
 
         Raises InvalidArgument, for a geometry with the size of the output that follows from it; nothing has been written then.
         """
-        framework = _arrays.framework(x)
-        dims = _arrays.shape(x)
-        act = framework.token(x)
-        if len(dims) != 4:
-            raise InvalidArgument(f"x has shape {list(dims)}, a convolution takes images [B, C, H, W]")
-        if dims[1] * self.kernel[0] * self.kernel[1] != self.k * groups:
-            raise InvalidArgument(
-                f"x has shape {list(dims)} and groups={groups}, the weight W[{self.n},{self.k}] is of a kernel of "
-                f"{self.kernel[0]}x{self.kernel[1]} elements and takes {self.k * groups // (self.kernel[0] * self.kernel[1])} channels"
-            )
-        self._check_place(framework.device(x))
-        if quantize is None:
-            quantize = self.act if act not in ("s8", "e4m3") else f"{act}{'z' if a_zero is not None else ''}t"
-        spec, operands = self._epilogue(
-            act, {"gate": gate, "residual": residual, "col_scale": col_scale}, bias, activation, clamp, out_dtype, out_scale, out_zero, out
-        )
-        operands.update(a_scale=a_scale, a_zero=a_zero)
-        if kernel or not allow_reference:
-            spec.update(kernel=kernel, allow_reference=allow_reference)
-        input_nhwc = _arrays.channels_last(x)
-        output_nhwc = _arrays.channels_last(out) if out is not None else input_nhwc if channels_last is None else channels_last
-        step, around, spread = _pair(stride), _padding(padding), _pair(dilation)
-        batch_max = 1 << max(0, dims[0] - 1).bit_length()
-        plan = self._plan(
-            Plan.conv, act=act, batch_max=batch_max, size=dims[2:], stride=step, padding=around, dilation=spread, groups=groups,
-            channels=dims[1], input_nhwc=input_nhwc, output_nhwc=output_nhwc, quantize=quantize, **spec,
+        return self._weight.conv(
+            x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp, gate, residual, col_scale,
+            a_scale, a_zero, quantize, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
         )  # fmt: skip
-        height = _covered(dims[2], around[0], around[1], self.kernel[0], step[0], spread[0])
-        width = _covered(dims[3], around[2], around[3], self.kernel[1], step[1], spread[1])
-        on_stream = _Stream(framework, x, self.backend, stream)
-        with on_stream:
-            result = on_stream.images((dims[0], self.n, height, width), spec["out"], output_nhwc) if out is None else out
-            if dims[0] > 0:
-                on_stream.run(plan, self._weight, x, result, operands, images=True)
-        return framework.finish(result) if out is None else out
-
-    def _check_place(self, where: tuple[str, int]) -> None:
-        if where != self.device:
-            raise InvalidArgument(f"x is on {_place(where)}, the weight on {_place(self.device)}; pack it there, or move x")
-
-    def _epilogue(
-        self, act: str, parts: dict[str, Array | None], bias: Array | bool | None, activation: str, clamp: tuple[float, float],
-        out_dtype: Any, out_scale: float, out_zero: int, out: Array | None,
-    ) -> tuple[dict[str, Any], dict[str, Array | None]]:  # fmt: skip
-        """What a plan is told of the epilogue, and what a run gets for it."""
-        if out is None:
-            token = _arrays.token(out_dtype) if out_dtype is not None else "f32" if act in ("s8", "e4m3") else act
-        else:
-            token = _arrays.framework(out).token(out)
-            if out_dtype is not None and token != _arrays.token(out_dtype):
-                raise InvalidArgument(f"out is {token}, out_dtype says {_arrays.token(out_dtype)}")
-        operands = {name: part for name, part in parts.items() if part is not None}
-        spec: dict[str, Any] = {"out": token, **dict.fromkeys(operands, True)}
-        if bias is None or bias is True:
-            spec["bias"] = self.has_bias
-        elif bias is not False:
-            spec["bias"] = True
-            operands["bias"] = bias
-        if activation != "none":
-            spec.update(activation=activation, clamp=clamp)
-        if token == "s8":
-            spec.update(out_scale=out_scale, out_zero=out_zero)
-        return spec, operands
-
-    def _act_of_codes(self, act: str, dims: tuple[int, ...], a_scale: Array | None, a_zero: Array | None) -> str:
-        """How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups."""
-        zero = "z" if a_zero is not None else ""
-        if a_scale is None:
-            return f"{act}{zero}t"  # the weight's static_acts; refused with the reason where it has none
-        scales = _arrays.shape(a_scale)
-        m = _arrays.rows(dims)
-        if math.prod(scales) == 1:
-            return f"{act}{zero}t"
-        if scales == dims[:-1] or len(scales) == 1 or scales[-1] == 1:
-            return f"{act}{zero}r"
-        if scales[:-1] != dims[:-1] and scales[:-1] != (m,):
-            raise InvalidArgument(f"a_scale has shape {list(scales)}; x of shape {list(dims)} takes [1], [{m}] or [{m},G]")
-        if self.k % scales[-1] != 0:
-            raise InvalidArgument(f"{scales[-1]} groups do not divide K={self.k} evenly; say quantize={act + 'gSIZE'!r}")
-        return f"{act}{zero}g{self.k // scales[-1]}"
 
     def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:
         """W [N,K], or [K,N] when transposed, as f32, f16 or bf16: bit for bit what the scheme says, rounded once.
@@ -419,25 +260,16 @@ class PackedWeight:
         """
         if out is None and self.backend == "cuda":
             raise InvalidArgument("the weight is in device memory: pass out=, an array there")
-        framework = _arrays.framework(out)
-        if out is not None and framework.device(out) != self.device:
-            raise InvalidArgument(f"out is on {_place(framework.device(out))}, the weight on {_place(self.device)}")
-        token = _arrays.token(dtype) if out is None else framework.token(out)
-        key = ("dequantize", token, transposed)
-        plan = self._plans.get(key) or self._plans.setdefault(
-            key, Plan.dequantize(self._weight, out=token, transposed=transposed)
-        )
-        on_stream = _Stream(framework, out, self.backend, stream)
-        with on_stream:
-            result = on_stream.empty((self.k, self.n) if transposed else (self.n, self.k), token) if out is None else out
-            on_stream.run(plan, self._weight, None, result, {})
-        return result
+        if out is None:
+            out = _arrays.NUMPY.empty((self.k, self.n) if transposed else (self.n, self.k), _arrays.token(dtype), None, None)
+        self._weight.dequantize(out, transposed, stream)
+        return out
 
     def explain(self, act: Any = "f32", m_max: int = 1 << 13, *, quantize: str | None = None, out_dtype: Any = None) -> list[Bucket]:
         """Which kernels run for which M up to m_max, what they are predicted to cost, and why the others were refused."""
         token = _arrays.token(act)
         out = _arrays.token(out_dtype) if out_dtype is not None else token
-        return self.plan(token, m_max, out=out, quantize=self.act if quantize is None else quantize).explain()
+        return self._weight.explain(token, m_max, out, self.act if quantize is None else quantize)
 
 
 class Linear:
@@ -482,37 +314,9 @@ def quantize_activations(
     limit: no scale reaches further. prescale: f32 [K], multiplies x first. codes, scales, zeros: written in place of new arrays; scales
     may have any strides. Parts a scheme does not have are None.
     """
-    framework = _arrays.framework(x)
-    dims = _arrays.shape(x)
-    if not dims:
-        raise InvalidArgument("x has no dimension; activations are [..., K]")
-    name = _core.act_scheme(scheme)
-    kind = "e4m3" if name.startswith("e4m3") else "s8"
-    rest = name[len(kind) :]
-    has_zero, group = rest.startswith("z"), rest.lstrip("z")
-    known = None
-    if group == "t":
-        if scale is None:
-            raise InvalidArgument(f"{name}: a scale per tensor has to be known beforehand; pass scale=")
-        known = (float(scale), int(zero))
-    made = [codes is None, scales is None, zeros is None]
-    on_stream = _Stream(framework, x, framework.device(x)[0], stream)
-    with on_stream:
-        if codes is None:
-            codes = on_stream.empty(dims, kind)
-        if scales is None and group != "t":
-            tail = (-(-dims[-1] // int(group[1:])),) if group.startswith("g") else ()
-            scales = on_stream.empty((*dims[:-1], *tail), "f32")
-        if zeros is None and has_zero and group != "t":
-            zeros = on_stream.empty(dims[:-1], "s32")
-        if _arrays.rows(dims) > 0:
-            _core.quantize_activations(
-                on_stream.export(x), scheme=name, codes=on_stream.output(codes), scales=on_stream.output(scales),
-                zeros=on_stream.output(zeros), prescale=on_stream.export(prescale), limit=limit, known=known, cuda=on_stream.cuda,
-                stream=on_stream.handle,
-            )  # fmt: skip
-    results = (codes, scales, zeros)
-    return tuple(framework.finish(r) if r is not None and new else r for r, new in zip(results, made))  # type: ignore[return-value]
+    return _core.quantize_activations(
+        x, scheme=scheme, scale=scale, zero=zero, limit=limit, prescale=prescale, codes=codes, scales=scales, zeros=zeros, stream=stream
+    )
 
 
 def verify(

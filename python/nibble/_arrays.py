@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import sys
 from typing import Any, ContextManager
 
@@ -64,6 +63,10 @@ def named(bits: Any, token_: str) -> Any:
 class Numpy:
     """The base of all: arrays in host memory, results are NumPy's."""
 
+    def table(self, kind: type) -> Any:
+        """DLPack's C functions for arrays of this type, as a capsule; None where they come by `__dlpack__` or the buffer protocol."""
+        return vars(kind).get("__dlpack_c_exchange_api__")
+
     def device(self, x: Any) -> tuple[str, int]:
         """ "cpu" or "cuda", and which."""
         if type(x).__module__ == "numpy":
@@ -73,14 +76,6 @@ class Numpy:
             return CPU
         kind, index = where()
         return ("cuda", int(index)) if int(kind) == 2 else CPU
-
-    def token(self, x: Any) -> str:
-        """The element type. Bits stand for the floats that NumPy lacks: uint16 for bf16, uint8 for e4m3."""
-        dtype = getattr(x, "dtype", None)
-        if dtype is None:
-            raise TypeError(f"{type(x).__qualname__} is no array")
-        name = token(dtype)
-        return {"u16": "bf16", "u8": "e4m3"}.get(name, name)
 
     def export(self, x: Any, stream: int | None) -> Any:
         """What the extension opens: the array, or a DLPack capsule whose memory is ready for `stream`."""
@@ -96,20 +91,15 @@ class Numpy:
         """Raises InvalidArgument where DLPack would let us write and the framework would not."""
 
     def empty(self, shape: tuple[int, ...], token_: str, like: Any, stream: int | None) -> Any:
-        """New memory where `like` is, of its kind."""
+        """New memory where `like` is, of its kind. stream: to which it belongs, None for the current one."""
         if like is not None and self.device(like)[0] == "cuda":
-            raise Unsupported(f"nibble cannot make arrays of {type(like).__qualname__} in device memory; pass out= and workspace=")
+            raise Unsupported(f"nibble cannot make arrays of {type(like).__qualname__} in device memory; pass out=")
         import numpy
 
         dtype = _numpy_type(token_)
         if token_ in _BITS and getattr(like, "dtype", None) == _BITS[token_]:
             dtype = numpy.dtype(_BITS[token_])  # bits are answered with bits
         return numpy.empty(shape, dtype)
-
-    def strides(self, x: Any) -> tuple[int, ...] | None:
-        """In elements; None of dense arrays."""
-        bytes_ = getattr(x, "strides", None)
-        return None if bytes_ is None else tuple(s // x.itemsize for s in bytes_)
 
     def channels_second(self, images: Any) -> Any:
         """[B,H,W,C] seen as [B,C,H,W]."""
@@ -123,12 +113,21 @@ class Numpy:
         """The cudaStream_t that work on x is ordered by; 0 is CUDA's default stream."""
         return 0
 
-    def on_device(self, x: Any) -> ContextManager[Any]:
-        """Makes the GPU of x the current one."""
-        return contextlib.nullcontext()
+    def on_device(self, x: Any) -> ContextManager[Any] | None:
+        """Makes the GPU of x the current one; None where it is."""
+        return None
+
+
+@functools.lru_cache(maxsize=None)
+def _torch_type(token_: str) -> Any:
+    return getattr(sys.modules["torch"], _NAMES[token_])
 
 
 class Torch(Numpy):
+    def table(self, kind: type) -> Any:
+        plain = getattr(kind, "__torch_dispatch__", None) is sys.modules["torch"].Tensor.__torch_dispatch__
+        return getattr(kind, "__dlpack_c_exchange_api__", None) if plain else None  # others may have no memory of their own
+
     def device(self, x: Any) -> tuple[str, int]:
         if x.is_cpu:
             return CPU
@@ -136,9 +135,6 @@ class Torch(Numpy):
         if device.type != "cuda":
             raise Unsupported(f"the tensor is on {device}; nibble has cpu and cuda")
         return "cuda", device.index
-
-    def strides(self, x: Any) -> tuple[int, ...] | None:
-        return tuple(x.stride())
 
     def channels_second(self, images: Any) -> Any:
         return images.permute(0, 3, 1, 2)
@@ -148,23 +144,20 @@ class Torch(Numpy):
             x = x.detach()
         return x if not x.is_cuda else super().export(x, stream)
 
-    def token(self, x: Any) -> str:
-        name = token(x.dtype)
-        return name if x.is_floating_point() else super().token(x)
-
     def empty(self, shape: tuple[int, ...], token_: str, like: Any, stream: int | None) -> Any:
-        torch = sys.modules["torch"]
-        dtype = getattr(torch, _NAMES[token_])
-        if like.device.type == "cuda" and stream is not None and stream != self.current_stream(like):
+        dtype = _torch_type(token_)
+        if stream is not None:
+            torch = sys.modules["torch"]
             with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device)):  # so that it is not reused too early
-                return torch.empty(shape, dtype=dtype, device=like.device)
-        return torch.empty(shape, dtype=dtype, device=like.device)
+                return like.new_empty(shape, dtype=dtype)
+        return like.new_empty(shape, dtype=dtype)
 
     def current_stream(self, x: Any) -> int:
         return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
 
-    def on_device(self, x: Any) -> ContextManager[Any]:
-        return sys.modules["torch"].cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    def on_device(self, x: Any) -> ContextManager[Any] | None:
+        cuda = sys.modules["torch"].cuda
+        return None if cuda.current_device() == x.get_device() else cuda.device(x.device)
 
 
 class Cupy(Numpy):
@@ -180,12 +173,15 @@ class Cupy(Numpy):
     def current_stream(self, x: Any) -> int:
         return sys.modules["cupy"].cuda.get_current_stream().ptr
 
-    def on_device(self, x: Any) -> ContextManager[Any]:
+    def on_device(self, x: Any) -> ContextManager[Any] | None:
         return x.device
 
 
 class Jax(Numpy):
     """Arrays are immutable: results are made by NumPy and handed over. Nothing is lost, JAX takes aligned memory as it is."""
+
+    def table(self, kind: type) -> Any:
+        return None  # what is not computed yet has to be waited for, as __dlpack__ does
 
     def check_writable(self, x: Any) -> None:
         raise InvalidArgument("results cannot be written to a JAX array, which is immutable; take the one returned")
@@ -194,7 +190,7 @@ class Jax(Numpy):
         return sys.modules["jax"].numpy.asarray(array)
 
 
-_NUMPY = Numpy()
+NUMPY = Numpy()
 _FRAMEWORKS: dict[str, Numpy] = {"torch": Torch(), "cupy": Cupy(), "jax": Jax(), "jaxlib": Jax()}
 
 
@@ -210,27 +206,24 @@ def _framework_of(kind: type) -> Numpy:
         found = _FRAMEWORKS.get(base.__module__.partition(".")[0])
         if found is not None:
             return found
-    return _NUMPY
+    return NUMPY
+
+
+def known(kind: Any) -> tuple[Numpy, Any, bool]:
+    """What the extension has to know of a type of arrays: its framework, the table, and whether they are NumPy's own."""
+    found = _framework_of(kind)
+    return found, found.table(kind), kind.__module__ == "numpy"
 
 
 def export(x: Any, stream: int | None = None) -> Any:
     return None if x is None else framework(x).export(x, stream)
 
 
-def shape(x: Any) -> tuple[int, ...]:
-    dims = getattr(x, "shape", None)
-    if dims is None:
-        raise TypeError(f"{type(x).__qualname__} is no array")
-    return tuple(dims)
-
-
 def channels_last(x: Any) -> bool:
-    """Whether images [B,C,H,W] lie as NHWC. Where both would do, as of one channel, they are NCHW."""
-    dims, strides = shape(x), framework(x).strides(x)
-    if strides is None or len(dims) != 4:
-        return False
-    apart = strides[3] if dims[3] > 1 else strides[2] if dims[2] > 1 else 1  # the pixels of a channel
-    return apart != 1 and (dims[1] == 1 or strides[1] == 1)
+    """Whether a tensor of images [B,C,H,W] lies as NHWC. Where both would do, as of one channel, it is NCHW."""
+    (_, c, h, w), strides = x.shape, x.stride()
+    apart = strides[3] if w > 1 else strides[2] if h > 1 else 1  # the pixels of a channel
+    return apart != 1 and (c == 1 or strides[1] == 1)
 
 
 def stream_handle(stream: Any) -> int:
@@ -238,7 +231,3 @@ def stream_handle(stream: Any) -> int:
     for attribute in ("cuda_stream", "ptr", "handle"):
         stream = getattr(stream, attribute, stream)
     return int(stream)
-
-
-def rows(dims: tuple[int, ...]) -> int:
-    return math.prod(dims[:-1])

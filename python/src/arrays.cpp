@@ -3,9 +3,20 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 
 namespace nibble::python {
+
+/// As DLPack 1.3 lays it out.
+struct Exchange {
+  std::uint32_t major, minor;
+  const Exchange* older;                                               // the table of an earlier major version, or null
+  const void* owning[3];                                               // make, export, import: not needed to look at an array
+  int (*open)(void* array, nb::dlpack::dltensor* out);                 // −1 with a Python exception; may be null
+  int (*stream)(int device_type, std::int32_t device_id, void** out);  // likewise; never null
+};
+
 namespace {
 
 using Code = nb::dlpack::dtype_code;
@@ -72,6 +83,11 @@ std::pair<nb::object, DType> bits_of(nb::handle object) {
   return {nb::none(), DType::none};
 }
 
+/// Throws what names the type, where its framework has a name that nibble does not know.
+void refuse_type(nb::handle array) {
+  if (nb::hasattr(array, "dtype")) arrays_module().attr("token")(array.attr("dtype"));
+}
+
 }  // namespace
 
 DType dtype_from(std::string_view token) {
@@ -79,35 +95,87 @@ DType dtype_from(std::string_view token) {
   throw Failure(StatusCode::invalid_argument, "'" + std::string(token) + "' is no type; write f32, f16, bf16, s8, e4m3, ...");
 }
 
+bool Kind::open(nb::handle array, nb::dlpack::dltensor& out) const {
+  if (exchange == nullptr) return false;
+  if (exchange->open(array.ptr(), &out) == 0) return true;
+  PyErr_Clear();  // who asks has another way, which says what is wrong
+  return false;
+}
+
+void* Kind::current_stream(int gpu) const {
+  void* stream = nullptr;
+  if (exchange->stream(nb::device::cuda::value, gpu, &stream) != 0) nb::raise_python_error();
+  return stream;
+}
+
+nb::handle arrays_module() {
+  static const nb::handle module = nb::module_::import_("nibble._arrays").release();
+  return module;
+}
+
+const Kind& kind_of(nb::handle array) {
+  // References into it stay valid. The interpreter's lock guards it, and it outlives the interpreter.
+  static auto& kinds = *new std::unordered_map<PyTypeObject*, Kind>;
+  PyTypeObject* const type = Py_TYPE(array.ptr());
+  if (const auto found = kinds.find(type); found != kinds.end()) return found->second;
+  const nb::object known = arrays_module().attr("known")(nb::handle(reinterpret_cast<PyObject*>(type)));
+  Kind kind{.framework = nb::object(known[0]).release(), .host = nb::cast<bool>(nb::object(known[2]))};
+  if (const nb::object table = known[1]; !table.is_none()) {
+    const void* const address = PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api");
+    if (address == nullptr) nb::raise_python_error();
+    kind.exchange = static_cast<const Exchange*>(address);
+    while (kind.exchange != nullptr && kind.exchange->major != 1) kind.exchange = kind.exchange->older;
+    if (kind.exchange != nullptr && kind.exchange->open == nullptr) kind.exchange = nullptr;
+  }
+  Py_INCREF(type);  // its address stays its own
+  return kinds.emplace(type, kind).first->second;
+}
+
 template <class Void>
 Argument<Void>::Argument(nb::handle object, const char* what) : what_(what) {
   if (object.is_none()) return;
   DType dtype = DType::none;
-  if (!nb::try_cast(object, keep)) {
+  nb::dlpack::dltensor array;
+  if (kind_of(object).open(object, array)) {
+    owner_ = nb::borrow(object);
+  } else if (!nb::try_cast(object, capsule_)) {
     nb::object bits;
     std::tie(bits, dtype) = bits_of(object);
-    if (bits.is_none() || !nb::try_cast(bits, keep)) {
+    if (bits.is_none() || !nb::try_cast(bits, capsule_)) {
+      refuse_type(object);
       const std::string message = std::string(what) + " is a " + class_of(object) +
                                   (kReadOnly ? ": no array that __dlpack__ or the buffer protocol opens (does it require grad?)"
                                              : ": no array that __dlpack__ or the buffer protocol opens for writing");
       throw nb::type_error(message.c_str());
     }
   }
-  if (dtype == DType::none) dtype = from_dlpack(keep.dtype());
-  if (dtype == DType::none)
-    throw Failure(StatusCode::unsupported, std::string(what) + " has elements of DLPack type code " + text(keep.dtype().code) +
-                                               " with " + text(keep.dtype().bits) + " bits, which nibble does not know");
-  if (keep.ndim() > view.shape.size())
-    throw Failure(StatusCode::invalid_argument, std::string(what) + " has " + text(static_cast<std::int64_t>(keep.ndim())) +
-                                                    " dimensions, 4 at most; reshape it");
-  view.data = keep.data();
+  if (!owner_.is_valid())
+    array = {.data = const_cast<void*>(static_cast<const void*>(capsule_.data())),
+             .device = {capsule_.device_type(), capsule_.device_id()},
+             .ndim = static_cast<std::int32_t>(capsule_.ndim()),
+             .dtype = capsule_.dtype(),
+             .shape = const_cast<std::int64_t*>(capsule_.shape_ptr()),
+             .strides = const_cast<std::int64_t*>(capsule_.stride_ptr()),
+             .byte_offset = 0};
+  device_ = array.device;
+  if (dtype == DType::none) dtype = from_dlpack(array.dtype);
+  if (dtype == DType::none) {
+    refuse_type(object);
+    throw Failure(StatusCode::unsupported, std::string(what) + " has elements of DLPack type code " + text(array.dtype.code) +
+                                               " with " + text(array.dtype.bits) + " bits, which nibble does not know");
+  }
+  if (static_cast<std::size_t>(array.ndim) > view.shape.size())
+    throw Failure(StatusCode::invalid_argument,
+                  std::string(what) + " has " + text(array.ndim) + " dimensions, 4 at most; reshape it");
+  if (array.data != nullptr) view.data = static_cast<std::byte*>(array.data) + array.byte_offset;
   view.dtype = dtype;
-  view.rank = static_cast<int>(keep.ndim());
+  view.rank = array.ndim;
   std::int64_t dense = 1;
   for (int i = view.rank; i-- > 0;) {
     const auto at = static_cast<std::size_t>(i);
-    view.shape[at] = static_cast<std::int64_t>(keep.shape(at));
-    view.strides[at] = view.shape[at] == 1 ? dense : keep.stride(at);  // the stride of a single element is anything
+    view.shape[at] = array.shape[i];
+    // The stride of a single element is anything; a producer of dense arrays may have none.
+    view.strides[at] = view.shape[at] == 1 || array.strides == nullptr ? dense : array.strides[i];
     dense = view.strides[at] * view.shape[at];
   }
   if (view.empty() && view.numel() > 0)
@@ -165,7 +233,7 @@ Argument<Void>&& Argument<Void>::vector() && {
 template <class Void>
 Argument<Void>&& Argument<Void>::on(Backend backend) && {
   if (empty()) return std::move(*this);
-  const int type = keep.device_type();
+  const int type = device_.device_type;
   const bool host = type == nb::device::cpu::value || type == nb::device::cuda_host::value;
   const bool gpu = type == nb::device::cuda::value;
   const bool both = type == nb::device::cuda_managed::value;
@@ -183,7 +251,7 @@ template struct Argument<const void>;
 template struct Argument<void>;
 
 Tensor copy(const Input& input, const char* what) {
-  const ConstTensorView& v = Input(input).on(Backend::cpu).view;
+  const ConstTensorView v = Input(input).on(Backend::cpu).view;
   Tensor out(v.dtype, std::vector<std::int64_t>(v.shape.begin(), v.shape.begin() + v.rank));
   const std::size_t size = static_cast<std::size_t>(bits(v.dtype) / 8);
   if (out.numel() > 0 && v.empty()) throw Failure(StatusCode::invalid_argument, std::string(what) + " has no data");

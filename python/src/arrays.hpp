@@ -36,12 +36,29 @@ T check(Result<T> result) {
 /// "f16" → DType::f16. Throws Failure.
 DType dtype_from(std::string_view token);
 
+/// DLPack's table of C functions (DLPackExchangeAPI), by which a framework opens its arrays without a capsule.
+struct Exchange;
+
+/// What is known of a type of arrays; found when one is first seen, and kept.
+struct Kind {
+  nb::handle framework;                // of nibble._arrays
+  const Exchange* exchange = nullptr;  // null: its arrays come by __dlpack__ or the buffer protocol
+  bool host = false;                   // NumPy's: in host memory, and opened as they are
+
+  /// Describes an array; valid while that lives and keeps its shape. False without `exchange`, and for what that does not open.
+  bool open(nb::handle array, nb::dlpack::dltensor& out) const;
+  /// The framework's current stream of a GPU. Needs `exchange`. Throws what the framework raises.
+  void* current_stream(int gpu) const;
+};
+const Kind& kind_of(nb::handle array);
+/// nibble._arrays.
+nb::handle arrays_module();
+
 /// An argument that speaks DLPack or the buffer protocol, kept alive as long as this is. Types NumPy has no name for may come as
 /// their bits: u16 is read as bf16, u8 as e4m3, where floats are meant.
 template <class Void>
 struct Argument {
   static constexpr bool kReadOnly = std::is_const_v<Void>;
-  std::conditional_t<kReadOnly, nb::ndarray<nb::ro>, nb::ndarray<>> keep;
   BasicTensorView<Void> view;
 
   Argument() = default;  // absent
@@ -61,14 +78,19 @@ struct Argument {
   /// Throws Failure when the two are in the memory of different GPUs.
   template <class Other>
   void beside(const Argument<Other>& other) const {
-    if (!empty() && !other.empty() && keep.device_type() == other.keep.device_type() &&
-        keep.device_id() != other.keep.device_id())
-      throw Failure(StatusCode::invalid_argument, std::string(what_) + " is on GPU " + std::to_string(keep.device_id()) +
-                                                      ", the rest on GPU " + std::to_string(other.keep.device_id()));
+    if (!empty() && !other.empty() && device_.device_type == other.device_.device_type &&
+        device_.device_id != other.device_.device_id)
+      throw Failure(StatusCode::invalid_argument, std::string(what_) + " is on GPU " + std::to_string(device_.device_id) +
+                                                      ", the rest on GPU " + std::to_string(other.device_.device_id));
   }
 
  private:
+  template <class>
+  friend struct Argument;
   const char* what_ = "";
+  nb::dlpack::device device_{};
+  nb::object owner_;  // or
+  std::conditional_t<kReadOnly, nb::ndarray<nb::ro>, nb::ndarray<>> capsule_;
   void collapse(int dims);
 };
 using Input = Argument<const void>;

@@ -1,4 +1,4 @@
-// nibble._core: the C++ API as Python objects, one to one. What makes it comfortable is Python: nibble/__init__.py.
+// nibble._core: the C++ API as Python objects. What makes it comfortable is Python: nibble/__init__.py; what a call costs is in calls.cpp.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -6,15 +6,17 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <bit>
+
 #include "arrays.hpp"
+#include "calls.hpp"
 #include "nibble/nibble.hpp"
 
 namespace nibble::python {
 namespace {
 
 using namespace nb::literals;
-using OptionalFloat = std::optional<float>;
-using Pair = std::pair<std::int64_t, std::int64_t>;  // of a height and a width
 
 // --- scheme names -------------------------------------------------------------------------------------------------------------
 
@@ -22,13 +24,6 @@ std::string name_of(const ActScheme& act) {
   if (act.codes == DType::none) return "";
   const std::string whole = Scheme{{DType::s8, ZeroKind::none, GroupShape::channel()}, act}.name();
   return whole.substr(0, whole.find('_'));
-}
-
-/// "s8r", or the name of a scheme that begins so; "" is no quantization.
-ActScheme act_from(std::string_view text) {
-  if (text.empty()) return {};
-  const bool whole = text.find('_') != std::string_view::npos;
-  return check(Scheme::parse(whole ? std::string(text) : std::string(text) + "_s8c")).act;
 }
 
 WeightScheme weight_scheme_from(std::string_view text, DType scale = DType::f16) {
@@ -355,191 +350,79 @@ void bind_tensors(nb::module_& m) {
       });
 }
 
-// --- packed weights and plans -------------------------------------------------------------------------------------------------
+// --- packed weights -------------------------------------------------------------------------------------------------
 
-/// Scratch memory of the CPU's runs: a buffer per thread, kept while it is small.
-class Scratch {
- public:
-  explicit Scratch(std::size_t bytes) {
-    if (bytes > kKept)
-      own_.reset(new std::byte[bytes]);
-    else if (kept().size() < bytes)
-      kept().resize(bytes);
-    span_ = {bytes > kKept ? own_.get() : kept().data(), bytes};
-  }
-  std::span<std::byte> span() const { return span_; }
-
- private:
-  static constexpr std::size_t kKept = 16 << 20;
-  static std::vector<std::byte>& kept() {
-    thread_local std::vector<std::byte> bytes;
-    return bytes;
-  }
-  std::unique_ptr<std::byte[]> own_;
-  std::span<std::byte> span_;
-};
-
-Activation activation_from(std::string_view token) {
-  if (const auto activation = parse_activation(token)) return *activation;
-  throw Failure(StatusCode::invalid_argument,
-                "'" + std::string(token) + "' is no activation; write none, relu, clamp, gelu_erf, gelu_tanh or silu");
+std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view act, std::int64_t m_max, std::string_view out,
+                                         std::string_view quantize) {
+  LinearSpec spec{.act = dtype_from(act),
+                  .m_max = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(m_max, 1)))),
+                  .quantize = act_from(quantize)};
+  spec.epilogue.out = dtype_from(out);
+  return weight.linear.get(weight.packed, spec).explain().buckets;
 }
 
-Plan linear_plan(const PackedWeight& weight, std::string_view act, std::int64_t m_max, std::string_view out,
-                 std::string_view quantize, bool bias, std::string_view activation, std::pair<float, float> clamp, bool gate,
-                 bool residual, bool row_scale, bool col_scale, float out_scale, std::int32_t out_zero, const std::string& kernel,
-                 bool allow_reference) {
-  LinearSpec spec{.act = dtype_from(act), .m_max = m_max, .quantize = act_from(quantize)};
-  spec.epilogue = {.row_scale = row_scale,
-                   .col_scale = col_scale,
-                   .bias = bias,
-                   .activation = activation_from(activation),
-                   .clamp_low = clamp.first,
-                   .clamp_high = clamp.second,
-                   .gate = gate,
-                   .residual = residual,
-                   .out = dtype_from(out),
-                   .out_scale = out_scale,
-                   .out_zero = out_zero};
-  return check(Plan::linear(weight, spec, {.kernel = kernel, .allow_reference = allow_reference}));
-}
-
-Plan conv_plan(const PackedWeight& weight, std::string_view act, std::int64_t batch_max, std::string_view out, Pair size,
-               Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation,
-               std::int64_t groups, std::int64_t channels, bool input_nhwc, bool output_nhwc, std::string_view quantize,
-               bool bias, std::string_view activation, std::pair<float, float> clamp, bool gate, bool residual, bool col_scale,
-               float out_scale, std::int32_t out_zero, const std::string& kernel, bool allow_reference) {
-  ConvSpec spec{.input = input_nhwc ? ImageLayout::nhwc : ImageLayout::nchw,
-                .output = output_nhwc ? ImageLayout::nhwc : ImageLayout::nchw,
-                .act = dtype_from(act),
-                .batch_max = batch_max,
-                .quantize = act_from(quantize)};
-  const auto [top, bottom, left, right] = padding;
-  spec.geometry = {.in_channels = channels,
-                   .out_channels = weight.n(),
-                   .height = size.first,
-                   .width = size.second,
-                   .kernel = weight.kernel(),
-                   .stride = {stride.first, stride.second},
-                   .padding = {.top = top, .bottom = bottom, .left = left, .right = right},
-                   .dilation = {dilation.first, dilation.second},
-                   .groups = groups};
-  spec.epilogue = {.col_scale = col_scale,
-                   .bias = bias,
-                   .activation = activation_from(activation),
-                   .clamp_low = clamp.first,
-                   .clamp_high = clamp.second,
-                   .gate = gate,
-                   .residual = residual,
-                   .out = dtype_from(out),
-                   .out_scale = out_scale,
-                   .out_zero = out_zero};
-  return check(Plan::conv(weight, spec, {.kernel = kernel, .allow_reference = allow_reference}));
-}
-
-void run_plan(const Plan& plan, const PackedWeight& weight, nb::handle x, nb::handle out, nb::handle a_scale, nb::handle a_zero,
-              nb::handle row_scale, nb::handle col_scale, nb::handle bias, nb::handle gate, nb::handle residual,
-              nb::handle workspace, std::uintptr_t stream, bool images) {
-  const Backend backend = weight.backend();
-  const auto shaped = [&](auto array) {  // images stay [B,C,H,W]
-    array = std::move(array).floats().on(backend);
-    return images ? std::move(array) : std::move(array).matrix();
-  };
-  const Input a = shaped(Input(x, "x"));
-  const Output d = shaped(Output(out, "out"));
-  const Input scratch = Input(workspace, "workspace").vector().on(backend);
-  Input act_scale =
-      Input(a_scale, "a_scale").on(backend);  // of a tensor, of tokens however many dimensions they have, or of groups
-  const bool single = act_scale.empty() || act_scale.view.numel() == 1 || act_scale.view.numel() == a.view.dim(0);
-  act_scale = single ? std::move(act_scale).vector() : std::move(act_scale).matrix();
-  const Input act_zero = Input(a_zero, "a_zero").vector().on(backend);
-  const Input rows = Input(row_scale, "row_scale").vector().on(backend),
-              cols = Input(col_scale, "col_scale").vector().on(backend);
-  const Input b = Input(bias, "bias").floats().on(backend);
-  const Input g = shaped(Input(gate, "gate")), r = shaped(Input(residual, "residual"));
-  for (const Input* operand : {&a, &scratch, static_cast<const Input*>(&act_scale), &act_zero, &rows, &cols, &b, &g, &r})
-    operand->beside(d);
-  const EpilogueArgs operands{.a_scale = act_scale.view,
-                              .a_zero = act_zero.view,
-                              .row_scale = rows.view,
-                              .col_scale = cols.view,
-                              .bias = b.view,
-                              .gate = g.view,
-                              .residual = r.view};
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    if (backend == Backend::cuda) {
-      auto* const bytes = static_cast<std::byte*>(const_cast<void*>(scratch.view.data));
-      const auto size = storage_bytes(scratch.view.dtype, static_cast<std::uint64_t>(scratch.empty() ? 0 : scratch.view.numel()));
-      status = plan.run(weight, a.view, d.view, operands, {bytes, size}, Stream{reinterpret_cast<void*>(stream)});
-    } else {
-      const Scratch memory(plan.workspace_bytes());
-      status = plan.run(weight, a.view, d.view, operands, memory.span());
-    }
-  }
-  check(status);
-}
-
-void bind_plans(nb::module_& m) {
-  nb::class_<PackedWeight>(m, "PackedWeight",
-                           "A weight in the byte order its kernels stream. Immutable; share it between threads.")
-      .def_prop_ro("scheme", [](const PackedWeight& w) { return w.scheme().name(); })
-      .def_prop_ro("n", &PackedWeight::n)
-      .def_prop_ro("k", &PackedWeight::k)
-      .def_prop_ro("kernel", [](const PackedWeight& w) { return Pair(w.kernel().h, w.kernel().w); })
-      .def_prop_ro("layout", &PackedWeight::layout)
-      .def_prop_ro("backend", [](const PackedWeight& w) { return name(w.backend()); })
-      .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.bytes().size(); })
-      .def_prop_ro("has_bias", &PackedWeight::has_bias)
-      .def_prop_ro("act_order", &PackedWeight::act_order)
+void bind_weights(nb::module_& m) {
+  nb::class_<Weight>(m, "PackedWeight", "A weight in the byte order its kernels stream, with the plans that ran on it.")
+      .def_prop_ro("scheme", [](const Weight& w) { return w.packed.scheme().name(); })
+      .def_prop_ro("n", [](const Weight& w) { return w.packed.n(); })
+      .def_prop_ro("k", [](const Weight& w) { return w.packed.k(); })
+      .def_prop_ro("kernel", [](const Weight& w) { return Pair(w.packed.kernel().h, w.packed.kernel().w); })
+      .def_prop_ro("layout", [](const Weight& w) { return w.packed.layout(); })
+      .def_prop_ro("backend", [](const Weight& w) { return name(w.packed.backend()); })
+      .def_ro("gpu", &Weight::gpu, "Which has it, of a weight on one.")
+      .def_prop_ro("act", [](const Weight& w) { return name_of(w.act); })
+      .def_prop_ro("nbytes", [](const Weight& w) { return w.packed.bytes().size(); })
+      .def_prop_ro("has_bias", [](const Weight& w) { return w.packed.has_bias(); })
+      .def_prop_ro("act_order", [](const Weight& w) { return w.packed.act_order(); })
+      .def_prop_ro(
+          "plans", [](const Weight& w) { return w.linear.size() + w.conv.size() + w.dequantize.size(); }, "How many are kept.")
       .def(
-          "unpack", [](const PackedWeight& w) { return check(unpack(w)); }, nb::call_guard<nb::gil_scoped_release>(),
-          "The QuantTensor it was packed from.");
-  nb::class_<Plan>(m, "Plan", "Which kernels run, in which order, for every M up to m_max. Immutable; share it between threads.")
-      .def_static("linear", &linear_plan, "weight"_a, nb::kw_only(), "act"_a, "m_max"_a, "out"_a, "quantize"_a = "",
-                  "bias"_a = false, "activation"_a = "none", "clamp"_a = std::pair(0.0f, 6.0f), "gate"_a = false,
-                  "residual"_a = false, "row_scale"_a = false, "col_scale"_a = false, "out_scale"_a = 1.0f, "out_zero"_a = 0,
-                  "kernel"_a = "", "allow_reference"_a = true, nb::call_guard<nb::gil_scoped_release>(),
-                  "For D[M,N] = epilogue(A[M,K] · Wᵀ), M up to m_max. act, out: types of A and D. quantize: \"s8r\" and the "
-                  "like, how A is "
-                  "quantized while running. Raises Unsupported with every kernel's reason.")
-      .def_static("conv", &conv_plan, "weight"_a, nb::kw_only(), "act"_a, "batch_max"_a, "out"_a, "size"_a, "stride"_a,
-                  "padding"_a, "dilation"_a, "groups"_a, "channels"_a, "input_nhwc"_a = false, "output_nhwc"_a = false,
-                  "quantize"_a = "", "bias"_a = false, "activation"_a = "none", "clamp"_a = std::pair(0.0f, 6.0f),
-                  "gate"_a = false, "residual"_a = false, "col_scale"_a = false, "out_scale"_a = 1.0f, "out_zero"_a = 0,
-                  "kernel"_a = "", "allow_reference"_a = true, nb::call_guard<nb::gil_scoped_release>(),
-                  "size: (height, width) of an image. padding: (top, bottom, left, right).")
-      .def_static(
-          "dequantize",
-          [](const PackedWeight& weight, std::string_view out, bool transposed, const std::string& kernel) {
-            return check(Plan::dequantize(weight, {.out = dtype_from(out), .transposed = transposed}, {.kernel = kernel}));
+          "unpack", [](const Weight& w) { return check(unpack(w.packed)); }, nb::call_guard<nb::gil_scoped_release>(),
+          "The QuantTensor it was packed from.")
+      .def("explain", &explain, "act"_a, "m_max"_a, "out"_a, "quantize"_a)
+      .def(
+          "linear",
+          [](Weight& self, nb::handle x, nb::handle bias, std::string_view activation, std::pair<float, float> clamp,
+             nb::handle gate, nb::handle residual, nb::handle row_scale, nb::handle col_scale, nb::handle a_scale,
+             nb::handle a_zero, std::optional<std::string_view> quantize, nb::handle out_dtype, float out_scale,
+             std::int32_t out_zero, nb::handle out, nb::handle stream, std::string_view kernel, bool allow_reference) {
+            return linear(self, x,
+                          {bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, out_dtype,
+                           out_scale, out_zero, out, stream, kernel, allow_reference});
           },
-          "weight"_a, nb::kw_only(), "out"_a, "transposed"_a = false, "kernel"_a = "", nb::call_guard<nb::gil_scoped_release>(),
-          "For W itself, [N,K] or transposed, rounded once to `out`: f32, f16 or bf16.")
-      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes, "Bytes of scratch memory a run needs, for the largest M.")
-      .def("kernel", &Plan::kernel, "m"_a = 1, "The main kernel for this M.")
+          "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "gate"_a.none(), "residual"_a.none(), "row_scale"_a.none(),
+          "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "quantize"_a.none(), "out_dtype"_a.none(), "out_scale"_a,
+          "out_zero"_a, "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
       .def(
-          "explain", [](const Plan& p) { return p.explain().buckets; },
-          "Per range of M: what runs, what was asked, what it answered.")
-      .def(
-          "run", &run_plan, "weight"_a, "x"_a.none(), "out"_a, nb::kw_only(), "a_scale"_a = nb::none(), "a_zero"_a = nb::none(),
-          "row_scale"_a = nb::none(), "col_scale"_a = nb::none(), "bias"_a = nb::none(), "gate"_a = nb::none(),
-          "residual"_a = nb::none(), "workspace"_a = nb::none(), "stream"_a = 0, "images"_a = false,
-          "Runs on arrays that are all there already. Of a weight in device memory: enqueues on `stream`, a cudaStream_t, with a "
-          "workspace of workspace_bytes, and returns; the arrays must live until the stream is done. images: of a convolution.");
+          "conv",
+          [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,
+             Pair dilation, std::int64_t groups, std::optional<bool> channels_last, nb::handle bias, std::string_view activation,
+             std::pair<float, float> clamp, nb::handle gate, nb::handle residual, nb::handle col_scale, nb::handle a_scale,
+             nb::handle a_zero, std::optional<std::string_view> quantize, nb::handle out_dtype, float out_scale,
+             std::int32_t out_zero, nb::handle out, nb::handle stream, std::string_view kernel, bool allow_reference) {
+            return conv(self, x, stride, padding, dilation, groups, channels_last,
+                        {bias, activation, clamp, gate, residual, nb::none(), col_scale, a_scale, a_zero, quantize, out_dtype,
+                         out_scale, out_zero, out, stream, kernel, allow_reference});
+          },
+          "x"_a.none(), "stride"_a, "padding"_a, "dilation"_a, "groups"_a, "channels_last"_a.none(), "bias"_a.none(),
+          "activation"_a, "clamp"_a, "gate"_a.none(), "residual"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(),
+          "a_zero"_a.none(), "quantize"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out"_a.none(),
+          "stream"_a.none(), "kernel"_a, "allow_reference"_a)
+      .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none());
 }
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
 
-PackedWeight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view act, const std::string& layout,
-                         const std::string& kernel, std::int64_t m_max) {
+Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view act, const std::string& layout,
+                   const std::string& kernel, std::int64_t m_max) {
   PackOptions options{.layout = layout, .m_max = m_max, .kernel = kernel, .quantize = act_from(act)};
   if (backend != "cpu" && backend != "cuda")
     throw Failure(StatusCode::invalid_argument, "'" + std::string(backend) + "' is no backend; write cpu or cuda");
   options.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
   nb::gil_scoped_release release;
-  return check(pack(q, options));
+  Weight weight{.packed = check(pack(q, options)), .act = options.quantize};
+  if (options.backend == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
+  return weight;
 }
 
 /// `how` is quantize or quantize_conv.
@@ -559,26 +442,6 @@ QuantTensor quantize_weight(decltype(quantize)* how, nb::handle w, std::string_v
     throw Failure(StatusCode::unsupported,
                   "floats are not quantized to " + wanted.name() + "; the nearest is " + q.scheme.name());
   return q;
-}
-
-void quantize_acts(nb::handle x, std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros, nb::handle sums,
-                   nb::handle prescale, OptionalFloat limit, std::optional<std::pair<float, std::int32_t>> known, bool cuda,
-                   std::uintptr_t stream) {
-  const Backend backend = cuda ? Backend::cuda : Backend::cpu;
-  const ActScheme act = act_from(scheme);
-  const Input a = Input(x, "x").floats().matrix().on(backend), pre = Input(prescale, "prescale").on(backend);
-  const Output c = Output(codes, "codes").floats().matrix().on(backend);
-  Output s = Output(scales, "scales").on(backend);
-  s = act.group.k == 0 ? std::move(s).vector() : std::move(s).matrix();
-  const Output z = Output(zeros, "zeros").vector().on(backend), t = Output(sums, "sums").vector().on(backend);
-  for (const Output* output : {&c, static_cast<const Output*>(&s), &z, &t}) output->beside(a);
-  pre.beside(a);
-  ActOptions options{.prescale = pre.view, .limit = limit};
-  if (known) options.known = StaticActs{known->first, known->second};
-  const ActOutputs out{.codes = c.view, .scales = s.view, .zeros = z.view, .sums = t.view};
-  nb::gil_scoped_release release;
-  check(cuda ? quantize_activations(a.view, act, out, options, Stream{reinterpret_cast<void*>(stream)})
-             : quantize_activations(a.view, act, out, options));
 }
 
 /// A tensor, or (bits, type) for a type that its framework has no name for.
@@ -718,9 +581,8 @@ void bind_functions(nb::module_& m) {
         return check(quantization_error(input.view, q));
       },
       "w"_a, "q"_a, "How far q is from w [N,K], f32, f16 or bf16.");
-  m.def("quantize_activations", &quantize_acts, "x"_a, nb::kw_only(), "scheme"_a, "codes"_a, "scales"_a = nb::none(),
-        "zeros"_a = nb::none(), "sums"_a = nb::none(), "prescale"_a = nb::none(), "limit"_a = nb::none(), "known"_a = nb::none(),
-        "cuda"_a = false, "stream"_a = 0);
+  m.def("quantize_activations", &quantize_activations, "x"_a.none(), nb::kw_only(), "scheme"_a, "scale"_a.none(), "zero"_a,
+        "limit"_a.none(), "prescale"_a.none(), "codes"_a.none(), "scales"_a.none(), "zeros"_a.none(), "stream"_a.none());
   m.def("read_module", &decode_module, "tensors"_a, "config"_a = "");
   m.def("dequantize_tensors", &dequantize_tensors, nb::kw_only(), "format"_a, "bits"_a, "zeros_minus_one"_a, "qweight"_a,
         "qzeros"_a, "scales"_a, "out"_a, "transposed"_a, "stream"_a = 0);
@@ -749,6 +611,6 @@ NB_MODULE(_core, m) {
   register_errors();
   bind_values(m);
   bind_tensors(m);
-  bind_plans(m);
+  bind_weights(m);
   bind_functions(m);
 }

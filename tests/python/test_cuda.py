@@ -122,6 +122,41 @@ def test_graph(torch, rng):
     assert torch.equal(out, w.linear(x))
 
 
+def test_graph_of_a_module(torch, rng):
+    """Results and workspaces come from the graph's pool, and every layer runs on the stream that is captured."""
+    import nibble.torch as nt
+
+    quantized = (nibble.quantize(rng.standard_normal((1024, 1024), dtype=np.float32)) for _ in range(3))
+    model = torch.nn.Sequential(*(nt.QuantLinear(q, activation="relu", device="cuda") for q in quantized))
+    for m in (1, 64, 300):
+        x = torch.randn(m, 1024, device="cuda").half()
+        with torch.no_grad():
+            model(x)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = model(x)
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            assert torch.equal(y, model(x))
+
+
+def test_the_gpu_of_the_tensors(torch, rng):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    import nibble.torch as nt
+
+    q = nibble.quantize(rng.standard_normal((512, 1024), dtype=np.float32))
+    x = torch.randn(4, 1024).half()
+    there = nt.QuantLinear(q, device="cuda:1")
+    y = there(x.to("cuda:1"))
+    assert y.get_device() == 1 and torch.cuda.current_device() == 0
+    assert torch.equal(y.cpu(), nt.QuantLinear(q, device="cuda:0")(x.to("cuda:0")).cpu())
+    with pytest.raises(nibble.InvalidArgument, match="cuda:0, the weight on cuda:1"):
+        there.weight.linear(x.to("cuda:0"))
+    with pytest.raises(nibble.InvalidArgument, match="bias is on GPU 0"):
+        there.weight.linear(x.to("cuda:1"), bias=torch.zeros(512, device="cuda:0"))
+
+
 def test_module_moves(torch, rng):
     import nibble.torch as nt
 

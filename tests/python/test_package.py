@@ -30,7 +30,7 @@ def test_metadata():
 def test_types_are_shipped():
     stub = (PACKAGE / "_core.pyi").read_text()
     assert (PACKAGE / "py.typed").exists()
-    for name in ("QuantTensor", "Checkpoint", "PackedWeight", "Plan", "VerifyReport"):
+    for name in ("QuantTensor", "Checkpoint", "PackedWeight", "VerifyReport"):
         assert f"class {name}:" in stub
     assert all(hasattr(nibble, name) for name in nibble.__all__)
 

@@ -1,0 +1,451 @@
+#include "calls.hpp"
+
+#include <nanobind/stl/string_view.h>
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <span>
+
+namespace nibble::python {
+namespace {
+
+std::string text(std::int64_t value) { return std::to_string(value); }
+
+/// "[3, 256]", as Python writes it.
+std::string text(std::span<const std::int64_t> shape) {
+  std::string out = "[";
+  for (const std::int64_t size : shape) out += (out.size() == 1 ? "" : ", ") + text(size);
+  return out + "]";
+}
+
+Failure invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
+
+template <class Void>
+std::span<const std::int64_t> shape_of(const Argument<Void>& array) {
+  return {array.view.shape.data(), static_cast<std::size_t>(array.view.rank)};
+}
+
+std::int64_t product(std::span<const std::int64_t> sizes) {
+  std::int64_t all = 1;
+  for (const std::int64_t size : sizes) all *= size;
+  return all;
+}
+
+/// Plans serve every M, or batch, up to a power of two.
+std::int64_t bucket(std::int64_t m) { return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(m))); }
+
+/// Scratch memory of the CPU's runs: a buffer per thread, kept while it is small.
+class Scratch {
+ public:
+  explicit Scratch(std::size_t bytes) {
+    if (bytes > kKept)
+      own_.reset(new std::byte[bytes]);
+    else if (kept().size() < bytes)
+      kept().resize(bytes);
+    span_ = {bytes > kKept ? own_.get() : kept().data(), bytes};
+  }
+  std::span<std::byte> span() const { return span_; }
+
+ private:
+  static constexpr std::size_t kKept = 16 << 20;
+  static std::vector<std::byte>& kept() {
+    thread_local std::vector<std::byte> bytes;
+    return bytes;
+  }
+  std::unique_ptr<std::byte[]> own_;
+  std::span<std::byte> span_;
+};
+
+/// Where a call computes, in what order with the framework's other work, and who makes its results: all as the array `like` says. Its
+/// GPU is the current one as long as this lives.
+class Call {
+ public:
+  /// stream: None, or what nibble._arrays.stream_handle takes.
+  Call(nb::handle like, nb::handle stream) : like_(like), kind_(kind_of(like)) {
+    if (kind_.host) return;
+    if (like.is_none()) throw nb::type_error("NoneType is no array");
+    nb::dlpack::dltensor array;
+    const bool opened = kind_.open(like, array);
+    if (opened && array.device.device_type == nb::device::cpu::value) return;
+    if (opened && array.device.device_type == nb::device::cuda::value) {
+      gpu_ = array.device.device_id;
+    } else {
+      const nb::object where = kind_.framework.attr("device")(like);  // refuses other devices
+      if (nb::cast<std::string_view>(nb::object(where[0])) == "cpu") return;
+      gpu_ = nb::cast<int>(nb::object(where[1]));
+    }
+    backend_ = Backend::cuda;
+    const auto handle = [](const nb::object& number) { return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number)); };
+    void* const current =
+        kind_.exchange != nullptr ? kind_.current_stream(gpu_) : handle(kind_.framework.attr("current_stream")(like));
+    stream_ = stream.is_none() ? current : handle(arrays_module().attr("stream_handle")(stream));
+    in_order_ = stream_ == current;
+    if (nb::object other = kind_.framework.attr("on_device")(like); !other.is_none()) {
+      other.attr("__enter__")();
+      other_gpu_ = std::move(other);
+    }
+  }
+  ~Call() {
+    if (!other_gpu_.is_valid()) return;
+    try {
+      other_gpu_.attr("__exit__")(nb::none(), nb::none(), nb::none());
+    } catch (nb::python_error& problem) {
+      problem.discard_as_unraisable("nibble: leaving a GPU");
+    }
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  Backend backend() const { return backend_; }
+  Stream stream() const { return {stream_}; }
+
+  Input in(nb::handle array, const char* what) const { return open<Input>(array, what); }
+  /// Of an array that Python gave.
+  Output out(nb::handle array, const char* what) const {
+    if (!array.is_none()) kind_of(array).framework.attr("check_writable")(array);
+    return open<Output>(array, what);
+  }
+  /// Of one that empty() made.
+  Output made(const nb::object& array) const { return open<Output>(array, "the result"); }
+
+  /// A new array of the kind of `like`, where that is.
+  nb::object empty(std::span<const std::int64_t> shape, DType dtype) const {
+    PyObject* const sizes = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
+    if (sizes == nullptr) nb::raise_python_error();
+    for (std::size_t i = 0; i < shape.size(); ++i)
+      PyTuple_SET_ITEM(sizes, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
+    const auto stream = reinterpret_cast<std::uintptr_t>(stream_);
+    return kind_.framework.attr("empty")(nb::steal(sizes), name(dtype), like_,
+                                         in_order_ ? nb::none() : nb::object(nb::int_(stream)));
+  }
+  /// [B,C,H,W], in memory NHWC or NCHW.
+  nb::object images(std::int64_t b, std::int64_t c, std::int64_t h, std::int64_t w, DType dtype, bool channels_last) const {
+    const std::int64_t nchw[] = {b, c, h, w}, nhwc[] = {b, h, w, c};
+    return channels_last ? kind_.framework.attr("channels_second")(empty(nhwc, dtype)) : empty(nchw, dtype);
+  }
+  /// A result as the caller gets it.
+  nb::object finish(nb::object array) const {
+    return kind_.host || kind_.exchange != nullptr ? array : kind_.framework.attr("finish")(array);
+  }
+
+  void check_place(const Weight& weight, const char* what) const {
+    if (backend_ == weight.packed.backend() && gpu_ == weight.gpu) return;
+    const auto place = [](Backend backend, int gpu) { return (backend == Backend::cuda ? "cuda:" : "cpu:") + text(gpu); };
+    throw invalid(std::string(what) + " is on " + place(backend_, gpu_) + ", the weight on " +
+                  place(weight.packed.backend(), weight.gpu) + "; pack it there, or move " + what);
+  }
+
+ private:
+  /// As it is where nothing has to wait for anything; else its framework makes it ready for the stream.
+  template <class Argument>
+  Argument open(nb::handle array, const char* what) const {
+    if (array.is_none()) return {};
+    const Kind& kind = kind_of(array);
+    const bool ready = backend_ == Backend::cpu ? kind.host || kind.exchange != nullptr
+                                                : in_order_ && kind.exchange != nullptr && kind.exchange == kind_.exchange;
+    if (ready) return Argument(array, what).on(backend_);
+    const nb::object exported = kind.framework.attr("export")(
+        array, backend_ == Backend::cpu ? nb::none() : nb::object(nb::int_(reinterpret_cast<std::uintptr_t>(stream_))));
+    return Argument(exported, what).on(backend_);
+  }
+
+  nb::handle like_;
+  const Kind& kind_;
+  Backend backend_ = Backend::cpu;
+  int gpu_ = 0;  // on the CPU 0, as Weight::gpu
+  void* stream_ = nullptr;
+  bool in_order_ = true;  // the stream is the framework's current one
+  nb::object other_gpu_;  // a context manager; invalid where the GPU was current already
+};
+
+/// How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups.
+ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& scale, bool zero) {
+  const std::string kind = std::string(name(codes.view.dtype)) + (zero ? "z" : "");
+  if (scale.empty()) return act_from(kind + "t");  // the weight's static_acts; refused with the reason where it has none
+  const auto dims = shape_of(codes), scales = shape_of(scale);
+  const auto tokens = dims.first(dims.size() - 1);
+  const std::int64_t m = product(tokens), k = weight.packed.k();
+  if (product(scales) == 1) return act_from(kind + "t");
+  if (std::ranges::equal(scales, tokens) || scales.size() == 1 || scales.back() == 1) return act_from(kind + "r");
+  const auto rows = scales.first(scales.size() - 1);
+  if (!std::ranges::equal(rows, tokens) && !(rows.size() == 1 && rows[0] == m))
+    throw invalid("a_scale has shape " + text(scales) + "; x of shape " + text(dims) + " takes [1], [" + text(m) + "] or [" +
+                  text(m) + ",G]");
+  const std::int64_t groups = scales.back();
+  if (groups == 0 || k % groups != 0)
+    throw invalid(text(groups) + " groups do not divide K=" + text(k) + " evenly; say quantize='" + kind + "gSIZE'");
+  return act_from(kind + "g" + text(k / groups));
+}
+
+Activation activation_from(std::string_view token) {
+  if (const auto activation = parse_activation(token)) return *activation;
+  throw invalid("'" + std::string(token) + "' is no activation; write none, relu, clamp, gelu_erf, gelu_tanh or silu");
+}
+
+bool is_code(DType dtype) { return dtype == DType::s8 || dtype == DType::e4m3; }
+
+/// What a plan is told of the epilogue. `out`: the array given for the result, if there is one.
+EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, const Output& out) {
+  DType type = is_code(act) ? DType::f32 : act;
+  if (!options.out_dtype.is_none()) {
+    const nb::object token = arrays_module().attr("token")(options.out_dtype);
+    type = dtype_from(nb::cast<std::string_view>(token));
+  }
+  if (!options.out.is_none()) {
+    if (!options.out_dtype.is_none() && out.view.dtype != type)
+      throw invalid("out is " + std::string(name(out.view.dtype)) + ", out_dtype says " + std::string(name(type)));
+    type = out.view.dtype;
+  }
+  const bool own_bias = options.bias.is_none() || options.bias.is(Py_True);
+  EpilogueSpec spec{.row_scale = !options.row_scale.is_none(),
+                    .col_scale = !options.col_scale.is_none(),
+                    .bias = own_bias ? weight.packed.has_bias() : !options.bias.is(Py_False),
+                    .activation = activation_from(options.activation),
+                    .gate = !options.gate.is_none(),
+                    .residual = !options.residual.is_none(),
+                    .out = type};
+  if (spec.activation != Activation::none) std::tie(spec.clamp_low, spec.clamp_high) = options.clamp;
+  if (type == DType::s8) {
+    spec.out_scale = options.out_scale;
+    spec.out_zero = options.out_zero;
+  }
+  return spec;
+}
+
+/// The arrays of an epilogue, opened.
+struct Operands {
+  Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual;
+
+  Operands(const Call& call, const Options& options)
+      : a_scale(call.in(options.a_scale, "a_scale")),
+        a_zero(call.in(options.a_zero, "a_zero")),
+        row_scale(call.in(options.row_scale, "row_scale").vector()),
+        col_scale(call.in(options.col_scale, "col_scale").vector()),
+        gate(call.in(options.gate, "gate").floats()),
+        residual(call.in(options.residual, "residual").floats()) {
+    if (!PyBool_Check(options.bias.ptr())) bias = call.in(options.bias, "bias").floats();
+  }
+
+  /// Of tokens: [M] whatever their dimensions; of groups: [M,G].
+  void shape_scales(const ActScheme& act) {
+    for (Input* input : {&a_scale, &a_zero}) *input = act.group.k == 0 ? std::move(*input).vector() : std::move(*input).matrix();
+  }
+  EpilogueArgs args() const {
+    return {.a_scale = a_scale.view,
+            .a_zero = a_zero.view,
+            .row_scale = row_scale.view,
+            .col_scale = col_scale.view,
+            .bias = bias.view,
+            .gate = gate.view,
+            .residual = residual.view};
+  }
+  void check_beside(const Output& d) const {
+    for (const Input* input : {&a_scale, &a_zero, &row_scale, &col_scale, &bias, &gate, &residual}) input->beside(d);
+  }
+};
+
+void run(const Call& call, const Weight& weight, const Plan& plan, const ConstTensorView& a, const Output& d,
+         const EpilogueArgs& operands) {
+  Status status;
+  if (call.backend() == Backend::cuda) {
+    const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes());
+    Output memory;  // goes back to the framework's allocator when this returns, to be used again behind the run on the stream
+    if (bytes > 0) memory = call.made(call.empty({&bytes, 1}, DType::u8));
+    const std::span workspace(static_cast<std::byte*>(memory.view.data), plan.workspace_bytes());
+    const nb::gil_scoped_release release;
+    status = plan.run(weight.packed, a, d.view, operands, workspace, call.stream());
+  } else {
+    const nb::gil_scoped_release release;
+    const Scratch memory(plan.workspace_bytes());
+    status = plan.run(weight.packed, a, d.view, operands, memory.span());
+  }
+  check(status);
+}
+
+Result<Plan> make(const PackedWeight& w, const LinearSpec& spec, const PlanOptions& o) { return Plan::linear(w, spec, o); }
+Result<Plan> make(const PackedWeight& w, const ConvSpec& spec, const PlanOptions& o) { return Plan::conv(w, spec, o); }
+Result<Plan> make(const PackedWeight& w, const DequantizeSpec& spec, const PlanOptions& o) {
+  return Plan::dequantize(w, spec, o);
+}
+
+/// Where both would do, as of one channel, images are NCHW.
+ImageLayout layout_of(const ConstTensorView& images) {
+  const std::int64_t apart = images.dim(3) > 1   ? images.stride(3)
+                             : images.dim(2) > 1 ? images.stride(2)
+                                                 : 1;  // pixels of a channel
+  return apart != 1 && (images.dim(1) == 1 || images.stride(1) == 1) ? ImageLayout::nhwc : ImageLayout::nchw;
+}
+
+}  // namespace
+
+template <class Spec>
+Plan Plans<Spec>::get(const PackedWeight& weight, const Spec& spec, std::string_view kernel, bool allow_reference) {
+  for (const Entry& entry : entries_)
+    if (entry.spec == spec && entry.kernel == kernel && entry.allow_reference == allow_reference) return entry.plan;
+  PlanOptions options{.kernel = std::string(kernel), .allow_reference = allow_reference};
+  Plan plan = [&] {
+    const nb::gil_scoped_release release;
+    return check(make(weight, spec, options));
+  }();
+  entries_.push_back({spec, std::move(options.kernel), allow_reference, plan});  // twice, if another thread was as quick: no harm
+  return plan;
+}
+
+template class Plans<LinearSpec>;
+template class Plans<ConvSpec>;
+template class Plans<DequantizeSpec>;
+
+ActScheme act_from(std::string_view text) {
+  if (text.empty()) return {};
+  const bool whole = text.find('_') != std::string_view::npos;
+  return check(Scheme::parse(whole ? std::string(text) : std::string(text) + "_s8c")).act;
+}
+
+nb::object linear(Weight& weight, nb::handle x, const Options& options) {
+  const Call call(x, options.stream);
+  call.check_place(weight, "x");
+  Input a = call.in(x, "x").floats();
+  const std::int64_t n = weight.packed.n(), k = weight.packed.k();
+  std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
+  if (dims.empty() || dims.back() != k)
+    throw invalid("x has shape " + text(dims) + ", the weight W[" + text(n) + "," + text(k) + "] takes [..., " + text(k) + "]");
+  const DType act = a.view.dtype;
+  Output d = call.out(options.out, "out").floats();
+  Operands operands(call, options);
+  LinearSpec spec{.act = act, .epilogue = epilogue(weight, act, options, d), .quantize = weight.act};
+  if (options.quantize)
+    spec.quantize = act_from(*options.quantize);
+  else if (is_code(act))
+    spec.quantize = act_of_codes(weight, a, operands.a_scale, !operands.a_zero.empty());
+  operands.shape_scales(spec.quantize);
+  const std::int64_t m = product(std::span(dims).first(dims.size() - 1));
+  spec.m_max = bucket(m);
+  dims.back() = n;
+  nb::object result = nb::borrow(options.out);
+  if (result.is_none()) {
+    result = call.empty(dims, spec.epilogue.out);
+    d = call.made(result).floats();
+  }
+  if (m > 0) {
+    a = std::move(a).matrix();
+    d = std::move(d).matrix();
+    operands.gate = std::move(operands.gate).matrix();
+    operands.residual = std::move(operands.residual).matrix();
+    a.beside(d);
+    operands.check_beside(d);
+    const Plan plan = weight.linear.get(weight.packed, spec, options.kernel, options.allow_reference);
+    run(call, weight, plan, a.view, d, operands.args());
+  }
+  return options.out.is_none() ? call.finish(std::move(result)) : result;
+}
+
+nb::object conv(Weight& weight, nb::handle x, Pair stride,
+                std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation, std::int64_t groups,
+                std::optional<bool> channels_last, const Options& options) {
+  const Call call(x, options.stream);
+  call.check_place(weight, "x");
+  const Input a = call.in(x, "x").floats();
+  const auto dims = shape_of(a);
+  if (dims.size() != 4) throw invalid("x has shape " + text(dims) + ", a convolution takes images [B, C, H, W]");
+  const Extent kernel = weight.packed.kernel();
+  const std::int64_t n = weight.packed.n(), k = weight.packed.k(), elements = kernel.h * kernel.w;
+  if (dims[1] * elements != k * groups)
+    throw invalid("x has shape " + text(dims) + " and groups=" + text(groups) + ", the weight W[" + text(n) + "," + text(k) +
+                  "] is of a kernel of " + text(kernel.h) + "x" + text(kernel.w) + " elements and takes " +
+                  text(k * groups / elements) + " channels");
+  const DType act = a.view.dtype;
+  Output d = call.out(options.out, "out").floats();
+  Operands operands(call, options);
+  const auto [top, bottom, left, right] = padding;
+  ConvSpec spec{.geometry = {.in_channels = dims[1],
+                             .out_channels = n,
+                             .height = dims[2],
+                             .width = dims[3],
+                             .kernel = kernel,
+                             .stride = {stride.first, stride.second},
+                             .padding = {.top = top, .bottom = bottom, .left = left, .right = right},
+                             .dilation = {dilation.first, dilation.second},
+                             .groups = groups},
+                .input = layout_of(a.view),
+                .act = act,
+                .batch_max = bucket(dims[0]),
+                .epilogue = epilogue(weight, act, options, d),
+                .quantize = weight.act};
+  spec.output = spec.input;
+  if (d.view.rank == 4)
+    spec.output = layout_of(d.view);
+  else if (channels_last)
+    spec.output = *channels_last ? ImageLayout::nhwc : ImageLayout::nchw;
+  if (options.quantize)
+    spec.quantize = act_from(*options.quantize);
+  else if (is_code(act))
+    spec.quantize = act_from(std::string(name(act)) + (operands.a_zero.empty() ? "t" : "zt"));
+  operands.shape_scales(spec.quantize);
+  const Plan plan = weight.conv.get(weight.packed, spec, options.kernel, options.allow_reference);
+  nb::object result = nb::borrow(options.out);
+  if (result.is_none()) {
+    result = call.images(dims[0], n, spec.geometry.out_height(), spec.geometry.out_width(), spec.epilogue.out,
+                         spec.output == ImageLayout::nhwc);
+    d = call.made(result).floats();
+  }
+  if (dims[0] > 0) {
+    a.beside(d);
+    operands.check_beside(d);
+    run(call, weight, plan, a.view, d, operands.args());
+  }
+  return options.out.is_none() ? call.finish(std::move(result)) : result;
+}
+
+void dequantize(Weight& weight, nb::handle out, bool transposed, nb::handle stream) {
+  const Call call(out, stream);
+  call.check_place(weight, "out");
+  const Output d = call.out(out, "out").floats().matrix();
+  const Plan plan = weight.dequantize.get(weight.packed, {.out = d.view.dtype, .transposed = transposed});
+  run(call, weight, plan, {}, d, {});
+}
+
+nb::tuple quantize_activations(nb::handle x, std::string_view scheme, OptionalFloat scale, std::int32_t zero, OptionalFloat limit,
+                               nb::handle prescale, nb::handle codes, nb::handle scales, nb::handle zeros, nb::handle stream) {
+  const ActScheme act = act_from(scheme);
+  const Call call(x, stream);
+  Input a = call.in(x, "x").floats();
+  const auto dims = shape_of(a);
+  if (dims.empty()) throw invalid("x has no dimension; activations are [..., K]");
+  const bool known = act.group == GroupShape::tensor();
+  if (known && !scale) throw invalid(std::string(scheme) + ": a scale per tensor has to be known beforehand; pass scale=");
+  std::vector<std::int64_t> per_scale(dims.begin(), dims.end() - 1);  // the shape of scales and zeros
+  const std::int64_t m = product(per_scale);
+  if (act.group.k != 0) per_scale.push_back((dims.back() + act.group.k - 1) / act.group.k);
+
+  std::vector<nb::object> results;
+  const auto output = [&](nb::handle given, const char* what, bool wanted, std::span<const std::int64_t> shape, DType dtype) {
+    const bool made = given.is_none() && wanted;
+    results.push_back(made ? call.empty(shape, dtype) : nb::borrow(given));
+    return made ? call.made(results.back()) : call.out(given, what);
+  };
+  const DType type = act.codes == DType::e4m3 ? DType::e4m3 : DType::s8;  // other codes are refused below
+  Output c = output(codes, "codes", true, dims, type).floats();
+  Output s = output(scales, "scales", !known, per_scale, DType::f32);
+  Output z = output(zeros, "zeros", !known && act.zero != ZeroKind::none, per_scale, DType::s32);
+  const Input p = call.in(prescale, "prescale");
+  if (m > 0) {
+    a = std::move(a).matrix();
+    c = std::move(c).matrix();
+    for (Output* each : {&s, &z}) *each = act.group.k == 0 ? std::move(*each).vector() : std::move(*each).matrix();
+    for (const Output* each : {&c, &s, &z}) each->beside(a);
+    p.beside(a);
+    ActOptions options{.prescale = p.view, .limit = limit};
+    if (known) options.known = StaticActs{*scale, zero};
+    const ActOutputs out{.codes = c.view, .scales = s.view, .zeros = z.view};
+    const nb::gil_scoped_release release;
+    check(call.backend() == Backend::cuda ? nibble::quantize_activations(a.view, act, out, options, call.stream())
+                                          : nibble::quantize_activations(a.view, act, out, options));
+  }
+  const nb::handle given[] = {codes, scales, zeros};
+  for (std::size_t i = 0; i < results.size(); ++i)
+    if (given[i].is_none() && !results[i].is_none()) results[i] = call.finish(results[i]);
+  return nb::make_tuple(results[0], results[1], results[2]);
+}
+
+}  // namespace nibble::python

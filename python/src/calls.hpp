@@ -1,0 +1,79 @@
+// What a call from Python costs is here: how its arrays are found, which plan it takes, and who makes the result.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+#include "nibble/nibble.hpp"
+
+namespace nibble::python {
+
+using Pair = std::pair<std::int64_t, std::int64_t>;  // of a height and a width
+using OptionalFloat = std::optional<float>;
+
+/// "s8r", or the name of a scheme that begins so; "" is no quantization. Throws Failure.
+ActScheme act_from(std::string_view text);
+
+/// The plans of one weight by what they were asked for. Guarded by the interpreter's lock.
+template <class Spec>
+class Plans {
+ public:
+  /// The plan of an earlier call, or a new one, made without the lock. Throws Failure.
+  Plan get(const PackedWeight& weight, const Spec& spec, std::string_view kernel = {}, bool allow_reference = true);
+  std::size_t size() const { return entries_.size(); }
+
+ private:
+  struct Entry {
+    Spec spec;
+    std::string kernel;
+    bool allow_reference;
+    Plan plan;
+  };
+  std::vector<Entry> entries_;  // few: a look at each is cheaper than a hash of one
+};
+
+/// A packed weight, and what its calls need to know.
+struct Weight {
+  PackedWeight packed;
+  ActScheme act;  // how activations are quantized unless a call says otherwise
+  int gpu = 0;    // that has it
+  Plans<LinearSpec> linear = {};
+  Plans<ConvSpec> conv = {};
+  Plans<DequantizeSpec> dequantize = {};
+};
+
+/// What linear() and conv() have in common, as Python passes it.
+struct Options {
+  nb::handle bias;  // an array, None or a bool
+  std::string_view activation;
+  std::pair<float, float> clamp;
+  nb::handle gate, residual, row_scale, col_scale, a_scale, a_zero;  // arrays or None
+  std::optional<std::string_view> quantize;
+  nb::handle out_dtype;
+  float out_scale;
+  std::int32_t out_zero;
+  nb::handle out, stream;
+  std::string_view kernel;
+  bool allow_reference;
+};
+
+/// y[..., N]: Options::out, or a new array of the kind of x.
+nb::object linear(Weight& weight, nb::handle x, const Options& options);
+/// y[B,Co,Oh,Ow], likewise. padding: top, bottom, left, right. channels_last: of a new result; as x is unless given.
+nb::object conv(Weight& weight, nb::handle x, Pair stride,
+                std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation, std::int64_t groups,
+                std::optional<bool> channels_last, const Options& options);
+/// W into `out` [N,K], or [K,N].
+void dequantize(Weight& weight, nb::handle out, bool transposed, nb::handle stream);
+/// x → (codes, scales, zeros), which are those given or new, None where the scheme has none.
+nb::tuple quantize_activations(nb::handle x, std::string_view scheme, OptionalFloat scale, std::int32_t zero, OptionalFloat limit,
+                               nb::handle prescale, nb::handle codes, nb::handle scales, nb::handle zeros, nb::handle stream);
+
+}  // namespace nibble::python

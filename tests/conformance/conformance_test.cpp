@@ -55,7 +55,7 @@ DType act_for(const Kernel& kernel, std::uint64_t turn) {
 
 /// How A is quantized for a kernel that multiplies codes: per token.
 ActScheme quantize_for(const Kernel& kernel) {
-  if (kernel.act == "s8") return {DType::s8, GroupShape::channel()};
+  if (kernel.act == "s8" || kernel.act == "s8k64") return {DType::s8, GroupShape::channel()};
   if (kernel.act == "s8i16" || kernel.quantizes) return {DType::s8, GroupShape::group(128)};
   if (kernel.act == "e4m3") return {DType::e4m3, GroupShape::channel()};
   return {};
@@ -456,7 +456,7 @@ void expect_same(const Tensor& got, const Tensor& expected) {
 /// Every kernel that multiplies int8 by weights of one scale per output channel: no bound, the same bits.
 TEST_P(LinearConformance, W8A8IsExact) {
   const Kernel& kernel = *GetParam();
-  if (kernel.act != "s8") GTEST_SKIP() << "it does not multiply int8";
+  if (kernel.act != "s8" && kernel.act != "s8k64") GTEST_SKIP() << "it does not multiply int8";
   std::vector<EpilogueSpec> epilogues{
       {},
       {.bias = true, .activation = Activation::clamp, .out = DType::s8, .out_scale = 0.37f, .out_zero = 5},

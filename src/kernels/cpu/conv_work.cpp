@@ -59,7 +59,9 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   scratch_.scales = take(4 * blocks() * gathered_rows(rows_) * row_pixels());
   scratch_.patch_scales = take(4 * blocks() * geometry.kernel.h * geometry.kernel.w);
   const std::int64_t pixels = gathered_rows(rows_) * row_pixels();
-  scratch_.prepared = take(depthwise_ ? pixels * token_bytes : multiplies_pixels_ ? 0 : most * token_bytes);
+  scratch_.prepared = take(depthwise_           ? pixels * token_bytes
+                           : multiplies_pixels_ ? 0
+                                                : prepared_bytes(kernel.act, most, quantize, weight, k));
   scratch_.sums = take(depthwise_ ? most * token_bytes : multiplies_pixels_ ? 4 * pixels : 0);
   scratch_.panel = take(depthwise_ ? (tile::Geometry::octets(k) * tile::kOctet + 1) * token_bytes : 0);
   const std::int64_t outputs = transposes_out_ ? most * outputs_ : 0;

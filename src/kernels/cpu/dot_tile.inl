@@ -1,5 +1,5 @@
 // Included once per instruction set by dot_tile.cpp. See dot_tile.hpp for the algorithm.
-#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // which has the dot products of AVX512VNNI
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16 && NIBBLE_ISA != NIBBLE_ISA_AMX  // which have the dot products of AVX512VNNI
 
 // Tokens per register tile. Registers hold H·D·kVecs integer sums, H·kVecs float sums, the codes of two quads and a broadcast.
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI

@@ -75,6 +75,24 @@ inline void ask(Ahead& ahead) {
     __builtin_prefetch(ahead.at, 0, 2);
 }
 
+/// Tokens that a prepared tile of `height` has room for, and bytes of each of them: whole tile registers.
+inline std::int64_t room(std::int64_t height) { return (height + kTileRows - 1) / kTileRows * kTileRows; }
+inline std::int64_t row_bytes(std::int64_t octets) { return (octets + kStepOctets - 1) / kStepOctets * kTileBytes; }
+
+/// Row blocks that all tokens of a task are multiplied by before the next ones: in L2 with those that are asked for and a tile of tokens.
+inline std::int64_t group_blocks(const tile::Geometry& geo, std::int64_t) {
+  constexpr std::int64_t kGroupBytes = 512 << 10;
+  return kGroupBytes < geo.row_block_bytes ? 1 : kGroupBytes / geo.row_block_bytes;
+}
+
+/// The group after row blocks [begin, end), up to `last`, asked for while `tiles` tiles are multiplied by this one.
+inline Ahead group_after(const DotTask& t, std::int64_t begin, std::int64_t end, std::int64_t last, std::int64_t tiles) {
+  const tile::Geometry& geo = t.decoder->geometry;
+  const std::int64_t steps = (end - begin) * tiles * (row_bytes(tile::Geometry::octets(geo.k)) / kTileBytes);
+  const std::int64_t lines = (last - end) * geo.row_block_bytes / kTileBytes;
+  return {t.weight + geo.record(end, 0), t.weight + geo.record(last, 0), (lines + steps - 1) / steps};
+}
+
 /// Sums over `octets` octets. Codes of 8 bits are multiplied where they lie. Those of 4 bits, a last step that is not whole and codes that
 /// lie across lines, which would be loaded at half the speed, are spread into a panel in L1, a step ahead: while tiles are multiplied, the
 /// ports that split nibbles have nothing else to do.

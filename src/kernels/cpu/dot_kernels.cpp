@@ -51,6 +51,13 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
                  p.quantize.group.k);
+  if (self.isa == Isa::amx && !sums_whole_rows(p.scheme, p.quantize)) {
+    const int width = bits(p.scheme.codes);
+    if (width != 4 && width != 8)
+      return error(StatusCode::unsupported, "multiplies codes of 4 and 8 bits, the weight has {}", name(p.scheme.codes));
+    if (p.quantize.zero != ZeroKind::none)
+      return error(StatusCode::unsupported, "does not add up codes, by which zero points of activations are multiplied");
+  }
   const bool sums_whole = sums_whole_rows(p.scheme, p.quantize);
   const std::string scheme = Scheme{p.scheme, p.quantize}.name();
   if (sums_whole && self.variant != kWhole)
@@ -136,6 +143,7 @@ constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 18, .token = 2.2};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
 /// Of tiles of 16 tokens; `octet` is their loading.
+constexpr DotRates kAmxRates{.dot = 0.25, .wide = 0.25, .octet = 2, .segment = 40, .token = 9};
 constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 18, .token = 2.2};
 constexpr DotRates kAvx512WholeRates = whole(kAvx512Rates);
@@ -156,6 +164,7 @@ constexpr std::array kKernels {
       row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", "cpu_n16",
                                           {1, 16, 0}),
       row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", "cpu_n16", {1, 16, 0}),
+      row<kAmxInt8, kAmxRates>("linear_any_s8k64_any__cpu_amx_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0}),
       row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", "cpu_n32",
                                              {6, 32, 0}),
       row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),

@@ -50,6 +50,7 @@ struct DotIsa {
 };
 
 #if defined(__x86_64__)
+extern const DotIsa kAmxInt8;
 extern const DotIsa kAvx512VnniFixed, kAvx512VnniInt8, kAvx512Fixed, kAvx512Int8;
 extern const DotIsa kAvx2VnniFixed, kAvx2VnniInt8, kAvx2Fixed, kAvx2Int8;
 #elif defined(__aarch64__)

@@ -145,6 +145,7 @@ constexpr std::string_view kFloats =
 constexpr std::string_view kFixed = "activations to three signed bytes each, 24-bit fixed point per segment of K";
 constexpr std::string_view kInt8 =
     "activations to int8: per tensor, token or block of K, with zero points or without; or int8 as it comes";
+constexpr std::string_view kInt8Rows = "activations to int8, in rows of 64 channels for tiles";
 constexpr std::string_view kHalves = "bf16 activations in pairs, in the packed weight's order";
 
 constexpr double kBaselineFloats = 0.8, kBaselineFixed = 4.0, kBaselineInt8 = 2.0, kBaselineHalves = 1.0;
@@ -158,7 +159,7 @@ constexpr std::array kKernels {
   row<kAvx512, kAvx512Floats>("prepare_f32_any_none__cpu_avx512", Isa::avx512, "f32", kFloats),
       row<kAvx512, kAvx512Fixed>("prepare_s8x3_any_none__cpu_avx512", Isa::avx512, "s8x3", kFixed),
       row<kAvx512, kAvx512Int8>("prepare_s8_any_none__cpu_avx512", Isa::avx512, "s8", kInt8),
-      row<kAvx512, kAvx512Rows>("prepare_s8k64_any_none__cpu_avx512", Isa::avx512, "s8k64", kInt8),
+      row<kAvx512, kAvx512Rows>("prepare_s8k64_any_none__cpu_avx512", Isa::avx512, "s8k64", kInt8Rows),
       row<kAvx512, kAvx512Halves>("prepare_bf16_any_none__cpu_avx512", Isa::avx512, "bf16", kHalves),
       row<kAvx2, kAvx2Floats>("prepare_f32_any_none__cpu_avx2", Isa::avx2, "f32", kFloats),
       row<kAvx2, kAvx2Fixed>("prepare_s8x3_any_none__cpu_avx2", Isa::avx2, "s8x3", kFixed),

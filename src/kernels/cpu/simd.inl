@@ -18,6 +18,8 @@ typedef std::int16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef float VecMemory __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef std::int32_t IntsMemory __attribute__((vector_size(kLanes * 4), aligned(1), may_alias));
 
+inline std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
 inline Vec load(const float* p) { return *reinterpret_cast<const VecMemory*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<VecMemory*>(p) = v; }
 inline Ints load_ints(const void* p) { return *static_cast<const IntsMemory*>(p); }

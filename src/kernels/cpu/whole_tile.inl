@@ -15,24 +15,6 @@ constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot pro
 #if NIBBLE_ISA == NIBBLE_ISA_AMX
 #include "kernels/cpu/amx_tile.inl"
 
-/// Tokens that a prepared tile of `height` has room for, and bytes of each of them: whole tile registers.
-inline std::int64_t room(std::int64_t height) { return (height + kTileRows - 1) / kTileRows * kTileRows; }
-inline std::int64_t row_bytes(std::int64_t octets) { return (octets + kStepOctets - 1) / kStepOctets * kTileBytes; }
-
-/// Row blocks that all tokens of a task are multiplied by before the next ones: in L2 with those that are asked for and a tile of tokens.
-inline std::int64_t group_blocks(const tile::Geometry& geo, std::int64_t) {
-  constexpr std::int64_t kGroupBytes = 512 << 10;
-  return kGroupBytes < geo.row_block_bytes ? 1 : kGroupBytes / geo.row_block_bytes;
-}
-
-/// The group after row blocks [begin, end), up to `last`, asked for while `tiles` tiles are multiplied by this one.
-inline Ahead group_after(const DotTask& t, std::int64_t begin, std::int64_t end, std::int64_t last, std::int64_t tiles) {
-  const tile::Geometry& geo = t.decoder->geometry;
-  const std::int64_t steps = (end - begin) * tiles * (row_bytes(tile::Geometry::octets(geo.k)) / kTileBytes);
-  const std::int64_t lines = (last - end) * geo.row_block_bytes / kTileBytes;
-  return {t.weight + geo.record(end, 0), t.weight + geo.record(last, 0), (lines + steps - 1) / steps};
-}
-
 /// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. Rows that no token has are multiplied too.
 __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
                                         std::int64_t octets, std::int32_t* out, Ahead& ahead) {
@@ -263,8 +245,6 @@ void multiply(const DotTask& t, std::int64_t height, const std::byte* record, co
   }
   for (std::int64_t r = 0; r < height; ++r) apply_scales(d, float_at(a + 4 * r), channels, out + r * kRows);
 }
-
-inline std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 /// Tiles of tokens outside, row blocks inside, as in dot_tile.inl.
 void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin, std::int64_t m_end) {

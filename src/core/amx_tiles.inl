@@ -8,8 +8,8 @@ struct TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-/// What was stored before is in memory when tiles are loaded: GCC takes its intrinsics not to read any.
-inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
+/// Stores before it are done when tiles are loaded after it, and the other way round: GCC takes the loads not to read memory.
+inline void keep_order() { __asm__ volatile("" ::: "memory"); }
 
 inline void begin_tiles() {
   alignas(64) const TileConfig config;

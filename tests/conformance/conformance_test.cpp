@@ -48,7 +48,7 @@ Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda
 
 /// The type of A, by turns; a kernel that multiplies 16-bit floats takes nothing else.
 DType act_for(const Kernel& kernel, std::uint64_t turn) {
-  if (kernel.act == "bf16") return DType::bf16;
+  if (kernel.act.starts_with("bf16")) return DType::bf16;
   if (kernel.act == "f16") return DType::f16;
   return std::array{DType::f32, DType::f16, DType::bf16}[turn % 3];
 }

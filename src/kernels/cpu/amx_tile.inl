@@ -42,6 +42,7 @@ NIBBLE_VARIANT void store_sums(bool both, void* out) {
 
 /// Adds signed bytes × codes of 64 channels; the tokens of tmm5 are `next` bytes after those of tmm4.
 NIBBLE_VARIANT void multiply_bytes(bool both, const std::byte* a, std::int64_t next, const std::byte* codes) {
+  keep_order();
   _tile_loadd(6, codes, kQuadBytes);
   _tile_loadd(4, a, kTileBytes);
   if (both) _tile_loadd(5, a + next, kTileBytes);
@@ -50,6 +51,7 @@ NIBBLE_VARIANT void multiply_bytes(bool both, const std::byte* a, std::int64_t n
   if (both) _tile_dpbsud(2, 5, 6);
   _tile_dpbsud(1, 4, 7);
   if (both) _tile_dpbsud(3, 5, 7);
+  keep_order();
 }
 
 /// `octets` of them as bytes, as 8-bit ones lie, zeros up to a whole step. `bits` (4 or 8) is a constant at every call.
@@ -109,7 +111,6 @@ NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, const
     if (then >= lying && then < steps)
       spread_octets(bits, codes + then * step_bytes, octets - then * kStepOctets, panel[then % 2]);
     ask(ahead);
-    finish_stores();
     if (s >= 0) multiply_bytes(both, a + s * kTileRows * kTileBytes, next, s < lying ? codes + s * step_bytes : panel[s % 2]);
   }
 }

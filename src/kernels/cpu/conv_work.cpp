@@ -36,7 +36,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   quantizes_pixels_ =
       is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
   // A scale for all of the image, octets that do not reach into the next pixel, sums of 32 bits, and rows long enough for a tile.
-  multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
+  multiplies_pixels_ = kernel.variant == "whole" && !in_rows(kernel.act) && quantize.group == GroupShape::tensor() &&
                        geometry.group_inputs() % tile::kOctet == 0 && k <= kMaxInt8Segment &&
                        (columns_ >= kernel.tile.m / 2 || geometry.kernel == Extent{});
   transposes_out_ = output == ImageLayout::nchw;

@@ -90,7 +90,7 @@ PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile) 
           .bias = code_bias(weight.scheme.codes),
           .token_bytes = prepared_token_bytes(form, args.quantize, weight.scheme, weight.k),
           .tile = prepared_tile(form, args.a.dim(0), tile),
-          .rows = form == "s8k64",
+          .rows = in_rows(form),
           .out = args.prepared};
 }
 
@@ -148,6 +148,8 @@ constexpr std::string_view kInt8 =
 constexpr std::string_view kInt8Rows = "activations to int8, in rows of 64 channels for tiles";
 constexpr std::string_view kHalves = "bf16 activations in pairs, in the packed weight's order";
 
+constexpr std::string_view kHalfRows = "bf16 activations in rows of 32 channels for tiles, in the packed weight's order";
+
 constexpr double kBaselineFloats = 0.8, kBaselineFixed = 4.0, kBaselineInt8 = 2.0, kBaselineHalves = 1.0;
 #if defined(__x86_64__)
 constexpr double kAvx2Floats = 0.6, kAvx2Fixed = 1.0, kAvx2Int8 = 0.6, kAvx2Halves = 0.8;
@@ -161,6 +163,7 @@ constexpr std::array kKernels {
       row<kAvx512, kAvx512Int8>("prepare_s8_any_none__cpu_avx512", Isa::avx512, "s8", kInt8),
       row<kAvx512, kAvx512Rows>("prepare_s8k64_any_none__cpu_avx512", Isa::avx512, "s8k64", kInt8Rows),
       row<kAvx512, kAvx512Halves>("prepare_bf16_any_none__cpu_avx512", Isa::avx512, "bf16", kHalves),
+      row<kAvx512, kAvx512Halves>("prepare_bf16k32_any_none__cpu_avx512", Isa::avx512, "bf16k32", kHalfRows),
       row<kAvx2, kAvx2Floats>("prepare_f32_any_none__cpu_avx2", Isa::avx2, "f32", kFloats),
       row<kAvx2, kAvx2Fixed>("prepare_s8x3_any_none__cpu_avx2", Isa::avx2, "s8x3", kFixed),
       row<kAvx2, kAvx2Int8>("prepare_s8_any_none__cpu_avx2", Isa::avx2, "s8", kInt8),
@@ -179,6 +182,7 @@ std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quanti
   const ActForm act = ActForm::make(quantize, weight, k);
   const Segments segments{k, weight.group.k == 0 ? k : weight.group.k, act.piece};
   if (form == "bf16") return token_bytes(segments, 0, 2);
+  if (form == "bf16k32") return token_bytes(segments, 0, 2, kRowBytes / 2);
   return act.token_header() + token_bytes(segments, act.segment_header(), act.digits, form == "s8k64" ? kRowBytes : tile::kOctet);
 }
 

@@ -13,6 +13,8 @@
 //          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
 //   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
+//   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
+//          64 bytes, 4 octets in that order
 //
 // The last octet of a group is padded with what stands for 0. Tiles of int8 are as even as they come: where T is 12, 13 tokens are 7 and
 // 6; where it is 32, in sixteens, 72 are 32, 32 and 8.
@@ -40,7 +42,7 @@ inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
 /// What a tile register of AMX holds: rows of this many bytes, of as many tokens.
 constexpr std::int64_t kRowBytes = 64, kRowTokens = 16;
 /// Tokens that a form keeps room for at a time.
-constexpr std::int64_t token_room(std::string_view form) { return form == "s8k64" ? kRowTokens : 1; }
+constexpr std::int64_t token_room(std::string_view form) { return in_rows(form) ? kRowTokens : 1; }
 
 /// The height of the tiles that m tokens are prepared in for a kernel of tiles of `tile`.
 inline std::int64_t prepared_tile(std::string_view form, std::int64_t m, std::int64_t tile) {
@@ -102,7 +104,7 @@ struct PrepareTask {
   int bias;                         // of the weight's codes
   std::int64_t token_bytes;
   std::int64_t tile;  // T
-  bool rows;          // of 64 channels: the form s8k64
+  bool rows;          // for AMX
   std::byte* out;
   const Patches* patches = nullptr;  // null: tokens are the rows of A
 
@@ -122,7 +124,7 @@ struct PrepareIsa {
   float (*quantize_block)(const std::byte* x, DType type, std::int64_t count, float limit, std::int8_t* codes);
 
   auto of(std::string_view form) const {
-    return form == "f32" ? floats : form == "bf16" ? halves : is_int8(form) ? codes : fixed;
+    return form == "f32" ? floats : form == "bf16" || form == "bf16k32" ? halves : is_int8(form) ? codes : fixed;
   }
 };
 

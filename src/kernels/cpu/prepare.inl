@@ -340,24 +340,36 @@ void floats(const PrepareTask& t, std::int64_t m) {
 /// bf16 as it is: no arithmetic, only order.
 void halves(const PrepareTask& t, std::int64_t m) {
   typedef std::uint16_t Octet __attribute__((vector_size(2 * tile::kOctet)));
+  constexpr std::int64_t kRowOctets = kRowBytes / static_cast<std::int64_t>(sizeof(Octet));
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+  const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   for (std::int64_t r = 0; r < height; ++r) {
     const std::byte* row = t.row(m + r);
-    std::byte* out = t.out + m * t.token_bytes + 4 * r;
+    std::byte* out = t.out + m * t.token_bytes;
     for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
       end = t.segments.end(k);
-      for (; k < end; k += tile::kOctet, out += 16 * height) {
+      std::int64_t octets = tile::Geometry::octets(end - k);
+      if (t.rows) octets = (octets + kRowOctets - 1) / kRowOctets * kRowOctets;
+      for (std::int64_t o = 0; o < octets; ++o) {
+        const std::int64_t first = k + o * tile::kOctet;
         Octet octet{};
-        if (t.perm == nullptr && k + tile::kOctet <= end) {
-          std::memcpy(&octet, row + 2 * k, sizeof octet);
+        if (t.perm == nullptr && first + tile::kOctet <= end) {
+          std::memcpy(&octet, row + 2 * first, sizeof octet);
         } else {
-          for (std::int64_t j = 0; j < tile::kOctet && k + j < end; ++j)
-            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, row + 2 * (t.perm == nullptr ? k + j : t.perm[k + j]), 2);
+          for (std::int64_t j = 0; j < tile::kOctet && first + j < end; ++j)
+            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, row + 2 * (t.perm == nullptr ? first + j : t.perm[first + j]),
+                        2);
         }
         octet = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
-        for (int pair = 0; pair < 4; ++pair)
-          std::memcpy(out + 4 * pair * height, reinterpret_cast<const char*>(&octet) + 4 * pair, 4);
+        if (t.rows) {
+          const std::int64_t at = (r / kRowTokens * octets / kRowOctets + o / kRowOctets) * kRowTokens + r % kRowTokens;
+          std::memcpy(out + at * kRowBytes + o % kRowOctets * static_cast<std::int64_t>(sizeof octet), &octet, sizeof octet);
+        } else {
+          for (int pair = 0; pair < 4; ++pair)
+            std::memcpy(out + 4 * ((4 * o + pair) * room + r), reinterpret_cast<const char*>(&octet) + 4 * pair, 4);
+        }
       }
+      out += 16 * octets * room;
     }
   }
 }

@@ -86,6 +86,8 @@ struct Segments {
 
 /// The forms that hold int8: a tile's quads of channels side by side, or rows of 64 channels for AMX (prepare.hpp).
 inline bool is_int8(std::string_view form) { return form == "s8" || form == "s8k64"; }
+/// Those that hold rows for AMX.
+constexpr bool in_rows(std::string_view form) { return form == "s8k64" || form == "bf16k32"; }
 
 /// Bytes that one token's prepared activations take: `header` bytes per segment, and `width` bytes for every channel, in
 /// multiples of `step` channels.

@@ -1,6 +1,6 @@
 // The int8 loops of dot_tile.hpp in tiles of AMX, included by dot_tile.inl. Per segment, 32 tokens × 32 channels of integer sums go through
 // L1 to the vector registers that scale them, while the next segment is multiplied: the two know nothing of each other.
-#include "kernels/cpu/amx_tile.inl"
+#include "kernels/cpu/amx_bytes.inl"
 
 constexpr int kInt8Tile = 2 * kTileRows;
 

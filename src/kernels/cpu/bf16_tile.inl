@@ -128,7 +128,7 @@ inline void add_scaled(const float* acc, std::int64_t height, const Vec* scale, 
     }
 }
 
-/// Adds bf16 × bf16 of 32 channels; see multiply_bytes.
+/// Adds bf16 × bf16 of 32 channels; as multiply_bytes does.
 NIBBLE_VARIANT void multiply_halves(bool both, const std::byte* a, std::int64_t next, const std::byte* panel) {
   keep_order();
   _tile_loadd(6, panel, kQuadBytes);

@@ -13,7 +13,7 @@ constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot pro
 #endif
 
 #if NIBBLE_ISA == NIBBLE_ISA_AMX
-#include "kernels/cpu/amx_tile.inl"
+#include "kernels/cpu/amx_bytes.inl"
 
 /// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. Rows that no token has are multiplied too.
 __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,

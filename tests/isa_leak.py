@@ -11,12 +11,13 @@ import re
 import subprocess
 import sys
 
-PARENT = {"avx2": "", "avx2vnni": "avx2", "avx512": "avx2", "avx512vnni": "avx512", "avx512bf16": "avx512vnni",
+PARENT = {"avx2": "", "avx2vnni": "avx2", "avx512": "avx2", "avx512vnni": "avx512", "avx512bf16": "avx512vnni", "amx": "avx512bf16",
           "dotprod": "", "i8mm": "dotprod"}
 
 # What nothing below these levels may execute, as regular expressions of mnemonic and operands; the first that matches counts.
 INSTRUCTIONS = {
     "x86-64": [
+        (r"tdp|tile|(ld|st)tilecfg", {"amx"}),
         (r"vdpbf16|vcvtne", {"avx512bf16"}),
         (r"vpdp", {"avx2vnni", "avx512vnni"}),
         (r".*%zmm|.*%k[1-7]|.*%[xy]mm(1[6-9]|2\d|3[01])", {"avx512"}),

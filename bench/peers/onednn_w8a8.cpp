@@ -3,7 +3,8 @@
 //   pip download --no-deps onednn-cpu-gomp onednn-devel-cpu-gomp, and unpack both wheels into DIR
 //   g++ -O2 -std=c++20 -Iinclude -Ibuild/include -IDIR/.../include bench/peers/onednn_w8a8.cpp build/libnibble.a -lfmt -LDIR/.../lib
 //       -ldnnl -o onednn_w8a8
-//   ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI OMP_NUM_THREADS=1 ./onednn_w8a8       without AMX, which nibble does not use
+//   OMP_NUM_THREADS=1 ./onednn_w8a8       both with AMX, where there is one
+//   NIBBLE_ISA=avx512bf16 ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI OMP_NUM_THREADS=1 ./onednn_w8a8       both without
 //
 // oneDNN multiplies codes as they are, packed beforehand (format any), with a scale per output channel, into f32. nibble is timed
 // twice: with A in f32, so that quantizing it counts, and with A in int8. Times are CPU time of the process, which other processes

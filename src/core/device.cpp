@@ -4,6 +4,9 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -51,6 +54,21 @@ int usable_cores() {
 
 std::uint32_t bit(Isa isa) { return 1u << static_cast<int>(isa); }
 
+#if defined(__x86_64__)
+/// Tiles of int8 and bf16 that this process may use: 8 KiB of state per thread, for which Linux wants to be asked, once for all threads.
+bool may_use_tiles() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (~edx & (kBf16 | kTile | kInt8)) != 0) return false;
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 /// What the CPU says, whatever its levels' parents say.
 std::uint32_t reported_isas() {
   std::uint32_t set = bit(Isa::baseline);
@@ -64,6 +82,7 @@ std::uint32_t reported_isas() {
     set |= bit(Isa::avx512);
   if (__builtin_cpu_supports("avx512vnni")) set |= bit(Isa::avx512vnni);
   if (__builtin_cpu_supports("avx512bf16")) set |= bit(Isa::avx512bf16);
+  if (may_use_tiles()) set |= bit(Isa::amx);
 #elif defined(__aarch64__) && defined(__linux__)
   if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) set |= bit(Isa::dotprod);
   if ((getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0) set |= bit(Isa::i8mm);
@@ -129,6 +148,7 @@ std::string_view name(Isa isa) {
     case Isa::avx512: return "avx512";
     case Isa::avx512vnni: return "avx512vnni";
     case Isa::avx512bf16: return "avx512bf16";
+    case Isa::amx: return "amx";
     case Isa::dotprod: return "dotprod";
     case Isa::i8mm: return "i8mm";
     case Isa::simt: return "simt";
@@ -144,6 +164,7 @@ Isa parent(Isa isa) {
     case Isa::avx512: return Isa::avx2;
     case Isa::avx512vnni: return Isa::avx512;
     case Isa::avx512bf16: return Isa::avx512vnni;
+    case Isa::amx: return Isa::avx512bf16;
     case Isa::i8mm: return Isa::dotprod;
     case Isa::sm90: return Isa::sm80;
     case Isa::sm80:

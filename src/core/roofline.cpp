@@ -100,6 +100,40 @@ constexpr int kBf16Operations = 2 * kAccumulators * 32;
 }  // namespace avx512_loops
 NIBBLE_TARGET_END
 
+NIBBLE_TARGET_BEGIN(NIBBLE_TARGET_AMX)
+namespace amx_loops {
+#include "core/amx_tiles.inl"
+
+/// Tiles of 16 × 16 sums hide the latency of a product, four times as long as it keeps the multipliers. What is in the operands does not matter.
+constexpr int kTileSums = 4;
+constexpr int kInt8Operations = 2 * kTileSums * 16 * 16 * 64, kBf16Operations = kInt8Operations / 2;
+
+std::uint32_t multiply_bytes(std::int64_t rounds, std::uint32_t seed) {
+  begin_tiles();
+  do {
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(1, 4, 7);
+    _tile_dpbusd(2, 5, 6);
+    _tile_dpbusd(3, 5, 7);
+  } while (--rounds > 0);
+  end_tiles();
+  return seed;
+}
+
+std::uint32_t multiply_halves(std::int64_t rounds, std::uint32_t seed) {
+  begin_tiles();
+  do {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  } while (--rounds > 0);
+  end_tiles();
+  return seed;
+}
+}  // namespace amx_loops
+NIBBLE_TARGET_END
+
 #elif defined(__aarch64__) && !defined(__clang__)  // clang's arm_neon.h has these only for a whole file
 #define NIBBLE_ARM_LOOPS
 NIBBLE_TARGET_BEGIN(NIBBLE_TARGET_DOTPROD)
@@ -153,6 +187,7 @@ ArithmeticLoop f32_loop() {
 
 ArithmeticLoop bf16_loop() {
 #if defined(__x86_64__)
+  if (this_device().has(Isa::amx)) return {amx_loops::multiply_halves, amx_loops::kBf16Operations};
   if (this_device().has(Isa::avx512bf16)) return {avx512_loops::bf16_dots, avx512_loops::kBf16Operations};
 #endif
   return {};
@@ -161,6 +196,7 @@ ArithmeticLoop bf16_loop() {
 ArithmeticLoop int8_loop() {
   [[maybe_unused]] const DeviceInfo& device = this_device();
 #if defined(__x86_64__)
+  if (device.has(Isa::amx)) return {amx_loops::multiply_bytes, amx_loops::kInt8Operations};
   if (device.has(Isa::avx512vnni)) return {avx512_loops::vnni_dots, avx512_loops::kDotOperations};
   if (device.has(Isa::avx2vnni) && !device.has(Isa::avx512)) return {avx2_loops::vnni_dots, avx2_loops::kDotOperations};
   if (device.has(Isa::avx512)) return {avx512_loops::dots, avx512_loops::kDotOperations};

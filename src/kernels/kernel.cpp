@@ -43,8 +43,9 @@ Roofline assumed_roofline(int threads) {
   Roofline machine{.threads = threads};
   machine.read_gbytes_per_s = std::min(24.0 * threads, 45.0);
   machine.f32_gflops = (wide ? 118.0 : 59.0) * threads;
-  machine.bf16_gflops = this_device().has(Isa::avx512bf16) ? 2 * machine.f32_gflops : 0.0;
-  machine.int8_gops = (dots ? 4 : 1) * machine.f32_gflops;
+  const bool tiles = this_device().has(Isa::amx);
+  machine.bf16_gflops = tiles ? 16 * machine.f32_gflops : this_device().has(Isa::avx512bf16) ? 2 * machine.f32_gflops : 0.0;
+  machine.int8_gops = (tiles ? 32 : dots ? 4 : 1) * machine.f32_gflops;
   return machine;
 }
 

@@ -7,7 +7,8 @@ namespace nibble {
 
 reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme) {
   reference::ActModel model{.quantize = quantize};
-  if (kernel.act == "s8" && cpu::sums_whole_rows(scheme, quantize)) return model;  // exact integers: only scaling them rounds
+  if (cpu::is_int8(kernel.act) && cpu::sums_whole_rows(scheme, quantize))
+    return model;  // exact integers: only scaling them rounds
   if (kernel.act == "e4m3" && kernel.backend == Backend::cuda) {
     const bool grouped = quantize.group.k != 0 || scheme.group.n > 1;
     if (kernel.isa == Isa::sm90) return {.quantize = quantize, .dot_factor = 4, .fp8_group = grouped ? 128 : 0};
@@ -34,7 +35,7 @@ reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& 
     return model;
   }
   model.fixed_point = kernel.act == "s8x3";
-  model.subtracts_zeros = kernel.act == "s8x3" || kernel.act == "s8";
+  model.subtracts_zeros = kernel.act == "s8x3" || cpu::is_int8(kernel.act);
   return model;
 }
 

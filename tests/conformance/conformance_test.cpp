@@ -48,14 +48,14 @@ Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda
 
 /// The type of A, by turns; a kernel that multiplies 16-bit floats takes nothing else.
 DType act_for(const Kernel& kernel, std::uint64_t turn) {
-  if (kernel.act == "bf16") return DType::bf16;
+  if (kernel.act.starts_with("bf16")) return DType::bf16;
   if (kernel.act == "f16") return DType::f16;
   return std::array{DType::f32, DType::f16, DType::bf16}[turn % 3];
 }
 
 /// How A is quantized for a kernel that multiplies codes: per token.
 ActScheme quantize_for(const Kernel& kernel) {
-  if (kernel.act == "s8") return {DType::s8, GroupShape::channel()};
+  if (kernel.act == "s8" || kernel.act == "s8k64") return {DType::s8, GroupShape::channel()};
   if (kernel.act == "s8i16" || kernel.quantizes) return {DType::s8, GroupShape::group(128)};
   if (kernel.act == "e4m3") return {DType::e4m3, GroupShape::channel()};
   return {};
@@ -464,7 +464,7 @@ void expect_same(const Tensor& got, const Tensor& expected) {
 /// Every kernel that multiplies int8 by weights of one scale per output channel: no bound, the same bits.
 TEST_P(LinearConformance, W8A8IsExact) {
   const Kernel& kernel = *GetParam();
-  if (kernel.act != "s8") GTEST_SKIP() << "it does not multiply int8";
+  if (kernel.act != "s8" && kernel.act != "s8k64") GTEST_SKIP() << "it does not multiply int8";
   std::vector<EpilogueSpec> epilogues{
       {},
       {.bias = true, .activation = Activation::clamp, .out = DType::s8, .out_scale = 0.37f, .out_zero = 5},

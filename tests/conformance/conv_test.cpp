@@ -243,9 +243,9 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
   std::vector<ConvSpec> list;
   for (const ActScheme& act : acts) {
     ConvSpec spec{.geometry = g, .quantize = act};
-    spec.act = kernel.act == "bf16"  ? DType::bf16
-               : kernel.act == "f16" ? DType::f16
-                                     : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+    spec.act = kernel.act.starts_with("bf16") ? DType::bf16
+               : kernel.act == "f16"          ? DType::f16
+                                              : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
     list.push_back(spec);
     if (act.codes == DType::s8 && act.group == GroupShape::tensor()) {
       spec.act = DType::s8;

@@ -39,41 +39,52 @@ Status accepts(const Kernel& self, const Problem& p) {
 }
 
 /// Slots (cost.hpp), fitted to measurements.
-constexpr double kDot = 1.09;    // per token and vector of dot products
-constexpr double kDecode = 5.4;  // per vector of the panel; twice that for 8-bit codes
-constexpr double kFlush = 7.7;   // per token, vector and segment
+struct Bf16Rates {
+  double dot;     // per token and vector of dot products
+  double decode;  // per vector of the panel; twice that for 8-bit codes
+  double flush;   // per token, vector and segment
+  int tokens;     // that are multiplied together, as many or fewer
+};
 
+template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
 double cost_us(const Kernel&, const Problem& p) {
-  constexpr const Bf16Isa& isa = kAvx512Bf16;
-  const std::int64_t blocks = (p.n + isa.rows - 1) / isa.rows, vectors_per_block = isa.rows / isa.lanes;
+  const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
   const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
-  const std::int64_t token_blocks = (p.m + isa.tokens - 1) / isa.tokens;
-  const double tokens = static_cast<double>(p.m + p.m % 2);
-  const double slots =
-      vectors * (pairs * (kDot * tokens + (bits(p.scheme.codes) == 4 ? 1 : 2) * kDecode * static_cast<double>(token_blocks)) +
-                 segments * tokens * kFlush);
+  const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
+  const double tokens = static_cast<double>((p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens);
+  const double decode = (bits(p.scheme.codes) == 4 ? 1 : 2) * kRates.decode * static_cast<double>(token_blocks);
+  const double slots = vectors * (pairs * (kRates.dot * tokens + decode) + segments * tokens * kRates.flush);
   const std::int64_t tasks = blocks * token_blocks;
-  const double compute = 1e-3 * slots * slot_ns(p.machine, isa.lanes) / p.machine.threads;
-  return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, isa.rows));
+  const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
+  return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
 }
 
+template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
+constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, Tile tile) {
+  return {.name = name,
+          .backend = Backend::cpu,
+          .isa = isa,
+          .op = Op::linear,
+          .out = "any",
+          .act = form,
+          .weight = "any",
+          .layout = "cpu_n32",
+          .tile = tile,
+          .summary = "exact: bf16 dot products of bf16 activations, a panel decoded for many tokens",
+          .accepts = accepts,
+          .cost_us = cost_us<kIsa, kRates>,
+          .run = run<kIsa>};
+}
+
+constexpr Bf16Rates kAmxRates{.dot = 0.2, .decode = 5.4, .flush = 7.7, .tokens = 16};
+constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
+
 constexpr std::array kKernels{
-    Kernel{.name = "linear_any_bf16_any__cpu_avx512bf16_m8n32",
-           .backend = Backend::cpu,
-           .isa = Isa::avx512bf16,
-           .op = Op::linear,
-           .out = "any",
-           .act = "bf16",
-           .weight = "any",
-           .layout = "cpu_n32",
-           .tile = {8, 32, 0},
-           .summary = "exact: bf16 dot products of bf16 activations, a panel decoded for many tokens",
-           .accepts = accepts,
-           .cost_us = cost_us,
-           .run = run<kAvx512Bf16>},
+    row<kAmxBf16, kAmxRates>("linear_any_bf16k32_any__cpu_amx_m32n32", Isa::amx, "bf16k32", {32, 32, 0}),
+    row<kAvx512Bf16, kAvx512Rates>("linear_any_bf16_any__cpu_avx512bf16_m8n32", Isa::avx512bf16, "bf16", {8, 32, 0}),
 };
 
 }  // namespace

@@ -10,6 +10,8 @@
 //       sum[8][R] += s ∘ acc                                             in L1
 //   epilogue, row by row
 //
+// AMX (amx_tile.inl) multiplies rows of 32 channels of 32 tokens by the same panel, whose pairs are the rows of its second operand.
+//
 // Worth its panel from some ten tokens on; below, the fixed-point kernels of dot_tile.hpp do less work per weight.
 #pragma once
 
@@ -29,7 +31,7 @@ struct Bf16Isa {
 };
 
 #if defined(__x86_64__)
-extern const Bf16Isa kAvx512Bf16;
+extern const Bf16Isa kAmxBf16, kAvx512Bf16;
 #endif
 
 }  // namespace nibble::cpu

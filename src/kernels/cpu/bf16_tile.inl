@@ -1,13 +1,8 @@
 // Included once per instruction set by bf16_tile.cpp. See bf16_tile.hpp for the algorithm.
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16 || NIBBLE_ISA == NIBBLE_ISA_AMX
 
-constexpr int kTile = 8;             // 8×2 accumulators: each pair of vector loads serves 16 dot products
-constexpr int kTokens = 16 * kTile;  // their sums, 16 KiB, and a panel of 8 KiB share L1
+constexpr int kTokens = 128;  // their sums, 16 KiB, and a panel of 8 KiB share L1
 constexpr int kSegment = kMaxFixedSegment;
-
-inline Vec dot2(Vec acc, Ints w, Ints a) {
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(a));
-}
 
 /// Two vectors of integers of magnitude ≤ 256 → pairs of bf16, `first` in the low halves.
 inline Ints pair_of(Vec first, Vec second) {
@@ -59,6 +54,13 @@ NIBBLE_VARIANT void decode_octet(int bits, const Vec* zero, const std::byte* oct
   }
 }
 
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+constexpr int kTile = 8;  // 8×2 accumulators: each pair of vector loads serves 16 dot products
+
+inline Vec dot2(Vec acc, Ints w, Ints a) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(a));
+}
+
 /// sum[height][R] += scale ∘ (A'[height] · panel) over `pairs` pairs of channels. `height` is a constant at every call. The next
 /// tile's activations, which begin `next` bytes further on, are asked for on the way: they come in pieces of 2 KiB, too short for the
 /// hardware to see a stream, and may be as far away as L3.
@@ -97,6 +99,78 @@ __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byt
   }
 }
 
+/// Bytes of a token in a segment.
+inline std::int64_t segment_bytes(std::int64_t octets) { return 16 * octets; }
+
+/// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles.
+inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, const Ints* panel,
+                             std::int64_t octets, const Vec* scale, float* sum) {
+  for (std::int64_t m = m_begin; m < m_end; m += kTile) {
+    const std::int64_t height = least(t.m - m, kTile);
+    multiply_tile(height, t.activations + m * t.token_bytes + offset * height, panel, 4 * octets, scale, kTile * t.token_bytes,
+                  sum + (m - m_begin) * kRows);
+  }
+}
+inline void begin_tiles() {}
+inline void end_tiles() {}
+#else
+#include "kernels/cpu/amx_tile.inl"
+
+constexpr int kTile = 2 * kTileRows;
+constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the panel is one of both tiles of channels
+
+/// sum[height][R] += scale ∘ acc
+inline void add_scaled(const float* acc, std::int64_t height, const Vec* scale, float* sum) {
+  for (std::int64_t m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) {
+      const std::int64_t at = m * kRows + v * kLanes;
+      store(sum + at, load(sum + at) + load(acc + at) * scale[v]);
+    }
+}
+
+/// Adds bf16 × bf16 of 32 channels; as multiply_bytes does.
+NIBBLE_VARIANT void multiply_halves(bool both, const std::byte* a, std::int64_t next, const std::byte* panel) {
+  keep_order();
+  _tile_loadd(6, panel, kQuadBytes);
+  _tile_loadd(4, a, kTileBytes);
+  if (both) _tile_loadd(5, a + next, kTileBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, panel + kTileBytes, kQuadBytes);
+  if (both) _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  if (both) _tile_dpbf16ps(3, 5, 7);
+  keep_order();
+}
+
+/// acc[height][R] = A'[height] · panel. `both` is a constant at every call.
+NIBBLE_VARIANT void multiply_tile(bool both, const std::byte* a, const std::byte* panel, std::int64_t steps, float* acc) {
+  clear_sums();
+  for (std::int64_t s = 0; s < steps; ++s)
+    multiply_halves(both, a + s * kTileRows * kTileBytes, steps * kTileRows * kTileBytes, panel + s * kStepPairs * kQuadBytes);
+  store_sums(both, acc);
+}
+
+inline std::int64_t segment_bytes(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs * kTileBytes; }
+
+/// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles. The
+/// panel is made up with zeros. A tile of tokens is scaled while the next one is multiplied.
+inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, Ints* panel,
+                             std::int64_t octets, const Vec* scale, float* sum) {
+  alignas(64) float acc[2][kTile * kRows];
+  const std::int64_t steps = segment_bytes(octets) / kTileBytes;
+  for (std::int64_t i = 4 * octets * kVecs; i < steps * kStepPairs * kVecs; ++i) panel[i] = Ints{};
+  const auto* rows = reinterpret_cast<const std::byte*>(panel);
+  for (std::int64_t m = m_begin, tile = 0; m < m_end; m += kTile, ++tile) {
+    const std::int64_t height = least(t.m - m, kTile);
+    const std::byte* a = t.activations + m * t.token_bytes + offset * room(height);
+    height > kTileRows ? multiply_tile(true, a, rows, steps, acc[tile % 2]) : multiply_tile(false, a, rows, steps, acc[tile % 2]);
+    if (tile > 0) add_scaled(acc[(tile - 1) % 2], kTile, scale, sum + (m - kTile - m_begin) * kRows);
+  }
+  const std::int64_t last = (m_end - m_begin - 1) / kTile;
+  add_scaled(acc[last % 2], m_end - m_begin - last * kTile, scale, sum + last * kTile * kRows);
+}
+#endif
+
 void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
@@ -108,6 +182,7 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
   Vec scale[kVecs], zero[kVecs];
   Ints zeros[kVecs];
   bool looks_up = false;
+  begin_tiles();
   const std::byte* codes = nullptr;
   std::int64_t offset = 0;  // bytes of a token's prepared activations before this segment
   for (std::int64_t k = 0; k < t.segments.k;) {
@@ -133,14 +208,11 @@ void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
         decode_octet(8, zero, codes, panel + o * 4 * kVecs);
       }
     }
-    for (std::int64_t m = m_begin; m < m_end; m += kTile) {
-      const std::int64_t height = t.m - m < kTile ? t.m - m : kTile;
-      multiply_tile(height, t.activations + m * t.token_bytes + offset * height, panel, 4 * octets, scale, kTile * t.token_bytes,
-                    sum + (m - m_begin) * kRows);
-    }
-    offset += 16 * octets;
+    multiply_segment(t, m_begin, m_end, offset, panel, octets, scale, sum);
+    offset += segment_bytes(octets);
     k = end;
   }
+  end_tiles();
 
   t.outputs.store(sum, block, m_begin, m_end - m_begin);
 }

@@ -298,15 +298,17 @@ Status accepts(const Kernel& self, const Problem& p) {
   return linear.accepts(linear, of_patches(p));
 }
 
-/// Nanoseconds per activation of a patch of one thread.
-constexpr double kPrepareNanoseconds = 0.7;
+/// Nanoseconds per activation of a patch of one thread: of codes in rows, which are only copied, and of everything else.
+constexpr double kCopyNanoseconds = 0.25, kPrepareNanoseconds = 0.7;
 
 double cost_us(const Kernel& self, const Problem& p) {
   const Kernel& linear = linear_kernel(self);
   const Problem patches = of_patches(p);
   const double groups = static_cast<double>(p.geometry.groups);
-  const double prepare =
-      1e-3 * kPrepareNanoseconds * static_cast<double>(patches.m) * static_cast<double>(patches.k) / p.machine.threads;
+  const ConvWork work(self, p);
+  const bool codes = p.act == DType::s8 || work.quantizes_pixels();
+  const double nanoseconds = work.multiplies_pixels() ? 0 : codes && self.act == "s8k64" ? kCopyNanoseconds : kPrepareNanoseconds;
+  const double prepare = 1e-3 * nanoseconds * static_cast<double>(patches.m) * static_cast<double>(patches.k) / p.machine.threads;
   return groups * (linear.cost_us(linear, patches) + prepare);
 }
 
@@ -328,9 +330,9 @@ constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std:
           .layout = layout,
           .variant = variant,
           .tile = tile,
-          .summary = form == "s8x3"       ? "exact: patches in 24-bit fixed point, integer dot products"
-                     : form == "bf16"     ? "exact: patches of bf16, bf16 dot products"
-                     : form == "f32"      ? "patches of floats times decoded panels; FP8 activations too"
+          .summary = form == "s8x3"             ? "exact: patches in 24-bit fixed point, integer dot products"
+                     : form.starts_with("bf16") ? "exact: patches of bf16, bf16 dot products"
+                     : form == "f32"            ? "patches of floats times decoded panels; FP8 activations too"
                      : variant == "whole" ? "W8A8: patches of int8, integer dot products over all of them; exact up to the scales"
                                           : "int8 patches: integer dot products by segments that share scales",
           .accepts = accepts,
@@ -385,12 +387,16 @@ constexpr std::array kKernels {
 #if defined(__x86_64__)
   depthwise_row<&kAvx512Depthwise>("conv_any_f32_any__cpu_avx512_depthwise_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
       depthwise_row<&kAvx2Depthwise>("conv_any_f32_any__cpu_avx2_depthwise_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
+      row<multiply_bf16<kAmxBf16>>("conv_any_bf16k32_any__cpu_amx_m32n32", Isa::amx, "bf16k32", "cpu_n32", {32, 32, 0}),
       row<multiply_bf16<kAvx512Bf16>>("conv_any_bf16_any__cpu_avx512bf16_m8n32", Isa::avx512bf16, "bf16", "cpu_n32", {8, 32, 0}),
       row<multiply_dots<kAvx512VnniFixed>>("conv_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, "s8x3", "cpu_n32",
                                            {3, 32, 0}),
       row<multiply_dots<kAvx512Fixed>>("conv_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, "s8x3", "cpu_n32", {3, 32, 0}),
       row<multiply_dots<kAvx2VnniFixed>>("conv_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", "cpu_n16", {1, 16, 0}),
       row<multiply_dots<kAvx2Fixed>>("conv_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", "cpu_n16", {1, 16, 0}),
+      row<multiply_dots<kAmxInt8>>("conv_any_s8k64_any__cpu_amx_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0}),
+      row<multiply_dots<kAmxWhole>>("conv_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0},
+                                    "whole"),
       row<multiply_dots<kAvx512VnniInt8>>("conv_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", "cpu_n32", {6, 32, 0}),
       row<multiply_dots<kAvx512Int8>>("conv_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),
       row<multiply_dots<kAvx2VnniInt8>>("conv_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", "cpu_n16", {4, 16, 0}),

@@ -36,7 +36,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   quantizes_pixels_ =
       is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
   // A scale for all of the image, octets that do not reach into the next pixel, sums of 32 bits, and rows long enough for a tile.
-  multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
+  multiplies_pixels_ = kernel.variant == "whole" && !in_rows(kernel.act) && quantize.group == GroupShape::tensor() &&
                        geometry.group_inputs() % tile::kOctet == 0 && k <= kMaxInt8Segment &&
                        (columns_ >= kernel.tile.m / 2 || geometry.kernel == Extent{});
   transposes_out_ = output == ImageLayout::nchw;
@@ -59,7 +59,9 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   scratch_.scales = take(4 * blocks() * gathered_rows(rows_) * row_pixels());
   scratch_.patch_scales = take(4 * blocks() * geometry.kernel.h * geometry.kernel.w);
   const std::int64_t pixels = gathered_rows(rows_) * row_pixels();
-  scratch_.prepared = take(depthwise_ ? pixels * token_bytes : multiplies_pixels_ ? 0 : most * token_bytes);
+  scratch_.prepared = take(depthwise_           ? pixels * token_bytes
+                           : multiplies_pixels_ ? 0
+                                                : prepared_bytes(kernel.act, most, quantize, weight, k));
   scratch_.sums = take(depthwise_ ? most * token_bytes : multiplies_pixels_ ? 4 * pixels : 0);
   scratch_.panel = take(depthwise_ ? (tile::Geometry::octets(k) * tile::kOctet + 1) * token_bytes : 0);
   const std::int64_t outputs = transposes_out_ ? most * outputs_ : 0;

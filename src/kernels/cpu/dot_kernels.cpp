@@ -12,11 +12,6 @@
 namespace nibble::cpu {
 namespace {
 
-/// Row blocks of one task fit in half of a core's L2 together, so that they stay there while the tokens go by.
-constexpr std::int64_t kTaskBytes = 512 << 10;
-/// Tokens of one task: enough to make up for reading the row blocks from memory.
-constexpr std::int64_t kTaskTokens = 192;
-
 template <const DotIsa& kIsa>
 Status run(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
@@ -27,9 +22,9 @@ Status run(const Kernel& self, const StepArgs& args) {
   std::int64_t most = std::min(fair, kMaxTaskBlocks);
   if (task.zeros == Zeros::per_segment)
     most = std::clamp<std::int64_t>(kColumnFloats / (task.segments.count() * kIsa.rows), 1, most);
-  const std::int64_t step = std::clamp<std::int64_t>(kTaskBytes / geo.row_block_bytes, 1, most);
+  const std::int64_t step = std::clamp<std::int64_t>(kIsa.task_bytes / geo.row_block_bytes, 1, most);
   const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
-  const std::int64_t tokens = kTaskTokens / task.tile * task.tile;
+  const std::int64_t tokens = kIsa.task_tokens / task.tile * task.tile;
   const std::int64_t token_blocks = (task.m + tokens - 1) / tokens;
   args.executor->parallel_for(ranges * token_blocks, [&](std::int64_t i) {
     const std::int64_t block = i % ranges * step, m = i / ranges * tokens;
@@ -48,7 +43,7 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   const bool quantizes = p.quantize.codes != DType::none;
   if (self.act == "s8x3" && quantizes)
     return error(StatusCode::unsupported, "keeps activations exact, they are to be quantized to {}", name(p.quantize.codes));
-  if (self.act == "s8" && !quantizes)
+  if (is_int8(self.act) && !quantizes)
     return error(StatusCode::unsupported, "quantizes activations to int8, they are to stay exact");
   if (!quantizes) return {};
   if (p.quantize.codes != DType::s8)
@@ -56,6 +51,13 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
                  p.quantize.group.k);
+  if (self.isa == Isa::amx && !sums_whole_rows(p.scheme, p.quantize)) {
+    const int width = bits(p.scheme.codes);
+    if (width != 4 && width != 8)
+      return error(StatusCode::unsupported, "multiplies codes of 4 and 8 bits, the weight has {}", name(p.scheme.codes));
+    if (p.quantize.zero != ZeroKind::none)
+      return error(StatusCode::unsupported, "does not add up codes, by which zero points of activations are multiplied");
+  }
   const bool sums_whole = sums_whole_rows(p.scheme, p.quantize);
   const std::string scheme = Scheme{p.scheme, p.quantize}.name();
   if (sums_whole && self.variant != kWhole)
@@ -88,7 +90,7 @@ constexpr double kWidenSlots = 16;
 
 template <const DotIsa& kIsa, const DotRates& kRates>
 double cost_us(const Kernel& self, const Problem& p) {
-  const std::int64_t tile = self.act == "s8" ? even_tile(p.m, kIsa.tile) : kIsa.tile;
+  const std::int64_t tile = prepared_tile(self.act, p.m, kIsa.tile);
   const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
@@ -97,7 +99,8 @@ double cost_us(const Kernel& self, const Problem& p) {
   const bool zeros = form.zeros == Zeros::per_segment;
   const double token = kRates.token + (zeros ? kZeroSlots : 0);
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
-    const double rows = static_cast<double>(height * form.digits);
+    const std::int64_t room = token_room(self.act);
+    const double rows = static_cast<double>((height + room - 1) / room * room * form.digits);
     const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
     const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
     return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * token));
@@ -105,7 +108,8 @@ double cost_us(const Kernel& self, const Problem& p) {
   const std::int64_t full = p.m / tile, tail = p.m % tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
   double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
   if (zeros)  // the first tile of each task adds up codes
-    tiles += std::ceil(static_cast<double>(p.m) / kTaskTokens) * vectors * octets * (width == 4 ? kRates.dot : 2 * kRates.wide);
+    tiles += std::ceil(static_cast<double>(p.m) / static_cast<double>(kIsa.task_tokens)) * vectors * octets *
+             (width == 4 ? kRates.dot : 2 * kRates.wide);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
   return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
 }
@@ -138,6 +142,9 @@ constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 18, .token = 2.2};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
+/// Of tiles of 16 tokens; `octet` is their loading.
+constexpr DotRates kAmxRates{.dot = 0.25, .wide = 0.25, .octet = 2, .segment = 40, .token = 9};
+constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 18, .token = 2.2};
 constexpr DotRates kAvx512WholeRates = whole(kAvx512Rates);
 constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
@@ -157,11 +164,14 @@ constexpr std::array kKernels {
       row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", "cpu_n16",
                                           {1, 16, 0}),
       row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", "cpu_n16", {1, 16, 0}),
+      row<kAmxInt8, kAmxRates>("linear_any_s8k64_any__cpu_amx_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0}),
       row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", "cpu_n32",
                                              {6, 32, 0}),
       row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),
       row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", "cpu_n16", {4, 16, 0}),
       row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}),
+      row<kAmxWhole, kAmxWholeRates>("linear_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0},
+                                     kWhole),
       row<kAvx512VnniWhole, kAvx512VnniWholeRates>("linear_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni, "s8",
                                                    "cpu_n32", {12, 32, 0}, kWhole),
       row<kAvx512Whole, kAvx512WholeRates>("linear_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, "s8", "cpu_n32",

@@ -34,7 +34,7 @@ struct DotTask {
         segments{args.weight->k, args.weight->group_size(), form.piece},
         token_bytes(prepared_token_bytes(kernel.act, args.quantize, args.weight->scheme, args.weight->k)),
         zeros(form.zeros),
-        tile(form.digits == 1 ? even_tile(args.a.dim(0), kernel.tile.m) : kernel.tile.m),
+        tile(prepared_tile(kernel.act, args.a.dim(0), kernel.tile.m)),
         m(args.a.dim(0)),
         outputs(kernel.isa, args) {}
 };

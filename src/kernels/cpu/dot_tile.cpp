@@ -25,6 +25,7 @@ const DotIsa kAvx512Fixed{avx512::kRows, avx512::kLanes, avx512::kFixedTile, avx
 const DotIsa kAvx512Int8{avx512::kRows, avx512::kLanes, avx512::kInt8Tile, avx512::linear_int8};
 const DotIsa kAvx512VnniFixed{avx512vnni::kRows, avx512vnni::kLanes, avx512vnni::kFixedTile, avx512vnni::linear_fixed};
 const DotIsa kAvx512VnniInt8{avx512vnni::kRows, avx512vnni::kLanes, avx512vnni::kInt8Tile, avx512vnni::linear_int8};
+const DotIsa kAmxInt8{amx::kRows, amx::kLanes, amx::kInt8Tile, amx::linear_int8, amx::kTaskBytes, amx::kTaskTokens};
 #elif defined(__aarch64__)
 const DotIsa kDotprodFixed{dotprod::kRows, dotprod::kLanes, dotprod::kFixedTile, dotprod::linear_fixed};
 const DotIsa kDotprodInt8{dotprod::kRows, dotprod::kLanes, dotprod::kInt8Tile, dotprod::linear_int8};

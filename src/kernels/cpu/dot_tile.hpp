@@ -43,9 +43,14 @@ struct DotIsa {
   int tile;   // tokens per register tile
   /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and tokens [m, m_end); m is a multiple of task.tile.
   void (*linear)(const DotTask& task, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end);
+  /// Row blocks of one task: as many as fit in half of a core's L2 together, so that they stay there while the tokens go by.
+  std::int64_t task_bytes = 512 << 10;
+  /// Tokens of one task: enough to make up for reading the row blocks from memory.
+  std::int64_t task_tokens = 192;
 };
 
 #if defined(__x86_64__)
+extern const DotIsa kAmxInt8;
 extern const DotIsa kAvx512VnniFixed, kAvx512VnniInt8, kAvx512Fixed, kAvx512Int8;
 extern const DotIsa kAvx2VnniFixed, kAvx2VnniInt8, kAvx2Fixed, kAvx2Int8;
 #elif defined(__aarch64__)

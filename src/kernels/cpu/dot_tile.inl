@@ -1,25 +1,6 @@
 // Included once per instruction set by dot_tile.cpp. See dot_tile.hpp for the algorithm.
 #if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // which has the dot products of AVX512VNNI
 
-// Tokens per register tile. Registers hold H·D·kVecs integer sums, H·kVecs float sums, the codes of two quads and a broadcast.
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI
-constexpr int kFixedTile = 3;  // 18 + 6 of 32
-constexpr int kInt8Tile = 6;   // 12 + 12
-#elif NIBBLE_ISA == NIBBLE_ISA_DOTPROD || NIBBLE_ISA == NIBBLE_ISA_I8MM
-constexpr int kFixedTile = 1;  // 12 + 4 of 32
-constexpr int kInt8Tile = 4;   // 16 + 16, the float sums in L1 between segments
-#else
-constexpr int kFixedTile = 1;  // 6 + 2 of 16
-constexpr int kInt8Tile = 4;   // 8 + 8, the float sums in L1 between segments
-#endif
-constexpr int kMaxTile = kInt8Tile;
-constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile;
-
-/// A tall tile computes for long enough per line that the hardware's stream detection falls behind; asking for lines this far ahead
-/// helps it by a tenth. A low tile is limited by the memory, and asking only takes misses away from the hardware: a tenth slower.
-constexpr std::ptrdiff_t kPrefetchBytes = 2048;
-constexpr int kPrefetchRows = 6;
-
 /// Scales and zeros of a group: W = (code − bias − zero)·scale + offset. The bias is in the prepared activations.
 struct GroupHeader {
   Vec scale[kVecs], zero[kVecs], offset[kVecs];
@@ -48,6 +29,28 @@ __attribute__((noinline)) void read_group_header(const Decoder& d, const std::by
 
 /// A float in every lane, straight from memory: where the compiler sees a scalar that is also used elsewhere, it spends a shuffle.
 inline Vec splat_at(const float* p) { return reinterpret_cast<Vec>(load_splat(p)); }
+
+#if NIBBLE_ISA == NIBBLE_ISA_AMX
+#include "kernels/cpu/amx_segments.inl"
+#else
+// Tokens per register tile. Registers hold H·D·kVecs integer sums, H·kVecs float sums, the codes of two quads and a broadcast.
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI
+constexpr int kFixedTile = 3;  // 18 + 6 of 32
+constexpr int kInt8Tile = 6;   // 12 + 12
+#elif NIBBLE_ISA == NIBBLE_ISA_DOTPROD || NIBBLE_ISA == NIBBLE_ISA_I8MM
+constexpr int kFixedTile = 1;  // 12 + 4 of 32
+constexpr int kInt8Tile = 4;   // 16 + 16, the float sums in L1 between segments
+#else
+constexpr int kFixedTile = 1;  // 6 + 2 of 16
+constexpr int kInt8Tile = 4;   // 8 + 8, the float sums in L1 between segments
+#endif
+constexpr int kMaxTile = kInt8Tile;
+constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile;
+
+/// A tall tile computes for long enough per line that the hardware's stream detection falls behind; asking for lines this far ahead
+/// helps it by a tenth. A low tile is limited by the memory, and asking only takes misses away from the hardware: a tenth slower.
+constexpr std::ptrdiff_t kPrefetchBytes = 2048;
+constexpr int kPrefetchRows = 6;
 
 /// acc[rows][R] += quad of every virtual row · codes.
 NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
@@ -222,4 +225,5 @@ void linear_int8(const DotTask& t, std::int64_t block, std::int64_t block_end, s
   int8_tiles_with_zeros(t, block, block_end, m, m_end);
 }
 
+#endif
 #endif

@@ -15,8 +15,9 @@
 #define NIBBLE_ISA_AVX512 3
 #define NIBBLE_ISA_AVX512VNNI 4
 #define NIBBLE_ISA_AVX512BF16 5
-#define NIBBLE_ISA_DOTPROD 6
-#define NIBBLE_ISA_I8MM 7
+#define NIBBLE_ISA_AMX 6
+#define NIBBLE_ISA_DOTPROD 7
+#define NIBBLE_ISA_I8MM 8
 
 namespace baseline {
 #define NIBBLE_ISA NIBBLE_ISA_BASELINE
@@ -69,6 +70,15 @@ namespace avx512bf16 {
 #include NIBBLE_LOOPS
 #undef NIBBLE_ISA
 }  // namespace avx512bf16
+NIBBLE_TARGET_END
+
+NIBBLE_TARGET_BEGIN(NIBBLE_TARGET_AMX)
+namespace amx {
+#define NIBBLE_ISA NIBBLE_ISA_AMX
+#include "kernels/cpu/simd.inl"
+#include NIBBLE_LOOPS
+#undef NIBBLE_ISA
+}  // namespace amx
 NIBBLE_TARGET_END
 #endif
 

@@ -23,7 +23,7 @@ void store_part(const Outputs& o, float* sums, std::int64_t n, int rows, std::in
 
 Outputs::Store store_for(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::avx512 || isa == Isa::avx512vnni || isa == Isa::avx512bf16) return avx512::store;
+  if (isa == Isa::avx512 || isa == Isa::avx512vnni || isa == Isa::avx512bf16 || isa == Isa::amx) return avx512::store;
   if (isa == Isa::avx2 || isa == Isa::avx2vnni) return avx2::store;
 #endif
   (void)isa;

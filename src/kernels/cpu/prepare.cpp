@@ -63,7 +63,7 @@ const std::byte* Patches::gather(std::int64_t m) const {
 
 const PrepareIsa& prepare_isa([[maybe_unused]] Isa main) {
 #if defined(__x86_64__)
-  if (main == Isa::avx512 || main == Isa::avx512vnni || main == Isa::avx512bf16) return kAvx512;
+  if (main == Isa::avx512 || main == Isa::avx512vnni || main == Isa::avx512bf16 || main == Isa::amx) return kAvx512;
   if (main == Isa::avx2 || main == Isa::avx2vnni) return kAvx2;
 #endif
   return kBaseline;
@@ -89,7 +89,8 @@ PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile) 
           .given = given_rules(args, weight.static_acts),
           .bias = code_bias(weight.scheme.codes),
           .token_bytes = prepared_token_bytes(form, args.quantize, weight.scheme, weight.k),
-          .tile = form == "s8" ? even_tile(args.a.dim(0), tile) : tile,
+          .tile = prepared_tile(form, args.a.dim(0), tile),
+          .rows = in_rows(form),
           .out = args.prepared};
 }
 
@@ -118,7 +119,7 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 std::size_t workspace(const Kernel& self, const Problem& p) {
-  return static_cast<std::size_t>(p.m * prepared_token_bytes(self.out, p.quantize, p.scheme, p.k));
+  return static_cast<std::size_t>(prepared_bytes(self.out, p.m, p.quantize, p.scheme, p.k));
 }
 
 template <const PrepareIsa& kIsa, const double& kNanoseconds>
@@ -144,12 +145,15 @@ constexpr std::string_view kFloats =
 constexpr std::string_view kFixed = "activations to three signed bytes each, 24-bit fixed point per segment of K";
 constexpr std::string_view kInt8 =
     "activations to int8: per tensor, token or block of K, with zero points or without; or int8 as it comes";
+constexpr std::string_view kInt8Rows = "activations to int8, in rows of 64 channels for tiles";
 constexpr std::string_view kHalves = "bf16 activations in pairs, in the packed weight's order";
+
+constexpr std::string_view kHalfRows = "bf16 activations in rows of 32 channels for tiles, in the packed weight's order";
 
 constexpr double kBaselineFloats = 0.8, kBaselineFixed = 4.0, kBaselineInt8 = 2.0, kBaselineHalves = 1.0;
 #if defined(__x86_64__)
 constexpr double kAvx2Floats = 0.6, kAvx2Fixed = 1.0, kAvx2Int8 = 0.6, kAvx2Halves = 0.8;
-constexpr double kAvx512Floats = 0.6, kAvx512Fixed = 0.8, kAvx512Int8 = 0.5, kAvx512Halves = 0.8;
+constexpr double kAvx512Floats = 0.6, kAvx512Fixed = 0.8, kAvx512Int8 = 0.5, kAvx512Rows = 0.35, kAvx512Halves = 0.8;
 #endif
 
 constexpr std::array kKernels {
@@ -157,7 +161,9 @@ constexpr std::array kKernels {
   row<kAvx512, kAvx512Floats>("prepare_f32_any_none__cpu_avx512", Isa::avx512, "f32", kFloats),
       row<kAvx512, kAvx512Fixed>("prepare_s8x3_any_none__cpu_avx512", Isa::avx512, "s8x3", kFixed),
       row<kAvx512, kAvx512Int8>("prepare_s8_any_none__cpu_avx512", Isa::avx512, "s8", kInt8),
+      row<kAvx512, kAvx512Rows>("prepare_s8k64_any_none__cpu_avx512", Isa::avx512, "s8k64", kInt8Rows),
       row<kAvx512, kAvx512Halves>("prepare_bf16_any_none__cpu_avx512", Isa::avx512, "bf16", kHalves),
+      row<kAvx512, kAvx512Halves>("prepare_bf16k32_any_none__cpu_avx512", Isa::avx512, "bf16k32", kHalfRows),
       row<kAvx2, kAvx2Floats>("prepare_f32_any_none__cpu_avx2", Isa::avx2, "f32", kFloats),
       row<kAvx2, kAvx2Fixed>("prepare_s8x3_any_none__cpu_avx2", Isa::avx2, "s8x3", kFixed),
       row<kAvx2, kAvx2Int8>("prepare_s8_any_none__cpu_avx2", Isa::avx2, "s8", kInt8),
@@ -176,7 +182,14 @@ std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quanti
   const ActForm act = ActForm::make(quantize, weight, k);
   const Segments segments{k, weight.group.k == 0 ? k : weight.group.k, act.piece};
   if (form == "bf16") return token_bytes(segments, 0, 2);
-  return act.token_header() + token_bytes(segments, act.segment_header(), act.digits);
+  if (form == "bf16k32") return token_bytes(segments, 0, 2, kRowBytes / 2);
+  return act.token_header() + token_bytes(segments, act.segment_header(), act.digits, form == "s8k64" ? kRowBytes : tile::kOctet);
+}
+
+std::int64_t prepared_bytes(std::string_view form, std::int64_t m, const ActScheme& quantize, const WeightScheme& weight,
+                            std::int64_t k) {
+  const std::int64_t room = token_room(form);
+  return (m + room - 1) / room * room * prepared_token_bytes(form, quantize, weight, k);
 }
 
 std::span<const Kernel> prepare_kernels() { return kKernels; }

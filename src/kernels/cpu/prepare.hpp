@@ -9,10 +9,15 @@
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
 //          The zeros are there only where activations have zero points, and sums are of q − zero then. For kernels over all of K a
 //          tile begins with its zeros instead, s32[H], and sums are of q.
+//   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the rest of which is not written, and in place of the
+//          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
 //   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
+//   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
+//          64 bytes, 4 octets in that order
 //
-// The last octet of a group is padded with what stands for 0. Tiles of s8 are as even as they come: where T is 12, 13 tokens are 7 and 6.
+// The last octet of a group is padded with what stands for 0. Tiles of int8 are as even as they come: where T is 12, 13 tokens are 7 and
+// 6; where it is 32, in sixteens, 72 are 32, 32 and 8.
 #pragma once
 
 #include <optional>
@@ -34,6 +39,21 @@ inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
   return (m + tiles - 1) / tiles;
 }
 
+/// What a tile register of AMX holds: rows of this many bytes, of as many tokens.
+constexpr std::int64_t kRowBytes = 64, kRowTokens = 16;
+/// Tokens that a form keeps room for at a time.
+constexpr std::int64_t token_room(std::string_view form) { return in_rows(form) ? kRowTokens : 1; }
+
+/// The height of the tiles that m tokens are prepared in for a kernel of tiles of `tile`.
+inline std::int64_t prepared_tile(std::string_view form, std::int64_t m, std::int64_t tile) {
+  if (!is_int8(form)) return tile;
+  const std::int64_t room = token_room(form);
+  return (even_tile(m, tile) + room - 1) / room * room;
+}
+
+/// Bytes of m tokens in a form.
+std::int64_t prepared_bytes(std::string_view form, std::int64_t m, const ActScheme& quantize, const WeightScheme& weight,
+                            std::int64_t k);
 /// Bytes per token of a form.
 std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quantize, const WeightScheme& weight, std::int64_t k);
 
@@ -84,6 +104,7 @@ struct PrepareTask {
   int bias;                         // of the weight's codes
   std::int64_t token_bytes;
   std::int64_t tile;  // T
+  bool rows;          // for AMX
   std::byte* out;
   const Patches* patches = nullptr;  // null: tokens are the rows of A
 
@@ -102,7 +123,9 @@ struct PrepareIsa {
   /// One block of at most kMaxSegment channels → codes by a rule of its own, symmetric; magnitudes saturate at `limit` first. Its scale.
   float (*quantize_block)(const std::byte* x, DType type, std::int64_t count, float limit, std::int8_t* codes);
 
-  auto of(std::string_view form) const { return form == "f32" ? floats : form == "bf16" ? halves : form == "s8" ? codes : fixed; }
+  auto of(std::string_view form) const {
+    return form == "f32" ? floats : form == "bf16" || form == "bf16k32" ? halves : is_int8(form) ? codes : fixed;
+  }
 };
 
 /// The loops that go with a kernel for `main`.

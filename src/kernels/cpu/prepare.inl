@@ -246,11 +246,27 @@ void fixed(const PrepareTask& t, std::int64_t m) {
   }
 }
 
+/// Codes [begin, begin + count) of a segment of token r, and what pads them to whole octets or rows, to where the form has them; `out` is
+/// the segment's place for codes, in a tile with room for `room` tokens. `segment` is how long it is.
+inline void lay_codes(const PrepareTask& t, const std::int8_t* codes, std::int64_t begin, std::int64_t count, std::int64_t r,
+                      std::int64_t room, std::int64_t segment, std::byte* out) {
+  if (!t.rows) {
+    out += 4 * (begin / 4 * room + r);
+    for (std::int64_t q = 0; q < 2 * tile::Geometry::octets(count); ++q, out += 4 * room) std::memcpy(out, codes + 4 * q, 4);
+    return;
+  }
+  const std::int64_t steps = (segment + kRowBytes - 1) / kRowBytes, first = begin / kRowBytes;
+  out += ((r / kRowTokens * steps + first) * kRowTokens + r % kRowTokens) * kRowBytes;
+  for (std::int64_t i = 0; i < count; i += kRowBytes, out += kRowTokens * kRowBytes) std::memcpy(out, codes + i, kRowBytes);
+}
+
 /// int8: a rule per token or block of K, then its codes, piece by piece.
 void codes(const PrepareTask& t, std::int64_t m) {
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
   const std::int64_t header = t.form.segment_header();
   const bool per_segment = t.form.zeros == Zeros::per_segment;
+  const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
+  const std::int64_t step = t.rows ? kRowBytes : tile::kOctet;
   alignas(64) float x[kMaxSegment];
   alignas(64) std::int8_t bytes[kMaxSegment];
   for (std::int64_t r = 0; r < height; ++r) {
@@ -266,9 +282,8 @@ void codes(const PrepareTask& t, std::int64_t m) {
       }
       if (k == 0 && t.form.zeros == Zeros::per_token) {
         std::memcpy(out + 4 * r, &rule.zero, 4);
-        out += 4 * height;
+        out += 4 * room;
       }
-      std::byte* quad = out + header * height + 4 * r;
       std::int64_t sum = 0;
       for (std::int64_t begin = k; begin < end; begin += kMaxSegment) {
         const std::int64_t count = end - begin < kMaxSegment ? end - begin : kMaxSegment;
@@ -277,18 +292,18 @@ void codes(const PrepareTask& t, std::int64_t m) {
         } else {
           sum += to_codes(gathered(t, row, begin, count, x), count, rule, bytes);
         }
+        for (std::int64_t i = count; t.rows && i % kRowBytes != 0; ++i) bytes[i] = 0;
         for (std::int64_t i = count; per_segment && i % tile::kOctet != 0; ++i) bytes[i] = static_cast<std::int8_t>(rule.zero);
-        const std::int64_t quads = 2 * tile::Geometry::octets(count);
-        for (std::int64_t q = 0; q < quads; ++q, quad += 4 * height) std::memcpy(quad, bytes + 4 * q, 4);
+        lay_codes(t, bytes, begin - k, count, r, room, end - k, out + header * room);
       }
       if (per_segment) sum -= rule.zero * (end - k);
       const auto units = static_cast<float>(sum), zero = static_cast<float>(rule.zero);
       const auto start = static_cast<std::int32_t>(-t.bias * sum);
       std::memcpy(out + 4 * r, &rule.scale, 4);
-      std::memcpy(out + 4 * (height + r), &units, 4);
-      if (per_segment) std::memcpy(out + 4 * (2 * height + r), &zero, 4);
-      std::memcpy(out + (header - 4) * height + 4 * r, &start, 4);
-      out += (header + 8 * tile::Geometry::octets(end - k)) * height;
+      std::memcpy(out + 4 * (room + r), &units, 4);
+      if (per_segment) std::memcpy(out + 4 * (2 * room + r), &zero, 4);
+      std::memcpy(out + (header - 4) * room + 4 * r, &start, 4);
+      out += (header + (end - k + step - 1) / step * step) * room;
       k = end;
     }
   }
@@ -325,24 +340,36 @@ void floats(const PrepareTask& t, std::int64_t m) {
 /// bf16 as it is: no arithmetic, only order.
 void halves(const PrepareTask& t, std::int64_t m) {
   typedef std::uint16_t Octet __attribute__((vector_size(2 * tile::kOctet)));
+  constexpr std::int64_t kRowOctets = kRowBytes / static_cast<std::int64_t>(sizeof(Octet));
   const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+  const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   for (std::int64_t r = 0; r < height; ++r) {
     const std::byte* row = t.row(m + r);
-    std::byte* out = t.out + m * t.token_bytes + 4 * r;
+    std::byte* out = t.out + m * t.token_bytes;
     for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
       end = t.segments.end(k);
-      for (; k < end; k += tile::kOctet, out += 16 * height) {
+      std::int64_t octets = tile::Geometry::octets(end - k);
+      if (t.rows) octets = (octets + kRowOctets - 1) / kRowOctets * kRowOctets;
+      for (std::int64_t o = 0; o < octets; ++o) {
+        const std::int64_t first = k + o * tile::kOctet;
         Octet octet{};
-        if (t.perm == nullptr && k + tile::kOctet <= end) {
-          std::memcpy(&octet, row + 2 * k, sizeof octet);
+        if (t.perm == nullptr && first + tile::kOctet <= end) {
+          std::memcpy(&octet, row + 2 * first, sizeof octet);
         } else {
-          for (std::int64_t j = 0; j < tile::kOctet && k + j < end; ++j)
-            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, row + 2 * (t.perm == nullptr ? k + j : t.perm[k + j]), 2);
+          for (std::int64_t j = 0; j < tile::kOctet && first + j < end; ++j)
+            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, row + 2 * (t.perm == nullptr ? first + j : t.perm[first + j]),
+                        2);
         }
         octet = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
-        for (int pair = 0; pair < 4; ++pair)
-          std::memcpy(out + 4 * pair * height, reinterpret_cast<const char*>(&octet) + 4 * pair, 4);
+        if (t.rows) {
+          const std::int64_t at = (r / kRowTokens * octets / kRowOctets + o / kRowOctets) * kRowTokens + r % kRowTokens;
+          std::memcpy(out + at * kRowBytes + o % kRowOctets * static_cast<std::int64_t>(sizeof octet), &octet, sizeof octet);
+        } else {
+          for (int pair = 0; pair < 4; ++pair)
+            std::memcpy(out + 4 * ((4 * o + pair) * room + r), reinterpret_cast<const char*>(&octet) + 4 * pair, 4);
+        }
       }
+      out += 16 * octets * room;
     }
   }
 }

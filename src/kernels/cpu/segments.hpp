@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
 
 #include "layouts/tile.hpp"
 #include "nibble/scheme.hpp"
@@ -83,12 +84,18 @@ struct Segments {
   }
 };
 
-/// Bytes that one token's prepared activations take: `header` bytes per segment, and `width` bytes for every channel of its octets.
-inline std::int64_t token_bytes(const Segments& segments, int header, int width) {
+/// The forms that hold int8: a tile's quads of channels side by side, or rows of 64 channels for AMX (prepare.hpp).
+inline bool is_int8(std::string_view form) { return form == "s8" || form == "s8k64"; }
+/// Those that hold rows for AMX.
+constexpr bool in_rows(std::string_view form) { return form == "s8k64" || form == "bf16k32"; }
+
+/// Bytes that one token's prepared activations take: `header` bytes per segment, and `width` bytes for every channel, in
+/// multiples of `step` channels.
+inline std::int64_t token_bytes(const Segments& segments, int header, int width, std::int64_t step = tile::kOctet) {
   std::int64_t bytes = 0;
   for (std::int64_t begin = 0; begin < segments.k;) {
     const std::int64_t end = segments.end(begin);
-    bytes += header + width * tile::kOctet * tile::Geometry::octets(end - begin);
+    bytes += header + width * ((end - begin + step - 1) / step * step);
     begin = end;
   }
   return bytes;

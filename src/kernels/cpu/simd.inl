@@ -1,6 +1,6 @@
 // One vector register of each instruction set and the few operations the loops are written in. Included by each_isa.inl.
 
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
 constexpr int kLanes = 16;
 constexpr int kRows = 32;  // R of the layout
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
@@ -18,6 +18,8 @@ typedef std::int16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef float VecMemory __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef std::int32_t IntsMemory __attribute__((vector_size(kLanes * 4), aligned(1), may_alias));
 
+inline std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
 inline Vec load(const float* p) { return *reinterpret_cast<const VecMemory*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<VecMemory*>(p) = v; }
 inline Ints load_ints(const void* p) { return *static_cast<const IntsMemory*>(p); }
@@ -32,7 +34,7 @@ inline Vec to_floats(Ints v) { return __builtin_convertvector(v, Vec); }
 
 /// Of every lane.
 inline std::int32_t sum_lanes(Ints v) {
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
   v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
   v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
   v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
@@ -49,7 +51,7 @@ inline std::int32_t sum_lanes(Ints v) {
 
 /// To the nearest integer, ties to even.
 inline Ints to_ints(Vec v) {
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
   return reinterpret_cast<Ints>(_mm512_maskz_cvtps_epi32(0xffff, v));
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
   return reinterpret_cast<Ints>(_mm256_cvtps_epi32(v));
@@ -66,7 +68,7 @@ inline Ints to_ints(Vec v) {
 
 /// kLanes halves → floats.
 inline Vec load_f16(const std::byte* p) {
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -87,7 +89,7 @@ inline Vec load_f16(const std::byte* p) {
 
 /// kLanes unsigned 16-bit or 8-bit integers, widened.
 inline Ints load_u16(const std::byte* p) {
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
   return reinterpret_cast<Ints>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
   return reinterpret_cast<Ints>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -102,7 +104,7 @@ inline Ints load_u16(const std::byte* p) {
 #endif
 }
 inline Ints load_u8(const std::byte* p) {
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
   return reinterpret_cast<Ints>(_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
   return reinterpret_cast<Ints>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
@@ -141,7 +143,7 @@ inline Vec load_as_floats(const std::byte* p, DType type) {
 
 /// acc + w[0]·a[0] + … + w[3]·a[3] in every 32-bit lane; codes w, signed bytes a. `bits` (4 or 8) is how large codes are; those of
 /// 8 bits are less kByteBias, where the instruction wants them signed.
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI || NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512VNNI && NIBBLE_ISA <= NIBBLE_ISA_AMX
 constexpr int kByteBias = 0;
 inline Ints dot4(Ints acc, Ints w, Ints a, int) {
   return reinterpret_cast<Ints>(

@@ -24,6 +24,7 @@ const DotIsa kAvx2Whole{avx2::kRows, avx2::kLanes, avx2::kTile, avx2::linear_who
 const DotIsa kAvx2VnniWhole{avx2vnni::kRows, avx2vnni::kLanes, avx2vnni::kTile, avx2vnni::linear_whole};
 const DotIsa kAvx512Whole{avx512::kRows, avx512::kLanes, avx512::kTile, avx512::linear_whole};
 const DotIsa kAvx512VnniWhole{avx512vnni::kRows, avx512vnni::kLanes, avx512vnni::kTile, avx512vnni::linear_whole};
+const DotIsa kAmxWhole{amx::kRows, amx::kLanes, amx::kTile, amx::linear_whole, amx::kTaskBytes, amx::kTaskTokens};
 #elif defined(__aarch64__)
 const PatchIsa kDotprodPatches{dotprod::sum_pixels, dotprod::conv_whole}, kI8mmPatches{i8mm::sum_pixels, i8mm::conv_whole};
 const DotIsa kDotprodWhole{dotprod::kRows, dotprod::kLanes, dotprod::kTile, dotprod::linear_whole};

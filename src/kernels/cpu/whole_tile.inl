@@ -6,9 +6,40 @@
 constexpr int kTile = 12;  // 24 of 32
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
 constexpr int kTile = 6;  // 12 of 16
+#elif NIBBLE_ISA == NIBBLE_ISA_AMX
+constexpr int kTile = 32;  // and not of registers: amx_tile.inl
 #else
 constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot products need registers in between
 #endif
+
+#if NIBBLE_ISA == NIBBLE_ISA_AMX
+#include "kernels/cpu/amx_bytes.inl"
+
+/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. Rows that no token has are multiplied too.
+__attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
+                                        std::int64_t octets, std::int32_t* out, Ahead& ahead) {
+  const std::byte* tokens = a + 4 * room(height);
+  const bool both = height > kTileRows;
+  if (d.geometry.bits == 4) {
+    both ? sum_steps(4, true, codes, tokens, octets, ahead) : sum_steps(4, false, codes, tokens, octets, ahead);
+  } else {
+    both ? sum_steps(8, true, codes, tokens, octets, ahead) : sum_steps(8, false, codes, tokens, octets, ahead);
+  }
+  store_sums(both, out);
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      std::int32_t* at = out + r * kRows + v * kLanes;
+      store_ints(at, load_ints(at) + load_splat(a + 4 * r));
+    }
+}
+#else
+inline std::int64_t room(std::int64_t height) { return height; }
+inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
+inline std::int64_t group_blocks(const tile::Geometry&, std::int64_t of_task) { return of_task; }
+struct Ahead {};  // the hardware sees to it
+inline Ahead group_after(const DotTask&, std::int64_t, std::int64_t, std::int64_t, std::int64_t) { return {}; }
+inline void begin_tiles() {}
+inline void end_tiles() {}
 
 /// A tile from this height on asks for lines this far ahead; see dot_tile.inl.
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
@@ -95,7 +126,7 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const
     default: return;                                                 \
   }
 __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
-                                        std::int64_t octets, std::int32_t* out) {
+                                        std::int64_t octets, std::int32_t* out, Ahead&) {
   if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum, 4, codes, a, octets, out)
   NIBBLE_EVERY_HEIGHT(sum, 8, codes, a, octets, out)
 }
@@ -105,6 +136,7 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
   NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, out)
 }
 #undef NIBBLE_EVERY_HEIGHT
+#endif
 
 /// out[R] = Σ of the codes as they are stored. `bits` is a constant at every call.
 NIBBLE_VARIANT void add_codes(int bits, const std::byte* codes, std::int64_t octets, std::int32_t* out) {
@@ -163,20 +195,20 @@ float float_at(const std::byte* p) {
 
 /// Σ q·(q_w − z_w) of every token and channel of a tile; q of the activations as they are stored. `a` is past the tile's zero points.
 void sum_exactly(const DotTask& t, std::int64_t height, const std::byte* codes, const std::byte* a, const Channels& channels,
-                 double* total) {
+                 Ahead& ahead, double* total) {
   alignas(64) std::int32_t acc[kTile * kRows];
   for (std::int64_t i = 0; i < height * kRows; ++i) total[i] = 0;
   for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
     end = t.segments.end(k);
     const std::int64_t octets = tile::Geometry::octets(end - k);
-    sum_tile(static_cast<int>(height), *t.decoder, codes, a + 8 * height, octets, acc);
+    sum_tile(static_cast<int>(height), *t.decoder, codes, a + 8 * room(height), octets, acc, ahead);
     for (std::int64_t r = 0; r < height; ++r) {
-      const double units = float_at(a + 4 * (height + r));
+      const double units = float_at(a + 4 * (room(height) + r));
       for (std::int64_t i = r * kRows; i < (r + 1) * kRows; ++i)
         total[i] += static_cast<double>(acc[i]) - static_cast<double>(channels.zero[i - r * kRows]) * units;
     }
     codes += octets * t.decoder->geometry.octet_bytes;
-    a += (12 + 8 * octets) * height;
+    a += (12 + row_bytes(octets)) * room(height);
   }
 }
 
@@ -191,15 +223,15 @@ void apply_scales(const Decoder& d, float token, const Channels& channels, float
 
 /// A tile of tokens and a row block, up to the epilogue. `columns`: the Σ(q_w − z_w), where activations have zero points.
 void multiply(const DotTask& t, std::int64_t height, const std::byte* record, const std::byte* a, const Channels& channels,
-              const double* columns, float* out) {
+              const double* columns, Ahead& ahead, float* out) {
   const Decoder& d = *t.decoder;
   const std::byte* codes = record + d.geometry.header_bytes;
   const bool zero_points = t.zeros != Zeros::none;
   const std::byte* zeros = a;
-  if (zero_points) a += 4 * height;
+  if (zero_points) a += 4 * room(height);
   if (zero_points || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece) {
     alignas(64) double total[kTile * kRows];
-    sum_exactly(t, height, codes, a, channels, total);
+    sum_exactly(t, height, codes, a, channels, ahead, total);
     for (std::int64_t r = 0; r < height; ++r) {
       std::int32_t zero = 0;
       if (zero_points) std::memcpy(&zero, zeros + 4 * r, 4);
@@ -208,7 +240,7 @@ void multiply(const DotTask& t, std::int64_t height, const std::byte* record, co
     }
   } else {  // one sum of 32 bits is all there is
     alignas(64) std::int32_t acc[kTile * kRows];
-    sum_tile(static_cast<int>(height), d, codes, a + 8 * height, tile::Geometry::octets(t.segments.k), acc);
+    sum_tile(static_cast<int>(height), d, codes, a + 8 * room(height), tile::Geometry::octets(t.segments.k), acc, ahead);
     for (std::int64_t i = 0; i < height * kRows; i += kLanes) store(out + i, to_floats(load_ints(acc + i)));
   }
   for (std::int64_t r = 0; r < height; ++r) apply_scales(d, float_at(a + 4 * r), channels, out + r * kRows);
@@ -226,16 +258,25 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
     read_channels(d, record, channels[i]);
     if (t.zeros != Zeros::none) sum_columns(d, record, channels[i], columns + i * kRows);
   }
-  for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
-    const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
-    for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-      multiply(t, height, t.weight + geo.record(block_begin + i, 0), t.activations + m * t.token_bytes, channels[i],
-               columns + i * kRows, out);
-      t.outputs.store(out, block_begin + i, m, height);
+  const std::int64_t group = group_blocks(geo, block_end - block_begin), tiles = (m_end - m_begin + t.tile - 1) / t.tile;
+  begin_tiles();
+  for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
+    end = least(begin + group, block_end);
+    Ahead ahead = group_after(t, begin, end, least(end + group, block_end), tiles);
+    for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
+      const std::int64_t height = least(t.m - m, t.tile);
+      for (std::int64_t block = begin; block < end; ++block) {
+        const std::int64_t i = block - block_begin;
+        multiply(t, height, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, channels[i], columns + i * kRows,
+                 ahead, out);
+        t.outputs.store(out, block, m, height);
+      }
     }
   }
+  end_tiles();
 }
 
+#if NIBBLE_ISA != NIBBLE_ISA_AMX
 /// Σ of the `count` bytes of a pixel, a multiple of 4.
 inline std::int32_t sum_of_bytes(const std::byte* a, std::int64_t count) {
   std::int64_t i = 0;
@@ -312,4 +353,5 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
   }
 }
 
+#endif
 #endif

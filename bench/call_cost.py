@@ -33,14 +33,15 @@ def cases(device):
     """{name: (the mode it runs in, the call)}"""
     rng = np.random.default_rng(0)
     q = nibble.quantize(rng.standard_normal((64, 64), dtype=np.float32), "u4b8g32")
-    kernel = nibble.quantize_conv(rng.standard_normal((16, 16, 3, 3), dtype=np.float32), "u4b8g16")
+    channels = 16 if device.type == "cpu" else 32  # a GPU's smallest group
+    kernel = nibble.quantize_conv(rng.standard_normal((channels, channels, 3, 3), dtype=np.float32), f"u4b8g{channels}")
     dtype = torch.float32 if device.type == "cpu" else torch.float16
     dense = nn.Linear(64, 64, bias=False, device=device, dtype=dtype)
     layer = nibble.torch.QuantLinear(q, device=device)
     conv = nibble.torch.QuantConv2d(kernel, padding=1, device=device)
     w, number, ops = layer.weight, nibble.torch.handle(layer.weight), torch.ops.nibble
     x = torch.randn(1, 64, device=device, dtype=dtype)
-    asks, images, out = x.clone().requires_grad_(), torch.randn(1, 16, 4, 4, device=device, dtype=dtype), torch.empty_like(x)
+    asks, images, out = x.clone().requires_grad_(), torch.randn(1, channels, 4, 4, device=device, dtype=dtype), torch.empty_like(x)
     found = {
         "`nn.Linear`": (torch.no_grad, lambda: dense(x)),
         "`QuantLinear`": (torch.no_grad, lambda: layer(x)),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,online-kernels,scaled}.json
+  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,online-kernels,online-folds,scaled}.json
 
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 SMS, BYTES_A_US = 132, 4.4e6
+BAND_TOKENS = 1024
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
 LAUNCH_US = 1.5
 # As WgmmaFamily has them.
@@ -29,13 +30,15 @@ def ceil(a, b):
     return -(-a // b)
 
 
-def depth(family, tokens, blocks):
-    """Warpgroups that share a row block's K (gemm_groups, sm90_depth)."""
+def deal(family, tokens, rows):
+    """Row blocks of a pass, and warpgroups that share one's K (gemm_groups, scaled_groups, scaled_sm90_depth)."""
+    blocks = rows // 64
     if family in (S8, E4M3, E4M3_GROUPS):
-        return 2 if tokens <= 32 and blocks <= 2 else 1
+        depth = 2 if tokens <= 32 and blocks <= 2 else 1
+        return min(blocks, 2 // depth) if family == E4M3_GROUPS and tokens >= 64 else blocks, depth
     if family in (ONLINE, ONLINE_FOLDS):
-        return (4 if tokens <= 32 else 3 if tokens == 64 else 2) // blocks
-    return (4 if tokens <= 64 else 3 if tokens == 128 else 2) // blocks
+        return blocks, (4 if tokens <= 32 else 3 if tokens == 64 else 2) // blocks
+    return blocks, (4 if tokens <= 64 else 3 if tokens == 128 else 2) // blocks
 
 
 class Measured:
@@ -44,11 +47,11 @@ class Measured:
     def __init__(self, family, tile, n, k, m, us, moved):
         self.family, self.tile, self.layer, self.us = family, tile, (n, k, m), us
         tokens, rows, split = tile
-        blocks = rows // 64
-        self.depth = depth(family, tokens, blocks)
+        blocks, self.depth = deal(family, tokens, rows)
+        bands = family in (S8, E4M3, E4M3_GROUPS) and ceil(m, tokens) * tokens >= 2 * BAND_TOKENS
         row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
         self.steps = ceil(ceil(records, split), self.depth)
-        if split == 1:
+        if split == 1 and not bands:
             units = ceil(row_blocks * tiles, RESIDENT[1])
             self.passes = ceil(units, blocks)
             self.wide = units / self.passes

@@ -303,6 +303,77 @@ def conv(data):
             "Cold weights, medians. Time · share of the ceiling that is nearer.\n")
 
 
+def sibling(name):
+    return json.loads((ROOT / "bench/results/h200" / name).read_text())
+
+
+def gpu_conv(data):
+    """A row per layer, a column per scheme: times next to cuDNN's in fp16 (conv-cudnn.json)."""
+    peer = sibling("conv-cudnn.json")
+    theirs = {(r["name"], r["batch"]): r["us"] for r in peer["runs"]}
+    schemes, layers = {}, {}
+    for r in data["results"]:
+        c = r["conv"]
+        schemes[r["scheme"]] = None
+        size = f"{c['batch']}×{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['kernel'][0]}×{c['kernel'][1]}"
+        layers.setdefault((r["name"], c["batch"], size), {})[r["scheme"]] = r["median_us"]
+    layout = data["results"][0]["conv"]["input"]
+    body = []
+    for (name, batch, size), us in layers.items():
+        cudnn = theirs[name, batch]
+        fastest = cudnn[layout]
+        body.append([size] + [f"{us[s]:.1f} · {fastest / us[s]:.2f}×" if s in us else "" for s in schemes] + [f"{cudnn['nchw']:.1f}", f"{cudnn['nhwc']:.1f}"])
+    return (table(["layer"] + [f"`{s}`" for s in schemes] + ["cuDNN fp16 NCHW", "NHWC"], body) +
+            f"\n{data['device']['gpu']}, {layout.upper()} f16 in and out, µs · speed-up over cuDNN in the same layout; cuDNN {peer['cudnn']}; commit "
+            f"{data['commit']}, {data['date'][:10]}. Cold weights, warm images, medians; quantization of images counted.\n")
+
+
+def gpu_scaled(data):
+    """A table per kind of codes: the best row of each layer and M, and what cuBLASLt takes for the plain product."""
+    rows = {}
+    for r in data["rows"]:
+        rows.setdefault(r["kind"], {}).setdefault((r["n"], r["k"]), {})[r["m"]] = (min(r["us"].values()), r["cublaslt_us"])
+    text = ""
+    for kind, layers in rows.items():
+        columns = sorted({m for us in layers.values() for m in us})
+        body = [[f"{n}×{k}"] + [f"{us[m][0]:.1f} · {us[m][1] / us[m][0]:.2f}×" if m in us else "" for m in columns] for (n, k), us in layers.items()]
+        text += f"**{kind}**\n\n" + table(["N×K"] + [f"M = {m}" for m in columns], body) + "\n"
+    return text + f"{data['device']}, µs · speed-up over cuBLASLt {data['cublaslt_version']}, which multiplies codes and leaves scales to others. Cold weights.\n"
+
+
+def gpu_online(data):
+    """The best kernel with quantized activations for each layer and M, next to the best with f16 ones (gemm-kernels.json, decode-kernels.json)."""
+    floats = {}
+    for r in sibling("decode-kernels.json")["results"] + sibling("gemm-kernels.json")["results"] + sibling("gemm-prefill.json")["results"]:
+        key = r["n"], r["k"], r["m"]
+        floats[key] = min(floats.get(key, math.inf), r["median_us"])
+    best = {}
+    for r in data["results"]:
+        key = r["n"], r["k"], r["m"]
+        if key not in best or r["median_us"] < best[key]["median_us"]:
+            best[key] = r
+    columns = sorted({m for _, _, m in best})
+    layers = {(n, k): None for n, k, _ in best}
+    cell = lambda n, k, m: f"{best[n, k, m]['median_us']:.1f}" + (f" · {floats[n, k, m] / best[n, k, m]['median_us']:.2f}×" if (n, k, m) in floats else "")
+    body = [[f"{n}×{k}"] + [cell(n, k, m) if (n, k, m) in best else "" for m in columns] for n, k in layers]
+    scheme = data["results"][0]["scheme"]
+    return (table(["N×K"] + [f"M = {m}" for m in columns], body) +
+            f"\n{data['device']['gpu']}, `{scheme}`, the quantizer counted: µs · speed-up over the best W4A16 kernel of another run; commit "
+            f"{data['commit']}, {data['date'][:10]}.\n")
+
+
+def quantizers(data):
+    """A row per kind of quantizer and type: the share of the bandwidth of its largest matrix of 4096 channels."""
+    largest = {}
+    for r in data["results"]:
+        key = r["scheme"], r["act"]
+        if r["k"] == 4096 and (key not in largest or r["m"] > largest[key]["m"]):
+            largest[key] = r
+    body = [[scheme, act, f"{r['m']}×{r['k']}", f"{r['us']:.0f}", f"{r['gbytes_per_s']:.0f}", f"{100 * r['gbytes_per_s'] / data['read_gbytes_per_s']:.0f} %"]
+            for (scheme, act), r in largest.items()]
+    return table(["codes", "from", "matrix", "µs", "GB/s", "of bandwidth"], body) + f"\n{data['gpu']}, {data['read_gbytes_per_s']:.0f} GB/s measured.\n"
+
+
 def generation(data):
     """A row per kind of weights: tokens per second and prefill of each batch, and how far logits are from the same numbers' as floats."""
     if data is None:
@@ -412,6 +483,10 @@ RENDERERS = {
     "dequantize": dequantize,
     "gpu_kernels": gpu_kernels,
     "gpu_gemm": gpu_gemm,
+    "gpu_conv": gpu_conv,
+    "gpu_scaled": gpu_scaled,
+    "gpu_online": gpu_online,
+    "quantizers": quantizers,
     "packed": packed,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json")}

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "table.hpp"
 
@@ -158,7 +159,8 @@ std::string modes_text(const ExplainedShape& shape, bool colour) {
   return table.render(colour);
 }
 
-// "instead of" for those that could run, "refused" with the reason for those that could not.
+// "instead of" for those that could run, "refused" with the reason for those that could not: once for all that share it, as the kernels
+// of a GPU do that is not there.
 std::string others_text(const ExplainedShape& shape) {
   std::map<std::string_view, std::map<std::string, std::string>> refusals;  // kernel → reason → the first range of M
   std::map<std::string_view, std::string> slower;
@@ -175,12 +177,18 @@ std::string others_text(const ExplainedShape& shape) {
       }
     }
   }
+  const auto always = [&](std::string_view kernel) { return refusals[kernel].size() == 1 && !slower.contains(kernel); };
+  std::map<std::string, int> shared;  // a reason → how many kernels it is the only one of
+  for (std::string_view kernel : order)
+    if (always(kernel)) ++shared[refusals[kernel].begin()->first];
   std::string text;
   for (std::string_view kernel : order) {
     if (slower.contains(kernel)) text += fmt::format("  {}: predicted {}\n", kernel, slower[kernel]);
     for (const auto& [reason, range] : refusals[kernel]) {
-      const bool always = refusals[kernel].size() == 1 && !slower.contains(kernel);
-      text += fmt::format("  {}: refused{}: {}\n", kernel, always ? "" : " for M " + range, reason);
+      const int kernels = always(kernel) ? std::exchange(shared[reason], 0) : 1;
+      if (kernels == 0) continue;  // said
+      text += fmt::format("  {}{}: refused{}: {}\n", kernel, kernels == 1 ? "" : fmt::format(" and {} more", kernels - 1),
+                          always(kernel) ? "" : " for M " + range, reason);
     }
   }
   return text.empty() ? "" : "instead of\n" + text;

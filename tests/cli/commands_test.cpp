@@ -77,8 +77,7 @@ TEST_F(Cli, InspectExplainsTheChoiceOfKernels) {
   const Finished text = nibble({"inspect", checkpoint("awq"), "--explain"});
   EXPECT_TRUE(contains(text.out, "predicted µs")) << text.out;
   const Status gpu = runs_here(Isa::simt);
-  EXPECT_TRUE(
-      contains(text.out, "cuda_simt_n64k128: refused: " + (gpu.ok() ? "runs on the GPU: --backend cuda" : gpu.message())));
+  EXPECT_TRUE(contains(text.out, " more: refused: " + (gpu.ok() ? "runs on the GPU: --backend cuda" : gpu.message())));
 }
 
 TEST_F(Cli, InspectTellsWhatEveryWayToRunALayerWouldCost) {

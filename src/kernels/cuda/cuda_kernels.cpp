@@ -340,14 +340,16 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
 }
 
 double floats_cost_us(const WgmmaCost& whole, const WgmmaCost& folds, const GpuInfo& gpu, const Problem& p) {
-  const int depth = gemm_groups(whole.tokens) * gpu_tile::kRows / whole.rows;
-  return wgmma_cost_us(has_whole_records(p) ? whole : folds, depth, gpu, p, tile_moved_us(gpu, p, bits(p.act)));
+  const int blocks = whole.rows / gpu_tile::kRows;
+  const WgmmaDeal deal{.blocks = blocks, .depth = gemm_groups(whole.tokens) / blocks};
+  return wgmma_cost_us(has_whole_records(p) ? whole : folds, deal, gpu, p, tile_moved_us(gpu, p, bits(p.act)));
 }
 
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double sms = std::max(1, gpu.sms);
   const double tiles = std::ceil(static_cast<double>(p.m) / 64) * std::ceil(static_cast<double>(p.n) / 256);
-  const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * 1.1;
+  const double record_us = has_whole_records(p) ? 1.1 : 2.6;
+  const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * record_us;
   return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.act)) / 0.7, compute);
 }
 

@@ -23,6 +23,15 @@ NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens, bool codes = false) {
   return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2;
 }
 
+/// The same of codes on both sides, whose operands are in shared memory. Sums of groups need registers more than once.
+NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false) {
+  if (grouped) return tokens >= 64 ? 2 : 4;
+  return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
+}
+/// Those kernels take tokens in bands of so many, where there are two bands or more (Deal::banded): passes side by side then share what
+/// they read. With K = 8192, 8 MiB of activations stay in L2 while the weights go by once for each band.
+constexpr int kBandTokens = 1024;
+
 struct Pass {
   int token_tile = 0, block = 0, blocks = 0;  // row blocks [block, block + blocks)
 };

@@ -172,10 +172,11 @@ template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
   static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);
   static constexpr WgmmaCost kFolds = wgmma_cost(WgmmaFamily::online_folds, kTokens, kRows, kSplit);
-  constexpr int kDepth = gemm_groups(kTokens, true) * gpu_tile::kRows / kRows;
+  constexpr int kBlocks = kRows / gpu_tile::kRows;
+  constexpr WgmmaDeal kDeal{.blocks = kBlocks, .depth = gemm_groups(kTokens, true) / kBlocks};
   const GpuInfo gpu = current_gpu();
   const bool whole = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels;
-  return wgmma_cost_us(whole ? kWhole : kFolds, kDepth, gpu, p, tile_moved_us(gpu, p, 8));
+  return wgmma_cost_us(whole ? kWhole : kFolds, kDeal, gpu, p, tile_moved_us(gpu, p, 8));
 }
 
 template <int kTokens>
@@ -295,7 +296,7 @@ double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   const double codes = m * static_cast<double>(p.k) * std::clamp(tiles / sms, 0.25, 1.0);
   const bool finds = p.quantize.group == GroupShape::channel();
   const double quantize_us = (finds ? 0.8 : 0.3) + (finds && tokens > 1 ? 1.6 : 1.0) * codes / kCodesPerUs;
-  const double fixed_us = tokens == 1 ? 3.0 : 4.0;  // as linear_cost_us, less the copy of eight tokens' activations
+  const double fixed_us = tokens == 1 ? 3.0 : 6.0;  // eight tokens: 2 µs more than arithmetic says, measured
   const double multiplied = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
   const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(tile_moved_us(gpu, p, 8), weights_us));

@@ -4,8 +4,10 @@
 //   A (codes), a_scale, a_zero ─────────────────────────────────────────────────────────────linear──▶ D
 #pragma once
 
+#include <algorithm>
 #include <span>
 
+#include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/scaled_task.hpp"
 #include "kernels/cuda/wgmma_cost.hpp"
 #include "kernels/kernel.hpp"
@@ -37,8 +39,12 @@ double scaled_sm90_cost_us(DType codes, const GpuInfo& gpu, const Problem& probl
   // Of 256 tokens there are no groups.
   static constexpr WgmmaCost kGroups =
       kTokens == 256 ? kE4m3 : wgmma_cost(WgmmaFamily::e4m3_groups, kTokens == 256 ? 128 : kTokens, kRows, kSplit);
-  const WgmmaCost& cost = codes == DType::s8 ? kS8 : has_groups(problem) ? kGroups : kE4m3;
-  return wgmma_cost_us(cost, scaled_sm90_depth(kTokens, kBlocks), gpu, problem, codes_moved_us(gpu, problem));
+  const bool groups = has_groups(problem);
+  const int depth = scaled_sm90_depth(kTokens, kBlocks), blocks = std::min(kBlocks, scaled_groups(kTokens, groups) / depth);
+  return wgmma_cost_us(codes == DType::s8 ? kS8
+                       : groups           ? kGroups
+                                          : kE4m3,
+                       {.blocks = blocks, .depth = depth, .bands = true}, gpu, problem, codes_moved_us(gpu, problem));
 }
 
 }  // namespace nibble::cuda

@@ -13,10 +13,6 @@
 namespace nibble::cuda {
 namespace {
 
-/// Token tiles whose passes run side by side where there are many: with 256 tokens and K = 8192, 8 MiB of activations stay in L2 while
-/// the weights go by once for each band.
-constexpr int kBandTokens = 1024;
-
 /// Epilogues that go to memory in vectors of 16 bytes.
 bool is_fast(const epilogue::Element& e, std::int64_t n) {
   return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none &&

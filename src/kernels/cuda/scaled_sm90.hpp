@@ -13,11 +13,6 @@
 
 namespace nibble::cuda {
 
-/// Multiplying warpgroups of a CTA: four, or as many as have registers for their sums. Sums of groups need registers more than once.
-NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false) {
-  if (grouped) return tokens >= 64 ? 2 : 4;
-  return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
-}
 /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
 NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/gemm_schedule.hpp"
 #include "layouts/gpu_tile.hpp"
 
 namespace nibble::cuda {
@@ -10,23 +11,24 @@ namespace nibble::cuda {
 // A CTA takes its passes one after the other, a pass takes a step for each stage of records, and in a step up to `blocks` warpgroups
 // multiply, for whom the tensor cores are one. Reading and multiplying overlap. bench/fit_gpu_costs.py fits the numbers, and has the
 // same formula.
-double wgmma_cost_us(const WgmmaCost& cost, int depth, const GpuInfo& gpu, const Problem& p, double moved) {
+double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo& gpu, const Problem& p, double moved) {
   const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const int blocks = cost.rows / gpu_tile::kRows;
   const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
                token_tiles = up(static_cast<double>(p.m), cost.tokens);
-  const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), cost.split), depth);
+  const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), cost.split), deal.depth);
   const double sms = std::max(8, gpu.sms);
-  double passes, wide = blocks;
-  if (cost.split == 1) {
+  const bool dealt = cost.split == 1 && !(deal.bands && token_tiles * cost.tokens >= 2 * kBandTokens);
+  double passes, wide = deal.blocks;
+  if (dealt) {
     const double units = up(row_blocks * token_tiles, sms);
-    passes = up(units, blocks);
+    passes = up(units, deal.blocks);
     wide = units / passes;
   } else {
     constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
-    passes = up(up(row_blocks, blocks) * token_tiles, std::floor(sms * (cost.split == 2 ? 0.5 : kFoursOfSms)));
+    const double share = cost.split == 1 ? 1.0 : cost.split == 2 ? 0.5 : kFoursOfSms;
+    passes = up(up(row_blocks, deal.blocks) * token_tiles, std::floor(sms * share));
   }
-  const double pass_us = cost.pass_us + steps * std::max<double>(cost.step_us, wide * depth * cost.block_us);
+  const double pass_us = cost.pass_us + steps * std::max<double>(cost.step_us, wide * deal.depth * cost.block_us);
   return cost.fixed_us + std::max(moved, passes * pass_us);
 }
 

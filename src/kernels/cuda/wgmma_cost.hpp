@@ -37,8 +37,14 @@ consteval WgmmaCost wgmma_cost(WgmmaFamily family, int tokens, int rows, int spl
   throw std::logic_error("measure it, and run bench/fit_gpu_costs.py");
 }
 
-/// Predicted microseconds; `depth` warpgroups share a row block's K.
-double wgmma_cost_us(const WgmmaCost& cost, int depth, const GpuInfo& gpu, const Problem& problem, double moved_us);
+/// How a kernel deals its work (gemm_schedule.hpp).
+struct WgmmaDeal {
+  int blocks, depth;   // row blocks of a pass; warpgroups that share one's K
+  bool bands = false;  // with many tokens, passes are numbered, and full of row blocks, rather than row blocks dealt evenly
+};
+
+/// Predicted microseconds.
+double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo& gpu, const Problem& problem, double moved_us);
 
 /// Microseconds to read a weight of so many bytes and activations of so many bits each, and to write the result.
 double moved_us(const GpuInfo& gpu, const Problem& problem, std::int64_t weight_bytes, int act_bits);

@@ -31,7 +31,7 @@ inline constexpr std::array kWgmmaCosts = std::to_array<WgmmaCost>({
 });
 
 /// The numbers of a kernel: one without them does not compile.
-consteval WgmmaCost wgmma_cost(WgmmaFamily family, int tokens, int rows, int split) {
+constexpr WgmmaCost wgmma_cost(WgmmaFamily family, int tokens, int rows, int split) {
   for (const WgmmaCost& cost : kWgmmaCosts)
     if (cost.family == family && cost.tokens == tokens && cost.rows == rows && cost.split == split) return cost;
   throw std::logic_error("measure it, and run bench/fit_gpu_costs.py");

@@ -170,7 +170,8 @@ TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
       p.quantize = {DType::s8, GroupShape::group(128)};
       const int tokens = m == 1 ? 1 : 8;
       const double online = cuda::online_decode_cost_us(tokens, h200, p);
-      EXPECT_LT(online, 1.2 * cuda::linear_cost_us(Isa::sm90, tokens, h200, p) + (m == 1 ? 0.5 : 2.5)) << "M=" << m << " N=" << n << " K=" << k;
+      EXPECT_LT(online, 1.2 * cuda::linear_cost_us(Isa::sm90, tokens, h200, p) + (m == 1 ? 0.5 : 2.5))
+          << "M=" << m << " N=" << n << " K=" << k;
       p.quantize.group = GroupShape::channel();
       EXPECT_GT(cuda::online_decode_cost_us(tokens, h200, p), online);
       p.m = 9;

@@ -54,7 +54,8 @@ double cost_us(const Kernel&, const Problem& p) {
   const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
-  const double tokens = static_cast<double>((p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens);
+  const std::int64_t tokens_of_tiles = (p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens;
+  const auto tokens = static_cast<double>(tokens_of_tiles);
   const double decode = (bits(p.scheme.codes) == 4 ? 1 : 2) * kRates.decode * static_cast<double>(token_blocks);
   const double slots = vectors * (pairs * (kRates.dot * tokens + decode) + segments * tokens * kRates.flush);
   const std::int64_t tasks = blocks * token_blocks;

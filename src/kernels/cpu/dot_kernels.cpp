@@ -100,7 +100,8 @@ double cost_us(const Kernel& self, const Problem& p) {
   const double token = kRates.token + (zeros ? kZeroSlots : 0);
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
     const std::int64_t room = token_room(self.act);
-    const double rows = static_cast<double>((height + room - 1) / room * room * form.digits);
+    const std::int64_t rows_of_tiles = (height + room - 1) / room * room * form.digits;
+    const auto rows = static_cast<double>(rows_of_tiles);
     const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
     const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
     return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * token));

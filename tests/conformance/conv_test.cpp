@@ -16,6 +16,7 @@
 #include "plan/host_run.hpp"
 #include "quantize/act_rule.hpp"
 #include "random_weights.hpp"
+#include "rows.hpp"
 
 namespace nibble {
 namespace {
@@ -201,7 +202,7 @@ bool takes(const Kernel& kernel, const QuantTensor& q, const ConvSpec& spec) {
 std::vector<const Kernel*> conv_kernels() {
   std::vector<const Kernel*> list;
   for (const Kernel* kernel : kernel_table())
-    if (kernel->op == Op::conv) list.push_back(kernel);
+    if (kernel->op == Op::conv && is_built(*kernel)) list.push_back(kernel);
   return list;
 }
 

@@ -406,12 +406,14 @@ typedef struct nib_transform_desc {
   const char* format;         /* quantize, convert: of the output; NULL: "compressed-tensors" */
   /* Of nib_checkpoint_quantize: */
   const nib_quantize_desc* quantize; /* NULL: its defaults */
-  const char* activations;           /* "s8r"; NULL: none */
+  const char* activations;           /* "s8r"; "s8t": scales found in the calibration; NULL: none */
   const char* calibration;           /* file with NAME.input_absmax [K] or NAME.input [tokens,K]; NULL: none */
   const double* smooth;              /* SmoothQuant's α in [0,1], needs the calibration; NULL: none */
   const char* skip;                  /* modules to leave alone, an ECMAScript regular expression; NULL: lm_head and embeddings */
   nib_dtype dtype;                   /* nib_checkpoint_dequantize: f32, f16 (the default) or bf16 */
   int32_t overwrite;                 /* not 0: an existing output is replaced */
+  int32_t convs;                     /* nib_checkpoint_quantize: not 0: convolutions too, of weights [Co,C/groups,Kh,Kw] */
+  int32_t reserved;
 } nib_transform_desc;
 
 /* Quantizes every float weight that is not skipped. Writes a new checkpoint, whole or not at all, and leaves `in` alone; desc may be
@@ -633,6 +635,7 @@ typedef struct nib_verify_desc {
   int64_t sample_columns;        /* check so many, evenly spread; 0: all */
   float outliers;                /* every 256th input channel is so much larger; 0: 1 */
   int32_t reserved;
+  const nib_conv_desc* conv; /* q is a convolution's, batch_max images are run; NULL: a linear layer's */
 } nib_verify_desc;
 
 /* What trying a layer found. */

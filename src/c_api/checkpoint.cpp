@@ -47,6 +47,7 @@ Result<QuantizeCheckpointSpec> checkpoint_spec(const nib_transform_desc& desc) {
   NIBBLE_ASSIGN_OR_RETURN(spec.act, act_scheme(desc.activations));
   spec.calibration = text_or(desc.calibration, "");
   if (desc.smooth != nullptr) spec.smooth = *desc.smooth;
+  spec.convs = desc.convs != 0;
   spec.skip = text_or(desc.skip, spec.skip);
   return spec;
 }

@@ -50,15 +50,15 @@ Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   return spec;
 }
 
-Result<ConvSpec> conv_spec(const PackedWeight& weight, const nib_conv_desc* given) {
+/// Of a weight W[n,k] whose rows are the elements of `kernel`.
+Result<ConvSpec> conv_spec(std::int64_t n, std::int64_t k, Extent kernel, const nib_conv_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_conv_desc desc, read("nib_conv_desc", given));
   const auto or_one = [](std::int64_t value) { return value == 0 ? 1 : value; };
-  const Extent kernel = weight.kernel();
   const std::int64_t groups = or_one(desc.groups);
   ConvSpec spec;
   // Where there cannot be so many groups, the geometry is refused whatever the channels.
-  spec.geometry = {.in_channels = weight.k() / (kernel.h * kernel.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
-                   .out_channels = weight.n(),
+  spec.geometry = {.in_channels = k / (kernel.h * kernel.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
+                   .out_channels = n,
                    .height = desc.height,
                    .width = desc.width,
                    .kernel = kernel,
@@ -246,7 +246,7 @@ nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc
 nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options, nib_plan** plan) {
   return create(plan, [&]() -> Result<Plan> {
     NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
-    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(*packed, desc));
+    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(packed->n(), packed->k(), packed->kernel(), desc));
     NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
     return Plan::conv(*packed, spec, chosen);
   });
@@ -309,17 +309,28 @@ nib_status nib_verify(const nib_qtensor* q, const nib_verify_desc* given, nib_ve
   return guarded([&]() -> Status {
     NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
     NIBBLE_ASSIGN_OR_RETURN(const nib_verify_desc desc, read("nib_verify_desc", given, true));
-    VerifySpec spec;
-    NIBBLE_ASSIGN_OR_RETURN(spec.linear, linear_spec(desc.linear));
-    NIBBLE_ASSIGN_OR_RETURN(spec.pack, pack_options(desc.pack));
-    NIBBLE_ASSIGN_OR_RETURN(spec.plan, plan_options(desc.plan));
-    if (desc.seed != 0) spec.seed = desc.seed;
-    if (desc.outliers != 0) spec.outliers = desc.outliers;
+    if (desc.conv != nullptr && desc.linear != nullptr)
+      return error(StatusCode::invalid_argument, "nib_verify_desc has a linear layer and a convolution: leave one NULL");
     if (desc.sample_columns < 0)
       return error(StatusCode::invalid_argument, "nib_verify_desc.sample_columns={} is negative", desc.sample_columns);
-    spec.sample_columns = desc.sample_columns;
     NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(desc.context));
-    NIBBLE_ASSIGN_OR_RETURN(const VerifyReport result, verify_linear(named->q, spec, threads));
+    const auto verified = [&](auto spec, const auto& verify) -> Result<VerifyReport> {
+      NIBBLE_ASSIGN_OR_RETURN(spec.pack, pack_options(desc.pack));
+      NIBBLE_ASSIGN_OR_RETURN(spec.plan, plan_options(desc.plan));
+      if (desc.seed != 0) spec.seed = desc.seed;
+      if (desc.outliers != 0) spec.outliers = desc.outliers;
+      spec.sample_columns = desc.sample_columns;
+      return verify(named->q, spec, threads);
+    };
+    const auto of_what = [&]() -> Result<VerifyReport> {
+      if (desc.conv == nullptr) {
+        NIBBLE_ASSIGN_OR_RETURN(const LinearSpec linear, linear_spec(desc.linear));
+        return verified(VerifySpec{.linear = linear}, verify_linear);
+      }
+      NIBBLE_ASSIGN_OR_RETURN(const ConvSpec conv, conv_spec(named->q.n, named->q.k, named->q.kernel, desc.conv));
+      return verified(VerifyConvSpec{.conv = conv}, verify_conv);
+    };
+    NIBBLE_ASSIGN_OR_RETURN(const VerifyReport result, of_what());
     nib_verify_report out{};
     out.passed = result.passed;
     out.round_trip = result.round_trip;

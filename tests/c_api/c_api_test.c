@@ -457,6 +457,26 @@ static double conv_value(const nib_view* x, int b, int n, int oh, int ow, const 
   return sum;
 }
 
+/* Every output of a convolution against the oracle, and what cannot be verified. */
+static void test_verify_conv(const nib_qtensor* q) {
+  nib_conv_desc conv = conv_desc();
+  conv.output = NIB_NHWC;
+  nib_verify_desc desc = SIZED(nib_verify_desc);
+  desc.conv = &conv;
+  nib_verify_report report = SIZED(nib_verify_report);
+  char* failure = NULL;
+  OK(nib_verify(q, &desc, &report, &failure));
+  CHECK(report.passed && report.checked == B * CO * OH * OW && strncmp(report.kernel, "conv_", 5) == 0 &&
+        strcmp(failure, "") == 0);
+  nib_text_free(failure);
+  const nib_linear_desc linear = SIZED(nib_linear_desc);
+  FAILS(NIB_INVALID_ARGUMENT, "leave one NULL", (desc.linear = &linear, nib_verify(q, &desc, &report, NULL)));
+  FAILS(NIB_INVALID_ARGUMENT, "is negative", (desc.linear = NULL, desc.sample_columns = -1, nib_verify(q, &desc, &report, NULL)));
+  FAILS(NIB_INVALID_ARGUMENT, "does not fit into the padded image",
+        (desc.sample_columns = 0, conv.height = conv.width = 1, conv.padding_top = conv.padding_bottom = 0,
+         nib_verify(q, &desc, &report, NULL)));
+}
+
 static void test_conv(void) {
   float w[CO * CONV_K], x[B * C * H * W], d[B * CO * OH * OW], rows[CO * CONV_K];
   int8_t x8[B * C * H * W];
@@ -473,6 +493,7 @@ static void test_conv(void) {
   CHECK(got.n == CO && got.k == CONV_K && got.kernel_height == KH && got.kernel_width == KW);
   OK(nib_qtensor_create(&got, &again));
   OK(nib_qtensor_destroy(q));
+  test_verify_conv(again);
   nib_weight* weight = pack(again, NULL);
   OK(nib_qtensor_destroy(again));
   nib_weight_info info = SIZED(nib_weight_info);
@@ -670,6 +691,9 @@ static void test_checkpoint(const char* golden, const char* scratch) {
   OK(nib_checkpoint_module(s8_checkpoint, 0, &module));
   CHECK(strcmp(module.scheme, "s8c") == 0 && strcmp(module.claimed, "s8r_s8c") == 0);
   OK(nib_checkpoint_destroy(s8_checkpoint));
+  FAILS(NIB_INVALID_ARGUMENT, "calibration",
+        (transform.activations = "s8t", nib_checkpoint_quantize(path, out, &transform, NULL)));
+  transform.activations = NULL;
 
   FAILS(NIB_NOT_FOUND, "/nowhere", nib_checkpoint_open("/nowhere", &s8_checkpoint));
   FAILS(NIB_INVALID_ARGUMENT, "path is NULL", nib_checkpoint_open(NULL, &s8_checkpoint));

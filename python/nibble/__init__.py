@@ -43,7 +43,7 @@ __all__ = [
     "AlreadyExists", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
     "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "QuantError",
     "QuantTensor", "Unsupported", "VerifyReport", "__version__", "doctor", "formats", "kernels", "layouts", "open", "pack",
-    "quantization_error", "quantize", "quantize_activations", "quantize_conv", "read_tensors", "verify",
+    "quantization_error", "quantize", "quantize_activations", "quantize_conv", "read_tensors", "verify", "verify_conv",
 ]  # fmt: skip
 
 Array = Any
@@ -331,6 +331,20 @@ def verify(
     return _core.verify(
         q, act=token, m=m, out=_arrays.token(out_dtype) if out_dtype is not None else token, quantize=_core.act_scheme(quantize),
         backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
+    )  # fmt: skip
+
+
+def verify_conv(
+    q: QuantTensor, image: Sequence[int], act: Any = "f32", batch: int = 2, *, stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1, groups: int = 1, channels_last: bool = False, quantize: str = "", out_dtype: Any = None,
+    backend: str = "cpu", kernel: str = "", seed: int = 1, sample_columns: int = 0,
+) -> VerifyReport:  # fmt: skip
+    """The same for a weight made by quantize_conv(), on a batch of seeded random images of (height, width), pixel by pixel."""
+    token = _arrays.token(act)
+    return _core.verify_conv(
+        q, image=tuple(image), stride=_pair(stride), padding=_padding(padding), dilation=_pair(dilation), groups=groups,
+        channels_last=channels_last, act=token, batch=batch, out=_arrays.token(out_dtype) if out_dtype is not None else token,
+        quantize=_core.act_scheme(quantize), backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
     )  # fmt: skip
 
 

@@ -520,6 +520,37 @@ VerifyReport verify(const QuantTensor& q, std::string_view act, std::int64_t m, 
   return check(verify_linear(q, spec));
 }
 
+VerifyReport verify_images(const QuantTensor& q, std::pair<std::int64_t, std::int64_t> image, Pair stride,
+                           std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation,
+                           std::int64_t groups, bool channels_last, std::string_view act, std::int64_t batch,
+                           std::string_view out, std::string_view quantize, std::string_view backend, const std::string& kernel,
+                           std::uint64_t seed, std::int64_t sample_columns) {
+  const auto [top, bottom, left, right] = padding;
+  const ImageLayout layout = channels_last ? ImageLayout::nhwc : ImageLayout::nchw;
+  VerifyConvSpec spec{
+      .conv = {.geometry = {.in_channels = q.k / (q.kernel.h * q.kernel.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
+                            .out_channels = q.n,
+                            .height = image.first,
+                            .width = image.second,
+                            .kernel = q.kernel,
+                            .stride = {stride.first, stride.second},
+                            .padding = {.top = top, .bottom = bottom, .left = left, .right = right},
+                            .dilation = {dilation.first, dilation.second},
+                            .groups = groups},
+               .input = layout,
+               .output = layout,
+               .act = dtype_from(act),
+               .batch_max = batch,
+               .epilogue = {.out = dtype_from(out)},
+               .quantize = act_from(quantize)},
+      .seed = seed,
+      .sample_columns = sample_columns};
+  spec.plan.kernel = spec.pack.kernel = kernel;
+  spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
+  spec.pack.quantize = spec.conv.quantize;
+  return check(verify_conv(q, spec));
+}
+
 nb::dict device() {
   const DeviceInfo& d = this_device();
   nb::list isas;
@@ -588,6 +619,9 @@ void bind_functions(nb::module_& m) {
         "qzeros"_a, "scales"_a, "out"_a, "transposed"_a, "stream"_a = 0);
   m.def("verify", &verify, "q"_a, nb::kw_only(), "act"_a = "f32", "m"_a = 4, "out"_a = "f32", "quantize"_a = "",
         "backend"_a = "cpu", "kernel"_a = "", "seed"_a = 1, "sample_columns"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+  m.def("verify_conv", &verify_images, "q"_a, nb::kw_only(), "image"_a, "stride"_a, "padding"_a, "dilation"_a, "groups"_a,
+        "channels_last"_a, "act"_a, "batch"_a, "out"_a, "quantize"_a, "backend"_a, "kernel"_a, "seed"_a, "sample_columns"_a,
+        nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "act_scheme", [](std::string_view text) { return name_of(act_from(text)); }, "text"_a,
       "\"s8r_u4g128\" → \"s8r\"; \"\" stays. Raises InvalidArgument.");

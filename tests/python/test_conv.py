@@ -169,3 +169,13 @@ def test_jax(rng):
     w, x = make(rng)
     y = w.conv(jnp.asarray(x), padding=1)
     assert type(y).__module__.startswith("jax") and np.array_equal(np.asarray(y), w.conv(x, padding=1))
+
+
+@pytest.mark.parametrize(("scheme", "quantize"), [("u4zg16", ""), ("u4b8g32", "s8g32"), ("s8c", "s8r")])
+def test_verify_conv(rng, scheme, quantize):
+    q = nibble.quantize_conv(rng.standard_normal((24, 32, 3, 3), dtype=np.float32), scheme)
+    for options in ({}, {"stride": 2, "padding": (1, 0, 2, 1), "dilation": (1, 2), "channels_last": True}):
+        report = nibble.verify_conv(q, (9, 11), quantize=quantize, groups=2, **options)
+        assert report and report.round_trip and report.kernel.startswith("conv_")
+    with pytest.raises(nibble.InvalidArgument, match="does not fit into the padded image"):
+        nibble.verify_conv(q, (2, 11))

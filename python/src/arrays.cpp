@@ -127,7 +127,7 @@ const Kind& kind_of(nb::handle array) {
     while (kind.exchange != nullptr && kind.exchange->major != 1) kind.exchange = kind.exchange->older;
     if (kind.exchange != nullptr && kind.exchange->open == nullptr) kind.exchange = nullptr;
   }
-  Py_INCREF(type);  // its address stays its own
+  Py_INCREF(reinterpret_cast<PyObject*>(type));  // its address stays its own
   return kinds.emplace(type, kind).first->second;
 }
 

@@ -114,7 +114,7 @@ class Call {
     PyObject* const sizes = PyTuple_New(static_cast<Py_ssize_t>(shape.size()));
     if (sizes == nullptr) nb::raise_python_error();
     for (std::size_t i = 0; i < shape.size(); ++i)
-      PyTuple_SET_ITEM(sizes, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
+      PyTuple_SetItem(sizes, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(shape[i]));
     const auto stream = reinterpret_cast<std::uintptr_t>(stream_);
     return kind_.framework.attr("empty")(nb::steal(sizes), name(dtype), like_,
                                          in_order_ ? nb::none() : nb::object(nb::int_(stream)));

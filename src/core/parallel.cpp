@@ -60,17 +60,24 @@ class Pool final : public Executor {
     body_ = &body;
     count_ = count;
     next_.store(0, std::memory_order_relaxed);
-    busy_.store(threads_ - 1, std::memory_order_relaxed);
     {
-      const std::lock_guard lock(park_);  // a worker about to park sees the new generation or is woken
-      generation_.fetch_add(1, std::memory_order_release);
+      const std::lock_guard lock(park_);  // a worker about to park sees the new loop or is woken
+      gate_.fetch_add(kOpen, std::memory_order_release);
     }
     wake_.notify_all();
     run_share();
-    for (int turn = 0; busy_.load(std::memory_order_acquire) != 0; ++turn) turn < kSpins ? spin(turn) : std::this_thread::yield();
+    // Whoever has not come by now is not waited for: it may be asleep, or its core another program's.
+    gate_.fetch_add(kOpen, std::memory_order_relaxed);
+    for (int turn = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++turn)
+      turn < kSpins ? spin(turn) : std::this_thread::yield();
   }
 
  private:
+  /// The gate of a loop: how many workers are inside, and above that a count that is odd while the loop is open. A worker goes in
+  /// by compare and exchange, so never into a loop that has been closed; body_ and count_ are read inside only.
+  static constexpr std::uint64_t kOpen = std::uint64_t{1} << 16, kInside = kOpen - 1;
+  static bool is_open(std::uint64_t gate) { return (gate & kOpen) != 0; }
+
   void run_share() {
     for (;;) {
       const std::int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
@@ -80,33 +87,34 @@ class Pool final : public Executor {
   }
 
   void work(const std::stop_token& stop) {
-    std::uint64_t seen = 0;
+    std::uint64_t seen = 0;  // the count of the last loop
     for (;;) {
-      int spins = 0;
-      while (generation_.load(std::memory_order_acquire) == seen) {
+      const auto is_new = [&](std::uint64_t gate) { return is_open(gate) && gate / kOpen != seen; };
+      std::uint64_t gate = gate_.load(std::memory_order_relaxed);
+      for (int spins = 0; !is_new(gate); gate = gate_.load(std::memory_order_relaxed)) {
         if (stop.stop_requested()) return;
         if (++spins < kSpins) {
           spin(spins);
           continue;
         }
         std::unique_lock lock(park_);
-        wake_.wait(lock, [&] { return stopping_ || generation_.load(std::memory_order_acquire) != seen; });
+        wake_.wait(lock, [&] { return stopping_ || is_new(gate_.load(std::memory_order_relaxed)); });
         if (stopping_) return;
       }
-      ++seen;
+      if (!gate_.compare_exchange_strong(gate, gate + 1, std::memory_order_acquire)) continue;  // closed, or another went in
+      seen = gate / kOpen;
       run_share();
-      busy_.fetch_sub(1, std::memory_order_release);
+      gate_.fetch_sub(1, std::memory_order_release);
     }
   }
 
   const int threads_;
   std::mutex loop_;  // one parallel_for at a time
 
-  const LoopBody* body_ = nullptr;  // published by generation_
+  const LoopBody* body_ = nullptr;  // published by gate_
   std::int64_t count_ = 0;
   std::atomic<std::int64_t> next_{0};
-  std::atomic<int> busy_{0};  // workers that have not finished this generation
-  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<std::uint64_t> gate_{0};
 
   std::mutex park_;
   std::condition_variable wake_;

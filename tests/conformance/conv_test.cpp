@@ -36,7 +36,8 @@ class Dice {
 };
 
 /// Kernel 1…7, stride 1…3, dilation 1…3, padding up to the kernel's size, odd sizes, groups, depthwise. A kernel for sm_90 asks for one
-/// group, and channels that are a multiple of 64; one for sm_80 for channels that are a multiple of 8 and, of a group, outputs of 64.
+/// group, and channels that are a multiple of 64; one for sm_80 for channels that are a multiple of 8 and, of a group, outputs of 64. AMX does
+/// without patches where channels of a group are a multiple of 64.
 ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
   for (std::uint64_t attempt = 0;; ++attempt) {
     Dice dice(seed * 1000 + attempt);
@@ -52,6 +53,11 @@ ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
     g.stride = {dice.in(1, 3), dice.in(1, 3)};
     g.dilation = {dice.in(1, 3), dice.in(1, 3)};
     g.padding = {dice.in(0, g.kernel.h), dice.in(0, g.kernel.h), dice.in(0, g.kernel.w), dice.in(0, g.kernel.w)};
+    if (isa == Isa::amx && (kind < 2 || kind == 4)) {  // patches that are multiplied where they lie
+      g.groups = std::min<std::int64_t>(g.groups, 2);
+      g.in_channels = g.groups * 64 * dice.in(1, 2);
+      if (g.groups > 1) g.out_channels = g.groups * dice.in(1, 45);
+    }
     if (isa == Isa::sm90) {
       g.groups = 1;
       g.in_channels = 64 * dice.in(1, 2);
@@ -396,14 +402,14 @@ TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
   const Kernel& kernel = *GetParam();
   int compared = 0;
   for (std::int64_t depthwise : {0, 1}) {
-    ConvGeometry g{.in_channels = kernel.isa == Isa::sm90 ? 64 : 24,
+    ConvGeometry g{.in_channels = kernel.isa == Isa::sm90 || kernel.isa == Isa::amx ? 64 : 24,
                    .out_channels = 48,
                    .height = 9,
                    .width = 270,
                    .kernel = {3, 3},
                    .stride = {2, 1},
                    .padding = {1, 0, 2, 1}};
-    if (depthwise == 1) g.groups = g.in_channels;
+    if (depthwise == 1) g.groups = g.in_channels = 24;
     for (const ConvSpec& way : ways(kernel, g, 0)) {
       Case c{.spec = way, .batch = 3, .seed = 3};
       c.spec.batch_max = 3;

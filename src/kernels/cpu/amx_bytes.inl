@@ -13,12 +13,25 @@ constexpr int kStepBytes = kStepOctets * tile::kOctet * kRows;  // their 8-bit c
 constexpr std::int64_t kTaskBytes = std::int64_t{1} << 62;      // no limit: what has to stay in L2 is a part of a task
 constexpr std::int64_t kTaskTokens = 256;  // a group of row blocks takes as long to read as to multiply by 200 or so
 
-/// Adds signed bytes × codes of 64 channels; the tokens of tmm5 are `next` bytes after those of tmm4.
-NIBBLE_VARIANT void multiply_bytes(bool both, const std::byte* a, std::int64_t next, const std::byte* codes) {
+/// Where the tokens of a tile lie, prepared: 16 rows of 64 channels, then those of the next 64; after all of tmm4's those of tmm5.
+struct PreparedRows {
+  const std::byte* a;
+  std::int64_t next;
+  std::int64_t apart() const { return kTileBytes; }
+  /// The next 64 channels of the first token.
+  const std::byte* step() {
+    const std::byte* at = a;
+    a += kTileRows * kTileBytes;
+    return at;
+  }
+};
+
+/// Adds signed bytes × codes of 64 channels; the tokens of tmm5 are `next` bytes after those of tmm4, each token `apart` from the one before.
+NIBBLE_VARIANT void multiply_bytes(bool both, const std::byte* a, std::int64_t apart, std::int64_t next, const std::byte* codes) {
   keep_order();
   _tile_loadd(6, codes, kQuadBytes);
-  _tile_loadd(4, a, kTileBytes);
-  if (both) _tile_loadd(5, a + next, kTileBytes);
+  _tile_loadd(4, a, apart);
+  if (both) _tile_loadd(5, a + next, apart);
   _tile_dpbsud(0, 4, 6);
   _tile_loadd(7, codes + kTileBytes, kQuadBytes);
   if (both) _tile_dpbsud(2, 5, 6);
@@ -60,20 +73,20 @@ inline std::int64_t group_blocks(const tile::Geometry& geo, std::int64_t) {
 }
 
 /// The group after row blocks [begin, end), up to `last`, asked for while `tiles` tiles are multiplied by this one.
-inline Ahead group_after(const DotTask& t, std::int64_t begin, std::int64_t end, std::int64_t last, std::int64_t tiles) {
-  const tile::Geometry& geo = t.decoder->geometry;
+inline Ahead group_after(const tile::Geometry& geo, const std::byte* weight, std::int64_t begin, std::int64_t end,
+                         std::int64_t last, std::int64_t tiles) {
   const std::int64_t steps = (end - begin) * tiles * (row_bytes(tile::Geometry::octets(geo.k)) / kTileBytes);
   const std::int64_t lines = (last - end) * geo.row_block_bytes / kTileBytes;
-  return {t.weight + geo.record(end, 0), t.weight + geo.record(last, 0), (lines + steps - 1) / steps};
+  return {weight + geo.record(end, 0), weight + geo.record(last, 0), (lines + steps - 1) / steps};
 }
 
 /// Sums over `octets` octets. Codes of 8 bits are multiplied where they lie. Those of 4 bits, a last step that is not whole and codes that
 /// lie across lines, which would be loaded at half the speed, are spread into a panel in L1, a step ahead: while tiles are multiplied, the
 /// ports that split nibbles have nothing else to do.
-NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, const std::byte* a, std::int64_t octets,
-                              Ahead& ahead) {
+template <class Rows>
+NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows rows, std::int64_t octets, Ahead& ahead) {
   alignas(64) std::byte panel[2][kStepBytes];
-  const std::int64_t steps = (octets + kStepOctets - 1) / kStepOctets, next = steps * kTileRows * kTileBytes;
+  const std::int64_t steps = (octets + kStepOctets - 1) / kStepOctets;
   const bool lines = reinterpret_cast<std::uintptr_t>(codes) % kTileBytes == 0;
   const std::int64_t lying = bits == 8 && lines ? octets / kStepOctets : 0;  // steps that are multiplied where they are
   const std::int64_t step_bytes = kStepBytes * bits / 8;
@@ -83,6 +96,14 @@ NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, const
     if (then >= lying && then < steps)
       spread_octets(bits, codes + then * step_bytes, octets - then * kStepOctets, panel[then % 2]);
     ask(ahead);
-    if (s >= 0) multiply_bytes(both, a + s * kTileRows * kTileBytes, next, s < lying ? codes + s * step_bytes : panel[s % 2]);
+    if (s < 0) continue;
+    const std::byte* a = rows.step();
+    multiply_bytes(both, a, rows.apart(), rows.next, s < lying ? codes + s * step_bytes : panel[s % 2]);
   }
+}
+
+/// Of prepared tokens.
+NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, const std::byte* a, std::int64_t octets,
+                              Ahead& ahead) {
+  sum_steps(bits, both, codes, PreparedRows{a, row_bytes(octets) * kTileRows}, octets, ahead);
 }

@@ -79,7 +79,7 @@ void linear_int8(const DotTask& t, std::int64_t block_begin, std::int64_t block_
   begin_tiles();
   for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
     end = least(begin + group, block_end);
-    Ahead ahead = group_after(t, begin, end, least(end + group, block_end), tiles);
+    Ahead ahead = group_after(geo, t.weight, begin, end, least(end + group, block_end), tiles);
     for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
       const auto height = static_cast<int>(least(t.m - m, t.tile));
       for (std::int64_t block = begin; block < end; ++block) {

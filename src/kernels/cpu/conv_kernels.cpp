@@ -259,7 +259,7 @@ Status run(const Kernel& self, const StepArgs& args) {
       patch_task.outputs = &outputs;
       kPatches->sum_pixels(patch_task);
       for (std::int64_t block = begin, many = blocks_at_once(decoder); block < end; block += many)
-        kPatches->multiply(patch_task, block, std::min(block + many, end));
+        kPatches->multiply(patch_task, block, std::min(block + many, end), std::min(block + 2 * many, end));
     } else if constexpr (kMultiply != nullptr) {
       PrepareTask prepared = prepare_task(self.act, part, self.tile.m);
       prepared.patches = &patches;
@@ -395,8 +395,8 @@ constexpr std::array kKernels {
       row<multiply_dots<kAvx2VnniFixed>>("conv_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", "cpu_n16", {1, 16, 0}),
       row<multiply_dots<kAvx2Fixed>>("conv_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", "cpu_n16", {1, 16, 0}),
       row<multiply_dots<kAmxInt8>>("conv_any_s8k64_any__cpu_amx_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0}),
-      row<multiply_dots<kAmxWhole>>("conv_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0},
-                                    "whole"),
+      row<multiply_dots<kAmxWhole>, &kAmxPatches>("conv_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, "s8k64", "cpu_n32",
+                                                  {32, 32, 0}, "whole"),
       row<multiply_dots<kAvx512VnniInt8>>("conv_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", "cpu_n32", {6, 32, 0}),
       row<multiply_dots<kAvx512Int8>>("conv_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),
       row<multiply_dots<kAvx2VnniInt8>>("conv_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", "cpu_n16", {4, 16, 0}),

@@ -35,16 +35,22 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   block_ = is_compute_float(act) && quantize.codes == DType::s8 ? quantize.group.k : 0;
   quantizes_pixels_ =
       is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
-  // A scale for all of the image, octets that do not reach into the next pixel, sums of 32 bits, and rows long enough for a tile.
-  multiplies_pixels_ = kernel.variant == "whole" && !in_rows(kernel.act) && quantize.group == GroupShape::tensor() &&
-                       geometry.group_inputs() % tile::kOctet == 0 && k <= kMaxInt8Segment &&
-                       (columns_ >= kernel.tile.m / 2 || geometry.kernel == Extent{});
+  // A scale for all of the image, octets or rows that do not reach into the next pixel, sums of 32 bits, and tiles that are mostly full.
+  const std::int64_t unit = in_rows(kernel.act) ? kRowBytes : tile::kOctet;
+  multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
+                       geometry.group_inputs() % unit == 0 && k <= kMaxInt8Segment;
   transposes_out_ = output == ImageLayout::nchw;
   width_ = quantizes_pixels_ ? 1 : bits(act) / 8;
   // A kernel of one element leaves out what its stride skips; across a row only where pixels are apart anyway.
   step_ = {geometry.kernel.h == 1 ? geometry.stride.h : 1,
            geometry.kernel.w == 1 && input == ImageLayout::nhwc ? geometry.stride.w : 1};
   stride_ = {geometry.stride.h / step_.h, geometry.stride.w / step_.w};
+  if (in_rows(kernel.act)) {
+    const PixelLines lines = pixel_lines(rows_, columns_, stride_.h * row_pixels(), stride_.w);
+    multiplies_pixels_ &= 10 * rows_ * columns_ >= 6 * lines.count * lines.halves() * kRowTokens;
+  } else {
+    multiplies_pixels_ &= columns_ >= kernel.tile.m / 2 || geometry.kernel == Extent{};
+  }
 
   const std::int64_t pixel_bytes = inputs_ * width_, most = rows_ * columns_;
   std::size_t at = 0;
@@ -53,7 +59,8 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
     at += round_up(bytes);
     return begin;
   };
-  scratch_.pixels = take(gathered_rows(rows_) * row_pixels() * pixel_bytes);
+  const std::int64_t past = multiplies_pixels_ && in_rows(kernel.act) ? kRowTokens * stride_.w : 0;  // pixels read, for no token
+  scratch_.pixels = take((gathered_rows(rows_) * row_pixels() + past) * pixel_bytes);
   scratch_.floats = take(quantizes_pixels_ ? row_pixels() * inputs_ * bits(act) / 8 : 0);
   scratch_.patch = take(multiplies_pixels_ ? 0 : k * width_);
   scratch_.scales = take(4 * blocks() * gathered_rows(rows_) * row_pixels());

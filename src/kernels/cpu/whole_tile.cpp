@@ -18,6 +18,7 @@ const PatchIsa kBaselinePatches{baseline::sum_pixels, baseline::conv_whole};
 const DotIsa kBaselineWhole{baseline::kRows, baseline::kLanes, baseline::kTile, baseline::linear_whole};
 #if defined(__x86_64__)
 const PatchIsa kAvx2Patches{avx2::sum_pixels, avx2::conv_whole}, kAvx2VnniPatches{avx2vnni::sum_pixels, avx2vnni::conv_whole};
+const PatchIsa kAmxPatches{amx::sum_pixels, amx::conv_whole};
 const PatchIsa kAvx512Patches{avx512::sum_pixels, avx512::conv_whole},
     kAvx512VnniPatches{avx512vnni::sum_pixels, avx512vnni::conv_whole};
 const DotIsa kAvx2Whole{avx2::kRows, avx2::kLanes, avx2::kTile, avx2::linear_whole};

@@ -44,15 +44,31 @@ struct PatchTask {
   const Outputs* outputs;
 };
 
+/// How tiles of AMX are cut from the rows of a chunk: `count` lines of `length` places for tokens, evenly apart, 16 to a tile register; each
+/// row has `pitch` of them. Either a row is a line, or all of them are one, edges included.
+struct PixelLines {
+  std::int64_t count, length, pitch;
+  std::int64_t halves() const { return (length + kRowTokens - 1) / kRowTokens; }
+};
+
+/// Whichever multiplies fewer places that no token has; `row_down` and `pixel_step` as in PatchTask.
+inline PixelLines pixel_lines(std::int64_t rows, std::int64_t columns, std::int64_t row_down, std::int64_t pixel_step) {
+  const PixelLines apart{rows, columns, columns};
+  if (row_down % pixel_step != 0) return apart;
+  const std::int64_t pitch = row_down / pixel_step;
+  const PixelLines together{1, (rows - 1) * pitch + columns, pitch};
+  return together.halves() < rows * apart.halves() ? together : apart;
+}
+
 struct PatchIsa {
   /// Σ of each pixel, before the other.
   void (*sum_pixels)(const PatchTask& task);
-  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and all tokens.
-  void (*multiply)(const PatchTask& task, std::int64_t block, std::int64_t block_end);
+  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and all tokens; those up to `block_next` come next.
+  void (*multiply)(const PatchTask& task, std::int64_t block, std::int64_t block_end, std::int64_t block_next);
 };
 
 #if defined(__x86_64__)
-extern const PatchIsa kAvx512VnniPatches, kAvx512Patches, kAvx2VnniPatches, kAvx2Patches;
+extern const PatchIsa kAmxPatches, kAvx512VnniPatches, kAvx512Patches, kAvx2VnniPatches, kAvx2Patches;
 #elif defined(__aarch64__)
 extern const PatchIsa kI8mmPatches, kDotprodPatches;
 #endif

@@ -32,12 +32,43 @@ __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std:
       store_ints(at, load_ints(at) + load_splat(a + 4 * r));
     }
 }
+
+/// Where the tokens of a tile lie in gathered pixels: evenly apart, each with the runs of its patch, of a multiple of 64 channels.
+struct PixelRows {
+  const Patches* p;
+  const std::byte* first;
+  std::int64_t next;
+  std::int64_t h = 0, w = 0, at = 0;  // the run, and how far in it
+  std::int64_t apart() const { return p->beside; }
+  const std::byte* step() {
+    const std::byte* from = first + h * p->run_down + w * p->run_beside + at;
+    if ((at += kTileBytes) == p->run_bytes) {
+      at = 0;
+      if (++w == p->runs_w) w = 0, ++h;
+    }
+    return from;
+  }
+};
+
+/// out[32][R], or the first 16 rows, = Σ a·code of tokens where they lie.
+__attribute__((noinline)) void sum_pixel_tile(bool both, const Decoder& d, const std::byte* codes, const PixelRows& rows,
+                                              Ahead& ahead, std::int32_t* out) {
+  const std::int64_t octets = tile::Geometry::octets(d.geometry.k);
+  if (d.geometry.bits == 4) {
+    both ? sum_steps(4, true, codes, rows, octets, ahead) : sum_steps(4, false, codes, rows, octets, ahead);
+  } else {
+    both ? sum_steps(8, true, codes, rows, octets, ahead) : sum_steps(8, false, codes, rows, octets, ahead);
+  }
+  store_sums(both, out);
+}
 #else
 inline std::int64_t room(std::int64_t height) { return height; }
 inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
 inline std::int64_t group_blocks(const tile::Geometry&, std::int64_t of_task) { return of_task; }
 struct Ahead {};  // the hardware sees to it
-inline Ahead group_after(const DotTask&, std::int64_t, std::int64_t, std::int64_t, std::int64_t) { return {}; }
+inline Ahead group_after(const tile::Geometry&, const std::byte*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+  return {};
+}
 inline void begin_tiles() {}
 inline void end_tiles() {}
 
@@ -262,7 +293,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   begin_tiles();
   for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
     end = least(begin + group, block_end);
-    Ahead ahead = group_after(t, begin, end, least(end + group, block_end), tiles);
+    Ahead ahead = group_after(geo, t.weight, begin, end, least(end + group, block_end), tiles);
     for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
       const std::int64_t height = least(t.m - m, t.tile);
       for (std::int64_t block = begin; block < end; ++block) {
@@ -276,7 +307,6 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   end_tiles();
 }
 
-#if NIBBLE_ISA != NIBBLE_ISA_AMX
 /// Σ of the `count` bytes of a pixel, a multiple of 4.
 inline std::int32_t sum_of_bytes(const std::byte* a, std::int64_t count) {
   std::int64_t i = 0;
@@ -305,25 +335,50 @@ void sum_pixels(const PatchTask& t) {
   for (std::int64_t i = 0; i < t.pixels; ++i) t.pixel_sums[i] = sum_of_bytes(t.patches->image + i * t.pixel_bytes, t.pixel_bytes);
 }
 
-/// Patches straight from the pixels: tiles are tokens of one row, which are evenly apart.
-void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end) {
-  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
-  const Decoder& d = *t.decoder;
-  const tile::Geometry& geo = d.geometry;
-  const Patches& p = *t.patches;
+typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+
+/// What row blocks need besides their codes.
+struct PatchChannels {
   Channels channels[kMaxTaskBlocks];
+  // Integers of 32 bits, like every sum: of the codes, and z_a·Σ(q_w − z_w).
   alignas(64) std::int32_t zeros[kMaxTaskBlocks * kRows], columns[kMaxTaskBlocks * kRows];
-  for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-    const std::byte* record = t.weight + geo.record(block_begin + i, 0);
-    read_channels(d, record, channels[i]);
-    for (int v = 0; v < kVecs; ++v) store_ints(zeros + i * kRows + v * kLanes, to_ints(load(channels[i].zero + v * kLanes)));
-    if (t.zero == 0) continue;
-    double sums[kRows];
-    sum_columns(d, record, channels[i], sums);
-    for (int j = 0; j < kRows; ++j)  // of 32 bits, like every sum
-      columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * t.zero;
+  bool has_zeros;
+
+  PatchChannels(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end)
+      : has_zeros(t.decoder->zero != ZeroKind::none || (kByteBias != 0 && t.decoder->geometry.bits != 4)) {
+    for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
+      const std::byte* record = t.weight + t.decoder->geometry.record(block_begin + i, 0);
+      read_channels(*t.decoder, record, channels[i]);
+      for (int v = 0; v < kVecs; ++v) store_ints(zeros + i * kRows + v * kLanes, to_ints(load(channels[i].zero + v * kLanes)));
+      if (t.zero == 0) continue;
+      double sums[kRows];
+      sum_columns(*t.decoder, record, channels[i], sums);
+      for (int j = 0; j < kRows; ++j) columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * t.zero;
+    }
   }
-  const bool has_zeros = d.zero != ZeroKind::none || (kByteBias != 0 && geo.bits != 4);
+
+  /// out[count][R] of row block i from the sums of `count` tokens, whose patches' codes have the sums `sums`; `start` is in acc already.
+  void finish(const PatchTask& t, std::int64_t i, const std::int32_t* acc, const std::int32_t* sums, std::int64_t count,
+              float* out) const {
+    for (std::int64_t r = 0; r < count; ++r)
+      for (int v = 0; v < kVecs; ++v) {
+        const std::int64_t at = r * kRows + v * kLanes, of = i * kRows + v * kLanes;
+        Words whole = reinterpret_cast<Words>(load_ints(acc + at));  // modulo 2³², where the result fits
+        if (has_zeros) whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
+        if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of));
+        Vec y = (to_floats(reinterpret_cast<Ints>(whole)) * t.scale) * load(channels[i].scale + v * kLanes);
+        if (t.decoder->has_scale2) y *= t.decoder->scale2;
+        store(out + at, y);
+      }
+  }
+};
+
+#if NIBBLE_ISA != NIBBLE_ISA_AMX
+/// Patches straight from the pixels: tiles are tokens of one row, which are evenly apart.
+void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t) {
+  const Decoder& d = *t.decoder;
+  const Patches& p = *t.patches;
+  const PatchChannels channels(t, block_begin, block_end);
   alignas(64) std::int32_t acc[kTile * kRows];
   alignas(64) float out[kTile * kRows];
   std::int32_t sums[kMaxRowTokens], starts[kMaxRowTokens];
@@ -331,27 +386,63 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
     sum_patches(t, t.pixel_sums + row * t.row_down, p.columns, sums);
     for (std::int64_t i = 0; i < p.columns; ++i) starts[i] = -t.bias * sums[i];
     for (std::int64_t column = 0, height = 0; column < p.columns; column += height) {
-      height = p.columns - column < t.tile ? p.columns - column : t.tile;
+      height = least(p.columns - column, t.tile);
       const std::byte* a = p.image + row * p.down + column * p.beside;
-      for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-        const std::byte* record = t.weight + geo.record(block_begin + i, 0);
-        sum_tile_runs(static_cast<int>(height), d, record + geo.header_bytes, a, p, starts + column, acc);
-        for (std::int64_t r = 0; r < height; ++r) {
-          for (int v = 0; v < kVecs; ++v) {
-            const std::int64_t at = r * kRows + v * kLanes, of = i * kRows + v * kLanes;
-            Words whole = reinterpret_cast<Words>(load_ints(acc + at));  // modulo 2³², where the result fits
-            if (has_zeros) whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[column + r]);
-            if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of));
-            Vec y = (to_floats(reinterpret_cast<Ints>(whole)) * t.scale) * load(channels[i].scale + v * kLanes);
-            if (d.has_scale2) y *= d.scale2;
-            store(out + at, y);
-          }
-        }
-        t.outputs->store(out, block_begin + i, row * p.columns + column, height);
+      for (std::int64_t block = block_begin; block < block_end; ++block) {
+        const std::byte* codes = t.weight + d.geometry.record(block, 0) + d.geometry.header_bytes;
+        sum_tile_runs(static_cast<int>(height), d, codes, a, p, starts + column, acc);
+        channels.finish(t, block - block_begin, acc, sums + column, height, out);
+        t.outputs->store(out, block, row * p.columns + column, height);
       }
     }
   }
 }
+#else
+/// Patches straight from the pixels. Sixteen tokens that are evenly apart fill a tile register, and two of those, which may lie anywhere,
+/// a tile. Between the last token of a row and the first one of the next lie the pixels of the kernel's edge: where those are few, all
+/// rows are one line of tokens, and what comes out for the edge is not stored.
+void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t block_next) {
+  const Decoder& d = *t.decoder;
+  const Patches& p = *t.patches;
+  PatchChannels channels(t, block_begin, block_end);
+  std::int32_t sums[kMaxRowTokens];  // of all tokens
+  for (std::int64_t row = 0; row < t.rows; ++row)
+    sum_patches(t, t.pixel_sums + row * t.row_down, p.columns, sums + row * p.columns);
 
+  // `lines` of `length` places, `pitch` of which are a row's.
+  const PixelLines lines = pixel_lines(t.rows, p.columns, t.row_down, t.pixel_step);
+  const std::int64_t halves = lines.count * lines.halves();
+  const auto place = [&](std::int64_t half) { return half % lines.halves() * kTileRows; };
+  const auto address = [&](std::int64_t half) { return p.image + half / lines.halves() * p.down + place(half) * p.beside; };
+  // Start −bias·Σa and zero points −z·Σa are one: a zero point of the code as it is stored.
+  if (t.bias != 0) {
+    for (std::int64_t i = 0; i < (block_end - block_begin) * kRows; ++i) channels.zeros[i] += t.bias;
+    channels.has_zeros = true;
+  }
+  alignas(64) std::int32_t acc[kTile * kRows];
+  alignas(64) float out[kTile * kRows];
+  Ahead ahead = group_after(d.geometry, t.weight, block_begin, block_end, block_next, (halves + 1) / 2);
+  begin_tiles();
+  for (std::int64_t half = 0; half < halves; half += 2) {
+    const bool both = half + 1 < halves;
+    const std::byte* first = address(half);
+    const PixelRows rows{.p = &p, .first = first, .next = both ? address(half + 1) - first : 0};
+    for (std::int64_t block = block_begin; block < block_end; ++block) {
+      sum_pixel_tile(both, d, t.weight + d.geometry.record(block, 0) + d.geometry.header_bytes, rows, ahead, acc);
+      for (std::int64_t i = 0; i < (both ? 2 : 1); ++i) {
+        const std::int64_t begin = place(half + i), end = least(begin + kTileRows, lines.length);
+        for (std::int64_t at = begin, stop = 0; at < end; at = stop) {
+          const std::int64_t row = (half + i) / lines.halves() + at / lines.pitch, column = at % lines.pitch;
+          stop = least(end, at + lines.pitch - column);
+          const std::int64_t token = row * p.columns + column, count = least(stop - at, p.columns - column);
+          if (count <= 0) continue;  // an edge
+          channels.finish(t, block - block_begin, acc + (i * kTileRows + at - begin) * kRows, sums + token, count, out);
+          t.outputs->store(out, block, token, count);
+        }
+      }
+    }
+  }
+  end_tiles();
+}
 #endif
 #endif

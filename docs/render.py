@@ -303,6 +303,22 @@ def conv(data):
             "Cold weights, medians. Time · share of the ceiling that is nearer.\n")
 
 
+def by_turns(data):
+    """A row per layer: the best round of the first kernel, and how many times as long the others' take."""
+    first, *others = data["kernels"]
+    body = []
+    for r in data["results"]:
+        least = {k: min(times) for k, times in r["median_us"].items()}
+        middle = {k: statistics.median(times) for k, times in r["median_us"].items()}
+        rate = 2e-3 * r["m"] * r["n"] * r["k"] / least[first]
+        body.append([r["name"], f"{r['m']} × {r['n']} × {r['k']}", f"{microseconds(least[first])} · {rate:.0f}"]
+                    + [f"{least[k] / least[first]:.2f}× ({middle[k] / middle[first]:.2f}×)" for k in others])
+    device = data["device"]
+    return (table(["layer", "M × N × K", f"`{first}`, µs · Gop/s"] + [f"`{k}` takes" for k in others], body)
+            + f"\n{device['cpu']}, {device['threads']} thread" + "s" * (device["threads"] > 1) + f"; commit {data['commit']}, {data['date'][:10]}; "
+            + "`bench/by_turns.py`: the best of each kernel's rounds; in brackets the middle ones, on a machine that others use too.\n")
+
+
 def sibling(name):
     return json.loads((ROOT / "bench/results/h200" / name).read_text())
 
@@ -488,6 +504,7 @@ RENDERERS = {
     "gpu_online": gpu_online,
     "quantizers": quantizers,
     "packed": packed,
+    "by_turns": by_turns,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json")}
 MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation", "call_cost"}

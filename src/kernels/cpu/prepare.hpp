@@ -65,6 +65,9 @@ struct GivenRules {
   std::int64_t zero_row = 0, zero_block = 0;
 };
 
+/// Runs of a patch are copied by so many bytes: that much beyond the pixels is read, and beyond the row written.
+constexpr std::int64_t kCopyBytes = 16;
+
 /// Tokens that are patches of an image whose pixels lie row by row, the channels of one side by side. A patch is `runs_h` × `runs_w` runs of
 /// bytes; distances are in bytes.
 struct Patches {

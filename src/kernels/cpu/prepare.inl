@@ -81,6 +81,12 @@ inline Scaling fixed_scaling(std::int32_t largest) {
   return {from_bits((exponent - 22) << 23), from_bits((276 - exponent) << 23)};
 }
 
+/// Makes the last `unit` bytes of `count` zeros, if they are not all there: whoever writes them next has zeros behind.
+template <int unit>
+inline void clear_end(std::int8_t* codes, std::int64_t count) {
+  if (count % unit != 0) std::memset(codes + count / unit * unit, 0, unit);
+}
+
 /// Σ of bytes that zeros follow up to a multiple of 16.
 inline std::int32_t sum_of(const std::int8_t* codes, std::int64_t count) {
   std::int32_t sum = 0;
@@ -169,12 +175,12 @@ float quantize_block(const std::byte* from, DType type, std::int64_t count, floa
 /// The codes of an A that comes quantized, zeros after them; their sum.
 inline std::int32_t gather_codes(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count,
                                  std::int8_t* codes) {
+  clear_end<16>(codes, count);
   if (t.perm == nullptr) {
     std::memcpy(codes, row + k, static_cast<std::size_t>(count));
   } else {
     for (std::int64_t i = 0; i < count; ++i) codes[i] = static_cast<std::int8_t>(row[t.perm[k + i]]);
   }
-  for (std::int64_t i = count; i % 16 != 0; ++i) codes[i] = 0;
   return sum_of(codes, count);
 }
 
@@ -287,12 +293,12 @@ void codes(const PrepareTask& t, std::int64_t m) {
       std::int64_t sum = 0;
       for (std::int64_t begin = k; begin < end; begin += kMaxSegment) {
         const std::int64_t count = end - begin < kMaxSegment ? end - begin : kMaxSegment;
+        if (t.rows) clear_end<kRowBytes>(bytes, count);
         if (t.type == DType::s8) {
           sum += gather_codes(t, row, begin, count, bytes);
         } else {
           sum += to_codes(gathered(t, row, begin, count, x), count, rule, bytes);
         }
-        for (std::int64_t i = count; t.rows && i % kRowBytes != 0; ++i) bytes[i] = 0;
         for (std::int64_t i = count; per_segment && i % tile::kOctet != 0; ++i) bytes[i] = static_cast<std::int8_t>(rule.zero);
         lay_codes(t, bytes, begin - k, count, r, room, end - k, out + header * room);
       }

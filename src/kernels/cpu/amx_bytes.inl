@@ -50,19 +50,6 @@ NIBBLE_VARIANT void spread_octets(int bits, const std::byte* codes, std::int64_t
     }
 }
 
-/// What will be multiplied next and is still in memory: asked for, into L2, a few lines with every step. Tiles are multiplied too fast for
-/// the hardware to see a stream in time, and too slowly to leave the memory idle meanwhile.
-struct Ahead {
-  const std::byte* at;
-  const std::byte* end;
-  std::int64_t lines;  // a step
-};
-
-inline void ask(Ahead& ahead) {
-  for (std::int64_t line = 0; line < ahead.lines && ahead.at < ahead.end; ++line, ahead.at += kTileBytes)
-    __builtin_prefetch(ahead.at, 0, 2);
-}
-
 /// Bytes of a token.
 inline std::int64_t row_bytes(std::int64_t octets) { return (octets + kStepOctets - 1) / kStepOctets * kTileBytes; }
 
@@ -76,8 +63,7 @@ inline std::int64_t group_blocks(const tile::Geometry& geo, std::int64_t) {
 inline Ahead group_after(const tile::Geometry& geo, const std::byte* weight, std::int64_t begin, std::int64_t end,
                          std::int64_t last, std::int64_t tiles) {
   const std::int64_t steps = (end - begin) * tiles * (row_bytes(tile::Geometry::octets(geo.k)) / kTileBytes);
-  const std::int64_t lines = (last - end) * geo.row_block_bytes / kTileBytes;
-  return {weight + geo.record(end, 0), weight + geo.record(last, 0), (lines + steps - 1) / steps};
+  return {weight + geo.record(end, 0), weight + geo.record(last, 0), steps};
 }
 
 /// Sums over `octets` octets. Codes of 8 bits are multiplied where they lie. Those of 4 bits, a last step that is not whole and codes that
@@ -95,7 +81,7 @@ NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows 
     const std::int64_t then = s + 1;
     if (then >= lying && then < steps)
       spread_octets(bits, codes + then * step_bytes, octets - then * kStepOctets, panel[then % 2]);
-    ask(ahead);
+    ahead.ask();
     if (s < 0) continue;
     const std::byte* a = rows.step();
     multiply_bytes(both, a, rows.apart(), rows.next, s < lying ? codes + s * step_bytes : panel[s % 2]);

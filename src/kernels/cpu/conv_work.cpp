@@ -9,7 +9,7 @@ namespace nibble::cpu {
 namespace {
 
 /// Tokens of a task: enough to make up for reading the weights from L2 or beyond, and as many as that leave its activations in L2.
-constexpr std::int64_t kTokens = kMaxRowTokens, kFewTokens = 48;
+constexpr std::int64_t kTokens = kMaxChunkTokens, kFewTokens = 48;
 constexpr std::int64_t kPreparedBytes = 1 << 20;
 
 constexpr std::size_t kLine = 64;

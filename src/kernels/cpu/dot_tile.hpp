@@ -26,6 +26,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/ahead.hpp"
 #include "kernels/cpu/dot_task.hpp"
 
 namespace nibble::cpu {

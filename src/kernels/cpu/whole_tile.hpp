@@ -22,14 +22,14 @@
 
 namespace nibble::cpu {
 
-/// Tokens of an output row of a chunk at most: their sums are kept on the stack.
-constexpr std::int64_t kMaxRowTokens = 256;
+/// Tokens of a chunk at most: their sums are kept on the stack.
+constexpr std::int64_t kMaxChunkTokens = 256;
 
 /// Patches of int8 pixels with one scale for all of them, K within one segment: they are multiplied where they lie. A tile's tokens follow
 /// each other in an output row, so they are evenly apart, and no patch is copied.
 struct PatchTask {
-  const Patches* patches;                             // of at most kMaxRowTokens tokens a row
-  std::int64_t rows;                                  // of tokens, patches->columns each
+  const Patches* patches;                             // of tokens of a row
+  std::int64_t rows;                                  // of patches->columns tokens, kMaxChunkTokens in all
   std::int64_t pixels;                                // gathered, one after the other
   std::int64_t pixel_bytes;                           // a multiple of an octet
   std::int32_t* pixel_sums;                           // [pixels], scratch

@@ -65,9 +65,8 @@ __attribute__((noinline)) void sum_pixel_tile(bool both, const Decoder& d, const
 inline std::int64_t room(std::int64_t height) { return height; }
 inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
 inline std::int64_t group_blocks(const tile::Geometry&, std::int64_t of_task) { return of_task; }
-struct Ahead {};  // the hardware sees to it
 inline Ahead group_after(const tile::Geometry&, const std::byte*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
-  return {};
+  return {};  // the hardware sees to it
 }
 inline void begin_tiles() {}
 inline void end_tiles() {}
@@ -75,6 +74,9 @@ inline void end_tiles() {}
 /// A tile from this height on asks for lines this far ahead; see dot_tile.inl.
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
+
+/// Of patches, what comes next is asked for this often, and at the end of a run.
+constexpr std::int64_t kAskOctets = 16;
 
 /// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: in threes, which the address of a load adds up by itself.
 NIBBLE_VARIANT void add_quad(int height, const std::byte* a, std::int64_t step, const Ints* w, int bits, Ints (*acc)[kVecs]) {
@@ -87,7 +89,7 @@ NIBBLE_VARIANT void add_quad(int height, const std::byte* a, std::int64_t step, 
 /// acc[height][R] += Σ q·code over `octets` octets: quad q of token r is at a + r·step + q·quad. `bits` (4 or 8) and `height` are
 /// constants at every call, and for prepared activations so are `step` and `quad`.
 NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, const std::byte* a, std::int64_t step,
-                               std::int64_t quad, std::int64_t octets, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
+                               std::int64_t quad, std::int64_t octets, Ahead* ahead, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
   const bool apart = height * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
   constexpr int kLine = 64;
   const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
@@ -101,6 +103,7 @@ NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, co
     }
     for (int line = 0; height >= kPrefetchRows && line < octet_bytes; line += kLine)
       __builtin_prefetch(codes + kPrefetchBytes + line);
+    if (ahead != nullptr && octets % kAskOctets == 1) ahead->ask();
     add_quad(height, a, step, low, bits, acc);
     add_quad(height, a + quad, step, high, bits, apart ? more : acc);
   }
@@ -116,14 +119,15 @@ NIBBLE_VARIANT void sum(int bits, int height, const std::byte* codes, const std:
       acc[r][v] = load_splat(a + 4 * r);
       more[r][v] = Ints{};
     }
-  add_octets(bits, height, codes, a + 4 * height, 4, 4 * height, octets, acc, more);
+  add_octets(bits, height, codes, a + 4 * height, 4, 4 * height, octets, nullptr, acc, more);
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
 
 /// The same of patches, run by run; `a` is where the first token's patch begins, `starts` are those of the tokens.
 NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const std::byte* a, const Patches& p,
-                             const std::int32_t* starts, std::int32_t* out) {
+                             const std::int32_t* starts, Ahead& asked, std::int32_t* out) {
+  Ahead ahead = asked;  // in registers
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
   for (int r = 0; r < height; ++r)
@@ -133,7 +137,9 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const
     }
   for (std::int64_t h = 0; h < p.runs_h; ++h)
     for (std::int64_t w = 0; w < p.runs_w; ++w)
-      add_octets(bits, height, codes, a + h * p.run_down + w * p.run_beside, p.beside, 4, p.run_bytes / tile::kOctet, acc, more);
+      add_octets(bits, height, codes, a + h * p.run_down + w * p.run_beside, p.beside, 4, p.run_bytes / tile::kOctet, &ahead, acc,
+                 more);
+  asked = ahead;
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
@@ -162,9 +168,9 @@ __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std:
   NIBBLE_EVERY_HEIGHT(sum, 8, codes, a, octets, out)
 }
 __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
-                                             const Patches& p, const std::int32_t* starts, std::int32_t* out) {
-  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, codes, a, p, starts, out)
-  NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, out)
+                                             const Patches& p, const std::int32_t* starts, Ahead& ahead, std::int32_t* out) {
+  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, codes, a, p, starts, ahead, out)
+  NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, ahead, out)
 }
 #undef NIBBLE_EVERY_HEIGHT
 #endif
@@ -373,29 +379,40 @@ struct PatchChannels {
   }
 };
 
+/// Σ of the codes of every token's patch.
+void sum_tokens(const PatchTask& t, std::int32_t* sums) {
+  const std::int64_t columns = t.patches->columns;
+  for (std::int64_t row = 0; row < t.rows; ++row) sum_patches(t, t.pixel_sums + row * t.row_down, columns, sums + row * columns);
+}
+
 #if NIBBLE_ISA != NIBBLE_ISA_AMX
 /// Patches straight from the pixels: tiles are tokens of one row, which are evenly apart.
-void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t) {
+void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t block_next) {
   const Decoder& d = *t.decoder;
+  const tile::Geometry& geo = d.geometry;
   const Patches& p = *t.patches;
   const PatchChannels channels(t, block_begin, block_end);
   alignas(64) std::int32_t acc[kTile * kRows];
   alignas(64) float out[kTile * kRows];
-  std::int32_t sums[kMaxRowTokens], starts[kMaxRowTokens];
-  for (std::int64_t row = 0; row < t.rows; ++row) {
-    sum_patches(t, t.pixel_sums + row * t.row_down, p.columns, sums);
-    for (std::int64_t i = 0; i < p.columns; ++i) starts[i] = -t.bias * sums[i];
+  std::int32_t sums[kMaxChunkTokens], starts[kMaxChunkTokens];
+  sum_tokens(t, sums);
+  for (std::int64_t i = 0; i < t.rows * p.columns; ++i) starts[i] = -t.bias * sums[i];
+  const std::int64_t asks = (p.run_bytes / tile::kOctet + kAskOctets - 1) / kAskOctets * p.runs_h * p.runs_w;  // of a tile
+  const std::int64_t tiles = t.rows * ((p.columns + t.tile - 1) / t.tile);
+  Ahead ahead(t.weight + geo.record(block_end, 0), t.weight + geo.record(block_next, 0),
+              tiles * (block_end - block_begin) * asks);
+  for (std::int64_t row = 0; row < t.rows; ++row)
     for (std::int64_t column = 0, height = 0; column < p.columns; column += height) {
       height = least(p.columns - column, t.tile);
+      const std::int64_t token = row * p.columns + column;
       const std::byte* a = p.image + row * p.down + column * p.beside;
       for (std::int64_t block = block_begin; block < block_end; ++block) {
-        const std::byte* codes = t.weight + d.geometry.record(block, 0) + d.geometry.header_bytes;
-        sum_tile_runs(static_cast<int>(height), d, codes, a, p, starts + column, acc);
-        channels.finish(t, block - block_begin, acc, sums + column, height, out);
-        t.outputs->store(out, block, row * p.columns + column, height);
+        const std::byte* codes = t.weight + geo.record(block, 0) + geo.header_bytes;
+        sum_tile_runs(static_cast<int>(height), d, codes, a, p, starts + token, ahead, acc);
+        channels.finish(t, block - block_begin, acc, sums + token, height, out);
+        t.outputs->store(out, block, token, height);
       }
     }
-  }
 }
 #else
 /// Patches straight from the pixels. Sixteen tokens that are evenly apart fill a tile register, and two of those, which may lie anywhere,
@@ -405,10 +422,8 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
   const Decoder& d = *t.decoder;
   const Patches& p = *t.patches;
   PatchChannels channels(t, block_begin, block_end);
-  std::int32_t sums[kMaxRowTokens];  // of all tokens
-  for (std::int64_t row = 0; row < t.rows; ++row)
-    sum_patches(t, t.pixel_sums + row * t.row_down, p.columns, sums + row * p.columns);
-
+  std::int32_t sums[kMaxChunkTokens];
+  sum_tokens(t, sums);
   // `lines` of `length` places, `pitch` of which are a row's.
   const PixelLines lines = pixel_lines(t.rows, p.columns, t.row_down, t.pixel_step);
   const std::int64_t halves = lines.count * lines.halves();

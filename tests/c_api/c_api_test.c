@@ -695,6 +695,30 @@ static void test_checkpoint(const char* golden, const char* scratch) {
         (transform.activations = "s8t", nib_checkpoint_quantize(path, out, &transform, NULL)));
   transform.activations = NULL;
 
+  /* Convolutions only where that is asked for. */
+  static const char kHeader[] = "{\"net.conv.weight\":{\"dtype\":\"F32\",\"shape\":[12,8,3,3],\"data_offsets\":[0,3456]}}";
+  float kernel[12 * 8 * 3 * 3];
+  fill(kernel, sizeof kernel / sizeof *kernel, 13);
+  const uint64_t header_bytes = sizeof kHeader - 1;
+  snprintf(path, sizeof path, "%s/conv.safetensors", scratch);
+  FILE* file = fopen(path, "wb");
+  CHECK(file != NULL);
+  if (file == NULL) return;
+  CHECK(fwrite(&header_bytes, 8, 1, file) == 1 && fwrite(kHeader, sizeof kHeader - 1, 1, file) == 1 &&
+        fwrite(kernel, sizeof kernel, 1, file) == 1);
+  CHECK(fclose(file) == 0);
+  nib_quantize_desc how = SIZED(nib_quantize_desc);
+  how.scheme = "u4b8g8";
+  nib_transform_desc of_convs = SIZED(nib_transform_desc);
+  of_convs.quantize = &how;
+  of_convs.overwrite = 1;
+  snprintf(out, sizeof out, "%s/conv-u4.safetensors", scratch);
+  FAILS(NIB_INVALID_ARGUMENT, "no dense layer is left", nib_checkpoint_quantize(path, out, &of_convs, NULL));
+  of_convs.convs = 1;
+  OK(nib_checkpoint_quantize(path, out, &of_convs, &report));
+  CHECK(strstr(report, "net.conv\tu4b8g8") != NULL);
+  nib_text_free(report);
+
   FAILS(NIB_NOT_FOUND, "/nowhere", nib_checkpoint_open("/nowhere", &s8_checkpoint));
   FAILS(NIB_INVALID_ARGUMENT, "path is NULL", nib_checkpoint_open(NULL, &s8_checkpoint));
   FAILS(NIB_NOT_FOUND, "model.none", nib_checkpoint_find_module(checkpoint, "model.none", &index));

@@ -48,7 +48,7 @@ class Measured:
         self.family, self.tile, self.layer, self.us = family, tile, (n, k, m), us
         tokens, rows, split = tile
         blocks, self.depth = deal(family, tokens, rows)
-        bands = family in (S8, E4M3, E4M3_GROUPS) and ceil(m, tokens) * tokens >= 2 * BAND_TOKENS
+        bands = ceil(m, tokens) * tokens >= 2 * BAND_TOKENS
         row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
         self.steps = ceil(ceil(records, split), self.depth)
         if split == 1 and not bands:

@@ -99,6 +99,32 @@ struct Element {
     write(at, a);
     if (both) write(at + step, b);
   }
+  /// D[m,n] … D[m,n+7] from their sums; n is a multiple of 8. What there is to do is asked once for all.
+  __device__ void store_eight(std::int64_t m, std::int64_t n, float (&v)[8]) const {
+    const auto each = [&](auto use) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = use(v[i], i);
+    };
+    const auto combine = [&](const Operand& operand, std::int64_t first, auto use) {
+      if (operand.type == DType::f32)
+        each([&](float x, int i) { return use(x, static_cast<const float*>(operand.data)[first + i]); });
+      else
+        each([&](float x, int i) { return use(x, operand.at(first + i)); });
+    };
+    each([&](float x, int) { return multiply(x, acc_scale); });
+    if (row_scale != nullptr) {
+      const float scale = row_scale[m];
+      each([&](float x, int) { return multiply(x, scale); });
+    }
+    if (col_scale != nullptr) each([&](float x, int i) { return multiply(x, col_scale[n + i]); });
+    const auto product = [](float a, float b) { return multiply(a, b); };
+    const auto sum = [](float a, float b) { return add(a, b); };
+    if (bias.data != nullptr) combine(bias, n, sum);
+    with_activation(activation, clamp_low, clamp_high, [&](auto function) { each([&](float x, int) { return function(x); }); });
+    if (gate.data != nullptr) combine(gate, m * gate.stride + n, product);
+    if (residual.data != nullptr) combine(residual, m * residual.stride + n, sum);
+    write_eight(m * d_stride + n, v);
+  }
 #endif
 
   /// D[m,n] from its sum.
@@ -116,6 +142,46 @@ struct Element {
   }
 
  private:
+#if defined(__CUDACC__)
+  __device__ void write_eight(std::int64_t i, const float (&v)[8]) const {
+    if (d_stride % 8 != 0 || reinterpret_cast<std::uintptr_t>(d) % 16 != 0) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) write(i + j, v[j]);
+      return;
+    }
+    switch (out) {
+      case DType::f32: {
+        auto* const to = reinterpret_cast<float4*>(static_cast<float*>(d) + i);
+        to[0] = {v[0], v[1], v[2], v[3]};
+        to[1] = {v[4], v[5], v[6], v[7]};
+        break;
+      }
+      case DType::f16:
+      case DType::bf16: {
+        std::uint32_t word[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (out == DType::f16) {
+            const __half2 pair = __floats2half2_rn(v[2 * j], v[2 * j + 1]);
+            word[j] = reinterpret_cast<const std::uint32_t&>(pair);
+          } else {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
+            word[j] = reinterpret_cast<const std::uint32_t&>(pair);
+          }
+        }
+        *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(d) + i) = {word[0], word[1], word[2], word[3]};
+        break;
+      }
+      default: {
+        std::uint32_t word[2] = {};
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          word[j / 4] |= std::uint32_t{static_cast<std::uint8_t>(quantize(v[j], out_scale, out_zero))} << j % 4 * 8;
+        *reinterpret_cast<uint2*>(static_cast<std::int8_t*>(d) + i) = {word[0], word[1]};
+      }
+    }
+  }
+#endif
   NIBBLE_HOST_DEVICE void write(std::int64_t i, float x) const {
     switch (out) {
       case DType::f32: static_cast<float*>(d)[i] = x; break;

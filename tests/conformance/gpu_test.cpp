@@ -154,6 +154,45 @@ class CudaStream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// Prefills deal their work in bands of tokens, and pairs of CTAs share it: a row's bits know nothing of that.
+TEST_F(Gpu, ManyTokensHaveTheBitsOfFew) {
+  if (const Status here = runs_here(Isa::sm90); !here.ok()) GTEST_SKIP() << here.message();
+  constexpr std::int64_t kMany = 4500, kFew = 300, kN = 1096, kK = 640;  // 18 row blocks, the last one with 8 rows
+  Tensor a(DType::f16, {kMany, kK});
+  for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(7, static_cast<std::uint64_t>(i)));
+  const DeviceMemory acts = on_device(a.bytes);
+  int kernels_run = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    const bool floats = kernel.name.starts_with("linear_any_f16_any__cuda_sm90_wgmma");
+    const bool codes = kernel.layout == "gpu_w8n64k128" && kernel.name.find("__cuda_sm90_wgmma") != std::string_view::npos;
+    const bool integers = kernel.name.starts_with("linear_any_s8_");
+    if (kernel.op != Op::linear || !(floats || codes)) continue;
+    const Scheme scheme = must(Scheme::parse(floats ? "u4zg128" : integers ? "s8r_s8c" : "e4m3r_e4m3c"));
+    const PackedWeight weight = must(pack(random_weight(scheme.weight, kN, kK, 9), {.kernel = std::string(kernel.name)}));
+    const Plan plan =
+        must(Plan::linear(weight, {.act = DType::f16, .m_max = kMany, .epilogue = {.out = DType::f16}, .quantize = scheme.act},
+                          {.kernel = std::string(kernel.name)}));
+    const DeviceMemory workspace = workspace_of(plan);
+    const auto run = [&](std::int64_t first, std::int64_t m) {
+      const std::size_t bytes = static_cast<std::size_t>(m * kN * 2);
+      const DeviceMemory d = on_device(std::vector<std::byte>(bytes, std::byte{0xff}));
+      const Status status =
+          plan.run(weight, ConstTensorView(acts.data() + first * kK * 2, DType::f16, {m, kK}),
+                   TensorView(d.data(), DType::f16, {m, kN}), {}, std::span(workspace.data(), workspace.size()), Stream{});
+      EXPECT_TRUE(status.ok()) << status.message();
+      return fetch(d.data(), bytes);
+    };
+    const std::vector<std::byte> many = run(0, kMany);
+    for (std::int64_t first = 0; first < kMany; first += kFew) {
+      const std::vector<std::byte> few = run(first, kFew);
+      ASSERT_EQ(std::memcmp(few.data(), many.data() + first * kN * 2, few.size()), 0)
+          << kernel.name << ", rows from " << first << " on";
+    }
+    ++kernels_run;
+  }
+  EXPECT_GT(kernels_run, 20);
+}
+
 TEST_F(Gpu, TwoStreamsAtOnce) {
   const Layer layers[] = {{5, 1024, 2048, 1}, {17, 768, 4096, 2}};
   const CudaStream streams[2];

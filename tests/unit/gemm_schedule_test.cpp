@@ -54,7 +54,7 @@ TEST(GemmSchedule, NumbersEveryPass) {
   ASSERT_EQ(deal.row_tiles(), 3);
   std::vector<int> taken(33);
   for (int index = 0; index < deal.row_tiles() * deal.token_tiles; ++index) {
-    const Pass pass = deal.numbered(index);
+    const Pass pass = deal.banded(index, 1);
     for (int b = 0; b < pass.blocks; ++b) ++taken[static_cast<std::size_t>(pass.token_tile * 11 + pass.block + b)];
   }
   for (int count : taken) EXPECT_EQ(count, 1);

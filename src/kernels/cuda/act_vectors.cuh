@@ -146,6 +146,12 @@ __device__ __forceinline__ void unpack(float (&x)[kEach], const Raw<kType>& raw,
 
 // ---- codes
 
+/// act_rule::to_s8 in integers: saturating a sum with the zero point is saturating before it, and a conversion makes 0 of a NaN.
+__device__ __forceinline__ std::uint32_t encode_s8(float x, const act_rule::Rule& rule) {
+  const int rounded = __float2int_rn(act_rule::multiply(x, rule.inverse));
+  return static_cast<std::uint32_t>(min(max(rounded, -128 - rule.zero), 127 - rule.zero) + rule.zero);
+}
+
 /// Of a range whose largest magnitude has these bits, s8 or e4m3 by its `reach`; magnitudes saturate at `limit`.
 __device__ __forceinline__ act_rule::Rule rule_of_largest(std::uint32_t largest, float limit, float reach) {
   const float absmax = __uint_as_float(largest);

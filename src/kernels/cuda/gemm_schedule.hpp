@@ -28,8 +28,8 @@ NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false)
   if (grouped) return tokens >= 64 ? 2 : 4;
   return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
 }
-/// Those kernels take tokens in bands of so many, where there are two bands or more (Deal::banded): passes side by side then share what
-/// they read. With K = 8192, 8 MiB of activations stay in L2 while the weights go by once for each band.
+/// Tokens are taken in bands of so many, where there are two bands or more (Deal::banded): passes side by side then share what they read.
+/// With K = 8192, 8 or 16 MiB of activations stay in L2 while the weights go by once for each band.
 constexpr int kBandTokens = 1024;
 
 struct Pass {
@@ -54,13 +54,9 @@ struct Deal {
     const int passes = (left + most - 1) / most;
     return {tile, block, (left + passes - 1) / passes};
   }
-  /// Not dealt but numbered: pass `index` of `most` row blocks, for clusters that take one each.
+  /// Not dealt but numbered, so that passes that run together share what they read: bands of up to `high` token tiles, row tile by row
+  /// tile.
   NIBBLE_HOST_DEVICE constexpr int row_tiles() const { return (row_blocks + most - 1) / most; }
-  NIBBLE_HOST_DEVICE constexpr Pass numbered(int index) const {
-    const int block = index % row_tiles() * most;
-    return {index / row_tiles(), block, row_blocks - block < most ? row_blocks - block : most};
-  }
-  /// Numbered so that passes that run together share what they read: bands of up to `high` token tiles, row tile by row tile.
   NIBBLE_HOST_DEVICE constexpr Pass banded(int index, int high) const {
     const int band = index / (high * row_tiles()), first = band * high, rest = index - first * row_tiles();
     const int height = token_tiles - first < high ? token_tiles - first : high;

@@ -42,7 +42,7 @@ GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& ep
   p.tile_records = weight.geometry.records();
   p.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.tile_records))));
   p.depth = config.depth;
-  p.plain = epilogue.plain();
+  p.half = half_out(epilogue, p.n);
   p.deal.row_blocks = weight.geometry.tiles();
   return p;
 }
@@ -54,7 +54,16 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, cud
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
   p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
   p.deal.most = shape.groups() / p.depth;
-  p.deal.clusters = p.split > 1 ? p.deal.row_tiles() * p.deal.token_tiles : std::min(p.deal.units(), multiprocessors(device));
+  const int passes = p.deal.row_tiles() * p.deal.token_tiles, ctas = multiprocessors(device);
+  if (p.split > 1) {  // a pass each
+    p.band = 1;
+    p.deal.clusters = passes;
+  } else if (p.deal.token_tiles * shape.tokens >= 2 * kBandTokens) {
+    p.band = kBandTokens / shape.tokens;
+    p.deal.clusters = std::min(passes, ctas);
+  } else {
+    p.deal.clusters = std::min(p.deal.units(), ctas);
+  }
 
   // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
   const auto bytes = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, p.split).total; };
@@ -132,6 +141,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   if (task.d.channel != 1) {
     p.image_stride = task.d.image;
     p.channel_stride = task.d.channel;
+    p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, patches.pixels());
   }
   if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, kPatchChannels, config.tokens))
     return cudaErrorInvalidValue;

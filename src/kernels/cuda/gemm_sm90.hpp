@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/half_out.hpp"
 #include "kernels/cuda/linear_task.hpp"
 #include "kernels/cuda/patches.hpp"
 #include "kernels/cuda/record_format.cuh"
@@ -25,7 +26,8 @@ struct GemmParams {
   int depth;         // warpgroups that share a row block
   int stages;
   bool scale_after;         // operands are u − z, sums are multiplied by the scale: one group per channel
-  bool plain;               // epilogue.plain()
+  HalfOut half;             // how D leaves
+  int band;                 // token tiles of a band of numbered passes; 0: passes are dealt
   const float2* terms;      // of codes: online.hpp
   std::int64_t term_pitch;  // tokens between folds
   Patches patches;          // of a convolution

@@ -34,6 +34,7 @@
 #include "kernels/cuda/fragment.cuh"
 #include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
+#include "kernels/cuda/half_out.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/weight_fragment.cuh"
@@ -46,18 +47,18 @@ namespace {
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
 /// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
-constexpr int kProducerRegisters = 40;
+constexpr int kProducerRegisters = 56;
 NIBBLE_HOST_DEVICE constexpr int consumer_registers(GemmShape shape) {
   const int share = 65536 / shape.threads() / 8 * 8, all = (share + (share - kProducerRegisters) / shape.groups()) / 8 * 8;
   return all > 240 ? 240 : all;
 }
 constexpr int kWeightProducers = 2;  // warps
 constexpr int kUnitTokens = 8;       // of a unit of sums: four a lane
-constexpr int kStagedUnits = 4;      // that go through shared memory at a time: 32 tokens
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_tile::kRows + 4;
-constexpr int kStagingBytes = kStagedUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
-constexpr int kBoxBytesOfToken = 128;                                        // of TMA: one swizzle
+constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
+static_assert(2 * kHalfRoundBytes <= kStagingBytes);
+constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
 
 /// v has been computed before this point, and what is computed from it is after it: between a wgmma_fence and the products that follow
 /// no register of theirs may be written, or ptxas lets them run one by one.
@@ -79,7 +80,7 @@ struct Gemm {
   static constexpr int kGroups = kShape.groups();
   using Sums = float[kTokens / 2];  // of a lane
   /// As many sums as go through the staging buffer at once.
-  static constexpr bool kMayShare = kTokens <= kStagedUnits * kUnitTokens;
+  static constexpr bool kMayShare = kTokens <= kRoundUnits * kUnitTokens;
   /// Up to 32 tokens a record's sums are scaled, n/2 instructions, and not its weights, 32.
   static constexpr bool kScalesSums = kTokens <= 32 && (kZeros == Zeros::fixed || kZeros == Zeros::integer);
   /// A record's products are complete before the next record's begin: sums that are scaled must be; for n = 256 it is faster; and
@@ -112,12 +113,14 @@ struct Gemm {
   /// Calls use(pass) for every pass of this cluster.
   template <class Use>
   __device__ __forceinline__ void for_each_pass(Use use) const {
-    const bool numbered = p.split > 1;
-    const int end = numbered ? 1 : p.deal.first_unit(cluster + 1);
-    for (int unit = numbered ? 0 : p.deal.first_unit(cluster); unit < end;) {
-      const Pass pass = numbered ? p.deal.numbered(cluster) : p.deal.pass(unit, end);
+    // Numbers of passes, or of units.
+    const bool numbered = p.band > 0;
+    const int end = numbered ? p.deal.row_tiles() * p.deal.token_tiles : p.deal.first_unit(cluster + 1);
+#pragma unroll 1
+    for (int at = numbered ? cluster : p.deal.first_unit(cluster); at < end;) {
+      const Pass pass = numbered ? p.deal.banded(at, p.band) : p.deal.pass(at, end);
       use(pass);
-      unit += pass.blocks;
+      at += numbered ? p.deal.clusters : pass.blocks;
     }
   }
 
@@ -126,7 +129,7 @@ struct Gemm {
 
   /// Weights do not depend on the kernel before this one: nobody waits for it here.
   __device__ void produce_weights(int first_block) const {
-    const std::uint64_t policy = ptx::evict_first();
+    const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
     const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.tile_records) * p.format.bytes;
     Cursor to{0, 1};  // an unused stage counts as emptied
     for_each_pass([&](const Pass& pass) {
@@ -394,18 +397,10 @@ struct Gemm {
     to[8] = sum.z;
     to[kStagePitch + 8] = sum.w;
   }
-  /// Staged units `first` … `first + count − 1` of the CTA's pass to D. A token's 64 rows are one warp's.
+  /// Staged units `first` … `first + count − 1` of the CTA's pass to D. A token's 64 rows are eight lanes'.
   __device__ void flush(const Pass& pass, int first, int count) const {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
     const float* from = reinterpret_cast<const float*>(shared + map.staging + warpgroup * kStagingBytes);
-    const auto for_each_pair = [&](auto use) {
-      return [=, this](int i) {
-        const int unit = first + i / kUnitTokens;
-        const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + i % kUnitTokens;
-        const int n = (pass.block + unit / kUnits) * gpu_tile::kRows + 2 * lane;
-        if (m < p.m) use(p.first_row + m, n, *reinterpret_cast<const float2*>(from + i * kStagePitch + 2 * lane));
-      };
-    };
     if (kPatches &&
         p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
       const int unit = first + lane / kUnitTokens;
@@ -418,22 +413,15 @@ struct Gemm {
           p.epilogue.store_pair(at + n * p.channel_stride, p.channel_stride, m, n,
                                 *reinterpret_cast<const float2*>(from + lane * kStagePitch + row), n + 1 < p.n);
       }
-    } else if (!kPatches && p.plain && (pass.block + (first + count - 1) / kUnits + 1) * gpu_tile::kRows <= p.n) {
-#pragma unroll 4
-      for (int i = warp; i < count * kUnitTokens; i += 4)
-        for_each_pair([&](int m, int n, float2 sum) { p.epilogue.store_plain(m, n, sum); })(i);
-    } else if (kPatches || kBits == 4) {
+    } else {
 #pragma unroll 1
-      for (int i = warp; i < count * kUnitTokens; i += 4)
-        for_each_pair([&](int m, int n, float2 sum) {
-          if (n < p.n) p.epilogue.store_pair(m * p.epilogue.d_stride + n, 1, m, n, sum, n + 1 < p.n);
-        })(i);
-    } else {  // one by one: matrices of 8-bit codes leave no registers for two
-#pragma unroll 1
-      for (int i = 2 * warp; i < 2 * count * kUnitTokens; i = i % 2 == 0 ? i + 1 : i + 7)
-        for_each_pair([&](int m, int n, float2 sum) {
-          if (n + i % 2 < p.n) p.epilogue.store(m, n + i % 2, i % 2 == 0 ? sum.x : sum.y);
-        })(i / 2);
+      for (int token = warp * 4 + lane / 8; token < count * kUnitTokens; token += 16) {
+        const int unit = first + token / kUnitTokens;
+        const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + token % kUnitTokens;
+        if (m < p.m)
+          store_rows(p.epilogue, p.first_row + m, (pass.block + unit / kUnits) * gpu_tile::kRows + lane % 8 * 8, p.n,
+                     from + token * kStagePitch + lane % 8 * 8);
+      }
     }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
@@ -454,9 +442,45 @@ struct Gemm {
     for (int i = 0; i < kTokens / 2; ++i) acc[i] *= i % 4 < 2 ? low : high;
   }
 
-  __device__ void store_own(const Pass& pass, const Sums& acc) const {
-    constexpr int kRound = kUnits < kStagedUnits ? kUnits : kStagedUnits;
+  template <bool kPixels>
+  __device__ HalfRounds<kPixels> halves() const {
+    return {.e = p.epilogue,
+            .m = p.m,
+            .n = p.n,
+            .first_row = p.first_row,
+            .pixels = kPixels ? p.patches.pixels() : 1,
+            .image_stride = p.image_stride,
+            .channel_stride = p.channel_stride,
+            .fours = p.half == HalfOut::pixel_fours,
+            .buffers = base + map.staging + warpgroup * kStagingBytes,
+            .barrier = 1 + warpgroup,
+            .warp = warp,
+            .lane = lane};
+  }
+  static constexpr int kRound = kUnits < kRoundUnits ? kUnits : kRoundUnits;
+  template <bool kPixels>
+  __device__ __forceinline__ void store_halves(const Pass& pass, const Sums& acc, float2 bias) const {
+    const HalfRounds<kPixels> out = halves<kPixels>();
+    const int first_m = pass.token_tile * kTokens;
     // Rounds are counted at run time, so that there is one copy of what flush does; registers are chosen at compile time.
+#pragma unroll 1
+    for (int first = 0; first < kUnits && first_m + first * kUnitTokens < p.m; first += kRound) {
+#pragma unroll
+      for (int unit = 0; unit < kUnits; unit += kRound) {
+        if (unit != first) continue;
+#pragma unroll
+        for (int i = 0; i < kRound; ++i) {
+          const float* v = acc + 4 * (unit + i);
+          out.stage(first / kRound, i, {v[0], v[1], v[2], v[3]}, bias);
+        }
+      }
+      out.flush(first / kRound, pass.block + row_group(), first_m + first * kUnitTokens, kRound * kUnitTokens);
+    }
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // before the next pass writes into the first buffer
+  }
+  __device__ void store_own(const Pass& pass, const Sums& acc, float2 bias) const {
+    if (p.half == HalfOut::channels) return store_halves<false>(pass, acc, bias);
+    if (kPatches && p.half != HalfOut::no) return store_halves<true>(pass, acc, bias);
 #pragma unroll 1
     for (int first = 0; first < kUnits; first += kRound) {
 #pragma unroll
@@ -485,24 +509,40 @@ struct Gemm {
     }
   }
   __device__ void store_received(const Pass& pass) const {
-    const int own = owned_units(), share = max(1, own / kGroups);
-    for (int i = warpgroup * share; i < min(own, (warpgroup + 1) * share); i += kStagedUnits) {
-      const int count = min(kStagedUnits, share);
-      for (int slot = 0; slot < count; ++slot) {
+    const int own = owned_units(), share = max(1, own / kGroups), count = min(kRoundUnits, share);
+    int round = 0;
+#pragma unroll 1
+    for (int i = warpgroup * share; i < min(own, (warpgroup + 1) * share); i += kRoundUnits, ++round) {
+      const auto received = [&](int slot) {
         const auto* box = reinterpret_cast<const float4*>(shared) + (i + slot) * p.split * kGroupThreads + warp * 32 + lane;
         float4 sum = box[0];
         for (int r = 1; r < p.split; ++r) {
           const float4 part = box[r * kGroupThreads];
           sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
         }
-        stage(slot, sum);
+        return sum;
+      };
+      const int unit = rank * own + i, block = pass.block + unit / kUnits;  // a round is within a row block
+      const int first_m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens;
+      const auto store = [&](const auto& out) {
+        const float2 bias = out.bias(block);
+        for (int slot = 0; slot < count; ++slot) out.stage(round, slot, received(slot), bias);
+        out.flush(round, block, first_m, count * kUnitTokens);
+      };
+      if (p.half == HalfOut::channels) {
+        store(halves<false>());
+      } else if (kPatches && p.half != HalfOut::no) {
+        store(halves<true>());
+      } else {
+        for (int slot = 0; slot < count; ++slot) stage(slot, received(slot));
+        flush(pass, unit, count);
       }
-      flush(pass, rank * own + i, count);
     }
   }
 
   __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
     Sums acc = {};
+    const float2 bias = halves<false>().bias(pass.block + row_group());  // on its way while the products are formed
     if (row_group() < pass.blocks) {
       if constexpr (kCodes) {
         multiply_codes(from, acc);
@@ -520,7 +560,7 @@ struct Gemm {
     if (p.split > 1)
       send(acc);
     else
-      store_own(pass, acc);
+      store_own(pass, acc, bias);
   }
   /// All rings have been read: they are inboxes now.
   __device__ static void exchange_begins() {
@@ -595,7 +635,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches>::k
     gemm.consume();
     if (clustered) {
       gemm.exchange_ends();
-      gemm.store_received(p.deal.numbered(gemm.cluster));
+      gemm.store_received(p.deal.banded(gemm.cluster, p.band));
     }
   }
 }

@@ -132,6 +132,12 @@ __device__ inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t addres
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(address));
 }
+/// The same, each transposed.
+__device__ inline void load_matrices_transposed(std::uint32_t (&m)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
 
 // ---- clusters
 

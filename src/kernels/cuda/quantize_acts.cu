@@ -43,6 +43,7 @@ struct Params {
   int group_lanes;  // that share a scale, a power of two; 0: the team does
   int group_shift;  // log₂ of a group's channels
   bool vector_stores;
+  bool pairs;  // activations are 16-bit floats, and ranges are those of what came
 };
 
 // ---- ranges
@@ -126,6 +127,24 @@ struct Team {
 
 // ---- vectors
 
+/// The range of 16-bit floats, two at a time: the largest bits as signed and as unsigned numbers.
+struct Pairs {
+  std::uint32_t high = 0, low = 0;
+
+  template <DType kType>
+  __device__ void take(const Raw<kType>& raw) {
+#pragma unroll
+    for (std::uint32_t word : raw.word) high = __vmaxs2(high, word), low = __vmaxu2(low, word);
+  }
+  template <DType kType>
+  __device__ Range range() const {
+    const std::uint32_t top = max(high & 0xffff, high >> 16), bottom = max(low & 0xffff, low >> 16);
+    const std::uint32_t least =
+        __float_as_uint(half_of(bottom, 0, kType)) | kSignBit;  // the conversion of a NaN forgets its sign
+    return {__float_as_int(half_of(top, 0, kType)), bottom >> 15 != 0 ? least : 0};
+  }
+};
+
 template <DType kType>
 __device__ __forceinline__ Range range_of(const Raw<kType>& raw, const Params& p, int channel) {
   float x[kEach];
@@ -136,16 +155,38 @@ __device__ __forceinline__ Range range_of(const Raw<kType>& raw, const Params& p
   return range;
 }
 
-// ---- codes
-
-/// act_rule::to_s8 in integers: saturating a sum with the zero point is saturating before it, and a conversion makes 0 of a NaN.
-__device__ __forceinline__ std::uint32_t encode_s8(float x, const Rule& rule) {
-  const int rounded = __float2int_rn(act_rule::multiply(x, rule.inverse));
-  return static_cast<std::uint32_t>(min(max(rounded, -128 - rule.zero), 127 - rule.zero) + rule.zero);
+template <DType kType, int V>
+__device__ __forceinline__ Range range_of(const Raw<kType> (&raw)[V], const Params& p, int first, int step) {
+  if (kType != DType::f32 && p.pairs) {
+    Pairs pairs;
+#pragma unroll
+    for (int i = 0; i < V; ++i) pairs.take(raw[i]);
+    return pairs.range<kType>();
+  }
+  Range range;
+#pragma unroll
+  for (int i = 0; i < V; ++i) range.take(range_of(raw[i], p, first + i * step));
+  return range;
+}
+/// The bits of the largest |x| of a vector: of f32, or of the 16-bit floats that came.
+template <DType kType>
+__device__ __forceinline__ std::uint32_t largest_of(const Raw<kType>& raw, const Params& p, int channel) {
+  if (kType == DType::f32 || !p.pairs) return range_of(raw, p, channel).largest();
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (std::uint32_t word : raw.word) largest = __vmaxu2(largest, word & 0x7fff7fff);
+  return max(largest & 0xffff, largest >> 16);
+}
+template <DType kType>
+__device__ std::uint32_t wide(std::uint32_t largest, const Params& p) {
+  return kType == DType::f32 || !p.pairs ? largest : __float_as_uint(half_of(largest, 0, kType));
 }
 
+// ---- codes
+
 /// The codes of a vector. Where the inverse is 0 the range is, or has no number: all codes are 0 then.
-__device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rule, bool e4m3) {
+__device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rule, const Params& p) {
+  const bool e4m3 = p.task.codes_type == DType::e4m3;
   std::uint32_t word[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -190,7 +231,7 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
   if (channel >= p.columns) return 0;
   float x[kEach];
   unpack(x, raw, p.source, channel);
-  const uint2 codes = only(encode(x, rule, p.task.codes_type == DType::e4m3), p.k - channel);
+  const uint2 codes = only(encode(x, rule, p), p.k - channel);
   store(codes, p, row, channel);
   return sum_of(codes);
 }
@@ -203,7 +244,7 @@ __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Param
   const QuantizeTask& t = p.task;
   float x[kEach];
   unpack(x, raw, p.source, channel);
-  const uint2 codes = only(encode(x, rule, false), p.k - channel);
+  const uint2 codes = only(encode(x, rule, p), p.k - channel);
   std::int32_t sum = sum_of(codes);
   const int fold_lanes = t.fold / kEach;
   for (int lanes = fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
@@ -253,12 +294,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
     const int share = team.thread % V;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      std::uint32_t largest = range_of(raw[i], p, first + i * step).largest();
+      std::uint32_t largest = largest_of(raw[i], p, first + i * step);
       for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2)
         largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
       if (i == share) mine = largest;
     }
-    const Rule own = symmetric_rule(t, mine);
+    const Rule own = symmetric_rule(t, wide<kType>(mine, p));
     const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
     if (place == share && at < p.k && exists) store_rule(t, row, at >> p.group_shift, own);
 #pragma unroll
@@ -267,10 +308,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
       rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from), 0};
     }
   } else {
-    Range range;
-#pragma unroll
-    for (int i = 0; i < V; ++i) range.take(range_of(raw[i], p, first + i * step));
-    const Rule all = rule_of(t, team.reduce(range, ranges));
+    const Rule all = rule_of(t, team.reduce(range_of(raw, p, first, step), ranges));
     if (team.thread == 0 && exists) store_rule(t, row, 0, all);
 #pragma unroll
     for (int i = 0; i < V; ++i) rule[i] = all;
@@ -314,7 +352,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
       for (int channel = begin + team.thread * kEach; channel < end; channel += step) {
         Raw<kType> raw[1];
         load(raw, p.source, row, [=](int) { return channel; });
-        range.take(range_of(raw[0], p, channel));
+        range.take(range_of(raw, p, channel, 0));
       }
       rule = rule_of(t, team.reduce(range, ranges));
       __syncthreads();  // everybody has read the warps' ranges
@@ -382,10 +420,24 @@ const Kernels& kernels_for(DType type) {
   return type == DType::f16 ? kKernels<DType::f16, kOnline> : kKernels<DType::bf16, kOnline>;
 }
 
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
+
+/// Rows that are one: with a known scale nothing tells them apart, and short ones would leave most of a CTA's threads without work.
+QuantizeTask one_row(const QuantizeTask& task) {
+  const bool one = task.known && task.a_stride == task.k && task.pitch == task.k && std::max(task.columns, task.k) == task.k &&
+                   task.perm == nullptr && task.prescale == nullptr && task.sums == nullptr && task.terms == nullptr &&
+                   task.m <= kMost / 4 / task.k;  // parts of a row are counted in 16 bits
+  if (!one) return task;
+  QuantizeTask row = task;
+  row.m = 1;
+  row.k = row.columns = row.a_stride = row.pitch = task.m * task.k;
+  return row;
+}
+
 }  // namespace
 
-cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
+cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
+  const QuantizeTask task = rows.m < 1 || rows.k < 1 ? rows : one_row(rows);
   const std::int64_t columns = std::max(task.columns, task.k);
   if (task.m < 1 || task.k < 1 || columns > kMost || task.group % kEach != 0 || task.group < 0) return cudaErrorInvalidValue;
   if (task.m > kMost) return cudaErrorInvalidConfiguration;
@@ -400,6 +452,7 @@ cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream) {
   p.k = static_cast<int>(task.k);
   p.columns = static_cast<int>(columns);
   p.vector_stores = aligned(task.codes, task.pitch, kEach);
+  p.pairs = task.type != DType::f32 && task.prescale == nullptr;
   const bool online = task.terms != nullptr;
   if (online && (columns % 128 != 0 || task.zero_points || task.codes_type != DType::s8 || task.sums != nullptr))
     return cudaErrorInvalidValue;

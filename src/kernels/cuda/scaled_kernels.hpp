@@ -43,7 +43,7 @@ double scaled_sm90_cost_us(DType codes, const GpuInfo& gpu, const Problem& probl
   return wgmma_cost_us(codes == DType::s8 ? kS8
                        : groups           ? kGroups
                                           : kE4m3,
-                       {.blocks = blocks, .depth = depth, .bands = true}, gpu, problem, codes_moved_us(gpu, problem));
+                       {.blocks = blocks, .depth = depth}, gpu, problem, codes_moved_us(gpu, problem));
 }
 
 }  // namespace nibble::cuda

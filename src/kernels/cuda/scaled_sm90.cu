@@ -13,13 +13,6 @@
 namespace nibble::cuda {
 namespace {
 
-/// Epilogues that go to memory in vectors of 16 bytes.
-bool is_fast(const epilogue::Element& e, std::int64_t n) {
-  return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none &&
-         e.gate.data == nullptr && e.residual.data == nullptr && (e.out == DType::f16 || e.out == DType::bf16) && n % 8 == 0 &&
-         e.d_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
-}
-
 /// What a weight, activations and an epilogue say.
 ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
   ScaledParams p{};
@@ -29,7 +22,7 @@ ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const
   p.m = m;
   p.tile_records = weight.geometry.records();
   p.zero_points = acts.zeros != nullptr || acts.zero != 0 || weight.geometry.has_zeros;
-  p.fast = is_fast(epilogue, weight.geometry.n);
+  p.half = half_out(epilogue, weight.geometry.n);
   return p;
 }
 
@@ -125,9 +118,9 @@ cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, c
   p.images = task.images;
   p.box_channels = patches.channels % gpu_w8::kChannels == 0 ? gpu_w8::kChannels : kPatchChannels;
   if (task.d.channel != 1) {
-    p.fast = false;
     p.image_stride = task.d.image;
     p.channel_stride = task.d.channel;
+    p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, patches.pixels());
   }
   if (!describe_patches(p.x, DType::s8, x, pitch, task.images, patches, p.box_channels, config.tokens))
     return cudaErrorInvalidValue;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/half_out.hpp"
 #include "kernels/cuda/patches.hpp"
 #include "kernels/cuda/scaled.hpp"
 #include "kernels/cuda/scaled_task.hpp"
@@ -29,7 +30,7 @@ struct ScaledParams {
   int stages;
   int band;          // token tiles of a band of numbered passes; 0: passes are dealt
   bool zero_points;  // of activations or weights
-  bool fast;         // the epilogue is a bias at most and a store to 16-bit floats in whole vectors
+  HalfOut half;      // how D leaves
   Patches patches;   // of a convolution
   int images, box_channels;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are

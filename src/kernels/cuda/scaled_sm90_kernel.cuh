@@ -30,6 +30,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/half_out.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/scaled_sm90.hpp"
@@ -50,19 +51,10 @@ constexpr int kConsumerRegisters = [] {
   return most > 240 ? 240 : most;
 }();
 constexpr int kUnitTokens = 8;  // of a unit of sums: four a lane
-constexpr int kRoundUnits = 4;  // that are staged at a time: 32 tokens
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_w8::kRows + 4;
 constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
-/// Fast rounds are 16-bit: two of them fit, so that one is read while the next is written.
-constexpr int kFastRoundBytes = kRoundUnits * kUnitTokens * gpu_w8::kRows * 2;
-static_assert(2 * kFastRoundBytes <= kStagingBytes);
-
-/// Two 8×8 matrices of 16-bit elements, transposed: a lane's registers hold two neighbours of a column, and lane l < 16 says where
-/// row l mod 8 of matrix l / 8 goes.
-__device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
-}
+static_assert(2 * kHalfRoundBytes <= kStagingBytes);
 
 /// Four sums of a unit: rows g, g, g+8, g+8 of the warp's 16 and tokens 2t, 2t+1, 2t, 2t+1, of lane 4g + t.
 template <class Sum>
@@ -347,7 +339,7 @@ struct Scaled {
   /// What multiplies and shifts the sums of a lane's two rows. Rows beyond N have padding.
   struct Rows {
     float scale[2];
-    float bias[2] = {-0.0f, -0.0f};  // which changes no number it is added to
+    float2 bias;
     std::int32_t sum[2] = {}, zero[2] = {};
   };
   __device__ Rows rows_of(int block) const {
@@ -361,8 +353,8 @@ struct Scaled {
         rows.sum[i] = p.weight.sums()[n];
         rows.zero[i] = zeros == nullptr ? 0 : zeros[n];
       }
-      if (p.fast && p.epilogue.bias.data != nullptr && n < p.weight.geometry.n) rows.bias[i] = p.epilogue.bias.at(n);
     }
+    rows.bias = halves<false>().bias(block);
     return rows;
   }
   /// The same of the pass's tokens, from wherever they are into the warpgroup's shared memory; asked for before the products are, and
@@ -444,41 +436,27 @@ struct Scaled {
       }
     } else {
 #pragma unroll 1
-      for (int i = warp; i < tokens; i += 4) {  // a token's 64 rows are one warp's
-        const int m = first_m + i, n = block * gpu_w8::kRows + 2 * lane;
-        const std::int64_t row = p.first_row + m;
-        if (m < p.m && n < p.weight.geometry.n)
-          p.epilogue.store_pair(row * p.epilogue.d_stride + n, 1, row, n,
-                                *reinterpret_cast<const float2*>(from + i * kStagePitch + 2 * lane), n + 1 < p.weight.geometry.n);
-      }
+      for (int i = warp * 4 + lane / 8; i < tokens; i += 16)  // a token's 64 rows are eight lanes'
+        if (first_m + i < p.m)
+          store_rows(p.epilogue, p.first_row + first_m + i, block * gpu_w8::kRows + lane % 8 * 8,
+                     static_cast<int>(p.weight.geometry.n), from + i * kStagePitch + lane % 8 * 8);
     }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
-  /// One unit of the fast kind: a token's 64 outputs are eight chunks of 16 bytes, swizzled by the token.
-  __device__ void stage_fast(int buffer, int slot, float4 v, const Rows& rows) const {
-    const float a = __fadd_rn(v.x, rows.bias[0]), b = __fadd_rn(v.y, rows.bias[0]);
-    const float c = __fadd_rn(v.z, rows.bias[1]), d = __fadd_rn(v.w, rows.bias[1]);
-    const int token = lane % 8, chunk = warp * 2 + lane / 8 % 2;
-    const std::uint32_t to = base + map.staging + warpgroup * kStagingBytes + buffer * kFastRoundBytes +
-                             (slot * kUnitTokens + token) * 128 + (chunk ^ token) * 16;
-    if (p.epilogue.out == DType::f16) {
-      const __half2 low = __floats2half2_rn(a, b), high = __floats2half2_rn(c, d);
-      store_transposed(to, reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
-    } else {
-      const __nv_bfloat162 low = __floats2bfloat162_rn(a, b), high = __floats2bfloat162_rn(c, d);
-      store_transposed(to, reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
-    }
-  }
-  __device__ void flush_fast(int buffer, int block, int first_m, int tokens) const {
-    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // the buffer's next writers come to another barrier first
-    const std::uint32_t from = base + map.staging + warpgroup * kStagingBytes + buffer * kFastRoundBytes;
-#pragma unroll
-    for (int i = warp * 32 + lane; i < kRound * kUnitTokens * 8; i += kGroupThreads) {
-      const int token = i / 8, chunk = i % 8, m = first_m + token, n = block * gpu_w8::kRows + chunk * 8;
-      if (token >= tokens || m >= p.m || n >= p.weight.geometry.n) continue;
-      const uint4 v = ptx::load_shared16(from + token * 128 + (chunk ^ (token % 8)) * 16);
-      *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.epilogue.d) + (p.first_row + m) * p.epilogue.d_stride + n) = v;
-    }
+  template <bool kPixels>
+  __device__ HalfRounds<kPixels> halves() const {
+    return {.e = p.epilogue,
+            .m = p.m,
+            .n = static_cast<int>(p.weight.geometry.n),
+            .first_row = p.first_row,
+            .pixels = kPixels ? p.patches.pixels() : 1,
+            .image_stride = p.image_stride,
+            .channel_stride = p.channel_stride,
+            .fours = p.half == HalfOut::pixel_fours,
+            .buffers = base + map.staging + warpgroup * kStagingBytes,
+            .barrier = 1 + warpgroup,
+            .warp = warp,
+            .lane = lane};
   }
 
   __device__ int token_of(const Pass& pass, int unit) const { return pass.token_tile * kTokens + unit * kUnitTokens; }
@@ -486,8 +464,8 @@ struct Scaled {
     return {acc[4 * unit], acc[4 * unit + 1], acc[4 * unit + 2], acc[4 * unit + 3]};
   }
 
-  /// A round of kCount units of one row block to D. Neighbouring rounds take turns with the buffers of the fast kind.
-  template <bool kFast, int kCount>
+  /// A round of kCount units of one row block to D.
+  template <HalfOut kHalf, int kCount>
   __device__ __forceinline__ void store_round(const Pass& pass, int block, int first, int round, Four<Sum> (&sums)[kCount],
                                               const Rows& rows) const {
 #pragma unroll
@@ -495,42 +473,54 @@ struct Scaled {
       if constexpr (kIntegers)
         if (p.zero_points) shift(sums[i], rows, first + i);
       const float4 v = scaled(sums[i], rows, first + i);
-      if constexpr (kFast)
-        stage_fast(round % 2, i, v, rows);
-      else
+      if constexpr (kHalf == HalfOut::no)
         stage(i, v);
+      else
+        halves<kHalf == HalfOut::pixels>().stage(round, i, v, rows.bias);
     }
-    if constexpr (kFast)
-      flush_fast(round % 2, block, token_of(pass, first), kCount * kUnitTokens);
-    else
+    if constexpr (kHalf == HalfOut::no)
       flush(block, token_of(pass, first), kCount * kUnitTokens);
+    else
+      halves<kHalf == HalfOut::pixels>().flush(round, block, token_of(pass, first), kCount * kUnitTokens);
+  }
+  /// Calls use with the kind of rounds that D takes.
+  template <class Use>
+  __device__ __forceinline__ void with_half(Use use) const {
+    if (p.half == HalfOut::channels)
+      use(std::integral_constant<HalfOut, HalfOut::channels>());
+    else if (kPatches && p.half != HalfOut::no)
+      use(std::integral_constant<HalfOut, HalfOut::pixels>());
+    else
+      use(std::integral_constant<HalfOut, HalfOut::no>());
   }
 
   __device__ void store_own(const Pass& pass, const Sums& acc, const Rows& rows) const {
     const int block = pass.block + row_group();
     tokens_arrived();
-    if (p.fast) {
+    with_half([&](auto half) {
+      if constexpr (decltype(half)::value != HalfOut::no) {
 #pragma unroll
-      for (int first = 0; first < kUnits; first += kRound) {
-        Four<Sum> sums[kRound];
+        for (int first = 0; first < kUnits; first += kRound) {
+          Four<Sum> sums[kRound];
 #pragma unroll
-        for (int i = 0; i < kRound; ++i) sums[i] = unit_of(acc, first + i);
-        if (token_of(pass, first) < p.m) store_round<true>(pass, block, first, first / kRound, sums, rows);
-      }
-    } else {
-      // Counted at run time, so that there is one copy of what a round does; registers are chosen at compile time.
-#pragma unroll 1
-      for (int first = 0; first < kUnits; first += kRound) {
-        Four<Sum> sums[kRound];
-#pragma unroll
-        for (int unit = 0; unit < kUnits; unit += kRound) {
-          if (unit != first) continue;
-#pragma unroll
-          for (int i = 0; i < kRound; ++i) sums[i] = unit_of(acc, unit + i);
+          for (int i = 0; i < kRound; ++i) sums[i] = unit_of(acc, first + i);
+          if (token_of(pass, first) < p.m) store_round<decltype(half)::value>(pass, block, first, first / kRound, sums, rows);
         }
-        if (token_of(pass, first) < p.m) store_round<false>(pass, block, first, first / kRound, sums, rows);
+      } else {
+        // Counted at run time, so that there is one copy of what a round does; registers are chosen at compile time.
+#pragma unroll 1
+        for (int first = 0; first < kUnits; first += kRound) {
+          Four<Sum> sums[kRound];
+#pragma unroll
+          for (int unit = 0; unit < kUnits; unit += kRound) {
+            if (unit != first) continue;
+#pragma unroll
+            for (int i = 0; i < kRound; ++i) sums[i] = unit_of(acc, unit + i);
+          }
+          if (token_of(pass, first) < p.m) store_round<decltype(half)::value>(pass, block, first, first / kRound, sums, rows);
+        }
       }
-    }
+    });
     ptx::named_barrier(1 + warpgroup, kGroupThreads);  // before the next pass writes into the first buffer
   }
 
@@ -575,18 +565,14 @@ struct Scaled {
         Four<Sum> sums[kRound];
 #pragma unroll
         for (int i = 0; i < kRound; ++i) sums[i] = received(i);
-        if (p.fast)
-          store_round<true>(pass, pass.block + block, unit % kUnits, round, sums, rows);
-        else
-          store_round<false>(pass, pass.block + block, unit % kUnits, round, sums, rows);
+        with_half(
+            [&](auto half) { store_round<decltype(half)::value>(pass, pass.block + block, unit % kUnits, round, sums, rows); });
       } else {
 #pragma unroll 1
         for (int i = 0; i < each; ++i) {
           Four<Sum> sums[1] = {received(i)};
-          if (p.fast)
-            store_round<true>(pass, pass.block + block, unit % kUnits + i, i, sums, rows);
-          else
-            store_round<false>(pass, pass.block + block, unit % kUnits + i, i, sums, rows);
+          with_half(
+              [&](auto half) { store_round<decltype(half)::value>(pass, pass.block + block, unit % kUnits + i, i, sums, rows); });
         }
       }
     }

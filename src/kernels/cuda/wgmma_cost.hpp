@@ -39,8 +39,7 @@ constexpr WgmmaCost wgmma_cost(WgmmaFamily family, int tokens, int rows, int spl
 
 /// How a kernel deals its work (gemm_schedule.hpp).
 struct WgmmaDeal {
-  int blocks, depth;   // row blocks of a pass; warpgroups that share one's K
-  bool bands = false;  // with many tokens, passes are numbered, and full of row blocks, rather than row blocks dealt evenly
+  int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
 };
 
 /// Predicted microseconds.

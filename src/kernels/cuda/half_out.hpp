@@ -1,0 +1,33 @@
+// Which D and epilogues the short way out of the wgmma kernels (half_out.cuh) is for.
+#pragma once
+
+#include <cstdint>
+
+#include "epilogue/element.hpp"
+
+namespace nibble::cuda {
+
+/// What of D is side by side, and in how many pieces 16 bytes go there: pixels that are a multiple of 4, and not of 8, in two.
+enum class HalfOut : std::uint8_t { no, channels, pixels, pixel_fours };
+
+/// Whether the epilogue is a bias at most, and 16-bit floats.
+inline bool is_short(const epilogue::Element& e) {
+  return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none &&
+         e.gate.data == nullptr && e.residual.data == nullptr && (e.out == DType::f16 || e.out == DType::bf16);
+}
+/// The kind that an epilogue and its D [M, n] allow.
+inline HalfOut half_out(const epilogue::Element& e, std::int64_t n) {
+  const bool whole = n % 8 == 0 && e.d_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
+  return is_short(e) && whole ? HalfOut::channels : HalfOut::no;
+}
+/// The same of a D of images, whose channels are `channel` elements apart.
+inline HalfOut half_out(const epilogue::Element& e, std::int64_t image, std::int64_t channel, int pixels) {
+  const auto multiple = [&](int of) {
+    return image % of == 0 && channel % of == 0 && pixels % of == 0 &&
+           reinterpret_cast<std::uintptr_t>(e.d) % (2 * static_cast<unsigned>(of)) == 0;
+  };
+  if (!is_short(e)) return HalfOut::no;
+  return multiple(8) ? HalfOut::pixels : multiple(4) ? HalfOut::pixel_fours : HalfOut::no;
+}
+
+}  // namespace nibble::cuda

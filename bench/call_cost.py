@@ -54,9 +54,9 @@ def cases(device):
         "`QuantLinear`, x with gradient": (torch.enable_grad, lambda: layer(asks)),
         "`ops.nibble.quantize_activations`": (torch.no_grad, lambda: ops.quantize_activations(x, "s8r")),
     }
-    codes, scales, _ = ops.quantize_activations(x, "s8r")
-    found["`ops.nibble.scaled_linear`"] = torch.no_grad, lambda: ops.scaled_linear(codes, scales, None, number)
-    if device.type == "cpu":
+    if device.type == "cpu":  # a GPU's 4-bit weights take codes in an order of their own
+        codes, scales, _ = ops.quantize_activations(x, "s8r")
+        found["`ops.nibble.scaled_linear`"] = torch.no_grad, lambda: ops.scaled_linear(codes, scales, None, number)
         array, place = x.numpy(), out.numpy()
         found["`PackedWeight.linear`, NumPy"] = torch.no_grad, lambda: w.linear(array)
         found["`PackedWeight.linear`, NumPy, `out=`"] = torch.no_grad, lambda: w.linear(array, out=place)

@@ -1,8 +1,10 @@
 #include "plan/choose.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <vector>
 
 #include "core/error.hpp"
 #include "nibble/cuda.hpp"
@@ -116,9 +118,23 @@ Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options)
 }
 
 std::string refusals(const Choice& choice) {
+  struct Reason {
+    std::string_view refusal, kernel;  // the first of those that say so
+    int others = 0;
+  };
+  std::vector<Reason> reasons;
+  for (const Explanation::Candidate& candidate : choice.candidates) {
+    if (candidate.accepted) continue;
+    const auto said = std::ranges::find(reasons, candidate.refusal, &Reason::refusal);
+    if (said != reasons.end())
+      ++said->others;
+    else
+      reasons.push_back({candidate.refusal, candidate.kernel});
+  }
   std::string text;
-  for (const Explanation::Candidate& candidate : choice.candidates)
-    if (!candidate.accepted) text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", candidate.kernel, candidate.refusal);
+  for (const Reason& reason : reasons)
+    text += fmt::format("{}{}{}: {}", text.empty() ? "" : "; ", reason.kernel,
+                        reason.others == 0 ? "" : fmt::format(" and {} more", reason.others), reason.refusal);
   return text;
 }
 

@@ -30,7 +30,7 @@ struct Packing {
 /// What options (or NIBBLE_KERNEL) ask for, or else the layout whose kernels are cheapest over M in [1, m_max].
 Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options);
 
-/// One line of "name: reason" for each refusal.
+/// "name: reason" of each reason, with the first kernel that has it and the number of others, on one line.
 std::string refusals(const Choice& choice);
 
 }  // namespace nibble

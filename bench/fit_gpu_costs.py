@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,online-kernels,online-folds,scaled}.json
+  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,online-kernels,online-folds,scaled,conv-nhwc}.json
 
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
 `pass` beside a pass's records, `step` of a record however few warpgroups work, and `block` of a record of one row block. Batches that
 fill less than half of a kernel's tokens are left out: another kernel is for them. Files are what `nibble bench --all-kernels --json` and
-`scaled_check bench` write.
+`scaled_check bench` write; convolutions of NHWC images count as layers of as many tokens, for their passes have few records.
 """
 import json
 import math
-import random
 import re
 import sys
 from pathlib import Path
+
+import numpy as np
 
 SMS, BYTES_A_US = 132, 4.4e6
 BAND_TOKENS = 1024
@@ -50,6 +51,7 @@ class Measured:
         blocks, self.depth = deal(family, tokens, rows)
         bands = ceil(m, tokens) * tokens >= 2 * BAND_TOKENS
         row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
+        blocks = min(blocks, row_blocks)  # of a pass
         self.steps = ceil(ceil(records, split), self.depth)
         if split == 1 and not bands:
             units = ceil(row_blocks * tiles, RESIDENT[1])
@@ -76,6 +78,11 @@ def measurements(path):
                     yield Measured(SCALED[row["kind"]], tile_of(kernel), n, k, m, us, n * k + m * k + 2 * m * n)
     for r in data.get("results", []):
         tile, n, k, m = tile_of(r["kernel"]), r["n"], r["k"], r["m"]
+        if tile and r["kernel"].startswith("conv_any_f16_"):  # images as they are: patches of tokens, of few records often
+            c = r["conv"]
+            images = c["batch"] * c["height"] * c["width"] * c["in_channels"]
+            if c["input"] == c["output"] == "nhwc":
+                yield Measured(FLOAT_FOLDS if "g64" in r["scheme"] else FLOATS, tile, n, k, m, r["median_us"], n * k / 2 + 2 * (images + m * n))
         if tile is None or not r["kernel"].startswith("linear_any_"):
             continue
         *act, weight = r["scheme"].split("_")
@@ -96,18 +103,28 @@ def predict(p, x):
 
 
 def fit(data):
-    def loss(p):
-        return sum(w * math.log(predict(p, x) / x.us) ** 2 for w, x in data) / sum(w for w, _ in data)
+    """The four numbers, and how far off they are: random steps, smaller and smaller, from several places."""
+    weight, moved, passes, steps, wide, us = np.array(
+        [(w, x.moved_us, x.passes, x.steps, x.wide * x.depth, x.us) for w, x in data]).T
 
-    random.seed(1)
-    best, at = math.inf, (3.0, 0.5, 0.25, 0.1)
-    for scale in (1.0, 0.5, 0.2, 0.1, 0.05, 0.02):
-        for _ in range(4000):
-            p = tuple(max(1e-3, x * math.exp(scale * random.gauss(0, 1))) for x in at)
-            value = loss(p)
-            if value < best:
-                best, at = value, p
-    return at, math.sqrt(best)
+    def losses(tries):
+        fixed, turn, step, block = tries.T[..., None]
+        predicted = fixed + np.maximum(moved, passes * (turn + steps * np.maximum(step, wide * block)))
+        return (weight * np.log(predicted / us) ** 2).sum(1) / weight.sum()
+
+    random = np.random.default_rng(1)
+    best, found = math.inf, None
+    for start in ((3.0, 0.5, 0.25, 0.1), (1.0, 2.0, 0.1, 0.3), (0.1, 4.0, 0.5, 0.05), (0.1, 0.5, 0.1, 0.7)):
+        at, value = np.array(start), math.inf
+        for scale in (1.0, 0.5, 0.2, 0.1, 0.05, 0.02):
+            for _ in range(300):
+                tries = np.maximum(1e-3, at * np.exp(scale * random.normal(size=(64, 4))))
+                loss = losses(tries)
+                if loss.min() < value:
+                    at, value = tries[loss.argmin()], loss.min()
+        if value < best:
+            best, found = value, tuple(float(x) for x in at)
+    return found, math.sqrt(best)
 
 
 def print_regret(measured, model):

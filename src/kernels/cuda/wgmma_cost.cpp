@@ -18,15 +18,16 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
   const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), cost.split), deal.depth);
   const double sms = std::max(8, gpu.sms);
   const bool dealt = cost.split == 1 && token_tiles * cost.tokens < 2 * kBandTokens;
-  double passes, wide = deal.blocks;
+  const double blocks = std::min<double>(deal.blocks, row_blocks);  // of a pass
+  double passes, wide = blocks;
   if (dealt) {
     const double units = up(row_blocks * token_tiles, sms);
-    passes = up(units, deal.blocks);
+    passes = up(units, blocks);
     wide = units / passes;
   } else {
     constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
     const double share = cost.split == 1 ? 1.0 : cost.split == 2 ? 0.5 : kFoursOfSms;
-    passes = up(up(row_blocks, deal.blocks) * token_tiles, std::floor(sms * share));
+    passes = up(up(row_blocks, blocks) * token_tiles, std::floor(sms * share));
   }
   const double pass_us = cost.pass_us + steps * std::max<double>(cost.step_us, wide * deal.depth * cost.block_us);
   return cost.fixed_us + std::max(moved, passes * pass_us);

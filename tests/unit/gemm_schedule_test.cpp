@@ -60,6 +60,19 @@ TEST(GemmSchedule, NumbersEveryPass) {
   for (int count : taken) EXPECT_EQ(count, 1);
 }
 
+TEST(GemmSchedule, DealsUnitsBandsOrAPassEach) {
+  Deal few{.row_blocks = 128, .token_tiles = 8, .most = 3}, many{.row_blocks = 128, .token_tiles = 16, .most = 3},
+      small{.row_blocks = 7};
+  EXPECT_EQ(deal_out(few, 128, 1, 132), 0);
+  EXPECT_EQ(few.clusters, 132);
+  EXPECT_EQ(deal_out(small, 128, 1, 132), 0);
+  EXPECT_EQ(small.clusters, 7);
+  EXPECT_EQ(deal_out(many, 128, 1, 132), 8);  // 2048 tokens are two bands
+  EXPECT_EQ(many.clusters, 132);
+  EXPECT_EQ(deal_out(few, 128, 2, 132), 1);
+  EXPECT_EQ(few.clusters, 43 * 8);
+}
+
 TEST(GemmSchedule, BandsHoldEveryPass) {
   for (int token_tiles : {1, 2, 3, 8, 13})
     for (int high : {1, 4, 8}) {

@@ -32,6 +32,8 @@ NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false)
 /// With K = 8192, 8 or 16 MiB of activations stay in L2 while the weights go by once for each band.
 constexpr int kBandTokens = 1024;
 
+NIBBLE_HOST_DEVICE constexpr bool takes_bands(int token_tiles, int tokens) { return token_tiles * tokens >= 2 * kBandTokens; }
+
 struct Pass {
   int token_tile = 0, block = 0, blocks = 0;  // row blocks [block, block + blocks)
 };
@@ -64,5 +66,15 @@ struct Deal {
     return {first + rest % height, block, row_blocks - block < most ? row_blocks - block : most};
   }
 };
+
+/// How `ctas` CTAs, of which `split` share a pass along K, take what `deal` has, in tiles of `tokens` tokens. Sets its clusters; the token
+/// tiles of a band where passes are numbered, 0 where units are dealt.
+constexpr int deal_out(Deal& deal, int tokens, int split, int ctas) {
+  const int passes = deal.row_tiles() * deal.token_tiles;
+  const bool bands = takes_bands(deal.token_tiles, tokens);
+  const int work = bands ? passes : deal.units();
+  deal.clusters = split > 1 ? passes : work < ctas ? work : ctas;  // those that share take a pass each
+  return split > 1 ? 1 : bands ? kBandTokens / tokens : 0;
+}
 
 }  // namespace nibble::cuda

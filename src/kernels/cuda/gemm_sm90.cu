@@ -54,16 +54,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, cud
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
   p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
   p.deal.most = shape.groups() / p.depth;
-  const int passes = p.deal.row_tiles() * p.deal.token_tiles, ctas = multiprocessors(device);
-  if (p.split > 1) {  // a pass each
-    p.band = 1;
-    p.deal.clusters = passes;
-  } else if (p.deal.token_tiles * shape.tokens >= 2 * kBandTokens) {
-    p.band = kBandTokens / shape.tokens;
-    p.deal.clusters = std::min(passes, ctas);
-  } else {
-    p.deal.clusters = std::min(p.deal.units(), ctas);
-  }
+  p.band = deal_out(p.deal, shape.tokens, p.split, multiprocessors(device));
 
   // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
   const auto bytes = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, p.split).total; };

@@ -185,8 +185,7 @@ __device__ std::uint32_t wide(std::uint32_t largest, const Params& p) {
 // ---- codes
 
 /// The codes of a vector. Where the inverse is 0 the range is, or has no number: all codes are 0 then.
-__device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rule, const Params& p) {
-  const bool e4m3 = p.task.codes_type == DType::e4m3;
+__device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rule, bool e4m3) {
   std::uint32_t word[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -231,7 +230,7 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
   if (channel >= p.columns) return 0;
   float x[kEach];
   unpack(x, raw, p.source, channel);
-  const uint2 codes = only(encode(x, rule, p), p.k - channel);
+  const uint2 codes = only(encode(x, rule, p.task.codes_type == DType::e4m3), p.k - channel);
   store(codes, p, row, channel);
   return sum_of(codes);
 }
@@ -244,7 +243,7 @@ __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Param
   const QuantizeTask& t = p.task;
   float x[kEach];
   unpack(x, raw, p.source, channel);
-  const uint2 codes = only(encode(x, rule, p), p.k - channel);
+  const uint2 codes = only(encode(x, rule, false), p.k - channel);
   std::int32_t sum = sum_of(codes);
   const int fold_lanes = t.fold / kEach;
   for (int lanes = fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);

@@ -44,16 +44,7 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   p.deal.row_blocks = geo.tiles();
   p.deal.token_tiles = (p.m + config.tokens - 1) / config.tokens;
   p.deal.most = config.blocks;
-  const int passes = p.deal.row_tiles() * p.deal.token_tiles, clusters = multiprocessors(device) / config.split;
-  if (config.split > 1) {  // a pass each
-    p.band = 1;
-    p.deal.clusters = passes;
-  } else if (p.deal.token_tiles * config.tokens >= 2 * kBandTokens) {
-    p.band = kBandTokens / config.tokens;
-    p.deal.clusters = std::min(passes, clusters);
-  } else {
-    p.deal.clusters = std::min(p.deal.units(), clusters);
-  }
+  p.band = deal_out(p.deal, config.tokens, config.split, multiprocessors(device));
 
   // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
   const int longest = ((p.tile_records + config.split - 1) / config.split + config.depth - 1) / config.depth;

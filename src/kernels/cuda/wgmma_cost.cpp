@@ -17,7 +17,7 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
                token_tiles = up(static_cast<double>(p.m), cost.tokens);
   const double steps = up(up(up(static_cast<double>(p.k), gpu_tile::kChannels), cost.split), deal.depth);
   const double sms = std::max(8, gpu.sms);
-  const bool dealt = cost.split == 1 && token_tiles * cost.tokens < 2 * kBandTokens;
+  const bool dealt = cost.split == 1 && !takes_bands(static_cast<int>(token_tiles), cost.tokens);
   const double blocks = std::min<double>(deal.blocks, row_blocks);  // of a pass
   double passes, wide = blocks;
   if (dealt) {

@@ -510,7 +510,7 @@ bool worth_timing(const Kernel& row, std::int64_t m) {
   return (tokens == 16 || tokens < 2 * m) && (tokens >= 128 || m <= 8 * tokens);
 }
 
-double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int64_t m) {
+double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int64_t m, const Problem& problem) {
   const bool grouped = kind.act.group.k != 0;
   EpilogueSpec epilogue;
   epilogue.out = DType::f16;
@@ -525,6 +525,9 @@ double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int
     args.operands.a_scale.strides = {1, m};  // as quantized activations come: a group's scales lie together
   }
   args.operands.a_zero = ConstTensorView(as<std::int32_t>(layer.act_zeros), {m});
+  const std::size_t scratch_bytes = row.workspace == nullptr ? 0 : row.workspace(row, problem);
+  const DeviceMemory scratch = room<std::byte>(static_cast<std::int64_t>(scratch_bytes) + 256);
+  args.scratch = std::span(scratch.data(), scratch_bytes);
   return time_us(
       layer.copies(),
       [&](int copy, cudaStream_t stream) {
@@ -656,7 +659,7 @@ nlohmann::json bench_one(Layer& layer, const BenchKind& kind, std::int64_t m, st
   for (const Kernel& row : scaled_kernels()) {
     if (!worth_timing(row, m) || !row.accepts(row, problem).ok()) continue;
     const std::string name(row.name);
-    us[name] = time_row(row, layer, kind, m);
+    us[name] = time_row(row, layer, kind, m, problem);
     if (best.empty() || us[name] < us[std::string(best)]) best = row.name;
   }
   const std::string compared = cublas_us ? fmt::format("{:9.2f}", *cublas_us) : "        –";

@@ -21,6 +21,8 @@ SMS, BYTES_A_US = 132, 4.4e6
 BAND_TOKENS = 1024
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
 LAUNCH_US = 1.5
+STREAM_K = 0  # the split of kernels whose CTAs share passes wherever their run of records ends (gemm_schedule.hpp)
+PART = 0.5
 # As WgmmaFamily has them.
 FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
     "floats", "float_folds", "online", "online_folds", "s8", "e4m3", "e4m3_groups")
@@ -51,21 +53,35 @@ class Measured:
         blocks, self.depth = deal(family, tokens, rows)
         bands = ceil(m, tokens) * tokens >= 2 * BAND_TOKENS
         row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
-        blocks = min(blocks, row_blocks)  # of a pass
-        self.steps = ceil(ceil(records, split), self.depth)
-        if split == 1 and not bands:
+        blocks = self.wide = min(blocks, row_blocks)  # of a pass
+        passes = ceil(row_blocks, blocks) * tiles
+        if split == STREAM_K:
+            whole, each = stream_k(passes, records)
+            self.passes = whole + (1 + PART * ceil(records, each) if each else 0)
+            self.steps = whole * records + each
+        elif split == 1 and not bands:
             units = ceil(row_blocks * tiles, RESIDENT[1])
             self.passes = ceil(units, blocks)
+            self.steps = self.passes * ceil(records, self.depth)
             self.wide = units / self.passes
         else:
-            self.passes = ceil(ceil(row_blocks, blocks) * tiles, RESIDENT[split])
-            self.wide = blocks
+            self.passes = ceil(passes, RESIDENT[split])
+            self.steps = self.passes * ceil(ceil(records, split), self.depth)
         self.moved_us = moved / BYTES_A_US
 
 
+def stream_k(passes, records):
+    """Whole passes of a CTA, and its records of the line (deal_out)."""
+    rest = passes % SMS
+    whole = passes - rest
+    if rest and 3 * rest < SMS and whole:
+        whole -= SMS
+    return whole // SMS, ceil((passes - whole) * records, SMS)
+
+
 def tile_of(kernel):
-    m = re.search(r"_wgmma(\d*)_m(\d+)n(\d+)", kernel)
-    return (int(m[2]), int(m[3]), int(m[1] or 1)) if m else None
+    m = re.search(r"_(wgmma|streamk)(\d*)_m(\d+)n(\d+)", kernel)
+    return (int(m[3]), int(m[4]), STREAM_K if m[1] == "streamk" else int(m[2] or 1)) if m else None
 
 
 def measurements(path):
@@ -99,7 +115,7 @@ def measurements(path):
 
 def predict(p, x):
     fixed, turn, step, block = p
-    return fixed + max(x.moved_us, x.passes * (turn + x.steps * max(step, x.wide * x.depth * block)))
+    return fixed + max(x.moved_us, x.passes * turn + x.steps * max(step, x.wide * x.depth * block))
 
 
 def fit(data):
@@ -109,7 +125,7 @@ def fit(data):
 
     def losses(tries):
         fixed, turn, step, block = tries.T[..., None]
-        predicted = fixed + np.maximum(moved, passes * (turn + steps * np.maximum(step, wide * block)))
+        predicted = fixed + np.maximum(moved, passes * turn + steps * np.maximum(step, wide * block))
         return (weight * np.log(predicted / us) ** 2).sum(1) / weight.sum()
 
     random = np.random.default_rng(1)

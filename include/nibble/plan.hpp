@@ -195,7 +195,7 @@ class Plan {
   /// The same for a weight in device memory: `a`, `d`, the operands and `workspace` are device memory too, of the GPU the weight is
   /// on, which must be current in the calling thread. Enqueues on `stream` and returns. Can be captured in a CUDA graph, but not
   /// the first run on a device, which loads the kernel's code: run once before, with the same M and strides. No allocation, search
-  /// or lock, but for kernels that are not batch_invariant: their first run of a shape searches, later ones take a shared lock.
+  /// or lock, but for the dense tier (linear_*_dense): its first run of a shape searches, later ones take a shared lock.
   /// Errors: as above, and internal with CUDA's words when a launch fails.
   Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
              std::span<std::byte> workspace, Stream stream) const;

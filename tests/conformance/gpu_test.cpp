@@ -193,6 +193,93 @@ TEST_F(Gpu, ManyTokensHaveTheBitsOfFew) {
   EXPECT_GT(kernels_run, 20);
 }
 
+/// Stream-K cuts passes wherever a CTA's run of records ends and adds up the parts: the sums of the same tile uncut but for their order, the
+/// same in every run, in a workspace that nobody has cleared, and in a graph, whose runs have one ticket.
+TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
+  if (const Status here = runs_here(Isa::sm90); !here.ok()) GTEST_SKIP() << here.message();
+  struct Shape {
+    std::int64_t m, n, k;
+  };
+  // One pass among many CTAs; parts of passes; whole rounds beside them; bands; passes of fewer rows, and of fewer tokens.
+  constexpr Shape kShapes[] = {{7, 200, 8192}, {64, 10240, 2048}, {300, 1096, 4096}, {1000, 8200, 1024}, {2100, 4096, 640}};
+  const CudaStream stream;
+  int kernels_run = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    const std::string cut(kernel.name);
+    const std::size_t at = cut.find("_streamk_");
+    if (kernel.op != Op::linear || at == std::string::npos) continue;
+    const std::string uncut = std::string(cut).replace(at, 9, "_wgmma_");
+    const bool e4m3 = cut.starts_with("linear_any_e4m3_"), exact = cut.starts_with("linear_any_s8_");
+    const DType act = cut.starts_with("linear_any_bf16_") ? DType::bf16 : DType::f16;
+    const Scheme scheme = must(Scheme::parse(e4m3                                      ? "e4m3r_e4m3c"
+                                             : exact                                   ? "s8zr_s8c"
+                                             : cut.starts_with("linear_any_s8i16_any") ? "s8g128_u4zg128"
+                                                                                       : "u4zg128"));
+    ++kernels_run;
+    for (const auto& [m, n, k] : kShapes) {
+      SCOPED_TRACE(::testing::Message() << cut << " M=" << m << " N=" << n << " K=" << k);
+      Tensor a(act, {m, k});
+      for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(7, static_cast<std::uint64_t>(i)));
+      const DeviceMemory acts = on_device(a.bytes);
+      const PackedWeight weight = must(pack(random_weight(scheme.weight, n, k, 9), {.kernel = cut}));
+      const std::size_t bytes = static_cast<std::size_t>(m * n * 2);
+      const DeviceMemory d = on_device(std::vector<std::byte>(bytes, std::byte{0xff}));
+      DeviceMemory workspace;
+      const auto enqueue = [&](const Plan& plan) {
+        EXPECT_EQ(cudaMemsetAsync(d.data(), 0xff, bytes, stream.native()), cudaSuccess);
+        const Status status =
+            plan.run(weight, ConstTensorView(acts.data(), act, {m, k}), TensorView(d.data(), DType::f16, {m, n}), {},
+                     std::span(workspace.data(), workspace.size()), stream.get());
+        EXPECT_TRUE(status.ok()) << status.message();
+      };
+      const auto result = [&] {
+        Tensor t(DType::f16, {m, n});
+        t.bytes = fetch(d.data(), bytes, stream.get());
+        return t;
+      };
+      const auto plan_with = [&](const std::string& name) {
+        return must(Plan::linear(weight, {.act = act, .m_max = m, .epilogue = {.out = DType::f16}, .quantize = scheme.act},
+                                 {.kernel = name}));
+      };
+      const Plan whole = plan_with(uncut), plan = plan_with(cut);
+      workspace = workspace_of(whole);
+      enqueue(whole);
+      const Tensor expected = result();
+      workspace = workspace_of(plan);
+      enqueue(plan);
+      const Tensor got = result();
+
+      double squares = 0;
+      for (std::int64_t i = 0; i < expected.numel(); ++i) squares += std::pow(expected.at(i), 2);
+      const double rms = std::sqrt(squares / static_cast<double>(expected.numel()));
+      ASSERT_GT(rms, 1e-4);
+      // A rounding to f16 more or less, and what another order of f32 sums makes; wgmma drops what is below 13 bits of sums of e4m3.
+      const double slack = exact ? 0.0 : rms * (e4m3 ? 3e-2 : 1e-4);
+      for (std::int64_t i = 0; i < expected.numel(); ++i)
+        ASSERT_NEAR(got.at(i), expected.at(i), exact ? 0.0 : slack + std::abs(expected.at(i)) / 512)
+            << "row " << i / n << " column " << i % n;
+
+      for (int again = 0; again < 3; ++again) {
+        enqueue(plan);
+        ASSERT_TRUE(result().bytes == got.bytes) << "run " << again;
+      }
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      ASSERT_EQ(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      for (int i = 0; i < 3; ++i) enqueue(plan);
+      ASSERT_EQ(cudaStreamEndCapture(stream.native(), &graph), cudaSuccess);
+      ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+      for (int replay = 0; replay < 5; ++replay) {
+        ASSERT_EQ(cudaGraphLaunch(exec, stream.native()), cudaSuccess);
+        EXPECT_TRUE(result().bytes == got.bytes) << "replay " << replay << " of a graph";
+      }
+      EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    }
+  }
+  EXPECT_GE(kernels_run, 20);
+}
+
 TEST_F(Gpu, TwoStreamsAtOnce) {
   const Layer layers[] = {{5, 1024, 2048, 1}, {17, 768, 4096, 2}};
   const CudaStream streams[2];

@@ -160,6 +160,7 @@ Result<ConvTask> images_of(const StepArgs& args) {
                   .a = {a.image, a.pixel, a.channel},
                   .d = {d.image, d.pixel, d.channel},
                   .scratch = args.scratch.data(),
+                  .scratch_end = end_of(args.scratch),
                   .epilogue = epilogue::element(*args.epilogue, operands, d.matrix(0, 0, 0, tokens, g.out_channels),
                                                 args.weight->scale2.value_or(1.0f))};
 }
@@ -292,6 +293,8 @@ double codes_sm90_cost_us(const Kernel&, const Problem& p) {
 constexpr std::string_view kSummary = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers";
 constexpr std::string_view kSplitSummary =
     "implicit GEMM: patches by TMA, weights in registers; clusters share a row tile along the patch";
+constexpr std::string_view kStreamKSummary =
+    "implicit GEMM: patches by TMA, weights in registers; every CTA has as many channels of all row tiles";
 
 /// kTokens pixels × kRows channels a pass of a CTA; kSplit CTAs share it along the patch.
 template <int kTokens, int kRows, int kSplit>
@@ -304,16 +307,17 @@ constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
           .act = act,
           .weight = "any",
           .layout = "gpu_n64k128",
-          .variant = kSplit == 1   ? "wgmma"
-                     : kSplit == 2 ? "wgmma2"
-                                   : "wgmma4",
+          .variant = wgmma_variant(kSplit),
           .tile = {kTokens, kRows, 0},
-          .summary = kSplit == 1 ? kSummary : kSplitSummary,
+          .summary = kSplit == kStreamK ? kStreamKSummary
+                     : kSplit == 1      ? kSummary
+                                        : kSplitSummary,
+          .batch_invariant = kSplit != kStreamK,
           .rounds_weights = true,
           .rounds_scales = true,
           .accepts = accepts_sm90,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
-          .workspace = half_workspace,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, half_workspace>,
           .run = run_sm90<kTokens, kRows, kSplit>};
 }
 
@@ -341,6 +345,8 @@ constexpr std::string_view kCodesSummary =
     "W8A8 with a scale for all activations: TMA brings patches of codes, wgmma out of shared memory";
 constexpr std::string_view kCodesSplitSummary =
     "W8A8 with a scale for all activations: patches by TMA; clusters share a row tile along the patch";
+constexpr std::string_view kCodesStreamKSummary =
+    "W8A8 with a scale for all activations: patches by TMA; every CTA has as many channels of all row tiles";
 
 template <int kTokens, int kBlocks, int kSplit>
 constexpr Kernel codes_row(std::string_view name) {
@@ -352,14 +358,14 @@ constexpr Kernel codes_row(std::string_view name) {
           .act = "s8",
           .weight = "any",
           .layout = "gpu_w8n64k128",
-          .variant = kSplit == 1   ? "wgmma"
-                     : kSplit == 2 ? "wgmma2"
-                                   : "wgmma4",
+          .variant = wgmma_variant(kSplit),
           .tile = {kTokens, kBlocks * gpu_w8::kRows, 0},
-          .summary = kSplit == 1 ? kCodesSummary : kCodesSplitSummary,
+          .summary = kSplit == kStreamK ? kCodesStreamKSummary
+                     : kSplit == 1      ? kCodesSummary
+                                        : kCodesSplitSummary,
           .accepts = accepts_codes_sm90,
           .cost_us = codes_sm90_cost_us<kTokens, kBlocks, kSplit>,
-          .workspace = codes_workspace,
+          .workspace = wgmma_workspace<kTokens, scaled_groups(kTokens), kSplit, codes_workspace>,
           .run = run_codes_sm90<kTokens, kBlocks, kSplit>};
 }
 
@@ -389,6 +395,9 @@ constexpr std::array kKernels{
     sm90_row<128, 192, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
     sm90_row<256, 128, 1>("conv_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
     sm90_row<256, 128, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
+    sm90_row<64, 256, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m64n256", "f16"),
+    sm90_row<128, 192, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m128n192", "f16"),
+    sm90_row<256, 128, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m256n128", "f16"),
     sm90_row<64, 256, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
     sm90_row<64, 256, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
     sm90_row<128, 192, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),
@@ -396,6 +405,9 @@ constexpr std::array kKernels{
     sm90_row<128, 192, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
     sm90_row<256, 128, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
     sm90_row<256, 128, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
+    sm90_row<64, 256, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m64n256", "bf16"),
+    sm90_row<128, 192, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m128n192", "bf16"),
+    sm90_row<256, 128, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m256n128", "bf16"),
     codes_row<64, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n64"),
     codes_row<64, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n128"),
     codes_row<64, 4, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n256"),
@@ -409,6 +421,9 @@ constexpr std::array kKernels{
     codes_row<256, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n64"),
     codes_row<256, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n128"),
     codes_row<256, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m256n64"),
+    codes_row<64, 4, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m64n256"),
+    codes_row<128, 3, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m128n192"),
+    codes_row<256, 2, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m256n128"),
     sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
     sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
     direct_row("conv_any_any_any__cuda_simt_direct", "any", "gpu_n64k128",

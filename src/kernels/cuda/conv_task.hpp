@@ -16,7 +16,8 @@ struct ConvTask {
   const void* x = nullptr;
   ImageStrides a, d;  // elements
   void* scratch = nullptr;
-  epilogue::Element epilogue;  // d_stride is d.pixel
+  void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
+  epilogue::Element epilogue;   // d_stride is d.pixel
 
   DeviceWeight weight;  // packed as gpu_n64k128, or
   ScaledWeight scaled;  // as gpu_w8n64k128, for activations that are codes:

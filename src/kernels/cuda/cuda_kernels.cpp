@@ -21,7 +21,8 @@ Status run_linear(const Kernel&, const StepArgs& args) {
                   .act = args.a.dtype,
                   .x = args.a.data,
                   .x_stride = args.a.stride(0),
-                  .scratch = args.scratch.data()};
+                  .scratch = args.scratch.data(),
+                  .scratch_end = end_of(args.scratch)};
   task.epilogue = epilogue::element(*args.epilogue, args.operands, args.d, task.weight.scale2);
   return kLaunch(task, args.stream);
 }
@@ -95,7 +96,7 @@ double wgmma_row_cost_us(const Kernel&, const Problem& p) {
 
 double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(current_gpu(), p); }
 
-std::size_t wgmma_workspace(const Kernel&, const Problem& p) {
+std::size_t gather_workspace(const Kernel&, const Problem& p) {
   return 2 * static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k)) * static_cast<std::size_t>(gathered_pitch(p.k));
 }
 
@@ -142,8 +143,10 @@ Status launch_wgmma(const LinearTask& task, Stream stream) {
 
 constexpr std::string_view kWgmmaSummary = "wgmma with the weights in registers, TMA for activations";
 constexpr std::string_view kWgmmaSplitSummary = "wgmma with the weights in registers; clusters share a row tile along K";
+constexpr std::string_view kStreamKSummary =
+    "wgmma with the weights in registers; every CTA has as many channels of all row tiles";
 
-/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K.
+/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK.
 template <int kTokens, int kRows, int kSplit>
 constexpr Kernel wgmma_row(std::string_view name, std::string_view act) {
   return {.name = name,
@@ -154,16 +157,17 @@ constexpr Kernel wgmma_row(std::string_view name, std::string_view act) {
           .act = act,
           .weight = "any",
           .layout = "gpu_n64k128",
-          .variant = kSplit == 1   ? "wgmma"
-                     : kSplit == 2 ? "wgmma2"
-                                   : "wgmma4",
+          .variant = wgmma_variant(kSplit),
           .tile = {kTokens, kRows, 0},
-          .summary = kSplit == 1 ? kWgmmaSummary : kWgmmaSplitSummary,
+          .summary = kSplit == kStreamK ? kStreamKSummary
+                     : kSplit == 1      ? kWgmmaSummary
+                                        : kWgmmaSplitSummary,
+          .batch_invariant = kSplit != kStreamK,
           .rounds_weights = true,
           .rounds_scales = true,
           .accepts = accepts_half,
           .cost_us = wgmma_row_cost_us<kTokens, kRows, kSplit>,
-          .workspace = wgmma_workspace,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, gather_workspace>,
           .run = run_linear<launch_wgmma<kTokens, kRows, kSplit>>};
 }
 
@@ -238,6 +242,11 @@ constexpr std::array kKernels{
     wgmma_row<128, 192, 4>("linear_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
     wgmma_row<256, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
     wgmma_row<256, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
+    wgmma_row<16, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m16n256", "f16"),
+    wgmma_row<32, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m32n256", "f16"),
+    wgmma_row<64, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m64n256", "f16"),
+    wgmma_row<128, 192, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m128n192", "f16"),
+    wgmma_row<256, 128, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m256n128", "f16"),
     wgmma_row<16, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n256", "bf16"),
     wgmma_row<16, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n128", "bf16"),
     wgmma_row<16, 64, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n64", "bf16"),
@@ -255,6 +264,11 @@ constexpr std::array kKernels{
     wgmma_row<128, 192, 4>("linear_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
     wgmma_row<256, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
     wgmma_row<256, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
+    wgmma_row<16, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m16n256", "bf16"),
+    wgmma_row<32, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m32n256", "bf16"),
+    wgmma_row<64, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m64n256", "bf16"),
+    wgmma_row<128, 192, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m128n192", "bf16"),
+    wgmma_row<256, 128, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m256n128", "bf16"),
     gemm_sm80_row("linear_any_f16_any__cuda_sm80_gemm", "f16"),
     gemm_sm80_row("linear_any_bf16_any__cuda_sm80_gemm", "bf16"),
     dense_row("linear_any_f16_any__cuda_simt_dense", Isa::simt, "f16"),

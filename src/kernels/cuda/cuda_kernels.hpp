@@ -2,7 +2,9 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
+#include "kernels/cuda/stream_k.hpp"
 #include "kernels/cuda/wgmma_cost.hpp"
 #include "kernels/kernel.hpp"
 #include "nibble/cuda.hpp"
@@ -13,6 +15,21 @@ std::span<const Kernel> kernels();
 
 /// The current GPU, for costs. Asked of problems that accepts_common has accepted: there is one then.
 GpuInfo current_gpu();
+/// The variant of a row whose passes `split` CTAs share along K (gemm_schedule.hpp).
+constexpr std::string_view wgmma_variant(int split) {
+  return split == kStreamK ? "streamk" : split == 1 ? "wgmma" : split == 2 ? "wgmma2" : "wgmma4";
+}
+/// What a row of tiles of kTokens asks for: kBase's bytes, and behind them, with stream-K, memory for the parts of kGroups warpgroups.
+template <int kTokens, int kGroups, int kSplit, std::size_t (*kBase)(const Kernel&, const Problem&)>
+std::size_t wgmma_workspace(const Kernel& self, const Problem& p) {
+  std::size_t bytes = 0;
+  if constexpr (kBase != nullptr) bytes = kBase(self, p);
+  if constexpr (kSplit == kStreamK) bytes = (bytes + 255) / 256 * 256 + stream_k_bytes(kTokens, kGroups, current_gpu().sms);
+  return bytes;
+}
+/// Where it ends.
+inline void* end_of(std::span<std::byte> scratch) { return scratch.data() + scratch.size(); }
+
 constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or graph of them
 
 /// Predicted microseconds of a linear kernel of level `isa` on a GPU.

@@ -1,13 +1,25 @@
-// Which rows and tokens a cluster multiplies, and when: plain arithmetic, the same on the host, where it is tested, and in kernels.
+// Which rows, tokens and channels a CTA multiplies, and when: plain arithmetic, the same on the host, where it is tested, and in kernels.
 //
-//   D is cut into row blocks of 64 and token tiles; a unit is one of each. Units are dealt as evenly as units can be,
+//   D is cut into row blocks of 64 and token tiles. A pass is up to `most` neighbouring row blocks of one token tile, times all of K, which
+//   is a row of records. There are four ways to deal passes, and deal_out() says which:
 //
-//     unit = token tile · row blocks + row block        cluster c: a run of U/C units, rounded up or down
+//   units    a unit is one row block of one token tile. Every CTA has a run of U/C units, rounded up or down, and takes it in passes: 57344
+//            rows on 132 CTAs are 6 or 7 blocks each, taken as 4 and 3 (97 % of the time all are busy), where tiles of 256 rows would
+//            take two rounds (85 %)
+//   bands    many tokens: passes are numbered, CTA c takes c, c + C, c + 2·C …; those side by side in time share what they read
+//   split    a cluster takes a pass, rank r of S the records [r·R/S, (r+1)·R/S)
+//   stream-K whole rounds of passes as bands do, and the records of the others laid in one line, of which every CTA has 1/C:
 //
-//   and a cluster takes its own in passes of up to `most` neighbouring row blocks of one token tile: 57344 rows on 132 CTAs are 6 or 7
-//   blocks each, taken as 4 and 3 (97 % of the time all are busy), where tiles of 256 rows would take two rounds (85 %).
+//                  pass 0            pass 1            pass 2
+//            ├────────┊────────┼────────┊────────┼─ … ──────────┤     three passes dealt to, say, four CTAs
+//            ├── CTA 0 ──┼── CTA 1 ──┼── CTA 2 ──┼── CTA 3 ─────┤
+//                        ◀──         ◀──         ◀──                  a CTA takes its run from the end
 //
-// Every element's sum is one CTA's work from its first channel to its last, or its cluster's: dealing does not show in the bits.
+//            Where a run ends within a pass (CTA 0, 1 and 2) the sums of that part are left in memory (stream_k.cuh); it is the first that
+//            the CTA multiplies. The pass is finished by the CTA that has its last record, which multiplies that part last: by then the others
+//            have left theirs. A CTA waits only for those before it, which the GPU has started before it.
+//
+// A sum is formed in an order that depends on the way and the GPU, and with stream-K on M.
 #pragma once
 
 #include <cstdint>
@@ -34,47 +46,147 @@ constexpr int kBandTokens = 1024;
 
 NIBBLE_HOST_DEVICE constexpr bool takes_bands(int token_tiles, int tokens) { return token_tiles * tokens >= 2 * kBandTokens; }
 
+/// The `split` of kernels whose CTAs share passes along K wherever a run ends; of others it is the CTAs of a cluster.
+constexpr int kStreamK = 0;
+
+/// Division by a number that the host knows, as a product: an integer division in front of the first copy takes a tenth of a
+/// microsecond. Exact for all n ≥ 0: with by ≤ 2^bits < 2·by the inverse ⌈2^(31+bits)/by⌉ is above by less than 2^-31 of itself.
+struct Divisor {
+  std::uint32_t inverse = std::uint32_t{1} << 31;
+  int shift = 31;
+
+  Divisor() = default;
+  NIBBLE_HOST_DEVICE constexpr explicit Divisor(int by) {
+    while (std::int64_t{1} << (shift - 31) < by) ++shift;
+    inverse =
+        static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + static_cast<unsigned>(by) - 1) / static_cast<unsigned>(by));
+  }
+  NIBBLE_HOST_DEVICE friend constexpr int operator/(int n, const Divisor& d) {
+    return static_cast<int>(static_cast<std::uint64_t>(n) * d.inverse >> d.shift);
+  }
+};
+
+/// Row blocks [block, block + blocks) of a token tile, and of their records [first, end).
 struct Pass {
-  int token_tile = 0, block = 0, blocks = 0;  // row blocks [block, block + blocks)
+  int token_tile = 0, block = 0, blocks = 0;
+  int first = 0, end = 0;
+
+  NIBBLE_HOST_DEVICE constexpr int records() const { return end - first; }
 };
 
 struct Deal {
-  int row_blocks = 1, token_tiles = 1;
-  int clusters = 1;
-  int most = 4;  // row blocks of a pass
+  int row_blocks = 1, token_tiles = 1, records = 1;
+  int most = 4;            // row blocks of a pass
+  int split = 1;           // CTAs of a cluster, which share passes along K: a power of two; kStreamK
+  int shift = 0;           // of which 2^shift = split
+  int clusters = 1;        // of one CTA, or of `split`
+  int band = 0;            // token tiles of a band of numbered passes; 0: units are dealt
+  int whole = 0;           // numbered passes that are taken whole; the others are the line
+  int each = 0, more = 0;  // a cluster's units, or records of the line; the first `more` clusters have one more
+  int row_tiles = 1;
+  Divisor by_row_blocks{}, by_most{}, by_band{}, by_high{}, by_last{}, by_records{};
 
   NIBBLE_HOST_DEVICE constexpr int units() const { return row_blocks * token_tiles; }
-  /// The first units % clusters clusters have one more.
-  NIBBLE_HOST_DEVICE constexpr int first_unit(int cluster) const {
-    const int share = units() / clusters, more = units() % clusters;
-    return cluster * share + (cluster < more ? cluster : more);
+  NIBBLE_HOST_DEVICE constexpr int passes() const { return row_tiles * token_tiles; }
+  /// At most so many records are one CTA's.
+  constexpr int longest() const {
+    if (split == kStreamK) return each + 1 + (whole + clusters - 1) / clusters * records;
+    const bool one = band == 0 ? units() <= clusters * most : passes() <= clusters;
+    return one ? (records + split - 1) / split : 2 * records;  // as good as endless
   }
-  /// The pass that starts at `unit` of a cluster that ends before `end`: as many blocks as its siblings in this token tile.
-  NIBBLE_HOST_DEVICE constexpr Pass pass(int unit, int end) const {
-    const int tile = unit / row_blocks, block = unit % row_blocks;
-    const int left = end - unit < row_blocks - block ? end - unit : row_blocks - block;
-    const int passes = (left + most - 1) / most;
-    return {tile, block, (left + passes - 1) / passes};
+  /// Where the units or the run of a cluster begin.
+  NIBBLE_HOST_DEVICE constexpr int begin(int cluster) const { return cluster * each + (cluster < more ? cluster : more); }
+
+  /// The pass that begins at `unit` of a run that stops before `stop`: as many blocks as its siblings in this token tile.
+  NIBBLE_HOST_DEVICE constexpr Pass dealt(int unit, int stop) const {
+    const int tile = unit / by_row_blocks, block = unit - tile * row_blocks;
+    const int left = stop - unit < row_blocks - block ? stop - unit : row_blocks - block;
+    const int count = (left + most - 1) / by_most;
+    int blocks = most;
+    while (count * (blocks - 1) >= left) --blocks;
+    return {.token_tile = tile, .block = block, .blocks = blocks};
   }
-  /// Not dealt but numbered, so that passes that run together share what they read: bands of up to `high` token tiles, row tile by row
-  /// tile.
-  NIBBLE_HOST_DEVICE constexpr int row_tiles() const { return (row_blocks + most - 1) / most; }
-  NIBBLE_HOST_DEVICE constexpr Pass banded(int index, int high) const {
-    const int band = index / (high * row_tiles()), first = band * high, rest = index - first * row_tiles();
-    const int height = token_tiles - first < high ? token_tiles - first : high;
-    const int block = rest / height * most;
-    return {first + rest % height, block, row_blocks - block < most ? row_blocks - block : most};
+  /// Pass `index`: bands of up to `band` token tiles, row tile by row tile.
+  NIBBLE_HOST_DEVICE constexpr Pass numbered(int index) const {
+    const int number = index / by_band, first = number * band, rest = index - first * row_tiles;
+    const bool last = first + band > token_tiles;
+    const int row_tile = last ? rest / by_last : rest / by_high, height = last ? token_tiles - first : band;
+    const int block = row_tile * most;
+    return {.token_tile = first + rest - row_tile * height,
+            .block = block,
+            .blocks = row_blocks - block < most ? row_blocks - block : most};
+  }
+
+  /// Where a cluster is with its share: one number, for it stands in a register while the cluster multiplies. The unit or pass that is next, or, when
+  /// these are done, −1 − the record up to which its run of the line is still there.
+  NIBBLE_HOST_DEVICE constexpr int start(int cluster) const { return band == 0 ? begin(cluster) : cluster; }
+  /// Takes the next pass out of the share of CTA `rank` of a cluster; false when there is none.
+  NIBBLE_HOST_DEVICE constexpr bool next(int cluster, int rank, int& at, Pass& pass) const {
+    const int stop = band == 0 ? begin(cluster + 1) : whole;
+    if (at >= 0 && at < stop) {
+      pass = band == 0 ? dealt(at, stop) : numbered(at);
+      pass.first = split > 1 ? (rank * records) >> shift : 0;
+      pass.end = split > 1 ? ((rank + 1) * records) >> shift : records;
+      at += band == 0 ? pass.blocks : clusters;
+      return true;
+    }
+    if (split != kStreamK) return false;
+    const int from = begin(cluster), to = at >= 0 ? begin(cluster + 1) : -1 - at;
+    if (from == to) return false;
+    const int number = (to - 1) / by_records, first = number * records, left = first > from ? first : from;
+    pass = numbered(whole + number);
+    pass.first = left - first;
+    pass.end = to - first;
+    at = -1 - left;
+    return true;
+  }
+  /// The row blocks of the part that a cluster leaves; 0: it has none.
+  NIBBLE_HOST_DEVICE constexpr int left_blocks(int cluster) const {
+    const int from = begin(cluster), to = begin(cluster + 1);
+    if (split != kStreamK || from == to) return 0;
+    const int number = (to - 1) / by_records;
+    return to == (number + 1) * records ? 0 : numbered(whole + number).blocks;
   }
 };
 
-/// How `ctas` CTAs, of which `split` share a pass along K, take what `deal` has, in tiles of `tokens` tokens. Sets its clusters; the token
-/// tiles of a band where passes are numbered, 0 where units are dealt.
-constexpr int deal_out(Deal& deal, int tokens, int split, int ctas) {
-  const int passes = deal.row_tiles() * deal.token_tiles;
+/// Deals what `deal` says of row blocks, token tiles, records, most and split to `ctas` CTAs, in tiles of `tokens` tokens.
+constexpr void deal_out(Deal& deal, int tokens, int ctas) {
+  const auto up = [](int a, int b) { return (a + b - 1) / b; };
   const bool bands = takes_bands(deal.token_tiles, tokens);
-  const int work = bands ? passes : deal.units();
-  deal.clusters = split > 1 ? passes : work < ctas ? work : ctas;  // those that share take a pass each
-  return split > 1 ? 1 : bands ? kBandTokens / tokens : 0;
+  deal.row_tiles = up(deal.row_blocks, deal.most);
+  const int passes = deal.passes();
+  deal.whole = passes;
+  if (deal.split > 1) {
+    while (1 << deal.shift < deal.split) ++deal.shift;
+    deal.clusters = passes;  // one each
+    deal.band = 1;
+  } else if (deal.split == 1 && !bands) {
+    deal.clusters = deal.units() < ctas ? deal.units() : ctas;
+    deal.each = deal.units() / deal.clusters, deal.more = deal.units() % deal.clusters;
+    deal.band = 0;
+  } else {
+    deal.band = kBandTokens / tokens < deal.token_tiles ? kBandTokens / tokens : deal.token_tiles;
+    deal.clusters = passes < ctas ? passes : ctas;
+  }
+  if (deal.split == kStreamK) {
+    const std::int64_t all = std::int64_t{passes} * deal.records;
+    deal.clusters = all < ctas ? static_cast<int>(all) : ctas;
+    const int rest = passes % deal.clusters;
+    // A pass that many CTAs have a part of takes its last one long to add up: with a whole round in the line they are three at most.
+    constexpr int kFew = 3;
+    deal.whole = passes - rest;
+    if (rest != 0 && kFew * rest < deal.clusters && deal.whole > 0) deal.whole -= deal.clusters;
+    const int line = (passes - deal.whole) * deal.records;
+    deal.each = line / deal.clusters, deal.more = line % deal.clusters;
+    deal.by_records = Divisor(deal.records);
+  }
+  deal.by_row_blocks = Divisor(deal.row_blocks);
+  deal.by_most = Divisor(deal.most);
+  if (deal.band != 0) {
+    deal.by_band = Divisor(deal.band * deal.row_tiles);
+    deal.by_high = Divisor(deal.band);
+    if (const int over = deal.token_tiles % deal.band; over != 0) deal.by_last = Divisor(over);
+  }
 }
 
 }  // namespace nibble::cuda

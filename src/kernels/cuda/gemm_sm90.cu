@@ -39,32 +39,36 @@ GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& ep
   p.epilogue = epilogue;
   p.m = m;
   p.n = static_cast<int>(weight.geometry.n);
-  p.tile_records = weight.geometry.records();
-  p.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.tile_records))));
+  p.deal.row_blocks = weight.geometry.tiles();
+  p.deal.records = weight.geometry.records();
+  p.deal.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.deal.records))));
   p.depth = config.depth;
   p.half = half_out(epilogue, p.n);
-  p.deal.row_blocks = weight.geometry.tiles();
   return p;
 }
 
-/// Deals the passes, makes the ring as long as there is room for, and launches.
-cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, cudaStream_t stream) {
+/// Deals the passes, makes the ring as long as there is room for, and launches. Memory for stream-K ends at `scratch_end`.
+cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, void* scratch_end, cudaStream_t stream) {
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  const int ctas = multiprocessors(device), cluster = std::max(1, p.deal.split);
   p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
   p.deal.most = shape.groups() / p.depth;
-  p.band = deal_out(p.deal, shape.tokens, p.split, multiprocessors(device));
+  deal_out(p.deal, shape.tokens, ctas);
+  if (p.deal.split == kStreamK) {
+    if (scratch_end == nullptr) return cudaErrorInvalidValue;
+    p.parts = stream_k(scratch_end, shape.tokens, shape.groups(), ctas);
+  }
 
   // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
-  const auto bytes = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, p.split).total; };
-  const int longest = ((p.tile_records + p.split - 1) / p.split + p.depth - 1) / p.depth;
+  const auto map = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, cluster); };
+  const int longest = (p.deal.longest() + p.depth - 1) / p.depth;
   p.stages = 1;
-  while (p.stages < longest * 2 && bytes(p.stages + 1) <= most) ++p.stages;
-  if (p.deal.units() <= p.deal.clusters * p.deal.most || p.split > 1) p.stages = std::min(p.stages, longest);
-  const int smem = bytes(p.stages);
-  if (smem > most) return cudaErrorInvalidConfiguration;
-  LaunchShape grid(p.deal.clusters * p.split, p.split, shape.threads(), smem, stream);
+  while (p.stages < longest && map(p.stages + 1).total <= most) ++p.stages;
+  p.map = map(p.stages);
+  if (p.map.total > most) return cudaErrorInvalidConfiguration;
+  LaunchShape grid(p.deal.clusters * cluster, cluster, shape.threads(), p.map.total, stream);
   return cudaLaunchKernelEx(&grid.config, kernel, p);
 }
 
@@ -79,7 +83,7 @@ cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& co
   p.first_row = first_row;
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
   if (!describe_rows(p.x, task.act, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
-  return launch(kernel, p, {.tokens = config.tokens}, stream);
+  return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
 }
 
 }  // namespace
@@ -136,7 +140,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   }
   if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, kPatchChannels, config.tokens))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, {.tokens = config.tokens}, stream);
+  return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
 }
 
 cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream) {
@@ -147,7 +151,8 @@ cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config,
   p.terms = static_cast<const float2*>(task.terms);
   p.term_pitch = task.term_pitch;
   if (!describe_rows(p.x, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens)) return cudaErrorInvalidValue;
-  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold}, stream);
+  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold}, task.scratch_end,
+                stream);
 }
 
 }  // namespace nibble::cuda

@@ -10,30 +10,9 @@
 #include "kernels/cuda/linear_task.hpp"
 #include "kernels/cuda/patches.hpp"
 #include "kernels/cuda/record_format.cuh"
+#include "kernels/cuda/stream_k.hpp"
 
 namespace nibble::cuda {
-
-struct GemmParams {
-  CUtensorMap x;
-  const std::uint8_t* records;
-  RecordFormat format;
-  epilogue::Element epilogue;
-  Deal deal;
-  int m, n;
-  int first_row;     // of D and the epilogue's operands that belongs to the first row of x
-  int tile_records;  // of a row tile: K / 128, rounded up
-  int split;         // CTAs of a cluster that share K
-  int depth;         // warpgroups that share a row block
-  int stages;
-  bool scale_after;         // operands are u − z, sums are multiplied by the scale: one group per channel
-  HalfOut half;             // how D leaves
-  int band;                 // token tiles of a band of numbered passes; 0: passes are dealt
-  const float2* terms;      // of codes: online.hpp
-  std::int64_t term_pitch;  // tokens between folds
-  Patches patches;          // of a convolution
-  int images;
-  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
-};
 
 /// What decides how large the parts of a CTA are.
 struct GemmShape {
@@ -67,6 +46,27 @@ NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, GemmShape shape, int d
   map.total = map.barriers + 2 * 8 * stages;
   return map;
 }
+
+struct GemmParams {
+  CUtensorMap x;
+  const std::uint8_t* records;
+  RecordFormat format;
+  epilogue::Element epilogue;
+  Deal deal;
+  int m, n;
+  int first_row;  // of D and the epilogue's operands that belongs to the first row of x
+  int depth;      // warpgroups that share a row block
+  int stages;
+  GemmMap map;
+  bool scale_after;         // operands are u − z, sums are multiplied by the scale: one group per channel
+  HalfOut half;             // how D leaves
+  StreamK parts;            // of passes that CTAs share
+  const float2* terms;      // of codes: online.hpp
+  std::int64_t term_pitch;  // tokens between folds
+  Patches patches;          // of a convolution
+  int images;
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+};
 
 using GemmKernel = void (*)(GemmParams);
 /// The kernel for n tokens a pass; null when there is none.

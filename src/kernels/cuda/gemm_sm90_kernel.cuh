@@ -4,7 +4,7 @@
 //
 //   CTA    = multiplying warpgroups (four, three for n = 128, two for n = 256) ◀──ring of stages── producer warps
 //   stage  = n tokens × 128 channels (two TMA boxes of 64 channels, 128-byte swizzle) | a record for each row block of the pass
-//   pass   = a row block of 64 for each warpgroup × n tokens × all of K (gemm_schedule.hpp)
+//   pass   = a row block of 64 for each warpgroup × n tokens × all of K, or a part of it (gemm_schedule.hpp)
 //
 //   With `depth` d > 1 (small layers, few tokens) d warpgroups share a row block: warpgroup g takes records g mod d, g mod d + d, ... A
 //   stage then has d records of a row block, and their activations. The sums meet in shared memory, in the order of the warpgroups.
@@ -23,7 +23,8 @@
 //
 // A cluster of S CTAs can share a pass along K: rank r has records [r·R/S, (r+1)·R/S). Then each sends its sums of a unit of 64 rows ×
 // 8 tokens to the rank that owns it, through distributed shared memory, where they are added in the order of the ranks. The ring is the
-// inbox: its last stage has been read by then. S and d come from the kernel's row in the table, never from M.
+// inbox: its last stage has been read by then. S and d come from the kernel's row in the table, never from M. With stream-K they share it
+// wherever a CTA's run of records ends, through device memory (stream_k.cuh).
 //
 // Weights do not depend on the kernel before: the ring is filled with them before it has ended (programmatic dependent launch).
 #pragma once
@@ -32,11 +33,12 @@
 
 #include "kernels/cuda/code_fragment.cuh"
 #include "kernels/cuda/fragment.cuh"
-#include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/gemm_sm90.hpp"
 #include "kernels/cuda/half_out.cuh"
+#include "kernels/cuda/passes.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/ring.cuh"
+#include "kernels/cuda/stream_k.cuh"
 #include "kernels/cuda/weight_fragment.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma8.cuh"
@@ -94,35 +96,18 @@ struct Gemm {
   const GemmParams& p;
   std::uint8_t* shared;
   std::uint32_t base;
-  GemmMap map;
   int rank, cluster, warpgroup, lane, warp;  // warp: of the warpgroup
 
   /// Warpgroups that share a row block; the one that is this warpgroup's, and which of its records come first.
   __device__ int depth() const { return kMayShare ? p.depth : 1; }
   __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
   __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
-  __device__ std::uint32_t full(int stage) const { return base + map.barriers + 8 * stage; }
-  __device__ std::uint32_t empty(int stage) const { return base + map.barriers + 8 * (p.stages + stage); }
+  __device__ std::uint32_t full(int stage) const { return base + p.map.barriers + 8 * stage; }
+  __device__ std::uint32_t empty(int stage) const { return base + p.map.barriers + 8 * (p.stages + stage); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
-  __device__ std::uint32_t terms(int stage) const { return base + map.terms + stage * depth() * kTermBytes; }
+  __device__ std::uint32_t terms(int stage) const { return base + p.map.terms + stage * depth() * kTermBytes; }
   /// A stage's records: all of row block 0, then of row block 1, ...
-  __device__ std::uint32_t records(int stage) const { return base + map.records + stage * kGroups * p.format.bytes; }
-  __device__ int first_record() const { return p.split == 1 ? 0 : rank * p.tile_records / p.split; }
-  __device__ int end_record() const { return p.split == 1 ? p.tile_records : (rank + 1) * p.tile_records / p.split; }
-
-  /// Calls use(pass) for every pass of this cluster.
-  template <class Use>
-  __device__ __forceinline__ void for_each_pass(Use use) const {
-    // Numbers of passes, or of units.
-    const bool numbered = p.band > 0;
-    const int end = numbered ? p.deal.row_tiles() * p.deal.token_tiles : p.deal.first_unit(cluster + 1);
-#pragma unroll 1
-    for (int at = numbered ? cluster : p.deal.first_unit(cluster); at < end;) {
-      const Pass pass = numbered ? p.deal.banded(at, p.band) : p.deal.pass(at, end);
-      use(pass);
-      at += numbered ? p.deal.clusters : pass.blocks;
-    }
-  }
+  __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
 
   // ---- producers: a thread in each of three warps, for a copy takes a thread some time. Two ask for the records of every other row
   // block, one for activations. All wait for the same empty stages, and a stage is full when all that was announced has come.
@@ -130,11 +115,11 @@ struct Gemm {
   /// Weights do not depend on the kernel before this one: nobody waits for it here.
   __device__ void produce_weights(int first_block) const {
     const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
-    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.tile_records) * p.format.bytes;
+    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.deal.records) * p.format.bytes;
     Cursor to{0, 1};  // an unused stage counts as emptied
-    for_each_pass([&](const Pass& pass) {
-      const std::uint8_t* from = p.records + pass.block * tile_bytes + first_record() * p.format.bytes;
-      for (int left = end_record() - first_record(); left > 0; left -= depth()) {
+    for_each_pass(p.deal, [&](const Pass& pass) {
+      const std::uint8_t* from = p.records + pass.block * tile_bytes + pass.first * p.format.bytes;
+      for (int left = pass.records(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
         if (first_block == 0) ptx::barrier_arrive_expect(full(to.stage), count * (kActBytes + kTermBytes) + pass.blocks * bytes);
@@ -150,12 +135,12 @@ struct Gemm {
     const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass([&](const Pass& pass) {
-      const int end = end_record() * gpu_tile::kChannels;
+    for_each_pass(p.deal, [&](const Pass& pass) {
+      const int end = pass.end * gpu_tile::kChannels;
       PatchWalk walk;
       if constexpr (kPatches)
-        walk = patch_walk(p.patches, first_record() * gpu_tile::kChannels, kBoxChannels, pass.token_tile * kTokens);
-      for (int channel = first_record() * gpu_tile::kChannels; channel < end;) {
+        walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, kBoxChannels, pass.token_tile * kTokens);
+      for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
@@ -186,14 +171,14 @@ struct Gemm {
     if (warp < kReleasing && lane == 0) ptx::barrier_arrive(empty(stage));
   }
 
-  /// Adds the products of the warpgroup's row block and records.
-  __device__ __forceinline__ void multiply(Cursor& from, Sums& acc) const {
+  /// Adds the products of the warpgroup's row block and its share of `count` records.
+  __device__ __forceinline__ void multiply(int count, Cursor& from, Sums& acc) const {
     constexpr int kHalves = 2;                                                               // of 64 channels, four k16
     constexpr int kProducts = gpu_tile::step_channels(kBits) / gpu_tile::kFragmentChannels;  // k16 of a 16-byte vector
     constexpr int kVectors = 4 / kProducts;                                                  // of a half
     const int position = row_pair_position(warp, lane);
     const int lane_codes = gpu_tile::vector_offset(0, warp, lane);
-    const int count = end_record() - first_record(), stages = p.stages;
+    const int stages = p.stages;
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
@@ -293,12 +278,12 @@ struct Gemm {
   ///   acc += s_a·s_w · Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))         base: 8 or 128, which makes u a signed operand
   ///
   /// The second part is there where zeros are not the base. Nothing overlaps within a warpgroup: while one folds, others multiply.
-  __device__ __forceinline__ void multiply_codes(Cursor& from, Sums& acc) const {
+  __device__ __forceinline__ void multiply_codes(int count, Cursor& from, Sums& acc) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
     const int position = row_pair_position(warp, lane);
     const int lane_codes = gpu_tile::vector_offset(0, warp, lane);
-    const int count = end_record() - first_record(), stages = p.stages;
+    const int stages = p.stages;
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
@@ -369,7 +354,7 @@ struct Gemm {
   __device__ void sum_turns(Sums& acc) const {
     if constexpr (kMayShare) {
       const auto part = [&](int group) {
-        return reinterpret_cast<float4*>(shared + map.staging + group * kStagingBytes) + warp * 32 + lane;
+        return reinterpret_cast<float4*>(shared + p.map.staging + group * kStagingBytes) + warp * 32 + lane;
       };
       if (turn() != 0)
 #pragma unroll
@@ -390,7 +375,7 @@ struct Gemm {
 
   /// Sums of one unit into the warpgroup's staging buffer, as its number `slot`.
   __device__ void stage(int slot, float4 sum) const {
-    float* to = reinterpret_cast<float*>(shared + map.staging + warpgroup * kStagingBytes) +
+    float* to = reinterpret_cast<float*>(shared + p.map.staging + warpgroup * kStagingBytes) +
                 (slot * kUnitTokens + lane % 4 * 2) * kStagePitch + warp * gpu_tile::kFragmentRows + lane / 4;
     to[0] = sum.x;
     to[kStagePitch] = sum.y;
@@ -400,7 +385,7 @@ struct Gemm {
   /// Staged units `first` … `first + count − 1` of the CTA's pass to D. A token's 64 rows are eight lanes'.
   __device__ void flush(const Pass& pass, int first, int count) const {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
-    const float* from = reinterpret_cast<const float*>(shared + map.staging + warpgroup * kStagingBytes);
+    const float* from = reinterpret_cast<const float*>(shared + p.map.staging + warpgroup * kStagingBytes);
     if (kPatches &&
         p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
       const int unit = first + lane / kUnitTokens;
@@ -432,7 +417,7 @@ struct Gemm {
     float low = kScalesSums ? 1.0f : 1.0f / kScaleUp<Act>, high = low;
     if (p.scale_after) {
       const std::uint8_t* scales = p.records +
-                                   static_cast<std::int64_t>(pass.block + row_group()) * p.tile_records * p.format.bytes +
+                                   static_cast<std::int64_t>(pass.block + row_group()) * p.deal.records * p.format.bytes +
                                    p.format.slots_offset;
       const int position = row_pair_position(warp, lane);
       low = load_float(scales, position, p.format.scale_type);
@@ -452,7 +437,7 @@ struct Gemm {
             .image_stride = p.image_stride,
             .channel_stride = p.channel_stride,
             .fours = p.half == HalfOut::pixel_fours,
-            .buffers = base + map.staging + warpgroup * kStagingBytes,
+            .buffers = base + p.map.staging + warpgroup * kStagingBytes,
             .barrier = 1 + warpgroup,
             .warp = warp,
             .lane = lane};
@@ -497,13 +482,13 @@ struct Gemm {
   }
 
   // Units of a split pass: rank u·S/U owns unit u and has a box for it from every rank, 16 bytes a thread of a warpgroup.
-  __device__ int owned_units() const { return kGroups / depth() * kUnits / p.split; }
+  __device__ int owned_units() const { return kGroups / depth() * kUnits / p.deal.split; }
   __device__ void send(const Sums& acc) const {
     const int own = owned_units();
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const int unit = row_group() * kUnits + j;
-      const std::uint32_t to = base + (((unit % own) * p.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
+      const std::uint32_t to = base + (((unit % own) * p.deal.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
       const float* d = acc + 4 * j;
       ptx::store_remote16(ptx::map_to_rank(to, unit / own), {d[0], d[1], d[2], d[3]});
     }
@@ -514,9 +499,9 @@ struct Gemm {
 #pragma unroll 1
     for (int i = warpgroup * share; i < min(own, (warpgroup + 1) * share); i += kRoundUnits, ++round) {
       const auto received = [&](int slot) {
-        const auto* box = reinterpret_cast<const float4*>(shared) + (i + slot) * p.split * kGroupThreads + warp * 32 + lane;
+        const auto* box = reinterpret_cast<const float4*>(shared) + (i + slot) * p.deal.split * kGroupThreads + warp * 32 + lane;
         float4 sum = box[0];
-        for (int r = 1; r < p.split; ++r) {
+        for (int r = 1; r < p.deal.split; ++r) {
           const float4 part = box[r * kGroupThreads];
           sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
         }
@@ -545,22 +530,25 @@ struct Gemm {
     const float2 bias = halves<false>().bias(pass.block + row_group());  // on its way while the products are formed
     if (row_group() < pass.blocks) {
       if constexpr (kCodes) {
-        multiply_codes(from, acc);
+        multiply_codes(pass.records(), from, acc);
       } else {
-        multiply(from, acc);
+        multiply(pass.records(), from, acc);
         scale(pass, acc);
       }
     } else {
-      skip(from);
+      skip(pass.records(), from);
     }
     if (depth() > 1) sum_turns(acc);
     const bool mine = turn() == 0 && row_group() < pass.blocks;
-    if (p.split > 1) exchange_begins();
+    if (p.deal.split > 1) exchange_begins();
     if (!mine) return;
-    if (p.split > 1)
-      send(acc);
-    else
-      store_own(pass, acc, bias);
+    if (p.deal.split > 1) return send(acc);
+    if (p.deal.split == kStreamK) {
+      const Parts<float, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
+      if (pass.end < p.deal.records) return parts.leave(cluster, pass.blocks, acc);
+      if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
+    }
+    store_own(pass, acc, bias);
   }
   /// All rings have been read: they are inboxes now.
   __device__ static void exchange_begins() {
@@ -573,8 +561,8 @@ struct Gemm {
     ptx::cluster_wait();
   }
   /// A pass with fewer row blocks than there are warpgroups.
-  __device__ void skip(Cursor& from) const {
-    for (int r = first_record(); r < end_record(); r += depth()) {
+  __device__ void skip(int count, Cursor& from) const {
+    for (int r = 0; r < count; r += depth()) {
       pass_on(from.stage, from.parity);
       from.advance(p.stages);
     }
@@ -590,7 +578,7 @@ struct Gemm {
   __device__ void consume() const {
     ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written
     Cursor from{0, 0};
-    for_each_pass([&](const Pass& pass) { consume_pass(pass, from); });
+    for_each_pass(p.deal, [&](const Pass& pass) { consume_pass(pass, from); });
   }
 };
 
@@ -599,18 +587,17 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches>::k
     gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
   using This = Gemm<Act, kBits, kZeros, kTokens, kPatches>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
-  const bool clustered = p.split > 1;
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
-  constexpr int kProducerWarp = 4 * This::kGroups;         // the last one: warpgroups begin at multiples of four warps
+  const bool clustered = p.deal.split > 1;
+  const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
+  constexpr unsigned kProducerWarp = 4 * This::kGroups;         // the last one: warpgroups begin at multiples of four warps
   This gemm{.p = p,
             .shared = shared,
             .base = ptx::shared_address(shared),
-            .map = gemm_map(p.stages, GemmShape(This::kShape), p.depth, p.format.bytes, p.split),
-            .rank = clustered ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
-            .cluster = static_cast<int>(blockIdx.x) / p.split,
-            .warpgroup = warp / 4,
-            .lane = static_cast<int>(threadIdx.x) % 32,
-            .warp = warp % 4};
+            .rank = cluster_rank(p.deal),
+            .cluster = cluster_index(p.deal),
+            .warpgroup = static_cast<int>(warp / 4),
+            .lane = static_cast<int>(threadIdx.x % 32),
+            .warp = static_cast<int>(warp % 4)};
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
@@ -622,9 +609,10 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches>::k
   __syncthreads();
   if (warp >= kProducerWarp) {
     ptx::give_registers<kProducerRegisters>();
-    const int producer = warp - kProducerWarp;
+    const unsigned producer = warp - kProducerWarp;
     if (producer < kWeightProducers && gemm.lane == 0) gemm.produce_weights(producer);
     if (producer == kWeightProducers && gemm.lane == 0) gemm.produce_activations();
+    if (producer > kWeightProducers) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane);
     __syncwarp();  // a warp's threads must come to a barrier of the cluster together
     if (clustered) {
       gemm.exchange_begins();
@@ -635,7 +623,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches>::k
     gemm.consume();
     if (clustered) {
       gemm.exchange_ends();
-      gemm.store_received(p.deal.banded(gemm.cluster, p.band));
+      gemm.store_received(p.deal.numbered(gemm.cluster));
     }
   }
 }

@@ -34,8 +34,9 @@ struct LinearTask {
   int m = 0;
   DType act = DType::f16;
   const void* x = nullptr;
-  std::int64_t x_stride = 0;  // elements between rows
-  void* scratch = nullptr;    // device memory, aligned to 256 bytes: as much as the row's workspace() asks for
+  std::int64_t x_stride = 0;    // elements between rows
+  void* scratch = nullptr;      // device memory, aligned to 256 bytes: as much as the row's workspace() asks for
+  void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
 };
 

@@ -135,6 +135,7 @@ OnlineTask online_task(const StepArgs& args) {
           .terms = args.prepared + map.terms,
           .term_pitch = map.term_pitch,
           .fold = fold,
+          .scratch_end = end_of(args.scratch),
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
 }
 
@@ -187,8 +188,10 @@ double decode_row_cost_us(const Kernel&, const Problem& p) {
 constexpr std::string_view kSummary = "int8 activations per token or block: wgmma with the weights as bytes in registers";
 constexpr std::string_view kSplitSummary =
     "int8 activations per token or block: wgmma with the weights as bytes in registers; clusters share K";
+constexpr std::string_view kStreamKSummary =
+    "int8 activations per token or block: weights as bytes in registers; every CTA has as many channels of all row tiles";
 
-/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K.
+/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK.
 template <int kTokens, int kRows, int kSplit>
 constexpr Kernel row(std::string_view name) {
   return {.name = name,
@@ -199,13 +202,15 @@ constexpr Kernel row(std::string_view name) {
           .act = kForm,
           .weight = "any",
           .layout = "gpu_n64k128",
-          .variant = kSplit == 1   ? "wgmma"
-                     : kSplit == 2 ? "wgmma2"
-                                   : "wgmma4",
+          .variant = wgmma_variant(kSplit),
           .tile = {kTokens, kRows, 0},
-          .summary = kSplit == 1 ? kSummary : kSplitSummary,
+          .summary = kSplit == kStreamK ? kStreamKSummary
+                     : kSplit == 1      ? kSummary
+                                        : kSplitSummary,
+          .batch_invariant = kSplit != kStreamK,
           .accepts = accepts_linear,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens, true), kSplit, nullptr>,
           .run = run_sm90<kTokens, kRows, kSplit>};
 }
 
@@ -253,6 +258,10 @@ constexpr std::array kKernels{
     row<128, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m128n128"),
     row<128, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m128n128"),
     row<128, 128, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m128n128"),
+    row<16, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m16n256"),
+    row<32, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m32n256"),
+    row<64, 192, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m64n192"),
+    row<128, 128, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m128n128"),
     Kernel{.name = "linear_any_s8i16_any__cuda_sm80_n64k128",
            .backend = Backend::cuda,
            .isa = Isa::sm80,

@@ -17,6 +17,7 @@ struct OnlineTask {
   const void* terms = nullptr;  // float2 [pitch / fold][term_pitch]
   std::int64_t term_pitch = 0;  // tokens, a multiple of 128
   int fold = 128;               // channels: 32 or 128
+  void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
 };
 

@@ -42,6 +42,22 @@ __device__ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t
 }
 /// bar.sync among `threads` threads of the CTA that use this id.
 __device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/// Counts as having come, and goes on.
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- flags in device memory
+
+__device__ inline std::uint64_t load_acquire(const std::uint64_t* flag) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+}
+__device__ inline void store_release(std::uint64_t* flag, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
 // ---- copies
 
 /// Weights are read once: they must not push activations out of L2.

@@ -221,8 +221,10 @@ double sm90_cost_us(const Kernel&, const Problem& p) {
 
 constexpr std::string_view kSm90Summary = "8-bit codes on both sides: wgmma out of shared memory, TMA";
 constexpr std::string_view kSm90SplitSummary = "8-bit codes on both sides: wgmma out of shared memory, TMA; clusters share K";
+constexpr std::string_view kSm90StreamKSummary =
+    "8-bit codes on both sides: wgmma out of shared memory, TMA; every CTA has as many channels of all row tiles";
 
-/// kTokens × 64·kBlocks outputs a pass of a CTA; kSplit CTAs share it along K.
+/// kTokens × 64·kBlocks outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK. Sums of integers are the same in any order.
 template <int kTokens, int kBlocks, int kSplit>
 constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
   static_assert(kBlocks * kTokens / 8 >= kSplit, "a CTA of a cluster owns a unit of 64 rows × 8 tokens at least");
@@ -234,14 +236,15 @@ constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
           .act = act,
           .weight = "any",
           .layout = "gpu_w8n64k128",
-          .variant = kSplit == 1   ? "wgmma"
-                     : kSplit == 2 ? "wgmma2"
-                                   : "wgmma4",
+          .variant = wgmma_variant(kSplit),
           .tile = {kTokens, kBlocks * gpu_w8::kRows, 0},
-          .summary = kSplit == 1 ? kSm90Summary : kSm90SplitSummary,
+          .summary = kSplit == kStreamK ? kSm90StreamKSummary
+                     : kSplit == 1      ? kSm90Summary
+                                        : kSm90SplitSummary,
+          .batch_invariant = kSplit != kStreamK || act == "s8",
           .accepts = accepts_sm90,
           .cost_us = sm90_cost_us<kTokens, kBlocks, kSplit>,
-          .workspace = scaled_workspace,
+          .workspace = wgmma_workspace<kTokens, scaled_groups(kTokens), kSplit, scaled_workspace>,
           .run = run_scaled<launch_sm90<kTokens, kBlocks, kSplit>>};
 }
 
@@ -292,6 +295,11 @@ constexpr std::array kKernels{
     sm90_row<256, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m256n64", "s8"),
     sm90_row<256, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m256n128", "s8"),
     sm90_row<256, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m256n64", "s8"),
+    sm90_row<16, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m16n256", "s8"),
+    sm90_row<32, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m32n256", "s8"),
+    sm90_row<64, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m64n256", "s8"),
+    sm90_row<128, 3, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m128n192", "s8"),
+    sm90_row<256, 2, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m256n128", "s8"),
     sm90_row<16, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n64", "e4m3"),
     sm90_row<16, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n128", "e4m3"),
     sm90_row<16, 4, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n256", "e4m3"),
@@ -314,6 +322,11 @@ constexpr std::array kKernels{
     sm90_row<256, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m256n64", "e4m3"),
     sm90_row<256, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m256n128", "e4m3"),
     sm90_row<256, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m256n64", "e4m3"),
+    sm90_row<16, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m16n256", "e4m3"),
+    sm90_row<32, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m32n256", "e4m3"),
+    sm90_row<64, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m64n256", "e4m3"),
+    sm90_row<128, 3, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m128n192", "e4m3"),
+    sm90_row<256, 2, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m256n128", "e4m3"),
     linear_row("linear_any_s8_any__cuda_sm80_n64k128", Isa::sm80, "s8", "", kSm80Summary, sm80_cost_us,
                run_scaled<launch_scaled_sm80>),
     linear_row("linear_any_e4m3_any__cuda_sm80_n64k128", Isa::sm80, "e4m3", "", kSm80Summary, sm80_cost_us,
@@ -341,7 +354,8 @@ ScaledTask scaled_task(const StepArgs& args) {
   return {.weight = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)},
           .acts = is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args),
           .m = static_cast<int>(args.a.dim(0)),
-          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
+          .scratch_end = end_of(args.scratch)};
 }
 
 }  // namespace nibble::cuda

@@ -20,14 +20,16 @@ ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const
   p.acts = acts;
   p.epilogue = epilogue;
   p.m = m;
-  p.tile_records = weight.geometry.records();
+  p.deal.row_blocks = weight.geometry.tiles();
+  p.deal.records = weight.geometry.records();
   p.zero_points = acts.zeros != nullptr || acts.zero != 0 || weight.geometry.has_zeros;
   p.half = half_out(epilogue, weight.geometry.n);
   return p;
 }
 
-/// Deals the passes, makes the ring as long as there is room for, and launches.
-cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wanted, bool grouped, cudaStream_t stream) {
+/// Deals the passes, makes the ring as long as there is room for, and launches. Memory for stream-K ends at `scratch_end`.
+cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wanted, bool grouped, void* scratch_end,
+                   cudaStream_t stream) {
   const gpu_w8::Geometry& geo = p.weight.geometry;
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
@@ -37,23 +39,25 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   config.blocks = std::min(config.blocks, scaled_groups(config.tokens, grouped) / config.depth);
   const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
   config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
+  const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
   p.blocks = config.blocks;
   p.depth = config.depth;
-  p.split = config.split;
-
-  p.deal.row_blocks = geo.tiles();
   p.deal.token_tiles = (p.m + config.tokens - 1) / config.tokens;
   p.deal.most = config.blocks;
-  p.band = deal_out(p.deal, config.tokens, config.split, multiprocessors(device));
+  p.deal.split = config.split;
+  deal_out(p.deal, config.tokens, ctas);
+  if (config.split == kStreamK) {
+    if (scratch_end == nullptr) return cudaErrorInvalidValue;
+    p.parts = stream_k(scratch_end, config.tokens, scaled_groups(config.tokens, grouped), ctas);
+  }
 
   // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
-  const int longest = ((p.tile_records + config.split - 1) / config.split + config.depth - 1) / config.depth;
+  const int longest = (p.deal.longest() + config.depth - 1) / config.depth;
   p.stages = 1;
-  while (p.stages < longest * 2 && scaled_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
-  if (p.deal.clusters * p.deal.most >= p.deal.units() || config.split > 1) p.stages = std::min(p.stages, longest);
-  const int smem = scaled_map(p.stages, config, grouped).total;
-  if (smem > most) return cudaErrorInvalidConfiguration;
-  LaunchShape shape(p.deal.clusters * config.split, config.split, scaled_threads(config.tokens, grouped), smem, stream);
+  while (p.stages < longest && scaled_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
+  p.map = scaled_map(p.stages, config, grouped);
+  if (p.map.total > most) return cudaErrorInvalidConfiguration;
+  LaunchShape shape(p.deal.clusters * cluster, cluster, scaled_threads(config.tokens, grouped), p.map.total, stream);
   return cudaLaunchKernelEx(&shape.config, kernel, p);
 }
 
@@ -78,7 +82,7 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& confi
   ScaledParams p = params(task.weight, task.acts, task.epilogue, task.m);
   if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, config, grouped, stream);
+  return launch(kernel, p, config, grouped, task.scratch_end, stream);
 }
 
 cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream) {
@@ -115,7 +119,7 @@ cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, c
   }
   if (!describe_patches(p.x, DType::s8, x, pitch, task.images, patches, p.box_channels, config.tokens))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, config, false, stream);
+  return launch(kernel, p, config, false, task.scratch_end, stream);
 }
 
 }  // namespace nibble::cuda

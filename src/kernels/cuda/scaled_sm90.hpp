@@ -11,30 +11,12 @@
 #include "kernels/cuda/patches.hpp"
 #include "kernels/cuda/scaled.hpp"
 #include "kernels/cuda/scaled_task.hpp"
+#include "kernels/cuda/stream_k.hpp"
 
 namespace nibble::cuda {
 
 /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
 NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
-
-struct ScaledParams {
-  CUtensorMap x;
-  ScaledWeight weight;
-  QuantizedActs acts;
-  epilogue::Element epilogue;
-  Deal deal;
-  int m;
-  int first_row;     // of D and the epilogue's operands that belongs to the first row of acts
-  int tile_records;  // of a row tile: K / 128, rounded up
-  int blocks, depth, split;
-  int stages;
-  int band;          // token tiles of a band of numbered passes; 0: passes are dealt
-  bool zero_points;  // of activations or weights
-  HalfOut half;      // how D leaves
-  Patches patches;   // of a convolution
-  int images, box_channels;
-  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
-};
 
 /// Floats of a record's scales in a stage: its tokens', its row blocks'.
 NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }
@@ -57,6 +39,25 @@ NIBBLE_HOST_DEVICE constexpr ScaledMap scaled_map(int stages, const ScaledConfig
   map.total = map.barriers + 2 * 8 * stages;
   return map;
 }
+
+struct ScaledParams {
+  CUtensorMap x;
+  ScaledWeight weight;
+  QuantizedActs acts;
+  epilogue::Element epilogue;
+  Deal deal;
+  int m;
+  int first_row;  // of D and the epilogue's operands that belongs to the first row of acts
+  int blocks, depth;
+  int stages;
+  ScaledMap map;
+  StreamK parts;     // of passes that CTAs share
+  bool zero_points;  // of activations or weights
+  HalfOut half;      // how D leaves
+  Patches patches;   // of a convolution
+  int images, box_channels;
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+};
 
 using ScaledKernel = void (*)(ScaledParams);
 /// The kernel for n tokens a pass; null when there is none.

@@ -14,7 +14,8 @@
 //   K is shared by       `depth` warpgroups, `split` CTAs of a cluster  nobody
 //
 // Sums that are shared along K meet as in gemm_sm90_kernel.cuh: warpgroups' in shared memory, a cluster's through distributed shared
-// memory, each unit of 64 rows × 8 tokens at the rank that owns it, in the order of the ranks.
+// memory, each unit of 64 rows × 8 tokens at the rank that owns it, in the order of the ranks, and stream-K's through device memory
+// (stream_k.cuh).
 //
 // Then the scales and zero points (scaled_task.hpp), and the epilogue: units are staged in shared memory, where Dᵀ becomes D.
 //
@@ -31,9 +32,11 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/half_out.cuh"
+#include "kernels/cuda/passes.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/ring.cuh"
 #include "kernels/cuda/scaled_sm90.hpp"
+#include "kernels/cuda/stream_k.cuh"
 #include "kernels/cuda/wgmma8.cuh"
 
 namespace nibble::cuda {
@@ -41,13 +44,16 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
-/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
-template <bool kGrouped>
-constexpr int kProducerRegisters = kGrouped ? 72 : 32;
-template <int kTokens, bool kGrouped>
+/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away: what it
+/// keeps is what ptxas needs for the pointers of scales, or for the walk over an image.
+template <bool kGrouped, bool kPatches>
+constexpr int kProducerRegisters = kGrouped   ? 72
+                                   : kPatches ? 40
+                                              : 32;
+template <int kTokens, bool kGrouped, bool kPatches>
 constexpr int kConsumerRegisters = [] {
   const int share = 65536 / scaled_threads(kTokens, kGrouped) / 8 * 8;
-  const int most = (share + (share - kProducerRegisters<kGrouped>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
+  const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
   return most > 240 ? 240 : most;
 }();
 constexpr int kUnitTokens = 8;  // of a unit of sums: four a lane
@@ -79,46 +85,29 @@ struct Scaled {
   const ScaledParams& p;
   std::uint8_t* shared;
   std::uint32_t base;
-  ScaledMap map;
   int rank, cluster, warpgroup, lane, warp;  // warp: of the warpgroup
 
   __device__ int depth() const { return kMayShare ? p.depth : 1; }
   __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
   __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
   __device__ int active() const { return p.blocks * depth(); }  // warpgroups
-  __device__ std::uint32_t full(int stage) const { return base + map.barriers + 8 * stage; }
-  __device__ std::uint32_t empty(int stage) const { return base + map.barriers + 8 * (p.stages + stage); }
+  __device__ std::uint32_t full(int stage) const { return base + p.map.barriers + 8 * stage; }
+  __device__ std::uint32_t empty(int stage) const { return base + p.map.barriers + 8 * (p.stages + stage); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
   /// A stage's records: all of row block 0, then of row block 1, ...
-  __device__ std::uint32_t records(int stage) const { return base + map.records + stage * active() * gpu_w8::kRecordBytes; }
-  __device__ int first_record() const { return p.split == 1 ? 0 : rank * p.tile_records / p.split; }
-  __device__ int end_record() const { return p.split == 1 ? p.tile_records : (rank + 1) * p.tile_records / p.split; }
-
-  /// Calls use(pass) for every pass of this CTA.
-  template <class Use>
-  __device__ __forceinline__ void for_each_pass(Use use) const {
-    // Numbers of passes, or of units.
-    const bool numbered = p.band > 0;
-    const int end = numbered ? p.deal.row_tiles() * p.deal.token_tiles : p.deal.first_unit(cluster + 1);
-#pragma unroll 1
-    for (int at = numbered ? cluster : p.deal.first_unit(cluster); at < end;) {
-      const Pass pass = numbered ? p.deal.banded(at, p.band) : p.deal.pass(at, end);
-      use(pass);
-      at += numbered ? p.deal.clusters : pass.blocks;
-    }
-  }
+  __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * active() * gpu_w8::kRecordBytes; }
 
   // ---- producers: a thread in each of two warps
 
   /// Weights do not depend on the kernel before this one: nobody waits for it here.
   __device__ void produce_weights() const {
     const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
-    const std::int64_t tile_bytes = std::int64_t{p.tile_records} * gpu_w8::kRecordBytes;
+    const std::int64_t tile_bytes = std::int64_t{p.deal.records} * gpu_w8::kRecordBytes;
     Cursor to{0, 1};  // an unused stage counts as emptied
-    for_each_pass([&](const Pass& pass) {
-      const std::byte* from = p.weight.bytes + pass.block * tile_bytes + std::int64_t{first_record()} * gpu_w8::kRecordBytes;
+    for_each_pass(p.deal, [&](const Pass& pass) {
+      const std::byte* from = p.weight.bytes + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
 #pragma unroll 1
-      for (int left = end_record() - first_record(); left > 0; left -= depth()) {
+      for (int left = pass.records(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * gpu_w8::kRecordBytes;  // consecutive records are one copy
         ptx::barrier_arrive_expect(full(to.stage), count * kActBytes + pass.blocks * bytes);
@@ -135,16 +124,16 @@ struct Scaled {
     const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass([&](const Pass& pass) {
+    for_each_pass(p.deal, [&](const Pass& pass) {
       PatchWalk walk;
       if constexpr (kPatches)
-        walk = patch_walk(p.patches, first_record() * gpu_w8::kChannels, p.box_channels, pass.token_tile * kTokens);
+        walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, pass.token_tile * kTokens);
 #pragma unroll 1
-      for (int record = first_record(); record < end_record();) {
+      for (int record = pass.first; record < pass.end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         std::uint32_t at = act(to.stage);
 #pragma unroll 1
-        for (int i = 0; i < depth() && record < end_record(); ++i, ++record, at += kActBytes)
+        for (int i = 0; i < depth() && record < pass.end; ++i, ++record, at += kActBytes)
           if constexpr (kPatches) {
 #pragma unroll 1
             for (int channel = 0; channel < gpu_w8::kChannels; channel += p.box_channels)
@@ -159,7 +148,7 @@ struct Scaled {
   /// The scales of a record's activations and of its row blocks: a warp's work, for they come from anywhere, 4 bytes at a time. The copies
   /// are asynchronous and arrive at the stage's barrier by themselves, so that as many records are on their way as the ring has stages.
   __device__ std::uint32_t scales_of(int stage, int turn) const {
-    return base + map.scales + (stage * depth() + turn) * kScaleSlot * 4;
+    return base + p.map.scales + (stage * depth() + turn) * kScaleSlot * 4;
   }
   /// Those that are not in memory, once for all passes: nothing writes over them.
   __device__ void fill_scales() const {
@@ -174,18 +163,18 @@ struct Scaled {
     const int block_rows = p.weight.geometry.block_rows;
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass([&](const Pass& pass) {
+    for_each_pass(p.deal, [&](const Pass& pass) {
       const float* tokens[kEach];  // what is beyond M multiplies zeros and is not stored
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
         tokens[i] = p.acts.scales + std::int64_t{min(pass.token_tile * kTokens + i * 32 + lane, p.m - 1)} * p.acts.scale_row;
       const float* rows = p.weight.scales();
-      if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.tile_records;
+      if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.deal.records;
 #pragma unroll 1
-      for (int record = first_record(); record < end_record();) {
+      for (int record = pass.first; record < pass.end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
 #pragma unroll 1
-        for (int d = 0; d < depth() && record < end_record(); ++d, ++record) {
+        for (int d = 0; d < depth() && record < pass.end; ++d, ++record) {
           const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
           if (p.acts.scales != nullptr)
 #pragma unroll
@@ -215,9 +204,8 @@ struct Scaled {
                          p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
   }
 
-  /// Adds the products of the warpgroup's row block and records. Those of a record run while the next record's are asked for.
-  __device__ __forceinline__ void multiply(Cursor& from, Sums& acc) const {
-    const int count = end_record() - first_record();
+  /// Adds the products of the warpgroup's row block and its share of `count` records. Those of a record run while the next record's are asked for.
+  __device__ __forceinline__ void multiply(int count, Cursor& from, Sums& acc) const {
     const std::uint32_t weights = wgmma_operand_low(records(0)) + (row_group() * depth() + turn()) * (gpu_w8::kRecordBytes / 16);
     const std::uint32_t tokens = wgmma_operand_low(act(0)) + turn() * (kActBytes / 16);
     const std::uint32_t weight_stage = active() * (gpu_w8::kRecordBytes / 16), token_stage = depth() * (kActBytes / 16);
@@ -237,7 +225,7 @@ struct Scaled {
         previous = from.stage;
         from.advance(p.stages);
       }
-      wgmma_wait<0>();
+      wgmma_wait_for(acc);
       if (previous >= 0) release(previous);
     } else if (r < count) {
       struct Group {
@@ -314,7 +302,7 @@ struct Scaled {
   __device__ void sum_turns(Sums& acc) const {
     if constexpr (kMayShare) {
       const auto part = [&](int group) {
-        return reinterpret_cast<Four<Sum>*>(shared + map.staging + group * kStagingBytes) + warp * 32 + lane;
+        return reinterpret_cast<Four<Sum>*>(shared + p.map.staging + group * kStagingBytes) + warp * 32 + lane;
       };
       if (turn() != 0)
 #pragma unroll
@@ -359,7 +347,7 @@ struct Scaled {
   }
   /// The same of the pass's tokens, from wherever they are into the warpgroup's shared memory; asked for before the products are, and
   /// there when tokens_arrived() returns.
-  __device__ std::uint32_t token_terms() const { return base + map.tokens + warpgroup * 3 * 4 * kTokens; }
+  __device__ std::uint32_t token_terms() const { return base + p.map.tokens + warpgroup * 3 * 4 * kTokens; }
   __device__ void ask_for_tokens(const Pass& pass) const {
     const auto take = [&](std::uint32_t to, const void* from, std::uint32_t otherwise) {
       if (from == nullptr)
@@ -385,15 +373,22 @@ struct Scaled {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
 
-  /// Takes zero points out of integers, modulo 2³², where the result is exact.
-  __device__ void shift(Four<Sum>& sums, const Rows& rows, int unit) const {
+  /// Takes zero points out of the integers of `count` units, modulo 2³², where the result is exact.
+  template <int kCount>
+  __device__ void shift(Sum (&sums)[4 * kCount], const Rows& rows, int first) const {
+    if constexpr (kIntegers)
+      if (p.zero_points)
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) shift_unit(sums + 4 * i, rows, first + i);
+  }
+  __device__ void shift_unit(Sum* sums, const Rows& rows, int unit) const {
     const std::uint32_t terms = token_terms() + (unit * kUnitTokens + lane % 4 * 2) * 4;
     const uint2 zero = ptx::load_shared8(terms + 4 * kTokens), codes = ptx::load_shared8(terms + 8 * kTokens);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = i / 2;
       const std::uint32_t zeros = static_cast<std::uint32_t>(p.weight.geometry.k) * rows.zero[row] - rows.sum[row];
-      sums.at[i] +=
+      sums[i] +=
           static_cast<std::int32_t>((i % 2 == 0 ? zero.x : zero.y) * zeros - rows.zero[row] * (i % 2 == 0 ? codes.x : codes.y));
     }
   }
@@ -412,7 +407,7 @@ struct Scaled {
 
   // ---- Dᵀ becomes D
 
-  __device__ std::uint8_t* staging() const { return shared + map.staging + warpgroup * kStagingBytes; }
+  __device__ std::uint8_t* staging() const { return shared + p.map.staging + warpgroup * kStagingBytes; }
   /// One unit of the general kind, as number `slot` of the round.
   __device__ void stage(int slot, float4 v) const {
     float* to = reinterpret_cast<float*>(staging()) + (slot * kUnitTokens + lane % 4 * 2) * kStagePitch + warp * 16 + lane / 4;
@@ -453,7 +448,7 @@ struct Scaled {
             .image_stride = p.image_stride,
             .channel_stride = p.channel_stride,
             .fours = p.half == HalfOut::pixel_fours,
-            .buffers = base + map.staging + warpgroup * kStagingBytes,
+            .buffers = base + p.map.staging + warpgroup * kStagingBytes,
             .barrier = 1 + warpgroup,
             .warp = warp,
             .lane = lane};
@@ -470,8 +465,6 @@ struct Scaled {
                                               const Rows& rows) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if constexpr (kIntegers)
-        if (p.zero_points) shift(sums[i], rows, first + i);
       const float4 v = scaled(sums[i], rows, first + i);
       if constexpr (kHalf == HalfOut::no)
         stage(i, v);
@@ -494,9 +487,10 @@ struct Scaled {
       use(std::integral_constant<HalfOut, HalfOut::no>());
   }
 
-  __device__ void store_own(const Pass& pass, const Sums& acc, const Rows& rows) const {
+  __device__ void store_own(const Pass& pass, Sums& acc, const Rows& rows) const {
     const int block = pass.block + row_group();
     tokens_arrived();
+    shift<kUnits>(acc, rows, 0);
     with_half([&](auto half) {
       if constexpr (decltype(half)::value != HalfOut::no) {
 #pragma unroll
@@ -525,13 +519,13 @@ struct Scaled {
   }
 
   // Units of a split pass: rank u·S/U owns unit u and has a box for it from every rank, 16 bytes a thread of a warpgroup.
-  __device__ int owned_units() const { return p.blocks * kUnits / p.split; }
+  __device__ int owned_units() const { return p.blocks * kUnits / p.deal.split; }
   __device__ void send(const Sums& acc) const {
     const int own = owned_units();
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const int unit = row_group() * kUnits + j;
-      const std::uint32_t to = base + (((unit % own) * p.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
+      const std::uint32_t to = base + (((unit % own) * p.deal.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
       const Four<Sum> four = unit_of(acc, j);
       ptx::store_remote16(ptx::map_to_rank(to, unit / own), reinterpret_cast<const float4&>(four));
     }
@@ -550,11 +544,11 @@ struct Scaled {
       if (block >= pass.blocks) break;
       if (round > 0) rows = rows_of(pass.block + block);
       const auto received = [&](int i) {
-        const auto* box =
-            reinterpret_cast<const Four<Sum>*>(shared) + (unit + i - rank * own) * p.split * kGroupThreads + warp * 32 + lane;
+        const auto* box = reinterpret_cast<const Four<Sum>*>(shared) + (unit + i - rank * own) * p.deal.split * kGroupThreads +
+                          warp * 32 + lane;
         Four<Sum> sum = box[0];
 #pragma unroll 1
-        for (int r = 1; r < p.split; ++r) {
+        for (int r = 1; r < p.deal.split; ++r) {
           const Four<Sum> part = box[r * kGroupThreads];
 #pragma unroll
           for (int j = 0; j < 4; ++j) sum.at[j] += part.at[j];
@@ -564,13 +558,17 @@ struct Scaled {
       if (each == kRound) {
         Four<Sum> sums[kRound];
 #pragma unroll
-        for (int i = 0; i < kRound; ++i) sums[i] = received(i);
+        for (int i = 0; i < kRound; ++i) {
+          sums[i] = received(i);
+          shift<1>(sums[i].at, rows, unit % kUnits + i);
+        }
         with_half(
             [&](auto half) { store_round<decltype(half)::value>(pass, pass.block + block, unit % kUnits, round, sums, rows); });
       } else {
 #pragma unroll 1
         for (int i = 0; i < each; ++i) {
           Four<Sum> sums[1] = {received(i)};
+          shift<1>(sums[0].at, rows, unit % kUnits + i);
           with_half(
               [&](auto half) { store_round<decltype(half)::value>(pass, pass.block + block, unit % kUnits + i, i, sums, rows); });
         }
@@ -581,24 +579,29 @@ struct Scaled {
   __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
     // What the epilogue needs is on its way while the products are formed.
     ask_for_tokens(pass);
-    const int block = p.split > 1 ? min(first_received() / kUnits, p.blocks - 1) : row_group();
+    const int block = p.deal.split > 1 ? min(first_received() / kUnits, p.blocks - 1) : row_group();
     const Rows rows = rows_of(pass.block + min(block, max(pass.blocks - 1, 0)));
     Sums acc = {};
     if (warpgroup >= active()) {
       // has no row block, but may store what others send
     } else if (row_group() < pass.blocks) {
-      multiply(from, acc);
+      multiply(pass.records(), from, acc);
     } else {
-      skip(from);
+      skip(pass.records(), from);
     }
     if (depth() > 1 && warpgroup < active()) sum_turns(acc);
     const bool has_sums = warpgroup < active() && turn() == 0 && row_group() < pass.blocks;
-    if (p.split > 1) {
+    if (p.deal.split > 1) {
       exchange();  // all rings have been read: they are inboxes now
       if (has_sums) send(acc);
       exchange();  // all sums have arrived
       store_received(pass, rows);
     } else if (has_sums) {
+      if (p.deal.split == kStreamK) {
+        const Parts<Sum, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
+        if (pass.end < p.deal.records) return parts.leave(cluster, pass.blocks, acc);
+        if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
+      }
       store_own(pass, acc, rows);
     }
   }
@@ -607,9 +610,9 @@ struct Scaled {
     ptx::cluster_wait();
   }
   /// A pass with fewer row blocks than there are warpgroups.
-  __device__ void skip(Cursor& from) const {
+  __device__ void skip(int count, Cursor& from) const {
 #pragma unroll 1
-    for (int r = first_record(); r < end_record(); r += depth()) {
+    for (int r = 0; r < count; r += depth()) {
       pass_on(from.stage, from.parity);
       from.advance(p.stages);
     }
@@ -624,9 +627,9 @@ struct Scaled {
   }
   __device__ void consume() const {
     ptx::wait_for_predecessors();  // before scales and operands of the epilogue are read, and D is written
-    if (warpgroup >= active() && p.split == 1) return;
+    if (warpgroup >= active() && p.deal.split <= 1) return;
     Cursor from{0, 0};
-    for_each_pass([&](const Pass& pass) { consume_pass(pass, from); });
+    for_each_pass(p.deal, [&](const Pass& pass) { consume_pass(pass, from); });
   }
 };
 
@@ -634,18 +637,16 @@ template <class Code, int kTokens, bool kGrouped, bool kPatches>
 __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);              // tells the compiler that a warp's threads stay together
-  constexpr int kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
-  const ScaledConfig config{.tokens = kTokens, .blocks = p.blocks, .depth = p.depth, .split = p.split};
+  const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
+  constexpr unsigned kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
   const Scaled<Code, kTokens, kGrouped, kPatches> gemm{.p = p,
                                                        .shared = shared,
                                                        .base = ptx::shared_address(shared),
-                                                       .map = scaled_map(p.stages, config, kGrouped),
-                                                       .rank = p.split > 1 ? __shfl_sync(~0u, ptx::cluster_rank(), 0) : 0,
-                                                       .cluster = static_cast<int>(blockIdx.x) / p.split,
-                                                       .warpgroup = warp / 4,
-                                                       .lane = static_cast<int>(threadIdx.x) % 32,
-                                                       .warp = warp % 4};
+                                                       .rank = cluster_rank(p.deal),
+                                                       .cluster = cluster_index(p.deal),
+                                                       .warpgroup = static_cast<int>(warp / 4),
+                                                       .lane = static_cast<int>(threadIdx.x % 32),
+                                                       .warp = static_cast<int>(warp % 4)};
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
@@ -658,19 +659,20 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     if (warp == kProducerWarp + 2) gemm.fill_scales();
   __syncthreads();
   if (warp >= kProducerWarp) {
-    ptx::give_registers<kProducerRegisters<kGrouped>>();
-    const int producer = warp - kProducerWarp;
+    ptx::give_registers<kProducerRegisters<kGrouped, kPatches>>();
+    const unsigned producer = warp - kProducerWarp;
     if (producer == 0 && gemm.lane == 0) gemm.produce_weights();
     if (producer == 1 && gemm.lane == 0) gemm.produce_activations();
     if constexpr (kGrouped)
       if (producer == 2) gemm.produce_scales();
+    if (producer == 3) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane);
     __syncwarp();  // a warp's threads must come to a barrier of the cluster together
-    if (p.split > 1) {
+    if (p.deal.split > 1) {
       gemm.exchange();
       gemm.exchange();
     }
   } else {
-    ptx::take_registers<kConsumerRegisters<kTokens, kGrouped>>();
+    ptx::take_registers<kConsumerRegisters<kTokens, kGrouped, kPatches>>();
     gemm.consume();
   }
 }

@@ -48,7 +48,8 @@ struct ScaledTask {
   ScaledWeight weight;
   QuantizedActs acts;
   int m = 0;
-  epilogue::Element epilogue;  // acc_scale is the weight's scale2
+  epilogue::Element epilogue;   // acc_scale is the weight's scale2
+  void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
 };
 
 /// Where the parts of quantized activations lie in a plan's workspace: codes[M][pitch] | scales f32[G][M] | zeros s32[M] | sums s32[M].

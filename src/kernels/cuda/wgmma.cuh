@@ -22,6 +22,17 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+/// None is, and nothing that reads the sums comes before: the compiler takes them for written long ago.
+template <class Sum, int kCount>
+__device__ __forceinline__ void wgmma_wait_for(Sum (&sums)[kCount]) {
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    if constexpr (std::is_same_v<Sum, float>)
+      asm volatile("" : "+f"(sums[i]));
+    else
+      asm volatile("" : "+r"(sums[i]));
+}
 
 /// High halves of what describes an operand: rows of 128 or 64 bytes, swizzled within as many, and how far apart eight rows are.
 constexpr std::uint32_t kWgmmaRows128 = 1u << 30 | 1024 / 16, kWgmmaRows64 = 1u << 31 | 512 / 16;

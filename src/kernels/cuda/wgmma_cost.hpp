@@ -23,7 +23,7 @@ enum class WgmmaFamily {
 
 struct WgmmaCost {
   WgmmaFamily family;
-  int tokens, rows, split;  // tokens × rows outputs a pass of a CTA; CTAs that share it along K
+  int tokens, rows, split;  // tokens × rows outputs a pass of a CTA; CTAs that share it along K, or kStreamK
   float fixed_us, pass_us, step_us, block_us;
 };
 inline constexpr std::array kWgmmaCosts = std::to_array<WgmmaCost>({

@@ -94,6 +94,42 @@ inline std::int32_t sum_of(const std::int8_t* codes, std::int64_t count) {
   return sum;
 }
 
+/// Tokens that are prepared side by side, so that a tile is written 16 bytes at a time, of which a token has 4. A dozen are slower than one: so
+/// many rows are more than the prefetcher follows. Patches are put together in one place, one at a time.
+constexpr std::int64_t kTogether = 4;
+inline std::int64_t together(const PrepareTask& t) { return t.patches == nullptr ? kTogether : 1; }
+
+/// `words` of 4 bytes of each row → word w of row r at out + 4·(w·room + r), four by four.
+inline void lay_words(const std::byte* const* rows, std::int64_t count, std::int64_t words, std::int64_t room, std::byte* out) {
+  typedef std::int32_t Four __attribute__((vector_size(16)));
+  typedef std::int32_t FourMemory __attribute__((vector_size(16), aligned(1), may_alias));
+  if (room == 1) {  // one token: it is its own order
+    std::memcpy(out, rows[0], static_cast<std::size_t>(4 * words));
+    return;
+  }
+  std::int64_t w = 0;
+  for (; w + 4 <= words; w += 4, out += 16 * room) {
+    std::int64_t r = 0;
+    for (; r + 4 <= count; r += 4) {
+      const Four a = *reinterpret_cast<const FourMemory*>(rows[r] + 4 * w),
+                 b = *reinterpret_cast<const FourMemory*>(rows[r + 1] + 4 * w),
+                 c = *reinterpret_cast<const FourMemory*>(rows[r + 2] + 4 * w),
+                 d = *reinterpret_cast<const FourMemory*>(rows[r + 3] + 4 * w);
+      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const Four cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      std::byte* const to = out + 4 * r;
+      *reinterpret_cast<FourMemory*>(to) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+      *reinterpret_cast<FourMemory*>(to + 4 * room) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+      *reinterpret_cast<FourMemory*>(to + 8 * room) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+      *reinterpret_cast<FourMemory*>(to + 12 * room) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    }
+    for (; r < count; ++r)
+      for (std::int64_t i = 0; i < 4; ++i) std::memcpy(out + 4 * (i * room + r), rows[r] + 4 * (w + i), 4);
+  }
+  for (; w < words; ++w, out += 4 * room)
+    for (std::int64_t r = 0; r < count; ++r) std::memcpy(out + 4 * r, rows[r] + 4 * w, 4);
+}
+
 /// The rule of channels [k, end) of a token: given, known beforehand, or found by looking at all of them.
 inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::int64_t m, std::int64_t k, std::int64_t end) {
   if (t.given.scale != nullptr) {
@@ -172,16 +208,18 @@ float quantize_block(const std::byte* from, DType type, std::int64_t count, floa
   return rule.scale;
 }
 
-/// The codes of an A that comes quantized, zeros after them; their sum.
-inline std::int32_t gather_codes(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count,
-                                 std::int8_t* codes) {
+/// The codes of an A that comes quantized, with zeros after them up to a multiple of 16; where A has them like that, no copy is made.
+inline const std::int8_t* gathered_codes(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count,
+                                         std::int8_t* codes) {
+  if (t.perm == nullptr && count % 16 == 0 && (!t.rows || count % kRowBytes == 0))
+    return reinterpret_cast<const std::int8_t*>(row) + k;
   clear_end<16>(codes, count);
   if (t.perm == nullptr) {
     std::memcpy(codes, row + k, static_cast<std::size_t>(count));
   } else {
     for (std::int64_t i = 0; i < count; ++i) codes[i] = static_cast<std::int8_t>(row[t.perm[k + i]]);
   }
-  return sum_of(codes, count);
+  return codes;
 }
 
 /// What e4m3 codes of x[0 … count) stand for, in place: by act_rule::to_e4m3, times the scale.
@@ -206,178 +244,219 @@ inline std::int32_t total(const std::int32_t* units, std::int64_t count) {
   return sum_lanes(sums);
 }
 
-void fixed(const PrepareTask& t, std::int64_t m) {
+/// Of tokens [first, first + tokens) of the tile of `height` at m.
+inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   constexpr int kDigits = 3;
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
   alignas(64) float x[kMaxFixedSegment];
   alignas(64) std::int32_t units[kMaxFixedSegment];
-  alignas(64) std::int8_t bytes[kDigits][kMaxFixedSegment];
-  for (std::int64_t r = 0; r < height; ++r) {
-    const std::byte* row = t.row(m + r);
-    std::byte* out = t.out + m * t.token_bytes;
-    for (std::int64_t k = 0; k < t.segments.k;) {
-      const std::int64_t end = t.segments.end(k);
-      gather(t, row, k, end - k, x);
+  alignas(64) std::int8_t bytes[kTogether * kDigits][kMaxFixedSegment];
+  const std::byte* rows[kTogether];
+  const std::byte* digits[kTogether * kDigits];
+  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i);
+  for (std::int64_t i = 0; i < tokens * kDigits; ++i) digits[i] = reinterpret_cast<const std::byte*>(bytes[i]);
+  std::byte* out = t.out + m * t.token_bytes;
+  for (std::int64_t k = 0; k < t.segments.k;) {
+    const std::int64_t end = t.segments.end(k), octets = tile::Geometry::octets(end - k), padded = (end - k + 15) / 16 * 16;
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      const std::int64_t r = first + i;
+      gather(t, rows[i], k, end - k, x);
       const Scaling scaling = fixed_scaling(largest_bits(x, end - k));
-      const std::int64_t padded = (end - k + 15) / 16 * 16;
-      for (std::int64_t i = 0; i < padded; i += kLanes) store_ints(units + i, to_ints(load(x + i) * scaling.inverse));
+      for (std::int64_t j = 0; j < padded; j += kLanes) store_ints(units + j, to_ints(load(x + j) * scaling.inverse));
       const std::int32_t sum = total(units, end - k);
-      const std::int64_t octets = tile::Geometry::octets(end - k);
       const float values[2] = {scaling.scale, static_cast<float>(sum)};
       std::memcpy(out + 4 * r, &values[0], 4);
       std::memcpy(out + 4 * (height + r), &values[1], 4);
-      out += 8 * height;
       std::int32_t left = sum;
       for (int d = 0; d < kDigits; ++d) {
-        for (std::int64_t i = 0; i < padded; ++i) bytes[d][i] = static_cast<std::int8_t>(units[i]);
+        std::int8_t* const digit = bytes[i * kDigits + d];
+        for (std::int64_t j = 0; j < padded; ++j) digit[j] = static_cast<std::int8_t>(units[j]);
         std::int32_t rest = 0;  // Σ of what is left of the integers when the digit has been taken off and they have been shifted
         if (d + 1 < kDigits) {
-          for (std::int64_t i = 0; i < padded; i += kLanes) {
-            const Ints unit = load_ints(units + i);
-            store_ints(units + i, (unit - ((unit << 24) >> 24)) >> 8);
+          for (std::int64_t j = 0; j < padded; j += kLanes) {
+            const Ints unit = load_ints(units + j);
+            store_ints(units + j, (unit - ((unit << 24) >> 24)) >> 8);
           }
           rest = total(units, end - k);
         }
         const std::int32_t start = -t.bias * (left - 256 * rest);
         left = rest;
-        std::memcpy(out + 4 * (r * kDigits + d), &start, 4);
+        std::memcpy(out + 4 * (2 * height + r * kDigits + d), &start, 4);
       }
-      out += 4 * height * kDigits;
-      std::byte* quad = out + 4 * kDigits * r;
-      for (std::int64_t q = 0; q < 2 * octets; ++q, quad += 4 * height * kDigits)
-        for (int d = 0; d < kDigits; ++d) std::memcpy(quad + 4 * d, bytes[d] + 4 * q, 4);
-      out += 8 * octets * height * kDigits;
-      k = end;
     }
+    out += (8 + 4 * kDigits) * height;
+    lay_words(digits, tokens * kDigits, 2 * octets, height * kDigits, out + 4 * kDigits * first);
+    out += 8 * octets * height * kDigits;
+    k = end;
   }
 }
+void fixed(const PrepareTask& t, std::int64_t m) {
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  for (std::int64_t r = 0; r < height; r += tokens) fixed_of(t, m, height, r, least(tokens, height - r));
+}
 
-/// Codes [begin, begin + count) of a segment of token r, and what pads them to whole octets or rows, to where the form has them; `out` is
-/// the segment's place for codes, in a tile with room for `room` tokens. `segment` is how long it is.
-inline void lay_codes(const PrepareTask& t, const std::int8_t* codes, std::int64_t begin, std::int64_t count, std::int64_t r,
-                      std::int64_t room, std::int64_t segment, std::byte* out) {
+/// Codes [begin, begin + count) of a segment of tokens first, first + 1, ... of the tile, and what pads them to whole octets or rows, to where
+/// the form has them; `out` is the segment's place for codes, in a tile with room for `room` tokens. `segment` is how long it is.
+inline void lay_codes(const PrepareTask& t, const std::byte* const* codes, std::int64_t first, std::int64_t tokens,
+                      std::int64_t begin, std::int64_t count, std::int64_t room, std::int64_t segment, std::byte* out) {
   if (!t.rows) {
-    out += 4 * (begin / 4 * room + r);
-    for (std::int64_t q = 0; q < 2 * tile::Geometry::octets(count); ++q, out += 4 * room) std::memcpy(out, codes + 4 * q, 4);
+    lay_words(codes, tokens, 2 * tile::Geometry::octets(count), room, out + 4 * (begin / 4 * room + first));
     return;
   }
-  const std::int64_t steps = (segment + kRowBytes - 1) / kRowBytes, first = begin / kRowBytes;
-  out += ((r / kRowTokens * steps + first) * kRowTokens + r % kRowTokens) * kRowBytes;
-  for (std::int64_t i = 0; i < count; i += kRowBytes, out += kRowTokens * kRowBytes) std::memcpy(out, codes + i, kRowBytes);
+  const std::int64_t steps = (segment + kRowBytes - 1) / kRowBytes;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    const std::int64_t r = first + i;
+    std::byte* to = out + ((r / kRowTokens * steps + begin / kRowBytes) * kRowTokens + r % kRowTokens) * kRowBytes;
+    for (std::int64_t at = 0; at < count; at += kRowBytes, to += kRowTokens * kRowBytes)
+      std::memcpy(to, codes[i] + at, kRowBytes);
+  }
 }
 
-/// int8: a rule per token or block of K, then its codes, piece by piece.
-void codes(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+/// int8: a rule per token or block of K, then its codes, piece by piece; of tokens [first, first + tokens) of the tile of `height` at m.
+inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   const std::int64_t header = t.form.segment_header();
   const bool per_segment = t.form.zeros == Zeros::per_segment;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   const std::int64_t step = t.rows ? kRowBytes : tile::kOctet;
   alignas(64) float x[kMaxSegment];
-  alignas(64) std::int8_t bytes[kMaxSegment];
-  for (std::int64_t r = 0; r < height; ++r) {
-    const std::byte* row = t.row(m + r);
-    std::byte* out = t.out + m * t.token_bytes;
-    act_rule::Rule rule;
-    std::int64_t block_end = 0;
-    for (std::int64_t k = 0; k < t.segments.k;) {
-      const std::int64_t end = t.segments.end(k);
-      if (k >= block_end) {
-        block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
-        rule = rule_of(t, row, m + r, k, block_end);
-      }
-      if (k == 0 && t.form.zeros == Zeros::per_token) {
-        std::memcpy(out + 4 * r, &rule.zero, 4);
-        out += 4 * room;
-      }
-      std::int64_t sum = 0;
-      for (std::int64_t begin = k; begin < end; begin += kMaxSegment) {
-        const std::int64_t count = end - begin < kMaxSegment ? end - begin : kMaxSegment;
-        if (t.rows) clear_end<kRowBytes>(bytes, count);
+  alignas(64) std::int8_t bytes[kTogether][kMaxSegment];
+  const std::byte* rows[kTogether];
+  const std::byte* pieces[kTogether];
+  act_rule::Rule rules[kTogether];
+  std::int64_t sums[kTogether];
+  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i);
+  std::byte* out = t.out + m * t.token_bytes;
+  std::int64_t block_end = 0;
+  for (std::int64_t k = 0; k < t.segments.k;) {
+    const std::int64_t end = t.segments.end(k);
+    if (k >= block_end) {
+      block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
+      for (std::int64_t i = 0; i < tokens; ++i) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
+    }
+    if (k == 0 && t.form.zeros == Zeros::per_token) {
+      for (std::int64_t i = 0; i < tokens; ++i) std::memcpy(out + 4 * (first + i), &rules[i].zero, 4);
+      out += 4 * room;
+    }
+    for (std::int64_t i = 0; i < tokens; ++i) sums[i] = 0;
+    for (std::int64_t begin = k; begin < end; begin += kMaxSegment) {
+      const std::int64_t count = end - begin < kMaxSegment ? end - begin : kMaxSegment;
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        if (t.rows) clear_end<kRowBytes>(bytes[i], count);
+        const std::int8_t* piece = bytes[i];
         if (t.type == DType::s8) {
-          sum += gather_codes(t, row, begin, count, bytes);
+          piece = gathered_codes(t, rows[i], begin, count, bytes[i]);
+          sums[i] += sum_of(piece, count);
         } else {
-          sum += to_codes(gathered(t, row, begin, count, x), count, rule, bytes);
+          sums[i] += to_codes(gathered(t, rows[i], begin, count, x), count, rules[i], bytes[i]);
         }
-        for (std::int64_t i = count; per_segment && i % tile::kOctet != 0; ++i) bytes[i] = static_cast<std::int8_t>(rule.zero);
-        lay_codes(t, bytes, begin - k, count, r, room, end - k, out + header * room);
+        pieces[i] = reinterpret_cast<const std::byte*>(piece);
+        for (std::int64_t j = count; per_segment && j % tile::kOctet != 0; ++j)
+          bytes[i][j] = static_cast<std::int8_t>(rules[i].zero);
       }
-      if (per_segment) sum -= rule.zero * (end - k);
-      const auto units = static_cast<float>(sum), zero = static_cast<float>(rule.zero);
+      lay_codes(t, pieces, first, tokens, begin - k, count, room, end - k, out + header * room);
+    }
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      const std::int64_t r = first + i, sum = sums[i] - (per_segment ? rules[i].zero * (end - k) : 0);
+      const auto units = static_cast<float>(sum), zero = static_cast<float>(rules[i].zero);
       const auto start = static_cast<std::int32_t>(-t.bias * sum);
-      std::memcpy(out + 4 * r, &rule.scale, 4);
+      std::memcpy(out + 4 * r, &rules[i].scale, 4);
       std::memcpy(out + 4 * (room + r), &units, 4);
       if (per_segment) std::memcpy(out + 4 * (2 * room + r), &zero, 4);
       std::memcpy(out + (header - 4) * room + 4 * r, &start, 4);
-      out += (header + (end - k + step - 1) / step * step) * room;
-      k = end;
     }
+    out += (header + (end - k + step - 1) / step * step) * room;
+    k = end;
   }
 }
+void codes(const PrepareTask& t, std::int64_t m) {
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  for (std::int64_t r = 0; r < height; r += tokens) codes_of(t, m, height, r, least(tokens, height - r));
+}
 
-/// Floats as they are, or rounded to what their FP8 codes stand for.
-void floats(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+/// Floats as they are, or rounded to what their FP8 codes stand for; of tokens [first, first + tokens) of the tile of `height` at m.
+inline void floats_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
+  constexpr std::int64_t kPiece = 128;
   const bool quantizes = t.quantize.codes != DType::none;
-  alignas(64) float x[kMaxSegment];
-  for (std::int64_t r = 0; r < height; ++r) {
-    const std::byte* row = t.row(m + r);
-    act_rule::Rule rule;
-    std::int64_t block_end = 0;
-    for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
-      end = t.segments.k - k < kMaxSegment ? t.segments.k : k + kMaxSegment;
-      if (quantizes) {
-        if (k >= block_end) {
-          block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
-          rule = rule_of(t, row, m + r, k, block_end);
-        }
-        end = end < block_end ? end : block_end;
+  alignas(64) float x[kTogether][kPiece];
+  const std::byte* rows[kTogether];
+  const std::byte* pieces[kTogether];
+  act_rule::Rule rules[kTogether];
+  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i);
+  std::byte* const out = t.out + m * t.token_bytes + 4 * first;
+  std::int64_t block_end = 0;
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.k - k < kPiece ? t.segments.k : k + kPiece;
+    if (quantizes) {
+      if (k >= block_end) {
+        block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
+        for (std::int64_t i = 0; i < tokens; ++i) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
       }
-      const std::int64_t count = end - k;
-      gather(t, row, k, count, x);
-      if (quantizes && t.given.scale == nullptr) round_to_e4m3(x, count, rule);
-      for (std::int64_t i = 0; t.given.scale != nullptr && i < count; ++i) x[i] *= rule.scale;
-      float* out = reinterpret_cast<float*>(t.out + m * t.token_bytes) + k * height + r;
-      for (std::int64_t i = 0; i < count; ++i) out[i * height] = x[i];
+      end = end < block_end ? end : block_end;
     }
+    const std::int64_t count = end - k;
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      if (quantizes) {
+        gather(t, rows[i], k, count, x[i]);
+        if (t.given.scale == nullptr) round_to_e4m3(x[i], count, rules[i]);
+        for (std::int64_t j = 0; t.given.scale != nullptr && j < count; ++j) x[i][j] *= rules[i].scale;
+        pieces[i] = reinterpret_cast<const std::byte*>(x[i]);
+      } else {
+        pieces[i] = reinterpret_cast<const std::byte*>(gathered(t, rows[i], k, count, x[i]));
+      }
+    }
+    lay_words(pieces, tokens, count, height, out + 4 * k * height);
   }
 }
+void floats(const PrepareTask& t, std::int64_t m) {
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  for (std::int64_t r = 0; r < height; r += tokens) floats_of(t, m, height, r, least(tokens, height - r));
+}
 
-/// bf16 as it is: no arithmetic, only order.
-void halves(const PrepareTask& t, std::int64_t m) {
+/// bf16 as it is: no arithmetic, only order; of tokens [first, first + tokens) of the tile of `height` at m.
+inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   typedef std::uint16_t Octet __attribute__((vector_size(2 * tile::kOctet)));
-  constexpr std::int64_t kRowOctets = kRowBytes / static_cast<std::int64_t>(sizeof(Octet));
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile;
+  constexpr std::int64_t kOctetBytes = sizeof(Octet), kRowOctets = kRowBytes / kOctetBytes;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
-  for (std::int64_t r = 0; r < height; ++r) {
-    const std::byte* row = t.row(m + r);
-    std::byte* out = t.out + m * t.token_bytes;
-    for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
-      end = t.segments.end(k);
-      std::int64_t octets = tile::Geometry::octets(end - k);
-      if (t.rows) octets = (octets + kRowOctets - 1) / kRowOctets * kRowOctets;
+  alignas(64) std::byte octets_of[kTogether][2 * kMaxFixedSegment];
+  const std::byte* rows[kTogether];
+  const std::byte* pieces[kTogether];
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    rows[i] = t.row(m + first + i);
+    pieces[i] = octets_of[i];
+  }
+  std::byte* out = t.out + m * t.token_bytes;
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.end(k);
+    std::int64_t octets = tile::Geometry::octets(end - k);
+    if (t.rows) octets = (octets + kRowOctets - 1) / kRowOctets * kRowOctets;
+    for (std::int64_t i = 0; i < tokens; ++i)
       for (std::int64_t o = 0; o < octets; ++o) {
-        const std::int64_t first = k + o * tile::kOctet;
+        const std::int64_t from = k + o * tile::kOctet;
         Octet octet{};
-        if (t.perm == nullptr && first + tile::kOctet <= end) {
-          std::memcpy(&octet, row + 2 * first, sizeof octet);
+        if (t.perm == nullptr && from + tile::kOctet <= end) {
+          std::memcpy(&octet, rows[i] + 2 * from, sizeof octet);
         } else {
-          for (std::int64_t j = 0; j < tile::kOctet && first + j < end; ++j)
-            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, row + 2 * (t.perm == nullptr ? first + j : t.perm[first + j]),
+          for (std::int64_t j = 0; j < tile::kOctet && from + j < end; ++j)
+            std::memcpy(reinterpret_cast<char*>(&octet) + 2 * j, rows[i] + 2 * (t.perm == nullptr ? from + j : t.perm[from + j]),
                         2);
         }
         octet = __builtin_shufflevector(octet, octet, 0, 2, 4, 6, 1, 3, 5, 7);
-        if (t.rows) {
-          const std::int64_t at = (r / kRowTokens * octets / kRowOctets + o / kRowOctets) * kRowTokens + r % kRowTokens;
-          std::memcpy(out + at * kRowBytes + o % kRowOctets * static_cast<std::int64_t>(sizeof octet), &octet, sizeof octet);
-        } else {
-          for (int pair = 0; pair < 4; ++pair)
-            std::memcpy(out + 4 * ((4 * o + pair) * room + r), reinterpret_cast<const char*>(&octet) + 4 * pair, 4);
-        }
+        std::memcpy(octets_of[i] + o * kOctetBytes, &octet, sizeof octet);
       }
-      out += 16 * octets * room;
+    if (t.rows) {
+      for (std::int64_t i = 0; i < tokens; ++i)
+        for (std::int64_t o = 0; o < octets; o += kRowOctets) {
+          const std::int64_t r = first + i, at = (r / kRowTokens * octets + o) / kRowOctets * kRowTokens + r % kRowTokens;
+          std::memcpy(out + at * kRowBytes, octets_of[i] + o * kOctetBytes, kRowBytes);
+        }
+    } else {
+      lay_words(pieces, tokens, octets * kOctetBytes / 4, room, out + 4 * first);
     }
+    out += kOctetBytes * octets * room;
   }
+}
+void halves(const PrepareTask& t, std::int64_t m) {
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  for (std::int64_t r = 0; r < height; r += tokens) halves_of(t, m, height, r, least(tokens, height - r));
 }
 
 #endif

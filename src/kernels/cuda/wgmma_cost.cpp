@@ -22,8 +22,9 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
   const double all = up(row_blocks, blocks) * token_tiles;          // passes
   double passes, steps, wide = blocks;  // of a CTA: what counts as passes, records; of these, row blocks
   if (cost.split == kStreamK) {
+    constexpr double kMostUnits = 1e9;  // D has no memory for more; they are counted in 32 bits
     Deal line{.row_blocks = static_cast<int>(row_blocks),
-              .token_tiles = static_cast<int>(token_tiles),
+              .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
               .records = static_cast<int>(records),
               .most = deal.blocks,
               .split = kStreamK};

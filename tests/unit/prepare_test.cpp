@@ -1,0 +1,166 @@
+// Prepared activations lie where prepare.hpp says, with every instruction set of this machine: also those forms whose kernels do not run
+// here.
+#include "kernels/cpu/prepare.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/random.hpp"
+#include "nibble/device.hpp"
+#include "nibble/scheme.hpp"
+
+namespace nibble::cpu {
+namespace {
+
+constexpr std::byte kUnwritten{0xa5};
+
+/// A[M,K] of codes or of the bits of bf16, prepared in one form.
+struct Prepared {
+  PrepareTask task{};
+  std::vector<std::byte> a, out;
+  float scale = 0.5f;
+  std::int32_t zero = 0;
+
+  Prepared(Isa isa, std::string_view form, const Scheme& scheme, DType type, std::int64_t m, std::int64_t k, std::int64_t tile) {
+    const std::int64_t width = bits(type) / 8;
+    a.resize(static_cast<std::size_t>(m * k * width));
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::byte>(random_bits(5, i) & 0xff);
+    if (scheme.act.zero != ZeroKind::none) zero = 7;
+    out.assign(static_cast<std::size_t>(prepared_bytes(form, m, scheme.act, scheme.weight, k)), kUnwritten);
+    const ActForm act = ActForm::make(scheme.act, scheme.weight, k);
+    const std::int64_t group = scheme.weight.group.k == 0 ? k : scheme.weight.group.k;
+    task = {.a = a.data(),
+            .type = type,
+            .width = width,
+            .stride = k * width,
+            .m = m,
+            .perm = nullptr,
+            .prescale = nullptr,
+            .segments = {k, group, act.piece},
+            .form = act,
+            .quantize = scheme.act,
+            .block = scheme.act.group.k == 0 ? k : scheme.act.group.k,
+            .known = {},
+            .limit = 0,
+            .given = {.scale = &scale, .zero = &zero},
+            .bias = code_bias(scheme.weight.codes),
+            .token_bytes = prepared_token_bytes(form, scheme.act, scheme.weight, k),
+            .tile = prepared_tile(form, m, tile),
+            .rows = in_rows(form),
+            .out = out.data()};
+    const auto prepare = prepare_isa(isa).of(form);
+    for (std::int64_t first = 0; first < m; first += task.tile) prepare(task, first);
+  }
+
+  template <class T>
+  T at(std::int64_t offset) const {
+    T value;
+    std::memcpy(&value, out.data() + offset, sizeof value);
+    return value;
+  }
+  std::int64_t height(std::int64_t first) const { return std::min(task.tile, task.m - first); }
+  std::int64_t room(std::int64_t first) const {
+    return task.rows ? (height(first) + kRowTokens - 1) / kRowTokens * kRowTokens : height(first);
+  }
+};
+
+std::vector<Isa> instruction_sets() {
+  std::vector<Isa> sets{Isa::baseline};
+  for (Isa isa : {Isa::avx2, Isa::avx512})
+    if (runs_here(isa).ok()) sets.push_back(isa);
+  return sets;
+}
+
+std::int64_t up(std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; }
+
+void expect_codes(const Prepared& p) {
+  const PrepareTask& t = p.task;
+  const bool per_token = t.form.zeros == Zeros::per_token, per_segment = t.form.zeros == Zeros::per_segment;
+  for (std::int64_t first = 0; first < t.m; first += t.tile) {
+    const std::int64_t room = p.room(first), header = t.form.segment_header();
+    std::int64_t at = first * t.token_bytes;
+    for (std::int64_t r = 0; per_token && r < p.height(first); ++r) ASSERT_EQ(p.at<std::int32_t>(at + 4 * r), p.zero);
+    if (per_token) at += 4 * room;
+    for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+      end = t.segments.end(k);
+      const std::int64_t padded = up(end - k, t.rows ? kRowBytes : tile::kOctet), codes = at + header * room;
+      for (std::int64_t r = 0; r < p.height(first); ++r) {
+        std::int64_t sum = 0;
+        for (std::int64_t c = 0; c < padded; ++c) {
+          const bool there = k + c < end;
+          const int code = there ? static_cast<std::int8_t>(p.a[static_cast<std::size_t>((first + r) * t.stride + k + c)]) : 0;
+          const int expected = !there && per_segment && c < up(end - k, tile::kOctet) ? p.zero : code;
+          const std::int64_t place =
+              t.rows ? ((r / kRowTokens * padded / kRowBytes + c / kRowBytes) * kRowTokens + r % kRowTokens) * kRowBytes +
+                           c % kRowBytes
+                     : 4 * (c / 4 * room + r) + c % 4;
+          ASSERT_EQ(p.at<std::int8_t>(codes + place), expected) << "token " << first + r << " channel " << k + c;
+          if (there) sum += code - (per_segment ? p.zero : 0);
+        }
+        ASSERT_EQ(p.at<float>(at + 4 * r), p.scale);
+        ASSERT_EQ(p.at<float>(at + 4 * (room + r)), static_cast<float>(sum));
+        if (per_segment) {
+          ASSERT_EQ(p.at<float>(at + 4 * (2 * room + r)), static_cast<float>(p.zero));
+        }
+        ASSERT_EQ(p.at<std::int32_t>(at + (header - 4) * room + 4 * r), static_cast<std::int32_t>(-t.bias * sum));
+      }
+      at += (header + padded) * room;
+    }
+  }
+}
+
+void expect_halves(const Prepared& p) {
+  constexpr std::int64_t kOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  const PrepareTask& t = p.task;
+  for (std::int64_t first = 0; first < t.m; first += t.tile) {
+    const std::int64_t room = p.room(first);
+    std::int64_t at = first * t.token_bytes;
+    for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+      end = t.segments.end(k);
+      const std::int64_t padded = up(end - k, t.rows ? kRowBytes / 2 : tile::kOctet);
+      for (std::int64_t r = 0; r < p.height(first); ++r)
+        for (std::int64_t i = 0; i < padded; ++i) {
+          const std::int64_t channel = k + i / 8 * 8 + kOrder[i % 8];
+          std::uint16_t expected = 0;
+          if (channel < end) std::memcpy(&expected, p.a.data() + (first + r) * t.stride + 2 * channel, 2);
+          const std::int64_t place =
+              t.rows ? ((r / kRowTokens * padded / 32 + i / 32) * kRowTokens + r % kRowTokens) * kRowBytes + i % 32 * 2
+                     : 4 * (i / 2 * room + r) + i % 2 * 2;
+          ASSERT_EQ(p.at<std::uint16_t>(at + place), expected) << "token " << first + r << " channel " << channel;
+        }
+      at += 2 * padded * room;
+    }
+  }
+}
+
+TEST(Prepare, CodesLieWhereTheFormSays) {
+  for (Isa isa : instruction_sets())
+    for (const char* scheme : {"s8r_s8c", "s8zr_s8c", "s8g32_u4b8g32", "s8g64_u4zg64", "s8zg32_u4b8g32", "s8r_u4zg128"})
+      for (const char* form : {"s8", "s8k64"})
+        for (std::int64_t m : {1, 2, 5, 12, 17, 40})
+          for (std::int64_t k : {1, 30, 64, 200, 1040}) {
+            SCOPED_TRACE(::testing::Message() << name(isa) << " " << form << " " << scheme << " M=" << m << " K=" << k);
+            const Prepared prepared(isa, form, *Scheme::parse(scheme), DType::s8, m, k, in_rows(form) ? 32 : 12);
+            expect_codes(prepared);
+            if (HasFatalFailure()) return;
+          }
+}
+
+TEST(Prepare, HalvesLieWhereTheFormSays) {
+  for (Isa isa : instruction_sets())
+    for (const char* form : {"bf16", "bf16k32"})
+      for (const char* scheme : {"u4zg128", "u4b8g32", "s8c"})
+        for (std::int64_t m : {1, 3, 6, 17, 40})
+          for (std::int64_t k : {1, 30, 64, 200, 1040}) {
+            SCOPED_TRACE(::testing::Message() << name(isa) << " " << form << " " << scheme << " M=" << m << " K=" << k);
+            expect_halves(Prepared(isa, form, *Scheme::parse(scheme), DType::bf16, m, k, in_rows(form) ? 32 : 6));
+            if (HasFatalFailure()) return;
+          }
+}
+
+}  // namespace
+}  // namespace nibble::cpu

@@ -62,7 +62,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   const std::int64_t past = multiplies_pixels_ && in_rows(kernel.act) ? kRowTokens * stride_.w : 0;  // pixels read, for no token
   scratch_.pixels = take((gathered_rows(rows_) * row_pixels() + past) * pixel_bytes + kCopyBytes);
   scratch_.floats = take(quantizes_pixels_ ? row_pixels() * inputs_ * bits(act) / 8 : 0);
-  scratch_.patch = take(multiplies_pixels_ ? 0 : k * width_ + kCopyBytes);
+  scratch_.patch = take(multiplies_pixels_ ? 0 : kTogether * (k * width_ + kCopyBytes));
   scratch_.scales = take(4 * blocks() * gathered_rows(rows_) * row_pixels());
   scratch_.patch_scales = take(4 * blocks() * geometry.kernel.h * geometry.kernel.w);
   const std::int64_t pixels = gathered_rows(rows_) * row_pixels();

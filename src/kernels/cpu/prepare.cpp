@@ -60,10 +60,11 @@ void copy_run(std::byte* to, const std::byte* from, std::int64_t bytes) {
 
 }  // namespace
 
-const std::byte* Patches::gather(std::int64_t m) const {
+const std::byte* Patches::gather(std::int64_t m, std::int64_t slot) const {
   const std::byte* from = begin(m);
   if (runs_h * runs_w == 1 && scales == nullptr) return from;
-  std::byte* to = row;
+  std::byte* const first = row + slot * (runs_h * runs_w * run_bytes + kCopyBytes);
+  std::byte* to = first;
   float* scale = row_scales;
   for (std::int64_t h = 0; h < runs_h; ++h)
     for (std::int64_t w = 0; w < runs_w; ++w, to += run_bytes) {
@@ -71,7 +72,7 @@ const std::byte* Patches::gather(std::int64_t m) const {
       copy_run(to, run, run_bytes);
       if (scales != nullptr) scale = std::copy_n(scales + (run - image) / block, run_bytes / block, scale);
     }
-  return row;
+  return first;
 }
 
 const PrepareIsa& prepare_isa([[maybe_unused]] Isa main) {

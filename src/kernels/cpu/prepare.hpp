@@ -65,6 +65,10 @@ struct GivenRules {
   std::int64_t zero_row = 0, zero_block = 0;
 };
 
+/// Tokens that are prepared side by side, so that a tile is written 16 bytes at a time, of which a token has 4. A dozen are slower than one:
+/// so many rows are more than the prefetcher follows.
+constexpr std::int64_t kTogether = 4;
+
 /// Runs of a patch are copied by so many bytes: that much beyond the pixels is read, and beyond the row written.
 constexpr std::int64_t kCopyBytes = 16;
 
@@ -77,15 +81,15 @@ struct Patches {
   std::int64_t runs_h, runs_w;
   std::int64_t run_down, run_beside;  // from a run to the one below and to the next one
   std::int64_t run_bytes;
-  std::byte* row;  // where one is put together
+  std::byte* row;  // where they are put together, kTogether of them, as long as the runs and kCopyBytes each
 
   const std::byte* begin(std::int64_t m) const { return image + m / columns * down + m % columns * beside; }
-  /// All channels of token m in order.
-  const std::byte* gather(std::int64_t m) const;
+  /// All channels of token m in order, in place `slot` of kTogether.
+  const std::byte* gather(std::int64_t m, std::int64_t slot) const;
   /// Scales of blocks of channels, which come with int8 pixels: those of a pixel side by side, gathered as its bytes are. Null: none.
   const float* scales = nullptr;
   std::int64_t block = 0;       // bytes that share one
-  float* row_scales = nullptr;  // where a token's are put together
+  float* row_scales = nullptr;  // where a token's are put together, one at a time
 };
 
 /// What preparing some tokens needs, in plain values.
@@ -111,8 +115,12 @@ struct PrepareTask {
   std::byte* out;
   const Patches* patches = nullptr;  // null: tokens are the rows of A
 
-  /// The channels of token m, one after the other, until the next call.
-  const std::byte* row(std::int64_t token) const { return patches == nullptr ? a + token * stride : patches->gather(token); }
+  /// The channels of a token, one after the other, until the next call with this slot.
+  const std::byte* row(std::int64_t token, std::int64_t slot) const {
+    return patches == nullptr ? a + token * stride : patches->gather(token, slot);
+  }
+  /// How many tokens can be prepared side by side.
+  std::int64_t together() const { return patches != nullptr && patches->scales != nullptr ? 1 : kTogether; }
 };
 
 /// What one instruction set offers: prepares the tile of tokens that begins at token m.

@@ -94,11 +94,6 @@ inline std::int32_t sum_of(const std::int8_t* codes, std::int64_t count) {
   return sum;
 }
 
-/// Tokens that are prepared side by side, so that a tile is written 16 bytes at a time, of which a token has 4. A dozen are slower than one: so
-/// many rows are more than the prefetcher follows. Patches are put together in one place, one at a time.
-constexpr std::int64_t kTogether = 4;
-inline std::int64_t together(const PrepareTask& t) { return t.patches == nullptr ? kTogether : 1; }
-
 /// `words` of 4 bytes of each row → word w of row r at out + 4·(w·room + r), four by four.
 inline void lay_words(const std::byte* const* rows, std::int64_t count, std::int64_t words, std::int64_t room, std::byte* out) {
   typedef std::int32_t Four __attribute__((vector_size(16)));
@@ -252,7 +247,7 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   alignas(64) std::int8_t bytes[kTogether * kDigits][kMaxFixedSegment];
   const std::byte* rows[kTogether];
   const std::byte* digits[kTogether * kDigits];
-  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i);
+  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i, i);
   for (std::int64_t i = 0; i < tokens * kDigits; ++i) digits[i] = reinterpret_cast<const std::byte*>(bytes[i]);
   std::byte* out = t.out + m * t.token_bytes;
   for (std::int64_t k = 0; k < t.segments.k;) {
@@ -290,7 +285,7 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   }
 }
 void fixed(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
   for (std::int64_t r = 0; r < height; r += tokens) fixed_of(t, m, height, r, least(tokens, height - r));
 }
 
@@ -323,7 +318,7 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   const std::byte* pieces[kTogether];
   act_rule::Rule rules[kTogether];
   std::int64_t sums[kTogether];
-  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i);
+  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i, i);
   std::byte* out = t.out + m * t.token_bytes;
   std::int64_t block_end = 0;
   for (std::int64_t k = 0; k < t.segments.k;) {
@@ -368,7 +363,7 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   }
 }
 void codes(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
   for (std::int64_t r = 0; r < height; r += tokens) codes_of(t, m, height, r, least(tokens, height - r));
 }
 
@@ -380,7 +375,7 @@ inline void floats_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
   const std::byte* rows[kTogether];
   const std::byte* pieces[kTogether];
   act_rule::Rule rules[kTogether];
-  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i);
+  for (std::int64_t i = 0; i < tokens; ++i) rows[i] = t.row(m + first + i, i);
   std::byte* const out = t.out + m * t.token_bytes + 4 * first;
   std::int64_t block_end = 0;
   for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
@@ -407,7 +402,7 @@ inline void floats_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
   }
 }
 void floats(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
   for (std::int64_t r = 0; r < height; r += tokens) floats_of(t, m, height, r, least(tokens, height - r));
 }
 
@@ -420,7 +415,7 @@ inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
   const std::byte* rows[kTogether];
   const std::byte* pieces[kTogether];
   for (std::int64_t i = 0; i < tokens; ++i) {
-    rows[i] = t.row(m + first + i);
+    rows[i] = t.row(m + first + i, i);
     pieces[i] = octets_of[i];
   }
   std::byte* out = t.out + m * t.token_bytes;
@@ -455,7 +450,7 @@ inline void halves_of(const PrepareTask& t, std::int64_t m, std::int64_t height,
   }
 }
 void halves(const PrepareTask& t, std::int64_t m) {
-  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = together(t);
+  const std::int64_t height = t.m - m < t.tile ? t.m - m : t.tile, tokens = t.together();
   for (std::int64_t r = 0; r < height; r += tokens) halves_of(t, m, height, r, least(tokens, height - r));
 }
 

@@ -22,7 +22,7 @@ BAND_TOKENS = 1024
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
 LAUNCH_US = 1.5
 STREAM_K = 0  # the split of kernels whose CTAs share passes wherever their run of records ends (gemm_schedule.hpp)
-PART = 0.5
+PART = 0.5  # what a part that is added takes of `pass`
 # As WgmmaFamily has them.
 FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
     "floats", "float_folds", "online", "online_folds", "s8", "e4m3", "e4m3_groups")

@@ -65,8 +65,8 @@ struct GivenRules {
   std::int64_t zero_row = 0, zero_block = 0;
 };
 
-/// Tokens that are prepared side by side, so that a tile is written 16 bytes at a time, of which a token has 4. A dozen are slower than one:
-/// so many rows are more than the prefetcher follows.
+/// Tokens that are prepared side by side, so that a tile is written 16 bytes at a time, of which a token has 4. A dozen lose most of what
+/// four gain: so many rows are more than the prefetcher follows.
 constexpr std::int64_t kTogether = 4;
 
 /// Runs of a patch are copied by so many bytes: that much beyond the pixels is read, and beyond the row written.

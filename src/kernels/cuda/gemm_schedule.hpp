@@ -17,7 +17,7 @@
 //
 //            Where a run ends within a pass (CTA 0, 1 and 2) the sums of that part are left in memory (stream_k.cuh); it is the first that
 //            the CTA multiplies. The pass is finished by the CTA that has its last record, which multiplies that part last: by then the others
-//            have left theirs. A CTA waits only for those before it, which the GPU has started before it.
+//            have left theirs. There are no more CTAs than multiprocessors, and one waits only for those before it, which start first.
 //
 // A sum is formed in an order that depends on the way and the GPU, and with stream-K on M.
 #pragma once

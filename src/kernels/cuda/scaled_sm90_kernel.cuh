@@ -373,7 +373,7 @@ struct Scaled {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
 
-  /// Takes zero points out of the integers of `count` units, modulo 2³², where the result is exact.
+  /// Takes zero points out of the integers of kCount units, modulo 2³², where the result is exact.
   template <int kCount>
   __device__ void shift(Sum (&sums)[4 * kCount], const Rows& rows, int first) const {
     if constexpr (kIntegers)

@@ -234,7 +234,10 @@ const std::vector<WeightScheme>& schemes() {
                                                   {DType::u4, ZeroKind::offset, GroupShape::group(16), DType::f16},
                                                   {DType::u8, ZeroKind::integer, GroupShape::channel(), DType::bf16},
                                                   {DType::u4b8, ZeroKind::none, GroupShape::channel(), DType::f16},
-                                                  {DType::s8, ZeroKind::none, GroupShape::tensor(), DType::f32}};
+                                                  {DType::s8, ZeroKind::none, GroupShape::tensor(), DType::f32},
+                                                  {DType::u4b8, ZeroKind::none, GroupShape::group(64), DType::f16},
+                                                  {DType::u4, ZeroKind::integer, GroupShape::group(128), DType::bf16},
+                                                  {DType::u8, ZeroKind::integer, GroupShape::group(128), DType::f16}};
   return kSchemes;
 }
 
@@ -247,6 +250,12 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
                               {DType::e4m3, GroupShape::channel()}};
   if (g.group_inputs() % 8 == 0) acts.push_back({DType::s8, GroupShape::group(8)});
   if (g.group_inputs() % 16 == 0) acts.push_back({DType::s8, GroupShape::group(16)});
+  if (g.group_inputs() % 32 == 0) acts.push_back({DType::s8, GroupShape::group(32), ZeroKind::integer});
+  if (g.group_inputs() % 64 == 0) acts.push_back({DType::s8, GroupShape::group(64)});
+  if (g.group_inputs() % 128 == 0) {
+    acts.push_back({DType::s8, GroupShape::group(128)});
+    acts.push_back({DType::s8, GroupShape::group(128), ZeroKind::integer});
+  }
   std::vector<ConvSpec> list;
   for (const ActScheme& act : acts) {
     ConvSpec spec{.geometry = g, .quantize = act};

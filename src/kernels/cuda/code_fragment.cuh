@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/online_task.hpp"
 #include "kernels/cuda/weight_fragment.cuh"
 
 namespace nibble::cuda {
@@ -65,6 +66,36 @@ __device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, con
     const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.z), sum = __uint_as_float(i % 2 == 0 ? terms.y : terms.w);
     to[i] = fmaf(static_cast<float>(dot[i]), __fmul_rn(scale, rows.scale[i / 2]), to[i]);
     if (kZeros != Zeros::fixed) to[i] = fmaf(sum, rows.shift[i / 2], to[i]);
+  }
+}
+
+// ---- activations with zero points:  Σ (a − z)·u = Σ a·u − z·Σ u
+
+/// Adds a lane's part of 32 channels of rows g and g+8, an operand of signed_codes.
+__device__ __forceinline__ void add_codes(std::int32_t (&sums)[2], const std::uint32_t (&a)[4]) {
+  constexpr std::int32_t kEachOne = 0x01010101;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i % 2] = __dp4a(static_cast<std::int32_t>(a[i]), kEachOne, sums[i % 2]);
+}
+/// The four lanes of a row have all of it then.
+__device__ __forceinline__ void share_sums(std::int32_t (&sums)[2]) {
+#pragma unroll
+  for (std::int32_t& sum : sums) {
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+  }
+}
+/// add_fold with terms {s_a, zero_term}, and the sums of u of both rows.
+template <Zeros kZeros>
+__device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows,
+                                               const std::int32_t (&sums)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.z);
+    const std::uint32_t term = i % 2 == 0 ? terms.y : terms.w;
+    const std::int32_t centred = dot[i] - term_zero(term) * sums[i / 2];
+    to[i] = fmaf(static_cast<float>(centred), __fmul_rn(scale, rows.scale[i / 2]), to[i]);
+    if (kZeros != Zeros::fixed) to[i] = fmaf(__fmul_rn(scale, static_cast<float>(term_sum(term))), rows.shift[i / 2], to[i]);
   }
 }
 

@@ -28,7 +28,12 @@ cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
 /// that TMA cannot take where they are move there. One group, channels a multiple of 64. The bits do not depend on config.
 cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream);
 
-/// to[B,H,W,C] dense, of 16-bit elements whose channels are a multiple of 8.
+/// On sm_90's matrix engine, of task.weight and floats that become int8 codes in task.scratch first (online_image_map), a scale for blocks of
+/// a pixel's channels or for all: online.hpp, of patches. One group, channels a multiple of 64 and of task.fold. A row's bits depend neither
+/// on the batch nor on the other pixels.
+cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
+
+/// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8.
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
 /// to[B,H',W',C] dense, codes of task.acts' scale and zero point, with their padding around them (padded): channels a multiple of 16.
 cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream);

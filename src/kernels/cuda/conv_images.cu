@@ -33,9 +33,10 @@ constexpr int kCtas = 3;                                 // that registers let s
 constexpr int kElements = kSquare * kSquare / kThreads;  // of a thread
 
 /// What is loaded, what it becomes, and what padding is.
+template <class Bits>
 struct AsItIs {
-  using Raw = std::uint16_t;
-  using Value = std::uint16_t;
+  using Raw = Bits;
+  using Value = Bits;
   __device__ explicit AsItIs(const ConvTask&) {}
   __device__ Value value(Raw x) const { return x; }
   __device__ Value padding() const { return 0; }
@@ -249,7 +250,9 @@ cudaError_t bring(const ConvTask& task, void* to, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(squares), static_cast<unsigned>((b.channels + kSquare - 1) / kSquare));
   if (to == nullptr || squares < 1 || b.channels * sizeof(typename Element::Value) % 16 != 0) return cudaErrorInvalidValue;
   if (squares > std::numeric_limits<std::int32_t>::max() || grid.y > 65535) return cudaErrorInvalidConfiguration;
-  if constexpr (std::is_same_v<Element, AsItIs>) {
+  if constexpr (std::is_same_v<Element, AsItIs<std::uint32_t>>) {
+    // f32 is brought element by element
+  } else if constexpr (std::is_same_v<Element, AsItIs<std::uint16_t>>) {
     if (task.a.pixel == 1 && in_vectors(task, 8, 2, pixels)) {
       const bool eights = in_vectors(task, 16, 2, pixels);
       return launch_dependent(eights ? transpose_kernel<8> : transpose_kernel<4>, grid, kThreads, 0, stream, b);
@@ -304,7 +307,8 @@ __global__ void __launch_bounds__(32 * kSumWarps) sum_patches_kernel(const __gri
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
   ConvTask bare = task;  // TMA knows padding that is 0
   bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
-  return bring<AsItIs>(bare, to, stream);
+  if (task.act == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
+  return bring<AsItIs<std::uint16_t>>(bare, to, stream);
 }
 cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
   switch (task.act) {

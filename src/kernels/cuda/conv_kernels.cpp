@@ -12,6 +12,7 @@
 #include "kernels/cuda/device_weight.hpp"
 #include "kernels/cuda/gemm_schedule.hpp"
 #include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/online_kernels.hpp"
 #include "kernels/cuda/scaled_kernels.hpp"
 #include "kernels/image.hpp"
 
@@ -114,6 +115,25 @@ Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
   return accepts_walk(framed);
 }
 
+/// Channels whose products are added as integers: all of a record only where they are of one pixel.
+int patch_fold(const ConvGeometry& g, const ActScheme& act, const WeightScheme& weight) {
+  return g.in_channels % gpu_tile::kChannels == 0 ? online_fold(act, weight) : 32;
+}
+int patch_fold(const Problem& p) { return patch_fold(p.geometry, p.quantize, p.scheme); }
+
+Status accepts_online_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_online(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
+  const ActScheme& act = p.quantize;
+  if (act.group == GroupShape::channel() || (act.group.k != 0 && p.geometry.in_channels % act.group.k != 0))
+    return error(StatusCode::unsupported,
+                 "quantizes pixels once: activations have one scale, or one for blocks of a pixel's {} "
+                 "channels; {} is neither",
+                 p.geometry.in_channels, Scheme{p.scheme, act}.name());
+  return {};
+}
+
 Patches patches_of(const ConvGeometry& g) {
   const auto i = [](std::int64_t x) { return static_cast<int>(x); };
   return {.channels = i(g.group_inputs()),
@@ -206,6 +226,15 @@ Status run_sm90(const Kernel&, const StepArgs& args) {
   return launch_conv_sm90(task, kTokens, kDepth, kSplit, args.stream);
 }
 
+template <int kTokens, int kSplit>
+Status run_online_sm90(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  task.online = online_rule(args);
+  task.fold = patch_fold(args.conv->geometry, args.quantize, args.weight->scheme);
+  return launch_conv_online_sm90(task, kTokens, kSplit, args.stream);
+}
+
 Status run_sm80(const Kernel&, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   task.weight = device_weight(*args.weight);
@@ -220,6 +249,13 @@ std::size_t half_workspace(const Kernel&, const Problem& p) {
 
 std::size_t codes_workspace(const Kernel&, const Problem& p) {
   return codes_map(patches_of(p.geometry), p.m, p.scheme.zero != ZeroKind::none).bytes;
+}
+
+std::size_t online_workspace(const Kernel&, const Problem& p) {
+  const ConvGeometry& g = p.geometry;
+  const std::int64_t in = p.m * g.height * g.width,
+                     bytes = p.input == ImageLayout::nhwc ? 0 : in * g.in_channels * bits(p.act) / 8;
+  return online_image_map(patch_fold(p), in, g.in_channels, bytes).bytes;
 }
 
 /// As a linear layer of as many tokens as there are output pixels.
@@ -288,6 +324,15 @@ double codes_sm90_cost_us(const Kernel&, const Problem& p) {
   if (p.scheme.zero != ZeroKind::none)  // sums: each patch's codes once more, from L2
     us += copy_us(gpu, static_cast<double>(pixel_rows.m) * static_cast<double>(p.k));
   return us;
+}
+
+template <int kTokens, int kRows, int kSplit>
+double online_conv_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
+  const double bytes = bits(p.act) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
+  return online_sm90_cost_us<kTokens, kRows, kSplit>(gpu, of_pixels(p), patch_fold(p) == gpu_tile::kChannels) + reordered +
+         copy_us(gpu, elements * (bytes + 1));
 }
 
 constexpr std::string_view kSummary = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers";
@@ -369,6 +414,35 @@ constexpr Kernel codes_row(std::string_view name) {
           .run = run_codes_sm90<kTokens, kBlocks, kSplit>};
 }
 
+constexpr std::string_view kOnlineSummary =
+    "int8 activations per tensor or block of a pixel: patches of codes by TMA, weights as bytes in registers";
+constexpr std::string_view kOnlineSplitSummary =
+    "int8 activations per tensor or block of a pixel: patches by TMA; clusters share a row tile along the patch";
+constexpr std::string_view kOnlineStreamKSummary =
+    "int8 activations per tensor or block of a pixel: patches by TMA; every CTA has as many channels of all row tiles";
+
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel online_row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::conv,
+          .out = "any",
+          .act = "s8i16",
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = wgmma_variant(kSplit),
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == kStreamK ? kOnlineStreamKSummary
+                     : kSplit == 1      ? kOnlineSummary
+                                        : kOnlineSplitSummary,
+          .batch_invariant = kSplit != kStreamK,
+          .accepts = accepts_online_sm90,
+          .cost_us = online_conv_cost_us<kTokens, kRows, kSplit>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens, true), kSplit, online_workspace>,
+          .run = run_online_sm90<kTokens, kSplit>};
+}
+
 constexpr Kernel direct_row(std::string_view name, std::string_view act, std::string_view layout, std::string_view summary,
                             Status (*accepts)(const Kernel&, const Problem&), Status (*run)(const Kernel&, const StepArgs&)) {
   return {.name = name,
@@ -424,6 +498,12 @@ constexpr std::array kKernels{
     codes_row<64, 4, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m64n256"),
     codes_row<128, 3, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m128n192"),
     codes_row<256, 2, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m256n128"),
+    online_row<64, 192, 1>("conv_any_s8i16_any__cuda_sm90_wgmma_m64n192"),
+    online_row<64, 192, 4>("conv_any_s8i16_any__cuda_sm90_wgmma4_m64n192"),
+    online_row<128, 128, 1>("conv_any_s8i16_any__cuda_sm90_wgmma_m128n128"),
+    online_row<128, 128, 2>("conv_any_s8i16_any__cuda_sm90_wgmma2_m128n128"),
+    online_row<64, 192, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m64n192"),
+    online_row<128, 128, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m128n128"),
     sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
     sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
     direct_row("conv_any_any_any__cuda_simt_direct", "any", "gpu_n64k128",

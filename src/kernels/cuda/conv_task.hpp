@@ -3,6 +3,7 @@
 
 #include "epilogue/element.hpp"
 #include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/online_task.hpp"
 #include "kernels/cuda/patches.hpp"
 #include "kernels/cuda/scaled_task.hpp"
 
@@ -22,6 +23,9 @@ struct ConvTask {
   DeviceWeight weight;  // packed as gpu_n64k128, or
   ScaledWeight scaled;  // as gpu_w8n64k128, for activations that are codes:
   QuantizedActs acts;   // their scale and zero point; codes are x itself, or made of it where act is a float type
+
+  QuantizeTask online;  // the rule of codes that `weight` is multiplied by: a, its size and where codes go are not told
+  int fold = 0;         // channels whose products are added as integers: 128, or 32; 0: activations stay what they are
 };
 
 /// Where an image of codes lies in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each patch's codes.

@@ -9,6 +9,7 @@
 #include "kernels/cuda/launch_shape.hpp"
 #include "kernels/cuda/online.hpp"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/quantize_acts.hpp"
 #include "kernels/cuda/shared_memory.hpp"
 #include "kernels/cuda/tensor_map.hpp"
 
@@ -143,10 +144,67 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
 }
 
+cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  const Patches& patches = task.patches;
+  const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
+  const std::int64_t pixels = std::int64_t{task.images} * patches.height * patches.width;
+  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
+      patches.channels % kPatchChannels != 0 || (task.fold != gpu_tile::kChannels && task.fold != 32) ||
+      patches.channels % task.fold != 0)
+    return cudaErrorInvalidValue;
+
+  // Pixels as the quantizer's rows, or as one where nothing lies between them.
+  const std::int64_t element = task.act == DType::f32 ? 4 : 2;
+  const bool reorders = task.a.channel != 1;
+  const OnlineImageMap map =
+      online_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);
+  auto* const scratch = static_cast<std::byte*>(task.scratch);
+  if (reorders)
+    if (const cudaError_t e = channels_last(task, scratch + map.image, stream)) return e;
+  QuantizeTask codes = task.online;
+  codes.type = task.act;
+  codes.pitch = patches.channels;
+  codes.fold = task.fold;
+  codes.term_row = map.term_row, codes.term_fold = map.term_fold;
+  const std::int64_t in_image = std::int64_t{patches.height} * patches.width;
+  const bool dense = reorders || (task.a.pixel == patches.channels && task.a.image == in_image * patches.channels);
+  const int parts = dense || task.a.image == in_image * task.a.pixel ? 1 : task.images;  // of images that have gaps between them
+  for (int i = 0; i < parts; ++i) {
+    codes.a = reorders ? scratch + map.image : static_cast<const std::byte*>(task.x) + i * task.a.image * element;
+    codes.codes = scratch + i * in_image * patches.channels;
+    codes.terms = scratch + map.terms + i * in_image * map.term_row * 8;
+    codes.m = dense ? 1 : pixels / parts;
+    codes.k = codes.columns = dense ? pixels * patches.channels : patches.channels;
+    codes.a_stride = dense ? codes.k : task.a.pixel;
+    if (const cudaError_t e = quantize_acts(codes, stream)) return e;
+  }
+
+  GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
+  const GemmKernel kernel = gemm_sm90_patches_s8(config.tokens, p.format, geo.bits, task.fold, task.online.zero_points);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  p.patches = patches;
+  p.images = task.images;
+  p.box_channels = patches.channels % gpu_tile::kChannels == 0 ? gpu_tile::kChannels : kPatchChannels;
+  if (task.d.channel != 1) {
+    p.image_stride = task.d.image;
+    p.channel_stride = task.d.channel;
+    p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, patches.pixels());
+  }
+  Patches of_terms = patches;  // bytes are its channels
+  of_terms.channels = static_cast<int>(map.term_row * 8);
+  if (!describe_patches(p.x, DType::s8, scratch, patches.channels, task.images, patches, p.box_channels, config.tokens) ||
+      !describe_patches(p.pixel_terms, DType::s8, scratch + map.terms, of_terms.channels, task.images, of_terms, 16,
+                        config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold, .patches = true},
+                task.scratch_end, stream);
+}
+
 cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task.weight, task.m, task.epilogue, config);
-  const GemmKernel kernel = gemm_sm90_s8(config.tokens, p.format, geo.bits, task.fold);
+  const GemmKernel kernel = (task.zero_points ? gemm_sm90_s8_zeros : gemm_sm90_s8)(config.tokens, p.format, geo.bits, task.fold);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.terms = static_cast<const float2*>(task.terms);
   p.term_pitch = task.term_pitch;

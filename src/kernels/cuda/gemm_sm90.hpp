@@ -19,13 +19,14 @@ struct GemmShape {
   int tokens = 128;
   bool codes = false;  // activations are s8 codes, else 16-bit floats
   int folds = 0;       // of a record of codes
+  bool patches = false;
 
   NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens, codes); }
   /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
   NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
   /// Bytes of a record's activations, and of their terms.
   NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : 2); }
-  NIBBLE_HOST_DEVICE constexpr int term_bytes() const { return folds * tokens * 8; }
+  NIBBLE_HOST_DEVICE constexpr int term_bytes() const { return tokens * (patches && folds == 1 ? 16 : folds * 8); }
 };
 
 /// Offsets in a CTA's shared memory: activations of all stages, their terms, records of all stages, staging, barriers. The inbox of a
@@ -64,6 +65,8 @@ struct GemmParams {
   const float2* terms;      // of codes: online.hpp
   std::int64_t term_pitch;  // tokens between folds
   Patches patches;          // of a convolution
+  CUtensorMap pixel_terms;  // of its codes, instead of `terms`: 16 bytes a box
+  int box_channels;         // of its codes
   int images;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };
@@ -77,5 +80,9 @@ GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format, int bit
 GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bits);
 /// Of s8 codes, whose sums are folded every `fold` channels: 32 or 128.
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
+/// The same with zero points.
+GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
+/// Of patches: 64 or 128 tokens.
+GemmKernel gemm_sm90_patches_s8(int tokens, const RecordFormat& format, int bits, int fold, bool zero_points);
 
 }  // namespace nibble::cuda

@@ -67,12 +67,12 @@ constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
-/// kPatches: tokens are output pixels of a convolution.
-template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches>
+/// kPatches: tokens are output pixels of a convolution. kActZeros: activations are codes with zero points.
+template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, bool kActZeros>
 struct Gemm {
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
   static constexpr int kFolds = !kCodes ? 0 : kZeros == Zeros::any ? gpu_tile::kChannels / 32 : 1;  // of a record
-  static constexpr GemmShape kShape{kTokens, kCodes, kFolds};
+  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches};
   static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
   static constexpr int kBoxChannels = kBoxBytesOfToken / static_cast<int>(sizeof(Act));
   static constexpr int kBoxes = gpu_tile::kChannels / kBoxChannels;  // of a record
@@ -138,30 +138,52 @@ struct Gemm {
     for_each_pass(p.deal, [&](const Pass& pass) {
       const int end = pass.end * gpu_tile::kChannels;
       PatchWalk walk;
+      const int box_channels = kCodes && kPatches ? p.box_channels : kBoxChannels;
       if constexpr (kPatches)
-        walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, kBoxChannels, pass.token_tile * kTokens);
+        walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, pass.token_tile * kTokens);
       for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
-        std::uint32_t at = act(to.stage);
+        if constexpr (kCodes && kPatches) {
+          request_pixels(to.stage, walk, policy);
+          channel += gpu_tile::kChannels;
+        } else {
+          std::uint32_t at = act(to.stage);
 #pragma unroll 1
-        for (int box = 0; box < kBoxes * depth() && channel < end; ++box) {
-          if constexpr (kPatches)
-            ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
-          else
-            ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
-          if constexpr (kCodes) {
-            const float2* from = p.terms + channel / gpu_tile::kChannels * kFolds * p.term_pitch + pass.token_tile * kTokens;
+          for (int box = 0; box < kBoxes * depth() && channel < end; ++box) {
+            if constexpr (kPatches)
+              ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
+            else
+              ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
+            if constexpr (kCodes) {
+              const float2* from = p.terms + channel / gpu_tile::kChannels * kFolds * p.term_pitch + pass.token_tile * kTokens;
 #pragma unroll 1
-            for (int fold = 0; fold < kFolds; ++fold)
-              ptx::bulk_copy(terms(to.stage) + (box * kFolds + fold) * kTokens * 8, from + fold * p.term_pitch, kTokens * 8,
-                             full(to.stage), policy);
+              for (int fold = 0; fold < kFolds; ++fold)
+                ptx::bulk_copy(terms(to.stage) + (box * kFolds + fold) * kTokens * 8, from + fold * p.term_pitch, kTokens * 8,
+                               full(to.stage), policy);
+            }
+            at += kBoxBytes;
+            channel += kBoxChannels;
           }
-          at += kBoxBytes;
-          channel += kBoxChannels;
         }
         to.advance(p.stages);
       }
     });
+  }
+  /// A record of codes of patches: a box of 128 channels or two of 64, and 16 bytes of a pixel's terms for every 128 channels or, folds
+  /// being of 32, for every 64.
+  __device__ void request_pixels(int stage, PatchWalk& walk, std::uint64_t policy) const {
+    constexpr int kTermChannels = kFolds == 1 ? gpu_tile::kChannels : 2 * kStepChannels;
+    std::uint32_t at = act(stage), at_terms = terms(stage);
+#pragma unroll 1
+    for (int channel = 0; channel < gpu_tile::kChannels; channel += p.box_channels) {
+      PatchBox box = walk.next(p.patches, p.images);
+      ptx::load_patches(at, &p.x, box, full(stage), policy);
+      at += p.box_channels * kTokens;
+      box.c = box.c / kTermChannels * 16;
+#pragma unroll 1
+      for (int i = 0; i < p.box_channels; i += kTermChannels, box.c += 16, at_terms += kTokens * 16)
+        ptx::load_patches(at_terms, &p.pixel_terms, box, full(stage), policy);
+    }
   }
 
   // ---- consumers
@@ -277,7 +299,7 @@ struct Gemm {
   ///
   ///   acc += s_a·s_w · Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))         base: 8 or 128, which makes u a signed operand
   ///
-  /// The second part is there where zeros are not the base. Nothing overlaps within a warpgroup: while one folds, others multiply.
+  /// With zero points of activations a is a − z_a, in both. The second part is there where zeros are not the base. Nothing overlaps within a warpgroup: while one folds, others multiply.
   __device__ __forceinline__ void multiply_codes(int count, Cursor& from, Sums& acc) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
@@ -288,7 +310,7 @@ struct Gemm {
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
                         stage_operand = depth() * (kActBytes / 16);
-    const std::uint32_t lane_terms = turn() * kTermBytes + lane % 4 * 16;  // two tokens' are 16 bytes
+    const std::uint32_t lane_terms = turn() * kTermBytes + lane % 4 * 2 * kTermPitch;  // two tokens'
     int r = turn();
     if (r < count) do {  // one record at least, as above
         ptx::barrier_wait(full(from.stage), from.parity);
@@ -299,7 +321,7 @@ struct Gemm {
         const auto load_codes = [&](int vector) {
           return ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(vector, 0, 0));
         };
-        std::int32_t dot[kTokens / 2];
+        std::int32_t dot[kTokens / 2], sums[2] = {};
         if constexpr (kFolds == 1) {
           uint4 codes[kVectors];
 #pragma unroll
@@ -310,13 +332,18 @@ struct Gemm {
 #pragma unroll
           for (int i = 0; i < kSteps; ++i) pin(a[i]);
           wgmma_fence();
-          WgmmaS8<kTokens>::begin(dot, a[0], wgmma_operand(operand));
+          WgmmaS8<kTokens>::begin(dot, a[0], code_operand(operand, 0));
 #pragma unroll
-          for (int i = 1; i < kSteps; ++i) WgmmaS8<kTokens>::add(dot, a[i], wgmma_operand(operand + i * (kStepChannels / 16)));
+          for (int i = 1; i < kSteps; ++i) WgmmaS8<kTokens>::add(dot, a[i], code_operand(operand, i));
           wgmma_commit();
           const RowTerms rows = row_terms<kZeros, kBits>(p.format, raw);
+          if (kActZeros) {
+#pragma unroll
+            for (int i = 0; i < kSteps; ++i) add_codes(sums, a[i]);
+            share_sums(sums);
+          }
           wgmma_wait<0>();
-          fold(acc, dot, at_terms, rows);
+          fold(acc, dot, at_terms, rows, sums);
         } else {
           uint4 codes;
 #pragma unroll 1
@@ -326,12 +353,17 @@ struct Gemm {
             signed_codes<kBits>(a, codes, i);
             pin(a);
             wgmma_fence();
-            WgmmaS8<kTokens>::begin(dot, a, wgmma_operand(operand + i * (kStepChannels / 16)));
+            WgmmaS8<kTokens>::begin(dot, a, code_operand(operand, i));
             wgmma_commit();
             const std::uint32_t slot = at + slots + i * kStepChannels / p.format.span * p.format.slot_bytes;
             const RowTerms rows = load_row_terms<kBits>(p.format, slot, position);
+            if (kActZeros) {
+              sums[0] = sums[1] = 0;
+              add_codes(sums, a);
+              share_sums(sums);
+            }
             wgmma_wait<0>();
-            fold(acc, dot, at_terms + i * kTokens * 8, rows);
+            fold(acc, dot, at_terms + (kPatches ? i / 2 * kTokens * 16 + i % 2 * 8 : i * kTokens * 8), rows, sums);
           }
         }
         release(from.stage);
@@ -342,12 +374,30 @@ struct Gemm {
       from.advance(stages);
     }
   }
-  /// `at`: the terms {s_a, s_a·Σa} of the lane's first two tokens; those of a unit's next are 64 bytes on.
-  __device__ __forceinline__ void fold(Sums& acc, const std::int32_t (&dot)[kTokens / 2], std::uint32_t at,
-                                       const RowTerms& rows) const {
+  /// Channels [32·i, …) of a record of codes.
+  __device__ __forceinline__ std::uint64_t code_operand(std::uint32_t operand, int i) const {
+    if constexpr (!kPatches) return wgmma_operand(operand + i * (kStepChannels / 16));
+    return wgmma_operand(operand + code_columns(i, p.box_channels, kTokens),
+                         p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
+  }
+  /// Bytes between tokens' terms {s_a, s_a·Σa}. A lane's two tokens are 16 bytes in one piece, or those of pixels two of eight.
+  static constexpr int kTermPitch = kPatches ? 16 : 8;
+  __device__ __forceinline__ static uint4 token_terms(std::uint32_t at) {
+    if constexpr (!kPatches) return ptx::load_shared16(at);
+    const uint2 even = ptx::load_shared8(at), odd = ptx::load_shared8(at + kTermPitch);
+    return {even.x, even.y, odd.x, odd.y};
+  }
+  /// `at`: the terms of the lane's first two tokens.
+  __device__ __forceinline__ void fold(Sums& acc, const std::int32_t (&dot)[kTokens / 2], std::uint32_t at, const RowTerms& rows,
+                                       const std::int32_t (&sums)[2]) const {
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j)
-      add_fold<kZeros>(acc + 4 * j, dot + 4 * j, ptx::load_shared16(at + j * kUnitTokens * 8), rows);
+    for (int j = 0; j < kUnits; ++j) {
+      const uint4 terms = token_terms(at + j * kUnitTokens * kTermPitch);
+      if constexpr (kActZeros)
+        add_fold_zeros<kZeros>(acc + 4 * j, dot + 4 * j, terms, rows, sums);
+      else
+        add_fold<kZeros>(acc + 4 * j, dot + 4 * j, terms, rows);
+    }
   }
 
   /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
@@ -582,10 +632,10 @@ struct Gemm {
   }
 };
 
-template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches>
-__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches>::kShape.threads(), 1)
+template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, bool kActZeros>
+__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kActZeros>::kShape.threads(), 1)
     gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
-  using This = Gemm<Act, kBits, kZeros, kTokens, kPatches>;
+  using This = Gemm<Act, kBits, kZeros, kTokens, kPatches, kActZeros>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.deal.split > 1;
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
@@ -628,30 +678,30 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches>::k
   }
 }
 
-template <class Act, int kBits, Zeros kZeros, bool kPatches>
+template <class Act, int kBits, Zeros kZeros, bool kPatches, bool kActZeros>
 GemmKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 16, false>;
+      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 16, false, kActZeros>;
       return nullptr;
     case 32:
-      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 32, false>;
+      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 32, false, kActZeros>;
       return nullptr;
-    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches>;
-    case 128: return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches>;
+    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches, kActZeros>;
+    case 128: return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kActZeros>;
     case 256:
-      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches>;
+      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches, false>;
       return nullptr;
     default: return nullptr;
   }
 }
-template <class Act, int kBits, bool kPatches = false>
+template <class Act, int kBits, bool kPatches = false, bool kActZeros = false>
 GemmKernel kernel_for(int tokens, Zeros zeros) {
-  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed, kPatches>(tokens);
-  if (zeros == Zeros::integer) return kernel_for<Act, kBits, Zeros::integer, kPatches>(tokens);
+  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed, kPatches, kActZeros>(tokens);
+  if (zeros == Zeros::integer) return kernel_for<Act, kBits, Zeros::integer, kPatches, kActZeros>(tokens);
   if constexpr (!std::is_same_v<Act, std::int8_t>)
-    if (zeros == Zeros::fine) return kernel_for<Act, kBits, Zeros::fine, kPatches>(tokens);
-  return kernel_for<Act, kBits, Zeros::any, kPatches>(tokens);
+    if (zeros == Zeros::fine) return kernel_for<Act, kBits, Zeros::fine, kPatches, false>(tokens);
+  return kernel_for<Act, kBits, Zeros::any, kPatches, kActZeros>(tokens);
 }
 template <class Act, bool kPatches = false>
 GemmKernel kernel_for(int tokens, const RecordFormat& format, int bits) {

@@ -245,6 +245,11 @@ Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int
                    describe("conv_scaled_sm90", task));
 }
 
+Status launch_conv_online_sm90(const ConvTask& task, int tokens, int split, Stream stream) {
+  return status_of(conv_online_sm90(task, {.tokens = tokens, .split = split}, native(stream)),
+                   describe("conv_online_sm90", task));
+}
+
 Status launch_conv_direct(const ConvTask& task, Stream stream) {
   return status_of(conv_direct(task, native(stream)), describe("conv_direct", task));
 }

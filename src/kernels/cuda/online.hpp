@@ -2,8 +2,10 @@
 // quantization. No layout of its own: the same packed weight serves activations as they are and as codes.
 //
 //   quantize_acts   A ──▶ codes s8 [M][pitch]        of each 16 channels in the order of gpu_tile::interleaved
-//                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels
-//   GEMM            Σ over folds of  s_a·s_w·Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))
+//                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels, or {s_a, Σ(a − z) and z}
+//   GEMM            Σ over folds of  s_a·s_w·Σ (a − z_a)·(u − base)  +  s_a·Σ(a − z_a) · (o − s_w·(z_w − base))
+//
+// Zero points of activations z_a, where there are any, are taken out of the sum: Σ a·u − z_a·Σ u, integers still.
 //
 // A fold is as many channels as have one scale on both sides: 128, for groups of 128 and more, or 32. What is in brackets under the sum
 // is an integer, and exact. Folds are added in the order of K, in f32.

@@ -24,29 +24,9 @@ constexpr std::int64_t kMostChannelsOfAScale = 1 << 14;
 /// A token's slice of codes has to fit into a CTA's shared memory: an eighth of K.
 constexpr std::int64_t kMostDecodeChannels = 1 << 19;
 
-/// Channels whose products are added as integers: all of a record where they share a scale on both sides, and the weight is of a
-/// common kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
-int online_fold(const ActScheme& act, const WeightScheme& weight) {
-  const auto fine = [](std::int32_t group) { return group != 0 && group < gpu_tile::kChannels; };
-  const bool centred = code_bias(weight.codes) == 1 << (gpu_tile::stored_bits(weight.codes) - 1);
-  const bool common =
-      weight.scale != DType::f32 && (weight.zero == ZeroKind::integer || (weight.zero == ZeroKind::none && centred));
-  return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : 32;
-}
-
 /// What all rows ask of activations.
 Status accepts_acts(const Problem& p) {
-  const ActScheme& act = p.quantize;
-  if (act.codes != DType::s8)
-    return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
-                 act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
-                 act.codes == DType::none ? "" : name(act.codes));
-  if (!is_compute_float(p.act))
-    return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 into an order of its own, A comes as {} codes",
-                 name(p.act));
-  if (act.zero != ZeroKind::none) return error(StatusCode::unsupported, "quantizes activations without zero points");
-  if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
-    return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
+  NIBBLE_RETURN_IF_ERROR(accepts_online(p));
   if (std::max({p.m, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};
@@ -63,17 +43,13 @@ Status accepts_quantized(const Problem& p) {
 /// A as it is read, and the rule of its codes.
 QuantizeTask quantize_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  QuantizeTask task{.a = args.a.data,
-                    .type = args.a.dtype,
-                    .a_stride = args.a.stride(0),
-                    .m = args.a.dim(0),
-                    .k = w.k,
-                    .perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data()),
-                    .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
-                    .known = args.quantize.group == GroupShape::tensor(),
-                    .group = args.quantize.group.k};
-  if (task.known) task.scale = w.static_acts->scale;
-  if (w.act_limit) task.limit = *w.act_limit;
+  QuantizeTask task = online_rule(args);
+  task.a = args.a.data;
+  task.a_stride = args.a.stride(0);
+  task.m = args.a.dim(0);
+  task.k = w.k;
+  task.perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data());
+  task.prescale = reinterpret_cast<const float*>(w.device.prescale.data());
   return task;
 }
 
@@ -104,7 +80,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   task.pitch = map.pitch;
   task.columns = map.pitch;
   task.terms = args.prepared + map.terms;
-  task.term_pitch = map.term_pitch;
+  task.term_fold = map.term_pitch;
   task.fold = fold;
   return launch_quantize_acts(task, args.stream);
 }
@@ -114,13 +90,10 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   NIBBLE_RETURN_IF_ERROR(self.quantizes ? accepts_acts(p) : accepts_quantized(p));
+  if (self.quantizes && p.quantize.zero != ZeroKind::none)
+    return error(StatusCode::unsupported, "makes codes without zero points");
   if (self.quantizes && p.k > kMostDecodeChannels)
     return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostDecodeChannels);
-  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
-    return error(StatusCode::unsupported, "{}", reason);
-  if (cpu::sums_whole_rows(p.scheme, p.quantize))
-    return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
-                 Scheme{p.scheme, p.quantize}.name());
   return {};
 }
 
@@ -135,6 +108,7 @@ OnlineTask online_task(const StepArgs& args) {
           .terms = args.prepared + map.terms,
           .term_pitch = map.term_pitch,
           .fold = fold,
+          .zero_points = args.quantize.zero != ZeroKind::none,
           .scratch_end = end_of(args.scratch),
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
 }
@@ -171,13 +145,7 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
 
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
-  static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);
-  static constexpr WgmmaCost kFolds = wgmma_cost(WgmmaFamily::online_folds, kTokens, kRows, kSplit);
-  constexpr int kBlocks = kRows / gpu_tile::kRows;
-  constexpr WgmmaDeal kDeal{.blocks = kBlocks, .depth = gemm_groups(kTokens, true) / kBlocks};
-  const GpuInfo gpu = current_gpu();
-  const bool whole = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels;
-  return wgmma_cost_us(whole ? kWhole : kFolds, kDeal, gpu, p, tile_moved_us(gpu, p, 8));
+  return online_sm90_cost_us<kTokens, kRows, kSplit>(current_gpu(), p, online_fold(p.quantize, p.scheme) == gpu_tile::kChannels);
 }
 
 template <int kTokens>
@@ -294,6 +262,44 @@ constexpr std::array kKernels{
 }  // namespace
 
 std::span<const Kernel> online_kernels() { return kKernels; }
+
+int online_fold(const ActScheme& act, const WeightScheme& weight) {
+  const auto fine = [](std::int32_t group) { return group != 0 && group < gpu_tile::kChannels; };
+  const bool centred = code_bias(weight.codes) == 1 << (gpu_tile::stored_bits(weight.codes) - 1);
+  const bool common =
+      weight.scale != DType::f32 && (weight.zero == ZeroKind::integer || (weight.zero == ZeroKind::none && centred));
+  return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : 32;
+}
+
+QuantizeTask online_rule(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  QuantizeTask task{.type = args.a.dtype,
+                    .zero_points = args.quantize.zero != ZeroKind::none,
+                    .known = args.quantize.group == GroupShape::tensor(),
+                    .group = args.quantize.group.k};
+  if (task.known) task.scale = w.static_acts->scale, task.zero = w.static_acts->zero;
+  if (w.act_limit) task.limit = *w.act_limit;
+  return task;
+}
+
+Status accepts_online(const Problem& p) {
+  const ActScheme& act = p.quantize;
+  if (act.codes != DType::s8)
+    return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
+                 act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
+                 act.codes == DType::none ? "" : name(act.codes));
+  if (!is_compute_float(p.act))
+    return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 into an order of its own, A comes as {} codes",
+                 name(p.act));
+  if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
+    return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
+  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if (cpu::sums_whole_rows(p.scheme, act))
+    return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
+                 Scheme{p.scheme, act}.name());
+  return {};
+}
 
 // What W4A16's rows for as many tokens take (linear_cost_us), fitted to measurements, with two things put in by arithmetic: a record is
 // multiplied in two thirds of the cycles; and a CTA quantizes its slice of K, which is all of it where there are as many row tiles

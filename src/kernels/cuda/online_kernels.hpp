@@ -3,12 +3,37 @@
 
 #include <span>
 
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/quantize_task.hpp"
+#include "kernels/cuda/wgmma_cost.hpp"
 #include "kernels/kernel.hpp"
+#include "layouts/gpu_tile.hpp"
 #include "nibble/cuda.hpp"
 
 namespace nibble::cuda {
 
 std::span<const Kernel> online_kernels();
+
+/// Channels whose products are added as integers: all of a record where they share a scale on both sides, and the weight is of a
+/// common kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
+int online_fold(const ActScheme& act, const WeightScheme& weight);
+
+/// The rule of a step's codes. Where A lies, its size and where codes go are left to the caller.
+QuantizeTask online_rule(const StepArgs& args);
+
+/// Whether activations are quantized to int8 codes whose blocks the kernels take.
+Status accepts_online(const Problem& problem);
+
+/// Predicted microseconds of sm_90's tiles, the quantizer apart: kTokens × kRows outputs a pass of a CTA, kSplit of which share it.
+template <int kTokens, int kRows, int kSplit>
+double online_sm90_cost_us(const GpuInfo& gpu, const Problem& p, bool whole_records) {
+  static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);
+  static constexpr WgmmaCost kFolds = wgmma_cost(WgmmaFamily::online_folds, kTokens, kRows, kSplit);
+  constexpr int kBlocks = kRows / gpu_tile::kRows;
+  constexpr WgmmaDeal kDeal{.blocks = kBlocks, .depth = gemm_groups(kTokens, true) / kBlocks};
+  return wgmma_cost_us(whole_records ? kWhole : kFolds, kDeal, gpu, p, tile_moved_us(gpu, p, 8));
+}
 
 /// Predicted microseconds of the rows that quantize by themselves, `tokens` a launch.
 double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);

@@ -49,7 +49,8 @@ constexpr int stage_bytes(int tokens, int folds, int record_bytes) {
          128;  // the swizzle's address bits are the address's
 }
 
-template <int kBits, Zeros kZeros, int kTokens>
+/// kActZeros: activations have zero points.
+template <int kBits, Zeros kZeros, int kTokens, bool kActZeros>
 struct Gemm {
   static constexpr int kFolds = kZeros == Zeros::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
   static constexpr int kTiles = kTokens / 8;
@@ -89,6 +90,13 @@ struct Gemm {
 
   // ---- products
 
+  __device__ static __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
+                                              const std::int32_t (&sums)[2]) {
+    if constexpr (kActZeros)
+      add_fold_zeros<kZeros>(to, dot, ptx::load_shared16(terms), rows, sums);
+    else
+      add_fold<kZeros>(to, dot, ptx::load_shared16(terms), rows);
+  }
   __device__ __forceinline__ void add_record(float (&acc)[kTiles][4], int record) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
@@ -97,7 +105,7 @@ struct Gemm {
     // Matrix l/8 of ldmatrix: tokens 8·(l/16) on, chunk l/8 mod 2 of the step.
     const std::uint32_t tokens = at + (lane / 16 * 8 + lane % 8) * kRowBytes;
     const int position = row_pair_position(warp, lane);
-    std::int32_t dot[kTiles][4] = {};
+    std::int32_t dot[kTiles][4] = {}, sums[2] = {};
     uint4 codes;
 #pragma unroll(kFolds == 1 ? kSteps : 1)
     for (int step = 0; step < kSteps; ++step) {
@@ -105,6 +113,7 @@ struct Gemm {
         codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
       std::uint32_t a[4];
       signed_codes<kBits>(a, codes, step);
+      if (kActZeros) add_codes(sums, a);
 #pragma unroll
       for (int t = 0; t < kTiles; t += 2) {
         std::uint32_t b[4];
@@ -115,18 +124,21 @@ struct Gemm {
       if constexpr (kFolds > 1) {
         const RowTerms rows =
             load_row_terms<kBits>(p.format, slots + step * kStepChannels / p.format.span * p.format.slot_bytes, position);
+        if (kActZeros) share_sums(sums);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          add_fold<kZeros>(acc[t], dot[t], ptx::load_shared16(terms + (step * kTokens + t * 8) * 8), rows);
+          fold(acc[t], dot[t], terms + (step * kTokens + t * 8) * 8, rows, sums);
 #pragma unroll
           for (int i = 0; i < 4; ++i) dot[t][i] = 0;
         }
+        sums[0] = sums[1] = 0;
       }
     }
     if constexpr (kFolds == 1) {
       const RowTerms rows = row_terms<kZeros, kBits>(p.format, load_raw<kZeros>(p.format, slots, position));
+      if (kActZeros) share_sums(sums);
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) add_fold<kZeros>(acc[t], dot[t], ptx::load_shared16(terms + t * 8 * 8), rows);
+      for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * 8, rows, sums);
     }
   }
 
@@ -170,27 +182,32 @@ struct Gemm {
   }
 };
 
-template <int kBits, Zeros kZeros, int kTokens>
+template <int kBits, Zeros kZeros, int kTokens, bool kActZeros>
 __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) online_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int block = static_cast<int>(blockIdx.x);  // those that share weights run together
-  const Gemm<kBits, kZeros, kTokens> gemm{.p = p,
-                                          .base = ptx::shared_address(shared),
-                                          .tile = block / p.token_blocks,
-                                          .first_token = block % p.token_blocks * kTokens,
-                                          .warp = static_cast<int>(threadIdx.x) / 32,
-                                          .lane = static_cast<int>(threadIdx.x) % 32};
+  const Gemm<kBits, kZeros, kTokens, kActZeros> gemm{.p = p,
+                                                     .base = ptx::shared_address(shared),
+                                                     .tile = block / p.token_blocks,
+                                                     .first_token = block % p.token_blocks * kTokens,
+                                                     .warp = static_cast<int>(threadIdx.x) / 32,
+                                                     .lane = static_cast<int>(threadIdx.x) % 32};
   gemm.run();
 }
 
 using Kernel = void (*)(Params);
 
-template <int kBits, int kTokens>
+template <int kBits, int kTokens, bool kActZeros>
 Kernel kernel_for(Zeros zeros) {
-  if (zeros == Zeros::fixed) return online_sm80_kernel<kBits, Zeros::fixed, kTokens>;
-  return zeros == Zeros::integer ? online_sm80_kernel<kBits, Zeros::integer, kTokens>
-                                 : online_sm80_kernel<kBits, Zeros::any, kTokens>;
+  if (zeros == Zeros::fixed) return online_sm80_kernel<kBits, Zeros::fixed, kTokens, kActZeros>;
+  return zeros == Zeros::integer ? online_sm80_kernel<kBits, Zeros::integer, kTokens, kActZeros>
+                                 : online_sm80_kernel<kBits, Zeros::any, kTokens, kActZeros>;
+}
+template <int kBits>
+Kernel kernel_for(Zeros zeros, int tokens, bool act_zeros) {
+  if (tokens == kFew) return act_zeros ? kernel_for<kBits, kFew, true>(zeros) : kernel_for<kBits, kFew, false>(zeros);
+  return act_zeros ? kernel_for<kBits, kMany, true>(zeros) : kernel_for<kBits, kMany, false>(zeros);
 }
 
 }  // namespace
@@ -213,9 +230,8 @@ cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream) {
   p.token_blocks = (task.m + tokens - 1) / tokens;
   p.stage_bytes = stage_bytes(tokens, gpu_tile::kChannels / task.fold, p.format.bytes);
   const Zeros zeros = code_zeros_of(p.format, task.fold);
-  const Kernel kernel = geo.bits == 4    ? tokens == kFew ? kernel_for<4, kFew>(zeros) : kernel_for<4, kMany>(zeros)
-                           : tokens == kFew ? kernel_for<8, kFew>(zeros)
-                                         : kernel_for<8, kMany>(zeros);
+  const Kernel kernel =
+      geo.bits == 4 ? kernel_for<4>(zeros, tokens, task.zero_points) : kernel_for<8>(zeros, tokens, task.zero_points);
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;

@@ -25,6 +25,7 @@
 
 #include "kernels/cuda/act_vectors.cuh"
 #include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/online_task.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -205,11 +206,12 @@ __device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rul
   return {word[0], word[1]};
 }
 
-/// Codes of channels past K are 0, which a zero point would have them not be.
-__device__ __forceinline__ uint2 only(uint2 codes, int count) {
+/// Codes of channels past K are `past`, of which there are four in a word.
+__device__ __forceinline__ uint2 only(uint2 codes, int count, std::uint32_t past = 0) {
   if (count >= kEach) return codes;
   const std::uint64_t mask = (std::uint64_t{1} << (8 * max(count, 0))) - 1;
-  return {codes.x & static_cast<std::uint32_t>(mask), codes.y & static_cast<std::uint32_t>(mask >> 32)};
+  const auto low = static_cast<std::uint32_t>(mask), high = static_cast<std::uint32_t>(mask >> 32);
+  return {(codes.x & low) | (past & ~low), (codes.y & high) | (past & ~high)};
 }
 
 __device__ __forceinline__ void store(uint2 codes, const Params& p, std::int64_t row, int channel) {
@@ -236,14 +238,15 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
 }
 
 /// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, which neighbours share out, and the terms of a
-/// fold. All lanes of a warp come here.
+/// fold. What is past K is the zero point, so that it counts for nothing. All lanes of a warp come here.
 template <DType kType>
 __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
                                               const Rule& rule, bool exists) {
   const QuantizeTask& t = p.task;
   float x[kEach];
   unpack(x, raw, p.source, channel);
-  const uint2 codes = only(encode(x, rule, false), p.k - channel);
+  const std::uint32_t past = (static_cast<std::uint32_t>(rule.zero) & 0xffu) * 0x01010101u;
+  const uint2 codes = only(encode(x, rule, false), p.k - channel, past);
   std::int32_t sum = sum_of(codes);
   const int fold_lanes = t.fold / kEach;
   for (int lanes = fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
@@ -251,8 +254,10 @@ __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Param
   const uint2 interleaved = interleave(codes);
   if (!exists || channel >= p.columns) return;
   store(interleaved, p, row, channel);
-  if (static_cast<int>(threadIdx.x) % fold_lanes == 0)
-    static_cast<float2*>(t.terms)[channel / t.fold * t.term_pitch + row] = {rule.scale, rule.scale * static_cast<float>(sum)};
+  if (static_cast<int>(threadIdx.x) % fold_lanes != 0) return;
+  const float second =
+      t.zero_points ? __uint_as_float(zero_term(sum - t.fold * rule.zero, rule.zero)) : rule.scale * static_cast<float>(sum);
+  static_cast<float2*>(t.terms)[channel / t.fold * t.term_fold + row * t.term_row] = {rule.scale, second};
 }
 
 __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t group, const Rule& rule) {
@@ -289,22 +294,36 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
     for (int i = 0; i < V; ++i) rule[i] = p.known;
   } else if (p.group_lanes != 0) {
     // All lanes of a group get its V ranges, and each makes a rule of one of them: a division is as much as quantizing a vector.
-    std::uint32_t mine = 0;
     const int share = team.thread % V;
+    Rule own;
+    if (kOnline && t.zero_points) {
+      Range mine;
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      std::uint32_t largest = largest_of(raw[i], p, first + i * step);
-      for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2)
-        largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
-      if (i == share) mine = largest;
+      for (int i = 0; i < V; ++i) {
+        Range range = range_of(raw[i], p, first + i * step);
+        for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2)
+          range.take({__shfl_xor_sync(kAllLanes, range.high, lanes), __shfl_xor_sync(kAllLanes, range.low, lanes)});
+        if (i == share) mine = range;
+      }
+      own = rule_of(t, mine);
+    } else {
+      std::uint32_t mine = 0;
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        std::uint32_t largest = largest_of(raw[i], p, first + i * step);
+        for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2)
+          largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
+        if (i == share) mine = largest;
+      }
+      own = symmetric_rule(t, wide<kType>(mine, p));
     }
-    const Rule own = symmetric_rule(t, wide<kType>(mine, p));
     const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
     if (place == share && at < p.k && exists) store_rule(t, row, at >> p.group_shift, own);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const int from = team.thread % 32 / V * V + i;
-      rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from), 0};
+      rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from),
+                 kOnline ? __shfl_sync(kAllLanes, own.zero, from) : 0};
     }
   } else {
     const Rule all = rule_of(t, team.reduce(range_of(raw, p, first, step), ranges));
@@ -453,7 +472,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   p.vector_stores = aligned(task.codes, task.pitch, kEach);
   p.pairs = task.type != DType::f32 && task.prescale == nullptr;
   const bool online = task.terms != nullptr;
-  if (online && (columns % 128 != 0 || task.zero_points || task.codes_type != DType::s8 || task.sums != nullptr))
+  if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr))
     return cudaErrorInvalidValue;
   const Kernels& kernels = online ? kernels_for<true>(task.type) : kernels_for<false>(task.type);
 

@@ -19,7 +19,7 @@ struct QuantizeTask {
   float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit, and what is beyond saturates
 
   DType codes_type = DType::s8;  // s8 or e4m3
-  bool zero_points = false;      // a range of its own on both sides of 0; s8 with a scale per token
+  bool zero_points = false;      // a range of its own on both sides of 0; s8 with a scale per token, or where terms are wanted
   bool known = false;            // `scale` and `zero` are given, and are all of A's
   std::int64_t group = 0;        // channels that share a scale, a multiple of 8; 0: all
   float scale = 1.0f;
@@ -35,11 +35,12 @@ struct QuantizeTask {
   std::int32_t* sums = nullptr;  // of a token's s8 codes; null: nobody asks
   std::int64_t sum_row = 0;
 
-  /// float2 {scale, scale·Σ codes} of every `fold` channels, [columns / fold][term_pitch]; null: nobody asks. Where they are wanted, codes
-  /// are s8 without zero points, of each 16 channels in the order of gpu_tile::interleaved, and columns are a multiple of 128.
+  /// float2 {scale, scale·Σ codes} of every `fold` channels of a token; null: nobody asks. With zero points {scale, zero_term} instead
+  /// (online_task.hpp). Where they are wanted, codes are s8, of each 16 channels in the order of gpu_tile::interleaved, past K the zero
+  /// point, and columns are a multiple of the fold.
   void* terms = nullptr;
-  std::int64_t term_pitch = 0;  // tokens
-  int fold = 0;                 // 32 or 128
+  std::int64_t term_row = 1, term_fold = 0;  // terms between tokens, between folds
+  int fold = 0;                              // 32 or 128
 };
 
 }  // namespace nibble::cuda

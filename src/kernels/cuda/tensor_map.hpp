@@ -48,7 +48,7 @@ inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int6
 }
 
 /// Patches of images [B,H,W,C] of f16, bf16 or s8, channels side by side and pixels `pitch` bytes apart: boxes of `tokens` output pixels ×
-/// `channels`, of one element of the kernel at a time. 128 bytes of a pixel are swizzled within as many, and 64 within 64.
+/// `channels`, of one element of the kernel at a time. 128 bytes of a pixel are swizzled within as many, 64 within 64, and fewer are not.
 ///
 ///   output pixels (oh, ow) begin at (oh·stride − top, ow·stride − left); a box takes them in order, row by row and image by image, for
 ///   the map knows where a row of them ends: at the lower and upper corner of where kernels may begin
@@ -63,7 +63,10 @@ inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::i
   const PatchBounds bounds = patch_bounds(p);
   const int lower[2] = {bounds.lower_w, bounds.lower_h}, upper[2] = {bounds.upper_w, bounds.upper_h};
   const cuuint32_t steps[4] = {1, static_cast<cuuint32_t>(p.stride_w), static_cast<cuuint32_t>(p.stride_h), 1};
-  const CUtensorMapSwizzle swizzle = channels * bytes_of(type) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  const std::int64_t row = channels * bytes_of(type);
+  const CUtensorMapSwizzle swizzle = row == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : row == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                 : CU_TENSOR_MAP_SWIZZLE_NONE;
   static const auto encode = of_driver<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
   return encode != nullptr &&
          encode(&map, element_of(type), 4, const_cast<void*>(x), sizes, strides, lower, upper, static_cast<cuuint32_t>(channels),

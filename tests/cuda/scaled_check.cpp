@@ -682,10 +682,16 @@ int bench(const char* file, const std::vector<std::int64_t>& ms) {
       Layer layer(size, kinds[0].act.codes, std::ranges::max(ms));
       for (std::int64_t m : ms) {
         const std::optional<double> cublas_us = cublas ? cublas.time(layer, m) : std::nullopt;
+        const std::size_t first = rows.size();
         for (const BenchKind& kind : kinds) {
           for (PackedWeightData& w : layer.weights) w.scheme = kind.weight;
           rows.push_back(bench_one(layer, kind, m, cublas_us));
         }
+        // Once more, on a GPU that has worked: at many tokens its power decides its clock.
+        const std::optional<double> again = cublas_us ? cublas.time(layer, m) : std::nullopt;
+        if (!again) continue;
+        print("{:53} cuBLASLt {:9.2f} again\n", "", *again);
+        for (std::size_t i = first; i < rows.size(); ++i) rows[i]["cublaslt_us"] = (*cublas_us + *again) / 2;
       }
     }
   if (file == nullptr) return 0;

@@ -19,7 +19,7 @@
 //   Activations may be s8 codes (online.hpp), weights are signed bytes in registers then, three instructions for eight of them, and
 //   tensor cores add integers. Those of a fold of 128 channels (32, where scales belong to fewer) become numbers at its end:
 //
-//     codes → bytes │ 4 wgmma of k32, waited for │ s_a·s_w·dot onto the sums, 3 instructions each        the others multiply meanwhile
+//     codes → bytes │ 4 wgmma of k32 │ s_a·s_w·dot onto the sums, 3 instructions each        while products of other tokens run
 //
 // A cluster of S CTAs can share a pass along K: rank r has records [r·R/S, (r+1)·R/S). Then each sends its sums of a unit of 64 rows ×
 // 8 tokens to the rank that owns it, through distributed shared memory, where they are added in the order of the ranks. The ring is the
@@ -299,81 +299,151 @@ struct Gemm {
   ///
   ///   acc += s_a·s_w · Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))         base: 8 or 128, which makes u a signed operand
   ///
-  /// With zero points of activations a is a − z_a, in both. The second part is there where zeros are not the base. Nothing overlaps within a warpgroup: while one folds, others multiply.
+  /// With zero points of activations a is a − z_a, in both. The second part is there where zeros are not the base.
+  ///
+  /// From 64 tokens on they come in two halves, of which one's products run while the other's integers become numbers; a warpgroup keeps the
+  /// tensor cores busy by itself, but for the time that codes take to become bytes:
+  ///
+  ///     tensor cores   low │ high     │                │ low'      │ high'     │
+  ///     warps              │ add low  │ codes → bytes' │ add high  │ add low'  │ codes → bytes″ ...
+  ///
+  /// Below that there are four warpgroups, of few registers each, to take turns. Folds of 32 channels begin and end by themselves: ptxas does
+  /// not follow products that run from one into the next.
   __device__ __forceinline__ void multiply_codes(int count, Cursor& from, Sums& acc) const {
-    constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
-    constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
+    constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
+    constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
+    constexpr int kFoldVectors = kVectors < kFolds ? 1 : kVectors / kFolds;         // of a fold, or that have a fold in them
+    constexpr bool kHalves = kTokens >= 64;
+    constexpr int kPartTokens = kHalves ? kTokens / 2 : kTokens, kPartSums = kPartTokens / 2;
+    using Part = std::int32_t[kPartSums];
+    using Bytes = std::uint32_t[kFoldSteps][4];
+    struct Fold {
+      int stage, index;      // of the ring, and of the record
+      std::int32_t sums[2];  // of the weight's codes
+    };
     const int position = row_pair_position(warp, lane);
-    const int lane_codes = gpu_tile::vector_offset(0, warp, lane);
-    const int stages = p.stages;
+    const int stages = p.stages, span_shift = 31 - __clz(p.format.span);
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
+    const std::uint32_t first_codes = first + gpu_tile::vector_offset(0, warp, lane);
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
                         stage_operand = depth() * (kActBytes / 16);
     const std::uint32_t lane_terms = turn() * kTermBytes + lane % 4 * 2 * kTermPitch;  // two tokens'
-    int r = turn();
-    if (r < count) do {  // one record at least, as above
-        ptx::barrier_wait(full(from.stage), from.parity);
-        const std::uint32_t at = first + from.stage * stage_bytes, at_terms = terms(from.stage) + lane_terms;
-        const std::uint32_t operand = first_operand + from.stage * stage_operand;
-        RawConstants raw;
-        if (kZeros != Zeros::any) raw = load_raw<kZeros>(p.format, at + slots, position);
-        const auto load_codes = [&](int vector) {
-          return ptx::load_shared16(at + lane_codes + gpu_tile::vector_offset(vector, 0, 0));
-        };
-        std::int32_t dot[kTokens / 2], sums[2] = {};
-        if constexpr (kFolds == 1) {
-          uint4 codes[kVectors];
+
+    int r = turn(), index = 0;  // of the next fold
+    const auto fetch = [&](uint4(&codes)[kFoldVectors], Fold& fold) {
+      if (index == 0) ptx::barrier_wait(full(from.stage), from.parity);
+      fold.stage = from.stage, fold.index = index;
 #pragma unroll
-          for (int v = 0; v < kVectors; ++v) codes[v] = load_codes(v);
-          std::uint32_t a[kSteps][4];
+      for (int v = 0; v < kFoldVectors; ++v)
+        codes[v] = ptx::load_shared16(first_codes + from.stage * stage_bytes +
+                                      gpu_tile::vector_offset(index * kVectors / kFolds + v, 0, 0));
+      if (++index < kFolds) return;
+      index = 0;
+      from.advance(stages);
+      r += depth();
+    };
+    const auto encode = [&](Bytes& bytes, const uint4(&codes)[kFoldVectors], Fold& fold) {
 #pragma unroll
-          for (int i = 0; i < kSteps; ++i) signed_codes<kBits>(a[i], codes[i / (kSteps / kVectors)], i);
+      for (int i = 0; i < kFoldSteps; ++i)
+        signed_codes<kBits>(bytes[i], codes[i * kFoldVectors / kFoldSteps], fold.index * kFoldSteps + i);
+      if (kActZeros) {
+        fold.sums[0] = fold.sums[1] = 0;
 #pragma unroll
-          for (int i = 0; i < kSteps; ++i) pin(a[i]);
-          wgmma_fence();
-          WgmmaS8<kTokens>::begin(dot, a[0], code_operand(operand, 0));
+        for (int i = 0; i < kFoldSteps; ++i) add_codes(fold.sums, bytes[i]);
+        share_sums(fold.sums);
+      }
 #pragma unroll
-          for (int i = 1; i < kSteps; ++i) WgmmaS8<kTokens>::add(dot, a[i], code_operand(operand, i));
-          wgmma_commit();
-          const RowTerms rows = row_terms<kZeros, kBits>(p.format, raw);
-          if (kActZeros) {
+      for (int i = 0; i < kFoldSteps; ++i) pin(bytes[i]);
+    };
+    const auto multiply = [&](Part& dot, const Bytes& bytes, const Fold& fold, int part) {
+      const std::uint32_t operand = first_operand + fold.stage * stage_operand + part_columns(part * kPartTokens);
+      wgmma_fence();
+      WgmmaS8<kPartTokens>::begin(dot, bytes[0], code_operand(operand, fold.index * kFoldSteps));
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i) add_codes(sums, a[i]);
-            share_sums(sums);
-          }
-          wgmma_wait<0>();
-          fold(acc, dot, at_terms, rows, sums);
-        } else {
-          uint4 codes;
-#pragma unroll 1
-          for (int i = 0; i < kSteps; ++i) {
-            if (i % (kSteps / kVectors) == 0) codes = load_codes(i / (kSteps / kVectors));
-            std::uint32_t a[4];
-            signed_codes<kBits>(a, codes, i);
-            pin(a);
-            wgmma_fence();
-            WgmmaS8<kTokens>::begin(dot, a, code_operand(operand, i));
-            wgmma_commit();
-            const std::uint32_t slot = at + slots + i * kStepChannels / p.format.span * p.format.slot_bytes;
-            const RowTerms rows = load_row_terms<kBits>(p.format, slot, position);
-            if (kActZeros) {
-              sums[0] = sums[1] = 0;
-              add_codes(sums, a);
-              share_sums(sums);
-            }
-            wgmma_wait<0>();
-            fold(acc, dot, at_terms + (kPatches ? i / 2 * kTokens * 16 + i % 2 * 8 : i * kTokens * 8), rows, sums);
-          }
+      for (int i = 1; i < kFoldSteps; ++i)
+        WgmmaS8<kPartTokens>::add(dot, bytes[i], code_operand(operand, fold.index * kFoldSteps + i));
+      wgmma_commit();
+    };
+    const auto row_terms_of = [&](const Fold& fold) {
+      const std::uint32_t slot = first + fold.stage * stage_bytes + slots;
+      if constexpr (kFolds == 1)
+        return row_terms<kZeros, kBits>(p.format, load_raw<kZeros>(p.format, slot, position));
+      else
+        return load_row_terms<kBits>(p.format, slot + (fold.index * kStepChannels >> span_shift) * p.format.slot_bytes, position);
+    };
+    const auto add = [&](const Part& dot, const Fold& fold, int part, const RowTerms& rows) {
+      const int in_record = kPatches ? fold.index / 2 * kTokens * 16 + fold.index % 2 * 8 : fold.index * kTokens * 8;
+      const std::uint32_t at = terms(fold.stage) + lane_terms + in_record + part * kPartTokens * kTermPitch;
+#pragma unroll
+      for (int j = 0; j < kPartTokens / kUnitTokens; ++j) {
+        float* const to = acc + part * kPartSums + 4 * j;
+        const uint4 t = token_terms(at + j * kUnitTokens * kTermPitch);
+        if constexpr (kActZeros)
+          add_fold_zeros<kZeros>(to, dot + 4 * j, t, rows, fold.sums);
+        else
+          add_fold<kZeros>(to, dot + 4 * j, t, rows);
+      }
+    };
+    const auto leave = [&](const Fold& fold) {
+      if (fold.index == kFolds - 1) release(fold.stage);
+    };
+
+    uint4 codes[kFoldVectors];
+    if (r >= count) {
+      // the last stage has no record for this warpgroup
+    } else if constexpr (kHalves && kFolds == 1) {
+      Part low, high;
+      Bytes bytes;
+      Fold now, next;
+      fetch(codes, now);
+      encode(bytes, codes, now);
+      multiply(low, bytes, now, 0);
+      for (;;) {
+        multiply(high, bytes, now, 1);
+        const RowTerms rows = row_terms_of(now);
+        wgmma_wait<1>();
+        add(low, now, 0, rows);
+        if (r >= count) {
+          wgmma_wait_for(high);
+          add(high, now, 1, rows);
+          leave(now);
+          break;
         }
-        release(from.stage);
-        from.advance(stages);
-      } while ((r += depth()) < count);
+        fetch(codes, next);
+        wgmma_wait_for(high);
+        encode(bytes, codes, next);
+        multiply(low, bytes, next, 0);
+        add(high, now, 1, rows);
+        leave(now);
+        now = next;
+      }
+    } else {
+      Part low, high;
+      Bytes bytes;
+      Fold now;
+      do {
+        fetch(codes, now);
+        encode(bytes, codes, now);
+        multiply(low, bytes, now, 0);
+        if (kHalves) multiply(high, bytes, now, 1);
+        const RowTerms rows = row_terms_of(now);
+        wgmma_wait<kHalves ? 1 : 0>();
+        add(low, now, 0, rows);
+        if (kHalves) {
+          wgmma_wait<0>();
+          add(high, now, 1, rows);
+        }
+        leave(now);
+      } while (r < count);
+    }
     if (r - turn() < count) {  // the last stage has none for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
     }
   }
+  /// Tokens [token, …) of a box, in units of 16 bytes.
+  __device__ int part_columns(int token) const { return token * (kPatches ? p.box_channels : kBoxBytesOfToken) / 16; }
   /// Channels [32·i, …) of a record of codes.
   __device__ __forceinline__ std::uint64_t code_operand(std::uint32_t operand, int i) const {
     if constexpr (!kPatches) return wgmma_operand(operand + i * (kStepChannels / 16));
@@ -386,18 +456,6 @@ struct Gemm {
     if constexpr (!kPatches) return ptx::load_shared16(at);
     const uint2 even = ptx::load_shared8(at), odd = ptx::load_shared8(at + kTermPitch);
     return {even.x, even.y, odd.x, odd.y};
-  }
-  /// `at`: the terms of the lane's first two tokens.
-  __device__ __forceinline__ void fold(Sums& acc, const std::int32_t (&dot)[kTokens / 2], std::uint32_t at, const RowTerms& rows,
-                                       const std::int32_t (&sums)[2]) const {
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-      const uint4 terms = token_terms(at + j * kUnitTokens * kTermPitch);
-      if constexpr (kActZeros)
-        add_fold_zeros<kZeros>(acc + 4 * j, dot + 4 * j, terms, rows, sums);
-      else
-        add_fold<kZeros>(acc + 4 * j, dot + 4 * j, terms, rows);
-    }
   }
 
   /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
@@ -639,15 +697,16 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kA
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.deal.split > 1;
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
+  const unsigned own = This::kCodes ? threadIdx.x / 32 : warp;  // can be made again where registers are few
   constexpr unsigned kProducerWarp = 4 * This::kGroups;         // the last one: warpgroups begin at multiples of four warps
   This gemm{.p = p,
             .shared = shared,
             .base = ptx::shared_address(shared),
             .rank = cluster_rank(p.deal),
             .cluster = cluster_index(p.deal),
-            .warpgroup = static_cast<int>(warp / 4),
+            .warpgroup = static_cast<int>(own / 4),
             .lane = static_cast<int>(threadIdx.x % 32),
-            .warp = static_cast<int>(warp % 4)};
+            .warp = static_cast<int>(own % 4)};
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {

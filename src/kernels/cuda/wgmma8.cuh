@@ -30,6 +30,8 @@ struct Wgmma8;
 #define NIBBLE_SUMS8_128(c, i) NIBBLE_SUMS8_64(c, i), NIBBLE_SUMS8_64(c, i + 64)
 #define NIBBLE_SUM_INT "+r"
 #define NIBBLE_SUM_FLOAT "+f"
+#define NIBBLE_NEW_INT "=&r"
+#define NIBBLE_NEW_FLOAT "=&f"
 
 #define NIBBLE_WGMMA8_FUNCTION(name, keep, Code, c, types, scales, kN, sums, ia, ib)                                          \
   __device__ static __forceinline__ void name(Code::Sum (&d)[sums], std::uint32_t a, std::uint64_t b) {                       \
@@ -38,16 +40,16 @@ struct Wgmma8;
                  : NIBBLE_SUMS8_##sums(c, 0)                                                                                  \
                  : "l"(wgmma_operand(a)), "l"(b));                                                                             \
   }
-/// begin: d = a · b; add: d += a · b. a is the low half of A's descriptor, b is all of B's.
-#define NIBBLE_WGMMA8(Code, c, types, scales, kN, ...)                            \
+/// begin: d = a · b, whatever d was; add: d += a · b. a is the low half of A's descriptor, b is all of B's.
+#define NIBBLE_WGMMA8(Code, c, n, types, scales, kN, ...)                         \
   template <>                                                  \
   struct Wgmma8<Code, kN> {    \
-    NIBBLE_WGMMA8_FUNCTION(begin, none, Code, c, types, scales, kN, __VA_ARGS__)  \
+    NIBBLE_WGMMA8_FUNCTION(begin, none, Code, n, types, scales, kN, __VA_ARGS__)  \
     NIBBLE_WGMMA8_FUNCTION(add, 1, Code, c, types, scales, kN, __VA_ARGS__)       \
   };
 #define NIBBLE_WGMMA8_BOTH(...)                                             \
-  NIBBLE_WGMMA8(S8, NIBBLE_SUM_INT, "s32.s8.s8", "", __VA_ARGS__)           \
-  NIBBLE_WGMMA8(E4m3, NIBBLE_SUM_FLOAT, "f32.e4m3.e4m3", ", 1, 1", __VA_ARGS__)
+  NIBBLE_WGMMA8(S8, NIBBLE_SUM_INT, NIBBLE_NEW_INT, "s32.s8.s8", "", __VA_ARGS__)           \
+  NIBBLE_WGMMA8(E4m3, NIBBLE_SUM_FLOAT, NIBBLE_NEW_FLOAT, "f32.e4m3.e4m3", ", 1, 1", __VA_ARGS__)
 
 NIBBLE_WGMMA8_BOTH(16, 8, 8, 9)
 NIBBLE_WGMMA8_BOTH(32, 16, 16, 17)
@@ -59,18 +61,18 @@ NIBBLE_WGMMA8_BOTH(256, 128, 128, 129)
 template <int kN>
 struct WgmmaS8;
 
-#define NIBBLE_WGMMA_S8_FUNCTION(name, keep, kN, sums, a0, a1, a2, a3, b0)                                                    \
+#define NIBBLE_WGMMA_S8_FUNCTION(name, keep, c, kN, sums, a0, a1, a2, a3, b0)                                                    \
   __device__ static __forceinline__ void name(std::int32_t (&d)[sums], const std::uint32_t (&a)[4], std::uint64_t b) {        \
     asm volatile("{.reg .pred none; setp.ne.b32 none, 0, 0; wgmma.mma_async.sync.aligned.m64n" #kN "k32.s32.s8.s8"            \
                  " {" NIBBLE_NAMES_##sums "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b0 ", " #keep ";}"                   \
-                 : NIBBLE_SUMS8_##sums(NIBBLE_SUM_INT, 0)                                                                     \
+                 : NIBBLE_SUMS8_##sums(c, 0)                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                       \
   }
 #define NIBBLE_WGMMA_S8(kN, ...)                            \
   template <>                                               \
   struct WgmmaS8<kN> {                                      \
-    NIBBLE_WGMMA_S8_FUNCTION(begin, none, kN, __VA_ARGS__)  \
-    NIBBLE_WGMMA_S8_FUNCTION(add, 1, kN, __VA_ARGS__)       \
+    NIBBLE_WGMMA_S8_FUNCTION(begin, none, NIBBLE_NEW_INT, kN, __VA_ARGS__)  \
+    NIBBLE_WGMMA_S8_FUNCTION(add, 1, NIBBLE_SUM_INT, kN, __VA_ARGS__)       \
   };
 
 NIBBLE_WGMMA_S8(16, 8, 8, 9, 10, 11, 12)

@@ -24,7 +24,7 @@ struct ConvTask {
   QuantizedActs acts;   // their scale and zero point; codes are x itself, or made of it where act is a float type
 };
 
-/// Where an image of codes lies in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each patch's codes.
+/// Where an image of codes lies in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each group's patches' codes.
 struct CodesMap {
   std::size_t sums = 0, bytes = 0;
 };
@@ -33,7 +33,7 @@ constexpr CodesMap codes_map(const Patches& patches, std::int64_t images, bool w
   const Patches frame = padded(patches);
   CodesMap map;
   map.sums = round_up(images * frame.height * frame.width * frame.channels * frame.groups);
-  map.bytes = map.sums + (with_sums ? round_up(4 * images * patches.pixels()) : 0);
+  map.bytes = map.sums + (with_sums ? round_up(4 * images * patches.pixels() * patches.groups) : 0);
   return map;
 }
 

@@ -29,8 +29,6 @@ Status accepts_conv(const Kernel& self, const Problem& p) {
   const std::int64_t outputs = p.m * pixels(g), inputs = p.m * g.height * g.width;
   if (std::max({outputs, inputs, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "{} pixels in and {} out: more than {}", inputs, outputs, kMostDimension);
-  if (p.output == ImageLayout::nchw && (p.epilogue.gate || p.epilogue.residual))
-    return error(StatusCode::unsupported, "takes gate and residual where channels are side by side (nhwc), D is nchw");
   return {};
 }
 
@@ -160,14 +158,18 @@ Result<ConvTask> images_of(const StepArgs& args) {
     return image_of(what, view, args.conv->output, batch, g.out_channels, g.out_height(), g.out_width());
   };
   NIBBLE_ASSIGN_OR_RETURN(const Image d, out_image("D", args.d));
-  EpilogueArgs operands = args.operands;  // as matrices of pixels
+  epilogue::Element element = epilogue::element(*args.epilogue, args.operands, d.matrix(0, 0, 0, tokens, g.out_channels),
+                                                args.weight->scale2.value_or(1.0f));
+  const auto as_images = [](epilogue::Operand& operand, const Image& image) {
+    operand.stride = image.pixel, operand.image = image.image, operand.channel = image.channel;
+  };
   if (args.epilogue->gate) {
-    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", operands.gate));
-    operands.gate = gate.matrix(0, 0, 0, tokens, g.out_channels);
+    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", args.operands.gate));
+    as_images(element.gate, gate);
   }
   if (args.epilogue->residual) {
-    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", operands.residual));
-    operands.residual = residual.matrix(0, 0, 0, tokens, g.out_channels);
+    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", args.operands.residual));
+    as_images(element.residual, residual);
   }
   return ConvTask{.patches = patches_of(g),
                   .images = static_cast<int>(batch),
@@ -177,8 +179,7 @@ Result<ConvTask> images_of(const StepArgs& args) {
                   .d = {d.image, d.pixel, d.channel},
                   .scratch = args.scratch.data(),
                   .scratch_end = end_of(args.scratch),
-                  .epilogue = epilogue::element(*args.epilogue, operands, d.matrix(0, 0, 0, tokens, g.out_channels),
-                                                args.weight->scale2.value_or(1.0f))};
+                  .epilogue = element};
 }
 
 Status run_direct(const Kernel&, const StepArgs& args) {

@@ -8,7 +8,8 @@
 
 namespace nibble::cuda {
 
-/// Images in device memory: A[B,Ci,H,W] and D[B,Co,Oh,Ow]. Row m of the epilogue's operands is output pixel m of all images.
+/// Images in device memory: A[B,Ci,H,W] and D[B,Co,Oh,Ow]. Gate and residual are images of D's layout; where channels are side by side, row m
+/// of them is output pixel m of all images.
 struct ConvTask {
   Patches patches;
   int images = 0;

@@ -419,11 +419,12 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 #pragma unroll 1
     for (int token = lane; token < S::kTokens && first_token + token < p.m; token += 32) {
       const int m = first_token + token;
-      const std::int64_t at = m / pixels * p.image_stride + m % pixels;
+      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
 #pragma unroll 1
       for (int row = warp; row < S::kRows; row += kWarps) {
         const int n = first_tile * gpu_tile::kRows + row;
-        if (n < p.n) p.epilogue.store_at(at + n * p.channel_stride, m, n, all_sums[token * S::kSumPitch + row]);
+        if (n < p.n) p.epilogue.store_at(at + n * p.channel_stride, pixel, n, all_sums[token * S::kSumPitch + row]);
       }
     }
     return;

@@ -339,12 +339,13 @@ struct Gemm {
 #pragma unroll 1
     for (int token = lane; token < S::kTokens && first_token + token < p.task.m; token += 32) {
       const int m = first_token + token;
-      const std::int64_t at = m / pixels * p.image_stride + m % pixels;
+      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
 #pragma unroll 1
       for (int row = warp; row < S::kRows; row += S::kThreads / 32) {
         const int n = first_row + row;
         if (n < p.task.weight.geometry.n)
-          p.task.epilogue.store_at(at + n * p.channel_stride, m, n,
+          p.task.epilogue.store_at(at + n * p.channel_stride, pixel, n,
                                    scaled_sum(p.task, m, n, sum_row(m), all[token * S::kSumPitch + row]));
       }
     }

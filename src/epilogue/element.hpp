@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/host_device.hpp"
 #include "epilogue/activation.hpp"
@@ -20,11 +21,12 @@
 
 namespace nibble::epilogue {
 
-/// A borrowed matrix or vector of floats; data null: absent.
+/// A borrowed matrix, vector or images of floats; data null: absent.
 struct Operand {
   const void* data = nullptr;
   DType type = DType::f32;
-  std::int64_t stride = 0;  // elements between rows
+  std::int64_t stride = 0;              // elements between rows; of images, between pixels
+  std::int64_t image = 0, channel = 1;  // of images: elements between them, and between channels
 
   NIBBLE_HOST_DEVICE float at(std::int64_t i) const {
     if (type == DType::f32) return static_cast<const float*>(data)[i];
@@ -52,6 +54,19 @@ NIBBLE_HOST_DEVICE inline float add(float a, float b) {
   return a + b;
 #endif
 }
+
+/// Which row of D an element is of, and where column n of that row is in an operand.
+struct Row {
+  std::int64_t m;
+  NIBBLE_HOST_DEVICE std::int64_t at(const Operand& operand, std::int64_t n) const { return m * operand.stride + n; }
+};
+/// The same where D and the operands are images: a pixel and its channel n, of each at its own distances.
+struct Pixel {
+  int image, pixel;
+  NIBBLE_HOST_DEVICE std::int64_t at(const Operand& operand, std::int64_t n) const {
+    return image * operand.image + pixel * operand.stride + n * operand.channel;
+  }
+};
 
 struct Element {
   float acc_scale = 1.0f;  // on the sum, before everything else: a weight's second-level scale
@@ -82,20 +97,17 @@ struct Element {
     else
       *static_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
   }
-  /// D[m,n] and, where it exists, D[m,n+1]: elements `at` and `at + step` of D. What there is to do is asked once for the two.
-  __device__ void store_pair(std::int64_t at, std::int64_t step, std::int64_t m, std::int64_t n, float2 acc, bool both) const {
+  /// Channel n of a pixel and, where it exists, n + 1: elements `at` and `at + step` of D. What there is to do is asked once for the two.
+  __device__ void store_pair(std::int64_t at, std::int64_t step, const Pixel& pixel, std::int64_t n, float2 acc,
+                             bool both) const {
     const std::int64_t next = both ? n + 1 : n;
     float a = multiply(acc.x, acc_scale), b = multiply(acc.y, acc_scale);
-    if (row_scale != nullptr) {
-      const float scale = row_scale[m];
-      a = multiply(a, scale), b = multiply(b, scale);
-    }
     if (col_scale != nullptr) a = multiply(a, col_scale[n]), b = multiply(b, col_scale[next]);
     if (bias.data != nullptr) a = add(a, bias.at(n)), b = add(b, bias.at(next));
     with_activation(activation, clamp_low, clamp_high, [&](auto function) { a = function(a), b = function(b); });
-    if (gate.data != nullptr) a = multiply(a, gate.at(m * gate.stride + n)), b = multiply(b, gate.at(m * gate.stride + next));
+    if (gate.data != nullptr) a = multiply(a, gate.at(pixel.at(gate, n))), b = multiply(b, gate.at(pixel.at(gate, next)));
     if (residual.data != nullptr)
-      a = add(a, residual.at(m * residual.stride + n)), b = add(b, residual.at(m * residual.stride + next));
+      a = add(a, residual.at(pixel.at(residual, n))), b = add(b, residual.at(pixel.at(residual, next)));
     write(at, a);
     if (both) write(at + step, b);
   }
@@ -128,16 +140,18 @@ struct Element {
 #endif
 
   /// D[m,n] from its sum.
-  NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc) const { store_at(m * d_stride + n, m, n, acc); }
-  /// The same where D[m,n] is element `at` of D.
-  NIBBLE_HOST_DEVICE void store_at(std::int64_t at, std::int64_t m, std::int64_t n, float acc) const {
+  NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc) const { store_at(m * d_stride + n, Row{m}, n, acc); }
+  /// Channel n of a row, or of a pixel of images, which have no row_scale: element `at` of D.
+  template <class Where>
+  NIBBLE_HOST_DEVICE void store_at(std::int64_t at, const Where& where, std::int64_t n, float acc) const {
     acc = multiply(acc, acc_scale);
-    if (row_scale != nullptr) acc = multiply(acc, row_scale[m]);
+    if constexpr (std::is_same_v<Where, Row>)
+      if (row_scale != nullptr) acc = multiply(acc, row_scale[where.m]);
     if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
     if (bias.data != nullptr) acc = add(acc, bias.at(n));
     with_activation(activation, clamp_low, clamp_high, [&acc](auto function) { acc = function(acc); });
-    if (gate.data != nullptr) acc = multiply(acc, gate.at(m * gate.stride + n));
-    if (residual.data != nullptr) acc = add(acc, residual.at(m * residual.stride + n));
+    if (gate.data != nullptr) acc = multiply(acc, gate.at(where.at(gate, n)));
+    if (residual.data != nullptr) acc = add(acc, residual.at(where.at(residual, n)));
     write(at, acc);
   }
 

@@ -36,8 +36,8 @@ class Dice {
 };
 
 /// Kernel 1…7, stride 1…3, dilation 1…3, padding up to the kernel's size, odd sizes, groups, depthwise. A kernel for sm_90 asks for one
-/// group, and channels that are a multiple of 64; one for sm_80 for channels that are a multiple of 8 and, of a group, outputs of 64. AMX does
-/// without patches where channels of a group are a multiple of 64.
+/// group, and channels that are a multiple of 64; one for sm_80 for channels that are a multiple of 8, or 16 of codes, and, of a group, outputs
+/// of 64. AMX does without patches where channels of a group are a multiple of 64.
 ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
   for (std::uint64_t attempt = 0;; ++attempt) {
     Dice dice(seed * 1000 + attempt);
@@ -283,9 +283,9 @@ TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
     const ConvGeometry g = random_geometry(seed, kernel.isa);
     const QuantTensor plain = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
     for (const ConvSpec& way : ways(kernel, g, seed)) {
-      Case c{.spec = way, .batch = 1 + static_cast<std::int64_t>(seed % 3), .more = seed % 4 == 0 ? 3 : 0, .seed = seed};
-      c.spec.input = layout_of(seed);
-      c.spec.output = layout_of(seed / 2);
+      Case c{.spec = way, .batch = 1 + static_cast<std::int64_t>(seed % 3), .more = seed / 16 % 2 == 0 ? 3 : 0, .seed = seed};
+      c.spec.input = layout_of(seed / 8);  // every epilogue with every layout
+      c.spec.output = layout_of(seed / 4);
       c.spec.batch_max = c.batch;
       c.spec.epilogue = epilogues[seed % epilogues.size()];
       if (!takes(kernel, plain, c.spec)) continue;
@@ -376,11 +376,11 @@ TEST_P(ConvConformance, W8A8IsExact) {
           if (comes_quantized && group != GroupShape::tensor()) continue;
           Case c{.spec = {.geometry = g, .quantize = {DType::s8, group, zero}},
                  .batch = 1 + static_cast<std::int64_t>(seed % 2),
-                 .more = seed % 4 == 0 ? 5 : 0,
+                 .more = seed / 16 % 2 == 0 ? 5 : 0,
                  .seed = seed};
           c.spec.act = comes_quantized ? DType::s8 : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
-          c.spec.input = layout_of(seed);
-          c.spec.output = layout_of(seed / 2);
+          c.spec.input = layout_of(seed / 8);
+          c.spec.output = layout_of(seed / 4);
           c.spec.batch_max = c.batch;
           c.spec.epilogue = epilogues[seed % epilogues.size()];
           QuantTensor q = conv_weight(scheme, g, seed, true);
@@ -411,7 +411,9 @@ TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
   const Kernel& kernel = *GetParam();
   int compared = 0;
   for (std::int64_t depthwise : {0, 1}) {
-    ConvGeometry g{.in_channels = kernel.isa == Isa::sm90 || kernel.isa == Isa::amx ? 64 : 24,
+    ConvGeometry g{.in_channels = kernel.isa == Isa::sm90 || kernel.isa == Isa::amx ? 64
+                                  : kernel.isa == Isa::sm80                         ? 48
+                                                                                    : 24,
                    .out_channels = 48,
                    .height = 9,
                    .width = 270,
@@ -457,6 +459,54 @@ TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
 
 INSTANTIATE_TEST_SUITE_P(Table, ConvConformance, ::testing::ValuesIn(conv_kernels()),
                          [](const auto& of) { return std::string(of.param->name); });
+
+/// Tiles of every size, of one group and of several, which random geometry is too small for: the bits of the direct kernel, which the other
+/// tests compare with the definition.
+TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
+  if (const Status here = runs_here(Isa::simt); !here.ok()) GTEST_SKIP() << here.message();
+  const Extent three{3, 3};
+  const Padding same{1, 1, 1, 1};
+  const ConvGeometry layers[] = {
+      {.in_channels = 16, .out_channels = 300, .height = 48, .width = 47, .kernel = three, .padding = same},
+      {.in_channels = 96, .out_channels = 256, .height = 56, .width = 57, .kernel = three, .padding = same, .groups = 2},
+      {.in_channels = 144, .out_channels = 192, .height = 60, .width = 61, .kernel = three, .padding = {2, 0, 0, 1}, .groups = 3},
+      {.in_channels = 128, .out_channels = 200, .height = 33, .width = 47, .kernel = three, .stride = {2, 1}, .padding = same},
+      {.in_channels = 320, .out_channels = 72, .height = 7, .width = 7, .kernel = three, .padding = same}};
+  int compared = 0;
+  for (const ConvGeometry& g : layers)
+    for (const WeightScheme& scheme : {WeightScheme{DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
+                                       WeightScheme{DType::u8, ZeroKind::integer, GroupShape::channel(), DType::f32}})
+      for (ZeroKind zero : {ZeroKind::none, ZeroKind::integer})
+        for (DType act : {DType::s8, DType::f16}) {
+          Case c{.spec = {.geometry = g, .quantize = {DType::s8, GroupShape::tensor(), zero}}, .batch = 2};
+          c.spec.act = act;
+          c.spec.input = act == DType::s8 ? ImageLayout::nhwc : ImageLayout::nchw;
+          c.spec.batch_max = c.batch;
+          c.spec.epilogue = {.bias = true, .activation = Activation::relu, .out = DType::f16};
+          QuantTensor q = conv_weight(scheme, g, 3, true);
+          q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
+          Images a(act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+          a.fill_random(5);
+          const EpilogueArgs args{.bias = ConstTensorView(q.bias.bytes.data(), q.bias.dtype, {q.n})};
+          for (ImageLayout layout : {ImageLayout::nchw, ImageLayout::nhwc}) {
+            c.spec.output = layout;
+            SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.quantize) + " act " + std::string(name(act)) + " to " +
+                         std::string(name(layout)));
+            const Tensor expected = run(q, c, a, args, "conv_any_s8_any__cuda_simt_direct");
+            ASSERT_FALSE(HasFailure());
+            for (const Kernel* kernel : conv_kernels()) {
+              if (kernel->backend != Backend::cuda || kernel->isa == Isa::simt || kernel->act != "s8" ||
+                  !runs_here(kernel->isa).ok() || !takes(*kernel, q, c.spec))
+                continue;
+              const Tensor d = run(q, c, a, args, kernel->name);
+              ASSERT_FALSE(HasFailure()) << kernel->name;
+              ASSERT_EQ(d.bytes, expected.bytes) << kernel->name;
+              ++compared;
+            }
+          }
+        }
+  if (compared == 0) GTEST_SKIP() << "this GPU has the direct kernel alone";
+}
 
 TEST(Conv, APointwiseOneIsTheLinearLayer) {
   const ConvGeometry g{.in_channels = 64, .out_channels = 40, .height = 5, .width = 7};

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -89,6 +90,48 @@ TEST(EpilogueElement, GivesTheBitsOfARow) {
           ASSERT_EQ(std::memcmp(by_row.bytes.data(), by_element.bytes.data(), by_row.bytes.size()), 0)
               << spec.name() << ", operands of " << name(type);
         }
+}
+
+// Gate and residual of images, in either layout and each with distances of its own: the numbers of matrices whose rows are the pixels.
+TEST(EpilogueElement, FindsThePixelsOfImages) {
+  constexpr int kImages = 2, kPixels = 6;
+  struct Strides {
+    std::int64_t image, pixel, channel;
+    std::int64_t at(int image_, int pixel_, std::int64_t n) const { return image_ * image + pixel_ * pixel + n * channel; }
+  };
+  const std::array<Strides, 3> nchw{{{(kColumns + 3) * kPixels, 1, kPixels}, {1000, 1, kPixels + 4}, {800, 1, kPixels}}};
+  const std::array<Strides, 3> nhwc{{{kPixels * kColumns, kColumns, 1}, {kPixels * 50, 50, 1}, {kPixels * 41, 41, 1}}};
+  const EpilogueSpec spec{.col_scale = true, .bias = true, .activation = Activation::silu, .gate = true, .residual = true};
+  const Tensor col_scale = operand(DType::f32, {kColumns}, 3), bias = operand(DType::f16, {kColumns}, 4);
+  for (const auto& [of_d, of_gate, of_residual] : {nchw, nhwc}) {
+    const Tensor gate = operand(DType::f16, {2000}, 5), residual = operand(DType::f32, {2000}, 6);
+    Tensor images(DType::f32, {2000}), matrix(DType::f32, {kImages * kPixels, kColumns});
+    Tensor gate_rows(DType::f16, matrix.shape), residual_rows(DType::f32, matrix.shape);
+    for (int image = 0; image < kImages; ++image)
+      for (int pixel = 0; pixel < kPixels; ++pixel)
+        for (std::int64_t n = 0; n < kColumns; ++n) {
+          const std::int64_t i = (image * kPixels + pixel) * kColumns + n;
+          gate_rows.set(i, gate.at(of_gate.at(image, pixel, n)));
+          residual_rows.set(i, residual.at(of_residual.at(image, pixel, n)));
+        }
+    const EpilogueArgs args{
+        .col_scale = view(col_scale), .bias = view(bias), .gate = view(gate_rows), .residual = view(residual_rows)};
+    const epilogue::Element rows =
+        epilogue::element(spec, args, TensorView(matrix.bytes.data(), DType::f32, {kImages * kPixels, kColumns}), 0.75f);
+    epilogue::Element element = rows;
+    element.d = images.bytes.data();
+    element.gate = {gate.bytes.data(), DType::f16, of_gate.pixel, of_gate.image, of_gate.channel};
+    element.residual = {residual.bytes.data(), DType::f32, of_residual.pixel, of_residual.image, of_residual.channel};
+    for (int image = 0; image < kImages; ++image)
+      for (int pixel = 0; pixel < kPixels; ++pixel)
+        for (std::int64_t n = 0; n < kColumns; ++n) {
+          const std::int64_t m = image * kPixels + pixel, at = of_d.at(image, pixel, n);
+          const float acc = random_normal(7, static_cast<std::uint64_t>(m * kColumns + n));
+          rows.store(m, n, acc);
+          element.store_at(at, epilogue::Pixel{image, pixel}, n, acc);
+          ASSERT_EQ(images.at(at), matrix.at(m * kColumns + n)) << "pixel " << m << ", channel " << n;
+        }
+  }
 }
 
 // A spec without a part ignores an operand that is given for it.

@@ -191,6 +191,10 @@ TEST(Patches, AnImageOfCodesHasRoomForItsPaddingAndSums) {
   EXPECT_EQ(codes_map(p, 3, false).bytes, (3 * 8 * 14 * 64 + 255) / 256 * 256);
   EXPECT_EQ(codes_map(p, 3, true).sums, codes_map(p, 3, false).bytes);
   EXPECT_EQ(codes_map(p, 3, true).bytes, codes_map(p, 3, true).sums + (3 * 35 * 4 + 255) / 256 * 256);
+  Patches groups = p;  // each with sums of its own
+  groups.channels = 16, groups.groups = 4;
+  EXPECT_EQ(codes_map(groups, 3, true).sums, codes_map(p, 3, true).sums);
+  EXPECT_EQ(codes_map(groups, 3, true).bytes, codes_map(groups, 3, true).sums + (3 * 35 * 4 * 4 + 255) / 256 * 256);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 /// multiple of 8, and where there are groups, their output channels of 64.
 cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
 
-/// On sm_90's matrix engine, of task.scaled and int8 activations, exact: floats become codes in task.scratch first (codes_map), and codes
-/// that TMA cannot take where they are move there. One group, channels a multiple of 64. The bits do not depend on config.
+/// On sm_90's matrix engine, of task.scaled and int8 activations, exact: floats become codes in task.scratch first, and codes that cannot
+/// be taken where they are move there (code_images). One group, channels a multiple of 64. The bits do not depend on config.
 cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream);
 
 /// On sm_90's matrix engine, of task.weight and floats that become int8 codes in task.scratch first (online_image_map), a scale for blocks of
@@ -33,12 +33,22 @@ cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, c
 /// on the batch nor on the other pixels.
 cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
 
+/// The same with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, channels of a group a
+/// multiple of 16, and where there are groups, their output channels of 64.
+cudaError_t conv_scaled_sm80(const ConvTask& task, cudaStream_t stream);
+
 /// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8.
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
-/// to[B,H',W',C] dense, codes of task.acts' scale and zero point, with their padding around them (padded): channels a multiple of 16.
-cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream);
-/// sums[token] = Σ of a patch's codes, of images x[B,H,W,C] whose pixels are `pitch` bytes apart, at multiples of 16.
-cudaError_t sum_patches(const Patches& patches, int images, const void* x, std::int64_t pitch, std::int32_t* sums,
-                        cudaStream_t stream);
+
+/// Codes as tensor cores take them: [B,H,W,C], pixels `pitch` bytes apart, at multiples of 16; padding that is left is code 0.
+struct CodeImages {
+  const void* x = nullptr;
+  std::int64_t pitch = 0;
+  Patches patches;
+  const std::int32_t* sums = nullptr;  // [groups][tokens] of the patches' codes; where the weight has zero points
+};
+/// Those of task.x: itself where it is so, else made of it in task.scratch (codes_map), codes of task.acts' scale and zero point with their
+/// padding around them (padded). Channels of a group are a multiple of 16.
+cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream);
 
 }  // namespace nibble::cuda

@@ -121,10 +121,11 @@ __global__ void __launch_bounds__(kThreads, 4) conv_direct_kernel(const __grid_c
     }
   }
   if (!exists) return;
-  const std::int64_t at = token / p.pixels() * t.d.image + token % p.pixels() * t.d.pixel;
+  const epilogue::Pixel pixel{static_cast<int>(token / p.pixels()), static_cast<int>(token % p.pixels())};
+  const std::int64_t at = pixel.image * t.d.image + pixel.pixel * t.d.pixel;
 #pragma unroll
   for (int row = 0; row < kRows; ++row)
-    if (row < rows) t.epilogue.store_at(at + (n + row) * t.d.channel, token, n + row, products.number(t, n + row, sums[row]));
+    if (row < rows) t.epilogue.store_at(at + (n + row) * t.d.channel, pixel, n + row, products.number(t, n + row, sums[row]));
 }
 
 template <class Products>

@@ -276,9 +276,9 @@ struct Summands {
   std::int64_t pitch;
   Patches patches;
   int tokens;
-  std::int32_t* sums;
+  std::int32_t* sums;  // [groups][tokens]
 };
-/// A warp an output pixel, a lane 16 channels at a time.
+/// A warp an output pixel of a group, a lane 16 channels at a time.
 __global__ void __launch_bounds__(32 * kSumWarps) sum_patches_kernel(const __grid_constant__ Summands s) {
   let_successor_start();
   const Patches& p = s.patches;
@@ -287,29 +287,38 @@ __global__ void __launch_bounds__(32 * kSumWarps) sum_patches_kernel(const __gri
   wait_for_predecessor();
   if (token >= s.tokens) return;
   const Corner from = corner(p, token);
-  const int vectors = p.channels / 16;  // of a pixel
+  const int vectors = p.channels / 16;  // of a pixel and group
+  const std::uint8_t* const x = s.x + blockIdx.y * p.channels;
   std::int32_t sum = 0;
 #pragma unroll 1
   for (int i = lane; i < p.kernel_h * p.kernel_w * vectors; i += 32) {
     const int pixel = pixel_under(p, from, patch_channel(p, i * 16));
     if (pixel < 0) continue;
-    const int4 codes = __ldcg(reinterpret_cast<const int4*>(s.x + pixel * s.pitch) + i % vectors);
+    const int4 codes = __ldcg(reinterpret_cast<const int4*>(x + pixel * s.pitch) + i % vectors);
     constexpr std::int32_t kOnes = 0x01010101;
     sum = __dp4a(codes.x, kOnes, __dp4a(codes.y, kOnes, __dp4a(codes.z, kOnes, __dp4a(codes.w, kOnes, sum))));
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (lane == 0) s.sums[token] = sum;
+  if (lane == 0) s.sums[std::int64_t{blockIdx.y} * s.tokens + token] = sum;
 }
 
-}  // namespace
-
-cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
-  ConvTask bare = task;  // TMA knows padding that is 0
-  bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
-  if (task.act == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
-  return bring<AsItIs<std::uint16_t>>(bare, to, stream);
+cudaError_t sum_patches(const CodeImages& images, std::int64_t tokens, std::int32_t* sums, cudaStream_t stream) {
+  const Patches& p = images.patches;
+  if (p.groups > 65535) return cudaErrorInvalidConfiguration;  // of a grid
+  const Summands s{static_cast<const std::uint8_t*>(images.x), images.pitch, p, static_cast<int>(tokens), sums};
+  const dim3 grid(static_cast<unsigned>((tokens + kSumWarps - 1) / kSumWarps), static_cast<unsigned>(p.groups));
+  return launch_dependent(sum_patches_kernel, grid, 32 * kSumWarps, 0, stream, s);
 }
+
+/// Channels side by side, pixels at multiples of 16 bytes, and padding, if any, that is code 0.
+bool readable(const ConvTask& task) {
+  const Patches& p = task.patches;
+  const bool zeros = (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
+  return task.act == DType::s8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
+         task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
+}
+
 cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
   switch (task.act) {
     case DType::s8: return bring<AsCode<DType::s8>>(task, to, stream);
@@ -320,15 +329,31 @@ cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
   }
 }
 
-cudaError_t sum_patches(const Patches& patches, int images, const void* x, std::int64_t pitch, std::int32_t* sums,
-                        cudaStream_t stream) {
-  const std::int64_t tokens = std::int64_t{images} * patches.pixels();
-  if (sums == nullptr || tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
-      patches.channels % 16 != 0)
+}  // namespace
+
+cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
+  ConvTask bare = task;  // TMA knows padding that is 0
+  bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
+  if (task.act == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
+  return bring<AsItIs<std::uint16_t>>(bare, to, stream);
+}
+
+cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream) {
+  const std::int64_t tokens = std::int64_t{task.images} * task.patches.pixels();
+  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || task.patches.channels % 16 != 0)
     return cudaErrorInvalidValue;
-  const Summands s{static_cast<const std::uint8_t*>(x), pitch, patches, static_cast<int>(tokens), sums};
-  const dim3 grid(static_cast<unsigned>((tokens + kSumWarps - 1) / kSumWarps));
-  return launch_dependent(sum_patches_kernel, grid, 32 * kSumWarps, 0, stream, s);
+  images = {task.x, task.a.pixel, task.patches, nullptr};
+  if (!readable(task)) {
+    if (const cudaError_t e = codes_last(task, task.scratch, stream)) return e;
+    const Patches frame = padded(task.patches);
+    images = {task.scratch, std::int64_t{frame.channels} * frame.groups, frame, nullptr};
+  }
+  if (!task.scaled.geometry.has_zeros) return cudaSuccess;
+  if (task.scratch == nullptr) return cudaErrorInvalidValue;
+  const CodesMap map = codes_map(task.patches, task.images, true);
+  auto* const sums = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(task.scratch) + map.sums);
+  images.sums = sums;
+  return sum_patches(images, tokens, sums, stream);
 }
 
 }  // namespace nibble::cuda

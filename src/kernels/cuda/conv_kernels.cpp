@@ -30,8 +30,6 @@ Status accepts_conv(const Kernel& self, const Problem& p) {
   const std::int64_t outputs = p.m * pixels(g), inputs = p.m * g.height * g.width;
   if (std::max({outputs, inputs, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "{} pixels in and {} out: more than {}", inputs, outputs, kMostDimension);
-  if (p.output == ImageLayout::nchw && (p.epilogue.gate || p.epilogue.residual))
-    return error(StatusCode::unsupported, "takes gate and residual where channels are side by side (nhwc), D is nchw");
   return {};
 }
 
@@ -90,28 +88,38 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
   return accepts_walk(p.geometry);
 }
 
-Status accepts_sm80(const Kernel& self, const Problem& p) {
-  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
-  const ConvGeometry& g = p.geometry;
-  constexpr std::int64_t kVector = 8;  // channels of 16 bytes, which are copied together
-  if (g.group_inputs() % kVector != 0)
-    return error(StatusCode::unsupported, "{} channels of a group are not a multiple of {}", g.group_inputs(), kVector);
+/// Of geometries whose patches are gathered, `vector` channels a copy of 16 bytes, for row tiles that are of one group.
+Status accepts_gather(const ConvGeometry& g, std::int64_t vector) {
+  if (g.group_inputs() % vector != 0)
+    return error(StatusCode::unsupported, "{} channels of a group are not a multiple of {}", g.group_inputs(), vector);
   if (g.groups > 1 && g.group_outputs() % gpu_tile::kRows != 0)
     return error(StatusCode::unsupported, "{} output channels of each of {} groups are not a multiple of {}", g.group_outputs(),
                  g.groups, gpu_tile::kRows);
   return {};
 }
 
-/// Images may have to be read with zeros around them, or with their padding in memory: TMA has to be able to do both.
-Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
+Status accepts_sm80(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  return accepts_gather(p.geometry, 8);
+}
+
+/// What rows for codes ask that tensor cores multiply: images may have to be read with zeros around them, or with their padding in memory.
+/// `framed`: the latter.
+Status accepts_framed(const Kernel& self, const Problem& p, ConvGeometry& framed) {
   NIBBLE_RETURN_IF_ERROR(accepts_codes(self, p));
-  NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
-  ConvGeometry framed = p.geometry;
+  framed = p.geometry;
   framed.height += framed.padding.top + framed.padding.bottom;
   framed.width += framed.padding.left + framed.padding.right;
   framed.padding = {};
   if (const std::int64_t inputs = p.m * framed.height * framed.width; inputs > kMostDimension)
     return error(StatusCode::unsupported, "{} pixels in, with their padding: more than {}", inputs, kMostDimension);
+  return {};
+}
+
+Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
+  ConvGeometry framed;
+  NIBBLE_RETURN_IF_ERROR(accepts_framed(self, p, framed));
+  NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
   return accepts_walk(framed);
 }
 
@@ -132,6 +140,12 @@ Status accepts_online_sm90(const Kernel& self, const Problem& p) {
                  "channels; {} is neither",
                  p.geometry.in_channels, Scheme{p.scheme, act}.name());
   return {};
+}
+
+Status accepts_codes_sm80(const Kernel& self, const Problem& p) {
+  ConvGeometry framed;
+  NIBBLE_RETURN_IF_ERROR(accepts_framed(self, p, framed));
+  return accepts_gather(p.geometry, 16);
 }
 
 Patches patches_of(const ConvGeometry& g) {
@@ -164,14 +178,18 @@ Result<ConvTask> images_of(const StepArgs& args) {
     return image_of(what, view, args.conv->output, batch, g.out_channels, g.out_height(), g.out_width());
   };
   NIBBLE_ASSIGN_OR_RETURN(const Image d, out_image("D", args.d));
-  EpilogueArgs operands = args.operands;  // as matrices of pixels
+  epilogue::Element element = epilogue::element(*args.epilogue, args.operands, d.matrix(0, 0, 0, tokens, g.out_channels),
+                                                args.weight->scale2.value_or(1.0f));
+  const auto as_images = [](epilogue::Operand& operand, const Image& image) {
+    operand.stride = image.pixel, operand.image = image.image, operand.channel = image.channel;
+  };
   if (args.epilogue->gate) {
-    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", operands.gate));
-    operands.gate = gate.matrix(0, 0, 0, tokens, g.out_channels);
+    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", args.operands.gate));
+    as_images(element.gate, gate);
   }
   if (args.epilogue->residual) {
-    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", operands.residual));
-    operands.residual = residual.matrix(0, 0, 0, tokens, g.out_channels);
+    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", args.operands.residual));
+    as_images(element.residual, residual);
   }
   return ConvTask{.patches = patches_of(g),
                   .images = static_cast<int>(batch),
@@ -181,8 +199,7 @@ Result<ConvTask> images_of(const StepArgs& args) {
                   .d = {d.image, d.pixel, d.channel},
                   .scratch = args.scratch.data(),
                   .scratch_end = end_of(args.scratch),
-                  .epilogue = epilogue::element(*args.epilogue, operands, d.matrix(0, 0, 0, tokens, g.out_channels),
-                                                args.weight->scale2.value_or(1.0f))};
+                  .epilogue = element};
 }
 
 Status run_direct(const Kernel&, const StepArgs& args) {
@@ -216,6 +233,11 @@ template <int kTokens, int kBlocks, int kSplit>
 Status run_codes_sm90(const Kernel&, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
   return launch_conv_scaled_sm90(task, kTokens, kBlocks, kSplit, args.stream);
+}
+
+Status run_codes_sm80(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
+  return launch_conv_scaled_sm80(task, args.stream);
 }
 
 template <int kTokens, int kRows, int kSplit>
@@ -282,18 +304,22 @@ double direct_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 2.0 + tokens * static_cast<double>(p.n) * static_cast<double>(p.k) / (kProducts * std::max(1, gpu.sms));
 }
 
-/// Of all shapes the best: rounds of CTAs over the SMs × microseconds of a record, and of what begins and ends a round. The kernel's own
-/// cycles (conv_sm80.cu) at 1.6 GHz; with groups finer than a record it takes twice as long.
-double conv_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
-  struct Shape {
-    double rows, tokens, record_us;
-  };
+/// A CTA's rows × tokens, and what a record takes it: the kernels' own cycles (conv_sm80.cu, conv_scaled_sm80.cu) at 1.6 GHz.
+struct Sm80Shape {
+  double rows, tokens, record_us;
+};
+constexpr std::array kHalfShapes{Sm80Shape{128, 64, 0.64}, Sm80Shape{64, 64, 0.46}, Sm80Shape{64, 32, 0.25}};
+constexpr std::array kCodeShapes{Sm80Shape{128, 128, 0.78}, Sm80Shape{64, 64, 0.28}, Sm80Shape{32, 16, 0.19}};
+
+/// An estimate: of all shapes the best, rounds of CTAs over the SMs × microseconds of their records, each of which takes `times` as long, and
+/// of what begins and ends a round. Of p, whose rows are pixels.
+double conv_sm80_cost_us(std::span<const Sm80Shape> shapes, const GpuInfo& gpu, const Problem& p, double times) {
   double best = std::numeric_limits<double>::infinity();
-  for (const Shape& shape : {Shape{128, 64, 0.64}, Shape{64, 64, 0.46}, Shape{64, 32, 0.25}}) {
+  for (const Sm80Shape& shape : shapes) {
     const double ctas = std::ceil(static_cast<double>(p.n) / shape.rows) * std::ceil(static_cast<double>(p.m) / shape.tokens);
     const double rounds = std::ceil(ctas / std::max(1, gpu.sms));
     const double records = std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels);
-    best = std::min(best, rounds * (1.5 + records * shape.record_us * (p.scheme.group.k % gpu_tile::kChannels == 0 ? 1 : 2)));
+    best = std::min(best, rounds * (1.5 + records * shape.record_us * times));
   }
   return 6.0 + best;  // as linear's
 }
@@ -306,14 +332,13 @@ double sm90_cost_us(const Kernel& self, const Problem& p) {
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = current_gpu();
-  return conv_sm80_cost_us(gpu, of_pixels(p)) + reorder_us(self, gpu, p);
+  const double times = p.scheme.group.k % gpu_tile::kChannels == 0 ? 1 : 2;  // groups finer than a record
+  return conv_sm80_cost_us(kHalfShapes, gpu, of_pixels(p), times) + reorder_us(self, gpu, p);
 }
 
-template <int kTokens, int kBlocks, int kSplit>
-double codes_sm90_cost_us(const Kernel&, const Problem& p) {
-  const GpuInfo gpu = current_gpu();
-  const Problem pixel_rows = of_pixels(p);
-  double us = scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(DType::s8, gpu, pixel_rows);
+/// What goes before tensor cores multiply codes: images become codes, or move, and codes are added up.
+double code_images_us(const GpuInfo& gpu, const Problem& p) {
+  double us = 0;
   const bool as_they_are = p.act == DType::s8 && p.input == ImageLayout::nhwc &&
                            (p.quantize.zero == ZeroKind::none || p.geometry.padding == Padding{});
   if (!as_they_are) {
@@ -322,7 +347,7 @@ double codes_sm90_cost_us(const Kernel&, const Problem& p) {
     us += copy_us(gpu, elements * bits(p.act) / 8 + static_cast<double>(codes_map(patches, p.m, false).bytes));
   }
   if (p.scheme.zero != ZeroKind::none)  // sums: each patch's codes once more, from L2
-    us += copy_us(gpu, static_cast<double>(pixel_rows.m) * static_cast<double>(p.k));
+    us += copy_us(gpu, static_cast<double>(p.m * pixels(p.geometry) * p.geometry.groups) * static_cast<double>(p.k));
   return us;
 }
 
@@ -333,6 +358,17 @@ double online_conv_cost_us(const Kernel&, const Problem& p) {
   const double bytes = bits(p.act) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
   return online_sm90_cost_us<kTokens, kRows, kSplit>(gpu, of_pixels(p), patch_fold(p) == gpu_tile::kChannels) + reordered +
          copy_us(gpu, elements * (bytes + 1));
+}
+
+template <int kTokens, int kBlocks, int kSplit>
+double codes_sm90_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(DType::s8, gpu, of_pixels(p)) + code_images_us(gpu, p);
+}
+
+double codes_sm80_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = current_gpu();
+  return conv_sm80_cost_us(kCodeShapes, gpu, of_pixels(p), 1) + code_images_us(gpu, p);
 }
 
 constexpr std::string_view kSummary = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers";
@@ -443,6 +479,24 @@ constexpr Kernel online_row(std::string_view name) {
           .run = run_online_sm90<kTokens, kSplit>};
 }
 
+constexpr Kernel codes_sm80_row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm80,
+          .op = Op::conv,
+          .out = "any",
+          .act = "s8",
+          .weight = "any",
+          .layout = "gpu_w8n64k128",
+          .variant = "gemm",
+          .tile = {},
+          .summary = "W8A8 with a scale for all activations: asynchronous copies gather patches of codes, mma.sync; any geometry",
+          .accepts = accepts_codes_sm80,
+          .cost_us = codes_sm80_cost_us,
+          .workspace = codes_workspace,
+          .run = run_codes_sm80};
+}
+
 constexpr Kernel direct_row(std::string_view name, std::string_view act, std::string_view layout, std::string_view summary,
                             Status (*accepts)(const Kernel&, const Problem&), Status (*run)(const Kernel&, const StepArgs&)) {
   return {.name = name,
@@ -506,6 +560,7 @@ constexpr std::array kKernels{
     online_row<128, 128, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m128n128"),
     sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
     sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
+    codes_sm80_row("conv_any_s8_any__cuda_sm80_gemm"),
     direct_row("conv_any_any_any__cuda_simt_direct", "any", "gpu_n64k128",
                "f32 multiply-adds, an output pixel a thread: any images", accepts_floats, run_direct),
     direct_row("conv_any_s8_any__cuda_simt_direct", "s8", "gpu_w8n64k128",

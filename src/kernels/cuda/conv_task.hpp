@@ -9,7 +9,8 @@
 
 namespace nibble::cuda {
 
-/// Images in device memory: A[B,Ci,H,W] and D[B,Co,Oh,Ow]. Row m of the epilogue's operands is output pixel m of all images.
+/// Images in device memory: A[B,Ci,H,W] and D[B,Co,Oh,Ow]. Gate and residual are images of D's layout; where channels are side by side, row m
+/// of them is output pixel m of all images.
 struct ConvTask {
   Patches patches;
   int images = 0;
@@ -28,7 +29,7 @@ struct ConvTask {
   int fold = 0;         // channels whose products are added as integers: 128, or 32; 0: activations stay what they are
 };
 
-/// Where an image of codes lies in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each patch's codes.
+/// Where an image of codes lies in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each group's patches' codes.
 struct CodesMap {
   std::size_t sums = 0, bytes = 0;
 };
@@ -37,7 +38,7 @@ constexpr CodesMap codes_map(const Patches& patches, std::int64_t images, bool w
   const Patches frame = padded(patches);
   CodesMap map;
   map.sums = round_up(images * frame.height * frame.width * frame.channels * frame.groups);
-  map.bytes = map.sums + (with_sums ? round_up(4 * images * patches.pixels()) : 0);
+  map.bytes = map.sums + (with_sums ? round_up(4 * images * patches.pixels() * patches.groups) : 0);
   return map;
 }
 

@@ -43,7 +43,7 @@
 
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/patches.hpp"
+#include "kernels/cuda/patch_corners.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/shared_memory.hpp"
 #include "kernels/cuda/weight_fragment.cuh"
@@ -59,7 +59,6 @@ constexpr int kHalfChannels = 2 * gpu_tile::kFragmentChannels;  // of a half
 constexpr int kXPitch = gpu_tile::kChannels * 2;                // bytes between tokens of a stage
 constexpr int kXChunks = kXPitch / 16;
 constexpr int kXStep = kThreads / kXChunks;    // tokens that all threads copy at a time
-constexpr int kTableBytes = 16;                // of where a token's kernel begins
 constexpr int kMinStages = 2, kMaxStages = 8;  // 8 of the smallest shape: 34 KB of weights in flight on every SM
 /// Token tiles whose activations are meant to stay in L2 while all rows pass: 16 MB at K = 8192.
 constexpr int kRasterTokens = 16;
@@ -178,32 +177,24 @@ class RowCopier {
 template <class S>
 class PatchCopier {
  public:
-  /// `table`: where the kernel begins for each of the CTA's tokens, a Corner in 16 bytes.
+  /// `table`: the corners of the CTA's tokens.
   __device__ PatchCopier(const Params& p, std::uint32_t table, int first_row, int first_token) {
     const Share<S> share;
     const Patches& patches = p.patches;
     at_ = patch_channel(patches, share.chunk * 8);
     step_ = patch_channel(patches, gpu_tile::kChannels);
-    at_table_ = table + share.token * kTableBytes;
+    at_table_ = table + share.token * kCornerBytes;
     to_ = share.place();
     x_ = p.x + first_row / patches.group_outputs * patches.channels;  // of the group
     const int token = static_cast<int>(threadIdx.x);
-    if (token < S::kTokens) {
-      constexpr int kNowhere = -(1 << 30);  // past the last token: outside of any image
-      const Corner from = corner(patches, min(first_token + token, p.m - 1));
-      const int h = first_token + token < p.m ? from.h : kNowhere;
-      ptx::store_shared16(table + token * kTableBytes, {static_cast<std::uint32_t>(from.image), static_cast<std::uint32_t>(h),
-                                                        static_cast<std::uint32_t>(from.w), 0});
-    }
+    if (token < S::kTokens) store_corner(table + token * kCornerBytes, patches, first_token + token, p.m);
     __syncthreads();
   }
   __device__ void request(const Params& p, std::uint32_t stage) const {
     const Patches& patches = p.patches;
 #pragma unroll
     for (int i = 0; i < Share<S>::kCopies; ++i) {
-      const uint4 v = ptx::load_shared16(at_table_ + i * kXStep * kTableBytes);
-      const Corner from{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z)};
-      const int pixel = pixel_under(patches, from, at_);
+      const int pixel = pixel_under(patches, load_corner(at_table_ + i * kXStep * kCornerBytes), at_);
       ptx::async_copy16(stage + to_ + i * kXStep * kXPitch, x_ + (max(pixel, 0) * p.x_stride + at_.c), pixel >= 0 ? 16 : 0);
     }
   }
@@ -428,11 +419,12 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 #pragma unroll 1
     for (int token = lane; token < S::kTokens && first_token + token < p.m; token += 32) {
       const int m = first_token + token;
-      const std::int64_t at = m / pixels * p.image_stride + m % pixels;
+      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
 #pragma unroll 1
       for (int row = warp; row < S::kRows; row += kWarps) {
         const int n = first_tile * gpu_tile::kRows + row;
-        if (n < p.n) p.epilogue.store_at(at + n * p.channel_stride, m, n, all_sums[token * S::kSumPitch + row]);
+        if (n < p.n) p.epilogue.store_at(at + n * p.channel_stride, pixel, n, all_sums[token * S::kSumPitch + row]);
       }
     }
     return;
@@ -483,7 +475,7 @@ int stages_in(int bytes, int stage) {
 }
 
 /// Of a convolution: behind the ring.
-int table_bytes(const Params& p, const Variant& v) { return p.patches.channels == 0 ? 0 : v.tokens * kTableBytes; }
+int table_bytes(const Params& p, const Variant& v) { return p.patches.channels == 0 ? 0 : v.tokens * kCornerBytes; }
 
 /// What a weight and an epilogue say.
 Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int m) {

@@ -498,12 +498,13 @@ struct Gemm {
         p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
       const int unit = first + lane / kUnitTokens;
       const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + lane % kUnitTokens, pixels = p.patches.pixels();
-      const std::int64_t at = m / pixels * p.image_stride + m % pixels;
+      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
 #pragma unroll 1
       for (int row = 2 * warp; row < gpu_tile::kRows; row += 8) {
         const int n = (pass.block + unit / kUnits) * gpu_tile::kRows + row;
         if (lane < count * kUnitTokens && m < p.m && n < p.n)
-          p.epilogue.store_pair(at + n * p.channel_stride, p.channel_stride, m, n,
+          p.epilogue.store_pair(at + n * p.channel_stride, p.channel_stride, pixel, n,
                                 *reinterpret_cast<const float2*>(from + lane * kStagePitch + row), n + 1 < p.n);
       }
     } else {

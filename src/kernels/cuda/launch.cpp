@@ -250,6 +250,10 @@ Status launch_conv_online_sm90(const ConvTask& task, int tokens, int split, Stre
                    describe("conv_online_sm90", task));
 }
 
+Status launch_conv_scaled_sm80(const ConvTask& task, Stream stream) {
+  return status_of(conv_scaled_sm80(task, native(stream)), describe("conv_scaled_sm80", task));
+}
+
 Status launch_conv_direct(const ConvTask& task, Stream stream) {
   return status_of(conv_direct(task, native(stream)), describe("conv_direct", task));
 }

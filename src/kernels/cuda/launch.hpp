@@ -32,6 +32,7 @@ Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, 
 Status launch_conv_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream);
 Status launch_conv_online_sm90(const ConvTask& task, int tokens, int split, Stream stream);
+Status launch_conv_scaled_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);
 Status launch_gemm_sm80(const LinearTask& task, Stream stream);

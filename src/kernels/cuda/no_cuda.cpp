@@ -30,6 +30,7 @@ Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda
 Status launch_conv_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_scaled_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_conv_online_sm90(const ConvTask&, int, int, Stream) { return no_cuda(); }
+Status launch_conv_scaled_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct_s8(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "kernels/cuda/conv.hpp"
 #include "kernels/cuda/launch_shape.hpp"
@@ -61,14 +60,6 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   return cudaLaunchKernelEx(&shape.config, kernel, p);
 }
 
-/// Whether TMA can take an image's codes where they are, and the zeros that it puts around them for padding.
-bool readable_by_tma(const ConvTask& task) {
-  const Patches& p = task.patches;
-  const bool zeros = (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
-  return task.act == DType::s8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
-         task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
-}
-
 }  // namespace
 
 cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& config, cudaStream_t stream) {
@@ -88,27 +79,14 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& confi
 cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.scaled.geometry;
   const ScaledKernel kernel = scaled_sm90_patches_s8(config.tokens);
-  Patches patches = task.patches;
-  const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
-  if (kernel == nullptr || !geo.integers || geo.block_rows != 0 || task.acts.group != 0 || patches.groups != 1 ||
-      patches.channels % kPatchChannels != 0 || tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max())
+  if (kernel == nullptr || !geo.integers || geo.block_rows != 0 || task.acts.group != 0 || task.patches.groups != 1 ||
+      task.patches.channels % kPatchChannels != 0)
     return cudaErrorInvalidValue;
-
-  const void* x = task.x;
-  std::int64_t pitch = task.a.pixel;
-  if (!readable_by_tma(task)) {
-    if (const cudaError_t e = codes_last(task, task.scratch, stream)) return e;
-    x = task.scratch;
-    patches = padded(patches);
-    pitch = patches.channels;
-  }
-  ScaledParams p = params(task.scaled, task.acts, task.epilogue, static_cast<int>(tokens));
-  if (geo.has_zeros) {
-    const CodesMap map = codes_map(task.patches, task.images, true);
-    auto* const sums = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(task.scratch) + map.sums);
-    if (const cudaError_t e = sum_patches(patches, task.images, x, pitch, sums, stream)) return e;
-    p.acts.sums = sums;
-  }
+  CodeImages codes;
+  if (const cudaError_t e = code_images(task, codes, stream)) return e;
+  const Patches& patches = codes.patches;
+  ScaledParams p = params(task.scaled, task.acts, task.epilogue, task.images * patches.pixels());
+  p.acts.sums = codes.sums;
   p.patches = patches;
   p.images = task.images;
   p.box_channels = patches.channels % gpu_w8::kChannels == 0 ? gpu_w8::kChannels : kPatchChannels;
@@ -117,7 +95,7 @@ cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, c
     p.channel_stride = task.d.channel;
     p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, patches.pixels());
   }
-  if (!describe_patches(p.x, DType::s8, x, pitch, task.images, patches, p.box_channels, config.tokens))
+  if (!describe_patches(p.x, DType::s8, codes.x, codes.pitch, task.images, patches, p.box_channels, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, config, false, task.scratch_end, stream);
 }

@@ -443,12 +443,13 @@ struct Scaled {
     if (kPatches &&
         p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
       const int m = first_m + lane, pixels = p.patches.pixels();
-      const std::int64_t at = m / pixels * p.image_stride + m % pixels;
+      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
 #pragma unroll 1
       for (int row = warp; row < gpu_w8::kRows; row += 4) {
         const int n = block * gpu_w8::kRows + row;
         if (lane < tokens && m < p.m && n < p.weight.geometry.n)
-          p.epilogue.store_at(at + n * p.channel_stride, m, n, from[lane * kStagePitch + row]);
+          p.epilogue.store_at(at + n * p.channel_stride, pixel, n, from[lane * kStagePitch + row]);
       }
     } else {
 #pragma unroll 1

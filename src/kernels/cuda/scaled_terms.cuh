@@ -28,23 +28,27 @@ __device__ inline float weight_scale(const ScaledWeight& w, std::int64_t n, int 
   return rows == 0 ? w.scales()[n] : w.scales()[n / rows * w.geometry.records() + record];
 }
 
-/// Σ (Â − z_a)·(Ŵ − z_w) from Σ Â·Ŵ, modulo 2³².
-__device__ inline std::int32_t without_zeros(const ScaledTask& t, std::int64_t m, std::int64_t n, std::int32_t dot) {
+/// Σ (Â − z_a)·(Ŵ − z_w) from Σ Â·Ŵ, modulo 2³². The sum of the token's codes is number `sum_row`.
+__device__ inline std::int32_t without_zeros(const ScaledTask& t, std::int64_t m, std::int64_t n, std::int64_t sum_row,
+                                             std::int32_t dot) {
   const auto za = static_cast<std::uint32_t>(t.acts.zeros == nullptr ? t.acts.zero : t.acts.zeros[m * t.acts.zero_row]);
   const std::int32_t* const zeros = t.weight.zeros();
   auto sum = static_cast<std::uint32_t>(dot);
   if (za != 0) sum -= za * static_cast<std::uint32_t>(t.weight.sums()[n]);
   if (zeros != nullptr) {
     const auto zw = static_cast<std::uint32_t>(zeros[n]);
-    sum += zw * (static_cast<std::uint32_t>(t.weight.geometry.k) * za - static_cast<std::uint32_t>(t.acts.sums[m]));
+    sum += zw * (static_cast<std::uint32_t>(t.weight.geometry.k) * za - static_cast<std::uint32_t>(t.acts.sums[sum_row]));
   }
   return static_cast<std::int32_t>(sum);
 }
 
 /// D[m,n] from the sum of its products, of integers or, already scaled where scales are grouped, of floats.
+__device__ inline float scaled_sum(const ScaledTask& t, std::int64_t m, std::int64_t n, std::int64_t sum_row, std::int32_t dot) {
+  const auto sum = static_cast<float>(without_zeros(t, m, n, sum_row, dot));
+  return __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0));
+}
 __device__ inline void store_scaled(const ScaledTask& t, std::int64_t m, std::int64_t n, std::int32_t dot) {
-  const auto sum = static_cast<float>(without_zeros(t, m, n, dot));
-  t.epilogue.store(m, n, __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0)));
+  t.epilogue.store(m, n, scaled_sum(t, m, n, m, dot));
 }
 __device__ inline void store_scaled(const ScaledTask& t, std::int64_t m, std::int64_t n, float sum) {
   if (!is_grouped(t)) sum = __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0));

@@ -39,8 +39,6 @@ def deal(family, tokens, rows):
     if family in (S8, E4M3, E4M3_GROUPS):
         depth = 2 if tokens <= 32 and blocks <= 2 else 1
         return min(blocks, 2 // depth) if family == E4M3_GROUPS and tokens >= 64 else blocks, depth
-    if family in (ONLINE, ONLINE_FOLDS):
-        return blocks, (4 if tokens <= 32 else 3 if tokens == 64 else 2) // blocks
     return blocks, (4 if tokens <= 64 else 3 if tokens == 128 else 2) // blocks
 
 

@@ -1,6 +1,7 @@
 // What the decode kernel for online quantized activations (kernels/cuda/online_decode_sm90.cu) does with indices, acted out on the host: warps
 // quantize a slice, and a record's matrix instructions find what they want.
 #include "kernels/cuda/online_slice.hpp"
+#include "kernels/cuda/online_task.hpp"
 
 #include <gtest/gtest.h>
 
@@ -176,6 +177,31 @@ TEST(OnlineSlice, TheQuickCodesAreTheRules) {
           << inside << " of " << absmax;
     }
   }
+}
+
+/// A fold's Σ(a − z) and z share a word: all that 128 channels can give.
+TEST(OnlineTerms, SumAndZeroPointComeBack) {
+  for (std::int32_t zero : {-128, -37, -1, 0, 1, 127})
+    for (std::int32_t sum : {-128 * 255, -1000, -1, 0, 1, 8191, 128 * 255}) {
+      const std::uint32_t term = zero_term(sum, zero);
+      EXPECT_EQ(term_sum(term), sum) << zero;
+      EXPECT_EQ(term_zero(term), zero) << sum;
+    }
+}
+
+/// What TMA asks of an image's terms: 16 bytes for every box, and pixels at multiples of that. Parts that do not overlap.
+TEST(OnlineTerms, OfPixelsLieAsTheWalkReadsThem) {
+  for (int fold : {32, 128})
+    for (std::int64_t channels : {128, 256, 640}) {
+      const OnlineImageMap map = online_image_map(fold, 35, channels, 70);
+      const std::int64_t folds = channels / fold, boxes = fold == 128 ? folds : folds / 2;
+      EXPECT_EQ(map.term_row * 8, boxes * 16);
+      for (std::int64_t i = 0; i < folds; ++i) EXPECT_EQ(i * map.term_fold * 8, fold == 128 ? i * 16 : i / 2 * 16 + i % 2 * 8);
+      EXPECT_GE(map.terms, static_cast<std::size_t>(35 * channels));
+      EXPECT_GE(map.image, map.terms + static_cast<std::size_t>(35 * boxes * 16));
+      EXPECT_GE(map.bytes, map.image + 70);
+      EXPECT_EQ(map.terms % 256 + map.image % 256 + map.bytes % 256, 0U);
+    }
 }
 
 }  // namespace

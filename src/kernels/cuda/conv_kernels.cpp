@@ -475,7 +475,7 @@ constexpr Kernel online_row(std::string_view name) {
           .batch_invariant = kSplit != kStreamK,
           .accepts = accepts_online_sm90,
           .cost_us = online_conv_cost_us<kTokens, kRows, kSplit>,
-          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens, true), kSplit, online_workspace>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, online_workspace>,
           .run = run_online_sm90<kTokens, kSplit>};
 }
 
@@ -552,12 +552,10 @@ constexpr std::array kKernels{
     codes_row<64, 4, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m64n256"),
     codes_row<128, 3, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m128n192"),
     codes_row<256, 2, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m256n128"),
-    online_row<64, 192, 1>("conv_any_s8i16_any__cuda_sm90_wgmma_m64n192"),
-    online_row<64, 192, 4>("conv_any_s8i16_any__cuda_sm90_wgmma4_m64n192"),
-    online_row<128, 128, 1>("conv_any_s8i16_any__cuda_sm90_wgmma_m128n128"),
-    online_row<128, 128, 2>("conv_any_s8i16_any__cuda_sm90_wgmma2_m128n128"),
-    online_row<64, 192, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m64n192"),
-    online_row<128, 128, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m128n128"),
+    online_row<64, 256, 1>("conv_any_s8i16_any__cuda_sm90_wgmma_m64n256"),
+    online_row<64, 256, 2>("conv_any_s8i16_any__cuda_sm90_wgmma2_m64n256"),
+    online_row<64, 256, 4>("conv_any_s8i16_any__cuda_sm90_wgmma4_m64n256"),
+    online_row<64, 256, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m64n256"),
     sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
     sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
     codes_sm80_row("conv_any_s8_any__cuda_sm80_gemm"),

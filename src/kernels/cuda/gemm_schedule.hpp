@@ -28,12 +28,8 @@
 
 namespace nibble::cuda {
 
-/// Multiplying warpgroups of a CTA, each with a row block: four, or as many as have registers for their sums. Products of codes need
-/// registers twice: for the integers of a fold, and for the sums of folds.
-NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens, bool codes = false) {
-  if (codes) return tokens <= 32 ? 4 : tokens == 64 ? 3 : 2;
-  return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2;
-}
+/// Multiplying warpgroups of a CTA, each with a row block: four, or as many as have registers for their sums.
+NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
 
 /// The same of codes on both sides, whose operands are in shared memory. Sums of groups need registers more than once.
 NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false) {

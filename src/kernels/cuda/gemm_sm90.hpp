@@ -21,7 +21,7 @@ struct GemmShape {
   int folds = 0;       // of a record of codes
   bool patches = false;
 
-  NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens, codes); }
+  NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens); }
   /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
   NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
   /// Bytes of a record's activations, and of their terms.
@@ -82,7 +82,7 @@ GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bi
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same with zero points.
 GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
-/// Of patches: 64 or 128 tokens.
+/// Of patches: 64 tokens.
 GemmKernel gemm_sm90_patches_s8(int tokens, const RecordFormat& format, int bits, int fold, bool zero_points);
 
 }  // namespace nibble::cuda

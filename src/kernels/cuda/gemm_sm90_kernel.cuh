@@ -19,7 +19,7 @@
 //   Activations may be s8 codes (online.hpp), weights are signed bytes in registers then, three instructions for eight of them, and
 //   tensor cores add integers. Those of a fold of 128 channels (32, where scales belong to fewer) become numbers at its end:
 //
-//     codes → bytes │ 4 wgmma of k32 │ s_a·s_w·dot onto the sums, 3 instructions each        while products of other tokens run
+//     codes → bytes │ 4 wgmma of k32 │ s_a·s_w·dot onto the sums, 3 instructions each        the others multiply meanwhile
 //
 // A cluster of S CTAs can share a pass along K: rank r has records [r·R/S, (r+1)·R/S). Then each sends its sums of a unit of 64 rows ×
 // 8 tokens to the rank that owns it, through distributed shared memory, where they are added in the order of the ranks. The ring is the
@@ -49,9 +49,9 @@ namespace {
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
 /// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
-constexpr int kProducerRegisters = 56;
+NIBBLE_HOST_DEVICE constexpr int producer_registers(GemmShape shape) { return shape.codes && shape.tokens == 128 ? 32 : 56; }
 NIBBLE_HOST_DEVICE constexpr int consumer_registers(GemmShape shape) {
-  const int share = 65536 / shape.threads() / 8 * 8, all = (share + (share - kProducerRegisters) / shape.groups()) / 8 * 8;
+  const int share = 65536 / shape.threads() / 8 * 8, all = (share + (share - producer_registers(shape)) / shape.groups()) / 8 * 8;
   return all > 240 ? 240 : all;
 }
 constexpr int kWeightProducers = 2;  // warps
@@ -66,6 +66,12 @@ constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
 /// no register of theirs may be written, or ptxas lets them run one by one.
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
+
+/// The same number, which the compiler takes for another: what is made of it is made where it is used, and needs no register until then.
+__device__ inline int made_again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 /// kPatches: tokens are output pixels of a convolution. kActZeros: activations are codes with zero points.
 template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, bool kActZeros>
@@ -301,27 +307,19 @@ struct Gemm {
   ///
   /// With zero points of activations a is a − z_a, in both. The second part is there where zeros are not the base.
   ///
-  /// From 64 tokens on they come in two halves, of which one's products run while the other's integers become numbers; a warpgroup keeps the
-  /// tensor cores busy by itself, but for the time that codes take to become bytes:
-  ///
-  ///     tensor cores   low │ high     │                │ low'      │ high'     │
-  ///     warps              │ add low  │ codes → bytes' │ add high  │ add low'  │ codes → bytes″ ...
-  ///
-  /// Below that there are four warpgroups, of few registers each, to take turns. Folds of 32 channels begin and end by themselves: ptxas does
-  /// not follow products that run from one into the next.
+  /// A part is 64 tokens at most: sums of two kinds for more leave no registers for a third warpgroup, and it is other warpgroups' products that run
+  /// while one folds. Products with operands in registers hold up their own warpgroup, so that a second set of integers gains nothing.
   __device__ __forceinline__ void multiply_codes(int count, Cursor& from, Sums& acc) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
     constexpr int kFoldVectors = kVectors < kFolds ? 1 : kVectors / kFolds;         // of a fold, or that have a fold in them
-    constexpr bool kHalves = kTokens >= 64;
-    constexpr int kPartTokens = kHalves ? kTokens / 2 : kTokens, kPartSums = kPartTokens / 2;
+    constexpr int kPartTokens = kTokens < 64 ? kTokens : kFolds > 1 || (kActZeros && kTokens == 64) ? 32 : 64, kPartSums = kPartTokens / 2;
     using Part = std::int32_t[kPartSums];
     using Bytes = std::uint32_t[kFoldSteps][4];
     struct Fold {
       int stage, index;      // of the ring, and of the record
       std::int32_t sums[2];  // of the weight's codes
     };
-    const int position = row_pair_position(warp, lane);
     const int stages = p.stages, span_shift = 31 - __clz(p.format.span);
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
     const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
@@ -331,30 +329,26 @@ struct Gemm {
     const std::uint32_t lane_terms = turn() * kTermBytes + lane % 4 * 2 * kTermPitch;  // two tokens'
 
     int r = turn(), index = 0;  // of the next fold
-    const auto fetch = [&](uint4(&codes)[kFoldVectors], Fold& fold) {
+    const auto fetch = [&](Fold& fold, Bytes& bytes) {
       if (index == 0) ptx::barrier_wait(full(from.stage), from.parity);
       fold.stage = from.stage, fold.index = index;
+      uint4 codes[kFoldVectors];
 #pragma unroll
       for (int v = 0; v < kFoldVectors; ++v)
         codes[v] = ptx::load_shared16(first_codes + from.stage * stage_bytes +
                                       gpu_tile::vector_offset(index * kVectors / kFolds + v, 0, 0));
+      fold.sums[0] = fold.sums[1] = 0;
+#pragma unroll
+      for (int i = 0; i < kFoldSteps; ++i) {
+        signed_codes<kBits>(bytes[i], codes[i * kFoldVectors / kFoldSteps], index * kFoldSteps + i);
+        if (kActZeros) add_codes(fold.sums, bytes[i]);
+        pin(bytes[i]);
+      }
+      if (kActZeros) share_sums(fold.sums);
       if (++index < kFolds) return;
       index = 0;
       from.advance(stages);
       r += depth();
-    };
-    const auto encode = [&](Bytes& bytes, const uint4(&codes)[kFoldVectors], Fold& fold) {
-#pragma unroll
-      for (int i = 0; i < kFoldSteps; ++i)
-        signed_codes<kBits>(bytes[i], codes[i * kFoldVectors / kFoldSteps], fold.index * kFoldSteps + i);
-      if (kActZeros) {
-        fold.sums[0] = fold.sums[1] = 0;
-#pragma unroll
-        for (int i = 0; i < kFoldSteps; ++i) add_codes(fold.sums, bytes[i]);
-        share_sums(fold.sums);
-      }
-#pragma unroll
-      for (int i = 0; i < kFoldSteps; ++i) pin(bytes[i]);
     };
     const auto multiply = [&](Part& dot, const Bytes& bytes, const Fold& fold, int part) {
       const std::uint32_t operand = first_operand + fold.stage * stage_operand + part_columns(part * kPartTokens);
@@ -367,6 +361,7 @@ struct Gemm {
     };
     const auto row_terms_of = [&](const Fold& fold) {
       const std::uint32_t slot = first + fold.stage * stage_bytes + slots;
+      const int position = row_pair_position(warp, lane);
       if constexpr (kFolds == 1)
         return row_terms<kZeros, kBits>(p.format, load_raw<kZeros>(p.format, slot, position));
       else
@@ -385,58 +380,23 @@ struct Gemm {
           add_fold<kZeros>(to, dot + 4 * j, t, rows);
       }
     };
-    const auto leave = [&](const Fold& fold) {
-      if (fold.index == kFolds - 1) release(fold.stage);
-    };
-
-    uint4 codes[kFoldVectors];
     if (r >= count) {
       // the last stage has no record for this warpgroup
-    } else if constexpr (kHalves && kFolds == 1) {
-      Part low, high;
-      Bytes bytes;
-      Fold now, next;
-      fetch(codes, now);
-      encode(bytes, codes, now);
-      multiply(low, bytes, now, 0);
-      for (;;) {
-        multiply(high, bytes, now, 1);
-        const RowTerms rows = row_terms_of(now);
-        wgmma_wait<1>();
-        add(low, now, 0, rows);
-        if (r >= count) {
-          wgmma_wait_for(high);
-          add(high, now, 1, rows);
-          leave(now);
-          break;
-        }
-        fetch(codes, next);
-        wgmma_wait_for(high);
-        encode(bytes, codes, next);
-        multiply(low, bytes, next, 0);
-        add(high, now, 1, rows);
-        leave(now);
-        now = next;
-      }
-    } else {
-      Part low, high;
-      Bytes bytes;
-      Fold now;
+    } else
       do {
-        fetch(codes, now);
-        encode(bytes, codes, now);
-        multiply(low, bytes, now, 0);
-        if (kHalves) multiply(high, bytes, now, 1);
+        Part dot;
+        Bytes bytes;
+        Fold now;
+        fetch(now, bytes);
         const RowTerms rows = row_terms_of(now);
-        wgmma_wait<kHalves ? 1 : 0>();
-        add(low, now, 0, rows);
-        if (kHalves) {
+#pragma unroll
+        for (int part = 0; part < kTokens / kPartTokens; ++part) {
+          multiply(dot, bytes, now, part);
           wgmma_wait<0>();
-          add(high, now, 1, rows);
+          add(dot, now, part, rows);
         }
-        leave(now);
+        if (now.index == kFolds - 1) release(now.stage);
       } while (r < count);
-    }
     if (r - turn() < count) {  // the last stage has none for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
@@ -483,8 +443,9 @@ struct Gemm {
 
   /// Sums of one unit into the warpgroup's staging buffer, as its number `slot`.
   __device__ void stage(int slot, float4 sum) const {
+    const int own = kCodes ? made_again(lane) : lane;
     float* to = reinterpret_cast<float*>(shared + p.map.staging + warpgroup * kStagingBytes) +
-                (slot * kUnitTokens + lane % 4 * 2) * kStagePitch + warp * gpu_tile::kFragmentRows + lane / 4;
+                (slot * kUnitTokens + own % 4 * 2) * kStagePitch + warp * gpu_tile::kFragmentRows + own / 4;
     to[0] = sum.x;
     to[kStagePitch] = sum.y;
     to[8] = sum.z;
@@ -698,16 +659,15 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kA
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.deal.split > 1;
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
-  const unsigned own = This::kCodes ? threadIdx.x / 32 : warp;  // can be made again where registers are few
   constexpr unsigned kProducerWarp = 4 * This::kGroups;         // the last one: warpgroups begin at multiples of four warps
   This gemm{.p = p,
             .shared = shared,
             .base = ptx::shared_address(shared),
             .rank = cluster_rank(p.deal),
             .cluster = cluster_index(p.deal),
-            .warpgroup = static_cast<int>(own / 4),
+            .warpgroup = static_cast<int>(warp / 4),
             .lane = static_cast<int>(threadIdx.x % 32),
-            .warp = static_cast<int>(own % 4)};
+            .warp = static_cast<int>(warp % 4)};
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
@@ -718,7 +678,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kA
   }
   __syncthreads();
   if (warp >= kProducerWarp) {
-    ptx::give_registers<kProducerRegisters>();
+    ptx::give_registers<producer_registers(This::kShape)>();
     const unsigned producer = warp - kProducerWarp;
     if (producer < kWeightProducers && gemm.lane == 0) gemm.produce_weights(producer);
     if (producer == kWeightProducers && gemm.lane == 0) gemm.produce_activations();
@@ -748,7 +708,10 @@ GemmKernel kernel_for(int tokens) {
       if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 32, false, kActZeros>;
       return nullptr;
     case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches, kActZeros>;
-    case 128: return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kActZeros>;
+    case 128:
+      if constexpr (!kPatches || !std::is_same_v<Act, std::int8_t>)
+        return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kActZeros>;
+      return nullptr;
     case 256:
       if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches, false>;
       return nullptr;

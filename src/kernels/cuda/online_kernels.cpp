@@ -117,7 +117,7 @@ Status run_sm80(const Kernel&, const StepArgs& args) { return launch_online_sm80
 
 template <int kTokens, int kRows, int kSplit>
 Status run_sm90(const Kernel&, const StepArgs& args) {
-  constexpr int kDepth = gemm_groups(kTokens, true) * gpu_tile::kRows / kRows;
+  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
   return launch_online_sm90(online_task(args), kTokens, kDepth, kSplit, args.stream);
 }
 
@@ -178,7 +178,7 @@ constexpr Kernel row(std::string_view name) {
           .batch_invariant = kSplit != kStreamK,
           .accepts = accepts_linear,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
-          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens, true), kSplit, nullptr>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, nullptr>,
           .run = run_sm90<kTokens, kRows, kSplit>};
 }
 
@@ -220,16 +220,16 @@ constexpr std::array kKernels{
     row<32, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n64"),
     row<32, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n128"),
     row<32, 64, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n64"),
-    row<64, 192, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m64n192"),
-    row<64, 192, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m64n192"),
-    row<64, 192, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m64n192"),
-    row<128, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m128n128"),
-    row<128, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m128n128"),
-    row<128, 128, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m128n128"),
+    row<64, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m64n256"),
+    row<64, 256, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m64n256"),
+    row<64, 256, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m64n256"),
+    row<128, 192, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m128n192"),
+    row<128, 192, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m128n192"),
+    row<128, 192, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m128n192"),
     row<16, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m16n256"),
     row<32, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m32n256"),
-    row<64, 192, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m64n192"),
-    row<128, 128, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m128n128"),
+    row<64, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m64n256"),
+    row<128, 192, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m128n192"),
     Kernel{.name = "linear_any_s8i16_any__cuda_sm80_n64k128",
            .backend = Backend::cuda,
            .isa = Isa::sm80,

@@ -31,7 +31,7 @@ double online_sm90_cost_us(const GpuInfo& gpu, const Problem& p, bool whole_reco
   static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);
   static constexpr WgmmaCost kFolds = wgmma_cost(WgmmaFamily::online_folds, kTokens, kRows, kSplit);
   constexpr int kBlocks = kRows / gpu_tile::kRows;
-  constexpr WgmmaDeal kDeal{.blocks = kBlocks, .depth = gemm_groups(kTokens, true) / kBlocks};
+  constexpr WgmmaDeal kDeal{.blocks = kBlocks, .depth = gemm_groups(kTokens) / kBlocks};
   return wgmma_cost_us(whole_records ? kWhole : kFolds, kDeal, gpu, p, tile_moved_us(gpu, p, 8));
 }
 

@@ -228,72 +228,53 @@ struct Scaled {
       wgmma_wait_for(acc);
       if (previous >= 0) release(previous);
     } else if (r < count) {
-      // Two sets of sums, 64 tokens each at most: one is scaled while the other's products run. They are two records' or, with 128 tokens, a
-      // record's two halves.
-      constexpr int kPartTokens = kTokens < 64 ? kTokens : 64, kPartSums = kPartTokens / 2;
-      using Part = float[kPartSums];
-      const auto fetch = [&] {
-        const int stage = from.stage;
-        ptx::barrier_wait(full(stage), from.parity);
+      struct Group {
+        Sums dot;
+        int stage;
+      };
+      const auto begin = [&](Group& group) {
+        ptx::barrier_wait(full(from.stage), from.parity);
+        const std::uint32_t a = weights + from.stage * weight_stage, b = tokens + from.stage * token_stage;
+        wgmma_fence();
+        Wgmma8<Code, kTokens>::begin(group.dot, a, columns(b, 0));
+#pragma unroll
+        for (int i = 1; i < 4; ++i) Wgmma8<Code, kTokens>::add(group.dot, a + 2 * i, columns(b, i));
+        wgmma_commit();
+        group.stage = from.stage;
         from.advance(p.stages);
         r += depth();
-        return stage;
       };
-      const auto begin = [&](Part& dot, int stage, int part) {
-        const std::uint32_t a = weights + stage * weight_stage,
-                            b = tokens + stage * token_stage + part * kPartTokens * (gpu_w8::kChannels / 16);
-        wgmma_fence();
-        Wgmma8<Code, kPartTokens>::begin(dot, a, columns(b, 0));
-#pragma unroll
-        for (int i = 1; i < 4; ++i) Wgmma8<Code, kPartTokens>::add(dot, a + 2 * i, columns(b, i));
-        wgmma_commit();
+      const auto end = [&](const Group& group) {
+        add_group(acc, group.dot, group.stage);
+        release(group.stage);
       };
-      Part even, odd;
-      int stage = fetch();
-      begin(even, stage, 0);
-      if constexpr (kTokens == 2 * kPartTokens) {
-        for (;;) {
-          begin(odd, stage, 1);
-          wgmma_wait<1>();
-          add_group<kPartTokens>(acc, even, stage, 0);
-          if (r >= count) {
-            wgmma_wait_for(odd);
-            add_group<kPartTokens>(acc, odd, stage, 1);
-            release(stage);
-            break;
-          }
-          const int next = fetch();
-          wgmma_wait_for(odd);
-          begin(even, next, 0);
-          add_group<kPartTokens>(acc, odd, stage, 1);
-          release(stage);
-          stage = next;
+      // Two records' sums, where there are registers for them: one is scaled while the other's products run.
+      Group even, other;
+      Group& odd = kTokens <= 64 ? other : even;
+      begin(even);
+      for (;;) {
+        if (r >= count) {
+          wgmma_wait<0>();
+          end(even);
+          break;
         }
-      } else {
-        const auto end = [&](const Part& dot, int of) {
-          add_group<kPartTokens>(acc, dot, of, 0);
-          release(of);
-        };
-        for (;;) {
-          if (r >= count) {
-            wgmma_wait<0>();
-            end(even, stage);
-            break;
-          }
-          const int other = fetch();
-          begin(odd, other, 0);
-          wgmma_wait<1>();
-          end(even, stage);
-          if (r >= count) {
-            wgmma_wait<0>();
-            end(odd, other);
-            break;
-          }
-          stage = fetch();
-          begin(even, stage, 0);
-          wgmma_wait<1>();
-          end(odd, other);
+        if constexpr (kTokens > 64) {
+          wgmma_wait<0>();
+          end(even);
+          begin(even);
+          continue;
         }
+        begin(odd);
+        wgmma_wait<1>();
+        end(even);
+        if (r >= count) {
+          wgmma_wait<0>();
+          end(odd);
+          break;
+        }
+        begin(even);
+        wgmma_wait<1>();
+        end(odd);
       }
     }
     if (r - turn() < count) {  // the last stage has none for this warpgroup
@@ -301,15 +282,13 @@ struct Scaled {
       from.advance(p.stages);
     }
   }
-  /// acc += dot · s_a · s_w of a group of 128 channels, of the tokens of a part.
-  template <int kPartTokens>
-  __device__ void add_group(Sums& sums, const float (&dot)[kPartTokens / 2], int stage, int part) const {
-    float* const acc = sums + part * kPartTokens / 2;
+  /// acc += dot · s_a · s_w of a group of 128 channels.
+  __device__ void add_group(Sums& acc, const Sums& dot, int stage) const {
     const auto* scales = reinterpret_cast<const float*>(shared + (scales_of(stage, turn()) - base));
     const float weight_scale = scales[kTokens + row_group()];
-    scales += lane % 4 * 2 + part * kPartTokens;
+    scales += lane % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < kPartTokens / kUnitTokens; ++j) {
+    for (int j = 0; j < kUnits; ++j) {
       const float2 s = *reinterpret_cast<const float2*>(scales + j * kUnitTokens);
       const float low = __fmul_rn(s.x, weight_scale), high = __fmul_rn(s.y, weight_scale);
       acc[4 * j] = fmaf(dot[4 * j], low, acc[4 * j]);

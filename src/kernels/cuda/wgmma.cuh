@@ -22,10 +22,10 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// The same, of which these sums are none, and nothing that reads them comes before: the compiler takes them for written long ago.
-template <int kPending = 0, class Sum, int kCount>
+/// None is, and nothing that reads the sums comes before: the compiler takes them for written long ago.
+template <class Sum, int kCount>
 __device__ __forceinline__ void wgmma_wait_for(Sum (&sums)[kCount]) {
-  wgmma_wait<kPending>();
+  wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if constexpr (std::is_same_v<Sum, float>)

@@ -97,6 +97,11 @@ def measurements(path):
             images = c["batch"] * c["height"] * c["width"] * c["in_channels"]
             if c["input"] == c["output"] == "nhwc":
                 yield Measured(FLOAT_FOLDS if "g64" in r["scheme"] else FLOATS, tile, n, k, m, r["median_us"], n * k / 2 + 2 * (images + m * n))
+        if tile and r["kernel"].startswith("conv_any_s8_") and r["conv"]["input"] == "nhwc":  # f16 images become codes first
+            c = r["conv"]
+            images = c["batch"] * c["height"] * c["width"] * c["in_channels"]
+            codes_us = LAUNCH_US + 3 * images / (0.7 * BYTES_A_US)
+            yield Measured(S8, tile, n, k, m, r["median_us"] - codes_us, n * k + m * k + 2 * m * n)
         if tile is None or not r["kernel"].startswith("linear_any_"):
             continue
         *act, weight = r["scheme"].split("_")

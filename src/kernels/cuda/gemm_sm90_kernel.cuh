@@ -313,7 +313,10 @@ struct Gemm {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
     constexpr int kFoldVectors = kVectors < kFolds ? 1 : kVectors / kFolds;         // of a fold, or that have a fold in them
-    constexpr int kPartTokens = kTokens < 64 ? kTokens : kFolds > 1 || (kActZeros && kTokens == 64) ? 32 : 64, kPartSums = kPartTokens / 2;
+    constexpr int kPartTokens = kTokens < 64                                 ? kTokens
+                                : kFolds > 1 || (kActZeros && kTokens == 64) ? 32
+                                                                             : 64,
+                  kPartSums = kPartTokens / 2;
     using Part = std::int32_t[kPartSums];
     using Bytes = std::uint32_t[kFoldSteps][4];
     struct Fold {

@@ -316,9 +316,11 @@ GpuInfo current_gpu() {
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
   const double memory = tile_moved_us(gpu, p, bits(p.act));
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / std::max(1, gpu.sms);  // of one SM
+  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
   if (isa == Isa::simt) {
     constexpr double kDecoded = 2e4, kMultiplied = 1e5;  // per SM and microsecond: weights; weights times tokens
-    const double compute = weights * (1 / kDecoded + static_cast<double>(p.m) / kMultiplied);
+    const double busy = std::min(1.0, 3.3 * tiles / std::max(1, gpu.sms));  // of few rows, about three SMs a tile
+    const double compute = weights / busy * (1 / kDecoded + static_cast<double>(p.m) / kMultiplied);
     return kLaunchUs + std::max(memory / 0.7, compute);
   }
   const bool ring = isa == Isa::sm90;
@@ -326,7 +328,8 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
   // Weights per SM and microsecond, with all tokens of a launch. The tokens of the matrix instruction that are not there cost nothing:
   // m ≤ 8 are half of 16.
   double multiplied = tokens <= 8 ? 7.5e4 : p.m <= 8 ? 5.6e4 : 4.2e4;
-  if (!ring) multiplied = p.m <= 8 ? 3.9e4 : 2.9e4;
+  if (!ring)
+    multiplied = (p.m <= 8 ? 3.9e4 : 2.9e4) * std::min(1.0, 2 * tiles / std::max(1, gpu.sms));  // of few rows, two SMs a tile
   if (ring && tokens <= 8) {
     // Measured: what begins a launch, and the time until memory is at its full rate, 2.4 µs of 6 µs or more. Laid out for 8 tokens it is
     // 0.4 µs a token, more where K is long, whose activations take stages from the ring, and less where short row tiles follow each other.

@@ -154,7 +154,8 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
       patches.channels % task.fold != 0)
     return cudaErrorInvalidValue;
 
-  // Pixels as the quantizer's rows, or as one where nothing lies between them.
+  // Pixels are the quantizer's rows, or one where nothing lies between them: a row may have so many parts (quantize_acts.cu).
+  constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
   const std::int64_t element = task.act == DType::f32 ? 4 : 2;
   const bool reorders = task.a.channel != 1;
   const OnlineImageMap map =
@@ -168,15 +169,17 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
   codes.fold = task.fold;
   codes.term_row = map.term_row, codes.term_fold = map.term_fold;
   const std::int64_t in_image = std::int64_t{patches.height} * patches.width;
-  const bool dense = reorders || (task.a.pixel == patches.channels && task.a.image == in_image * patches.channels);
-  const int parts = dense || task.a.image == in_image * task.a.pixel ? 1 : task.images;  // of images that have gaps between them
+  const std::int64_t pixel = reorders ? patches.channels : task.a.pixel, image = reorders ? in_image * pixel : task.a.image;
+  const bool evenly = task.images == 1 || image == in_image * pixel;  // else images have gaps between them
+  const bool one = evenly && pixel == patches.channels && pixels * pixel <= kMostChannels;
+  const int parts = evenly ? 1 : task.images;
   for (int i = 0; i < parts; ++i) {
-    codes.a = reorders ? scratch + map.image : static_cast<const std::byte*>(task.x) + i * task.a.image * element;
+    codes.a = (reorders ? scratch + map.image : static_cast<const std::byte*>(task.x)) + i * image * element;
     codes.codes = scratch + i * in_image * patches.channels;
     codes.terms = scratch + map.terms + i * in_image * map.term_row * 8;
-    codes.m = dense ? 1 : pixels / parts;
-    codes.k = codes.columns = dense ? pixels * patches.channels : patches.channels;
-    codes.a_stride = dense ? codes.k : task.a.pixel;
+    codes.m = one ? 1 : pixels / parts;
+    codes.k = codes.columns = one ? pixels * pixel : patches.channels;
+    codes.a_stride = one ? codes.k : pixel;
     if (const cudaError_t e = quantize_acts(codes, stream)) return e;
   }
 

@@ -31,7 +31,7 @@ inline cudaError_t allow_all_shared(const void* kernel) {
     std::atomic<const void*> kernel;
     std::atomic<std::uint64_t> devices;  // bit i: done on device i
   };
-  static std::array<Entry, 512> known;  // more than there are kernels: 258 with those of convolutions
+  static std::array<Entry, 512> known;  // more than there are kernels, about 300 with those of convolutions
   int device = 0, bytes = 0;
   if (const cudaError_t e = most_shared(device, bytes)) return e;
   for (Entry& entry : known) {

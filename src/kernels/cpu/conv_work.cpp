@@ -32,7 +32,8 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;
   rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
-  block_ = is_compute_float(act) && quantize.codes == DType::s8 ? quantize.group.k : 0;
+  // Blocks with zero points are quantized with the patches: a pixel's scale has a place, a zero point of its own has none.
+  block_ = is_compute_float(act) && quantize.codes == DType::s8 && quantize.zero == ZeroKind::none ? quantize.group.k : 0;
   quantizes_pixels_ =
       is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
   // A scale for all of the image, octets or rows that do not reach into the next pixel, sums of 32 bits, and tiles that are mostly full.

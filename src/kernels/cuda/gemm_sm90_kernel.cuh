@@ -307,8 +307,8 @@ struct Gemm {
   ///
   /// With zero points of activations a is a − z_a, in both. The second part is there where zeros are not the base.
   ///
-  /// A part is 64 tokens at most: sums of two kinds for more leave no registers for a third warpgroup, and it is other warpgroups' products that run
-  /// while one folds. Products with operands in registers hold up their own warpgroup, so that a second set of integers gains nothing.
+  /// A part is 64 tokens at most, 32 where a fold's constants take more registers: sums of two kinds for more leave none for a third warpgroup, and it
+  /// is other warpgroups' products that run while one folds. Products with operands in registers hold up their own warpgroup, so that a second set of integers gains nothing.
   __device__ __forceinline__ void multiply_codes(int count, Cursor& from, Sums& acc) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/conv_task.hpp"
 #include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/half_out.hpp"
 #include "kernels/cuda/scaled.hpp"
 
 namespace nibble::cuda {
@@ -39,6 +40,15 @@ cudaError_t conv_scaled_sm80(const ConvTask& task, cudaStream_t stream);
 
 /// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8.
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
+
+/// How D leaves sm_90's kernels where its channels are not side by side.
+template <class Params>
+void leaves_as(const ConvTask& task, Params& p) {
+  if (task.d.channel == 1) return;
+  p.image_stride = task.d.image;
+  p.channel_stride = task.d.channel;
+  p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, task.patches.pixels());
+}
 
 /// Codes as tensor cores take them: [B,H,W,C], pixels `pitch` bytes apart, at multiples of 16; padding that is left is code 0.
 struct CodeImages {

@@ -134,11 +134,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
   p.patches = patches;
   p.images = task.images;
-  if (task.d.channel != 1) {
-    p.image_stride = task.d.image;
-    p.channel_stride = task.d.channel;
-    p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, patches.pixels());
-  }
+  leaves_as(task, p);
   if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, kPatchChannels, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
@@ -189,11 +185,7 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
   p.patches = patches;
   p.images = task.images;
   p.box_channels = patches.channels % gpu_tile::kChannels == 0 ? gpu_tile::kChannels : kPatchChannels;
-  if (task.d.channel != 1) {
-    p.image_stride = task.d.image;
-    p.channel_stride = task.d.channel;
-    p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, patches.pixels());
-  }
+  leaves_as(task, p);
   Patches of_terms = patches;  // bytes are its channels
   of_terms.channels = static_cast<int>(map.term_row * 8);
   if (!describe_patches(p.x, DType::s8, scratch, patches.channels, task.images, patches, p.box_channels, config.tokens) ||

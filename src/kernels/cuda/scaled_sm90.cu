@@ -90,11 +90,7 @@ cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, c
   p.patches = patches;
   p.images = task.images;
   p.box_channels = patches.channels % gpu_w8::kChannels == 0 ? gpu_w8::kChannels : kPatchChannels;
-  if (task.d.channel != 1) {
-    p.image_stride = task.d.image;
-    p.channel_stride = task.d.channel;
-    p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, patches.pixels());
-  }
+  leaves_as(task, p);
   if (!describe_patches(p.x, DType::s8, codes.x, codes.pitch, task.images, patches, p.box_channels, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, config, false, task.scratch_end, stream);

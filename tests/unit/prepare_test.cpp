@@ -103,7 +103,10 @@ void expect_codes(const Prepared& p) {
         }
         ASSERT_EQ(p.at<float>(at + 4 * r), p.scale);
         ASSERT_EQ(p.at<float>(at + 4 * (room + r)), static_cast<float>(sum));
-        if (per_segment) {
+        if (t.form.paired) {
+          ASSERT_EQ(p.at<std::int16_t>(at + 4 * (2 * room + r)), -sum);
+          ASSERT_EQ(p.at<std::int16_t>(at + 4 * (2 * room + r) + 2), -p.zero);
+        } else if (per_segment) {
           ASSERT_EQ(p.at<float>(at + 4 * (2 * room + r)), static_cast<float>(p.zero));
         }
         ASSERT_EQ(p.at<std::int32_t>(at + (header - 4) * room + 4 * r), static_cast<std::int32_t>(-t.bias * sum));
@@ -139,7 +142,8 @@ void expect_halves(const Prepared& p) {
 
 TEST(Prepare, CodesLieWhereTheFormSays) {
   for (Isa isa : instruction_sets())
-    for (const char* scheme : {"s8r_s8c", "s8zr_s8c", "s8g32_u4b8g32", "s8g64_u4zg64", "s8zg32_u4b8g32", "s8r_u4zg128"})
+    for (const char* scheme : {"s8r_s8c", "s8zr_s8c", "s8g32_u4b8g32", "s8g64_u4zg64", "s8zg32_u4b8g32", "s8zg32_u4zg32",
+                               "s8zg128_u8zg128", "s8zg256_u8zg256", "s8r_u4zg128"})
       for (const char* form : {"s8", "s8k64"})
         for (std::int64_t m : {1, 2, 5, 12, 17, 40})
           for (std::int64_t k : {1, 30, 64, 200, 1040}) {

@@ -141,16 +141,16 @@ constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std:
 constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment = 90, .token = 6};
 constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
-constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 18, .token = 2.2};
+constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
 /// Of tiles of 16 tokens; `octet` is their loading.
 constexpr DotRates kAmxRates{.dot = 0.25, .wide = 0.25, .octet = 2, .segment = 40, .token = 9};
 constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
-constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 18, .token = 2.2};
+constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512WholeRates = whole(kAvx512Rates);
 constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
 constexpr DotRates kAvx2VnniWholeRates = whole(kAvx2VnniRates);
-constexpr DotRates kAvx2Rates{.dot = 2.15, .wide = 3.9, .octet = 1.1, .segment = 35, .token = 3};
+constexpr DotRates kAvx2Rates{.dot = 2.15, .wide = 3.9, .octet = 1.1, .segment = 22, .token = 2.5};
 constexpr DotRates kAvx2WholeRates = whole(kAvx2Rates);
 #elif defined(__aarch64__)
 constexpr DotRates kDotprodRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};

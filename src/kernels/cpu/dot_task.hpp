@@ -18,6 +18,7 @@ struct DotTask {
   Segments segments;
   std::int64_t token_bytes;
   Zeros zeros;
+  bool paired;
   std::int64_t tile;  // tokens of a prepared tile
   std::int64_t m;
   Outputs outputs;
@@ -34,6 +35,7 @@ struct DotTask {
         segments{args.weight->k, args.weight->group_size(), form.piece},
         token_bytes(prepared_token_bytes(kernel.act, args.quantize, args.weight->scheme, args.weight->k)),
         zeros(form.zeros),
+        paired(form.paired),
         tile(prepared_tile(kernel.act, args.a.dim(0), kernel.tile.m)),
         m(args.a.dim(0)),
         outputs(kernel.isa, args) {}

@@ -7,8 +7,9 @@
 //   s8x3   24-bit fixed point, and s8: int8. For each segment of K (segments.hpp), with D = 3 or 1 digits:
 //            scale f32[H] | Σ of the integers f32[H] | zero f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
-//          The zeros are there only where activations have zero points, and sums are of q − zero then. For kernels over all of K a
-//          tile begins with its zeros instead, s32[H], and sums are of q.
+//          The zeros are there only where activations have zero points, and sums are of q − zero then. Most are pairs s16[2] in
+//          place of an f32 (ActForm::paired), −Σ(q − zero) and −zero. For kernels over all of K a tile begins with its zeros instead,
+//          s32[H], and sums are of q.
 //   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the rest of which is not written, and in place of the
 //          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
 //   bf16   octets of each segment

@@ -352,10 +352,11 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
     for (std::int64_t i = 0; i < tokens; ++i) {
       const std::int64_t r = first + i, sum = sums[i] - (per_segment ? rules[i].zero * (end - k) : 0);
       const auto units = static_cast<float>(sum), zero = static_cast<float>(rules[i].zero);
+      const std::int16_t pair[] = {static_cast<std::int16_t>(-sum), static_cast<std::int16_t>(-rules[i].zero)};
       const auto start = static_cast<std::int32_t>(-t.bias * sum);
       std::memcpy(out + 4 * r, &rules[i].scale, 4);
       std::memcpy(out + 4 * (room + r), &units, 4);
-      if (per_segment) std::memcpy(out + 4 * (2 * room + r), &zero, 4);
+      if (per_segment) std::memcpy(out + 4 * (2 * room + r), t.form.paired ? static_cast<const void*>(pair) : &zero, 4);
       std::memcpy(out + (header - 4) * room + 4 * r, &start, 4);
     }
     out += (header + (end - k + step - 1) / step * step) * room;

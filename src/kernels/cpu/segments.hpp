@@ -21,6 +21,8 @@ constexpr std::int64_t kMaxInt8Segment = 1 << 15;
 /// Of int8 activations with zero points: (q_a − z_a)·c with a code c of 8 bits is at most 255·255, and 256 of them, less what makes up for
 /// the bias of the codes, are integers that an f32 holds.
 constexpr std::int64_t kMaxZeroSegment = 256;
+/// Where Σ(q_a − z_a) and Σc are at most 128·255, they fit 16 bits, and what zero points of both sides subtract is a dot product of pairs.
+constexpr std::int64_t kMaxPairedSegment = 128;
 /// Of 24-bit fixed-point activations: the high digit's sum times 256 has to fit in 32 bits with room for the middle digit's.
 constexpr std::int64_t kMaxFixedSegment = 128;
 
@@ -45,6 +47,7 @@ struct ActForm {
   int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
   std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
   Zeros zeros = Zeros::none;
+  bool paired = false;  // zeros per segment are subtracted together with the weight's, which are none or integers
   std::int64_t piece = kMaxFixedSegment;
 
   /// The form that a scheme's activations take against a weight of k input channels.
@@ -62,6 +65,8 @@ struct ActForm {
       form.block = act.group.k;
       form.piece = std::min<std::int64_t>(form.piece, act.group.k);
     }
+    form.paired = form.zeros == Zeros::per_segment && form.piece <= kMaxPairedSegment &&
+                  (weight.zero == ZeroKind::none || weight.zero == ZeroKind::integer);
     return form;
   }
   /// Bytes per token that a tile begins with, and per token and segment before the octets.

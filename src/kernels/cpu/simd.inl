@@ -216,6 +216,21 @@ inline Ints dot4(Ints acc, Ints w, Ints a, int) {
 }
 #endif
 
+/// acc + w[0]·a[0] + w[1]·a[1] in every 32-bit lane; signed 16-bit halves, the lower one first.
+inline Ints add_pairs(Ints acc, Ints w, Ints a) {
+#if NIBBLE_ISA >= NIBBLE_ISA_AVX512VNNI && NIBBLE_ISA <= NIBBLE_ISA_AMX
+  return reinterpret_cast<Ints>(
+      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(acc), reinterpret_cast<__m512i>(w), reinterpret_cast<__m512i>(a)));
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+  return reinterpret_cast<Ints>(
+      _mm256_dpwssd_avx_epi32(reinterpret_cast<__m256i>(acc), reinterpret_cast<__m256i>(w), reinterpret_cast<__m256i>(a)));
+#elif defined(__x86_64__)
+  return acc + multiply_pairs(reinterpret_cast<Shorts>(w), reinterpret_cast<Shorts>(a));
+#else
+  return acc + ((w << 16) >> 16) * ((a << 16) >> 16) + (w >> 16) * (a >> 16);
+#endif
+}
+
 /// The codes of eight channels of kLanes rows: channel j in byte j of `low`, channel j + 4 in byte j of `high`.
 struct Quads {
   Ints low, high;

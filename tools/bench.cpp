@@ -78,11 +78,18 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   std::size_t cells = 0, done = 0;
   for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size();
   ProgressBar progress("measuring");
+  Status refusal;
   for (const BenchCase& layer : cases) {
     auto results = bench_layer(layer, spec, **machine, [&](const std::string& what) { progress.update(done++, cells, what); });
-    if (!results.ok()) return results.status();
+    if (!results.ok()) {
+      if (results.status().code() != StatusCode::unsupported) return results.status();
+      refusal = results.status();
+      benchmark.left_out.emplace_back(refusal.message());
+      continue;
+    }
     for (BenchResult& result : *results) benchmark.results.push_back(std::move(result));
   }
+  if (benchmark.results.empty()) return refusal;
   for (const BenchResult& result : benchmark.results) {
     double &read = benchmark.roofline[Ceiling::read], &peak = benchmark.roofline[result.peak];
     read = std::max(read, result.ceiling_gbytes_per_s);
@@ -279,6 +286,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
                       100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.act, off.at.kernel);
   if (benchmark.regret) text += regret_text(*benchmark.regret);
+  for (const std::string& layer : benchmark.left_out) text += fmt::format("left out: {}\n", layer);
   return text;
 }
 
@@ -321,6 +329,7 @@ Json benchmark_json(const Benchmark& benchmark) {
                    {"results", results}};
   if (benchmark.gpu) document["baseline"] = benchmark.baseline;
   if (benchmark.regret) document["regret"] = regret_json(*benchmark.regret);
+  if (!benchmark.left_out.empty()) document["left_out"] = benchmark.left_out;
   return document;
 }
 

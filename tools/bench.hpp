@@ -17,7 +17,8 @@ struct Benchmark {
   std::string baseline;        // what the other library is, or why there is none; "" when it was left out
   std::string commit, date;
   std::vector<BenchResult> results;
-  std::optional<Regret> regret;  // when all kernels were measured
+  std::optional<Regret> regret;            // when all kernels were measured
+  std::vector<std::string> left_out = {};  // layers that no kernel takes so, with the reasons
 };
 
 /// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many

@@ -382,6 +382,25 @@ TEST_F(Cli, BenchHoldsEachModeAgainstItsPeak) {
   EXPECT_TRUE(contains(slurp(at("r.html")), "s8r_s8c × bf16"));
 }
 
+TEST_F(Cli, BenchLeavesOutWhatASchemeDoesNotFit) {
+  spit(at("conv.txt"), "16 9x7 24 3 narrow\n96 5x6 64 1 pointwise\n");
+  const std::vector<std::string> command{"bench", "--conv", at("conv.txt"), "--scheme", "s8g32_u4b8g32", "--min-time", "0.001"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return nibble(more);
+  };
+  const Finished run = with({"--json", at("b.json")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "left out: narrow: ")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  ASSERT_EQ(json["results"].size(), 1u);
+  EXPECT_EQ(json["results"][0]["name"], "pointwise");
+  EXPECT_EQ(json["left_out"].size(), 1u);
+  const Finished none = with({"--layer", "narrow"});
+  EXPECT_EQ(none.exit_code, 3);
+  EXPECT_TRUE(contains(none.err, "narrow: ")) << none.err;
+}
+
 TEST_F(Cli, BenchTakesActivationsThatAreCodes) {
   spit(at("shapes.txt"), "96 256 some_layer\n");
   spit(at("conv.txt"), "16 9x7 24 3 some_layer padding=1\n");

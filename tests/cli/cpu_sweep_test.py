@@ -23,13 +23,13 @@ def main():
         subprocess.run([sys.executable, str(ROOT / "bench/cpu_sweep.py"), sys.argv[1], "--shapes", str(shapes), "-M", "1,3", "--min-time",
                         "0.001", "--output", str(output)], check=True, stdout=subprocess.DEVNULL)
         data = json.loads(output.read_text())
-    assert len(data["results"]) == 7 * 2 * 2, len(data["results"])
+    assert len(data["results"]) == 9 * 2 * 2, len(data["results"])
     table = render.cpu_modes(data).splitlines()
     assert table[0] == "| mode | peak | M = 1 | M = 3 |", table[0]
     rows = table[2:table.index("")]
-    assert len(rows) == 7, rows
+    assert len(rows) == 9, rows
     assert all("GB/s" in row and "/s |" in row for row in rows), rows
-    assert [row.split("|")[2].strip() for row in rows if "`s8" in row] == ["int8"] * 3, rows
+    assert [row.split("|")[2].strip() for row in rows if "`s8" in row] == ["int8"] * 5, rows
     assert "./dev bench cpu" in render.cpu_modes(None)
 
 

@@ -286,7 +286,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
                       100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.act, off.at.kernel);
   if (benchmark.regret) text += regret_text(*benchmark.regret);
-  for (const std::string& layer : benchmark.left_out) text += fmt::format("left out: {}\n", layer);
+  for (const std::string& layer : benchmark.left_out) text += fmt::format("left out: {}\n", printable(layer));
   return text;
 }
 

@@ -6,3 +6,10 @@
 #else
 #define NIBBLE_HOST_DEVICE
 #endif
+
+/// Whether the compiler takes what only kernels use: nvcc does, and that of the emulated GPU in tests/emulator.
+#if defined(__CUDACC__) || defined(NIBBLE_EMULATOR)
+#define NIBBLE_DEVICE_CODE 1
+#else
+#define NIBBLE_DEVICE_CODE 0
+#endif

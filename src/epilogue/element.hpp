@@ -14,7 +14,7 @@
 #include "nibble/epilogue.hpp"
 #include "nibble/types.hpp"
 
-#if defined(__CUDACC__)
+#if NIBBLE_DEVICE_CODE
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #endif
@@ -87,7 +87,7 @@ struct Element {
            gate.data == nullptr && residual.data == nullptr && (out == DType::f16 || out == DType::bf16) && d_stride % 2 == 0 &&
            reinterpret_cast<std::uintptr_t>(d) % 4 == 0;
   }
-#if defined(__CUDACC__)
+#if NIBBLE_DEVICE_CODE
   /// D[m,n] and D[m,n+1] from their sums; n even.
   __device__ void store_plain(std::int64_t m, std::int64_t n, float2 acc) const {
     void* to = static_cast<std::uint16_t*>(d) + (m * d_stride + n);
@@ -156,7 +156,7 @@ struct Element {
   }
 
  private:
-#if defined(__CUDACC__)
+#if NIBBLE_DEVICE_CODE
   __device__ void write_eight(std::int64_t i, const float (&v)[8]) const {
     if (d_stride % 8 != 0 || reinterpret_cast<std::uintptr_t>(d) % 16 != 0) {
 #pragma unroll

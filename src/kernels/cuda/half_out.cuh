@@ -37,16 +37,6 @@ __device__ inline void store_rows(const epilogue::Element& e, std::int64_t token
 constexpr int kRoundUnits = 4, kRoundTokens = 8 * kRoundUnits;
 constexpr int kHalfRoundBytes = gpu_tile::kRows * kRoundTokens * 2;
 
-/// Two 8×8 matrices of 16-bit elements: a lane's registers hold two neighbours of a row, or of a column where they are transposed, and
-/// lane l < 16 says where row l mod 8 of matrix l / 8 goes.
-template <bool kTransposed>
-__device__ inline void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
-  if constexpr (kTransposed)
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
-  else
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
-}
-
 /// A warpgroup's way out. Rounds take turns with the buffers; a named barrier has to be between the last one and the first of the next
 /// pass.
 template <bool kPixels>
@@ -85,10 +75,12 @@ struct HalfRounds {
     }
     if (e.out == DType::f16) {
       const __half2 low = __floats2half2_rn(a, b), high = __floats2half2_rn(c, d);
-      store_matrices<!kPixels>(to, reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
+      ptx::store_matrices<!kPixels>(to, reinterpret_cast<const std::uint32_t&>(low),
+                                    reinterpret_cast<const std::uint32_t&>(high));
     } else {
       const __nv_bfloat162 low = __floats2bfloat162_rn(a, b), high = __floats2bfloat162_rn(c, d);
-      store_matrices<!kPixels>(to, reinterpret_cast<const std::uint32_t&>(low), reinterpret_cast<const std::uint32_t&>(high));
+      ptx::store_matrices<!kPixels>(to, reinterpret_cast<const std::uint32_t&>(low),
+                                    reinterpret_cast<const std::uint32_t&>(high));
     }
   }
 

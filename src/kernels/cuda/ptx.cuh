@@ -155,6 +155,16 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&m)[4], std::uint
                : "r"(address));
 }
 
+/// Two 8×8 matrices of 16-bit elements: a lane's registers hold two neighbours of a row, or of a column where they are transposed, and
+/// lane l < 16 says where row l mod 8 of matrix l / 8 goes.
+template <bool kTransposed>
+__device__ inline void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
+  if constexpr (kTransposed)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
 // ---- clusters
 
 __device__ inline int cluster_rank() {

@@ -1,0 +1,80 @@
+// A GPU for tests on machines that have none: kernels run as they are written, with other headers in the place of those whose functions
+// are single instructions (include/kernels/cuda). It shows whether indices are right, whether what waits is woken, and whether what is
+// read asynchronously is still there when it is read. It says nothing of time, of registers, or of memory that threads race for.
+//
+//   CTA after CTA │ a fiber for each thread, in turn: each runs until it has to wait │ nobody can go on: the test fails, and says who waits
+//
+// Copies are done at once, and matrix instructions as late as is allowed, when a thread waits for them: so a stage of a ring that is
+// given back too early has something else in it by then.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace nibble::emulator {
+
+constexpr int kMultiprocessors = 3;  // few, so that small layers have several rounds
+constexpr int kSharedBytes =
+    126 * 1024;  // of a CTA: about half of what it has, so that short layers go round their rings of stages
+constexpr int kWarp = 32;
+
+/// Of the thread that runs.
+struct Index {
+  unsigned x = 0;
+};
+int thread();
+int block();
+int threads();  // of a CTA
+int blocks();
+
+/// Runs `kernel` as every thread of every CTA. Throws std::runtime_error when a CTA does not come to its end.
+void run(int blocks, int threads, const std::function<void()>& kernel);
+
+/// Lets the others run until `ready`; `what` is what a test prints that waits for ever.
+void wait_until(const std::function<bool()>& ready, const char* what, std::uint32_t which);
+
+/// The first byte of the CTA's shared memory; addresses there are 32 bits, and nothing lies at 0.
+constexpr std::uint32_t kSharedBase = 1024;
+std::uint8_t* shared_memory();
+/// Says where it is: kernels declare it as an array, which only their own translation unit can define.
+void use_shared_memory(std::uint8_t* bytes);
+inline std::uint8_t* shared_at(std::uint32_t address) { return shared_memory() + (address - kSharedBase); }
+template <class T>
+T load_shared(std::uint32_t address) {
+  T value;
+  std::memcpy(&value, shared_at(address), sizeof value);
+  return value;
+}
+template <class T>
+void store_shared(std::uint32_t address, const T& value) {
+  std::memcpy(shared_at(address), &value, sizeof value);
+}
+/// Where a byte of rows of 128 or 64 bytes is when their chunks of 16 are swizzled.
+constexpr std::uint32_t swizzled128(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+// ---- barriers
+
+void barrier_init(std::uint32_t barrier, int arrivals);
+void barrier_arrive(std::uint32_t barrier, int bytes_to_come = 0);
+void barrier_bytes_came(std::uint32_t barrier, int bytes);
+void barrier_wait(std::uint32_t barrier, std::uint32_t parity);
+/// bar.sync and bar.arrive; 0 is __syncthreads'.
+void named_barrier(int id, int threads);
+void named_barrier_arrive(int id, int threads);
+
+/// Values of all lanes of a warp, which come here together.
+std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value);
+
+// ---- matrix instructions: closures that are called when they have to be done
+
+void matrix_issue(std::function<void()> instruction);
+void matrix_commit();
+void matrix_wait(int pending);
+
+}  // namespace nibble::emulator

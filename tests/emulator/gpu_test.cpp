@@ -1,0 +1,102 @@
+// What the emulated GPU finds, and what it says.
+#include "emulator/gpu.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+namespace nibble::emulator {
+namespace {
+
+using testing::HasSubstr;
+
+alignas(1024) std::uint8_t shared[kSharedBytes];
+
+std::string failure(int threads, const std::function<void()>& kernel) {
+  use_shared_memory(shared);
+  try {
+    run(1, threads, kernel);
+  } catch (const std::runtime_error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Emulator, ThreadsThatWaitForEachOtherAreNamed) {
+  const std::string text = failure(64, [] {
+    if (thread() == 0) barrier_init(2048, 1);
+    named_barrier(0, 64);
+    barrier_wait(2048, thread() < 32 ? 1 : 0);  // the phase before the first has passed; nobody completes the first
+  });
+  EXPECT_THAT(text, HasSubstr("block 0 waits for ever"));
+  EXPECT_THAT(text, HasSubstr("thread 32 for mbarrier 2048"));
+}
+
+TEST(Emulator, ArrivalsThatNobodyExpectsAreFound) {
+  EXPECT_THAT(failure(32,
+                      [] {
+                        if (thread() != 3) return;
+                        barrier_init(2048, 2);
+                        barrier_arrive(2048, 16);
+                        barrier_arrive(2048);
+                        barrier_arrive(2048);  // the bytes have not come
+                      }),
+              HasSubstr("thread 3: one arrival too many at barrier 2048"));
+}
+
+TEST(Emulator, ABarrierWaitsForArrivalsAndForBytes) {
+  std::string order;
+  EXPECT_EQ(failure(3,
+                    [&] {
+                      if (thread() == 0) barrier_init(2048, 1);
+                      named_barrier(0, 3);
+                      if (thread() == 0) {
+                        barrier_wait(2048, 0);
+                        order += 'w';
+                      } else if (thread() == 1) {
+                        barrier_arrive(2048, 32);
+                        order += 'a';
+                      } else {
+                        order += 'b';
+                        barrier_bytes_came(2048, 32);
+                      }
+                    }),
+            "");
+  EXPECT_EQ(order, "baw");  // thread 2 came last to the named barrier, and went on
+}
+
+/// A stage is written again before the instruction that reads it has been waited for: it reads what is there in the end.
+TEST(Emulator, MatrixInstructionsReadAsLateAsTheyMay) {
+  const auto read_with = [](bool waits_first) {
+    std::uint8_t read = 0;
+    EXPECT_EQ(failure(1,
+                      [&] {
+                        *shared_at(kSharedBase) = 1;
+                        matrix_issue([&] { read = *shared_at(kSharedBase); });
+                        matrix_commit();
+                        if (waits_first) matrix_wait(0);
+                        *shared_at(kSharedBase) = 2;
+                        matrix_wait(0);
+                      }),
+              "");
+    return read;
+  };
+  EXPECT_EQ(read_with(true), 1);
+  EXPECT_EQ(read_with(false), 2);
+}
+
+TEST(Emulator, LanesOfAWarpSeeEachOthersValues) {
+  int right = 0;
+  EXPECT_EQ(failure(64,
+                    [&] {
+                      for (int step = 0; step < 3; ++step)
+                        right += all_lanes(static_cast<std::uint64_t>(thread() + step))[5] ==
+                                 static_cast<std::uint64_t>(thread() / kWarp * kWarp + 5 + step);
+                    }),
+            "");
+  EXPECT_EQ(right, 3 * 64);
+}
+
+}  // namespace
+}  // namespace nibble::emulator

@@ -1,0 +1,60 @@
+// What the launchers of kernels name of the CUDA runtime, for a machine that has none: the emulated GPU (gpu.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "emulator/gpu.hpp"
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+using cudaStream_t = void*;
+
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorInvalidValue,
+  cudaErrorInvalidConfiguration,
+  cudaErrorInvalidDevice,
+  cudaErrorInvalidAddressSpace
+};
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrMultiProcessorCount };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
+
+struct cudaLaunchAttribute {
+  struct Cluster {
+    unsigned x, y, z;
+  };
+  cudaLaunchAttributeID id{};
+  struct {
+    int programmaticStreamSerializationAllowed = 0;
+    Cluster clusterDim{};
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  std::size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+  cudaLaunchAttribute* attrs = nullptr;
+  unsigned numAttrs = 0;
+};
+
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  *value = which == cudaDevAttrMultiProcessorCount ? nibble::emulator::kMultiprocessors : nibble::emulator::kSharedBytes;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+/// Runs to the end before it returns. Clusters are of one CTA.
+template <class Params>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params), const Params& params) {
+  for (unsigned i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension && config->attrs[i].val.clusterDim.x > 1)
+      return cudaErrorInvalidConfiguration;
+  if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes) return cudaErrorInvalidConfiguration;
+  nibble::emulator::run(static_cast<int>(config->gridDim.x), static_cast<int>(config->blockDim.x), [&] { kernel(params); });
+  return cudaSuccess;
+}

@@ -1,0 +1,95 @@
+// In the place of src/kernels/cuda/ptx.cuh: what each instruction does, in as many words.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "emulator/gpu.hpp"
+#include "kernels/cuda/patches.hpp"
+
+namespace nibble::cuda::ptx {
+
+using namespace emulator;
+
+inline std::uint32_t shared_address(const void* p) {
+  return kSharedBase + static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(p) - shared_memory());
+}
+
+// ---- mbarrier
+
+inline void barrier_init(std::uint32_t barrier, int arrivals) { emulator::barrier_init(barrier, arrivals); }
+inline void barrier_init_fence() {}
+inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(barrier); }
+inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) { emulator::barrier_arrive(barrier, bytes); }
+inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) { emulator::barrier_wait(barrier, parity); }
+inline void named_barrier(int id, int threads) { emulator::named_barrier(id, threads); }
+inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
+
+// ---- flags in device memory: who waits lets others run, and CTAs before this one have run already
+
+inline std::uint64_t load_acquire(const std::uint64_t* flag) { return *flag; }
+inline void store_release(std::uint64_t* flag, std::uint64_t value) { *flag = value; }
+
+// ---- copies
+
+inline std::uint64_t evict_first() { return 0; }
+inline std::uint64_t evict_last() { return 0; }
+inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, std::uint64_t) {
+  std::memcpy(shared_at(to), from, static_cast<std::size_t>(bytes));
+  barrier_bytes_came(barrier, bytes);
+}
+inline void load_box(std::uint32_t to, const CUtensorMap* map, int column, int row, std::uint32_t barrier, std::uint64_t) {
+  constexpr int kRowBytes = 128;
+  const std::int64_t first = column * std::int64_t{1};
+  for (int r = 0; r < map->box_rows; ++r)
+    for (int b = 0; b < kRowBytes; ++b) {
+      const bool inside = row + r < map->m && first + b < map->row_bytes;
+      *shared_at(swizzled128(to + static_cast<std::uint32_t>(r * kRowBytes + b))) =
+          inside ? map->rows[(row + r) * map->pitch + first + b] : std::uint8_t{0};
+    }
+  barrier_bytes_came(barrier, map->box_rows * kRowBytes);
+}
+inline void load_patches(std::uint32_t, const CUtensorMap*, const PatchBox&, std::uint32_t, std::uint64_t) {}
+inline void async_copy4(std::uint32_t to, const void* from) { std::memcpy(shared_at(to), from, 4); }
+inline void barrier_arrive_after_copies(std::uint32_t barrier) { emulator::barrier_arrive(barrier); }
+inline void async_copy_commit() {}
+template <int kPending>
+void async_copy_wait() {}
+
+// ---- shared memory
+
+inline uint4 load_shared16(std::uint32_t address) { return load_shared<uint4>(address); }
+inline uint2 load_shared8(std::uint32_t address) { return load_shared<uint2>(address); }
+inline std::uint32_t load_shared4(std::uint32_t address) { return load_shared<std::uint32_t>(address); }
+inline void store_shared4(std::uint32_t address, std::uint32_t v) { store_shared(address, v); }
+
+template <bool kTransposed>
+void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
+  const auto rows = all_lanes(address);
+  const auto lane = static_cast<std::size_t>(thread() % 32), g = lane / 4, t = lane % 4;
+  for (std::size_t matrix = 0; matrix < 2; ++matrix)
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto element = static_cast<std::uint16_t>((matrix == 0 ? a : b) >> 16 * i);
+      const std::size_t row = kTransposed ? 2 * t + i : g, column = kTransposed ? g : 2 * t + i;
+      store_shared(static_cast<std::uint32_t>(rows[matrix * 8 + row] + 2 * column), element);
+    }
+}
+
+// ---- clusters are of one CTA
+
+inline void cluster_arrive() {}
+inline void cluster_wait() {}
+inline std::uint32_t map_to_rank(std::uint32_t address, int) { return address; }
+inline void store_remote16(std::uint32_t to, float4 v) { store_shared(to, v); }
+
+// ---- registers, and launches: nothing depends on them
+
+template <int kLeft>
+void give_registers() {}
+template <int kWanted>
+void take_registers() {}
+inline void let_dependents_start() {}
+inline void wait_for_predecessors() {}
+
+}  // namespace nibble::cuda::ptx

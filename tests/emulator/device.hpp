@@ -44,8 +44,17 @@ struct BlockIndex {
     operator unsigned() const { return static_cast<unsigned>(nibble::emulator::block()); }
   } x;
 };
+struct BlockSize {
+  struct X {
+    operator unsigned() const { return static_cast<unsigned>(nibble::emulator::threads()); }
+  } x;
+};
 inline constexpr ThreadIndex threadIdx{};
-inline constexpr BlockIndex blockIdx{};
+inline constexpr struct {
+  BlockIndex::X x;
+  unsigned y = 0;
+} blockIdx{};
+inline constexpr BlockSize blockDim{};
 
 inline void __syncthreads() { nibble::emulator::named_barrier(0, nibble::emulator::threads()); }
 inline void __syncwarp() { nibble::emulator::all_lanes(0); }
@@ -62,6 +71,18 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return __shfl_sync(mask, value, nibble::emulator::thread() % 32 ^ lanes);
 }
 
+/// Four bytes of the eight of a (0 … 3) and b (4 … 7), a nibble of `which` each.
+inline std::uint32_t __byte_perm(std::uint32_t a, std::uint32_t b, std::uint32_t which) {
+  const std::uint64_t both = std::uint64_t{b} << 32 | a;
+  std::uint32_t r = 0;
+  for (int i = 0; i < 4; ++i) r |= static_cast<std::uint32_t>(both >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return r;
+}
+inline std::int32_t __dp4a(std::int32_t a, std::int32_t b, std::int32_t c) {
+  for (int i = 0; i < 4; ++i) c += static_cast<std::int8_t>(a >> 8 * i) * static_cast<std::int8_t>(b >> 8 * i);
+  return c;
+}
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32_t>(x); }

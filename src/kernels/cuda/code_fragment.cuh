@@ -29,11 +29,7 @@ template <int kBits>
 constexpr float kCodeUnit = kBits == 4 ? 1.0f / 16 : 1.0f;
 
 /// (a ^ 0x80808080) & 0xf0f0f0f0
-__device__ inline std::uint32_t upper_nibbles(std::uint32_t a) {
-  std::uint32_t r;
-  asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(r) : "r"(a), "n"(0x80808080u), "n"(0xf0f0f0f0u));
-  return r;
-}
+__device__ inline std::uint32_t upper_nibbles(std::uint32_t a) { return ptx::lop3<0x28>(a, 0x80808080u, 0xf0f0f0f0u); }
 
 /// 32 channels, number `step` of a record, from the vector that holds them.
 template <int kBits>
@@ -119,7 +115,7 @@ __device__ __forceinline__ RowTerms load_row_terms(const RecordFormat& format, s
   const std::uint32_t zeros = slot + format.zeros_offset;
   float2 z{base, base}, offset{0.0f, 0.0f};
   if (format.zero == Zero::integer) {
-    const std::uint32_t raw = load_shared2(zeros + position);
+    const std::uint32_t raw = ptx::load_shared2(zeros + position);
     z.x += static_cast<float>(raw & 0xffu);
     z.y += static_cast<float>(raw >> 8);
   } else if (format.zero == Zero::real) {

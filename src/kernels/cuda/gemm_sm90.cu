@@ -99,9 +99,14 @@ cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, c
     LinearTask part = task;
     part.m = std::min(most, task.m - done);
     const dim3 grid(static_cast<unsigned>((k + 255) / 256), static_cast<unsigned>(part.m));
-    gather_activations<<<grid, 256, 0, stream>>>(static_cast<const std::uint16_t*>(task.x) + done * task.x_stride, task.x_stride,
-                                                 task.weight.perm, k, static_cast<std::uint16_t*>(task.scratch), pitch);
-    if (const cudaError_t e = cudaPeekAtLastError()) return e;
+    cudaLaunchConfig_t shape{};
+    shape.gridDim = grid;
+    shape.blockDim = dim3(256);
+    shape.stream = stream;
+    if (const cudaError_t e =
+            cudaLaunchKernelEx(&shape, gather_activations, static_cast<const std::uint16_t*>(task.x) + done * task.x_stride,
+                               task.x_stride, task.weight.perm, k, static_cast<std::uint16_t*>(task.scratch), pitch))
+      return e;
     part.x = task.scratch;
     part.x_stride = pitch;
     part.weight.perm = nullptr;

@@ -10,6 +10,14 @@ namespace nibble::cuda::ptx {
 
 __device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
 
+/// Any function of the bits of three words in one instruction, which nvcc does not always find: bit 4·a + 2·b + c of the table.
+template <std::uint32_t kTable>
+__device__ inline std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(r) : "r"(a), "r"(b), "r"(c), "n"(kTable));
+  return r;
+}
+
 // ---- mbarrier
 
 __device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
@@ -131,6 +139,11 @@ __device__ inline uint2 load_shared8(std::uint32_t address) {
 __device__ inline std::uint32_t load_shared4(std::uint32_t address) {
   std::uint32_t v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+__device__ inline std::uint32_t load_shared2(std::uint32_t address) {
+  std::uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
   return v;
 }
 __device__ inline void store_shared4(std::uint32_t address, std::uint32_t v) {

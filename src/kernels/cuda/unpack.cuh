@@ -17,14 +17,14 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx.cuh"
+
 namespace nibble::cuda {
 
-/// (a & mask) | magic in one instruction: nvcc does not always find it.
+/// (a & mask) | magic
 template <std::uint32_t kMask>
 __device__ inline std::uint32_t masked_or(std::uint32_t a, std::uint32_t magic) {
-  std::uint32_t r;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "n"(kMask), "r"(magic));
-  return r;
+  return ptx::lop3<0xea>(a, kMask, magic);
 }
 
 /// unit(0) of rows g, unit(1) of rows g+8 of a fragment.

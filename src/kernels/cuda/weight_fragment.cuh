@@ -117,11 +117,6 @@ __device__ inline float2 load_row_pair(std::uint32_t column, int position, DType
   if (type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(v));
   return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
 }
-__device__ inline std::uint32_t load_shared2(std::uint32_t address) {
-  std::uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
-  return v;
-}
 
 /// Where a lane's pair of rows stands in a column of a slot.
 __device__ inline int row_pair_position(int fragment, int lane) { return fragment / 2 * 32 + lane / 4 * 4 + fragment % 2 * 2; }
@@ -136,7 +131,7 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
   float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
   const std::uint32_t zeros = slot + format.zeros_offset;
   if (format.zero == Zero::integer) {
-    const std::uint32_t raw = load_shared2(zeros + position);
+    const std::uint32_t raw = ptx::load_shared2(zeros + position);
     z[0] += static_cast<float>(raw & 0xffu);
     z[1] += static_cast<float>(raw >> 8);
   } else if (format.zero != Zero::fixed) {
@@ -187,7 +182,7 @@ struct RawConstants {
 template <Zeros kZeros>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
   const bool has_zeros = kZeros == Zeros::integer || (kZeros == Zeros::fine && format.zero == Zero::integer);
-  return {ptx::load_shared4(slot + position * 2), has_zeros ? load_shared2(slot + format.zeros_offset + position) : 0u};
+  return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
 }
 /// Two floats, each twice in a register.
 template <class Act>

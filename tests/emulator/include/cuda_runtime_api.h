@@ -17,6 +17,7 @@ enum cudaError_t {
   cudaErrorInvalidValue,
   cudaErrorInvalidConfiguration,
   cudaErrorInvalidDevice,
+  cudaErrorNotSupported,
   cudaErrorInvalidAddressSpace
 };
 enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrMultiProcessorCount };
@@ -48,13 +49,13 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
 }
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
-/// Runs to the end before it returns. Clusters are of one CTA.
-template <class Params>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params), const Params& params) {
+/// Runs to the end before it returns. Clusters are of one CTA, and grids are lines.
+template <class... Params, class... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension && config->attrs[i].val.clusterDim.x > 1)
       return cudaErrorInvalidConfiguration;
-  if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes) return cudaErrorInvalidConfiguration;
-  nibble::emulator::run(static_cast<int>(config->gridDim.x), static_cast<int>(config->blockDim.x), [&] { kernel(params); });
+  if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes || config->gridDim.y > 1) return cudaErrorInvalidConfiguration;
+  nibble::emulator::run(static_cast<int>(config->gridDim.x), static_cast<int>(config->blockDim.x), [&] { kernel(args...); });
   return cudaSuccess;
 }

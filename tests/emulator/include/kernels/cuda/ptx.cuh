@@ -16,6 +16,14 @@ inline std::uint32_t shared_address(const void* p) {
   return kSharedBase + static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(p) - shared_memory());
 }
 
+template <std::uint32_t kTable>
+std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t r = 0;
+  for (std::uint32_t i = 0; i < 8; ++i)
+    if ((kTable >> i & 1) != 0) r |= ((i & 4) != 0 ? a : ~a) & ((i & 2) != 0 ? b : ~b) & ((i & 1) != 0 ? c : ~c);
+  return r;
+}
+
 // ---- mbarrier
 
 inline void barrier_init(std::uint32_t barrier, int arrivals) { emulator::barrier_init(barrier, arrivals); }
@@ -62,6 +70,7 @@ void async_copy_wait() {}
 inline uint4 load_shared16(std::uint32_t address) { return load_shared<uint4>(address); }
 inline uint2 load_shared8(std::uint32_t address) { return load_shared<uint2>(address); }
 inline std::uint32_t load_shared4(std::uint32_t address) { return load_shared<std::uint32_t>(address); }
+inline std::uint32_t load_shared2(std::uint32_t address) { return load_shared<std::uint16_t>(address); }
 inline void store_shared4(std::uint32_t address, std::uint32_t v) { store_shared(address, v); }
 
 template <bool kTransposed>

@@ -1,6 +1,7 @@
 // In the place of src/kernels/cuda/wgmma.cuh: how matrix instructions find their operands, and when they are done.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "emulator/gpu.hpp"
@@ -31,5 +32,27 @@ inline std::uint8_t operand_byte(std::uint64_t operand, int r, int b) {
   const std::uint32_t at = address + static_cast<std::uint32_t>(r * (wide ? 128 : 64) + b);
   return *emulator::shared_at(wide ? emulator::swizzled128(at) : at ^ (at >> 7 & 3) << 4);
 }
+
+/// Rows g and g + 8 of an operand in registers, 32 bytes each: a lane 4g + t has bytes 4t … 4t + 3 and 16 more on, of both rows.
+inline std::array<std::array<std::uint8_t, 32>, 2> operand_rows(const std::uint32_t (&a)[4]) {
+  std::array<std::array<std::uint8_t, 32>, 2> rows;
+  const auto first = static_cast<std::size_t>(emulator::thread() % 32 / 4 * 4);
+  for (std::size_t half = 0; half < 2; ++half) {  // of K
+    const auto lanes = emulator::all_lanes(std::uint64_t{a[2 * half + 1]} << 32 | a[2 * half]);
+    for (std::size_t t = 0; t < 4; ++t)
+      for (std::size_t i = 0; i < 8; ++i)
+        rows[i / 4][16 * half + 4 * t + i % 4] = static_cast<std::uint8_t>(lanes[first + t] >> 8 * i);
+  }
+  return rows;
+}
+
+/// Of 16-bit floats: not emulated.
+template <int kN>
+struct Wgmma {
+  template <class Act>
+  static void begin(float (&)[kN / 2], const std::uint32_t (&)[4], std::uint64_t) {}
+  template <class Act>
+  static void add(float (&)[kN / 2], const std::uint32_t (&)[4], std::uint64_t) {}
+};
 
 }  // namespace nibble::cuda

@@ -1,4 +1,4 @@
-// In the place of src/kernels/cuda/wgmma8.cuh: both operands in shared memory.
+// In the place of src/kernels/cuda/wgmma8.cuh.
 #pragma once
 
 #include <array>
@@ -23,34 +23,56 @@ struct E4m3 {
   static Sum value(std::uint8_t code) { return kE4m3Values[code]; }
 };
 
+/// d[64,N] += a[64,32] · b[N,32]: what a thread has of it, rows g and g + 8 of its warp's 16.
+template <class Code, int kN>
+void add_products(typename Code::Sum* d, const std::array<std::array<std::uint8_t, 32>, 2>& a, std::uint64_t b, int lane,
+                  bool anew) {
+  using Sum = typename Code::Sum;
+  for (int j = 0; j < kN / 8; ++j)
+    for (int i = 0; i < 2; ++i) {
+      Sum sum[2] = {};
+      for (std::size_t k = 0; k < 32; ++k) {
+        const Sum value = Code::value(operand_byte(b, 8 * j + lane % 4 * 2 + i, static_cast<int>(k)));
+        sum[0] += Code::value(a[0][k]) * value, sum[1] += Code::value(a[1][k]) * value;
+      }
+      for (int half = 0; half < 2; ++half) {
+        Sum& to = d[4 * j + 2 * half + i];
+        to = (anew ? Sum{} : to) + sum[half];
+      }
+    }
+}
+
+/// Both operands in shared memory, which is read when the instruction is waited for.
 template <class Code, int kN>
 struct Wgmma8 {
   using Sum = typename Code::Sum;
   static void begin(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, true); }
-  static void renew(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, true); }
   static void add(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, false); }
 
  private:
-  static void issue(Sum (&d)[kN / 2], std::uint64_t a, std::uint64_t b, bool anew) {
-    const int lane = emulator::thread() % 32, row = emulator::thread() / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
-    emulator::matrix_issue([sums = &d[0], a, b, anew, row, column] {
-      constexpr int kChannels = 32;
-      Sum rows[2][kChannels];
-      for (int half = 0; half < 2; ++half)
-        for (int k = 0; k < kChannels; ++k) rows[half][k] = Code::value(operand_byte(a, row + 8 * half, k));
-      for (int j = 0; j < kN / 8; ++j)
-        for (int i = 0; i < 2; ++i) {
-          Sum sum[2] = {};
-          for (int k = 0; k < kChannels; ++k) {
-            const Sum value = Code::value(operand_byte(b, 8 * j + column + i, k));
-            sum[0] += rows[0][k] * value, sum[1] += rows[1][k] * value;
-          }
-          for (int half = 0; half < 2; ++half) {
-            Sum& to = sums[4 * j + 2 * half + i];
-            to = (anew ? Sum{} : to) + sum[half];
-          }
-        }
+  static void issue(Sum* d, std::uint64_t a, std::uint64_t b, bool anew) {
+    const int lane = emulator::thread() % 32, row = emulator::thread() / 32 % 4 * 16 + lane / 4;
+    emulator::matrix_issue([=] {
+      std::array<std::array<std::uint8_t, 32>, 2> rows;
+      for (std::size_t half = 0; half < 2; ++half)
+        for (std::size_t k = 0; k < 32; ++k)
+          rows[half][k] = operand_byte(a, row + 8 * static_cast<int>(half), static_cast<int>(k));
+      add_products<Code, kN>(d, rows, b, lane, anew);
     });
+  }
+};
+
+/// The first operand in registers.
+template <int kN>
+struct WgmmaS8 {
+  static void begin(std::int32_t (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) { issue(d, a, b, true); }
+  static void add(std::int32_t (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) { issue(d, a, b, false); }
+
+ private:
+  static void issue(std::int32_t* d, const std::uint32_t (&a)[4], std::uint64_t b, bool anew) {
+    const auto rows = operand_rows(a);
+    const int lane = emulator::thread() % 32;
+    emulator::matrix_issue([=] { add_products<S8, kN>(d, rows, b, lane, anew); });
   }
 };
 

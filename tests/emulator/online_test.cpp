@@ -1,0 +1,194 @@
+// The sm_90 GEMM of weights in gpu_n64k128 and activations that are s8 codes (online.hpp), on the emulated GPU: the launcher and the
+// kernels as they are. Those of 16-bit activations are not emulated.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "emulator/gpu.hpp"
+
+namespace nibble::cuda {
+namespace {
+alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels declare extern
+}
+}  // namespace nibble::cuda
+
+#include "kernels/cuda/gemm_sm90.cu"
+#include "kernels/cuda/gemm_sm90_s8.cu"
+#include "kernels/cuda/gemm_sm90_s8_zeros.cu"
+
+namespace nibble::cuda {
+
+// Nor are convolutions.
+GemmKernel gemm_sm90_f16(int, const RecordFormat&, int) { return nullptr; }
+GemmKernel gemm_sm90_bf16(int, const RecordFormat&, int) { return nullptr; }
+GemmKernel gemm_sm90_patches_f16(int, const RecordFormat&, int) { return nullptr; }
+GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullptr; }
+GemmKernel gemm_sm90_patches_s8(int, const RecordFormat&, int, int, bool) { return nullptr; }
+cudaError_t channels_last(const ConvTask&, void*, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t quantize_acts(const QuantizeTask&, cudaStream_t) { return cudaErrorNotSupported; }
+
+namespace {
+
+struct Case {
+  int bits, group;  // of the weight
+  bool weight_zeros, act_zeros;
+  int m, n, k;
+  int tokens, depth, split;  // GemmConfig
+
+  int fold() const { return group < gpu_tile::kChannels ? 32 : gpu_tile::kChannels; }
+};
+
+std::string name(const Case& c) {
+  return fmt::format("u{}g{}{}{}_m{}_n{}_k{}_{}_depth{}{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "",
+                     c.act_zeros ? "_act_zeros" : "", c.m, c.n, c.k, c.tokens, c.depth, c.split == kStreamK ? "_streamk" : "");
+}
+
+struct Layer {
+  explicit Layer(const Case& c)
+      : c(c), map(online_map(c.fold(), c.m, c.k)), groups((c.k + c.group - 1) / c.group), acts(map.bytes) {
+    std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k));
+    const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
+    for (int i = 0; i < c.n * c.k; ++i) codes.push_back(below(1 << c.bits));
+    for (int i = 0; i < c.n * groups; ++i) {
+      scales.push_back(to_f16(0.001f * static_cast<float>(1 + below(100))));
+      zeros.push_back(c.weight_zeros ? below(1 << c.bits) : 1 << (c.bits - 1));
+    }
+    for (int m = 0; m < c.m; ++m)
+      for (int k = 0; k < c.k; ++k) values.push_back(below(256) - 128);
+    for (int i = 0; i < c.m * folds(); ++i) {
+      act_scales.push_back(0.001f * static_cast<float>(1 + below(100)));
+      offsets.push_back(c.act_zeros ? below(256) - 128 : 0);
+    }
+    pack_weight();
+    write_acts();
+  }
+
+  int folds() const { return static_cast<int>(map.folds); }
+  std::size_t group_of(int n, int k) const { return static_cast<std::size_t>(n * groups + k / c.group); }
+  std::size_t fold_of(int m, int k) const { return static_cast<std::size_t>(m * folds() + k / c.fold()); }
+  std::size_t value_of(int m, int k) const { return static_cast<std::size_t>(m * c.k + k); }
+
+  DeviceWeight weight() const {
+    return {.records = records.data(),
+            .geometry = geometry(),
+            .scale_type = DType::f16,
+            .zero = c.weight_zeros ? Zero::integer : Zero::fixed,
+            .zero_base = c.weight_zeros ? 0.0f : static_cast<float>(1 << (c.bits - 1))};
+  }
+  /// D[m,n], and how much its rounding may be.
+  std::pair<double, double> expected(int m, int n) const {
+    double sum = 0, magnitude = 0;
+    for (int k = 0; k < c.k; ++k) {
+      const double weight = static_cast<double>(to_f32(scales[group_of(n, k)])) *
+                            (codes[static_cast<std::size_t>(n * c.k + k)] - zeros[group_of(n, k)]);
+      const double act = static_cast<double>(act_scales[fold_of(m, k)]) * (values[value_of(m, k)] - offsets[fold_of(m, k)]);
+      sum += weight * act, magnitude += std::abs(weight * act);
+    }
+    return {sum, magnitude * 0x1p-19 + std::abs(sum) * 0x1p-7};
+  }
+
+  Case c;
+  OnlineMap map;
+  int groups;
+  std::vector<int> codes, zeros, values, offsets;
+  std::vector<f16> scales;
+  std::vector<float> act_scales;
+  std::vector<std::uint8_t> records, acts;
+
+ private:
+  gpu_tile::Geometry geometry() const {
+    return {.n = c.n,
+            .k = c.k,
+            .bits = c.bits,
+            .span = std::min(c.group, gpu_tile::kChannels),
+            .scale_bytes = 2,
+            .zero_bytes = c.weight_zeros ? 1 : 0};
+  }
+  void pack_weight() {
+    const gpu_tile::Geometry geo = geometry();
+    records.resize(static_cast<std::size_t>(geo.total_bytes()));
+    for (int n = 0; n < c.n; ++n)
+      for (int k = 0; k < c.k; ++k) {
+        const int row = n % gpu_tile::kRows, channel = k % gpu_tile::kChannels;
+        std::uint8_t* record = records.data() + geo.record(n / gpu_tile::kRows, k / gpu_tile::kChannels);
+        const gpu_tile::Place place = gpu_tile::place(c.bits, row, channel);
+        record[place.byte] =
+            static_cast<std::uint8_t>(record[place.byte] | codes[static_cast<std::size_t>(n * c.k + k)] << place.shift);
+        const int slot = channel / geo.span, position = gpu_tile::slot_position(row);
+        std::memcpy(record + geo.scale_offset(slot) + position * 2, &scales[group_of(n, k)], 2);
+        if (c.weight_zeros) record[geo.zero_offset(slot) + position] = static_cast<std::uint8_t>(zeros[group_of(n, k)]);
+      }
+  }
+  void write_acts() {
+    for (int m = 0; m < c.m; ++m)
+      for (int k = 0; k < map.pitch; ++k) {
+        const int channel = k / 16 * 16 + gpu_tile::interleaved(k % 16);
+        const int value = channel < c.k ? values[value_of(m, channel)] : offsets[fold_of(m, channel)];
+        acts[static_cast<std::size_t>(m * map.pitch + k)] = static_cast<std::uint8_t>(value);
+      }
+    for (int m = 0; m < c.m; ++m)
+      for (int fold = 0; fold < folds(); ++fold) {
+        const std::size_t at = static_cast<std::size_t>(m * folds() + fold);
+        int sum = 0;
+        for (int k = fold * c.fold(); k < std::min(c.k, (fold + 1) * c.fold()); ++k) sum += values[value_of(m, k)] - offsets[at];
+        const float scale = act_scales[at];
+        const float terms[2] = {
+            scale, c.act_zeros ? std::bit_cast<float>(zero_term(sum, offsets[at])) : scale * static_cast<float>(sum)};
+        std::memcpy(acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m) * sizeof terms, terms,
+                    sizeof terms);
+      }
+  }
+};
+
+class EmulatedOnline : public testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
+  const Case& c = GetParam();
+  const Layer layer(c);
+  emulator::use_shared_memory(shared);
+  std::vector<std::uint16_t> d(static_cast<std::size_t>(c.m * c.n) + 16, 0xa5a5);
+  const std::size_t scratch_bytes = stream_k_bytes(c.tokens, 4, emulator::kMultiprocessors);
+  std::vector<std::byte> scratch(scratch_bytes + 256);
+  const auto end = (reinterpret_cast<std::uintptr_t>(scratch.data()) + scratch_bytes + 255) / 256 * 256;
+
+  OnlineTask task;
+  task.weight = layer.weight();
+  task.m = c.m;
+  task.codes = layer.acts.data();
+  task.pitch = layer.map.pitch;
+  task.terms = layer.acts.data() + layer.map.terms;
+  task.term_pitch = layer.map.term_pitch;
+  task.fold = c.fold();
+  task.zero_points = c.act_zeros;
+  task.scratch_end = reinterpret_cast<void*>(end);
+  task.epilogue.out = DType::bf16;
+  task.epilogue.d = d.data();
+  task.epilogue.d_stride = c.n;
+  ASSERT_EQ(linear_online_sm90(task, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr), cudaSuccess);
+
+  int wrong = 0;
+  for (int m = 0; m < c.m; ++m)
+    for (int n = 0; n < c.n; ++n) {
+      const float got = to_f32(bf16{d[static_cast<std::size_t>(m * c.n + n)]});
+      const auto [want, off] = layer.expected(m, n);
+      if (std::abs(static_cast<double>(got) - want) <= off) continue;  // false of a NaN
+      if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << want << " ± " << off;
+    }
+  EXPECT_EQ(wrong, 0);
+  for (std::size_t i = static_cast<std::size_t>(c.m * c.n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
+}
+
+// Rows, tokens and channels with tails, and more records than a ring has stages.
+constexpr Case kCases[] = {
+    {4, 128, false, false, 3, 72, 1936, 16, 2, 1},       {4, 128, true, false, 30, 200, 1424, 32, 1, kStreamK},
+    {4, 128, false, false, 70, 200, 896, 64, 1, 1},      {4, 128, false, false, 150, 320, 1152, 128, 1, kStreamK},
+    {4, 128, true, true, 130, 136, 640, 128, 1, 1},      {4, 32, true, false, 40, 264, 416, 64, 1, 1},
+    {4, 64, false, true, 20, 100, 400, 16, 4, 1},        {8, 128, false, false, 140, 72, 784, 128, 1, 1},
+    {8, 128, true, true, 33, 256, 640, 64, 1, kStreamK},
+};
+
+INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnline, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -54,13 +54,14 @@ struct RowTerms {
   float shift[2];
 };
 
-/// A fold's integers of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1, as numbers, onto `to`. `terms`: {s_a, s_a·Σa} of both tokens.
-template <Zeros kZeros>
+/// A fold's integers of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1, as numbers, onto `to`. `terms`: {s_a, s_a·Σa} of both tokens; kPlain:
+/// s_a is 1.
+template <Zeros kZeros, bool kPlain = false>
 __device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.z), sum = __uint_as_float(i % 2 == 0 ? terms.y : terms.w);
-    to[i] = fmaf(static_cast<float>(dot[i]), __fmul_rn(scale, rows.scale[i / 2]), to[i]);
+    to[i] = fmaf(static_cast<float>(dot[i]), kPlain ? rows.scale[i / 2] : __fmul_rn(scale, rows.scale[i / 2]), to[i]);
     if (kZeros != Zeros::fixed) to[i] = fmaf(sum, rows.shift[i / 2], to[i]);
   }
 }

@@ -204,10 +204,12 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
 cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task.weight, task.m, task.epilogue, config);
-  const GemmKernel kernel = (task.zero_points ? gemm_sm90_s8_zeros : gemm_sm90_s8)(config.tokens, p.format, geo.bits, task.fold);
+  const auto kernel_of = task.zero_points ? gemm_sm90_s8_zeros : task.token_scales != nullptr ? gemm_sm90_s8_plain : gemm_sm90_s8;
+  const GemmKernel kernel = kernel_of(config.tokens, p.format, geo.bits, task.fold);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.terms = static_cast<const float2*>(task.terms);
   p.term_pitch = task.term_pitch;
+  p.token_scales = task.token_scales;
   if (!describe_rows(p.x, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens)) return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold}, task.scratch_end,
                 stream);

@@ -64,6 +64,7 @@ struct GemmParams {
   StreamK parts;            // of passes that CTAs share
   const float2* terms;      // of codes: online.hpp
   std::int64_t term_pitch;  // tokens between folds
+  const float* token_scales;  // null: they are in the terms
   Patches patches;          // of a convolution
   CUtensorMap pixel_terms;  // of its codes, instead of `terms`: 16 bytes a box
   int box_channels;         // of its codes
@@ -80,6 +81,8 @@ GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format, int bit
 GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bits);
 /// Of s8 codes, whose sums are folded every `fold` channels: 32 or 128.
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
+/// The same of terms without scales.
+GemmKernel gemm_sm90_s8_plain(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same with zero points.
 GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
 /// Of patches: 64 tokens.

@@ -73,10 +73,14 @@ __device__ inline int made_again(int x) {
   return x;
 }
 
-/// kPatches: tokens are output pixels of a convolution. kActZeros: activations are codes with zero points.
-template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, bool kActZeros>
+/// What a fold's terms of activations that are codes are (online.hpp): with a scale, without one, with a zero point.
+enum class ActTerms { scaled, plain, zeros };
+
+/// kPatches: tokens are output pixels of a convolution.
+template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, ActTerms kTerms>
 struct Gemm {
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
+  static constexpr bool kActZeros = kTerms == ActTerms::zeros;
   static constexpr int kFolds = !kCodes ? 0 : kZeros == Zeros::any ? gpu_tile::kChannels / 32 : 1;  // of a record
   static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches};
   static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
@@ -380,7 +384,7 @@ struct Gemm {
         if constexpr (kActZeros)
           add_fold_zeros<kZeros>(to, dot + 4 * j, t, rows, fold.sums);
         else
-          add_fold<kZeros>(to, dot + 4 * j, t, rows);
+          add_fold<kZeros, kTerms == ActTerms::plain>(to, dot + 4 * j, t, rows);
       }
     };
     if (r >= count) {
@@ -403,6 +407,17 @@ struct Gemm {
     if (r - turn() < count) {  // the last stage has none for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
+    }
+  }
+  /// Scales of tokens that are not in their terms; those beyond M are anything, and nobody's.
+  __device__ void scale_tokens(const Pass& pass, Sums& acc) const {
+    if (p.token_scales == nullptr) return;
+    const float* const from = p.token_scales + pass.token_tile * kTokens + made_again(lane) % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+      const float2 scale = *reinterpret_cast<const float2*>(from + j * kUnitTokens);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[4 * j + i] = __fmul_rn(acc[4 * j + i], i % 2 == 0 ? scale.x : scale.y);
     }
   }
   /// Tokens [token, …) of a box, in units of 16 bytes.
@@ -604,6 +619,7 @@ struct Gemm {
     if (row_group() < pass.blocks) {
       if constexpr (kCodes) {
         multiply_codes(pass.records(), from, acc);
+        scale_tokens(pass, acc);
       } else {
         multiply(pass.records(), from, acc);
         scale(pass, acc);
@@ -655,10 +671,10 @@ struct Gemm {
   }
 };
 
-template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, bool kActZeros>
-__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kActZeros>::kShape.threads(), 1)
+template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, ActTerms kTerms>
+__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kTerms>::kShape.threads(), 1)
     gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
-  using This = Gemm<Act, kBits, kZeros, kTokens, kPatches, kActZeros>;
+  using This = Gemm<Act, kBits, kZeros, kTokens, kPatches, kTerms>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.deal.split > 1;
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
@@ -701,33 +717,33 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kA
   }
 }
 
-template <class Act, int kBits, Zeros kZeros, bool kPatches, bool kActZeros>
+template <class Act, int kBits, Zeros kZeros, bool kPatches, ActTerms kTerms>
 GemmKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 16, false, kActZeros>;
+      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 16, false, kTerms>;
       return nullptr;
     case 32:
-      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 32, false, kActZeros>;
+      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 32, false, kTerms>;
       return nullptr;
-    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches, kActZeros>;
+    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches, kTerms>;
     case 128:
       if constexpr (!kPatches || !std::is_same_v<Act, std::int8_t>)
-        return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kActZeros>;
+        return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kTerms>;
       return nullptr;
     case 256:
-      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches, false>;
+      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches, kTerms>;
       return nullptr;
     default: return nullptr;
   }
 }
-template <class Act, int kBits, bool kPatches = false, bool kActZeros = false>
+template <class Act, int kBits, bool kPatches = false, ActTerms kTerms = ActTerms::scaled>
 GemmKernel kernel_for(int tokens, Zeros zeros) {
-  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed, kPatches, kActZeros>(tokens);
-  if (zeros == Zeros::integer) return kernel_for<Act, kBits, Zeros::integer, kPatches, kActZeros>(tokens);
+  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed, kPatches, kTerms>(tokens);
+  if (zeros == Zeros::integer) return kernel_for<Act, kBits, Zeros::integer, kPatches, kTerms>(tokens);
   if constexpr (!std::is_same_v<Act, std::int8_t>)
-    if (zeros == Zeros::fine) return kernel_for<Act, kBits, Zeros::fine, kPatches, false>(tokens);
-  return kernel_for<Act, kBits, Zeros::any, kPatches, kActZeros>(tokens);
+    if (zeros == Zeros::fine) return kernel_for<Act, kBits, Zeros::fine, kPatches, kTerms>(tokens);
+  return kernel_for<Act, kBits, Zeros::any, kPatches, kTerms>(tokens);
 }
 template <class Act, bool kPatches = false>
 GemmKernel kernel_for(int tokens, const RecordFormat& format, int bits) {

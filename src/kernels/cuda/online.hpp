@@ -5,6 +5,8 @@
 //                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels, or {s_a, Σ(a − z) and z}
 //   GEMM            Σ over folds of  s_a·s_w·Σ (a − z_a)·(u − base)  +  s_a·Σ(a − z_a) · (o − s_w·(z_w − base))
 //
+// A token's scale that is the same in all of K stands in front of the sum over folds: it is 1 in the terms, and beside them in an array.
+//
 // Zero points of activations z_a, where there are any, are taken out of the sum: Σ a·u − z_a·Σ u, integers still.
 //
 // A fold is as many channels as have one scale on both sides: 128, for groups of 128 and more, or 32. What is in brackets under the sum

@@ -82,6 +82,8 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   task.terms = args.prepared + map.terms;
   task.term_fold = map.term_pitch;
   task.fold = fold;
+  task.plain = args.quantize.group.k == 0;
+  task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
   return launch_quantize_acts(task, args.stream);
 }
 
@@ -109,6 +111,8 @@ OnlineTask online_task(const StepArgs& args) {
           .term_pitch = map.term_pitch,
           .fold = fold,
           .zero_points = args.quantize.zero != ZeroKind::none,
+          .token_scales =
+              args.quantize.group.k == 0 ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
           .scratch_end = end_of(args.scratch),
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
 }

@@ -36,6 +36,7 @@ struct Params {
   const std::uint8_t* codes;
   std::int64_t pitch;
   const float2* terms;
+  const float* token_scales;  // null: they are in the terms
   std::int64_t term_pitch;
   epilogue::Element epilogue;
   int m, n;
@@ -173,12 +174,14 @@ struct Gemm {
         sums[(t * 8 + lane % 4 * 2 + i % 2) * kSumPitch + warp * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] = acc[t][i];
     __syncthreads();
 #pragma unroll 1
-    for (int token = warp; token < kTokens && first_token + token < p.m; token += kWarps)  // its 64 rows are a warp's
+    for (int token = warp; token < kTokens && first_token + token < p.m; token += kWarps) {  // its 64 rows are a warp's
+      const float scale = p.token_scales == nullptr ? 1.0f : p.token_scales[first_token + token];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = half * 32 + lane, n = tile * gpu_tile::kRows + row;
-        if (n < p.n) p.epilogue.store(first_token + token, n, sums[token * kSumPitch + row]);
+        if (n < p.n) p.epilogue.store(first_token + token, n, __fmul_rn(sums[token * kSumPitch + row], scale));
       }
+    }
   }
 };
 
@@ -222,6 +225,7 @@ cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream) {
   p.pitch = task.pitch;
   p.terms = static_cast<const float2*>(task.terms);
   p.term_pitch = task.term_pitch;
+  p.token_scales = task.token_scales;
   p.epilogue = task.epilogue;
   p.m = task.m;
   p.n = static_cast<int>(geo.n);

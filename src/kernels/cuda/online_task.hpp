@@ -25,6 +25,7 @@ struct OnlineTask {
   std::int64_t term_pitch = 0;  // tokens, a multiple of 128
   int fold = 128;               // channels: 32 or 128
   bool zero_points = false;     // of activations: terms are {s_a, zero_term}
+  const float* token_scales = nullptr;  // [term_pitch]: a token's s_a, where it is the same in all of K; 1 in its terms then
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
 };
@@ -37,10 +38,11 @@ struct OnlineDecodeTask {
   epilogue::Element epilogue;
 };
 
-/// Where the parts of quantized activations lie in a plan's workspace: codes [M][pitch] | terms float2 [folds][term_pitch].
+/// Where the parts of quantized activations lie in a plan's workspace: codes [M][pitch] | terms float2 [folds][term_pitch] | tokens'
+/// scales f32 [term_pitch].
 struct OnlineMap {
   std::int64_t pitch = 0, folds = 0, term_pitch = 0;
-  std::size_t terms = 0, bytes = 0;
+  std::size_t terms = 0, scales = 0, bytes = 0;
 };
 constexpr OnlineMap online_map(int fold, std::int64_t m, std::int64_t k) {
   const auto round_up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
@@ -49,7 +51,8 @@ constexpr OnlineMap online_map(int fold, std::int64_t m, std::int64_t k) {
   map.folds = map.pitch / fold;
   map.term_pitch = round_up(m, 128);  // a pass reads the terms of all its tokens
   map.terms = static_cast<std::size_t>(round_up(m * map.pitch, 256));
-  map.bytes = map.terms + 8 * static_cast<std::size_t>(map.folds * map.term_pitch);
+  map.scales = map.terms + 8 * static_cast<std::size_t>(map.folds * map.term_pitch);
+  map.bytes = map.scales + 4 * static_cast<std::size_t>(map.term_pitch);
   return map;
 }
 

@@ -15,6 +15,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 #include "kernels/cuda/gemm_sm90.cu"
 #include "kernels/cuda/gemm_sm90_s8.cu"
+#include "kernels/cuda/gemm_sm90_s8_plain.cu"
 #include "kernels/cuda/gemm_sm90_s8_zeros.cu"
 
 namespace nibble::cuda {
@@ -33,6 +34,7 @@ namespace {
 struct Case {
   int bits, group;  // of the weight
   bool weight_zeros, act_zeros;
+  bool per_token;  // a scale of activations for all of K, which is not in the terms
   int m, n, k;
   int tokens, depth, split;  // GemmConfig
 
@@ -40,8 +42,9 @@ struct Case {
 };
 
 std::string name(const Case& c) {
-  return fmt::format("u{}g{}{}{}_m{}_n{}_k{}_{}_depth{}{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "",
-                     c.act_zeros ? "_act_zeros" : "", c.m, c.n, c.k, c.tokens, c.depth, c.split == kStreamK ? "_streamk" : "");
+  return fmt::format("u{}g{}{}{}{}_m{}_n{}_k{}_{}_depth{}{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "",
+                     c.act_zeros ? "_act_zeros" : "", c.per_token ? "_per_token" : "", c.m, c.n, c.k, c.tokens, c.depth,
+                     c.split == kStreamK ? "_streamk" : "");
 }
 
 struct Layer {
@@ -57,8 +60,9 @@ struct Layer {
     for (int m = 0; m < c.m; ++m)
       for (int k = 0; k < c.k; ++k) values.push_back(below(256) - 128);
     for (int i = 0; i < c.m * folds(); ++i) {
-      act_scales.push_back(0.001f * static_cast<float>(1 + below(100)));
-      offsets.push_back(c.act_zeros ? below(256) - 128 : 0);
+      const bool same = c.per_token && i % folds() != 0;  // as the fold before
+      act_scales.push_back(same ? act_scales.back() : 0.001f * static_cast<float>(1 + below(100)));
+      offsets.push_back(same ? offsets.back() : c.act_zeros ? below(256) - 128 : 0);
     }
     pack_weight();
     write_acts();
@@ -132,11 +136,12 @@ struct Layer {
         const std::size_t at = static_cast<std::size_t>(m * folds() + fold);
         int sum = 0;
         for (int k = fold * c.fold(); k < std::min(c.k, (fold + 1) * c.fold()); ++k) sum += values[value_of(m, k)] - offsets[at];
-        const float scale = act_scales[at];
+        const float scale = c.per_token ? 1.0f : act_scales[at];
         const float terms[2] = {
             scale, c.act_zeros ? std::bit_cast<float>(zero_term(sum, offsets[at])) : scale * static_cast<float>(sum)};
         std::memcpy(acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m) * sizeof terms, terms,
                     sizeof terms);
+        if (c.per_token) std::memcpy(acts.data() + map.scales + static_cast<std::size_t>(m) * 4, &act_scales[at], 4);
       }
   }
 };
@@ -161,6 +166,7 @@ TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
   task.term_pitch = layer.map.term_pitch;
   task.fold = c.fold();
   task.zero_points = c.act_zeros;
+  if (c.per_token) task.token_scales = reinterpret_cast<const float*>(layer.acts.data() + layer.map.scales);
   task.scratch_end = reinterpret_cast<void*>(end);
   task.epilogue.out = DType::bf16;
   task.epilogue.d = d.data();
@@ -181,11 +187,13 @@ TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
 
 // Rows, tokens and channels with tails, and more records than a ring has stages.
 constexpr Case kCases[] = {
-    {4, 128, false, false, 3, 72, 1936, 16, 2, 1},       {4, 128, true, false, 30, 200, 1424, 32, 1, kStreamK},
-    {4, 128, false, false, 70, 200, 896, 64, 1, 1},      {4, 128, false, false, 150, 320, 1152, 128, 1, kStreamK},
-    {4, 128, true, true, 130, 136, 640, 128, 1, 1},      {4, 32, true, false, 40, 264, 416, 64, 1, 1},
-    {4, 64, false, true, 20, 100, 400, 16, 4, 1},        {8, 128, false, false, 140, 72, 784, 128, 1, 1},
-    {8, 128, true, true, 33, 256, 640, 64, 1, kStreamK},
+    {4, 128, false, false, false, 3, 72, 1936, 16, 2, 1},   {4, 128, true, false, false, 30, 200, 1424, 32, 1, kStreamK},
+    {4, 128, false, false, false, 70, 200, 896, 64, 1, 1},  {4, 128, false, false, false, 150, 320, 1152, 128, 1, kStreamK},
+    {4, 128, true, true, false, 130, 136, 640, 128, 1, 1},  {4, 32, true, false, false, 40, 264, 416, 64, 1, 1},
+    {4, 64, false, true, false, 20, 100, 400, 16, 4, 1},    {4, 128, false, false, true, 70, 200, 896, 64, 1, kStreamK},
+    {4, 128, true, false, true, 130, 136, 640, 128, 1, 1},  {4, 128, true, true, true, 20, 72, 1040, 16, 2, 1},
+    {4, 32, false, false, true, 40, 100, 416, 32, 1, 1},    {8, 128, true, false, true, 150, 200, 640, 128, 1, kStreamK},
+    {8, 128, false, false, false, 140, 72, 784, 128, 1, 1}, {8, 128, true, true, false, 33, 256, 640, 64, 1, kStreamK},
 };
 
 INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnline, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

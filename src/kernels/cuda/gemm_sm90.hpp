@@ -59,15 +59,15 @@ struct GemmParams {
   int depth;      // warpgroups that share a row block
   int stages;
   GemmMap map;
-  bool scale_after;         // operands are u − z, sums are multiplied by the scale: one group per channel
-  HalfOut half;             // how D leaves
-  StreamK parts;            // of passes that CTAs share
-  const float2* terms;      // of codes: online.hpp
-  std::int64_t term_pitch;  // tokens between folds
+  bool scale_after;           // operands are u − z, sums are multiplied by the scale: one group per channel
+  HalfOut half;               // how D leaves
+  StreamK parts;              // of passes that CTAs share
+  const float2* terms;        // of codes: online.hpp
+  std::int64_t term_pitch;    // tokens between folds
   const float* token_scales;  // null: they are in the terms
-  Patches patches;          // of a convolution
-  CUtensorMap pixel_terms;  // of its codes, instead of `terms`: 16 bytes a box
-  int box_channels;         // of its codes
+  Patches patches;            // of a convolution
+  CUtensorMap pixel_terms;    // of its codes, instead of `terms`: 16 bytes a box
+  int box_channels;           // of its codes
   int images;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };

@@ -415,7 +415,7 @@ struct Gemm {
     const float* const from = p.token_scales + pass.token_tile * kTokens + made_again(lane) % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-      const float2 scale = *reinterpret_cast<const float2*>(from + j * kUnitTokens);
+      const float2 scale = __ldcg(reinterpret_cast<const float2*>(from + j * kUnitTokens));
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[4 * j + i] = __fmul_rn(acc[4 * j + i], i % 2 == 0 ? scale.x : scale.y);
     }

@@ -175,7 +175,7 @@ struct Gemm {
     __syncthreads();
 #pragma unroll 1
     for (int token = warp; token < kTokens && first_token + token < p.m; token += kWarps) {  // its 64 rows are a warp's
-      const float scale = p.token_scales == nullptr ? 1.0f : p.token_scales[first_token + token];
+      const float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = half * 32 + lane, n = tile * gpu_tile::kRows + row;

@@ -19,14 +19,14 @@ NIBBLE_HOST_DEVICE constexpr std::int32_t term_zero(std::uint32_t term) { return
 struct OnlineTask {
   DeviceWeight weight;
   int m = 0;
-  const void* codes = nullptr;  // [M,K] s8, interleaved, z past K; rows begin at multiples of 16 bytes
-  std::int64_t pitch = 0;       // bytes between rows, a multiple of 128: K and what follows it
-  const void* terms = nullptr;  // float2 [pitch / fold][term_pitch]
-  std::int64_t term_pitch = 0;  // tokens, a multiple of 128
-  int fold = 128;               // channels: 32 or 128
-  bool zero_points = false;     // of activations: terms are {s_a, zero_term}
+  const void* codes = nullptr;          // [M,K] s8, interleaved, z past K; rows begin at multiples of 16 bytes
+  std::int64_t pitch = 0;               // bytes between rows, a multiple of 128: K and what follows it
+  const void* terms = nullptr;          // float2 [pitch / fold][term_pitch]
+  std::int64_t term_pitch = 0;          // tokens, a multiple of 128
+  int fold = 128;                       // channels: 32 or 128
+  bool zero_points = false;             // of activations: terms are {s_a, zero_term}
   const float* token_scales = nullptr;  // [term_pitch]: a token's s_a, where it is the same in all of K; 1 in its terms then
-  void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
+  void* scratch_end = nullptr;          // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
 };
 

@@ -45,7 +45,7 @@ struct QuantizeTask {
   std::int64_t term_row = 1, term_fold = 0;  // terms between tokens, between folds
   bool plain = false;
   float* token_scales = nullptr;
-  int fold = 0;                              // 32 or 128
+  int fold = 0;  // 32 or 128
 };
 
 }  // namespace nibble::cuda

@@ -18,7 +18,7 @@
 
 #include "core/host_device.hpp"
 
-#if defined(__CUDACC__)
+#if NIBBLE_DEVICE_CODE
 #include <cuda_fp8.h>
 #endif
 

@@ -12,7 +12,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __shared__
+#define __shared__  // of what is declared extern; of other arrays a test says static, for all threads of a CTA are one thread's fibers
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -34,27 +34,31 @@ struct alignas(16) uint4 {
 using std::max;
 using std::min;
 
-struct ThreadIndex {
-  struct X {
-    operator unsigned() const { return static_cast<unsigned>(nibble::emulator::thread()); }
-  } x;
+/// Read where it stands, as on a GPU: each thread has its own.
+template <unsigned (*kRead)()>
+struct Special {
+  operator unsigned() const { return kRead(); }
 };
-struct BlockIndex {
-  struct X {
-    operator unsigned() const { return static_cast<unsigned>(nibble::emulator::block()); }
-  } x;
-};
-struct BlockSize {
-  struct X {
-    operator unsigned() const { return static_cast<unsigned>(nibble::emulator::threads()); }
-  } x;
-};
-inline constexpr ThreadIndex threadIdx{};
+namespace nibble::emulator {
+inline unsigned thread_x() { return static_cast<unsigned>(thread() % cta().x); }
+inline unsigned thread_y() { return static_cast<unsigned>(thread() / cta().x); }
+inline unsigned block_x() { return static_cast<unsigned>(block() % grid().x); }
+inline unsigned block_y() { return static_cast<unsigned>(block() / grid().x); }
+inline unsigned cta_x() { return static_cast<unsigned>(cta().x); }
+inline unsigned cta_y() { return static_cast<unsigned>(cta().y); }
+}  // namespace nibble::emulator
 inline constexpr struct {
-  BlockIndex::X x;
-  unsigned y = 0;
+  Special<nibble::emulator::thread_x> x;
+  Special<nibble::emulator::thread_y> y;
+} threadIdx{};
+inline constexpr struct {
+  Special<nibble::emulator::block_x> x;
+  Special<nibble::emulator::block_y> y;
 } blockIdx{};
-inline constexpr BlockSize blockDim{};
+inline constexpr struct {
+  Special<nibble::emulator::cta_x> x;
+  Special<nibble::emulator::cta_y> y;
+} blockDim{};
 
 inline void __syncthreads() { nibble::emulator::named_barrier(0, nibble::emulator::threads()); }
 inline void __syncwarp() { nibble::emulator::all_lanes(0); }
@@ -87,6 +91,26 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32_t>(x); }
 inline float __uint_as_float(std::uint32_t x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline int __float2int_rn(float x) {  // saturates, and makes 0 of a NaN
+  return x != x ? 0 : x >= 0x1p31f ? 2147483647 : x <= -0x1p31f ? -2147483647 - 1 : static_cast<int>(std::nearbyint(x));
+}
+/// The larger ones of two signed, or unsigned, halves.
+inline std::uint32_t __vmaxs2(std::uint32_t a, std::uint32_t b) {
+  const auto half = [](std::uint32_t x, int i) { return static_cast<std::int16_t>(x >> 16 * i); };
+  const auto larger = [&](int i) {
+    return static_cast<std::uint32_t>(static_cast<std::uint16_t>(std::max(half(a, i), half(b, i))));
+  };
+  return larger(1) << 16 | larger(0);
+}
+inline std::uint32_t __vmaxu2(std::uint32_t a, std::uint32_t b) {
+  return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xffff, b & 0xffff);
+}
+template <class T>
+T __ldg(const T* from) {
+  return *from;
+}
 template <class T>
 T __ldcg(const T* from) {
   return *from;

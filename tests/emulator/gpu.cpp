@@ -37,7 +37,8 @@ struct Lanes {
 };
 
 struct Cta {
-  int index = 0, blocks = 0, threads = 0, current = 0;
+  int index = 0, threads = 0, current = 0;
+  Shape grid, shape;
   std::vector<Fiber> fibers;
   ucontext_t scheduler{};
   std::map<std::uint32_t, Mbarrier> barriers;
@@ -47,19 +48,19 @@ struct Cta {
   std::string failure;
 };
 
-Cta* cta = nullptr;
+Cta* running = nullptr;
 std::uint8_t* memory = nullptr;
 
-Fiber& self() { return cta->fibers[static_cast<std::size_t>(cta->current)]; }
+Fiber& self() { return running->fibers[static_cast<std::size_t>(running->current)]; }
 
 void enter() {
   try {
-    (*cta->kernel)();
+    (*running->kernel)();
   } catch (const std::exception& e) {
-    cta->failure = e.what();
+    running->failure = e.what();
   }
   self().done = true;
-  swapcontext(&self().context, &cta->scheduler);
+  swapcontext(&self().context, &running->scheduler);
 }
 
 void begin(ucontext_t& context, std::uint8_t* stack) {
@@ -80,32 +81,32 @@ void complete(Mbarrier& barrier) {
   ++barrier.phase;
 }
 Mbarrier& barrier_at(std::uint32_t address) {
-  const auto found = cta->barriers.find(address);
-  if (found == cta->barriers.end()) fail("no barrier was initialised at " + std::to_string(address));
+  const auto found = running->barriers.find(address);
+  if (found == running->barriers.end()) fail("no barrier was initialised at " + std::to_string(address));
   return found->second;
 }
 
 void run_cta() {
   for (;;) {
     bool moved = false, left = false;
-    for (cta->current = 0; cta->current < cta->threads; ++cta->current) {
+    for (running->current = 0; running->current < running->threads; ++running->current) {
       Fiber& fiber = self();
       if (fiber.done) continue;
       left = true;
       if (fiber.ready && !fiber.ready()) continue;
       fiber.ready = nullptr;
       moved = true;
-      swapcontext(&cta->scheduler, &fiber.context);
-      if (!cta->failure.empty()) throw std::runtime_error(cta->failure);
+      swapcontext(&running->scheduler, &fiber.context);
+      if (!running->failure.empty()) throw std::runtime_error(running->failure);
     }
     if (!left) return;
     if (moved) continue;
-    std::string text = "block " + std::to_string(cta->index) + " waits for ever:";
+    std::string text = "block " + std::to_string(running->index) + " waits for ever:";
     int named = 0;
-    for (int i = 0; i < cta->threads && named < 12; ++i) {
-      const Fiber& fiber = cta->fibers[static_cast<std::size_t>(i)];
-      if (fiber.done || (i % kWarp != 0 && !cta->fibers[static_cast<std::size_t>(i - 1)].done &&
-                         cta->fibers[static_cast<std::size_t>(i - 1)].which == fiber.which))
+    for (int i = 0; i < running->threads && named < 12; ++i) {
+      const Fiber& fiber = running->fibers[static_cast<std::size_t>(i)];
+      if (fiber.done || (i % kWarp != 0 && !running->fibers[static_cast<std::size_t>(i - 1)].done &&
+                         running->fibers[static_cast<std::size_t>(i - 1)].which == fiber.which))
         continue;
       text += " thread " + std::to_string(i) + " for " + fiber.what + " " + std::to_string(fiber.which) + ";";
       ++named;
@@ -116,40 +117,42 @@ void run_cta() {
 
 }  // namespace
 
-int thread() { return cta->current; }
-int block() { return cta->index; }
-int threads() { return cta->threads; }
-int blocks() { return cta->blocks; }
+int thread() { return running->current; }
+int block() { return running->index; }
+int threads() { return running->threads; }
+Shape grid() { return running->grid; }
+Shape cta() { return running->shape; }
 std::uint8_t* shared_memory() { return memory; }
 void use_shared_memory(std::uint8_t* bytes) { memory = bytes; }
 
-void run(int blocks, int threads, const std::function<void()>& kernel) {
+void run(Shape grid, Shape shape, const std::function<void()>& kernel) {
+  const int threads = shape.count();
   std::vector<std::unique_ptr<std::uint8_t[]>> stacks;
   for (int i = 0; i < threads; ++i) stacks.push_back(std::make_unique<std::uint8_t[]>(kStackBytes));
-  for (int index = 0; index < blocks; ++index) {
+  for (int index = 0; index < grid.count(); ++index) {
     Cta next;
-    next.index = index, next.blocks = blocks, next.threads = threads, next.kernel = &kernel;
+    next.index = index, next.grid = grid, next.shape = shape, next.threads = threads, next.kernel = &kernel;
     next.fibers.resize(static_cast<std::size_t>(threads));
     next.warps.resize(static_cast<std::size_t>((threads + kWarp - 1) / kWarp));
-    cta = &next;
-    std::memset(memory, 0xff, kSharedBytes);  // NaN, as what was there before may be
+    running = &next;
+    if (memory != nullptr) std::memset(memory, 0xff, kSharedBytes);  // NaN, as what was there before may be
     for (int i = 0; i < threads; ++i) {
       const auto at = static_cast<std::size_t>(i);
       begin(next.fibers[at].context, stacks[at].get());
     }
     run_cta();
   }
-  cta = nullptr;
+  running = nullptr;
 }
 
 void wait_until(const std::function<bool()>& ready, const char* what, std::uint32_t which) {
   if (ready()) return;
   Fiber& fiber = self();
   fiber.ready = ready, fiber.what = what, fiber.which = which;
-  swapcontext(&fiber.context, &cta->scheduler);
+  swapcontext(&fiber.context, &running->scheduler);
 }
 
-void barrier_init(std::uint32_t barrier, int arrivals) { cta->barriers[barrier] = {arrivals, arrivals, 0, 0}; }
+void barrier_init(std::uint32_t barrier, int arrivals) { running->barriers[barrier] = {arrivals, arrivals, 0, 0}; }
 void barrier_arrive(std::uint32_t barrier, int bytes_to_come) {
   Mbarrier& b = barrier_at(barrier);
   if (b.pending == 0) fail("one arrival too many at barrier " + std::to_string(barrier));
@@ -168,20 +171,20 @@ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
 }
 
 void named_barrier_arrive(int id, int threads) {
-  Named& barrier = cta->named.at(static_cast<std::size_t>(id));
+  Named& barrier = running->named.at(static_cast<std::size_t>(id));
   if (++barrier.came < threads) return;
   barrier.came = 0;
   ++barrier.generation;
 }
 void named_barrier(int id, int threads) {
-  const Named& barrier = cta->named.at(static_cast<std::size_t>(id));
+  const Named& barrier = running->named.at(static_cast<std::size_t>(id));
   const std::uint32_t before = barrier.generation;
   named_barrier_arrive(id, threads);
   wait_until([&barrier, before] { return barrier.generation != before; }, "named barrier", static_cast<std::uint32_t>(id));
 }
 
 std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value) {
-  Lanes& warp = cta->warps[static_cast<std::size_t>(thread() / kWarp)];
+  Lanes& warp = running->warps[static_cast<std::size_t>(thread() / kWarp)];
   const std::uint32_t before = warp.generation;
   warp.values[before % 2][static_cast<std::size_t>(thread() % kWarp)] = value;
   if (++warp.came == kWarp) warp.came = 0, ++warp.generation;

@@ -24,17 +24,21 @@ constexpr int kSharedBytes =
     126 * 1024;  // of a CTA: about half of what it has, so that short layers go round their rings of stages
 constexpr int kWarp = 32;
 
-/// Of the thread that runs.
-struct Index {
-  unsigned x = 0;
-};
+/// Of the thread that runs, and of its CTA.
 int thread();
 int block();
 int threads();  // of a CTA
-int blocks();
+
+/// Threads of a CTA in x, or CTAs of a grid: number i is (i mod x, i div x).
+struct Shape {
+  int x = 1, y = 1;
+  int count() const { return x * y; }
+};
+Shape grid();
+Shape cta();
 
 /// Runs `kernel` as every thread of every CTA. Throws std::runtime_error when a CTA does not come to its end.
-void run(int blocks, int threads, const std::function<void()>& kernel);
+void run(Shape grid, Shape cta, const std::function<void()>& kernel);
 
 /// Lets the others run until `ready`; `what` is what a test prints that waits for ever.
 void wait_until(const std::function<bool()>& ready, const char* what, std::uint32_t which);

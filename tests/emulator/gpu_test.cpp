@@ -16,7 +16,7 @@ alignas(1024) std::uint8_t shared[kSharedBytes];
 std::string failure(int threads, const std::function<void()>& kernel) {
   use_shared_memory(shared);
   try {
-    run(1, threads, kernel);
+    run({1}, {threads}, kernel);
   } catch (const std::runtime_error& e) {
     return e.what();
   }

@@ -27,7 +27,6 @@ GemmKernel gemm_sm90_patches_f16(int, const RecordFormat&, int) { return nullptr
 GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullptr; }
 GemmKernel gemm_sm90_patches_s8(int, const RecordFormat&, int, int, bool) { return nullptr; }
 cudaError_t channels_last(const ConvTask&, void*, cudaStream_t) { return cudaErrorNotSupported; }
-cudaError_t quantize_acts(const QuantizeTask&, cudaStream_t) { return cudaErrorNotSupported; }
 
 namespace {
 

@@ -20,7 +20,11 @@ enum cudaError_t {
   cudaErrorNotSupported,
   cudaErrorInvalidAddressSpace
 };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrMultiProcessorCount };
+enum cudaDeviceAttr {
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrComputeCapabilityMajor
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
 
@@ -44,18 +48,21 @@ struct cudaLaunchConfig_t {
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
-  *value = which == cudaDevAttrMultiProcessorCount ? nibble::emulator::kMultiprocessors : nibble::emulator::kSharedBytes;
+  *value = which == cudaDevAttrMultiProcessorCount      ? nibble::emulator::kMultiprocessors
+           : which == cudaDevAttrComputeCapabilityMajor ? 9
+                                                        : nibble::emulator::kSharedBytes;
   return cudaSuccess;
 }
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
-/// Runs to the end before it returns. Clusters are of one CTA, and grids are lines.
+/// Runs to the end before it returns. Clusters are of one CTA.
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension && config->attrs[i].val.clusterDim.x > 1)
       return cudaErrorInvalidConfiguration;
-  if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes || config->gridDim.y > 1) return cudaErrorInvalidConfiguration;
-  nibble::emulator::run(static_cast<int>(config->gridDim.x), static_cast<int>(config->blockDim.x), [&] { kernel(args...); });
+  if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes) return cudaErrorInvalidConfiguration;
+  const auto shape = [](const dim3& d) { return nibble::emulator::Shape{static_cast<int>(d.x), static_cast<int>(d.y)}; };
+  nibble::emulator::run(shape(config->gridDim), shape(config->blockDim), [&] { kernel(args...); });
   return cudaSuccess;
 }

@@ -19,9 +19,10 @@
 
 namespace nibble::emulator {
 
-constexpr int kMultiprocessors = 3;  // few, so that small layers have several rounds
-constexpr int kSharedBytes =
-    126 * 1024;  // of a CTA: about half of what it has, so that short layers go round their rings of stages
+/// Few, so that small layers have several rounds.
+constexpr int kMultiprocessors = 3;
+/// Of a CTA: about half of what it has, so that short layers go round their rings of stages.
+constexpr int kSharedBytes = 126 * 1024;
 constexpr int kWarp = 32;
 
 /// Of the thread that runs, and of its CTA.

@@ -111,8 +111,7 @@ OnlineTask online_task(const StepArgs& args) {
           .term_pitch = map.term_pitch,
           .fold = fold,
           .zero_points = args.quantize.zero != ZeroKind::none,
-          .token_scales =
-              args.quantize.group.k == 0 ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
+          .token_scales = args.quantize.group.k == 0 ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
           .scratch_end = end_of(args.scratch),
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
 }

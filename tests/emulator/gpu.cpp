@@ -18,6 +18,7 @@ struct Fiber {
   std::function<bool()> ready;  // of what it waits for; empty: it may run
   const char* what = "";
   std::uint32_t which = 0;
+  std::uint32_t cluster_generation = 0;                    // of its cluster's barrier, when it arrived there
   std::vector<std::function<void()>> open;                 // matrix instructions that are not committed
   std::deque<std::vector<std::function<void()>>> running;  // groups of them
 };
@@ -37,8 +38,9 @@ struct Lanes {
 };
 
 struct Cta {
-  int index = 0, threads = 0, current = 0;
+  int index = 0, rank = 0, threads = 0, current = 0;
   Shape grid, shape;
+  std::vector<std::uint8_t> image;  // of its shared memory, while another CTA of the cluster has it
   std::vector<Fiber> fibers;
   ucontext_t scheduler{};
   std::map<std::uint32_t, Mbarrier> barriers;
@@ -48,6 +50,12 @@ struct Cta {
   std::string failure;
 };
 
+struct Cluster {
+  std::vector<std::unique_ptr<Cta>> ctas;
+  Named barrier;
+};
+
+Cluster* cluster = nullptr;
 Cta* running = nullptr;
 std::uint8_t* memory = nullptr;
 
@@ -86,31 +94,57 @@ Mbarrier& barrier_at(std::uint32_t address) {
   return found->second;
 }
 
-void run_cta() {
+/// Lets every thread of a CTA run until it waits.
+struct Round {
+  bool moved = false, left = false;  // whether one could go on; whether one is not at its end
+};
+Round run_round(Cta& cta) {
+  Round round;
+  running = &cta;
+  const bool alone = cluster->ctas.size() == 1;
+  if (!alone && memory != nullptr) std::memcpy(memory, cta.image.data(), kSharedBytes);
+  for (cta.current = 0; cta.current < cta.threads; ++cta.current) {
+    Fiber& fiber = self();
+    if (fiber.done) continue;
+    round.left = true;
+    if (fiber.ready && !fiber.ready()) continue;
+    fiber.ready = nullptr;
+    round.moved = true;
+    swapcontext(&cta.scheduler, &fiber.context);
+    if (!cta.failure.empty()) throw std::runtime_error(cta.failure);
+  }
+  if (!alone && memory != nullptr) std::memcpy(cta.image.data(), memory, kSharedBytes);
+  return round;
+}
+
+/// Those who wait, the first of neighbours that wait for the same.
+std::string who_waits(const Cta& cta) {
+  std::string text = "block " + std::to_string(cta.index) + " waits for ever:";
+  const auto waits_for = [&](int i) {
+    const Fiber& fiber = cta.fibers[static_cast<std::size_t>(i)];
+    return fiber.done ? std::string() : std::string(fiber.what) + " " + std::to_string(fiber.which);
+  };
+  int named = 0;
+  for (int i = 0; i < cta.threads && named < 12; ++i) {
+    const std::string what = waits_for(i);
+    if (what.empty() || (i % kWarp != 0 && waits_for(i - 1) == what)) continue;
+    text += " thread " + std::to_string(i) + " for " + what + ";";
+    ++named;
+  }
+  return text;
+}
+
+void run_cluster() {
   for (;;) {
-    bool moved = false, left = false;
-    for (running->current = 0; running->current < running->threads; ++running->current) {
-      Fiber& fiber = self();
-      if (fiber.done) continue;
-      left = true;
-      if (fiber.ready && !fiber.ready()) continue;
-      fiber.ready = nullptr;
-      moved = true;
-      swapcontext(&running->scheduler, &fiber.context);
-      if (!running->failure.empty()) throw std::runtime_error(running->failure);
+    Round all;
+    for (const auto& cta : cluster->ctas) {
+      const Round round = run_round(*cta);
+      all.moved |= round.moved, all.left |= round.left;
     }
-    if (!left) return;
-    if (moved) continue;
-    std::string text = "block " + std::to_string(running->index) + " waits for ever:";
-    int named = 0;
-    for (int i = 0; i < running->threads && named < 12; ++i) {
-      const Fiber& fiber = running->fibers[static_cast<std::size_t>(i)];
-      if (fiber.done || (i % kWarp != 0 && !running->fibers[static_cast<std::size_t>(i - 1)].done &&
-                         running->fibers[static_cast<std::size_t>(i - 1)].which == fiber.which))
-        continue;
-      text += " thread " + std::to_string(i) + " for " + fiber.what + " " + std::to_string(fiber.which) + ";";
-      ++named;
-    }
+    if (!all.left) return;
+    if (all.moved) continue;
+    std::string text;
+    for (const auto& cta : cluster->ctas) text += who_waits(*cta) + "\n";
     throw std::runtime_error(text);
   }
 }
@@ -125,24 +159,28 @@ Shape cta() { return running->shape; }
 std::uint8_t* shared_memory() { return memory; }
 void use_shared_memory(std::uint8_t* bytes) { memory = bytes; }
 
-void run(Shape grid, Shape shape, const std::function<void()>& kernel) {
+void run(Shape grid, Shape shape, const std::function<void()>& kernel, int cluster_ctas) {
   const int threads = shape.count();
   std::vector<std::unique_ptr<std::uint8_t[]>> stacks;
-  for (int i = 0; i < threads; ++i) stacks.push_back(std::make_unique<std::uint8_t[]>(kStackBytes));
-  for (int index = 0; index < grid.count(); ++index) {
-    Cta next;
-    next.index = index, next.grid = grid, next.shape = shape, next.threads = threads, next.kernel = &kernel;
-    next.fibers.resize(static_cast<std::size_t>(threads));
-    next.warps.resize(static_cast<std::size_t>((threads + kWarp - 1) / kWarp));
-    running = &next;
+  for (int i = 0; i < threads * cluster_ctas; ++i) stacks.push_back(std::make_unique<std::uint8_t[]>(kStackBytes));
+  for (int first = 0; first < grid.count(); first += cluster_ctas) {
+    Cluster next;
     if (memory != nullptr) std::memset(memory, 0xff, kSharedBytes);  // NaN, as what was there before may be
-    for (int i = 0; i < threads; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      begin(next.fibers[at].context, stacks[at].get());
+    for (int rank = 0; rank < cluster_ctas; ++rank) {
+      auto cta = std::make_unique<Cta>();
+      cta->index = first + rank, cta->rank = rank, cta->grid = grid, cta->shape = shape, cta->threads = threads;
+      cta->kernel = &kernel;
+      cta->fibers.resize(static_cast<std::size_t>(threads));
+      cta->warps.resize(static_cast<std::size_t>((threads + kWarp - 1) / kWarp));
+      cta->image.assign(cluster_ctas > 1 ? kSharedBytes : 0, 0xff);
+      for (int i = 0; i < threads; ++i)
+        begin(cta->fibers[static_cast<std::size_t>(i)].context, stacks[static_cast<std::size_t>(rank * threads + i)].get());
+      next.ctas.push_back(std::move(cta));
     }
-    run_cta();
+    cluster = &next;
+    run_cluster();
   }
-  running = nullptr;
+  running = nullptr, cluster = nullptr;
 }
 
 void wait_until(const std::function<bool()>& ready, const char* what, std::uint32_t which) {
@@ -181,6 +219,22 @@ void named_barrier(int id, int threads) {
   const std::uint32_t before = barrier.generation;
   named_barrier_arrive(id, threads);
   wait_until([&barrier, before] { return barrier.generation != before; }, "named barrier", static_cast<std::uint32_t>(id));
+}
+
+void cluster_arrive() {
+  Named& barrier = cluster->barrier;
+  self().cluster_generation = barrier.generation;
+  if (++barrier.came < static_cast<int>(cluster->ctas.size()) * running->threads) return;
+  barrier.came = 0;
+  ++barrier.generation;
+}
+void cluster_wait() {
+  const std::uint32_t before = self().cluster_generation;
+  wait_until([before] { return cluster->barrier.generation != before; }, "the cluster's barrier", 0);
+}
+std::uint8_t* shared_of(int rank, std::uint32_t address) {
+  return rank == running->rank ? shared_at(address)
+                               : cluster->ctas.at(static_cast<std::size_t>(rank))->image.data() + (address - kSharedBase);
 }
 
 std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value) {

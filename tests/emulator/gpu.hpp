@@ -2,7 +2,8 @@
 // are single instructions (include/kernels/cuda). It shows whether indices are right, whether what waits is woken, and whether what is
 // read asynchronously is still there when it is read. It says nothing of time, of registers, or of memory that threads race for.
 //
-//   CTA after CTA │ a fiber for each thread, in turn: each runs until it has to wait │ nobody can go on: the test fails, and says who waits
+//   cluster after cluster │ a fiber for each thread, in turn: each runs until it has to wait │ nobody can go on: the test fails, and says
+//   who waits
 //
 // Copies are done at once, and matrix instructions as late as is allowed, when a thread waits for them: so a stage of a ring that is
 // given back too early has something else in it by then.
@@ -38,8 +39,9 @@ struct Shape {
 Shape grid();
 Shape cta();
 
-/// Runs `kernel` as every thread of every CTA. Throws std::runtime_error when a CTA does not come to its end.
-void run(Shape grid, Shape cta, const std::function<void()>& kernel);
+/// Runs `kernel` as every thread of every CTA, the CTAs of a cluster beside each other. Throws std::runtime_error when one does not come
+/// to its end.
+void run(Shape grid, Shape cta, const std::function<void()>& kernel, int cluster = 1);
 
 /// Lets the others run until `ready`; `what` is what a test prints that waits for ever.
 void wait_until(const std::function<bool()>& ready, const char* what, std::uint32_t which);
@@ -72,6 +74,12 @@ void barrier_wait(std::uint32_t barrier, std::uint32_t parity);
 /// bar.sync and bar.arrive; 0 is __syncthreads'.
 void named_barrier(int id, int threads);
 void named_barrier_arrive(int id, int threads);
+
+/// Of all threads of a cluster.
+void cluster_arrive();
+void cluster_wait();
+/// A byte of the shared memory of CTA `rank` of the cluster.
+std::uint8_t* shared_of(int rank, std::uint32_t address);
 
 /// Values of all lanes of a warp, which come here together.
 std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value);

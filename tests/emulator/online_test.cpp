@@ -43,7 +43,7 @@ struct Case {
 std::string name(const Case& c) {
   return fmt::format("u{}g{}{}{}{}_m{}_n{}_k{}_{}_depth{}{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "",
                      c.act_zeros ? "_act_zeros" : "", c.per_token ? "_per_token" : "", c.m, c.n, c.k, c.tokens, c.depth,
-                     c.split == kStreamK ? "_streamk" : "");
+                     c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split));
 }
 
 struct Layer {
@@ -188,6 +188,7 @@ TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
 constexpr Case kCases[] = {
     {4, 128, false, false, false, 3, 72, 1936, 16, 2, 1},   {4, 128, true, false, false, 30, 200, 1424, 32, 1, kStreamK},
     {4, 128, false, false, false, 70, 200, 896, 64, 1, 1},  {4, 128, false, false, false, 150, 320, 1152, 128, 1, kStreamK},
+    {4, 128, false, false, false, 10, 200, 1424, 16, 2, 2}, {4, 128, true, false, true, 70, 264, 896, 64, 1, 4},
     {4, 128, true, true, false, 130, 136, 640, 128, 1, 1},  {4, 32, true, false, false, 40, 264, 416, 64, 1, 1},
     {4, 64, false, true, false, 20, 100, 400, 16, 4, 1},    {4, 128, false, false, true, 70, 200, 896, 64, 1, kStreamK},
     {4, 128, true, false, true, 130, 136, 640, 128, 1, 1},  {4, 128, true, true, true, 20, 72, 1040, 16, 2, 1},

@@ -48,7 +48,8 @@ struct Case {
 std::string name(const Case& c) {
   const char* const codes[] = {"s8", "e4m3", "e4m3_groups"};
   return fmt::format("{}_m{}_n{}_k{}_{}x{}_depth{}{}_{}_{}", codes[static_cast<int>(c.codes)], c.m, c.n, c.k, c.tokens,
-                     gpu_w8::kRows * c.blocks, c.depth, c.split == kStreamK ? "_streamk" : "", nibble::name(c.out), c.extra);
+                     gpu_w8::kRows * c.blocks, c.depth, c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split),
+                     nibble::name(c.out), c.extra);
 }
 
 /// Codes and scales of a layer, and D as it has to be.
@@ -188,6 +189,10 @@ constexpr Case kCases[] = {
     {Codes::s8, 300, 136, 768, 256, 2, 1, 1, DType::bf16, kBias},
     {Codes::e4m3, 20, 128, 2048, 16, 1, 2, 1, DType::f16},
     {Codes::e4m3, 260, 264, 768, 256, 2, 1, kStreamK},
+    {Codes::s8, 10, 200, 1424, 16, 2, 1, 4, DType::bf16, kZeros},
+    {Codes::s8, 300, 72, 768, 256, 1, 1, 2},
+    {Codes::e4m3, 40, 136, 1152, 64, 1, 1, 4, DType::f32, kResidual},
+    {Codes::groups, 130, 136, 640, 128, 2, 1, 2},
     {Codes::groups, 5, 136, 1424, 16, 2, 2, 1},
     {Codes::groups, 40, 72, 1024, 32, 4, 1, kStreamK, DType::bf16, kResidual},
     {Codes::groups, 70, 192, 896, 64, 2, 1, 1, DType::bf16, kBias},

@@ -55,14 +55,15 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
 }
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
-/// Runs to the end before it returns. Clusters are of one CTA.
+/// Runs to the end before it returns.
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args... args) {
+  int cluster = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension && config->attrs[i].val.clusterDim.x > 1)
-      return cudaErrorInvalidConfiguration;
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = static_cast<int>(config->attrs[i].val.clusterDim.x);
   if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes) return cudaErrorInvalidConfiguration;
   const auto shape = [](const dim3& d) { return nibble::emulator::Shape{static_cast<int>(d.x), static_cast<int>(d.y)}; };
-  nibble::emulator::run(shape(config->gridDim), shape(config->blockDim), [&] { kernel(args...); });
+  nibble::emulator::run(
+      shape(config->gridDim), shape(config->blockDim), [&] { kernel(args...); }, cluster);
   return cudaSuccess;
 }

@@ -85,12 +85,14 @@ void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
     }
 }
 
-// ---- clusters are of one CTA
+// ---- clusters: the upper byte of an address is a rank
 
-inline void cluster_arrive() {}
-inline void cluster_wait() {}
-inline std::uint32_t map_to_rank(std::uint32_t address, int) { return address; }
-inline void store_remote16(std::uint32_t to, float4 v) { store_shared(to, v); }
+inline void cluster_arrive() { emulator::cluster_arrive(); }
+inline void cluster_wait() { emulator::cluster_wait(); }
+inline std::uint32_t map_to_rank(std::uint32_t address, int rank) { return address | static_cast<std::uint32_t>(rank) << 24; }
+inline void store_remote16(std::uint32_t to, float4 v) {
+  std::memcpy(shared_of(static_cast<int>(to >> 24), to & 0xffffff), &v, sizeof v);
+}
 
 // ---- registers, and launches: nothing depends on them
 

@@ -64,6 +64,7 @@ void store_shared(std::uint32_t address, const T& value) {
 }
 /// Where a byte of rows of 128 or 64 bytes is when their chunks of 16 are swizzled.
 constexpr std::uint32_t swizzled128(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+constexpr std::uint32_t swizzled64(std::uint32_t address) { return address ^ (address >> 7 & 3) << 4; }
 
 // ---- barriers
 

@@ -15,13 +15,16 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 #include "kernels/cuda/scaled_sm90.cu"
 #include "kernels/cuda/scaled_sm90_e4m3.cu"
 #include "kernels/cuda/scaled_sm90_e4m3_grouped.cu"
+#include "kernels/cuda/scaled_sm90_patches_s8.cu"
 #include "kernels/cuda/scaled_sm90_s8.cu"
 
 namespace nibble::cuda {
 
-// Convolutions are not emulated.
-ScaledKernel scaled_sm90_patches_s8(int) { return nullptr; }
-cudaError_t code_images(const ConvTask&, CodeImages&, cudaStream_t) { return cudaErrorInvalidValue; }
+/// Images that are codes already, and lie as they have to.
+cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t) {
+  images = {.x = task.x, .pitch = task.a.pixel, .patches = task.patches};
+  return cudaSuccess;
+}
 
 namespace {
 
@@ -200,6 +203,94 @@ constexpr Case kCases[] = {
     {Codes::groups, 130, 72, 1024, 128, 1, 1, 1, DType::f32, kResidual | kChannelScales},
     {Codes::groups, 2100, 136, 256, 128, 2, 1, 1},
 };
+
+struct ConvCase {
+  int images, height, width, channels, outputs;
+  int kernel, stride, padding, dilation;
+  int tokens, blocks, split;  // ScaledConfig
+  bool nchw;                  // D's
+};
+
+class EmulatedConv : public testing::TestWithParam<ConvCase> {};
+
+/// Sums are integers below 2²⁴, and scales 1: every output is exact.
+TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
+  const ConvCase& c = GetParam();
+  emulator::use_shared_memory(shared);
+  Patches p{.channels = c.channels,
+            .group_outputs = c.outputs,
+            .height = c.height,
+            .width = c.width,
+            .kernel_h = c.kernel,
+            .kernel_w = c.kernel,
+            .stride_h = c.stride,
+            .stride_w = c.stride};
+  p.top = p.bottom = p.left = p.right = c.padding;
+  p.dilation_h = p.dilation_w = c.dilation;
+  p.out_height = (c.height + 2 * c.padding - c.dilation * (c.kernel - 1) - 1) / c.stride + 1;
+  p.out_width = (c.width + 2 * c.padding - c.dilation * (c.kernel - 1) - 1) / c.stride + 1;
+  const int k = c.kernel * c.kernel * c.channels, pixels = p.pixels();
+  std::mt19937 random(static_cast<unsigned>(c.channels + c.outputs));
+  const auto code = [&] { return static_cast<std::int8_t>(random()); };
+  std::vector<std::int8_t> x(static_cast<std::size_t>(c.images * c.height * c.width * c.channels)),
+      w(static_cast<std::size_t>(c.outputs * k));
+  for (auto& byte : x) byte = code();
+  for (auto& byte : w) byte = code();
+  ConvTask task;
+  task.scaled.geometry = {.n = c.outputs, .k = k};
+  const gpu_w8::Geometry& geometry = task.scaled.geometry;
+  std::vector<std::byte> packed(static_cast<std::size_t>(geometry.total_bytes()));
+  for (int n = 0; n < c.outputs; ++n)
+    for (int i = 0; i < k; ++i)
+      packed[static_cast<std::size_t>(geometry.record(n / gpu_w8::kRows, i / gpu_w8::kChannels) +
+                                      gpu_w8::place(n % gpu_w8::kRows, i % gpu_w8::kChannels))] =
+          static_cast<std::byte>(w[static_cast<std::size_t>(n * k + i)]);
+  const std::vector<float> ones(static_cast<std::size_t>(geometry.padded_rows()), 1.0f);
+  std::memcpy(packed.data() + geometry.scales_offset(), ones.data(), 4 * ones.size());
+
+  std::vector<float> d(static_cast<std::size_t>(c.images * pixels * c.outputs) + 4, 0.5f);
+  task.scaled.bytes = packed.data();
+  task.patches = p;
+  task.images = c.images;
+  task.act = DType::s8;
+  task.x = x.data();
+  task.a = {c.height * c.width * c.channels, c.channels, 1};
+  task.d = c.nchw ? ImageStrides{pixels * c.outputs, 1, pixels} : ImageStrides{pixels * c.outputs, c.outputs, 1};
+  task.epilogue.d = d.data();
+  task.epilogue.d_stride = task.d.pixel;
+  const std::size_t scratch_bytes = stream_k_bytes(c.tokens, 4, emulator::kMultiprocessors);
+  std::vector<std::byte> scratch(scratch_bytes + 256);
+  task.scratch_end =
+      reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(scratch.data()) + scratch_bytes + 255) / 256 * 256);
+  ASSERT_EQ(conv_scaled_sm90(task, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr), cudaSuccess);
+
+  for (int image = 0; image < c.images; ++image)
+    for (int oh = 0; oh < p.out_height; ++oh)
+      for (int ow = 0; ow < p.out_width; ++ow)
+        for (int n = 0; n < c.outputs; ++n) {
+          std::int32_t sum = 0;
+          for (int kh = 0; kh < c.kernel; ++kh)
+            for (int kw = 0; kw < c.kernel; ++kw) {
+              const int h = oh * c.stride - c.padding + kh * c.dilation, v = ow * c.stride - c.padding + kw * c.dilation;
+              if (h < 0 || h >= c.height || v < 0 || v >= c.width) continue;
+              for (int i = 0; i < c.channels; ++i)
+                sum += x[static_cast<std::size_t>(((image * c.height + h) * c.width + v) * c.channels + i)] *
+                       w[static_cast<std::size_t>(n * k + (kh * c.kernel + kw) * c.channels + i)];
+            }
+          const std::int64_t at = image * task.d.image + (oh * p.out_width + ow) * task.d.pixel + n * task.d.channel;
+          ASSERT_EQ(d[static_cast<std::size_t>(at)], static_cast<float>(sum)) << image << " " << oh << " " << ow << " " << n;
+        }
+  for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
+}
+
+// Channels in boxes of 64 and of 128, strides, dilations, tiles that begin within an image and end in another.
+constexpr ConvCase kConvs[] = {
+    {2, 9, 7, 64, 72, 3, 1, 1, 1, 64, 4, 1, false},
+    {1, 12, 11, 128, 136, 3, 2, 1, 1, 128, 2, 1, true},
+    {3, 10, 10, 192, 64, 3, 1, 2, 2, 256, 1, 1, false},
+    {2, 8, 9, 128, 200, 1, 1, 0, 1, 128, 3, kStreamK, true},
+};
+INSTANTIATE_TEST_SUITE_P(Scaled, EmulatedConv, testing::ValuesIn(kConvs));
 
 INSTANTIATE_TEST_SUITE_P(Scaled, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

@@ -1,10 +1,14 @@
-// A tensor map is opaque: here it says what ptx::load_box has to know.
+// A tensor map is opaque: here it says what ptx::load_box or ptx::load_patches has to know.
 #pragma once
 
 #include <cstdint>
 
 struct CUtensorMap {
-  const std::uint8_t* rows;
-  std::int64_t pitch, m, row_bytes;
-  int box_rows;
+  const std::uint8_t* bytes;
+  std::int64_t pitch;                    // of rows, or of pixels
+  std::int64_t m, row_bytes;             // of rows
+  int images, height, width;             // of images
+  int lower_w, lower_h, last_w, last_h;  // where a kernel may begin: first and last
+  int stride_w, stride_h;
+  int box_rows, box_bytes;  // rows or pixels of a box, and bytes of each
 };

@@ -48,17 +48,32 @@ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32
   barrier_bytes_came(barrier, bytes);
 }
 inline void load_box(std::uint32_t to, const CUtensorMap* map, int column, int row, std::uint32_t barrier, std::uint64_t) {
-  constexpr int kRowBytes = 128;
-  const std::int64_t first = column * std::int64_t{1};
   for (int r = 0; r < map->box_rows; ++r)
-    for (int b = 0; b < kRowBytes; ++b) {
-      const bool inside = row + r < map->m && first + b < map->row_bytes;
-      *shared_at(swizzled128(to + static_cast<std::uint32_t>(r * kRowBytes + b))) =
-          inside ? map->rows[(row + r) * map->pitch + first + b] : std::uint8_t{0};
+    for (int b = 0; b < map->box_bytes; ++b) {
+      const bool inside = row + r < map->m && column + b < map->row_bytes;
+      *shared_at(swizzled128(to + static_cast<std::uint32_t>(r * map->box_bytes + b))) =
+          inside ? map->bytes[(row + r) * map->pitch + column + b] : std::uint8_t{0};
     }
-  barrier_bytes_came(barrier, map->box_rows * kRowBytes);
+  barrier_bytes_came(barrier, map->box_rows * map->box_bytes);
 }
-inline void load_patches(std::uint32_t, const CUtensorMap*, const PatchBox&, std::uint32_t, std::uint64_t) {}
+/// Of bytes: channels of codes, or of terms.
+inline void load_patches(std::uint32_t to, const CUtensorMap* map, const PatchBox& box, std::uint32_t barrier, std::uint64_t) {
+  int image = box.image, h = box.h, w = box.w;
+  for (int pixel = 0; pixel < map->box_rows; ++pixel) {
+    const int y = h + box.down, x = w + box.right;
+    const bool inside = image < map->images && y >= 0 && y < map->height && x >= 0 && x < map->width;
+    for (int b = 0; b < map->box_bytes; ++b) {
+      const std::uint32_t at = to + static_cast<std::uint32_t>(pixel * map->box_bytes + b);
+      const std::uint32_t place = map->box_bytes == 128 ? swizzled128(at) : map->box_bytes == 64 ? swizzled64(at) : at;
+      *shared_at(place) = inside ? map->bytes[((std::int64_t{image} * map->height + y) * map->width + x) * map->pitch + box.c + b]
+                                 : std::uint8_t{0};
+    }
+    w += map->stride_w;
+    if (w > map->last_w) w = map->lower_w, h += map->stride_h;
+    if (h > map->last_h) h = map->lower_h, ++image;
+  }
+  barrier_bytes_came(barrier, map->box_rows * map->box_bytes);
+}
 inline void async_copy4(std::uint32_t to, const void* from) { std::memcpy(shared_at(to), from, 4); }
 inline void barrier_arrive_after_copies(std::uint32_t barrier) { emulator::barrier_arrive(barrier); }
 inline void async_copy_commit() {}

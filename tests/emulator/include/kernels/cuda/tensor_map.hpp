@@ -1,4 +1,4 @@
-// In the place of src/kernels/cuda/tensor_map.hpp: boxes of rows. Patches of images are not emulated.
+// In the place of src/kernels/cuda/tensor_map.hpp.
 #pragma once
 
 #include <cuda.h>
@@ -14,11 +14,22 @@ inline bool tma_reads(const void* x, std::int64_t pitch, std::int64_t m, std::in
 inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t m, std::int64_t k,
                           int rows) {
   const std::int64_t bytes = type == DType::f16 || type == DType::bf16 ? 2 : 1;
-  map = {static_cast<const std::uint8_t*>(x), pitch, m, k * bytes, rows};
+  map = {};
+  map.bytes = static_cast<const std::uint8_t*>(x), map.pitch = pitch, map.m = m, map.row_bytes = k * bytes;
+  map.box_rows = rows, map.box_bytes = 128;
   return rows <= 256;
 }
-inline bool describe_patches(CUtensorMap&, DType, const void*, std::int64_t, std::int64_t, const Patches&, int, int) {
-  return false;
+inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t batch,
+                             const Patches& p, int channels, int tokens) {
+  const PatchBounds bounds = patch_bounds(p);
+  map = {};
+  map.bytes = static_cast<const std::uint8_t*>(x), map.pitch = pitch;
+  map.images = static_cast<int>(batch), map.height = p.height, map.width = p.width;
+  map.lower_w = bounds.lower_w, map.lower_h = bounds.lower_h;
+  map.last_w = p.width - 1 + bounds.upper_w, map.last_h = p.height - 1 + bounds.upper_h;
+  map.stride_w = p.stride_w, map.stride_h = p.stride_h;
+  map.box_rows = tokens, map.box_bytes = channels * (type == DType::f16 || type == DType::bf16 ? 2 : 1);
+  return tokens <= 256 && map.box_bytes <= 128;
 }
 
 }  // namespace nibble::cuda

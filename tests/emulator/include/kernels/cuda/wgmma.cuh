@@ -30,7 +30,7 @@ inline std::uint8_t operand_byte(std::uint64_t operand, int r, int b) {
   const std::uint32_t address = (static_cast<std::uint32_t>(operand) & 0x3fff) << 4;
   const bool wide = (operand >> 62 & 1) != 0;  // rows of 128 bytes
   const std::uint32_t at = address + static_cast<std::uint32_t>(r * (wide ? 128 : 64) + b);
-  return *emulator::shared_at(wide ? emulator::swizzled128(at) : at ^ (at >> 7 & 3) << 4);
+  return *emulator::shared_at(wide ? emulator::swizzled128(at) : emulator::swizzled64(at));
 }
 
 /// Rows g and g + 8 of an operand in registers, 32 bytes each: a lane 4g + t has bytes 4t … 4t + 3 and 16 more on, of both rows.

@@ -85,7 +85,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   task.codes = codes.data(), task.pitch = columns, task.columns = columns;
   if (c.online()) {
     task.terms = terms.data(), task.term_fold = c.m, task.fold = c.fold();
-    task.plain = c.kind == Kind::plain_terms, task.token_scales = token_scales.data();
+    if (c.kind == Kind::plain_terms) task.token_scales = token_scales.data();
   } else {
     task.scales = scales.data(), task.scale_row = 1, task.scale_group = c.m;
     if (c.zeros()) task.zeros = zeros.data(), task.zero_row = 1;
@@ -134,7 +134,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
       const act_rule::Rule& rule = rules[static_cast<std::size_t>(std::min(fold * c.fold(), c.k - 1) / group)];
       std::int32_t of_fold = 0;
       for (int k = fold * c.fold(); k < (fold + 1) * c.fold(); ++k) of_fold += static_cast<std::int8_t>(code_of(k)) - rule.zero;
-      const float scale = task.plain ? 1.0f : rule.scale;
+      const float scale = task.token_scales != nullptr ? 1.0f : rule.scale;
       const float second = c.zeros() ? std::bit_cast<float>(zero_term(of_fold, rule.zero)) : scale * static_cast<float>(of_fold);
       const float2& term = terms[static_cast<std::size_t>(fold * c.m + m)];
       ASSERT_EQ(std::bit_cast<std::uint32_t>(term.x), std::bit_cast<std::uint32_t>(scale)) << m << " fold " << fold;
@@ -142,7 +142,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
         ASSERT_EQ(std::bit_cast<std::uint32_t>(term.y), std::bit_cast<std::uint32_t>(second)) << m << " fold " << fold;
       }
     }
-    if (task.plain) {
+    if (task.token_scales != nullptr) {
       ASSERT_EQ(std::bit_cast<std::uint32_t>(token_scales[static_cast<std::size_t>(m)]),
                 std::bit_cast<std::uint32_t>(rules[0].scale));
     }

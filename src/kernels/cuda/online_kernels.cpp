@@ -82,8 +82,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   task.terms = args.prepared + map.terms;
   task.term_fold = map.term_pitch;
   task.fold = fold;
-  task.plain = args.quantize.group.k == 0;
-  task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
+  if (args.quantize.group.k == 0) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
   return launch_quantize_acts(task, args.stream);
 }
 

@@ -255,11 +255,11 @@ __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Param
   if (!exists || channel >= p.columns) return;
   store(interleaved, p, row, channel);
   if (static_cast<int>(threadIdx.x) % fold_lanes != 0) return;
-  const float scale = t.plain ? 1.0f : rule.scale;
+  const float scale = t.token_scales != nullptr ? 1.0f : rule.scale;
   const float second =
       t.zero_points ? __uint_as_float(zero_term(sum - t.fold * rule.zero, rule.zero)) : scale * static_cast<float>(sum);
   static_cast<float2*>(t.terms)[channel / t.fold * t.term_fold + row * t.term_row] = {scale, second};
-  if (t.plain && channel == 0) t.token_scales[row] = rule.scale;
+  if (t.token_scales != nullptr && channel == 0) t.token_scales[row] = rule.scale;
 }
 
 __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t group, const Rule& rule) {

@@ -39,11 +39,10 @@ struct QuantizeTask {
   /// (online_task.hpp). Where they are wanted, codes are s8, of each 16 channels in the order of gpu_tile::interleaved, past K the zero
   /// point, and columns are a multiple of the fold.
   ///
-  /// A token that has one scale for all of K may leave it out of its terms (`plain`): they are {1, Σ codes}, or {1, zero_term}, and the scale is
-  /// token_scales' [M].
+  /// A token that has one scale for all of K may leave it out of its terms: they are {1, Σ codes}, or {1, zero_term}, and the scale is
+  /// token_scales' [M]; null: it is in the terms.
   void* terms = nullptr;
   std::int64_t term_row = 1, term_fold = 0;  // terms between tokens, between folds
-  bool plain = false;
   float* token_scales = nullptr;
   int fold = 0;  // 32 or 128
 };

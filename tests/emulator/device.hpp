@@ -60,7 +60,7 @@ inline constexpr struct {
   Special<nibble::emulator::cta_y> y;
 } blockDim{};
 
-inline void __syncthreads() { nibble::emulator::named_barrier(0, nibble::emulator::threads()); }
+inline void __syncthreads() { nibble::emulator::named_barrier(0, nibble::emulator::cta().count()); }
 inline void __syncwarp() { nibble::emulator::all_lanes(0); }
 template <class T>
 T __shfl_sync(unsigned, T value, int from) {

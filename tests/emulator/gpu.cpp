@@ -153,7 +153,6 @@ void run_cluster() {
 
 int thread() { return running->current; }
 int block() { return running->index; }
-int threads() { return running->threads; }
 Shape grid() { return running->grid; }
 Shape cta() { return running->shape; }
 std::uint8_t* shared_memory() { return memory; }

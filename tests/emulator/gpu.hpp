@@ -29,7 +29,6 @@ constexpr int kWarp = 32;
 /// Of the thread that runs, and of its CTA.
 int thread();
 int block();
-int threads();  // of a CTA
 
 /// Threads of a CTA in x, or CTAs of a grid: number i is (i mod x, i div x).
 struct Shape {

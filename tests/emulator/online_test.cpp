@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "emulator/gpu.hpp"
+#include "emulator/memory.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -152,9 +152,7 @@ TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
   const Layer layer(c);
   emulator::use_shared_memory(shared);
   std::vector<std::uint16_t> d(static_cast<std::size_t>(c.m * c.n) + 16, 0xa5a5);
-  const std::size_t scratch_bytes = stream_k_bytes(c.tokens, 4, emulator::kMultiprocessors);
-  std::vector<std::byte> scratch(scratch_bytes + 256);
-  const auto end = (reinterpret_cast<std::uintptr_t>(scratch.data()) + scratch_bytes + 255) / 256 * 256;
+  emulator::StreamKMemory scratch(c.tokens);
 
   OnlineTask task;
   task.weight = layer.weight();
@@ -166,7 +164,7 @@ TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
   task.fold = c.fold();
   task.zero_points = c.act_zeros;
   if (c.per_token) task.token_scales = reinterpret_cast<const float*>(layer.acts.data() + layer.map.scales);
-  task.scratch_end = reinterpret_cast<void*>(end);
+  task.scratch_end = scratch.end();
   task.epilogue.out = DType::bf16;
   task.epilogue.d = d.data();
   task.epilogue.d_stride = c.n;

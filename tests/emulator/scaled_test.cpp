@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "emulator/gpu.hpp"
+#include "emulator/memory.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -53,6 +53,18 @@ std::string name(const Case& c) {
   return fmt::format("{}_m{}_n{}_k{}_{}x{}_depth{}{}_{}_{}", codes[static_cast<int>(c.codes)], c.m, c.n, c.k, c.tokens,
                      gpu_w8::kRows * c.blocks, c.depth, c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split),
                      nibble::name(c.out), c.extra);
+}
+
+/// Room for a weight, and its codes [n,k] where they have to be.
+template <class Byte>
+std::vector<std::byte> packed_codes(const gpu_w8::Geometry& geometry, const std::vector<Byte>& codes) {
+  std::vector<std::byte> packed(static_cast<std::size_t>(geometry.total_bytes()));
+  for (int n = 0; n < geometry.n; ++n)
+    for (int k = 0; k < geometry.k; ++k)
+      packed[static_cast<std::size_t>(geometry.record(n / gpu_w8::kRows, k / gpu_w8::kChannels) +
+                                      gpu_w8::place(n % gpu_w8::kRows, k % gpu_w8::kChannels))] =
+          static_cast<std::byte>(codes[static_cast<std::size_t>(n * geometry.k + k)]);
+  return packed;
 }
 
 /// Codes and scales of a layer, and D as it has to be.
@@ -123,13 +135,8 @@ struct Layer {
  private:
   template <class Scale>
   void pack(const Scale& scale) {
-    packed.resize(static_cast<std::size_t>(geometry.total_bytes()));
+    packed = packed_codes(geometry, weight);
     for (std::int64_t i = 0; i < geometry.scale_count(); ++i) weight_scales.push_back(scale());
-    for (int n = 0; n < c.n; ++n)
-      for (int k = 0; k < c.k; ++k)
-        packed[static_cast<std::size_t>(geometry.record(n / gpu_w8::kRows, k / gpu_w8::kChannels) +
-                                        gpu_w8::place(n % gpu_w8::kRows, k % gpu_w8::kChannels))] =
-            std::byte{weight[static_cast<std::size_t>(n * c.k + k)]};
     std::memcpy(packed.data() + geometry.scales_offset(), weight_scales.data(), 4 * weight_scales.size());
     if (!c.integers()) return;
     std::vector<std::int32_t> sums(static_cast<std::size_t>(geometry.padded_rows()));
@@ -147,9 +154,7 @@ TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const std::size_t element = c.out == DType::f32 ? 4 : 2, count = static_cast<std::size_t>(c.m * c.n);
   std::vector<std::uint8_t> d((count + 16) * element, 0xa5);
-  const std::size_t scratch_bytes = stream_k_bytes(c.tokens, 4, emulator::kMultiprocessors);
-  std::vector<std::byte> scratch(scratch_bytes + 256);
-  const auto end = (reinterpret_cast<std::uintptr_t>(scratch.data()) + scratch_bytes + 255) / 256 * 256;
+  emulator::StreamKMemory scratch(c.tokens);
 
   ScaledTask task;
   task.weight = {layer.packed.data(), layer.geometry};
@@ -162,7 +167,7 @@ TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   task.epilogue.d_stride = c.n;
   if (c.has(kBias)) task.epilogue.bias = {.data = layer.bias.data()};
   if (c.has(kResidual)) task.epilogue.residual = {.data = layer.residual.data(), .stride = c.n};
-  task.scratch_end = reinterpret_cast<void*>(end);
+  task.scratch_end = scratch.end();
   const ScaledConfig config{.tokens = c.tokens, .blocks = c.blocks, .depth = c.depth, .split = c.split};
   ASSERT_EQ(linear_scaled_sm90(task, config, nullptr), cudaSuccess);
 
@@ -213,7 +218,7 @@ struct ConvCase {
 
 class EmulatedConv : public testing::TestWithParam<ConvCase> {};
 
-/// Sums are integers below 2²⁴, and scales 1: every output is exact.
+/// Sums are integers, which become floats by one rounding, and scales are 1: D is known to the bit.
 TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
@@ -239,12 +244,7 @@ TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   ConvTask task;
   task.scaled.geometry = {.n = c.outputs, .k = k};
   const gpu_w8::Geometry& geometry = task.scaled.geometry;
-  std::vector<std::byte> packed(static_cast<std::size_t>(geometry.total_bytes()));
-  for (int n = 0; n < c.outputs; ++n)
-    for (int i = 0; i < k; ++i)
-      packed[static_cast<std::size_t>(geometry.record(n / gpu_w8::kRows, i / gpu_w8::kChannels) +
-                                      gpu_w8::place(n % gpu_w8::kRows, i % gpu_w8::kChannels))] =
-          static_cast<std::byte>(w[static_cast<std::size_t>(n * k + i)]);
+  std::vector<std::byte> packed = packed_codes(geometry, w);
   const std::vector<float> ones(static_cast<std::size_t>(geometry.padded_rows()), 1.0f);
   std::memcpy(packed.data() + geometry.scales_offset(), ones.data(), 4 * ones.size());
 
@@ -258,10 +258,8 @@ TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   task.d = c.nchw ? ImageStrides{pixels * c.outputs, 1, pixels} : ImageStrides{pixels * c.outputs, c.outputs, 1};
   task.epilogue.d = d.data();
   task.epilogue.d_stride = task.d.pixel;
-  const std::size_t scratch_bytes = stream_k_bytes(c.tokens, 4, emulator::kMultiprocessors);
-  std::vector<std::byte> scratch(scratch_bytes + 256);
-  task.scratch_end =
-      reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(scratch.data()) + scratch_bytes + 255) / 256 * 256);
+  emulator::StreamKMemory scratch(c.tokens);
+  task.scratch_end = scratch.end();
   ASSERT_EQ(conv_scaled_sm90(task, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr), cudaSuccess);
 
   for (int image = 0; image < c.images; ++image)

@@ -46,13 +46,8 @@ inline std::array<std::array<std::uint8_t, 32>, 2> operand_rows(const std::uint3
   return rows;
 }
 
-/// Of 16-bit floats: not emulated.
+/// Of 16-bit floats: not emulated, and so not defined.
 template <int kN>
-struct Wgmma {
-  template <class Act>
-  static void begin(float (&)[kN / 2], const std::uint32_t (&)[4], std::uint64_t) {}
-  template <class Act>
-  static void add(float (&)[kN / 2], const std::uint32_t (&)[4], std::uint64_t) {}
-};
+struct Wgmma;
 
 }  // namespace nibble::cuda

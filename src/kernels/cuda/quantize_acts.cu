@@ -45,7 +45,21 @@ struct Params {
   int group_shift;  // log₂ of a group's channels
   bool vector_stores;
   bool pairs;  // activations are 16-bit floats, and ranges are those of what came
+  bool whole;  // rows are vectors as they came, in order, and all of them are read and written at once
 };
+
+/// What is known of the usual activations, so that the compiler knows it too.
+template <bool kWhole>
+__device__ __forceinline__ Params known_of(const Params& given) {
+  Params p = given;
+  p.whole = kWhole;
+  if (!kWhole) return p;
+  p.source.perm = nullptr;
+  p.source.prescale = nullptr;
+  p.source.vector_loads = p.vector_stores = p.pairs = true;
+  p.source.k = p.columns = p.k = given.k / kEach * kEach;
+  return p;
+}
 
 // ---- ranges
 
@@ -216,7 +230,7 @@ __device__ __forceinline__ uint2 only(uint2 codes, int count, std::uint32_t past
 
 __device__ __forceinline__ void store(uint2 codes, const Params& p, std::int64_t row, int channel) {
   std::uint8_t* const to = static_cast<std::uint8_t*>(p.task.codes) + row * p.task.pitch + channel;
-  if (p.vector_stores && channel + kEach <= p.columns) {
+  if (p.whole || (p.vector_stores && channel + kEach <= p.columns)) {
     *reinterpret_cast<uint2*>(to) = codes;
     return;
   }
@@ -232,7 +246,8 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
   if (channel >= p.columns) return 0;
   float x[kEach];
   unpack(x, raw, p.source, channel);
-  const uint2 codes = only(encode(x, rule, p.task.codes_type == DType::e4m3), p.k - channel);
+  uint2 codes = encode(x, rule, p.task.codes_type == DType::e4m3);
+  if (!p.whole) codes = only(codes, p.k - channel);
   store(codes, p, row, channel);
   return sum_of(codes);
 }
@@ -246,7 +261,8 @@ __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Param
   float x[kEach];
   unpack(x, raw, p.source, channel);
   const std::uint32_t past = (static_cast<std::uint32_t>(rule.zero) & 0xffu) * 0x01010101u;
-  const uint2 codes = only(encode(x, rule, false), p.k - channel, past);
+  uint2 codes = encode(x, rule, false);
+  if (!p.whole) codes = only(codes, p.k - channel, past);
   std::int32_t sum = sum_of(codes);
   const int fold_lanes = t.fold / kEach;
   for (int lanes = fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
@@ -272,9 +288,39 @@ __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t
 /// A group is so many lanes at least, among which V rules are shared out.
 constexpr int kLeastGroupLanes = 4;
 
-template <DType kType, int V, bool kOnline>
-__global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __grid_constant__ Params p) {
+struct Largest {
+  std::uint32_t bits;
+  __device__ void take(Largest other) { bits = max(bits, other.bits); }
+};
+
+/// V values of each lane become one: lane l gets value l mod V of all lanes of its group. While there are several, half of them go to the
+/// neighbour for the other half of its own, so that 4 values among 16 lanes are 5 shuffles, and not 16.
+template <class Value, int V, class Shuffle>
+__device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, Shuffle from) {
+  static_assert(V == 1 || V == 2 || V == 4);
+  const int lane = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int bit = 1, left = V; left > 1; bit *= 2, left /= 2) {
+    const bool odd = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < left / 2; ++i) {
+      const Value even_one = values[2 * i], odd_one = values[2 * i + 1];
+      values[i] = odd ? odd_one : even_one;
+      values[i].take(from(odd ? even_one : odd_one, bit));
+    }
+  }
+  for (int lanes = V; lanes < group_lanes; lanes *= 2) values[0].take(from(values[0], lanes));
+  return values[0];
+}
+
+/// Of a CTA of rows that are whole: three of them leave 40 registers a thread, and so 96 KiB of an SM on their way.
+constexpr int kWholeThreads = 512;
+
+template <DType kType, int V, bool kOnline, bool kWhole>
+__global__ void __launch_bounds__(kWhole ? kWholeThreads : kMaxThreads, kWhole && !kOnline ? 3 : 1)
+    quantize_rows_kernel(const __grid_constant__ Params given) {
   static_assert(V <= kLeastGroupLanes);
+  const Params p = known_of<kWhole>(given);
   __shared__ Range ranges[kMaxWarps];
   __shared__ std::int32_t sums[kMaxWarps];
   let_successor_start();
@@ -299,25 +345,22 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_rows_kernel(const __g
     const int share = team.thread % V;
     Rule own;
     if (kOnline && t.zero_points) {
-      Range mine;
+      Range range[V];
 #pragma unroll
-      for (int i = 0; i < V; ++i) {
-        Range range = range_of(raw[i], p, first + i * step);
-        for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2)
-          range.take({__shfl_xor_sync(kAllLanes, range.high, lanes), __shfl_xor_sync(kAllLanes, range.low, lanes)});
-        if (i == share) mine = range;
-      }
-      own = rule_of(t, mine);
+      for (int i = 0; i < V; ++i) range[i] = range_of(raw[i], p, first + i * step);
+      own = rule_of(t, share_out(range, p.group_lanes, [](Range range, int lanes) {
+                      return Range{__shfl_xor_sync(kAllLanes, range.high, lanes), __shfl_xor_sync(kAllLanes, range.low, lanes)};
+                    }));
     } else {
-      std::uint32_t mine = 0;
+      Largest largest[V];
 #pragma unroll
-      for (int i = 0; i < V; ++i) {
-        std::uint32_t largest = largest_of(raw[i], p, first + i * step);
-        for (int lanes = p.group_lanes / 2; lanes > 0; lanes /= 2)
-          largest = max(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
-        if (i == share) mine = largest;
-      }
-      own = symmetric_rule(t, wide<kType>(mine, p));
+      for (int i = 0; i < V; ++i) largest[i].bits = largest_of(raw[i], p, first + i * step);
+      own = symmetric_rule(t, wide<kType>(share_out(largest, p.group_lanes,
+                                                    [](Largest largest, int lanes) {
+                                                      return Largest{__shfl_xor_sync(kAllLanes, largest.bits, lanes)};
+                                                    })
+                                              .bits,
+                                          p));
     }
     const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
     if (place == share && at < p.k && exists) store_rule(t, row, at >> p.group_shift, own);
@@ -427,12 +470,13 @@ template <DType kType>
 constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
 
 struct Kernels {
-  Kernel few, many, segments;  // segments: none when online
+  Kernel few, many, many_whole, segments;  // segments: none when online
   int many_vectors;
 };
 template <DType kType, bool kOnline>
-constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline>,
-                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline>,
+constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, false>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, false>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, kType != DType::f32>,
                            kOnline ? nullptr : quantize_segments_kernel<kType>, kManyVectors<kType>};
 template <bool kOnline>
 const Kernels& kernels_for(DType type) {
@@ -473,6 +517,8 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   p.columns = static_cast<int>(columns);
   p.vector_stores = aligned(task.codes, task.pitch, kEach);
   p.pairs = task.type != DType::f32 && task.prescale == nullptr;
+  const bool whole =
+      p.pairs && task.perm == nullptr && p.source.vector_loads && p.vector_stores && p.k % kEach == 0 && p.columns == p.k;
   const bool online = task.terms != nullptr;
   if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr))
     return cudaErrorInvalidValue;
@@ -499,7 +545,9 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
     if (parts > kMostParts) return cudaErrorInvalidConfiguration;
     const dim3 grid(static_cast<unsigned>((task.m + teams - 1) / teams), static_cast<unsigned>(parts));
     const dim3 block(static_cast<unsigned>(team), static_cast<unsigned>(teams));
-    return launch_dependent(each == kFewVectors ? kernels.few : kernels.many, grid, block, 0, stream, p);
+    const bool usual = whole && team * teams <= kWholeThreads;
+    const Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
+    return launch_dependent(kernel, grid, block, 0, stream, p);
   }
   if (kernels.segments == nullptr) return cudaErrorInvalidValue;
   const std::int64_t segment = grouped ? task.group : columns;

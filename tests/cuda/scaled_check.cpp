@@ -185,13 +185,13 @@ bool sensible(const ScaledConfig& c, bool grouped) {
   const int groups = scaled_groups(c.tokens, grouped);
   if (c.blocks * c.depth > groups || (c.blocks == 3 && groups != 3)) return false;
   if (c.depth > 1 && c.tokens > 32) return false;
+  if (grouped && c.tokens == 256) return takes_tokens_as_rows(c, grouped);
   return c.blocks * (c.tokens / 8) % c.split == 0;
 }
 
 std::vector<ScaledConfig> sm90_configs(bool grouped) {
   std::vector<ScaledConfig> configs;
   for (int tokens : {16, 32, 64, 128, 256}) {
-    if (grouped && tokens == 256) continue;
     for (int blocks : {1, 2, 3, 4})
       for (int depth : {1, 2, 4})
         for (int split : {1, 2, 4, 8}) {

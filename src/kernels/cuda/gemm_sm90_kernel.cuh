@@ -67,12 +67,6 @@ constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
-/// The same number, which the compiler takes for another: what is made of it is made where it is used, and needs no register until then.
-__device__ inline int made_again(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 /// What a fold's terms of activations that are codes are (online.hpp): with a scale, without one, with a zero point.
 enum class ActTerms { scaled, plain, zeros };
 

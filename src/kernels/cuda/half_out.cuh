@@ -20,6 +20,12 @@
 
 namespace nibble::cuda {
 
+/// The same number, which the compiler takes for another: what is made of it is made where it is used, and needs no register until then.
+__device__ inline int made_again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// Sums of a token for eight rows from `row` on, of n, out of shared memory and through the whole epilogue: the long way.
 __device__ inline void store_rows(const epilogue::Element& e, std::int64_t token, int row, int n, const float* from) {
   if (row >= n) return;
@@ -64,8 +70,7 @@ struct HalfRounds {
   __device__ void stage(int round, int slot, float4 v, float2 bias) const {
     const float a = __fadd_rn(v.x, bias.x), b = __fadd_rn(v.y, bias.x), c = __fadd_rn(v.z, bias.y), d = __fadd_rn(v.w, bias.y);
     std::uint32_t to = buffer(round);
-    int lane = this->lane;
-    asm volatile("" : "+r"(lane));  // as in flush
+    const int lane = made_again(this->lane);  // as in flush
     if constexpr (kPixels) {
       const int row = warp * 16 + lane % 16;
       to += row * (kRoundTokens * 2) + (slot ^ row / 2 % kRoundUnits) * 16;
@@ -87,9 +92,8 @@ struct HalfRounds {
   /// The first `tokens` tokens of the round to D, whose number there is `first` on.
   __device__ void flush(int round, int block, int first, int tokens) const {
     ptx::named_barrier(barrier, 128);  // the buffer's next writers come to another barrier first
-    // Opaque, or what is made of them is made once, before the products, whose registers it takes.
-    int lane = this->lane, pixels = this->pixels;
-    asm volatile("" : "+r"(lane), "+r"(pixels));
+    // Or what is made of them is made once, before the products, whose registers it takes.
+    const int lane = made_again(this->lane), pixels = made_again(this->pixels);
     const std::uint32_t from = buffer(round);
     auto* const d = static_cast<std::uint16_t*>(e.d);
     if constexpr (kPixels) {

@@ -207,8 +207,8 @@ Status launch_sm90(const ScaledTask& task, Stream stream) {
 
 Status accepts_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_scaled(self, p));
-  if (has_groups(p) && self.tile.m > 128)
-    return error(StatusCode::unsupported, "sums of groups of channels, for which {} tokens leave no registers", self.tile.m);
+  if (has_groups(p) && self.tile.m > 128 && self.tile.n != 128)
+    return error(StatusCode::unsupported, "sums of groups of channels, which {} tokens have with 128 rows alone", self.tile.m);
   if (!is_compute_float(p.act) && p.k % 16 != 0)
     return error(StatusCode::unsupported, "K={}: rows of codes have to begin at multiples of 16 bytes", p.k);
   return {};

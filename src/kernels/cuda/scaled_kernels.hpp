@@ -36,9 +36,9 @@ double scaled_sm90_cost_us(DType codes, const GpuInfo& gpu, const Problem& probl
   constexpr int kRows = kBlocks * gpu_w8::kRows;
   static constexpr WgmmaCost kS8 = wgmma_cost(WgmmaFamily::s8, kTokens, kRows, kSplit);
   static constexpr WgmmaCost kE4m3 = wgmma_cost(WgmmaFamily::e4m3, kTokens, kRows, kSplit);
-  // Tiles of 256 tokens refuse groups, and are not asked.
+  // Some tiles of 256 tokens refuse groups, and are not asked.
   static constexpr WgmmaCost kGroups =
-      wgmma_cost(kTokens > 128 ? WgmmaFamily::e4m3 : WgmmaFamily::e4m3_groups, kTokens, kRows, kSplit);
+      wgmma_cost(kTokens > 128 && kBlocks != 2 ? WgmmaFamily::e4m3 : WgmmaFamily::e4m3_groups, kTokens, kRows, kSplit);
   const bool groups = has_groups(problem);
   const int depth = scaled_sm90_depth(kTokens, kBlocks), blocks = std::min(kBlocks, scaled_groups(kTokens, groups) / depth);
   return wgmma_cost_us(codes == DType::s8 ? kS8

@@ -66,7 +66,7 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& confi
   const gpu_w8::Geometry& geo = task.weight.geometry;
   const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
   const ScaledKernel kernel = geo.integers ? grouped ? nullptr : scaled_sm90_s8(config.tokens)
-                              : grouped ? scaled_sm90_e4m3_grouped(config.tokens)
+                              : grouped ? scaled_sm90_e4m3_grouped(config.tokens, takes_tokens_as_rows(config, grouped))
                                            : scaled_sm90_e4m3(config.tokens);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!tma_reads(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;

@@ -18,6 +18,12 @@ namespace nibble::cuda {
 /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
 NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
 
+/// Whether tokens are the 64-row operand, and the weight's rows the other one (scaled_sm90_kernel.cuh): of groups, where a pass has both row
+/// blocks that a warpgroup multiplies then, and no cluster adds up units of one.
+constexpr bool takes_tokens_as_rows(const ScaledConfig& c, bool grouped) {
+  return grouped && c.tokens >= 128 && c.blocks >= 2 && c.split <= 1;
+}
+
 /// Floats of a record's scales in a stage: its tokens', its row blocks'.
 NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }
 
@@ -63,7 +69,7 @@ using ScaledKernel = void (*)(ScaledParams);
 /// The kernel for n tokens a pass; null when there is none.
 ScaledKernel scaled_sm90_s8(int tokens);
 ScaledKernel scaled_sm90_e4m3(int tokens);
-ScaledKernel scaled_sm90_e4m3_grouped(int tokens);
+ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows);
 /// Of patches: 64, 128 or 256 tokens.
 ScaledKernel scaled_sm90_patches_s8(int tokens);
 

@@ -3,6 +3,8 @@
 
 namespace nibble::cuda {
 
-ScaledKernel scaled_sm90_e4m3_grouped(int tokens) { return kernel_for<E4m3, true>(tokens); }
+ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows) {
+  return token_rows ? token_rows_kernel_for<E4m3>(tokens) : kernel_for<E4m3, true>(tokens);
+}
 
 }  // namespace nibble::cuda

@@ -26,6 +26,12 @@
 //                    record, boxes of 128                     record, boxes of 64
 //   token t          chunk 0…7, swizzled by t mod 8           chunk 0…3 │ chunk 4…7, each swizzled by t/2 mod 4
 //   k32 number i     32·i bytes on                            32·(i mod 2) bytes on in box i/2, n·64 bytes behind the first
+//
+// Groups of channels with 128 or 256 tokens (kTokenRows): what a sum costs beside its product is what bounds them, and a lane that has two
+// tokens and many rows scales its sums by four numbers, where one that has two rows and many tokens needs as many as half of its sums.
+// Operands are alike, 64 rows of 128 swizzled bytes; so they change places, and nothing else of a stage does:
+//
+//   D[M,N] = Â[M,K] · Ŵᵀ[K,N]      a warpgroup has half of the pass's tokens, 64 at a time, and both of its row blocks
 #pragma once
 
 #include <cuda_bf16.h>
@@ -45,11 +51,9 @@ namespace {
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
 /// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away: what it
-/// keeps is what ptxas needs for the pointers of scales, or for the walk over an image.
+/// keeps is what ptxas needs for the places of scales, or for the walk over an image.
 template <bool kGrouped, bool kPatches>
-constexpr int kProducerRegisters = kGrouped   ? 72
-                                   : kPatches ? 40
-                                              : 32;
+constexpr int kProducerRegisters = kGrouped || kPatches ? 40 : 32;
 template <int kTokens, bool kGrouped, bool kPatches>
 constexpr int kConsumerRegisters = [] {
   const int share = 65536 / scaled_threads(kTokens, kGrouped) / 8 * 8;
@@ -57,6 +61,7 @@ constexpr int kConsumerRegisters = [] {
   return most > 240 ? 240 : most;
 }();
 constexpr int kUnitTokens = 8;  // of a unit of sums: four a lane
+
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
 constexpr int kStagePitch = gpu_w8::kRows + 4;
 constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
@@ -68,8 +73,8 @@ struct alignas(16) Four {
   Sum at[4];
 };
 
-/// kPatches: tokens are output pixels of a convolution.
-template <class Code, int kTokens, bool kGrouped, bool kPatches>
+/// kPatches: tokens are output pixels of a convolution. kTokenRows: they are the 64-row operand.
+template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows>
 struct Scaled {
   using Sum = typename Code::Sum;
   using Sums = Sum[kTokens / 2];  // of a lane
@@ -81,6 +86,8 @@ struct Scaled {
   static constexpr int kScaleSlot = scaled_slot(kTokens);
   /// As many sums as go through the staging buffer at once.
   static constexpr bool kMayShare = kTokens <= kRoundUnits * kUnitTokens;
+  /// Of kTokenRows: a warpgroup's tokens, and as many as are an operand.
+  static constexpr int kGroupTokens = kTokens / kGroups, kPartTokens = 64, kParts = kGroupTokens / kPartTokens;
 
   const ScaledParams& p;
   std::uint8_t* shared;
@@ -159,15 +166,11 @@ struct Scaled {
         ptx::store_shared4(scales_of(0, slot) + 4 * at, __float_as_uint(at < kTokens ? p.acts.scale : 1.0f));
   }
   __device__ void produce_scales() const {
-    constexpr int kEach = (kTokens + 31) / 32;  // of a lane
     const int block_rows = p.weight.geometry.block_rows;
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
     for_each_pass(p.deal, [&](const Pass& pass) {
-      const float* tokens[kEach];  // what is beyond M multiplies zeros and is not stored
-#pragma unroll
-      for (int i = 0; i < kEach; ++i)
-        tokens[i] = p.acts.scales + std::int64_t{min(pass.token_tile * kTokens + i * 32 + lane, p.m - 1)} * p.acts.scale_row;
+      const int first = pass.token_tile * kTokens + lane;
       const float* rows = p.weight.scales();
       if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.deal.records;
 #pragma unroll 1
@@ -176,10 +179,12 @@ struct Scaled {
 #pragma unroll 1
         for (int d = 0; d < depth() && record < pass.end; ++d, ++record) {
           const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
-          if (p.acts.scales != nullptr)
+          if (p.acts.scales != nullptr) {
+            const float* tokens = p.acts.scales + record * p.acts.scale_group;
 #pragma unroll
-            for (int i = 0; i < kEach; ++i)
-              if (i * 32 + lane < kTokens) ptx::async_copy4(slot + i * 128, tokens[i] + record * p.acts.scale_group);
+            for (int i = 0; i < kTokens; i += 32)  // what is beyond M multiplies zeros and is not stored
+              if (i + lane < kTokens) ptx::async_copy4(slot + 4 * i, tokens + min(first + i, p.m - 1) * p.acts.scale_row);
+          }
           if (block_rows != 0 && lane < pass.blocks) ptx::async_copy4(slot + 4 * kTokens, rows + record);
         }
         ptx::barrier_arrive_after_copies(full(to.stage));
@@ -296,6 +301,155 @@ struct Scaled {
       acc[4 * j + 2] = fmaf(dot[4 * j + 2], low, acc[4 * j + 2]);
       acc[4 * j + 3] = fmaf(dot[4 * j + 3], high, acc[4 * j + 3]);
     }
+  }
+
+  // ---- consumers whose rows are tokens (kTokenRows)
+
+  /// Adds the products of the warpgroup's tokens and of 128 rows, a part of 64 tokens after the other. Of a pass that has 64 rows the others
+  /// are what the ring happens to hold: they are not stored.
+  __device__ __forceinline__ void multiply_tokens(int count, Cursor& from, Sums& acc) const {
+    constexpr int kRows = 2 * gpu_w8::kRows, kUnitSums = 4;
+    const std::uint32_t tokens = wgmma_operand_low(act(0)) + warpgroup * (kActBytes / kGroups / 16);
+    const std::uint32_t weights = wgmma_operand_low(records(0));
+    Sum dot[kRows / 2] = {};
+#pragma unroll 1
+    for (int r = 0; r < count; ++r) {
+      ptx::barrier_wait(full(from.stage), from.parity);
+      const std::uint32_t b = weights + from.stage * (kRows * gpu_w8::kChannels / 16);
+      const auto* scales = reinterpret_cast<const float*>(shared + (scales_of(from.stage, 0) - base));
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const std::uint32_t a = tokens + (from.stage * kTokens + part * kPartTokens) * (gpu_w8::kChannels / 16);
+        wgmma_fence();
+        Wgmma8<Code, kRows>::renew(dot, a, wgmma_operand(b));
+#pragma unroll
+        for (int i = 1; i < 4; ++i) Wgmma8<Code, kRows>::add(dot, a + 2 * i, wgmma_operand(b + 2 * i));
+        wgmma_commit();
+        const float* of_tokens = scales + warpgroup * kGroupTokens + part * kPartTokens + warp * 16 + lane / 4;
+        float scale[2][2];  // of row blocks, of tokens g and g + 8
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = __fmul_rn(of_tokens[i % 2 * 8], scales[kTokens + i / 2]);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < kRows / 2; ++i) {
+          float& sum = acc[part * (kRows / 2) + i];
+          sum = fmaf(dot[i], scale[i / (gpu_w8::kRows / 2)][i % kUnitSums / 2], sum);
+        }
+      }
+      release(from.stage);
+      from.advance(p.stages);
+    }
+  }
+
+  static constexpr int kBlockSums = gpu_w8::kRows / 2;  // of 64 tokens × 64 rows, of a lane
+  /// A warp has 16 tokens of 64 and all of the pass's rows, and needs no other on the way out.
+  __device__ void store_tokens(const Pass& pass, const Sums& acc) const {
+    const int first = pass.token_tile * kTokens + warpgroup * kGroupTokens + warp * 16;
+    const auto store = [&](int index, const Sum(&sums)[kBlockSums], auto half) {
+      const int token = first + index / 2 * kPartTokens, block = pass.block + index % 2;
+      if (index % 2 >= pass.blocks || token >= p.m) return;
+      if constexpr (decltype(half)::value)
+        store_half_tokens(token, block * gpu_w8::kRows, sums);
+      else
+        store_float_tokens(token, block * gpu_w8::kRows, sums);
+    };
+    const auto take = [&](Sum(&sums)[kBlockSums], int index) {
+#pragma unroll
+      for (int i = 0; i < kBlockSums; ++i) sums[i] = acc[index * kBlockSums + i];
+    };
+    if (p.half == HalfOut::channels) {
+#pragma unroll
+      for (int index = 0; index < 2 * kParts; ++index) {
+        Sum sums[kBlockSums];
+        take(sums, index);
+        store(index, sums, std::true_type());
+      }
+    } else {
+      // Counted at run time, so that there is one copy of what is done with them; registers are chosen at compile time.
+#pragma unroll 1
+      for (int index = 0; index < 2 * kParts; ++index) {
+        Sum sums[kBlockSums];
+        take(sums, 0);
+#pragma unroll
+        for (int i = 1; i < 2 * kParts; ++i)
+          if (i == index) take(sums, i);
+        store(index, sums, std::false_type());
+      }
+    }
+  }
+  /// What a row's sums are multiplied by, of rows 2t and 2t + 1 of a unit.
+  __device__ float2 row_scales(int row) const {
+    if (p.weight.geometry.block_rows != 0) return {1.0f, 1.0f};
+    return *reinterpret_cast<const float2*>(p.weight.scales() + row);
+  }
+  /// 16 tokens × 64 rows as 16-bit floats: token t is 128 bytes in shared memory, chunk c of 8 rows at c ^ (t mod 8).
+  __device__ void store_half_tokens(int token, int row, const Sum (&sums)[kBlockSums]) const {
+    const epilogue::Element& e = p.epilogue;
+    const int n = static_cast<int>(p.weight.geometry.n), lane = made_again(this->lane);
+    const std::uint32_t staging = base + p.map.staging + warpgroup * kStagingBytes + warp * (16 * gpu_w8::kRows * 2);
+#pragma unroll
+    for (int unit = 0; unit < kBlockSums / 4; ++unit) {
+      const Sum* v = sums + 4 * unit;
+      const int channel = row + unit * 8 + lane % 4 * 2;
+      const float2 scale = row_scales(channel);
+      float2 bias{-0.0f, -0.0f};  // which changes no number it is added to
+      if (e.bias.data != nullptr && channel < n) bias = {e.bias.at(channel), e.bias.at(channel + 1)};
+      const auto finish = [&](float a, float b) {
+        return float2{__fadd_rn(__fmul_rn(a, scale.x), bias.x), __fadd_rn(__fmul_rn(b, scale.y), bias.y)};
+      };
+      const float2 low = finish(v[0], v[1]), high = finish(v[2], v[3]);
+      const std::uint32_t to = staging + lane % 16 * (gpu_w8::kRows * 2) + (unit ^ lane % 8) * 16;
+      if (e.out == DType::f16) {
+        const __half2 a = __float22half2_rn(low), b = __float22half2_rn(high);
+        ptx::store_matrices<false>(to, reinterpret_cast<const std::uint32_t&>(a), reinterpret_cast<const std::uint32_t&>(b));
+      } else {
+        const __nv_bfloat162 a = __float22bfloat162_rn(low), b = __float22bfloat162_rn(high);
+        ptx::store_matrices<false>(to, reinterpret_cast<const std::uint32_t&>(a), reinterpret_cast<const std::uint32_t&>(b));
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const int t = i + lane / 8, chunk = lane % 8;
+      if (token + t >= p.m || row + chunk * 8 >= n) continue;
+      const uint4 v = ptx::load_shared16(staging + t * (gpu_w8::kRows * 2) + (chunk ^ t % 8) * 16);
+      auto* const to = static_cast<std::uint16_t*>(e.d) + (p.first_row + token + t) * e.d_stride + row + chunk * 8;
+      *reinterpret_cast<uint4*>(to) = v;
+    }
+    __syncwarp();  // before the next ones are written there
+  }
+  /// The same through the whole epilogue, 8 tokens at a time: g, then g + 8.
+  __device__ void store_float_tokens(int token, int row, const Sum (&sums)[kBlockSums]) const {
+    float* const staging =
+        reinterpret_cast<float*>(shared + p.map.staging + warpgroup * kStagingBytes) + warp * (8 * kStagePitch);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int unit = 0; unit < kBlockSums / 4; ++unit) {
+        const int column = unit * 8 + lane % 4 * 2;
+        const float2 scale = row_scales(row + column);
+        const Sum* v = sums + 4 * unit + 2 * half;
+        *reinterpret_cast<float2*>(staging + lane / 4 * kStagePitch + column) = {__fmul_rn(v[0], scale.x),
+                                                                                 __fmul_rn(v[1], scale.y)};
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (int t = lane / 8; t < 8; t += 4)
+        if (token + half * 8 + t < p.m)
+          store_rows(p.epilogue, p.first_row + token + half * 8 + t, row + lane % 8 * 8, static_cast<int>(p.weight.geometry.n),
+                     staging + t * kStagePitch + lane % 8 * 8);
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ void consume_tokens(const Pass& pass, Cursor& from) const {
+    Sums acc = {};
+    multiply_tokens(pass.records(), from, acc);
+    if (p.deal.split == kStreamK) {
+      const Parts<Sum, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
+      if (pass.end < p.deal.records) return parts.leave(cluster, kGroups, acc);
+      if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
+    }
+    store_tokens(pass, acc);
   }
 
   /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
@@ -578,6 +732,7 @@ struct Scaled {
   }
 
   __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
+    if constexpr (kTokenRows) return consume_tokens(pass, from);
     // What the epilogue needs is on its way while the products are formed.
     ask_for_tokens(pass);
     const int block = p.deal.split > 1 ? min(first_received() / kUnits, p.blocks - 1) : row_group();
@@ -634,20 +789,21 @@ struct Scaled {
   }
 };
 
-template <class Code, int kTokens, bool kGrouped, bool kPatches>
+template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows>
 __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
   constexpr unsigned kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
-  const Scaled<Code, kTokens, kGrouped, kPatches> gemm{.p = p,
-                                                       .shared = shared,
-                                                       .base = ptx::shared_address(shared),
-                                                       .rank = cluster_rank(p.deal),
-                                                       .cluster = cluster_index(p.deal),
-                                                       .warpgroup = static_cast<int>(warp / 4),
-                                                       .lane = static_cast<int>(threadIdx.x % 32),
-                                                       .warp = static_cast<int>(warp % 4)};
+  using This = Scaled<Code, kTokens, kGrouped, kPatches, kTokenRows>;
+  const This gemm{.p = p,
+                  .shared = shared,
+                  .base = ptx::shared_address(shared),
+                  .rank = cluster_rank(p.deal),
+                  .cluster = cluster_index(p.deal),
+                  .warpgroup = static_cast<int>(warp / 4),
+                  .lane = static_cast<int>(threadIdx.x % 32),
+                  .warp = static_cast<int>(warp % 4)};
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
@@ -666,7 +822,7 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     if (producer == 1 && gemm.lane == 0) gemm.produce_activations();
     if constexpr (kGrouped)
       if (producer == 2) gemm.produce_scales();
-    if (producer == 3) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane);
+    if (producer == 3) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane, kTokenRows ? This::kGroups : 1);
     __syncwarp();  // a warp's threads must come to a barrier of the cluster together
     if (p.deal.split > 1) {
       gemm.exchange();
@@ -682,19 +838,28 @@ template <class Code, bool kGrouped, bool kPatches = false>
 ScaledKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 16, kGrouped, false>;
+      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 16, kGrouped, false, false>;
       break;
     case 32:
-      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 32, kGrouped, false>;
+      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 32, kGrouped, false, false>;
       break;
-    case 64: return scaled_sm90_kernel<Code, 64, kGrouped, kPatches>;
-    case 128: return scaled_sm90_kernel<Code, 128, kGrouped, kPatches>;
+    case 64: return scaled_sm90_kernel<Code, 64, kGrouped, kPatches, false>;
+    case 128: return scaled_sm90_kernel<Code, 128, kGrouped, kPatches, false>;
     case 256:
-      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false, kPatches>;
+      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false, kPatches, false>;
       break;
     default: break;
   }
   return nullptr;
+}
+/// Of groups, with tokens as the 64-row operand.
+template <class Code>
+ScaledKernel token_rows_kernel_for(int tokens) {
+  switch (tokens) {
+    case 128: return scaled_sm90_kernel<Code, 128, true, false, true>;
+    case 256: return scaled_sm90_kernel<Code, 256, true, false, true>;
+    default: return nullptr;
+  }
 }
 
 }  // namespace

@@ -74,10 +74,12 @@ struct Parts {
   }
 };
 
-/// Of a warp that has nothing else to do: raises the flags of what its CTA leaves, when all has been stored.
-__device__ inline void raise_flags(const StreamK& memory, const Deal& deal, int cta, int lane) {
-  const int blocks = deal.left_blocks(cta);
+/// Of a warp that has nothing else to do: raises the flags of what its CTA leaves, when all has been stored: a warpgroup's for each row
+/// block, or for `least` of them where warpgroups are not row blocks.
+__device__ inline void raise_flags(const StreamK& memory, const Deal& deal, int cta, int lane, int least = 1) {
+  int blocks = deal.left_blocks(cta);
   if (blocks == 0) return;
+  blocks = max(blocks, least);
   ptx::named_barrier(kPartsBarrier, left_threads(blocks));
   if (lane < 4 * blocks) ptx::store_release(memory.flags + cta * kPartFlags + lane, memory.ticket);
 }

@@ -40,11 +40,12 @@ struct Wgmma8;
                  : NIBBLE_SUMS8_##sums(c, 0)                                                                                  \
                  : "l"(wgmma_operand(a)), "l"(b));                                                                             \
   }
-/// begin: d = a · b, whatever d was; add: d += a · b. a is the low half of A's descriptor, b is all of B's.
+/// begin: d = a · b, whatever d was; renew: the same in the registers that d has; add: d += a · b. a is the low half of A's descriptor, b is all of B's.
 #define NIBBLE_WGMMA8(Code, c, n, types, scales, kN, ...)                         \
   template <>                                                  \
   struct Wgmma8<Code, kN> {    \
     NIBBLE_WGMMA8_FUNCTION(begin, none, Code, n, types, scales, kN, __VA_ARGS__)  \
+    NIBBLE_WGMMA8_FUNCTION(renew, none, Code, c, types, scales, kN, __VA_ARGS__)  \
     NIBBLE_WGMMA8_FUNCTION(add, 1, Code, c, types, scales, kN, __VA_ARGS__)       \
   };
 #define NIBBLE_WGMMA8_BOTH(...)                                             \

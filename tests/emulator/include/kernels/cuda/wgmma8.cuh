@@ -47,6 +47,7 @@ template <class Code, int kN>
 struct Wgmma8 {
   using Sum = typename Code::Sum;
   static void begin(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, true); }
+  static void renew(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { begin(d, a, b); }
   static void add(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, false); }
 
  private:

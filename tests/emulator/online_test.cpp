@@ -1,11 +1,12 @@
-// The sm_90 GEMM of weights in gpu_n64k128 and activations that are s8 codes (online.hpp), on the emulated GPU: the launcher and the
-// kernels as they are. Those of 16-bit activations are not emulated.
+// The sm_90 GEMM of weights in gpu_n64k128 and activations that are s8 codes (online.hpp), on the emulated GPU: the kernels as they are.
+// Their launcher is gemm_test.cpp's.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "emulator/memory.hpp"
+#include "emulator/tile_weight.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -13,20 +14,12 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/gemm_sm90.cu"
 #include "kernels/cuda/gemm_sm90_s8.cu"
 #include "kernels/cuda/gemm_sm90_s8_plain.cu"
 #include "kernels/cuda/gemm_sm90_s8_zeros.cu"
+#include "kernels/cuda/online.hpp"
 
 namespace nibble::cuda {
-
-// Nor are convolutions.
-GemmKernel gemm_sm90_f16(int, const RecordFormat&, int) { return nullptr; }
-GemmKernel gemm_sm90_bf16(int, const RecordFormat&, int) { return nullptr; }
-GemmKernel gemm_sm90_patches_f16(int, const RecordFormat&, int) { return nullptr; }
-GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullptr; }
-GemmKernel gemm_sm90_patches_s8(int, const RecordFormat&, int, int, bool) { return nullptr; }
-cudaError_t channels_last(const ConvTask&, void*, cudaStream_t) { return cudaErrorNotSupported; }
 
 namespace {
 
@@ -48,14 +41,12 @@ std::string name(const Case& c) {
 
 struct Layer {
   explicit Layer(const Case& c)
-      : c(c), map(online_map(c.fold(), c.m, c.k)), groups((c.k + c.group - 1) / c.group), acts(map.bytes) {
-    std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k));
+      : c(c),
+        map(online_map(c.fold(), c.m, c.k)),
+        random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
+        weight(c.n, c.k, c.bits, c.group, c.weight_zeros ? emulator::TileZeros::integer : emulator::TileZeros::none, random),
+        acts(map.bytes) {
     const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
-    for (int i = 0; i < c.n * c.k; ++i) codes.push_back(below(1 << c.bits));
-    for (int i = 0; i < c.n * groups; ++i) {
-      scales.push_back(to_f16(0.001f * static_cast<float>(1 + below(100))));
-      zeros.push_back(c.weight_zeros ? below(1 << c.bits) : 1 << (c.bits - 1));
-    }
     for (int m = 0; m < c.m; ++m)
       for (int k = 0; k < c.k; ++k) values.push_back(below(256) - 128);
     for (int i = 0; i < c.m * folds(); ++i) {
@@ -63,66 +54,33 @@ struct Layer {
       act_scales.push_back(same ? act_scales.back() : 0.001f * static_cast<float>(1 + below(100)));
       offsets.push_back(same ? offsets.back() : c.act_zeros ? below(256) - 128 : 0);
     }
-    pack_weight();
     write_acts();
   }
 
   int folds() const { return static_cast<int>(map.folds); }
-  std::size_t group_of(int n, int k) const { return static_cast<std::size_t>(n * groups + k / c.group); }
   std::size_t fold_of(int m, int k) const { return static_cast<std::size_t>(m * folds() + k / c.fold()); }
   std::size_t value_of(int m, int k) const { return static_cast<std::size_t>(m * c.k + k); }
 
-  DeviceWeight weight() const {
-    return {.records = records.data(),
-            .geometry = geometry(),
-            .scale_type = DType::f16,
-            .zero = c.weight_zeros ? Zero::integer : Zero::fixed,
-            .zero_base = c.weight_zeros ? 0.0f : static_cast<float>(1 << (c.bits - 1))};
-  }
   /// D[m,n], and how much its rounding may be.
   std::pair<double, double> expected(int m, int n) const {
     double sum = 0, magnitude = 0;
     for (int k = 0; k < c.k; ++k) {
-      const double weight = static_cast<double>(to_f32(scales[group_of(n, k)])) *
-                            (codes[static_cast<std::size_t>(n * c.k + k)] - zeros[group_of(n, k)]);
       const double act = static_cast<double>(act_scales[fold_of(m, k)]) * (values[value_of(m, k)] - offsets[fold_of(m, k)]);
-      sum += weight * act, magnitude += std::abs(weight * act);
+      const double product = weight.value(n, k) * act;
+      sum += product, magnitude += std::abs(product);
     }
     return {sum, magnitude * 0x1p-19 + std::abs(sum) * 0x1p-7};
   }
 
   Case c;
   OnlineMap map;
-  int groups;
-  std::vector<int> codes, zeros, values, offsets;
-  std::vector<f16> scales;
+  std::mt19937 random;
+  emulator::TileWeight weight;
+  std::vector<int> values, offsets;
   std::vector<float> act_scales;
-  std::vector<std::uint8_t> records, acts;
+  std::vector<std::uint8_t> acts;
 
  private:
-  gpu_tile::Geometry geometry() const {
-    return {.n = c.n,
-            .k = c.k,
-            .bits = c.bits,
-            .span = std::min(c.group, gpu_tile::kChannels),
-            .scale_bytes = 2,
-            .zero_bytes = c.weight_zeros ? 1 : 0};
-  }
-  void pack_weight() {
-    const gpu_tile::Geometry geo = geometry();
-    records.resize(static_cast<std::size_t>(geo.total_bytes()));
-    for (int n = 0; n < c.n; ++n)
-      for (int k = 0; k < c.k; ++k) {
-        const int row = n % gpu_tile::kRows, channel = k % gpu_tile::kChannels;
-        std::uint8_t* record = records.data() + geo.record(n / gpu_tile::kRows, k / gpu_tile::kChannels);
-        const gpu_tile::Place place = gpu_tile::place(c.bits, row, channel);
-        record[place.byte] =
-            static_cast<std::uint8_t>(record[place.byte] | codes[static_cast<std::size_t>(n * c.k + k)] << place.shift);
-        const int slot = channel / geo.span, position = gpu_tile::slot_position(row);
-        std::memcpy(record + geo.scale_offset(slot) + position * 2, &scales[group_of(n, k)], 2);
-        if (c.weight_zeros) record[geo.zero_offset(slot) + position] = static_cast<std::uint8_t>(zeros[group_of(n, k)]);
-      }
-  }
   void write_acts() {
     for (int m = 0; m < c.m; ++m)
       for (int k = 0; k < map.pitch; ++k) {
@@ -155,7 +113,7 @@ TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
   emulator::StreamKMemory scratch(c.tokens);
 
   OnlineTask task;
-  task.weight = layer.weight();
+  task.weight = layer.weight.device();
   task.m = c.m;
   task.codes = layer.acts.data();
   task.pitch = layer.map.pitch;

@@ -18,6 +18,39 @@ __device__ inline std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint
   return r;
 }
 
+// ---- two 16-bit floats in a register, rounded once; sm_80 has no addition of bf16
+
+__device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ inline std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ inline std::uint32_t to_f16x2(float low, float high) {
+  std::uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+__device__ inline std::uint32_t to_bf16x2(float low, float high) {
+  std::uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
 // ---- mbarrier
 
 __device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {

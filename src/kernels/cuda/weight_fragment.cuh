@@ -45,21 +45,17 @@ __device__ inline std::uint32_t twice(float x) {
 
 template <class Act>
 __device__ inline std::uint32_t add2(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t d;
   if constexpr (std::is_same_v<Act, __half>)
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return ptx::add_f16x2(a, b);
   else
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3f803f80u), "r"(b));  // times 1: sm_80 has no addition
-  return d;
+    return ptx::fma_bf16x2(a, 0x3f803f80u, b);  // times 1: sm_80 has no addition
 }
 template <class Act>
 __device__ inline std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  std::uint32_t d;
   if constexpr (std::is_same_v<Act, __half>)
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return ptx::fma_f16x2(a, b, c);
   else
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
+    return ptx::fma_bf16x2(a, b, c);
 }
 /// Codes as numbers of the activations' type: u + kMagic of rows g, and of rows g+8 u + kMagicUpper, times 16 where
 /// kSixteenths says so.
@@ -187,11 +183,7 @@ __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std
 /// Two floats, each twice in a register.
 template <class Act>
 __device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float high) {
-  std::uint32_t pair;
-  if constexpr (std::is_same_v<Act, __half>)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  const std::uint32_t pair = std::is_same_v<Act, __half> ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high);
   to[0] = __byte_perm(pair, 0, 0x1010);
   to[1] = __byte_perm(pair, 0, 0x3232);
 }
@@ -207,11 +199,10 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   using Codes = Raised<Act, kBits>;
   std::uint32_t scales;
   if constexpr (std::is_same_v<Act, __half>) {
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(scales) : "r"(raw.scales), "r"(0x54005400u));  // kScaleUp
+    scales = ptx::mul_f16x2(raw.scales, 0x54005400u);  // kScaleUp
   } else {
     const float2 halves = __half22float2(reinterpret_cast<const __half2&>(raw.scales));
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(scales) : "f"(halves.y), "f"(halves.x));
-    if (format.scale_type == DType::bf16) scales = raw.scales;
+    scales = format.scale_type == DType::bf16 ? raw.scales : ptx::to_bf16x2(halves.x, halves.y);
   }
   if (scale_after) scales = kOnes<Act>;
   c.scale[0] = __byte_perm(scales, 0, 0x1010);

@@ -11,4 +11,5 @@ struct CUtensorMap {
   int lower_w, lower_h, last_w, last_h;  // where a kernel may begin: first and last
   int stride_w, stride_h;
   int box_rows, box_bytes;  // rows or pixels of a box, and bytes of each
+  int element;              // bytes of what columns and channels are counted in
 };

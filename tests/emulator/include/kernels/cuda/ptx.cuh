@@ -3,10 +3,13 @@
 
 #include <cuda.h>
 
+#include <array>
+#include <cmath>
 #include <cstdint>
 
 #include "emulator/gpu.hpp"
 #include "kernels/cuda/patches.hpp"
+#include "nibble/types.hpp"
 
 namespace nibble::cuda::ptx {
 
@@ -23,6 +26,33 @@ std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
     if ((kTable >> i & 1) != 0) r |= ((i & 4) != 0 ? a : ~a) & ((i & 2) != 0 ? b : ~b) & ((i & 1) != 0 ? c : ~c);
   return r;
 }
+
+// ---- two 16-bit floats in a register
+
+inline float half_of_pair(std::uint32_t pair, int i, f16) { return to_f32(f16{static_cast<std::uint16_t>(pair >> 16 * i)}); }
+inline float half_of_pair(std::uint32_t pair, int i, bf16) { return to_f32(bf16{static_cast<std::uint16_t>(pair >> 16 * i)}); }
+inline std::uint32_t to_f16x2(float low, float high) { return std::uint32_t{to_f16(high).bits} << 16 | to_f16(low).bits; }
+inline std::uint32_t to_bf16x2(float low, float high) { return std::uint32_t{to_bf16(high).bits} << 16 | to_bf16(low).bits; }
+/// a·b + c of both. What doubles and floats round away on the way, weights and their zero points do not have.
+template <class Half>
+std::array<float, 2> fma_pair(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::array<float, 2> d;
+  for (int i = 0; i < 2; ++i)
+    d[static_cast<std::size_t>(i)] = static_cast<float>(std::fma(static_cast<double>(half_of_pair(a, i, Half{})),
+                                                                 static_cast<double>(half_of_pair(b, i, Half{})),
+                                                                 static_cast<double>(half_of_pair(c, i, Half{}))));
+  return d;
+}
+inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto d = fma_pair<f16>(a, b, c);
+  return to_f16x2(d[0], d[1]);
+}
+inline std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto d = fma_pair<bf16>(a, b, c);
+  return to_bf16x2(d[0], d[1]);
+}
+inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) { return fma_f16x2(a, 0x3c003c00u, b); }
+inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) { return fma_f16x2(a, b, 0x80008000u); }
 
 // ---- mbarrier
 
@@ -50,13 +80,13 @@ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32
 inline void load_box(std::uint32_t to, const CUtensorMap* map, int column, int row, std::uint32_t barrier, std::uint64_t) {
   for (int r = 0; r < map->box_rows; ++r)
     for (int b = 0; b < map->box_bytes; ++b) {
-      const bool inside = row + r < map->m && column + b < map->row_bytes;
+      const int at = column * map->element + b;
+      const bool inside = row + r < map->m && at < map->row_bytes;
       *shared_at(swizzled128(to + static_cast<std::uint32_t>(r * map->box_bytes + b))) =
-          inside ? map->bytes[(row + r) * map->pitch + column + b] : std::uint8_t{0};
+          inside ? map->bytes[(row + r) * map->pitch + at] : std::uint8_t{0};
     }
   barrier_bytes_came(barrier, map->box_rows * map->box_bytes);
 }
-/// Of bytes: channels of codes, or of terms.
 inline void load_patches(std::uint32_t to, const CUtensorMap* map, const PatchBox& box, std::uint32_t barrier, std::uint64_t) {
   int image = box.image, h = box.h, w = box.w;
   for (int pixel = 0; pixel < map->box_rows; ++pixel) {
@@ -65,8 +95,9 @@ inline void load_patches(std::uint32_t to, const CUtensorMap* map, const PatchBo
     for (int b = 0; b < map->box_bytes; ++b) {
       const std::uint32_t at = to + static_cast<std::uint32_t>(pixel * map->box_bytes + b);
       const std::uint32_t place = map->box_bytes == 128 ? swizzled128(at) : map->box_bytes == 64 ? swizzled64(at) : at;
-      *shared_at(place) = inside ? map->bytes[((std::int64_t{image} * map->height + y) * map->width + x) * map->pitch + box.c + b]
-                                 : std::uint8_t{0};
+      *shared_at(place) =
+          inside ? map->bytes[((std::int64_t{image} * map->height + y) * map->width + x) * map->pitch + box.c * map->element + b]
+                 : std::uint8_t{0};
     }
     w += map->stride_w;
     if (w > map->last_w) w = map->lower_w, h += map->stride_h;

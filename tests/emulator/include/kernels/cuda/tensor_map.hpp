@@ -11,11 +11,12 @@ namespace nibble::cuda {
 inline bool tma_reads(const void* x, std::int64_t pitch, std::int64_t m, std::int64_t row_bytes) {
   return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
 }
+inline int element_bytes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
 inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t m, std::int64_t k,
                           int rows) {
-  const std::int64_t bytes = type == DType::f16 || type == DType::bf16 ? 2 : 1;
   map = {};
-  map.bytes = static_cast<const std::uint8_t*>(x), map.pitch = pitch, map.m = m, map.row_bytes = k * bytes;
+  map.element = element_bytes(type);
+  map.bytes = static_cast<const std::uint8_t*>(x), map.pitch = pitch, map.m = m, map.row_bytes = k * map.element;
   map.box_rows = rows, map.box_bytes = 128;
   return rows <= 256;
 }
@@ -28,7 +29,8 @@ inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::i
   map.lower_w = bounds.lower_w, map.lower_h = bounds.lower_h;
   map.last_w = p.width - 1 + bounds.upper_w, map.last_h = p.height - 1 + bounds.upper_h;
   map.stride_w = p.stride_w, map.stride_h = p.stride_h;
-  map.box_rows = tokens, map.box_bytes = channels * (type == DType::f16 || type == DType::bf16 ? 2 : 1);
+  map.element = element_bytes(type);
+  map.box_rows = tokens, map.box_bytes = channels * map.element;
   return tokens <= 256 && map.box_bytes <= 128;
 }
 

@@ -1,10 +1,15 @@
 // In the place of src/kernels/cuda/wgmma.cuh: how matrix instructions find their operands, and when they are done.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "emulator/gpu.hpp"
+#include "nibble/types.hpp"
 
 namespace nibble::cuda {
 
@@ -46,8 +51,52 @@ inline std::array<std::array<std::uint8_t, 32>, 2> operand_rows(const std::uint3
   return rows;
 }
 
-/// Of 16-bit floats: not emulated, and so not defined.
+template <class Act>
+float value_of(std::uint16_t bits) {
+  if constexpr (std::is_same_v<Act, __half>)
+    return to_f32(f16{bits});
+  else
+    return to_f32(bf16{bits});
+}
+
+/// The first operand, 16 numbers of rows g and g + 8, in registers; sums as f32 in the order of K, which nobody promises.
 template <int kN>
-struct Wgmma;
+struct Wgmma {
+  template <class Act>
+  static void begin(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
+    issue<Act>(d, a, b, true);
+  }
+  template <class Act>
+  static void add(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
+    issue<Act>(d, a, b, false);
+  }
+
+ private:
+  template <class Act>
+  static void issue(float* d, const std::uint32_t (&a)[4], std::uint64_t b, bool anew) {
+    const auto bytes = operand_rows(a);
+    std::array<std::array<float, 16>, 2> rows;
+    for (std::size_t half = 0; half < 2; ++half)
+      for (std::size_t k = 0; k < 16; ++k)
+        rows[half][k] = value_of<Act>(static_cast<std::uint16_t>(bytes[half][2 * k + 1] << 8 | bytes[half][2 * k]));
+    const int lane = emulator::thread() % 32;
+    emulator::matrix_issue([=] {
+      for (int j = 0; j < kN / 8; ++j)
+        for (int i = 0; i < 2; ++i) {
+          float sum[2] = {};
+          for (std::size_t k = 0; k < 16; ++k) {
+            const int row = 8 * j + lane % 4 * 2 + i, at = 2 * static_cast<int>(k);
+            const float value =
+                value_of<Act>(static_cast<std::uint16_t>(operand_byte(b, row, at + 1) << 8 | operand_byte(b, row, at)));
+            sum[0] = std::fma(rows[0][k], value, sum[0]), sum[1] = std::fma(rows[1][k], value, sum[1]);
+          }
+          for (int half = 0; half < 2; ++half) {
+            float& to = d[4 * j + 2 * half + i];
+            to = (anew ? 0.0f : to) + sum[half];
+          }
+        }
+    });
+  }
+};
 
 }  // namespace nibble::cuda

@@ -1,0 +1,97 @@
+// A weight in gpu_n64k128, as numbers and as kernels get it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/linear_task.hpp"
+#include "layouts/gpu_tile.hpp"
+
+namespace nibble::emulator {
+
+/// What a group's rows have beside f16 scales. `offset` takes the place of zeros: W = (u − base)·s + o.
+enum class TileZeros { none, integer, offset };
+
+/// Random codes [n][k] of 4 or 8 bits, scales and zeros of groups of `group` channels.
+struct TileWeight {
+  int n, k, bits, group;
+  TileZeros kind;
+  std::vector<int> codes;
+  std::vector<f16> scales, offsets;
+  std::vector<int> zeros;
+  std::vector<std::uint8_t> records;
+
+  TileWeight(int n, int k, int bits, int group, TileZeros kind, std::mt19937& random)
+      : n(n), k(k), bits(bits), group(group), kind(kind) {
+    const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
+    for (int i = 0; i < n * k; ++i) codes.push_back(below(1 << bits));
+    for (int i = 0; i < n * groups(); ++i) {
+      scales.push_back(to_f16(0.001f * static_cast<float>(1 + below(100))));
+      zeros.push_back(kind == TileZeros::integer ? below(1 << bits) : base());
+      offsets.push_back(to_f16(kind == TileZeros::offset ? 0.01f * static_cast<float>(below(100)) : 0.0f));
+    }
+    pack();
+  }
+
+  int groups() const { return (k + group - 1) / group; }
+  std::size_t group_of(int row, int channel) const { return static_cast<std::size_t>(row * groups() + channel / group); }
+  /// Of a channel: u − z, which is exact, and W.
+  int integer(int row, int channel) const {
+    return codes[static_cast<std::size_t>(row * k + channel)] - zeros[group_of(row, channel)];
+  }
+  float scale(int row, int channel) const { return to_f32(scales[group_of(row, channel)]); }
+  float offset(int row, int channel) const { return to_f32(offsets[group_of(row, channel)]); }
+  double value(int row, int channel) const {
+    return static_cast<double>(scale(row, channel)) * integer(row, channel) + static_cast<double>(offset(row, channel));
+  }
+
+  cuda::DeviceWeight device() const {
+    const bool own = kind == TileZeros::integer;
+    return {.records = records.data(),
+            .geometry = geometry(),
+            .scale_type = DType::f16,
+            .zero = own                         ? cuda::Zero::integer
+                    : kind == TileZeros::offset ? cuda::Zero::offset
+                                                : cuda::Zero::fixed,
+            .zero_type = DType::f16,
+            .zero_base = own ? 0.0f : static_cast<float>(base()),
+            .per_channel = group >= k};
+  }
+
+ private:
+  int base() const { return 1 << (bits - 1); }
+  gpu_tile::Geometry geometry() const {
+    return {.n = n,
+            .k = k,
+            .bits = bits,
+            .span = std::min(group, gpu_tile::kChannels),
+            .scale_bytes = 2,
+            .zero_bytes = kind == TileZeros::integer  ? 1
+                          : kind == TileZeros::offset ? 2
+                                                      : 0};
+  }
+  void pack() {
+    const gpu_tile::Geometry geo = geometry();
+    records.resize(static_cast<std::size_t>(geo.total_bytes()));
+    for (int row = 0; row < n; ++row)
+      for (int channel = 0; channel < k; ++channel) {
+        const int in_tile = row % gpu_tile::kRows, in_record = channel % gpu_tile::kChannels;
+        std::uint8_t* record = records.data() + geo.record(row / gpu_tile::kRows, channel / gpu_tile::kChannels);
+        const gpu_tile::Place place = gpu_tile::place(bits, in_tile, in_record);
+        record[place.byte] =
+            static_cast<std::uint8_t>(record[place.byte] | codes[static_cast<std::size_t>(row * k + channel)] << place.shift);
+        const std::size_t from = group_of(row, channel);
+        const int slot = in_record / geo.span, position = gpu_tile::slot_position(in_tile);
+        std::memcpy(record + geo.scale_offset(slot) + position * 2, &scales[from], 2);
+        if (kind == TileZeros::integer)
+          record[geo.zero_offset(slot) + position] = static_cast<std::uint8_t>(zeros[from]);
+        else if (kind == TileZeros::offset)
+          std::memcpy(record + geo.zero_offset(slot) + position * 2, &offsets[from], 2);
+      }
+  }
+};
+
+}  // namespace nibble::emulator

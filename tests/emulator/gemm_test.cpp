@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "emulator/conv_patches.hpp"
 #include "emulator/memory.hpp"
 #include "emulator/tile_weight.hpp"
 
@@ -22,9 +23,8 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 namespace nibble::cuda {
 
-// Kernels that no test asks for.
+// What no test asks for.
 GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullptr; }
-GemmKernel gemm_sm90_patches_s8(int, const RecordFormat&, int, int, bool) { return nullptr; }
 cudaError_t channels_last(const ConvTask&, void*, cudaStream_t) { return cudaErrorNotSupported; }
 
 namespace {
@@ -152,18 +152,7 @@ class EmulatedGemmConv : public testing::TestWithParam<ConvCase> {};
 TEST_P(EmulatedGemmConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
-  Patches p{.channels = c.channels,
-            .group_outputs = c.outputs,
-            .height = c.height,
-            .width = c.width,
-            .kernel_h = c.kernel,
-            .kernel_w = c.kernel,
-            .stride_h = c.stride,
-            .stride_w = c.stride};
-  p.top = p.bottom = p.left = p.right = c.padding;
-  p.dilation_h = p.dilation_w = c.dilation;
-  p.out_height = (c.height + 2 * c.padding - c.dilation * (c.kernel - 1) - 1) / c.stride + 1;
-  p.out_width = (c.width + 2 * c.padding - c.dilation * (c.kernel - 1) - 1) / c.stride + 1;
+  const Patches p = emulator::patches(c);
   const int k = c.kernel * c.kernel * c.channels, pixels = p.pixels();
   std::mt19937 random(static_cast<unsigned>(c.channels + c.outputs));
   const TileWeight w(c.outputs, k, 4, c.group, kNone, random);
@@ -185,29 +174,13 @@ TEST_P(EmulatedGemmConv, GivesTheSumsOfTheLayer) {
   task.scratch_end = scratch.end();
   ASSERT_EQ(conv_gemm_sm90(task, {.tokens = c.tokens, .split = c.split}, nullptr), cudaSuccess);
 
-  for (int n = 0; n < c.outputs; ++n) {
-    std::vector<double> row;
-    for (int i = 0; i < k; ++i) row.push_back(multiplied(w, DType::f16, c.tokens, n, i).value);
-    for (int image = 0; image < c.images; ++image)
-      for (int oh = 0; oh < p.out_height; ++oh)
-        for (int ow = 0; ow < p.out_width; ++ow) {
-          double sum = 0, magnitude = 0;
-          for (int kh = 0; kh < c.kernel; ++kh)
-            for (int kw = 0; kw < c.kernel; ++kw) {
-              const int h = oh * c.stride - c.padding + kh * c.dilation, v = ow * c.stride - c.padding + kw * c.dilation;
-              if (h < 0 || h >= c.height || v < 0 || v >= c.width) continue;
-              for (int i = 0; i < c.channels; ++i) {
-                const std::uint16_t act = x[static_cast<std::size_t>(((image * c.height + h) * c.width + v) * c.channels + i)];
-                const double product = static_cast<double>(from_half(DType::f16, act)) *
-                                       row[static_cast<std::size_t>((kh * c.kernel + kw) * c.channels + i)];
-                sum += product, magnitude += std::abs(product);
-              }
-            }
-          const std::int64_t at = image * task.d.image + (oh * p.out_width + ow) * task.d.pixel + n * task.d.channel;
-          ASSERT_NEAR(static_cast<double>(d[static_cast<std::size_t>(at)]), sum, magnitude * 0x1p-20)
-              << image << " " << oh << " " << ow << " " << n;
-        }
-  }
+  emulator::for_each_sum(
+      p, c.images, [&](std::size_t i) { return static_cast<double>(from_half(DType::f16, x[i])); },
+      [&](int n, int i) { return multiplied(w, DType::f16, c.tokens, n, i).value; },
+      [&](int image, int pixel, int n, const emulator::ConvSum& expected) {
+        const auto at = static_cast<std::size_t>(image * task.d.image + pixel * task.d.pixel + n * task.d.channel);
+        ASSERT_NEAR(static_cast<double>(d[at]), expected.sum, expected.magnitude * 0x1p-20) << image << " " << pixel << " " << n;
+      });
   for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
 }
 

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "emulator/conv_patches.hpp"
 #include "emulator/memory.hpp"
 #include "emulator/tile_weight.hpp"
 
@@ -14,6 +15,8 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
+#include "kernels/cuda/conv.hpp"
+#include "kernels/cuda/gemm_sm90_patches_s8.cu"
 #include "kernels/cuda/gemm_sm90_s8.cu"
 #include "kernels/cuda/gemm_sm90_s8_plain.cu"
 #include "kernels/cuda/gemm_sm90_s8_zeros.cu"
@@ -153,6 +156,75 @@ constexpr Case kCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnline, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+
+// ---- convolutions, with the quantizer in front
+
+struct ConvCase {
+  int images, height, width, channels, outputs;
+  int kernel, stride, padding, dilation;
+  int group;  // of weights and activations
+  bool act_zeros;
+  int split;
+  bool nchw;  // D's
+};
+
+class EmulatedOnlineConv : public testing::TestWithParam<ConvCase> {};
+
+/// Activations are integers of 255 steps in every block of channels, so that scales are 1 and nothing is lost.
+TEST_P(EmulatedOnlineConv, GivesTheSumsOfTheLayer) {
+  const ConvCase& c = GetParam();
+  emulator::use_shared_memory(shared);
+  const Patches p = emulator::patches(c);
+  const int k = c.kernel * c.kernel * c.channels, pixels = p.pixels();
+  std::mt19937 random(static_cast<unsigned>(c.channels + c.outputs));
+  const emulator::TileWeight w(c.outputs, k, 4, c.group, emulator::TileZeros::none, random);
+  const int lowest = c.act_zeros ? -100 : -127, highest = lowest + (c.act_zeros ? 255 : 254);
+  std::vector<std::uint16_t> x(static_cast<std::size_t>(c.images * c.height * c.width * c.channels));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const std::size_t in_group = i % static_cast<std::size_t>(c.group);
+    const int value = in_group == 0   ? lowest
+                      : in_group == 1 ? highest
+                                      : lowest + static_cast<int>(random() % static_cast<unsigned>(highest - lowest + 1));
+    x[i] = to_f16(static_cast<float>(value)).bits;
+  }
+
+  std::vector<float> d(static_cast<std::size_t>(c.images * pixels * c.outputs) + 4, 0.5f);
+  ConvTask task;
+  task.weight = w.device();
+  task.patches = p;
+  task.images = c.images;
+  task.act = DType::f16;
+  task.x = x.data();
+  task.a = {c.height * c.width * c.channels, c.channels, 1};
+  task.d = c.nchw ? ImageStrides{pixels * c.outputs, 1, pixels} : ImageStrides{pixels * c.outputs, c.outputs, 1};
+  task.epilogue.d = d.data();
+  task.epilogue.d_stride = task.d.pixel;
+  task.fold = c.group >= gpu_tile::kChannels ? gpu_tile::kChannels : 32;
+  task.online = {.type = DType::f16, .zero_points = c.act_zeros, .group = c.group};
+  std::vector<float4> codes(online_image_map(task.fold, c.images * c.height * c.width, c.channels, 0).bytes / sizeof(float4));
+  task.scratch = codes.data();
+  emulator::StreamKMemory scratch(64);
+  task.scratch_end = scratch.end();
+  ASSERT_EQ(conv_online_sm90(task, {.tokens = 64, .split = c.split}, nullptr), cudaSuccess);
+
+  emulator::for_each_sum(
+      p, c.images, [&](std::size_t i) { return static_cast<double>(to_f32(f16{x[i]})); },
+      [&](int n, int i) { return w.value(n, i); },
+      [&](int image, int pixel, int n, const emulator::ConvSum& expected) {
+        const auto at = static_cast<std::size_t>(image * task.d.image + pixel * task.d.pixel + n * task.d.channel);
+        ASSERT_NEAR(static_cast<double>(d[at]), expected.sum, expected.magnitude * 0x1p-19) << image << " " << pixel << " " << n;
+      });
+  for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
+}
+
+// Folds of 128 and of 32 channels, boxes of 128 and of 64.
+constexpr ConvCase kConvs[] = {
+    {2, 9, 7, 128, 72, 3, 1, 1, 1, 128, false, 1, false},
+    {1, 12, 11, 64, 136, 3, 2, 1, 1, 64, false, 1, true},
+    {1, 10, 10, 192, 64, 3, 1, 2, 2, 32, true, kStreamK, false},
+    {2, 8, 9, 256, 72, 1, 1, 0, 1, 128, true, 1, true},
+};
+INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnlineConv, testing::ValuesIn(kConvs));
 
 }  // namespace
 }  // namespace nibble::cuda

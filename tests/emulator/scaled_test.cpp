@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "emulator/conv_patches.hpp"
 #include "emulator/memory.hpp"
 
 namespace nibble::cuda {
@@ -226,18 +227,7 @@ class EmulatedConv : public testing::TestWithParam<ConvCase> {};
 TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
-  Patches p{.channels = c.channels,
-            .group_outputs = c.outputs,
-            .height = c.height,
-            .width = c.width,
-            .kernel_h = c.kernel,
-            .kernel_w = c.kernel,
-            .stride_h = c.stride,
-            .stride_w = c.stride};
-  p.top = p.bottom = p.left = p.right = c.padding;
-  p.dilation_h = p.dilation_w = c.dilation;
-  p.out_height = (c.height + 2 * c.padding - c.dilation * (c.kernel - 1) - 1) / c.stride + 1;
-  p.out_width = (c.width + 2 * c.padding - c.dilation * (c.kernel - 1) - 1) / c.stride + 1;
+  const Patches p = emulator::patches(c);
   const int k = c.kernel * c.kernel * c.channels, pixels = p.pixels();
   std::mt19937 random(static_cast<unsigned>(c.channels + c.outputs));
   const auto code = [&] { return static_cast<std::int8_t>(random()); };
@@ -266,22 +256,13 @@ TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   task.scratch_end = scratch.end();
   ASSERT_EQ(conv_scaled_sm90(task, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr), cudaSuccess);
 
-  for (int image = 0; image < c.images; ++image)
-    for (int oh = 0; oh < p.out_height; ++oh)
-      for (int ow = 0; ow < p.out_width; ++ow)
-        for (int n = 0; n < c.outputs; ++n) {
-          std::int32_t sum = 0;
-          for (int kh = 0; kh < c.kernel; ++kh)
-            for (int kw = 0; kw < c.kernel; ++kw) {
-              const int h = oh * c.stride - c.padding + kh * c.dilation, v = ow * c.stride - c.padding + kw * c.dilation;
-              if (h < 0 || h >= c.height || v < 0 || v >= c.width) continue;
-              for (int i = 0; i < c.channels; ++i)
-                sum += x[static_cast<std::size_t>(((image * c.height + h) * c.width + v) * c.channels + i)] *
-                       w[static_cast<std::size_t>(n * k + (kh * c.kernel + kw) * c.channels + i)];
-            }
-          const std::int64_t at = image * task.d.image + (oh * p.out_width + ow) * task.d.pixel + n * task.d.channel;
-          ASSERT_EQ(d[static_cast<std::size_t>(at)], static_cast<float>(sum)) << image << " " << oh << " " << ow << " " << n;
-        }
+  emulator::for_each_sum(
+      p, c.images, [&](std::size_t i) { return static_cast<double>(x[i]); },
+      [&](int n, int i) { return static_cast<double>(w[static_cast<std::size_t>(n * k + i)]); },
+      [&](int image, int pixel, int n, const emulator::ConvSum& expected) {
+        const auto at = static_cast<std::size_t>(image * task.d.image + pixel * task.d.pixel + n * task.d.channel);
+        ASSERT_EQ(d[at], static_cast<float>(expected.sum)) << image << " " << pixel << " " << n;
+      });
   for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
 }
 

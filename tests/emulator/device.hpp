@@ -44,6 +44,7 @@ inline unsigned thread_x() { return static_cast<unsigned>(thread() % cta().x); }
 inline unsigned thread_y() { return static_cast<unsigned>(thread() / cta().x); }
 inline unsigned block_x() { return static_cast<unsigned>(block() % grid().x); }
 inline unsigned block_y() { return static_cast<unsigned>(block() / grid().x); }
+inline unsigned grid_x() { return static_cast<unsigned>(grid().x); }
 inline unsigned cta_x() { return static_cast<unsigned>(cta().x); }
 inline unsigned cta_y() { return static_cast<unsigned>(cta().y); }
 }  // namespace nibble::emulator
@@ -60,6 +61,8 @@ inline constexpr struct {
   Special<nibble::emulator::cta_y> y;
 } blockDim{};
 
+inline constexpr struct { Special<nibble::emulator::grid_x> x; } gridDim{};
+
 inline void __syncthreads() { nibble::emulator::named_barrier(0, nibble::emulator::cta().count()); }
 inline void __syncwarp() { nibble::emulator::all_lanes(0); }
 template <class T>
@@ -73,6 +76,11 @@ T __shfl_sync(unsigned, T value, int from) {
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return __shfl_sync(mask, value, nibble::emulator::thread() % 32 ^ lanes);
+}
+
+inline std::uint32_t __reduce_max_sync(unsigned, std::uint32_t value) {
+  const auto lanes = nibble::emulator::all_lanes(value);
+  return static_cast<std::uint32_t>(*std::max_element(lanes.begin(), lanes.end()));
 }
 
 /// Four bytes of the eight of a (0 … 3) and b (4 … 7), a nibble of `which` each.

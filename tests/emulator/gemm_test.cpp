@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
 #include <random>
 
 #include "emulator/conv_patches.hpp"
+#include "emulator/float_layer.hpp"
 #include "emulator/memory.hpp"
-#include "emulator/tile_weight.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -32,17 +31,13 @@ namespace {
 using emulator::TileWeight;
 using emulator::TileZeros;
 
-std::uint16_t to_half(DType type, float x) { return type == DType::f16 ? to_f16(x).bits : to_bf16(x).bits; }
-float from_half(DType type, std::uint16_t bits) { return type == DType::f16 ? to_f32(f16{bits}) : to_f32(bf16{bits}); }
-float rounded(DType type, float x) { return from_half(type, to_half(type, x)); }
-/// What D's rounding may be of a number.
-double half_step(DType type) { return type == DType::f16 ? 0x1p-11 : 0x1p-8; }
+using emulator::from_half;
+using emulator::half_step;
+using emulator::Multiplied;
+using emulator::rounded;
+using emulator::to_half;
 
-/// W as kernels multiply it, and what else its rounding may be, both in parts of W's own. Up to 32 tokens sums are scaled, and with one
-/// group a row; else weights are, and rounded.
-struct Multiplied {
-  double value, spread;
-};
+/// Up to 32 tokens sums are scaled, and with one group a row; else weights are, and rounded.
 Multiplied multiplied(const TileWeight& w, DType act, int tokens, int row, int channel) {
   if (w.kind == TileZeros::offset) return {w.value(row, channel), half_step(act) * 4};
   const bool common = w.group >= gpu_tile::kChannels;
@@ -76,51 +71,16 @@ class EmulatedGemm : public testing::TestWithParam<Case> {};
 TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
-  std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k));
-  const TileWeight w(c.n, c.k, c.bits, c.group, c.zeros, random);
-  const int pitch = c.k + 8;
-  std::vector<std::uint16_t> x(static_cast<std::size_t>(c.m * pitch));
-  for (auto& v : x) v = to_half(c.act, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
-  std::vector<std::int32_t> order(static_cast<std::size_t>(c.k));
-  std::iota(order.begin(), order.end(), 0);
-  if (c.act_order) std::shuffle(order.begin(), order.end(), random);
-
-  std::vector<std::uint16_t> d(static_cast<std::size_t>(c.m * c.n) + 16, 0xa5a5);
+  const emulator::FloatLayer layer(c.act, c.m, c.n, c.k, c.bits, c.group, c.zeros, c.act_order);
   std::vector<std::uint16_t> gathered(static_cast<std::size_t>(gathered_rows(c.m, c.k, c.act_order) * gathered_pitch(c.k)) + 128);
   emulator::StreamKMemory scratch(c.tokens);
-  LinearTask task;
-  task.weight = w.device();
-  if (c.act_order) task.weight.perm = order.data();
-  task.m = c.m;
-  task.act = c.act;
-  task.x = x.data();
-  task.x_stride = pitch;
+  LinearTask task = layer.task();
   task.scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(gathered.data()) + 255) / 256 * 256);
   task.scratch_end = scratch.end();
-  task.epilogue.out = c.act;
-  task.epilogue.d = d.data();
-  task.epilogue.d_stride = c.n;
-  ASSERT_EQ(linear_gemm_sm90(task, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr), cudaSuccess);
-
-  int wrong = 0;
-  for (int n = 0; n < c.n; ++n) {
-    std::vector<Multiplied> row;
-    for (int k = 0; k < c.k; ++k) row.push_back(multiplied(w, c.act, c.tokens, n, k));
-    for (int m = 0; m < c.m; ++m) {
-      double sum = 0, off = 0;
-      for (int k = 0; k < c.k; ++k) {
-        const auto at = static_cast<std::size_t>(m * pitch + order[static_cast<std::size_t>(k)]);
-        const double act = static_cast<double>(from_half(c.act, x[at])), product = row[static_cast<std::size_t>(k)].value * act;
-        sum += product, off += std::abs(product) * (0x1p-20 + row[static_cast<std::size_t>(k)].spread);
-      }
-      const double got = static_cast<double>(from_half(c.act, d[static_cast<std::size_t>(m * c.n + n)]));
-      off += std::abs(sum) * half_step(c.act) * 1.01 + 1e-6;
-      if (std::abs(got - sum) <= off) continue;  // false of a NaN
-      if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << sum << " ± " << off;
-    }
-  }
-  EXPECT_EQ(wrong, 0);
-  for (std::size_t i = static_cast<std::size_t>(c.m * c.n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
+  layer.expect_sums(
+      task,
+      [&](const LinearTask& t) { return linear_gemm_sm90(t, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr); },
+      [&](int n, int k) { return multiplied(layer.weight, c.act, c.tokens, n, k); });
 }
 
 // Rows, tokens and channels with tails, and more records than a ring has stages; every way to deal passes, every kind of weight.

@@ -18,9 +18,12 @@ struct Fiber {
   std::function<bool()> ready;  // of what it waits for; empty: it may run
   const char* what = "";
   std::uint32_t which = 0;
-  std::uint32_t cluster_generation = 0;                    // of its cluster's barrier, when it arrived there
-  std::vector<std::function<void()>> open;                 // matrix instructions that are not committed
-  std::deque<std::vector<std::function<void()>>> running;  // groups of them
+  std::uint32_t cluster_generation = 0;  // of its cluster's barrier, when it arrived there
+  struct Queue {
+    std::vector<std::function<void()>> open;                 // what is not committed
+    std::deque<std::vector<std::function<void()>>> running;  // groups
+  };
+  std::array<Queue, 2> engines;
 };
 
 struct Mbarrier {
@@ -88,9 +91,9 @@ void complete(Mbarrier& barrier) {
   barrier.pending = barrier.arrivals;
   ++barrier.phase;
 }
-Mbarrier& barrier_at(std::uint32_t address) {
-  const auto found = running->barriers.find(address);
-  if (found == running->barriers.end()) fail("no barrier was initialised at " + std::to_string(address));
+Mbarrier& barrier_at(std::uint32_t address, Cta& cta) {
+  const auto found = cta.barriers.find(address);
+  if (found == cta.barriers.end()) fail("no barrier was initialised at " + std::to_string(address));
   return found->second;
 }
 
@@ -191,19 +194,20 @@ void wait_until(const std::function<bool()>& ready, const char* what, std::uint3
 
 void barrier_init(std::uint32_t barrier, int arrivals) { running->barriers[barrier] = {arrivals, arrivals, 0, 0}; }
 void barrier_arrive(std::uint32_t barrier, int bytes_to_come) {
-  Mbarrier& b = barrier_at(barrier);
+  Mbarrier& b = barrier_at(barrier, *running);
   if (b.pending == 0) fail("one arrival too many at barrier " + std::to_string(barrier));
   b.bytes += bytes_to_come;
   --b.pending;
   complete(b);
 }
-void barrier_bytes_came(std::uint32_t barrier, int bytes) {
-  Mbarrier& b = barrier_at(barrier);
-  b.bytes -= bytes;
+void barrier_bytes_came(std::uint32_t barrier, int bytes) { barrier_bytes_came(running->rank, barrier, bytes); }
+void barrier_bytes_came(int rank, std::uint32_t barrier, int bytes) {
+  Mbarrier& b = barrier_at(barrier, *cluster->ctas.at(static_cast<std::size_t>(rank)));
+  b.bytes -= bytes;  // below 0 where nobody has announced them yet
   complete(b);
 }
 void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
-  const Mbarrier& b = barrier_at(barrier);
+  const Mbarrier& b = barrier_at(barrier, *running);
   wait_until([&b, parity] { return (b.phase & 1) != parity; }, "mbarrier", barrier);
 }
 
@@ -231,6 +235,7 @@ void cluster_wait() {
   const std::uint32_t before = self().cluster_generation;
   wait_until([before] { return cluster->barrier.generation != before; }, "the cluster's barrier", 0);
 }
+int cluster_rank() { return running->rank; }
 std::uint8_t* shared_of(int rank, std::uint32_t address) {
   return rank == running->rank ? shared_at(address)
                                : cluster->ctas.at(static_cast<std::size_t>(rank))->image.data() + (address - kSharedBase);
@@ -245,15 +250,18 @@ std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value) {
   return warp.values[before % 2];
 }
 
-void matrix_issue(std::function<void()> instruction) { self().open.push_back(std::move(instruction)); }
-void matrix_commit() {
-  self().running.push_back(std::move(self().open));
-  self().open.clear();
+void issue(Engine engine, std::function<void()> work) {
+  self().engines[static_cast<std::size_t>(engine)].open.push_back(std::move(work));
 }
-void matrix_wait(int pending) {
-  auto& running = self().running;
+void commit(Engine engine) {
+  auto& queue = self().engines[static_cast<std::size_t>(engine)];
+  queue.running.push_back(std::move(queue.open));
+  queue.open.clear();
+}
+void wait(Engine engine, int pending) {
+  auto& running = self().engines[static_cast<std::size_t>(engine)].running;
   for (; running.size() > static_cast<std::size_t>(pending); running.pop_front())
-    for (const auto& instruction : running.front()) instruction();
+    for (const auto& work : running.front()) work();
 }
 
 }  // namespace nibble::emulator

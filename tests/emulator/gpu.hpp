@@ -5,8 +5,8 @@
 //   cluster after cluster │ a fiber for each thread, in turn: each runs until it has to wait │ nobody can go on: the test fails, and says
 //   who waits
 //
-// Copies are done at once, and matrix instructions as late as is allowed, when a thread waits for them: so a stage of a ring that is
-// given back too early has something else in it by then.
+// What the copy engine brings is there at once. Matrix instructions and a thread's own asynchronous copies are done as late as is allowed, when
+// the thread waits for them: so a stage of a ring that is given back too early has something else in it by then.
 #pragma once
 
 #include <array>
@@ -70,6 +70,8 @@ constexpr std::uint32_t swizzled64(std::uint32_t address) { return address ^ (ad
 void barrier_init(std::uint32_t barrier, int arrivals);
 void barrier_arrive(std::uint32_t barrier, int bytes_to_come = 0);
 void barrier_bytes_came(std::uint32_t barrier, int bytes);
+/// At a barrier of CTA `rank` of the cluster.
+void barrier_bytes_came(int rank, std::uint32_t barrier, int bytes);
 void barrier_wait(std::uint32_t barrier, std::uint32_t parity);
 /// bar.sync and bar.arrive; 0 is __syncthreads'.
 void named_barrier(int id, int threads);
@@ -78,16 +80,20 @@ void named_barrier_arrive(int id, int threads);
 /// Of all threads of a cluster.
 void cluster_arrive();
 void cluster_wait();
+int cluster_rank();
 /// A byte of the shared memory of CTA `rank` of the cluster.
 std::uint8_t* shared_of(int rank, std::uint32_t address);
 
 /// Values of all lanes of a warp, which come here together.
 std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value);
 
-// ---- matrix instructions: closures that are called when they have to be done
+// ---- what runs beside a thread: closures, called when they have to be done
 
-void matrix_issue(std::function<void()> instruction);
-void matrix_commit();
-void matrix_wait(int pending);
+enum class Engine { matrix, copies };
+void issue(Engine engine, std::function<void()> work);
+/// Makes a group of what the thread has issued since the last one.
+void commit(Engine engine);
+/// All but the thread's `pending` latest groups are done then.
+void wait(Engine engine, int pending);
 
 }  // namespace nibble::emulator

@@ -73,11 +73,11 @@ TEST(Emulator, MatrixInstructionsReadAsLateAsTheyMay) {
     EXPECT_EQ(failure(1,
                       [&] {
                         *shared_at(kSharedBase) = 1;
-                        matrix_issue([&] { read = *shared_at(kSharedBase); });
-                        matrix_commit();
-                        if (waits_first) matrix_wait(0);
+                        issue(Engine::matrix, [&] { read = *shared_at(kSharedBase); });
+                        commit(Engine::matrix);
+                        if (waits_first) wait(Engine::matrix, 0);
                         *shared_at(kSharedBase) = 2;
-                        matrix_wait(0);
+                        wait(Engine::matrix, 0);
                       }),
               "");
     return read;

@@ -58,13 +58,8 @@ struct Acts {
 
 __device__ __forceinline__ std::uint32_t warp_max(std::uint32_t bits) { return __reduce_max_sync(kAllLanes, bits); }
 
-/// The larger magnitude, NaN where one is NaN.
-__device__ __forceinline__ float top_of(float top, float x) {
-  asm("{\n.reg .f32 magnitude;\nabs.f32 magnitude, %1;\nmax.NaN.f32 %0, %0, magnitude;\n}" : "+f"(top) : "f"(x));
-  return top;
-}
 __device__ __forceinline__ float lanes_top(float top, int distance) {
-  return top_of(top, __shfl_xor_sync(kAllLanes, top, distance));
+  return ptx::max_magnitude(top, __shfl_xor_sync(kAllLanes, top, distance));
 }
 
 /// Eight codes of a vector.
@@ -117,7 +112,7 @@ struct OnlineDecode {
   __device__ static __forceinline__ void block_rules(act_rule::Rule (&rule)[kFolds], float (&top)[kLaneVectors], const Acts& x) {
     const int lane = threadIdx.x % 32;
     if constexpr (kFolds == 1) {
-      float all = top_of(top_of(top[0], top[1]), top_of(top[2], top[3]));
+      float all = ptx::max_magnitude(ptx::max_magnitude(top[0], top[1]), ptx::max_magnitude(top[2], top[3]));
       all = lanes_top(lanes_top(all, 1), 2);
       if (x.group > gpu_tile::kChannels) all = lanes_top(all, 4);
       rule[0] = rule_of_largest(__float_as_uint(all), x.limit, kReach);
@@ -129,7 +124,7 @@ struct OnlineDecode {
         if (x.group > kStepChannels * apart) {
 #pragma unroll
           for (int v = 0; v < kLaneVectors; ++v)
-            if ((v & apart) == 0) top[v] = top[v ^ apart] = top_of(top[v], top[v ^ apart]);
+            if ((v & apart) == 0) top[v] = top[v ^ apart] = ptx::max_magnitude(top[v], top[v ^ apart]);
         }
       if (x.group > gpu_tile::kChannels) {
 #pragma unroll
@@ -215,8 +210,8 @@ struct OnlineDecode {
                 float value[kEach], most = 0.0f;
                 values(value, v);
 #pragma unroll
-                for (int j = 0; j < kEach; ++j) most = top_of(most, value[j]);
-                whole_top = top_of(whole_top, most);
+                for (int j = 0; j < kEach; ++j) most = ptx::max_magnitude(most, value[j]);
+                whole_top = ptx::max_magnitude(whole_top, most);
 #pragma unroll
                 for (int j = 0; j < kLaneVectors; ++j) top[j] = j == v ? most : top[j];
               }

@@ -18,6 +18,12 @@ __device__ inline std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint
   return r;
 }
 
+/// The larger of a ≥ 0 and the magnitude of b, NaN where one is NaN.
+__device__ inline float max_magnitude(float a, float b) {
+  asm("{\n.reg .f32 magnitude;\nabs.f32 magnitude, %1;\nmax.NaN.f32 %0, %0, magnitude;\n}" : "+f"(a) : "f"(b));
+  return a;
+}
+
 // ---- two 16-bit floats in a register, rounded once; sm_80 has no addition of bf16
 
 __device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {

@@ -1,6 +1,7 @@
 // What the launchers of kernels name of the CUDA runtime, for a machine that has none: the emulated GPU (gpu.hpp).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -54,6 +55,15 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
   return cudaSuccess;
 }
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+/// Never none, so that small as it is it takes clusters of every size.
+inline cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void*, const cudaLaunchConfig_t* config) {
+  for (unsigned i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+      *count = std::max(1, nibble::emulator::kMultiprocessors / static_cast<int>(config->attrs[i].val.clusterDim.x));
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 /// Runs to the end before it returns.
 template <class... Params, class... Args>

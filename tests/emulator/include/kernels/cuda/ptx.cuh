@@ -27,6 +27,9 @@ std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   return r;
 }
 
+/// The larger magnitude, NaN where one is NaN.
+inline float max_magnitude(float a, float b) { return a != a || b != b ? NAN : std::max(a, std::abs(b)); }
+
 // ---- two 16-bit floats in a register
 
 inline float half_of_pair(std::uint32_t pair, int i, f16) { return to_f32(f16{static_cast<std::uint16_t>(pair >> 16 * i)}); }
@@ -61,6 +64,7 @@ inline void barrier_init_fence() {}
 inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(barrier); }
 inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) { emulator::barrier_arrive(barrier, bytes); }
 inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) { emulator::barrier_wait(barrier, parity); }
+inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) { emulator::barrier_wait(barrier, parity); }
 inline void named_barrier(int id, int threads) { emulator::named_barrier(id, threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
 
@@ -105,11 +109,25 @@ inline void load_patches(std::uint32_t to, const CUtensorMap* map, const PatchBo
   }
   barrier_bytes_came(barrier, map->box_rows * map->box_bytes);
 }
-inline void async_copy4(std::uint32_t to, const void* from) { std::memcpy(shared_at(to), from, 4); }
-inline void barrier_arrive_after_copies(std::uint32_t barrier) { emulator::barrier_arrive(barrier); }
-inline void async_copy_commit() {}
+inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
+  issue(Engine::copies, [=] {
+    std::memset(shared_at(to), 0, 16);
+    std::memcpy(shared_at(to), from, static_cast<std::size_t>(bytes));
+  });
+}
+inline void async_copy4(std::uint32_t to, const void* from) {
+  issue(Engine::copies, [=] { std::memcpy(shared_at(to), from, 4); });
+}
+inline void async_copy_commit() { commit(Engine::copies); }
 template <int kPending>
-void async_copy_wait() {}
+void async_copy_wait() {
+  wait(Engine::copies, kPending);
+}
+inline void barrier_arrive_after_copies(std::uint32_t barrier) {
+  async_copy_commit();
+  async_copy_wait<0>();
+  emulator::barrier_arrive(barrier);
+}
 
 // ---- shared memory
 
@@ -118,6 +136,25 @@ inline uint2 load_shared8(std::uint32_t address) { return load_shared<uint2>(add
 inline std::uint32_t load_shared4(std::uint32_t address) { return load_shared<std::uint32_t>(address); }
 inline std::uint32_t load_shared2(std::uint32_t address) { return load_shared<std::uint16_t>(address); }
 inline void store_shared4(std::uint32_t address, std::uint32_t v) { store_shared(address, v); }
+inline void store_shared8(std::uint32_t address, uint2 v) { store_shared(address, v); }
+inline void store_shared16(std::uint32_t address, uint4 v) { store_shared(address, v); }
+
+/// A lane's two elements of each of four matrices, neighbours in row lane / 4 or, transposed, in a column.
+template <bool kTransposed>
+void load_four_matrices(std::uint32_t (&m)[4], std::uint32_t address) {
+  const auto rows = all_lanes(address);
+  const auto lane = static_cast<std::size_t>(thread() % 32), g = lane / 4, t = lane % 4;
+  for (std::size_t matrix = 0; matrix < 4; ++matrix) {
+    m[matrix] = 0;
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::size_t row = kTransposed ? 2 * t + i : g, column = kTransposed ? g : 2 * t + i;
+      const auto at = static_cast<std::uint32_t>(rows[matrix * 8 + row] + 2 * column);
+      m[matrix] |= std::uint32_t{load_shared<std::uint16_t>(at)} << 16 * i;
+    }
+  }
+}
+inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t address) { load_four_matrices<false>(m, address); }
+inline void load_matrices_transposed(std::uint32_t (&m)[4], std::uint32_t address) { load_four_matrices<true>(m, address); }
 
 template <bool kTransposed>
 void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
@@ -135,9 +172,16 @@ void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
 
 inline void cluster_arrive() { emulator::cluster_arrive(); }
 inline void cluster_wait() { emulator::cluster_wait(); }
+inline int cluster_rank() { return emulator::cluster_rank(); }
 inline std::uint32_t map_to_rank(std::uint32_t address, int rank) { return address | static_cast<std::uint32_t>(rank) << 24; }
 inline void store_remote16(std::uint32_t to, float4 v) {
   std::memcpy(shared_of(static_cast<int>(to >> 24), to & 0xffffff), &v, sizeof v);
+}
+
+inline void send(std::uint32_t to, float2 value, std::uint32_t barrier) {
+  const auto rank = static_cast<int>(to >> 24);
+  std::memcpy(shared_of(rank, to & 0xffffff), &value, sizeof value);
+  barrier_bytes_came(rank, barrier & 0xffffff, sizeof value);
 }
 
 // ---- registers, and launches: nothing depends on them

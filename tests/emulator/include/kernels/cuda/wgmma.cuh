@@ -1,23 +1,20 @@
 // In the place of src/kernels/cuda/wgmma.cuh: how matrix instructions find their operands, and when they are done.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "emulator/gpu.hpp"
-#include "nibble/types.hpp"
+#include "kernels/cuda/mma.cuh"
 
 namespace nibble::cuda {
 
 inline void wgmma_fence() {}
-inline void wgmma_commit() { emulator::matrix_commit(); }
+inline void wgmma_commit() { emulator::commit(emulator::Engine::matrix); }
 template <int kPending>
 void wgmma_wait() {
-  emulator::matrix_wait(kPending);
+  emulator::wait(emulator::Engine::matrix, kPending);
 }
 template <class Sum, int kCount>
 void wgmma_wait_for(Sum (&)[kCount]) {
@@ -36,27 +33,6 @@ inline std::uint8_t operand_byte(std::uint64_t operand, int r, int b) {
   const bool wide = (operand >> 62 & 1) != 0;  // rows of 128 bytes
   const std::uint32_t at = address + static_cast<std::uint32_t>(r * (wide ? 128 : 64) + b);
   return *emulator::shared_at(wide ? emulator::swizzled128(at) : emulator::swizzled64(at));
-}
-
-/// Rows g and g + 8 of an operand in registers, 32 bytes each: a lane 4g + t has bytes 4t … 4t + 3 and 16 more on, of both rows.
-inline std::array<std::array<std::uint8_t, 32>, 2> operand_rows(const std::uint32_t (&a)[4]) {
-  std::array<std::array<std::uint8_t, 32>, 2> rows;
-  const auto first = static_cast<std::size_t>(emulator::thread() % 32 / 4 * 4);
-  for (std::size_t half = 0; half < 2; ++half) {  // of K
-    const auto lanes = emulator::all_lanes(std::uint64_t{a[2 * half + 1]} << 32 | a[2 * half]);
-    for (std::size_t t = 0; t < 4; ++t)
-      for (std::size_t i = 0; i < 8; ++i)
-        rows[i / 4][16 * half + 4 * t + i % 4] = static_cast<std::uint8_t>(lanes[first + t] >> 8 * i);
-  }
-  return rows;
-}
-
-template <class Act>
-float value_of(std::uint16_t bits) {
-  if constexpr (std::is_same_v<Act, __half>)
-    return to_f32(f16{bits});
-  else
-    return to_f32(bf16{bits});
 }
 
 /// The first operand, 16 numbers of rows g and g + 8, in registers; sums as f32 in the order of K, which nobody promises.
@@ -80,7 +56,7 @@ struct Wgmma {
       for (std::size_t k = 0; k < 16; ++k)
         rows[half][k] = value_of<Act>(static_cast<std::uint16_t>(bytes[half][2 * k + 1] << 8 | bytes[half][2 * k]));
     const int lane = emulator::thread() % 32;
-    emulator::matrix_issue([=] {
+    emulator::issue(emulator::Engine::matrix, [=] {
       for (int j = 0; j < kN / 8; ++j)
         for (int i = 0; i < 2; ++i) {
           float sum[2] = {};

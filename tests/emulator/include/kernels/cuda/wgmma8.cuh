@@ -53,7 +53,7 @@ struct Wgmma8 {
  private:
   static void issue(Sum* d, std::uint64_t a, std::uint64_t b, bool anew) {
     const int lane = emulator::thread() % 32, row = emulator::thread() / 32 % 4 * 16 + lane / 4;
-    emulator::matrix_issue([=] {
+    emulator::issue(emulator::Engine::matrix, [=] {
       std::array<std::array<std::uint8_t, 32>, 2> rows;
       for (std::size_t half = 0; half < 2; ++half)
         for (std::size_t k = 0; k < 32; ++k)
@@ -73,7 +73,7 @@ struct WgmmaS8 {
   static void issue(std::int32_t* d, const std::uint32_t (&a)[4], std::uint64_t b, bool anew) {
     const auto rows = operand_rows(a);
     const int lane = emulator::thread() % 32;
-    emulator::matrix_issue([=] { add_products<S8, kN>(d, rows, b, lane, anew); });
+    emulator::issue(emulator::Engine::matrix, [=] { add_products<S8, kN>(d, rows, b, lane, anew); });
   }
 };
 

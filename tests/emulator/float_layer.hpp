@@ -1,0 +1,105 @@
+// A layer of 16-bit activations and a weight in gpu_n64k128, for tests of kernels that take such.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "emulator/tile_weight.hpp"
+#include "kernels/cuda/linear_task.hpp"
+#include "nibble/types.hpp"
+
+namespace nibble::emulator {
+
+inline std::uint16_t to_half(DType type, float x) { return type == DType::f16 ? to_f16(x).bits : to_bf16(x).bits; }
+inline float from_half(DType type, std::uint16_t bits) { return type == DType::f16 ? to_f32(f16{bits}) : to_f32(bf16{bits}); }
+inline float rounded(DType type, float x) { return from_half(type, to_half(type, x)); }
+/// What rounding may be, in parts of a number.
+inline double half_step(DType type) { return type == DType::f16 ? 0x1p-11 : 0x1p-8; }
+
+/// W as a kernel multiplies it, and what else its rounding may be, in parts of its products.
+struct Multiplied {
+  double value, spread;
+};
+
+struct FloatLayer {
+  DType act;
+  int m, pitch;
+  std::mt19937 random;
+  TileWeight weight;
+  std::vector<std::uint16_t> x;
+  std::vector<std::int32_t> order;  // position k of the weight is channel order[k]
+
+  FloatLayer(DType act, int m, int n, int k, int bits, int group, TileZeros zeros, bool act_order = false)
+      : act(act),
+        m(m),
+        pitch(k + 8),
+        random(static_cast<unsigned>(m * 31 + n * 7 + k)),
+        weight(n, k, bits, group, zeros, random),
+        x(static_cast<std::size_t>(m * pitch)),
+        order(static_cast<std::size_t>(k)) {
+    for (auto& v : x) v = to_half(act, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
+    std::iota(order.begin(), order.end(), 0);
+    if (act_order) std::shuffle(order.begin(), order.end(), random);
+    permutes = act_order;
+  }
+  /// Activations that online quantization takes without a loss: integers up to ±127, the largest in every `block` channels.
+  void make_integers(int block) {
+    for (int row = 0; row < m; ++row)
+      for (int k = 0; k < weight.k; ++k) {
+        const int value = k % block == 0 ? 127 : static_cast<int>(random() % 255) - 127;
+        x[static_cast<std::size_t>(row * pitch + k)] = to_half(DType::f16, static_cast<float>(value));
+      }
+  }
+
+  /// The task without scratch memory and D.
+  cuda::LinearTask task() const {
+    cuda::LinearTask task;
+    task.weight = weight.device();
+    if (permutes) task.weight.perm = order.data();
+    task.m = m;
+    task.act = act;
+    task.x = x.data();
+    task.x_stride = pitch;
+    return task;
+  }
+
+  /// Has `launch` compute D of `task`, and compares it with the sums of multiplied(n, k).
+  template <class Launch, class Weight>
+  void expect_sums(cuda::LinearTask task, Launch launch, Weight multiplied) const {
+    const int n = weight.n, k = weight.k;
+    std::vector<std::uint16_t> d(static_cast<std::size_t>(m * n) + 16, 0xa5a5);
+    task.epilogue.out = act;
+    task.epilogue.d = d.data();
+    task.epilogue.d_stride = n;
+    ASSERT_EQ(launch(task), cudaSuccess);
+    int wrong = 0;
+    for (int row = 0; row < n; ++row) {
+      std::vector<Multiplied> w;
+      for (int i = 0; i < k; ++i) w.push_back(multiplied(row, i));
+      for (int token = 0; token < m; ++token) {
+        double sum = 0, off = 1e-6;
+        for (std::size_t i = 0; i < w.size(); ++i) {
+          const double v = static_cast<double>(from_half(act, x[static_cast<std::size_t>(token * pitch + order[i])]));
+          sum += w[i].value * v, off += std::abs(w[i].value * v) * (0x1p-20 + w[i].spread);
+        }
+        off += std::abs(sum) * half_step(act) * 1.01;
+        const double got = static_cast<double>(from_half(act, d[static_cast<std::size_t>(token * n + row)]));
+        if (std::abs(got - sum) <= off) continue;  // false of a NaN
+        if (++wrong <= 5) ADD_FAILURE() << "D[" << token << "," << row << "] is " << got << ", expected " << sum << " ± " << off;
+      }
+    }
+    EXPECT_EQ(wrong, 0);
+    for (std::size_t i = static_cast<std::size_t>(m * n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
+  }
+
+ private:
+  bool permutes = false;
+};
+
+}  // namespace nibble::emulator

@@ -27,6 +27,16 @@ struct Multiplied {
   double value, spread;
 };
 
+/// That of kernels that multiply weights: rounded to activations' type, but for a row of one scale, whose sums are scaled.
+inline Multiplied rounded_weight(const TileWeight& w, DType act, int row, int channel) {
+  if (w.kind == TileZeros::offset) return {w.value(row, channel), half_step(act) * 4};
+  if (w.group >= w.k) return {w.value(row, channel), 0};
+  constexpr float kUp = 64.0f;  // f16's weights are as many times as large, out of reach of subnormals
+  const float scale = act == DType::f16 ? kUp * w.scale(row, channel) : rounded(act, w.scale(row, channel));
+  const float value = rounded(act, static_cast<float>(w.integer(row, channel)) * scale);
+  return {static_cast<double>(act == DType::f16 ? value / kUp : value), 0};
+}
+
 struct FloatLayer {
   DType act;
   int m, pitch;

@@ -32,20 +32,12 @@ using emulator::TileWeight;
 using emulator::TileZeros;
 
 using emulator::from_half;
-using emulator::half_step;
-using emulator::Multiplied;
-using emulator::rounded;
 using emulator::to_half;
 
-/// Up to 32 tokens sums are scaled, and with one group a row; else weights are, and rounded.
-Multiplied multiplied(const TileWeight& w, DType act, int tokens, int row, int channel) {
-  if (w.kind == TileZeros::offset) return {w.value(row, channel), half_step(act) * 4};
-  const bool common = w.group >= gpu_tile::kChannels;
-  if (w.group >= w.k || (common && tokens <= 32)) return {w.value(row, channel), 0};
-  constexpr float kUp = 64.0f;  // f16's weights are as many times as large, out of reach of subnormals
-  const float scale = act == DType::f16 ? kUp * w.scale(row, channel) : rounded(act, w.scale(row, channel));
-  const float value = rounded(act, static_cast<float>(w.integer(row, channel)) * scale);
-  return {static_cast<double>(act == DType::f16 ? value / kUp : value), 0};
+/// Up to 32 tokens the sums of common weights are scaled, and not the weights.
+emulator::Multiplied multiplied(const TileWeight& w, DType act, int tokens, int row, int channel) {
+  if (w.kind != TileZeros::offset && w.group >= gpu_tile::kChannels && tokens <= 32) return {w.value(row, channel), 0};
+  return emulator::rounded_weight(w, act, row, channel);
 }
 
 // ---- layers

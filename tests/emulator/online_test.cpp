@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "emulator/conv_patches.hpp"
 #include "emulator/memory.hpp"
-#include "emulator/tile_weight.hpp"
+#include "emulator/online_layer.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -23,136 +21,41 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 #include "kernels/cuda/online.hpp"
 
 namespace nibble::cuda {
-
 namespace {
 
-struct Case {
-  int bits, group;  // of the weight
-  bool weight_zeros, act_zeros;
-  bool per_token;  // a scale of activations for all of K, which is not in the terms
-  int m, n, k;
+struct Case : emulator::OnlineCase {
   int tokens, depth, split;  // GemmConfig
-
-  int fold() const { return group < gpu_tile::kChannels ? 32 : gpu_tile::kChannels; }
 };
 
 std::string name(const Case& c) {
-  return fmt::format("u{}g{}{}{}{}_m{}_n{}_k{}_{}_depth{}{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "",
-                     c.act_zeros ? "_act_zeros" : "", c.per_token ? "_per_token" : "", c.m, c.n, c.k, c.tokens, c.depth,
+  return fmt::format("{}_{}_depth{}{}", emulator::name(c), c.tokens, c.depth,
                      c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split));
 }
-
-struct Layer {
-  explicit Layer(const Case& c)
-      : c(c),
-        map(online_map(c.fold(), c.m, c.k)),
-        random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
-        weight(c.n, c.k, c.bits, c.group, c.weight_zeros ? emulator::TileZeros::integer : emulator::TileZeros::none, random),
-        acts(map.bytes) {
-    const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
-    for (int m = 0; m < c.m; ++m)
-      for (int k = 0; k < c.k; ++k) values.push_back(below(256) - 128);
-    for (int i = 0; i < c.m * folds(); ++i) {
-      const bool same = c.per_token && i % folds() != 0;  // as the fold before
-      act_scales.push_back(same ? act_scales.back() : 0.001f * static_cast<float>(1 + below(100)));
-      offsets.push_back(same ? offsets.back() : c.act_zeros ? below(256) - 128 : 0);
-    }
-    write_acts();
-  }
-
-  int folds() const { return static_cast<int>(map.folds); }
-  std::size_t fold_of(int m, int k) const { return static_cast<std::size_t>(m * folds() + k / c.fold()); }
-  std::size_t value_of(int m, int k) const { return static_cast<std::size_t>(m * c.k + k); }
-
-  /// D[m,n], and how much its rounding may be.
-  std::pair<double, double> expected(int m, int n) const {
-    double sum = 0, magnitude = 0;
-    for (int k = 0; k < c.k; ++k) {
-      const double act = static_cast<double>(act_scales[fold_of(m, k)]) * (values[value_of(m, k)] - offsets[fold_of(m, k)]);
-      const double product = weight.value(n, k) * act;
-      sum += product, magnitude += std::abs(product);
-    }
-    return {sum, magnitude * 0x1p-19 + std::abs(sum) * 0x1p-7};
-  }
-
-  Case c;
-  OnlineMap map;
-  std::mt19937 random;
-  emulator::TileWeight weight;
-  std::vector<int> values, offsets;
-  std::vector<float> act_scales;
-  std::vector<std::uint8_t> acts;
-
- private:
-  void write_acts() {
-    for (int m = 0; m < c.m; ++m)
-      for (int k = 0; k < map.pitch; ++k) {
-        const int channel = k / 16 * 16 + gpu_tile::interleaved(k % 16);
-        const int value = channel < c.k ? values[value_of(m, channel)] : offsets[fold_of(m, channel)];
-        acts[static_cast<std::size_t>(m * map.pitch + k)] = static_cast<std::uint8_t>(value);
-      }
-    for (int m = 0; m < c.m; ++m)
-      for (int fold = 0; fold < folds(); ++fold) {
-        const std::size_t at = static_cast<std::size_t>(m * folds() + fold);
-        int sum = 0;
-        for (int k = fold * c.fold(); k < std::min(c.k, (fold + 1) * c.fold()); ++k) sum += values[value_of(m, k)] - offsets[at];
-        const float scale = c.per_token ? 1.0f : act_scales[at];
-        const float terms[2] = {
-            scale, c.act_zeros ? std::bit_cast<float>(zero_term(sum, offsets[at])) : scale * static_cast<float>(sum)};
-        std::memcpy(acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m) * sizeof terms, terms,
-                    sizeof terms);
-        if (c.per_token) std::memcpy(acts.data() + map.scales + static_cast<std::size_t>(m) * 4, &act_scales[at], 4);
-      }
-  }
-};
 
 class EmulatedOnline : public testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
-  const Layer layer(c);
   emulator::use_shared_memory(shared);
-  std::vector<std::uint16_t> d(static_cast<std::size_t>(c.m * c.n) + 16, 0xa5a5);
   emulator::StreamKMemory scratch(c.tokens);
-
-  OnlineTask task;
-  task.weight = layer.weight.device();
-  task.m = c.m;
-  task.codes = layer.acts.data();
-  task.pitch = layer.map.pitch;
-  task.terms = layer.acts.data() + layer.map.terms;
-  task.term_pitch = layer.map.term_pitch;
-  task.fold = c.fold();
-  task.zero_points = c.act_zeros;
-  if (c.per_token) task.token_scales = reinterpret_cast<const float*>(layer.acts.data() + layer.map.scales);
+  const emulator::OnlineLayer layer(c);
+  OnlineTask task = layer.task();
   task.scratch_end = scratch.end();
-  task.epilogue.out = DType::bf16;
-  task.epilogue.d = d.data();
-  task.epilogue.d_stride = c.n;
-  ASSERT_EQ(linear_online_sm90(task, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr), cudaSuccess);
-
-  int wrong = 0;
-  for (int m = 0; m < c.m; ++m)
-    for (int n = 0; n < c.n; ++n) {
-      const float got = to_f32(bf16{d[static_cast<std::size_t>(m * c.n + n)]});
-      const auto [want, off] = layer.expected(m, n);
-      if (std::abs(static_cast<double>(got) - want) <= off) continue;  // false of a NaN
-      if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << want << " ± " << off;
-    }
-  EXPECT_EQ(wrong, 0);
-  for (std::size_t i = static_cast<std::size_t>(c.m * c.n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
+  layer.expect_sums(task, [&](const OnlineTask& t) {
+    return linear_online_sm90(t, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr);
+  });
 }
 
 // Rows, tokens and channels with tails, and more records than a ring has stages.
 constexpr Case kCases[] = {
-    {4, 128, false, false, false, 3, 72, 1936, 16, 2, 1},   {4, 128, true, false, false, 30, 200, 1424, 32, 1, kStreamK},
-    {4, 128, false, false, false, 70, 200, 896, 64, 1, 1},  {4, 128, false, false, false, 150, 320, 1152, 128, 1, kStreamK},
-    {4, 128, false, false, false, 10, 200, 1424, 16, 2, 2}, {4, 128, true, false, true, 70, 264, 896, 64, 1, 4},
-    {4, 128, true, true, false, 130, 136, 640, 128, 1, 1},  {4, 32, true, false, false, 40, 264, 416, 64, 1, 1},
-    {4, 64, false, true, false, 20, 100, 400, 16, 4, 1},    {4, 128, false, false, true, 70, 200, 896, 64, 1, kStreamK},
-    {4, 128, true, false, true, 130, 136, 640, 128, 1, 1},  {4, 128, true, true, true, 20, 72, 1040, 16, 2, 1},
-    {4, 32, false, false, true, 40, 100, 416, 32, 1, 1},    {8, 128, true, false, true, 150, 200, 640, 128, 1, kStreamK},
-    {8, 128, false, false, false, 140, 72, 784, 128, 1, 1}, {8, 128, true, true, false, 33, 256, 640, 64, 1, kStreamK},
+    {{4, 128, false, false, false, 3, 72, 1936}, 16, 2, 1},   {{4, 128, true, false, false, 30, 200, 1424}, 32, 1, kStreamK},
+    {{4, 128, false, false, false, 70, 200, 896}, 64, 1, 1},  {{4, 128, false, false, false, 150, 320, 1152}, 128, 1, kStreamK},
+    {{4, 128, false, false, false, 10, 200, 1424}, 16, 2, 2}, {{4, 128, true, false, true, 70, 264, 896}, 64, 1, 4},
+    {{4, 128, true, true, false, 130, 136, 640}, 128, 1, 1},  {{4, 32, true, false, false, 40, 264, 416}, 64, 1, 1},
+    {{4, 64, false, true, false, 20, 100, 400}, 16, 4, 1},    {{4, 128, false, false, true, 70, 200, 896}, 64, 1, kStreamK},
+    {{4, 128, true, false, true, 130, 136, 640}, 128, 1, 1},  {{4, 128, true, true, true, 20, 72, 1040}, 16, 2, 1},
+    {{4, 32, false, false, true, 40, 100, 416}, 32, 1, 1},    {{8, 128, true, false, true, 150, 200, 640}, 128, 1, kStreamK},
+    {{8, 128, false, false, false, 140, 72, 784}, 128, 1, 1}, {{8, 128, true, true, false, 33, 256, 640}, 64, 1, kStreamK},
 };
 
 INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnline, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

@@ -6,6 +6,7 @@
 
 #include "emulator/conv_patches.hpp"
 #include "emulator/memory.hpp"
+#include "emulator/scaled_layer.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -29,13 +30,11 @@ cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t) 
 
 namespace {
 
-enum class Codes { s8, e4m3, groups };
-enum Extra : unsigned {
-  kBias = 1,
-  kResidual = 2,
-  kZeros = 4,
-  kChannelScales = 8,  // of groups: the weight has a scale per channel, not per block
-};
+using emulator::Codes;
+using emulator::kBias;
+using emulator::kChannelScales;
+using emulator::kResidual;
+using emulator::kZeros;
 
 struct Case {
   Codes codes;
@@ -43,150 +42,24 @@ struct Case {
   int tokens, blocks, depth, split;  // ScaledConfig
   DType out = DType::bf16;
   unsigned extra = 0;
-
-  bool integers() const { return codes == Codes::s8; }
-  bool grouped() const { return codes == Codes::groups; }
-  bool has(Extra e) const { return (extra & e) != 0; }
 };
 
 std::string name(const Case& c) {
-  const char* const codes[] = {"s8", "e4m3", "e4m3_groups"};
-  return fmt::format("{}_m{}_n{}_k{}_{}x{}_depth{}{}_{}_{}", codes[static_cast<int>(c.codes)], c.m, c.n, c.k, c.tokens,
-                     gpu_w8::kRows * c.blocks, c.depth, c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split),
-                     nibble::name(c.out), c.extra);
+  return fmt::format("{}_{}x{}_depth{}{}", emulator::name({c.codes, c.m, c.n, c.k, c.out, c.extra}), c.tokens,
+                     gpu_w8::kRows * c.blocks, c.depth, c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split));
 }
-
-/// Room for a weight, and its codes [n,k] where they have to be.
-template <class Byte>
-std::vector<std::byte> packed_codes(const gpu_w8::Geometry& geometry, const std::vector<Byte>& codes) {
-  std::vector<std::byte> packed(static_cast<std::size_t>(geometry.total_bytes()));
-  for (int n = 0; n < geometry.n; ++n)
-    for (int k = 0; k < geometry.k; ++k)
-      packed[static_cast<std::size_t>(geometry.record(n / gpu_w8::kRows, k / gpu_w8::kChannels) +
-                                      gpu_w8::place(n % gpu_w8::kRows, k % gpu_w8::kChannels))] =
-          static_cast<std::byte>(codes[static_cast<std::size_t>(n * geometry.k + k)]);
-  return packed;
-}
-
-/// Codes and scales of a layer, and D as it has to be.
-struct Layer {
-  explicit Layer(const Case& c) : c(c), records((c.k + 127) / 128), pitch((c.k + 15) / 16 * 16) {
-    std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k));
-    const auto code = [&] {
-      for (;;) {
-        const auto byte = static_cast<std::uint8_t>(random());
-        if (c.integers() || (byte & 0x7f) < 0x60) return byte;  // up to 16: sums of a few thousand
-      }
-    };
-    const auto scale = [&] { return 0.001f * static_cast<float>(1 + random() % 100); };
-    acts.resize(static_cast<std::size_t>(c.m * pitch));
-    weight.resize(static_cast<std::size_t>(c.n * c.k));
-    for (auto& byte : acts) byte = code();
-    for (auto& byte : weight) byte = code();
-    act_scales.resize(static_cast<std::size_t>(c.m * (c.grouped() ? records : 1)));
-    for (float& s : act_scales) s = scale();
-    geometry = {.n = c.n,
-                .k = c.k,
-                .integers = c.integers(),
-                .has_zeros = false,
-                .block_rows = c.grouped() && !c.has(kChannelScales) ? 128 : 0};
-    for (int i = 0; i < c.m; ++i) act_zeros.push_back(c.has(kZeros) ? static_cast<std::int32_t>(random() % 200) - 100 : 0);
-    for (int i = 0; i < c.n; ++i) bias.push_back(static_cast<float>(random() % 100) - 50);
-    for (int i = 0; i < c.m * c.n; ++i) residual.push_back(static_cast<float>(random() % 100) - 50);
-    pack(scale);
-  }
-
-  float act(int m, int k) const { return value(acts[static_cast<std::size_t>(m * pitch + k)]); }
-  float row(int n, int k) const { return value(weight[static_cast<std::size_t>(n * c.k + k)]); }
-  float value(std::uint8_t byte) const {
-    return c.integers() ? static_cast<float>(static_cast<std::int8_t>(byte)) : code_value(DType::e4m3, byte);
-  }
-  float act_scale(int m, int record) const { return act_scales[static_cast<std::size_t>(c.grouped() ? record * c.m + m : m)]; }
-  float weight_scale(int n, int record) const {
-    const int at = geometry.block_rows == 0 ? n : n / geometry.block_rows * records + record;
-    return weight_scales[static_cast<std::size_t>(at)];
-  }
-  /// D[m,n], and how much its rounding may be.
-  std::pair<double, double> expected(int m, int n) const {
-    double sum = 0, magnitude = 0;
-    for (int r = 0; r < records; ++r) {
-      const double scale = static_cast<double>(act_scale(m, r)) * static_cast<double>(weight_scale(n, r));
-      for (int k = r * 128; k < std::min(c.k, r * 128 + 128); ++k) {
-        const double product = scale *
-                               static_cast<double>(act(m, k) - static_cast<float>(act_zeros[static_cast<std::size_t>(m)])) *
-                               static_cast<double>(row(n, k));
-        sum += product, magnitude += std::abs(product);
-      }
-    }
-    const auto add = [&](float x) { sum += static_cast<double>(x), magnitude += std::abs(static_cast<double>(x)); };
-    if (c.has(kBias)) add(bias[static_cast<std::size_t>(n)]);
-    if (c.has(kResidual)) add(residual[static_cast<std::size_t>(m * c.n + n)]);
-    const double of_output = c.out == DType::f32 ? 0 : c.out == DType::f16 ? 0x1p-10 : 0x1p-7;
-    return {sum, magnitude * 0x1p-20 + std::abs(sum) * of_output};
-  }
-
-  Case c;
-  int records, pitch;
-  std::vector<std::uint8_t> acts, weight;
-  std::vector<float> act_scales, weight_scales, bias, residual;
-  std::vector<std::int32_t> act_zeros;
-  gpu_w8::Geometry geometry;
-  std::vector<std::byte> packed;
-
- private:
-  template <class Scale>
-  void pack(const Scale& scale) {
-    packed = packed_codes(geometry, weight);
-    for (std::int64_t i = 0; i < geometry.scale_count(); ++i) weight_scales.push_back(scale());
-    std::memcpy(packed.data() + geometry.scales_offset(), weight_scales.data(), 4 * weight_scales.size());
-    if (!c.integers()) return;
-    std::vector<std::int32_t> sums(static_cast<std::size_t>(geometry.padded_rows()));
-    for (int n = 0; n < c.n; ++n)
-      for (int k = 0; k < c.k; ++k) sums[static_cast<std::size_t>(n)] += static_cast<std::int32_t>(row(n, k));
-    std::memcpy(packed.data() + geometry.sums_offset(), sums.data(), 4 * sums.size());
-  }
-};
 
 class Emulated : public testing::TestWithParam<Case> {};
 
 TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
-  const Layer layer(c);
   emulator::use_shared_memory(shared);
-  const std::size_t element = c.out == DType::f32 ? 4 : 2, count = static_cast<std::size_t>(c.m * c.n);
-  std::vector<std::uint8_t> d((count + 16) * element, 0xa5);
   emulator::StreamKMemory scratch(c.tokens);
-
-  ScaledTask task;
-  task.weight = {layer.packed.data(), layer.geometry};
-  task.acts = {.codes = layer.acts.data(), .pitch = layer.pitch, .scales = layer.act_scales.data(), .scale_row = 1};
-  if (c.grouped()) task.acts.scale_group = c.m, task.acts.group = 128;
-  if (c.has(kZeros)) task.acts.zeros = layer.act_zeros.data(), task.acts.zero_row = 1;
-  task.m = c.m;
-  task.epilogue.out = c.out;
-  task.epilogue.d = d.data();
-  task.epilogue.d_stride = c.n;
-  if (c.has(kBias)) task.epilogue.bias = {.data = layer.bias.data()};
-  if (c.has(kResidual)) task.epilogue.residual = {.data = layer.residual.data(), .stride = c.n};
+  const emulator::ScaledLayer layer({c.codes, c.m, c.n, c.k, c.out, c.extra});
+  ScaledTask task = layer.task();
   task.scratch_end = scratch.end();
   const ScaledConfig config{.tokens = c.tokens, .blocks = c.blocks, .depth = c.depth, .split = c.split};
-  ASSERT_EQ(linear_scaled_sm90(task, config, nullptr), cudaSuccess);
-
-  int wrong = 0;
-  for (int m = 0; m < c.m; ++m)
-    for (int n = 0; n < c.n; ++n) {
-      const std::uint8_t* at = d.data() + static_cast<std::size_t>(m * c.n + n) * element;
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, at, element);
-      const float got = c.out == DType::f32   ? std::bit_cast<float>(bits)
-                        : c.out == DType::f16 ? to_f32(f16{static_cast<std::uint16_t>(bits)})
-                                              : to_f32(bf16{static_cast<std::uint16_t>(bits)});
-      const auto [want, off] = layer.expected(m, n);
-      if (std::abs(static_cast<double>(got) - want) <= off) continue;  // false of a NaN
-      if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << want << " ± " << off;
-    }
-  EXPECT_EQ(wrong, 0);
-  for (std::size_t i = count * element; i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5) << "written past D";
+  layer.expect_sums(task, [&](const ScaledTask& t) { return linear_scaled_sm90(t, config, nullptr); });
 }
 
 // Rows, tokens and channels with tails, more records than a ring has stages, more passes than there are multiprocessors.
@@ -238,7 +111,7 @@ TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   ConvTask task;
   task.scaled.geometry = {.n = c.outputs, .k = k};
   const gpu_w8::Geometry& geometry = task.scaled.geometry;
-  std::vector<std::byte> packed = packed_codes(geometry, w);
+  std::vector<std::byte> packed = emulator::packed_codes(geometry, w);
   const std::vector<float> ones(static_cast<std::size_t>(geometry.padded_rows()), 1.0f);
   std::memcpy(packed.data() + geometry.scales_offset(), ones.data(), 4 * ones.size());
 

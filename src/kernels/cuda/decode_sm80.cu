@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/decode_record.cuh"
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/shared_memory.hpp"
 
@@ -142,8 +143,7 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
     const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m) : kernel_for<__nv_bfloat16, 8>(m))
                                : (four ? kernel_for<__half, 4>(m) : kernel_for<__half, 8>(m));
     if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-    kernel<<<static_cast<unsigned>(geo.tiles()), kThreads, static_cast<std::size_t>(smem), stream>>>(p);
-    if (const cudaError_t e = cudaGetLastError()) return e;
+    if (const cudaError_t e = launch_after(kernel, static_cast<unsigned>(geo.tiles()), kThreads, smem, stream, p)) return e;
   }
   return cudaSuccess;
 }

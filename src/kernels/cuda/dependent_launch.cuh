@@ -43,18 +43,24 @@ inline bool starts_early() {
 
 /// kernel<<<grid, block, smem, stream>>>(params), early where that is possible.
 template <class Params>
-cudaError_t launch_dependent(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t launch_dependent(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params,
+                             bool early = starts_early()) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = static_cast<std::size_t>(smem);
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = starts_early() ? 1 : 0;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params);
+}
+/// The same of kernels that do not wait for their predecessor themselves.
+template <class Params>
+cudaError_t launch_after(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params) {
+  return launch_dependent(kernel, grid, block, smem, stream, params, false);
 }
 
 }  // namespace nibble::cuda

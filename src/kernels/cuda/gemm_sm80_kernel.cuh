@@ -41,6 +41,7 @@
 #include <span>
 #include <type_traits>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/patch_corners.cuh"
@@ -522,8 +523,7 @@ cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, int 
   const int smem = std::max(p.stages * p.stage_bytes + table, best->sum_bytes);
   const Kernel kernel = best->kernels[is_usual(p.format)][act == DType::bf16][bits == 8];
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-  kernel<<<static_cast<unsigned>(best_ctas), kThreads, static_cast<std::size_t>(smem), stream>>>(p);
-  return cudaGetLastError();
+  return launch_after(kernel, static_cast<unsigned>(best_ctas), kThreads, smem, stream, p);
 }
 
 }  // namespace

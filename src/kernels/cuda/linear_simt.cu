@@ -16,6 +16,7 @@
 // weight is made in f32 first: forming Σu·x and z·Σx apart would lose what cancels between them.
 //
 // Which records a warp gets, and so the order of every sum, depends on K only. F and T, which depend on M, change no bit.
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/linear_simt.hpp"
 #include "kernels/cuda/shared_memory.hpp"
 
@@ -420,8 +421,7 @@ cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   const int smem = warps * p.warp_floats * 4;
   const auto kernel = linear_simt_kernel<kBits, kFloat, F, T>;
   if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-  kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(warps * 32), static_cast<std::size_t>(smem), stream>>>(p);
-  return cudaGetLastError();
+  return launch_after(kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(warps * 32), smem, stream, p);
 }
 
 template <int kBits, bool kFloat>

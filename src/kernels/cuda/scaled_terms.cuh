@@ -10,7 +10,7 @@ namespace nibble::cuda {
 /// Whether e4m3 sums are scaled every 128 channels, and not at their end.
 NIBBLE_HOST_DEVICE inline bool is_grouped(const ScaledTask& t) { return t.acts.group != 0 || t.weight.geometry.block_rows != 0; }
 
-#if defined(__CUDACC__)
+#if NIBBLE_DEVICE_CODE
 
 /// The rule of activations that have one scale and zero point for all of them.
 __device__ inline act_rule::Rule rule_of(const QuantizedActs& acts) {

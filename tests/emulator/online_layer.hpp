@@ -1,0 +1,131 @@
+// A layer of activations that are s8 codes (online.hpp) and a weight in gpu_n64k128, for tests of kernels that take such.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "emulator/tile_weight.hpp"
+#include "kernels/cuda/online_task.hpp"
+
+namespace nibble::emulator {
+
+struct OnlineCase {
+  int bits, group;  // of the weight
+  bool weight_zeros, act_zeros;
+  bool per_token;  // a scale of activations for all of K, which is not in the terms
+  int m, n, k;
+
+  int fold() const { return group < gpu_tile::kChannels ? 32 : gpu_tile::kChannels; }
+};
+
+inline std::string name(const OnlineCase& c) {
+  return fmt::format("u{}g{}{}{}{}_m{}_n{}_k{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "", c.act_zeros ? "_act_zeros" : "",
+                     c.per_token ? "_per_token" : "", c.m, c.n, c.k);
+}
+
+struct OnlineLayer {
+  explicit OnlineLayer(const OnlineCase& c)
+      : c(c),
+        map(cuda::online_map(c.fold(), c.m, c.k)),
+        random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
+        weight(c.n, c.k, c.bits, c.group, c.weight_zeros ? TileZeros::integer : TileZeros::none, random),
+        acts(map.bytes) {
+    const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
+    for (int m = 0; m < c.m; ++m)
+      for (int k = 0; k < c.k; ++k) values.push_back(below(256) - 128);
+    for (int i = 0; i < c.m * folds(); ++i) {
+      const bool same = c.per_token && i % folds() != 0;  // as the fold before
+      act_scales.push_back(same ? act_scales.back() : 0.001f * static_cast<float>(1 + below(100)));
+      offsets.push_back(same ? offsets.back() : c.act_zeros ? below(256) - 128 : 0);
+    }
+    write_acts();
+  }
+
+  int folds() const { return static_cast<int>(map.folds); }
+  std::size_t fold_of(int m, int k) const { return static_cast<std::size_t>(m * folds() + k / c.fold()); }
+  std::size_t value_of(int m, int k) const { return static_cast<std::size_t>(m * c.k + k); }
+
+  /// D[m,n], and how much its rounding may be.
+  std::pair<double, double> expected(int m, int n) const {
+    double sum = 0, magnitude = 0;
+    for (int k = 0; k < c.k; ++k) {
+      const double act = static_cast<double>(act_scales[fold_of(m, k)]) * (values[value_of(m, k)] - offsets[fold_of(m, k)]);
+      const double product = weight.value(n, k) * act;
+      sum += product, magnitude += std::abs(product);
+    }
+    return {sum, magnitude * 0x1p-19 + std::abs(sum) * 0x1p-7};
+  }
+
+  /// The task without scratch memory and D.
+  cuda::OnlineTask task() const {
+    return {.weight = weight.device(),
+            .m = c.m,
+            .codes = acts.data(),
+            .pitch = map.pitch,
+            .terms = acts.data() + map.terms,
+            .term_pitch = map.term_pitch,
+            .fold = c.fold(),
+            .zero_points = c.act_zeros,
+            .token_scales = c.per_token ? reinterpret_cast<const float*>(acts.data() + map.scales) : nullptr};
+  }
+  /// Has `launch` compute D of `task`, and compares it with what it has to be.
+  template <class Launch>
+  void expect_sums(cuda::OnlineTask task, Launch launch) const {
+    std::vector<std::uint16_t> d(static_cast<std::size_t>(c.m * c.n) + 16, 0xa5a5);
+    task.epilogue.out = DType::bf16;
+    task.epilogue.d = d.data();
+    task.epilogue.d_stride = c.n;
+    ASSERT_EQ(launch(task), cudaSuccess);
+    int wrong = 0;
+    for (int m = 0; m < c.m; ++m)
+      for (int n = 0; n < c.n; ++n) {
+        const float got = to_f32(bf16{d[static_cast<std::size_t>(m * c.n + n)]});
+        const auto [want, off] = expected(m, n);
+        if (std::abs(static_cast<double>(got) - want) <= off) continue;  // false of a NaN
+        if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << want << " ± " << off;
+      }
+    EXPECT_EQ(wrong, 0);
+    for (std::size_t i = static_cast<std::size_t>(c.m * c.n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
+  }
+
+  OnlineCase c;
+  cuda::OnlineMap map;
+  std::mt19937 random;
+  TileWeight weight;
+  std::vector<int> values, offsets;
+  std::vector<float> act_scales;
+  std::vector<std::uint8_t> acts;
+
+ private:
+  void write_acts() {
+    for (int m = 0; m < c.m; ++m)
+      for (int k = 0; k < map.pitch; ++k) {
+        const int channel = k / 16 * 16 + gpu_tile::interleaved(k % 16);
+        const int value = channel < c.k ? values[value_of(m, channel)] : offsets[fold_of(m, channel)];
+        acts[static_cast<std::size_t>(m * map.pitch + k)] = static_cast<std::uint8_t>(value);
+      }
+    for (int m = 0; m < c.m; ++m)
+      for (int fold = 0; fold < folds(); ++fold) {
+        const std::size_t at = static_cast<std::size_t>(m * folds() + fold);
+        int sum = 0;
+        for (int k = fold * c.fold(); k < std::min(c.k, (fold + 1) * c.fold()); ++k) sum += values[value_of(m, k)] - offsets[at];
+        const float scale = c.per_token ? 1.0f : act_scales[at];
+        const float terms[2] = {
+            scale, c.act_zeros ? std::bit_cast<float>(cuda::zero_term(sum, offsets[at])) : scale * static_cast<float>(sum)};
+        std::memcpy(acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m) * sizeof terms, terms,
+                    sizeof terms);
+        if (c.per_token) std::memcpy(acts.data() + map.scales + static_cast<std::size_t>(m) * 4, &act_scales[at], 4);
+      }
+  }
+};
+
+}  // namespace nibble::emulator

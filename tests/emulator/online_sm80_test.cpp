@@ -1,0 +1,36 @@
+// The sm_80 GEMM of weights in gpu_n64k128 and activations that are s8 codes (online_sm80.cu), on the emulated GPU: the launcher and the
+// kernels as they are.
+#include <gtest/gtest.h>
+
+#include "emulator/online_layer.hpp"
+
+namespace nibble::cuda {
+namespace {
+alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels declare extern
+}
+}  // namespace nibble::cuda
+
+#include "kernels/cuda/online_sm80.cu"
+
+namespace nibble::cuda {
+namespace {
+
+class EmulatedOnlineSm80 : public testing::TestWithParam<emulator::OnlineCase> {};
+
+TEST_P(EmulatedOnlineSm80, GivesTheSumsOfTheLayer) {
+  emulator::use_shared_memory(shared);
+  const emulator::OnlineLayer layer(GetParam());
+  layer.expect_sums(layer.task(), [](const OnlineTask& task) { return linear_online_sm80(task, nullptr); });
+}
+
+constexpr emulator::OnlineCase kCases[] = {
+    {4, 128, false, false, false, 3, 72, 1936}, {4, 128, true, false, false, 30, 200, 1424},
+    {4, 128, true, true, false, 130, 136, 640}, {4, 32, true, false, false, 40, 136, 416},
+    {4, 64, false, true, false, 20, 100, 400},  {4, 128, false, false, true, 70, 200, 896},
+    {4, 128, true, true, true, 20, 72, 1040},   {8, 128, true, false, true, 90, 72, 640},
+};
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedOnlineSm80, testing::ValuesIn(kCases),
+                         [](const auto& info) { return emulator::name(info.param); });
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -1,0 +1,45 @@
+// The sm_80 GEMM of 8-bit codes on both sides (scaled_sm80_kernel.cuh) on the emulated GPU: the launcher and the kernels as they are.
+#include <gtest/gtest.h>
+
+#include "emulator/scaled_layer.hpp"
+
+namespace nibble::cuda {
+namespace {
+alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels declare extern
+}
+}  // namespace nibble::cuda
+
+#include "kernels/cuda/scaled_sm80.cu"
+
+namespace nibble::cuda {
+namespace {
+
+using emulator::Codes;
+using emulator::kBias;
+using emulator::kChannelScales;
+using emulator::kResidual;
+using emulator::kZeros;
+
+class EmulatedScaledSm80 : public testing::TestWithParam<emulator::ScaledCase> {};
+
+TEST_P(EmulatedScaledSm80, GivesTheSumsOfTheLayer) {
+  emulator::use_shared_memory(shared);
+  const emulator::ScaledLayer layer(GetParam());
+  layer.expect_sums(layer.task(), [](const ScaledTask& task) { return linear_scaled_sm80(task, nullptr); });
+}
+
+constexpr emulator::ScaledCase kCases[] = {
+    {Codes::s8, 3, 72, 1936},
+    {Codes::s8, 40, 200, 1040, DType::bf16, kZeros},
+    {Codes::s8, 270, 392, 400, DType::f32, kResidual},
+    {Codes::e4m3, 20, 136, 1040, DType::f16, kBias},
+    {Codes::e4m3, 150, 264, 272},
+    {Codes::groups, 5, 136, 1424},
+    {Codes::groups, 70, 192, 896, DType::bf16, kBias},
+    {Codes::groups, 30, 72, 640, DType::f32, kResidual | kChannelScales},
+};
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedScaledSm80, testing::ValuesIn(kCases),
+                         [](const auto& info) { return emulator::name(info.param); });
+
+}  // namespace
+}  // namespace nibble::cuda

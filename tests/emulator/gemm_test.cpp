@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
-#include "emulator/conv_patches.hpp"
+#include "emulator/conv_layer.hpp"
 #include "emulator/float_layer.hpp"
 #include "emulator/memory.hpp"
 
@@ -30,9 +28,6 @@ namespace {
 
 using emulator::TileWeight;
 using emulator::TileZeros;
-
-using emulator::from_half;
-using emulator::to_half;
 
 /// Up to 32 tokens the sums of common weights are scaled, and not the weights.
 emulator::Multiplied multiplied(const TileWeight& w, DType act, int tokens, int row, int channel) {
@@ -93,10 +88,8 @@ INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemm, testing::ValuesIn(kCases), [](const
 // ---- convolutions
 
 struct ConvCase {
-  int images, height, width, channels, outputs;
-  int kernel, stride, padding, dilation;
+  emulator::ConvShape shape;
   int group, tokens, split;
-  bool nchw;  // D's
 };
 
 class EmulatedGemmConv : public testing::TestWithParam<ConvCase> {};
@@ -104,43 +97,21 @@ class EmulatedGemmConv : public testing::TestWithParam<ConvCase> {};
 TEST_P(EmulatedGemmConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
-  const Patches p = emulator::patches(c);
-  const int k = c.kernel * c.kernel * c.channels, pixels = p.pixels();
-  std::mt19937 random(static_cast<unsigned>(c.channels + c.outputs));
-  const TileWeight w(c.outputs, k, 4, c.group, kNone, random);
-  std::vector<std::uint16_t> x(static_cast<std::size_t>(c.images * c.height * c.width * c.channels));
-  for (auto& v : x) v = to_half(DType::f16, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
-
-  std::vector<float> d(static_cast<std::size_t>(c.images * pixels * c.outputs) + 4, 0.5f);
-  ConvTask task;
-  task.weight = w.device();
-  task.patches = p;
-  task.images = c.images;
-  task.act = DType::f16;
-  task.x = x.data();
-  task.a = {c.height * c.width * c.channels, c.channels, 1};
-  task.d = c.nchw ? ImageStrides{pixels * c.outputs, 1, pixels} : ImageStrides{pixels * c.outputs, c.outputs, 1};
-  task.epilogue.d = d.data();
-  task.epilogue.d_stride = task.d.pixel;
+  const emulator::FloatConv conv(c.shape, c.group);
   emulator::StreamKMemory scratch(c.tokens);
+  ConvTask task = conv.task();
   task.scratch_end = scratch.end();
-  ASSERT_EQ(conv_gemm_sm90(task, {.tokens = c.tokens, .split = c.split}, nullptr), cudaSuccess);
-
-  emulator::for_each_sum(
-      p, c.images, [&](std::size_t i) { return static_cast<double>(from_half(DType::f16, x[i])); },
-      [&](int n, int i) { return multiplied(w, DType::f16, c.tokens, n, i).value; },
-      [&](int image, int pixel, int n, const emulator::ConvSum& expected) {
-        const auto at = static_cast<std::size_t>(image * task.d.image + pixel * task.d.pixel + n * task.d.channel);
-        ASSERT_NEAR(static_cast<double>(d[at]), expected.sum, expected.magnitude * 0x1p-20) << image << " " << pixel << " " << n;
-      });
-  for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
+  c.shape.expect_sums(
+      task, [&](const ConvTask& t) { return conv_gemm_sm90(t, {.tokens = c.tokens, .split = c.split}, nullptr); },
+      [&](std::size_t i) { return conv.act(i); },
+      [&](int n, int k) { return multiplied(conv.weight, DType::f16, c.tokens, n, k).value; }, 0x1p-20);
 }
 
 // Strides, dilations, tiles that begin within an image and end in another.
 constexpr ConvCase kConvs[] = {
-    {2, 9, 7, 64, 72, 3, 1, 1, 1, 64, 64, 1, false},
-    {1, 12, 11, 128, 136, 3, 2, 1, 1, 128, 128, 1, true},
-    {3, 10, 10, 192, 64, 3, 1, 2, 2, 64, 256, kStreamK, false},
+    {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 64, 64, 1},
+    {{1, 12, 11, 128, 136, 3, 2, 1, 1, true}, 128, 128, 1},
+    {{3, 10, 10, 192, 64, 3, 1, 2, 2, false}, 64, 256, kStreamK},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemmConv, testing::ValuesIn(kConvs));
 

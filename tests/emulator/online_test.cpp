@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "emulator/conv_patches.hpp"
+#include "emulator/conv_layer.hpp"
 #include "emulator/memory.hpp"
 #include "emulator/online_layer.hpp"
 
@@ -63,12 +63,10 @@ INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnline, testing::ValuesIn(kCases), [](c
 // ---- convolutions, with the quantizer in front
 
 struct ConvCase {
-  int images, height, width, channels, outputs;
-  int kernel, stride, padding, dilation;
+  emulator::ConvShape shape;
   int group;  // of weights and activations
   bool act_zeros;
   int split;
-  bool nchw;  // D's
 };
 
 class EmulatedOnlineConv : public testing::TestWithParam<ConvCase> {};
@@ -77,55 +75,34 @@ class EmulatedOnlineConv : public testing::TestWithParam<ConvCase> {};
 TEST_P(EmulatedOnlineConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
-  const Patches p = emulator::patches(c);
-  const int k = c.kernel * c.kernel * c.channels, pixels = p.pixels();
-  std::mt19937 random(static_cast<unsigned>(c.channels + c.outputs));
-  const emulator::TileWeight w(c.outputs, k, 4, c.group, emulator::TileZeros::none, random);
+  emulator::FloatConv conv(c.shape, c.group);
   const int lowest = c.act_zeros ? -100 : -127, highest = lowest + (c.act_zeros ? 255 : 254);
-  std::vector<std::uint16_t> x(static_cast<std::size_t>(c.images * c.height * c.width * c.channels));
-  for (std::size_t i = 0; i < x.size(); ++i) {
+  for (std::size_t i = 0; i < conv.x.size(); ++i) {
     const std::size_t in_group = i % static_cast<std::size_t>(c.group);
     const int value = in_group == 0   ? lowest
                       : in_group == 1 ? highest
-                                      : lowest + static_cast<int>(random() % static_cast<unsigned>(highest - lowest + 1));
-    x[i] = to_f16(static_cast<float>(value)).bits;
+                                      : lowest + static_cast<int>(conv.random() % static_cast<unsigned>(highest - lowest + 1));
+    conv.x[i] = to_f16(static_cast<float>(value)).bits;
   }
-
-  std::vector<float> d(static_cast<std::size_t>(c.images * pixels * c.outputs) + 4, 0.5f);
-  ConvTask task;
-  task.weight = w.device();
-  task.patches = p;
-  task.images = c.images;
-  task.act = DType::f16;
-  task.x = x.data();
-  task.a = {c.height * c.width * c.channels, c.channels, 1};
-  task.d = c.nchw ? ImageStrides{pixels * c.outputs, 1, pixels} : ImageStrides{pixels * c.outputs, c.outputs, 1};
-  task.epilogue.d = d.data();
-  task.epilogue.d_stride = task.d.pixel;
+  ConvTask task = conv.task();
   task.fold = c.group >= gpu_tile::kChannels ? gpu_tile::kChannels : 32;
   task.online = {.type = DType::f16, .zero_points = c.act_zeros, .group = c.group};
-  std::vector<float4> codes(online_image_map(task.fold, c.images * c.height * c.width, c.channels, 0).bytes / sizeof(float4));
+  const OnlineImageMap map = online_image_map(task.fold, c.shape.images * c.shape.height * c.shape.width, c.shape.channels, 0);
+  std::vector<float4> codes(map.bytes / sizeof(float4));
   task.scratch = codes.data();
   emulator::StreamKMemory scratch(64);
   task.scratch_end = scratch.end();
-  ASSERT_EQ(conv_online_sm90(task, {.tokens = 64, .split = c.split}, nullptr), cudaSuccess);
-
-  emulator::for_each_sum(
-      p, c.images, [&](std::size_t i) { return static_cast<double>(to_f32(f16{x[i]})); },
-      [&](int n, int i) { return w.value(n, i); },
-      [&](int image, int pixel, int n, const emulator::ConvSum& expected) {
-        const auto at = static_cast<std::size_t>(image * task.d.image + pixel * task.d.pixel + n * task.d.channel);
-        ASSERT_NEAR(static_cast<double>(d[at]), expected.sum, expected.magnitude * 0x1p-19) << image << " " << pixel << " " << n;
-      });
-  for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
+  c.shape.expect_sums(
+      task, [&](const ConvTask& t) { return conv_online_sm90(t, {.tokens = 64, .split = c.split}, nullptr); },
+      [&](std::size_t i) { return conv.act(i); }, [&](int n, int k) { return conv.weight.value(n, k); }, 0x1p-19);
 }
 
 // Folds of 128 and of 32 channels, boxes of 128 and of 64.
 constexpr ConvCase kConvs[] = {
-    {2, 9, 7, 128, 72, 3, 1, 1, 1, 128, false, 1, false},
-    {1, 12, 11, 64, 136, 3, 2, 1, 1, 64, false, 1, true},
-    {1, 10, 10, 192, 64, 3, 1, 2, 2, 32, true, kStreamK, false},
-    {2, 8, 9, 256, 72, 1, 1, 0, 1, 128, true, 1, true},
+    {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 128, false, 1},
+    {{1, 12, 11, 64, 136, 3, 2, 1, 1, true}, 64, false, 1},
+    {{1, 10, 10, 192, 64, 3, 1, 2, 2, false}, 32, true, kStreamK},
+    {{2, 8, 9, 256, 72, 1, 1, 0, 1, true}, 128, true, 1},
 };
 INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnlineConv, testing::ValuesIn(kConvs));
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "emulator/gpu.hpp"
+#include "emulator/packed_codes.hpp"
 #include "kernels/cuda/scaled_task.hpp"
 #include "layouts/gpu_w8.hpp"
 #include "nibble/types.hpp"
@@ -42,18 +42,6 @@ struct ScaledCase {
 inline std::string name(const ScaledCase& c) {
   const char* const codes[] = {"s8", "e4m3", "e4m3_groups"};
   return fmt::format("{}_m{}_n{}_k{}_{}_{}", codes[static_cast<int>(c.codes)], c.m, c.n, c.k, nibble::name(c.out), c.extra);
-}
-
-/// Room for a weight, and its codes [n,k] where they have to be.
-template <class Byte>
-std::vector<std::byte> packed_codes(const gpu_w8::Geometry& geometry, const std::vector<Byte>& codes) {
-  std::vector<std::byte> packed(static_cast<std::size_t>(geometry.total_bytes()));
-  for (int n = 0; n < geometry.n; ++n)
-    for (int k = 0; k < geometry.k; ++k)
-      packed[static_cast<std::size_t>(geometry.record(n / gpu_w8::kRows, k / gpu_w8::kChannels) +
-                                      gpu_w8::place(n % gpu_w8::kRows, k % gpu_w8::kChannels))] =
-          static_cast<std::byte>(codes[static_cast<std::size_t>(n * geometry.k + k)]);
-  return packed;
 }
 
 /// Codes and scales of a layer, and D as it has to be.

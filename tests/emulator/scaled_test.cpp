@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
-#include "emulator/conv_patches.hpp"
+#include "emulator/conv_layer.hpp"
 #include "emulator/memory.hpp"
 #include "emulator/scaled_layer.hpp"
 
@@ -21,13 +19,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 #include "kernels/cuda/scaled_sm90_s8.cu"
 
 namespace nibble::cuda {
-
-/// Images that are codes already, and lie as they have to.
-cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t) {
-  images = {.x = task.x, .pitch = task.a.pixel, .patches = task.patches};
-  return cudaSuccess;
-}
-
 namespace {
 
 using emulator::Codes;
@@ -87,68 +78,35 @@ constexpr Case kCases[] = {
     {Codes::groups, 2100, 136, 256, 256, 2, 1, 1},
 };
 
+INSTANTIATE_TEST_SUITE_P(Scaled, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+
 struct ConvCase {
-  int images, height, width, channels, outputs;
-  int kernel, stride, padding, dilation;
+  emulator::ConvShape shape;
   int tokens, blocks, split;  // ScaledConfig
-  bool nchw;                  // D's
 };
 
 class EmulatedConv : public testing::TestWithParam<ConvCase> {};
 
-/// Sums are integers, which become floats by one rounding, and scales are 1: D is known to the bit.
 TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
-  const Patches p = emulator::patches(c);
-  const int k = c.kernel * c.kernel * c.channels, pixels = p.pixels();
-  std::mt19937 random(static_cast<unsigned>(c.channels + c.outputs));
-  const auto code = [&] { return static_cast<std::int8_t>(random()); };
-  std::vector<std::int8_t> x(static_cast<std::size_t>(c.images * c.height * c.width * c.channels)),
-      w(static_cast<std::size_t>(c.outputs * k));
-  for (auto& byte : x) byte = code();
-  for (auto& byte : w) byte = code();
-  ConvTask task;
-  task.scaled.geometry = {.n = c.outputs, .k = k};
-  const gpu_w8::Geometry& geometry = task.scaled.geometry;
-  std::vector<std::byte> packed = emulator::packed_codes(geometry, w);
-  const std::vector<float> ones(static_cast<std::size_t>(geometry.padded_rows()), 1.0f);
-  std::memcpy(packed.data() + geometry.scales_offset(), ones.data(), 4 * ones.size());
-
-  std::vector<float> d(static_cast<std::size_t>(c.images * pixels * c.outputs) + 4, 0.5f);
-  task.scaled.bytes = packed.data();
-  task.patches = p;
-  task.images = c.images;
-  task.act = DType::s8;
-  task.x = x.data();
-  task.a = {c.height * c.width * c.channels, c.channels, 1};
-  task.d = c.nchw ? ImageStrides{pixels * c.outputs, 1, pixels} : ImageStrides{pixels * c.outputs, c.outputs, 1};
-  task.epilogue.d = d.data();
-  task.epilogue.d_stride = task.d.pixel;
+  const emulator::CodesConv conv(c.shape);
   emulator::StreamKMemory scratch(c.tokens);
+  ConvTask task = conv.task();
   task.scratch_end = scratch.end();
-  ASSERT_EQ(conv_scaled_sm90(task, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr), cudaSuccess);
-
-  emulator::for_each_sum(
-      p, c.images, [&](std::size_t i) { return static_cast<double>(x[i]); },
-      [&](int n, int i) { return static_cast<double>(w[static_cast<std::size_t>(n * k + i)]); },
-      [&](int image, int pixel, int n, const emulator::ConvSum& expected) {
-        const auto at = static_cast<std::size_t>(image * task.d.image + pixel * task.d.pixel + n * task.d.channel);
-        ASSERT_EQ(d[at], static_cast<float>(expected.sum)) << image << " " << pixel << " " << n;
-      });
-  for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
+  conv.expect_sums(task, [&](const ConvTask& t) {
+    return conv_scaled_sm90(t, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr);
+  });
 }
 
 // Channels in boxes of 64 and of 128, strides, dilations, tiles that begin within an image and end in another.
 constexpr ConvCase kConvs[] = {
-    {2, 9, 7, 64, 72, 3, 1, 1, 1, 64, 4, 1, false},
-    {1, 12, 11, 128, 136, 3, 2, 1, 1, 128, 2, 1, true},
-    {3, 10, 10, 192, 64, 3, 1, 2, 2, 256, 1, 1, false},
-    {2, 8, 9, 128, 200, 1, 1, 0, 1, 128, 3, kStreamK, true},
+    {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 64, 4, 1},
+    {{1, 12, 11, 128, 136, 3, 2, 1, 1, true}, 128, 2, 1},
+    {{3, 10, 10, 192, 64, 3, 1, 2, 2, false}, 256, 1, 1},
+    {{2, 8, 9, 128, 200, 1, 1, 0, 1, true}, 128, 3, kStreamK},
 };
 INSTANTIATE_TEST_SUITE_P(Scaled, EmulatedConv, testing::ValuesIn(kConvs));
-
-INSTANTIATE_TEST_SUITE_P(Scaled, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 
 }  // namespace
 }  // namespace nibble::cuda

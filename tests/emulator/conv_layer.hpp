@@ -1,0 +1,133 @@
+// Convolutions for tests: images whose channels lie side by side, and what becomes of them number by number.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "emulator/packed_codes.hpp"
+#include "emulator/tile_weight.hpp"
+#include "kernels/cuda/conv_task.hpp"
+#include "layouts/gpu_w8.hpp"
+
+namespace nibble::emulator {
+
+struct ConvShape {
+  int images, height, width, channels, outputs;
+  int kernel, stride, padding, dilation;
+  bool nchw;  // D's
+
+  int k() const { return kernel * kernel * channels; }
+  int out(int in) const { return (in + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1; }
+  int pixels() const { return out(height) * out(width); }
+  std::size_t inputs() const { return static_cast<std::size_t>(images * height * width * channels); }
+
+  /// The task of channels-last images, without weight, activations, scratch memory and D.
+  cuda::ConvTask task() const {
+    cuda::ConvTask task;
+    cuda::Patches& p = task.patches;
+    p.channels = channels, p.group_outputs = outputs;
+    p.height = height, p.width = width;
+    p.kernel_h = p.kernel_w = kernel;
+    p.stride_h = p.stride_w = stride;
+    p.dilation_h = p.dilation_w = dilation;
+    p.top = p.bottom = p.left = p.right = padding;
+    p.out_height = out(height), p.out_width = out(width);
+    task.images = images;
+    task.a = {height * width * channels, channels, 1};
+    task.d = nchw ? cuda::ImageStrides{pixels() * outputs, 1, pixels()} : cuda::ImageStrides{pixels() * outputs, outputs, 1};
+    return task;
+  }
+
+  /// Has `launch` compute D of `task` as f32, and compares it with the sums of act(i) · weight(n, k): number i of the images, and the weight's
+  /// channels of each element of the kernel in turn. `spread`: what rounding may be, in parts of all products' magnitudes.
+  template <class Launch, class Act, class Weight>
+  void expect_sums(cuda::ConvTask task, Launch launch, Act act, Weight weight, double spread) const {
+    std::vector<float> d(static_cast<std::size_t>(images * pixels() * outputs) + 4, 0.5f);
+    task.epilogue.d = d.data();
+    task.epilogue.d_stride = task.d.pixel;
+    ASSERT_EQ(launch(task), cudaSuccess);
+    for (int n = 0; n < outputs; ++n)
+      for (int image = 0; image < images; ++image)
+        for (int oh = 0; oh < out(height); ++oh)
+          for (int ow = 0; ow < out(width); ++ow) {
+            double sum = 0, magnitude = 0;
+            for (int kh = 0; kh < kernel; ++kh)
+              for (int kw = 0; kw < kernel; ++kw) {
+                const int h = oh * stride - padding + kh * dilation, w = ow * stride - padding + kw * dilation;
+                if (h < 0 || h >= height || w < 0 || w >= width) continue;
+                for (int i = 0; i < channels; ++i) {
+                  const double product = act(static_cast<std::size_t>(((image * height + h) * width + w) * channels + i)) *
+                                         weight(n, (kh * kernel + kw) * channels + i);
+                  sum += product, magnitude += std::abs(product);
+                }
+              }
+            const auto at = image * task.d.image + (oh * out(width) + ow) * task.d.pixel + n * task.d.channel;
+            ASSERT_NEAR(static_cast<double>(d[static_cast<std::size_t>(at)]), sum, magnitude * spread)
+                << image << " " << oh << " " << ow << " " << n;
+          }
+    for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
+  }
+};
+
+/// f16 images and a weight of 4 bits in gpu_n64k128.
+struct FloatConv {
+  ConvShape shape;
+  std::mt19937 random;
+  TileWeight weight;
+  std::vector<std::uint16_t> x;
+
+  FloatConv(const ConvShape& shape, int group)
+      : shape(shape),
+        random(static_cast<unsigned>(shape.channels + shape.outputs)),
+        weight(shape.outputs, shape.k(), 4, group, TileZeros::none, random),
+        x(shape.inputs()) {
+    for (auto& v : x) v = to_f16(static_cast<float>(static_cast<int>(random() % 129) - 64) / 16).bits;
+  }
+  cuda::ConvTask task() const {
+    cuda::ConvTask task = shape.task();
+    task.weight = weight.device();
+    task.act = DType::f16;
+    task.x = x.data();
+    return task;
+  }
+  double act(std::size_t i) const { return static_cast<double>(to_f32(f16{x[i]})); }
+};
+
+/// s8 images and a weight of s8 in gpu_w8n64k128, scales of 1: sums are integers, which become floats by one rounding.
+struct CodesConv {
+  ConvShape shape;
+  std::vector<std::int8_t> x, w;
+  gpu_w8::Geometry geometry;
+  std::vector<std::byte> packed;
+
+  explicit CodesConv(const ConvShape& shape)
+      : shape(shape), x(shape.inputs()), w(static_cast<std::size_t>(shape.outputs * shape.k())) {
+    std::mt19937 random(static_cast<unsigned>(shape.channels + shape.outputs));
+    for (auto& byte : x) byte = static_cast<std::int8_t>(random());
+    for (auto& byte : w) byte = static_cast<std::int8_t>(random());
+    geometry = {.n = shape.outputs, .k = shape.k()};
+    packed = packed_codes(geometry, w);
+    const std::vector<float> ones(static_cast<std::size_t>(geometry.padded_rows()), 1.0f);
+    std::memcpy(packed.data() + geometry.scales_offset(), ones.data(), 4 * ones.size());
+  }
+  cuda::ConvTask task() const {
+    cuda::ConvTask task = shape.task();
+    task.scaled = {packed.data(), geometry};
+    task.act = DType::s8;
+    task.x = x.data();
+    return task;
+  }
+  template <class Launch>
+  void expect_sums(const cuda::ConvTask& task, Launch launch) const {
+    shape.expect_sums(
+        task, launch, [&](std::size_t i) { return static_cast<double>(x[i]); },
+        [&](int n, int k) { return static_cast<double>(w[static_cast<std::size_t>(n * shape.k() + k)]); }, 0x1p-24);
+  }
+};
+
+}  // namespace nibble::emulator

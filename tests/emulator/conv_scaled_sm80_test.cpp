@@ -1,0 +1,43 @@
+// Convolutions of 8-bit codes on both sides by sm_80's GEMM (conv_scaled_sm80.cu), on the emulated GPU: the launcher and the kernels as they
+// are.
+#include <gtest/gtest.h>
+
+#include "emulator/conv_layer.hpp"
+
+namespace nibble::cuda {
+namespace {
+alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels declare extern
+}
+}  // namespace nibble::cuda
+
+#include "kernels/cuda/conv_scaled_sm80.cu"
+
+namespace nibble::cuda {
+
+/// Images that are codes already, and lie as they have to.
+cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t) {
+  images = {.x = task.x, .pitch = task.a.pixel, .patches = task.patches};
+  return cudaSuccess;
+}
+
+namespace {
+
+class EmulatedConvScaledSm80 : public testing::TestWithParam<emulator::ConvShape> {};
+
+TEST_P(EmulatedConvScaledSm80, GivesTheSumsOfTheLayer) {
+  emulator::use_shared_memory(shared);
+  const emulator::CodesConv conv(GetParam());
+  conv.expect_sums(conv.task(), [](const ConvTask& task) { return conv_scaled_sm80(task, nullptr); });
+}
+
+// Channels of which several of the kernel's elements are a record, strides, dilations, tiles that end in another image.
+constexpr emulator::ConvShape kConvs[] = {
+    {2, 9, 7, 16, 72, 3, 1, 1, 1, false},
+    {1, 12, 11, 64, 136, 3, 2, 1, 1, true},
+    {3, 10, 10, 48, 64, 3, 1, 2, 2, false},
+    {1, 17, 16, 128, 264, 1, 1, 0, 1, true},
+};
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedConvScaledSm80, testing::ValuesIn(kConvs));
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -31,6 +31,11 @@ struct alignas(16) uint4 {
   std::uint32_t x, y, z, w;
 };
 
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(std::uint32_t x, std::uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(std::uint32_t x, std::uint32_t y, std::uint32_t z, std::uint32_t w) { return {x, y, z, w}; }
+
 using std::max;
 using std::min;
 

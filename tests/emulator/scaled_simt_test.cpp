@@ -1,0 +1,34 @@
+// 8-bit codes on both sides on every GPU (scaled_simt.cu), on the emulated one: the launcher and the kernels as they are.
+#include <gtest/gtest.h>
+
+#include "emulator/scaled_layer.hpp"
+
+#undef __shared__
+#define __shared__ static
+
+#include "kernels/cuda/scaled_simt.cu"
+
+namespace nibble::cuda {
+namespace {
+
+using emulator::Codes;
+
+class EmulatedScaledSimt : public testing::TestWithParam<emulator::ScaledCase> {};
+
+TEST_P(EmulatedScaledSimt, GivesTheSumsOfTheLayer) {
+  const emulator::ScaledLayer layer(GetParam());
+  layer.expect_sums(layer.task(), [](const ScaledTask& task) { return linear_scaled_simt(task, nullptr); });
+}
+
+constexpr emulator::ScaledCase kCases[] = {
+    {Codes::s8, 3, 72, 1936},
+    {Codes::s8, 40, 200, 1040, DType::bf16, emulator::kZeros},
+    {Codes::e4m3, 20, 136, 1040, DType::f16, emulator::kBias},
+    {Codes::groups, 50, 136, 528},
+    {Codes::groups, 30, 72, 640, DType::f32, emulator::kResidual | emulator::kChannelScales},
+};
+INSTANTIATE_TEST_SUITE_P(Simt, EmulatedScaledSimt, testing::ValuesIn(kCases),
+                         [](const auto& info) { return emulator::name(info.param); });
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -1,0 +1,48 @@
+// The kernels of every GPU: weights in gpu_n64k128 and float activations (linear_simt.cu), on the emulated GPU, the launcher and the kernels as
+// they are.
+#include <gtest/gtest.h>
+
+#include "emulator/float_layer.hpp"
+
+namespace nibble::cuda {
+namespace {
+alignas(1024) float shared[emulator::kSharedBytes / sizeof(float)];  // what kernels declare extern
+}
+}  // namespace nibble::cuda
+
+#include "kernels/cuda/linear_simt.cu"
+
+namespace nibble::cuda {
+namespace {
+
+using emulator::TileZeros;
+
+struct Case {
+  DType act;
+  int bits, group;
+  TileZeros zeros;
+  int m, n, k;
+  bool act_order = false;
+};
+
+class EmulatedSimt : public testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {
+  const Case& c = GetParam();
+  const emulator::FloatLayer layer(c.act, c.m, c.n, c.k, c.bits, c.group, c.zeros, c.act_order);
+  layer.expect_sums(
+      layer.task(), [](const LinearTask& task) { return linear_simt(task, nullptr); },
+      [&](int n, int k) {
+        return emulator::Multiplied{layer.weight.value(n, k), 0x1p-19};
+      });
+}
+
+constexpr Case kCases[] = {
+    {DType::f16, 4, 128, TileZeros::none, 1, 72, 1936},        {DType::bf16, 4, 128, TileZeros::integer, 7, 200, 640},
+    {DType::f16, 4, 32, TileZeros::offset, 4, 72, 416},        {DType::f16, 8, 128, TileZeros::integer, 3, 100, 530},
+    {DType::f16, 4, 64, TileZeros::integer, 5, 72, 640, true},
+};
+INSTANTIATE_TEST_SUITE_P(Simt, EmulatedSimt, testing::ValuesIn(kCases));
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -80,14 +80,15 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   ProgressBar progress("measuring");
   Status refusal;
   for (const BenchCase& layer : cases) {
-    auto results = bench_layer(layer, spec, **machine, [&](const std::string& what) { progress.update(done++, cells, what); });
-    if (!results.ok()) {
-      if (results.status().code() != StatusCode::unsupported) return results.status();
-      refusal = results.status();
+    auto bench = bench_layer(layer, spec, **machine, [&](const std::string& what) { progress.update(done++, cells, what); });
+    if (!bench.ok()) {
+      if (bench.status().code() != StatusCode::unsupported) return bench.status();
+      refusal = bench.status();
       benchmark.left_out.emplace_back(refusal.message());
       continue;
     }
-    for (BenchResult& result : *results) benchmark.results.push_back(std::move(result));
+    for (BenchResult& result : bench->results) benchmark.results.push_back(std::move(result));
+    for (std::string& reason : bench->left_out) benchmark.left_out.push_back(std::move(reason));
   }
   if (benchmark.results.empty()) return refusal;
   for (const BenchResult& result : benchmark.results) {

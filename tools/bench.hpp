@@ -18,7 +18,7 @@ struct Benchmark {
   std::string commit, date;
   std::vector<BenchResult> results;
   std::optional<Regret> regret;            // when all kernels were measured
-  std::vector<std::string> left_out = {};  // layers that no kernel takes so, with the reasons
+  std::vector<std::string> left_out = {};  // layers, or activation types of them, that no kernel takes so, with the reasons
 };
 
 /// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many

@@ -421,8 +421,8 @@ Misprediction misprediction_of(std::span<const BenchResult> results) {
   return found;
 }
 
-Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
-                                             const std::function<void(const std::string&)>& step) {
+Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
+                               const std::function<void(const std::string&)>& step) {
   const auto weight = layer.load();
   if (!weight.ok()) return weight.status().with_context(layer.name);
   step(fmt::format("{} packing", layer.name));
@@ -439,16 +439,26 @@ Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const Bench
     if (!made.ok()) return made.status().with_context(layer.name);
     prepared.baseline = *std::move(made);
   }
-  std::vector<BenchResult> results;
+  LayerBench bench;
+  Status refusal;
   for (DType act : spec.acts) {
+    Status refused;
     for (std::int64_t m : layer.m) {
       step(fmt::format("{} {} M={}", layer.name, name(act), m));
       auto measured = bench_m(prepared, act, m, spec, machine);
-      if (!measured.ok()) return measured.status().with_context(layer.name);
-      for (BenchResult& result : *measured) results.push_back(std::move(result));
+      if (!measured.ok()) {
+        if (measured.status().code() != StatusCode::unsupported) return measured.status().with_context(layer.name);
+        refused = measured.status();
+        continue;
+      }
+      for (BenchResult& result : *measured) bench.results.push_back(std::move(result));
     }
+    if (refused.ok()) continue;
+    refusal = refused.with_context(layer.name);
+    bench.left_out.emplace_back(refused.with_context(fmt::format("{} × {}", layer.name, name(act))).message());
   }
-  return results;
+  if (bench.results.empty() && !refusal.ok()) return refusal;
+  return bench;
 }
 
 }  // namespace nibble::tools

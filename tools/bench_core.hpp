@@ -169,8 +169,13 @@ inline constexpr std::size_t kMaxCopies = 2048;
 double median(std::vector<double> values);
 Tensor activations(DType dtype, std::int64_t m, std::int64_t k);
 
-/// Measures one layer for each activation type and each of its M. `step` is called before each with a description.
-Result<std::vector<BenchResult>> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
-                                             const std::function<void(const std::string&)>& step);
+struct LayerBench {
+  std::vector<BenchResult> results;
+  std::vector<std::string> left_out;  // activation types that no kernel takes so, with the reasons
+};
+/// Measures one layer for each activation type and each of its M. `step` is called before each with a description. Refuses where it has
+/// nothing to measure.
+Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
+                               const std::function<void(const std::string&)>& step);
 
 }  // namespace nibble::tools

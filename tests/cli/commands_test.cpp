@@ -401,6 +401,25 @@ TEST_F(Cli, BenchLeavesOutWhatASchemeDoesNotFit) {
   EXPECT_TRUE(contains(none.err, "narrow: ")) << none.err;
 }
 
+TEST_F(Cli, BenchLeavesOutAnActivationTypeAlone) {
+  spit(at("shapes.txt"), "64 128 small\n");
+  const std::vector<std::string> command{"bench", "--shapes", at("shapes.txt"), "--scheme", "s8r_s8c",
+                                         "-M",    "1",        "--min-time",     "0.001"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return nibble(more);
+  };
+  const Finished run = with({"--act", "e4m3,f32", "--json", at("b.json")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(contains(run.out, "left out: small × e4m3: ")) << run.out;
+  const auto json = nlohmann::json::parse(slurp(at("b.json")));
+  ASSERT_EQ(json["results"].size(), 1u);
+  EXPECT_EQ(json["results"][0]["act"], "f32");
+  const Finished none = with({"--act", "e4m3"});
+  EXPECT_EQ(none.exit_code, 3);
+  EXPECT_TRUE(contains(none.err, "small: ")) << none.err;
+}
+
 TEST_F(Cli, BenchTakesActivationsThatAreCodes) {
   spit(at("shapes.txt"), "96 256 some_layer\n");
   spit(at("conv.txt"), "16 9x7 24 3 some_layer padding=1\n");

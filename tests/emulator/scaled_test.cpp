@@ -72,7 +72,7 @@ constexpr Case kCases[] = {
     {Codes::groups, 150, 320, 640, 128, 2, 1, kStreamK},
     {Codes::groups, 130, 72, 1024, 128, 1, 1, 1, DType::f32, kResidual | kChannelScales},
     {Codes::groups, 2100, 136, 256, 128, 2, 1, 1},
-    {Codes::groups, 300, 328, 912, 256, 2, 1, 1, DType::bf16, kBias},
+    {Codes::groups, 300, 296, 912, 256, 2, 1, 1, DType::bf16, kBias},
     {Codes::groups, 270, 192, 768, 256, 2, 1, kStreamK, DType::f16},
     {Codes::groups, 530, 100, 640, 256, 2, 1, 1, DType::f32, kResidual | kChannelScales},
     {Codes::groups, 2100, 136, 256, 256, 2, 1, 1},

@@ -18,11 +18,9 @@ namespace nibble::cuda {
 /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
 NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
 
-/// Whether tokens are the 64-row operand, and the weight's rows the other one (scaled_sm90_kernel.cuh): of groups, where a pass has both row
-/// blocks that a warpgroup multiplies then, and no cluster adds up units of one.
-constexpr bool takes_tokens_as_rows(const ScaledConfig& c, bool grouped) {
-  return grouped && c.tokens >= 128 && c.blocks >= 2 && c.split <= 1;
-}
+/// Whether tokens are the 64-row operand, and the weight's rows the other one (scaled_sm90_kernel.cuh): of groups, where no cluster adds up
+/// units of 64 rows.
+constexpr bool takes_tokens_as_rows(const ScaledConfig& c, bool grouped) { return grouped && c.tokens >= 128 && c.split <= 1; }
 
 /// Floats of a record's scales in a stage: its tokens', its row blocks'.
 NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }

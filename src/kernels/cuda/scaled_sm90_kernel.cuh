@@ -31,7 +31,7 @@
 // tokens and many rows scales its sums by four numbers, where one that has two rows and many tokens needs as many as half of its sums.
 // Operands are alike, 64 rows of 128 swizzled bytes; so they change places, and nothing else of a stage does:
 //
-//   D[M,N] = Â[M,K] · Ŵᵀ[K,N]      a warpgroup has half of the pass's tokens, 64 at a time, and both of its row blocks
+//   D[M,N] = Â[M,K] · Ŵᵀ[K,N]      a warpgroup has half of the pass's tokens, 64 at a time, and all of its rows, 64 or 128
 #pragma once
 
 #include <cuda_bf16.h>
@@ -97,12 +97,13 @@ struct Scaled {
   __device__ int depth() const { return kMayShare ? p.depth : 1; }
   __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
   __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
-  __device__ int active() const { return p.blocks * depth(); }  // warpgroups
+  __device__ int stage_records() const { return p.blocks * depth(); }
+  __device__ int active() const { return kTokenRows ? kGroups : stage_records(); }  // warpgroups
   __device__ std::uint32_t full(int stage) const { return base + p.map.barriers + 8 * stage; }
   __device__ std::uint32_t empty(int stage) const { return base + p.map.barriers + 8 * (p.stages + stage); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
   /// A stage's records: all of row block 0, then of row block 1, ...
-  __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * active() * gpu_w8::kRecordBytes; }
+  __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes; }
 
   // ---- producers: a thread in each of two warps
 
@@ -213,7 +214,7 @@ struct Scaled {
   __device__ __forceinline__ void multiply(int count, Cursor& from, Sums& acc) const {
     const std::uint32_t weights = wgmma_operand_low(records(0)) + (row_group() * depth() + turn()) * (gpu_w8::kRecordBytes / 16);
     const std::uint32_t tokens = wgmma_operand_low(act(0)) + turn() * (kActBytes / 16);
-    const std::uint32_t weight_stage = active() * (gpu_w8::kRecordBytes / 16), token_stage = depth() * (kActBytes / 16);
+    const std::uint32_t weight_stage = stage_records() * (gpu_w8::kRecordBytes / 16), token_stage = depth() * (kActBytes / 16);
     int r = turn();
     if constexpr (!kGrouped) {
       int previous = -1;  // the stage whose products may be running
@@ -305,17 +306,18 @@ struct Scaled {
 
   // ---- consumers whose rows are tokens (kTokenRows)
 
-  /// Adds the products of the warpgroup's tokens and of 128 rows, a part of 64 tokens after the other. Of a pass that has 64 rows the others
-  /// are what the ring happens to hold: they are not stored.
+  static constexpr int kBlockSums = gpu_w8::kRows / 2;  // of 64 tokens × 64 rows, of a lane
+  /// Adds the products of the warpgroup's tokens and of the pass's rows, a part of 64 tokens after the other.
+  template <int kBlocks>
   __device__ __forceinline__ void multiply_tokens(int count, Cursor& from, Sums& acc) const {
-    constexpr int kRows = 2 * gpu_w8::kRows, kUnitSums = 4;
+    constexpr int kRows = kBlocks * gpu_w8::kRows, kUnitSums = 4;
     const std::uint32_t tokens = wgmma_operand_low(act(0)) + warpgroup * (kActBytes / kGroups / 16);
     const std::uint32_t weights = wgmma_operand_low(records(0));
-    Sum dot[kRows / 2] = {};
+    Sum dot[kBlocks * kBlockSums] = {};
 #pragma unroll 1
     for (int r = 0; r < count; ++r) {
       ptx::barrier_wait(full(from.stage), from.parity);
-      const std::uint32_t b = weights + from.stage * (kRows * gpu_w8::kChannels / 16);
+      const std::uint32_t b = weights + from.stage * stage_records() * (gpu_w8::kRecordBytes / 16);
       const auto* scales = reinterpret_cast<const float*>(shared + (scales_of(from.stage, 0) - base));
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -326,14 +328,14 @@ struct Scaled {
         for (int i = 1; i < 4; ++i) Wgmma8<Code, kRows>::add(dot, a + 2 * i, wgmma_operand(b + 2 * i));
         wgmma_commit();
         const float* of_tokens = scales + warpgroup * kGroupTokens + part * kPartTokens + warp * 16 + lane / 4;
-        float scale[2][2];  // of row blocks, of tokens g and g + 8
+        float scale[kBlocks][2];  // of row blocks, of tokens g and g + 8
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = __fmul_rn(of_tokens[i % 2 * 8], scales[kTokens + i / 2]);
+        for (int i = 0; i < 2 * kBlocks; ++i) scale[i / 2][i % 2] = __fmul_rn(of_tokens[i % 2 * 8], scales[kTokens + i / 2]);
         wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) {
-          float& sum = acc[part * (kRows / 2) + i];
-          sum = fmaf(dot[i], scale[i / (gpu_w8::kRows / 2)][i % kUnitSums / 2], sum);
+        for (int i = 0; i < kBlocks * kBlockSums; ++i) {
+          float& sum = acc[part * (2 * kBlockSums) + i];
+          sum = fmaf(dot[i], scale[i / kBlockSums][i % kUnitSums / 2], sum);
         }
       }
       release(from.stage);
@@ -341,7 +343,6 @@ struct Scaled {
     }
   }
 
-  static constexpr int kBlockSums = gpu_w8::kRows / 2;  // of 64 tokens × 64 rows, of a lane
   /// A warp has 16 tokens of 64 and all of the pass's rows, and needs no other on the way out.
   __device__ void store_tokens(const Pass& pass, const Sums& acc) const {
     const int first = pass.token_tile * kTokens + warpgroup * kGroupTokens + warp * 16;
@@ -443,7 +444,10 @@ struct Scaled {
   }
   __device__ __forceinline__ void consume_tokens(const Pass& pass, Cursor& from) const {
     Sums acc = {};
-    multiply_tokens(pass.records(), from, acc);
+    if (pass.blocks == 1)
+      multiply_tokens<1>(pass.records(), from, acc);
+    else
+      multiply_tokens<2>(pass.records(), from, acc);
     if (p.deal.split == kStreamK) {
       const Parts<Sum, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
       if (pass.end < p.deal.records) return parts.leave(cluster, kGroups, acc);

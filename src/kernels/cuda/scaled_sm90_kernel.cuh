@@ -103,7 +103,9 @@ struct Scaled {
   __device__ std::uint32_t empty(int stage) const { return base + p.map.barriers + 8 * (p.stages + stage); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
   /// A stage's records: all of row block 0, then of row block 1, ...
-  __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes; }
+  __device__ std::uint32_t records(int stage) const {
+    return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes;
+  }
 
   // ---- producers: a thread in each of two warps
 

@@ -30,7 +30,7 @@ struct Architecture {
 };
 
 constexpr std::array kArchitectures = {
-    Architecture{"tiny", 256, 688, 4, 2, 64},
+    Architecture{"tiny", 256, 768, 4, 2, 64},
     Architecture{"llama-3.2-1b", 2048, 8192, 32, 8, 64},
     Architecture{"llama-3.2-3b", 3072, 8192, 24, 8, 128},
     Architecture{"llama-3-8b", 4096, 14336, 32, 8, 128},

@@ -12,9 +12,8 @@ class CliGpu : public Cli {
     if (const Status gpu = runs_here(Isa::simt); !gpu.ok()) GTEST_SKIP() << gpu.message();
   }
 
-  // A scale per output channel: the tiny sample has layers that groups of 32, the smallest on a GPU, do not divide.
   std::string quantized() const {
-    const Finished made = nibble({"quantize", checkpoint("float"), at("awq"), "--format", "awq", "--group", "0", "--force"});
+    const Finished made = nibble({"quantize", checkpoint("float"), at("awq"), "--format", "awq", "--group", "128", "--force"});
     EXPECT_EQ(made.exit_code, 0) << made.err;
     return at("awq");
   }

@@ -83,7 +83,7 @@ TEST_F(Sample, HasTheTensorsOfALlama) {
   EXPECT_EQ(h.json.size(), 1 + 1 + 2 * 9 + 2u);  // metadata, embedding, layers, norm and head
   EXPECT_EQ(shape("model.embed_tokens.weight"), (std::vector{100, 256}));
   EXPECT_EQ(shape("model.layers.1.self_attn.k_proj.weight"), (std::vector{128, 256}));
-  EXPECT_EQ(shape("model.layers.1.mlp.down_proj.weight"), (std::vector{256, 688}));
+  EXPECT_EQ(shape("model.layers.1.mlp.down_proj.weight"), (std::vector{256, 768}));
   EXPECT_EQ(shape("model.norm.weight"), std::vector{256});
   EXPECT_EQ(shape("lm_head.weight"), (std::vector{100, 256}));
 }
@@ -94,7 +94,7 @@ TEST_F(Sample, OpensAsACheckpoint) {
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
   const Module* module = checkpoint->find_module("model.layers.0.mlp.gate_proj");
   ASSERT_NE(module, nullptr);
-  EXPECT_EQ(module->n, 688);
+  EXPECT_EQ(module->n, 768);
   EXPECT_EQ(module->k, 256);
 }
 
@@ -102,7 +102,7 @@ TEST_F(Sample, WeightsLookTrained) {
   ASSERT_TRUE(write_sample(dir_ / "out", tiny_).ok());
   const Header h = split(read(dir_ / "out/model.safetensors"));
   const std::vector<float> w = bf16_tensor(h, "model.layers.0.mlp.gate_proj.weight");
-  const std::size_t n = 688, k = 256;
+  const std::size_t n = 768, k = 256;
   std::vector<double> column(k), row(n);
   double second = 0, fourth = 0;
   for (std::size_t i = 0; i < w.size(); ++i) {

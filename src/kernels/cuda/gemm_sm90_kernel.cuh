@@ -305,15 +305,16 @@ struct Gemm {
   ///
   /// With zero points of activations a is a − z_a, in both. The second part is there where zeros are not the base.
   ///
-  /// A part is 64 tokens at most, 32 where a fold's constants take more registers: sums of two kinds for more leave none for a third warpgroup, and it
-  /// is other warpgroups' products that run while one folds. Products with operands in registers hold up their own warpgroup, so that a second set of integers gains nothing.
+  /// A part is all tokens where nothing but a scale belongs to a row; else 64 at most, or 32 where a fold's constants take still more registers. Sums of
+  /// two kinds for more leave none for a third warpgroup, and it is other warpgroups' products that run while one folds. Products with operands in
+  /// registers hold up their own warpgroup, so that a second set of integers gains nothing.
   __device__ __forceinline__ void multiply_codes(int count, Cursor& from, Sums& acc) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
     constexpr int kFoldVectors = kVectors < kFolds ? 1 : kVectors / kFolds;         // of a fold, or that have a fold in them
-    constexpr int kPartTokens = kTokens < 64                                 ? kTokens
-                                : kFolds > 1 || (kActZeros && kTokens == 64) ? 32
-                                                                             : 64,
+    constexpr int kPartTokens = kTokens < 64 || (kZeros == Zeros::fixed && !kActZeros) ? kTokens
+                                : kFolds > 1 || (kActZeros && kTokens == 64)           ? 32
+                                                                                       : 64,
                   kPartSums = kPartTokens / 2;
     using Part = std::int32_t[kPartSums];
     using Bytes = std::uint32_t[kFoldSteps][4];

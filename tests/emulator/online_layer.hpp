@@ -121,8 +121,10 @@ struct OnlineLayer {
         const float scale = c.per_token ? 1.0f : act_scales[at];
         const float terms[2] = {
             scale, c.act_zeros ? std::bit_cast<float>(cuda::zero_term(sum, offsets[at])) : scale * static_cast<float>(sum)};
-        std::memcpy(acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m) * sizeof terms, terms,
-                    sizeof terms);
+        std::uint8_t* const to =
+            acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m / 2 * 2) * 8 + m % 2 * 4;
+        std::memcpy(to, &terms[0], 4);
+        std::memcpy(to + 8, &terms[1], 4);
         if (c.per_token) std::memcpy(acts.data() + map.scales + static_cast<std::size_t>(m) * 4, &act_scales[at], 4);
       }
   }

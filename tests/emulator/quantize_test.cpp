@@ -73,7 +73,8 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(c.m * columns) + 16, 0xa5);
   std::vector<float> scales(static_cast<std::size_t>(c.m * groups)), token_scales(static_cast<std::size_t>(c.m));
   std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.m)), sums(static_cast<std::size_t>(c.m));
-  std::vector<float2> terms(static_cast<std::size_t>(c.m * folds));
+  const int term_fold = (c.m + 1) / 2 * 2;
+  std::vector<float> terms(static_cast<std::size_t>(2 * term_fold * folds));
   QuantizeTask task;
   task.a = a.data(), task.type = c.type, task.a_stride = stride, task.m = c.m, task.k = c.k;
   if (c.prescaled) task.prescale = prescale.data();
@@ -84,7 +85,8 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   task.scale = 0.03f, task.zero = task.known ? 5 : 0;
   task.codes = codes.data(), task.pitch = columns, task.columns = columns;
   if (c.online()) {
-    task.terms = terms.data(), task.term_fold = c.m, task.fold = c.fold();
+    task.terms = terms.data(), task.term_fold = term_fold, task.fold = c.fold();
+    task.term_pairs = c.kind != Kind::terms;
     if (c.kind == Kind::plain_terms) task.token_scales = token_scales.data();
   } else {
     task.scales = scales.data(), task.scale_row = 1, task.scale_group = c.m;
@@ -136,10 +138,12 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
       for (int k = fold * c.fold(); k < (fold + 1) * c.fold(); ++k) of_fold += static_cast<std::int8_t>(code_of(k)) - rule.zero;
       const float scale = task.token_scales != nullptr ? 1.0f : rule.scale;
       const float second = c.zeros() ? std::bit_cast<float>(zero_term(of_fold, rule.zero)) : scale * static_cast<float>(of_fold);
-      const float2& term = terms[static_cast<std::size_t>(fold * c.m + m)];
-      ASSERT_EQ(std::bit_cast<std::uint32_t>(term.x), std::bit_cast<std::uint32_t>(scale)) << m << " fold " << fold;
+      const auto of_token =
+          static_cast<std::size_t>(2 * (fold * term_fold + m)) - (task.term_pairs ? static_cast<std::size_t>(m % 2) : 0);
+      const float got[2] = {terms[of_token], terms[of_token + (task.term_pairs ? 2 : 1)]};
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(got[0]), std::bit_cast<std::uint32_t>(scale)) << m << " fold " << fold;
       if (scale == scale) {
-        ASSERT_EQ(std::bit_cast<std::uint32_t>(term.y), std::bit_cast<std::uint32_t>(second)) << m << " fold " << fold;
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(got[1]), std::bit_cast<std::uint32_t>(second)) << m << " fold " << fold;
       }
     }
     if (task.token_scales != nullptr) {

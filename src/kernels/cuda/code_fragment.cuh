@@ -54,13 +54,13 @@ struct RowTerms {
   float shift[2];
 };
 
-/// A fold's integers of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1, as numbers, onto `to`. `terms`: {s_a, s_a·Σa} of both tokens; kPlain:
+/// A fold's integers of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1, as numbers, onto `to`. `terms`: s_a of both tokens, then s_a·Σa; kPlain:
 /// s_a is 1.
 template <Zeros kZeros, bool kPlain = false>
 __device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.z), sum = __uint_as_float(i % 2 == 0 ? terms.y : terms.w);
+    const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.y), sum = __uint_as_float(i % 2 == 0 ? terms.z : terms.w);
     to[i] = fmaf(static_cast<float>(dot[i]), kPlain ? rows.scale[i / 2] : __fmul_rn(scale, rows.scale[i / 2]), to[i]);
     if (kZeros != Zeros::fixed) to[i] = fmaf(sum, rows.shift[i / 2], to[i]);
   }
@@ -82,14 +82,14 @@ __device__ __forceinline__ void share_sums(std::int32_t (&sums)[2]) {
     sum += __shfl_xor_sync(~0u, sum, 2);
   }
 }
-/// add_fold with terms {s_a, zero_term}, and the sums of u of both rows.
+/// add_fold with zero_terms in the place of s_a·Σa, and the sums of u of both rows.
 template <Zeros kZeros>
 __device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows,
                                                const std::int32_t (&sums)[2]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.z);
-    const std::uint32_t term = i % 2 == 0 ? terms.y : terms.w;
+    const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.y);
+    const std::uint32_t term = i % 2 == 0 ? terms.z : terms.w;
     const std::int32_t centred = dot[i] - term_zero(term) * sums[i / 2];
     to[i] = fmaf(static_cast<float>(centred), __fmul_rn(scale, rows.scale[i / 2]), to[i]);
     if (kZeros != Zeros::fixed) to[i] = fmaf(__fmul_rn(scale, static_cast<float>(term_sum(term))), rows.shift[i / 2], to[i]);

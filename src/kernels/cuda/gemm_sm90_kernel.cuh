@@ -423,12 +423,13 @@ struct Gemm {
     return wgmma_operand(operand + code_columns(i, p.box_channels, kTokens),
                          p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
   }
-  /// Bytes between tokens' terms {s_a, s_a·Σa}. A lane's two tokens are 16 bytes in one piece, or those of pixels two of eight.
+  /// Bytes between tokens' terms. Both scales of a lane's two tokens and both others are 16 bytes, in one piece or, of pixels, two of eight: what a
+  /// weight without zeros wants of them is one read.
   static constexpr int kTermPitch = kPatches ? 16 : 8;
   __device__ __forceinline__ static uint4 token_terms(std::uint32_t at) {
     if constexpr (!kPatches) return ptx::load_shared16(at);
     const uint2 even = ptx::load_shared8(at), odd = ptx::load_shared8(at + kTermPitch);
-    return {even.x, even.y, odd.x, odd.y};
+    return {even.x, odd.x, even.y, odd.y};
   }
 
   /// Adds up what the warpgroups of a row block have, in their order, for the first of them.

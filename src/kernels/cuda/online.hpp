@@ -2,7 +2,8 @@
 // quantization. No layout of its own: the same packed weight serves activations as they are and as codes.
 //
 //   quantize_acts   A ──▶ codes s8 [M][pitch]        of each 16 channels in the order of gpu_tile::interleaved
-//                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels, or {s_a, Σ(a − z) and z}
+//                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels, or {s_a, Σ(a − z) and z}; of two tokens
+//                                                    first both scales: what is not needed is not read
 //   GEMM            Σ over folds of  s_a·s_w·Σ (a − z_a)·(u − base)  +  s_a·Σ(a − z_a) · (o − s_w·(z_w − base))
 //
 // A token's scale that is the same in all of K stands in front of the sum over folds: it is 1 in the terms, and beside them in an array.

@@ -81,6 +81,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   task.columns = map.pitch;
   task.terms = args.prepared + map.terms;
   task.term_fold = map.term_pitch;
+  task.term_pairs = true;
   task.fold = fold;
   if (args.quantize.group.k == 0) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
   return launch_quantize_acts(task, args.stream);

@@ -21,7 +21,7 @@ struct OnlineTask {
   int m = 0;
   const void* codes = nullptr;          // [M,K] s8, interleaved, z past K; rows begin at multiples of 16 bytes
   std::int64_t pitch = 0;               // bytes between rows, a multiple of 128: K and what follows it
-  const void* terms = nullptr;          // float2 [pitch / fold][term_pitch]
+  const void* terms = nullptr;          // float4 [pitch / fold][term_pitch / 2]: {s_a, s_a', second, second'} of two tokens
   std::int64_t term_pitch = 0;          // tokens, a multiple of 128
   int fold = 128;                       // channels: 32 or 128
   bool zero_points = false;             // of activations: terms are {s_a, zero_term}
@@ -38,7 +38,7 @@ struct OnlineDecodeTask {
   epilogue::Element epilogue;
 };
 
-/// Where the parts of quantized activations lie in a plan's workspace: codes [M][pitch] | terms float2 [folds][term_pitch] | tokens'
+/// Where the parts of quantized activations lie in a plan's workspace: codes [M][pitch] | terms float4 [folds][term_pitch / 2] | tokens'
 /// scales f32 [term_pitch].
 struct OnlineMap {
   std::int64_t pitch = 0, folds = 0, term_pitch = 0;

@@ -274,7 +274,13 @@ __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Param
   const float scale = t.token_scales != nullptr ? 1.0f : rule.scale;
   const float second =
       t.zero_points ? __uint_as_float(zero_term(sum - t.fold * rule.zero, rule.zero)) : scale * static_cast<float>(sum);
-  static_cast<float2*>(t.terms)[channel / t.fold * t.term_fold + row * t.term_row] = {scale, second};
+  const std::int64_t at = channel / t.fold * t.term_fold + row * t.term_row;
+  if (t.term_pairs) {
+    float* const to = static_cast<float*>(t.terms) + 2 * at - (row & 1);
+    to[0] = scale, to[2] = second;
+  } else {
+    static_cast<float2*>(t.terms)[at] = {scale, second};
+  }
   if (t.token_scales != nullptr && channel == 0) t.token_scales[row] = rule.scale;
 }
 

@@ -43,6 +43,7 @@ struct QuantizeTask {
   /// token_scales' [M]; null: it is in the terms.
   void* terms = nullptr;
   std::int64_t term_row = 1, term_fold = 0;  // terms between tokens, between folds
+  bool term_pairs = false;                   // of tokens 2i and 2i + 1: both scales, then both others
   float* token_scales = nullptr;
   int fold = 0;  // 32 or 128
 };

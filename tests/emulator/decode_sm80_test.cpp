@@ -16,34 +16,26 @@ namespace {
 
 using emulator::TileZeros;
 
-struct Case {
-  DType act;
-  int bits, group;
-  TileZeros zeros;
-  int m, n, k;
-  bool act_order = false;
-};
-
-class EmulatedDecodeSm80 : public testing::TestWithParam<Case> {};
+class EmulatedDecodeSm80 : public testing::TestWithParam<emulator::FloatCase> {};
 
 TEST_P(EmulatedDecodeSm80, GivesTheSumsOfTheLayer) {
-  const Case& c = GetParam();
   emulator::use_shared_memory(shared);
-  const emulator::FloatLayer layer(c.act, c.m, c.n, c.k, c.bits, c.group, c.zeros, c.act_order);
+  const emulator::FloatLayer layer(GetParam());
   layer.expect_sums(
       layer.task(), [](const LinearTask& task) { return linear_decode_sm80(task, nullptr); },
       // bf16 codes are multiplied as 128 + u, and f32 sums are as much larger
       [&](int n, int k) {
-        return emulator::Multiplied{layer.weight.value(n, k), c.act == DType::bf16 ? 0x1p-15 : 0x1p-18};
+        return emulator::Multiplied{layer.weight.value(n, k), layer.act == DType::bf16 ? 0x1p-15 : 0x1p-18};
       });
 }
 
-constexpr Case kCases[] = {
+constexpr emulator::FloatCase kCases[] = {
     {DType::f16, 4, 128, TileZeros::none, 1, 136, 8192},   {DType::bf16, 4, 128, TileZeros::integer, 7, 72, 1936},
     {DType::f16, 4, 32, TileZeros::integer, 16, 72, 1408}, {DType::bf16, 4, 64, TileZeros::offset, 21, 72, 640},
     {DType::f16, 4, 128, TileZeros::integer, 3, 100, 530}, {DType::f16, 4, 128, TileZeros::none, 5, 72, 640, true},
 };
-INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedDecodeSm80, testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedDecodeSm80, testing::ValuesIn(kCases),
+                         [](const auto& info) { return emulator::name(info.param); });
 
 }  // namespace
 }  // namespace nibble::cuda

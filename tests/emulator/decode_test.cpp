@@ -15,26 +15,18 @@ namespace {
 using emulator::TileZeros;
 
 struct Case {
-  DType act;
-  int bits, group;
-  TileZeros zeros;
-  int m, n, k;
+  emulator::FloatCase layer;
   int tokens, split;  // of a launch; of a cluster
-  bool act_order = false;
 };
 
-std::string name(const Case& c) {
-  const char* const zeros[] = {"", "_zeros", "_offsets"};
-  return fmt::format("{}_u{}g{}{}_m{}_n{}_k{}_tokens{}_split{}{}", nibble::name(c.act), c.bits, c.group,
-                     zeros[static_cast<int>(c.zeros)], c.m, c.n, c.k, c.tokens, c.split, c.act_order ? "_act_order" : "");
-}
+std::string name(const Case& c) { return fmt::format("{}_tokens{}_split{}", emulator::name(c.layer), c.tokens, c.split); }
 
 class EmulatedDecode : public testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
-  const emulator::FloatLayer layer(c.act, c.m, c.n, c.k, c.bits, c.group, c.zeros, c.act_order);
+  const emulator::FloatLayer layer(c.layer);
   layer.expect_sums(
       layer.task(),
       [&](const LinearTask& task) {
@@ -44,19 +36,19 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
       },
       // bf16 codes are multiplied as 128 + u, and f32 sums are as much larger
       [&](int n, int k) {
-        return emulator::Multiplied{layer.weight.value(n, k), c.act == DType::bf16 ? 0x1p-15 : 0x1p-18};
+        return emulator::Multiplied{layer.weight.value(n, k), layer.act == DType::bf16 ? 0x1p-15 : 0x1p-18};
       });
 }
 
 // Row tiles and channels with tails, more tiles than clusters, more records than the ring has stages, more tokens than a launch.
 constexpr auto kNone = TileZeros::none, kInteger = TileZeros::integer, kOffset = TileZeros::offset;
 constexpr Case kCases[] = {
-    {DType::f16, 4, 128, kNone, 1, 264, 4096, 1, 1},        {DType::bf16, 4, 128, kInteger, 7, 328, 1936, 8, 1},
-    {DType::f16, 4, 128, kInteger, 16, 200, 1024, 16, 1},   {DType::f16, 4, 128, kNone, 3, 200, 2048, 8, 2},
-    {DType::bf16, 4, 128, kNone, 5, 136, 4096, 8, 3},       {DType::f16, 4, 128, kInteger, 8, 520, 8192, 8, 8},
-    {DType::f16, 4, 32, kInteger, 2, 72, 1408, 8, 1},       {DType::bf16, 4, 64, kOffset, 9, 72, 640, 16, 2},
-    {DType::f16, 8, 128, kNone, 1, 100, 1536, 1, 1},        {DType::bf16, 8, 128, kInteger, 6, 136, 784, 8, 1},
-    {DType::f16, 4, 128, kInteger, 4, 72, 640, 8, 1, true}, {DType::f16, 4, 128, kNone, 11, 72, 530, 8, 1},
+    {{DType::f16, 4, 128, kNone, 1, 264, 4096}, 1, 1},        {{DType::bf16, 4, 128, kInteger, 7, 328, 1936}, 8, 1},
+    {{DType::f16, 4, 128, kInteger, 16, 200, 1024}, 16, 1},   {{DType::f16, 4, 128, kNone, 3, 200, 2048}, 8, 2},
+    {{DType::bf16, 4, 128, kNone, 5, 136, 4096}, 8, 3},       {{DType::f16, 4, 128, kInteger, 8, 520, 8192}, 8, 8},
+    {{DType::f16, 4, 32, kInteger, 2, 72, 1408}, 8, 1},       {{DType::bf16, 4, 64, kOffset, 9, 72, 640}, 16, 2},
+    {{DType::f16, 8, 128, kNone, 1, 100, 1536}, 1, 1},        {{DType::bf16, 8, 128, kInteger, 6, 136, 784}, 8, 1},
+    {{DType::f16, 4, 128, kInteger, 4, 72, 640, true}, 8, 1}, {{DType::f16, 4, 128, kNone, 11, 72, 530}, 8, 1},
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedDecode, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "emulator/tile_weight.hpp"
@@ -37,6 +39,20 @@ inline Multiplied rounded_weight(const TileWeight& w, DType act, int row, int ch
   return {static_cast<double>(act == DType::f16 ? value / kUp : value), 0};
 }
 
+struct FloatCase {
+  DType act;
+  int bits, group;  // of the weight
+  TileZeros zeros;
+  int m, n, k;
+  bool act_order = false;
+};
+
+inline std::string name(const FloatCase& c) {
+  const char* const zeros[] = {"", "_zeros", "_offsets"};
+  return fmt::format("{}_u{}g{}{}_m{}_n{}_k{}{}", nibble::name(c.act), c.bits, c.group, zeros[static_cast<int>(c.zeros)], c.m,
+                     c.n, c.k, c.act_order ? "_act_order" : "");
+}
+
 struct FloatLayer {
   DType act;
   int m, pitch;
@@ -45,18 +61,18 @@ struct FloatLayer {
   std::vector<std::uint16_t> x;
   std::vector<std::int32_t> order;  // position k of the weight is channel order[k]
 
-  FloatLayer(DType act, int m, int n, int k, int bits, int group, TileZeros zeros, bool act_order = false)
-      : act(act),
-        m(m),
-        pitch(k + 8),
-        random(static_cast<unsigned>(m * 31 + n * 7 + k)),
-        weight(n, k, bits, group, zeros, random),
+  explicit FloatLayer(const FloatCase& c)
+      : act(c.act),
+        m(c.m),
+        pitch(c.k + 8),
+        random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
+        weight(c.n, c.k, c.bits, c.group, c.zeros, random),
         x(static_cast<std::size_t>(m * pitch)),
-        order(static_cast<std::size_t>(k)) {
+        order(static_cast<std::size_t>(c.k)),
+        permutes(c.act_order) {
     for (auto& v : x) v = to_half(act, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
     std::iota(order.begin(), order.end(), 0);
-    if (act_order) std::shuffle(order.begin(), order.end(), random);
-    permutes = act_order;
+    if (permutes) std::shuffle(order.begin(), order.end(), random);
   }
   /// Activations that online quantization takes without a loss: integers up to ±127, the largest in every `block` channels.
   void make_integers(int block) {
@@ -109,7 +125,7 @@ struct FloatLayer {
   }
 
  private:
-  bool permutes = false;
+  bool permutes;
 };
 
 }  // namespace nibble::emulator

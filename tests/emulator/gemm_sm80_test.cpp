@@ -17,34 +17,26 @@ namespace {
 
 using emulator::TileZeros;
 
-struct Case {
-  DType act;
-  int bits, group;
-  TileZeros zeros;
-  int m, n, k;
-  bool act_order = false;
-};
-
-class EmulatedGemmSm80 : public testing::TestWithParam<Case> {};
+class EmulatedGemmSm80 : public testing::TestWithParam<emulator::FloatCase> {};
 
 TEST_P(EmulatedGemmSm80, GivesTheSumsOfTheLayer) {
-  const Case& c = GetParam();
   emulator::use_shared_memory(shared);
-  const emulator::FloatLayer layer(c.act, c.m, c.n, c.k, c.bits, c.group, c.zeros, c.act_order);
+  const emulator::FloatLayer layer(GetParam());
   layer.expect_sums(
       layer.task(), [](const LinearTask& task) { return linear_gemm_sm80(task, nullptr); },
-      [&](int n, int k) { return emulator::rounded_weight(layer.weight, c.act, n, k); });
+      [&](int n, int k) { return emulator::rounded_weight(layer.weight, layer.act, n, k); });
 }
 
 // Tiles of every shape, of which few multiprocessors take the one of fewest cycles.
-constexpr Case kCases[] = {
+constexpr emulator::FloatCase kCases[] = {
     {DType::f16, 4, 128, TileZeros::none, 17, 72, 1424},     {DType::bf16, 4, 128, TileZeros::integer, 40, 200, 640},
     {DType::f16, 4, 128, TileZeros::none, 70, 328, 528},     {DType::f16, 4, 128, TileZeros::integer, 130, 520, 384},
     {DType::f16, 4, 32, TileZeros::integer, 33, 72, 416},    {DType::bf16, 4, 64, TileZeros::offset, 20, 100, 640},
     {DType::f16, 4, 1024, TileZeros::integer, 40, 72, 1024}, {DType::f16, 8, 128, TileZeros::integer, 33, 136, 784},
     {DType::bf16, 8, 128, TileZeros::none, 64, 72, 530},     {DType::f16, 4, 128, TileZeros::integer, 20, 72, 640, true},
 };
-INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedGemmSm80, testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedGemmSm80, testing::ValuesIn(kCases),
+                         [](const auto& info) { return emulator::name(info.param); });
 
 }  // namespace
 }  // namespace nibble::cuda

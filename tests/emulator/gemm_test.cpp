@@ -38,19 +38,13 @@ emulator::Multiplied multiplied(const TileWeight& w, DType act, int tokens, int 
 // ---- layers
 
 struct Case {
-  DType act;
-  int bits, group;
-  TileZeros zeros;
-  int m, n, k;
+  emulator::FloatCase layer;
   int tokens, depth, split;  // GemmConfig
-  bool act_order = false;
 };
 
 std::string name(const Case& c) {
-  const char* const zeros[] = {"", "_zeros", "_offsets"};
-  return fmt::format("{}_u{}g{}{}_m{}_n{}_k{}_{}_depth{}{}{}", nibble::name(c.act), c.bits, c.group,
-                     zeros[static_cast<int>(c.zeros)], c.m, c.n, c.k, c.tokens, c.depth,
-                     c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split), c.act_order ? "_act_order" : "");
+  return fmt::format("{}_{}_depth{}{}", emulator::name(c.layer), c.tokens, c.depth,
+                     c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split));
 }
 
 class EmulatedGemm : public testing::TestWithParam<Case> {};
@@ -58,8 +52,9 @@ class EmulatedGemm : public testing::TestWithParam<Case> {};
 TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
-  const emulator::FloatLayer layer(c.act, c.m, c.n, c.k, c.bits, c.group, c.zeros, c.act_order);
-  std::vector<std::uint16_t> gathered(static_cast<std::size_t>(gathered_rows(c.m, c.k, c.act_order) * gathered_pitch(c.k)) + 128);
+  const emulator::FloatLayer layer(c.layer);
+  std::vector<std::uint16_t> gathered(
+      static_cast<std::size_t>(gathered_rows(c.layer.m, c.layer.k, c.layer.act_order) * gathered_pitch(c.layer.k)) + 128);
   emulator::StreamKMemory scratch(c.tokens);
   LinearTask task = layer.task();
   task.scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(gathered.data()) + 255) / 256 * 256);
@@ -67,21 +62,29 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
   layer.expect_sums(
       task,
       [&](const LinearTask& t) { return linear_gemm_sm90(t, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr); },
-      [&](int n, int k) { return multiplied(layer.weight, c.act, c.tokens, n, k); });
+      [&](int n, int k) { return multiplied(layer.weight, layer.act, c.tokens, n, k); });
 }
 
 // Rows, tokens and channels with tails, and more records than a ring has stages; every way to deal passes, every kind of weight.
 constexpr auto kNone = TileZeros::none, kInteger = TileZeros::integer, kOffset = TileZeros::offset;
 constexpr Case kCases[] = {
-    {DType::f16, 4, 128, kNone, 3, 72, 1936, 16, 2, 1},          {DType::bf16, 4, 128, kInteger, 30, 200, 1424, 32, 1, kStreamK},
-    {DType::f16, 4, 128, kInteger, 70, 200, 896, 64, 1, 1},      {DType::bf16, 4, 128, kNone, 150, 320, 1152, 128, 1, kStreamK},
-    {DType::f16, 4, 128, kNone, 300, 200, 640, 256, 1, 1},       {DType::f16, 4, 128, kNone, 2100, 136, 256, 256, 1, 1},
-    {DType::f16, 4, 128, kInteger, 10, 200, 1424, 16, 2, 2},     {DType::bf16, 4, 128, kNone, 70, 264, 896, 64, 1, 4},
-    {DType::f16, 4, 32, kNone, 40, 264, 416, 64, 1, 1},          {DType::f16, 4, 64, kInteger, 130, 136, 640, 128, 1, 1},
-    {DType::bf16, 4, 32, kInteger, 20, 100, 400, 16, 4, 1},      {DType::f16, 4, 128, kOffset, 40, 72, 528, 32, 1, 1},
-    {DType::f16, 4, 1024, kInteger, 70, 72, 1024, 64, 1, 1},     {DType::f16, 8, 128, kInteger, 140, 72, 784, 128, 1, 1},
-    {DType::bf16, 8, 128, kNone, 33, 256, 640, 64, 1, kStreamK}, {DType::f16, 4, 128, kInteger, 20, 72, 640, 16, 1, 1, true},
-    {DType::f16, 4, 128, kNone, 5, 72, 530, 16, 1, 1},
+    {{DType::f16, 4, 128, kNone, 3, 72, 1936}, 16, 2, 1},
+    {{DType::bf16, 4, 128, kInteger, 30, 200, 1424}, 32, 1, kStreamK},
+    {{DType::f16, 4, 128, kInteger, 70, 200, 896}, 64, 1, 1},
+    {{DType::bf16, 4, 128, kNone, 150, 320, 1152}, 128, 1, kStreamK},
+    {{DType::f16, 4, 128, kNone, 300, 200, 640}, 256, 1, 1},
+    {{DType::f16, 4, 128, kNone, 2100, 136, 256}, 256, 1, 1},
+    {{DType::f16, 4, 128, kInteger, 10, 200, 1424}, 16, 2, 2},
+    {{DType::bf16, 4, 128, kNone, 70, 264, 896}, 64, 1, 4},
+    {{DType::f16, 4, 32, kNone, 40, 264, 416}, 64, 1, 1},
+    {{DType::f16, 4, 64, kInteger, 130, 136, 640}, 128, 1, 1},
+    {{DType::bf16, 4, 32, kInteger, 20, 100, 400}, 16, 4, 1},
+    {{DType::f16, 4, 128, kOffset, 40, 72, 528}, 32, 1, 1},
+    {{DType::f16, 4, 1024, kInteger, 70, 72, 1024}, 64, 1, 1},
+    {{DType::f16, 8, 128, kInteger, 140, 72, 784}, 128, 1, 1},
+    {{DType::bf16, 8, 128, kNone, 33, 256, 640}, 64, 1, kStreamK},
+    {{DType::f16, 4, 128, kInteger, 20, 72, 640, true}, 16, 1, 1},
+    {{DType::f16, 4, 128, kNone, 5, 72, 530}, 16, 1, 1},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemm, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

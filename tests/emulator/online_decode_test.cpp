@@ -30,7 +30,7 @@ class EmulatedOnlineDecode : public testing::TestWithParam<Case> {};
 TEST_P(EmulatedOnlineDecode, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
-  emulator::FloatLayer layer(DType::f16, c.m, c.n, c.k, c.bits, c.group, c.zeros);
+  emulator::FloatLayer layer({DType::f16, c.bits, c.group, c.zeros, c.m, c.n, c.k});
   layer.make_integers(c.act_group == 0 ? c.k : c.act_group);
   layer.expect_sums(
       layer.task(),

@@ -17,19 +17,10 @@ namespace {
 
 using emulator::TileZeros;
 
-struct Case {
-  DType act;
-  int bits, group;
-  TileZeros zeros;
-  int m, n, k;
-  bool act_order = false;
-};
-
-class EmulatedSimt : public testing::TestWithParam<Case> {};
+class EmulatedSimt : public testing::TestWithParam<emulator::FloatCase> {};
 
 TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {
-  const Case& c = GetParam();
-  const emulator::FloatLayer layer(c.act, c.m, c.n, c.k, c.bits, c.group, c.zeros, c.act_order);
+  const emulator::FloatLayer layer(GetParam());
   layer.expect_sums(
       layer.task(), [](const LinearTask& task) { return linear_simt(task, nullptr); },
       [&](int n, int k) {
@@ -37,12 +28,13 @@ TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {
       });
 }
 
-constexpr Case kCases[] = {
+constexpr emulator::FloatCase kCases[] = {
     {DType::f16, 4, 128, TileZeros::none, 1, 72, 1936},        {DType::bf16, 4, 128, TileZeros::integer, 7, 200, 640},
     {DType::f16, 4, 32, TileZeros::offset, 4, 72, 416},        {DType::f16, 8, 128, TileZeros::integer, 3, 100, 530},
     {DType::f16, 4, 64, TileZeros::integer, 5, 72, 640, true},
 };
-INSTANTIATE_TEST_SUITE_P(Simt, EmulatedSimt, testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Simt, EmulatedSimt, testing::ValuesIn(kCases),
+                         [](const auto& info) { return emulator::name(info.param); });
 
 }  // namespace
 }  // namespace nibble::cuda

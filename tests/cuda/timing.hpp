@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -37,8 +38,10 @@ T must(Result<T> result) {
 constexpr double kColdBytes = 400e6;
 inline int copies_of(double bytes) { return std::max(2, static_cast<int>(std::ceil(kColdBytes / bytes))); }
 
-/// µs of each of the `copies` calls that a CUDA graph makes: events around `replays` of it, the median of 7.
-inline double time_us(int copies, const std::function<void(int, cudaStream_t)>& launch, int replays = 10) {
+/// µs of each of the `copies` calls that a CUDA graph makes: events around `replays` of it, the median of 7. Before them it runs for `settle_ms`:
+/// the clock of a GPU at its power limit follows what ran for the last tenths of a second, and that is to be what is timed.
+inline double time_us(int copies, const std::function<void(int, cudaStream_t)>& launch, int replays = 10,
+                      double settle_ms = 0.0) {
   constexpr int kRounds = 7;
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -53,7 +56,14 @@ inline double time_us(int copies, const std::function<void(int, cudaStream_t)>& 
   cudaEvent_t begin = nullptr, end = nullptr;
   REQUIRE(cudaEventCreate(&begin));
   REQUIRE(cudaEventCreate(&end));
-  for (int i = 0; i < 3; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
+  const auto start = std::chrono::steady_clock::now();
+  const auto settled = [&] {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count() >= settle_ms;
+  };
+  do {
+    for (int i = 0; i < 3; ++i) REQUIRE(cudaGraphLaunch(exec, stream));
+    REQUIRE(cudaStreamSynchronize(stream));
+  } while (!settled());
   std::vector<double> times;
   for (int round = 0; round < kRounds; ++round) {
     REQUIRE(cudaEventRecord(begin, stream));

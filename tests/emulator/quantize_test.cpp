@@ -159,11 +159,14 @@ constexpr Case kCases[] = {
     {Kind::s8_token, DType::bf16, 3, 1000},
     {Kind::s8_token, DType::f16, 40, 4096},
     {Kind::s8_token, DType::f32, 2, 50000},
+    {Kind::s8_token, DType::bf16, 8, 28672},
+    {Kind::s8_zeros, DType::f16, 5, 20000},
     {Kind::s8_zeros, DType::bf16, 5, 520, 0, 8},
     {Kind::s8_zeros, DType::f16, 100, 1024, 0, 0, true},
     {Kind::s8_static, DType::bf16, 7, 333},
     {Kind::s8_static, DType::f16, 60, 2048},
     {Kind::e4m3_token, DType::bf16, 50, 2048},
+    {Kind::e4m3_token, DType::bf16, 2, 53248},
     {Kind::groups, DType::bf16, 3, 1024, 128},
     {Kind::groups, DType::f16, 70, 1536, 128},
     {Kind::groups, DType::f32, 30, 1024, 128},
@@ -173,6 +176,7 @@ constexpr Case kCases[] = {
     {Kind::terms, DType::bf16, 3, 400, 128},
     {Kind::plain_terms, DType::bf16, 60, 1280},
     {Kind::plain_terms, DType::f16, 2, 200},
+    {Kind::plain_terms, DType::f16, 7, 28672},
     {Kind::zero_terms, DType::bf16, 50, 1536, 64},
 };
 

@@ -303,7 +303,7 @@ struct Largest {
 /// neighbour for the other half of its own, so that 4 values among 16 lanes are 5 shuffles, and not 16.
 template <class Value, int V, class Shuffle>
 __device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, Shuffle from) {
-  static_assert(V == 1 || V == 2 || V == 4);
+  static_assert((V & (V - 1)) == 0);
   const int lane = static_cast<int>(threadIdx.x);
 #pragma unroll
   for (int bit = 1, left = V; left > 1; bit *= 2, left /= 2) {
@@ -319,14 +319,17 @@ __device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, 
   return values[0];
 }
 
-/// Of a CTA of rows that are whole: three of them leave 40 registers a thread, and so 96 KiB of an SM on their way.
+/// Of a CTA of rows that are whole: three of them leave 40 registers a thread, and so 96 KiB of an SM on their way. Longer rows have twice
+/// the vectors of a thread: two CTAs of up to 32768 channels are on an SM then, so that one reads while the other waits for its range.
 constexpr int kWholeThreads = 512;
+constexpr int kLongVectors = 8;
 
 template <DType kType, int V, bool kOnline, bool kWhole>
-__global__ void __launch_bounds__(kWhole ? kWholeThreads : kMaxThreads, kWhole && !kOnline ? 3 : 1)
+__global__ void __launch_bounds__(kWhole&& V < kLongVectors ? kWholeThreads : kMaxThreads,
+                                  kWhole&& V < kLongVectors && !kOnline ? 3 : 1)
     quantize_rows_kernel(const __grid_constant__ Params given) {
-  static_assert(V <= kLeastGroupLanes);
-  const Params p = known_of<kWhole>(given);
+  Params p = known_of<kWhole>(given);
+  if (V > kLeastGroupLanes) p.group_lanes = 0;
   __shared__ Range ranges[kMaxWarps];
   __shared__ std::int32_t sums[kMaxWarps];
   let_successor_start();
@@ -476,14 +479,16 @@ template <DType kType>
 constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
 
 struct Kernels {
-  Kernel few, many, many_whole, segments;  // segments: none when online
+  Kernel few, many, many_whole, long_whole, segments;  // segments: none when online
   int many_vectors;
 };
 template <DType kType, bool kOnline>
 constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, kType != DType::f32>,
-                           kOnline ? nullptr : quantize_segments_kernel<kType>, kManyVectors<kType>};
+                           kType == DType::f32 ? nullptr : quantize_rows_kernel<kType, kLongVectors, kOnline, true>,
+                           kOnline ? nullptr : quantize_segments_kernel<kType>,
+                           kManyVectors<kType>};
 template <bool kOnline>
 const Kernels& kernels_for(DType type) {
   if (type == DType::f32) return kKernels<DType::f32, kOnline>;
@@ -543,8 +548,14 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA that gets many rows
   constexpr int kMostParts = 65535;                       // of a grid's second dimension
   const bool many = task.m * vectors > std::int64_t{kMaxThreads} * sms;
+  const auto threads_for = [&](int each) { return ((vectors + each - 1) / each + 31) / 32 * 32; };
+  const bool row_of_a_cta = whole && !grouped && !divisible;
+  if (row_of_a_cta && threads_for(kernels.many_vectors) > (many ? kWholeThreads : kMaxThreads) &&
+      threads_for(kLongVectors) <= kMaxThreads)
+    return launch_dependent(kernels.long_whole, static_cast<unsigned>(task.m), static_cast<unsigned>(threads_for(kLongVectors)),
+                            0, stream, p);
   for (const int each : {many ? kernels.many_vectors : kFewVectors, kernels.many_vectors}) {
-    const int wanted = ((vectors + each - 1) / each + 31) / 32 * 32;
+    const int wanted = threads_for(each);
     if (!lanes_fit || (wanted > kMaxThreads && !divisible)) continue;
     const int team = divisible ? std::min(wanted, kPartThreads) : wanted;
     const int parts = (vectors + team * each - 1) / (team * each), teams = many ? std::max(1, kLeastThreads / team) : 1;

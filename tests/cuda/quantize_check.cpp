@@ -251,8 +251,9 @@ int check() {
     std::int64_t m, k;
   };
   // Each way of the launcher: a row in a CTA of any size, several, parts of rows, a row too long for registers; odd ends.
-  constexpr Shape kShapes[] = {{1, 1},     {1, 4096},   {3, 100},    {7, 127},    {5, 129},    {64, 1000}, {2, 8192},
-                               {33, 2049}, {10, 14336}, {272, 4096}, {2300, 500}, {11, 40000}, {4300, 250}};
+  constexpr Shape kShapes[] = {{1, 1},      {1, 4096},   {3, 100},    {7, 127},    {5, 129},    {64, 1000},
+                               {2, 8192},   {33, 2049},  {10, 14336}, {272, 4096}, {2300, 500}, {11, 40000},
+                               {4300, 250}, {4353, 257}, {50, 28672}, {7, 53248}};
   int cases = 0, failures = 0;
   for (const Shape& shape : kShapes)
     for (const ActScheme& scheme : schemes())

@@ -171,6 +171,8 @@ constexpr Case kCases[] = {
     {Kind::groups, DType::f16, 70, 1536, 128},
     {Kind::groups, DType::f32, 30, 1024, 128},
     {Kind::groups, DType::bf16, 4, 600, 24},
+    {Kind::groups, DType::f32, 200, 257, 128},
+    {Kind::groups, DType::bf16, 70, 1028, 128},
     {Kind::terms, DType::bf16, 40, 2048, 128},
     {Kind::terms, DType::f16, 90, 1024, 32},
     {Kind::terms, DType::bf16, 3, 400, 128},

@@ -323,13 +323,13 @@ __device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, 
 /// the vectors of a thread: two CTAs of up to 32768 channels are on an SM then, so that one reads while the other waits for its range.
 constexpr int kWholeThreads = 512;
 constexpr int kLongVectors = 8;
+template <int V, bool kWhole>
+constexpr int kRowThreads = !kWhole || V >= kLongVectors ? kMaxThreads : kWholeThreads;
 
 template <DType kType, int V, bool kOnline, bool kWhole>
-__global__ void __launch_bounds__(kWhole&& V < kLongVectors ? kWholeThreads : kMaxThreads,
-                                  kWhole&& V < kLongVectors && !kOnline ? 3 : 1)
+__global__ void __launch_bounds__(kRowThreads<V, kWhole>, kRowThreads<V, kWhole> == kWholeThreads && !kOnline ? 3 : 1)
     quantize_rows_kernel(const __grid_constant__ Params given) {
-  Params p = known_of<kWhole>(given);
-  if (V > kLeastGroupLanes) p.group_lanes = 0;
+  const Params p = known_of<kWhole>(given);
   __shared__ Range ranges[kMaxWarps];
   __shared__ std::int32_t sums[kMaxWarps];
   let_successor_start();
@@ -345,11 +345,12 @@ __global__ void __launch_bounds__(kWhole&& V < kLongVectors ? kWholeThreads : kM
   Raw<kType> raw[V];
   load(raw, p.source, row, [=](int v) { return first + v * step; });
 
-  Rule rule[V];
+  constexpr int kRules = V > kLeastGroupLanes ? 1 : V;  // which a vector has of its own
+  Rule rule[kRules];
   if (t.known) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) rule[i] = p.known;
-  } else if (p.group_lanes != 0) {
+    for (Rule& r : rule) r = p.known;
+  } else if (kRules == V && p.group_lanes != 0) {
     // All lanes of a group get its V ranges, and each makes a rule of one of them: a division is as much as quantizing a vector.
     const int share = team.thread % V;
     Rule own;
@@ -372,9 +373,10 @@ __global__ void __launch_bounds__(kWhole&& V < kLongVectors ? kWholeThreads : kM
                                           p));
     }
     const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
-    if (place == share && at < p.k && exists) store_rule(t, row, at >> p.group_shift, own);
+    const int group = at >> p.group_shift;  // which begins before K, even where this lane's vector does not
+    if (place == share && group << p.group_shift < p.k && exists) store_rule(t, row, group, own);
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
+    for (int i = 0; i < kRules; ++i) {
       const int from = team.thread % 32 / V * V + i;
       rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from),
                  kOnline ? __shfl_sync(kAllLanes, own.zero, from) : 0};
@@ -383,7 +385,7 @@ __global__ void __launch_bounds__(kWhole&& V < kLongVectors ? kWholeThreads : kM
     const Rule all = rule_of(t, team.reduce(range_of(raw, p, first, step), ranges));
     if (team.thread == 0 && exists) store_rule(t, row, 0, all);
 #pragma unroll
-    for (int i = 0; i < V; ++i) rule[i] = all;
+    for (Rule& r : rule) r = all;
   }
 
   std::int32_t sum = 0;
@@ -391,9 +393,9 @@ __global__ void __launch_bounds__(kWhole&& V < kLongVectors ? kWholeThreads : kM
   for (int i = 0; i < V; ++i) {
     raw[i].keep_raw();
     if constexpr (kOnline)
-      finish_online(raw[i], p, row, first + i * step, rule[i], exists);
+      finish_online(raw[i], p, row, first + i * step, rule[i % kRules], exists);
     else if (exists)
-      sum += finish(raw[i], p, row, first + i * step, rule[i]);
+      sum += finish(raw[i], p, row, first + i * step, rule[i % kRules]);
   }
   if (t.sums == nullptr) return;
   sum = team.reduce(sum, sums);
@@ -483,10 +485,14 @@ struct Kernels {
   int many_vectors;
 };
 template <DType kType, bool kOnline>
+constexpr Kernel kLongWhole = quantize_rows_kernel<kType, kLongVectors, kOnline, true>;
+template <bool kOnline>
+constexpr Kernel kLongWhole<DType::f32, kOnline> = nullptr;  // whole rows are of 16-bit floats
+template <DType kType, bool kOnline>
 constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, kType != DType::f32>,
-                           kType == DType::f32 ? nullptr : quantize_rows_kernel<kType, kLongVectors, kOnline, true>,
+                           kLongWhole<kType, kOnline>,
                            kOnline ? nullptr : quantize_segments_kernel<kType>,
                            kManyVectors<kType>};
 template <bool kOnline>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,gemm-qwen,gemm-deepseek,online-kernels,online-folds,scaled,conv-kernels,conv-nhwc}.json
+  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,gemm-qwen,gemm-deepseek,online-kernels,online-tokens,online-folds,scaled,conv-kernels,conv-nhwc}.json
 
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
@@ -25,8 +25,8 @@ LAUNCH_US = 1.5
 STREAM_K = 0  # the split of kernels whose CTAs share passes wherever their run of records ends (gemm_schedule.hpp)
 PART = 0.5  # what a part that is added takes of `pass`
 # As WgmmaFamily has them.
-FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
-    "floats", "float_folds", "online", "online_folds", "s8", "e4m3", "e4m3_groups")
+FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_TOKENS, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
+    "floats", "float_folds", "online", "online_tokens", "online_folds", "s8", "e4m3", "e4m3_groups")
 SCALED = {"s8": S8, "e4m3": E4M3, "e4m3 g128": E4M3_GROUPS}
 
 
@@ -111,7 +111,8 @@ def measurements(path):
         if act:
             folds = "g32" in act[0] + weight or "g64" in act[0] + weight
             quantizer_us = LAUNCH_US + m * k * (2 + 1 + 8 / 128) / (0.75 * BYTES_A_US)  # a step of its own in the plan
-            yield Measured(ONLINE_FOLDS if folds else ONLINE, tile, n, k, m, r["median_us"] - quantizer_us, packed + m * k + 2 * m * n)
+            family = ONLINE_FOLDS if folds else ONLINE_TOKENS if act[0] in ("s8r", "s8t") else ONLINE
+            yield Measured(family, tile, n, k, m, r["median_us"] - quantizer_us, packed + m * k + 2 * m * n)
         else:
             folds = "g32" in weight or "g64" in weight
             yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed + 2 * m * (n + k))

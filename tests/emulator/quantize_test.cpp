@@ -179,6 +179,8 @@ constexpr Case kCases[] = {
     {Kind::plain_terms, DType::bf16, 60, 1280},
     {Kind::plain_terms, DType::f16, 2, 200},
     {Kind::plain_terms, DType::f16, 7, 28672},
+    {Kind::plain_terms, DType::f32, 2, 40000},
+    {Kind::zero_terms, DType::bf16, 2, 33000},
     {Kind::zero_terms, DType::bf16, 50, 1536, 64},
 };
 

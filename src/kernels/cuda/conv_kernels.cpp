@@ -356,8 +356,9 @@ double online_conv_cost_us(const Kernel&, const Problem& p) {
   const GpuInfo gpu = current_gpu();
   const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
   const double bytes = bits(p.act) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
-  return online_sm90_cost_us<kTokens, kRows, kSplit>(gpu, of_pixels(p), patch_fold(p) == gpu_tile::kChannels) + reordered +
-         copy_us(gpu, elements * (bytes + 1));
+  return online_sm90_cost_us<kTokens, kRows, kSplit>(
+             gpu, of_pixels(p), patch_fold(p) == gpu_tile::kChannels ? WgmmaFamily::online : WgmmaFamily::online_folds) +
+         reordered + copy_us(gpu, elements * (bytes + 1));
 }
 
 template <int kTokens, int kBlocks, int kSplit>

@@ -19,8 +19,6 @@ namespace {
 constexpr std::string_view kForm = "s8i16";
 
 constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
-/// A token that has one scale waits for it in the registers of a CTA of the quantizer.
-constexpr std::int64_t kMostChannelsOfAScale = 1 << 14;
 /// A token's slice of codes has to fit into a CTA's shared memory: an eighth of K.
 constexpr std::int64_t kMostDecodeChannels = 1 << 19;
 
@@ -31,15 +29,6 @@ Status accepts_acts(const Problem& p) {
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};
 }
-/// What the quantizer asks beyond that, and so those that read its codes.
-Status accepts_quantized(const Problem& p) {
-  NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
-  if (p.quantize.group == GroupShape::channel() && p.k > kMostChannelsOfAScale)
-    return error(StatusCode::unsupported, "K={}: a scale per token is found for {} channels at most; use one per block", p.k,
-                 kMostChannelsOfAScale);
-  return {};
-}
-
 /// A as it is read, and the rule of its codes.
 QuantizeTask quantize_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
@@ -58,7 +47,7 @@ QuantizeTask quantize_task(const StepArgs& args) {
 Status accepts_prepare(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   if (self.out != p.form) return error(StatusCode::unsupported, "prepares {}, the kernel reads {}", self.out, p.form);
-  return accepts_quantized(p);
+  return accepts_acts(p);
 }
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
@@ -91,7 +80,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
 
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  NIBBLE_RETURN_IF_ERROR(self.quantizes ? accepts_acts(p) : accepts_quantized(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
   if (self.quantizes && p.quantize.zero != ZeroKind::none)
     return error(StatusCode::unsupported, "makes codes without zero points");
   if (self.quantizes && p.k > kMostDecodeChannels)
@@ -151,9 +140,15 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
                   records * std::max(record.alone_us, record.shared_us * tiles / std::max(1, gpu.sms)));
 }
 
+/// Which kernels' records a layer's are like.
+WgmmaFamily family_of(const Problem& p) {
+  if (online_fold(p.quantize, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
+  return p.quantize.group.k == 0 && p.quantize.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
+}
+
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
-  return online_sm90_cost_us<kTokens, kRows, kSplit>(current_gpu(), p, online_fold(p.quantize, p.scheme) == gpu_tile::kChannels);
+  return online_sm90_cost_us<kTokens, kRows, kSplit>(current_gpu(), p, family_of(p));
 }
 
 template <int kTokens>

@@ -27,12 +27,14 @@ Status accepts_online(const Problem& problem);
 
 /// Predicted microseconds of sm_90's tiles, the quantizer apart: kTokens × kRows outputs a pass of a CTA, kSplit of which share it.
 template <int kTokens, int kRows, int kSplit>
-double online_sm90_cost_us(const GpuInfo& gpu, const Problem& p, bool whole_records) {
+double online_sm90_cost_us(const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
   static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);
+  static constexpr WgmmaCost kOfTokens = wgmma_cost(WgmmaFamily::online_tokens, kTokens, kRows, kSplit);
   static constexpr WgmmaCost kFolds = wgmma_cost(WgmmaFamily::online_folds, kTokens, kRows, kSplit);
   constexpr int kBlocks = kRows / gpu_tile::kRows;
   constexpr WgmmaDeal kDeal{.blocks = kBlocks, .depth = gemm_groups(kTokens) / kBlocks};
-  return wgmma_cost_us(whole_records ? kWhole : kFolds, kDeal, gpu, p, tile_moved_us(gpu, p, 8));
+  const WgmmaCost& cost = family == WgmmaFamily::online ? kWhole : family == WgmmaFamily::online_tokens ? kOfTokens : kFolds;
+  return wgmma_cost_us(cost, kDeal, gpu, p, tile_moved_us(gpu, p, 8));
 }
 
 /// Predicted microseconds of the rows that quantize by themselves, `tokens` a launch.

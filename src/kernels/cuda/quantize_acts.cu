@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kRowThreads<V, kWhole>, kRowThreads<V, kWhole>
 
 // ---- the slow way
 
-template <DType kType>
+template <DType kType, bool kOnline>
 __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const __grid_constant__ Params p) {
   __shared__ Range ranges[kMaxWarps];
   __shared__ std::int32_t sums[kMaxWarps];
@@ -434,10 +434,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
     }
     const int last = end == p.k ? p.columns : end;
 #pragma unroll 1
-    for (int channel = begin + team.thread * kEach; channel < last; channel += step) {
+    for (int base = begin; base < last; base += step) {  // all lanes together: an online vector's neighbours have a say in it
+      const int channel = base + team.thread * kEach;
       Raw<kType> raw[1];
       load(raw, p.source, row, [=](int) { return channel; });
-      sum += finish(raw[0], p, row, channel, rule);
+      if constexpr (kOnline)
+        finish_online(raw[0], p, row, channel, rule, true);
+      else if (channel < last)
+        sum += finish(raw[0], p, row, channel, rule);
     }
   }
   if (t.sums == nullptr) return;
@@ -481,7 +485,7 @@ template <DType kType>
 constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
 
 struct Kernels {
-  Kernel few, many, many_whole, long_whole, segments;  // segments: none when online
+  Kernel few, many, many_whole, long_whole, segments;
   int many_vectors;
 };
 template <DType kType, bool kOnline>
@@ -493,7 +497,7 @@ constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, fal
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, kType != DType::f32>,
                            kLongWhole<kType, kOnline>,
-                           kOnline ? nullptr : quantize_segments_kernel<kType>,
+                           quantize_segments_kernel<kType, kOnline>,
                            kManyVectors<kType>};
 template <bool kOnline>
 const Kernels& kernels_for(DType type) {
@@ -572,7 +576,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
     const Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
     return launch_dependent(kernel, grid, block, 0, stream, p);
   }
-  if (kernels.segments == nullptr) return cudaErrorInvalidValue;
+  if (online && grouped) return cudaErrorInvalidValue;  // groups of folds fit lanes
   const std::int64_t segment = grouped ? task.group : columns;
   const int threads = static_cast<int>(std::min<std::int64_t>((segment / kEach + 31) / 32 * 32, kMaxThreads));
   return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0,

@@ -12,9 +12,10 @@ namespace nibble::cuda {
 
 /// Kernels whose records take different times.
 enum class WgmmaFamily {
-  floats,       // 16-bit activations; one scale and zero a record, of the common kinds
-  float_folds,  // the same activations; every other kind
-  online,       // activations quantized per block or token; a record's products are one sum
+  floats,         // 16-bit activations; one scale and zero a record, of the common kinds
+  float_folds,    // the same activations; every other kind
+  online,         // activations quantized per block; a record's products are one sum
+  online_tokens,  // per token or tensor without zero points: the scale is not in the terms
   online_folds,
   s8,  // codes on both sides
   e4m3,

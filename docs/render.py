@@ -358,35 +358,30 @@ def gpu_scaled(data):
 
 
 def gpu_online(data):
-    """The best kernel with quantized activations for each layer and M, next to the best with f16 ones (gemm-kernels.json, decode-kernels.json)."""
-    floats = {}
-    for r in sibling("decode-kernels.json")["results"] + sibling("gemm-kernels.json")["results"] + sibling("gemm-prefill.json")["results"]:
-        key = r["n"], r["k"], r["m"]
-        floats[key] = min(floats.get(key, math.inf), r["median_us"])
-    best = {}
+    """What a plan takes for each layer, M and way of quantizing activations, next to the one with f16 activations of the same run."""
+    us, layers = {}, {}
     for r in data["results"]:
-        key = r["n"], r["k"], r["m"]
-        if key not in best or r["median_us"] < best[key]["median_us"]:
-            best[key] = r
-    columns = sorted({m for _, _, m in best})
-    layers = {(n, k): None for n, k, _ in best}
-    cell = lambda n, k, m: f"{best[n, k, m]['median_us']:.1f}" + (f" · {floats[n, k, m] / best[n, k, m]['median_us']:.2f}×" if (n, k, m) in floats else "")
-    body = [[f"{n}×{k}"] + [cell(n, k, m) if (n, k, m) in best else "" for m in columns] for n, k in layers]
-    scheme = data["results"][0]["scheme"]
-    return (table(["N×K"] + [f"M = {m}" for m in columns], body) +
-            f"\n{data['device']['gpu']}, `{scheme}`, the quantizer counted: µs · speed-up over the best W4A16 kernel of another run; commit "
-            f"{data['commit']}, {data['date'][:10]}.\n")
+        us[r["scheme"], r["n"], r["k"], r["m"]] = r["median_us"]
+        layers.setdefault((r["n"], r["k"]), []).append(r["m"])
+    schemes = list(dict.fromkeys(r["scheme"] for r in data["results"]))
+    floats, columns = next(s for s in schemes if "_" not in s), sorted({m for ms in layers.values() for m in ms})
+    text = ""
+    for scheme in (s for s in schemes if s != floats):
+        cell = lambda n, k, m: f"{us[scheme, n, k, m]:.1f} · {us[floats, n, k, m] / us[scheme, n, k, m]:.2f}×" if (scheme, n, k, m) in us else ""
+        body = [[f"{n}×{k}"] + [cell(n, k, m) for m in columns] for n, k in layers]
+        text += f"**`{scheme}`**\n\n" + table(["N×K"] + [f"M = {m}" for m in columns], body) + "\n"
+    return text + f"{data['device']['gpu']}, the quantizer counted: µs · speed-up over `{floats}` in the same run; commit {data['commit']}, {data['date'][:10]}.\n"
 
 
 def quantizers(data):
-    """A row per kind of quantizer and type: the share of the bandwidth of its largest matrix of 4096 channels."""
+    """A row per kind of quantizer, type and length of a row: the share of the bandwidth of its largest matrix."""
     largest = {}
     for r in data["results"]:
-        key = r["scheme"], r["act"]
-        if r["k"] == 4096 and (key not in largest or r["m"] > largest[key]["m"]):
+        key = r["scheme"], r["act"], r["k"]
+        if key not in largest or r["m"] > largest[key]["m"]:
             largest[key] = r
     body = [[scheme, act, f"{r['m']}×{r['k']}", f"{r['us']:.0f}", f"{r['gbytes_per_s']:.0f}", f"{100 * r['gbytes_per_s'] / data['read_gbytes_per_s']:.0f} %"]
-            for (scheme, act), r in largest.items()]
+            for (scheme, act, _), r in largest.items()]
     return table(["codes", "from", "matrix", "µs", "GB/s", "of bandwidth"], body) + f"\n{data['gpu']}, {data['read_gbytes_per_s']:.0f} GB/s measured.\n"
 
 

@@ -319,15 +319,21 @@ __device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, 
   return values[0];
 }
 
+/// V of a thread: few rows are over soonest with many threads; of many rows a thread has 64 bytes on their way.
+constexpr int kFewVectors = 1;
+template <DType kType>
+constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
 /// Of a CTA of rows that are whole: three of them leave 40 registers a thread, and so 96 KiB of an SM on their way. Longer rows have twice
-/// the vectors of a thread: two CTAs of up to 32768 channels are on an SM then, so that one reads while the other waits for its range.
+/// the vectors of a thread: two CTAs of up to 64 KiB are on an SM then, so that one reads while the other waits for its range.
 constexpr int kWholeThreads = 512;
-constexpr int kLongVectors = 8;
-template <int V, bool kWhole>
-constexpr int kRowThreads = !kWhole || V >= kLongVectors ? kMaxThreads : kWholeThreads;
+template <DType kType>
+constexpr int kLongVectors = 2 * kManyVectors<kType>;
+template <DType kType, int V, bool kWhole>
+constexpr int kRowThreads = !kWhole || V == kLongVectors<kType> ? kMaxThreads : kWholeThreads;
 
 template <DType kType, int V, bool kOnline, bool kWhole>
-__global__ void __launch_bounds__(kRowThreads<V, kWhole>, kRowThreads<V, kWhole> == kWholeThreads && !kOnline ? 3 : 1)
+__global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
+                                  kRowThreads<kType, V, kWhole> == kWholeThreads && !kOnline ? 3 : 1)
     quantize_rows_kernel(const __grid_constant__ Params given) {
   const Params p = known_of<kWhole>(given);
   __shared__ Range ranges[kMaxWarps];
@@ -345,7 +351,7 @@ __global__ void __launch_bounds__(kRowThreads<V, kWhole>, kRowThreads<V, kWhole>
   Raw<kType> raw[V];
   load(raw, p.source, row, [=](int v) { return first + v * step; });
 
-  constexpr int kRules = V > kLeastGroupLanes ? 1 : V;  // which a vector has of its own
+  constexpr int kRules = V == kLongVectors<kType> ? 1 : V;  // which a vector has of its own
   Rule rule[kRules];
   if (t.known) {
 #pragma unroll
@@ -479,24 +485,15 @@ __global__ void __launch_bounds__(kSumThreads) sum_codes_kernel(const __grid_con
 
 using Kernel = void (*)(Params);
 
-/// V of a thread: few rows are over soonest with many threads; of many rows a thread has 64 bytes on their way.
-constexpr int kFewVectors = 1;
-template <DType kType>
-constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
-
 struct Kernels {
   Kernel few, many, many_whole, long_whole, segments;
   int many_vectors;
 };
 template <DType kType, bool kOnline>
-constexpr Kernel kLongWhole = quantize_rows_kernel<kType, kLongVectors, kOnline, true>;
-template <bool kOnline>
-constexpr Kernel kLongWhole<DType::f32, kOnline> = nullptr;  // whole rows are of 16-bit floats
-template <DType kType, bool kOnline>
 constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, false>,
                            quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, false>,
-                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, kType != DType::f32>,
-                           kLongWhole<kType, kOnline>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, true>,
+                           quantize_rows_kernel<kType, kLongVectors<kType>, kOnline, true>,
                            quantize_segments_kernel<kType, kOnline>,
                            kManyVectors<kType>};
 template <bool kOnline>
@@ -538,8 +535,8 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   p.columns = static_cast<int>(columns);
   p.vector_stores = aligned(task.codes, task.pitch, kEach);
   p.pairs = task.type != DType::f32 && task.prescale == nullptr;
-  const bool whole =
-      p.pairs && task.perm == nullptr && p.source.vector_loads && p.vector_stores && p.k % kEach == 0 && p.columns == p.k;
+  const bool whole = task.prescale == nullptr && task.perm == nullptr && p.source.vector_loads && p.vector_stores &&
+                     p.k % kEach == 0 && p.columns == p.k;
   const bool online = task.terms != nullptr;
   if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr))
     return cudaErrorInvalidValue;
@@ -561,9 +558,9 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   const auto threads_for = [&](int each) { return ((vectors + each - 1) / each + 31) / 32 * 32; };
   const bool row_of_a_cta = whole && !grouped && !divisible;
   if (row_of_a_cta && threads_for(kernels.many_vectors) > (many ? kWholeThreads : kMaxThreads) &&
-      threads_for(kLongVectors) <= kMaxThreads)
-    return launch_dependent(kernels.long_whole, static_cast<unsigned>(task.m), static_cast<unsigned>(threads_for(kLongVectors)),
-                            0, stream, p);
+      threads_for(2 * kernels.many_vectors) <= kMaxThreads)
+    return launch_dependent(kernels.long_whole, static_cast<unsigned>(task.m),
+                            static_cast<unsigned>(threads_for(2 * kernels.many_vectors)), 0, stream, p);
   for (const int each : {many ? kernels.many_vectors : kFewVectors, kernels.many_vectors}) {
     const int wanted = threads_for(each);
     if (!lanes_fit || (wanted > kMaxThreads && !divisible)) continue;

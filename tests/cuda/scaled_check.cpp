@@ -10,7 +10,7 @@
 // Method of the bench: timing.hpp; a call reads the weight's next copy. cuBLASLt multiplies the same codes, s8 to s32 and e4m3 to
 // f16 with fast accumulation, and leaves scales and zero points to others. Codes are of normal numbers: the GPU is limited by
 // power, and zeros would be faster. Whatever is timed with many tokens has run for a while before: on a GPU that has rested
-// anything is faster, by a fifth with 4096 tokens.
+// anything is faster.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>

@@ -29,6 +29,7 @@ Status accepts_acts(const Problem& p) {
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};
 }
+
 /// A as it is read, and the rule of its codes.
 QuantizeTask quantize_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;

@@ -25,7 +25,8 @@ QuantizeTask online_rule(const StepArgs& args);
 /// Whether activations are quantized to int8 codes whose blocks the kernels take.
 Status accepts_online(const Problem& problem);
 
-/// Predicted microseconds of sm_90's tiles, the quantizer apart: kTokens × kRows outputs a pass of a CTA, kSplit of which share it.
+/// Predicted microseconds of sm_90's tiles, the quantizer apart: kTokens × kRows outputs a pass of a CTA, kSplit of which share it; family: an
+/// online one.
 template <int kTokens, int kRows, int kSplit>
 double online_sm90_cost_us(const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
   static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);

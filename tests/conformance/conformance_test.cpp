@@ -226,7 +226,7 @@ TEST_P(LinearConformance, EveryEpilogue) {
 }
 
 /// Layers of the size of real ones: many records along K, shared by clusters, more row tiles than multiprocessors; activations quantized in
-/// turn per block, per token (28,672 channels: a row of several CTAs) and in blocks of other sizes than a record. Too slow for a CPU.
+/// turn per block, per token (of 28,672 channels) and in blocks of other sizes than a record. Too slow for a CPU.
 TEST_P(LinearConformance, LargeLayersOnTheGpu) {
   const Kernel& kernel = *GetParam();
   if (kernel.backend != Backend::cuda) GTEST_SKIP() << "for kernels of the GPU";

@@ -701,7 +701,7 @@ int bench(const char* file, const std::vector<std::int64_t>& ms) {
   nlohmann::json all = {{"device", must(this_gpu()).name}, {"version", NIBBLE_VERSION}, {"rows", nlohmann::json::array()}};
   if (const char* commit = std::getenv("NIBBLE_COMMIT"); commit != nullptr) all["commit"] = commit;
   if (cublas) all["cublaslt_version"] = cublas.version();
-  for (const Size& size : kLlama) {
+  for (const Size& size : kLlama)
     for (const auto& of_codes : kBenchKinds) {
       Layer layer(size, of_codes[0].act.codes, std::ranges::max(ms));
       for (std::int64_t m : ms) {
@@ -724,9 +724,13 @@ int bench(const char* file, const std::vector<std::int64_t>& ms) {
         }
       }
     }
-    if (file != nullptr) std::ofstream(file) << all.dump(1) << "\n";
-  }
-  return 0;
+  if (file == nullptr) return 0;
+  std::ofstream out(file);
+  out << all.dump(1) << "\n";
+  out.close();
+  if (out) return 0;
+  std::fprintf(stderr, "scaled_check: cannot write %s; is its folder there, and is there room?\n", file);
+  return 1;
 }
 
 /// "1,16" as numbers; empty where that is not what it is.

@@ -38,6 +38,8 @@ struct GpuInfo {
 
 /// The device that is current in the calling thread. Fails with unsupported: built without CUDA, no driver, no device.
 Result<GpuInfo> this_gpu();
+/// Ok when kernels of that level run on the GPU, else what it offers.
+Status runs_on(const GpuInfo& gpu, Isa level);
 
 /// Device memory that frees itself; moves, does not copy.
 class DeviceMemory {

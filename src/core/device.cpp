@@ -187,12 +187,15 @@ Status runs_here(Isa isa) {
     return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(isa), name(this_device().isa));
   }
   const Result<GpuInfo> gpu = this_gpu();
-  if (!gpu.ok()) return gpu.status().with_context(fmt::format("needs {}", name(isa)));
-  if (gpu->has(isa)) return {};
+  return gpu.ok() ? runs_on(*gpu, isa) : gpu.status().with_context(fmt::format("needs {}", name(isa)));
+}
+
+Status runs_on(const GpuInfo& gpu, Isa level) {
+  if (gpu.has(level)) return {};
   std::string_view best = "nothing this build has code for";
-  for (const Isa level : kAllIsas)
-    if (gpu->has(level)) best = name(level);
-  return error(StatusCode::unsupported, "needs {}, this {} offers {}", name(isa), gpu->name, best);
+  for (const Isa isa : kAllIsas)
+    if (gpu.has(isa)) best = name(isa);
+  return error(StatusCode::unsupported, "needs {}, this {} offers {}", name(level), gpu.name, best);
 }
 
 }  // namespace nibble

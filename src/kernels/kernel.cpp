@@ -33,7 +33,8 @@ Status accepts_common(const Kernel& self, const Problem& problem) {
   // What a CPU lacks is the better reason and comes first; asking for a GPU may start its driver and comes last.
   if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_here(self.isa));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
-  return self.backend == Backend::cuda ? runs_here(self.isa) : Status();
+  if (self.backend != Backend::cuda) return {};
+  return problem.gpu ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
 }
 
 Roofline assumed_roofline(int threads) {

@@ -6,12 +6,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "layouts/layout.hpp"
 #include "nibble/conv.hpp"
+#include "nibble/cuda.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
 #include "nibble/plan.hpp"
@@ -40,6 +42,7 @@ struct Problem {
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
   std::string_view form;                   // prepare: the form of activations that is wanted (cpu/prepare.hpp)
   Roofline machine = assumed_roofline(1);  // what costs are worked out for; machine.threads threads will run
+  std::optional<GpuInfo> gpu = {};         // the same for kernels of the GPU; none: the current one
 };
 
 struct Tile {
@@ -77,6 +80,9 @@ struct Kernel {
   std::string_view variant = {};  // a word that tells it from kernels of another making, where the fields do not
   Tile tile;
   std::string_view summary;
+  /// The fewest rows of A for which it is chosen: with fewer, most of its tile is empty, and it was not measured. Forced by name it
+  /// takes every M.
+  std::int64_t least_m = 1;
   /// A row of D has the same bits for every M and whatever the other rows are.
   bool batch_invariant = true;
   /// W is rounded to the type of the activations before it is multiplied, and, with rounds_scales, its scales and float zeros

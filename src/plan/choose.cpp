@@ -20,6 +20,9 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
     if (status.ok() && !forced.empty() && kernel->name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
     if (status.ok() && kernel->backend == Backend::reference && !allow_reference)
       status = error(StatusCode::unsupported, "the reference is not allowed here");
+    if (status.ok() && forced.empty() && problem.m < kernel->least_m)
+      status = error(StatusCode::unsupported, "is for M of {} and more; {} rows leave most of its tile empty", kernel->least_m,
+                     problem.m);
     if (status.ok()) {
       candidate.accepted = true;
       candidate.cost_us = kernel->cost_us(*kernel, problem);

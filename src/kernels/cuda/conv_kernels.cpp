@@ -299,7 +299,7 @@ double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
 
 double direct_cost_us(const Kernel&, const Problem& p) {
   constexpr double kProducts = 4e4;  // of an SM in a microsecond: an estimate
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   const auto tokens = static_cast<double>(p.m * pixels(p.geometry));
   return kLaunchUs + 2.0 + tokens * static_cast<double>(p.n) * static_cast<double>(p.k) / (kProducts * std::max(1, gpu.sms));
 }
@@ -326,12 +326,12 @@ double conv_sm80_cost_us(std::span<const Sm80Shape> shapes, const GpuInfo& gpu, 
 
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel& self, const Problem& p) {
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   return gemm_sm90_cost_us<kTokens, kRows, kSplit>(gpu, of_pixels(p)) + reorder_us(self, gpu, p);
 }
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   const double times = p.scheme.group.k % gpu_tile::kChannels == 0 ? 1 : 2;  // groups finer than a record
   return conv_sm80_cost_us(kHalfShapes, gpu, of_pixels(p), times) + reorder_us(self, gpu, p);
 }
@@ -353,7 +353,7 @@ double code_images_us(const GpuInfo& gpu, const Problem& p) {
 
 template <int kTokens, int kRows, int kSplit>
 double online_conv_cost_us(const Kernel&, const Problem& p) {
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
   const double bytes = bits(p.act) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
   return online_sm90_cost_us<kTokens, kRows, kSplit>(
@@ -363,12 +363,12 @@ double online_conv_cost_us(const Kernel&, const Problem& p) {
 
 template <int kTokens, int kBlocks, int kSplit>
 double codes_sm90_cost_us(const Kernel&, const Problem& p) {
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(DType::s8, gpu, of_pixels(p)) + code_images_us(gpu, p);
 }
 
 double codes_sm80_cost_us(const Kernel&, const Problem& p) {
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   return conv_sm80_cost_us(kCodeShapes, gpu, of_pixels(p), 1) + code_images_us(gpu, p);
 }
 

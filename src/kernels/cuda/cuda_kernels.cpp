@@ -67,14 +67,14 @@ Status accepts_half(const Kernel& self, const Problem& p) {
 
 Status accepts_dense(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
-  return dense_runs_here();  // loads the library: asked last
+  return p.gpu ? Status() : dense_runs_here();  // loads the library: asked last
 }
 
 Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
   if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
   const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
-  if (const std::int64_t most = current_gpu().shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
+  if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
     return error(StatusCode::unsupported, "needs {} bytes of shared memory, this GPU has {}", needed, most);
   return {};
 }
@@ -87,20 +87,20 @@ bool has_whole_records(const Problem& p) {
          (p.act != DType::f16 || p.scheme.scale == DType::f16);
 }
 
-double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, current_gpu(), p); }
+double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, gpu_of(p), p); }
 
 template <int kTokens, int kRows, int kSplit>
 double wgmma_row_cost_us(const Kernel&, const Problem& p) {
-  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(current_gpu(), p);
+  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(gpu_of(p), p);
 }
 
-double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(current_gpu(), p); }
+double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(gpu_of(p), p); }
 
 std::size_t gather_workspace(const Kernel&, const Problem& p) {
   return 2 * static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k)) * static_cast<std::size_t>(gathered_pitch(p.k));
 }
 
-double dense_row_cost_us(const Kernel&, const Problem& p) { return dense_cost_us(current_gpu(), p); }
+double dense_row_cost_us(const Kernel&, const Problem& p) { return dense_cost_us(gpu_of(p), p); }
 
 std::size_t dense_workspace(const Kernel&, const Problem& p) {
   return dense_scratch(p.m, p.n, p.k, dense_writes_d(p.epilogue, p.act)).bytes;
@@ -110,7 +110,7 @@ double dequantize_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.7;  // of the bandwidth: an estimate
   const double bytes = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes()) +
                        static_cast<double>(p.n * p.k) * bits(p.epilogue.out) / 8;
-  return kLaunchUs + 1e-3 * bytes / (kShare * current_gpu().read_gbytes_per_s);
+  return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
 template <int kTokens>
@@ -162,6 +162,7 @@ constexpr Kernel wgmma_row(std::string_view name, std::string_view act) {
           .summary = kSplit == kStreamK ? kStreamKSummary
                      : kSplit == 1      ? kWgmmaSummary
                                         : kWgmmaSplitSummary,
+          .least_m = least_m(kTokens),
           .batch_invariant = kSplit != kStreamK,
           .rounds_weights = true,
           .rounds_scales = true,
@@ -305,7 +306,8 @@ constexpr std::array kKernels{
 
 std::span<const Kernel> kernels() { return kKernels; }
 
-GpuInfo current_gpu() {
+GpuInfo gpu_of(const Problem& problem) {
+  if (problem.gpu) return *problem.gpu;
   Result<GpuInfo> gpu = this_gpu();
   return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
 }

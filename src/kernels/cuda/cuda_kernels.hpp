@@ -13,8 +13,10 @@ namespace nibble::cuda {
 
 std::span<const Kernel> kernels();
 
-/// The current GPU, for costs. Asked of problems that accepts_common has accepted: there is one then.
-GpuInfo current_gpu();
+/// The GPU that a problem is asked for. Asked of problems that accepts_common has accepted: there is one then.
+GpuInfo gpu_of(const Problem& problem);
+/// Kernel::least_m of a tile of so many tokens: more than half of it is full, unless there is no smaller tile.
+constexpr std::int64_t least_m(int tokens) { return tokens <= 16 ? 1 : tokens / 2 + 1; }
 /// The variant of a row whose passes `split` CTAs share along K (gemm_schedule.hpp).
 constexpr std::string_view wgmma_variant(int split) {
   return split == kStreamK ? "streamk" : split == 1 ? "wgmma" : split == 2 ? "wgmma2" : "wgmma4";
@@ -24,7 +26,7 @@ template <int kTokens, int kGroups, int kSplit, std::size_t (*kBase)(const Kerne
 std::size_t wgmma_workspace(const Kernel& self, const Problem& p) {
   std::size_t bytes = 0;
   if constexpr (kBase != nullptr) bytes = kBase(self, p);
-  if constexpr (kSplit == kStreamK) bytes = (bytes + 255) / 256 * 256 + stream_k_bytes(kTokens, kGroups, current_gpu().sms);
+  if constexpr (kSplit == kStreamK) bytes = (bytes + 255) / 256 * 256 + stream_k_bytes(kTokens, kGroups, gpu_of(p).sms);
   return bytes;
 }
 /// Where it ends.

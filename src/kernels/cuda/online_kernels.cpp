@@ -54,7 +54,7 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
 double prepare_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.75;  // of the bandwidth
   const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.act) / 8.0 + 1 + 8.0 / 128);
-  return kLaunchUs + 1e-3 * bytes / (kShare * current_gpu().read_gbytes_per_s);
+  return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
 std::size_t prepare_workspace(const Kernel&, const Problem& p) {
@@ -130,7 +130,7 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
   struct Record {
     double alone_us, shared_us;
   };
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   const bool whole = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels, few = p.m <= 16;
   const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
   const double tiles =
@@ -149,12 +149,12 @@ WgmmaFamily family_of(const Problem& p) {
 
 template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
-  return online_sm90_cost_us<kTokens, kRows, kSplit>(current_gpu(), p, family_of(p));
+  return online_sm90_cost_us<kTokens, kRows, kSplit>(gpu_of(p), p, family_of(p));
 }
 
 template <int kTokens>
 double decode_row_cost_us(const Kernel&, const Problem& p) {
-  return online_decode_cost_us(kTokens, current_gpu(), p);
+  return online_decode_cost_us(kTokens, gpu_of(p), p);
 }
 
 constexpr std::string_view kSummary = "int8 activations per token or block: wgmma with the weights as bytes in registers";
@@ -179,6 +179,7 @@ constexpr Kernel row(std::string_view name) {
           .summary = kSplit == kStreamK ? kStreamKSummary
                      : kSplit == 1      ? kSummary
                                         : kSplitSummary,
+          .least_m = least_m(kTokens),
           .batch_invariant = kSplit != kStreamK,
           .accepts = accepts_linear,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,

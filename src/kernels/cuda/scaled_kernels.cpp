@@ -38,7 +38,7 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
 double prepare_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.85;  // of the bandwidth
   const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.act) / 8.0 + 1);
-  return kLaunchUs + 1e-3 * bytes / (kShare * current_gpu().read_gbytes_per_s);
+  return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
 std::size_t prepare_workspace(const Kernel&, const Problem& p) { return act_map(p.quantize, p.m, p.k).bytes; }
@@ -183,7 +183,7 @@ Status run_scaled(const Kernel&, const StepArgs& args) {
 /// A CTA takes its tile of `rows` × `tokens` from the first channel to the last; an SM has `products` done in a microsecond, and one
 /// tile at a time as good as many. Estimates, which only have to order kernels that differ by factors.
 double tiled_cost_us(const Problem& p, int rows, int tokens, double share, double products) {
-  const GpuInfo gpu = current_gpu();
+  const GpuInfo gpu = gpu_of(p);
   const double tiles = std::ceil(static_cast<double>(p.n) / rows) * std::ceil(static_cast<double>(p.m) / tokens);
   const double rounds = std::max(1.0, tiles / std::max(1, gpu.sms));
   const double compute =
@@ -216,7 +216,7 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
 
 template <int kTokens, int kBlocks, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
-  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(p.quantize.codes, current_gpu(), p);
+  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(p.quantize.codes, gpu_of(p), p);
 }
 
 constexpr std::string_view kSm90Summary = "8-bit codes on both sides: wgmma out of shared memory, TMA";
@@ -241,6 +241,7 @@ constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
           .summary = kSplit == kStreamK ? kSm90StreamKSummary
                      : kSplit == 1      ? kSm90Summary
                                         : kSm90SplitSummary,
+          .least_m = least_m(kTokens),
           .batch_invariant = kSplit != kStreamK || act == "s8",
           .accepts = accepts_sm90,
           .cost_us = sm90_cost_us<kTokens, kBlocks, kSplit>,

@@ -6,8 +6,8 @@
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
 `pass` beside a pass's records, `step` of a record however few warpgroups work, and `block` of a record of one row block. Batches that
-fill less than half of a kernel's tokens are left out: another kernel is for them. Files are what `nibble bench --all-kernels --json` and
-`scaled_check bench` write; convolutions of NHWC images count as layers of as many tokens, for their passes have few records, and those of
+fill less than half of a kernel's tokens are left out: another kernel is for them. Files are surveys (bench/survey.py)
+and what `scaled_check bench` writes; convolutions of NHWC images count as layers of as many tokens, for their passes have few records, and those of
 codes without what their images take to become codes.
 """
 import json
@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
+from survey import expand
 
 SMS, BYTES_A_US = 132, 4.4e6
 BAND_TOKENS = 1024
@@ -84,7 +86,7 @@ def tile_of(kernel):
 
 
 def measurements(path):
-    data = json.loads(Path(path).read_text())
+    data = expand(json.loads(Path(path).read_text()))
     for row in data.get("rows", []):  # of scaled_check: codes on both sides, f16 out
         if row["kind"] in SCALED:
             n, k, m = row["n"], row["k"], row["m"]

@@ -26,6 +26,8 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+import survey  # noqa: E402
 BLOCK = re.compile(r"(<!-- render: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -320,7 +322,7 @@ def by_turns(data):
 
 
 def sibling(name):
-    return json.loads((ROOT / "bench/results/h200" / name).read_text())
+    return survey.expand(json.loads((ROOT / "bench/results/h200" / name).read_text()))
 
 
 def gpu_conv(data):
@@ -536,7 +538,7 @@ def render(path):
         if kind == "source":
             return begin + source(file, name) + end
         # Only what takes long or a GPU to measure may be missing; its renderer knows.
-        data = None if kind in MAY_BE_MISSING and not file.exists() else json.loads(file.read_text())
+        data = None if kind in MAY_BE_MISSING and not file.exists() else survey.expand(json.loads(file.read_text()))
         return begin + RENDERERS[kind](only(kind, data, name) if name else data) + end
 
     return text, BLOCK.sub(replace, text)

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Makes surveys of what `nibble bench --json` wrote: what is needed to compare, to render tables and to fit costs, and no more.
+
+usage: bench/survey.py FILE...
+
+Rewrites each FILE that `nibble bench` wrote: a row for each layer, M, scheme and type, with the median of every kernel in `us`, the kernel that
+the planner chose, the bytes that have to move and the medians of baselines; one row a line. Other files stay as they are.
+A file of a build whose sources were not committed is refused: nobody could measure it again.
+"""
+
+import json
+import pathlib
+import sys
+
+KEPT = ("name", "n", "k", "m", "scheme", "act", "conv")
+
+
+def digits(us):
+    return float(f"{us:.5g}")
+
+
+def compact(data):
+    """The survey of a benchmark."""
+    rows = {}
+    for r in data["results"]:
+        kept = {key: r[key] for key in KEPT if key in r}
+        row = rows.setdefault(json.dumps(kept), {**kept, "bytes": round(r["gbytes_per_s"] * r["median_us"] * 1e3), "us": {}})
+        row["us"][r["kernel"]] = digits(r["median_us"])
+        if r.get("chosen", True):
+            row["chosen"] = r["kernel"]
+        if r["baselines"]:
+            row["baselines"] = {name: digits(us) for name, us in r["baselines"].items()}
+    return {"survey": 1, **{key: value for key, value in data.items() if key not in ("schema", "results")}, "rows": list(rows.values())}
+
+
+def expand(data):
+    """A survey's rows as results, one a kernel; whatever has none, as it is. Shares are of the device's ceilings: reads, and 16-bit products."""
+    if "survey" not in data:
+        return data
+    device, results = data["device"], []
+    for row in data["rows"]:
+        for kernel, us in row["us"].items():
+            memory = 100 * row["bytes"] / (us * 1e3 * device["read_gbytes_per_s"])
+            operations = 2 * row["m"] * row["n"] * row["k"]
+            compute = 100 * operations / (us * 1e3 * device["f16_gflops"]) if device["f16_gflops"] > 0 else 0.0
+            results.append({**{key: row[key] for key in KEPT if key in row}, "kernel": kernel, "median_us": us, "chosen": kernel == row.get("chosen"),
+                            "baselines": row.get("baselines", {}), "gbytes_per_s": row["bytes"] / (us * 1e3),
+                            "ceiling_gbytes_per_s": device["read_gbytes_per_s"], "memory_percent": memory, "compute_percent": compute,
+                            "roofline_percent": max(memory, compute)})
+    return {**{key: value for key, value in data.items() if key != "rows"}, "results": results}
+
+
+def text(survey):
+    head = json.dumps({key: value for key, value in survey.items() if key != "rows"}, ensure_ascii=False, indent=1)
+    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in survey["rows"])
+    return f'{head.removesuffix("}").rstrip()},\n "rows": [\n{rows}\n ]\n}}\n'
+
+
+def main():
+    if len(sys.argv) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    refused = 0
+    for path in map(pathlib.Path, sys.argv[1:]):
+        data = json.loads(path.read_text())
+        if "schema" not in data or "results" not in data:
+            continue
+        if data["commit"].endswith("-dirty"):
+            print(f"{path}: measured at {data['commit']}, with changes that no commit has; commit them and measure again", file=sys.stderr)
+            refused += 1
+            continue
+        path.write_text(text(compact(data)))
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+# Which architectures a family of CUDA kernels is compiled for, of those it has, when the build is for some GPUs only.
+#
+#   nibble_cuda_architectures(OUT WANTED OFFERED)
+#
+# WANTED is a list as of CMAKE_CUDA_ARCHITECTURES: "90", "90a", "86-real", "native", "all", "all-major"; empty is all. It names GPUs, not
+# machine code: 90 and 90a both mean what a GPU of compute capability 9.0 runs. OFFERED is what a family has, as "80-real 90a-real".
+# Machine code runs on later minor versions of its architecture, so 86 takes 8.0's, and an architecture with a letter on its own GPU only.
+# A family that none of the GPUs runs is compiled for the first that it has: the library has every kernel, and that one refuses there.
+function(nibble_cuda_architectures out wanted offered)
+  list(TRANSFORM wanted REPLACE "-(real|virtual)$" "")
+  if("native" IN_LIST wanted)
+    execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE gpus ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]+" gpus "${gpus}")
+    if(failed OR NOT gpus)
+      message(FATAL_ERROR "nibble: NIBBLE_CUDA_ARCHITECTURES=native, but nvidia-smi finds no GPU; name architectures, such as 90")
+    endif()
+    list(REMOVE_ITEM wanted native)
+    list(TRANSFORM gpus REPLACE "\\." "")
+    list(APPEND wanted ${gpus})
+  endif()
+  if(NOT wanted OR "all" IN_LIST wanted OR "all-major" IN_LIST wanted)
+    set(${out} ${offered} PARENT_SCOPE)
+    return()
+  endif()
+  set(chosen)
+  foreach(gpu IN LISTS wanted)
+    if(NOT gpu MATCHES "^([0-9]+)([0-9])[af]?$")
+      message(FATAL_ERROR "nibble: NIBBLE_CUDA_ARCHITECTURES has '${gpu}'; use native, all, or numbers such as 80, 90 or 90a")
+    endif()
+    set(major ${CMAKE_MATCH_1})
+    set(number ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
+    set(best)
+    foreach(architecture IN LISTS offered)  # by rising number
+      string(REGEX MATCH "^([0-9]+)[0-9]" digits "${architecture}")
+      set(same ${CMAKE_MATCH_1})
+      if(architecture MATCHES "^[0-9]+a" AND NOT digits EQUAL number)
+        continue()
+      endif()
+      if(same EQUAL major AND digits LESS_EQUAL number)
+        set(best ${architecture})
+      endif()
+    endforeach()
+    list(APPEND chosen ${best})
+  endforeach()
+  list(REMOVE_DUPLICATES chosen)
+  if(NOT chosen)
+    list(GET offered 0 chosen)
+  endif()
+  set(${out} ${chosen} PARENT_SCOPE)
+endfunction()

@@ -17,7 +17,8 @@
 
 namespace nibble {
 
-/// Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh.
+/// Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh. All of them, clamp
+/// and relu too, keep NaN.
 enum class Activation : std::uint8_t { none, relu, clamp, gelu_erf, gelu_tanh, silu };
 /// "gelu_tanh".
 std::string_view name(Activation activation);
@@ -37,7 +38,7 @@ struct EpilogueSpec {
   bool gate = false;                         // [M,N], multiplied in after the activation (silu·mul: gate_up layers)
   bool residual = false;                     // [M,N], added last
   DType out = DType::f32;                    // f32, f16, bf16 or s8
-  float out_scale = 1.0f;                    // s8: D = saturate(round_to_even(x / out_scale) + out_zero)
+  float out_scale = 1.0f;                    // s8: D = saturate(round_to_even(x / out_scale) + out_zero); 0 where x is NaN
   std::int32_t out_zero = 0;                 // s8: −128 … 127
 
   /// "bias+silu+residual->f16"; "->f32" when nothing but the store is left.

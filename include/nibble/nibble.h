@@ -115,7 +115,7 @@ enum {
   NIB_CUDA = 1 /* the GPU that is current in the calling thread */
 };
 
-/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are by erf and its approximation by tanh. */
+/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are by erf and its approximation by tanh. All of them keep NaN. */
 typedef int32_t nib_activation;
 enum {
   NIB_ACTIVATION_NONE = 0,
@@ -483,7 +483,7 @@ typedef struct nib_epilogue {
   nib_activation activation;   /* of each element */
   float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP; both 0: relu6, 0 and 6 */
   nib_dtype out;               /* of D: f32 (the default), f16, bf16 or s8 */
-  float out_scale;             /* s8: saturate(round(x / out_scale) + out_zero); 0: 1 */
+  float out_scale;             /* s8: saturate(round(x / out_scale) + out_zero), 0 of a NaN; 0: 1 */
   int32_t out_zero;            /* s8: −128 ... 127 */
   int32_t reserved;
 } nib_epilogue;

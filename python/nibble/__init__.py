@@ -196,9 +196,9 @@ class PackedWeight:
 
         x: f32, f16 or bf16; or codes, int8 or e4m3, with their a_scale (f32 [1], [M] or [M,G]) and for zero points a_zero (s32).
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
-        activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu.
+        activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu; all of them keep NaN.
         quantize: in place of the weight's `act`, "" for none.
-        out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating); that of x, f32 for codes.
+        out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating; 0 of a NaN); that of x, f32 for codes.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
 

@@ -663,6 +663,49 @@ TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
     }
 }
 
+/// A NaN of the sum or of the bias is NaN after every activation, bound and addend, and the code 0 in int8.
+TEST_P(LinearConformance, NaNGoesThroughEveryEpilogue) {
+  const Kernel& kernel = *GetParam();
+  const std::int64_t m = 4, n = 2 * std::max(1, kernel.tile.n) + 3, k = 128, dirty = 2;
+  const WeightScheme scheme = scheme_for(kernel, {DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16}, n, k);
+  const auto weight = pack(random_weight(scheme, n, k, 3), {.kernel = std::string(kernel.name)});
+  ASSERT_TRUE(weight.ok()) << weight.status().message();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  Tensor bias(DType::f32, {n}), image = gaussian(DType::f16, m, n), a = gaussian(act_for(kernel, 0), m, k);
+  for (std::int64_t i = 0; i < n; ++i) bias.set(i, i % 5 == 3 ? nan : 0.5f);
+  a.set(dirty * k + 5, nan);
+  for (Activation activation :
+       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+    for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
+      for (bool images : {false, true}) {
+        const EpilogueSpec epilogue{.bias = true,
+                                    .activation = activation,
+                                    .gate = images,
+                                    .residual = images,
+                                    .out = out,
+                                    .out_scale = 0.05f,
+                                    .out_zero = -3};
+        const LinearSpec spec = spec_for(kernel, m, a.dtype, epilogue, 0).linear;
+        const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+        ASSERT_TRUE(plan.ok()) << plan.status().message();
+        Tensor d(out, {m, n});
+        const Status ran =
+            run_on_host(*plan, *weight, ConstTensorView(a.bytes.data(), a.dtype, {m, k}), TensorView(d.bytes.data(), out, {m, n}),
+                        {.bias = ConstTensorView(bias.bytes.data(), DType::f32, {n}),
+                         .gate = ConstTensorView(image.bytes.data(), DType::f16, {m, n}),
+                         .residual = ConstTensorView(image.bytes.data(), DType::f16, {m, n})});
+        ASSERT_TRUE(ran.ok()) << ran.message();
+        for (std::int64_t i = 0; i < d.numel(); ++i) {
+          const bool is_nan = i / n == dirty || i % n % 5 == 3;
+          if (out != DType::s8) {
+            ASSERT_EQ(std::isnan(d.at(i)), is_nan) << epilogue.name() << " " << i / n << "," << i % n << ": " << d.at(i);
+          } else if (is_nan) {
+            ASSERT_EQ(d.at(i), 0.0f) << epilogue.name() << " " << i / n << "," << i % n;
+          }
+        }
+      }
+}
+
 INSTANTIATE_TEST_SUITE_P(Table, LinearConformance, ::testing::ValuesIn(kernels_of(Op::linear)), test_name);
 
 /// Bit-exact: W is an f32 number by definition, and is rounded once to the output type.

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "epilogue/epilogue.hpp"
@@ -506,6 +507,46 @@ TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
           }
         }
   if (compared == 0) GTEST_SKIP() << "this GPU has the direct kernel alone";
+}
+
+/// A NaN of the bias is NaN after every activation and bound, and the code 0 in int8.
+TEST_P(ConvConformance, NaNGoesThroughEveryEpilogue) {
+  const Kernel& kernel = *GetParam();
+  int compared = 0;
+  for (std::uint64_t seed = 1; seed <= 60 && compared < 4; ++seed) {
+    const ConvGeometry g = random_geometry(seed, kernel.isa);
+    if (g.group_outputs() < 40 && seed < 50 && g.groups == 1) continue;  // whole vectors
+    QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, false);
+    q.bias = Tensor(DType::f32, {q.n});
+    for (std::int64_t i = 0; i < q.n; ++i) q.bias.set(i, i % 3 == 1 ? std::numeric_limits<float>::quiet_NaN() : 0.5f);
+    for (const ConvSpec& way : ways(kernel, g, seed)) {
+      Case c{.spec = way, .seed = seed};
+      c.spec.input = layout_of(seed / 2);
+      c.spec.output = layout_of(seed);
+      if (!takes(kernel, q, c.spec)) continue;
+      if (way.quantize.group == GroupShape::tensor()) q.static_acts = {0.02f, way.quantize.zero == ZeroKind::none ? 0 : -37};
+      Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+      a.fill_random(seed);
+      for (Activation activation :
+           {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+        for (DType out : {DType::f32, DType::f16, DType::s8}) {
+          c.spec.epilogue = {.bias = true, .activation = activation, .out = out, .out_scale = 0.05f, .out_zero = -3};
+          const Tensor d = run(q, c, a, {}, kernel.name);
+          if (HasFailure()) return;
+          for (std::int64_t i = 0; i < d.numel(); ++i) {
+            const bool is_nan = i % q.n % 3 == 1;
+            if (out != DType::s8) {
+              ASSERT_EQ(std::isnan(d.at(i)), is_nan) << describe(g) << c.spec.epilogue.name() << " element " << i;
+            } else if (is_nan) {
+              ASSERT_EQ(d.at(i), 0.0f) << describe(g) << c.spec.epilogue.name() << " element " << i;
+            }
+          }
+          ++compared;
+        }
+      break;
+    }
+  }
+  EXPECT_GT(compared, 0);
 }
 
 TEST(Conv, APointwiseOneIsTheLinearLayer) {

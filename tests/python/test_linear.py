@@ -103,6 +103,15 @@ def test_codes_of_activations(rng, scheme):
         assert fused.act == scheme and distance(fused(x), got) < 1e-5
 
 
+def test_nan_stays(rng):
+    w, x = make(rng)
+    x[1, 7] = np.nan
+    for activation in ("relu", "clamp", "gelu_erf", "gelu_tanh", "silu"):
+        y = w.linear(x, activation=activation)
+        assert np.isnan(y[1]).all() and np.isfinite(np.delete(y, 1, 0)).all()
+    assert (w.linear(x, activation="relu", out_dtype="s8", out_zero=3)[1] == 0).all()
+
+
 def codes_of_fp8(codes):
     bits = codes.view(np.uint8).astype(np.int32)
     exponent, fraction = bits >> 3 & 15, bits & 7

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -152,6 +154,48 @@ TEST(Prepare, CodesLieWhereTheFormSays) {
             expect_codes(prepared);
             if (HasFatalFailure()) return;
           }
+}
+
+/// A block with a number that is none has scale NaN, and integers that can be added up.
+TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
+  const auto scheme = Scheme::parse("u4b8g32");
+  ASSERT_TRUE(scheme.ok());
+  constexpr std::int64_t kK = 64, kBlock = 32;
+  for (Isa isa : instruction_sets())
+    for (float special : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      std::vector<float> a(kK, 1.0f);
+      std::fill_n(a.begin(), kBlock, special);
+      std::vector<std::byte> out(static_cast<std::size_t>(prepared_bytes("s8x3", 1, {}, scheme->weight, kK)));
+      const ActForm form = ActForm::make({}, scheme->weight, kK);
+      prepare_isa(isa).fixed({.a = reinterpret_cast<const std::byte*>(a.data()),
+                              .type = DType::f32,
+                              .width = 4,
+                              .stride = 4 * kK,
+                              .m = 1,
+                              .perm = nullptr,
+                              .prescale = nullptr,
+                              .segments = {kK, kBlock, form.piece},
+                              .form = form,
+                              .quantize = {},
+                              .block = kK,
+                              .known = {},
+                              .limit = std::numeric_limits<float>::infinity(),
+                              .given = {},
+                              .bias = 8,
+                              .token_bytes = static_cast<std::int64_t>(out.size()),
+                              .tile = 1,
+                              .rows = false,
+                              .out = out.data()},
+                             0);
+      const std::size_t block = out.size() / 2;
+      float scale = 0;
+      std::memcpy(&scale, out.data(), 4);
+      EXPECT_TRUE(std::isnan(scale));
+      EXPECT_TRUE(std::all_of(out.begin() + 4, out.begin() + static_cast<std::ptrdiff_t>(block),
+                              [](std::byte x) { return x == std::byte{0}; }));
+      std::memcpy(&scale, out.data() + block, 4);
+      EXPECT_GT(scale, 0.0f);
+    }
 }
 
 TEST(Prepare, HalvesLieWhereTheFormSays) {

@@ -219,14 +219,15 @@ inline const std::int8_t* gathered_codes(const PrepareTask& t, const std::byte* 
 
 /// What e4m3 codes of x[0 … count) stand for, in place: by act_rule::to_e4m3, times the scale.
 inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& rule) {
+  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
   for (std::int64_t i = 0; i < count; i += kLanes) {
     const Vec scaled = load(x + i) * rule.inverse;
     const Ints sign = reinterpret_cast<Ints>(scaled) & splat(INT32_MIN);
     Vec a = reinterpret_cast<Vec>(reinterpret_cast<Ints>(scaled) & 0x7fffffff);
     a = a > act_rule::kE4m3Max ? Vec{} + act_rule::kE4m3Max : a;
-    const Ints magnitude = reinterpret_cast<Ints>(a);
+    const Words magnitude = reinterpret_cast<Words>(a);
     const Vec normal =
-        reinterpret_cast<Vec>((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) & ~0xfffff);  // three bits of fraction
+        reinterpret_cast<Vec>((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & ~0xfffffu);  // three bits of fraction
     const Vec tiny = to_floats(to_ints(a * 512.0f)) * 0x1p-9f;
     const Vec rounded = a < 0x1p-6f ? tiny : a == a ? normal : a;
     store(x + i, reinterpret_cast<Vec>(reinterpret_cast<Ints>(rounded) | sign) * rule.scale);
@@ -256,7 +257,9 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       const std::int64_t r = first + i;
       gather(t, rows[i], k, end - k, x);
       const Scaling scaling = fixed_scaling(largest_bits(x, end - k));
-      for (std::int64_t j = 0; j < padded; j += kLanes) store_ints(units + j, to_ints(load(x + j) * scaling.inverse));
+      const bool finite = scaling.inverse != 0.0f;  // else the scale alone makes NaN of all sums
+      for (std::int64_t j = 0; j < padded; j += kLanes)
+        store_ints(units + j, finite ? to_ints(load(x + j) * scaling.inverse) : Ints{});
       const std::int32_t sum = total(units, end - k);
       const float values[2] = {scaling.scale, static_cast<float>(sum)};
       std::memcpy(out + 4 * r, &values[0], 4);

@@ -550,14 +550,16 @@ NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char**
 NIB_API nib_status nib_plan_explain(const nib_plan* plan, char** text);
 NIB_API nib_status nib_plan_destroy(nib_plan* plan);
 
-/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1, images the strides of their layout. */
+/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1, images the strides of their layout.
+ * a_zero is −128 ... 127, which is not checked in device memory. In host memory any s32 will do, but for a convolution with padding:
+ * padding is filled with the code a_zero. */
 typedef struct nib_operands {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
   const nib_view* a;          /* [M,K], [B,C,H,W]; NULL for dequantize */
   const nib_view* d;          /* [M,N], [B,Co,Oh,Ow]; written */
   const nib_view* a_scale;    /* of an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
-  const nib_view* a_zero;     /* s32 [1] or [M], where the scheme has zero points */
+  const nib_view* a_zero;     /* s32 [1], [M] or [M,G] as a_scale, where the scheme has zero points; the range is above */
   const nib_view* row_scale;  /* f32 [M], with NIB_ROW_SCALE */
   const nib_view* col_scale;  /* f32 [N], with NIB_COL_SCALE */
   const nib_view* bias;       /* [N], with NIB_BIAS; NULL: the weight's own */

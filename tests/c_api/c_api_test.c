@@ -555,6 +555,10 @@ static void test_conv(void) {
       const int b = j / (CO * OH * OW), n = j / (OH * OW) % CO, oh = j / OW % OH, ow = j % OW;
       CHECK(fabs(d[at(&vd, b, n, oh, ow)] - conv_value(&vx, b, n, oh, ow, rows, a_zero, a_scale)) < 1e-4);
     }
+    const int32_t no_code = 128;
+    const nib_view far_zero = nib_vector(&no_code, NIB_S32, 1);
+    with_scales.a_zero = &far_zero;
+    FAILS(NIB_INVALID_ARGUMENT, "a_zero=128 is outside [-128, 127]", execute(plan, weight, &with_scales));
     OK(nib_plan_destroy(plan));
   }
 

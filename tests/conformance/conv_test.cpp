@@ -407,6 +407,38 @@ TEST_P(ConvConformance, W8A8IsExact) {
   if (compared == 0) GTEST_SKIP() << "it does not multiply int8 by weights of one scale per output channel";
 }
 
+/// Zero points that are no codes, without padding: every integer of 32 bits will do.
+TEST_P(ConvConformance, ZeroPointsOutsideTheCodes) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.backend == Backend::cuda) GTEST_SKIP() << "takes zero points of a byte";
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = std::numeric_limits<std::int32_t>::max();
+  int compared = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    ConvGeometry g = random_geometry(seed, kernel.isa);
+    g.padding = {};
+    if (!g.validate().ok()) continue;
+    const QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
+    Case c{.spec = {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}},
+           .batch = 2,
+           .seed = seed};
+    c.spec.batch_max = c.batch;
+    if (!takes(kernel, q, c.spec)) continue;
+    Images a(DType::s8, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+    a.fill_random(seed);
+    for (const std::int32_t zero : {128, -129, -700, 70'000, kLeast, kMost}) {
+      SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.quantize) + " zero " + std::to_string(zero));
+      const float scale = 0.01f;
+      const EpilogueArgs args{.a_scale = ConstTensorView(&scale, {1}), .a_zero = ConstTensorView(&zero, {1})};
+      const Tensor d = run(q, c, a, args, kernel.name);
+      if (HasFailure()) return;
+      expect_within_bound(q, c, a, args, d, kernel);
+      if (HasFatalFailure()) return;
+      ++compared;
+    }
+  }
+  if (compared == 0) GTEST_SKIP() << "it does not multiply int8 that has zero points";
+}
+
 /// The same bits for any number of threads, in both layouts of the output, and for every batch if the table promises that.
 TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
   const Kernel& kernel = *GetParam();
@@ -507,6 +539,30 @@ TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
           }
         }
   if (compared == 0) GTEST_SKIP() << "this GPU has the direct kernel alone";
+}
+
+TEST(Conv, PaddingIsFilledWithACode) {
+  const ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .kernel = {3, 3}, .padding = {1, 1, 1, 1}};
+  const QuantTensor q = conv_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, g, 1, false);
+  const auto weight = pack(q);
+  const auto plan =
+      Plan::conv(*weight, {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const std::vector<std::int8_t> a(8 * 25, 1);
+  std::vector<float> d(4 * 25, 7.0f);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto run = [&](std::int32_t zero) {
+    const float scale = 1;
+    return plan->run(*weight, ConstTensorView(a.data(), {1, 8, 5, 5}), TensorView(d.data(), {1, 4, 5, 5}),
+                     {.a_scale = ConstTensorView(&scale, {1}), .a_zero = ConstTensorView(&zero, {1})}, workspace);
+  };
+  for (std::int32_t zero : {128, -129}) {
+    EXPECT_EQ(run(zero).code(), StatusCode::invalid_argument);
+    EXPECT_NE(run(zero).message().find("a_zero=" + std::to_string(zero) + " is outside [-128, 127]"), std::string::npos);
+  }
+  EXPECT_TRUE(std::ranges::all_of(d, [](float x) { return x == 7.0f; }));
+  EXPECT_TRUE(run(127).ok());
+  EXPECT_TRUE(run(-128).ok());
 }
 
 /// A NaN of the bias is NaN after every activation and bound, and the code 0 in int8.

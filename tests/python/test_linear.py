@@ -103,6 +103,14 @@ def test_codes_of_activations(rng, scheme):
         assert fused.act == scheme and distance(fused(x), got) < 1e-5
 
 
+def test_zero_points_that_are_no_codes(rng):
+    w, _ = make(rng)
+    codes = rng.integers(-128, 128, (3, 256), dtype=np.int8)
+    scales, zeros = np.float32([0.02, 0.01, 0.03]), np.int32([-700, 5, 70_000])
+    means = (codes.astype(np.float64) - zeros[:, None]) * scales[:, None]
+    assert distance(w.linear(codes, a_scale=scales, a_zero=zeros), means @ w.dequantize().T) < 1e-5
+
+
 def test_nan_stays(rng):
     w, x = make(rng)
     x[1, 7] = np.nan

@@ -91,17 +91,17 @@ void expect_codes(const Prepared& p) {
       end = t.segments.end(k);
       const std::int64_t padded = up(end - k, t.rows ? kRowBytes : tile::kOctet), codes = at + header * room;
       for (std::int64_t r = 0; r < p.height(first); ++r) {
-        std::int64_t sum = 0;
+        std::int64_t sum = 0, plain = 0;
         for (std::int64_t c = 0; c < padded; ++c) {
           const bool there = k + c < end;
           const int code = there ? static_cast<std::int8_t>(p.a[static_cast<std::size_t>((first + r) * t.stride + k + c)]) : 0;
-          const int expected = !there && per_segment && c < up(end - k, tile::kOctet) ? p.zero : code;
+          const int expected = !there && t.form.paired && c < up(end - k, tile::kOctet) ? p.zero : code;
           const std::int64_t place =
               t.rows ? ((r / kRowTokens * padded / kRowBytes + c / kRowBytes) * kRowTokens + r % kRowTokens) * kRowBytes +
                            c % kRowBytes
                      : 4 * (c / 4 * room + r) + c % 4;
           ASSERT_EQ(p.at<std::int8_t>(codes + place), expected) << "token " << first + r << " channel " << k + c;
-          if (there) sum += code - (per_segment ? p.zero : 0);
+          if (there) sum += code - (per_segment ? p.zero : 0), plain += code;
         }
         ASSERT_EQ(p.at<float>(at + 4 * r), p.scale);
         ASSERT_EQ(p.at<float>(at + 4 * (room + r)), static_cast<float>(sum));
@@ -111,7 +111,8 @@ void expect_codes(const Prepared& p) {
         } else if (per_segment) {
           ASSERT_EQ(p.at<float>(at + 4 * (2 * room + r)), static_cast<float>(p.zero));
         }
-        ASSERT_EQ(p.at<std::int32_t>(at + (header - 4) * room + 4 * r), static_cast<std::int32_t>(-t.bias * sum));
+        ASSERT_EQ(p.at<std::int32_t>(at + (header - 4) * room + 4 * r),
+                  static_cast<std::int32_t>(-t.bias * (t.form.paired ? sum : plain)));
       }
       at += (header + padded) * room;
     }

@@ -347,16 +347,16 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
           sums[i] += to_codes(gathered(t, rows[i], begin, count, x), count, rules[i], bytes[i]);
         }
         pieces[i] = reinterpret_cast<const std::byte*>(piece);
-        for (std::int64_t j = count; per_segment && j % tile::kOctet != 0; ++j)
+        for (std::int64_t j = count; t.form.paired && j % tile::kOctet != 0; ++j)
           bytes[i][j] = static_cast<std::int8_t>(rules[i].zero);
       }
       lay_codes(t, pieces, first, tokens, begin - k, count, room, end - k, out + header * room);
     }
     for (std::int64_t i = 0; i < tokens; ++i) {
-      const std::int64_t r = first + i, sum = sums[i] - (per_segment ? rules[i].zero * (end - k) : 0);
-      const auto units = static_cast<float>(sum), zero = static_cast<float>(rules[i].zero);
-      const std::int16_t pair[] = {static_cast<std::int16_t>(-sum), static_cast<std::int16_t>(-rules[i].zero)};
-      const auto start = static_cast<std::int32_t>(-t.bias * sum);
+      const std::int64_t r = first + i, z = rules[i].zero, sum = sums[i] - (per_segment ? z * (end - k) : 0);
+      const auto units = static_cast<float>(sum), zero = static_cast<float>(z);
+      const std::int16_t pair[] = {static_cast<std::int16_t>(-sum), static_cast<std::int16_t>(-z)};
+      const auto start = static_cast<std::int32_t>(-t.bias * (t.form.paired ? sum : sums[i]));
       std::memcpy(out + 4 * r, &rules[i].scale, 4);
       std::memcpy(out + 4 * (room + r), &units, 4);
       if (per_segment) std::memcpy(out + 4 * (2 * room + r), t.form.paired ? static_cast<const void*>(pair) : &zero, 4);

@@ -56,7 +56,8 @@ Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
 
 namespace {
 
-/// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max.
+/// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max. The reference counts only where
+/// there is no other kernel: what it is predicted to take for a small weight is less than a launch of any other.
 Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& options, Backend memory) {
   Problem problem{
       .n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory, .quantize = options.quantize};
@@ -64,22 +65,28 @@ Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& o
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
   std::string reasons;
+  std::vector<const Layout*> candidates;
   for (const Layout* layout : layout_table()) {
     if (layout->backend != memory) continue;
-    if (const std::string reason = refusal(*layout, q); !reason.empty()) {
+    if (const std::string reason = refusal(*layout, q); reason.empty())
+      candidates.push_back(layout);
+    else
       reasons += fmt::format("; layout {}: {}", layout->name, reason);
-      continue;
-    }
-    problem.layout = layout->name;
-    double log_cost = 0;
-    for (std::int64_t m = 1; m <= std::max<std::int64_t>(1, options.m_max); m *= 4) {
-      problem.m = m;
-      const Choice choice = choose_kernel(problem, {}, true);
-      log_cost += choice.kernel == nullptr ? std::numeric_limits<double>::infinity() : std::log(choice.cost_us);
-    }
-    if (log_cost < best_cost) {
-      best = layout;
-      best_cost = log_cost;
+  }
+  for (const bool allow_reference : {false, true}) {
+    if (best != nullptr) break;
+    for (const Layout* layout : candidates) {
+      problem.layout = layout->name;
+      double log_cost = 0;
+      for (std::int64_t m = 1; m <= std::max<std::int64_t>(1, options.m_max); m *= 4) {
+        problem.m = m;
+        const Choice choice = choose_kernel(problem, {}, allow_reference);
+        log_cost += choice.kernel == nullptr ? std::numeric_limits<double>::infinity() : std::log(choice.cost_us);
+      }
+      if (log_cost < best_cost) {
+        best = layout;
+        best_cost = log_cost;
+      }
     }
   }
   if (best == nullptr)

@@ -97,6 +97,57 @@ TEST(Pack, PacksFourBitWeightsTightly) {
   EXPECT_EQ(packed->bytes().size(), 64u * 1024 / 2 + 64 * 8 * 2);
 }
 
+/// Small weights are cheap for the reference, whose bits are others: W8A8 would not be the same for every shape.
+TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
+  const ActScheme ways[] = {{},
+                            {DType::s8, GroupShape::channel()},
+                            {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                            {DType::e4m3, GroupShape::channel()}};
+  for (const WeightScheme& scheme : testing::all_schemes())
+    for (std::int64_t n : {1, 2, 3, 7, 16, 33})
+      for (std::int64_t k : {1, 2, 5, 8, 27, 32, 64}) {
+        const QuantTensor q = random_weight(scheme, n, k, 1);
+        for (const ActScheme& way : ways)
+          for (std::int64_t m_max : {1, 40, 8192}) {
+            if (way.codes == DType::s8 && info(scheme.codes).kind == DTypeKind::floating)
+              continue;  // the reference alone does that
+            const auto weight = pack(q, {.m_max = m_max, .quantize = way});
+            ASSERT_TRUE(weight.ok()) << weight.status().message();
+            const auto plan = Plan::linear(*weight, {.m_max = m_max, .quantize = way}, {.allow_reference = false});
+            ASSERT_TRUE(plan.ok()) << Scheme{scheme, way}.name() << " W[" << n << "," << k << "], M up to " << m_max << ": "
+                                   << plan.status().message();
+          }
+      }
+}
+
+TEST(Pack, OneRowOfW8A8HasTheBitsItHasAmongOthers) {
+  constexpr std::int64_t kN = 40, kK = 27, kM = 3;
+  const QuantTensor all = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, kN, kK, 4);
+  std::vector<float> a(kM * kK);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i * i % 101) / 7 - 5;
+  const auto run = [&](const QuantTensor& q) {
+    const ActScheme per_token{DType::s8, GroupShape::channel()};
+    const auto weight = pack(q, {.quantize = per_token});
+    const auto plan = Plan::linear(*weight, {.m_max = kM, .quantize = per_token});
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    std::vector<float> d(static_cast<std::size_t>(kM * q.n));
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    EXPECT_TRUE(plan->run(*weight, ConstTensorView(a.data(), {kM, kK}), TensorView(d.data(), {kM, q.n}), {}, workspace).ok());
+    return d;
+  };
+  const std::vector<float> together = run(all);
+  for (std::int64_t n = 0; n < kN; ++n) {
+    QuantTensor one = all;
+    one.n = 1;
+    one.codes.assign(all.codes.begin() + n * kK, all.codes.begin() + (n + 1) * kK);
+    one.scales = Tensor(DType::f32, {1, 1});
+    one.scales.set(0, all.scales.at(n));
+    const std::vector<float> alone = run(one);
+    for (std::int64_t m = 0; m < kM; ++m)
+      EXPECT_EQ(alone[static_cast<std::size_t>(m)], together[static_cast<std::size_t>(m * kN + n)]) << m << "," << n;
+  }
+}
+
 TEST(Pack, RefusesWhatItCannotPack) {
   QuantTensor q = random_weight(kAwq, 8, 64, 1);
   EXPECT_EQ(pack(q, {.layout = "nope"}).status().code(), StatusCode::not_found);

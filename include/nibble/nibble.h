@@ -533,7 +533,8 @@ typedef struct nib_plan_options {
   int32_t forbid_reference;    /* not 0: fail rather than fall back to the reference */
 } nib_plan_options;
 
-/* A plan for a linear layer; desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason. */
+/* A plan for a linear layer; desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason, or
+ * when the forced one does not, with its own; not_found, with the nearest name, when there is none of the forced one's. */
 NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
                                    nib_plan** plan);
 /* A plan for a convolution. Errors: invalid_argument with the values, and the size of the output that follows from them, for a geometry that is none. */

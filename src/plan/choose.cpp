@@ -41,17 +41,14 @@ Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
   if (requested.empty()) {
     const char* from_environment = std::getenv("NIBBLE_KERNEL");
     if (from_environment == nullptr || *from_environment == '\0') return std::string_view{};
-    const Kernel* kernel = find_kernel(from_environment);
-    if (kernel == nullptr)
-      return error(StatusCode::not_found, "NIBBLE_KERNEL={} is not in the kernel table; see nibble doctor --kernels",
-                   from_environment);
+    const auto kernel = kernel_info(from_environment);
+    if (!kernel.ok()) return kernel.status().with_context("NIBBLE_KERNEL");
     return kernel->op == op ? kernel->name : std::string_view{};
   }
-  const Kernel* kernel = find_kernel(requested);
-  if (kernel == nullptr) return error(StatusCode::not_found, "no kernel is called '{}'; see nibble doctor --kernels", requested);
-  if (kernel->op != op)
-    return error(StatusCode::invalid_argument, "kernel {} does {}, this plan needs {}", requested, name(kernel->op), name(op));
-  return kernel->name;
+  NIBBLE_ASSIGN_OR_RETURN(const KernelInfo kernel, kernel_info(requested));
+  if (kernel.op != op)
+    return error(StatusCode::invalid_argument, "kernel {} does {}, this plan needs {}", requested, name(kernel.op), name(op));
+  return kernel.name;
 }
 
 namespace {
@@ -122,6 +119,22 @@ Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options)
   if (const std::string reason = refusal(*layout, q); !reason.empty())
     return error(StatusCode::unsupported, "layout {} cannot hold W[{},{}] {}: {}", wanted, q.n, q.k, q.scheme.name(), reason);
   return Packing{layout, memory};
+}
+
+Status forced_refusal(const Problem& problem, const Choice& choice, std::string_view forced) {
+  const auto own = std::ranges::find(choice.candidates, forced, &Explanation::Candidate::kernel);
+  const Kernel& kernel = *find_kernel(forced);
+  const char* from_environment = std::getenv("NIBBLE_KERNEL");
+  const bool by_environment = from_environment != nullptr && forced == from_environment;
+  // What a CPU lacks is told before the layout, which would not help then.
+  const bool other_layout = !kernel.layout.empty() && kernel.layout != problem.layout;
+  const bool repack = other_layout && (kernel.backend == Backend::cuda || runs_here(kernel.isa).ok());
+  return error(StatusCode::unsupported, "kernel {}{} does not take {} {} M={} N={} K={} {}: {}; {}", forced,
+               by_environment ? " of NIBBLE_KERNEL" : "", name(problem.op), Scheme{problem.scheme, problem.quantize}.name(),
+               problem.m, problem.n, problem.k, problem.epilogue.name(), own->refusal,
+               repack           ? fmt::format("pack with kernel={}", forced)
+               : by_environment ? "unset NIBBLE_KERNEL, or name another kernel"
+                                : "force another kernel, or none");
 }
 
 std::string refusals(const Choice& choice) {

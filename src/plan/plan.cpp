@@ -96,9 +96,10 @@ bool needs_prepare(const Kernel& kernel, const Problem& problem) {
   return false;
 }
 
-/// Chooses for one M; an error lists every refusal.
+/// Chooses for one M; an error lists every refusal, or that of the forced kernel.
 Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice = choose_kernel(problem, forced, allow_reference);
+  if (choice.kernel == nullptr && !forced.empty()) return forced_refusal(problem, choice, forced);
   if (choice.kernel == nullptr)
     return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
                  problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(choice));

@@ -260,6 +260,7 @@ static void test_linear(const nib_context* context) {
   OK(execute(forced, plain_weight, &operands));
   for (int i = 0; i < M * N; ++i) CHECK(fabs(d[i] - expected(i / N, i % N, row_scale, col_scale, gate, residual)) < 1e-4);
   FAILS(NIB_INVALID_ARGUMENT, "the plan is for", execute(forced, weight, &operands));
+  FAILS(NIB_UNSUPPORTED, "pack with kernel=linear_any_any_any__ref_baseline", nib_plan_linear(weight, &desc, &options, &none));
   OK(nib_plan_destroy(forced));
   options.forbid_reference = 1;
   FAILS(NIB_UNSUPPORTED, "reference is not allowed", nib_plan_linear(plain_weight, &desc, &options, &none));

@@ -306,6 +306,47 @@ TEST(Plan, RefusalsCarryTheReasons) {
   EXPECT_EQ(Plan::dequantize(*weight, {.out = DType::s8}).status().code(), StatusCode::unsupported);
 }
 
+/// Its own reason and what to do about it, not every other kernel's.
+TEST(Plan, AForcedKernelThatRefusesSaysWhy) {
+  const QuantTensor q = random_weight(kAwq, 64, 64, 1);
+  const auto weight = pack(q, {.layout = "cpu_n16"});
+  int refused = 0;
+  for (const Kernel* kernel : kernel_table()) {
+    if (kernel->op != Op::linear) continue;
+    const std::string name(kernel->name);
+    const Status status = Plan::linear(*weight, {}, {.kernel = name}).status();
+    if (status.ok()) continue;
+    ++refused;
+    EXPECT_EQ(status.code(), StatusCode::unsupported);
+    EXPECT_LT(status.message().size(), 350u) << status.message();
+    EXPECT_THAT(status.message(), HasSubstr("kernel " + name + " does not take linear u4zg32 M=1 N=64 K=64 ->f32: "));
+    EXPECT_THAT(status.message(), Not(HasSubstr(" more: ")));
+    if (kernel->backend == Backend::cuda || !runs_here(kernel->isa).ok() || kernel->layout == "cpu_n16") continue;
+    EXPECT_THAT(status.message(), HasSubstr("reads layout " + std::string(kernel->layout) +
+                                            ", the weight is packed as cpu_n16; pack with kernel=" + name));
+  }
+  EXPECT_GT(refused, 10);
+  const std::string reference = "linear_any_any_any__ref_baseline", int8 = "linear_any_s8_any__cpu_baseline_m4n16";
+  EXPECT_TRUE(Plan::linear(*pack(q, {.kernel = reference}), {}, {.kernel = reference}).ok());
+  EXPECT_THAT(Plan::linear(*weight, {}, {.kernel = int8}).status().message(),
+              HasSubstr("they are to stay exact; force another kernel, or none"));
+  ASSERT_EQ(setenv("NIBBLE_KERNEL", int8.c_str(), 1), 0);
+  EXPECT_THAT(Plan::linear(*weight, {}).status().message(), HasSubstr(int8 + " of NIBBLE_KERNEL does not take"));
+  EXPECT_THAT(Plan::linear(*weight, {}).status().message(), HasSubstr("unset NIBBLE_KERNEL"));
+  unsetenv("NIBBLE_KERNEL");
+}
+
+TEST(Plan, AnUnknownKernelIsToldTheNearestName) {
+  const auto weight = pack(random_weight(kAwq, 64, 64, 1));
+  const std::string typo = "linear_any_s8_any_cpu_baseline_m4n16",
+                    told = ", the nearest is linear_any_s8_any__cpu_baseline_m4n16;";
+  EXPECT_THAT(Plan::linear(*weight, {}, {.kernel = typo}).status().message(), HasSubstr("'" + typo + "'" + told));
+  EXPECT_THAT(pack(random_weight(kAwq, 64, 64, 1), {.kernel = typo}).status().message(), HasSubstr(told));
+  EXPECT_THAT(kernel_info("conv").status().message(), HasSubstr("no kernel is called 'conv'; nibble doctor --kernels"));
+  EXPECT_THAT(kernel_info(std::string(100'000, 'x')).status().message(), Not(HasSubstr("nearest")));
+  EXPECT_EQ(kernel_info("linear_any_any_any__ref_baseline")->backend, Backend::reference);
+}
+
 TEST(Plan, EnvironmentForcesAKernel) {
   ASSERT_EQ(setenv("NIBBLE_KERNEL", "linear_any_any_any__ref_baseline", 1), 0);
   const auto weight = pack(random_weight(kAwq, 64, 64, 1));

@@ -68,13 +68,9 @@ Backend parse_backend(const std::string& text) { return text == "cuda" ? Backend
 Status check_backend(const std::string& backend, const std::string& kernel) {
   const bool gpu = parse_backend(backend) == Backend::cuda;
   if (!kernel.empty()) {
-    const auto known = kernels();
-    const auto at = std::find_if(known.begin(), known.end(), [&](const KernelInfo& k) { return k.name == kernel; });
-    if (at == known.end()) {
-      return {StatusCode::invalid_argument,
-              fmt::format("--kernel: there is no kernel '{}'; nibble doctor --kernels lists them", kernel)};
-    }
-    if ((at->backend == Backend::cuda) != gpu) {
+    const auto known = kernel_info(kernel);
+    if (!known.ok()) return {StatusCode::invalid_argument, "--kernel: " + known.status().message()};
+    if ((known->backend == Backend::cuda) != gpu) {
       return {StatusCode::invalid_argument,
               fmt::format("--kernel: {} is for --backend {}, not {}", kernel, gpu ? "cpu" : "cuda", backend)};
     }

@@ -17,7 +17,8 @@
 
 namespace nibble {
 
-/// Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh.
+/// Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh. All of them, clamp
+/// and relu too, keep NaN.
 enum class Activation : std::uint8_t { none, relu, clamp, gelu_erf, gelu_tanh, silu };
 /// "gelu_tanh".
 std::string_view name(Activation activation);
@@ -37,7 +38,7 @@ struct EpilogueSpec {
   bool gate = false;                         // [M,N], multiplied in after the activation (silu·mul: gate_up layers)
   bool residual = false;                     // [M,N], added last
   DType out = DType::f32;                    // f32, f16, bf16 or s8
-  float out_scale = 1.0f;                    // s8: D = saturate(round_to_even(x / out_scale) + out_zero)
+  float out_scale = 1.0f;                    // s8: D = saturate(round_to_even(x / out_scale) + out_zero); 0 where x is NaN
   std::int32_t out_zero = 0;                 // s8: −128 … 127
 
   /// "bias+silu+residual->f16"; "->f32" when nothing but the store is left.
@@ -50,8 +51,10 @@ struct EpilogueSpec {
 /// Operands for the parts an EpilogueSpec names; the others are ignored. 2-D operands need a last stride of 1.
 struct EpilogueArgs {
   // Of an A that comes quantized (LinearSpec::act s8 or e4m3): A[m,k] = (code − a_zero[m, g])·a_scale[m, g], g = k / group.
-  ConstTensorView a_scale = {};    // f32 [1] per tensor, [M] per token, [M,G] per group, any strides
-  ConstTensorView a_zero = {};     // s32, shaped like a_scale, −128 … 127; only where the scheme has zero points
+  ConstTensorView a_scale = {};  // f32 [1] per tensor, [M] per token, [M,G] per group, any strides
+  // s32 [1], [M] or [M,G] as a_scale, only where the scheme has zero points: −128 … 127, in device memory unchecked. In host memory any
+  // s32 will do, but for a convolution with padding, which is filled with the code a_zero.
+  ConstTensorView a_zero = {};
   ConstTensorView row_scale = {};  // f32 [M]
   ConstTensorView col_scale = {};  // f32 [N]
   ConstTensorView bias = {};       // f32, f16 or bf16 [N]

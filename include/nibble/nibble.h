@@ -115,7 +115,7 @@ enum {
   NIB_CUDA = 1 /* the GPU that is current in the calling thread */
 };
 
-/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are by erf and its approximation by tanh. */
+/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are by erf and its approximation by tanh. All of them keep NaN. */
 typedef int32_t nib_activation;
 enum {
   NIB_ACTIVATION_NONE = 0,
@@ -483,7 +483,7 @@ typedef struct nib_epilogue {
   nib_activation activation;   /* of each element */
   float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP; both 0: relu6, 0 and 6 */
   nib_dtype out;               /* of D: f32 (the default), f16, bf16 or s8 */
-  float out_scale;             /* s8: saturate(round(x / out_scale) + out_zero); 0: 1 */
+  float out_scale;             /* s8: saturate(round(x / out_scale) + out_zero), 0 of a NaN; 0: 1 */
   int32_t out_zero;            /* s8: −128 ... 127 */
   int32_t reserved;
 } nib_epilogue;
@@ -533,7 +533,8 @@ typedef struct nib_plan_options {
   int32_t forbid_reference;    /* not 0: fail rather than fall back to the reference */
 } nib_plan_options;
 
-/* A plan for a linear layer; desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason. */
+/* A plan for a linear layer; desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason, or
+ * when the forced one does not, with its own; not_found, with the nearest name, when there is none of the forced one's. */
 NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
                                    nib_plan** plan);
 /* A plan for a convolution. Errors: invalid_argument with the values, and the size of the output that follows from them, for a geometry that is none. */
@@ -550,14 +551,16 @@ NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char**
 NIB_API nib_status nib_plan_explain(const nib_plan* plan, char** text);
 NIB_API nib_status nib_plan_destroy(nib_plan* plan);
 
-/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1, images the strides of their layout. */
+/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1, images the strides of their layout.
+ * a_zero is −128 ... 127, which is not checked in device memory. In host memory any s32 will do, but for a convolution with padding:
+ * padding is filled with the code a_zero. */
 typedef struct nib_operands {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
   const nib_view* a;          /* [M,K], [B,C,H,W]; NULL for dequantize */
   const nib_view* d;          /* [M,N], [B,Co,Oh,Ow]; written */
   const nib_view* a_scale;    /* of an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
-  const nib_view* a_zero;     /* s32 [1] or [M], where the scheme has zero points */
+  const nib_view* a_zero;     /* s32 [1], [M] or [M,G] as a_scale, where the scheme has zero points; the range is above */
   const nib_view* row_scale;  /* f32 [M], with NIB_ROW_SCALE */
   const nib_view* col_scale;  /* f32 [N], with NIB_COL_SCALE */
   const nib_view* bias;       /* [N], with NIB_BIAS; NULL: the weight's own */

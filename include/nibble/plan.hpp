@@ -101,6 +101,8 @@ struct KernelInfo {
 
 /// All kernels of this build, best-loved first, the reference last.
 std::vector<KernelInfo> kernels();
+/// The one of that name. Errors: not_found, with the nearest name.
+Result<KernelInfo> kernel_info(std::string_view name);
 /// A packed layout.
 struct LayoutInfo {
   std::string_view name;     // "cpu_n32"
@@ -169,7 +171,7 @@ class Plan {
  public:
   /// For layers of the weight's shape and scheme.
   /// Errors: invalid_argument for a spec that contradicts itself; not_found for a forced kernel that is none; unsupported when no kernel
-  /// takes it, with every kernel's reason.
+  /// takes it, with every kernel's reason, or when the forced one does not, with its own.
   static Result<Plan> linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options = {});
   /// A pointwise convolution whose images are matrices of pixels − NHWC on both sides, or 1×1 images − is the linear layer and takes its
   /// kernel, unless one of Op::conv is forced.

@@ -194,11 +194,12 @@ class PackedWeight:
     ) -> Array:
         """y[..., N] = act(row_scale · col_scale · (x[..., K] · Wᵀ) + bias) ∘ gate + residual, rounded to out_dtype.
 
-        x: f32, f16 or bf16; or codes, int8 or e4m3, with their a_scale (f32 [1], [M] or [M,G]) and for zero points a_zero (s32).
+        x: f32, f16 or bf16; or codes, int8 or e4m3, with their a_scale (f32 [1], [M] or [M,G]) and for zero points a_zero (int32, of the
+        shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32 will do).
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
-        activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu.
+        activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu; all of them keep NaN.
         quantize: in place of the weight's `act`, "" for none.
-        out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating); that of x, f32 for codes.
+        out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating; 0 of a NaN); that of x, f32 for codes.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
 
@@ -240,7 +241,8 @@ class PackedWeight:
         """y[B,Co,Oh,Ow] = act(col_scale · conv2d(x[B,C,H,W], W) + bias) ∘ gate + residual, of a weight made by quantize_conv().
 
         x: the order of its dimensions is B, C, H, W; in memory it is NCHW or NHWC, as its strides say (a NumPy array [B,H,W,C] is
-        x.transpose(0, 3, 1, 2)). f32, f16, bf16; or int8 codes with an a_scale of one element, and an a_zero for zero points.
+        x.transpose(0, 3, 1, 2)). f32, f16, bf16; or int8 codes with an a_scale of one element, and an a_zero [1] for zero points:
+        -128 ... 127, as padding is filled with that code; without padding as in linear().
         stride, dilation: a number or (height, width). padding, of zeros: a number, (height, width) or (top, bottom, left, right).
         channels_last: whether the result is NHWC in memory; by default as x is, and as `out` where that is given. gate, residual
         [B,Co,Oh,Ow] lie as the result does.

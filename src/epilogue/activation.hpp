@@ -13,8 +13,8 @@ namespace nibble::epilogue {
 struct Identity {
   NIBBLE_HOST_DEVICE float operator()(float x) const { return x; }
 };
-struct Relu {
-  NIBBLE_HOST_DEVICE float operator()(float x) const { return x > 0.0f ? x : 0.0f; }
+struct Relu {  // of NaN it is NaN, of −0 it is −0
+  NIBBLE_HOST_DEVICE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
 };
 struct Clamp {
   float low, high;

@@ -2,6 +2,9 @@
 #include "kernels/kernel.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 
@@ -70,11 +73,41 @@ std::string_view name(Op op) {
   return "unknown";
 }
 
+namespace {
+
+KernelInfo info_of(const Kernel& k) { return {k.name, k.backend, k.op, k.layout, k.isa, k.summary, k.batch_invariant}; }
+
+/// How many characters have to be inserted, deleted or replaced to make one text of the other.
+std::size_t edits(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);  // of the first i characters of `a` and each beginning of `b`
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t before = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j)
+      before = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, before + (a[i] == b[j] ? 0 : 1)}));
+  }
+  return row.back();
+}
+
+}  // namespace
+
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> list;
-  for (const Kernel* k : kernel_table())
-    list.push_back({k->name, k->backend, k->op, k->layout, k->isa, k->summary, k->batch_invariant});
+  for (const Kernel* k : kernel_table()) list.push_back(info_of(*k));
   return list;
+}
+
+Result<KernelInfo> kernel_info(std::string_view name) {
+  if (const Kernel* kernel = find_kernel(name)) return info_of(*kernel);
+  constexpr std::size_t kLongest = 128;  // longer texts are like none of the names
+  std::string_view nearest;
+  std::size_t fewest = std::min(name.size(), kLongest) / 2 + 1;
+  for (const Kernel* kernel : kernel_table()) {
+    if (name.size() > kLongest) break;
+    if (const std::size_t count = edits(name, kernel->name); count < fewest) nearest = kernel->name, fewest = count;
+  }
+  return error(StatusCode::not_found, "no kernel is called '{}'{}{}; nibble doctor --kernels lists them", name,
+               nearest.empty() ? "" : ", the nearest is ", nearest);
 }
 
 }  // namespace nibble

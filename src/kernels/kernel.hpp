@@ -61,6 +61,7 @@ struct StepArgs {
   const EpilogueSpec* epilogue = nullptr;
   EpilogueArgs operands;
   ActScheme quantize;
+  bool far_zeros = false;               // CPU: operands.a_zero has some outside −128 … 127
   const ConvSpec* conv = nullptr;       // conv
   std::int64_t n_begin = 0, n_end = 0;  // of the output channels, those to work out; 0: to the last
   int prepare_tile = 1;                 // prepare: rows per tile, the main kernel's tile.m

@@ -44,22 +44,20 @@ Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
   if (requested.empty()) {
     const char* from_environment = std::getenv("NIBBLE_KERNEL");
     if (from_environment == nullptr || *from_environment == '\0') return std::string_view{};
-    const Kernel* kernel = find_kernel(from_environment);
-    if (kernel == nullptr)
-      return error(StatusCode::not_found, "NIBBLE_KERNEL={} is not in the kernel table; see nibble doctor --kernels",
-                   from_environment);
+    const auto kernel = kernel_info(from_environment);
+    if (!kernel.ok()) return kernel.status().with_context("NIBBLE_KERNEL");
     return kernel->op == op ? kernel->name : std::string_view{};
   }
-  const Kernel* kernel = find_kernel(requested);
-  if (kernel == nullptr) return error(StatusCode::not_found, "no kernel is called '{}'; see nibble doctor --kernels", requested);
-  if (kernel->op != op)
-    return error(StatusCode::invalid_argument, "kernel {} does {}, this plan needs {}", requested, name(kernel->op), name(op));
-  return kernel->name;
+  NIBBLE_ASSIGN_OR_RETURN(const KernelInfo kernel, kernel_info(requested));
+  if (kernel.op != op)
+    return error(StatusCode::invalid_argument, "kernel {} does {}, this plan needs {}", requested, name(kernel.op), name(op));
+  return kernel.name;
 }
 
 namespace {
 
-/// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max.
+/// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max. The reference counts only where
+/// there is no other kernel: what it is predicted to take for a small weight is less than a launch of any other.
 Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& options, Backend memory) {
   Problem problem{
       .n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory, .quantize = options.quantize};
@@ -67,22 +65,28 @@ Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& o
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
   std::string reasons;
+  std::vector<const Layout*> candidates;
   for (const Layout* layout : layout_table()) {
     if (layout->backend != memory) continue;
-    if (const std::string reason = refusal(*layout, q); !reason.empty()) {
+    if (const std::string reason = refusal(*layout, q); reason.empty())
+      candidates.push_back(layout);
+    else
       reasons += fmt::format("; layout {}: {}", layout->name, reason);
-      continue;
-    }
-    problem.layout = layout->name;
-    double log_cost = 0;
-    for (std::int64_t m = 1; m <= std::max<std::int64_t>(1, options.m_max); m *= 4) {
-      problem.m = m;
-      const Choice choice = choose_kernel(problem, {}, true);
-      log_cost += choice.kernel == nullptr ? std::numeric_limits<double>::infinity() : std::log(choice.cost_us);
-    }
-    if (log_cost < best_cost) {
-      best = layout;
-      best_cost = log_cost;
+  }
+  for (const bool allow_reference : {false, true}) {
+    if (best != nullptr) break;
+    for (const Layout* layout : candidates) {
+      problem.layout = layout->name;
+      double log_cost = 0;
+      for (std::int64_t m = 1; m <= std::max<std::int64_t>(1, options.m_max); m *= 4) {
+        problem.m = m;
+        const Choice choice = choose_kernel(problem, {}, allow_reference);
+        log_cost += choice.kernel == nullptr ? std::numeric_limits<double>::infinity() : std::log(choice.cost_us);
+      }
+      if (log_cost < best_cost) {
+        best = layout;
+        best_cost = log_cost;
+      }
     }
   }
   if (best == nullptr)
@@ -118,6 +122,22 @@ Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options)
   if (const std::string reason = refusal(*layout, q); !reason.empty())
     return error(StatusCode::unsupported, "layout {} cannot hold W[{},{}] {}: {}", wanted, q.n, q.k, q.scheme.name(), reason);
   return Packing{layout, memory};
+}
+
+Status forced_refusal(const Problem& problem, const Choice& choice, std::string_view forced) {
+  const auto own = std::ranges::find(choice.candidates, forced, &Explanation::Candidate::kernel);
+  const Kernel& kernel = *find_kernel(forced);
+  const char* from_environment = std::getenv("NIBBLE_KERNEL");
+  const bool by_environment = from_environment != nullptr && forced == from_environment;
+  // What a CPU lacks is told before the layout, which would not help then.
+  const bool other_layout = !kernel.layout.empty() && kernel.layout != problem.layout;
+  const bool repack = other_layout && (kernel.backend == Backend::cuda || runs_here(kernel.isa).ok());
+  return error(StatusCode::unsupported, "kernel {}{} does not take {} {} M={} N={} K={} {}: {}; {}", forced,
+               by_environment ? " of NIBBLE_KERNEL" : "", name(problem.op), Scheme{problem.scheme, problem.quantize}.name(),
+               problem.m, problem.n, problem.k, problem.epilogue.name(), own->refusal,
+               repack           ? fmt::format("pack with kernel={}", forced)
+               : by_environment ? "unset NIBBLE_KERNEL, or name another kernel"
+                                : "force another kernel, or none");
 }
 
 std::string refusals(const Choice& choice) {

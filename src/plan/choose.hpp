@@ -30,6 +30,9 @@ struct Packing {
 /// What options (or NIBBLE_KERNEL) ask for, or else the layout whose kernels are cheapest over M in [1, m_max].
 Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options);
 
+/// Why a plan with a forced kernel is refused: that kernel's reason alone, and the remedy.
+Status forced_refusal(const Problem& problem, const Choice& choice, std::string_view forced);
+
 /// "name: reason" of each reason, with the first kernel that has it and the number of others, on one line.
 std::string refusals(const Choice& choice);
 

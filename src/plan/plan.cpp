@@ -96,9 +96,10 @@ bool needs_prepare(const Kernel& kernel, const Problem& problem) {
   return false;
 }
 
-/// Chooses for one M; an error lists every refusal.
+/// Chooses for one M; an error lists every refusal, or that of the forced kernel.
 Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice = choose_kernel(problem, forced, allow_reference);
+  if (choice.kernel == nullptr && !forced.empty()) return forced_refusal(problem, choice, forced);
   if (choice.kernel == nullptr)
     return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
                  problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(choice));
@@ -189,6 +190,19 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
   };
   NIBBLE_RETURN_IF_ERROR(check_one("a_scale", args.a_scale, DType::f32));
   return act.zero == ZeroKind::none ? Status() : check_one("a_zero", args.a_zero, DType::s32);
+}
+
+/// The first zero point of an A that comes quantized, in host memory, that is no code; nothing: there is none.
+std::optional<std::int32_t> far_zero(const ActScheme& act, const EpilogueArgs& args) {
+  if (act.zero == ZeroKind::none || args.a_scale.empty()) return std::nullopt;
+  const ConstTensorView& zeros = args.a_zero;
+  const std::int64_t groups = zeros.rank == 1 ? 1 : zeros.dim(1), step = zeros.rank == 1 ? 0 : zeros.stride(1);
+  for (std::int64_t m = 0; m < zeros.dim(0); ++m)
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const std::int32_t zero = static_cast<const std::int32_t*>(zeros.data)[m * zeros.stride(0) + g * step];
+      if (zero < -128 || zero > 127) return zero;
+    }
+  return std::nullopt;
 }
 
 /// What a convolution asks for beyond a linear layer.
@@ -429,6 +443,8 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
   take_own_bias(args);
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
   NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
+  if (problem.memory != Backend::cuda && !is_compute_float(linear.act))
+    args.far_zeros = far_zero(linear.quantize, args.operands).has_value();
   return run_steps(bucket(m), m, args, workspace_memory);
 }
 
@@ -468,6 +484,15 @@ Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory
   vectors.gate = vectors.residual = false;
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(vectors, args.operands, args.d));
   NIBBLE_RETURN_IF_ERROR(check_act_args({.act = conv->act, .quantize = conv->quantize}, *args.weight, args.operands, 1));
+  if (problem.memory != Backend::cuda && !is_compute_float(conv->act))
+    if (const auto zero = far_zero(conv->quantize, args.operands)) {
+      if (geometry.padding != Padding{})
+        return error(StatusCode::invalid_argument,
+                     "a_zero={} is outside [-128, 127]: padding would be filled with that code; convolve without padding, or "
+                     "quantize with a range that holds 0",
+                     *zero);
+      args.far_zeros = true;
+    }
   return run_steps(bucket(batch), batch, args, workspace_memory);
 }
 

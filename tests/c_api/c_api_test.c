@@ -260,6 +260,7 @@ static void test_linear(const nib_context* context) {
   OK(execute(forced, plain_weight, &operands));
   for (int i = 0; i < M * N; ++i) CHECK(fabs(d[i] - expected(i / N, i % N, row_scale, col_scale, gate, residual)) < 1e-4);
   FAILS(NIB_INVALID_ARGUMENT, "the plan is for", execute(forced, weight, &operands));
+  FAILS(NIB_UNSUPPORTED, "pack with kernel=linear_any_any_any__ref_baseline", nib_plan_linear(weight, &desc, &options, &none));
   OK(nib_plan_destroy(forced));
   options.forbid_reference = 1;
   FAILS(NIB_UNSUPPORTED, "reference is not allowed", nib_plan_linear(plain_weight, &desc, &options, &none));
@@ -555,6 +556,10 @@ static void test_conv(void) {
       const int b = j / (CO * OH * OW), n = j / (OH * OW) % CO, oh = j / OW % OH, ow = j % OW;
       CHECK(fabs(d[at(&vd, b, n, oh, ow)] - conv_value(&vx, b, n, oh, ow, rows, a_zero, a_scale)) < 1e-4);
     }
+    const int32_t no_code = 128;
+    const nib_view far_zero = nib_vector(&no_code, NIB_S32, 1);
+    with_scales.a_zero = &far_zero;
+    FAILS(NIB_INVALID_ARGUMENT, "a_zero=128 is outside [-128, 127]", execute(plan, weight, &with_scales));
     OK(nib_plan_destroy(plan));
   }
 

@@ -10,12 +10,16 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "epilogue/epilogue.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/oracle.hpp"
 #include "nibble/nibble.hpp"
+#include "plan/act_model.hpp"
+#include "plan/compare.hpp"
 #include "plan/host_run.hpp"
 #include "quantize/act_rule.hpp"
 #include "random_weights.hpp"
@@ -661,6 +665,103 @@ TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
         EXPECT_EQ(d[i], expected[i]) << row << "," << col;
       }
     }
+}
+
+/// A NaN of the sum or of the bias is NaN after every activation, bound and addend, and the code 0 in int8.
+TEST_P(LinearConformance, NaNGoesThroughEveryEpilogue) {
+  const Kernel& kernel = *GetParam();
+  const std::int64_t m = 4, n = 2 * std::max(1, kernel.tile.n) + 3, k = 128, dirty = 2;
+  const WeightScheme scheme = scheme_for(kernel, {DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16}, n, k);
+  const auto weight = pack(random_weight(scheme, n, k, 3), {.kernel = std::string(kernel.name)});
+  ASSERT_TRUE(weight.ok()) << weight.status().message();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  Tensor bias(DType::f32, {n}), image = gaussian(DType::f16, m, n), a = gaussian(act_for(kernel, 0), m, k);
+  for (std::int64_t i = 0; i < n; ++i) bias.set(i, i % 5 == 3 ? nan : 0.5f);
+  a.set(dirty * k + 5, nan);
+  for (Activation activation :
+       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+    for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
+      for (bool images : {false, true}) {
+        const EpilogueSpec epilogue{.bias = true,
+                                    .activation = activation,
+                                    .gate = images,
+                                    .residual = images,
+                                    .out = out,
+                                    .out_scale = 0.05f,
+                                    .out_zero = -3};
+        const LinearSpec spec = spec_for(kernel, m, a.dtype, epilogue, 0).linear;
+        const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+        ASSERT_TRUE(plan.ok()) << plan.status().message();
+        Tensor d(out, {m, n});
+        const Status ran =
+            run_on_host(*plan, *weight, ConstTensorView(a.bytes.data(), a.dtype, {m, k}), TensorView(d.bytes.data(), out, {m, n}),
+                        {.bias = ConstTensorView(bias.bytes.data(), DType::f32, {n}),
+                         .gate = ConstTensorView(image.bytes.data(), DType::f16, {m, n}),
+                         .residual = ConstTensorView(image.bytes.data(), DType::f16, {m, n})});
+        ASSERT_TRUE(ran.ok()) << ran.message();
+        for (std::int64_t i = 0; i < d.numel(); ++i) {
+          const bool is_nan = i / n == dirty || i % n % 5 == 3;
+          if (out != DType::s8) {
+            ASSERT_EQ(std::isnan(d.at(i)), is_nan) << epilogue.name() << " " << i / n << "," << i % n << ": " << d.at(i);
+          } else if (is_nan) {
+            ASSERT_EQ(d.at(i), 0.0f) << epilogue.name() << " " << i / n << "," << i % n;
+          }
+        }
+      }
+}
+
+/// Zero points that are no codes, of an A that comes quantized: right for every integer of 32 bits, and beside others.
+TEST_P(LinearConformance, ZeroPointsOutsideTheCodes) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.backend == Backend::cuda) GTEST_SKIP() << "takes zero points of a byte";
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = std::numeric_limits<std::int32_t>::max();
+  const std::int32_t zeros[] = {-3, 128, -129, -700, 33'000, 70'000, -1'000'000, (1 << 24) + 1, kLeast, kMost, 127};
+  const auto m = static_cast<std::int64_t>(std::size(zeros));
+  int compared = 0;
+  for (const WeightScheme& scheme : schemes_for(kernel))
+    for (GroupShape group : {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(32), GroupShape::group(64)}) {
+      const ActScheme way{DType::s8, group, ZeroKind::integer};
+      const std::int64_t n = std::max(1, kernel.tile.n) + 5, k = 203;
+      if (!takes(kernel, scheme, n, k, way, DType::s8)) continue;
+      const QuantTensor q = random_weight(scheme, n, k, 5);
+      const auto weight = pack(q, {.kernel = std::string(kernel.name)});
+      ASSERT_TRUE(weight.ok()) << weight.status().message();
+      const LinearSpec spec{.act = DType::s8, .m_max = m, .quantize = way};
+      const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+      if (!plan.ok() && group.k != 0) continue;  // blocks that do not line up
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      Tensor a(DType::s8, {m, k});
+      for (std::int64_t i = 0; i < a.numel(); ++i)
+        a.as<std::int8_t>()[i] = static_cast<std::int8_t>(random_bits(11, static_cast<std::uint64_t>(i)));
+      for (std::size_t turn = 0; turn < (group == GroupShape::tensor() ? std::size(zeros) : 1); ++turn) {
+        std::vector<std::int64_t> shape{group == GroupShape::tensor() ? 1 : m};
+        if (group.k != 0) shape.push_back(group.cols(k));
+        Tensor a_scale(DType::f32, shape), a_zero(DType::s32, shape);
+        for (std::int64_t i = 0; i < a_zero.numel(); ++i) {
+          a_scale.set(i, 0.01f + 0.001f * static_cast<float>(i % 7));
+          a_zero.as<std::int32_t>()[i] = zeros[(turn + static_cast<std::size_t>(i)) % std::size(zeros)];
+        }
+        const EpilogueArgs args{.a_scale = view_of(a_scale), .a_zero = view_of(a_zero)};
+        Tensor d(DType::f32, {m, n});
+        const Status ran = run_on_host(*plan, *weight, view_of(a), TensorView(d.bytes.data(), d.dtype, {m, n}), args);
+        ASSERT_TRUE(ran.ok()) << ran.message();
+        std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
+        std::iota(columns.begin(), columns.end(), 0);
+        reference::ActModel model = act_model(kernel, DType::s8, way, scheme);
+#if defined(__aarch64__)  // codes of a byte are multiplied less 128, which is exact but for such zero points
+        if (kernel.isa != Isa::i8mm && bits(scheme.codes) != 4) model.code_offset = 128;
+#endif
+        const Comparison comparison =
+            compare(d, columns, reference::linear(reference::arrays_of(q), view_of(a), spec.epilogue, args, columns, model));
+        ASSERT_EQ(comparison.failures, 0) << name_of(scheme, way) << ", the worst at " << comparison.worst_m << ","
+                                          << comparison.worst_n << ": " << comparison.worst_got << ", expected "
+                                          << comparison.worst_expected.value << " ± " << comparison.worst_expected.bound;
+        if (kernel.variant == "whole") expect_same(d, exact_w8a8(q, view_of(a), spec, args));
+        if (HasFatalFailure()) return;
+        ++compared;
+      }
+    }
+  if (compared == 0) GTEST_SKIP() << "it does not multiply int8 that has zero points";
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, LinearConformance, ::testing::ValuesIn(kernels_of(Op::linear)), test_name);

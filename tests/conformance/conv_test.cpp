@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "epilogue/epilogue.hpp"
@@ -406,6 +407,38 @@ TEST_P(ConvConformance, W8A8IsExact) {
   if (compared == 0) GTEST_SKIP() << "it does not multiply int8 by weights of one scale per output channel";
 }
 
+/// Zero points that are no codes, without padding: every integer of 32 bits will do.
+TEST_P(ConvConformance, ZeroPointsOutsideTheCodes) {
+  const Kernel& kernel = *GetParam();
+  if (kernel.backend == Backend::cuda) GTEST_SKIP() << "takes zero points of a byte";
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = std::numeric_limits<std::int32_t>::max();
+  int compared = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    ConvGeometry g = random_geometry(seed, kernel.isa);
+    g.padding = {};
+    if (!g.validate().ok()) continue;
+    const QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
+    Case c{.spec = {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}},
+           .batch = 2,
+           .seed = seed};
+    c.spec.batch_max = c.batch;
+    if (!takes(kernel, q, c.spec)) continue;
+    Images a(DType::s8, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+    a.fill_random(seed);
+    for (const std::int32_t zero : {128, -129, -700, 70'000, kLeast, kMost}) {
+      SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.quantize) + " zero " + std::to_string(zero));
+      const float scale = 0.01f;
+      const EpilogueArgs args{.a_scale = ConstTensorView(&scale, {1}), .a_zero = ConstTensorView(&zero, {1})};
+      const Tensor d = run(q, c, a, args, kernel.name);
+      if (HasFailure()) return;
+      expect_within_bound(q, c, a, args, d, kernel);
+      if (HasFatalFailure()) return;
+      ++compared;
+    }
+  }
+  if (compared == 0) GTEST_SKIP() << "it does not multiply int8 that has zero points";
+}
+
 /// The same bits for any number of threads, in both layouts of the output, and for every batch if the table promises that.
 TEST_P(ConvConformance, DoesNotDependOnThreadsLayoutOrBatch) {
   const Kernel& kernel = *GetParam();
@@ -506,6 +539,70 @@ TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
           }
         }
   if (compared == 0) GTEST_SKIP() << "this GPU has the direct kernel alone";
+}
+
+TEST(Conv, PaddingIsFilledWithACode) {
+  const ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .kernel = {3, 3}, .padding = {1, 1, 1, 1}};
+  const QuantTensor q = conv_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, g, 1, false);
+  const auto weight = pack(q);
+  const auto plan =
+      Plan::conv(*weight, {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const std::vector<std::int8_t> a(8 * 25, 1);
+  std::vector<float> d(4 * 25, 7.0f);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto run = [&](std::int32_t zero) {
+    const float scale = 1;
+    return plan->run(*weight, ConstTensorView(a.data(), {1, 8, 5, 5}), TensorView(d.data(), {1, 4, 5, 5}),
+                     {.a_scale = ConstTensorView(&scale, {1}), .a_zero = ConstTensorView(&zero, {1})}, workspace);
+  };
+  for (std::int32_t zero : {128, -129}) {
+    EXPECT_EQ(run(zero).code(), StatusCode::invalid_argument);
+    EXPECT_NE(run(zero).message().find("a_zero=" + std::to_string(zero) + " is outside [-128, 127]"), std::string::npos);
+  }
+  EXPECT_TRUE(std::ranges::all_of(d, [](float x) { return x == 7.0f; }));
+  EXPECT_TRUE(run(127).ok());
+  EXPECT_TRUE(run(-128).ok());
+}
+
+/// A NaN of the bias is NaN after every activation and bound, and the code 0 in int8.
+TEST_P(ConvConformance, NaNGoesThroughEveryEpilogue) {
+  const Kernel& kernel = *GetParam();
+  int compared = 0;
+  for (std::uint64_t seed = 1; seed <= 60 && compared < 4; ++seed) {
+    const ConvGeometry g = random_geometry(seed, kernel.isa);
+    if (g.group_outputs() < 40 && seed < 50 && g.groups == 1) continue;  // whole vectors
+    QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, false);
+    q.bias = Tensor(DType::f32, {q.n});
+    for (std::int64_t i = 0; i < q.n; ++i) q.bias.set(i, i % 3 == 1 ? std::numeric_limits<float>::quiet_NaN() : 0.5f);
+    for (const ConvSpec& way : ways(kernel, g, seed)) {
+      Case c{.spec = way, .seed = seed};
+      c.spec.input = layout_of(seed / 2);
+      c.spec.output = layout_of(seed);
+      if (!takes(kernel, q, c.spec)) continue;
+      if (way.quantize.group == GroupShape::tensor()) q.static_acts = {0.02f, way.quantize.zero == ZeroKind::none ? 0 : -37};
+      Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+      a.fill_random(seed);
+      for (Activation activation :
+           {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+        for (DType out : {DType::f32, DType::f16, DType::s8}) {
+          c.spec.epilogue = {.bias = true, .activation = activation, .out = out, .out_scale = 0.05f, .out_zero = -3};
+          const Tensor d = run(q, c, a, {}, kernel.name);
+          if (HasFailure()) return;
+          for (std::int64_t i = 0; i < d.numel(); ++i) {
+            const bool is_nan = i % q.n % 3 == 1;
+            if (out != DType::s8) {
+              ASSERT_EQ(std::isnan(d.at(i)), is_nan) << describe(g) << c.spec.epilogue.name() << " element " << i;
+            } else if (is_nan) {
+              ASSERT_EQ(d.at(i), 0.0f) << describe(g) << c.spec.epilogue.name() << " element " << i;
+            }
+          }
+          ++compared;
+        }
+      break;
+    }
+  }
+  EXPECT_GT(compared, 0);
 }
 
 TEST(Conv, APointwiseOneIsTheLinearLayer) {

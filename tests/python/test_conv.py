@@ -111,6 +111,10 @@ def test_quantized_activations(rng):
     for images in (codes, nhwc(codes)):
         y = w.conv(images, padding=1, a_scale=scale, a_zero=zero)
         assert y.dtype == np.float32 and distance(y, exact) < 1e-6
+    with pytest.raises(ValueError, match=r"a_zero=128 is outside \[-128, 127\]"):  # padding would be filled with it
+        w.conv(codes, padding=1, a_scale=scale, a_zero=np.int32([128]))
+    exact = conv2d((codes.astype(np.float64) - 128) * scale, w.dequantize(), (3, 3))
+    assert distance(w.conv(codes, a_scale=scale, a_zero=np.int32([128])), exact) < 1e-6
 
 
 def test_out_batches_and_plans(rng):

@@ -103,6 +103,23 @@ def test_codes_of_activations(rng, scheme):
         assert fused.act == scheme and distance(fused(x), got) < 1e-5
 
 
+def test_zero_points_that_are_no_codes(rng):
+    w, _ = make(rng)
+    codes = rng.integers(-128, 128, (3, 256), dtype=np.int8)
+    scales, zeros = np.float32([0.02, 0.01, 0.03]), np.int32([-700, 5, 70_000])
+    means = (codes.astype(np.float64) - zeros[:, None]) * scales[:, None]
+    assert distance(w.linear(codes, a_scale=scales, a_zero=zeros), means @ w.dequantize().T) < 1e-5
+
+
+def test_nan_stays(rng):
+    w, x = make(rng)
+    x[1, 7] = np.nan
+    for activation in ("relu", "clamp", "gelu_erf", "gelu_tanh", "silu"):
+        y = w.linear(x, activation=activation)
+        assert np.isnan(y[1]).all() and np.isfinite(np.delete(y, 1, 0)).all()
+    assert (w.linear(x, activation="relu", out_dtype="s8", out_zero=3)[1] == 0).all()
+
+
 def codes_of_fp8(codes):
     bits = codes.view(np.uint8).astype(np.int32)
     exponent, fraction = bits >> 3 & 15, bits & 7

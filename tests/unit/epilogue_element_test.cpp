@@ -135,6 +135,18 @@ TEST(EpilogueElement, FindsThePixelsOfImages) {
 }
 
 // A spec without a part ignores an operand that is given for it.
+TEST(EpilogueElement, NaNStaysAndIsZeroInInt8) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (Activation activation :
+       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu}) {
+    float x = nan;
+    epilogue::with_activation(activation, -0.25f, 1.5f, [&](auto function) { x = function(x); });
+    EXPECT_TRUE(std::isnan(x)) << name(activation);
+  }
+  EXPECT_EQ(epilogue::quantize(nan, 0.5f, -3), 0);
+  EXPECT_TRUE(std::signbit(epilogue::Relu{}(-0.0f)));  // as vectors do it
+}
+
 TEST(EpilogueElement, IgnoresOperandsTheSpecDoesNotName) {
   const Tensor bias = operand(DType::f16, {kColumns}, 4);
   const Output out(DType::f32);

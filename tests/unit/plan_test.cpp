@@ -97,6 +97,57 @@ TEST(Pack, PacksFourBitWeightsTightly) {
   EXPECT_EQ(packed->bytes().size(), 64u * 1024 / 2 + 64 * 8 * 2);
 }
 
+/// Small weights are cheap for the reference, whose bits are others: W8A8 would not be the same for every shape.
+TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
+  const ActScheme ways[] = {{},
+                            {DType::s8, GroupShape::channel()},
+                            {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                            {DType::e4m3, GroupShape::channel()}};
+  for (const WeightScheme& scheme : testing::all_schemes())
+    for (std::int64_t n : {1, 2, 3, 7, 16, 33})
+      for (std::int64_t k : {1, 2, 5, 8, 27, 32, 64}) {
+        const QuantTensor q = random_weight(scheme, n, k, 1);
+        for (const ActScheme& way : ways)
+          for (std::int64_t m_max : {1, 40, 8192}) {
+            if (way.codes == DType::s8 && info(scheme.codes).kind == DTypeKind::floating)
+              continue;  // the reference alone does that
+            const auto weight = pack(q, {.m_max = m_max, .quantize = way});
+            ASSERT_TRUE(weight.ok()) << weight.status().message();
+            const auto plan = Plan::linear(*weight, {.m_max = m_max, .quantize = way}, {.allow_reference = false});
+            ASSERT_TRUE(plan.ok()) << Scheme{scheme, way}.name() << " W[" << n << "," << k << "], M up to " << m_max << ": "
+                                   << plan.status().message();
+          }
+      }
+}
+
+TEST(Pack, OneRowOfW8A8HasTheBitsItHasAmongOthers) {
+  constexpr std::int64_t kN = 40, kK = 27, kM = 3;
+  const QuantTensor all = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, kN, kK, 4);
+  std::vector<float> a(kM * kK);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i * i % 101) / 7 - 5;
+  const auto run = [&](const QuantTensor& q) {
+    const ActScheme per_token{DType::s8, GroupShape::channel()};
+    const auto weight = pack(q, {.quantize = per_token});
+    const auto plan = Plan::linear(*weight, {.m_max = kM, .quantize = per_token});
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    std::vector<float> d(static_cast<std::size_t>(kM * q.n));
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    EXPECT_TRUE(plan->run(*weight, ConstTensorView(a.data(), {kM, kK}), TensorView(d.data(), {kM, q.n}), {}, workspace).ok());
+    return d;
+  };
+  const std::vector<float> together = run(all);
+  for (std::int64_t n = 0; n < kN; ++n) {
+    QuantTensor one = all;
+    one.n = 1;
+    one.codes.assign(all.codes.begin() + n * kK, all.codes.begin() + (n + 1) * kK);
+    one.scales = Tensor(DType::f32, {1, 1});
+    one.scales.set(0, all.scales.at(n));
+    const std::vector<float> alone = run(one);
+    for (std::int64_t m = 0; m < kM; ++m)
+      EXPECT_EQ(alone[static_cast<std::size_t>(m)], together[static_cast<std::size_t>(m * kN + n)]) << m << "," << n;
+  }
+}
+
 TEST(Pack, RefusesWhatItCannotPack) {
   QuantTensor q = random_weight(kAwq, 8, 64, 1);
   EXPECT_EQ(pack(q, {.layout = "nope"}).status().code(), StatusCode::not_found);
@@ -253,6 +304,47 @@ TEST(Plan, RefusalsCarryTheReasons) {
   EXPECT_EQ(Plan::linear(*weight, {}, {.kernel = "nope"}).status().code(), StatusCode::not_found);
   EXPECT_EQ(Plan::linear(*weight, {.epilogue = {.out = DType::u8}}).status().code(), StatusCode::unsupported);
   EXPECT_EQ(Plan::dequantize(*weight, {.out = DType::s8}).status().code(), StatusCode::unsupported);
+}
+
+/// Its own reason and what to do about it, not every other kernel's.
+TEST(Plan, AForcedKernelThatRefusesSaysWhy) {
+  const QuantTensor q = random_weight(kAwq, 64, 64, 1);
+  const auto weight = pack(q, {.layout = "cpu_n16"});
+  int refused = 0;
+  for (const Kernel* kernel : kernel_table()) {
+    if (kernel->op != Op::linear) continue;
+    const std::string name(kernel->name);
+    const Status status = Plan::linear(*weight, {}, {.kernel = name}).status();
+    if (status.ok()) continue;
+    ++refused;
+    EXPECT_EQ(status.code(), StatusCode::unsupported);
+    EXPECT_LT(status.message().size(), 350u) << status.message();
+    EXPECT_THAT(status.message(), HasSubstr("kernel " + name + " does not take linear u4zg32 M=1 N=64 K=64 ->f32: "));
+    EXPECT_THAT(status.message(), Not(HasSubstr(" more: ")));
+    if (kernel->backend == Backend::cuda || !runs_here(kernel->isa).ok() || kernel->layout == "cpu_n16") continue;
+    EXPECT_THAT(status.message(), HasSubstr("reads layout " + std::string(kernel->layout) +
+                                            ", the weight is packed as cpu_n16; pack with kernel=" + name));
+  }
+  EXPECT_GT(refused, 10);
+  const std::string reference = "linear_any_any_any__ref_baseline", int8 = "linear_any_s8_any__cpu_baseline_m4n16";
+  EXPECT_TRUE(Plan::linear(*pack(q, {.kernel = reference}), {}, {.kernel = reference}).ok());
+  EXPECT_THAT(Plan::linear(*weight, {}, {.kernel = int8}).status().message(),
+              HasSubstr("they are to stay exact; force another kernel, or none"));
+  ASSERT_EQ(setenv("NIBBLE_KERNEL", int8.c_str(), 1), 0);
+  EXPECT_THAT(Plan::linear(*weight, {}).status().message(), HasSubstr(int8 + " of NIBBLE_KERNEL does not take"));
+  EXPECT_THAT(Plan::linear(*weight, {}).status().message(), HasSubstr("unset NIBBLE_KERNEL"));
+  unsetenv("NIBBLE_KERNEL");
+}
+
+TEST(Plan, AnUnknownKernelIsToldTheNearestName) {
+  const auto weight = pack(random_weight(kAwq, 64, 64, 1));
+  const std::string typo = "linear_any_s8_any_cpu_baseline_m4n16",
+                    told = ", the nearest is linear_any_s8_any__cpu_baseline_m4n16;";
+  EXPECT_THAT(Plan::linear(*weight, {}, {.kernel = typo}).status().message(), HasSubstr("'" + typo + "'" + told));
+  EXPECT_THAT(pack(random_weight(kAwq, 64, 64, 1), {.kernel = typo}).status().message(), HasSubstr(told));
+  EXPECT_THAT(kernel_info("conv").status().message(), HasSubstr("no kernel is called 'conv'; nibble doctor --kernels"));
+  EXPECT_THAT(kernel_info(std::string(100'000, 'x')).status().message(), Not(HasSubstr("nearest")));
+  EXPECT_EQ(kernel_info("linear_any_any_any__ref_baseline")->backend, Backend::reference);
 }
 
 TEST(Plan, EnvironmentForcesAKernel) {

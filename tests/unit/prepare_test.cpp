@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -89,17 +91,17 @@ void expect_codes(const Prepared& p) {
       end = t.segments.end(k);
       const std::int64_t padded = up(end - k, t.rows ? kRowBytes : tile::kOctet), codes = at + header * room;
       for (std::int64_t r = 0; r < p.height(first); ++r) {
-        std::int64_t sum = 0;
+        std::int64_t sum = 0, plain = 0;
         for (std::int64_t c = 0; c < padded; ++c) {
           const bool there = k + c < end;
           const int code = there ? static_cast<std::int8_t>(p.a[static_cast<std::size_t>((first + r) * t.stride + k + c)]) : 0;
-          const int expected = !there && per_segment && c < up(end - k, tile::kOctet) ? p.zero : code;
+          const int expected = !there && t.form.paired && c < up(end - k, tile::kOctet) ? p.zero : code;
           const std::int64_t place =
               t.rows ? ((r / kRowTokens * padded / kRowBytes + c / kRowBytes) * kRowTokens + r % kRowTokens) * kRowBytes +
                            c % kRowBytes
                      : 4 * (c / 4 * room + r) + c % 4;
           ASSERT_EQ(p.at<std::int8_t>(codes + place), expected) << "token " << first + r << " channel " << k + c;
-          if (there) sum += code - (per_segment ? p.zero : 0);
+          if (there) sum += code - (per_segment ? p.zero : 0), plain += code;
         }
         ASSERT_EQ(p.at<float>(at + 4 * r), p.scale);
         ASSERT_EQ(p.at<float>(at + 4 * (room + r)), static_cast<float>(sum));
@@ -109,7 +111,8 @@ void expect_codes(const Prepared& p) {
         } else if (per_segment) {
           ASSERT_EQ(p.at<float>(at + 4 * (2 * room + r)), static_cast<float>(p.zero));
         }
-        ASSERT_EQ(p.at<std::int32_t>(at + (header - 4) * room + 4 * r), static_cast<std::int32_t>(-t.bias * sum));
+        ASSERT_EQ(p.at<std::int32_t>(at + (header - 4) * room + 4 * r),
+                  static_cast<std::int32_t>(-t.bias * (t.form.paired ? sum : plain)));
       }
       at += (header + padded) * room;
     }
@@ -152,6 +155,48 @@ TEST(Prepare, CodesLieWhereTheFormSays) {
             expect_codes(prepared);
             if (HasFatalFailure()) return;
           }
+}
+
+/// A block with a number that is none has scale NaN, and integers that can be added up.
+TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
+  const auto scheme = Scheme::parse("u4b8g32");
+  ASSERT_TRUE(scheme.ok());
+  constexpr std::int64_t kK = 64, kBlock = 32;
+  for (Isa isa : instruction_sets())
+    for (float special : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      std::vector<float> a(kK, 1.0f);
+      std::fill_n(a.begin(), kBlock, special);
+      std::vector<std::byte> out(static_cast<std::size_t>(prepared_bytes("s8x3", 1, {}, scheme->weight, kK)));
+      const ActForm form = ActForm::make({}, scheme->weight, kK);
+      prepare_isa(isa).fixed({.a = reinterpret_cast<const std::byte*>(a.data()),
+                              .type = DType::f32,
+                              .width = 4,
+                              .stride = 4 * kK,
+                              .m = 1,
+                              .perm = nullptr,
+                              .prescale = nullptr,
+                              .segments = {kK, kBlock, form.piece},
+                              .form = form,
+                              .quantize = {},
+                              .block = kK,
+                              .known = {},
+                              .limit = std::numeric_limits<float>::infinity(),
+                              .given = {},
+                              .bias = 8,
+                              .token_bytes = static_cast<std::int64_t>(out.size()),
+                              .tile = 1,
+                              .rows = false,
+                              .out = out.data()},
+                             0);
+      const std::size_t block = out.size() / 2;
+      float scale = 0;
+      std::memcpy(&scale, out.data(), 4);
+      EXPECT_TRUE(std::isnan(scale));
+      EXPECT_TRUE(std::all_of(out.begin() + 4, out.begin() + static_cast<std::ptrdiff_t>(block),
+                              [](std::byte x) { return x == std::byte{0}; }));
+      std::memcpy(&scale, out.data() + block, 4);
+      EXPECT_GT(scale, 0.0f);
+    }
 }
 
 TEST(Prepare, HalvesLieWhereTheFormSays) {

@@ -25,7 +25,8 @@ struct DotTask {
 
   /// Borrows from all three.
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
-      : DotTask(kernel, args, weight_decoder, ActForm::make(args.quantize, args.weight->scheme, args.weight->k)) {}
+      : DotTask(kernel, args, weight_decoder, ActForm::make(args.quantize, args.weight->scheme, args.weight->k, args.far_zeros)) {
+  }
 
  private:
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder, const ActForm& form)

@@ -75,8 +75,8 @@ NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bi
   }
 }
 
-/// Σ of the codes of each segment of a row block, by which zero points of activations are multiplied: R floats per segment, or pairs {the
-/// weight's zero point, Σ}, `step` of them apart; where 0, each overwrites the last.
+/// Σ of the codes of each segment of a row block, by which zero points of activations are multiplied: R floats per segment, of codes less
+/// their bias, or pairs {the weight's zero point, Σ}, `step` of them apart; where 0, each overwrites the last.
 struct Columns {
   float* sums;  // null: activations have no zero points
   std::int64_t step;
@@ -155,9 +155,13 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const
     if (apart)
       for (int r = 0; r < rows; ++r)
         for (int v = 0; v < kVecs; ++v) acc[r][v] += more[r][v];
+    // Codes that fill up the last octet are 0 before they are flipped.
+    const std::int64_t filled = (length + tile::kOctet - 1) / tile::kOctet * tile::kOctet - length;
+    const Ints biases =
+        splat(static_cast<std::int32_t>((bits == 4 ? 0 : kByteBias * filled) - static_cast<int>(d.bias) * length));
     for (int v = 0; finds && v < kVecs; ++v) {
       const Ints pair = column[v] << 16 | (to_ints(header.zero[v]) & 0xffff);
-      store(columns.sums + v * kLanes, paired ? reinterpret_cast<Vec>(pair) : to_floats(column[v]));
+      store(columns.sums + v * kLanes, paired ? reinterpret_cast<Vec>(pair) : to_floats(column[v] + biases));
     }
     if (paired) {
       Ints pair[kVecs];

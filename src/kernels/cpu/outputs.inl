@@ -88,11 +88,11 @@ inline void store_codes(std::byte* to, Vec x, const Divisor& scale, std::int32_t
 
 inline Vec relu(Vec x) {
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512
-  return _mm512_maskz_max_ps(0xffff, x, Vec{});  // the second one of a NaN and of two zeros
+  return _mm512_maskz_max_ps(0xffff, Vec{}, x);  // the second one where it is NaN, and of two zeros
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2
-  return _mm256_max_ps(x, Vec{});
+  return _mm256_max_ps(Vec{}, x);
 #else
-  return x > 0.0f ? x : Vec{};
+  return x < 0.0f ? Vec{} : x;
 #endif
 }
 

@@ -85,7 +85,7 @@ const PrepareIsa& prepare_isa([[maybe_unused]] Isa main) {
 
 PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile) {
   const PackedWeightData& weight = *args.weight;
-  const ActForm act = ActForm::make(args.quantize, weight.scheme, weight.k);
+  const ActForm act = ActForm::make(args.quantize, weight.scheme, weight.k, args.far_zeros);
   const bool fixed_scale = args.quantize.group == GroupShape::tensor();
   return {.a = static_cast<const std::byte*>(args.a.data),
           .type = args.a.dtype,

@@ -7,9 +7,9 @@
 //   s8x3   24-bit fixed point, and s8: int8. For each segment of K (segments.hpp), with D = 3 or 1 digits:
 //            scale f32[H] | Σ of the integers f32[H] | zero f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
-//          The zeros are there only where activations have zero points, and sums are of q − zero then. Most are pairs s16[2] in
-//          place of an f32 (ActForm::paired), −Σ(q − zero) and −zero. For kernels over all of K a tile begins with its zeros instead,
-//          s32[H], and sums are of q.
+//          The zeros are there only where activations have zero points, and Σ is of q − zero then, the Σ of digits of q. Most are
+//          pairs s16[2] in place of an f32 (ActForm::paired), −Σ(q − zero) and −zero, and both Σ are of q − zero. For kernels over all
+//          of K a tile begins with its zeros instead, s32[H], and sums are of q.
 //   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the rest of which is not written, and in place of the
 //          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
 //   bf16   octets of each segment
@@ -17,7 +17,7 @@
 //   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
 //          64 bytes, 4 octets in that order
 //
-// The last octet of a group is padded with what stands for 0. Tiles of int8 are as even as they come: where T is 12, 13 tokens are 7 and
+// The last octet of a group is padded with zeros, beside pairs with the zero point. Tiles of int8 are as even as they come: where T is 12, 13 tokens are 7 and
 // 6; where it is 32, in sixteens, 72 are 32, 32 and 8.
 #pragma once
 

@@ -219,14 +219,15 @@ inline const std::int8_t* gathered_codes(const PrepareTask& t, const std::byte* 
 
 /// What e4m3 codes of x[0 … count) stand for, in place: by act_rule::to_e4m3, times the scale.
 inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& rule) {
+  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
   for (std::int64_t i = 0; i < count; i += kLanes) {
     const Vec scaled = load(x + i) * rule.inverse;
     const Ints sign = reinterpret_cast<Ints>(scaled) & splat(INT32_MIN);
     Vec a = reinterpret_cast<Vec>(reinterpret_cast<Ints>(scaled) & 0x7fffffff);
     a = a > act_rule::kE4m3Max ? Vec{} + act_rule::kE4m3Max : a;
-    const Ints magnitude = reinterpret_cast<Ints>(a);
+    const Words magnitude = reinterpret_cast<Words>(a);
     const Vec normal =
-        reinterpret_cast<Vec>((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) & ~0xfffff);  // three bits of fraction
+        reinterpret_cast<Vec>((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & ~0xfffffu);  // three bits of fraction
     const Vec tiny = to_floats(to_ints(a * 512.0f)) * 0x1p-9f;
     const Vec rounded = a < 0x1p-6f ? tiny : a == a ? normal : a;
     store(x + i, reinterpret_cast<Vec>(reinterpret_cast<Ints>(rounded) | sign) * rule.scale);
@@ -256,7 +257,9 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       const std::int64_t r = first + i;
       gather(t, rows[i], k, end - k, x);
       const Scaling scaling = fixed_scaling(largest_bits(x, end - k));
-      for (std::int64_t j = 0; j < padded; j += kLanes) store_ints(units + j, to_ints(load(x + j) * scaling.inverse));
+      const bool finite = scaling.inverse != 0.0f;  // else the scale alone makes NaN of all sums
+      for (std::int64_t j = 0; j < padded; j += kLanes)
+        store_ints(units + j, finite ? to_ints(load(x + j) * scaling.inverse) : Ints{});
       const std::int32_t sum = total(units, end - k);
       const float values[2] = {scaling.scale, static_cast<float>(sum)};
       std::memcpy(out + 4 * r, &values[0], 4);
@@ -344,16 +347,16 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
           sums[i] += to_codes(gathered(t, rows[i], begin, count, x), count, rules[i], bytes[i]);
         }
         pieces[i] = reinterpret_cast<const std::byte*>(piece);
-        for (std::int64_t j = count; per_segment && j % tile::kOctet != 0; ++j)
+        for (std::int64_t j = count; t.form.paired && j % tile::kOctet != 0; ++j)
           bytes[i][j] = static_cast<std::int8_t>(rules[i].zero);
       }
       lay_codes(t, pieces, first, tokens, begin - k, count, room, end - k, out + header * room);
     }
     for (std::int64_t i = 0; i < tokens; ++i) {
-      const std::int64_t r = first + i, sum = sums[i] - (per_segment ? rules[i].zero * (end - k) : 0);
-      const auto units = static_cast<float>(sum), zero = static_cast<float>(rules[i].zero);
-      const std::int16_t pair[] = {static_cast<std::int16_t>(-sum), static_cast<std::int16_t>(-rules[i].zero)};
-      const auto start = static_cast<std::int32_t>(-t.bias * sum);
+      const std::int64_t r = first + i, z = rules[i].zero, sum = sums[i] - (per_segment ? z * (end - k) : 0);
+      const auto units = static_cast<float>(sum), zero = static_cast<float>(z);
+      const std::int16_t pair[] = {static_cast<std::int16_t>(-sum), static_cast<std::int16_t>(-z)};
+      const auto start = static_cast<std::int32_t>(-t.bias * (t.form.paired ? sum : sums[i]));
       std::memcpy(out + 4 * r, &rules[i].scale, 4);
       std::memcpy(out + 4 * (room + r), &units, 4);
       if (per_segment) std::memcpy(out + 4 * (2 * room + r), t.form.paired ? static_cast<const void*>(pair) : &zero, 4);

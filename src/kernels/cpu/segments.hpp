@@ -50,8 +50,9 @@ struct ActForm {
   bool paired = false;  // zeros per segment are subtracted together with the weight's, which are none or integers
   std::int64_t piece = kMaxFixedSegment;
 
-  /// The form that a scheme's activations take against a weight of k input channels.
-  static ActForm make(const ActScheme& act, const WeightScheme& weight, std::int64_t k) {
+  /// The form that a scheme's activations take against a weight of k input channels. `far_zeros`: some zero points are outside
+  /// −128 … 127, which pairs do not hold.
+  static ActForm make(const ActScheme& act, const WeightScheme& weight, std::int64_t k, bool far_zeros = false) {
     const std::int64_t group = weight.group.k == 0 ? k : weight.group.k;
     ActForm form;
     if (act.codes == DType::none) {
@@ -65,7 +66,7 @@ struct ActForm {
       form.block = act.group.k;
       form.piece = std::min<std::int64_t>(form.piece, act.group.k);
     }
-    form.paired = form.zeros == Zeros::per_segment && form.piece <= kMaxPairedSegment &&
+    form.paired = !far_zeros && form.zeros == Zeros::per_segment && form.piece <= kMaxPairedSegment &&
                   (weight.zero == ZeroKind::none || weight.zero == ZeroKind::integer);
     return form;
   }

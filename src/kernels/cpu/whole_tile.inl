@@ -343,15 +343,24 @@ void sum_pixels(const PatchTask& t) {
 
 typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
 
+/// sums − zero·columns, in more than 32 bits. Not inlined: lanes by number would take the caller's vectors out of registers.
+__attribute__((noinline)) Vec less_far_zeros(Ints sums, const std::int32_t* columns, double zero) {
+  Vec y{};
+  for (int lane = 0; lane < kLanes; ++lane) y[lane] = static_cast<float>(sums[lane] - zero * columns[lane]);
+  return y;
+}
+
 /// What row blocks need besides their codes.
 struct PatchChannels {
   Channels channels[kMaxTaskBlocks];
-  // Integers of 32 bits, like every sum: of the codes, and z_a·Σ(q_w − z_w).
+  // Integers of 32 bits, like every sum: of the codes, and z_a·Σ(q_w − z_w), or where z_a is far, the Σ alone.
   alignas(64) std::int32_t zeros[kMaxTaskBlocks * kRows], columns[kMaxTaskBlocks * kRows];
   bool has_zeros;
+  bool far;  // z_a is outside −128 … 127
 
   PatchChannels(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end)
-      : has_zeros(t.decoder->zero != ZeroKind::none || (kByteBias != 0 && t.decoder->geometry.bits != 4)) {
+      : has_zeros(t.decoder->zero != ZeroKind::none || (kByteBias != 0 && t.decoder->geometry.bits != 4)),
+        far(t.zero < -128 || t.zero > 127) {
     for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
       const std::byte* record = t.weight + t.decoder->geometry.record(block_begin + i, 0);
       read_channels(*t.decoder, record, channels[i]);
@@ -359,7 +368,7 @@ struct PatchChannels {
       if (t.zero == 0) continue;
       double sums[kRows];
       sum_columns(*t.decoder, record, channels[i], sums);
-      for (int j = 0; j < kRows; ++j) columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * t.zero;
+      for (int j = 0; j < kRows; ++j) columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * (far ? 1 : t.zero);
     }
   }
 
@@ -371,8 +380,10 @@ struct PatchChannels {
         const std::int64_t at = r * kRows + v * kLanes, of = i * kRows + v * kLanes;
         Words whole = reinterpret_cast<Words>(load_ints(acc + at));  // modulo 2³², where the result fits
         if (has_zeros) whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
-        if (t.zero != 0) whole -= reinterpret_cast<Words>(load_ints(columns + of));
-        Vec y = (to_floats(reinterpret_cast<Ints>(whole)) * t.scale) * load(channels[i].scale + v * kLanes);
+        if (t.zero != 0 && !far) whole -= reinterpret_cast<Words>(load_ints(columns + of));
+        Vec y = to_floats(reinterpret_cast<Ints>(whole));
+        if (far) y = less_far_zeros(reinterpret_cast<Ints>(whole), columns + of, t.zero);
+        y = (y * t.scale) * load(channels[i].scale + v * kLanes);
         if (t.decoder->has_scale2) y *= t.decoder->scale2;
         store(out + at, y);
       }

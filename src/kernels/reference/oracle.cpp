@@ -154,6 +154,7 @@ Expected finish(const EpilogueSpec& spec, const EpilogueArgs& args, std::int64_t
   if (spec.out == DType::s8) {  // in codes: the true quotient, half a code of rounding, and the carried error
     const double code = x / spec.out_scale + spec.out_zero;
     const double error = 0.5 + bound / spec.out_scale + 4 * kUnit32 * (std::abs(code) + std::abs(spec.out_zero) + 1);
+    if (std::isnan(code)) return {0.0, 0.0};
     return {std::clamp(code, -128.0, 127.0), error};
   }
   return {x, bound + output_rounding(spec.out, std::abs(x) + bound)};

@@ -1,6 +1,5 @@
 #include "kernels/reference/reference.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -35,7 +34,7 @@ void store(const TensorView& d, std::int64_t at, double value) {
     case DType::f32: static_cast<float*>(d.data)[at] = static_cast<float>(value); break;
     case DType::f16: static_cast<f16*>(d.data)[at] = to_f16(static_cast<float>(value)); break;
     case DType::bf16: static_cast<bf16*>(d.data)[at] = to_bf16(static_cast<float>(value)); break;
-    default: static_cast<std::int8_t*>(d.data)[at] = static_cast<std::int8_t>(std::clamp(std::nearbyint(value), -128.0, 127.0));
+    default: static_cast<std::int8_t*>(d.data)[at] = static_cast<std::int8_t>(std::nearbyint(value));  // saturated already
   }
 }
 

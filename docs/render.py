@@ -359,6 +359,26 @@ def gpu_scaled(data):
     return text + f"{data['device']}, µs · speed-up over cuBLASLt {data['cublaslt_version']}, which multiplies codes and leaves scales to others. Cold weights.\n"
 
 
+def fp8_sums(data):
+    """Fast and precise sums of FP8: how far they are from f64, and what the precise ones take more."""
+    if data is None:
+        return "Not measured yet: `scaled_check sums FILE.json` on a Hopper GPU.\n"
+    channels = str(data["channels"])
+    errors = {}
+    for e in data["errors"]:
+        errors.setdefault((e["k"], e["tokens"]), {})[e["sums"]] = e
+    # Tiles of 256 tokens take no more than 256 channels at a time.
+    body = [[f"{k}", f"{tokens}"] + [f"{sums[kind][out]:.1e}" for kind in ("fast", channels) for out in ("f32", "bf16")] for (k, tokens), sums in errors.items()]
+    text = table(["K", "tokens of a tile", "fast, f32", "fast, bf16", "precise, f32", "precise, bf16"], body) + "\n"
+    us = {}
+    for r in data["rows"]:
+        us.setdefault((r["n"], r["k"]), {}).setdefault(r["m"], {})[r["sums"]] = r["best_us"]
+    columns = sorted({m for layer in us.values() for m in layer})
+    body = [[f"{n}×{k}"] + [f"{of[m][channels]:.1f} · {100 * (of[m][channels] / of[m]['fast'] - 1):+.0f} %" for m in columns] for (n, k), of in us.items()]
+    text += table(["N×K"] + [f"M = {m}" for m in columns], body)
+    return text + f"\nRelative L2 error of outputs in f32 and bf16, and below µs of precise sums · what they take more than fast ones, `e4m3r_e4m3c`. {data['device']}.\n"
+
+
 def gpu_online(data):
     """What a plan takes for each layer, M and way of quantizing activations, next to the one with f16 activations of the same run."""
     us, layers = {}, {}
@@ -509,13 +529,14 @@ RENDERERS = {
     "gpu_gemm": gpu_gemm,
     "gpu_conv": gpu_conv,
     "gpu_scaled": gpu_scaled,
+    "fp8_sums": fp8_sums,
     "gpu_online": gpu_online,
     "quantizers": quantizers,
     "packed": packed,
     "by_turns": by_turns,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json")}
-MAY_BE_MISSING = {"cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation", "call_cost"}
+MAY_BE_MISSING = {"fp8_sums", "cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

@@ -21,7 +21,7 @@ struct Options {
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
   std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the usual one
-  std::string backend = "cpu", activations, kernel, layer, layout = "nchw";
+  std::string backend = "cpu", activations, kernel, layer, layout = "nchw", accumulation = "fast";
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
@@ -69,8 +69,10 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   if (!options.no_baselines && options.conv.empty()) benchmark.baseline = (*machine)->baseline_description();
   benchmark.commit = commit();
   benchmark.date = utc_now();
+  benchmark.accumulation = options.accumulation;
   BenchSpec spec;
   spec.acts = act_types(options);
+  spec.accumulation = parse_accumulation(options.accumulation);
   spec.kernel = options.kernel;
   spec.all_kernels = options.all_kernels;
   spec.min_seconds = options.min_seconds;
@@ -327,6 +329,7 @@ Json benchmark_json(const Benchmark& benchmark) {
                    {"version", NIBBLE_VERSION},
                    {"commit", benchmark.commit},
                    {"date", benchmark.date},
+                   {"accumulation", benchmark.accumulation},
                    {"results", results}};
   if (benchmark.gpu) document["baseline"] = benchmark.baseline;
   if (benchmark.regret) document["regret"] = regret_json(*benchmark.regret);
@@ -376,6 +379,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->type_name("NAME,...")
       ->excludes(path);
   add_activations(*command, options->activations, "With PATH or --conv: quantize activations while running")->excludes(shapes);
+  add_accumulation(*command, options->accumulation);
   command
       ->add_option("--act", options->acts,
                    "Types of activations and outputs: f32, f16, bf16; or codes, s8 (the output too) or e4m3 (bf16 out)")

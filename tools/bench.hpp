@@ -15,7 +15,7 @@ struct Benchmark {
   Roofline roofline;           // at best, of all probes; each result has the ceilings of its moment, too
   std::optional<GpuInfo> gpu;  // when it was measured, and not the CPU
   std::string baseline;        // what the other library is, or why there is none; "" when it was left out
-  std::string commit, date;
+  std::string commit, date, accumulation = "fast";
   std::vector<BenchResult> results;
   std::optional<Regret> regret;            // when all kernels were measured
   std::vector<std::string> left_out = {};  // layers, or activation types of them, that no kernel takes so, with the reasons

@@ -191,6 +191,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
                        .n = prepared.weight.n,
                        .k = prepared.weight.k,
                        .quantize = layer.quantize,
+                       .accumulation = spec.accumulation,
                        .bias = !prepared.weight.bias.empty(),
                        .conv = layer.conv};
   std::vector<Contestant> contestants;
@@ -248,7 +249,9 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
 
 Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& options) const {
   const EpilogueSpec epilogue{.bias = bias, .out = out(), .out_scale = out() == DType::s8 ? kOutScale : 1.0f};
-  if (!conv) return Plan::linear(weight, {.act = act, .m_max = m, .epilogue = epilogue, .quantize = quantize}, options);
+  if (!conv)
+    return Plan::linear(
+        weight, {.act = act, .m_max = m, .epilogue = epilogue, .quantize = quantize, .accumulation = accumulation}, options);
   return Plan::conv(weight,
                     {.geometry = conv->geometry,
                      .input = conv->input,
@@ -256,7 +259,8 @@ Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& opti
                      .act = act,
                      .batch_max = m,
                      .epilogue = epilogue,
-                     .quantize = quantize},
+                     .quantize = quantize,
+                     .accumulation = accumulation},
                     options);
 }
 

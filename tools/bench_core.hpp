@@ -53,6 +53,7 @@ struct BenchWork {
   DType act = DType::f32;  // of A; codes come with their scales
   std::int64_t m = 1, n = 1, k = 1;
   ActScheme quantize = {};
+  Accumulation accumulation = Accumulation::fast;
   bool bias = false;
   std::optional<ConvShapes> conv = {};
 
@@ -101,6 +102,7 @@ struct BenchResult {
 
 struct BenchSpec {
   std::vector<DType> acts = {DType::f32};
+  Accumulation accumulation = Accumulation::fast;
   std::string kernel;        // force; empty: as the planner decides
   bool all_kernels = false;  // every kernel that accepts, but for the reference
   double min_seconds = 0.2;

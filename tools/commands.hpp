@@ -41,6 +41,7 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 // Options several commands have.
 CLI::Option* add_act(CLI::App& command, std::string& act);
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help);
+CLI::Option* add_accumulation(CLI::App& command, std::string& accumulation);
 CLI::Option* add_threads(CLI::App& command, int& threads);
 CLI::Option* add_backend(CLI::App& command, std::string& backend);
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel);
@@ -50,6 +51,8 @@ CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, cons
 Result<std::regex> compile_pattern(const std::string& option, const std::string& pattern);
 /// The value of --backend: cpu or cuda.
 Backend parse_backend(const std::string& text);
+/// Of a checked --accumulation.
+Accumulation parse_accumulation(const std::string& text);
 /// The backend can run here, and the kernel of --kernel, if one is given, is of this build and for that backend. Errors: unsupported
 /// with the reason there is no GPU; invalid_argument.
 Status check_backend(const std::string& backend, const std::string& kernel = "");

@@ -26,7 +26,8 @@ KernelInfo info_of(std::string_view kernel) {
 bool on_gpu(Backend backend) { return backend == Backend::cuda; }
 
 Result<Explanation> explain(const PackedWeight& weight, const KernelQuestion& question, std::int64_t m_max) {
-  LinearSpec spec{.act = question.act, .m_max = m_max, .epilogue = {}, .quantize = question.quantize};
+  LinearSpec spec{
+      .act = question.act, .m_max = m_max, .epilogue = {}, .quantize = question.quantize, .accumulation = question.accumulation};
   spec.epilogue.bias = weight.has_bias();
   spec.epilogue.out = question.act;
   PlanOptions options;

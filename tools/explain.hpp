@@ -35,6 +35,7 @@ struct KernelQuestion {
   Backend backend = Backend::cpu;
   DType act = DType::f32;
   ActScheme quantize;
+  Accumulation accumulation = Accumulation::fast;
   std::optional<Roofline> machine;  // the CPU as it was measured
 };
 

@@ -144,7 +144,11 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   const DType act = parse_dtype(options.act).value_or(DType::f32);
   const auto ways = parse_ways(options.activations);
   if (!ways.ok()) return ways.status();
-  KernelQuestion question{.backend = parse_backend(options.backend), .act = act, .quantize = {}, .machine = {}};
+  KernelQuestion question{.backend = parse_backend(options.backend),
+                          .act = act,
+                          .quantize = {},
+                          .accumulation = parse_accumulation(options.accumulation),
+                          .machine = {}};
   if (ways->size() == 1) question.quantize = ways->front();
   if (!ways->empty()) {
     auto source = AddedErrorSource::open(options.calibration, options.outliers);
@@ -218,6 +222,7 @@ void add_inspect(CLI::App& app, Action& action) {
               "all; --explain explains the kernels of one way")
           ->delimiter(',')
           ->type_name("SCHEME,...");
+  add_accumulation(*command, options->accumulation)->needs(explain);
   CLI::Option* calibration =
       command
           ->add_option("--calibration", options->calibration,

@@ -29,6 +29,16 @@ CLI::Option* add_activations(CLI::App& command, std::string& activations, const 
       ->type_name("SCHEME");
 }
 
+CLI::Option* add_accumulation(CLI::App& command, std::string& accumulation) {
+  return command
+      .add_option(
+          "--accumulation", accumulation,
+          "How FP8 products are added up on GPUs of compute capability 9.0: fast, or precise, whose error does not grow with K")
+      ->check(one_of({"fast", "precise"}))
+      ->type_name("NAME")
+      ->capture_default_str();
+}
+
 CLI::Option* add_threads(CLI::App& command, int& threads) {
   return command.add_option("--threads", threads, "Threads to use (default: one per core, or NIBBLE_NUM_THREADS)")
       ->check(between(1, 4096))
@@ -61,6 +71,10 @@ Result<std::regex> compile_pattern(const std::string& option, const std::string&
     return Status(StatusCode::invalid_argument,
                   fmt::format("{}: '{}' is not a regular expression: {}", option, pattern, error.what()));
   }
+}
+
+Accumulation parse_accumulation(const std::string& text) {
+  return text == "precise" ? Accumulation::precise : Accumulation::fast;
 }
 
 Backend parse_backend(const std::string& text) { return text == "cuda" ? Backend::cuda : Backend::cpu; }

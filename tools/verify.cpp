@@ -18,6 +18,7 @@ namespace {
 struct Options {
   std::filesystem::path path;
   std::string layer, backend = "cpu", act = "f32", out, activations, kernel, image = "5x7", layout = "nchw";
+  std::string accumulation = "fast";
   std::vector<std::int64_t> m = {1, 16};
   std::uint64_t seed = 1;
   std::int64_t sample_columns = 0;
@@ -43,6 +44,7 @@ std::string repeat_command(const Options& options, const VerifiedLayer& layer) {
   if (options.backend != "cpu") command += " --backend " + options.backend;
   if (!options.out.empty()) command += " --out " + options.out;
   if (!options.activations.empty()) command += " --activations " + options.activations;
+  if (options.accumulation != "fast") command += " --accumulation " + options.accumulation;
   if (!options.kernel.empty()) command += " --kernel " + options.kernel;
   if (options.image != "5x7") command += " --image " + options.image;
   if (options.layout != "nchw") command += " --layout " + options.layout;
@@ -91,7 +93,9 @@ std::string verification_text(const Options& options, const std::vector<Verified
   text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
   text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
                       counted(layers.size(), "check"), checked, worst,
-                      options.act + (options.activations.empty() ? "" : " as " + options.activations), options.seed);
+                      options.act + (options.activations.empty() ? "" : " as " + options.activations) +
+                          (options.accumulation == "fast" ? "" : ", accumulation " + options.accumulation),
+                      options.seed);
   return text;
 }
 
@@ -125,6 +129,7 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
           {"backend", options.backend},
           {"act", options.act},
           {"activations", options.activations},
+          {"accumulation", options.accumulation},
           {"seed", options.seed},
           {"passed", passed},
           {"results", results}};
@@ -148,6 +153,7 @@ Result<Outcome> run(const Options& options) {
   spec.linear.act = parse_dtype(options.act).value_or(DType::f32);
   spec.linear.epilogue.out = parse_dtype(options.out).value_or(spec.linear.act);
   spec.linear.quantize = *quantize;
+  spec.linear.accumulation = parse_accumulation(options.accumulation);
   spec.seed = options.seed;
   spec.outliers = options.outliers;
   spec.sample_columns = options.sample_columns;
@@ -173,7 +179,8 @@ Result<VerifyReport> verify_module_conv(const Module& module, const QuantTensor&
                                      .act = spec.linear.act,
                                      .batch_max = spec.linear.m_max,
                                      .epilogue = spec.linear.epilogue,
-                                     .quantize = spec.linear.quantize},
+                                     .quantize = spec.linear.quantize,
+                                     .accumulation = spec.linear.accumulation},
                             .seed = spec.seed,
                             .outliers = spec.outliers,
                             .sample_columns = spec.sample_columns,
@@ -243,6 +250,7 @@ void add_verify(CLI::App& app, Action& action) {
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE");
   add_activations(*command, options->activations, "Quantize activations while running");
+  add_accumulation(*command, options->accumulation);
   add_backend(*command, options->backend);
   add_kernel(*command, options->kernel);
   command->add_option("--sample-columns", options->sample_columns, "Compare only this many output columns (default: all)")

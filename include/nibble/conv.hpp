@@ -73,6 +73,7 @@ struct ConvSpec {
   EpilogueSpec epilogue = {};  // without row_scale; gate and residual are [B,Co,Oh,Ow]
   /// As LinearSpec::quantize. Blocks of group.k channels lie inside a pixel's Ci/groups; {1,0} is a scale per patch.
   ActScheme quantize = {};
+  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
 
   friend bool operator==(const ConvSpec&, const ConvSpec&) = default;
 };

@@ -133,6 +133,13 @@ enum {
   NIB_NHWC = 1  /* channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more */
 };
 
+/* How products of FP8 codes are added up where there is a choice, on GPUs of compute capability 9.0. Every other sum is exact or f32. */
+typedef int32_t nib_accumulation;
+enum {
+  NIB_FAST = 0,   /* all of K by tensor cores, which keep 13 bits below the largest addend: the error grows with K */
+  NIB_PRECISE = 1 /* 512 channels by tensor cores, and what they come to in f32 */
+};
+
 /* A borrowed array of up to four dimensions. Strides are in elements and not negative; the last one is 1 where a function needs
  * that. `data` is aligned to the element type. Nothing is written through the views a function only reads. */
 typedef struct nib_view {
@@ -496,7 +503,7 @@ typedef struct nib_linear_desc {
   const char* quantize;
   int64_t m_max; /* the plan serves every M in [1, m_max]; 0: 1 */
   nib_dtype act; /* of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `quantize` says */
-  int32_t reserved;
+  nib_accumulation accumulation; /* of FP8 codes */
 } nib_linear_desc;
 
 /* D[B,Co,Oh,Ow] = conv2d(A[B,C,H,W], W). The extent of the kernel and Co are the weight's, C is K / (Kh·Kw) · groups; the output is
@@ -514,7 +521,7 @@ typedef struct nib_conv_desc {
   int64_t groups;                                                   /* 0: 1; C: depthwise */
   nib_image_layout input, output;                                   /* of A; of D, gate and residual */
   nib_dtype act; /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
-  int32_t reserved;
+  nib_accumulation accumulation; /* of FP8 codes */
 } nib_conv_desc;
 
 /* D = W. */

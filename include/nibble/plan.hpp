@@ -120,6 +120,7 @@ struct LinearSpec {
   /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
   /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
   ActScheme quantize = {};
+  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
 
   friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
 };

@@ -72,6 +72,12 @@ struct ActScheme {
   friend bool operator==(const ActScheme&, const ActScheme&) = default;
 };
 
+/// How products of FP8 codes are added up where there is a choice: on GPUs of compute capability 9.0. Every other sum is exact or f32 anyway.
+enum class Accumulation : std::uint8_t {
+  fast,     // all of K by tensor cores, which keep 13 bits below the largest addend: the error grows with K
+  precise,  // 512 channels by tensor cores, and what they come to in f32; docs/accuracy.md has both bounds
+};
+
 /// Both sides of a product.
 struct Scheme {
   WeightScheme weight;  // the part of the name behind "_"

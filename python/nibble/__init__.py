@@ -92,19 +92,24 @@ def quantization_error(w: Array, q: QuantTensor) -> QuantError:
 
 
 def pack(
-    q: QuantTensor, *, backend: str = "cpu", act: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13
-) -> PackedWeight:
+    q: QuantTensor, *, backend: str = "cpu", act: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13,
+    accumulation: str = "fast",
+) -> PackedWeight:  # fmt: skip
     """Rearranges q for the kernels of a backend, "cpu" or "cuda" (the current GPU, into its memory).
 
     act: how linear() quantizes activations while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
     all. A whole scheme, "s8r_u4zg128", may be given too. layout, kernel: by name, in place of a choice by cost for M up to m_max.
+    accumulation: how products of FP8 codes are added up where there is a choice, on GPUs of compute capability 9.0: "fast", or "precise",
+    whose error does not grow with K.
     Raises Unsupported when no layout can hold q, or without a GPU.
     """
-    return PackedWeight(_core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max))
+    return PackedWeight(
+        _core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max, accumulation=accumulation)
+    )
 
 
-def _repack(q: QuantTensor, backend: str, act: str, layout: str) -> PackedWeight:
-    return pack(q, backend=backend, act=act, layout=layout)
+def _repack(q: QuantTensor, backend: str, act: str, layout: str, accumulation: str) -> PackedWeight:
+    return pack(q, backend=backend, act=act, layout=layout, accumulation=accumulation)
 
 
 _FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit", "kernel")
@@ -145,6 +150,7 @@ class PackedWeight:
     def __init__(self, weight: _core.PackedWeight) -> None:
         self._weight = weight
         self.act: str = weight.act
+        self.accumulation: str = weight.accumulation
         self.n: int = weight.n
         self.k: int = weight.k
         self.scheme: str = weight.scheme
@@ -164,7 +170,7 @@ class PackedWeight:
         return self  # immutable
 
     def __reduce__(self) -> Any:
-        return _repack, (self.unpack(), self.backend, self.act, self.layout)
+        return _repack, (self.unpack(), self.backend, self.act, self.layout, self.accumulation)
 
     def unpack(self) -> QuantTensor:
         """The QuantTensor it was packed from, bit for bit."""
@@ -184,6 +190,7 @@ class PackedWeight:
         a_scale: Array | None = None,
         a_zero: Array | None = None,
         quantize: str | None = None,
+        accumulation: str | None = None,
         out_dtype: Any = None,
         out_scale: float = 1.0,
         out_zero: int = 0,
@@ -198,7 +205,7 @@ class PackedWeight:
         shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32 will do).
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
         activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu; all of them keep NaN.
-        quantize: in place of the weight's `act`, "" for none.
+        quantize, accumulation: in place of the weight's `act`, "" for none, and `accumulation`.
         out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating; 0 of a NaN); that of x, f32 for codes.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
@@ -206,8 +213,8 @@ class PackedWeight:
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """
         return self._weight.linear(
-            x, bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, out_dtype, out_scale, out_zero,
-            out, stream, kernel, allow_reference,
+            x, bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, accumulation, out_dtype,
+            out_scale, out_zero, out, stream, kernel, allow_reference,
         )  # fmt: skip
 
     __call__ = linear
@@ -230,6 +237,7 @@ class PackedWeight:
         a_scale: Array | None = None,
         a_zero: Array | None = None,
         quantize: str | None = None,
+        accumulation: str | None = None,
         out_dtype: Any = None,
         out_scale: float = 1.0,
         out_zero: int = 0,
@@ -252,7 +260,7 @@ class PackedWeight:
         """
         return self._weight.conv(
             x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp, gate, residual, col_scale,
-            a_scale, a_zero, quantize, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
+            a_scale, a_zero, quantize, accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
         )  # fmt: skip
 
     def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:
@@ -267,11 +275,13 @@ class PackedWeight:
         self._weight.dequantize(out, transposed, stream)
         return out
 
-    def explain(self, act: Any = "f32", m_max: int = 1 << 13, *, quantize: str | None = None, out_dtype: Any = None) -> list[Bucket]:
+    def explain(
+        self, act: Any = "f32", m_max: int = 1 << 13, *, quantize: str | None = None, accumulation: str | None = None, out_dtype: Any = None
+    ) -> list[Bucket]:
         """Which kernels run for which M up to m_max, what they are predicted to cost, and why the others were refused."""
         token = _arrays.token(act)
         out = _arrays.token(out_dtype) if out_dtype is not None else token
-        return self._weight.explain(token, m_max, out, self.act if quantize is None else quantize)
+        return self._weight.explain(token, m_max, out, self.act if quantize is None else quantize, accumulation or self.accumulation)
 
 
 class Linear:
@@ -323,7 +333,7 @@ def quantize_activations(
 
 def verify(
     q: QuantTensor, act: Any = "f32", m: int = 4, *, quantize: str = "", out_dtype: Any = None, backend: str = "cpu", kernel: str = "",
-    seed: int = 1, sample_columns: int = 0,
+    seed: int = 1, sample_columns: int = 0, accumulation: str = "fast",
 ) -> VerifyReport:  # fmt: skip
     """Packs q, runs it on m rows of seeded random activations and compares with a double-precision oracle, within derived bounds.
 
@@ -332,14 +342,14 @@ def verify(
     token = _arrays.token(act)
     return _core.verify(
         q, act=token, m=m, out=_arrays.token(out_dtype) if out_dtype is not None else token, quantize=_core.act_scheme(quantize),
-        backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
+        backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns, accumulation=accumulation,
     )  # fmt: skip
 
 
 def verify_conv(
     q: QuantTensor, image: Sequence[int], act: Any = "f32", batch: int = 2, *, stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1, groups: int = 1, channels_last: bool = False, quantize: str = "", out_dtype: Any = None,
-    backend: str = "cpu", kernel: str = "", seed: int = 1, sample_columns: int = 0,
+    backend: str = "cpu", kernel: str = "", seed: int = 1, sample_columns: int = 0, accumulation: str = "fast",
 ) -> VerifyReport:  # fmt: skip
     """The same for a weight made by quantize_conv(), on a batch of seeded random images of (height, width), pixel by pixel."""
     token = _arrays.token(act)
@@ -347,6 +357,7 @@ def verify_conv(
         q, image=tuple(image), stride=_pair(stride), padding=_padding(padding), dilation=_pair(dilation), groups=groups,
         channels_last=channels_last, act=token, batch=batch, out=_arrays.token(out_dtype) if out_dtype is not None else token,
         quantize=_core.act_scheme(quantize), backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
+        accumulation=accumulation,
     )  # fmt: skip
 
 

@@ -275,11 +275,12 @@ class _Quantized(nn.Module):
     _where: Tensor
 
     def __init__(
-        self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act: str = "", activation: str = "none", device: Any = "cpu"
-    ) -> None:
+        self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act: str = "", accumulation: str = "fast", activation: str = "none",
+        device: Any = "cpu",
+    ) -> None:  # fmt: skip
         super().__init__()
         self.activation = activation
-        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, act, torch.device(device)))
+        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, act, torch.device(device), accumulation))
         self.register_buffer("_where", torch.empty(0, device=device), persistent=False)  # moves with the module
 
     def _set(self, weight: nibble.PackedWeight) -> None:
@@ -288,7 +289,7 @@ class _Quantized(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
         if self._where.device.type in ("cpu", "cuda") and self._where.device.type != self.weight.backend:
-            self._set(_pack(self.weight.unpack(), self.weight.act, self._where.device))
+            self._set(_pack(self.weight.unpack(), self.weight.act, self._where.device, self.weight.accumulation))
         return self
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -296,13 +297,13 @@ class _Quantized(nn.Module):
         return torch.ops.nibble.dequantize(self._handle, dtype, self._where.device)
 
     def get_extra_state(self) -> dict[str, Any]:
-        fields = nibble._fields(self.weight.unpack(), act=self.weight.act)
+        fields = nibble._fields(self.weight.unpack(), act=self.weight.act, accumulation=self.weight.accumulation)
         return {name: _to_torch(value) if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        act = state.pop("act")
-        self._set(_pack(nibble.QuantTensor(**state), act, self._where.device))
+        act, accumulation = state.pop("act"), state.pop("accumulation", "fast")
+        self._set(_pack(nibble.QuantTensor(**state), act, self._where.device, accumulation))
 
     def extra_repr(self) -> str:
         return repr(self.weight)
@@ -312,7 +313,8 @@ class QuantLinear(_Quantized):
     """y = act(x · Wᵀ + bias), with W quantized: what takes the place of a torch.nn.Linear.
 
     weight: packed, or a QuantTensor, which is packed for `device`. act: how x is quantized while running, "s8r", ...; "" not at all.
-    The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients flow through to x.
+    accumulation: as nibble.pack has it. The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients
+    flow through to x.
     """
 
     def _set(self, weight: nibble.PackedWeight) -> None:
@@ -368,11 +370,11 @@ class QuantConv2d(_Quantized):
         return f"{self.weight}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, groups={self.groups}"
 
 
-def _pack(q: nibble.QuantTensor, act: str, device: torch.device) -> nibble.PackedWeight:
+def _pack(q: nibble.QuantTensor, act: str, device: torch.device, accumulation: str = "fast") -> nibble.PackedWeight:
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return nibble.pack(q, act=act, backend="cuda")
-    return nibble.pack(q, act=act)
+            return nibble.pack(q, act=act, backend="cuda", accumulation=accumulation)
+    return nibble.pack(q, act=act, accumulation=accumulation)
 
 
 def _to_torch(array: np.ndarray) -> Tensor:

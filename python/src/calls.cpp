@@ -302,6 +302,12 @@ ActScheme act_from(std::string_view text) {
   return check(Scheme::parse(whole ? std::string(text) : std::string(text) + "_s8c")).act;
 }
 
+Accumulation accumulation_from(std::string_view text) {
+  if (text == "fast") return Accumulation::fast;
+  if (text == "precise") return Accumulation::precise;
+  throw invalid("'" + std::string(text) + "' is no accumulation; write fast or precise");
+}
+
 nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   const Call call(x, options.stream);
   call.check_place(weight, "x");
@@ -313,7 +319,10 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   const DType act = a.view.dtype;
   Output d = call.out(options.out, "out").floats();
   Operands operands(call, options);
-  LinearSpec spec{.act = act, .epilogue = epilogue(weight, act, options, d), .quantize = weight.act};
+  LinearSpec spec{.act = act,
+                  .epilogue = epilogue(weight, act, options, d),
+                  .quantize = weight.act,
+                  .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.accumulation};
   if (options.quantize)
     spec.quantize = act_from(*options.quantize);
   else if (is_code(act))
@@ -371,7 +380,8 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
                 .act = act,
                 .batch_max = bucket(dims[0]),
                 .epilogue = epilogue(weight, act, options, d),
-                .quantize = weight.act};
+                .quantize = weight.act,
+                .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.accumulation};
   spec.output = spec.input;
   if (d.view.rank == 4)
     spec.output = layout_of(d.view);

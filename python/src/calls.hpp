@@ -20,6 +20,8 @@ using OptionalFloat = std::optional<float>;
 
 /// "s8r", or the name of a scheme that begins so; "" is no quantization. Throws Failure.
 ActScheme act_from(std::string_view text);
+/// Of "fast" or "precise". Throws Failure.
+Accumulation accumulation_from(std::string_view text);
 
 /// The plans of one weight by what they were asked for. Guarded by the interpreter's lock.
 template <class Spec>
@@ -42,8 +44,9 @@ class Plans {
 /// A packed weight, and what its calls need to know.
 struct Weight {
   PackedWeight packed;
-  ActScheme act;  // how activations are quantized unless a call says otherwise
-  int gpu = 0;    // that has it
+  ActScheme act;                                   // how activations are quantized unless a call says otherwise
+  Accumulation accumulation = Accumulation::fast;  // likewise
+  int gpu = 0;                                     // that has it
   Plans<LinearSpec> linear = {};
   Plans<ConvSpec> conv = {};
   Plans<DequantizeSpec> dequantize = {};
@@ -55,7 +58,7 @@ struct Options {
   std::string_view activation;
   std::pair<float, float> clamp;
   nb::handle gate, residual, row_scale, col_scale, a_scale, a_zero;  // arrays or None
-  std::optional<std::string_view> quantize;
+  std::optional<std::string_view> quantize, accumulation;
   nb::handle out_dtype;
   float out_scale;
   std::int32_t out_zero;

@@ -353,10 +353,11 @@ void bind_tensors(nb::module_& m) {
 // --- packed weights -------------------------------------------------------------------------------------------------
 
 std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view act, std::int64_t m_max, std::string_view out,
-                                         std::string_view quantize) {
+                                         std::string_view quantize, std::string_view accumulation) {
   LinearSpec spec{.act = dtype_from(act),
                   .m_max = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(m_max, 1)))),
-                  .quantize = act_from(quantize)};
+                  .quantize = act_from(quantize),
+                  .accumulation = accumulation_from(accumulation)};
   spec.epilogue.out = dtype_from(out);
   return weight.linear.get(weight.packed, spec).explain().buckets;
 }
@@ -371,6 +372,7 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("backend", [](const Weight& w) { return name(w.packed.backend()); })
       .def_ro("gpu", &Weight::gpu, "Which has it, of a weight on one.")
       .def_prop_ro("act", [](const Weight& w) { return name_of(w.act); })
+      .def_prop_ro("accumulation", [](const Weight& w) { return w.accumulation == Accumulation::precise ? "precise" : "fast"; })
       .def_prop_ro("nbytes", [](const Weight& w) { return w.packed.bytes().size(); })
       .def_prop_ro("has_bias", [](const Weight& w) { return w.packed.has_bias(); })
       .def_prop_ro("act_order", [](const Weight& w) { return w.packed.act_order(); })
@@ -379,48 +381,51 @@ void bind_weights(nb::module_& m) {
       .def(
           "unpack", [](const Weight& w) { return check(unpack(w.packed)); }, nb::call_guard<nb::gil_scoped_release>(),
           "The QuantTensor it was packed from.")
-      .def("explain", &explain, "act"_a, "m_max"_a, "out"_a, "quantize"_a)
+      .def("explain", &explain, "act"_a, "m_max"_a, "out"_a, "quantize"_a, "accumulation"_a)
       .def(
           "linear",
           [](Weight& self, nb::handle x, nb::handle bias, std::string_view activation, std::pair<float, float> clamp,
              nb::handle gate, nb::handle residual, nb::handle row_scale, nb::handle col_scale, nb::handle a_scale,
-             nb::handle a_zero, std::optional<std::string_view> quantize, nb::handle out_dtype, float out_scale,
-             std::int32_t out_zero, nb::handle out, nb::handle stream, std::string_view kernel, bool allow_reference) {
+             nb::handle a_zero, std::optional<std::string_view> quantize, std::optional<std::string_view> accumulation,
+             nb::handle out_dtype, float out_scale, std::int32_t out_zero, nb::handle out, nb::handle stream,
+             std::string_view kernel, bool allow_reference) {
             return linear(self, x,
-                          {bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, out_dtype,
-                           out_scale, out_zero, out, stream, kernel, allow_reference});
+                          {bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, accumulation,
+                           out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
           },
           "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "gate"_a.none(), "residual"_a.none(), "row_scale"_a.none(),
-          "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "quantize"_a.none(), "out_dtype"_a.none(), "out_scale"_a,
-          "out_zero"_a, "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
+          "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "quantize"_a.none(), "accumulation"_a.none(),
+          "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
       .def(
           "conv",
           [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,
              Pair dilation, std::int64_t groups, std::optional<bool> channels_last, nb::handle bias, std::string_view activation,
              std::pair<float, float> clamp, nb::handle gate, nb::handle residual, nb::handle col_scale, nb::handle a_scale,
-             nb::handle a_zero, std::optional<std::string_view> quantize, nb::handle out_dtype, float out_scale,
-             std::int32_t out_zero, nb::handle out, nb::handle stream, std::string_view kernel, bool allow_reference) {
+             nb::handle a_zero, std::optional<std::string_view> quantize, std::optional<std::string_view> accumulation,
+             nb::handle out_dtype, float out_scale, std::int32_t out_zero, nb::handle out, nb::handle stream,
+             std::string_view kernel, bool allow_reference) {
             return conv(self, x, stride, padding, dilation, groups, channels_last,
-                        {bias, activation, clamp, gate, residual, nb::none(), col_scale, a_scale, a_zero, quantize, out_dtype,
-                         out_scale, out_zero, out, stream, kernel, allow_reference});
+                        {bias, activation, clamp, gate, residual, nb::none(), col_scale, a_scale, a_zero, quantize, accumulation,
+                         out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
           },
           "x"_a.none(), "stride"_a, "padding"_a, "dilation"_a, "groups"_a, "channels_last"_a.none(), "bias"_a.none(),
           "activation"_a, "clamp"_a, "gate"_a.none(), "residual"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(),
-          "a_zero"_a.none(), "quantize"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out"_a.none(),
-          "stream"_a.none(), "kernel"_a, "allow_reference"_a)
+          "a_zero"_a.none(), "quantize"_a.none(), "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a,
+          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
       .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none());
 }
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
 
 Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view act, const std::string& layout,
-                   const std::string& kernel, std::int64_t m_max) {
+                   const std::string& kernel, std::int64_t m_max, std::string_view accumulation) {
   PackOptions options{.layout = layout, .m_max = m_max, .kernel = kernel, .quantize = act_from(act)};
   if (backend != "cpu" && backend != "cuda")
     throw Failure(StatusCode::invalid_argument, "'" + std::string(backend) + "' is no backend; write cpu or cuda");
   options.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
+  const Accumulation sums = accumulation_from(accumulation);
   nb::gil_scoped_release release;
-  Weight weight{.packed = check(pack(q, options)), .act = options.quantize};
+  Weight weight{.packed = check(pack(q, options)), .act = options.quantize, .accumulation = sums};
   if (options.backend == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
   return weight;
 }
@@ -508,11 +513,15 @@ void dequantize_tensors(std::string_view format, int width, bool zeros_minus_one
 }
 
 VerifyReport verify(const QuantTensor& q, std::string_view act, std::int64_t m, std::string_view out, std::string_view quantize,
-                    std::string_view backend, const std::string& kernel, std::uint64_t seed, std::int64_t sample_columns) {
-  VerifySpec spec{
-      .linear = {.act = dtype_from(act), .m_max = m, .epilogue = {.out = dtype_from(out)}, .quantize = act_from(quantize)},
-      .seed = seed,
-      .sample_columns = sample_columns};
+                    std::string_view backend, const std::string& kernel, std::uint64_t seed, std::int64_t sample_columns,
+                    std::string_view accumulation) {
+  VerifySpec spec{.linear = {.act = dtype_from(act),
+                             .m_max = m,
+                             .epilogue = {.out = dtype_from(out)},
+                             .quantize = act_from(quantize),
+                             .accumulation = accumulation_from(accumulation)},
+                  .seed = seed,
+                  .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
   spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
   spec.pack.m_max = m;
@@ -524,7 +533,7 @@ VerifyReport verify_images(const QuantTensor& q, std::pair<std::int64_t, std::in
                            std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation,
                            std::int64_t groups, bool channels_last, std::string_view act, std::int64_t batch,
                            std::string_view out, std::string_view quantize, std::string_view backend, const std::string& kernel,
-                           std::uint64_t seed, std::int64_t sample_columns) {
+                           std::uint64_t seed, std::int64_t sample_columns, std::string_view accumulation) {
   const auto [top, bottom, left, right] = padding;
   const ImageLayout layout = channels_last ? ImageLayout::nhwc : ImageLayout::nchw;
   VerifyConvSpec spec{
@@ -542,7 +551,8 @@ VerifyReport verify_images(const QuantTensor& q, std::pair<std::int64_t, std::in
                .act = dtype_from(act),
                .batch_max = batch,
                .epilogue = {.out = dtype_from(out)},
-               .quantize = act_from(quantize)},
+               .quantize = act_from(quantize),
+               .accumulation = accumulation_from(accumulation)},
       .seed = seed,
       .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
@@ -596,7 +606,7 @@ nb::dict roofline() {
 
 void bind_functions(nb::module_& m) {
   m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "act"_a = "", "layout"_a = "", "kernel"_a = "",
-        "m_max"_a = std::int64_t{1} << 13);
+        "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast");
   for (const auto& [function, how] : {std::pair("quantize", &quantize), std::pair("quantize_conv", &quantize_conv)})
     m.def(
         function,
@@ -618,10 +628,11 @@ void bind_functions(nb::module_& m) {
   m.def("dequantize_tensors", &dequantize_tensors, nb::kw_only(), "format"_a, "bits"_a, "zeros_minus_one"_a, "qweight"_a,
         "qzeros"_a, "scales"_a, "out"_a, "transposed"_a, "stream"_a = 0);
   m.def("verify", &verify, "q"_a, nb::kw_only(), "act"_a = "f32", "m"_a = 4, "out"_a = "f32", "quantize"_a = "",
-        "backend"_a = "cpu", "kernel"_a = "", "seed"_a = 1, "sample_columns"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+        "backend"_a = "cpu", "kernel"_a = "", "seed"_a = 1, "sample_columns"_a = 0, "accumulation"_a = "fast",
+        nb::call_guard<nb::gil_scoped_release>());
   m.def("verify_conv", &verify_images, "q"_a, nb::kw_only(), "image"_a, "stride"_a, "padding"_a, "dilation"_a, "groups"_a,
         "channels_last"_a, "act"_a, "batch"_a, "out"_a, "quantize"_a, "backend"_a, "kernel"_a, "seed"_a, "sample_columns"_a,
-        nb::call_guard<nb::gil_scoped_release>());
+        "accumulation"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "act_scheme", [](std::string_view text) { return name_of(act_from(text)); }, "text"_a,
       "\"s8r_u4g128\" → \"s8r\"; \"\" stays. Raises InvalidArgument.");

@@ -154,6 +154,12 @@ Result<ImageLayout> image_layout(std::string_view what, nib_image_layout number)
   return error(StatusCode::invalid_argument, "{} is {}, neither NIB_NCHW nor NIB_NHWC", what, number);
 }
 
+Result<Accumulation> accumulation(std::string_view what, nib_accumulation number) {
+  if (number == NIB_FAST) return Accumulation::fast;
+  if (number == NIB_PRECISE) return Accumulation::precise;
+  return error(StatusCode::invalid_argument, "{} is {}, neither NIB_FAST nor NIB_PRECISE", what, number);
+}
+
 Result<QuantizeSpec> quantize_spec(const nib_quantize_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_quantize_desc desc, read("nib_quantize_desc", given, true));
   NIBBLE_ASSIGN_OR_RETURN(const DType scale, dtype("nib_quantize_desc.scale", desc.scale, DType::f16));

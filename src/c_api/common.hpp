@@ -162,6 +162,7 @@ Result<ActScheme> act_scheme(const char* text);
 Result<Backend> backend(nib_backend number);
 Result<QuantizeSpec> quantize_spec(const nib_quantize_desc* desc);
 Result<ImageLayout> image_layout(std::string_view what, nib_image_layout number);
+Result<Accumulation> accumulation(std::string_view what, nib_accumulation number);
 
 /// A view whose type, shape, strides and alignment are sound. A null pointer, or null data, is an absent one.
 Result<TensorView> view(std::string_view what, const nib_view* v, bool aligned = true);

@@ -47,6 +47,7 @@ Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   if (desc.m_max != 0) spec.m_max = desc.m_max;
   NIBBLE_ASSIGN_OR_RETURN(spec.epilogue, epilogue_spec(desc.epilogue));
   NIBBLE_ASSIGN_OR_RETURN(spec.quantize, act_scheme(desc.quantize));
+  NIBBLE_ASSIGN_OR_RETURN(spec.accumulation, accumulation("nib_linear_desc.accumulation", desc.accumulation));
   return spec;
 }
 
@@ -72,6 +73,7 @@ Result<ConvSpec> conv_spec(std::int64_t n, std::int64_t k, Extent kernel, const 
   if (desc.batch_max != 0) spec.batch_max = desc.batch_max;
   NIBBLE_ASSIGN_OR_RETURN(spec.epilogue, epilogue_spec(desc.epilogue));
   NIBBLE_ASSIGN_OR_RETURN(spec.quantize, act_scheme(desc.quantize));
+  NIBBLE_ASSIGN_OR_RETURN(spec.accumulation, accumulation("nib_conv_desc.accumulation", desc.accumulation));
   return spec;
 }
 

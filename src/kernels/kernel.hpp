@@ -22,6 +22,9 @@
 
 namespace nibble {
 
+/// With Accumulation::precise, the most channels whose FP8 products are added up with fewer bits than f32 has.
+inline constexpr int kPreciseChannels = 512;
+
 /// What a machine of this instruction set is taken to do as long as nobody has measured it.
 Roofline assumed_roofline(int threads);
 
@@ -31,14 +34,15 @@ struct Problem {
   std::int64_t m = 1, n = 1, k = 1;  // m of a convolution counts images
   WeightScheme scheme;
   DType zero_type = DType::none;
-  std::string_view layout;        // of the packed weight; empty: not packed yet
-  Backend memory = Backend::cpu;  // where its bytes are or will be: cuda is device memory
-  DType act = DType::f32;         // of A as the caller passes it
-  EpilogueSpec epilogue;          // epilogue.out is the output type of every op
-  ActScheme quantize;             // how A is quantized before the product, if at all
-  bool permutes_k = false;        // act-order: the packed weight has its own order of input channels
-  bool prescales_k = false;       // A is multiplied by the weight's prescale first
-  ConvGeometry geometry;          // conv
+  std::string_view layout;                         // of the packed weight; empty: not packed yet
+  Backend memory = Backend::cpu;                   // where its bytes are or will be: cuda is device memory
+  DType act = DType::f32;                          // of A as the caller passes it
+  EpilogueSpec epilogue;                           // epilogue.out is the output type of every op
+  ActScheme quantize;                              // how A is quantized before the product, if at all
+  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
+  bool permutes_k = false;                         // act-order: the packed weight has its own order of input channels
+  bool prescales_k = false;                        // A is multiplied by the weight's prescale first
+  ConvGeometry geometry;                           // conv
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
   std::string_view form;                   // prepare: the form of activations that is wanted (cpu/prepare.hpp)
   Roofline machine = assumed_roofline(1);  // what costs are worked out for; machine.threads threads will run
@@ -61,7 +65,8 @@ struct StepArgs {
   const EpilogueSpec* epilogue = nullptr;
   EpilogueArgs operands;
   ActScheme quantize;
-  bool far_zeros = false;               // CPU: operands.a_zero has some outside −128 … 127
+  bool far_zeros = false;  // CPU: operands.a_zero has some outside −128 … 127
+  Accumulation accumulation = Accumulation::fast;
   const ConvSpec* conv = nullptr;       // conv
   std::int64_t n_begin = 0, n_end = 0;  // of the output channels, those to work out; 0: to the last
   int prepare_tile = 1;                 // prepare: rows per tile, the main kernel's tile.m

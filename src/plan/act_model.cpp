@@ -5,13 +5,15 @@
 
 namespace nibble {
 
-reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme) {
+reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme,
+                              Accumulation accumulation) {
   reference::ActModel model{.quantize = quantize};
   if (cpu::is_int8(kernel.act) && cpu::sums_whole_rows(scheme, quantize))
     return model;  // exact integers: only scaling them rounds
   if (kernel.act == "e4m3" && kernel.backend == Backend::cuda) {
     const bool grouped = quantize.group.k != 0 || scheme.group.n > 1;
-    if (kernel.isa == Isa::sm90) return {.quantize = quantize, .dot_factor = 4, .fp8_group = grouped ? 128 : 0};
+    const int together = grouped ? 128 : accumulation == Accumulation::precise ? kPreciseChannels : 0;
+    if (kernel.isa == Isa::sm90) return {.quantize = quantize, .dot_factor = 4, .fp8_group = together};
     return {.quantize = quantize, .dot_factor = kernel.isa == Isa::simt ? 1.0 : 4.0};  // f32 sums
   }
   if (kernel.backend == Backend::cuda && (kernel.act == "s8i16" || kernel.quantizes)) {

@@ -7,6 +7,7 @@
 namespace nibble {
 
 /// From the kernel's row; `act` is the type of A, of a linear layer or a convolution.
-reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme);
+reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme,
+                              Accumulation accumulation = Accumulation::fast);
 
 }  // namespace nibble

@@ -270,6 +270,7 @@ Problem problem_of(Op op, const PackedWeightData& packed, const Spec& spec, cons
           .act = spec.act,
           .epilogue = spec.epilogue,
           .quantize = spec.quantize,
+          .accumulation = spec.accumulation,
           .permutes_k = !packed.perm.empty(),
           .prescales_k = !packed.prescale.empty(),
           .machine = machine_for(options)};
@@ -303,7 +304,8 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const 
     const LinearSpec linear{.act = spec.act,
                             .m_max = spec.batch_max * geometry.height * geometry.width,
                             .epilogue = spec.epilogue,
-                            .quantize = spec.quantize};
+                            .quantize = spec.quantize,
+                            .accumulation = spec.accumulation};
     NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, options));
     auto impl = std::make_shared<Impl>(*plan.impl_);
     impl->conv = spec;
@@ -440,6 +442,7 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
                  name(linear.epilogue.out), m, n);
   args.epilogue = &linear.epilogue;
   args.quantize = linear.quantize;
+  args.accumulation = linear.accumulation;
   take_own_bias(args);
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
   NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
@@ -479,6 +482,7 @@ Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory
   args.conv = &*conv;
   args.epilogue = &conv->epilogue;
   args.quantize = conv->quantize;
+  args.accumulation = conv->accumulation;
   take_own_bias(args);
   EpilogueSpec vectors = conv->epilogue;
   vectors.gate = vectors.residual = false;

@@ -207,7 +207,7 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   Tensor d(linear.epilogue.out, {m, q.n});
   const std::string kernel(plan.kernel(m));
   const reference::WeightArrays arrays = reference::arrays_of(q);
-  const reference::ActModel model = act_model(*find_kernel(kernel), linear.act, linear.quantize, q.scheme);
+  const reference::ActModel model = act_model(*find_kernel(kernel), linear.act, linear.quantize, q.scheme, linear.accumulation);
   const EpilogueArgs args = operands.args();
   NIBBLE_ASSIGN_OR_RETURN(
       VerifyReport report,
@@ -269,7 +269,7 @@ Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spe
   Image d = image_of_d(conv.epilogue.out);
   const std::string kernel(plan.kernel(batch));
   const reference::WeightArrays arrays = reference::arrays_of(q);
-  const reference::ActModel model = act_model(*find_kernel(kernel), conv.act, conv.quantize, q.scheme);
+  const reference::ActModel model = act_model(*find_kernel(kernel), conv.act, conv.quantize, q.scheme, conv.accumulation);
   return report_of({.q = q,
                     .weight = weight,
                     .plan = plan,

@@ -577,7 +577,7 @@ static void test_conv(void) {
   BAD(NIB_INVALID_ARGUMENT, "batch_max=-1", desc.batch_max = -1);
   BAD(NIB_INVALID_ARGUMENT, "nib_conv_desc.output is 2", desc.output = 2);
   BAD(NIB_UNSUPPORTED, "per tensor", (desc.act = NIB_S8, desc.quantize = "s8r"));
-  BAD(NIB_UNSUPPORTED, "reserved", desc.reserved = 1);
+  BAD(NIB_INVALID_ARGUMENT, "nib_conv_desc.accumulation is 2, neither NIB_FAST nor NIB_PRECISE", desc.accumulation = 2);
   BAD(NIB_INVALID_ARGUMENT, "nib_conv_desc.struct_size is 0", desc.struct_size = 0);
   BAD(NIB_INVALID_ARGUMENT, "struct_size", desc.struct_size -= 4);
   struct {
@@ -821,6 +821,7 @@ static void test_bad_runs(void) {
   BAD(NIB_INVALID_ARGUMENT, "no nib_dtype", desc.act = 1000);
   BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.quantize = "int8");
   BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.quantize = "");
+  BAD(NIB_INVALID_ARGUMENT, "nib_linear_desc.accumulation is -1, neither NIB_FAST nor NIB_PRECISE", desc.accumulation = -1);
   BAD(NIB_UNSUPPORTED, "bits", epilogue.operands = 1u << 30);
   BAD(NIB_INVALID_ARGUMENT, "activation=77", epilogue.activation = 77);
   BAD(NIB_INVALID_ARGUMENT, "activation=-1", epilogue.activation = -1);
@@ -837,6 +838,11 @@ static void test_bad_runs(void) {
   FAILS(NIB_INVALID_ARGUMENT, "backend 9", (packing.kernel = NULL, packing.backend = 9, nib_pack(q, &packing, &no_weight)));
   FAILS(NIB_INVALID_ARGUMENT, "m_max", (packing.backend = NIB_CPU, packing.m_max = -4, nib_pack(q, &packing, &no_weight)));
   CHECK(none == NULL && no_weight == NULL);
+
+  nib_linear_desc precise = SIZED(nib_linear_desc);
+  precise.accumulation = NIB_PRECISE;
+  OK(nib_plan_linear(weight, &precise, NULL, &plan));
+  OK(nib_plan_destroy(plan));
 
   /* A caller of an earlier version, whose struct ended sooner; one of a later version, with and without something new. */
   desc.m_max = 2;

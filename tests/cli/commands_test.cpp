@@ -158,6 +158,25 @@ TEST_F(Cli, VerifyTellsTheAddedError) {
   EXPECT_FALSE(nibble_json({"verify", checkpoint("awq"), "--json", "-M", "1"})["results"][0].contains("added_error"));
 }
 
+TEST_F(Cli, AccumulationIsAskedForAndTold) {
+  const std::vector<std::string> verify{"verify", checkpoint("awq"), "-M", "2", "--activations", "e4m3r"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), verify.begin(), verify.end());
+    return more;
+  };
+  EXPECT_EQ(nibble_json(with({"--json"}))["accumulation"], "fast");
+  EXPECT_EQ(nibble_json(with({"--json", "--accumulation", "precise"}))["accumulation"], "precise");
+  const Finished text = nibble(with({"--accumulation", "precise"}));
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "activations f32 as e4m3r, accumulation precise")) << text.out;
+  const Finished wrong = nibble(with({"--accumulation", "exact"}));
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_TRUE(contains(wrong.err, "--accumulation") && contains(wrong.err, "precise")) << wrong.err;
+  EXPECT_EQ(nibble({"inspect", checkpoint("awq"), "--explain", "--activations", "e4m3r", "--accumulation", "precise"}).exit_code,
+            0);
+  EXPECT_EQ(nibble({"inspect", checkpoint("awq"), "--accumulation", "precise"}).exit_code, 2) << "of what?";
+}
+
 TEST_F(Cli, InspectOfAFloatCheckpointListsItsModules) {
   const Finished text = nibble({"inspect", checkpoint("float")});
   EXPECT_EQ(text.exit_code, 0);

@@ -189,6 +189,7 @@ TEST_P(LinearConformance, EverySchemeAndShapeIsWithinItsBound) {
         if (blocks.codes == DType::s8 && seed % 4 == 0) blocks.zero = ZeroKind::integer;
         if (blocks.codes != DType::none && takes(kernel, scheme, shape.n, shape.k, blocks, act)) spec.linear.quantize = blocks;
       }
+      if (seed % 3 == 2) spec.linear.accumulation = Accumulation::precise;
       expect_verified(q, spec, kernel.name);
       ++seed;
     }
@@ -251,10 +252,35 @@ TEST_P(LinearConformance, LargeLayersOnTheGpu) {
       if (spec.linear.quantize.codes == DType::s8 && takes(kernel, scheme, shape.n, shape.k, way, act))
         spec.linear.quantize = way;
       spec.sample_columns = 64;
-      expect_verified(random_weight(scheme, shape.n, shape.k, seed), spec, kernel.name);
+      const QuantTensor q = random_weight(scheme, shape.n, shape.k, seed);
+      expect_verified(q, spec, kernel.name);
+      spec.linear.accumulation = Accumulation::precise;
+      if (spec.linear.quantize.codes == DType::e4m3) expect_verified(q, spec, kernel.name);
       ++seed;
     }
   EXPECT_GT(seed, 1u) << "the kernel took no layer";
+}
+
+/// However many the channels: what a precise sum of FP8 loses does not grow with them, what a fast one of sm_90 loses does.
+TEST(Fp8, PreciseSumsOfManyChannelsAreCloser) {
+  int tried = 0;
+  const QuantTensor q = random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}, 96, 28672, 1);
+  for (const Kernel* kernel : kernel_table()) {
+    if (kernel->op != Op::linear || kernel->act != "e4m3" || kernel->backend != Backend::cuda || !runs_here(kernel->isa).ok())
+      continue;
+    VerifySpec spec = spec_for(*kernel, 16, DType::f32, {}, 1);
+    const auto fast = verify_linear(q, spec);
+    spec.linear.accumulation = Accumulation::precise;
+    const auto precise = verify_linear(q, spec);
+    ASSERT_TRUE(fast.ok() && precise.ok()) << kernel->name;
+    EXPECT_TRUE(fast->passed && precise->passed) << fast->failure << precise->failure;
+    EXPECT_LT(precise->relative_l2, 7e-4) << kernel->name;
+    if (kernel->isa == Isa::sm90) {
+      EXPECT_GT(fast->relative_l2, 4 * precise->relative_l2) << kernel->name;
+    }
+    ++tried;
+  }
+  if (tried == 0) GTEST_SKIP() << "no GPU";
 }
 
 /// Small integer activations, power-of-two scales: every product and partial sum is an exact f32, so that no rounding can

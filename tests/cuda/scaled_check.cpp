@@ -2,6 +2,7 @@
 //
 //   scaled_check check                          every launcher in every configuration against the formula of scaled_task.hpp
 //   scaled_check bench [FILE.json [1,16,…]]     the kernel table's rows for tensor cores next to cuBLASLt, for these M
+//   scaled_check sums [FILE.json [1,16,…]]      fast and precise sums of e4m3: what they take, and how far they are from f64
 //
 // Integers have to give the formula's bits. Sums of e4m3 are compared with f64: kWgmmaBound and kFloatBound. Each configuration
 // runs alone first; then all of them, each twice in a row, in one CUDA graph, where a kernel begins before the one before it has
@@ -20,6 +21,7 @@
 #include <array>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -72,7 +74,9 @@ struct Kind {
   bool grouped = false;  // activations per 128 channels, weights per 128×128 block
   bool act_zeros = false, weight_zeros = false;
   bool known = false;  // a scale and a zero point for all tokens
+  int together = 0;    // ScaledTask::together
 };
+constexpr int kPrecise = kPreciseChannels / gpu_w8::kChannels;
 constexpr Kind kKinds[] = {{.name = "s8"},
                            {.name = "s8, zeros of activations", .act_zeros = true},
                            {.name = "s8, zeros of weights", .weight_zeros = true},
@@ -80,6 +84,7 @@ constexpr Kind kKinds[] = {{.name = "s8"},
                            {.name = "s8, static, zeros of both", .act_zeros = true, .weight_zeros = true, .known = true},
                            {.name = "e4m3", .integers = false},
                            {.name = "e4m3, static", .integers = false, .known = true},
+                           {.name = "e4m3, precise", .integers = false, .together = kPrecise},
                            {.name = "e4m3, groups and blocks", .integers = false, .grouped = true}};
 constexpr int kBlockRows = 128;
 
@@ -117,6 +122,7 @@ struct Operands {
     bias = room<float>(shape.n);
     fill_scales(as<float>(bias), shape.n, 1.0f, 7);
     task.m = static_cast<int>(shape.m);
+    task.together = kind.together;
     task.epilogue.bias = {bias.data(), DType::f32, 0};
     value = room<float>(shape.m * shape.n);
     spread = room<float>(kind.integers ? 0 : shape.m * shape.n);
@@ -171,6 +177,8 @@ struct Operands {
 
 /// wgmma keeps some 13 bits of sums of e4m3, and drops the rest of 32 channels after 32 channels: of 4096, or of as many more as there are.
 constexpr float kWgmmaBound = 0.02f, kWgmmaBoundChannels = 4096;
+/// The same where sums of no more than kPreciseChannels are formed so.
+constexpr float kPreciseBound = 5e-3f;
 /// Sums in f32, those of mma.sync rounded toward zero.
 constexpr float kFloatBound = 2e-3f;
 
@@ -293,9 +301,11 @@ class Case {
   }
   Bound bound(std::size_t i) const {
     if (o_.kind.integers) return {};
-    const float more =
-        subjects_[i].spread == kWgmmaBound ? std::max(1.0f, static_cast<float>(o_.shape.k) / kWgmmaBoundChannels) : 1.0f;
-    return {.spread = more * subjects_[i].spread, .relative = out_ == DType::f32 ? 1e-6f : 0x1.01p-11f, .absolute = 1e-5f};
+    float spread = subjects_[i].spread;
+    if (spread == kWgmmaBound)
+      spread =
+          o_.kind.together > 0 ? kPreciseBound : spread * std::max(1.0f, static_cast<float>(o_.shape.k) / kWgmmaBoundChannels);
+    return {.spread = spread, .relative = out_ == DType::f32 ? 1e-6f : 0x1.01p-11f, .absolute = 1e-5f};
   }
 
   /// All ones: NaN in every type.
@@ -427,17 +437,18 @@ struct BenchKind {
   std::string_view name;
   ActScheme act;
   WeightScheme weight;
+  int together = 0;  // ScaledTask::together
 };
+constexpr WeightScheme per_channel(DType codes) { return {codes, ZeroKind::none, GroupShape::channel(), DType::f32}; }
 /// Those of the same codes are neighbours, and share their weights' memory.
-const std::array<std::array<BenchKind, 2>, 2> kBenchKinds{
-    {{{{"s8", {DType::s8}, {DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}},
-       {"s8 zero points",
-        {DType::s8, GroupShape::channel(), ZeroKind::integer},
-        {DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}}}},
-     {{{"e4m3", {DType::e4m3}, {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}},
-       {"e4m3 g128",
-        {DType::e4m3, GroupShape::group(gpu_w8::kChannels)},
-        {DType::e4m3, ZeroKind::none, GroupShape::block(kBlockRows, gpu_w8::kChannels), DType::f32}}}}}};
+const std::array<std::vector<BenchKind>, 2> kBenchKinds{
+    {{{"s8", {DType::s8}, per_channel(DType::s8)},
+      {"s8 zero points", {DType::s8, GroupShape::channel(), ZeroKind::integer}, per_channel(DType::s8)}},
+     {{"e4m3", {DType::e4m3}, per_channel(DType::e4m3)},
+      {"e4m3 precise", {DType::e4m3}, per_channel(DType::e4m3), kPrecise},
+      {"e4m3 g128",
+       {DType::e4m3, GroupShape::group(gpu_w8::kChannels)},
+       {DType::e4m3, ZeroKind::none, GroupShape::block(kBlockRows, gpu_w8::kChannels), DType::f32}}}}};
 
 struct Size {
   std::int64_t n, k;
@@ -504,9 +515,16 @@ Problem problem_of(const Layer& layer, const BenchKind& kind, std::int64_t m) {
   return p;
 }
 
+/// What a row of sm_90 launches.
+ScaledConfig config_of(const Kernel& row) {
+  const int blocks = row.tile.n / gpu_w8::kRows;
+  const int split = row.variant == "streamk" ? kStreamK : row.variant == "wgmma" ? 1 : row.variant.back() - '0';
+  return {.tokens = row.tile.m, .blocks = blocks, .depth = scaled_sm90_depth(row.tile.m, blocks), .split = split};
+}
+
 /// Rows for tensor cores, without those whose tiles have most of their tokens past M, or that read weights many times over.
-bool worth_timing(const Kernel& row, std::int64_t m) {
-  if (row.op != Op::linear || row.isa == Isa::simt) return false;
+bool worth_timing(const Kernel& row, const BenchKind& kind, std::int64_t m) {
+  if (row.op != Op::linear || row.isa == Isa::simt || (kind.together > 0 && row.isa != Isa::sm90)) return false;
   const int tokens = row.tile.m;
   if (tokens == 0) return true;  // it chooses by itself
   return (tokens == 16 || tokens < 2 * m) && (tokens >= 128 || m <= 8 * tokens);
@@ -536,7 +554,10 @@ double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int
       [&](int copy, cudaStream_t stream) {
         args.weight = &layer.weights[static_cast<std::size_t>(copy)];
         args.stream = Stream{stream};
-        must(row.run(row, args));
+        if (kind.together == 0) return must(row.run(row, args));
+        ScaledTask task = scaled_task(args);
+        task.together = kind.together;
+        REQUIRE(linear_scaled_sm90(task, config_of(row), stream));
       },
       layer.replays(m), settle_ms);
 }
@@ -669,7 +690,7 @@ double time_row(const Kernel& row, Layer& layer, const Rows& rows, std::int64_t 
 Rows time_rows(Layer& layer, const BenchKind& kind, std::int64_t m) {
   Rows rows{.kind = &kind, .problem = problem_of(layer, kind, m)};
   for (const Kernel& row : scaled_kernels()) {
-    if (!worth_timing(row, m) || !row.accepts(row, rows.problem).ok()) continue;
+    if (!worth_timing(row, kind, m) || !row.accepts(row, rows.problem).ok()) continue;
     const double us = time_row(row, layer, rows, m, Layer::settle_ms(m) / 2);
     rows.us[std::string(row.name)] = us;
     if (rows.best == nullptr || us < rows.best_us) rows.best = &row, rows.best_us = us;
@@ -677,13 +698,13 @@ Rows time_rows(Layer& layer, const BenchKind& kind, std::int64_t m) {
   return rows;
 }
 
-/// cuBLASLt and each kind's best row in turns, three of them where times depend on what ran before: the median is what each takes. 0: cuBLASLt has
-/// none.
-double take_turns(CublasLt& cublas, Layer& layer, std::vector<Rows>& kinds, std::int64_t m) {
+/// cuBLASLt, if there is one, and each kind's best row in turns, three of them where times depend on what ran before: the median is what each takes.
+/// 0: cuBLASLt has none.
+double take_turns(CublasLt* cublas, Layer& layer, std::vector<Rows>& kinds, std::int64_t m) {
   const int turns = Layer::settle_ms(m) > 0.0 ? 3 : 1;
   std::vector<std::vector<double>> us(kinds.size() + 1);
   for (int turn = 0; turn < turns; ++turn) {
-    us.back().push_back(cublas ? cublas.time(layer, m).value_or(0.0) : 0.0);
+    us.back().push_back(cublas != nullptr && *cublas ? cublas->time(layer, m).value_or(0.0) : 0.0);
     for (std::size_t i = 0; i < kinds.size(); ++i)
       if (kinds[i].best != nullptr) us[i].push_back(time_row(*kinds[i].best, layer, kinds[i], m, Layer::settle_ms(m)));
   }
@@ -694,6 +715,17 @@ double take_turns(CublasLt& cublas, Layer& layer, std::vector<Rows>& kinds, std:
   };
   for (std::size_t i = 0; i < kinds.size(); ++i) kinds[i].best_us = median(us[i]);
   return median(us.back());
+}
+
+/// The exit code.
+int write(const char* file, const nlohmann::json& all) {
+  if (file == nullptr) return 0;
+  std::ofstream out(file);
+  out << all.dump(1) << "\n";
+  out.close();
+  if (out) return 0;
+  std::fprintf(stderr, "scaled_check: cannot write %s; is its folder there, and is there room?\n", file);
+  return 1;
 }
 
 int bench(const char* file, const std::vector<std::int64_t>& ms) {
@@ -707,7 +739,7 @@ int bench(const char* file, const std::vector<std::int64_t>& ms) {
       for (std::int64_t m : ms) {
         std::vector<Rows> kinds;
         for (const BenchKind& kind : of_codes) kinds.push_back(time_rows(layer, kind, m));
-        const double peer_us = take_turns(cublas, layer, kinds, m);
+        const double peer_us = take_turns(&cublas, layer, kinds, m);
         for (const Rows& rows : kinds) {
           const std::string best(rows.best == nullptr ? "" : rows.best->name);
           print("{:14} {:6} x {:6} M {:5}  {:9.2f} us  cuBLASLt {}  {}\n", rows.kind->name, size.n, size.k, m, rows.best_us,
@@ -724,13 +756,82 @@ int bench(const char* file, const std::vector<std::int64_t>& ms) {
         }
       }
     }
-  if (file == nullptr) return 0;
-  std::ofstream out(file);
-  out << all.dump(1) << "\n";
-  out.close();
-  if (out) return 0;
-  std::fprintf(stderr, "scaled_check: cannot write %s; is its folder there, and is there room?\n", file);
-  return 1;
+  return write(file, all);
+}
+
+// ---- sums
+
+constexpr Size kLongRows[] = {{8192, 8192}, {8192, 28672}};
+/// Fast ones, and precise ones of so many channels by tensor cores at a time.
+const std::vector<BenchKind> kSums = [] {
+  std::vector<BenchKind> kinds;
+  for (const auto& [name, together] : {std::pair("fast", 0), std::pair("512", 4), std::pair("256", 2), std::pair("128", 1)})
+    kinds.push_back({name, {DType::e4m3}, per_channel(DType::e4m3), together});
+  return kinds;
+}();
+
+/// ‖D − exact‖ / ‖exact‖ of a task that writes f32 or bf16.
+double relative_l2(const Operands& operands, const ScaledConfig& config, int together, DType out) {
+  const std::int64_t count = operands.shape.m * operands.shape.n;
+  const DeviceMemory d = room<float>(count);
+  ScaledTask task = operands.task;
+  task.together = together;
+  task.epilogue.out = out;
+  task.epilogue.d = d.data();
+  task.epilogue.d_stride = operands.shape.n;
+  REQUIRE(linear_scaled_sm90(task, config, nullptr));
+  REQUIRE(cudaDeviceSynchronize());
+  std::vector<float> got(static_cast<std::size_t>(count)), exact(got.size());
+  must(copy_from_device(got.data(), d.data(), got.size() * (out == DType::f32 ? 4 : 2)));
+  must(copy_from_device(exact.data(), operands.value.data(), exact.size() * sizeof(float)));
+  double moved = 0, norm = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double is = out == DType::f32 ? got[i] : to_f32(reinterpret_cast<const bf16*>(got.data())[i]);
+    moved += (is - exact[i]) * (is - exact[i]), norm += double{exact[i]} * exact[i];
+  }
+  return std::sqrt(moved / norm);
+}
+
+int sums(const char* file, const std::vector<std::int64_t>& ms) {
+  nlohmann::json all = {{"device", must(this_gpu()).name},
+                        {"version", NIBBLE_VERSION},
+                        {"channels", kPreciseChannels},
+                        {"errors", nlohmann::json::array()},
+                        {"rows", nlohmann::json::array()}};
+  if (const char* commit = std::getenv("NIBBLE_COMMIT"); commit != nullptr) all["commit"] = commit;
+  const Kind plain{.name = "e4m3", .integers = false};
+  for (const Size& size : kLongRows) {
+    const Operands operands(plain, {.m = 64, .n = 1024, .k = size.k, .extra = 0});
+    for (const ScaledConfig& config : {ScaledConfig{.tokens = 64, .blocks = 1}, ScaledConfig{.tokens = 256, .blocks = 2}})
+      for (const BenchKind& kind : kSums) {
+        const double f32 = relative_l2(operands, config, kind.together, DType::f32);
+        const double bf16 = relative_l2(operands, config, kind.together, DType::bf16);
+        print("K {:6}  {:3} tokens  {:>4}  relative L2 {:.2e} in f32, {:.2e} in bf16\n", size.k, config.tokens, kind.name, f32,
+              bf16);
+        all["errors"].push_back({{"k", size.k}, {"tokens", config.tokens}, {"sums", kind.name}, {"f32", f32}, {"bf16", bf16}});
+      }
+  }
+  for (const Size& size : kLongRows) {
+    Layer layer(size, DType::e4m3, std::ranges::max(ms));
+    for (std::int64_t m : ms) {
+      std::vector<Rows> kinds;
+      for (const BenchKind& kind : kSums) kinds.push_back(time_rows(layer, kind, m));
+      take_turns(nullptr, layer, kinds, m);
+      for (const Rows& rows : kinds) {
+        const std::string best(rows.best == nullptr ? "" : rows.best->name);
+        print("{:6} x {:6} M {:5}  {:>4}  {:9.2f} us  {:+5.1f} %  {}\n", size.n, size.k, m, rows.kind->name, rows.best_us,
+              100 * (rows.best_us / kinds.front().best_us - 1), best);
+        all["rows"].push_back({{"n", size.n},
+                               {"k", size.k},
+                               {"m", m},
+                               {"sums", rows.kind->name},
+                               {"us", rows.us},
+                               {"best", best},
+                               {"best_us", rows.best_us}});
+      }
+    }
+  }
+  return write(file, all);
 }
 
 /// "1,16" as numbers; empty where that is not what it is.
@@ -753,6 +854,7 @@ int main(int argc, char** argv) {
   if (mode == "check") return nibble::cuda::check();
   const auto ms = nibble::cuda::parse_ms(argc > 3 ? argv[3] : "1,16,32,64,128,256,512,1024,4096");
   if (mode == "bench" && !ms.empty()) return nibble::cuda::bench(argc > 2 ? argv[2] : nullptr, ms);
-  std::fprintf(stderr, "usage: scaled_check check | bench [FILE.json [M,M,...]]\n");
+  if (mode == "sums" && !ms.empty()) return nibble::cuda::sums(argc > 2 ? argv[2] : nullptr, ms);
+  std::fprintf(stderr, "usage: scaled_check check | bench [FILE.json [M,M,...]] | sums [FILE.json [M,M,...]]\n");
   return 2;
 }

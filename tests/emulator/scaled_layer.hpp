@@ -33,6 +33,7 @@ struct ScaledCase {
   int m, n, k;
   DType out = DType::bf16;
   unsigned extra = 0;
+  int narrow = -1;  // records whose e4m3 products are added up with 13 bits (wgmma8.cuh); 0: all; −1: none
 
   bool integers() const { return codes == Codes::s8; }
   bool grouped() const { return codes == Codes::groups; }
@@ -84,21 +85,24 @@ struct ScaledLayer {
   }
   /// D[m,n], and how much its rounding may be.
   std::pair<double, double> expected(int m, int n) const {
-    double sum = 0, magnitude = 0;
+    double sum = 0, magnitude = 0, dropped = 0, part = 0, largest = 0;
     for (int r = 0; r < records; ++r) {
       const double scale = static_cast<double>(act_scale(m, r)) * static_cast<double>(weight_scale(n, r));
+      if (c.narrow > 0 && r % c.narrow == 0) part = 0;
       for (int k = r * 128; k < std::min(c.k, r * 128 + 128); ++k) {
         const double product = scale *
                                static_cast<double>(act(m, k) - static_cast<float>(act_zeros[static_cast<std::size_t>(m)])) *
                                static_cast<double>(row(n, k));
-        sum += product, magnitude += std::abs(product);
+        largest = std::max({k % 32 == 0 ? 0.0 : largest, std::abs(part), std::abs(product)});
+        sum += product, part += product, magnitude += std::abs(product);
+        if (c.narrow >= 0 && (k % 32 == 31 || k + 1 == c.k)) dropped += 8 * 0x1p-13 * largest;
       }
     }
     const auto add = [&](float x) { sum += static_cast<double>(x), magnitude += std::abs(static_cast<double>(x)); };
     if (c.has(kBias)) add(bias[static_cast<std::size_t>(n)]);
     if (c.has(kResidual)) add(residual[static_cast<std::size_t>(m * c.n + n)]);
     const double of_output = c.out == DType::f32 ? 0 : c.out == DType::f16 ? 0x1p-10 : 0x1p-7;
-    return {sum, magnitude * 0x1p-20 + std::abs(sum) * of_output};
+    return {sum, dropped + magnitude * 0x1p-20 + std::abs(sum) * of_output};
   }
 
   /// The task without scratch memory and D.
@@ -113,29 +117,51 @@ struct ScaledLayer {
     if (c.has(kResidual)) task.epilogue.residual = {.data = residual.data(), .stride = c.n};
     return task;
   }
-  /// Has `launch` compute D of `task`, and compares it with what it has to be.
+  /// D of `task`, which `launch` computes.
   template <class Launch>
-  void expect_sums(cuda::ScaledTask task, Launch launch) const {
+  std::vector<float> computed(cuda::ScaledTask task, Launch launch) const {
     const std::size_t element = c.out == DType::f32 ? 4 : 2, count = static_cast<std::size_t>(c.m * c.n);
     std::vector<std::uint8_t> d((count + 16) * element, 0xa5);
     task.epilogue.out = c.out;
     task.epilogue.d = d.data();
     task.epilogue.d_stride = c.n;
-    ASSERT_EQ(launch(task), cudaSuccess);
+    EXPECT_EQ(launch(task), cudaSuccess);
+    std::vector<float> values;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, d.data() + i * element, element);
+      values.push_back(c.out == DType::f32   ? std::bit_cast<float>(bits)
+                       : c.out == DType::f16 ? to_f32(f16{static_cast<std::uint16_t>(bits)})
+                                             : to_f32(bf16{static_cast<std::uint16_t>(bits)}));
+    }
+    for (std::size_t i = count * element; i < d.size(); ++i) EXPECT_EQ(d[i], 0xa5) << "written past D";
+    return values;
+  }
+  /// Compares it with what it has to be.
+  template <class Launch>
+  void expect_sums(const cuda::ScaledTask& task, Launch launch) const {
+    const std::vector<float> d = computed(task, launch);
     int wrong = 0;
     for (int m = 0; m < c.m; ++m)
       for (int n = 0; n < c.n; ++n) {
-        std::uint32_t bits = 0;
-        std::memcpy(&bits, d.data() + static_cast<std::size_t>(m * c.n + n) * element, element);
-        const float got = c.out == DType::f32   ? std::bit_cast<float>(bits)
-                          : c.out == DType::f16 ? to_f32(f16{static_cast<std::uint16_t>(bits)})
-                                                : to_f32(bf16{static_cast<std::uint16_t>(bits)});
+        const float got = d[static_cast<std::size_t>(m * c.n + n)];
         const auto [want, off] = expected(m, n);
         if (std::abs(static_cast<double>(got) - want) <= off) continue;  // false of a NaN
         if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << want << " ± " << off;
       }
     EXPECT_EQ(wrong, 0);
-    for (std::size_t i = count * element; i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5) << "written past D";
+  }
+  /// ‖D − exact‖ / ‖exact‖ of what `launch` computes.
+  template <class Launch>
+  double relative_l2(const cuda::ScaledTask& task, Launch launch) const {
+    const std::vector<float> d = computed(task, launch);
+    double moved = 0, norm = 0;
+    for (int m = 0; m < c.m; ++m)
+      for (int n = 0; n < c.n; ++n) {
+        const double want = expected(m, n).first, got = static_cast<double>(d[static_cast<std::size_t>(m * c.n + n)]);
+        moved += (got - want) * (got - want), norm += want * want;
+      }
+    return std::sqrt(moved / norm);
   }
 
   ScaledCase c;

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import distance
 
+import nibble
+
 torch = pytest.importorskip("torch")
 from nibble.compat import _shared, sglang, vllm  # noqa: E402
 
@@ -104,6 +106,46 @@ def test_scaled_mm_azp(per_token_scale, per_token_zero):
     else:
         y = vllm.cutlass_scaled_mm_azp(a, b, scale_a, scale_b, torch.bfloat16, azp * sums)
     assert distance(y.float(), exact) < 6e-3
+
+
+def test_scaled_mm_azp_of_columns_that_sum_to_nothing():
+    a, b = int8(M, K), torch.cat((int8(N, K // 2), -int8(N, K // 2).clamp(-127, 127)), 1)
+    b[:, K // 2 :] = -b[:, : K // 2].clamp(-127, 127)
+    b[:, : K // 2] = -b[:, K // 2 :]
+    b = b.t()
+    scale_a, scale_b, sums = torch.rand(M, 1), torch.rand(N), b.sum(0, dtype=torch.int32)
+    assert not sums.any()
+    y = vllm.cutlass_scaled_mm_azp(a, b, scale_a, scale_b, torch.bfloat16, 5 * sums)
+    assert distance(y.float(), scale_a * (a.float() @ b.float()) * scale_b) < 6e-3
+
+
+def test_scaled_mm_azp_that_is_no_zero_point():
+    a, b = int8(M, K), int8(N, K).t()
+    b[:, 3] = 0
+    scale_a, scale_b, sums = torch.rand(1), torch.rand(N), b.sum(0, dtype=torch.int32)
+    largest = int(sums.abs().argmax())
+
+    def changed(adj, at, by):
+        adj = adj.clone()
+        adj[at] += by
+        return adj
+
+    def refused(adj, match, azp=None):
+        with pytest.raises(nibble.InvalidArgument, match=match):
+            vllm.cutlass_scaled_mm_azp(a, b, scale_a, scale_b, torch.bfloat16, adj, azp)
+
+    other = 7 if largest != 7 else 8
+    refused(changed(-9 * sums, other, 1), rf"azp_adj\[{other}\] = {-9 * int(sums[other]) + 1}, and column {other} of b sums to {int(sums[other])}: not -9 times that")
+    refused(changed(-9 * sums, largest, 1), "not -(9|10) times that")
+    refused(changed(-9 * sums, 3, 2), r"azp_adj\[3\] = 2, and column 3 of b sums to 0")
+    azp = torch.randint(-20, 20, (M, 1), dtype=torch.int32)
+    refused(-9 * sums, "not 1 times that, as with azp; pass azp and b.sum", azp)
+    refused(changed(sums, other, 1), rf"azp_adj\[{other}\]", azp)
+    for adj in (sums[:-1], sums.repeat(2)):
+        refused(adj, rf"azp_adj has shape \[{adj.numel()}\]; b \[{K}, {N}\] takes {N} elements")
+    vllm.cutlass_scaled_mm_azp(a, b, scale_a, scale_b, torch.bfloat16, sums, azp)
+    sums[other] += 1  # written since
+    refused(sums, "column", azp)
 
 
 def test_int8_quant():

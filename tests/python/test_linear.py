@@ -143,6 +143,22 @@ def test_quant_tensor_of_arrays(rng):
     assert packed.unpack() == again and copy.deepcopy(packed) is packed
 
 
+def test_accumulation(rng):
+    q = nibble.quantize(rng.standard_normal((40, 1024), dtype=np.float32), "e4m3c")
+    x = rng.standard_normal((3, 1024), dtype=np.float32)
+    fast, precise = nibble.pack(q, act="e4m3r"), nibble.pack(q, act="e4m3r", accumulation="precise")
+    assert (fast.accumulation, precise.accumulation) == ("fast", "precise")
+    assert pickle.loads(pickle.dumps(precise)).accumulation == "precise"
+    for y in (precise(x), fast.linear(x, accumulation="precise"), precise.linear(x, accumulation="fast")):
+        assert np.array_equal(y, fast(x))  # a CPU has no choice
+    assert (precise._weight.plans, fast._weight.plans) == (2, 2)
+    assert fast.explain(quantize="e4m3r", accumulation="precise")
+    assert nibble.verify(q, "f16", 3, quantize="e4m3r", accumulation="precise")
+    for call in (lambda: nibble.pack(q, accumulation="exact"), lambda: fast.linear(x, accumulation="f32")):
+        with pytest.raises(nibble.InvalidArgument, match="no accumulation; write fast or precise"):
+            call()
+
+
 def test_explain_verify_and_forced_kernels(rng):
     w, x = make(rng)
     report = nibble.verify(w.unpack(), "f16", 3)

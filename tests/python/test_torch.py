@@ -86,6 +86,14 @@ def test_operators_pass_torchs_own_checks(layer):
     torch.library.opcheck(ops.scaled_linear, (codes, scales, None, number, bias))
 
 
+def test_the_accumulation_of_a_layer():
+    q = nibble.quantize(np.random.default_rng(0).standard_normal((8, 256), dtype=np.float32), "e4m3c")
+    layer, other = nt.QuantLinear(q, act="e4m3r", accumulation="precise"), nt.QuantLinear(q)
+    other.load_state_dict(layer.state_dict())
+    for same in (layer, other, copy.deepcopy(layer)):
+        assert (same.weight.act, same.weight.accumulation) == ("e4m3r", "precise")
+
+
 def test_a_weight_that_is_gone(layer):
     number = nt.handle(nibble.pack(layer.weight.unpack()))
     gc.collect()

@@ -10,9 +10,12 @@
 
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/online_kernels.hpp"
+#include "kernels/cuda/scaled_kernels.hpp"
 #include "kernels/kernel.hpp"
+#include "kernels/reference/oracle.hpp"
 #include "layouts/tile.hpp"
 #include "nibble/nibble.hpp"
+#include "plan/act_model.hpp"
 #include "plan/compare.hpp"
 #include "random_weights.hpp"
 
@@ -228,6 +231,54 @@ TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
       p.m = 9;
       EXPECT_GT(cuda::online_decode_cost_us(8, h200, p), 1.5 * online) << "two launches";
     }
+}
+
+/// Adding up in f32 what tensor cores made of 512 channels costs little where they are what takes time, and nothing where memory is.
+TEST(Gpu, PreciseSumsOfFp8CostLittle) {
+  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
+  Problem p{.n = 8192, .k = 28672, .scheme = {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}};
+  p.quantize = {DType::e4m3, GroupShape::channel()};
+  const auto extra = [&](const auto& cost_us, std::int64_t m) {
+    p.m = m;
+    p.accumulation = Accumulation::fast;
+    const double fast = cost_us(DType::e4m3, h200, p);
+    p.accumulation = Accumulation::precise;
+    return cost_us(DType::e4m3, h200, p) / fast;
+  };
+  EXPECT_EQ(extra(cuda::scaled_sm90_cost_us<16, 1, 1>, 1), 1.0);
+  EXPECT_GT(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.01);
+  EXPECT_LT(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.1);
+  p.quantize.group = GroupShape::group(128);
+  EXPECT_EQ(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.0) << "groups are added up in f32 anyway";
+}
+
+/// The bound of a layer is that of the sums that were asked for; only tensor cores of sm_90 have a choice.
+TEST(Gpu, TheBoundFollowsTheAccumulation) {
+  const WeightScheme per_channel{DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32};
+  const ActScheme per_token{DType::e4m3, GroupShape::channel()}, groups{DType::e4m3, GroupShape::group(128)};
+  const auto channels = [&](std::string_view kernel, const ActScheme& quantize, Accumulation accumulation) {
+    return act_model(*find_kernel(kernel), DType::bf16, quantize, per_channel, accumulation).fp8_group;
+  };
+  for (const Kernel* kernel : kernel_table()) {
+    if (kernel->op != Op::linear || kernel->act != "e4m3" || kernel->backend != Backend::cuda) continue;
+    const bool sm90 = kernel->isa == Isa::sm90;
+    EXPECT_EQ(channels(kernel->name, per_token, Accumulation::fast), sm90 ? 0 : -1) << kernel->name;
+    EXPECT_EQ(channels(kernel->name, per_token, Accumulation::precise), sm90 ? 512 : -1) << kernel->name;
+    for (Accumulation accumulation : {Accumulation::fast, Accumulation::precise})
+      EXPECT_EQ(channels(kernel->name, groups, accumulation), sm90 ? 128 : -1) << kernel->name;
+  }
+
+  const Kernel& kernel = *find_kernel("linear_any_e4m3_any__cuda_sm90_wgmma_m256n128");
+  const QuantTensor q = random_weight(per_channel, 1, 8192, 1);
+  const std::vector<float> a(8192, 1.0f);
+  const std::int64_t column = 0;
+  const auto bound = [&](Accumulation accumulation) {
+    return reference::linear(reference::arrays_of(q), ConstTensorView(a.data(), {1, 8192}), {}, {}, {&column, 1},
+                             act_model(kernel, DType::f32, per_token, per_channel, accumulation))
+        .front()
+        .bound;
+  };
+  EXPECT_LT(bound(Accumulation::precise), 0.7 * bound(Accumulation::fast));
 }
 
 /// Dequantizing is paid once, however many the tokens: few are cheaper without it, many with it.
@@ -479,6 +530,23 @@ TEST(Plan, SumsOverAllOfKWhereScalesAllowIt) {
   const auto blocks = Plan::linear(*weight, {.quantize = {DType::s8, GroupShape::group(64)}});
   ASSERT_TRUE(blocks.ok());
   EXPECT_THAT(std::string(blocks->kernel()), Not(HasSubstr("_whole_")));
+}
+
+/// CPUs add FP8 up in f32: they satisfy either.
+TEST(Plan, EveryAccumulationIsThatOfACpu) {
+  const ActScheme per_token{DType::e4m3, GroupShape::channel()};
+  const auto weight = pack(random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}, 40, 1024, 1));
+  std::vector<float> a(3 * 1024), fast(3 * 40), precise(fast);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i % 37) - 18;
+  for (auto* d : {&fast, &precise}) {
+    const auto plan = Plan::linear(
+        *weight, {.m_max = 3, .quantize = per_token, .accumulation = d == &fast ? Accumulation::fast : Accumulation::precise});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    const Status run = plan->run(*weight, ConstTensorView(a.data(), {3, 1024}), TensorView(d->data(), {3, 40}), {}, workspace);
+    ASSERT_TRUE(run.ok()) << run.message();
+  }
+  EXPECT_EQ(fast, precise);
 }
 
 /// Twice the machine, half the time, for a layer large enough to drown the fixed costs.

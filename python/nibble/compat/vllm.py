@@ -55,17 +55,28 @@ def cutlass_scaled_mm_azp(
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The same for int8 activations with zero points: azp s32 [M] with azp_adj s32 [N] the column sums of b, or azp None and azp_adj
-    already times the one zero point. nibble sums the columns itself; azp_adj only tells that zero point."""
-    if azp is None:
+    already times the one zero point. nibble sums the columns itself: azp_adj tells that zero point, or has to be those sums. It is compared
+    with b when the two are first seen, which waits for the GPU."""
+    zero = _shared.remember((b, azp_adj), ("azp_adj", azp is None), lambda: _zero_point(b, azp_adj, azp is not None))
+    return _shared.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, zero if azp is None else azp)
 
-        def find() -> Tensor:
-            sums = b.sum(0, dtype=torch.int32)
-            at = sums.abs().argmax()
-            zero = azp_adj.reshape(-1)[at] // sums[at] if sums[at] != 0 else torch.zeros((), dtype=torch.int32, device=b.device)
-            return zero.to(torch.int32).reshape(1)
 
-        azp = _shared.remember((b, azp_adj), "azp", find)
-    return _shared.scaled_mm(a, b, scale_a, scale_b, out_dtype, bias, azp)
+def _zero_point(b: Tensor, azp_adj: Tensor, one: bool) -> Tensor:
+    """z s32 [1] of azp_adj = z · the column sums of b; 0 where all of them are 0, for it changes nothing then."""
+    sums, adj = b.sum(0, dtype=torch.int64).cpu(), azp_adj.reshape(-1).cpu().long()
+    if sums.shape != adj.shape:
+        raise InvalidArgument(f"azp_adj has shape {list(azp_adj.shape)}; b {list(b.shape)} takes {sums.numel()} elements")
+    largest = int(sums.abs().argmax())
+    zero = 1 if one else int(adj[largest]) // (int(sums[largest]) or 1)
+    wrong = (adj != zero * sums).nonzero()
+    if wrong.numel():
+        at = int(wrong[0])
+        raise InvalidArgument(
+            f"azp_adj[{at}] = {int(adj[at])}, and column {at} of b sums to {int(sums[at])}: not {zero} times that"
+            + (", as with azp" if one else f", as azp_adj[{largest}] = {int(adj[largest])} is of {int(sums[largest])}")
+            + "; pass azp and b.sum(0), or no azp and the one zero point times b.sum(0)"
+        )
+    return torch.tensor([zero], dtype=torch.int32, device=b.device)
 
 
 def scaled_int8_quant(

@@ -355,6 +355,7 @@ ScaledTask scaled_task(const StepArgs& args) {
   return {.weight = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)},
           .acts = is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args),
           .m = static_cast<int>(args.a.dim(0)),
+          .together = args.accumulation == Accumulation::precise ? kPreciseChannels / gpu_w8::kChannels : 0,
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
           .scratch_end = end_of(args.scratch)};
 }

@@ -55,7 +55,8 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   p.stages = 1;
   while (p.stages < longest && scaled_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
   p.map = scaled_map(p.stages, config, grouped);
-  if (p.map.total > most) return cudaErrorInvalidConfiguration;
+  if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
+    return cudaErrorInvalidConfiguration;
   LaunchShape shape(p.deal.clusters * cluster, cluster, scaled_threads(config.tokens, grouped), p.map.total, stream);
   return cudaLaunchKernelEx(&shape.config, kernel, p);
 }
@@ -65,12 +66,14 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
 cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
-  const ScaledKernel kernel = geo.integers ? grouped ? nullptr : scaled_sm90_s8(config.tokens)
-                              : grouped ? scaled_sm90_e4m3_grouped(config.tokens, takes_tokens_as_rows(config, grouped))
-                                           : scaled_sm90_e4m3(config.tokens);
+  const ScaledKernel kernel = geo.integers        ? grouped ? nullptr : scaled_sm90_s8(config.tokens)
+                                     : grouped ? scaled_sm90_e4m3_grouped(config.tokens, takes_tokens_as_rows(config, grouped))
+                              : task.together > 0 ? scaled_sm90_e4m3_precise(config.tokens)
+                                                  : scaled_sm90_e4m3(config.tokens);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!tma_reads(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
   ScaledParams p = params(task.weight, task.acts, task.epilogue, task.m);
+  p.together = scaled_together(config, task.together);
   if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, config, grouped, task.scratch_end, stream);

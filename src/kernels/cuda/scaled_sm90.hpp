@@ -22,6 +22,10 @@ NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { retu
 /// units of 64 rows.
 constexpr bool takes_tokens_as_rows(const ScaledConfig& c, bool grouped) { return grouped && c.tokens >= 128 && c.split <= 1; }
 
+/// Records whose products the tensor cores of a precise kernel add up, at most. 256 tokens keep the stages of that many to read them twice, and a
+/// ring has four. Neither M nor the ring decides, for sums would differ.
+constexpr int scaled_together(const ScaledConfig& c, int wanted) { return c.tokens > 128 && wanted > 2 ? 2 : wanted; }
+
 /// Floats of a record's scales in a stage: its tokens', its row blocks'.
 NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }
 
@@ -53,6 +57,7 @@ struct ScaledParams {
   int m;
   int first_row;  // of D and the epilogue's operands that belongs to the first row of acts
   int blocks, depth;
+  int together;  // records whose products the tensor cores of a precise kernel add up
   int stages;
   ScaledMap map;
   StreamK parts;     // of passes that CTAs share
@@ -68,6 +73,7 @@ using ScaledKernel = void (*)(ScaledParams);
 ScaledKernel scaled_sm90_s8(int tokens);
 ScaledKernel scaled_sm90_e4m3(int tokens);
 ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows);
+ScaledKernel scaled_sm90_e4m3_precise(int tokens);
 /// Of patches: 64, 128 or 256 tokens.
 ScaledKernel scaled_sm90_patches_s8(int tokens);
 

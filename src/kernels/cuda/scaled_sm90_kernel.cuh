@@ -32,6 +32,9 @@
 // Operands are alike, 64 rows of 128 swizzled bytes; so they change places, and nothing else of a stage does:
 //
 //   D[M,N] = Â[M,K] · Ŵᵀ[K,N]      a warpgroup has half of the pass's tokens, 64 at a time, and all of its rows, 64 or 128
+//
+// The tensor cores add e4m3 products up with 13 bits. Precise sums (kPrecise) are theirs over a few records, and those of all runs of records are
+// added up in f32. 256 tokens have registers for one half of such sums beside all of the others: the halves take turns over the same stages.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -60,6 +63,9 @@ constexpr int kConsumerRegisters = [] {
   const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
   return most > 240 ? 240 : most;
 }();
+/// Tokens whose sums are both the tensor cores' and f32's at a time.
+template <int kTokens>
+constexpr int kPreciseTokens = kTokens < 128 ? kTokens : 128;
 constexpr int kUnitTokens = 8;  // of a unit of sums: four a lane
 
 /// Floats between tokens of the staging buffer: 68 ≡ 4 mod 32 puts a warp's 8 rows × 4 token pairs into 32 different banks.
@@ -73,8 +79,8 @@ struct alignas(16) Four {
   Sum at[4];
 };
 
-/// kPatches: tokens are output pixels of a convolution. kTokenRows: they are the 64-row operand.
-template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows>
+/// kPatches: tokens are output pixels of a convolution. kTokenRows: they are the 64-row operand. kPrecise: sums of a few records are f32's.
+template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows, bool kPrecise>
 struct Scaled {
   using Sum = typename Code::Sum;
   using Sums = Sum[kTokens / 2];  // of a lane
@@ -218,7 +224,43 @@ struct Scaled {
     const std::uint32_t tokens = wgmma_operand_low(act(0)) + turn() * (kActBytes / 16);
     const std::uint32_t weight_stage = stage_records() * (gpu_w8::kRecordBytes / 16), token_stage = depth() * (kActBytes / 16);
     int r = turn();
-    if constexpr (!kGrouped) {
+    if constexpr (kPrecise) {
+      constexpr int kPart = kPreciseTokens<kTokens>, kPartSums = kPart / 2;
+      Sum dot[kPartSums] = {};
+#pragma unroll 1
+      while (r < count) {
+        const int first = r, end = min(count, r + p.together * depth());
+        Cursor at = from;
+#pragma unroll
+        for (int part = 0; part < kTokens / kPart; ++part) {
+          const bool begins = part == 0, ends = part == kTokens / kPart - 1;
+          int previous = -1;  // the stage whose products may be running
+          at = from;
+#pragma unroll 1
+          for (r = first; r < end; r += depth()) {
+            if (begins) ptx::barrier_wait(full(at.stage), at.parity);
+            const std::uint32_t a = weights + at.stage * weight_stage;
+            const std::uint32_t b = tokens + at.stage * token_stage + part * (kPart * gpu_w8::kChannels / 16);
+            wgmma_fence();
+            Wgmma8<Code, kPart>::add_if(r != first, dot, a, columns(b, 0));
+#pragma unroll
+            for (int i = 1; i < 4; ++i) Wgmma8<Code, kPart>::add(dot, a + 2 * i, columns(b, i));
+            wgmma_commit();
+            if (ends) {
+              wgmma_wait<1>();
+              if (previous >= 0) release(previous);
+              previous = at.stage;
+            }
+            at.advance(p.stages);
+          }
+          wgmma_wait_for(dot);
+          if (ends) release(previous);
+#pragma unroll
+          for (int i = 0; i < kPartSums; ++i) acc[part * kPartSums + i] += dot[i];
+        }
+        from = at;
+      }
+    } else if constexpr (!kGrouped) {
       int previous = -1;  // the stage whose products may be running
 #pragma unroll 1
       for (; r < count; r += depth()) {
@@ -795,13 +837,13 @@ struct Scaled {
   }
 };
 
-template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows>
+template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows, bool kPrecise>
 __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
   constexpr unsigned kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
-  using This = Scaled<Code, kTokens, kGrouped, kPatches, kTokenRows>;
+  using This = Scaled<Code, kTokens, kGrouped, kPatches, kTokenRows, kPrecise>;
   const This gemm{.p = p,
                   .shared = shared,
                   .base = ptx::shared_address(shared),
@@ -840,19 +882,19 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
   }
 }
 
-template <class Code, bool kGrouped, bool kPatches = false>
+template <class Code, bool kGrouped, bool kPatches = false, bool kPrecise = false>
 ScaledKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 16, kGrouped, false, false>;
+      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 16, kGrouped, false, false, kPrecise>;
       break;
     case 32:
-      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 32, kGrouped, false, false>;
+      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 32, kGrouped, false, false, kPrecise>;
       break;
-    case 64: return scaled_sm90_kernel<Code, 64, kGrouped, kPatches, false>;
-    case 128: return scaled_sm90_kernel<Code, 128, kGrouped, kPatches, false>;
+    case 64: return scaled_sm90_kernel<Code, 64, kGrouped, kPatches, false, kPrecise>;
+    case 128: return scaled_sm90_kernel<Code, 128, kGrouped, kPatches, false, kPrecise>;
     case 256:
-      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false, kPatches, false>;
+      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false, kPatches, false, kPrecise>;
       break;
     default: break;
   }
@@ -862,8 +904,8 @@ ScaledKernel kernel_for(int tokens) {
 template <class Code>
 ScaledKernel token_rows_kernel_for(int tokens) {
   switch (tokens) {
-    case 128: return scaled_sm90_kernel<Code, 128, true, false, true>;
-    case 256: return scaled_sm90_kernel<Code, 256, true, false, true>;
+    case 128: return scaled_sm90_kernel<Code, 128, true, false, true, false>;
+    case 256: return scaled_sm90_kernel<Code, 256, true, false, true, false>;
     default: return nullptr;
   }
 }

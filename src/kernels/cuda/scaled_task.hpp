@@ -3,7 +3,8 @@
 //   D[m,n] = epilogue( s_a[m] · s_w[n] · Σ_k (Â[m,k] − z_a[m])·(Ŵ[n,k] − z_w[n]) )
 //
 // Integers: the sum I is exact, I = Σ Â·Ŵ − z_a·Σ Ŵ − z_w·Σ Â + K·z_a·z_w, modulo 2³². Then fl(fl(float(I)·s_a)·s_w), and the epilogue.
-// e4m3: s_a and s_w may be per group of 128 channels and per block; the sum of each is scaled, and they are added in f32.
+// e4m3: s_a and s_w may be per group of 128 channels and per block; the sum of each is scaled, and they are added in f32. Without groups
+// sm_90 has a choice (`together`).
 #pragma once
 
 #include <cstddef>
@@ -48,6 +49,7 @@ struct ScaledTask {
   ScaledWeight weight;
   QuantizedActs acts;
   int m = 0;
+  int together = 0;  // e4m3 on sm_90: records whose products tensor cores add up, at most; sums of those are f32. 0: all
   epilogue::Element epilogue;   // acc_scale is the weight's scale2
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
 };

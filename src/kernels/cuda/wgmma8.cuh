@@ -33,30 +33,39 @@ struct Wgmma8;
 #define NIBBLE_NEW_INT "=&r"
 #define NIBBLE_NEW_FLOAT "=&f"
 
-#define NIBBLE_WGMMA8_FUNCTION(name, keep, Code, c, types, scales, kN, sums, ia, ib)                                          \
+#define NIBBLE_WGMMA8_FUNCTION(name, keep, Code, c, types, scales, kN, sums, ia, ib, ik)                                      \
   __device__ static __forceinline__ void name(Code::Sum (&d)[sums], std::uint32_t a, std::uint64_t b) {                       \
     asm volatile("{.reg .pred none; setp.ne.b32 none, 0, 0; wgmma.mma_async.sync.aligned.m64n" #kN "k32." types               \
                  " {" NIBBLE_NAMES_##sums "}, %" #ia ", %" #ib ", " #keep scales ";}"                                         \
                  : NIBBLE_SUMS8_##sums(c, 0)                                                                                  \
                  : "l"(wgmma_operand(a)), "l"(b));                                                                             \
   }
-/// begin: d = a · b, whatever d was; renew: the same in the registers that d has; add: d += a · b. a is the low half of A's descriptor, b is all of B's.
+#define NIBBLE_WGMMA8_CHOICE(Code, c, types, scales, kN, sums, ia, ib, ik)                                                    \
+  __device__ static __forceinline__ void add_if(int keep, Code::Sum (&d)[sums], std::uint32_t a, std::uint64_t b) {           \
+    asm volatile("{.reg .pred keep; setp.ne.b32 keep, %" #ik ", 0; wgmma.mma_async.sync.aligned.m64n" #kN "k32." types        \
+                 " {" NIBBLE_NAMES_##sums "}, %" #ia ", %" #ib ", keep" scales ";}"                                           \
+                 : NIBBLE_SUMS8_##sums(c, 0)                                                                                  \
+                 : "l"(wgmma_operand(a)), "l"(b), "r"(keep));                                                                  \
+  }
+/// begin: d = a · b, whatever d was; renew: the same in the registers that d has; add: d += a · b; add_if: that,
+/// or with keep = 0 d = a · b. a is the low half of A's descriptor, b is all of B's.
 #define NIBBLE_WGMMA8(Code, c, n, types, scales, kN, ...)                         \
   template <>                                                  \
   struct Wgmma8<Code, kN> {    \
     NIBBLE_WGMMA8_FUNCTION(begin, none, Code, n, types, scales, kN, __VA_ARGS__)  \
     NIBBLE_WGMMA8_FUNCTION(renew, none, Code, c, types, scales, kN, __VA_ARGS__)  \
     NIBBLE_WGMMA8_FUNCTION(add, 1, Code, c, types, scales, kN, __VA_ARGS__)       \
+    NIBBLE_WGMMA8_CHOICE(Code, c, types, scales, kN, __VA_ARGS__)                 \
   };
 #define NIBBLE_WGMMA8_BOTH(...)                                             \
   NIBBLE_WGMMA8(S8, NIBBLE_SUM_INT, NIBBLE_NEW_INT, "s32.s8.s8", "", __VA_ARGS__)           \
   NIBBLE_WGMMA8(E4m3, NIBBLE_SUM_FLOAT, NIBBLE_NEW_FLOAT, "f32.e4m3.e4m3", ", 1, 1", __VA_ARGS__)
 
-NIBBLE_WGMMA8_BOTH(16, 8, 8, 9)
-NIBBLE_WGMMA8_BOTH(32, 16, 16, 17)
-NIBBLE_WGMMA8_BOTH(64, 32, 32, 33)
-NIBBLE_WGMMA8_BOTH(128, 64, 64, 65)
-NIBBLE_WGMMA8_BOTH(256, 128, 128, 129)
+NIBBLE_WGMMA8_BOTH(16, 8, 8, 9, 10)
+NIBBLE_WGMMA8_BOTH(32, 16, 16, 17, 18)
+NIBBLE_WGMMA8_BOTH(64, 32, 32, 33, 34)
+NIBBLE_WGMMA8_BOTH(128, 64, 64, 65, 66)
+NIBBLE_WGMMA8_BOTH(256, 128, 128, 129, 130)
 
 /// The same of s8 with A in registers: what four warps hold as four m16k32 fragments of mma.sync.
 template <int kN>
@@ -86,6 +95,7 @@ NIBBLE_WGMMA_S8(128, 64, 64, 65, 66, 67, 68)
 #undef NIBBLE_WGMMA_S8_FUNCTION
 #undef NIBBLE_WGMMA8_BOTH
 #undef NIBBLE_WGMMA8
+#undef NIBBLE_WGMMA8_CHOICE
 #undef NIBBLE_WGMMA8_FUNCTION
 
 }  // namespace nibble::cuda

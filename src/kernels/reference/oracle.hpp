@@ -49,7 +49,7 @@ struct ActModel {
   DType weight_type = DType::f32;  // f16 or bf16: W, but for scale2, is rounded to it before it is multiplied
   bool rounds_scales = false;      // and before that scales, and of float zeros what whole steps leave
   /// Sums of e4m3 products keep 13 bits below the largest addend (sm_90's tensor cores), over all of K (0) or so many channels at a
-  /// time (128). −1: they are f32.
+  /// time, at most (128, 512). −1: they are f32.
   int fp8_group = -1;
 };
 

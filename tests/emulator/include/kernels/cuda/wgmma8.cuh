@@ -1,8 +1,11 @@
 // In the place of src/kernels/cuda/wgmma8.cuh.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <numeric>
 
 #include "kernels/cuda/wgmma.cuh"
 #include "nibble/types.hpp"
@@ -12,6 +15,7 @@ namespace nibble::cuda {
 struct S8 {
   using Sum = std::int32_t;
   static Sum value(std::uint8_t code) { return static_cast<std::int8_t>(code); }
+  static Sum add(const std::array<Sum, 33>& addends) { return std::accumulate(addends.begin(), addends.end(), 0); }
 };
 inline const std::array kE4m3Values = [] {
   std::array<float, 256> values{};
@@ -21,6 +25,17 @@ inline const std::array kE4m3Values = [] {
 struct E4m3 {
   using Sum = float;
   static Sum value(std::uint8_t code) { return kE4m3Values[code]; }
+  /// Aligned to the largest, whose 13 bits below the first are kept of all; the rest is dropped.
+  static Sum add(const std::array<Sum, 33>& addends) {
+    Sum largest = 0, plain = 0;
+    for (const Sum x : addends) largest = std::max(largest, std::abs(x)), plain += x;
+    if (largest == 0 || !std::isfinite(plain)) return plain;
+    const int unit = std::ilogb(largest) - 13;
+    const Sum up = std::ldexp(1.0f, -unit);
+    std::int64_t sum = 0;
+    for (const Sum x : addends) sum += static_cast<std::int64_t>(x * up);
+    return std::ldexp(static_cast<Sum>(sum), unit);
+  }
 };
 
 /// d[64,N] += a[64,32] · b[N,32]: what a thread has of it, rows g and g + 8 of its warp's 16.
@@ -30,14 +45,15 @@ void add_products(typename Code::Sum* d, const std::array<std::array<std::uint8_
   using Sum = typename Code::Sum;
   for (int j = 0; j < kN / 8; ++j)
     for (int i = 0; i < 2; ++i) {
-      Sum sum[2] = {};
+      std::array<Sum, 33> addends[2];
       for (std::size_t k = 0; k < 32; ++k) {
         const Sum value = Code::value(operand_byte(b, 8 * j + lane % 4 * 2 + i, static_cast<int>(k)));
-        sum[0] += Code::value(a[0][k]) * value, sum[1] += Code::value(a[1][k]) * value;
+        addends[0][k] = Code::value(a[0][k]) * value, addends[1][k] = Code::value(a[1][k]) * value;
       }
       for (int half = 0; half < 2; ++half) {
         Sum& to = d[4 * j + 2 * half + i];
-        to = (anew ? Sum{} : to) + sum[half];
+        addends[half].back() = anew ? Sum{} : to;
+        to = Code::add(addends[half]);
       }
     }
 }
@@ -49,6 +65,7 @@ struct Wgmma8 {
   static void begin(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, true); }
   static void renew(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { begin(d, a, b); }
   static void add(Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, false); }
+  static void add_if(int keep, Sum (&d)[kN / 2], std::uint32_t a, std::uint64_t b) { issue(d, wgmma_operand(a), b, keep == 0); }
 
  private:
   static void issue(Sum* d, std::uint64_t a, std::uint64_t b, bool anew) {

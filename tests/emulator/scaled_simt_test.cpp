@@ -24,6 +24,7 @@ constexpr emulator::ScaledCase kCases[] = {
     {Codes::s8, 3, 72, 1936},
     {Codes::s8, 40, 200, 1040, DType::bf16, emulator::kZeros},
     {Codes::e4m3, 20, 136, 1040, DType::f16, emulator::kBias},
+    {Codes::s8, 9, 72, 144, DType::f32, emulator::kBias | emulator::kRelu},
     {Codes::groups, 50, 136, 528},
     {Codes::groups, 30, 72, 640, DType::f32, emulator::kResidual | emulator::kChannelScales},
 };

@@ -17,6 +17,7 @@ namespace {
 using emulator::Codes;
 using emulator::kBias;
 using emulator::kChannelScales;
+using emulator::kRelu;
 using emulator::kResidual;
 using emulator::kZeros;
 
@@ -33,6 +34,7 @@ constexpr emulator::ScaledCase kCases[] = {
     {Codes::s8, 40, 200, 1040, DType::bf16, kZeros},
     {Codes::s8, 270, 392, 400, DType::f32, kResidual},
     {Codes::e4m3, 20, 136, 1040, DType::f16, kBias},
+    {Codes::s8, 20, 136, 144, DType::bf16, kBias | kRelu},
     {Codes::e4m3, 150, 264, 272},
     {Codes::groups, 5, 136, 1424},
     {Codes::groups, 70, 192, 896, DType::bf16, kBias},

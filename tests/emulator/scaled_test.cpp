@@ -26,6 +26,7 @@ namespace {
 using emulator::Codes;
 using emulator::kBias;
 using emulator::kChannelScales;
+using emulator::kRelu;
 using emulator::kResidual;
 using emulator::kZeros;
 
@@ -66,6 +67,7 @@ constexpr Case kCases[] = {
     {Codes::s8, 40, 320, 1152, 64, 4, 1, kStreamK},
     {Codes::s8, 130, 200, 640, 128, 3, 1, 1, DType::f32, kResidual},
     {Codes::s8, 300, 136, 768, 256, 2, 1, 1, DType::bf16, kBias},
+    {Codes::s8, 17, 200, 256, 32, 4, 1, 1, DType::f16, kBias | kRelu},
     {Codes::e4m3, 20, 128, 2048, 16, 1, 2, 1, DType::f16},
     {Codes::e4m3, 260, 264, 768, 256, 2, 1, kStreamK},
     {Codes::s8, 10, 200, 1424, 16, 2, 1, 4, DType::bf16, kZeros},

@@ -123,6 +123,19 @@ TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
       }
 }
 
+TEST(Pack, LeavesTheReferenceOutOfSmallConvolutions) {
+  for (const char* name : {"u4b8c", "s8c", "u4zg9", "e4m3c"})
+    for (std::int64_t channels : {1, 3}) {
+      const ConvGeometry g{.in_channels = channels, .height = 512, .width = 512, .kernel = {3, 3}, .padding = {1, 1, 1, 1}};
+      QuantTensor q = random_weight(Scheme::parse(name)->weight, 1, g.k(), 1);
+      q.kernel = g.kernel;
+      const auto weight = pack(q);
+      ASSERT_TRUE(weight.ok()) << weight.status().message();
+      const auto plan = Plan::conv(*weight, {.geometry = g}, {.allow_reference = false});
+      EXPECT_TRUE(plan.ok()) << name << ": " << plan.status().message();
+    }
+}
+
 TEST(Pack, OneRowOfW8A8HasTheBitsItHasAmongOthers) {
   constexpr std::int64_t kN = 40, kK = 27, kM = 3;
   const QuantTensor all = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, kN, kK, 4);

@@ -501,8 +501,8 @@ typedef struct nib_linear_desc {
   const nib_epilogue* epilogue; /* NULL: D is f32 [M,N] */
   /* NULL: A is multiplied as it is. "s8r", "e4m3g128", ...: A is quantized while running, and codes are multiplied. */
   const char* quantize;
-  int64_t m_max; /* the plan serves every M in [1, m_max]; 0: 1 */
-  nib_dtype act; /* of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `quantize` says */
+  int64_t m_max;                 /* the plan serves every M in [1, m_max]; 0: 1 */
+  nib_dtype act;                 /* of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `quantize` says */
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_linear_desc;
 
@@ -520,7 +520,7 @@ typedef struct nib_conv_desc {
   int64_t dilation_height, dilation_width;                          /* 0: 1 */
   int64_t groups;                                                   /* 0: 1; C: depthwise */
   nib_image_layout input, output;                                   /* of A; of D, gate and residual */
-  nib_dtype act; /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
+  nib_dtype act;                 /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_conv_desc;
 

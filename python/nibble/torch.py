@@ -449,6 +449,7 @@ def convert(
     config: Mapping[str, Any] | None = None,
     device: Any = None,
     conv: bool = False,
+    accumulation: str = "fast",
 ) -> list[str]:
     """Replaces the linear layers of `model` by QuantLinear, with `conv` also every nn.Conv2d by QuantConv2d; in place; returns names.
 
@@ -457,7 +458,7 @@ def convert(
     of a convolution K is all that goes into an output, Kh·Kw·C/groups, and blocks of activations have to divide C/groups.
     skip: a regular expression searched in names, or a predicate; by default heads and embeddings. Raises what reading or quantizing a
     layer does, with its name; the layers before it are converted then. config: model.config's
-    quantization_config unless given. device: where to run; by default where the layer is.
+    quantization_config unless given. device: where to run; by default where the layer is. accumulation: as nibble.pack has it.
     """
     skipped = skip if callable(skip) else (lambda name: skip is not None and re.search(skip, name) is not None)
     if config is None:
@@ -472,7 +473,7 @@ def convert(
         own = next(itertools.chain(module.parameters(), module.buffers()), None)
         if own is None:
             continue
-        options = {"act": act, "device": device or own.device}
+        options = {"act": act, "accumulation": accumulation, "device": device or own.device}
         dense = _float_weight(module)
         layer: nn.Module
         try:

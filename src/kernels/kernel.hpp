@@ -34,15 +34,16 @@ struct Problem {
   std::int64_t m = 1, n = 1, k = 1;  // m of a convolution counts images
   WeightScheme scheme;
   DType zero_type = DType::none;
-  std::string_view layout;                         // of the packed weight; empty: not packed yet
-  Backend memory = Backend::cpu;                   // where its bytes are or will be: cuda is device memory
-  DType act = DType::f32;                          // of A as the caller passes it
-  EpilogueSpec epilogue;                           // epilogue.out is the output type of every op
-  ActScheme quantize;                              // how A is quantized before the product, if at all
-  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
-  bool permutes_k = false;                         // act-order: the packed weight has its own order of input channels
-  bool prescales_k = false;                        // A is multiplied by the weight's prescale first
-  ConvGeometry geometry;                           // conv
+  std::string_view layout;        // of the packed weight; empty: not packed yet
+  Backend memory = Backend::cpu;  // where its bytes are or will be: cuda is device memory
+  DType act = DType::f32;         // of A as the caller passes it
+  EpilogueSpec epilogue;          // epilogue.out is the output type of every op
+  ActScheme quantize;             // how A is quantized before the product, if at all
+  /// Of FP8 codes.
+  Accumulation accumulation = Accumulation::fast;
+  bool permutes_k = false;   // act-order: the packed weight has its own order of input channels
+  bool prescales_k = false;  // A is multiplied by the weight's prescale first
+  ConvGeometry geometry;     // conv
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
   std::string_view form;                   // prepare: the form of activations that is wanted (cpu/prepare.hpp)
   Roofline machine = assumed_roofline(1);  // what costs are worked out for; machine.threads threads will run

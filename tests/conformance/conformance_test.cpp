@@ -261,7 +261,8 @@ TEST_P(LinearConformance, LargeLayersOnTheGpu) {
   EXPECT_GT(seed, 1u) << "the kernel took no layer";
 }
 
-/// However many the channels: what a precise sum of FP8 loses does not grow with them, what a fast one of sm_90 loses does.
+/// However many the channels: what a precise sum of FP8 loses does not grow with them, what a fast one of sm_90 loses does, unless CTAs share
+/// the channels.
 TEST(Fp8, PreciseSumsOfManyChannelsAreCloser) {
   int tried = 0;
   const QuantTensor q = random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}, 96, 28672, 1);
@@ -275,7 +276,7 @@ TEST(Fp8, PreciseSumsOfManyChannelsAreCloser) {
     ASSERT_TRUE(fast.ok() && precise.ok()) << kernel->name;
     EXPECT_TRUE(fast->passed && precise->passed) << fast->failure << precise->failure;
     EXPECT_LT(precise->relative_l2, 7e-4) << kernel->name;
-    if (kernel->isa == Isa::sm90) {
+    if (kernel->variant == "wgmma") {
       EXPECT_GT(fast->relative_l2, 4 * precise->relative_l2) << kernel->name;
     }
     ++tried;

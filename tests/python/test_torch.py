@@ -92,6 +92,9 @@ def test_the_accumulation_of_a_layer():
     other.load_state_dict(layer.state_dict())
     for same in (layer, other, copy.deepcopy(layer)):
         assert (same.weight.act, same.weight.accumulation) == ("e4m3r", "precise")
+    model = Mlp()
+    assert nt.convert(model, "e4m3r_e4m3c", accumulation="precise") == ["up", "down", "odd"]
+    assert {layer.weight.accumulation for layer in (model.up, model.down, model.odd)} == {"precise"}
 
 
 def test_a_weight_that_is_gone(layer):

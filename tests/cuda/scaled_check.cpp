@@ -765,7 +765,7 @@ constexpr Size kLongRows[] = {{8192, 8192}, {8192, 28672}};
 /// Fast ones, and precise ones of so many channels by tensor cores at a time.
 const std::vector<BenchKind> kSums = [] {
   std::vector<BenchKind> kinds;
-  for (const auto& [name, together] : {std::pair("fast", 0), std::pair("512", 4), std::pair("256", 2), std::pair("128", 1)})
+  for (const auto& [name, together] : {std::pair("fast", 0), std::pair("1024", 8), std::pair("512", 4), std::pair("256", 2)})
     kinds.push_back({name, {DType::e4m3}, per_channel(DType::e4m3), together});
   return kinds;
 }();

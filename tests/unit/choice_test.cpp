@@ -105,7 +105,8 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
 }
 
 INSTANTIATE_TEST_SUITE_P(H200, Choice,
-                         testing::Values(Limits{"scaled.json", 0, 0.001, 0.32},
+                         testing::Values(Limits{"scaled.json", 0, 0.001, 0.32}, Limits{"gemm-kernels.json", 0, 0.001, 0.12},
+                                         Limits{"gemm-prefill.json", 0, 0.002, 0.02}, Limits{"gemm-groups.json", 0, 0.001, 0.1},
 
                                          Limits{"gemm-qwen.json", 0, 0.001, 0.12}, Limits{"gemm-deepseek.json", 0, 0.001, 0.15},
                                          Limits{"decode-kernels.json", 0, 0.001, 0.08},

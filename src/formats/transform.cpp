@@ -96,6 +96,7 @@ Status copy_companions(const fs::path& from, const fs::path& to) {
   for (fs::directory_iterator it(from, failure), end; !failure && it != end; it.increment(failure)) {
     std::error_code dangling;  // a link to nowhere is no reason to stop
     if (!it->is_regular_file(dangling) || !is_companion(it->path())) continue;
+    NIBBLE_RETURN_IF_ERROR(storage::check_inside(from, it->path()));
     if (!fs::copy_file(it->path(), to / it->path().filename(), failure)) break;
   }
   if (failure) return error(StatusCode::io_error, "cannot copy the files of {}: {}", from.string(), failure.message());
@@ -175,9 +176,9 @@ Result<TransformReport> run(const Transform& t) {
     return report;
   }
   NIBBLE_ASSIGN_OR_RETURN(auto directory, storage::OutputDirectory::create(t.out, t.options.overwrite));
+  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, directory.path()));
   NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path() / "model.safetensors", false, report, written));
   NIBBLE_RETURN_IF_ERROR(write_config(t, written, directory.path()));
-  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, directory.path()));
   NIBBLE_RETURN_IF_ERROR(directory.commit());
   return report;
 }

@@ -52,6 +52,12 @@ TEST(Safetensors, RefusesBadLengths) {
   expect_error(parse(raw_safetensors(" {}", 0)).status(), StatusCode::corrupt_data, {"does not start with '{'"});
 }
 
+std::string many(int count, std::string_view piece) {
+  std::string text;
+  while (count-- > 0) text += piece;
+  return text;
+}
+
 struct BadHeader {
   const char* name;
   std::string header;
@@ -71,6 +77,12 @@ TEST_P(BadHeaders, AreRefused) {
 const BadHeader kBadHeaders[] = {
     {"BadJson", R"({"a":})", 0, {"byte 13", "not valid JSON"}},
     {"TrailingText", "{} x", 0, {"byte 11", "not valid JSON"}},
+    {"ZeroByteAtTheEnd", std::string("{}\0", 3), 0, {"header from byte 8 on", "not valid JSON at byte 2", "a zero byte"}},
+    {"TextAfterAZeroByte", std::string("{}\0,\"b\":1}", 10), 0, {"a zero byte"}},
+    {"ManyDimensions",
+     one(R"({"dtype":"U8","shape":[1)" + many(64, ",1") + R"(],"data_offsets":[0,1]})"),
+     1,
+     {"tensor \"a\"", "more than 64 dimensions"}},
     {"NotUtf8", "{\"\xff\":1}", 0, {"not valid JSON"}},
     {"NoObject", R"({"a":7})", 0, {"\"a\" has the value 7"}},
     {"DuplicateName",

@@ -119,7 +119,7 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total, std
 
 /// How a checkpoint is written, whatever is written.
 struct TransformOptions {
-  bool overwrite = false;        // replace an existing output
+  bool overwrite = false;        // replace an existing file, or a directory in which nibble wrote every file (.nibble lists them)
   Progress progress = {};        // empty: nobody watches
   Executor* executor = nullptr;  // null: default_executor()
   /// dequantize_checkpoint: how a weight becomes W[N,K] of a type, bit for bit what QuantTensor::value says. Empty: on the CPU.
@@ -181,5 +181,10 @@ struct TensorSource {
 /// Errors: already_exists unless `overwrite`; io_error (full disk, ...), nothing is left behind then.
 Status write_safetensors(const std::filesystem::path& path, std::span<const TensorSource> tensors,
                          const std::vector<std::pair<std::string, std::string>>& metadata = {}, bool overwrite = false);
+
+/// Writes a directory of model.safetensors, with these tensors, and config.json, with this text: whole or not at all, as
+/// quantize_checkpoint does.
+Status write_checkpoint(const std::filesystem::path& directory, std::span<const TensorSource> tensors, std::string_view config,
+                        bool overwrite = false);
 
 }  // namespace nibble

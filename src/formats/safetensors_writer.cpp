@@ -123,4 +123,16 @@ Status write_safetensors(const std::filesystem::path& path, std::span<const Tens
   return error(StatusCode::io_error, "cannot write {}: {}", path.string(), e.what());
 }
 
+Status write_checkpoint(const std::filesystem::path& directory, std::span<const TensorSource> tensors, std::string_view config,
+                        bool overwrite) try {
+  NIBBLE_ASSIGN_OR_RETURN(auto output, storage::OutputDirectory::create(directory, overwrite));
+  NIBBLE_RETURN_IF_ERROR(write_safetensors(output.path() / "model.safetensors", tensors, {{"format", "pt"}}));
+  NIBBLE_ASSIGN_OR_RETURN(auto file, storage::OutputFile::create(output.path() / "config.json", false));
+  NIBBLE_RETURN_IF_ERROR(file.write_at(0, std::as_bytes(std::span(config))));
+  NIBBLE_RETURN_IF_ERROR(file.commit());
+  return output.commit();
+} catch (const std::exception& e) {
+  return error(StatusCode::io_error, "cannot write {}: {}", directory.string(), e.what());
+}
+
 }  // namespace nibble

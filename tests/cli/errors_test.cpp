@@ -196,6 +196,24 @@ TEST_F(Cli, AResultThatCannotBeWrittenExitsWith4) {
     expect_error(nibble({"inspect", checkpoint("awq")}, {.stdout_to = "/dev/full"}), 4, "standard output");
 }
 
+TEST_F(Cli, AResultReplacesNothingButFiles) {
+  const std::vector<std::string> bench = {"bench",  checkpoint("awq"), "-M", "1", "--min-time", "0.001", "--layer",
+                                          "k_proj", "--no-baselines"};
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), bench.begin(), bench.end());
+    return nibble(options);
+  };
+  spit(at("real.json"), "old");
+  fs::create_symlink("real.json", at("link.json"));
+  const Finished written = with({"--json", at("link.json"), "--report", "/dev/null"});
+  EXPECT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_TRUE(fs::is_symlink(at("link.json")));
+  EXPECT_NE(slurp(at("real.json")).find("\"schema\""), std::string::npos);
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  fs::create_directory(at("directory"));
+  expect_error(with({"--json", at("directory")}), 4, "directory: it exists and is not a file");
+}
+
 TEST_F(Cli, AReaderThatWentAwayIsNoError) {
   const Finished finished = nibble({"inspect", checkpoint("awq"), "--json"}, {.closed_pipe = true});
   EXPECT_EQ(finished.exit_code, 0);

@@ -374,7 +374,7 @@ def fp8_sums(data):
     for r in data["rows"]:
         us.setdefault((r["n"], r["k"]), {}).setdefault(r["m"], {})[r["sums"]] = r["best_us"]
     columns = sorted({m for layer in us.values() for m in layer})
-    body = [[f"{n}×{k}"] + [f"{of[m][channels]:.1f} · {round(100 * (of[m][channels] / of[m]["fast"] - 1)):+d} %" for m in columns] for (n, k), of in us.items()]
+    body = [[f"{n}×{k}"] + [f"{of[m][channels]:.1f} · {round(100 * (of[m][channels] / of[m]['fast'] - 1)):+d} %" for m in columns] for (n, k), of in us.items()]
     text += table(["N×K"] + [f"M = {m}" for m in columns], body)
     return text + f"\nRelative L2 error of outputs in f32 and bf16, and below µs of precise sums · what they take more than fast ones, `e4m3r_e4m3c`. {data['device']}.\n"
 

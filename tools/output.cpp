@@ -53,19 +53,25 @@ Json gpu_description(const GpuInfo& gpu) {
 void complain(std::string_view text) { fmt::print(stderr, "nibble: {}\n", printable(text)); }
 
 Status write_file(const std::filesystem::path& path, std::string_view contents) {
-  std::string temporary = path.string() + ".XXXXXX";
-  const int fd = mkostemp(temporary.data(), O_CLOEXEC);
+  std::error_code missing;
+  const std::filesystem::path file = std::filesystem::canonical(path, missing);  // a link stays one
+  const auto type = std::filesystem::status(path, missing).type();
+  const bool through = type == std::filesystem::file_type::character || type == std::filesystem::file_type::fifo;
+  if (!through && type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found)
+    return {StatusCode::io_error, fmt::format("cannot write {}: it exists and is not a file", path.string())};
+  std::string temporary = (file.empty() ? path : file).string() + ".XXXXXX";
+  const int fd = through ? open(path.c_str(), O_WRONLY | O_CLOEXEC) : mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) return io_error("cannot write", path, errno);
-  int failure = fchmod(fd, 0644) != 0 ? errno : 0;
+  int failure = !through && fchmod(fd, 0644) != 0 ? errno : 0;
   while (failure == 0 && !contents.empty()) {
     const ssize_t written = ::write(fd, contents.data(), contents.size());
     if (written > 0) contents.remove_prefix(static_cast<std::size_t>(written));
     if (written < 0 && errno != EINTR) failure = errno;
   }
   if (close(fd) != 0 && failure == 0) failure = errno;
-  if (failure == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) failure = errno;
+  if (failure == 0 && !through && std::rename(temporary.c_str(), (file.empty() ? path : file).c_str()) != 0) failure = errno;
   if (failure == 0) return {};
-  unlink(temporary.c_str());
+  if (!through) unlink(temporary.c_str());
   return io_error("cannot write", path, failure);
 }
 

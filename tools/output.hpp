@@ -29,7 +29,8 @@ Status finish_output();
 /// "nibble: <text>" as one line on stderr.
 void complain(std::string_view text);
 
-/// Writes a file under a temporary name in the same directory and renames it, replacing what is there.
+/// Writes a file under a temporary name in the same directory and renames it, replacing the file that is there or that a link leads
+/// to. Pipes and character devices are written to; anything else is an error.
 Status write_file(const std::filesystem::path& path, std::string_view contents);
 Status read_file(const std::filesystem::path& path, std::string& contents);
 

@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -177,63 +176,6 @@ std::string config(const Architecture& a, const SampleSpec& spec) {
   return json.dump(2) + "\n";
 }
 
-/// A directory beside its final place, gone again unless publish() succeeds.
-class StagedDirectory {
- public:
-  StagedDirectory(fs::path out, bool overwrite) : out_(std::move(out)), overwrite_(overwrite) {
-    if (!out_.has_filename()) out_ = out_.parent_path();  // "dir/"
-    path_ = out_;
-    path_ += fmt::format(".partial-{}", ::getpid());
-    old_ = out_;
-    old_ += fmt::format(".replaced-{}", ::getpid());
-  }
-  ~StagedDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  StagedDirectory(const StagedDirectory&) = delete;
-  StagedDirectory& operator=(const StagedDirectory&) = delete;
-
-  const fs::path& path() const { return path_; }
-
-  Status create() {
-    std::error_code ec;
-    if (fs::exists(out_, ec)) {
-      if (!overwrite_) return Status(StatusCode::already_exists, fmt::format("{} exists already", out_.string()));
-      // A mistyped path must not cost anything but a checkpoint.
-      if (!fs::exists(out_ / "config.json", ec) && !fs::is_empty(out_, ec))
-        return Status(StatusCode::already_exists,
-                      fmt::format("{} exists and is not a checkpoint; remove it first", out_.string()));
-    }
-    fs::create_directories(path_, ec);
-    return ec ? io_error("create", path_, ec) : Status{};
-  }
-
-  Status publish() {
-    std::error_code ec;
-    const bool replace = fs::exists(out_, ec);
-    if (replace && !overwrite_) return Status(StatusCode::already_exists, fmt::format("{} exists already", out_.string()));
-    if (replace) fs::rename(out_, old_, ec);
-    if (ec) return io_error("replace", out_, ec);
-    fs::rename(path_, out_, ec);
-    if (ec) {
-      const Status status = io_error("create", out_, ec);
-      if (replace) fs::rename(old_, out_, ec);
-      return status;
-    }
-    fs::remove_all(old_, ec);
-    return {};
-  }
-
- private:
-  static Status io_error(std::string_view verb, const fs::path& path, const std::error_code& ec) {
-    return Status(StatusCode::io_error, fmt::format("cannot {} {}: {}", verb, path.string(), ec.message()));
-  }
-
-  fs::path out_, path_, old_;
-  bool overwrite_;
-};
-
 }  // namespace
 
 std::vector<std::string_view> sample_shapes() {
@@ -251,11 +193,7 @@ Status write_sample(const fs::path& out, const SampleSpec& spec) {
   if (spec.vocab < 1 || spec.vocab > 1 << 20) return bad(fmt::format("vocab={} is outside 1…{}", spec.vocab, 1 << 20));
   if (!is_compute_float(spec.dtype)) return bad(fmt::format("dtype {} is not f32, f16 or bf16", name(spec.dtype)));
 
-  StagedDirectory staged(out, spec.overwrite);
-  Status status = staged.create();
-  if (status.ok()) status = write_file(staged.path() / "config.json", config(*a, spec));
-  if (status.ok()) status = write_safetensors(staged.path() / "model.safetensors", sources(*a, spec), {{"format", "pt"}});
-  return status.ok() ? staged.publish() : status;
+  return write_checkpoint(out, sources(*a, spec), config(*a, spec), spec.overwrite);
 }
 
 }  // namespace nibble::tools

@@ -52,7 +52,8 @@ void add_sample(CLI::App& app, Action& action) {
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE")
       ->capture_default_str();
-  command->add_flag("--force", options->spec.overwrite, "Replace OUT if it exists");
+  command->add_flag("--force", options->spec.overwrite,
+                    "Replace OUT if it is a file, or a directory in which nibble wrote every file");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

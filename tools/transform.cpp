@@ -98,7 +98,7 @@ std::vector<std::string> writable_formats() {
 void add_paths(CLI::App& command, Options& options) {
   command.add_option("IN", options.in, "Checkpoint: a directory or one .safetensors file")->required();
   command.add_option("OUT", options.out, "What to write: a directory when IN is one, else a file")->required();
-  command.add_flag("--force", options.force, "Replace OUT if it exists");
+  command.add_flag("--force", options.force, "Replace OUT if it is a file, or a directory in which nibble wrote every file");
 }
 
 CLI::Option* add_format(CLI::App& command, Options& options) {

@@ -119,7 +119,7 @@ using Progress = std::function<void(std::uint64_t done, std::uint64_t total, std
 
 /// How a checkpoint is written, whatever is written.
 struct TransformOptions {
-  bool overwrite = false;        // replace an existing output
+  bool overwrite = false;        // replace an existing file, or a directory in which nibble wrote every file (.nibble lists them)
   Progress progress = {};        // empty: nobody watches
   Executor* executor = nullptr;  // null: default_executor()
   /// dequantize_checkpoint: how a weight becomes W[N,K] of a type, bit for bit what QuantTensor::value says. Empty: on the CPU.
@@ -152,7 +152,7 @@ struct QuantizeCheckpointSpec {
   std::optional<double> smooth = {};
   bool convs =
       false;  // also convolutions, of weights [Co,Ci/groups,Kh,Kw]: formats of compressed-tensors hold them, few loaders do
-  /// Modules to leave alone, as an ECMAScript regular expression that is searched in their names. Empty: none.
+  /// Modules to leave alone, as a regular expression (Pattern) that is searched in their names. Empty: none.
   std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";
 };
 
@@ -181,5 +181,10 @@ struct TensorSource {
 /// Errors: already_exists unless `overwrite`; io_error (full disk, ...), nothing is left behind then.
 Status write_safetensors(const std::filesystem::path& path, std::span<const TensorSource> tensors,
                          const std::vector<std::pair<std::string, std::string>>& metadata = {}, bool overwrite = false);
+
+/// Writes a directory of model.safetensors, with these tensors, and config.json, with this text: whole or not at all, as
+/// quantize_checkpoint does.
+Status write_checkpoint(const std::filesystem::path& directory, std::span<const TensorSource> tensors, std::string_view config,
+                        bool overwrite = false);
 
 }  // namespace nibble

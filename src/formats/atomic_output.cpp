@@ -6,10 +6,15 @@
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
+#include <string>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
+#include "formats/json.hpp"
 #include "formats/mapped_file.hpp"
 
 namespace nibble::storage {
@@ -26,20 +31,71 @@ Result<fs::path> normalized(const fs::path& path) {
   return full;
 }
 
+std::string_view kind(fs::file_type type) {
+  switch (type) {
+    case fs::file_type::regular: return "a file";
+    case fs::file_type::directory: return "a directory";
+    case fs::file_type::symlink: return "a symbolic link";
+    case fs::file_type::block:
+    case fs::file_type::character: return "a device";
+    case fs::file_type::fifo: return "a named pipe";
+    case fs::file_type::socket: return "a socket";
+    default: return "neither a file nor a directory";
+  }
+}
+
+/// In every directory that nibble writes: the names of its files, a line each. A directory is replaced while it holds no others.
+constexpr std::string_view kManifest = ".nibble";
+constexpr std::string_view kManifestTitle =
+    "Written by nibble, which overwrites this directory only while it holds no other files:";
+
+/// The paths below `directory` of what is no directory.
+std::vector<std::string> files_below(const fs::path& directory, std::error_code& failure) {
+  std::vector<std::string> files;
+  for (fs::recursive_directory_iterator it(directory, failure), end; !failure && it != end; it.increment(failure))
+    if (std::error_code ignored; it->symlink_status(ignored).type() != fs::file_type::directory)
+      files.push_back(it->path().lexically_relative(directory).string());
+  return files;
+}
+
+Status write_manifest(const fs::path& directory) {
+  std::error_code failure;
+  std::string text(kManifestTitle);
+  for (const std::string& file : files_below(directory, failure))
+    if (file.find('\n') == std::string::npos) text += "\n" + file;  // a name of two lines would stand for two files
+  if (failure) return error(StatusCode::io_error, "cannot list {}: {}", directory.string(), failure.message());
+  NIBBLE_ASSIGN_OR_RETURN(auto manifest, OutputFile::create(directory / kManifest, false));
+  NIBBLE_RETURN_IF_ERROR(manifest.write_at(0, std::as_bytes(std::span(text += '\n'))));
+  return manifest.commit();
+}
+
+/// already_exists unless the directory holds nothing but what its manifest names.
+Status check_own(const fs::path& directory) {
+  std::unordered_set<std::string> own{std::string(kManifest)};
+  std::ifstream manifest(directory / kManifest);
+  std::string line;
+  if (std::getline(manifest, line) && line == kManifestTitle)
+    while (std::getline(manifest, line)) own.insert(line);
+  std::error_code failure;
+  for (const std::string& file : files_below(directory, failure))
+    if (!own.contains(file))
+      return error(StatusCode::already_exists, "{} exists and holds {}, which nibble did not write; remove one of them first",
+                   directory.string(), printable(file));
+  if (failure) return error(StatusCode::io_error, "cannot list {}: {}", directory.string(), failure.message());
+  return {};
+}
+
 Status check_replaceable(const fs::path& path, bool directory, bool overwrite) {
   std::error_code failure;
-  const fs::file_status status = fs::symlink_status(path, failure);
-  if (status.type() == fs::file_type::not_found) return {};
+  const fs::file_type found = fs::symlink_status(path, failure).type();
+  if (found == fs::file_type::not_found) return {};
   if (failure) return error(StatusCode::io_error, "cannot stat {}: {}", path.string(), failure.message());
   if (!overwrite) return error(StatusCode::already_exists, "{} exists; choose another name or overwrite it", path.string());
-  if (fs::is_directory(path, failure) != directory)
-    return error(StatusCode::already_exists, "{} exists and is {} directory; the output is {}", path.string(),
-                 directory ? "not a" : "a", directory ? "one" : "a file");
-  if (!directory || fs::is_empty(path, failure)) return {};
-  for (fs::directory_iterator it(path, failure), end; !failure && it != end; it.increment(failure))
-    if (it->path().extension() == ".safetensors") return {};
-  return error(StatusCode::already_exists, "{} exists and holds no *.safetensors, so it is not replaced; remove it first",
-               path.string());
+  const fs::file_type wanted = directory ? fs::file_type::directory : fs::file_type::regular;
+  if (found != wanted)
+    return error(StatusCode::already_exists, "{} exists and is {}, not {}; choose another name", path.string(), kind(found),
+                 kind(wanted));
+  return directory ? check_own(path) : Status();
 }
 
 /// Calls make(name) with names nobody uses until it succeeds; the process id alone is not enough for two threads, or for
@@ -132,6 +188,7 @@ OutputDirectory::~OutputDirectory() {
 
 Status OutputDirectory::commit() {
   NIBBLE_RETURN_IF_ERROR(check_replaceable(path_, true, overwrite_));
+  NIBBLE_RETURN_IF_ERROR(write_manifest(temporary_));
   sync_directory(temporary_);
   // A directory cannot be renamed onto a full one: the old one steps aside first, and comes back if that fails.
   std::error_code failure;

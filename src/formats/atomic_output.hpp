@@ -13,7 +13,7 @@ namespace nibble::storage {
 /// A file that comes into being with commit(); without it, nothing is left behind.
 class OutputFile {
  public:
-  /// already_exists when `path` does, unless `overwrite` and it is a file.
+  /// already_exists when `path` does, unless `overwrite` and it is a regular file, no link to one.
   static Result<OutputFile> create(const std::filesystem::path& path, bool overwrite);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
@@ -33,14 +33,14 @@ class OutputFile {
 /// The same for a directory: fill path(), then commit().
 class OutputDirectory {
  public:
-  /// already_exists when `path` does, unless `overwrite` and it is an empty directory or one with *.safetensors in it: a
-  /// mistyped path must not cost the user anything else.
+  /// already_exists when `path` does, unless `overwrite` and it is a directory whose every file was written by commit(): a mistyped
+  /// path must not cost the user anything else.
   static Result<OutputDirectory> create(const std::filesystem::path& path, bool overwrite);
   OutputDirectory(OutputDirectory&& other) noexcept;
   OutputDirectory& operator=(OutputDirectory&&) = delete;
   ~OutputDirectory();
 
-  /// Where to write until commit().
+  /// Where to write until commit(), which adds the list of its files, ".nibble".
   const std::filesystem::path& path() const { return temporary_; }
   Status commit();
 

@@ -27,6 +27,13 @@ inline std::string json_complaint(std::string_view what) {
   return text;
 }
 
+/// nlohmann-json takes a zero byte for the end of the text, whatever follows.
+inline Status check_no_zero_bytes(std::string_view text, std::string_view source) {
+  const std::size_t zero = text.find('\0');
+  if (zero == std::string_view::npos) return {};
+  return error(StatusCode::corrupt_data, "{}: not valid JSON at byte {}: a zero byte", source, zero);
+}
+
 /// Parses `text` into nlohmann::json or ordered_json. corrupt_data with the byte position when it is not JSON, is nested more
 /// than 64 deep, or repeats a key where `unique_keys` forbids it (else the last one counts, as in Python).
 template <class Json>
@@ -45,6 +52,7 @@ Result<Json> parse_json(std::string_view text, std::string_view source, bool uni
         repeated = key;
     return true;
   };
+  NIBBLE_RETURN_IF_ERROR(check_no_zero_bytes(text, source));
   try {
     Json json = Json::parse(text, watch);
     if (too_deep) return error(StatusCode::corrupt_data, "{}: nested more than {} deep", source, kMaxDepth);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iterator>
 #include <system_error>
 
 #include "core/error.hpp"
@@ -18,6 +19,22 @@ Status errno_status(std::string_view doing, const std::filesystem::path& path) {
                             : code == EEXIST ? StatusCode::already_exists
                                              : StatusCode::io_error;
   return error(status, "cannot {} {}: {}", doing, path.string(), std::generic_category().message(code));
+}
+
+Status check_inside(const std::filesystem::path& directory, const std::filesystem::path& file) {
+  std::error_code failure, ignored;
+  const std::filesystem::path real = std::filesystem::canonical(file, failure);
+  if (failure) return {};  // whoever opens it says why
+  const std::filesystem::path own = std::filesystem::canonical(directory.empty() ? "." : directory, ignored);
+  std::filesystem::path root;
+  for (auto part = own.begin(); part != own.end(); ++part) {
+    root /= *part;
+    if (const auto next = std::next(part); next != own.end() && *next == "snapshots" && part->string().starts_with("models--"))
+      break;
+  }
+  if (*real.lexically_relative(root).begin() != "..") return {};
+  return error(StatusCode::io_error, "{} is a link to {}, which is outside the checkpoint; put a copy in its place",
+               file.string(), real.string());
 }
 
 Result<std::shared_ptr<const MappedFile>> MappedFile::open(const std::filesystem::path& path) {

@@ -14,6 +14,10 @@ namespace nibble::storage {
 /// "cannot DOING PATH: No space left on device", from errno. ENOENT is not_found, EEXIST already_exists, the rest io_error.
 Status errno_status(std::string_view doing, const std::filesystem::path& path);
 
+/// io_error for a file of a checkpoint's `directory` that links lead out of it: to convert it would publish a file of the user's
+/// that is no part of the checkpoint. Hugging Face's cache is made of links to models--NAME/blobs, which count as inside.
+Status check_inside(const std::filesystem::path& directory, const std::filesystem::path& file);
+
 /// Mapped, not read: only the pages that are touched take memory, and several views share them. The file must not shrink
 /// meanwhile; touching a page that is gone raises SIGBUS, as with every mapped file.
 class MappedFile {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <utility>
 
 #include "core/error.hpp"
+#include "formats/codec_util.hpp"
 #include "formats/json.hpp"
 #include "formats/mapped_file.hpp"
 
@@ -43,7 +45,11 @@ std::string hide_non_finite(std::string_view text) {
 std::string show_non_finite(std::string text) {
   for (const std::string_view word : kNonFinite) {
     const std::string hidden = fmt::format("\"{}{}\"", kMark, word);
-    for (std::size_t at = 0; (at = text.find(hidden, at)) != std::string::npos;) text.replace(at, hidden.size(), word);
+    std::string shown;
+    std::size_t done = 0;
+    for (std::size_t at = 0; (at = text.find(hidden, done)) != std::string::npos; done = at + hidden.size())
+      shown.append(text, done, at - done).append(word);
+    text = shown.append(text, done);
   }
   return text;
 }
@@ -60,6 +66,7 @@ Result<Json> parse_config(std::string_view text, std::string_view source) {
 
 /// Nothing when there is no such file.
 Result<std::optional<std::string>> read_text(const fs::path& path) {
+  NIBBLE_RETURN_IF_ERROR(check_inside(path.parent_path(), path));
   const auto file = MappedFile::open(path);
   if (!file.ok() && file.status().code() == StatusCode::not_found) return std::optional<std::string>();
   if (!file.ok()) return file.status();
@@ -78,6 +85,21 @@ const nlohmann::json* first_of(const nlohmann::json& object, std::initializer_li
   for (const char* key : keys)
     if (const auto it = object.find(key); it != object.end()) return &*it;
   return nullptr;
+}
+
+/// Formats look through these lists for every module.
+Status check_lists(const codec::QuantConfig& quant) {
+  constexpr std::size_t kMost = 256, kMostDynamic = 10'000;
+  const nlohmann::json& transforms = codec::config_child(codec::config_child(quant.json, "transform_config"), "config_groups");
+  std::size_t steps = transforms.size();
+  for (const nlohmann::json& transform : transforms) steps += codec::config_child(transform, "apply").size();
+  const std::tuple<const char*, std::size_t, std::size_t> sizes[] = {
+      {"config_groups", codec::config_child(quant.json, "config_groups").size(), kMost},
+      {"steps of transform_config", steps, kMost},
+      {"entries of dynamic", codec::config_child(quant.json, "dynamic").size(), kMostDynamic}};
+  for (const auto& [what, size, most] : sizes)
+    if (size > most) return error(StatusCode::unsupported, "{} has {} {}; nibble reads up to {}", quant.source, size, what, most);
+  return {};
 }
 
 void note_contradictions(ModelConfig& config, const nlohmann::json& legacy, std::string_view legacy_name) {
@@ -128,15 +150,19 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
     if (!legacy.contains("quant_method") && !legacy.contains("method")) legacy["quant_method"] = kLegacyMethods[i];
     config.quant = {std::move(legacy), std::string(kLegacyNames[i])};
   }
+  NIBBLE_RETURN_IF_ERROR(check_lists(config.quant).with_context(directory.string()));
   return config;
 }
 
 Result<codec::QuantConfig> parse_quant_config(std::string_view text) {
   NIBBLE_ASSIGN_OR_RETURN(nlohmann::json root, parse_config<nlohmann::json>(text, "config"));
+  const nlohmann::json* found = &root;
   for (nlohmann::json* holder : holders(root))
     for (const char* key : kKeys)
-      if (const auto it = holder->find(key); it != holder->end() && it->is_object()) return codec::QuantConfig{*it, "config"};
-  return codec::QuantConfig{std::move(root), "config"};
+      if (const auto it = holder->find(key); it != holder->end() && it->is_object() && found == &root) found = &*it;
+  codec::QuantConfig quant{*found, "config"};
+  NIBBLE_RETURN_IF_ERROR(check_lists(quant));
+  return quant;
 }
 
 Result<std::string> edit_model_config(std::string_view text, const std::optional<nlohmann::json>& quantization_config) {

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // what the reference reader allows
 constexpr std::size_t kMaxName = 1024;             // names end up in messages and tables
+constexpr std::size_t kMaxRank = 64;               // so do shapes
 
 struct DTypeName {
   DType dtype;
@@ -83,6 +84,7 @@ class HeaderHandler {
   bool number_unsigned(std::uint64_t value) {
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return unexpected(fmt::to_string(value));
     if (where_ == Where::shape) {
+      if (entries.back().tensor.shape.size() == kMaxRank) return fail("shape has more than {} dimensions", kMaxRank);
       entries.back().tensor.shape.push_back(static_cast<std::int64_t>(value));
       return true;
     }
@@ -214,6 +216,8 @@ Status check_tensor_name(std::string_view tensor_name) {
 }
 
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape) {
+  if (shape.size() > kMaxRank)
+    return error(StatusCode::invalid_argument, "a shape of {} dimensions; there are up to {}", shape.size(), kMaxRank);
   std::int64_t total = bits(dtype);
   bool empty = false;
   for (const std::int64_t dim : shape) {
@@ -246,6 +250,7 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std
 
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kPrefix, length);
   if (!text.starts_with('{')) return corrupt("the header at byte {} does not start with '{{'", kPrefix);
+  NIBBLE_RETURN_IF_ERROR(check_no_zero_bytes(text, fmt::format("{}: header from byte {} on", source, kPrefix)));
   HeaderHandler handler(source, text);
   const Cursor first{text.data(), &handler.reached}, last{text.data() + text.size(), &handler.reached};
   if (!nlohmann::json::sax_parse(first, last, &handler)) return handler.status;

@@ -1,10 +1,12 @@
 #include "formats/shards.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "core/error.hpp"
 #include "formats/json.hpp"
@@ -17,6 +19,7 @@ namespace {
 using WeightMap = std::map<std::string, std::string, std::less<>>;
 
 Result<WeightMap> read_index(const fs::path& path) {
+  NIBBLE_RETURN_IF_ERROR(check_inside(path.parent_path(), path));
   NIBBLE_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
   NIBBLE_ASSIGN_OR_RETURN(const nlohmann::json index, parse_json<nlohmann::json>(file->text(), path.string(), true));
   const auto corrupt = [&](const std::string& what) { return error(StatusCode::corrupt_data, "{}: {}", path.string(), what); };
@@ -27,7 +30,7 @@ Result<WeightMap> read_index(const fs::path& path) {
     if (!value.is_string()) return corrupt(fmt::format("tensor {} has no file name", printable(tensor)));
     auto shard = value.get<std::string>();
     const fs::path relative(shard);
-    // "../x" and "/etc/x" would make an innocent command read any file; links inside the directory are the user's own.
+    // "../x" and "/etc/x" would make an innocent command read any file.
     if (shard.empty() || relative.is_absolute() || std::ranges::find(relative, fs::path("..")) != relative.end() ||
         shard.find('\0') != std::string::npos)
       return corrupt(
@@ -58,9 +61,7 @@ Status add_shard(Shards& shards, const fs::path& directory, const std::string& n
     shards.data.push_back(file->bytes().data() + tensor.file_offset);
     shards.tensors.push_back(std::move(tensor));
   }
-  for (auto& entry : header.metadata)
-    if (std::ranges::find(shards.metadata, entry.first, &Metadata::value_type::first) == shards.metadata.end())
-      shards.metadata.push_back(std::move(entry));
+  std::ranges::move(header.metadata, std::back_inserter(shards.metadata));
   shards.files.push_back(std::move(file));
   return {};
 }
@@ -121,7 +122,12 @@ Result<Shards> open_shards(const fs::path& path) {
   }
   if (names.empty())
     return error(StatusCode::not_found, "{} holds no *.safetensors; convert other files (*.bin, *.pt) first", path.string());
-  for (const std::string& name : names) NIBBLE_RETURN_IF_ERROR(add_shard(shards, path, name));
+  for (const std::string& name : names) {
+    NIBBLE_RETURN_IF_ERROR(check_inside(path, path / name));
+    NIBBLE_RETURN_IF_ERROR(add_shard(shards, path, name));
+  }
+  std::unordered_set<std::string> keys;
+  std::erase_if(shards.metadata, [&](const Metadata::value_type& entry) { return !keys.insert(entry.first).second; });
 
   std::unordered_map<std::string_view, const TensorInfo*> seen;
   for (const TensorInfo& tensor : shards.tensors)

@@ -16,6 +16,10 @@ void expect_error(const Finished& finished, int exit_code, const std::string& pa
   EXPECT_NE(finished.err.find(part), std::string::npos) << "'" << part << "' is not in: " << finished.err;
 }
 
+TEST_F(Cli, ExpressionsThatNibbleDoesNotHaveExitWith3) {
+  expect_error(nibble({"inspect", checkpoint("awq"), "--layer", "(?!lm_head)"}), 3, "--layer: '(?!lm_head)' has lookaround");
+}
+
 TEST_F(Cli, UsageErrorsExitWith2) {
   const std::string awq = checkpoint("awq"), out = at("out");
   const struct {
@@ -63,6 +67,8 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--bits", "9"}, "'9'"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--symmetric", "--asymmetric"}, "--symmetric"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "*"}, "'*' is not a regular expression"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", std::string(20000, '(')}, "nested more than 100 deep"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "(.*)*(.*)*(.*)*!", "--group", "100"}, "100"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--group", "100"}, "100"},
       {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--bits", "4"}, "--bits with --format int-quantized"},
       {{"quantize", checkpoint("float"), out, "--format", "fp8", "--group", "64"}, "a scale per block of 128×128"},
@@ -189,6 +195,24 @@ TEST_F(Cli, AResultThatCannotBeWrittenExitsWith4) {
                4, "b.json");
   if (fs::exists("/dev/full"))
     expect_error(nibble({"inspect", checkpoint("awq")}, {.stdout_to = "/dev/full"}), 4, "standard output");
+}
+
+TEST_F(Cli, AResultReplacesNothingButFiles) {
+  const std::vector<std::string> bench = {"bench",  checkpoint("awq"), "-M", "1", "--min-time", "0.001", "--layer",
+                                          "k_proj", "--no-baselines"};
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), bench.begin(), bench.end());
+    return nibble(options);
+  };
+  spit(at("real.json"), "old");
+  fs::create_symlink("real.json", at("link.json"));
+  const Finished written = with({"--json", at("link.json"), "--report", "/dev/null"});
+  EXPECT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_TRUE(fs::is_symlink(at("link.json")));
+  EXPECT_NE(slurp(at("real.json")).find("\"schema\""), std::string::npos);
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  fs::create_directory(at("directory"));
+  expect_error(with({"--json", at("directory")}), 4, "directory: it exists and is not a file");
 }
 
 TEST_F(Cli, AReaderThatWentAwayIsNoError) {

@@ -1,7 +1,10 @@
 // Opening checkpoints: sound ones, and every kind of damage a directory of files can have.
 #include "nibble/checkpoint.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -173,6 +176,97 @@ TEST(Checkpoint, TheIndexIsChecked) {
   expect_error(with_index(R"({"a")").status(), corrupt_data, {kIndex.data(), "byte 18", "not valid JSON"});
 }
 
+// What goes beyond the time that a linear reader takes many times over, on any machine: a quadratic one takes minutes.
+TEST(Checkpoint, LargeHeadersAndConfigsTakeLinearTime) {
+  const Scratch scratch;
+  const auto begin = std::chrono::steady_clock::now();
+  std::string metadata, words = "0";
+  for (int i = 0; i < 200'000; ++i) metadata += (i == 0 ? "" : ",") + fmt::format("\"key {}\":\"\"", i);
+  for (int i = 0; i < 500'000; ++i) words += ",NaN";
+  write_text(scratch / "in/a.safetensors", raw_safetensors("{\"__metadata__\":{" + metadata + "}}", 0));
+  write(scratch / "in/b.safetensors", awq_layer("a"));
+  write_text(scratch / "in/config.json", R"({"x":[)" + words + R"(],"quantization_config":{"quant_method":"awq"}})");
+  EXPECT_TRUE(Checkpoint::open(scratch / "in/a.safetensors").ok());
+  EXPECT_TRUE(dequantize_checkpoint(scratch / "in", scratch / "out", DType::f32).ok());
+  EXPECT_NE(read_text(scratch / "out/config.json").find("NaN"), std::string::npos);
+  // A name of dots has as many runs of components as it has pairs of dots, each looked up in a list.
+  std::string dots;
+  for (int i = 0; i < 500; ++i)
+    dots += fmt::format("\"{:03}{}.weight\":{{\"dtype\":\"I8\",\"shape\":[1,1],\"data_offsets\":[{},{}]}},", i,
+                        std::string(1000, '.'), 3 * i, 3 * i + 1) +
+            fmt::format("\"{:03}{}.weight_scale\":{{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[{},{}]}},", i,
+                        std::string(1000, '.'), 3 * i + 1, 3 * i + 3);
+  dots.back() = '}';
+  write_text(scratch / "dots/a.safetensors", raw_safetensors("{" + dots, 1500));
+  write_text(scratch / "dots/config.json", R"({"quantization_config":{"quant_method":"compressed-tensors","ignore":["x"]}})");
+  EXPECT_TRUE(Checkpoint::open(scratch / "dots").ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+}
+
+TEST(Checkpoint, ListsThatAreSearchedForEveryModuleAreBounded) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", awq_layer("a"));
+  const auto refused = [&](const std::string& before, const std::string& entry, const std::string& after, int count) {
+    std::string entries = R"("x":)" + entry;
+    for (int i = 0; i < count; ++i) entries += fmt::format(",\"{}\":{}", i, entry);
+    write_text(scratch / "config.json", R"({"quantization_config":{)" + before + entries + after + "}}");
+    return Checkpoint::open(scratch.path()).status();
+  };
+  using enum StatusCode;
+  expect_error(refused(R"("config_groups":{)", "{}", "}", 256), unsupported, {"config.json has 257 config_groups", "256"});
+  expect_error(refused(R"("dynamic":{)", "{}", "}", 10000), unsupported, {"10001 entries of dynamic"});
+  expect_error(refused(R"("transform_config":{"config_groups":{)", R"({"apply":[{},{}]})", "}}", 99), unsupported,
+               {"300 steps of transform_config"});
+  EXPECT_TRUE(refused(R"("config_groups":{)", "{}", "}", 255).ok());
+}
+
+TEST(Checkpoint, LinksMayNotLeaveIt) {
+  const Scratch scratch;
+  using enum StatusCode;
+  write(scratch / "secret.safetensors", awq_layer("a"));
+  write_text(scratch / "secret.json", R"({"auths":{"registry":"token"}})");
+  write(scratch / "in/real.safetensors", awq_layer("b"));
+  const auto open = [&] { return Checkpoint::open(scratch / "in").status(); };
+  fs::create_symlink("real.safetensors", scratch / "in/also.bin");
+  EXPECT_TRUE(open().ok());
+  fs::create_symlink("../secret.safetensors", scratch / "in/x.safetensors");
+  expect_error(open(), io_error, {"in/x.safetensors is a link to", "secret.safetensors", "outside the checkpoint"});
+  fs::remove(scratch / "in/x.safetensors");
+  fs::create_symlink(scratch / "secret.json", scratch / "in/config.json");
+  expect_error(open(), io_error, {"in/config.json is a link to", "secret.json"});
+  fs::remove(scratch / "in/config.json");
+  fs::create_symlink("..", scratch / "in/up");
+  write_text(scratch / ("in/" + std::string(kIndex)), R"({"weight_map":{"a.scales":"up/secret.safetensors"}})");
+  expect_error(open(), io_error, {"in/up/secret.safetensors is a link to"});
+  fs::remove(scratch / "in" / kIndex);
+  fs::create_symlink(scratch / "secret.json", scratch / "in" / kIndex);
+  expect_error(open(), io_error, {std::string(kIndex) + " is a link to"});
+  fs::remove(scratch / "in" / kIndex);
+  // What the user names may be a link.
+  fs::create_directory_symlink(scratch / "in", scratch / "link");
+  EXPECT_TRUE(Checkpoint::open(scratch / "link").ok());
+  fs::create_symlink(scratch / "in/real.safetensors", scratch / "link.safetensors");
+  EXPECT_TRUE(Checkpoint::open(scratch / "link.safetensors").ok());
+}
+
+TEST(Checkpoint, TheCacheOfHuggingFaceIsMadeOfLinks) {
+  const Scratch scratch;
+  const std::string repository = "hub/models--org--name/", snapshot = repository + "snapshots/0123/";
+  write(scratch / (repository + "blobs/1"), awq_layer("a"));
+  write_text(scratch / (repository + "blobs/2"), kAwqConfig);
+  write_text(scratch / "hub/models--other/blobs/3", "{}");
+  fs::create_directories(scratch / (snapshot + "part"));
+  fs::create_symlink("../../blobs/1", scratch / (snapshot + "model.safetensors"));
+  fs::create_symlink("../../blobs/2", scratch / (snapshot + "config.json"));
+  fs::create_symlink("../../../blobs/1", scratch / (snapshot + "part/model.safetensors"));
+  for (const char* part : {"", "part", "model.safetensors"}) {
+    const auto checkpoint = Checkpoint::open(scratch / (snapshot + part));
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  }
+  fs::create_symlink("../../../models--other/blobs/3", scratch / (snapshot + "quant_config.json"));
+  expect_error(Checkpoint::open(scratch / snapshot).status(), StatusCode::io_error, {"quant_config.json is a link to"});
+}
+
 TEST(Checkpoint, ConfigMustBeJson) {
   const Scratch scratch;
   write(scratch / "x.safetensors", awq_layer("a"));
@@ -182,6 +276,7 @@ TEST(Checkpoint, ConfigMustBeJson) {
   };
   expect_error(open_with("{\"a\": tru}"), StatusCode::corrupt_data, {"config.json", "byte 9", "not valid JSON"});
   expect_error(open_with(""), StatusCode::corrupt_data, {"config.json", "byte 0"});
+  expect_error(open_with(std::string_view("{}\0{", 4)), StatusCode::corrupt_data, {"config.json", "at byte 2", "a zero byte"});
   expect_error(open_with("[1]"), StatusCode::corrupt_data, {"config.json", "array", "object is expected"});
   expect_error(open_with("{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}"), StatusCode::corrupt_data,
                {"more than 64 deep"});
@@ -204,6 +299,23 @@ TEST(Checkpoint, ConfigThatContradictsTheTensorsIsNoted) {
       notes_with(R"({"quantization_config":{"quant_method":"awq","modules_to_not_convert":["a","gate","re:.*",7]}})");
   expect_note(notes, "warning: model.a: config.json lists \"a\" in modules_to_not_convert, but this module is quantized");
   EXPECT_EQ(notes.find("gate_proj: config.json lists"), std::string::npos) << notes;
+}
+
+TEST(Checkpoint, IgnoredExpressionsAreMatchedWithinATime) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", awq_layer("model.a") + awq_layer("model.gate_proj"));
+  const auto notes_with = [&](const std::string& entry) {
+    write_text(scratch / "config.json",
+               R"({"quantization_config":{"quant_method":"compressed-tensors","ignore":[")" + entry + R"("]}})");
+    return notes_of(scratch.path());
+  };
+  const std::string notes = notes_with("re:.*gate.*");
+  expect_note(notes, R"(warning: model.gate_proj: config.json lists "re:.*gate.*" in ignore, but this module is quantized)");
+  EXPECT_EQ(notes.find("model.a: config.json lists"), std::string::npos) << notes;
+  EXPECT_EQ(notes_with("re:gate").find("gate_proj: config.json lists"), std::string::npos);  // as re.match: from the beginning
+  EXPECT_EQ(notes_with("re:(.*)*(.*)*x").find("config.json lists"), std::string::npos);      // never ends with std::regex
+  expect_note(notes_with("re:(?!lm_head)"), "warning: config.json: ignore: '(?!lm_head)' has lookaround");
+  expect_note(notes_with("re:" + std::string(20000, '(')), "groups nested more than 100 deep");
 }
 
 TEST(Checkpoint, QuantizedConfigWithoutQuantizedModulesIsNoted) {

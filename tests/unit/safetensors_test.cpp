@@ -52,6 +52,26 @@ TEST(Safetensors, RefusesBadLengths) {
   expect_error(parse(raw_safetensors(" {}", 0)).status(), StatusCode::corrupt_data, {"does not start with '{'"});
 }
 
+std::string many(int count, std::string_view piece) {
+  std::string text;
+  while (count-- > 0) text += piece;
+  return text;
+}
+
+TEST(Safetensors, WritesNothingThatItWouldNotRead) {
+  const Scratch scratch;
+  const auto write = [&](const std::string& name, std::vector<std::int64_t> shape, const storage::Metadata& metadata) {
+    const std::vector<TensorSource> tensors{source(name, filled(DType::u8, std::move(shape), 1))};
+    return write_safetensors(scratch / "x.safetensors", tensors, metadata);
+  };
+  using enum StatusCode;
+  expect_error(write("__metadata__", {1}, {}), invalid_argument, {"\"__metadata__\", as the metadata is"});
+  expect_error(write("a", {1}, {{"k", "1"}, {"k", "2"}}), invalid_argument, {"the metadata has \"k\" twice"});
+  expect_error(write("a", std::vector<std::int64_t>(65, 1), {}), invalid_argument, {"65 dimensions", "up to 64"});
+  EXPECT_TRUE(names_in(scratch.path()).empty());
+  EXPECT_TRUE(write("a", std::vector<std::int64_t>(64, 1), {{"k", "1"}}).ok());
+}
+
 struct BadHeader {
   const char* name;
   std::string header;
@@ -71,6 +91,12 @@ TEST_P(BadHeaders, AreRefused) {
 const BadHeader kBadHeaders[] = {
     {"BadJson", R"({"a":})", 0, {"byte 13", "not valid JSON"}},
     {"TrailingText", "{} x", 0, {"byte 11", "not valid JSON"}},
+    {"ZeroByteAtTheEnd", std::string("{}\0", 3), 0, {"header from byte 8 on", "not valid JSON at byte 2", "a zero byte"}},
+    {"TextAfterAZeroByte", std::string("{}\0,\"b\":1}", 10), 0, {"a zero byte"}},
+    {"ManyDimensions",
+     one(R"({"dtype":"U8","shape":[1)" + many(64, ",1") + R"(],"data_offsets":[0,1]})"),
+     1,
+     {"tensor \"a\"", "more than 64 dimensions"}},
     {"NotUtf8", "{\"\xff\":1}", 0, {"not valid JSON"}},
     {"NoObject", R"({"a":7})", 0, {"\"a\" has the value 7"}},
     {"DuplicateName",

@@ -152,7 +152,7 @@ TEST_F(Sample, LayersDoNotDependOnTheirNumber) {
   EXPECT_NE(bf16_tensor(split(read(dir_ / "other/model.safetensors")), name), two);
 }
 
-TEST_F(Sample, ReplacesOnlyCheckpointsAndOnlyWhenAsked) {
+TEST_F(Sample, ReplacesOnlyItsOwnAndOnlyWhenAsked) {
   ASSERT_TRUE(write_sample(dir_ / "out", tiny_).ok());
   EXPECT_EQ(write_sample(dir_ / "out", tiny_).code(), StatusCode::already_exists);
   tiny_.layers = 1;

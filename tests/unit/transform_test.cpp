@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstring>
 
+#include <sys/stat.h>
+
 #include <nlohmann/json.hpp>
 
 #include "formats/format.hpp"
@@ -173,7 +175,7 @@ TEST(Quantize, WritesACompleteCheckpoint) {
   };
   const auto report = quantize_checkpoint(scratch / "in", scratch / "out", groups_of_16(), options);
   ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_EQ(names_in(scratch / "out"), (std::set<std::string>{"model.safetensors", "config.json", "tokenizer.json"}));
+  EXPECT_EQ(names_in(scratch / "out"), (std::set<std::string>{"model.safetensors", "config.json", "tokenizer.json", ".nibble"}));
   EXPECT_EQ(names_in(scratch.path()), (std::set<std::string>{"in", "out"}));
   EXPECT_EQ(last, total);
   EXPECT_EQ(report->bytes_in, total);
@@ -223,7 +225,7 @@ TEST(Quantize, RefusesWhatItCannotDo) {
   using enum StatusCode;
   auto spec = groups_of_16();
   spec.skip = "(";
-  expect_error(quantize(spec), invalid_argument, {"\"(\"", "not a regular expression"});
+  expect_error(quantize(spec), invalid_argument, {"'(' is not a regular expression"});
   spec.skip = ".*";
   expect_error(quantize(spec), invalid_argument, {"no dense layer"});
   spec = groups_of_16();
@@ -264,17 +266,76 @@ TEST(Transform, ProtectsWhatExists) {
         .status();
   };
   expect_error(quantize(scratch / "out", false), StatusCode::already_exists, {"out exists", "overwrite"});
-  expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {"holds no *.safetensors"});
-  expect_error(quantize(scratch / "out/notes.txt", true), StatusCode::already_exists, {"not a directory"});
+  expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {"holds \"notes.txt\", which nibble did not write"});
+  expect_error(quantize(scratch / "out/notes.txt", true), StatusCode::already_exists, {"is a file, not a directory"});
   EXPECT_EQ(read_text(scratch / "out/notes.txt"), "precious");
   expect_error(quantize(scratch / "in", true), StatusCode::invalid_argument, {"is or contains the input"});
   expect_error(quantize(scratch / "in/../in/", true), StatusCode::invalid_argument, {"is or contains the input"});
   expect_error(quantize(scratch.path(), true), StatusCode::invalid_argument, {"is or contains the input"});
 
-  write_text(scratch / "out/old.safetensors", "an older result");
-  ASSERT_TRUE(quantize(scratch / "out/", true).ok());
-  EXPECT_EQ(names_in(scratch / "out"), (std::set<std::string>{"model.safetensors", "config.json", "tokenizer.json"}));
-  EXPECT_EQ(names_in(scratch.path()), (std::set<std::string>{"in", "out"}));
+  fs::remove_all(scratch / "out");
+  const std::set<std::string> written{"model.safetensors", "config.json", "tokenizer.json", ".nibble"};
+  for (int i = 0; i < 2; ++i) {  // what it wrote it replaces
+    ASSERT_TRUE(quantize(scratch / "out/", true).ok());
+    EXPECT_EQ(names_in(scratch / "out"), written);
+    EXPECT_EQ(names_in(scratch.path()), (std::set<std::string>{"in", "out"}));
+  }
+  fs::create_directories(scratch / "out/empty");
+  ASSERT_TRUE(quantize(scratch / "out", true).ok());
+  for (const char* foreign : {"notes.txt", "deep/er/notes.txt", "other.safetensors"}) {
+    write_text(scratch / "out" / foreign, "precious");
+    expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {foreign, "which nibble did not write"});
+    EXPECT_EQ(read_text(scratch / "out" / foreign), "precious");
+    fs::remove(scratch / "out" / foreign);
+  }
+  fs::create_symlink("../in", scratch / "out/link");
+  expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {"\"link\", which nibble did not write"});
+  fs::remove(scratch / "out/link");
+  fs::remove(scratch / "out/.nibble");
+  expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {"which nibble did not write"});
+  write_text(scratch / "out/.nibble", "config.json\nmodel.safetensors\ntokenizer.json\n");  // of somebody else's
+  expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {"which nibble did not write"});
+}
+
+TEST(Transform, ReplacesNothingButFilesAndDirectories) {
+  const Scratch scratch;
+  write_model(scratch / "in");
+  write_text(scratch / "file", "precious");
+  fs::create_directories(scratch / "full");
+  ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
+  fs::create_symlink("file", scratch / "link");
+  fs::create_symlink("/dev/null", scratch / "device");
+  fs::create_symlink("full", scratch / "directory");
+  const auto names = names_in(scratch.path());
+  for (const auto& [name, what] : std::vector<std::pair<const char*, const char*>>{{"pipe", "a named pipe"},
+                                                                                   {"link", "a symbolic link"},
+                                                                                   {"device", "a symbolic link"},
+                                                                                   {"directory", "a symbolic link"}})
+    for (const char* in : {"in", "in/model-1.safetensors"})
+      expect_error(quantize_checkpoint(scratch / in, scratch / name, groups_of_16(), {.overwrite = true}).status(),
+                   StatusCode::already_exists, {name, what, "choose another name"});
+  for (const char* in : {"in", "in/model-1.safetensors"})
+    expect_error(quantize_checkpoint(scratch / in, "/dev/null", groups_of_16(), {.overwrite = true}).status(),
+                 StatusCode::already_exists, {"/dev/null exists and is a device"});
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_EQ(names_in(scratch.path()), names);
+  EXPECT_EQ(read_text(scratch / "file"), "precious");
+}
+
+TEST(Transform, CopiesNoFileFromOutside) {
+  const Scratch scratch;
+  write_model(scratch / "in");
+  write_text(scratch / "id_rsa", "secret");
+  write_text(scratch / "in/vocab.txt", "a b c");
+  fs::create_symlink("vocab.txt", scratch / "in/merges.txt");
+  fs::create_symlink("nowhere", scratch / "in/dangling.txt");
+  ASSERT_TRUE(quantize_checkpoint(scratch / "in", scratch / "out", groups_of_16()).ok());
+  EXPECT_EQ(read_text(scratch / "out/merges.txt"), "a b c");
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(scratch / "out/merges.txt")));
+  fs::create_symlink(scratch / "id_rsa", scratch / "in/special_tokens.json");
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "leak", groups_of_16()).status(), StatusCode::io_error,
+               {"in/special_tokens.json is a link to", "id_rsa", "outside the checkpoint"});
+  EXPECT_FALSE(fs::exists(scratch / "leak"));
 }
 
 TEST(Transform, AFullDiskLeavesNothing) {
@@ -321,7 +382,7 @@ TEST(Dequantize, EqualsTheDefinitionBitForBit) {
     ASSERT_TRUE(report.ok()) << report.status().message();
     EXPECT_EQ(report->modules[0].scheme, name(dtype));
     const Checkpoint in = open(scratch / "in"), out = open(scratch / "out");
-    EXPECT_EQ(names_in(scratch / "out"), (std::set<std::string>{"model.safetensors", "config.json"}));
+    EXPECT_EQ(names_in(scratch / "out"), (std::set<std::string>{"model.safetensors", "config.json", ".nibble"}));
     EXPECT_EQ(nlohmann::json::parse(out.config()).dump(), R"({"a":2,"text_config":{"k":1},"z":0})");
     EXPECT_EQ(out.tensors().size(), 5u);
     for (const char* same : {"a.k_scale", "norm.weight", "a.bias"}) EXPECT_EQ(bytes_of(in, same), bytes_of(out, same)) << same;

@@ -35,6 +35,15 @@ def test_types_are_shipped():
     assert all(hasattr(nibble, name) for name in nibble.__all__)
 
 
+def test_nothing_private_is_shown():
+    code = "import nibble, sys; print(*dir(nibble)); import nibble.torch; print(*dir(nibble)); print(*dir(nibble.torch))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, *more = (set(line.split()) for line in done.stdout.splitlines())
+    assert first == set(nibble.__all__) and not [name for name in first if name.startswith("_") and name != "__version__"]
+    if more:  # there is PyTorch
+        assert more[0] == first | {"torch"} and "convert" in more[1] and not more[1] & {"np", "nn", "re", "Tensor", "_SKIP"}
+
+
 def test_an_import_brings_no_framework():
     check = "import sys, nibble; print([m for m in ('numpy', 'torch', 'jax', 'cupy', 'ml_dtypes') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "[]"

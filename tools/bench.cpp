@@ -17,11 +17,11 @@ namespace nibble::tools {
 namespace {
 
 struct Options {
-  std::filesystem::path path, shapes, conv, json, report, reference;
+  std::filesystem::path path, shapes, conv, report, reference;
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
   std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the usual one
-  std::string backend = "cpu", activations, kernel, layer, layout = "nchw";
+  std::string backend = "cpu", activations, kernel, layer, json, layout = "nchw";
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
@@ -41,10 +41,18 @@ std::string display_name(const std::filesystem::path& path) {
 Result<Outcome> run_compare(const Options& options) {
   const auto comparison = compare_benchmarks(options.compare[0], options.compare[1], wants_colour(stdout));
   if (!comparison.ok()) return comparison.status();
-  print(comparison->text);
-  if (comparison->worst >= options.fail_under) return Outcome::ok;
-  print(fmt::format("regression: {:.3f} is below {:.3f}\n", comparison->worst, options.fail_under));
-  return Outcome::failed;
+  const bool passed = comparison->worst >= options.fail_under;
+  const auto text = [&] {
+    return comparison->text +
+           (passed ? "" : fmt::format("regression: {:.3f} is below {:.3f}\n", comparison->worst, options.fail_under));
+  };
+  const auto document = [&] {
+    Json json = comparison->json;
+    json["passed"] = passed;
+    return json;
+  };
+  if (Status written = print_result(options.json, text, document); !written.ok()) return written;
+  return passed ? Outcome::ok : Outcome::failed;
 }
 
 std::vector<DType> act_types(const Options& options) {
@@ -144,10 +152,9 @@ Result<Outcome> run(const Options& options) {
   Threads threads(options.threads);
   const auto benchmark = measure(options, *cases, threads.executor());
   if (!benchmark.ok()) return benchmark.status();
-  print(benchmark_text(*benchmark, wants_colour(stdout)));
-  if (!options.json.empty()) {
-    if (Status written = write_file(options.json, to_text(benchmark_json(*benchmark))); !written.ok()) return written;
-  }
+  const auto text = [&] { return benchmark_text(*benchmark, wants_colour(stdout)); };
+  if (Status written = print_result(options.json, text, [&] { return benchmark_json(*benchmark); }); !written.ok())
+    return written;
   if (options.report.empty()) return Outcome::ok;
   const std::filesystem::path& measured = checkpoint ? options.path : options.conv.empty() ? options.shapes : options.conv;
   const ReportRequest request{.output = options.report,
@@ -396,9 +403,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(positive)
       ->type_name("S")
       ->capture_default_str();
-  command->add_option("--json", options->json, "Write the results to this file")->type_name("FILE");
+  add_json(*command, options->json);
   CLI::Option* report =
-      command->add_option("--report", options->report, "Write a page with pictures: inspection, verification, results")
+      command->add_option("--report", options->report, "Write a page with pictures to FILE: inspection, verification, results")
           ->type_name("FILE");
   command
       ->add_option("--reference", options->reference,

@@ -44,6 +44,8 @@ CLI::Option* add_activations(CLI::App& command, std::string& activations, const 
 CLI::Option* add_threads(CLI::App& command, int& threads);
 CLI::Option* add_backend(CLI::App& command, std::string& backend);
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel);
+/// --json [FILE]: `json` becomes "-" where no FILE follows; "" without the option.
+CLI::Option* add_json(CLI::App& command, std::string& json);
 CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help);
 
 /// --layer and --skip patterns: ECMAScript, matched anywhere in the name. A bad one is invalid_argument, with the pattern.

@@ -14,7 +14,8 @@ namespace nibble::tools {
 namespace {
 
 struct Options {
-  bool kernels = false, layouts = false, formats = false, measure = false, json = false;
+  bool kernels = false, layouts = false, formats = false, measure = false;
+  std::string json;
   int threads = 0;
 };
 
@@ -194,29 +195,26 @@ Json machine_json(const Ceilings& ceilings, const Blas* blas) {
 Result<Outcome> run(const Options& options) {
   const bool lists = options.kernels || options.layouts || options.formats;
   const bool colour = wants_colour(stdout);
-  if (lists && !options.json) {
-    std::string text;
-    const auto section = [&](bool wanted, auto render) {
-      if (wanted) text += render(colour);
-    };
-    section(options.kernels, kernels_text);
-    section(options.layouts, layouts_text);
-    section(options.formats, formats_text);
-    print(text);
+  const auto list_text = [&] {
+    return (options.kernels ? kernels_text(colour) : "") + (options.layouts ? layouts_text(colour) : "") +
+           (options.formats ? formats_text(colour) : "");
+  };
+  if (lists) {
+    if (Status written = print_result(options.json, list_text, [&] { return list_json(options); }); !written.ok()) return written;
     return Outcome::ok;
   }
-  Json json = list_json(options);
-  if (!lists) {
-    Threads threads(options.threads);
-    const Ceilings ceilings = measure_ceilings(threads.executor(), options.measure);
-    const Blas* blas = Blas::load(ceilings.best.threads);
-    if (!options.json) {
-      print(machine_text(ceilings, blas));
-      return Outcome::ok;
-    }
+  Threads threads(options.threads);
+  const Ceilings ceilings = measure_ceilings(threads.executor(), options.measure);
+  const Blas* blas = Blas::load(ceilings.best.threads);
+  const auto document = [&] {
+    Json json = {{"schema", 1}};
     json.update(machine_json(ceilings, blas));
-  }
-  print(to_text(json));
+    return json;
+  };
+  if (Status written = print_result(
+          options.json, [&] { return machine_text(ceilings, blas); }, document);
+      !written.ok())
+    return written;
   return Outcome::ok;
 }
 
@@ -237,7 +235,7 @@ void add_doctor(CLI::App& app, Action& action) {
       ->excludes(layouts)
       ->excludes(formats);
   add_threads(*command, options->threads);
-  command->add_flag("--json", options->json, "JSON instead of a table");
+  add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -93,7 +93,9 @@ Result<Outcome> run(const InspectOptions& options) {
   if (Status usable = check_backend(options.backend); !usable.ok()) return usable;
   const auto inspection = inspect_checkpoint(options);
   if (!inspection.ok()) return inspection.status();
-  print(options.json ? to_text(inspection_json(*inspection)) : inspection_text(*inspection, wants_colour(stdout)));
+  const auto text = [&] { return inspection_text(*inspection, wants_colour(stdout)); };
+  if (Status written = print_result(options.json, text, [&] { return inspection_json(*inspection); }); !written.ok())
+    return written;
   std::size_t broken = 0;
   const InspectedModule* first = nullptr;
   for (const InspectedModule& found : inspection->modules) {
@@ -231,7 +233,7 @@ void add_inspect(CLI::App& app, Action& action) {
       ->excludes(calibration);
   CLI::Option* headers = command->add_flag("--headers", options->headers_only, "Do not read the weights: fast, but finds less");
   headers->excludes("--explain")->excludes("--reference")->excludes(activations);
-  command->add_flag("--json", options->json, "JSON instead of a table");
+  add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

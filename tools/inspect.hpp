@@ -21,9 +21,9 @@ struct InspectOptions {
   std::vector<std::string> activations;  // ways to quantize them: their added error is measured; one of them is explained
   std::filesystem::path calibration;     // what went into the layers; empty: Gaussian activations
   float outliers = 1.0f;                 // of Gaussian ones
+  std::string json;                      // what --json says
   bool explain = false;
   bool headers_only = false;
-  bool json = false;
 };
 
 /// A module with everything that reading its data told.
@@ -60,5 +60,7 @@ std::string shape_key(const Module& module);
 
 std::string inspection_text(const Inspection& inspection, bool colour);
 Json inspection_json(const Inspection& inspection);
+Json notes_json(const std::vector<Note>& notes);
+Json error_json(const QuantError& error);
 
 }  // namespace nibble::tools

@@ -171,12 +171,6 @@ std::string notes_text(const Inspection& inspection, bool colour) {
   return text;
 }
 
-Json notes_json(const std::vector<Note>& notes) {
-  Json list = Json::array();
-  for (const Note& note : notes) list.push_back({{"severity", severity_name(note.severity)}, {"text", note.text}});
-  return list;
-}
-
 Json module_json(const Module& module) {
   Json json = {{"name", module.name},
                {"format", module.format},
@@ -221,18 +215,23 @@ std::string inspection_text(const Inspection& inspection, bool colour) {
   return text;
 }
 
+Json notes_json(const std::vector<Note>& notes) {
+  Json list = Json::array();
+  for (const Note& note : notes) list.push_back({{"severity", severity_name(note.severity)}, {"text", note.text}});
+  return list;
+}
+
+Json error_json(const QuantError& error) {
+  return {{"sqnr_db", error.sqnr_db}, {"cosine", error.cosine}, {"max_abs", error.max_abs}, {"relative_l2", error.relative_l2}};
+}
+
 Json inspection_json(const Inspection& inspection) {
   Json modules = Json::array();
   for (const InspectedModule& found : inspection.modules) {
     Json json = module_json(found.module);
     json["bits_per_weight"] = found.bits_per_weight;
     json["readable"] = found.readable.ok();
-    if (found.error) {
-      json["error"] = {{"sqnr_db", found.error->sqnr_db},
-                       {"cosine", found.error->cosine},
-                       {"max_abs", found.error->max_abs},
-                       {"relative_l2", found.error->relative_l2}};
-    }
+    if (found.error) json["error"] = error_json(*found.error);
     json["activations"] = activations_json(found);
     if (!found.added.empty()) json["added_error"] = added_error_json(found.added);
     json["notes"] = notes_json(found.notes);

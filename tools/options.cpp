@@ -46,6 +46,15 @@ CLI::Option* add_kernel(CLI::App& command, std::string& kernel) {
   return command.add_option("--kernel", kernel, "Force this kernel (names: nibble doctor --kernels)")->type_name("NAME");
 }
 
+CLI::Option* add_json(CLI::App& command, std::string& json) {
+  return command
+      .add_option_function<std::string>(
+          "--json", [&json](const std::string& file) { json = file.empty() ? "-" : file; },
+          "Results as JSON: written to FILE, beside the text; without FILE, or as -, on standard output in place of it")
+      ->expected(0, 1)
+      ->type_name("[FILE]");
+}
+
 CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help) {
   return command.add_option("-M", list, help)
       ->delimiter(',')

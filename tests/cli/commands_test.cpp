@@ -33,6 +33,48 @@ TEST_F(Cli, SaysItsVersion) {
   EXPECT_TRUE(contains(version.out, "nibble 0.")) << version.out;
 }
 
+TEST_F(Cli, JsonMeansTheSameEverywhere) {
+  const std::string awq = checkpoint("awq"), out = at("out");
+  spit(at("shapes.txt"), "64 64 a\n");
+  spit(at("bench.json"), R"({"schema": 1, "results": [{"name": "a", "scheme": "s", "act": "f32", "backend": "cpu", "kernel": "k",
+                             "m": 1, "n": 64, "k": 64, "median_us": 2}]})");
+  const std::vector<std::string> commands[] = {
+      {"inspect", awq},
+      {"verify", awq, "-M", "1"},
+      {"bench", "--shapes", at("shapes.txt"), "--scheme", "u4zg64", "-M", "1", "--min-time", "0.001", "--no-baselines"},
+      {"bench", "--compare", at("bench.json"), at("bench.json")},
+      {"quantize", checkpoint("float"), out, "--format", "gptq", "--group", "16", "--force"},
+      {"convert", awq, out, "--format", "compressed-tensors", "--force"},
+      {"dequantize", awq, out, "--force"},
+      {"sample", out, "--shapes", "tiny", "--force"},
+      {"doctor", "--formats"},
+      {"doctor"}};
+  for (const std::vector<std::string>& command : commands) {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.begin(), command.begin(), command.end());
+      return more;
+    };
+    SCOPED_TRACE(command.front() + " " + command.back());
+    const auto keys = [](const nlohmann::json& json) {
+      std::vector<std::string> names;
+      for (const auto& [key, value] : json.items()) names.push_back(key);
+      return names;
+    };
+    const auto alone = keys(nibble_json(with({"--json"})));
+    EXPECT_GT(alone.size(), 1u);
+    EXPECT_EQ(keys(nibble_json(with({"--json", "-"}))), alone);
+    const Finished written = nibble(with({"--json", at("result.json")}));
+    EXPECT_EQ(written.exit_code, 0) << written.err;
+    EXPECT_EQ(keys(nlohmann::json::parse(slurp(at("result.json")))), alone);
+    EXPECT_NE(written.out, "");
+    EXPECT_FALSE(contains(written.out, "\"schema\"")) << written.out;
+    EXPECT_TRUE(contains(nibble({command.front(), "--help"}).out, "--json [FILE]"));
+  }
+  EXPECT_EQ(nibble_json({"bench", "--compare", at("bench.json"), at("bench.json"), "--json"})["results"][0]["speed_up"], 1);
+  // What comes after it is not lost.
+  EXPECT_EQ(nibble_json({"inspect", "--json", awq})["path"], awq);
+}
+
 TEST_F(Cli, InspectsEveryFormat) {
   for (const std::string& format : kFormats) {
     const auto json = nibble_json({"inspect", checkpoint(format), "--json", "--reference", checkpoint("float")});

@@ -25,6 +25,10 @@ def test_metadata():
     for package in project["tool"]["scikit-build"]["wheel"]["packages"]:
         assert (ROOT / package / "__init__.py").exists()
     assert (ROOT / project["project"]["readme"]).exists()
+    options = project["tool"]["scikit-build"]["cmake"]["define"]
+    off = {name for name, value in options.items() if value == "OFF"}
+    assert off >= {"NIBBLE_BUILD_TOOLS", "NIBBLE_BUILD_TESTS", "NIBBLE_BUILD_SHARED", "NIBBLE_INSTALL"}  # a wheel has none of them
+    assert all(target.startswith("nibble-python") for target in project["tool"]["scikit-build"]["build"]["targets"])
 
 
 def test_types_are_shipped():

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 
 #include "commands.hpp"
 #include "option_checks.hpp"
@@ -252,10 +253,15 @@ Json gpu_json(const GpuInfo& gpu, const Roofline& roofline) {
 }  // namespace
 
 std::string benchmark_text(const Benchmark& benchmark, bool colour) {
-  std::string baseline;  // the name of it, where there is one
+  std::set<std::string> fastest;  // baselines
+  std::vector<std::string> doubts;
   for (const BenchResult& r : benchmark.results) {
-    if (!r.baselines.empty()) baseline = r.baselines.begin()->first;
+    if (const auto other = fastest_baseline(r); other != r.baselines.end()) fastest.insert(other->first);
+    for (const auto& [name, why] : r.doubted) {
+      if (r.chosen) doubts.push_back(fmt::format("no ratio: {} M={}: {} {}\n", printable(r.name), r.m, name, why));
+    }
   }
+  const std::string against = fastest.size() > 1 ? "vs fastest" : fastest.empty() ? "vs baseline" : "vs " + *fastest.begin();
   using enum Table::Align;
   Table table({{"layer"},
                {"M", right},
@@ -269,14 +275,16 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"Gop/s", right},
                {"ceiling"},
                {"reached", right},
-               {baseline.empty() ? "" : "vs " + baseline, right},
+               {against, right},
                {"chosen"}});
   bool above_peak = false, any_conv = false;
   for (const BenchResult& r : benchmark.results) {
-    const auto other = r.baselines.find(baseline);
+    const auto other = fastest_baseline(r);
     above_peak = above_peak || r.compute_percent > 100;
     any_conv = any_conv || r.conv;
-    const std::string speedup = other == r.baselines.end() ? "" : fmt::format("{:.2f}×", other->second / r.median_us);
+    std::string speedup = r.doubted.empty() ? "" : "–";
+    if (other != r.baselines.end())
+      speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
     table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.act, r.kernel,
                fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
                r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
@@ -290,6 +298,9 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
+  constexpr std::size_t kShown = 3;
+  for (std::size_t i = 0; i < std::min(kShown, doubts.size()); ++i) text += doubts[i];
+  if (doubts.size() > kShown) text += fmt::format("… and {} more without; --json has them all\n", doubts.size() - kShown);
   const Misprediction off = misprediction_of(benchmark.results);
   text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
                       100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.act, off.at.kernel);
@@ -326,6 +337,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"roofline_percent", r.roofline_percent},
             {"round_percents", r.round_percents},
             {"baselines", Json(r.baselines)}};
+    if (!r.doubted.empty()) json["baselines_left_out"] = r.doubted;
     if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
     if (benchmark.regret) json["chosen"] = r.chosen;
   }

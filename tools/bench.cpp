@@ -354,13 +354,14 @@ Json benchmark_json(const Benchmark& benchmark) {
 }
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* command =
-      add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
-                  "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
-                  "  nibble bench --shapes bench/shapes/llama3-8b.txt --scheme u4zg128,s8g128_u4zg128\n"
-                  "  nibble bench --conv bench/shapes/conv-resnet50.txt --scheme s8t_s8c,u4b8g32 --layout nhwc\n"
-                  "  nibble bench --backend cuda --shapes bench/shapes/decode.txt --scheme u4b8g128 --act f16,bf16\n"
-                  "  nibble bench --compare before.json now.json --fail-under 0.9");
+  CLI::App* command = add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
+                                  "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
+                                  "  echo '4096 14336 down_proj' > layers.txt\n"
+                                  "  nibble bench --shapes layers.txt --scheme u4zg128,s8g128_u4zg128\n"
+                                  "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --act f16,bf16\n"
+                                  "  echo '64 56x56 64 3 conv padding=1' > convs.txt\n"
+                                  "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --layout nhwc\n"
+                                  "  nibble bench --compare before.json now.json --fail-under 0.9");
   auto options = std::make_shared<Options>();
   const auto positive = between(1e-9, 1e9);
   CLI::Option* path = command->add_option("PATH", options->path, "Checkpoint whose layers to measure, each distinct shape once");

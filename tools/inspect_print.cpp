@@ -96,7 +96,7 @@ std::string module_table(const Inspection& inspection, bool colour) {
                              human_bytes(static_cast<double>(m.bytes)),
                              m.act_order ? "act-order" : ""};
   };
-  for (const InspectedModule& found : inspection.modules) {
+  for (const InspectedModule& found : inspection.summary ? grouped(inspection.modules) : inspection.modules) {
     std::string sqnr, cosine, max_error;
     if (found.error) {
       sqnr = std::isinf(found.error->sqnr_db) ? "exact" : fmt::format("{:.1f}", found.error->sqnr_db);
@@ -108,7 +108,10 @@ std::string module_table(const Inspection& inspection, bool colour) {
     table.add(std::move(row));
   }
   if (inspection.modules.empty()) {  // of a float checkpoint, its float modules are of interest
-    for (const Module& module : inspection.dense) table.add(basics(module, "", bits(module.scheme.codes)));
+    std::vector<InspectedModule> dense;
+    for (const Module& module : inspection.dense) dense.push_back({.module = module});
+    for (const InspectedModule& found : inspection.summary ? grouped(dense) : dense)
+      table.add(basics(found.module, "", bits(found.module.scheme.codes)));
   }
   return table.render(colour);
 }
@@ -253,6 +256,13 @@ Json inspection_json(const Inspection& inspection) {
                {"notes", notes_json(inspection.notes)},
                {"modules", modules},
                {"dense_modules", dense}};
+  if (inspection.summary) {
+    json["groups"] = Json::array();
+    for (const InspectedModule& found : grouped(inspection.modules)) {
+      Json& group = json["groups"].emplace_back(module_json(found.module));
+      if (found.error) group["worst_error"] = error_json(*found.error);
+    }
+  }
   if (inspection.added_source) json["added_error_of"] = inspection.added_source->describe();
   if (inspection.shapes.empty()) return json;
   json["shapes"] = Json::array();

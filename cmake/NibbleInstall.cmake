@@ -1,12 +1,20 @@
 # What is installed, in the components that the Debian packages are made of:
 #
 #   runtime      libnibble.so.1
-#   development  headers, libnibble.so, libnibble.a, the CMake package, nibble.pc
+#   development  headers, libnibble.so, libnibble.a, the CMake package, nibble.pc, nibble-static.pc
 #   tools        nibble, its man page and completions
 #
 # find_package(nibble) gives nibble::nibble, the C++ interface (an archive), and nibble::shared, the C interface (libnibble.so). Each
 # is a component of the CMake package too, so that a C program can ask for `shared` alone and needs nothing that nibble is made with.
+# The target `installed` builds all of them.
 include(CMakePackageConfigHelpers)
+
+add_custom_target(installed)
+foreach(target nibble nibble-shared nibble-cli)
+  if(TARGET ${target})
+    add_dependencies(installed ${target})
+  endif()
+endforeach()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/nibble)
 install(TARGETS nibble EXPORT nibbleTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
@@ -28,7 +36,14 @@ install(FILES ${PROJECT_BINARY_DIR}/nibbleConfig.cmake ${PROJECT_BINARY_DIR}/nib
 # Paths relative to the file itself: the prefix may be chosen when installing, and changed after.
 file(RELATIVE_PATH pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(cmake/nibble.pc.in ${PROJECT_BINARY_DIR}/nibble.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/nibble.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
+# The archive is linked by its file name: beside libnibble.so, -lnibble would be that.
+set(pc_cuda "")
+if(NIBBLE_CUDA)
+  set(pc_cuda "-l:${cudart} -ldl -lrt ")  # installed by src/kernels/cuda
+endif()
+configure_file(cmake/nibble-static.pc.in ${PROJECT_BINARY_DIR}/nibble-static.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/nibble.pc ${PROJECT_BINARY_DIR}/nibble-static.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+        COMPONENT development)
 
 if(TARGET nibble-cli)
   install(TARGETS nibble-cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 
 #include "commands.hpp"
 #include "option_checks.hpp"
@@ -17,11 +18,11 @@ namespace nibble::tools {
 namespace {
 
 struct Options {
-  std::filesystem::path path, shapes, conv, json, report, reference;
+  std::filesystem::path path, shapes, conv, report, reference;
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
   std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the usual one
-  std::string backend = "cpu", activations, kernel, layer, layout = "nchw", accumulation = "fast";
+  std::string backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
@@ -41,10 +42,18 @@ std::string display_name(const std::filesystem::path& path) {
 Result<Outcome> run_compare(const Options& options) {
   const auto comparison = compare_benchmarks(options.compare[0], options.compare[1], wants_colour(stdout));
   if (!comparison.ok()) return comparison.status();
-  print(comparison->text);
-  if (comparison->worst >= options.fail_under) return Outcome::ok;
-  print(fmt::format("regression: {:.3f} is below {:.3f}\n", comparison->worst, options.fail_under));
-  return Outcome::failed;
+  const bool passed = comparison->worst >= options.fail_under;
+  const auto text = [&] {
+    return comparison->text +
+           (passed ? "" : fmt::format("regression: {:.3f} is below {:.3f}\n", comparison->worst, options.fail_under));
+  };
+  const auto document = [&] {
+    Json json = comparison->json;
+    json["passed"] = passed;
+    return json;
+  };
+  if (Status written = print_result(options.json, text, document); !written.ok()) return written;
+  return passed ? Outcome::ok : Outcome::failed;
 }
 
 std::vector<DType> act_types(const Options& options) {
@@ -146,10 +155,9 @@ Result<Outcome> run(const Options& options) {
   Threads threads(options.threads);
   const auto benchmark = measure(options, *cases, threads.executor());
   if (!benchmark.ok()) return benchmark.status();
-  print(benchmark_text(*benchmark, wants_colour(stdout)));
-  if (!options.json.empty()) {
-    if (Status written = write_file(options.json, to_text(benchmark_json(*benchmark))); !written.ok()) return written;
-  }
+  const auto text = [&] { return benchmark_text(*benchmark, wants_colour(stdout)); };
+  if (Status written = print_result(options.json, text, [&] { return benchmark_json(*benchmark); }); !written.ok())
+    return written;
   if (options.report.empty()) return Outcome::ok;
   const std::filesystem::path& measured = checkpoint ? options.path : options.conv.empty() ? options.shapes : options.conv;
   const ReportRequest request{.output = options.report,
@@ -247,10 +255,15 @@ Json gpu_json(const GpuInfo& gpu, const Roofline& roofline) {
 }  // namespace
 
 std::string benchmark_text(const Benchmark& benchmark, bool colour) {
-  std::string baseline;  // the name of it, where there is one
+  std::set<std::string> fastest;  // baselines
+  std::vector<std::string> doubts;
   for (const BenchResult& r : benchmark.results) {
-    if (!r.baselines.empty()) baseline = r.baselines.begin()->first;
+    if (const auto other = fastest_baseline(r); other != r.baselines.end()) fastest.insert(other->first);
+    for (const auto& [name, why] : r.doubted) {
+      if (r.chosen) doubts.push_back(fmt::format("no ratio: {} M={}: {} {}\n", printable(r.name), r.m, name, why));
+    }
   }
+  const std::string against = fastest.size() > 1 ? "vs fastest" : fastest.empty() ? "vs baseline" : "vs " + *fastest.begin();
   using enum Table::Align;
   Table table({{"layer"},
                {"M", right},
@@ -264,14 +277,16 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"Gop/s", right},
                {"ceiling"},
                {"reached", right},
-               {baseline.empty() ? "" : "vs " + baseline, right},
+               {against, right},
                {"chosen"}});
   bool above_peak = false, any_conv = false;
   for (const BenchResult& r : benchmark.results) {
-    const auto other = r.baselines.find(baseline);
+    const auto other = fastest_baseline(r);
     above_peak = above_peak || r.compute_percent > 100;
     any_conv = any_conv || r.conv;
-    const std::string speedup = other == r.baselines.end() ? "" : fmt::format("{:.2f}×", other->second / r.median_us);
+    std::string speedup = r.doubted.empty() ? "" : "–";
+    if (other != r.baselines.end())
+      speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
     table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.act, r.kernel,
                fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
                r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
@@ -285,6 +300,9 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
+  constexpr std::size_t kShown = 3;
+  for (std::size_t i = 0; i < std::min(kShown, doubts.size()); ++i) text += doubts[i];
+  if (doubts.size() > kShown) text += fmt::format("… and {} more without; --json has them all\n", doubts.size() - kShown);
   const Misprediction off = misprediction_of(benchmark.results);
   text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
                       100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.act, off.at.kernel);
@@ -321,6 +339,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"roofline_percent", r.roofline_percent},
             {"round_percents", r.round_percents},
             {"baselines", Json(r.baselines)}};
+    if (!r.doubted.empty()) json["baselines_left_out"] = r.doubted;
     if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
     if (benchmark.regret) json["chosen"] = r.chosen;
   }
@@ -338,13 +357,14 @@ Json benchmark_json(const Benchmark& benchmark) {
 }
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* command =
-      add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
-                  "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
-                  "  nibble bench --shapes bench/shapes/llama3-8b.txt --scheme u4zg128,s8g128_u4zg128\n"
-                  "  nibble bench --conv bench/shapes/conv-resnet50.txt --scheme s8t_s8c,u4b8g32 --layout nhwc\n"
-                  "  nibble bench --backend cuda --shapes bench/shapes/decode.txt --scheme u4b8g128 --act f16,bf16\n"
-                  "  nibble bench --compare before.json now.json --fail-under 0.9");
+  CLI::App* command = add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
+                                  "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
+                                  "  echo '4096 14336 down_proj' > layers.txt\n"
+                                  "  nibble bench --shapes layers.txt --scheme u4zg128,s8g128_u4zg128\n"
+                                  "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --act f16,bf16\n"
+                                  "  echo '64 56x56 64 3 conv padding=1' > convs.txt\n"
+                                  "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --layout nhwc\n"
+                                  "  nibble bench --compare before.json now.json --fail-under 0.9");
   auto options = std::make_shared<Options>();
   const auto positive = between(1e-9, 1e9);
   CLI::Option* path = command->add_option("PATH", options->path, "Checkpoint whose layers to measure, each distinct shape once");
@@ -400,9 +420,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(positive)
       ->type_name("S")
       ->capture_default_str();
-  command->add_option("--json", options->json, "Write the results to this file")->type_name("FILE");
+  add_json(*command, options->json);
   CLI::Option* report =
-      command->add_option("--report", options->report, "Write a page with pictures: inspection, verification, results")
+      command->add_option("--report", options->report, "Write a page with pictures to FILE: inspection, verification, results")
           ->type_name("FILE");
   command
       ->add_option("--reference", options->reference,

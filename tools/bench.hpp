@@ -46,6 +46,7 @@ Json benchmark_json(const Benchmark& benchmark);
 
 struct Comparison {
   std::string text;
+  Json json;
   double worst = 0;  // the smallest ratio of old to new time; above 1 is faster
 };
 /// Matches the results of two JSON files by layer, M, scheme, type and backend, and by kernel where a file has several.

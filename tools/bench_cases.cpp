@@ -8,6 +8,7 @@
 #include "bench.hpp"
 #include "commands.hpp"
 #include "inspect.hpp"
+#include "option_checks.hpp"
 #include "shapes.hpp"
 
 namespace nibble::tools {
@@ -90,7 +91,33 @@ Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& 
 
 Result<Scheme> parse_scheme(const std::string& text) {
   auto scheme = Scheme::parse(text);
-  if (!scheme.ok()) return scheme.status().with_context("--scheme");
+  if (!scheme.ok()) {
+    static const std::vector<std::string> kUsual = {"u4b8g32",
+                                                    "u4b8g64",
+                                                    "u4b8g128",
+                                                    "u4zg32",
+                                                    "u4zg64",
+                                                    "u4zg128",
+                                                    "u8b128g128",
+                                                    "u8b128c",
+                                                    "s8c",
+                                                    "s8t",
+                                                    "e4m3c",
+                                                    "e4m3t",
+                                                    "e4m3b128x128",
+                                                    "s8r_u4b8g128",
+                                                    "s8r_u4zg128",
+                                                    "s8g128_u4b8g128",
+                                                    "s8g128_u4zg128",
+                                                    "s8r_s8c",
+                                                    "s8t_s8c",
+                                                    "s8zr_s8c",
+                                                    "e4m3r_e4m3c",
+                                                    "e4m3t_e4m3t",
+                                                    "e4m3g128_e4m3b128x128"};
+    const Status& why = scheme.status();
+    return Status(why.code(), fmt::format("--scheme: {}{}", why.message(), nearest_of(text, kUsual)));
+  }
   if (Status known = check_activations("--scheme", text, scheme->act); !known.ok()) return known;
   return scheme;
 }

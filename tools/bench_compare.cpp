@@ -76,18 +76,29 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
   Comparison comparison;
   comparison.worst = INFINITY;
   double sum_of_logs = 0;
-  std::size_t matched = 0;
+  Json results = Json::array(), unmatched = Json::array();
   std::string missing;
   for (const Row& row : *old_rows) {
     const Row* now = find_match(*new_rows, row, per_layer[row.layer_key()] == 1);
     if (now == nullptr) {
       missing += fmt::format("not in {}: {}, M={}, {}, {}\n", after.string(), printable(row.name), row.m, row.scheme, row.kernel);
+      unmatched.push_back({{"name", row.name}, {"m", row.m}, {"scheme", row.scheme}, {"act", row.act}, {"kernel", row.kernel}});
       continue;
     }
     const double ratio = row.median_us / now->median_us;
     comparison.worst = std::min(comparison.worst, ratio);
     sum_of_logs += std::log(ratio);
-    ++matched;
+    results.push_back({{"name", row.name},
+                       {"m", row.m},
+                       {"n", row.n},
+                       {"k", row.k},
+                       {"scheme", row.scheme},
+                       {"act", row.act},
+                       {"kernel_before", row.kernel},
+                       {"kernel", now->kernel},
+                       {"before_us", row.median_us},
+                       {"after_us", now->median_us},
+                       {"speed_up", ratio}});
     const std::string kernel = row.kernel == now->kernel ? row.kernel : row.kernel + " → " + now->kernel;
     table.add({printable(row.name),
                std::to_string(row.m),
@@ -98,14 +109,21 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
                fmt::format("{:.1f}", now->median_us),
                {fmt::format("{:.3f}", ratio), ratio < 1 ? Style::warn : Style::good}});
   }
-  if (matched == 0) {
+  if (results.empty()) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("{} and {} have no result in common", before.string(), after.string()));
   }
-  comparison.text = table.render(colour) + missing;
-  comparison.text +=
-      fmt::format("{} compared: geometric mean of the speed-ups {:.3f}, worst {:.3f}\n", counted(matched, "result"),
-                  std::exp(sum_of_logs / static_cast<double>(matched)), comparison.worst);
+  const double mean = std::exp(sum_of_logs / static_cast<double>(results.size()));
+  comparison.text = table.render(colour) + missing +
+                    fmt::format("{} compared: geometric mean of the speed-ups {:.3f}, worst {:.3f}\n",
+                                counted(results.size(), "result"), mean, comparison.worst);
+  comparison.json = {{"schema", 1},
+                     {"before", before.string()},
+                     {"after", after.string()},
+                     {"geometric_mean", mean},
+                     {"worst", comparison.worst},
+                     {"results", results},
+                     {"unmatched", unmatched}};
   return comparison;
 }
 

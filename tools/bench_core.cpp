@@ -182,6 +182,18 @@ std::vector<Planned> plan_all(const Prepared& prepared, const BenchWork& work, i
   return planned;
 }
 
+// What a product of dense matrices takes at best.
+double dense_us(DType type, const BenchWork& work, double gbytes_per_s, const Roofline& roofline) {
+  const double bytes = bits(type) / 8.0 * static_cast<double>(work.n * work.k + work.m * work.k + work.m * work.n);
+  const double operations = 2 * static_cast<double>(work.m) * static_cast<double>(work.n * work.k);
+  const Ceiling peak = type == DType::s8     ? Ceiling::int8
+                       : type == DType::bf16 ? Ceiling::bf16
+                       : type == DType::f16  ? Ceiling::f16
+                                             : Ceiling::f32;
+  const double gops = roofline[peak];
+  return std::max(bytes / (gbytes_per_s * 1e3), gops > 0 ? operations / (gops * 1e3) : 0.0);
+}
+
 // One activation type and M: plans, contestants, times, results.
 Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, std::int64_t m, const BenchSpec& spec,
                                          BenchMachine& machine) {
@@ -205,9 +217,9 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
   }
   if (contestants.empty()) return refusal;
   if (prepared.baseline) {
-    auto contestant = prepared.baseline->contestant(m);
-    if (!contestant.ok()) return contestant.status();
-    contestants.push_back(*std::move(contestant));
+    auto others = prepared.baseline->contestants(work);
+    if (!others.ok()) return others.status();
+    for (Contestant& other : *others) contestants.push_back(std::move(other));
   }
 
   Probes probes{.peak = machine.peak_for(act, layer.quantize), .gbytes_per_s = {}, .gops = {}};
@@ -239,8 +251,14 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
     result.chosen = !spec.all_kernels || result.kernel == planned;
     derive(result, (*timings)[i], probes, weight.bytes().size(), work);
     result.predicted_us = predicted_us(weight, work, result, machine);
-    for (std::size_t b = weights.size(); b < contestants.size(); ++b)
-      result.baselines[contestants[b].name] = (*timings)[b].median_us;
+    for (std::size_t b = weights.size(); b < contestants.size(); ++b) {
+      const Contestant& other = contestants[b];
+      std::string why = doubt((*timings)[b], dense_us(other.dense, work, median(probes.gbytes_per_s), machine.roofline()));
+      if (why.empty())
+        result.baselines[other.name] = (*timings)[b].median_us;
+      else
+        result.doubted[other.name] = std::move(why);
+    }
   }
   return results;
 }
@@ -380,6 +398,27 @@ Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestant
     timings[c].median_us = 1e6 * median(std::move(samples[c]));
   }
   return timings;
+}
+
+std::string doubt(const Timing& timing, double best_us) {
+  constexpr double kLeastShare = 0.05, kCall = 50,
+                   kSpread = 2;  // of what it needs at best; µs that a call may cost; of the rounds
+  if (timing.median_us > best_us / kLeastShare + kCall)
+    return fmt::format(
+        "took {:.0f} µs, {:.0f} times what its bytes and operations need: its threads were waiting, or do not scale",
+        timing.median_us, timing.median_us / best_us);
+  std::vector<double> rounds = timing.round_us;
+  std::sort(rounds.begin(), rounds.end());
+  if (rounds.size() < 4) return "";
+  const double low = rounds[1], high = rounds[rounds.size() - 2];
+  if (high <= kSpread * low + kCall) return "";
+  return fmt::format("took from {:.0f} to {:.0f} µs in rounds of the same work: the machine is busy with something else", low,
+                     high);
+}
+
+std::map<std::string, double>::const_iterator fastest_baseline(const BenchResult& result) {
+  return std::min_element(result.baselines.begin(), result.baselines.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; });
 }
 
 std::optional<Regret> regret_of(std::span<const BenchResult> results) {

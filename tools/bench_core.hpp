@@ -19,6 +19,7 @@ namespace nibble::tools {
 struct Contestant {
   std::string name;
   std::function<Result<double>()> run;
+  DType dense = DType::none;  // of another library's: the type of the dense matrices that it multiplies
 };
 
 struct Timing {
@@ -94,10 +95,11 @@ struct BenchResult {
   double roofline_percent = 0;         // of the larger of the two times needed
   std::vector<double> round_percents;  // roofline_percent, round by round
   std::size_t samples = 0;
-  bool chosen = true;                       // what the planner would run
-  double predicted_us = 0;                  // by the planner, for the machine as the probes saw it
-  std::vector<std::string> modules = {};    // as in BenchCase
-  std::map<std::string, double> baselines;  // median µs
+  bool chosen = true;                          // what the planner would run
+  double predicted_us = 0;                     // by the planner, for the machine as the probes saw it
+  std::vector<std::string> modules = {};       // as in BenchCase
+  std::map<std::string, double> baselines;     // median µs
+  std::map<std::string, std::string> doubted;  // baselines whose times are not believed, and why
 };
 
 struct BenchSpec {
@@ -128,12 +130,19 @@ Misprediction misprediction_of(std::span<const BenchResult> results);
 /// Copies of one packed weight, used in rotation: so many that each has left the caches before its turn comes again.
 using Copies = std::shared_ptr<const std::vector<PackedWeight>>;
 
-/// Another library with one layer as dense weights, cold copies of them.
+/// Other libraries with one layer as dense weights, cold copies of them.
 class Baseline {
  public:
   virtual ~Baseline() = default;
-  virtual Result<Contestant> contestant(std::int64_t m) = 0;
+  /// The products that could take the layer's place.
+  virtual Result<std::vector<Contestant>> contestants(const BenchWork& work) = 0;
 };
+
+/// Why the times of a baseline are no measure of it, "" where they are: it takes many times what its own work needs at best, as when its
+/// threads wait for cores that others spin on, or its rounds differ as much. best_us: bytes and operations at the ceilings.
+std::string doubt(const Timing& timing, double best_us);
+/// The fastest of the baselines that are believed; end() without one.
+std::map<std::string, double>::const_iterator fastest_baseline(const BenchResult& result);
 
 /// What measuring asks of a machine: a CPU or a GPU.
 class BenchMachine {

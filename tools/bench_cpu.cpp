@@ -1,9 +1,12 @@
-// The CPU as a machine to measure on: runs are timed by the clock, OpenBLAS is the baseline.
+// The CPU as a machine to measure on: runs are timed by the clock; OpenBLAS and oneDNN are baselines.
+#include <fmt/format.h>
+
 #include <chrono>
 #include <new>
 
 #include "bench_core.hpp"
 #include "blas.hpp"
+#include "dnnl.hpp"
 
 namespace nibble::tools {
 namespace {
@@ -57,30 +60,40 @@ struct PlanRun {
   }
 };
 
-// One call of the BLAS.
-struct BlasRun {
-  const Blas& blas;
-  std::shared_ptr<const std::vector<Buffer>> copies;
-  std::int64_t m, n, k;
-  Tensor a;
-  Buffer d;
-  std::size_t next = 0;
-
-  Result<double> operator()() {
-    const float* w = (*copies)[next++ % copies->size()].as<float>();
-    return seconds_of([&] { blas.linear(m, n, k, a.as<float>(), w, d.as<float>()); });
-  }
-};
-
 // The function object of a contestant: std::function copies what it holds, and buffers do not copy.
 template <class Run>
 std::function<Result<double>()> shared(std::shared_ptr<Run> run) {
   return [run] { return (*run)(); };
 }
 
-class OpenBlas : public Baseline {
+// Dense weights of a layer, in bytes enough for f32. Smaller elements find more copies in them.
+using DenseCopies = std::shared_ptr<const std::vector<Buffer>>;
+
+// A product of dense matrices, each on the next copy of the weights.
+template <class In, class Out>
+struct DenseRun {
+  std::function<bool(std::int64_t m, std::int64_t n, std::int64_t k, const In* a, const In* w, Out* d)> product;
+  std::string_view library;
+  DenseCopies copies;
+  std::int64_t m, n, k;
+  Tensor a;
+  Buffer d;
+  std::size_t next = 0;
+
+  Result<double> operator()() {
+    constexpr std::size_t kParts = sizeof(float) / sizeof(In);
+    const std::size_t at = next++ % (copies->size() * kParts);
+    const In* w = (*copies)[at / kParts].template as<In>() + static_cast<std::int64_t>(at % kParts) * n * k;
+    bool done = false;
+    const double seconds = seconds_of([&] { done = product(m, n, k, a.as<In>(), w, d.as<Out>()); });
+    if (!done) return Status(StatusCode::internal, fmt::format("{} refused {}×{}×{}", library, m, n, k));
+    return seconds;
+  }
+};
+
+class Dense : public Baseline {
  public:
-  static Result<std::unique_ptr<Baseline>> make(const Blas& blas, const PackedWeight& weight, const BenchMachine& machine) {
+  static Result<std::unique_ptr<Baseline>> make(const PackedWeight& weight, const BenchMachine& machine) {
     const std::int64_t n = weight.n(), k = weight.k();
     const std::size_t bytes = static_cast<std::size_t>(n * k) * sizeof(float);
     const auto plan = Plan::dequantize(weight, {});
@@ -94,27 +107,56 @@ class OpenBlas : public Baseline {
       copies.emplace_back(bytes);
       std::copy_n(copies[0].as<float>(), n * k, copies.back().as<float>());
     }
-    return std::unique_ptr<Baseline>(new OpenBlas(blas, n, k, std::move(copies)));
+    return std::unique_ptr<Baseline>(new Dense(std::move(copies), machine.executor().threads()));
   }
 
-  Result<Contestant> contestant(std::int64_t m) override {
-    BlasRun run{.blas = blas_,
-                .copies = copies_,
-                .m = m,
-                .n = n_,
-                .k = k_,
-                .a = activations(DType::f32, m, k_),
-                .d = Buffer(static_cast<std::size_t>(m * n_) * sizeof(float))};
-    return Contestant{"openblas_f32", shared(std::make_shared<BlasRun>(std::move(run)))};
+  // f32 in place of any layer; bf16 of one in bf16, and int8 of one whose activations are, where the library has them.
+  Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
+    std::vector<Contestant> all;
+    if (const Blas* blas = Blas::load(threads_)) {
+      all.push_back(
+          product<float, float>("openblas_f32", DType::f32, work, [blas](auto m, auto n, auto k, auto a, auto w, auto d) {
+            blas->linear(m, n, k, a, w, d);
+            return true;
+          }));
+    }
+    const Dnnl* dnnl = Dnnl::load(threads_);
+    if (dnnl == nullptr) return all;
+    all.push_back(product<float, float>("onednn_f32", DType::f32, work, [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) {
+      return dnnl->linear(m, n, k, a, w, d);
+    }));
+    if (work.act == DType::bf16 && dnnl->has_bf16())
+      all.push_back(product<std::uint16_t, float>(
+          "onednn_bf16", DType::bf16, work,
+          [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) { return dnnl->linear_bf16(m, n, k, a, w, d); }));
+    if (work.quantize.codes == DType::s8)
+      all.push_back(product<std::int8_t, std::int32_t>(
+          "onednn_s8", DType::s8, work,
+          [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) { return dnnl->linear_s8(m, n, k, a, w, d); }));
+    return all;
   }
 
  private:
-  OpenBlas(const Blas& blas, std::int64_t n, std::int64_t k, std::vector<Buffer> copies)
-      : blas_(blas), n_(n), k_(k), copies_(std::make_shared<const std::vector<Buffer>>(std::move(copies))) {}
+  Dense(std::vector<Buffer> copies, int threads)
+      : copies_(std::make_shared<const std::vector<Buffer>>(std::move(copies))), threads_(threads) {}
 
-  const Blas& blas_;
-  std::int64_t n_, k_;
-  std::shared_ptr<const std::vector<Buffer>> copies_;
+  template <class In, class Out, class Product>
+  Contestant product(std::string_view name, DType type, const BenchWork& work, Product product) const {
+    using Run = DenseRun<In, Out>;
+    auto run =
+        std::make_shared<Run>(Run{.product = product,
+                                  .library = name,
+                                  .copies = copies_,
+                                  .m = work.m,
+                                  .n = work.n,
+                                  .k = work.k,
+                                  .a = type == DType::s8 ? Tensor(type, {work.m, work.k}) : activations(type, work.m, work.k),
+                                  .d = Buffer(static_cast<std::size_t>(work.m * work.n) * sizeof(Out))});
+    return {std::string(name), shared(std::move(run)), type};
+  }
+
+  DenseCopies copies_;
+  int threads_;
 };
 
 class Cpu : public BenchMachine {
@@ -151,15 +193,19 @@ class Cpu : public BenchMachine {
   }
 
   Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) override {
-    const Blas* blas = Blas::load(executor_.threads());
     const std::int64_t bytes = weight.n() * weight.k() * static_cast<std::int64_t>(sizeof(float));
-    if (blas == nullptr || bytes >= this_device().memory_bytes / 8) return std::unique_ptr<Baseline>();
-    return OpenBlas::make(*blas, weight, *this);
+    const bool none = Blas::load(executor_.threads()) == nullptr && Dnnl::load(executor_.threads()) == nullptr;
+    if (none || bytes >= this_device().memory_bytes / 8) return std::unique_ptr<Baseline>();
+    return Dense::make(weight, *this);
   }
 
   std::string baseline_description() const override {
     const Blas* blas = Blas::load(executor_.threads());
-    return blas == nullptr ? "none: OpenBLAS is not installed" : blas->description() + ", the same layer in f32";
+    const Dnnl* dnnl = Dnnl::load(executor_.threads());
+    if (blas == nullptr && dnnl == nullptr) return "none: neither OpenBLAS nor oneDNN is installed";
+    const std::string both = blas != nullptr && dnnl != nullptr ? "; " : "";
+    return (blas != nullptr ? blas->description() : "") + both + (dnnl != nullptr ? dnnl->description() : "") +
+           ", the same layer as dense matrices";
   }
 
  private:

@@ -148,13 +148,17 @@ class CublasLayer : public Baseline {
     return std::unique_ptr<Baseline>(std::move(made));
   }
 
-  Result<Contestant> contestant(std::int64_t m) override {
+  Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
+    const std::int64_t m = work.m;
     const auto operands = Operands::make({.act = DType::f16, .m = m, .n = n_, .k = k_}, 0);
     if (!operands.ok()) return operands.status();
     const auto keep = std::make_shared<std::pair<std::shared_ptr<Operands>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
-    return replaying("cublas_f16", count_, keep, [this, m, &operands](std::size_t i, cudaStream_t stream) {
+    auto made = replaying("cublas_f16", count_, keep, [this, m, &operands](std::size_t i, cudaStream_t stream) {
       return cublas_.linear(m, n_, k_, (*operands)->a.data(), copy(i), (*operands)->d.data(), stream);
     });
+    if (!made.ok()) return made.status();
+    made->dense = DType::f16;
+    return std::vector<Contestant>{*std::move(made)};
   }
 
  private:

@@ -44,6 +44,8 @@ CLI::Option* add_accumulation(CLI::App& command, std::string& accumulation);
 CLI::Option* add_threads(CLI::App& command, int& threads);
 CLI::Option* add_backend(CLI::App& command, std::string& backend);
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel);
+/// --json [FILE]: `json` becomes "-" where no FILE follows; "" without the option.
+CLI::Option* add_json(CLI::App& command, std::string& json);
 CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help);
 
 /// The pattern of --layer and --skip, searched in names. The error of a bad one names the option.

@@ -7,6 +7,7 @@
 
 #include "blas.hpp"
 #include "commands.hpp"
+#include "dnnl.hpp"
 #include "output.hpp"
 #include "table.hpp"
 
@@ -14,8 +15,22 @@ namespace nibble::tools {
 namespace {
 
 struct Options {
-  bool kernels = false, layouts = false, formats = false, measure = false, json = false;
+  bool kernels = false, layouts = false, formats = false, measure = false;
+  std::string json;
   int threads = 0;
+};
+
+// Other libraries that bench compares with.
+struct Baselines {
+  const Blas* blas;
+  const Dnnl* dnnl;
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    if (blas != nullptr) all.push_back(blas->description());
+    if (dnnl != nullptr) all.push_back(dnnl->description());
+    return all;
+  }
 };
 
 std::string kernels_text(bool colour) {
@@ -112,7 +127,7 @@ Json gpu_json() {
   return json;
 }
 
-std::string machine_text(const Ceilings& ceilings, const Blas* blas) {
+std::string machine_text(const Ceilings& ceilings, const Baselines& found) {
   const DeviceInfo& d = this_device();
   const auto size = [](std::int64_t bytes) { return bytes > 0 ? human_binary(bytes) : std::string("unknown"); };
   std::size_t usable = 0;
@@ -136,7 +151,9 @@ std::string machine_text(const Ceilings& ceilings, const Blas* blas) {
   for (const FormatInfo& format : formats()) names += fmt::format("{}{}", names.empty() ? "" : ", ", format.name);
   table.add({"formats", names + " (--formats)"});
   table.add({"GPU", gpu_text()});
-  table.add({"baseline", blas == nullptr ? "none: OpenBLAS is not installed (libopenblas0-pthread)" : blas->description()});
+  table.add({"baselines", found.blas == nullptr && found.dnnl == nullptr
+                              ? "none: neither OpenBLAS (libopenblas0-pthread) nor oneDNN (libdnnl2) is installed"
+                              : fmt::format("{}", fmt::join(found.names(), "; "))});
   return table.render(wants_colour(stdout));
 }
 
@@ -162,7 +179,7 @@ Json list_json(const Options& options) {
   return json;
 }
 
-Json machine_json(const Ceilings& ceilings, const Blas* blas) {
+Json machine_json(const Ceilings& ceilings, const Baselines& found) {
   const DeviceInfo& d = this_device();
   const Roofline& best = ceilings.best;
   Json json = {{"version", NIBBLE_VERSION},
@@ -181,7 +198,8 @@ Json machine_json(const Ceilings& ceilings, const Blas* blas) {
                {"bf16_gflops", best.bf16_gflops},
                {"int8_gops", best.int8_gops},
                {"cuda", gpu_json()},
-               {"openblas", blas == nullptr ? Json(nullptr) : Json(blas->description())}};
+               {"openblas", found.blas == nullptr ? Json(nullptr) : Json(found.blas->description())},
+               {"onednn", found.dnnl == nullptr ? Json(nullptr) : Json(found.dnnl->description())}};
   for (Ceiling ceiling : kAllCeilings) {
     const std::vector<double>& samples = ceilings.of(ceiling);
     if (samples.empty()) continue;
@@ -194,29 +212,26 @@ Json machine_json(const Ceilings& ceilings, const Blas* blas) {
 Result<Outcome> run(const Options& options) {
   const bool lists = options.kernels || options.layouts || options.formats;
   const bool colour = wants_colour(stdout);
-  if (lists && !options.json) {
-    std::string text;
-    const auto section = [&](bool wanted, auto render) {
-      if (wanted) text += render(colour);
-    };
-    section(options.kernels, kernels_text);
-    section(options.layouts, layouts_text);
-    section(options.formats, formats_text);
-    print(text);
+  const auto list_text = [&] {
+    return (options.kernels ? kernels_text(colour) : "") + (options.layouts ? layouts_text(colour) : "") +
+           (options.formats ? formats_text(colour) : "");
+  };
+  if (lists) {
+    if (Status written = print_result(options.json, list_text, [&] { return list_json(options); }); !written.ok()) return written;
     return Outcome::ok;
   }
-  Json json = list_json(options);
-  if (!lists) {
-    Threads threads(options.threads);
-    const Ceilings ceilings = measure_ceilings(threads.executor(), options.measure);
-    const Blas* blas = Blas::load(ceilings.best.threads);
-    if (!options.json) {
-      print(machine_text(ceilings, blas));
-      return Outcome::ok;
-    }
-    json.update(machine_json(ceilings, blas));
-  }
-  print(to_text(json));
+  Threads threads(options.threads);
+  const Ceilings ceilings = measure_ceilings(threads.executor(), options.measure);
+  const Baselines found{Blas::load(ceilings.best.threads), Dnnl::load(ceilings.best.threads)};
+  const auto document = [&] {
+    Json json = {{"schema", 1}};
+    json.update(machine_json(ceilings, found));
+    return json;
+  };
+  if (Status written = print_result(
+          options.json, [&] { return machine_text(ceilings, found); }, document);
+      !written.ok())
+    return written;
   return Outcome::ok;
 }
 
@@ -237,7 +252,7 @@ void add_doctor(CLI::App& app, Action& action) {
       ->excludes(layouts)
       ->excludes(formats);
   add_threads(*command, options->threads);
-  command->add_flag("--json", options->json, "JSON instead of a table");
+  add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

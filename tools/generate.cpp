@@ -22,9 +22,10 @@ struct Parameter {
   std::string help;
 
   bool flag() const { return value.empty(); }
+  bool optional() const { return value.starts_with('['); }  // its value is
   bool takes_file() const {
     static constexpr std::string_view kFiles[] = {"FILE", "PATH", "DIR", "BEFORE", "AFTER", "IN", "OUT"};
-    return std::ranges::any_of(kFiles, [&](std::string_view file) { return value.starts_with(file); });
+    return std::ranges::any_of(kFiles, [&](std::string_view file) { return value.starts_with(file) || optional(); });
   }
 };
 
@@ -176,7 +177,7 @@ std::string zsh_option(const Parameter& p) {
     const std::string action = !p.choices.empty() ? fmt::format("({})", fmt::join(p.choices, " "))
                                : p.takes_file()   ? "_files"
                                                   : " ";
-    if (!p.flag()) spec += fmt::format(":{}:{}", escape(p.value), action);
+    if (!p.flag()) spec += fmt::format("{}:{}:{}", p.optional() ? ":" : "", escape(p.value), action);
     out += " \\\n        " + in_quotes(spec);
   }
   return out;
@@ -219,7 +220,7 @@ std::string fish(CLI::App& app) {
     for (const Parameter& p : c.options) {
       out += fmt::format("complete -c nibble -n '__fish_seen_subcommand_from {}'", c.name);
       for (const std::string& name : p.names) out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
-      if (!p.flag()) out += p.takes_file() ? " -r" : " -x";
+      if (!p.flag() && !p.optional()) out += p.takes_file() ? " -r" : " -x";
       if (!p.choices.empty()) out += " -a " + quote(fmt::format("{}", fmt::join(p.choices, " ")));
       out += " -d " + quote(p.help) + "\n";
     }

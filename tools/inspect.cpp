@@ -93,7 +93,9 @@ Result<Outcome> run(const InspectOptions& options) {
   if (Status usable = check_backend(options.backend); !usable.ok()) return usable;
   const auto inspection = inspect_checkpoint(options);
   if (!inspection.ok()) return inspection.status();
-  print(options.json ? to_text(inspection_json(*inspection)) : inspection_text(*inspection, wants_colour(stdout)));
+  const auto text = [&] { return inspection_text(*inspection, wants_colour(stdout)); };
+  if (Status written = print_result(options.json, text, [&] { return inspection_json(*inspection); }); !written.ok())
+    return written;
   std::size_t broken = 0;
   const InspectedModule* first = nullptr;
   for (const InspectedModule& found : inspection->modules) {
@@ -104,6 +106,12 @@ Result<Outcome> run(const InspectOptions& options) {
   if (first == nullptr) return Outcome::ok;
   const Status why = first->readable.with_context(first->module.name);
   return broken == 1 ? why : why.with_context(fmt::format("{} cannot be read; the first", counted(broken, "module")));
+}
+
+// "model.layers.3.mlp.up_proj" → "model.layers.*.mlp.up_proj".
+std::string without_numbers(const std::string& name) {
+  static const std::regex number(R"((^|\.)[0-9]+(?=\.|$))");
+  return std::regex_replace(name, number, "$1*");
 }
 
 }  // namespace
@@ -124,6 +132,36 @@ std::string shape_key(const Module& module) {
                      module.has_bias ? "b" : "", module.kernel ? fmt::format("{}x{}", module.kernel->h, module.kernel->w) : "");
 }
 
+std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules) {
+  std::vector<InspectedModule> groups;
+  std::map<std::string, std::pair<std::size_t, std::size_t>> found;  // index into groups, and how many there are
+  for (const InspectedModule& each : modules) {
+    const std::string name = without_numbers(each.module.name), claimed = each.module.claimed ? each.module.claimed->name() : "";
+    const std::string key =
+        fmt::format("{}\n{}\n{}\n{}\n{}", name, each.module.format, shape_key(each.module), claimed, each.act_limit.value_or(0));
+    const auto [at, is_new] = found.try_emplace(key, groups.size(), 0);
+    ++at->second.second;
+    if (is_new) {
+      groups.push_back(each);
+      continue;
+    }
+    InspectedModule& group = groups[at->second.first];
+    group.module.name = fmt::format("{} ×{}", name, at->second.second);
+    group.module.bytes += each.module.bytes;
+    group.bits_per_weight += (each.bits_per_weight - group.bits_per_weight) / static_cast<double>(at->second.second);
+    group.notes.insert(group.notes.end(), each.notes.begin(), each.notes.end());
+    if (group.static_acts != each.static_acts) group.static_acts.reset();
+    if (!each.readable.ok()) group.readable = each.readable;
+    if (!each.error) continue;
+    if (!group.error) group.error = each.error;
+    group.error->sqnr_db = std::min(group.error->sqnr_db, each.error->sqnr_db);
+    group.error->cosine = std::min(group.error->cosine, each.error->cosine);
+    group.error->max_abs = std::max(group.error->max_abs, each.error->max_abs);
+    group.error->relative_l2 = std::max(group.error->relative_l2, each.error->relative_l2);
+  }
+  return groups;
+}
+
 Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   const auto layer = compile_pattern("--layer", options.layer);
   if (!layer.ok()) return layer.status();
@@ -138,6 +176,7 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
 
   Inspection inspection;
   inspection.path = options.path;
+  inspection.summary = options.summary;
   inspection.notes.assign(checkpoint->notes().begin(), checkpoint->notes().end());
   count_the_rest(*checkpoint, inspection);
 
@@ -208,6 +247,7 @@ void add_inspect(CLI::App& app, Action& action) {
   auto options = std::make_shared<InspectOptions>();
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
+  command->add_flag("--summary", options->summary, "Equal modules of all layers in one row, with the worst of their errors");
   command->add_flag("--explain", options->explain, "Which kernel runs for which M, and why the others do not");
   command->add_option("--reference", options->reference, "Float checkpoint to measure the quantization error against")
       ->type_name("PATH");
@@ -236,7 +276,7 @@ void add_inspect(CLI::App& app, Action& action) {
       ->excludes(calibration);
   CLI::Option* headers = command->add_flag("--headers", options->headers_only, "Do not read the weights: fast, but finds less");
   headers->excludes("--explain")->excludes("--reference")->excludes(activations);
-  command->add_flag("--json", options->json, "JSON instead of a table");
+  add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

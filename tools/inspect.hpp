@@ -21,9 +21,10 @@ struct InspectOptions {
   std::vector<std::string> activations;  // ways to quantize them: their added error is measured; one of them is explained
   std::filesystem::path calibration;     // what went into the layers; empty: Gaussian activations
   float outliers = 1.0f;                 // of Gaussian ones
+  std::string json;                      // what --json says
   bool explain = false;
   bool headers_only = false;
-  bool json = false;
+  bool summary = false;  // equal modules in one row
 };
 
 /// A module with everything that reading its data told.
@@ -48,6 +49,8 @@ struct Inspection {
   std::vector<ExplainedShape> shapes;
   std::optional<AddedErrorSource> added_source;  // of which activations the added errors are
 
+  bool summary = false;  // what InspectOptions says
+
   std::int64_t weights() const;
   double mean_bits() const;
 };
@@ -58,7 +61,13 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options);
 /// The distinct shapes of a checkpoint: what a plan depends on.
 std::string shape_key(const Module& module);
 
+/// Modules of the same name, layer numbers aside, and of the same shape and scheme as one: "layers.*.mlp.up_proj ×32", their bytes and
+/// notes together, the worst of their errors.
+std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules);
+
 std::string inspection_text(const Inspection& inspection, bool colour);
 Json inspection_json(const Inspection& inspection);
+Json notes_json(const std::vector<Note>& notes);
+Json error_json(const QuantError& error);
 
 }  // namespace nibble::tools

@@ -96,7 +96,7 @@ std::string module_table(const Inspection& inspection, bool colour) {
                              human_bytes(static_cast<double>(m.bytes)),
                              m.act_order ? "act-order" : ""};
   };
-  for (const InspectedModule& found : inspection.modules) {
+  for (const InspectedModule& found : inspection.summary ? grouped(inspection.modules) : inspection.modules) {
     std::string sqnr, cosine, max_error;
     if (found.error) {
       sqnr = std::isinf(found.error->sqnr_db) ? "exact" : fmt::format("{:.1f}", found.error->sqnr_db);
@@ -108,7 +108,10 @@ std::string module_table(const Inspection& inspection, bool colour) {
     table.add(std::move(row));
   }
   if (inspection.modules.empty()) {  // of a float checkpoint, its float modules are of interest
-    for (const Module& module : inspection.dense) table.add(basics(module, "", bits(module.scheme.codes)));
+    std::vector<InspectedModule> dense;
+    for (const Module& module : inspection.dense) dense.push_back({.module = module});
+    for (const InspectedModule& found : inspection.summary ? grouped(dense) : dense)
+      table.add(basics(found.module, "", bits(found.module.scheme.codes)));
   }
   return table.render(colour);
 }
@@ -171,12 +174,6 @@ std::string notes_text(const Inspection& inspection, bool colour) {
   return text;
 }
 
-Json notes_json(const std::vector<Note>& notes) {
-  Json list = Json::array();
-  for (const Note& note : notes) list.push_back({{"severity", severity_name(note.severity)}, {"text", note.text}});
-  return list;
-}
-
 Json module_json(const Module& module) {
   Json json = {{"name", module.name},
                {"format", module.format},
@@ -221,18 +218,23 @@ std::string inspection_text(const Inspection& inspection, bool colour) {
   return text;
 }
 
+Json notes_json(const std::vector<Note>& notes) {
+  Json list = Json::array();
+  for (const Note& note : notes) list.push_back({{"severity", severity_name(note.severity)}, {"text", note.text}});
+  return list;
+}
+
+Json error_json(const QuantError& error) {
+  return {{"sqnr_db", error.sqnr_db}, {"cosine", error.cosine}, {"max_abs", error.max_abs}, {"relative_l2", error.relative_l2}};
+}
+
 Json inspection_json(const Inspection& inspection) {
   Json modules = Json::array();
   for (const InspectedModule& found : inspection.modules) {
     Json json = module_json(found.module);
     json["bits_per_weight"] = found.bits_per_weight;
     json["readable"] = found.readable.ok();
-    if (found.error) {
-      json["error"] = {{"sqnr_db", found.error->sqnr_db},
-                       {"cosine", found.error->cosine},
-                       {"max_abs", found.error->max_abs},
-                       {"relative_l2", found.error->relative_l2}};
-    }
+    if (found.error) json["error"] = error_json(*found.error);
     json["activations"] = activations_json(found);
     if (!found.added.empty()) json["added_error"] = added_error_json(found.added);
     json["notes"] = notes_json(found.notes);
@@ -254,6 +256,13 @@ Json inspection_json(const Inspection& inspection) {
                {"notes", notes_json(inspection.notes)},
                {"modules", modules},
                {"dense_modules", dense}};
+  if (inspection.summary) {
+    json["groups"] = Json::array();
+    for (const InspectedModule& found : grouped(inspection.modules)) {
+      Json& group = json["groups"].emplace_back(module_json(found.module));
+      if (found.error) group["worst_error"] = error_json(*found.error);
+    }
+  }
   if (inspection.added_source) json["added_error_of"] = inspection.added_source->describe();
   if (inspection.shapes.empty()) return json;
   json["shapes"] = Json::array();

@@ -6,8 +6,10 @@
 #include <new>
 
 #include "commands.hpp"
+#include "option_checks.hpp"
 #include "output.hpp"
 #include "progress.hpp"
+#include "table.hpp"
 
 namespace nibble::tools {
 namespace {
@@ -37,6 +39,29 @@ class HelpFormatter : public CLI::Formatter {
     const std::string value = option->get_default_str();
     return " " + option->get_type_name() + (value.empty() ? "" : "=" + value);
   }
+  // On narrow terminals what an option does is below its name.
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    return laid_out(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
+  }
+  std::string make_description(const CLI::App* app) const override { return fitted(CLI::Formatter::make_description(app)); }
+  std::string make_footer(const CLI::App* app) const override { return fitted(CLI::Formatter::make_footer(app)); }
+  std::string make_subcommand(const CLI::App* command) const override {
+    return laid_out(command->get_name(), command->get_description());
+  }
+
+ private:
+  std::string laid_out(const std::string& name, const std::string& text) const {
+    constexpr int kNarrow = 80, kIndent = 6;
+    const int columns = output_columns(),
+              start = columns > 0 && columns < kNarrow ? kIndent : static_cast<int>(get_column_width());
+    std::string line = "  " + name.substr(0, name.find_last_not_of(' ') + 1);
+    if (display_width(line) + 1 > start || start == kIndent) {
+      line += "\n" + std::string(static_cast<std::size_t>(start), ' ');
+    } else {
+      line.append(static_cast<std::size_t>(start - display_width(line)), ' ');
+    }
+    return line + wrapped(text, columns, start, start) + "\n";
+  }
 };
 
 void add_commands(CLI::App& app, Action& action) {
@@ -57,6 +82,30 @@ void add_commands(CLI::App& app, Action& action) {
   add_generate(app, action);
 }
 
+std::vector<std::string> names_of_commands(CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({}))
+    if (!command->get_group().empty()) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> names_of_options(CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+// What was given and looks like an option, without its value; "" where all such are known.
+std::string unknown_option(const CLI::App& app) {
+  for (const std::string& word : app.remaining(true)) {
+    if (word.size() > 1 && word[0] == '-') return word.substr(0, word.find('='));
+  }
+  return "";
+}
+
 int run(int argc, char** argv) {
   CLI::App app("nibble: inspect, verify, measure and make 4-bit and 8-bit quantized checkpoints", "nibble");
   Action action;
@@ -72,8 +121,12 @@ int run(int argc, char** argv) {
       return kUsage;
     }
     const auto chosen = app.get_subcommands();
-    const std::string what =
-        chosen.empty() && argv[1][0] != '-' ? std::string("there is no command '") + argv[1] + "'" : error.what();
+    std::string what = error.what();
+    if (chosen.empty() && argv[1][0] != '-') {
+      what = std::string("there is no command '") + argv[1] + "'" + nearest_of(argv[1], names_of_commands(app));
+    } else if (const std::string unknown = unknown_option(app); !unknown.empty()) {
+      what = "there is no option " + unknown + nearest_of(unknown, names_of_options(chosen.empty() ? app : *chosen.front()));
+    }
     complain(what + "; see nibble " + (chosen.empty() ? "" : chosen.front()->get_name() + " ") + "--help");
     return kUsage;
   }

@@ -10,11 +10,14 @@
 
 namespace nibble::tools {
 
+/// "; the nearest is 'inspect'" where one of the names is `text` with a slip or two, else "".
+std::string nearest_of(const std::string& text, const std::vector<std::string>& names);
+
 inline CLI::Validator one_of(std::vector<std::string> allowed) {
   const std::string names = fmt::format("{}", fmt::join(allowed, " "));  // shells are told, by nibble generate
   const auto check = [allowed = std::move(allowed)](const std::string& value) {
     if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return std::string();
-    return fmt::format("'{}' is not one of {}", value, fmt::join(allowed, ", "));
+    return fmt::format("'{}' is not one of {}{}", value, fmt::join(allowed, ", "), nearest_of(value, allowed));
   };
   return CLI::Validator(check, "").name(names);
 }

@@ -4,10 +4,36 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "added_error.hpp"
 #include "commands.hpp"
 #include "option_checks.hpp"
 
 namespace nibble::tools {
+
+std::string nearest_of(const std::string& text, const std::vector<std::string>& names) {
+  // Letters that are added, dropped or others, and two that have changed places.
+  const auto distance = [&text](const std::string& name) {
+    std::vector<std::vector<std::size_t>> d(text.size() + 1, std::vector<std::size_t>(name.size() + 1));
+    for (std::size_t i = 0; i <= text.size(); ++i) {
+      for (std::size_t j = 0; j <= name.size(); ++j) {
+        if (i == 0 || j == 0) {
+          d[i][j] = i + j;
+          continue;
+        }
+        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (text[i - 1] == name[j - 1] ? 0 : 1)});
+        if (i > 1 && j > 1 && text[i - 1] == name[j - 2] && text[i - 2] == name[j - 1])
+          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+    return d[text.size()][name.size()];
+  };
+  constexpr std::size_t kLongest = 200;  // names are short: what is longer is no slip
+  if (text.size() > kLongest) return "";
+  const auto nearest = std::ranges::min_element(names, {}, distance);
+  if (nearest == names.end() || distance(*nearest) > std::max<std::size_t>(1, std::min(text.size(), nearest->size()) / 3))
+    return "";
+  return fmt::format("; the nearest is '{}'", *nearest);
+}
 
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& summary, const std::string& example) {
   CLI::App* command = app.add_subcommand(name, summary);
@@ -54,6 +80,15 @@ CLI::Option* add_backend(CLI::App& command, std::string& backend) {
 
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel) {
   return command.add_option("--kernel", kernel, "Force this kernel (names: nibble doctor --kernels)")->type_name("NAME");
+}
+
+CLI::Option* add_json(CLI::App& command, std::string& json) {
+  return command
+      .add_option_function<std::string>(
+          "--json", [&json](const std::string& file) { json = file.empty() ? "-" : file; },
+          "Results as JSON: written to FILE, beside the text; without FILE, or as -, on standard output in place of it")
+      ->expected(0, 1)
+      ->type_name("[FILE]");
 }
 
 CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help) {
@@ -105,8 +140,8 @@ Result<ActScheme> parse_activations(const std::string& option, const std::string
   const auto parsed = Scheme::parse(text + "_s8c");
   if (!parsed.ok()) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: '{}' is not a way to quantize activations; write s8 or e4m3, z "
-                                                            "for zero points, and r, t or gSIZE: s8r, s8zg128, e4m3g128",
-                                                            option, text));
+                                                            "for zero points, and r, t or gSIZE: s8r, s8zg128, e4m3g128{}",
+                                                            option, text, nearest_of(text, usual_activations())));
   }
   if (Status known = check_activations(option, text, parsed->act); !known.ok()) return known;
   return parsed->act;

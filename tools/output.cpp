@@ -34,6 +34,14 @@ void print(std::string_view text) {
 
 std::string to_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
+Status print_result(const std::string& json, const std::function<std::string()>& text, const std::function<Json()>& document) {
+  if (json != "-") print(fitted(text()));
+  if (json.empty()) return {};
+  if (json != "-") return write_file(json, to_text(document()));
+  print(to_text(document()));
+  return {};
+}
+
 Status finish_output() {
   errno = 0;
   if (std::fflush(stdout) != 0 && g_output_errno == 0) g_output_errno = errno;

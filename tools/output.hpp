@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -21,6 +22,9 @@ using Json = nlohmann::ordered_json;
 void print(std::string_view text);
 /// JSON documents end with a newline; bytes that are not UTF-8 become U+FFFD and infinities null.
 std::string to_text(const Json& json);
+/// What a command found, for people and for programs. `json` is what --json says: "" nothing, "-" the document on standard output in place
+/// of the text, else the file that gets it.
+Status print_result(const std::string& json, const std::function<std::string()>& text, const std::function<Json()>& document);
 /// What there is to know of a GPU without measuring.
 Json gpu_description(const GpuInfo& gpu);
 /// Flushes standard output. A reader that went away (`| head`) is not an error, a full disk is.

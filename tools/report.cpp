@@ -187,6 +187,11 @@ std::string cell(std::string_view content, std::string_view css = "") {
   return fmt::format("<td{}>{}</td>", css.empty() ? "" : fmt::format(" class=\"{}\"", css), escape(content));
 }
 
+std::string two_lines(std::string_view content, std::string_view below, std::string_view css = "") {
+  return fmt::format("<td{}>{}<span class=\"sub\">{}</span></td>", css.empty() ? "" : fmt::format(" class=\"{}\"", css),
+                     escape(content), escape(below));
+}
+
 std::string step_table(const std::vector<Step>& steps) {
   std::set<std::string> baselines;
   for (const Step& step : steps)
@@ -216,34 +221,34 @@ std::string layer_table(const ReportData& data) {
   const bool added = std::ranges::any_of(data.layers, [](const ReportLayer& l) { return l.verify && l.verify->added_error; });
   const std::vector<std::int64_t> ms = m_values(data);
 
-  std::string out = "<div class=\"scroll\"><table><thead><tr>" + header("Layer", "kernel") + header("N") + header("K") +
-                    header("Scheme", "", "left") + header("Size", "bits/weight");
-  if (errors) out += header("SQNR", "dB") + header("Cosine") + header("Largest error");
-  if (verified) out += header("Verified", "error/bound") + header("Kernel error", "relative L2");
+  std::string out = "<div class=\"scroll\"><table><thead><tr>" + header("Layer", "kernel") + header("N×K") +
+                    header("Scheme", "bits/weight", "left");
+  if (errors) out += header("SQNR", "dB, cosine") + header("Largest", "error");
+  if (verified) out += header("Verified", "error/bound, L2");
   if (added) out += header("Added error", "activations");
-  for (std::int64_t m : ms) out += header(fmt::format("M={}", m), "µs") + header(fmt::format("M={}", m), "% roofline");
+  for (std::int64_t m : ms) out += header(fmt::format("M={}", m), "µs, % roofline");
   out += "</tr></thead><tbody>\n";
   for (const ReportLayer& layer : data.layers) {
     out += fmt::format("<tr><td>{}<span class=\"sub\">{}</span></td>", escape(layer.name), escape(layer.kernel));
-    out += cell(fmt::format("{}", layer.n)) + cell(fmt::format("{}", layer.k)) +
-           cell(layer.mode.empty() ? layer.scheme : layer.mode, "left") +
-           cell(layer.bits_per_weight > 0 ? number(layer.bits_per_weight) : "");
+    out += cell(fmt::format("{}×{}", layer.n, layer.k)) +
+           two_lines(layer.mode.empty() ? layer.scheme : layer.mode,
+                     layer.bits_per_weight > 0 ? number(layer.bits_per_weight) : "", "left");
     if (const auto& e = layer.error)
-      out += cell(number(e->sqnr_db)) + cell(fmt::format("{:.5f}", e->cosine)) + cell(fmt::format("{:.2g}", e->max_abs));
+      out += two_lines(number(e->sqnr_db), fmt::format("{:.5f}", e->cosine)) + cell(fmt::format("{:.2g}", e->max_abs));
     else if (errors)
-      out += cell("") + cell("") + cell("");
-    if (const auto& v = layer.verify)
-      out += cell((v->passed ? "✓ " : "✗ ") + number(v->worst_error_over_bound), v->passed ? "" : "bad") +
-             cell(fmt::format("{:.1e}", v->relative_l2));
-    else if (verified)
       out += cell("") + cell("");
+    if (const auto& v = layer.verify)
+      out += two_lines((v->passed ? "✓ " : "✗ ") + number(v->worst_error_over_bound), fmt::format("{:.1e}", v->relative_l2),
+                       v->passed ? "" : "bad");
+    else if (verified)
+      out += cell("");
     if (added) {
       const bool known = layer.verify && layer.verify->added_error;
       out += cell(known ? fmt::format("{:.2f} %", 100 * *layer.verify->added_error) : "");
     }
     for (std::int64_t m : ms) {
       const ReportTiming* t = timing_for(layer, m);
-      out += t ? cell(number(t->median_us)) + cell(fmt::format("{:.0f}", t->roofline_percent)) : cell("") + cell("");
+      out += t ? two_lines(number(t->median_us), fmt::format("{:.0f} %", t->roofline_percent)) : cell("");
     }
     out += "</tr>\n";
   }
@@ -296,8 +301,12 @@ std::string render_report(const ReportData& data) {
       escape(title), kReportStyle, escape(byline));
   out += headline(data, steps) + facts(data) + notes(data);
   if (!steps.empty())
-    out += section("A step through all layers", "The layers one after the other, each with its weights read from memory.",
-                   step_table(steps));
+    out += section(
+        "A step through all layers",
+        "The layers one after the other, each with its weights read from memory. Roofline is the share of what this machine "
+        "can do at best. More than 100&#160;% is no mistake: a kernel may use faster instructions than those the peak is "
+        "measured with, and caches lift small layers.",
+        step_table(steps));
   out += section("Roofline", "Each mark is a layer at one M. The closer to its line, the less there is left to gain.",
                  roofline_chart(data));
   out += section("Speed reached",

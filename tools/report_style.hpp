@@ -49,9 +49,10 @@ figure { margin: 0; } figcaption { font-size: .85em; } figcaption b { color: var
 .scroll { overflow: auto; max-height: 85vh; border-bottom: 1px solid var(--rule); width: fit-content; min-width: 100%;
   max-width: calc(100vw - 2.5rem); position: relative; left: 50%; transform: translateX(-50%); }
 table { border-collapse: collapse; font-size: .85em; width: 100%; }
-th, td { padding: .35rem .75rem; text-align: right; white-space: nowrap; vertical-align: top; border-top: 1px solid var(--rule); }
+th, td { padding: .35rem .55rem; text-align: right; white-space: nowrap; vertical-align: top; border-top: 1px solid var(--rule); }
 th { position: sticky; top: 0; background: var(--page); box-shadow: 0 1px var(--text); border: 0; font-weight: 600; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
+.scroll td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 11rem; }
 .left { text-align: left; }
 .unit, td .sub { display: block; font-weight: 400; font-size: .92em; color: var(--quiet); }
 .bad { color: var(--bad); } .warning { color: var(--s5); }

@@ -14,15 +14,22 @@ namespace {
 struct Options {
   std::filesystem::path out;
   SampleSpec spec;
-  std::string dtype = "bf16";
+  std::string dtype = "bf16", json;
 };
 
 Result<Outcome> run(const Options& options) {
   SampleSpec spec = options.spec;
   spec.dtype = parse_dtype(options.dtype).value_or(DType::bf16);
   if (Status written = write_sample(options.out, spec); !written.ok()) return with_force_hint(written);
-  print(fmt::format("{}: {} of random weights shaped like {}, {}, seed {}\n", options.out.string(),
-                    counted(static_cast<std::size_t>(spec.layers), "layer"), spec.shapes, options.dtype, spec.seed));
+  const auto text = [&] {
+    return fmt::format("{}: {} of random weights shaped like {}, {}, seed {}\n", options.out.string(),
+                       counted(static_cast<std::size_t>(spec.layers), "layer"), spec.shapes, options.dtype, spec.seed);
+  };
+  const auto document = [&]() -> Json {
+    return {{"schema", 1},         {"path", options.out.string()}, {"shapes", spec.shapes}, {"layers", spec.layers},
+            {"vocab", spec.vocab}, {"dtype", options.dtype},       {"seed", spec.seed}};
+  };
+  if (Status written = print_result(options.json, text, document); !written.ok()) return written;
   return Outcome::ok;
 }
 
@@ -54,6 +61,7 @@ void add_sample(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("--force", options->spec.overwrite,
                     "Replace OUT if it is a file, or a directory in which nibble wrote every file");
+  add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -1,6 +1,7 @@
 // Column widths are computed from all rows first, so tables are rendered when they are complete.
 #include "table.hpp"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,6 +59,51 @@ std::string styled(std::string_view text, Style style, bool colour) {
   return std::string(escape_code(style)).append(text).append("\033[0m");
 }
 
+int output_columns() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  const char* columns = std::getenv("COLUMNS");
+  return columns == nullptr ? 0 : std::max(0, std::atoi(columns));
+}
+
+std::string wrapped(std::string_view text, int columns, int indent, int column) {
+  if (columns <= 0) return std::string(text);
+  std::string out;
+  bool fresh = column <= indent;  // nothing but the indent is on this line
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    const int width = display_width(word);
+    if (!fresh && column + 1 + width > columns) {
+      out += "\n" + std::string(static_cast<std::size_t>(indent), ' ');
+      column = indent;
+      fresh = true;
+    }
+    if (!fresh) out += ' ';
+    out += word;
+    column += width + (fresh ? 0 : 1);
+    fresh = false;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
+std::string fitted(std::string_view text, int columns) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    const std::size_t start = std::min(line.find_first_not_of(' '), line.size());
+    const bool laid_out = line.find("  ", start) != line.npos || line.find('\033') != line.npos;
+    out += line.substr(0, start);
+    const auto indent = static_cast<int>(start);
+    out += laid_out ? std::string(line.substr(start)) : wrapped(line.substr(start), columns, indent + 2, indent);
+    if (end < text.size()) out += '\n';
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
 int display_width(std::string_view text) {
   int width = 0;
   for (std::size_t at = 0; at < text.size();) {
@@ -88,7 +134,32 @@ bool Table::folds(std::size_t column) const {
          std::all_of(rows_.begin(), rows_.end(), [&](const auto& row) { return text(row) == text(rows_[0]); });
 }
 
-std::string Table::render(bool colour) const {
+std::string Table::paragraphs(bool colour, int columns, const std::vector<int>& widths) const {
+  constexpr int kIndent = 2;
+  std::string out;
+  for (const auto& row : rows_) {
+    out += styled(row.front().text, Style::bold, colour) + "\n";
+    std::string line;
+    int width = kIndent;
+    for (std::size_t c = 1; c < std::min(row.size(), columns_.size()); ++c) {
+      if (widths[c] == 0 || row[c].text.empty()) continue;
+      const std::string title = columns_[c].title + (columns_[c].title.empty() ? "" : " ");
+      const int more = display_width(title) + display_width(row[c].text);
+      if (!line.empty() && width + 2 + more > columns) {
+        out += "  " + line + "\n";
+        line.clear();
+        width = kIndent;
+      }
+      if (!line.empty()) line += ", ";
+      width += more + (line.empty() ? 0 : 2);
+      line += title + styled(row[c].text, row[c].style, colour);
+    }
+    if (!line.empty()) out += "  " + line + "\n";
+  }
+  return out;
+}
+
+std::string Table::render(bool colour, int columns) const {
   if (rows_.empty()) return "";
   std::vector<int> widths(columns_.size(), 0);  // 0: not shown
   std::string folded;
@@ -117,11 +188,17 @@ std::string Table::render(bool colour) const {
     }
     out += text + "\n";
   };
-  std::vector<Cell> titles;
-  for (const Column& column : columns_) titles.emplace_back(column.title, Style::bold);
-  line(titles);
-  for (const auto& row : rows_) line(row);
-  if (!folded.empty()) out += folded + "\n";
+  int width = -2;
+  for (const int each : widths) width += each > 0 ? each + 2 : 0;
+  if (columns > 0 && width > columns) {
+    out = paragraphs(colour, columns, widths);
+  } else {
+    std::vector<Cell> titles;
+    for (const Column& column : columns_) titles.emplace_back(column.title, Style::bold);
+    line(titles);
+    for (const auto& row : rows_) line(row);
+  }
+  if (!folded.empty()) out += wrapped(folded, columns, 2) + "\n";
   return out + "\n";
 }
 

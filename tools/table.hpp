@@ -17,6 +17,13 @@ std::string styled(std::string_view text, Style style, bool colour);
 
 /// How many terminal columns UTF-8 text takes: 2 for wide East Asian characters and emoji, 0 for combining marks.
 int display_width(std::string_view text);
+/// How many columns standard output has: those of the terminal, or of COLUMNS; 0, as many as it takes, where there is neither.
+int output_columns();
+/// `text`, which begins at `column`, broken between words into lines of at most `columns`; later lines begin at `indent`. Never without
+/// `columns`.
+std::string wrapped(std::string_view text, int columns, int indent, int column = 0);
+/// The lines of a text, those that are too long broken likewise, but for what is laid out with spaces and what is coloured.
+std::string fitted(std::string_view text, int columns = output_columns());
 /// `text` with control characters replaced by '?': names come from files, and a file must not be able to drive the terminal.
 std::string printable(std::string_view text);
 
@@ -40,11 +47,13 @@ class Table {
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   /// Missing cells at the end are empty.
   void add(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
-  /// A header line, the rows and a blank line; columns whose cells are all empty are left out. Nothing without rows.
-  std::string render(bool colour) const;
+  /// A header line, the rows and a blank line; columns whose cells are all empty are left out. Nothing without rows. What is wider than
+  /// `columns` becomes a paragraph for each row: its first cell, then titles and values.
+  std::string render(bool colour, int columns = output_columns()) const;
 
  private:
   bool folds(std::size_t column) const;
+  std::string paragraphs(bool colour, int columns, const std::vector<int>& widths) const;
 
   std::vector<Column> columns_;
   std::vector<std::vector<Cell>> rows_;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "commands.hpp"
+#include "inspect.hpp"
 #include "option_checks.hpp"
 #include "output.hpp"
 #include "progress.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 struct Options {
   std::filesystem::path in, out, calibration;
-  std::string format, dtype, skip, share, backend = "cpu";
+  std::string format, dtype, skip, share, backend = "cpu", json;
   std::optional<int> bits, group;
   std::optional<double> smooth;
   bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, convs = false, force = false;
@@ -57,6 +58,23 @@ std::string report_text(const TransformReport& report, const std::filesystem::pa
   return text + "\n";
 }
 
+Json report_json(const TransformReport& report, const std::filesystem::path& out) {
+  Json modules = Json::array();
+  for (const TransformedModule& module : report.modules) {
+    Json& json = modules.emplace_back();
+    json = {{"name", module.name}, {"scheme", module.scheme}};
+    if (!module.error) continue;
+    json["error"] = error_json(*module.error);
+    json["smoothed"] = module.smoothed;
+  }
+  return {{"schema", 1},
+          {"path", out.string()},
+          {"bytes_in", report.bytes_in},
+          {"bytes_out", report.bytes_out},
+          {"modules", modules},
+          {"notes", notes_json(report.notes)}};
+}
+
 Result<Tensor> dequantize_on_gpu(const QuantTensor& q, DType dtype) {
   const auto weight = pack(q, {.backend = Backend::cuda});
   if (!weight.ok()) return weight.status();
@@ -83,7 +101,9 @@ Result<Outcome> transform(const Options& options, std::string_view verb,
     report = work(how);
   }
   if (!report->ok()) return with_force_hint(report->status());
-  print(report_text(**report, options.out, verb));
+  const auto text = [&] { return report_text(**report, options.out, verb); };
+  if (Status written = print_result(options.json, text, [&] { return report_json(**report, options.out); }); !written.ok())
+    return written;
   return Outcome::ok;
 }
 
@@ -99,6 +119,7 @@ void add_paths(CLI::App& command, Options& options) {
   command.add_option("IN", options.in, "Checkpoint: a directory or one .safetensors file")->required();
   command.add_option("OUT", options.out, "What to write: a directory when IN is one, else a file")->required();
   command.add_flag("--force", options.force, "Replace OUT if it is a file, or a directory in which nibble wrote every file");
+  add_json(command, options.json);
 }
 
 CLI::Option* add_format(CLI::App& command, Options& options) {

@@ -24,7 +24,7 @@ struct Options {
   std::int64_t sample_columns = 0;
   float outliers = 1.0f;
   int threads = 0;
-  bool json = false;
+  std::string json;
 };
 
 // A regular expression that matches `name` and nothing else.
@@ -165,7 +165,9 @@ Result<Outcome> run(const Options& options) {
   if (layers->empty())  // a check of nothing must not look like a success
     return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to verify", options.path.string(),
                                                             options.layer.empty() ? "" : " that matches --layer"));
-  print(options.json ? to_text(verification_json(options, *layers)) : verification_text(options, *layers, wants_colour(stdout)));
+  const auto text = [&] { return verification_text(options, *layers, wants_colour(stdout)); };
+  if (Status written = print_result(options.json, text, [&] { return verification_json(options, *layers); }); !written.ok())
+    return written;
   const bool failed = std::any_of(layers->begin(), layers->end(), [](const VerifiedLayer& l) { return !l.report.passed; });
   return failed ? Outcome::failed : Outcome::ok;
 }
@@ -261,7 +263,7 @@ void add_verify(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the random activations")->type_name("N")->capture_default_str();
   add_threads(*command, options->threads);
-  command->add_flag("--json", options->json, "JSON instead of a table");
+  add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copyreg
 import json
 import os
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from . import _arrays, _core
 from ._core import (
@@ -31,6 +31,8 @@ from ._core import (
     Note,
     QuantError,
     QuantTensor,
+    TransformedModule,
+    TransformReport,
     VerifyReport,
     formats,
     kernels,
@@ -40,11 +42,17 @@ from ._core import version as __version__
 from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument, IoError, NotFound, Unsupported
 
 __all__ = [
-    "AlreadyExists", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
+    "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
     "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "QuantError",
-    "QuantTensor", "Unsupported", "VerifyReport", "__version__", "doctor", "formats", "kernels", "layouts", "open", "pack",
-    "quantization_error", "quantize", "quantize_activations", "quantize_conv", "read_tensors", "verify", "verify_conv",
+    "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
+    "dequantize_checkpoint", "doctor", "errors", "formats", "kernels", "layouts", "open", "pack", "quantization_error", "quantize",
+    "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "verify", "verify_conv",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__ + [name for name in ("compat", "torch") if name in globals()]  # those that have been imported
+
 
 Array = Any
 """An array of NumPy, PyTorch, JAX, CuPy, or anything with `__dlpack__`."""
@@ -84,6 +92,64 @@ def quantize_conv(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", cli
     Groups of a size that divides C/groups lie inside one element of the kernel, others run on through all of them.
     """
     return _core.quantize_conv(_arrays.export(w), scheme=scheme, scale=_arrays.token(scale), clip_search=clip_search)
+
+
+Progress = Callable[[int, int, str], Any]
+"""Called with (done, total, what) while a checkpoint is written; what it raises ends that."""
+
+
+def quantize_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    scheme: str = "u4b8g128",
+    *,
+    format: str | None = None,
+    scale: Any = None,
+    clip_search: bool = False,
+    calibration: str | os.PathLike[str] | None = None,
+    smooth: float | None = None,
+    conv: bool = False,
+    skip: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> TransformReport:
+    """Quantizes the float checkpoint `source` into `target`, as `nibble quantize` does: a directory if source is one, else a file.
+
+    scheme: of weights, "u4zg128", or of activations too, "s8r_s8c", "e4m3r_e4m3b128x128"; "s8t_s8c" finds the scales of activations in
+    the calibration. format: one that nibble.formats() can_write; by default compressed-tensors, of 8-bit activations int-quantized or
+    float-quantized. scale: the type of scales, by default f16, with quantized activations f32. calibration: a safetensors file with
+    NAME.input_absmax [K] or NAME.input [tokens,K]. smooth: SmoothQuant's α from 0 to 1; needs the calibration. conv: convolutions too.
+    skip: an ECMAScript regular expression searched in the names of layers to leave alone; by default heads and embeddings.
+
+    The target appears whole or not at all. Raises AlreadyExists unless `overwrite`, Unsupported with the layer, IoError, and what open() does.
+    """
+    act = _core.act_scheme(scheme) if "_" in scheme else ""
+    if format is None:
+        format = "float-quantized" if act.startswith("e4m3") else "int-quantized" if act else "compressed-tensors"
+    if scale is None:
+        scale = "f32" if act else "f16"
+    return _core.quantize_checkpoint(
+        os.fspath(source), os.fspath(target), scheme=scheme, format=format, scale=_arrays.token(scale), clip_search=clip_search,
+        calibration=os.fspath(calibration or ""), smooth=smooth, conv=conv, skip=skip, overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+
+
+def convert_checkpoint(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], format: str, *, overwrite: bool = False,
+    progress: Progress | None = None,
+) -> TransformReport:  # fmt: skip
+    """Rewrites the quantized checkpoint `source` in another format, without loss or not at all. Otherwise as quantize_checkpoint()."""
+    return _core.convert_checkpoint(os.fspath(source), os.fspath(target), format=format, overwrite=overwrite, progress=progress)
+
+
+def dequantize_checkpoint(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], dtype: Any = "f16", *, overwrite: bool = False,
+    progress: Progress | None = None,
+) -> TransformReport:  # fmt: skip
+    """Turns the quantized checkpoint `source` into one of f32, f16 or bf16 weights, bit-exact. Otherwise as quantize_checkpoint()."""
+    return _core.dequantize_checkpoint(
+        os.fspath(source), os.fspath(target), dtype=_arrays.token(dtype), overwrite=overwrite, progress=progress
+    )
 
 
 def quantization_error(w: Array, q: QuantTensor) -> QuantError:
@@ -154,10 +220,12 @@ class PackedWeight:
         self.n: int = weight.n
         self.k: int = weight.k
         self.scheme: str = weight.scheme
+        self.scale: str = weight.scale
         self.kernel: tuple[int, int] = weight.kernel
         self.layout: str = weight.layout
         self.backend: str = weight.backend
         self.device = ("cuda", weight.gpu) if weight.backend == "cuda" else _arrays.CPU
+        self.shape: tuple[int, int] = (weight.n, weight.k)
         self.has_bias: bool = weight.has_bias
         self.act_order: bool = weight.act_order
         self.nbytes: int = weight.nbytes
@@ -201,8 +269,9 @@ class PackedWeight:
     ) -> Array:
         """y[..., N] = act(row_scale · col_scale · (x[..., K] · Wᵀ) + bias) ∘ gate + residual, rounded to out_dtype.
 
-        x: f32, f16 or bf16; or codes, int8 or e4m3, with their a_scale (f32 [1], [M] or [M,G]) and for zero points a_zero (int32, of the
-        shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32 will do).
+        x: f32, f16 or bf16, of any strides (what is no matrix in memory is copied); or codes, int8 or e4m3, with their a_scale (f32 [1],
+        [M] or [M,G]) and for zero points a_zero (int32, of the shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32
+        will do).
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
         activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu; all of them keep NaN.
         quantize, accumulation: in place of the weight's `act`, "" for none, and `accumulation`.
@@ -354,7 +423,7 @@ def verify_conv(
     """The same for a weight made by quantize_conv(), on a batch of seeded random images of (height, width), pixel by pixel."""
     token = _arrays.token(act)
     return _core.verify_conv(
-        q, image=tuple(image), stride=_pair(stride), padding=_padding(padding), dilation=_pair(dilation), groups=groups,
+        q, image=_pair(image), stride=_pair(stride), padding=_padding(padding), dilation=_pair(dilation), groups=groups,
         channels_last=channels_last, act=token, batch=batch, out=_arrays.token(out_dtype) if out_dtype is not None else token,
         quantize=_core.act_scheme(quantize), backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
         accumulation=accumulation,

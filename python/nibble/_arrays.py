@@ -17,9 +17,9 @@ _TOKENS = {
     "float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float8_e8m0fnu": "e8m0",
     "int8": "s8", "int16": "s16", "int32": "s32", "int64": "s64",
-    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "boolean",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "bool",
 }  # fmt: skip
-_NAMES = {token: name for name, token in _TOKENS.items()}
+NAMES = {token: name for name, token in _TOKENS.items()}
 _BITS = {"bf16": "uint16", "e4m3": "uint8", "e5m2": "uint8", "e8m0": "uint8"}  # what NumPy has instead
 
 CPU = ("cpu", 0)
@@ -35,7 +35,7 @@ def token(dtype: Any) -> str:
     else:
         name = getattr(dtype, "name", None) or str(dtype)
     name = name.rpartition(".")[2]
-    if name in _NAMES:
+    if name in NAMES:
         return name
     if name not in _TOKENS:
         raise InvalidArgument(f"{dtype!r} is no element type nibble knows; write f32, f16, bf16, s8 or e4m3")
@@ -47,12 +47,12 @@ def _numpy_type(token_: str) -> Any:
     import numpy
 
     if token_ not in _BITS:
-        return numpy.dtype(_NAMES[token_])
+        return numpy.dtype(NAMES[token_])
     try:
         import ml_dtypes
     except ImportError:
         return numpy.dtype(_BITS[token_])
-    return numpy.dtype(getattr(ml_dtypes, _NAMES[token_]))
+    return numpy.dtype(getattr(ml_dtypes, NAMES[token_]))
 
 
 def named(bits: Any, token_: str) -> Any:
@@ -87,6 +87,12 @@ class Numpy:
         except TypeError:  # a producer from before versions
             return x.__dlpack__(stream=wanted)
 
+    def contiguous(self, x: Any) -> Any:
+        """A copy without gaps, in the order of its dimensions."""
+        import numpy
+
+        return numpy.ascontiguousarray(x)
+
     def check_writable(self, x: Any) -> None:
         """Raises InvalidArgument where DLPack would let us write and the framework would not."""
 
@@ -120,7 +126,7 @@ class Numpy:
 
 @functools.lru_cache(maxsize=None)
 def _torch_type(token_: str) -> Any:
-    return getattr(sys.modules["torch"], _NAMES[token_])
+    return getattr(sys.modules["torch"], NAMES[token_])
 
 
 class Torch(Numpy):
@@ -138,6 +144,9 @@ class Torch(Numpy):
 
     def channels_second(self, images: Any) -> Any:
         return images.permute(0, 3, 1, 2)
+
+    def contiguous(self, x: Any) -> Any:
+        return x.detach().contiguous()
 
     def export(self, x: Any, stream: int | None) -> Any:
         if x.requires_grad:
@@ -164,11 +173,14 @@ class Cupy(Numpy):
     def device(self, x: Any) -> tuple[str, int]:
         return "cuda", x.device.id
 
+    def contiguous(self, x: Any) -> Any:
+        return sys.modules["cupy"].ascontiguousarray(x)
+
     def empty(self, shape: tuple[int, ...], token_: str, like: Any, stream: int | None) -> Any:
         cupy = sys.modules["cupy"]
         context = cupy.cuda.ExternalStream(stream) if stream else contextlib.nullcontext()
         with context:
-            return cupy.empty(shape, _BITS.get(token_, _NAMES[token_]))
+            return cupy.empty(shape, _BITS.get(token_, NAMES[token_]))
 
     def current_stream(self, x: Any) -> int:
         return sys.modules["cupy"].cuda.get_current_stream().ptr

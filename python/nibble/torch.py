@@ -14,11 +14,13 @@ The operators take a packed weight by number (`handle`), since weights are no te
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
+import warnings
 import weakref
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -31,10 +33,16 @@ from nibble import _arrays, _core
 from nibble.errors import InvalidArgument, NotFound, Unsupported
 
 __all__ = [
-    "ColumnParallelLinear", "QuantConv2d", "QuantLinear", "RowParallelLinear", "convert", "handle", "quantize_activations", "read_module",
-    "shard_inputs", "shard_outputs",
+    "ColumnParallelLinear", "Converted", "QuantConv2d", "QuantLinear", "RowParallelLinear", "TorchWeight", "convert", "handle",
+    "quantize_activations", "read_module", "shard_inputs", "shard_outputs",
 ]  # fmt: skip
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+_COMPUTED = (torch.float32, torch.float16, torch.bfloat16)
 _SKIP = r"(^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$"
 
 # --- operators ------------------------------------------------------------------------------------------------------------------
@@ -62,6 +70,21 @@ def _weight(number: int) -> nibble.PackedWeight:
 _library = torch.library.Library("nibble", "DEF")
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def _autocast(name: str) -> None:
+    """Under autocast x, the first argument, and with it the result become of its type, as those of torch.nn.functional.linear do."""
+    op = getattr(torch.ops.nibble, name).default
+    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+
+        def cast(x: Tensor, *args: Any, device: str = device) -> Any:
+            if x.dtype in _COMPUTED:
+                x = x.to(torch.get_autocast_dtype(device))
+            with torch.autocast(device, enabled=False):
+                return op(x, *args)
+
+        _library.impl(name, cast, key)
+
 
 
 def _operator(
@@ -108,6 +131,8 @@ def _operator(
 def _linear(
     x: Tensor, weight: int, bias: Optional[Tensor] = None, activation: str = "none", out_dtype: Optional[torch.dtype] = None
 ) -> Tensor:
+    if x.ndim > 4:
+        return _linear(x.flatten(0, -2), weight, bias, activation, out_dtype).unflatten(0, x.shape[:-1])
     return _weight(weight).linear(x, bias=bias, activation=activation, out_dtype=out_dtype)
 
 
@@ -134,6 +159,7 @@ _operator(
     "linear(Tensor x, int weight, Tensor? bias=None, str activation='none', ScalarType? out_dtype=None) -> Tensor",
     _linear, _fake_linear, (_keep_for_backward, _backward),
 )  # fmt: skip
+_autocast("linear")
 
 
 def _scaled_linear(
@@ -219,6 +245,7 @@ _operator(
     "ScalarType? out_dtype=None) -> Tensor",
     _conv2d, _fake_conv2d, (_keep_for_conv_backward, _conv_backward),
 )  # fmt: skip
+_autocast("conv2d")
 
 
 def _dequantize(weight: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -263,33 +290,71 @@ _operator(
 
 
 def _eager(x: Tensor) -> bool:
-    """Whether nobody wants to know of the operator: no compiler or other tracer, no gradient, no subclass such as a fake tensor."""
+    """Whether nobody wants to know of the operator: no compiler or other tracer, no gradient, no autocast, no subclass such as a fake
+    tensor; nor more dimensions than nibble has."""
     return not (
-        torch.compiler.is_compiling() or type(x) is not Tensor or x.requires_grad or torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+        torch.compiler.is_compiling()
+        or type(x) is not Tensor
+        or x.requires_grad
+        or torch._C._is_any_autocast_enabled()
+        or torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+        or x.ndim > 4
     )
+
+
+class TorchWeight(nibble.PackedWeight):
+    """The packed weight of a module, which has what models ask of the weight of a torch.nn.Linear: shape, dtype, device.
+
+    dtype is the one the module computes in, as of the float weight it took the place of: `x.to(layer.weight.dtype)` is what such a layer
+    would have been given.
+    """
+
+    shape: torch.Size  # type: ignore[assignment]
+    device: torch.device  # type: ignore[assignment]
+
+    def __init__(self, weight: nibble.PackedWeight, like: Tensor) -> None:
+        super().__init__(weight._weight)
+        self.shape, self.dtype, self.device = torch.Size((self.n, self.k)), like.dtype, like.device
+
+    @functools.cached_property
+    def bias(self) -> Tensor | None:
+        """The layer's, [N]; None where it has none."""
+        bias = self.unpack().bias if self.has_bias else None
+        return None if bias is None else _to_torch(bias).to(self.device, self.dtype)
 
 
 class _Quantized(nn.Module):
     """A layer with a packed weight, which follows the module from device to device and into its state."""
 
+    weight: TorchWeight
     _where: Tensor
 
     def __init__(
         self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act: str = "", accumulation: str = "fast", activation: str = "none",
-        device: Any = "cpu",
+        device: Any = "cpu", dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.activation = activation
+        # Moves with the module, and changes its type with it.
+        self.register_buffer("_where", torch.empty(0, device=device, dtype=dtype or _usual_type(weight)), persistent=False)
         self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, act, torch.device(device), accumulation))
-        self.register_buffer("_where", torch.empty(0, device=device), persistent=False)  # moves with the module
 
     def _set(self, weight: nibble.PackedWeight) -> None:
-        self.weight, self._handle = weight, handle(weight)
+        self.weight = TorchWeight(weight, self._where)
+        self._handle = handle(self.weight)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The weight's own, [N], to look at: it is added in f32 as it was given. None where there is none."""
+        return self.weight.bias
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        if self._where.device.type in ("cpu", "cuda") and self._where.device.type != self.weight.backend:
-            self._set(_pack(self.weight.unpack(), self.weight.act, self._where.device, self.weight.accumulation))
+        where = self._where
+        if where.device.type in ("cpu", "cuda") and where.device.type != self.weight.backend:
+            self._set(_pack(self.weight.unpack(), self.weight.act, where.device, self.weight.accumulation))
+        elif (where.device, where.dtype) != (self.weight.device, self.weight.dtype):
+            self._set(self.weight)
         return self
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -305,21 +370,37 @@ class _Quantized(nn.Module):
         act, accumulation = state.pop("act"), state.pop("accumulation", "fast")
         self._set(_pack(nibble.QuantTensor(**state), act, self._where.device, accumulation))
 
-    def extra_repr(self) -> str:
-        return repr(self.weight)
+    def _described(self, shape: str) -> str:
+        w = self.weight
+        scheme = f"{w.act}_{w.scheme}" if w.act else w.scheme
+        activation = "" if self.activation == "none" else f", activation={self.activation}"
+        return f"{shape}, bias={w.has_bias}, scheme={scheme}{activation}, dtype={w.dtype}, device={w.device}, layout={w.layout}"
 
 
 class QuantLinear(_Quantized):
     """y = act(x · Wᵀ + bias), with W quantized: what takes the place of a torch.nn.Linear.
 
     weight: packed, or a QuantTensor, which is packed for `device`. act: how x is quantized while running, "s8r", ...; "" not at all.
+    dtype: of `weight.dtype`, which models read; by default that of the scales. The result is of x's type, under autocast of its type.
     accumulation: as nibble.pack has it. The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients
     flow through to x.
     """
 
+    @classmethod
+    def from_float(cls, module: nn.Module, scheme: str = "u4b8g128", **options: Any) -> QuantLinear:
+        """Of a torch.nn.Linear. Raises what nibble.quantize does."""
+        act, weight_scheme = _parts(scheme)
+        weight = _float_weight(module)
+        if weight is None:
+            raise InvalidArgument(f"{type(module).__name__} is no torch.nn.Linear of float32, float16 or bfloat16")
+        return cls(_quantize(module, weight, weight_scheme), **{"act": act, "device": weight.device, "dtype": weight.dtype, **options})
+
     def _set(self, weight: nibble.PackedWeight) -> None:
         super()._set(weight)
         self.in_features, self.out_features = weight.k, weight.n
+
+    def extra_repr(self) -> str:
+        return self._described(f"in_features={self.in_features}, out_features={self.out_features}")
 
     def forward(self, x: Tensor) -> Tensor:
         if _eager(x):
@@ -341,6 +422,8 @@ class QuantConv2d(_Quantized):
         super().__init__(weight, **options)
         self.stride, self.padding, self.dilation = nibble._pair(stride), nibble._padding(padding), nibble._pair(dilation)
         self.groups = groups
+        self.in_channels, self.out_channels = self.weight.k * groups // math.prod(self.weight.kernel), self.weight.n
+        self.kernel_size = self.weight.kernel
 
     @classmethod
     def from_float(cls, module: nn.Conv2d, scheme: str = "u4b8g128", **options: Any) -> QuantConv2d:
@@ -349,7 +432,9 @@ class QuantConv2d(_Quantized):
             raise Unsupported(
                 f"padding_mode is {module.padding_mode!r}; nibble pads with zeros: use torch.nn.functional.pad and no padding, or skip it"
             )
-        q = _with_bias(nibble.quantize_conv(module.weight.detach().cpu(), scheme), module)
+        act, weight_scheme = _parts(scheme)
+        q = _with_bias(nibble.quantize_conv(module.weight.detach().cpu(), weight_scheme), module)
+        options = {"act": act, "device": module.weight.device, "dtype": module.weight.dtype, **options}
         left, right, top, bottom = module._reversed_padding_repeated_twice  # whatever "same" comes to
         return cls(
             q, stride=module.stride, padding=(top, bottom, left, right), dilation=module.dilation, groups=module.groups, **options
@@ -367,7 +452,20 @@ class QuantConv2d(_Quantized):
         )
 
     def extra_repr(self) -> str:
-        return f"{self.weight}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, groups={self.groups}"
+        shape = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return self._described(f"{shape}, dilation={self.dilation}, groups={self.groups}")
+
+
+def _usual_type(weight: nibble.PackedWeight | nibble.QuantTensor) -> torch.dtype:
+    """That of the scales."""
+    if isinstance(weight, nibble.QuantTensor):
+        return _to_torch(weight.scales[:0]).dtype
+    return getattr(torch, _arrays.NAMES[weight.scale])
+
+
+def _parts(scheme: str) -> tuple[str, str]:
+    """Of activations, or "", and of weights."""
+    return _core.act_scheme(scheme) if "_" in scheme else "", scheme.rpartition("_")[2]
 
 
 def _pack(q: nibble.QuantTensor, act: str, device: torch.device, accumulation: str = "fast") -> nibble.PackedWeight:
@@ -413,7 +511,7 @@ def read_module(module: nn.Module, config: Mapping[str, Any] | None = None) -> n
 def _float_weight(module: nn.Module) -> Tensor | None:
     """W [N,K] of a dense layer; None for anything else."""
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.dtype not in _COMPUTED:
         return None
     if isinstance(module, nn.Linear) and type(module).__name__ != "NonDynamicallyQuantizableLinear":  # attention reads its weight
         return weight
@@ -441,62 +539,172 @@ def _divides(scheme: str, channels: int) -> bool:
     return group is None or channels % int(group[1]) == 0
 
 
+_Rule = Union[str, "re.Pattern[str]", Callable[[str], Any]]
+
+
+class Converted(list[str]):
+    """The names of the layers that convert() replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: dict[str, str] = {}
+        """The layers that are float still, and why."""
+
+
+class _Skip:
+    """Which layers are to be left, by name; and which rules took none."""
+
+    def __init__(self, rules: _Rule | Iterable[_Rule] | None) -> None:
+        alone = isinstance(rules, (str, re.Pattern)) or callable(rules)
+        each: Any = [rules] if alone else rules or ()
+        self._tests = [(rule, self._test(rule, alone)) for rule in each]
+        self.idle = {str(getattr(rule, "pattern", rule)): rule for rule, _ in self._tests if not callable(rule) and rules != _SKIP}
+
+    @staticmethod
+    def _test(rule: Any, alone: bool) -> Callable[[str], Any]:
+        if callable(rule):
+            return rule
+        if isinstance(rule, str) and not alone:
+            return lambda name: f".{rule}." in f".{name}."
+        if not isinstance(rule, (str, re.Pattern)):
+            raise TypeError(f"skip: {rule!r} is neither a name, nor a pattern, nor a function")
+        try:
+            return re.compile(rule).search
+        except re.error as problem:
+            raise InvalidArgument(f"skip: {rule!r} is no regular expression: {problem}") from None
+
+    def __call__(self, name: str) -> bool:
+        took = [rule for rule, test in self._tests if test(name)]
+        for rule in took:
+            self.idle.pop(str(getattr(rule, "pattern", rule)), None)
+        return bool(took)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Whether it is a layer of some kind: matrices of floats among its own parameters, which are not looked up by rows."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "Embedding" in type(module).__name__:
+        return False
+    own = [(name, p) for name, p in module.named_parameters(recurse=False) if p.is_floating_point()]
+    return any(p.ndim == 2 and "weight" in name or p.ndim > 2 and p.shape[0] > 1 for name, p in own)
+
+
+def _why_not(module: nn.Module, weight: Tensor | None, scheme: str, act: str, conv: bool) -> str:
+    """Why a float layer is left; "" where it is not."""
+    kind = type(module).__name__
+    if next(module.children(), None) is not None and (weight is not None or isinstance(module, nn.Conv2d)):
+        return f"{kind} has modules of its own, as of parametrizations, which would be lost"
+    if weight is not None:
+        return "" if _divides(scheme, weight.shape[1]) else f"{scheme}: its groups do not divide K={weight.shape[1]}"
+    if isinstance(module, nn.MultiheadAttention) or kind == "NonDynamicallyQuantizableLinear":
+        return "torch.nn.MultiheadAttention reads its weights itself"
+    dtype = module.weight.dtype if isinstance(module, (nn.Linear, nn.Conv2d)) else torch.float32
+    if dtype not in _COMPUTED:
+        return f"its weight is {dtype}; nibble quantizes float32, float16 and bfloat16"
+    if not isinstance(module, nn.Conv2d):
+        return f"{kind} is no layer that nibble has"
+    if not conv:
+        return "a convolution, which conv=True takes"
+    inputs, channels = module.weight[0].numel(), module.weight.shape[1]
+    if not _divides(scheme, inputs):
+        return f"{scheme}: its groups do not divide K={inputs}"
+    return "" if _divides(act, channels) else f"{act}: its groups do not divide {channels} channels"
+
+
+def _sentence(left: Mapping[str, str]) -> str:
+    """ "up, down (K is too odd); conv1 (a convolution)" """
+    groups: dict[str, list[str]] = {}
+    for name, why in left.items():
+        groups.setdefault(why, []).append(name)
+    more = {why: f" and {len(names) - 3} more" if len(names) > 3 else "" for why, names in groups.items()}
+    return "; ".join(f"{', '.join(names[:3])}{more[why]} ({why})" for why, names in groups.items())
+
+
 def convert(
     model: nn.Module,
     scheme: str = "u4b8g128",
     *,
-    skip: str | Callable[[str], bool] | None = _SKIP,
+    skip: _Rule | Iterable[_Rule] | None = _SKIP,
     config: Mapping[str, Any] | None = None,
     device: Any = None,
     conv: bool = False,
     accumulation: str = "fast",
-) -> list[str]:
+) -> Converted:
     """Replaces the linear layers of `model` by QuantLinear, with `conv` also every nn.Conv2d by QuantConv2d; in place; returns names.
 
     Quantized layers (AWQ, GPTQ, compressed-tensors, FP8: whatever nibble reads) keep their numbers; float ones are quantized to
     `scheme`, "u4b8g128", or with activations "s8r_s8c"; its first part goes for all. A float layer whose K the groups do not divide is left;
     of a convolution K is all that goes into an output, Kh·Kw·C/groups, and blocks of activations have to divide C/groups.
-    skip: a regular expression searched in names, or a predicate; by default heads and embeddings. Raises what reading or quantizing a
-    layer does, with its name; the layers before it are converted then. config: model.config's
-    quantization_config unless given. device: where to run; by default where the layer is. accumulation: as nibble.pack has it.
+
+    The result's `left` says which layers are float still, and why. A warning says so too, but for those that skip names.
+    skip: a regular expression searched in names; a function of a name; or a list of these and of names, whole or in part: "lm_head",
+    "mlp.gate", "layers.0". By default heads and embeddings. A rule that takes no layer is warned of.
+    config: model.config's quantization_config unless given. device: where to run; by default where the layer is. accumulation: as
+    nibble.pack has it.
+    Raises what reading or quantizing a layer does, with its name; the layers before it are converted then.
     """
-    skipped = skip if callable(skip) else (lambda name: skip is not None and re.search(skip, name) is not None)
+    if _has_weights(model):
+        raise InvalidArgument(f"the model is itself a {type(model).__name__}, which cannot be replaced in place; see QuantLinear.from_float")
+    skipped = _Skip(skip)
     if config is None:
         config = getattr(getattr(model, "config", None), "quantization_config", None)
     if config is not None and not isinstance(config, Mapping):
         config = config.to_dict()
-    act, weight_scheme = _core.act_scheme(scheme) if "_" in scheme else "", scheme.rpartition("_")[2]
-    converted = []
+    act, weight_scheme = _parts(scheme)
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # where a module is; some are shared
+    for parent in model.modules():
+        for child, module in parent.named_children():
+            places.setdefault(id(module), []).append((parent, child))
+    converted = Converted()
     for name, module in list(model.named_modules()):
-        if not name or skipped(name) or isinstance(module, _Quantized) or next(module.children(), None) is not None:
+        weight = _float_weight(module)
+        codes = weight is None and next(module.children(), None) is None and _has_codes(module)
+        if isinstance(module, _Quantized) or not (codes or _has_weights(module)):
             continue
-        own = next(itertools.chain(module.parameters(), module.buffers()), None)
-        if own is None:
+        if skipped(name):
+            if not codes:
+                converted.left[name] = "skip"
             continue
-        options = {"act": act, "accumulation": accumulation, "device": device or own.device}
-        dense = _float_weight(module)
+        if not codes:
+            why = _why_not(module, weight, weight_scheme, act, conv)
+            if why:
+                converted.left[name] = why
+                continue
+        own = next(itertools.chain(module.parameters(), module.buffers()))
+        options = {"accumulation": accumulation} if device is None else {"accumulation": accumulation, "device": device}
         layer: nn.Module
         try:
-            if dense is not None:
-                if not _divides(weight_scheme, dense.shape[1]):
-                    continue
-                layer = QuantLinear(_quantize(module, dense, weight_scheme), **options)
-            elif conv and isinstance(module, nn.Conv2d):
-                if not _divides(weight_scheme, module.weight[0].numel()) or not _divides(act, module.weight.shape[1]):
-                    continue
-                layer = QuantConv2d.from_float(module, weight_scheme, **options)
-            elif _has_codes(module):
-                layer = QuantLinear(read_module(module, config), **options)
+            if own.is_meta:
+                raise InvalidArgument("its weights are on the meta device; load them first")
+            if weight is not None:
+                layer = QuantLinear.from_float(module, scheme, **options)
+            elif codes:
+                q = read_module(module, config)
+                layer = QuantLinear(q, **{"act": act, "device": own.device, "dtype": _type_around(module, model), **options})
             else:
-                continue
+                layer = QuantConv2d.from_float(module, scheme, **options)
         except NotFound:  # no layer of a format's
             continue
         except nibble.Error as problem:
             raise type(problem)(f"{name}: {problem}") from None
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer)
+        for parent, child in places[id(module)]:
+            setattr(parent, child, layer)
         converted.append(name)
+    left = {name: why for name, why in converted.left.items() if why != "skip"}
+    if left:
+        count = len(converted) + len(converted.left)
+        warnings.warn(f"nibble.torch.convert left {len(left)} of {count} layers float: {_sentence(left)}", stacklevel=2)
+    elif not converted and not any(isinstance(module, _Quantized) for module in model.modules()):
+        why = "skip takes every layer" if converted.left else "there is no layer of a kind that nibble has"
+        warnings.warn(f"nibble.torch.convert converted nothing: {why}", stacklevel=2)
+    if skipped.idle:
+        warnings.warn(f"nibble.torch.convert: skip takes no layer by {', '.join(map(repr, skipped.idle))}", stacklevel=2)
     return converted
+
+
+def _type_around(module: nn.Module, model: nn.Module) -> torch.dtype | None:
+    """In which a quantized layer's model computes: of the first 16-bit floats in the layer or in the model; None where all are f32."""
+    tensors = itertools.chain(module.parameters(), module.buffers(), model.parameters())
+    return next((t.dtype for t in tensors if t.dtype in (torch.float16, torch.bfloat16)), None)
 
 
 # --- tensor parallel ------------------------------------------------------------------------------------------------------------

@@ -95,6 +95,11 @@ DType dtype_from(std::string_view token) {
   throw Failure(StatusCode::invalid_argument, "'" + std::string(token) + "' is no type; write f32, f16, bf16, s8, e4m3, ...");
 }
 
+std::string python_name(DType dtype) {
+  const std::string_view token = name(dtype);
+  return nb::cast<std::string>(arrays_module().attr("NAMES")[nb::str(token.data(), token.size())]);
+}
+
 bool Kind::open(nb::handle array, nb::dlpack::dltensor& out) const {
   if (exchange == nullptr) return false;
   if (exchange->open(array.ptr(), &out) == 0) return true;
@@ -189,10 +194,19 @@ Argument<Void>&& Argument<Void>::floats() && {
   return std::move(*this);
 }
 
-/// The first `rank - dims + 1` dimensions become one.
 template <class Void>
-void Argument<Void>::collapse(int dims) {
-  if (empty()) return;
+Argument<Void>&& Argument<Void>::operand() && {
+  Argument&& same = std::move(*this).floats();
+  if (empty() || is_compute_float(view.dtype) || view.dtype == DType::s8 || view.dtype == DType::e4m3) return std::move(same);
+  const std::string pass =
+      kReadOnly ? std::string("; pass ") + what_ + ".astype('float32'), of a tensor " + what_ + ".float()" : "";
+  throw Failure(StatusCode::unsupported,
+                std::string(what_) + " is " + python_name(view.dtype) + ", which is none of " + kOperandTypes + pass);
+}
+
+/// The first `rank - dims + 1` dimensions become one. False where their strides do not allow that.
+template <class Void>
+bool Argument<Void>::collapse(View& view, int dims) {
   while (view.rank < dims) {  // a leading dimension of 1
     for (int i = view.rank++; i-- > 0;) {
       view.shape[static_cast<std::size_t>(i + 1)] = view.shape[static_cast<std::size_t>(i)];
@@ -203,10 +217,7 @@ void Argument<Void>::collapse(int dims) {
   }
   while (view.rank > dims) {
     const std::int64_t outer = view.dim(0), inner = view.dim(1);
-    if (outer > 1 && inner > 1 && view.stride(0) != inner * view.stride(1))
-      throw Failure(StatusCode::invalid_argument, std::string(what_) + " of shape " + text(view.shape, view.rank) +
-                                                      " and strides " + text(view.strides, view.rank) + " is no " +
-                                                      (dims == 2 ? "matrix" : "vector") + " in memory; make it contiguous");
+    if (outer > 1 && inner > 1 && view.stride(0) != inner * view.stride(1)) return false;
     const std::int64_t stride = inner > 1 ? view.stride(1) : view.stride(0);
     --view.rank;
     for (int i = 1; i < view.rank; ++i) {
@@ -216,6 +227,16 @@ void Argument<Void>::collapse(int dims) {
     view.shape[0] = outer * inner;
     view.strides[0] = stride;
   }
+  return true;
+}
+
+template <class Void>
+void Argument<Void>::collapse(int dims) {
+  const View whole = view;
+  if (!empty() && !collapse(view, dims))
+    throw Failure(StatusCode::invalid_argument, std::string(what_) + " of shape " + text(whole.shape, whole.rank) +
+                                                    " and strides " + text(whole.strides, whole.rank) + " is no " +
+                                                    (dims == 2 ? "matrix" : "vector") + " in memory; make it contiguous");
 }
 
 template <class Void>

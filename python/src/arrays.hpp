@@ -35,6 +35,10 @@ T check(Result<T> result) {
 
 /// "f16" → DType::f16. Throws Failure.
 DType dtype_from(std::string_view token);
+/// DType::f64 → "float64".
+std::string python_name(DType dtype);
+/// What x, weights, results and what is added to them can be.
+inline constexpr const char* kOperandTypes = "float32, float16, bfloat16, int8 and float8_e4m3fn";
 
 /// DLPack's table of C functions (DLPackExchangeAPI), by which a framework opens its arrays without a capsule.
 struct Exchange;
@@ -59,7 +63,8 @@ nb::handle arrays_module();
 template <class Void>
 struct Argument {
   static constexpr bool kReadOnly = std::is_const_v<Void>;
-  BasicTensorView<Void> view;
+  using View = BasicTensorView<Void>;
+  View view;
 
   Argument() = default;  // absent
   /// Throws TypeError when `object` is no array (and nb::none is absent), Failure for one of more than 4 dimensions, of a type or on a
@@ -69,10 +74,21 @@ struct Argument {
   bool empty() const { return view.empty(); }
   /// The same, its bits read as the floats they are.
   Argument&& floats() &&;
-  /// Leading dimensions become one: [..., K] → [M,K], [K] → [1,K]. Throws Failure when their strides do not allow that.
+  /// That, of types nibble computes in. Throws Failure for float64, int32, ... in Python's words.
+  Argument&& operand() &&;
+  /// Leading dimensions become one until `dims` are left: 2, [..., K] → [M,K], [K] → [1,K]; 1, [M,1] → [M]. Throws Failure when their
+  /// strides do not allow that.
+  void collapse(int dims);
+  /// collapse(2)
   Argument&& matrix() &&;
-  /// One dimension of all elements: [M,1] → [M]. Throws as matrix().
+  /// collapse(1)
   Argument&& vector() &&;
+  /// Whether it is one matrix (dims: 2) or one vector (1) in memory, whose last stride is 1.
+  /// dims 0: it may lie as it likes.
+  bool dense(int dims) const {
+    View one = view;
+    return empty() || dims == 0 || (collapse(one, dims) && (one.dim(dims - 1) == 1 || one.stride(dims - 1) == 1));
+  }
   /// Throws Failure unless the memory is where `backend` computes.
   Argument&& on(Backend backend) &&;
   /// Throws Failure when the two are in the memory of different GPUs.
@@ -91,7 +107,7 @@ struct Argument {
   nb::dlpack::device device_{};
   nb::object owner_;  // or
   std::conditional_t<kReadOnly, nb::ndarray<nb::ro>, nb::ndarray<>> capsule_;
-  void collapse(int dims);
+  static bool collapse(View& view, int dims);
 };
 using Input = Argument<const void>;
 using Output = Argument<void>;

@@ -26,6 +26,18 @@ std::span<const std::int64_t> shape_of(const Argument<Void>& array) {
   return {array.view.shape.data(), static_cast<std::size_t>(array.view.rank)};
 }
 
+/// Whether images [B,C,H,W] lie as convolutions read them, NCHW or NHWC. The distance along a dimension of 1 means nothing.
+bool are_images(const ConstTensorView& v) {
+  const std::int64_t b = v.dim(0), c = v.dim(1), h = v.dim(2), w = v.dim(3);
+  const std::int64_t pixel = w > 1 ? v.stride(3) : h > 1 ? v.stride(2) : c;
+  const std::int64_t channel = c > 1 ? v.stride(1) : h * w;
+  const bool rows_follow = h == 1 || v.stride(2) == w * pixel;
+  const bool nchw =
+      (h * w == 1 ? channel == 1 || c == 1 : pixel == 1 && channel >= h * w) && (b == 1 || v.stride(0) >= c * channel);
+  const bool nhwc = (c == 1 || channel == 1) && pixel >= c && (b == 1 || v.stride(0) == h * w * pixel);
+  return rows_follow && (nchw || nhwc);
+}
+
 std::int64_t product(std::span<const std::int64_t> sizes) {
   std::int64_t all = 1;
   for (const std::int64_t size : sizes) all *= size;
@@ -101,6 +113,16 @@ class Call {
   Stream stream() const { return {stream_}; }
 
   Input in(nb::handle array, const char* what) const { return open<Input>(array, what); }
+  /// As one matrix (dims: 2) or one vector (1): where the array is none in memory, a copy that its framework makes.
+  Input in(nb::handle array, const char* what, int dims) const {
+    Input opened = in(array, what).operand();
+    return opened.dense(dims) || !in_order_ ? opened : copied(array, what);
+  }
+  /// Images [B,C,H,W], NCHW or NHWC in memory, if need be as a copy.
+  Input in_images(nb::handle array, const char* what) const {
+    Input opened = in(array, what).operand();
+    return opened.view.rank != 4 || are_images(opened.view) || !in_order_ ? opened : copied(array, what);
+  }
   /// Of an array that Python gave.
   Output out(nb::handle array, const char* what) const {
     if (!array.is_none()) kind_of(array).framework.attr("check_writable")(array);
@@ -150,6 +172,11 @@ class Call {
     return Argument(exported, what).on(backend_);
   }
 
+  /// In the order of its dimensions, on the framework's current stream.
+  Input copied(nb::handle array, const char* what) const {
+    return in(kind_of(array).framework.attr("contiguous")(array), what).operand();
+  }
+
   nb::handle like_;
   const Kind& kind_;
   Backend backend_ = Backend::cpu;
@@ -191,6 +218,9 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
   if (!options.out_dtype.is_none()) {
     const nb::object token = arrays_module().attr("token")(options.out_dtype);
     type = dtype_from(nb::cast<std::string_view>(token));
+    if (!is_compute_float(type) && type != DType::s8)
+      throw Failure(StatusCode::unsupported,
+                    "out_dtype is " + python_name(type) + ", which is none of float32, float16, bfloat16 and int8");
   }
   if (!options.out.is_none()) {
     if (!options.out_dtype.is_none() && out.view.dtype != type)
@@ -217,19 +247,19 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
 struct Operands {
   Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual;
 
-  Operands(const Call& call, const Options& options)
+  Operands(const Call& call, const Options& options, bool images)
       : a_scale(call.in(options.a_scale, "a_scale")),
         a_zero(call.in(options.a_zero, "a_zero")),
-        row_scale(call.in(options.row_scale, "row_scale").vector()),
-        col_scale(call.in(options.col_scale, "col_scale").vector()),
-        gate(call.in(options.gate, "gate").floats()),
-        residual(call.in(options.residual, "residual").floats()) {
-    if (!PyBool_Check(options.bias.ptr())) bias = call.in(options.bias, "bias").floats();
+        row_scale(call.in(options.row_scale, "row_scale", 1).vector()),
+        col_scale(call.in(options.col_scale, "col_scale", 1).vector()),
+        gate(call.in(options.gate, "gate", images ? 0 : 2)),
+        residual(call.in(options.residual, "residual", images ? 0 : 2)) {
+    if (!PyBool_Check(options.bias.ptr())) bias = call.in(options.bias, "bias", 1);
   }
 
   /// Of tokens: [M] whatever their dimensions; of groups: [M,G].
   void shape_scales(const ActScheme& act) {
-    for (Input* input : {&a_scale, &a_zero}) *input = act.group.k == 0 ? std::move(*input).vector() : std::move(*input).matrix();
+    for (Input* input : {&a_scale, &a_zero}) input->collapse(act.group.k == 0 ? 1 : 2);
   }
   EpilogueArgs args() const {
     return {.a_scale = a_scale.view,
@@ -311,14 +341,14 @@ Accumulation accumulation_from(std::string_view text) {
 nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   const Call call(x, options.stream);
   call.check_place(weight, "x");
-  Input a = call.in(x, "x").floats();
+  Input a = call.in(x, "x", 2);
   const std::int64_t n = weight.packed.n(), k = weight.packed.k();
   std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
   if (dims.empty() || dims.back() != k)
     throw invalid("x has shape " + text(dims) + ", the weight W[" + text(n) + "," + text(k) + "] takes [..., " + text(k) + "]");
   const DType act = a.view.dtype;
-  Output d = call.out(options.out, "out").floats();
-  Operands operands(call, options);
+  Output d = call.out(options.out, "out").operand();
+  Operands operands(call, options, false);
   LinearSpec spec{.act = act,
                   .epilogue = epilogue(weight, act, options, d),
                   .quantize = weight.act,
@@ -337,10 +367,10 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
     d = call.made(result).floats();
   }
   if (m > 0) {
-    a = std::move(a).matrix();
-    d = std::move(d).matrix();
-    operands.gate = std::move(operands.gate).matrix();
-    operands.residual = std::move(operands.residual).matrix();
+    a.collapse(2);
+    d.collapse(2);
+    operands.gate.collapse(2);
+    operands.residual.collapse(2);
     a.beside(d);
     operands.check_beside(d);
     const Plan plan = weight.linear.get(weight.packed, spec, options.kernel, options.allow_reference);
@@ -354,7 +384,7 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
                 std::optional<bool> channels_last, const Options& options) {
   const Call call(x, options.stream);
   call.check_place(weight, "x");
-  const Input a = call.in(x, "x").floats();
+  const Input a = call.in_images(x, "x");
   const auto dims = shape_of(a);
   if (dims.size() != 4) throw invalid("x has shape " + text(dims) + ", a convolution takes images [B, C, H, W]");
   const Extent kernel = weight.packed.kernel();
@@ -364,8 +394,8 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
                   "] is of a kernel of " + text(kernel.h) + "x" + text(kernel.w) + " elements and takes " +
                   text(k * groups / elements) + " channels");
   const DType act = a.view.dtype;
-  Output d = call.out(options.out, "out").floats();
-  Operands operands(call, options);
+  Output d = call.out(options.out, "out").operand();
+  Operands operands(call, options, true);
   const auto [top, bottom, left, right] = padding;
   ConvSpec spec{.geometry = {.in_channels = dims[1],
                              .out_channels = n,
@@ -410,7 +440,7 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
 void dequantize(Weight& weight, nb::handle out, bool transposed, nb::handle stream) {
   const Call call(out, stream);
   call.check_place(weight, "out");
-  const Output d = call.out(out, "out").floats().matrix();
+  const Output d = call.out(out, "out").operand().matrix();
   const Plan plan = weight.dequantize.get(weight.packed, {.out = d.view.dtype, .transposed = transposed});
   run(call, weight, plan, {}, d, {});
 }
@@ -419,7 +449,7 @@ nb::tuple quantize_activations(nb::handle x, std::string_view scheme, OptionalFl
                                nb::handle prescale, nb::handle codes, nb::handle scales, nb::handle zeros, nb::handle stream) {
   const ActScheme act = act_from(scheme);
   const Call call(x, stream);
-  Input a = call.in(x, "x").floats();
+  Input a = call.in(x, "x", 2);
   const auto dims = shape_of(a);
   if (dims.empty()) throw invalid("x has no dimension; activations are [..., K]");
   const bool known = act.group == GroupShape::tensor();
@@ -440,9 +470,9 @@ nb::tuple quantize_activations(nb::handle x, std::string_view scheme, OptionalFl
   Output z = output(zeros, "zeros", !known && act.zero != ZeroKind::none, per_scale, DType::s32);
   const Input p = call.in(prescale, "prescale");
   if (m > 0) {
-    a = std::move(a).matrix();
-    c = std::move(c).matrix();
-    for (Output* each : {&s, &z}) *each = act.group.k == 0 ? std::move(*each).vector() : std::move(*each).matrix();
+    a.collapse(2);
+    c.collapse(2);
+    for (Output* each : {&s, &z}) each->collapse(act.group.k == 0 ? 1 : 2);
     for (const Output* each : {&c, &s, &z}) each->beside(a);
     p.beside(a);
     ActOptions options{.prescale = p.view, .limit = limit};

@@ -135,6 +135,21 @@ void bind_values(nb::module_& m) {
       .def_ro("summary", &FormatInfo::summary, "A line for people.")
       .def_ro("can_write", &FormatInfo::can_write, "nibble quantize and convert write it.")
       .def("__repr__", repr("FormatInfo", "name", "can_write"));
+  nb::class_<TransformedModule>(m, "TransformedModule", "A layer that was quantized, converted or dequantized.")
+      .def_ro("name", &TransformedModule::name, "\"model.layers.0.mlp.down_proj\"")
+      .def_ro("scheme", &TransformedModule::scheme, "Of the output.")
+      .def_ro("error", &TransformedModule::error, "Of quantize_checkpoint: a QuantError; else None.")
+      .def_ro("smoothed", &TransformedModule::smoothed, "The norm in front of it took a part of its weights.")
+      .def("__repr__", repr("TransformedModule", "name", "scheme", "error", "smoothed"));
+  nb::class_<TransformReport>(m, "TransformReport", "What became of a checkpoint.")
+      .def_ro("modules", &TransformReport::modules, "The layers that changed.")
+      .def_ro("notes", &TransformReport::notes, "What was left alone, and why.")
+      .def_ro("bytes_in", &TransformReport::bytes_in, "Of all tensors of the input.")
+      .def_ro("bytes_out", &TransformReport::bytes_out, "Of all tensors of the output.")
+      .def("__repr__", [](const TransformReport& r) {
+        return "TransformReport(" + std::to_string(r.modules.size()) + " modules, " + std::to_string(r.notes.size()) +
+               " notes, " + std::to_string(r.bytes_in) + " -> " + std::to_string(r.bytes_out) + " bytes)";
+      });
   using Candidate = Explanation::Candidate;
   using Bucket = Explanation::Bucket;
   nb::class_<Candidate>(m, "Candidate", "A kernel that was asked, and what it answered.")
@@ -365,6 +380,7 @@ std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view act, s
 void bind_weights(nb::module_& m) {
   nb::class_<Weight>(m, "PackedWeight", "A weight in the byte order its kernels stream, with the plans that ran on it.")
       .def_prop_ro("scheme", [](const Weight& w) { return w.packed.scheme().name(); })
+      .def_prop_ro("scale", [](const Weight& w) { return name(w.packed.scheme().scale); })
       .def_prop_ro("n", [](const Weight& w) { return w.packed.n(); })
       .def_prop_ro("k", [](const Weight& w) { return w.packed.k(); })
       .def_prop_ro("kernel", [](const Weight& w) { return Pair(w.packed.kernel().h, w.packed.kernel().w); })
@@ -430,23 +446,98 @@ Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_v
   return weight;
 }
 
-/// `how` is quantize or quantize_conv.
-QuantTensor quantize_weight(decltype(quantize)* how, nb::handle w, std::string_view scheme, std::string_view scale,
-                            bool clip_search) {
-  const WeightScheme wanted = weight_scheme_from(scheme, dtype_from(scale));
-  const Input input = Input(w, "w").floats().on(Backend::cpu);
+QuantizeSpec quantize_spec(const WeightScheme& wanted, bool clip_search) {
   QuantizeSpec spec{.bits = bits(wanted.codes),
                     .symmetric = wanted.zero == ZeroKind::none,
                     .scale = wanted.scale,
                     .clip_search = clip_search,
                     .group = wanted.group};
   if (wanted.codes == DType::s8 || wanted.codes == DType::e4m3) spec.codes = wanted.codes;
-  nb::gil_scoped_release release;
-  QuantTensor q = check(how(input.view, spec, nullptr));
+  return spec;
+}
+
+void check_scheme(const QuantTensor& q, const WeightScheme& wanted) {
   if (q.scheme != wanted)
     throw Failure(StatusCode::unsupported,
                   "floats are not quantized to " + wanted.name() + "; the nearest is " + q.scheme.name());
+}
+
+/// Float weights in host memory; of a matrix whose last stride is not 1, a copy.
+struct Weights {
+  explicit Weights(nb::handle w) : input(Input(w, "w").operand().on(Backend::cpu)), view(input.view) {
+    if (view.rank != 2 || input.dense(2)) return;
+    own = copy(input, "w");
+    view = ConstTensorView(own.bytes.data(), own.dtype, {own.shape[0], own.shape[1]});
+  }
+  Input input;
+  Tensor own;
+  ConstTensorView view;
+};
+
+/// `how` is quantize or quantize_conv.
+QuantTensor quantize_weight(decltype(quantize)* how, nb::handle w, std::string_view scheme, std::string_view scale,
+                            bool clip_search) {
+  const WeightScheme wanted = weight_scheme_from(scheme, dtype_from(scale));
+  const Weights input(w);
+  const QuantizeSpec spec = quantize_spec(wanted, clip_search);
+  nb::gil_scoped_release release;
+  QuantTensor q = check(how(input.view, spec, nullptr));
+  check_scheme(q, wanted);
   return q;
+}
+
+// --- whole checkpoints --------------------------------------------------------------------------------------------------------
+
+/// Runs a transform without the interpreter's lock. `progress`: None, or called with (done, total, what). What it raises, and Ctrl-C, end
+/// the transform, which leaves nothing behind then.
+template <class Run>
+TransformReport transform(bool overwrite, nb::handle progress, Run&& run) {
+  TransformOptions options{.overwrite = overwrite};
+  std::exception_ptr raised;  // the library makes a status of what is thrown through it
+  options.progress = [progress, &raised](std::uint64_t done, std::uint64_t total, std::string_view what) {
+    const nb::gil_scoped_acquire acquire;
+    try {
+      if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+      if (!progress.is_none()) progress(done, total, what);
+    } catch (...) {
+      raised = std::current_exception();
+      throw;
+    }
+  };
+  const nb::gil_scoped_release release;
+  Result<TransformReport> report = run(options);
+  if (raised) std::rethrow_exception(raised);
+  return check(std::move(report));
+}
+
+TransformReport quantize_files(const std::string& in, const std::string& out, std::string_view scheme, const std::string& format,
+                               std::string_view scale, bool clip_search, const std::string& calibration,
+                               std::optional<double> smooth, bool conv, std::optional<std::string> skip, bool overwrite,
+                               nb::handle progress) {
+  const Scheme wanted = check(Scheme::parse(scheme, dtype_from(scale)));
+  QuantizeCheckpointSpec spec{.format = format,
+                              .quantize = quantize_spec(wanted.weight, clip_search),
+                              .act = wanted.act,
+                              .calibration = calibration,
+                              .smooth = smooth,
+                              .convs = conv};
+  if (skip) spec.skip = *std::move(skip);
+  const GroupShape group = wanted.weight.group;
+  const std::int64_t n = std::max<std::int64_t>(group.n, 1), k = std::max<std::int64_t>(group.k, 1);
+  const Tensor zeros(DType::f32, {n, k});
+  check_scheme(check(quantize(ConstTensorView(zeros.bytes.data(), zeros.dtype, {n, k}), spec.quantize)), wanted.weight);
+  return transform(overwrite, progress, [&](const TransformOptions& how) { return quantize_checkpoint(in, out, spec, how); });
+}
+
+TransformReport convert_files(const std::string& in, const std::string& out, const std::string& format, bool overwrite,
+                              nb::handle progress) {
+  return transform(overwrite, progress, [&](const TransformOptions& how) { return convert_checkpoint(in, out, format, how); });
+}
+
+TransformReport dequantize_files(const std::string& in, const std::string& out, std::string_view dtype, bool overwrite,
+                                 nb::handle progress) {
+  const DType type = dtype_from(dtype);
+  return transform(overwrite, progress, [&](const TransformOptions& how) { return dequantize_checkpoint(in, out, type, how); });
 }
 
 /// A tensor, or (bits, type) for a type that its framework has no name for.
@@ -617,13 +708,19 @@ void bind_functions(nb::module_& m) {
   m.def(
       "quantization_error",
       [](nb::handle w, const QuantTensor& q) {
-        const Input input = Input(w, "w").floats().on(Backend::cpu);
+        const Weights input(w);
         nb::gil_scoped_release release;
         return check(quantization_error(input.view, q));
       },
       "w"_a, "q"_a, "How far q is from w [N,K], f32, f16 or bf16.");
   m.def("quantize_activations", &quantize_activations, "x"_a.none(), nb::kw_only(), "scheme"_a, "scale"_a.none(), "zero"_a,
         "limit"_a.none(), "prescale"_a.none(), "codes"_a.none(), "scales"_a.none(), "zeros"_a.none(), "stream"_a.none());
+  m.def("quantize_checkpoint", &quantize_files, "source"_a, "target"_a, nb::kw_only(), "scheme"_a, "format"_a, "scale"_a,
+        "clip_search"_a, "calibration"_a, "smooth"_a.none(), "conv"_a, "skip"_a.none(), "overwrite"_a, "progress"_a.none());
+  m.def("convert_checkpoint", &convert_files, "source"_a, "target"_a, nb::kw_only(), "format"_a, "overwrite"_a,
+        "progress"_a.none());
+  m.def("dequantize_checkpoint", &dequantize_files, "source"_a, "target"_a, nb::kw_only(), "dtype"_a, "overwrite"_a,
+        "progress"_a.none());
   m.def("read_module", &decode_module, "tensors"_a, "config"_a = "");
   m.def("dequantize_tensors", &dequantize_tensors, nb::kw_only(), "format"_a, "bits"_a, "zeros_minus_one"_a, "qweight"_a,
         "qzeros"_a, "scales"_a, "out"_a, "transposed"_a, "stream"_a = 0);

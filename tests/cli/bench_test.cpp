@@ -103,6 +103,37 @@ TEST(Bench, ResultsOfAGpuNameItAndItsBaseline) {
   EXPECT_FALSE(json["device"].contains("cpu"));
 }
 
+TEST(Bench, BaselinesThatWaitOrWaverAreNotBelieved) {
+  const auto timing = [](std::vector<double> rounds) {
+    Timing t;
+    t.median_us = median(rounds);
+    t.round_us = std::move(rounds);
+    return t;
+  };
+  EXPECT_EQ(doubt(timing({400, 410, 405, 400, 2000, 415, 401}), 365), "") << "one round that something disturbed";
+  EXPECT_EQ(doubt(timing({2925, 2900, 2930, 2925, 2925, 2925, 2925}), 365), "") << "slow, not absurd: an eighth of what it could";
+  EXPECT_EQ(doubt(timing({6, 6, 7, 6, 6, 6, 6}), 0.1), "") << "a call costs something";
+  const std::string waits = doubt(timing({82000, 76000, 90000, 81000, 80000, 79000, 83000}), 365);
+  EXPECT_NE(waits.find("took 81000 µs, 222 times what"), std::string::npos) << waits;
+  const std::string wavers = doubt(timing({400, 900, 3000, 500, 2800, 400, 1100}), 365);
+  EXPECT_NE(wavers.find("from 400 to 2800 µs"), std::string::npos) << wavers;
+}
+
+TEST(Bench, OnlyRatiosOfBaselinesThatAreBelievedArePrinted) {
+  Benchmark benchmark;
+  benchmark.results = {result("a", 1, "k", 10, true), result("b", 1, "k", 10, true)};
+  benchmark.results[0].doubted["openblas_f32"] = "took 12660 µs, 900 times what its bytes and operations need";
+  benchmark.results[1].baselines = {{"onednn_bf16", 25}, {"openblas_f32", 90}};
+  const std::string text = benchmark_text(benchmark, false);
+  for (const char* part : {"vs onednn_bf16", "2.50×", "–", "no ratio: a M=1: openblas_f32 took 12660"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in:\n" << text;
+  for (const char* part : {"9.00×", "1266"}) EXPECT_EQ(text.find(std::string(part) + "×"), std::string::npos) << text;
+  const Json json = benchmark_json(benchmark);
+  EXPECT_TRUE(json["results"][0]["baselines"].empty());
+  EXPECT_TRUE(json["results"][0]["baselines_left_out"].contains("openblas_f32"));
+  EXPECT_FALSE(json["results"][1].contains("baselines_left_out"));
+}
+
 TEST(Roofline, EveryCeilingCanBeProbedAlone) {
   const auto executor = make_executor(2);
   RooflineProbe probe(*executor);

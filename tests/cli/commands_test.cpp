@@ -1,8 +1,10 @@
 // Every command on good input: what it prints for people, what it prints for programs, what it writes.
 #include <algorithm>
+#include <sstream>
 
 #include "cli/cli.hpp"
 #include "nibble/nibble.hpp"
+#include "table.hpp"
 
 namespace nibble::test {
 namespace {
@@ -33,6 +35,48 @@ TEST_F(Cli, SaysItsVersion) {
   EXPECT_TRUE(contains(version.out, "nibble 0.")) << version.out;
 }
 
+TEST_F(Cli, JsonMeansTheSameEverywhere) {
+  const std::string awq = checkpoint("awq"), out = at("out");
+  spit(at("shapes.txt"), "64 64 a\n");
+  spit(at("bench.json"), R"({"schema": 1, "results": [{"name": "a", "scheme": "s", "act": "f32", "backend": "cpu", "kernel": "k",
+                             "m": 1, "n": 64, "k": 64, "median_us": 2}]})");
+  const std::vector<std::string> commands[] = {
+      {"inspect", awq},
+      {"verify", awq, "-M", "1"},
+      {"bench", "--shapes", at("shapes.txt"), "--scheme", "u4zg64", "-M", "1", "--min-time", "0.001", "--no-baselines"},
+      {"bench", "--compare", at("bench.json"), at("bench.json")},
+      {"quantize", checkpoint("float"), out, "--format", "gptq", "--group", "16", "--force"},
+      {"convert", awq, out, "--format", "compressed-tensors", "--force"},
+      {"dequantize", awq, out, "--force"},
+      {"sample", out, "--shapes", "tiny", "--force"},
+      {"doctor", "--formats"},
+      {"doctor"}};
+  for (const std::vector<std::string>& command : commands) {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.begin(), command.begin(), command.end());
+      return more;
+    };
+    SCOPED_TRACE(command.front() + " " + command.back());
+    const auto keys = [](const nlohmann::json& json) {
+      std::vector<std::string> names;
+      for (const auto& [key, value] : json.items()) names.push_back(key);
+      return names;
+    };
+    const auto alone = keys(nibble_json(with({"--json"})));
+    EXPECT_GT(alone.size(), 1u);
+    EXPECT_EQ(keys(nibble_json(with({"--json", "-"}))), alone);
+    const Finished written = nibble(with({"--json", at("result.json")}));
+    EXPECT_EQ(written.exit_code, 0) << written.err;
+    EXPECT_EQ(keys(nlohmann::json::parse(slurp(at("result.json")))), alone);
+    EXPECT_NE(written.out, "");
+    EXPECT_FALSE(contains(written.out, "\"schema\"")) << written.out;
+    EXPECT_TRUE(contains(nibble({command.front(), "--help"}).out, "--json [FILE]"));
+  }
+  EXPECT_EQ(nibble_json({"bench", "--compare", at("bench.json"), at("bench.json"), "--json"})["results"][0]["speed_up"], 1);
+  // What comes after it is not lost.
+  EXPECT_EQ(nibble_json({"inspect", "--json", awq})["path"], awq);
+}
+
 TEST_F(Cli, InspectsEveryFormat) {
   for (const std::string& format : kFormats) {
     const auto json = nibble_json({"inspect", checkpoint(format), "--json", "--reference", checkpoint("float")});
@@ -51,6 +95,64 @@ TEST_F(Cli, InspectsEveryFormat) {
     EXPECT_FALSE(contains(text.out, "\033")) << "escape codes in a file";
     EXPECT_EQ(text.err, "");
   }
+}
+
+TEST_F(Cli, InspectSummaryHasEqualModulesInOneRow) {
+  ASSERT_EQ(nibble({"sample", at("f"), "--shapes", "tiny", "--layers", "3"}).exit_code, 0);
+  ASSERT_EQ(nibble({"quantize", at("f"), at("q"), "--format", "awq", "--group", "16"}).exit_code, 0);
+  const std::vector<std::string> command = {"inspect", at("q"), "--summary", "--reference", at("f")};
+  const Finished text = nibble(command);
+  EXPECT_TRUE(contains(text.out, "model.layers.*.mlp.up_proj ×3 ")) << text.out;
+  EXPECT_FALSE(contains(text.out, "layers.0.")) << text.out;
+  EXPECT_TRUE(contains(text.out, "21 quantized modules")) << text.out;
+  auto as_json = command;
+  as_json.emplace_back("--json");
+  const auto json = nibble_json(as_json);
+  ASSERT_EQ(json["groups"].size(), 7u);
+  EXPECT_EQ(json["modules"].size(), 21u);
+  for (const auto& group : json["groups"]) {
+    double worst = 1000;
+    std::uint64_t bytes = 0;
+    const std::string kind = group["name"].get<std::string>().substr(14, 8);  // behind "model.layers.*"
+    for (const auto& module : json["modules"]) {
+      if (!contains(module["name"], kind) || module["n"] != group["n"] || module["k"] != group["k"]) continue;
+      if (!contains(group["name"], module["name"].get<std::string>().substr(14))) continue;
+      worst = std::min(worst, module["error"]["sqnr_db"].get<double>());
+      bytes += module["bytes"].get<std::uint64_t>();
+    }
+    EXPECT_EQ(group["worst_error"]["sqnr_db"], worst) << group;
+    EXPECT_EQ(group["bytes"], bytes) << group;
+  }
+  EXPECT_TRUE(contains(nibble({"inspect", at("f"), "--summary"}).out, "model.layers.*.mlp.up_proj ×3")) << "of float models too";
+}
+
+TEST_F(Cli, OutputFitsNarrowTerminals) {
+  const RunOptions narrow{.environment = {"COLUMNS=60"}};
+  const std::string awq = checkpoint("awq");
+  std::vector<std::vector<std::string>> commands = {{"--help"},
+                                                    {"inspect", awq, "--reference", checkpoint("float")},
+                                                    {"verify", awq, "-M", "1"},
+                                                    {"convert", awq, at("out"), "--format", "compressed-tensors"},
+                                                    {"doctor", "--formats"}};
+  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "sample", "doctor"})
+    commands.push_back({command, "--help"});
+  for (const auto& command : commands) {
+    const Finished finished = nibble(command, narrow);
+    EXPECT_EQ(finished.exit_code, 0) << finished.err;
+    std::string line;
+    bool example = false;  // is to be copied as it is
+    for (std::istringstream lines(finished.out); std::getline(lines, line);) {
+      example = example || line.starts_with("Example");
+      const bool word = line.find_first_of(' ', std::min(line.find_first_not_of(' '), line.size())) == line.npos;
+      if (example || word) continue;
+      EXPECT_LE(tools::display_width(line), 60) << command.front() << ": " << line;
+    }
+  }
+}
+
+TEST_F(Cli, TheFilesOfExamplesAreTheUsersOrMadeByThem) {
+  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "sample", "doctor"})
+    EXPECT_FALSE(contains(nibble({command, "--help"}).out, "bench/")) << command << ": a path of the source tree";
 }
 
 TEST_F(Cli, InspectFiltersLayers) {

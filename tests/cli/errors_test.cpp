@@ -94,6 +94,32 @@ TEST_F(Cli, UsageErrorsExitWith2) {
   EXPECT_TRUE(listing(directory_).empty());
 }
 
+TEST_F(Cli, SlipsGetTheNearestName) {
+  const std::string awq = checkpoint("awq"), out = at("out");
+  spit(at("shapes.txt"), "64 64 a\n");
+  const struct {
+    std::vector<std::string> arguments;
+    std::string nearest;
+  } cases[] = {{{"inspct", awq}, "inspect"},
+               {{"bnech"}, "bench"},
+               {{"--versoin"}, "--version"},
+               {{"inspect", awq, "--sumary"}, "--summary"},
+               {{"inspect", awq, "--lyaer=x"}, "--layer"},
+               {{"quantize", checkpoint("float"), out, "--format", "compresed-tensors"}, "compressed-tensors"},
+               {{"convert", awq, out, "--format", "gptqq"}, "gptq"},
+               {{"verify", awq, "--act", "bf61"}, "bf16"},
+               {{"verify", awq, "--activations", "s8k"}, "s8r"},
+               {{"verify", awq, "--kernel", "linear_any_any_any__ref_basline"}, "linear_any_any_any__ref_baseline"},
+               {{"bench", "--shapes", at("shapes.txt"), "--scheme", "s8r_s8q"}, "s8r_s8c"},
+               {{"sample", out, "--shapes", "llama3-8b"}, "llama-3-8b"}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.arguments.front() + " " + c.nearest);
+    expect_error(nibble(c.arguments), 2, "the nearest is '" + c.nearest + "'");
+  }
+  for (const std::vector<std::string>& far : std::vector<std::vector<std::string>>{{"frobnicate"}, {"inspect", awq, "--colour"}})
+    EXPECT_EQ(nibble(far).err.find("nearest"), std::string::npos);
+}
+
 TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   expect_error(nibble({"convert", checkpoint("awq"), at("out"), "--format", "gptq"}), 3, "u4zg16");
   expect_error(nibble({"convert", checkpoint("gptq"), at("out"), "--format", "fp8"}), 3, "a scale per block");

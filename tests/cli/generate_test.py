@@ -50,6 +50,7 @@ class Generate(unittest.TestCase):
         self.assertIn("awq", complete("nibble", "quantize", "in", "out", "--format", ""))
         self.assertEqual(complete("nibble", "bench", "--backend", "cu"), ["cuda"])
         self.assertEqual(complete("nibble", "bench", "--json", "x"), [])  # a file: bash's own business
+        self.assertEqual(complete("nibble", "bench", "--report", "x"), [])
         self.assertEqual(complete("nibble", "bench", "x"), [])
 
     def test_other_shells(self):

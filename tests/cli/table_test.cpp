@@ -47,6 +47,24 @@ TEST(Table, SaysOnceWhatAllRowsShare) {
             "all: scheme u4\n\n");
 }
 
+TEST(Text, WrapsBetweenWords) {
+  EXPECT_EQ(wrapped("one two three four", 0, 2), "one two three four");
+  EXPECT_EQ(wrapped("one two three four", 9, 2), "one two\n  three\n  four");
+  EXPECT_EQ(wrapped("µµµ ×× ¹", 6, 0), "µµµ ××\n¹") << "columns, not bytes";
+  EXPECT_EQ(wrapped("unbreakable_word x", 5, 2), "unbreakable_word\n  x");
+  EXPECT_EQ(fitted("a  laid out line of text\n  one two three four\n\nend", 12),
+            "a  laid out line of text\n  one two\n    three\n    four\n\nend");
+}
+
+TEST(Table, BecomesParagraphsWhereItIsTooWide) {
+  Table table({{"name"}, {"scheme"}, {"empty"}, {"N", Table::Align::right}, {.title = "kernel", .fold = true}});
+  table.add({"a", "u4", "", "5", "k"});
+  table.add({"b", "u8", "", "70000", "k"});
+  const std::string wide = table.render(false, 21), narrow = table.render(false, 12);
+  EXPECT_EQ(wide, "name  scheme      N\na     u4          5\nb     u8      70000\nall: kernel k\n\n");
+  EXPECT_EQ(narrow, "a\n  scheme u4\n  N 5\nb\n  scheme u8\n  N 70000\nall: kernel\n  k\n\n");
+}
+
 TEST(Table, WithoutRowsIsNothing) { EXPECT_EQ(Table({{"name"}}).render(true), ""); }
 
 TEST(Table, ColoursOnlyWhenAsked) {

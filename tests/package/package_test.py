@@ -16,7 +16,8 @@ HAS = {
     "libnibble-dev": {"usr/include/nibble/nibble.h", "usr/include/nibble/nibble.hpp", "usr/include/nibble/version.hpp",
                       "usr/lib/libnibble.so", "usr/lib/libnibble.a", "usr/lib/cmake/nibble/nibbleConfig.cmake",
                       "usr/lib/cmake/nibble/nibbleConfigVersion.cmake", "usr/lib/cmake/nibble/nibbleTargets.cmake",
-                      "usr/lib/cmake/nibble/nibbleSharedTargets.cmake", "usr/lib/pkgconfig/nibble.pc"},
+                      "usr/lib/cmake/nibble/nibbleSharedTargets.cmake", "usr/lib/pkgconfig/nibble.pc",
+                      "usr/lib/pkgconfig/nibble-static.pc"},
     "nibble-tools": {"usr/bin/nibble", "usr/share/man/man1/nibble.1", "usr/share/bash-completion/completions/nibble",
                      "usr/share/zsh/vendor-completions/_nibble", "usr/share/fish/vendor_completions.d/nibble.fish"},
 }

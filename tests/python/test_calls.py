@@ -181,7 +181,8 @@ def test_tensors_need_no_capsule(torch, layer, monkeypatch):
         y = layer(x)
         assert torch.equal(torch.ops.nibble.linear(x, number), y)
         assert torch.equal(layer(torch.nn.Parameter(x)), y)
-        assert torch.equal(layer(torch.cat([x, x])[2:4]), torch.cat([y, y])[2:4])  # behind an offset
+        behind = torch.cat([x, x])[2:4]  # an offset
+        assert torch.equal(layer(behind), layer(behind.clone()))
         assert torch.equal(layer.weight.linear(x, bias=bias), layer.weight.linear(x, bias=bias.numpy()))
         codes, scales, _ = nibble.torch.quantize_activations(x, "s8r")
         assert distance(torch.ops.nibble.scaled_linear(codes, scales, None, number).float(), y) < 0.02
@@ -215,10 +216,8 @@ def test_without_the_table(torch):
     "change, error, words",
     [
         (lambda x: x.to("meta"), nibble.Unsupported, "meta"),
-        (lambda x: x.double(), nibble.Error, "f64"),
+        (lambda x: x.double(), nibble.Error, r"float64.*x\.float\(\)"),
         (lambda x: x[:, :128], nibble.InvalidArgument, r"\[3, 128\].*takes \[..., 256\]"),
-        (lambda x: x.T.contiguous().T, nibble.InvalidArgument, "stride"),
-        (lambda x: x.expand(2, 3, 256)[:, ::2].transpose(0, 1), nibble.InvalidArgument, "no matrix in memory"),
         (lambda x: x.expand(1, 1, 1, 3, 256), nibble.InvalidArgument, "5 dimensions"),
         (lambda x: x[0, 0], nibble.InvalidArgument, r"\[\]"),
         (lambda x: x.to_sparse(), TypeError, "x is a Tensor"),

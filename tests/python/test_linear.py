@@ -68,6 +68,26 @@ def test_out_is_written(rng):
     assert np.array_equal(wide[:, :40], w(x)) and np.isnan(wide[:, 40:]).all()
 
 
+def test_strides_of_every_kind(rng):
+    """What is no matrix in memory is copied; the numbers are those of the copy."""
+    w, x = make(rng)
+    plain = w(x)
+    wide = np.zeros((5, 512), np.float32)
+    wide[:, ::2] = x
+    for same in (wide[:, ::2], np.asfortranarray(x), np.ascontiguousarray(x[:, ::-1])[:, ::-1], np.ascontiguousarray(x[::-1])[::-1]):
+        assert not same.flags.c_contiguous and np.array_equal(w(same), plain)
+        codes, scales, _ = nibble.quantize_activations(same)
+        assert all(map(np.array_equal, (codes, scales), nibble.quantize_activations(x)[:2]))
+    swapped = rng.standard_normal((3, 2, 256), dtype=np.float32).transpose(1, 0, 2)
+    assert np.array_equal(w(swapped), w(swapped.copy()))
+    assert np.array_equal(w(np.broadcast_to(x[0], (4, 256))), w(np.tile(x[0], (4, 1))))
+    operands = {name: np.asfortranarray(rng.standard_normal((5, 40), dtype=np.float32)) for name in ("gate", "residual")}
+    operands |= {"bias": np.ones(80, np.float32)[::2], "row_scale": np.ones(10, np.float32)[::2], "col_scale": np.ones(80, np.float32)[::2]}
+    assert np.array_equal(w.linear(x, **operands), w.linear(x, **{name: np.ascontiguousarray(a) for name, a in operands.items()}))
+    floats = rng.standard_normal((256, 40), dtype=np.float32)
+    assert nibble.quantize(floats.T, "u4b8g64") == nibble.quantize(floats.T.copy(), "u4b8g64")
+
+
 def test_bits_of_bf16_and_fp8(rng):
     w, x = make(rng)
     bits = (x.view(np.uint32) >> 16).astype(np.uint16)  # truncated

@@ -25,6 +25,10 @@ def test_metadata():
     for package in project["tool"]["scikit-build"]["wheel"]["packages"]:
         assert (ROOT / package / "__init__.py").exists()
     assert (ROOT / project["project"]["readme"]).exists()
+    options = project["tool"]["scikit-build"]["cmake"]["define"]
+    off = {name for name, value in options.items() if value == "OFF"}
+    assert off >= {"NIBBLE_BUILD_TOOLS", "NIBBLE_BUILD_TESTS", "NIBBLE_BUILD_SHARED", "NIBBLE_INSTALL"}  # a wheel has none of them
+    assert all(target.startswith("nibble-python") for target in project["tool"]["scikit-build"]["build"]["targets"])
 
 
 def test_types_are_shipped():
@@ -33,6 +37,15 @@ def test_types_are_shipped():
     for name in ("QuantTensor", "Checkpoint", "PackedWeight", "VerifyReport"):
         assert f"class {name}:" in stub
     assert all(hasattr(nibble, name) for name in nibble.__all__)
+
+
+def test_nothing_private_is_shown():
+    code = "import nibble, sys; print(*dir(nibble)); import nibble.torch; print(*dir(nibble)); print(*dir(nibble.torch))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, *more = (set(line.split()) for line in done.stdout.splitlines())
+    assert first == set(nibble.__all__) and not [name for name in first if name.startswith("_") and name != "__version__"]
+    if more:  # there is PyTorch
+        assert more[0] == first | {"torch"} and "convert" in more[1] and not more[1] & {"np", "nn", "re", "Tensor", "_SKIP"}
 
 
 def test_an_import_brings_no_framework():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
 import json
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -125,15 +128,16 @@ def test_convert_a_float_model(scheme, tolerance):
     model, x = Mlp().eval(), torch.randn(5, 256)
     with torch.no_grad():
         exact = model(x)
-        assert nt.convert(model, scheme) == ["up", "down"] + (["odd"] if "g" not in scheme else [])
+        with warned("odd .*do not divide K=100" if "g" in scheme else None):
+            assert nt.convert(model, scheme) == ["up", "down"] + (["odd"] if "g" not in scheme else [])
         assert isinstance(model.lm_head, nn.Linear)  # skipped, and odd where groups do not divide its K
         assert distance(model(x), exact) < tolerance
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
         file.seek(0)
         other = Mlp().eval()
-        nt.convert(other, scheme)
-        other.load_state_dict(torch.load(file))
+        nt.convert(other, scheme, skip=["lm_head", "odd"])
+        other.load_state_dict(torch.load(file), strict="g" in scheme)
         assert torch.equal(other(x), model(x))
         assert torch.equal(copy.deepcopy(model)(x), model(x))
 
@@ -167,13 +171,144 @@ def test_convert_quantized_layers(path):
 
 def test_convert_leaves_the_rest():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm1d(8), nn.Embedding(10, 128), nn.MultiheadAttention(128, 4), nn.GRU(8, 8))
-    assert nt.convert(model) == []
+    with warned(r"left 4 of 4 .*0 \(a convolution, .*conv=True.*3, 3\.out_proj \(torch.nn.MultiheadAttention .*4 \(GRU"):
+        assert nt.convert(model) == []
     model.append(nn.Linear(128, 8)).append(nn.Linear(128, 8))
-    assert nt.convert(model, skip=lambda name: name == "5") == ["6"]
+    with warned("left 4 of 6"):
+        assert nt.convert(model, skip=lambda name: name == "5") == ["6"]
     with torch.no_grad():
         model[5].weight[0, 0] = float("nan")
     with pytest.raises(nibble.InvalidArgument, match="^5: .*[0,0]"):
         nt.convert(model)
+
+
+@contextlib.contextmanager
+def warned(words):
+    """One warning of these words, or none."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    ours = [str(w.message) for w in caught if "nibble.torch" in str(w.message)]
+    assert len(ours) == (words is not None) and all(re.search(words, text) for text in ours), ours
+
+
+def test_every_layer_left_float_is_named():
+    model = Mlp()
+    with warned(r"left 2 of 4 layers float: up \(u4b8g512: .*K=256\); odd \(u4b8g512: .*K=100\)"):
+        converted = nt.convert(model, "u4b8g512")
+    assert converted == ["down"] and converted.left["lm_head"] == "skip"
+    assert re.search("groups do not divide K=256", converted.left["up"]) and "K=100" in converted.left["odd"]
+    with warned(r"left 3 of 3 layers float: 0, 1 \(.*K=256\); 2 \(.*K=100\)"):
+        assert nt.convert(nn.Sequential(nn.Linear(256, 8), nn.Linear(256, 8), nn.Linear(100, 8)), "u4b8g512") == []
+    with warned("nothing: there is no layer"):
+        nt.convert(nn.Sequential(nn.ReLU(), nn.LayerNorm(4), nn.Embedding(4, 4)))
+    with warned("nothing: skip takes every layer"):
+        assert nt.convert(nn.Sequential(nn.Linear(128, 8)), skip=".") == []
+    with warned("torch.float64"):
+        assert nt.convert(nn.Sequential(nn.Linear(128, 8)).double()) == []
+    with pytest.raises(nibble.InvalidArgument, match="itself a Linear.*QuantLinear.from_float"):
+        nt.convert(nn.Linear(128, 8))
+    with pytest.raises(nibble.InvalidArgument, match="^0: .*meta"):
+        nt.convert(nn.Sequential(nn.Linear(128, 8, device="meta")))
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_up_proj = nn.Parameter(torch.zeros(4, 128, 64))
+
+    with warned(r"1 \(Experts is no layer that nibble has"):
+        assert nt.convert(nn.Sequential(nn.Linear(128, 8), Experts())) == ["0"]
+    shared = nn.Linear(128, 8)
+    model = nn.Sequential(shared, nn.Sequential(shared))
+    with warned(None):
+        assert nt.convert(model) == ["0"]
+    assert model[0] is model[1][0] and isinstance(model[0], nt.QuantLinear)
+
+
+@pytest.mark.parametrize(
+    "skip, left",
+    [
+        (r"layers\.0", {"layers.0.gate", "layers.0.gate_proj"}),
+        (re.compile("gate$"), {"layers.0.gate", "layers.1.gate"}),
+        (lambda name: name.endswith("_proj"), {"layers.0.gate_proj", "layers.1.gate_proj"}),
+        (["gate", "head"], {"layers.0.gate", "layers.1.gate", "head"}),  # whole parts of names
+        (["layers.0", re.compile("1.*proj"), lambda name: name == "head"], {"layers.0.gate", "layers.0.gate_proj", "layers.1.gate_proj", "head"}),
+        ((), set()),
+        (None, set()),
+    ],
+)
+def test_skip(skip, left):
+    model = nn.Module()
+    model.layers, model.head = nn.ModuleList(), nn.Linear(128, 8)
+    for _ in range(2):
+        model.layers.append(nn.ModuleDict({"gate": nn.Linear(128, 8), "gate_proj": nn.Linear(128, 8)}))
+    with warned(None):
+        converted = nt.convert(model, skip=skip)
+    assert set(converted.left) == left and len(converted) + len(left) == 5
+
+
+def test_skip_that_is_mistaken():
+    model = nn.Sequential(nn.Linear(128, 8))
+    with warned("skip takes no layer by 'lm_heed'"):
+        assert nt.convert(model, skip=["lm_heed"]) == ["0"]
+    for skip, error in [("(", nibble.InvalidArgument), ([1], TypeError), (7, TypeError)]:
+        with pytest.raises(error, match="skip|iterable"):
+            nt.convert(nn.Sequential(nn.Linear(128, 8)), skip=skip)
+
+
+def test_what_models_ask_of_a_linear_layer():
+    linear = nn.Linear(256, 32, dtype=torch.bfloat16)
+    layer = nt.QuantLinear.from_float(linear, "s8r_s8c")
+    for name in ("in_features", "out_features"):
+        assert getattr(layer, name) == getattr(linear, name)
+    for mine, theirs in [(layer.weight, linear.weight), (layer.bias, linear.bias)]:
+        assert mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.device == theirs.device
+    assert torch.equal(layer.bias, linear.bias) and layer.weight.scheme == "s8c"
+    assert isinstance(layer.weight.shape, torch.Size) and not list(layer.parameters())
+    text = "in_features=256, out_features=32, bias=True, scheme=s8r_s8c, dtype=torch.bfloat16, device=cpu"
+    assert repr(layer).startswith(f"QuantLinear({text}")
+    assert layer.half().weight.dtype == layer.bias.dtype == torch.float16
+    assert nt.QuantLinear.from_float(nn.Linear(256, 32, bias=False)).bias is None
+    assert layer(torch.randn(2, 256, dtype=layer.weight.dtype)).dtype == torch.float16
+    conv = nt.QuantConv2d.from_float(nn.Conv2d(8, 12, 3, groups=2), "u8b128c")
+    assert (conv.in_channels, conv.out_channels, conv.kernel_size) == (8, 12, (3, 3)) and conv.bias.shape == (12,)
+    assert "QuantConv2d(8, 12, kernel_size=(3, 3)" in repr(conv)
+    with pytest.raises(nibble.InvalidArgument, match="GRU"):
+        nt.QuantLinear.from_float(nn.GRU(4, 4))
+
+
+def test_strides_and_dimensions(layer):
+    x = torch.randn(256, 6).T
+    assert torch.equal(layer(x), layer(x.contiguous()))
+    wide = torch.randn(2, 512)[:, ::2]
+    assert torch.equal(layer(wide), layer(wide.contiguous()))
+    many = torch.randn(2, 1, 3, 2, 1, 256)
+    assert torch.equal(layer(many), layer(many.flatten(0, -2)).unflatten(0, many.shape[:-1]))
+    swapped = torch.randn(3, 2, 256, requires_grad=True).transpose(0, 1)
+    layer(swapped).sum().backward()
+    with torch.no_grad():
+        assert torch.equal(layer(swapped), layer(swapped.contiguous()))
+    torch.library.opcheck(ops.linear, (x, nt.handle(layer.weight)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(layer, dtype):
+    x = torch.randn(4, 256)
+    conv = nt.QuantConv2d.from_float(nn.Conv2d(8, 12, 3), "u8b128c")
+    image = torch.randn(1, 8, 5, 5)
+    with torch.autocast("cpu", dtype):
+        assert nn.Linear(256, 4)(x).dtype == layer(x).dtype == conv(image).dtype == dtype
+        assert torch.equal(layer(x), layer.weight.linear(x.to(dtype)))
+        assert ops.linear(x, nt.handle(layer.weight), None, "none", torch.float32).dtype == torch.float32
+        compiled = torch.compile(nn.Sequential(nn.LayerNorm(256), layer), fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            assert compiled(x).dtype == dtype
+        grown = x.clone().requires_grad_()
+        y = layer(grown)
+    assert y.dtype == dtype
+    y.float().sum().backward()
+    assert grown.grad.dtype == torch.float32 and distance(grown.grad, layer.dequantize().sum(0).expand(4, -1)) < 1e-2
+    assert layer(x).dtype == torch.float32
 
 
 def test_gptq_that_was_converted_to_v2_while_loading():
@@ -205,7 +340,8 @@ def test_convert_convolutions(scheme, tolerance):
     model, x = Cnn().eval(), torch.randn(2, 3, 12, 14)
     with torch.no_grad():
         exact = model(x)
-        names = nt.convert(model, scheme, conv=True)
+        with warned("stem .*K=27.*head .*K=32" if "g48" in scheme else None):
+            names = nt.convert(model, scheme, conv=True)
         # 27 inputs of the stem and 32 of the head are not divided by 48.
         assert names == (["block.0", "block.2"] if "g48" in scheme else ["stem", "block.0", "block.2", "head"])
         assert distance(model(x), exact) < tolerance
@@ -216,18 +352,20 @@ def test_convert_convolutions(scheme, tolerance):
         torch.save(model.state_dict(), file)
         file.seek(0)
         other = Cnn().eval()
-        nt.convert(other, scheme, conv=True)
+        nt.convert(other, scheme, conv=True, skip=[name for name in ("stem", "head") if name not in names])
         other.load_state_dict(torch.load(file))
         assert torch.equal(other(x), model(x))
         assert torch.equal(copy.deepcopy(model)(x), model(x))
-        assert nt.convert(Cnn(), scheme) == names[-1:] * ("head" in names)
+        with warned("left [34] of 4 .*convolution"):
+            assert nt.convert(Cnn(), scheme) == names[-1:] * ("head" in names)
 
 
 def test_convolutions_that_are_refused():
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))
     with pytest.raises(nibble.Unsupported, match="^0: padding_mode is 'reflect'"):
         nt.convert(model, "u8b128c", conv=True)
-    assert nt.convert(model, "u8b128c", conv=True, skip="^0$") == []
+    with warned("nothing: skip"):
+        assert nt.convert(model, "u8b128c", conv=True, skip="^0$") == []
 
 
 @pytest.fixture

@@ -174,6 +174,22 @@ ReportData three_modes() {
   return data;
 }
 
+TEST(ReportTest, MoreThanThePeakIsExplainedWhereItFirstShows) {
+  const std::string html = rendered(model(1), "7");
+  EXPECT_LT(html.find("More than 100&#160;% is no mistake"), html.find("<table>"));
+  EXPECT_NE(html.find("<table>"), std::string::npos);
+}
+
+// 1100 pixels less margins, as wide as digits of 13 pixels are with room around them; names of layers and kernels break.
+TEST(ReportTest, TheTableOfLayersFits1100Pixels) {
+  const ReportData data = model(1);
+  const std::string html = rendered(data, "7");
+  const std::string table = html.substr(html.find("<div class=\"scroll\">"));
+  const std::size_t columns = occurrences(table.substr(0, table.find("</thead>")), "<th");
+  EXPECT_EQ(columns - 1, 6 + data.layers[0].timings.size()) << "one for each M, and <thead>";
+  EXPECT_LE(11 * 16 + 95 * (columns - 2), 1100u - 40);
+}
+
 TEST(ReportTest, EveryModeHasItsCeiling) {
   const std::string html = rendered(three_modes(), "modes");
   for (const char* text :

@@ -108,7 +108,7 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
   std::map<std::string, Group> groups;
   std::vector<Group*> order;
   for (const Module& module : checkpoint.modules()) {
-    if (!module.quantized() || module.kernel || !std::regex_search(module.name, *pattern)) continue;
+    if (!module.quantized() || module.kernel || !pattern->search(module.name)) continue;
     Group& group = groups[shape_key(module)];
     group.modules.push_back(module.name);
     if (group.first != nullptr) continue;
@@ -146,7 +146,7 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
     if (!scheme.ok()) return scheme.status();
     std::uint64_t seed = 0;
     for (const Shape& shape : *shapes) {
-      if (!std::regex_search(shape.name, *pattern)) continue;
+      if (!pattern->search(shape.name)) continue;
       std::vector<std::int64_t> m(m_list.begin(), m_list.end());
       if (shape.m) m = {*shape.m};
       ++seed;
@@ -177,7 +177,7 @@ Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec)
     }
     std::uint64_t seed = 0;
     for (const ConvShape& shape : *shapes) {
-      if (!std::regex_search(shape.name, *pattern)) continue;
+      if (!pattern->search(shape.name)) continue;
       ++seed;
       cases.push_back({.name = shape.name,
                        .load =

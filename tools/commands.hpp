@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -46,8 +45,8 @@ CLI::Option* add_backend(CLI::App& command, std::string& backend);
 CLI::Option* add_kernel(CLI::App& command, std::string& kernel);
 CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, const std::string& help);
 
-/// --layer and --skip patterns: ECMAScript, matched anywhere in the name. A bad one is invalid_argument, with the pattern.
-Result<std::regex> compile_pattern(const std::string& option, const std::string& pattern);
+/// The pattern of --layer and --skip, searched in names. The error of a bad one names the option.
+Result<Pattern> compile_pattern(const std::string& option, const std::string& pattern);
 /// The value of --backend: cpu or cuda.
 Backend parse_backend(const std::string& text);
 /// The backend can run here, and the kernel of --kernel, if one is given, is of this build and for that backend. Errors: unsupported

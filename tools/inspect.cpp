@@ -70,10 +70,10 @@ void count_the_rest(const Checkpoint& checkpoint, Inspection& inspection) {
   }
 }
 
-std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const std::regex& layer) {
+std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const Pattern& layer) {
   std::vector<const Module*> chosen;
   for (const Module& module : checkpoint.modules()) {
-    if (module.quantized() && std::regex_search(module.name, layer)) chosen.push_back(&module);
+    if (module.quantized() && layer.search(module.name)) chosen.push_back(&module);
   }
   return chosen;
 }

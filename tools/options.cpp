@@ -54,13 +54,10 @@ CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, cons
       ->capture_default_str();
 }
 
-Result<std::regex> compile_pattern(const std::string& option, const std::string& pattern) {
-  try {
-    return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
-  } catch (const std::regex_error& error) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{}: '{}' is not a regular expression: {}", option, pattern, error.what()));
-  }
+Result<Pattern> compile_pattern(const std::string& option, const std::string& pattern) {
+  auto compiled = Pattern::compile(pattern);
+  if (!compiled.ok()) return compiled.status().with_context(option);
+  return compiled;
 }
 
 Backend parse_backend(const std::string& text) { return text == "cuda" ? Backend::cuda : Backend::cpu; }

@@ -197,12 +197,12 @@ ConvGeometry verified_geometry(const Module& module, Extent image) {
           .groups = depthwise ? module.n : 1};
 }
 
-Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const std::regex& layer,
+Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
                                                      std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor,
                                                      const VerifyImages& images) {
   std::vector<const Module*> modules;
   for (const Module& module : checkpoint.modules()) {
-    if (module.quantized() && std::regex_search(module.name, layer)) modules.push_back(&module);
+    if (module.quantized() && layer.search(module.name)) modules.push_back(&module);
   }
   spec.plan.threads = executor.threads();
   spec.pack.executor = &executor;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <regex>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,7 +27,7 @@ struct VerifyImages {
 ConvGeometry verified_geometry(const Module& module, Extent image);
 
 /// verify_linear or verify_conv for every quantized module that matches, and every M, of images for the latter; `spec` gives the rest.
-Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const std::regex& layer,
+Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
                                                      std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor,
                                                      const VerifyImages& images = {});
 

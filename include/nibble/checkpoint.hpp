@@ -152,7 +152,7 @@ struct QuantizeCheckpointSpec {
   std::optional<double> smooth = {};
   bool convs =
       false;  // also convolutions, of weights [Co,Ci/groups,Kh,Kw]: formats of compressed-tensors hold them, few loaders do
-  /// Modules to leave alone, as an ECMAScript regular expression that is searched in their names. Empty: none.
+  /// Modules to leave alone, as a regular expression (Pattern) that is searched in their names. Empty: none.
   std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";
 };
 

@@ -409,7 +409,7 @@ typedef struct nib_transform_desc {
   const char* activations;           /* "s8r"; "s8t": scales found in the calibration; NULL: none */
   const char* calibration;           /* file with NAME.input_absmax [K] or NAME.input [tokens,K]; NULL: none */
   const double* smooth;              /* SmoothQuant's α in [0,1], needs the calibration; NULL: none */
-  const char* skip;                  /* modules to leave alone, an ECMAScript regular expression; NULL: lm_head and embeddings */
+  const char* skip;                  /* modules to leave alone, a regular expression; NULL: lm_head and embeddings */
   nib_dtype dtype;                   /* nib_checkpoint_dequantize: f32, f16 (the default) or bf16 */
   int32_t overwrite;                 /* not 0: an existing output is replaced */
   int32_t convs;                     /* nib_checkpoint_quantize: not 0: convolutions too, of weights [Co,C/groups,Kh,Kw] */

@@ -8,6 +8,7 @@
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
 #include "nibble/parallel.hpp"
+#include "nibble/pattern.hpp"
 #include "nibble/plan.hpp"
 #include "nibble/quantize.hpp"
 #include "nibble/scheme.hpp"

@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "formats/checkpoint_impl.hpp"
 #include "formats/json.hpp"
+#include "nibble/pattern.hpp"
 
 namespace nibble {
 namespace fs = std::filesystem;
@@ -30,10 +31,11 @@ SplitName split(std::string_view tensor) {
 }
 
 /// The first run of whole components of `name` that is in `entries`: "gate" names "mlp.gate" and "mlp.gate.0", not
-/// "mlp.gate_proj". Lists and models both have thousands of entries, so each run is looked up.
+/// "mlp.gate_proj". Lists and models both have thousands of entries, so each run is looked up: of up to 32 components, for names may
+/// be all dots.
 std::string_view listed_part(std::string_view name, const std::unordered_set<std::string_view>& entries) {
   for (std::size_t begin = 0; begin < name.size();) {
-    for (std::size_t end = begin; end < name.size();) {
+    for (std::size_t end = begin, components = 0; end < name.size() && components < 32; ++components) {
       end = std::min(name.find('.', end + 1), name.size());
       if (const std::string_view part = name.substr(begin, end - begin); entries.contains(part)) return part;
     }
@@ -193,16 +195,44 @@ void Checkpoint::Impl::compare_with_config() {
                                               quant.source, printable(method))});
   if (broken.empty() && std::ranges::none_of(modules, &Module::quantized))
     notes.push_back({Note::Severity::warning, fmt::format("{} says the model is quantized, but no module is", quant.source)});
-  for (const char* key : {"modules_to_not_convert", "ignore", "ignored_layers"}) {
+  constexpr std::string_view kIgnore = "ignore";    // of compressed-tensors, whose "re:" begins an expression for re.match
+  constexpr std::size_t kMaxWork = 10'000'000'000;  // half a minute at worst
+  std::size_t name_bytes = 0;
+  for (const Module& module : modules) name_bytes += module.name.size();
+  for (const std::string_view key : {std::string_view("modules_to_not_convert"), kIgnore, std::string_view("ignored_layers")}) {
     const auto list = quant.json.find(key);
     if (list == quant.json.end() || !list->is_array()) continue;
-    std::unordered_set<std::string_view> entries;  // regular expressions match nothing: one from a file could run forever
-    for (const auto& entry : *list)
-      if (entry.is_string()) entries.insert(entry.get_ref<const std::string&>());
-    for (Module& module : modules)
-      if (const auto part = module.quantized() ? listed_part(module.name, entries) : std::string_view(); !part.empty())
+    std::unordered_set<std::string_view> entries;
+    std::vector<std::pair<std::string_view, Pattern>> patterns;
+    std::size_t steps = 0;
+    for (const auto& entry : *list) {
+      const std::string_view listed = entry.is_string() ? entry.get_ref<const std::string&>() : std::string_view();
+      if (key != kIgnore || !listed.starts_with("re:")) {
+        entries.insert(listed);
+        continue;
+      }
+      Result<Pattern> pattern = Pattern::compile(listed.substr(3));
+      if (pattern.ok())
+        steps += pattern->steps(), patterns.emplace_back(listed, *std::move(pattern));
+      else
+        notes.push_back({Note::Severity::warning, fmt::format("{}: {}: {}", quant.source, key, pattern.status().message())});
+    }
+    if (steps > kMaxWork / (1 + name_bytes)) {
+      notes.push_back(
+          {Note::Severity::warning, fmt::format("{}: {}: its regular expressions are not compared with names: {} steps "
+                                                "of expressions and {} bytes of names would take too long",
+                                                quant.source, key, steps, name_bytes)});
+      patterns.clear();
+    }
+    for (Module& module : modules) {
+      if (!module.quantized()) continue;
+      std::string_view found = listed_part(module.name, entries);
+      for (const auto& [listed, pattern] : patterns)
+        if (found.empty() && pattern.match(module.name)) found = listed;
+      if (!found.empty())
         module.notes.push_back({Note::Severity::warning, fmt::format("{} lists {} in {}, but this module is quantized",
-                                                                     quant.source, printable(part), key)});
+                                                                     quant.source, printable(found), key)});
+    }
   }
 }
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <regex>
 
 #include "core/error.hpp"
 #include "core/row_decoder.hpp"
@@ -13,6 +12,7 @@
 #include "formats/names.hpp"
 #include "formats/safetensors.hpp"
 #include "formats/smooth.hpp"
+#include "nibble/pattern.hpp"
 
 namespace nibble {
 namespace fs = std::filesystem;
@@ -327,12 +327,9 @@ Tensor dequantize(const QuantTensor& q, DType dtype, Executor& executor) {
 Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::path& out, const QuantizeCheckpointSpec& spec,
                                             const TransformOptions& options) try {
   NIBBLE_ASSIGN_OR_RETURN(const codec::Format* format, writable_format(spec.format));
-  std::optional<std::regex> skip;
-  try {
-    if (!spec.skip.empty()) skip.emplace(spec.skip, std::regex::ECMAScript);  // an empty expression would match every name
-  } catch (const std::regex_error& e) {
-    return error(StatusCode::invalid_argument, "the skip expression {} is not a regular expression: {}", printable(spec.skip),
-                 e.what());
+  std::optional<Pattern> skip;
+  if (!spec.skip.empty()) {  // an empty expression would match every name
+    NIBBLE_ASSIGN_OR_RETURN(skip, Pattern::compile(spec.skip));
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
   Modules selected;
@@ -341,7 +338,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
       return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
                    in_path.string(), module.name, module.scheme.name());
     if (module.kernel && !spec.convs) continue;
-    if (!is_compute_float(module.scheme.codes) || (skip && std::regex_search(module.name, *skip))) continue;
+    if (!is_compute_float(module.scheme.codes) || (skip && skip->search(module.name))) continue;
     if (const GroupShape shape = spec.quantize.shape(); shape.n == 1 && shape.k > 0 && module.k % shape.k != 0)
       return error(StatusCode::invalid_argument,
                    "module {}: K={} is not a multiple of group_size={}; skip it, or use a group size that divides K (0: one "

@@ -16,6 +16,10 @@ void expect_error(const Finished& finished, int exit_code, const std::string& pa
   EXPECT_NE(finished.err.find(part), std::string::npos) << "'" << part << "' is not in: " << finished.err;
 }
 
+TEST_F(Cli, ExpressionsThatNibbleDoesNotHaveExitWith3) {
+  expect_error(nibble({"inspect", checkpoint("awq"), "--layer", "(?!lm_head)"}), 3, "--layer: '(?!lm_head)' has lookaround");
+}
+
 TEST_F(Cli, UsageErrorsExitWith2) {
   const std::string awq = checkpoint("awq"), out = at("out");
   const struct {
@@ -62,6 +66,8 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--bits", "9"}, "'9'"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--symmetric", "--asymmetric"}, "--symmetric"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "*"}, "'*' is not a regular expression"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", std::string(20000, '(')}, "nested more than 100 deep"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "(.*)*(.*)*(.*)*!", "--group", "100"}, "100"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--group", "100"}, "100"},
       {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--bits", "4"}, "--bits with --format int-quantized"},
       {{"quantize", checkpoint("float"), out, "--format", "fp8", "--group", "64"}, "a scale per block of 128×128"},

@@ -206,6 +206,23 @@ TEST(Checkpoint, ConfigThatContradictsTheTensorsIsNoted) {
   EXPECT_EQ(notes.find("gate_proj: config.json lists"), std::string::npos) << notes;
 }
 
+TEST(Checkpoint, IgnoredExpressionsAreMatchedWithinATime) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", awq_layer("model.a") + awq_layer("model.gate_proj"));
+  const auto notes_with = [&](const std::string& entry) {
+    write_text(scratch / "config.json",
+               R"({"quantization_config":{"quant_method":"compressed-tensors","ignore":[")" + entry + R"("]}})");
+    return notes_of(scratch.path());
+  };
+  const std::string notes = notes_with("re:.*gate.*");
+  expect_note(notes, R"(warning: model.gate_proj: config.json lists "re:.*gate.*" in ignore, but this module is quantized)");
+  EXPECT_EQ(notes.find("model.a: config.json lists"), std::string::npos) << notes;
+  EXPECT_EQ(notes_with("re:gate").find("gate_proj: config.json lists"), std::string::npos);  // as re.match: from the beginning
+  EXPECT_EQ(notes_with("re:(.*)*(.*)*x").find("config.json lists"), std::string::npos);      // never ends with std::regex
+  expect_note(notes_with("re:(?!lm_head)"), "warning: config.json: ignore: '(?!lm_head)' has lookaround");
+  expect_note(notes_with("re:" + std::string(20000, '(')), "groups nested more than 100 deep");
+}
+
 TEST(Checkpoint, QuantizedConfigWithoutQuantizedModulesIsNoted) {
   const Scratch scratch;
   write(scratch / "x.safetensors", {source("a.weight", counting(DType::f16, {4, 4}))});

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "commands.hpp"
@@ -17,7 +18,7 @@ namespace {
 
 struct Options {
   std::filesystem::path in, out, calibration;
-  std::string format, dtype, skip, share, backend = "cpu", json;
+  std::string format, dtype, skip, share, backend = "cpu", json, max_shard;
   std::optional<int> bits, group;
   std::optional<double> smooth;
   bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, convs = false, force = false;
@@ -89,6 +90,19 @@ Result<Tensor> dequantize_on_gpu(const QuantTensor& q, DType dtype) {
   return w;
 }
 
+// "5GB", "500MiB" or "1000000"; nothing for anything else.
+std::optional<std::uint64_t> parse_bytes(const std::string& text) {
+  static constexpr std::pair<std::string_view, std::uint64_t> kUnits[] = {
+      {"KB", 1'000}, {"MB", 1'000'000}, {"GB", 1'000'000'000}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30},
+      {"", 1},       {"B", 1}};
+  std::uint64_t count = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const auto* unit = std::ranges::find(kUnits, std::string_view(end, text.data() + text.size()), [](auto& u) { return u.first; });
+  if (failure != std::errc() || unit == std::end(kUnits) || count == 0 || count > (std::uint64_t{1} << 60) / unit->second)
+    return std::nullopt;
+  return count * unit->second;
+}
+
 // Runs `transform` with a progress bar, and in such a way that Ctrl-C leaves nothing behind.
 Result<Outcome> transform(const Options& options, std::string_view verb,
                           const std::function<Result<TransformReport>(const TransformOptions&)>& work) {
@@ -97,6 +111,7 @@ Result<Outcome> transform(const Options& options, std::string_view verb,
     const Interruptible interruptible;
     ProgressBar progress("working");
     TransformOptions how{.overwrite = options.force, .progress = progress.callback()};
+    how.max_shard_bytes = parse_bytes(options.max_shard).value_or(0);
     if (parse_backend(options.backend) == Backend::cuda) how.dequantize = dequantize_on_gpu;
     report = work(how);
   }
@@ -119,6 +134,15 @@ void add_paths(CLI::App& command, Options& options) {
   command.add_option("IN", options.in, "Checkpoint: a directory or one .safetensors file")->required();
   command.add_option("OUT", options.out, "What to write: a directory when IN is one, else a file")->required();
   command.add_flag("--force", options.force, "Replace OUT if it is a file, or a directory in which nibble wrote every file");
+  command
+      .add_option("--max-shard-size", options.max_shard,
+                  "Cut a directory's weights into files of at most this size: 5GB, 500MB, GiB, ... (default: as IN is cut)")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return parse_bytes(text) ? std::string() : fmt::format("'{}' is no size like 5GB, 500MB or 2GiB", text);
+          },
+          ""))
+      ->type_name("SIZE");
   add_json(command, options.json);
 }
 
@@ -168,9 +192,7 @@ Result<Outcome> quantize_command(const Options& options) {
   spec.convs = options.convs;
   if (Status applied = apply_format(options, spec); !applied.ok()) return applied;
   spec.quantize.symmetric = options.symmetric || (!options.asymmetric && options.format != "awq");
-  // The scale of an 8-bit code is so small that f16 would have few bits left for it.
-  const DType usual = spec.act.codes == DType::none ? DType::f16 : DType::f32;
-  spec.quantize.scale = parse_dtype(options.dtype).value_or(usual);
+  spec.quantize.scale = parse_dtype(options.dtype).value_or(DType::none);
   spec.quantize.clip_search = options.clip_search;
   spec.calibration = options.calibration;
   spec.smooth = options.smooth;
@@ -213,7 +235,9 @@ void add_quantize(CLI::App& app, Action& action) {
       ->type_name("REGEX");
   command
       ->add_option("--scale-dtype", options->dtype,
-                   "Type of scales: f16, bf16 or f32 (default: f16; int-quantized, float-quantized, fp8: f32)")
+                   "Type of scales: f16, bf16 or f32 (default: that of bf16 models, to which loaders round them; else f16, or "
+                   "f32 for codes of "
+                   "8 bits on both sides; fp8: f32)")
       ->check(one_of({"f16", "bf16", "f32"}))
       ->type_name("TYPE");
   CLI::Option* calibration =

@@ -46,6 +46,7 @@ struct Module {
   std::optional<Extent> kernel;      // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
   WeightScheme scheme;               // as detected; dense: codes is the float type
   std::optional<Scheme> claimed;     // as config.json says, when it does
+  std::string other_acts;            // what config.json says about activations and no Scheme can; "": nothing
   bool act_order = false;            // has a g_idx
   bool has_bias = false;             // which read() returns with the weight
   std::vector<std::string> tensors;  // full names
@@ -124,6 +125,8 @@ struct TransformOptions {
   Executor* executor = nullptr;  // null: default_executor()
   /// dequantize_checkpoint: how a weight becomes W[N,K] of a type, bit for bit what QuantTensor::value says. Empty: on the CPU.
   std::function<Result<Tensor>(const QuantTensor& q, DType dtype)> dequantize = {};
+  /// Of a directory: no file holds more bytes of tensors, but for a single layer that has more. 0: as the input is cut.
+  std::uint64_t max_shard_bytes = 0;
 };
 
 /// What happened to each module, for a table.
@@ -143,7 +146,9 @@ struct TransformReport {
 /// What quantize_checkpoint writes.
 struct QuantizeCheckpointSpec {
   std::string format = "compressed-tensors";  // one with can_write
-  QuantizeSpec quantize = {};                 // of every weight that is not skipped
+  /// Of every weight that is not skipped. Scales of type none have that of 16-bit weights, to which loaders would round others; for
+  /// f32 weights what suits the format.
+  QuantizeSpec quantize = {.scale = DType::none};
   ActScheme act = {};  // how layers are to quantize their activations; one scale per tensor is found in the calibration
   /// What went into layers: a safetensors file with NAME.input_absmax [K] or NAME.input [tokens,K] of modules.
   std::filesystem::path calibration = {};
@@ -157,8 +162,8 @@ struct QuantizeCheckpointSpec {
 };
 
 /// Each of these writes a new checkpoint and leaves `in` alone. `out` appears whole or not at all: a directory when `in` is
-/// one (model.safetensors, config.json and the other small files), else a single file. Errors: already_exists, unsupported
-/// (with the module that cannot be expressed), io_error, and everything open() reports.
+/// one (shards, config.json, the other small files and folders), else a single file. Errors: already_exists, unsupported
+/// (with the module that cannot be expressed, or quantized tensors that would be left), io_error, and everything open() reports.
 Result<TransformReport> quantize_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out,
                                             const QuantizeCheckpointSpec& spec, const TransformOptions& options = {});
 /// Re-encodes every quantized module in `format`, without loss or not at all.

@@ -421,10 +421,11 @@ typedef struct nib_transform_desc {
   int32_t overwrite;                 /* not 0: an existing output is replaced */
   int32_t convs;                     /* nib_checkpoint_quantize: not 0: convolutions too, of weights [Co,C/groups,Kh,Kw] */
   int32_t reserved;
+  uint64_t max_shard_bytes; /* of tensors in one file of a directory; 0: as the input is cut */
 } nib_transform_desc;
 
-/* Quantizes every float weight that is not skipped. Writes a new checkpoint, whole or not at all, and leaves `in` alone; desc may be
- * NULL. `report`: a line for every module that changed, "name<tab>scheme", then the notes.
+/* Quantizes every float weight that is not skipped; scales whose type is not given have that of 16-bit weights. Writes a new
+ * checkpoint, whole or not at all, and leaves `in` alone; desc may be NULL. `report`: a line for every module that changed, "name<tab>scheme", then the notes.
  * Errors: already_exists, unsupported with the module, io_error, and open's. */
 NIB_API nib_status nib_checkpoint_quantize(const char* in, const char* out, const nib_transform_desc* desc, char** report);
 /* Re-encodes every quantized module in desc->format, without loss or not at all. Otherwise as nib_checkpoint_quantize. */

@@ -27,7 +27,7 @@ nib_status transform(const char* in, const char* out, const nib_transform_desc* 
   return guarded([&]() -> Status {
     NIBBLE_RETURN_IF_ERROR(required({{"input's path", in}, {"output's path", out}}));
     NIBBLE_ASSIGN_OR_RETURN(const nib_transform_desc desc, read("nib_transform_desc", given, true));
-    TransformOptions options{.overwrite = desc.overwrite != 0};
+    TransformOptions options{.overwrite = desc.overwrite != 0, .max_shard_bytes = desc.max_shard_bytes};
     NIBBLE_ASSIGN_OR_RETURN(options.executor, executor(desc.context));
     if (desc.progress != nullptr)
       options.progress = [&](std::uint64_t done, std::uint64_t total, std::string_view what) {
@@ -44,6 +44,7 @@ Result<QuantizeCheckpointSpec> checkpoint_spec(const nib_transform_desc& desc) {
   QuantizeCheckpointSpec spec;
   spec.format = text_or(desc.format, spec.format);
   NIBBLE_ASSIGN_OR_RETURN(spec.quantize, quantize_spec(desc.quantize));
+  if (desc.quantize == nullptr || desc.quantize->scale == 0) spec.quantize.scale = DType::none;
   NIBBLE_ASSIGN_OR_RETURN(spec.act, act_scheme(desc.activations));
   spec.calibration = text_or(desc.calibration, "");
   if (desc.smooth != nullptr) spec.smooth = *desc.smooth;

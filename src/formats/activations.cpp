@@ -1,6 +1,7 @@
 // See activations.hpp.
 #include "formats/activations.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace nibble::codec {
@@ -10,7 +11,33 @@ std::string_view scale_suffix(const ModuleTensors& tensors) {
   return tensors.find("activation_scale") != nullptr ? "activation_scale" : "input_scale";
 }
 
+/// "act_bits=4": the first key, at any depth, with which a producer's config says that activations are quantized.
+std::string says_activations(const Json& json) {
+  static constexpr std::string_view kKeys[] = {"input_activations", "input_tensors", "activation_scheme",
+                                               "activations",       "act_bits",      "activation_bits"};
+  for (auto it = json.begin(); it != json.end(); ++it) {
+    const Json& value = *it;
+    const bool none = value.is_null() || value.empty() || (value.is_string() && value.get_ref<const std::string&>() == "none") ||
+                      (value.is_number() && value.get<double>() >= 16);
+    if (!none && json.is_object() && std::ranges::find(kKeys, it.key()) != std::end(kKeys))
+      return fmt::format("{}={}", it.key(), value.dump().substr(0, 60));
+    if (!value.is_structured()) continue;
+    if (std::string found = says_activations(value); !found.empty()) return found;
+  }
+  return {};
+}
+
 }  // namespace
+
+void find_other_activations(const ModuleTensors& tensors, Module& m, const QuantConfig& config) {
+  const bool known = m.claimed && m.claimed->act.codes != DType::none;
+  const bool grouped = m.claimed && config_child(config.json, "config_groups").is_object();
+  if (m.other_acts.empty() && !known && !grouped && tensors.find(scale_suffix(tensors)) == nullptr)
+    m.other_acts = says_activations(config.json);
+  if (!m.other_acts.empty())
+    note(m.notes, kWarning, "{} quantizes activations in a way that nibble does not know, and so does not run: {}",
+         config_name(config), m.other_acts);
+}
 
 Status analyse_activations(const ModuleTensors& tensors, Module& m, const QuantConfig& config) {
   const std::string_view scale = scale_suffix(tensors);

@@ -17,6 +17,9 @@ namespace nibble::codec {
 /// Checks types and shapes, and notes where they contradict m.claimed, which is set.
 Status analyse_activations(const ModuleTensors& tensors, Module& m, const QuantConfig& config);
 
+/// Fills m.other_acts, with a warning, where the config quantizes activations in a way that the format did not claim.
+void find_other_activations(const ModuleTensors& tensors, Module& m, const QuantConfig& config);
+
 /// Fills q.static_acts and q.prescale. A scale or zero point that cannot be one is noted and left out.
 void read_activations(const ModuleTensors& tensors, const Module& m, QuantTensor& q, std::vector<Note>& notes);
 

@@ -145,8 +145,9 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& 
   return out;
 }
 
-Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
-  NIBBLE_RETURN_IF_ERROR(check_uniform("awq", modules));
+Result<Json> write_config(const WrittenCheckpoint& written) {
+  NIBBLE_RETURN_IF_ERROR(check_uniform("awq", written));
+  const std::vector<WrittenModule>& modules = written.modules;
   bool zero_point = false;
   for (const WrittenModule& module : modules) zero_point |= module.scheme.zero == ZeroKind::integer;
   return Json{{"quant_method", "awq"},
@@ -154,7 +155,7 @@ Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::
               {"bits", 4},
               {"group_size", modules.empty() ? 128 : config_group_size(modules.front().scheme.group)},
               {"zero_point", zero_point},
-              {"modules_to_not_convert", not_quantized}};
+              {"modules_to_not_convert", not_quantized(written)}};
 }
 
 }  // namespace

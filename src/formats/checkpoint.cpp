@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "formats/activations.hpp"
 #include "formats/checkpoint_impl.hpp"
 #include "formats/json.hpp"
 #include "nibble/pattern.hpp"
@@ -159,6 +160,7 @@ void Checkpoint::Impl::detect_modules() {
       }
       Module module = std::move(*found).value();
       module.name = group.name;
+      if (module.quantized()) codec::find_other_activations(parts, module, config.quant);
       for (const std::size_t i : group.tensors) {
         const std::string_view suffix = split(tensors[i].name).suffix;
         if (std::ranges::find(format.suffixes, suffix) == format.suffixes.end() || (suffix == "bias" && !module.has_bias))

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "formats/bits.hpp"
+#include "formats/ct_config.hpp"
 
 namespace nibble::codec {
 namespace {
@@ -297,14 +298,30 @@ Tensor by_group(const Tensor& t) {
   return out;
 }
 
-Status check_uniform(std::string_view format, const std::vector<WrittenModule>& modules) {
-  for (const WrittenModule& module : modules) {
-    const WrittenModule& first = modules.front();
-    if (bits(module.scheme.codes) == bits(first.scheme.codes) && module.scheme.group == first.scheme.group) continue;
-    return error(StatusCode::unsupported, "{} has one set of parameters for all layers, but {} is {} and {} is {}", format,
-                 first.name, first.scheme.name(), module.name, module.scheme.name());
+Status check_uniform(std::string_view format, const WrittenCheckpoint& written) {
+  for (const WrittenModule& module : written.modules) {
+    const WrittenModule& first = written.modules.front();
+    if (bits(module.scheme.codes) != bits(first.scheme.codes) || module.scheme.group != first.scheme.group)
+      return error(StatusCode::unsupported, "{} has one set of parameters for all layers, but {} is {} and {} is {}", format,
+                   first.name, first.scheme.name(), module.name, module.scheme.name());
+    if (!module.other_acts.empty())
+      return error(StatusCode::unsupported,
+                   "{} has no place for the quantized activations of {}, of which {} says {}; dequantize the checkpoint to do "
+                   "without",
+                   format, module.name, config_name(*written.source), module.other_acts);
   }
+  if (written.source != nullptr && !kv_cache_scheme(written.source->json).is_null())
+    return error(StatusCode::unsupported,
+                 "{} cannot say that the KV cache is quantized, as {} does; compressed-tensors, int-quantized and "
+                 "float-quantized can",
+                 format, config_name(*written.source));
   return {};
+}
+
+std::vector<std::string> not_quantized(const WrittenCheckpoint& written) {
+  std::vector<std::string> names = written.not_quantized;
+  names.insert(names.end(), written.tied_heads.begin(), written.tied_heads.end());
+  return names;
 }
 
 }  // namespace nibble::codec

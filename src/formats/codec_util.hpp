@@ -117,8 +117,11 @@ Tensor code_tensor(const QuantTensor& q);
 Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t cols);
 /// Scales and zeros [N,G] → [G,N].
 Tensor by_group(const Tensor& t);
-/// For formats whose config holds one set of parameters: all schemes have the bits and the group of the first.
-Status check_uniform(std::string_view format, const std::vector<WrittenModule>& modules);
+/// For formats whose config holds one set of parameters and nothing else: all schemes have the bits and the group of the first, and the
+/// source's config says nothing about activations or the KV cache that would be lost.
+Status check_uniform(std::string_view format, const WrittenCheckpoint& written);
+/// The names of all layers that are not quantized.
+std::vector<std::string> not_quantized(const WrittenCheckpoint& written);
 /// −1 for one group per channel.
 inline std::int64_t config_group_size(const GroupShape& group) { return group.k == 0 ? -1 : group.k; }
 

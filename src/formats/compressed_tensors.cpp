@@ -133,7 +133,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   m.scheme.codes = *code_type(a.fit.bits, zeros == nullptr);
   m.scheme.zero = zeros == nullptr ? ZeroKind::none : ZeroKind::integer;
   m.scheme.scale = scale->dtype;
-  claim_ct(m, config, entries, [](const CtGroup& e) { return code_type(e.bits.value_or(0), e.symmetric); });
+  claim_ct(m, tensors.module, config, entries, [](const CtGroup& e) { return code_type(e.bits.value_or(0), e.symmetric); });
   check_method(m, config, kMethods);
   NIBBLE_RETURN_IF_ERROR(analyse_activations(tensors, m, config));
   return a;
@@ -243,9 +243,7 @@ Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActSch
   return encode(q, act, shape_tensor({q.n, q.k / (q.kernel.h * q.kernel.w), q.kernel.h, q.kernel.w}));
 }
 
-Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
-  return ct_config("pack-quantized", modules, not_quantized);
-}
+Result<Json> write_config(const WrittenCheckpoint& written) { return ct_config("pack-quantized", written); }
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,10 +31,13 @@ struct ModuleTensors {
   }
 };
 
+class CtTargets;
+
 /// What config.json (or quantize_config.json, quant_config.json) says about quantization; an empty object when it says nothing.
 struct QuantConfig {
   nlohmann::json json = nlohmann::json::object();
-  std::string source;  // file it came from, for messages
+  std::string source;                        // file it came from, for messages
+  std::shared_ptr<const CtTargets> targets;  // of json's config_groups, for those who look up many layers; null: not prepared
 };
 
 /// A tensor a format wants written, ready to store.
@@ -49,6 +53,16 @@ struct WrittenModule {
   bool act_order = false;
   ActScheme act = {};
   bool conv = false;
+  std::string_view format = {};  // empty: that whose config it is
+  std::string other_acts = {};   // Module::other_acts
+};
+
+/// What a config is written for.
+struct WrittenCheckpoint {
+  std::vector<WrittenModule> modules;
+  std::vector<std::string> not_quantized;  // the names of other layers
+  std::vector<std::string> tied_heads;     // of layers that share the weight of the embedding, so that none is stored for them
+  const QuantConfig* source = nullptr;     // of the checkpoint that was converted
 };
 
 struct Format {
@@ -73,9 +87,9 @@ struct Format {
   /// unless can_write.
   Result<std::vector<EncodedTensor>> (*encode)(const QuantTensor& q, const ActScheme& act);
 
-  /// The `quantization_config` of a checkpoint with these modules. Null unless can_write.
-  Result<nlohmann::json> (*write_config)(const std::vector<WrittenModule>& modules,
-                                         const std::vector<std::string>& not_quantized);
+  /// The `quantization_config` of such a checkpoint, or why the format's config cannot say what the source's does. Null unless
+  /// can_write.
+  Result<nlohmann::json> (*write_config)(const WrittenCheckpoint& written);
 
   /// The same for a convolution, be its kernel one element. Null where the format has none.
   Result<std::vector<EncodedTensor>> (*encode_conv)(const QuantTensor& q, const ActScheme& act) = nullptr;

@@ -26,8 +26,8 @@
 namespace nibble::codec {
 namespace {
 
-constexpr std::string_view kFloatMethods[] = {"compressed-tensors", "modelopt", "fbgemm_fp8", "fp8"};
-constexpr std::string_view kFp8Methods[] = {"fp8"};
+constexpr std::string_view kFloatMethods[] = {"compressed-tensors", "modelopt", "fbgemm_fp8", "fp8", "auto-round"};
+constexpr std::string_view kFp8Methods[] = {"fp8", "auto-round"};
 constexpr std::string_view kFloatSuffixes[] = {
     "weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "pre_quant_scale", "bias"};
 constexpr std::string_view kFp8Suffixes[] = {"weight", "weight_scale_inv", "input_scale", "activation_scale", "bias"};
@@ -50,6 +50,18 @@ std::optional<Scheme> claims(const ModuleTensors& tensors, const QuantConfig& co
       return scheme(*block, {DType::e4m3, GroupShape::group(block->k)});
     const std::string acts = config_text(config.json, {"activation_scheme"});
     return scheme(GroupShape::tensor(), acts == "static" ? known : acts == "dynamic" ? per_token : ActScheme{});
+  }
+  if (method.ends_with("auto-round")) {
+    const std::int64_t size = config_int(config.json, {"act_group_size"}).value_or(-1);
+    const auto block = config_block(config.json, {"group_size"});
+    const std::string type = config_text(config.json, {"act_data_type"});
+    if (config_int(config.json, {"act_bits"}).value_or(16) != 8 || !type.starts_with("fp")) return std::nullopt;
+    const bool dynamic = config_bool(config.json, {"act_dynamic"}).value_or(true);
+    if (dynamic && size == 0) return std::nullopt;  // one scale per call
+    return scheme(block                                           ? *block
+                  : config_int(config.json, {"group_size"}) == -1 ? GroupShape::channel()
+                                                                  : GroupShape::tensor(),
+                  !dynamic ? known : ActScheme{DType::e4m3, configured_group(size)});
   }
   if (method != "modelopt") return std::nullopt;
   const Json& inner = config_child(config.json, "quantization");
@@ -108,7 +120,8 @@ Result<Module> analyse(const ModuleTensors& tensors, const Variant& v, const Qua
   if (claimed)
     claim(m, config, claimed->weight, claimed->act);
   else
-    claim_ct(m, config, entries, [](const CtGroup& e) { return e.bits == 8 ? std::optional(DType::e4m3) : std::nullopt; });
+    claim_ct(m, tensors.module, config, entries,
+             [](const CtGroup& e) { return e.bits == 8 ? std::optional(DType::e4m3) : std::nullopt; });
   check_method(m, config, v.methods);
   NIBBLE_RETURN_IF_ERROR(analyse_activations(tensors, m, config));
   return m;
@@ -166,9 +179,7 @@ Result<std::vector<EncodedTensor>> write_float(const QuantTensor& q, const ActSc
   return out;
 }
 
-Result<Json> write_float_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
-  return ct_config("float-quantized", modules, not_quantized);
-}
+Result<Json> write_float_config(const WrittenCheckpoint& written) { return ct_config("float-quantized", written); }
 
 Result<std::vector<EncodedTensor>> write_fp8(const QuantTensor& q, const ActScheme& act) {
   NIBBLE_RETURN_IF_ERROR(check_writable("fp8", q));
@@ -187,14 +198,14 @@ Result<std::vector<EncodedTensor>> write_fp8(const QuantTensor& q, const ActSche
   return out;
 }
 
-Result<Json> write_fp8_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
-  NIBBLE_RETURN_IF_ERROR(check_uniform("fp8", modules));
-  const GroupShape block = modules.empty() ? kUsualBlock : modules.front().scheme.group;
+Result<Json> write_fp8_config(const WrittenCheckpoint& written) {
+  NIBBLE_RETURN_IF_ERROR(check_uniform("fp8", written));
+  const GroupShape block = written.modules.empty() ? kUsualBlock : written.modules.front().scheme.group;
   return Json{{"quant_method", "fp8"},
               {"activation_scheme", "dynamic"},
               {"fmt", "e4m3"},
               {"weight_block_size", {block.n, block.k}},
-              {"modules_to_not_convert", not_quantized}};
+              {"modules_to_not_convert", not_quantized(written)}};
 }
 
 template <const Variant& V>

@@ -259,8 +259,9 @@ std::string escaped(const std::string& name) {
   return text;
 }
 
-Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
-  NIBBLE_RETURN_IF_ERROR(check_uniform("gptq", modules));
+Result<Json> write_config(const WrittenCheckpoint& written) {
+  NIBBLE_RETURN_IF_ERROR(check_uniform("gptq", written));
+  const std::vector<WrittenModule>& modules = written.modules;
   const WeightScheme scheme = modules.empty() ? WeightScheme{} : modules.front().scheme;
   const bool act_order = std::ranges::any_of(modules, &WrittenModule::act_order);
   const bool lm_head = std::ranges::any_of(modules, [](const WrittenModule& module) { return module.name == "lm_head"; });
@@ -273,7 +274,7 @@ Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::
             {"true_sequential", true},
             {"lm_head", lm_head},
             {"checkpoint_format", "gptq"}};
-  for (const std::string& name : not_quantized)
+  for (const std::string& name : not_quantized(written))
     if (name != "lm_head") json["dynamic"]["-:^" + escaped(name) + "$"] = Json::object();
   return json;
 }

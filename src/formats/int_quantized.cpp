@@ -8,8 +8,10 @@
 //
 //   W[n,k] = (q − z)·s
 //
+// A config of fewer bits (W4A8, ...) means that codes and zero points have no more, each in a byte of its own.
 // Whether activations are quantized while running is known to the config alone; it is in Module::claimed.
 // Source: vllm-project/compressed-tensors src/compressed_tensors/compressors.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -34,6 +36,28 @@ Result<GroupShape> conv_scale_group(const ModuleTensors& tensors, std::int64_t n
   if (expect_scalar(tensors, "weight_scale", kFloats).ok()) return GroupShape::tensor();
   return error(StatusCode::corrupt_data, "{}.weight_scale is {}, expected a float [{},1,1,1] or [1] beside the weight {}",
                tensors.module, describe(scale), n, describe(*tensors.find("weight")));
+}
+
+/// The bits of the codes that the bytes hold, as the config has it for this module, or for all.
+int code_bits(const ModuleTensors& tensors, const QuantConfig& config, const std::vector<CtGroup>& entries, bool conv) {
+  const CtGroup* entry = ct_entry(config, entries, tensors.module, conv, nullptr);
+  if (entry == nullptr && !entries.empty() &&
+      std::ranges::all_of(entries, [&](const CtGroup& e) { return e.bits == entries.front().bits; }))
+    entry = &entries.front();
+  return entry != nullptr && code_type(entry->bits.value_or(8), true) ? static_cast<int>(*entry->bits) : 8;
+}
+
+/// Signed bytes as codes of `width` bits that count from 0.
+Status count_from_zero(const ModuleTensors& tensors, std::string_view what, int width, std::span<std::uint8_t> codes) {
+  const int middle = 1 << (width - 1);
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const int value = static_cast<std::int8_t>(codes[i]);
+    if (value < -middle || value >= middle)
+      return error(StatusCode::corrupt_data, "{}.{}: element {} is {}, but num_bits={} in the config means {} to {}",
+                   tensors.module, what, i, value, width, -middle, middle - 1);
+    codes[i] = static_cast<std::uint8_t>(value + middle);
+  }
+  return {};
 }
 
 /// Codes of rows in the order kh, kw, ci, as [Co,Ci/groups,Kh,Kw]; or back.
@@ -81,11 +105,13 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
                  tensors.module, describe(*zeros), describe(*scale));
   NIBBLE_RETURN_IF_ERROR(check_bias(tensors, m.n));
   m.has_bias = tensors.find("bias") != nullptr;
-  m.scheme.codes = DType::s8;
+  const int width = code_bits(tensors, config, entries, conv);
+  m.scheme.codes = width == 8 ? DType::s8 : *code_type(width, zeros == nullptr);
   m.scheme.zero = zeros == nullptr ? ZeroKind::none : ZeroKind::integer;
   m.scheme.scale = scale->dtype;
 
-  claim_ct(m, config, entries, [](const CtGroup& e) { return e.bits == 8 ? std::optional(DType::s8) : std::nullopt; });
+  claim_ct(m, tensors.module, config, entries,
+           [](const CtGroup& e) { return e.bits == 8 ? std::optional(DType::s8) : code_type(e.bits.value_or(0), e.symmetric); });
   check_method(m, config, kMethods);
   NIBBLE_RETURN_IF_ERROR(analyse_activations(tensors, m, config));
   return m;
@@ -111,6 +137,12 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   const std::int64_t rows = m.scheme.group.rows(m.n);
   q.scales = copy_as(*tensors.find("weight_scale"), {rows, q.groups()});
   if (const ConstTensorView* zeros = tensors.find("weight_zero_point")) q.zeros = copy_as(*zeros, {rows, q.groups()});
+  if (const int width = bits(m.scheme.codes); width < 8) {
+    q.zeros.dtype = q.zeros.empty() ? q.zeros.dtype : DType::u8;
+    NIBBLE_RETURN_IF_ERROR(count_from_zero(tensors, "weight", width, q.codes));
+    NIBBLE_RETURN_IF_ERROR(
+        count_from_zero(tensors, "weight_zero_point", width, {q.zeros.as<std::uint8_t>(), q.zeros.bytes.size()}));
+  }
   q.bias = read_bias(tensors, q.n);
   read_activations(tensors, m, q, notes);
   return q;
@@ -119,13 +151,24 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act) {
   NIBBLE_RETURN_IF_ERROR(check_ct_writable("int-quantized", q, act));
   const GroupShape& group = q.scheme.group;
-  if (q.scheme.codes != DType::s8 || (group.n != 1 && group != GroupShape::tensor()))
-    return error(StatusCode::unsupported, "int-quantized cannot hold {}: codes are s8, scales per tensor, channel or group",
+  const int width = bits(q.scheme.codes);
+  const bool narrow = width < 8 && q.scheme.codes == code_type(width, q.scheme.zero == ZeroKind::none);
+  if ((q.scheme.codes != DType::s8 && !narrow) || (group.n != 1 && group != GroupShape::tensor()))
+    return error(StatusCode::unsupported,
+                 "int-quantized cannot hold {}: codes are s8 or of fewer bits, scales per tensor, channel or group",
                  q.scheme.name());
+  const auto as_signed = [&](Tensor t) {
+    t.dtype = DType::s8;
+    if (narrow)
+      for (std::byte& code : t.bytes) code = static_cast<std::byte>(std::to_integer<int>(code) - (1 << (width - 1)));
+    return t;
+  };
+  Tensor codes(DType::s8, {q.n, q.k});
+  std::memcpy(codes.bytes.data(), q.codes.data(), q.codes.size());
   std::vector<EncodedTensor> out;
-  out.push_back({"weight", code_tensor(q)});
+  out.push_back({"weight", as_signed(std::move(codes))});
   out.push_back({"weight_scale", ct_scale(q.scales, group)});
-  if (!q.zeros.empty()) out.push_back({"weight_zero_point", ct_scale(q.zeros, group)});
+  if (!q.zeros.empty()) out.push_back({"weight_zero_point", as_signed(ct_scale(q.zeros, group))});
   encode_activations(q, act, out);
   if (!q.bias.empty()) out.push_back({"bias", q.bias});
   return out;
@@ -141,7 +184,8 @@ Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActSch
   const std::int64_t elements = q.kernel.h * q.kernel.w;
   for (EncodedTensor& part : out) {
     if (part.suffix == "weight") {
-      const auto codes = reordered(q.codes, q.k, q.kernel, false);
+      const std::span rows(part.tensor.as<std::uint8_t>(), part.tensor.bytes.size());
+      const auto codes = reordered(rows, q.k, q.kernel, false);
       std::memcpy(part.tensor.bytes.data(), codes.data(), codes.size());
       part.tensor.shape = {q.n, q.k / elements, q.kernel.h, q.kernel.w};
     } else if ((part.suffix == "weight_scale" || part.suffix == "weight_zero_point") && q.scheme.group == GroupShape::channel()) {
@@ -151,9 +195,7 @@ Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActSch
   return out;
 }
 
-Result<Json> write_config(const std::vector<WrittenModule>& modules, const std::vector<std::string>& not_quantized) {
-  return ct_config("int-quantized", modules, not_quantized);
-}
+Result<Json> write_config(const WrittenCheckpoint& written) { return ct_config("int-quantized", written); }
 
 }  // namespace
 

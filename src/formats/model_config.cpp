@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "formats/codec_util.hpp"
+#include "formats/ct_config.hpp"
 #include "formats/json.hpp"
 #include "formats/mapped_file.hpp"
 
@@ -17,6 +18,41 @@ namespace {
 constexpr std::array<std::string_view, 3> kLegacyNames{"quantize_config.json", "quant_config.json", "hf_quant_config.json"};
 constexpr std::array<std::string_view, 3> kLegacyMethods{"gptq", "awq", "modelopt"};
 constexpr const char* kKeys[] = {"quantization_config", "compression_config"};  // the second is compressed-tensors' old name
+
+/// The output layers that share the embedding's weight, where they are not called lm_head. Source: _tied_weights_keys of the models of
+/// huggingface/transformers.
+struct Head {
+  std::string_view name;
+  std::vector<std::string_view> model_types;
+};
+const std::vector<Head>& heads() {
+  static const std::vector<Head> kHeads{
+      {"cls.predictions.decoder",
+       {"bert", "big_bird", "deberta", "deberta-v2", "ernie", "fnet", "layoutlm", "lxmert", "mobilebert", "megatron-bert", "mra",
+        "nomic_bert", "nystromformer", "roc_bert", "roformer", "squeezebert", "tapas", "visual_bert", "yoso"}},
+      {"lm_head.decoder",
+       {"bert-generation", "camembert", "data2vec-text", "esm", "gte", "ibert", "jina_embeddings_v3", "longformer", "mpnet",
+        "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}},
+      {"proj_out", {"canary", "cohere_asr", "moonshine", "moonshine_streaming", "whisper"}},
+      {"decoder", {"modernbert", "modernbert-decoder"}},
+      {"decoder.output_projection", {"fsmt"}},
+      {"embed_out", {"gpt_neox_japanese"}},
+      {"generator_lm_head", {"convbert", "electra"}},
+      {"head", {"rwkv"}},
+      {"lm_head.out_proj", {"t5gemma", "t5gemma2"}},
+      {"lm_loss", {"xlnet"}},
+      {"mlm_score.decoder", {"bridgetower", "vilt"}},
+      {"output", {"git"}},
+      {"output_projection", {"biogpt", "trocr"}},
+      {"pred_layer.proj", {"flaubert", "xlm"}},
+      {"predictions.decoder", {"albert"}},
+      {"text_decoder.cls.predictions.decoder", {"blip"}},
+      {"text_decoder_postnet.lm_head", {"speecht5"}},
+      {"text_model.lm_head", {"kosmos-2", "kosmos_2_text_model"}},
+      {"vocab_projector", {"distilbert"}},
+  };
+  return kHeads;
+}
 
 // Python writes these bare words, which are not JSON, and configs of some state-space models contain them.
 constexpr std::string_view kNonFinite[] = {"-Infinity", "Infinity", "NaN"};
@@ -133,9 +169,11 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
     NIBBLE_ASSIGN_OR_RETURN(nlohmann::json root, parse_config<nlohmann::json>(config.text, path.string()));
     for (nlohmann::json* holder : holders(root)) {
       if (const auto type = holder->find("model_type"); type != holder->end() && type->is_string()) config.model_type = *type;
+      const std::string dtype = codec::config_text(*holder, {"dtype", "torch_dtype"});
+      if (!dtype.empty()) config.dtype = dtype == "bfloat16" ? DType::bf16 : dtype == "float16" ? DType::f16 : DType::f32;
       for (const char* key : kKeys)
         if (const auto it = holder->find(key); it != holder->end() && it->is_object() && config.quant.source.empty())
-          config.quant = {*it, "config.json"};
+          config.quant = {*it, "config.json", nullptr};
     }
   }
   for (std::size_t i = 0; i < kLegacyNames.size(); ++i) {
@@ -148,9 +186,10 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
       continue;
     }
     if (!legacy.contains("quant_method") && !legacy.contains("method")) legacy["quant_method"] = kLegacyMethods[i];
-    config.quant = {std::move(legacy), std::string(kLegacyNames[i])};
+    config.quant = {std::move(legacy), std::string(kLegacyNames[i]), nullptr};
   }
   NIBBLE_RETURN_IF_ERROR(check_lists(config.quant).with_context(directory.string()));
+  config.quant.targets = std::make_shared<codec::CtTargets>(config.quant.json);
   return config;
 }
 
@@ -160,9 +199,17 @@ Result<codec::QuantConfig> parse_quant_config(std::string_view text) {
   for (nlohmann::json* holder : holders(root))
     for (const char* key : kKeys)
       if (const auto it = holder->find(key); it != holder->end() && it->is_object() && found == &root) found = &*it;
-  codec::QuantConfig quant{*found, "config"};
+  codec::QuantConfig quant{*found, "config", nullptr};
   NIBBLE_RETURN_IF_ERROR(check_lists(quant));
   return quant;
+}
+
+std::vector<std::string> tied_heads(std::string_view model_type) {
+  std::vector<std::string> names;
+  for (const Head& head : heads())
+    if (std::ranges::find(head.model_types, model_type) != head.model_types.end()) names.emplace_back(head.name);
+  if (names.empty()) names.emplace_back("lm_head");
+  return names;
 }
 
 Result<std::string> edit_model_config(std::string_view text, const std::optional<nlohmann::json>& quantization_config) {

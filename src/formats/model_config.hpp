@@ -20,8 +20,9 @@ namespace nibble::storage {
 std::span<const std::string_view> legacy_config_names();
 
 struct ModelConfig {
-  std::string text;        // of config.json
-  std::string model_type;  // of the text model
+  std::string text;           // of config.json
+  std::string model_type;     // of the text model
+  DType dtype = DType::none;  // that the model is loaded in
   codec::QuantConfig quant;
   std::vector<Note> notes;
 };
@@ -32,6 +33,9 @@ Result<ModelConfig> read_model_config(const std::filesystem::path& directory);
 
 /// The quantization config of a text that is a config.json's, or is one itself.
 Result<codec::QuantConfig> parse_quant_config(std::string_view text);
+
+/// The output layers that models of this type may have without a weight of their own: they share the embedding's.
+std::vector<std::string> tied_heads(std::string_view model_type);
 
 /// The text of config.json with its quantization_config replaced, or removed when there is none to put in its place. All else
 /// stays, in its order. "" (no config.json) becomes a file with only the quantization_config, or stays "".

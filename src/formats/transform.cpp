@@ -2,11 +2,14 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <set>
+#include <unordered_set>
 
 #include "core/error.hpp"
 #include "core/row_decoder.hpp"
 #include "formats/atomic_output.hpp"
 #include "formats/checkpoint_impl.hpp"
+#include "formats/ct_config.hpp"
 #include "formats/format.hpp"
 #include "formats/json.hpp"
 #include "formats/names.hpp"
@@ -16,6 +19,7 @@
 
 namespace nibble {
 namespace fs = std::filesystem;
+using namespace std::string_view_literals;
 using storage::join_name;
 using storage::printable;
 namespace {
@@ -29,6 +33,7 @@ struct Rewritten {
   bool act_order = false;
   TransformedModule row;
   ActScheme act = {};
+  std::string_view format = {};
 };
 
 struct Transform {
@@ -36,7 +41,8 @@ struct Transform {
   fs::path out;
   Modules selected;  // in the order of in.modules
   std::function<Result<Rewritten>(const Module&)> rewrite;
-  const codec::Format* format;  // of the output; null: not quantized
+  const codec::Format* format;                             // of the output; null: not quantized
+  std::function<std::uint64_t(const Module&)> most_bytes;  // an upper bound of what rewrite gives
   const TransformOptions& options;
   Smoothing smoothing = {};  // other tensors that change
 };
@@ -71,6 +77,20 @@ class Output {
   std::vector<Waiting> later_;
 };
 
+/// compressed-tensors says of each layer how it is stored: codes that it cannot pack are in the bytes of a sister.
+const codec::Format& format_for(const codec::Format& asked, DType codes) {
+  const bool bytes = asked.name == "compressed-tensors" && (codes == DType::s8 || codes == DType::e4m3);
+  return bytes ? *codec::find_format(codes == DType::s8 ? "int-quantized" : "float-quantized") : asked;
+}
+
+/// Not less than what any format takes for a layer.
+std::uint64_t most_bytes(int width, const GroupShape& group, std::int64_t n, std::int64_t k) {
+  const std::int64_t rows = group.rows(n), groups = group.cols(k);
+  const std::int64_t codes = 4 * n * ((k * width + 31) / 32), scales = 4 * rows * groups,
+                     zeros = rows * groups + 4 * (n + groups);
+  return static_cast<std::uint64_t>(codes + scales + zeros + 4 * (n + k) + 64);
+}
+
 /// `out` may be neither `in` nor a directory around it: overwriting would destroy the input.
 Status check_paths(const fs::path& in, const fs::path& out) {
   std::error_code failure;
@@ -81,88 +101,255 @@ Status check_paths(const fs::path& in, const fs::path& out) {
   return {};
 }
 
-/// Tokenizer, generation settings, license, ...: whatever is neither weights nor a description of the old weights.
-bool is_companion(const fs::path& file) {
+bool is_weights(const fs::path& file) {
   static constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt",      ".pth", ".ckpt",
                                                   ".gguf",        ".h5",  ".msgpack", ".onnx"};
+  return std::ranges::find(kWeights, file.extension().string()) != std::end(kWeights);
+}
+
+/// Tokenizer, generation settings, license, ...: whatever is neither weights nor a description of the old weights.
+bool is_companion(const fs::path& file) {
   const std::string name = file.filename().string();
-  return name != "config.json" && !name.starts_with('.') && !name.ends_with(".index.json") &&
-         std::ranges::find(kWeights, file.extension().string()) == std::end(kWeights) &&
+  return name != "config.json" && !name.ends_with(".index.json") && !is_weights(file) &&
          std::ranges::find(storage::legacy_config_names(), name) == storage::legacy_config_names().end();
 }
 
-Status copy_companions(const fs::path& from, const fs::path& to) {
+/// The folders of a sentence-transformers model that are parts of it.
+std::set<fs::path> listed_folders(const fs::path& checkpoint) {
+  std::set<fs::path> folders;
+  const auto file = storage::MappedFile::open(checkpoint / "modules.json");
+  if (!file.ok()) return folders;
+  if (const auto list = storage::parse_json<nlohmann::json>((*file)->text(), "modules.json"); list.ok())
+    for (const nlohmann::json& part : *list)
+      if (const nlohmann::json& path = codec::config_child(part, "path"); path.is_string())
+        folders.insert(path.get<std::string>());
+  return folders;
+}
+
+/// The first file of weights in a folder or below; "" when there is none.
+fs::path weights_below(const fs::path& folder) {
+  std::error_code ignored;
+  for (fs::recursive_directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored))
+    if (is_weights(it->path())) return it->path();
+  return {};
+}
+
+/// The other files, and folders without weights: a folder with them is another form of the model, unless modules.json lists it.
+Status copy_companions(const fs::path& from, const fs::path& to, std::vector<Note>& notes) {
+  const std::set<fs::path> listed = listed_folders(from);
   std::error_code failure;
-  for (fs::directory_iterator it(from, failure), end; !failure && it != end; it.increment(failure)) {
+  for (fs::recursive_directory_iterator it(from, failure), end; !failure && it != end; it.increment(failure)) {
     std::error_code dangling;  // a link to nowhere is no reason to stop
-    if (!it->is_regular_file(dangling) || !is_companion(it->path())) continue;
+    const fs::path inside = it->path().lexically_relative(from);
+    if (it->is_directory(dangling)) {
+      const fs::path weights = it.depth() > 0 || listed.contains(inside) ? fs::path() : weights_below(it->path());
+      if (!weights.empty())
+        notes.push_back({Note::Severity::info, fmt::format("{} was not copied: it holds weights, {}", printable(inside.string()),
+                                                           printable(weights.lexically_relative(from).string()))});
+      if (!weights.empty() || inside.filename().string().starts_with('.')) it.disable_recursion_pending();
+      continue;
+    }
+    if (!it->is_regular_file(dangling) || inside.filename().string().starts_with('.')) continue;
+    if (it.depth() == 0 && !is_companion(it->path())) continue;
     NIBBLE_RETURN_IF_ERROR(storage::check_inside(from, it->path()));
-    if (!fs::copy_file(it->path(), to / it->path().filename(), failure)) break;
+    fs::create_directories((to / inside).parent_path(), failure);
+    if (failure || !fs::copy_file(it->path(), to / inside, failure)) break;
   }
   if (failure) return error(StatusCode::io_error, "cannot copy the files of {}: {}", from.string(), failure.message());
   return {};
 }
 
-/// config.json of the output directory, unless there is nothing to say.
-Status write_config(const Transform& t, const std::vector<codec::WrittenModule>& written, const fs::path& directory) {
-  std::optional<nlohmann::json> config;
-  if (t.format != nullptr) {
-    std::vector<std::string> others;
-    for (const Module& module : t.in.modules)
-      if (!std::ranges::binary_search(t.selected, &module)) others.push_back(module.name);
-    NIBBLE_ASSIGN_OR_RETURN(config, t.format->write_config(written, others));
+/// Quantized tensors that belong to no module would stay under a config that no longer tells what they are.
+Status check_leftovers(const Transform& t) {
+  std::unordered_set<std::string_view> owned;
+  for (const Module* module : t.selected) owned.insert(module->tensors.begin(), module->tensors.end());
+  std::string names;
+  std::size_t count = 0;
+  for (const Checkpoint::Impl::Group& group : t.in.groups) {
+    const auto suffix = [&](std::size_t i) {
+      const std::string& name = t.in.shards.tensors[i].name;
+      return std::string_view(name).substr(group.name.empty() ? 0 : group.name.size() + 1);
+    };
+    const auto is_part = [](std::string_view name) {  // of how codes are decoded
+      return name.find("scale") != name.npos || name.find("zero") != name.npos || name.find("absmax") != name.npos;
+    };
+    const auto is_cache = [](std::string_view name) {
+      return name.size() > 1 && name[1] == '_' && "kqv"sv.find(name[0]) != "kqv"sv.npos;
+    };
+    const bool parts =
+        std::ranges::any_of(group.tensors, [&](std::size_t i) { return is_part(suffix(i)) && !is_cache(suffix(i)); });
+    for (const std::size_t i : group.tensors) {
+      const TensorInfo& tensor = t.in.shards.tensors[i];
+      const DTypeInfo& type = info(tensor.dtype);
+      const bool narrow = type.kind == DTypeKind::floating && type.bits <= 8;
+      const bool integer = type.kind == DTypeKind::sint || type.kind == DTypeKind::uint;
+      const bool codes = integer && type.bits <= 32 && parts && !is_part(suffix(i));
+      if ((!narrow && !codes) || owned.contains(tensor.name)) continue;
+      if (++count <= 3) names += fmt::format("{}{} ({})", count == 1 ? "" : ", ", printable(tensor.name), name(tensor.dtype));
+    }
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, storage::edit_model_config(t.in.config.text, config));
-  if (text.empty()) return {};
-  NIBBLE_ASSIGN_OR_RETURN(auto file, storage::OutputFile::create(directory / "config.json", false));
+  if (count == 0) return {};
+  return error(
+      StatusCode::unsupported,
+      "{}: {} {} quantized in a way that nibble cannot read, and would be left in a checkpoint whose config does not say "
+      "so: {}{}; turn the checkpoint into floats with the program that made it",
+      t.in.path.string(), count, count == 1 ? "tensor is" : "tensors are", names, count > 3 ? ", ..." : "");
+}
+
+/// What the output's quantization_config is written for.
+codec::WrittenCheckpoint described(const Transform& t, std::vector<codec::WrittenModule> modules) {
+  const bool converted = t.selected.front()->quantized();  // else a config, if there is one, says nothing about these layers
+  codec::WrittenCheckpoint written{std::move(modules), {}, {}, converted ? &t.in.config.quant : nullptr};
+  for (const Module& module : t.in.modules)
+    if (!std::ranges::binary_search(t.selected, &module)) written.not_quantized.push_back(module.name);
+  for (std::string& head : storage::tied_heads(t.in.config.model_type)) {
+    const bool stored = std::ranges::any_of(t.in.groups, [&](const Checkpoint::Impl::Group& group) {
+      return group.name == head || group.name.ends_with("." + head);
+    });
+    if (!stored) written.tied_heads.push_back(std::move(head));
+  }
+  return written;
+}
+
+/// What the config has no place for is said before hours of work.
+Status check_config(const Transform& t) {
+  if (t.format == nullptr || !t.selected.front()->quantized()) return {};
+  std::vector<codec::WrittenModule> expected;
+  for (const Module* module : t.selected)
+    expected.push_back({module->name, module->scheme, module->act_order, module->claimed ? module->claimed->act : ActScheme{},
+                        module->kernel.has_value(), format_for(*t.format, module->scheme.codes).name, module->other_acts});
+  return t.format->write_config(described(t, std::move(expected))).status();
+}
+
+Status write_text(const fs::path& path, std::string_view text) {
+  NIBBLE_ASSIGN_OR_RETURN(auto file, storage::OutputFile::create(path, false));
   NIBBLE_RETURN_IF_ERROR(file.write_at(0, std::as_bytes(std::span(text))));
   return file.commit();
 }
 
-/// Writes the tensors: a selected module's new ones in place of its first old one, all others as they are.
-Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, TransformReport& report,
-                     std::vector<codec::WrittenModule>& written) {
+/// config.json of the output directory, unless there is nothing to say.
+Status write_config(const Transform& t, std::vector<codec::WrittenModule> written, const fs::path& directory) {
+  std::optional<nlohmann::json> config;
+  if (t.format != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(config, t.format->write_config(described(t, std::move(written))));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, storage::edit_model_config(t.in.config.text, config));
+  return text.empty() ? Status() : write_text(directory / "config.json", text);
+}
+
+/// A module, or a tensor that is carried over, and the file it goes to.
+struct Piece {
+  const Module* module;
+  std::size_t tensor;  // the module's first
+  std::uint64_t most_bytes;
+  std::size_t header_room;
+  std::size_t shard = 0;
+};
+
+/// All of them in file order, with a module in place of its first old tensor.
+std::vector<Piece> cut(const Transform& t, bool one_file) {
   constexpr std::size_t kMaxParts = 12;  // tensors of one encoded module, and more than their suffixes' length
   constexpr std::string_view kLongSuffix = ".weight_zero_point_or_longer";
-  storage::Metadata metadata = t.in.shards.metadata;
-  if (std::ranges::find(metadata, "format", &storage::Metadata::value_type::first) == metadata.end())
-    metadata.emplace_back("format", "pt");  // Hugging Face refuses files that do not say so
   std::unordered_map<std::string_view, const Module*> owner;
-  std::size_t header_room = 0;
-  for (const Module* module : t.selected) {
+  for (const Module* module : t.selected)
     for (const std::string& tensor : module->tensors) owner.emplace(tensor, module);
-    header_room += kMaxParts * storage::SafetensorsWriter::header_bytes(module->name + std::string(kLongSuffix), 4);
-  }
-  for (const TensorInfo& tensor : t.in.shards.tensors) {
-    report.bytes_in += tensor.bytes;
-    if (!owner.contains(tensor.name)) header_room += storage::SafetensorsWriter::header_bytes(tensor.name, tensor.shape.size());
-  }
-  NIBBLE_ASSIGN_OR_RETURN(auto writer, storage::SafetensorsWriter::create(file, metadata, header_room, overwrite));
-  Output output(std::move(writer));
-  std::uint64_t done = 0;
+  std::vector<Piece> pieces;
+  std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < t.in.shards.tensors.size(); ++i) {
     const TensorInfo& tensor = t.in.shards.tensors[i];
     const auto it = owner.find(tensor.name);
     const Module* module = it == owner.end() ? nullptr : it->second;
-    if (t.options.progress) t.options.progress(done, report.bytes_in, module == nullptr ? tensor.name : module->name);
-    done += tensor.bytes;
-    if (module == nullptr) {
-      const auto norm = t.smoothing.norms.find(tensor.name);
-      const std::byte* bytes = norm == t.smoothing.norms.end() ? t.in.shards.data[i] : norm->second.bytes.data();
-      NIBBLE_RETURN_IF_ERROR(output.add(tensor.name, tensor.dtype, tensor.shape, {bytes, tensor.bytes}));
-    } else if (tensor.name == module->tensors.front()) {
-      NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(*module));
+    if (module != nullptr && tensor.name != module->tensors.front()) continue;
+    Piece piece{module, i, tensor.bytes, storage::SafetensorsWriter::header_bytes(tensor.name, tensor.shape.size())};
+    if (module != nullptr) {
+      piece.most_bytes = t.most_bytes(*module);
+      piece.header_room = kMaxParts * storage::SafetensorsWriter::header_bytes(module->name + std::string(kLongSuffix), 4);
+    }
+    if (!pieces.empty() && !one_file) {
+      const Piece& last = pieces.back();
+      const std::uint64_t most = t.options.max_shard_bytes;
+      const bool full = most > 0 ? bytes + piece.most_bytes > most : tensor.file != t.in.shards.tensors[last.tensor].file;
+      piece.shard = last.shard + (full ? 1 : 0);
+      if (full) bytes = 0;
+    }
+    bytes += piece.most_bytes;
+    pieces.push_back(piece);
+  }
+  return pieces;
+}
+
+std::string shard_name(std::size_t index, std::size_t count) {
+  return count == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+/// Writes the tensors: a selected module's new ones in place of its first old one, all others as they are. `one_file`: into `path`;
+/// else into a directory, with an index for more than one file.
+Status write_tensors(const Transform& t, const fs::path& path, bool one_file, TransformReport& report,
+                     std::vector<codec::WrittenModule>& written) {
+  storage::Metadata metadata = t.in.shards.metadata;
+  if (std::ranges::find(metadata, "format", &storage::Metadata::value_type::first) == metadata.end())
+    metadata.emplace_back("format", "pt");  // Hugging Face refuses files that do not say so
+  for (const TensorInfo& tensor : t.in.shards.tensors) report.bytes_in += tensor.bytes;
+  const std::vector<Piece> pieces = cut(t, one_file);
+  const std::size_t shards = pieces.empty() ? 1 : pieces.back().shard + 1;
+  nlohmann::json files = nlohmann::json::object();  // of the tensors
+  std::uint64_t done = 0;
+  auto piece = pieces.begin();
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    const std::string name = shard_name(shard, shards);
+    const auto end = std::find_if(piece, pieces.end(), [&](const Piece& p) { return p.shard != shard; });
+    std::size_t room = 0;
+    for (auto p = piece; p != end; ++p) room += p->header_room;
+    NIBBLE_ASSIGN_OR_RETURN(auto writer, storage::SafetensorsWriter::create(one_file ? path : path / name, metadata, room,
+                                                                            one_file && t.options.overwrite));
+    Output output(std::move(writer));
+    const auto add = [&](std::string tensor, DType dtype, std::span<const std::int64_t> shape, std::span<const std::byte> bytes) {
+      if (shards > 1) files[tensor] = name;
+      return output.add(std::move(tensor), dtype, shape, bytes);
+    };
+    for (; piece != end; ++piece) {
+      const TensorInfo& tensor = t.in.shards.tensors[piece->tensor];
+      if (t.options.progress)
+        t.options.progress(done, report.bytes_in, piece->module == nullptr ? tensor.name : piece->module->name);
+      done += piece->module == nullptr ? tensor.bytes : piece->module->bytes;
+      if (piece->module == nullptr) {
+        const auto norm = t.smoothing.norms.find(tensor.name);
+        const std::byte* bytes = norm == t.smoothing.norms.end() ? t.in.shards.data[piece->tensor] : norm->second.bytes.data();
+        NIBBLE_RETURN_IF_ERROR(add(tensor.name, tensor.dtype, tensor.shape, {bytes, tensor.bytes}));
+        continue;
+      }
+      const Module& module = *piece->module;
+      NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(module));
       for (const codec::EncodedTensor& part : rewritten.tensors)
-        NIBBLE_RETURN_IF_ERROR(
-            output.add(join_name(module->name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
-      written.push_back({module->name, rewritten.scheme, rewritten.act_order, rewritten.act, module->kernel.has_value()});
+        NIBBLE_RETURN_IF_ERROR(add(join_name(module.name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
+      written.push_back({module.name, rewritten.scheme, rewritten.act_order, rewritten.act, module.kernel.has_value(),
+                         rewritten.format, module.other_acts});
       report.modules.push_back(std::move(rewritten.row));
     }
+    if (t.options.progress) t.options.progress(done, report.bytes_in, one_file ? path.filename().string() : name);
+    NIBBLE_RETURN_IF_ERROR(output.finish());
+    report.bytes_out += output.bytes();
   }
-  if (t.options.progress) t.options.progress(done, report.bytes_in, file.filename().string());
-  NIBBLE_RETURN_IF_ERROR(output.finish());
-  report.bytes_out = output.bytes();
-  return {};
+  if (shards == 1) return {};
+  const nlohmann::json index{{"metadata", {{"total_size", report.bytes_out}}}, {"weight_map", std::move(files)}};
+  return write_text(path / storage::kIndexName, index.dump(2) + "\n");
+}
+
+/// Loaders give scales the model's type.
+void note_rounded_scales(const Transform& t, const std::vector<codec::WrittenModule>& written, std::vector<Note>& notes) {
+  const DType model = t.in.config.dtype;
+  if (t.format == nullptr || t.format->name == "fp8" || (model != DType::bf16 && model != DType::f16)) return;
+  const auto rounded = [&](const codec::WrittenModule& module) {
+    return module.scheme.scale != model && (model == DType::bf16 || module.scheme.scale == DType::f32);
+  };
+  const auto first = std::ranges::find_if(written, rounded);
+  if (first == written.end()) return;
+  notes.push_back(
+      {Note::Severity::info,
+       fmt::format("{} of {} modules have scales that are not {}, the type of the model, to which many loaders round them; "
+                   "the first is {} with {}",
+                   std::ranges::count_if(written, rounded), written.size(), name(model), first->name,
+                   name(first->scheme.scale))});
 }
 
 Result<TransformReport> run(const Transform& t) {
@@ -170,15 +357,21 @@ Result<TransformReport> run(const Transform& t) {
   report.notes = t.smoothing.notes;
   std::vector<codec::WrittenModule> written;
   NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
+  NIBBLE_RETURN_IF_ERROR(check_leftovers(t));
+  NIBBLE_RETURN_IF_ERROR(check_config(t));
   std::error_code ignored;
   if (!fs::is_directory(t.in.path, ignored)) {
-    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, t.options.overwrite, report, written));
+    if (t.options.max_shard_bytes > 0)
+      return error(StatusCode::invalid_argument, "{} is one file, and so is the output: only a directory has shards",
+                   t.in.path.string());
+    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, true, report, written));
     return report;
   }
   NIBBLE_ASSIGN_OR_RETURN(auto directory, storage::OutputDirectory::create(t.out, t.options.overwrite));
-  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, directory.path()));
-  NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path() / "model.safetensors", false, report, written));
-  NIBBLE_RETURN_IF_ERROR(write_config(t, written, directory.path()));
+  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, directory.path(), report.notes));
+  NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path(), false, report, written));
+  note_rounded_scales(t, written, report.notes);
+  NIBBLE_RETURN_IF_ERROR(write_config(t, std::move(written), directory.path()));
   NIBBLE_RETURN_IF_ERROR(directory.commit());
   return report;
 }
@@ -211,15 +404,20 @@ Status nothing_to_do(const fs::path& path, std::string_view what) {
   return error(StatusCode::invalid_argument, "{}: {}", path.string(), what);
 }
 
-Result<Rewritten> encode(const codec::Format& format, const Module& module, const QuantTensor& q, const ActScheme& act) {
+Result<Rewritten> encode(const codec::Format& asked, const Module& module, const QuantTensor& q, const ActScheme& act) {
+  const codec::Format& format = format_for(asked, q.scheme.codes);
   if (module.kernel && format.encode_conv == nullptr)
     return error(StatusCode::unsupported,
                  "module {} is a convolution, which {} cannot hold; compressed-tensors and int-quantized can", module.name,
                  format.name);
   auto tensors = module.kernel ? format.encode_conv(q, act) : format.write(q, act);
   if (!tensors.ok()) return tensors.status().with_context(module.name);
-  return Rewritten{
-      std::move(tensors).value(), q.scheme, !q.g_idx.empty(), {module.name, Scheme{q.scheme, act}.name(), std::nullopt}, act};
+  return Rewritten{std::move(tensors).value(),
+                   q.scheme,
+                   !q.g_idx.empty(),
+                   {module.name, Scheme{q.scheme, act}.name(), std::nullopt},
+                   act,
+                   format.name};
 }
 
 /// How a layer's activations are quantized: as its config says, else as a static scale beside it suggests.
@@ -281,6 +479,14 @@ Tensor scaled_columns(const Tensor& w, const std::vector<float>& s, Executor& ex
     for (std::int64_t k = 0; k < cols; ++k) out.as<float>()[n * cols + k] = w.at(n * cols + k) * s[static_cast<std::size_t>(k)];
   });
   return out;
+}
+
+/// Loaders give scales the type of a model of 16 bits, so codes are chosen for such scales. In others f16 will do but where it has few bits
+/// left for them: the scales of 8-bit codes are small.
+DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
+  if (spec.format == "fp8") return DType::f32;
+  if (weight != DType::f32) return weight;
+  return spec.act.codes == DType::none ? DType::f16 : DType::f32;
 }
 
 /// The scale with which the largest activation becomes the largest code.
@@ -369,7 +575,9 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     if (module.kernel) original = as_rows(original);
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
-    Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), spec.quantize, options.executor);
+    QuantizeSpec how = spec.quantize;
+    if (how.scale == DType::none) how.scale = scale_type(spec, original.dtype);
+    Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), how, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
     q->kernel = module.kernel.value_or(Extent{});
     if (module.has_bias) q->bias = copy(*in, join_name(module.name, "bias"));
@@ -391,7 +599,10 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     rewritten.row.smoothed = s != nullptr;
     return rewritten;
   };
-  return run({*in, out, std::move(selected), rewrite, format, options, smoothing});
+  const auto most = [&](const Module& module) {
+    return most_bytes(spec.quantize.codes == DType::none ? spec.quantize.bits : 8, spec.quantize.shape(), module.n, module.k);
+  };
+  return run({*in, out, std::move(selected), rewrite, format, most, options, smoothing});
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot quantize {}: {}", in_path.string(), e.what());
 }
@@ -407,7 +618,11 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
     NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, in->read(module, nullptr));
     return encode(*format, module, q, activations_of(module, q));
   };
-  return run({*in, out, std::move(selected), rewrite, format, options});
+  const auto most = [&](const Module& module) {
+    const int width = format->name == "int-quantized" ? 8 : bits(module.scheme.codes);
+    return most_bytes(width, module.scheme.group, module.n, module.k);
+  };
+  return run({*in, out, std::move(selected), rewrite, format, most, options});
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot convert {}: {}", in_path.string(), e.what());
 }
@@ -434,7 +649,16 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
     if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
     return rewritten;
   };
-  return run({*in, out, std::move(selected), rewrite, nullptr, options});
+  const auto most = [&](const Module& module) {
+    return static_cast<std::uint64_t>(module.n * module.k * bits(dtype) / 8 + 4 * module.n);
+  };
+  Result<TransformReport> report = run({*in, out, std::move(selected), rewrite, nullptr, most, options});
+  if (report.ok() && !codec::kv_cache_scheme(in->config.quant.json).is_null())
+    report->notes.push_back(
+        {Note::Severity::info, fmt::format("what {} says about the KV cache (kv_cache_scheme) was removed with the "
+                                           "rest; its scales stay among the tensors",
+                                           in->config.quant.source)});
+  return report;
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot dequantize {}: {}", in_path.string(), e.what());
 }

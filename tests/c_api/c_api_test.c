@@ -723,6 +723,8 @@ static void test_checkpoint(const char* golden, const char* scratch) {
   OK(nib_checkpoint_quantize(path, out, &of_convs, &report));
   CHECK(strstr(report, "net.conv\tu4b8g8") != NULL);
   nib_text_free(report);
+  of_convs.max_shard_bytes = 1;
+  FAILS(NIB_INVALID_ARGUMENT, "only a directory has shards", nib_checkpoint_quantize(path, out, &of_convs, NULL));
 
   FAILS(NIB_NOT_FOUND, "/nowhere", nib_checkpoint_open("/nowhere", &s8_checkpoint));
   FAILS(NIB_INVALID_ARGUMENT, "path is NULL", nib_checkpoint_open(NULL, &s8_checkpoint));

@@ -695,6 +695,17 @@ TEST_F(Cli, ConvertKeepsEveryWeight) {
   EXPECT_FALSE(config.contains("quantization_config"));
 }
 
+TEST_F(Cli, ShardsOfTheSizeThatWasAsked) {
+  ASSERT_EQ(nibble({"dequantize", checkpoint("gptq"), at("out"), "--max-shard-size", "8KB"}).exit_code, 0);
+  const auto index = nlohmann::json::parse(slurp(at("out/model.safetensors.index.json")));
+  std::set<std::string> files;
+  for (const auto& file : index["weight_map"]) files.insert(file);
+  EXPECT_GT(files.size(), 2u);
+  for (const std::string& file : files) EXPECT_TRUE(std::filesystem::exists(at("out/" + file))) << file;
+  ASSERT_EQ(nibble({"dequantize", checkpoint("gptq"), at("whole")}).exit_code, 0);
+  EXPECT_EQ(nibble_json({"inspect", at("out"), "--json"})["totals"], nibble_json({"inspect", at("whole"), "--json"})["totals"]);
+}
+
 TEST_F(Cli, TransformsOfAFileGiveAFile) {
   const std::string in = checkpoint("awq") + "/model.safetensors";
   const Finished run = nibble({"dequantize", in, at("out.safetensors")});

@@ -84,6 +84,9 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--smooth", "2", "--calibration", awq}, "'2'"},
       {{"quantize", checkpoint("float"), out, "--format", "fp8", "--static", "--calibration", awq}, "per token and 128 inputs"},
       {{"dequantize", awq, out, "--dtype", "s8"}, "'s8'"},
+      {{"dequantize", awq, out, "--max-shard-size", "5 apples"}, "'5 apples' is no size like 5GB"},
+      {{"convert", awq, out, "--format", "awq", "--max-shard-size", "0"}, "'0' is no size"},
+      {{"dequantize", awq + "/model.safetensors", out, "--max-shard-size", "5GB"}, "only a directory has shards"},
       {{"sample", out, "--shapes", "gpt-5"}, "llama-3.2-1b"},
   };
   for (const auto& c : cases) {

@@ -65,9 +65,9 @@ struct MemoryModule {
 inline Result<MemoryModule> write_module(const codec::Format& format, const QuantTensor& q, const ActScheme& act = {}) {
   auto tensors = format.write(q, act);
   if (!tensors.ok()) return tensors.status();
-  auto config = format.write_config({{"m", q.scheme, !q.g_idx.empty(), act}}, {"lm_head"});
+  auto config = format.write_config({.modules = {{"m", q.scheme, !q.g_idx.empty(), act}}, .not_quantized = {"lm_head"}});
   if (!config.ok()) return config.status();
-  return MemoryModule{*std::move(tensors), {*std::move(config), "config.json"}};
+  return MemoryModule{*std::move(tensors), {*std::move(config), "config.json", nullptr}};
 }
 
 }  // namespace nibble::testing

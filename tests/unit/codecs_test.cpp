@@ -186,7 +186,7 @@ TEST(Codecs, WriteRefusesWhatItCannotHold) {
   wide.zeros.set(3, 16);
   expect_refusal("awq", wide, "zero point 16 does not fit in 4 bits");
   EXPECT_EQ(format("gptq").write({}).status().code(), StatusCode::invalid_argument);
-  EXPECT_FALSE(format("gptq").write_config({{"a", scheme("u4b8g32")}, {"b", scheme("u8b128g32")}}, {}).ok());
+  EXPECT_FALSE(format("gptq").write_config({.modules = {{"a", scheme("u4b8g32")}, {"b", scheme("u8b128g32")}}}).ok());
 }
 
 TEST(Codecs, WriteRefusesActivationsItCannotHold) {
@@ -204,7 +204,7 @@ TEST(Codecs, WriteRefusesActivationsItCannotHold) {
   expect_refusal("int-quantized", random_weight(scheme("s8b8x32"), 8, 64, 1), "per tensor, channel or group");
   expect_refusal("int-quantized", random_weight(scheme("e4m3c"), 8, 64, 1), "codes are s8");
   expect_refusal("float-quantized", q, "codes are e4m3");
-  expect_refusal("float-quantized", random_weight(scheme("e4m3b8x48"), 8, 64, 1), "multiple of the group size");
+  expect_refusal("float-quantized", random_weight(scheme("e4m3g48"), 8, 64, 1), "multiple of the group size");
 
   q = random_weight(scheme("e4m3b8x32", DType::f32), 8, 64, 1);
   expect_refusal("fp8", q, "(e4m3g32)");
@@ -224,7 +224,9 @@ TEST(Codecs, AwqNarrowsExactF32Scales) {
 }
 
 TEST(Codecs, CompressedTensorsConfigNamesModulesOfSeveralSchemes) {
-  const auto config = format("compressed-tensors").write_config({{"a", scheme("u4b8g32")}, {"b", scheme("u8zc")}}, {"lm_head"});
+  const auto config =
+      format("compressed-tensors")
+          .write_config({.modules = {{"a", scheme("u4b8g32")}, {"b", scheme("u8zc")}}, .not_quantized = {"lm_head"}});
   ASSERT_TRUE(config.ok());
   EXPECT_EQ((*config)["config_groups"]["group_0"]["targets"], json::array({"a"}));
   EXPECT_EQ((*config)["config_groups"]["group_1"]["weights"]["strategy"], "channel");

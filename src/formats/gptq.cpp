@@ -217,8 +217,9 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.codes = transpose(unpack_columns(bytes_of(*tensors.find("qweight")), Packing::dense, a.bits, m.k, m.n), m.k, m.n);
 
   const ConstTensorView* qzeros = tensors.find("qzeros");
-  auto zeros = qzeros == nullptr ? std::vector<std::uint8_t>(static_cast<std::size_t>(groups * m.n), 1 << (a.bits - 1))
-                                 : unpack_rows(bytes_of(*qzeros), Packing::dense, a.bits, groups, m.n);
+  auto zeros = qzeros == nullptr
+                   ? std::vector(static_cast<std::size_t>(groups * m.n), static_cast<std::uint8_t>(1 << (a.bits - 1)))
+                   : unpack_rows(bytes_of(*qzeros), Packing::dense, a.bits, groups, m.n);
   if (qzeros != nullptr && !zeros_are_v2(zeros, a, notes)) {
     if (m.scheme.zero == ZeroKind::integer) note_underflow(zeros, a, notes);
     const unsigned mask = (1u << a.bits) - 1;

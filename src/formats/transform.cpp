@@ -378,18 +378,16 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
   Chosen chosen;
   std::map<std::string, Result<WeightScheme>> asked;
   Status refused;
-  const LeftModule* kept = nullptr;
-  chosen.left.reserve(shapes.size());  // `kept` points into it
+  std::string cannot, kept;  // the first weight that is no layer [N,K], and the first that loaders keep in float
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const Module& module = in.modules[i];
     if (module.kernel && !spec.convs) continue;
     std::string why;
-    bool kept_in_float = false;
     if (only && !std::regex_search(module.name, *only)) why = "the only expression does not match its name";
     if (skip && std::regex_search(module.name, *skip)) why = "the skip expression matches its name";
     if (const auto left = selection.left(shapes[i]); why.empty() && left && !(left->possible && spec.all)) {
       why = left->why;
-      kept_in_float = left->possible;
+      if (std::string& first = left->possible ? kept : cannot; first.empty()) first = fmt::format("; {}: {}", module.name, why);
     }
     if (why.empty()) {
       const Extent kernel = module.kernel.value_or(Extent{});
@@ -406,15 +404,12 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
       if (refused.ok()) refused = error(at->second.status().code(), "{}: module {}: {}", in.path.string(), module.name, why);
     }
     chosen.left.push_back({module.name, std::move(why)});
-    if (kept_in_float && kept == nullptr) kept = &chosen.left.back();
   }
   if (!chosen.modules.empty()) return chosen;
   if (!refused.ok()) return refused;
-  if (kept != nullptr)
-    return error(StatusCode::invalid_argument, "{}: no dense layer is left to quantize; {}: {} (--all takes it)",
-                 in.path.string(), kept->name, kept->why);
+  if (!kept.empty()) kept += " (--all takes it)";
   return error(StatusCode::invalid_argument, "{}: no dense layer is left to quantize{}", in.path.string(),
-               chosen.left.empty() ? "" : fmt::format("; {}: {}", chosen.left.front().name, chosen.left.front().why));
+               cannot.empty() ? kept : cannot);
 }
 
 /// The report of a run that writes nothing.

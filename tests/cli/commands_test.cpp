@@ -548,6 +548,19 @@ TEST_F(Cli, QuantizesBothSides) {
   }
 }
 
+TEST_F(Cli, AWayOutWhereActivationsCannotBeAsTheCheckpointSays) {
+  ASSERT_EQ(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized"}).exit_code, 0);
+  auto config = nlohmann::json::parse(slurp(at("out/config.json")));
+  auto& acts = config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+  acts["dynamic"] = false;
+  acts["strategy"] = "tensor";
+  spit(at("out/config.json"), config.dump());
+  const Finished run = nibble({"verify", at("out"), "-M", "1"});
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_TRUE(contains(run.err, "static_acts") && contains(run.err, "--activations none leaves them as they are")) << run.err;
+  EXPECT_EQ(nibble({"verify", at("out"), "-M", "1", "--activations", "none"}).exit_code, 0);
+}
+
 TEST_F(Cli, QuantizeChoosesByName) {
   const std::vector<std::string> quantize = {"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16"};
   const auto with = [&](std::vector<std::string> more) {
@@ -567,7 +580,7 @@ TEST_F(Cli, QuantizeChoosesByName) {
   EXPECT_EQ(with({"--only", "*"}).exit_code, 2);
   const Finished heads = with({"--only", "lm_head"});
   EXPECT_EQ(heads.exit_code, 2);
-  EXPECT_TRUE(contains(heads.err, "lm_head: an output head") && contains(heads.err, "--all")) << heads.err;
+  EXPECT_TRUE(contains(heads.err, "lm_head: an output head (--all takes it)")) << heads.err;
   EXPECT_EQ(with({"--only", "lm_head", "--all"}).exit_code, 0);
   EXPECT_TRUE(contains(nibble({"quantize", "--help"}).out, "containers, not algorithms"));
 }

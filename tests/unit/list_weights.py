@@ -45,7 +45,7 @@ def integers(config, key=""):
 
 def kind_of(model, module, name):
     owners = [model.get_submodule(name.rsplit(".", i)[0]) for i in range(min(3, name.count(".") + 1))]
-    if any(re.search("Router|Gating", type(owner).__name__) for owner in owners):
+    if any(re.search("Router|TopKGating", type(owner).__name__) for owner in owners):
         return "router"
     if module is model.get_output_embeddings():
         return "head"

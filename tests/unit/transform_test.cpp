@@ -328,6 +328,9 @@ TEST(Quantize, LeavesWhatIsNoLinearLayer) {
   spec.only = "mlp.gate";
   expect_error(quantize_checkpoint(scratch / "in", scratch / "none", spec).status(), StatusCode::invalid_argument,
                {"no dense layer is left to quantize", "a router"});
+  spec.only = "^h";  // GPT-2's block, and the head
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "none", spec).status(), StatusCode::invalid_argument,
+               {"no dense layer is left to quantize; h.0.attn.c_attn: stored as [K,N]"});
   spec.only = "[";
   expect_error(quantize_checkpoint(scratch / "in", scratch / "none", spec).status(), StatusCode::invalid_argument,
                {"only", "\"[\""});

@@ -137,7 +137,7 @@ Result<Outcome> run(const Options& options) {
   if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
     return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
   if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
-  const auto quantize = parse_activations("--activations", options.activations);
+  const auto quantize = parse_asked_activations(options.activations);
   if (!quantize.ok()) return quantize.status();
   std::optional<Checkpoint> checkpoint;
   if (!options.path.empty()) {
@@ -150,7 +150,7 @@ Result<Outcome> run(const Options& options) {
   }
   const auto cases = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
                      : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
-                                            : cases_from_conv_shapes(conv_cases(options, *quantize));
+                                            : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
   if (!cases.ok()) return cases.status();
   Threads threads(options.threads);
   const auto benchmark = measure(options, *cases, threads.executor());
@@ -398,7 +398,10 @@ void add_bench(CLI::App& app, Action& action) {
       ->delimiter(',')
       ->type_name("NAME,...")
       ->excludes(path);
-  add_activations(*command, options->activations, "With PATH or --conv: quantize activations while running")->excludes(shapes);
+  add_activations(
+      *command, options->activations,
+      "With PATH or --conv: quantize activations while running (default: as the checkpoint says; none: leave them as they are)")
+      ->excludes(shapes);
   add_accumulation(*command, options->accumulation);
   command
       ->add_option("--act", options->acts,

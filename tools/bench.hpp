@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench_core.hpp"
+#include "commands.hpp"
 #include "nibble/nibble.hpp"
 #include "output.hpp"
 
@@ -24,7 +25,7 @@ struct Benchmark {
 /// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many
 /// modules are like it. The cases read from `checkpoint`, which must outlive them.
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
-                                                     const ActScheme& quantize, std::span<const std::int64_t> m_list);
+                                                     const AskedActivations& asked, std::span<const std::int64_t> m_list);
 /// The lines of a shape file in each of the schemes, with random codes and scales. A line that gives M overrides `m_list`.
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
                                                  std::span<const std::string> schemes, std::span<const std::int64_t> m_list);

@@ -125,7 +125,7 @@ Result<Scheme> parse_scheme(const std::string& text) {
 }  // namespace
 
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
-                                                     const ActScheme& quantize, std::span<const std::int64_t> m_list) {
+                                                     const AskedActivations& asked, std::span<const std::int64_t> m_list) {
   const auto pattern = compile_pattern("--layer", layer);
   if (!pattern.ok()) return pattern.status();
   struct Group {
@@ -136,7 +136,7 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
   std::vector<Group*> order;
   for (const Module& module : checkpoint.modules()) {
     if (!module.quantized() || module.kernel || !pattern->search(module.name)) continue;
-    Group& group = groups[shape_key(module)];
+    Group& group = groups[shape_key(module) + Scheme{module.scheme, activations_for(module, asked)}.name()];
     group.modules.push_back(module.name);
     if (group.first != nullptr) continue;
     group.first = &module;
@@ -155,7 +155,7 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
     cases.push_back({.name = std::move(name),
                      .load = [&checkpoint, &module] { return checkpoint.read(module); },
                      .m = {m_list.begin(), m_list.end()},
-                     .quantize = quantize,
+                     .quantize = activations_for(module, asked),
                      .modules = group->modules});
   }
   return cases;

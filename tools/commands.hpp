@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,5 +76,12 @@ class Threads {
 Status check_activations(const std::string& option, const std::string& text, const ActScheme& act);
 /// The value of --activations: "s8r", "s8g128"; "" for none. Errors name the option.
 Result<ActScheme> parse_activations(const std::string& option, const std::string& text);
+/// How layers of a checkpoint are to run: as the option says, "none" for activations as they are; nothing without the option: as the
+/// checkpoint says.
+using AskedActivations = std::optional<ActScheme>;
+Result<AskedActivations> parse_asked_activations(const std::string& text);
+ActScheme activations_for(const Module& module, const AskedActivations& asked);
+/// Adds the way out to why a layer cannot run as the checkpoint says.
+Status with_activations_hint(const Status& status, const ActScheme& act, const AskedActivations& asked);
 
 }  // namespace nibble::tools

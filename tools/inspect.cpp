@@ -55,11 +55,11 @@ void compare(const Checkpoint& reference, const QuantTensor& q, InspectedModule&
 }
 
 // The other modules and tensors, which inspect only counts.
-void count_the_rest(const Checkpoint& checkpoint, Inspection& inspection) {
+void count_the_rest(const Checkpoint& checkpoint, const Pattern& layer, Inspection& inspection) {
   std::unordered_set<std::string> claimed;
   for (const Module& module : checkpoint.modules()) {
     claimed.insert(module.tensors.begin(), module.tensors.end());
-    if (module.quantized()) continue;
+    if (module.quantized() || !layer.search(module.name)) continue;
     inspection.dense.push_back(module);
     inspection.dense_bytes += module.bytes;
   }
@@ -89,6 +89,24 @@ Result<std::vector<ActScheme>> parse_ways(const std::vector<std::string>& texts)
   return ways;
 }
 
+// What the command ends with: damage counts more than what is only not supported.
+Result<Outcome> worst_finding(const Inspection& inspection) {
+  std::size_t errors = 0;
+  Status worst;
+  const auto consider = [&](const Note& note, const std::string& module) {
+    if (note.severity != Note::Severity::error) return;
+    ++errors;
+    const StatusCode code = note.code == StatusCode::ok ? StatusCode::corrupt_data : note.code;
+    if (!worst.ok() && (worst.code() == StatusCode::corrupt_data || code == worst.code())) return;
+    worst = Status(code, module.empty() || note.text.find(module) != std::string::npos ? note.text : module + ": " + note.text);
+  };
+  for (const Note& note : inspection.notes) consider(note, "");
+  for (const InspectedModule& found : inspection.modules)
+    for (const Note& note : found.notes) consider(note, found.module.name);
+  if (worst.ok()) return Outcome::ok;
+  return errors == 1 ? worst : worst.with_context(fmt::format("{}; the worst", counted(errors, "error")));
+}
+
 Result<Outcome> run(const InspectOptions& options) {
   if (Status usable = check_backend(options.backend); !usable.ok()) return usable;
   const auto inspection = inspect_checkpoint(options);
@@ -96,22 +114,20 @@ Result<Outcome> run(const InspectOptions& options) {
   const auto text = [&] { return inspection_text(*inspection, wants_colour(stdout)); };
   if (Status written = print_result(options.json, text, [&] { return inspection_json(*inspection); }); !written.ok())
     return written;
-  std::size_t broken = 0;
-  const InspectedModule* first = nullptr;
-  for (const InspectedModule& found : inspection->modules) {
-    if (found.readable.ok()) continue;
-    ++broken;
-    if (first == nullptr) first = &found;
-  }
-  if (first == nullptr) return Outcome::ok;
-  const Status why = first->readable.with_context(first->module.name);
-  return broken == 1 ? why : why.with_context(fmt::format("{} cannot be read; the first", counted(broken, "module")));
+  return worst_finding(*inspection);
 }
 
 // "model.layers.3.mlp.up_proj" → "model.layers.*.mlp.up_proj".
-std::string without_numbers(const std::string& name) {
-  static const std::regex number(R"((^|\.)[0-9]+(?=\.|$))");
-  return std::regex_replace(name, number, "$1*");
+std::string without_numbers(std::string_view name) {
+  std::string text;
+  for (;;) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+    text += number ? "*" : part;
+    if (part.size() == name.size()) return text;
+    text += '.';
+    name.remove_prefix(part.size() + 1);
+  }
 }
 
 }  // namespace
@@ -178,7 +194,7 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   inspection.path = options.path;
   inspection.summary = options.summary;
   inspection.notes.assign(checkpoint->notes().begin(), checkpoint->notes().end());
-  count_the_rest(*checkpoint, inspection);
+  count_the_rest(*checkpoint, *layer, inspection);
 
   const DType act = parse_dtype(options.act).value_or(DType::f32);
   const auto ways = parse_ways(options.activations);
@@ -209,7 +225,7 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
     const auto q = checkpoint->read(*module, &found.notes);
     if (!q.ok()) {
       found.readable = q.status();
-      add_note(found.notes, Note::Severity::error, q.status().message());
+      found.notes.push_back({Note::Severity::error, q.status().message(), q.status().code()});
       continue;
     }
     found.bits_per_weight = q->bits_per_weight();

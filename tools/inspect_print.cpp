@@ -1,8 +1,10 @@
 // The two faces of an inspection: text for people, JSON for programs.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 
 #include "inspect.hpp"
 #include "table.hpp"
@@ -138,39 +140,17 @@ std::string totals(const Inspection& inspection) {
   return text;
 }
 
-// Notes with the same text are told once, with how many modules they are about.
+// Notes of a kind are told once, with how many modules they are about.
 std::string notes_text(const Inspection& inspection, bool colour) {
-  struct Group {
-    Note note;
-    std::string first;
-    std::size_t modules = 0;
-  };
-  std::vector<Group> groups;
-  const auto collect = [&](const Note& note, const std::string& module) {
-    for (Group& group : groups) {
-      if (group.note.severity != note.severity || group.note.text != note.text) continue;
-      ++group.modules;
-      return;
-    }
-    groups.push_back({note, module, module.empty() ? std::size_t{0} : std::size_t{1}});
-  };
-  for (const Note& note : inspection.notes) collect(note, "");
-  for (const InspectedModule& found : inspection.modules) {
-    for (const Note& note : found.notes) collect(note, found.module.name);
-  }
+  std::vector<ModuleNote> all;
+  for (const Note& note : inspection.notes) all.push_back({"", note});
+  for (const InspectedModule& found : inspection.modules)
+    for (const Note& note : found.notes) all.push_back({found.module.name, note});
+  const std::vector<Note> notes = group_notes(all);
   std::string text;
-  std::size_t shown = 0;
-  for (Note::Severity severity : {Note::Severity::error, Note::Severity::warning, Note::Severity::info}) {
-    for (const Group& group : groups) {
-      if (group.note.severity != severity || shown++ >= kNotesShown) continue;
-      std::string where;
-      if (group.modules == 1) where = group.first + ": ";
-      if (group.modules > 1) where = fmt::format("{} and {} more: ", group.first, group.modules - 1);
-      text +=
-          styled(severity_name(severity), severity_style(severity), colour) + ": " + printable(where + group.note.text) + "\n";
-    }
-  }
-  if (shown > kNotesShown) text += fmt::format("… and {} more; --json has them all\n", shown - kNotesShown);
+  for (const Note& note : std::span(notes).first(std::min(notes.size(), kNotesShown)))
+    text += styled(severity_name(note.severity), severity_style(note.severity), colour) + ": " + printable(note.text) + "\n";
+  if (notes.size() > kNotesShown) text += fmt::format("… and {} more; --json has them all\n", notes.size() - kNotesShown);
   return text;
 }
 

@@ -147,4 +147,23 @@ Result<ActScheme> parse_activations(const std::string& option, const std::string
   return parsed->act;
 }
 
+Result<AskedActivations> parse_asked_activations(const std::string& text) {
+  if (text.empty()) return AskedActivations();
+  if (text == "none") return AskedActivations(ActScheme{});
+  const auto act = parse_activations("--activations", text);
+  if (!act.ok()) return act.status();
+  return AskedActivations(*act);
+}
+
+ActScheme activations_for(const Module& module, const AskedActivations& asked) {
+  if (asked) return *asked;
+  return module.claimed ? module.claimed->act : ActScheme{};
+}
+
+Status with_activations_hint(const Status& status, const ActScheme& act, const AskedActivations& asked) {
+  if (status.ok() || asked || act.codes == DType::none) return status;
+  return {status.code(),
+          status.message() + " (the checkpoint says how activations are quantized; --activations none leaves them as they are)"};
+}
+
 }  // namespace nibble::tools

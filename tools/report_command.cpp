@@ -62,14 +62,14 @@ std::vector<ReportLayer> layers_from_results(const Benchmark& benchmark) {
 
 // Layers of a checkpoint: every module, with the timings of its shape.
 std::vector<ReportLayer> layers_from_inspection(const Inspection& inspection, const std::vector<VerifiedLayer>& verified,
-                                                const Benchmark& benchmark, const ActScheme& quantize) {
+                                                const Benchmark& benchmark, const AskedActivations& quantize) {
   std::vector<ReportLayer> layers;
   for (const InspectedModule& found : inspection.modules) {
     ReportLayer& layer = layers.emplace_back();
     layer.name = found.module.name;
     layer.n = found.module.n;
     layer.k = found.module.k;
-    layer.scheme = Scheme{found.module.scheme, quantize}.name();
+    layer.scheme = Scheme{found.module.scheme, activations_for(found.module, quantize)}.name();
     layer.bits_per_weight = found.bits_per_weight;
     layer.notes = found.notes;
     layer.error = found.error;
@@ -93,10 +93,9 @@ Status add_checkpoint(const ReportRequest& request, const Benchmark& benchmark, 
   if (!layer.ok()) return layer.status();
   VerifySpec spec;
   spec.linear.act = spec.linear.epilogue.out = request.act;
-  spec.linear.quantize = request.quantize;
   spec.added_error = true;
   const std::int64_t one_row[] = {1};
-  const auto verified = verify_checkpoint(*checkpoint, *layer, one_row, spec, executor);
+  const auto verified = verify_checkpoint(*checkpoint, *layer, one_row, spec, request.quantize, executor);
   if (!verified.ok()) return verified.status();
 
   std::set<std::string> formats;

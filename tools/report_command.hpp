@@ -14,7 +14,7 @@ struct ReportRequest {
   std::filesystem::path reference;   // empty: no quantization error
   std::string title, layer;
   DType act = DType::f32;
-  ActScheme quantize = {};
+  AskedActivations quantize = {};
 };
 
 Status write_report(const ReportRequest& request, const Benchmark& benchmark, Executor& executor);

@@ -18,10 +18,12 @@ namespace {
 
 struct Options {
   std::filesystem::path in, out, calibration;
-  std::string format, dtype, skip, share, backend = "cpu", json, max_shard;
+  std::string format, dtype, share, backend = "cpu", json, max_shard;
+  std::vector<std::string> only, skip;
   std::optional<int> bits, group;
   std::optional<double> smooth;
-  bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, convs = false, force = false;
+  bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, convs = false, all = false, dry_run = false,
+       force = false;
 };
 
 std::string report_text(const TransformReport& report, const std::filesystem::path& out, std::string_view verb) {
@@ -51,8 +53,10 @@ std::string report_text(const TransformReport& report, const std::filesystem::pa
   }
   std::string text = table.render(colour);
   for (const Note& note : report.notes) text += fmt::format("{}\n", printable(note.text));
-  text += fmt::format("{}: {} {}, {} → {}", out.string(), counted(report.modules.size(), "module"), verb,
-                      human_bytes(static_cast<double>(report.bytes_in)), human_bytes(static_cast<double>(report.bytes_out)));
+  text += fmt::format("{}: {} {}", out.string(), counted(report.modules.size(), "module"), verb);
+  if (report.bytes_out > 0)
+    text += fmt::format(", {} → {}", human_bytes(static_cast<double>(report.bytes_in)),
+                        human_bytes(static_cast<double>(report.bytes_out)));
   if (measured > 0)
     text += fmt::format(", SQNR {:.1f} dB on average, {:.1f} at worst", sum / static_cast<double>(measured), worst);
   if (smoothed > 0) text += fmt::format(", {} smoothed", smoothed);
@@ -148,7 +152,9 @@ void add_paths(CLI::App& command, Options& options) {
 
 CLI::Option* add_format(CLI::App& command, Options& options) {
   const auto names = writable_formats();
-  return command.add_option("--format", options.format, fmt::format("Checkpoint format: {}", fmt::join(names, ", ")))
+  return command
+      .add_option("--format", options.format,
+                  fmt::format("Checkpoint format: {}; awq and gptq are containers, not algorithms", fmt::join(names, ", ")))
       ->check(one_of(names))
       ->type_name("NAME")
       ->required();
@@ -184,11 +190,27 @@ Status apply_format(const Options& options, QuantizeCheckpointSpec& spec) {
   return {};
 }
 
+// One regular expression that matches what any of `patterns` matches; "" for none.
+Result<std::string> any_of(const std::string& option, const std::vector<std::string>& patterns) {
+  std::string joined;
+  for (const std::string& pattern : patterns) {
+    if (pattern.empty()) continue;  // it would match every name
+    if (const auto compiled = compile_pattern(option, pattern); !compiled.ok()) return compiled.status();
+    joined += fmt::format("{}(?:{})", joined.empty() ? "" : "|", pattern);
+  }
+  return joined;
+}
+
 Result<Outcome> quantize_command(const Options& options) {
-  if (const auto skip = compile_pattern("--skip", options.skip); !skip.ok()) return skip.status();
+  const auto only = any_of("--only", options.only), skip = any_of("--skip", options.skip);
+  for (const auto* patterns : {&only, &skip})
+    if (!patterns->ok()) return patterns->status();
   QuantizeCheckpointSpec spec;
   spec.format = options.format;
-  spec.skip = options.skip;
+  spec.only = *only;
+  spec.skip = *skip;
+  spec.all = options.all;
+  spec.dry_run = options.dry_run;
   spec.convs = options.convs;
   if (Status applied = apply_format(options, spec); !applied.ok()) return applied;
   spec.quantize.symmetric = options.symmetric || (!options.asymmetric && options.format != "awq");
@@ -196,7 +218,7 @@ Result<Outcome> quantize_command(const Options& options) {
   spec.quantize.clip_search = options.clip_search;
   spec.calibration = options.calibration;
   spec.smooth = options.smooth;
-  return transform(options, "quantized",
+  return transform(options, options.dry_run ? "would be quantized; nothing was written" : "quantized",
                    [&](const TransformOptions& how) { return quantize_checkpoint(options.in, options.out, spec, how); });
 }
 
@@ -204,11 +226,10 @@ Result<Outcome> quantize_command(const Options& options) {
 
 void add_quantize(CLI::App& app, Action& action) {
   CLI::App* command =
-      add_command(app, "quantize", "Quantize a float checkpoint",
+      add_command(app, "quantize", "Quantize the linear layers of a float checkpoint, to the nearest code",
                   "  nibble quantize model-f16/ model-awq/ --format awq --bits 4 --group 128 --clip-search\n"
                   "  nibble quantize model-f16/ model-w8a8/ --format int-quantized --smooth 0.5 --calibration acts.safetensors");
   auto options = std::make_shared<Options>();
-  options->skip = QuantizeCheckpointSpec{}.skip;
   add_paths(*command, *options);
   add_format(*command, *options);
   command->add_option("--bits", options->bits, "Bits per weight, 2 to 8 (default: 4; int-quantized, float-quantized, fp8: 8)")
@@ -231,8 +252,15 @@ void add_quantize(CLI::App& app, Action& action) {
   command->add_flag("--conv", options->convs,
                     "Convolutions too, weights of 4 dimensions: for compressed-tensors and int-quantized; few loaders know them");
   command->add_flag("--clip-search", options->clip_search, "Per group, shrink the range while that lowers the squared error");
-  command->add_option("--skip", options->skip, "Leave modules whose name matches as they are (default: embeddings and lm_head)")
+  command->add_option("--only", options->only, "Quantize only modules whose name matches; may be given several times")
+      ->allow_extra_args(false)
       ->type_name("REGEX");
+  command->add_option("--skip", options->skip, "Leave modules whose name matches as they are; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("REGEX");
+  command->add_flag("--all", options->all,
+                    "Embeddings, output heads and routers of experts too, which stay as they are otherwise");
+  command->add_flag("--dry-run", options->dry_run, "Show what would be quantized and what not, and why; write nothing");
   command
       ->add_option("--scale-dtype", options->dtype,
                    "Type of scales: f16, bf16 or f32 (default: that of bf16 models, to which loaders round them; else f16, or "

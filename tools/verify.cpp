@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <set>
 
 #include "commands.hpp"
 #include "option_checks.hpp"
@@ -69,10 +70,10 @@ std::string verification_table(const std::vector<VerifiedLayer>& layers, bool co
   const auto yes = [](bool good) { return good ? Cell("same") : Cell("differs", Style::bad); };
   for (const VerifiedLayer& layer : layers) {
     const VerifyReport& r = layer.report;
-    table.add({printable(layer.name), layer.scheme, std::to_string(layer.m), r.kernel, std::to_string(r.checked),
-               fmt::format("{:.3f}", r.worst_error_over_bound), fmt::format("{:.1e}", r.relative_l2),
-               r.added_error ? fmt::format("{:.2f} %", 100 * *r.added_error) : "", yes(r.round_trip), yes(r.repeatable),
-               r.passed ? Cell("ok", Style::good) : Cell("FAILED", Style::bad)});
+    table.add({printable(layer.name), (layer.activations.empty() ? "" : layer.activations + "_") + layer.scheme,
+               std::to_string(layer.m), r.kernel, std::to_string(r.checked), fmt::format("{:.3f}", r.worst_error_over_bound),
+               fmt::format("{:.1e}", r.relative_l2), r.added_error ? fmt::format("{:.2f} %", 100 * *r.added_error) : "",
+               yes(r.round_trip), yes(r.repeatable), r.passed ? Cell("ok", Style::good) : Cell("FAILED", Style::bad)});
   }
   return table.render(colour);
 }
@@ -90,10 +91,14 @@ std::string verification_text(const Options& options, const std::vector<Verified
     text += fmt::format("{}, M={}: {}\n  repeat with: {}\n", printable(layer.name), layer.m, printable(layer.report.failure),
                         repeat_command(options, layer));
   }
+  std::set<std::string> ways;
+  for (const VerifiedLayer& layer : layers)
+    if (!layer.activations.empty()) ways.insert(layer.activations);
+  const std::string as = fmt::format("{}", fmt::join(ways, ", "));
   text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
   text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
                       counted(layers.size(), "check"), checked, worst,
-                      options.act + (options.activations.empty() ? "" : " as " + options.activations) +
+                      options.act + (as.empty() ? "" : " as " + as) +
                           (options.accumulation == "fast" ? "" : ", accumulation " + options.accumulation),
                       options.seed);
   return text;
@@ -117,6 +122,7 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
                  {"relative_l2", r.relative_l2},
                  {"round_trip", r.round_trip},
                  {"repeatable", r.repeatable}};
+    if (!layer.activations.empty()) json["activations"] = layer.activations;
     if (r.added_error) json["added_error"] = *r.added_error;
     if (!r.passed) {
       json["failure"] = r.failure;
@@ -139,7 +145,7 @@ Result<Outcome> run(const Options& options) {
   const auto layer = compile_pattern("--layer", options.layer);
   if (!layer.ok()) return layer.status();
   if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
-  const auto quantize = parse_activations("--activations", options.activations);
+  const auto quantize = parse_asked_activations(options.activations);
   if (!quantize.ok()) return quantize.status();
   VerifyImages images{.layout = options.layout == "nhwc" ? ImageLayout::nhwc : ImageLayout::nchw};
   const auto size = parse_extent("--image", options.image);
@@ -152,7 +158,6 @@ Result<Outcome> run(const Options& options) {
   VerifySpec spec;
   spec.linear.act = parse_dtype(options.act).value_or(DType::f32);
   spec.linear.epilogue.out = parse_dtype(options.out).value_or(spec.linear.act);
-  spec.linear.quantize = *quantize;
   spec.linear.accumulation = parse_accumulation(options.accumulation);
   spec.seed = options.seed;
   spec.outliers = options.outliers;
@@ -160,7 +165,7 @@ Result<Outcome> run(const Options& options) {
   spec.added_error = true;
   spec.pack.backend = parse_backend(options.backend);
   spec.plan.kernel = spec.pack.kernel = options.kernel;
-  const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, threads.executor(), images);
+  const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images);
   if (!layers.ok()) return layers.status();
   if (layers->empty())  // a check of nothing must not look like a success
     return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to verify", options.path.string(),
@@ -207,7 +212,8 @@ ConvGeometry verified_geometry(const Module& module, Extent image) {
 }
 
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
-                                                     std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor,
+                                                     std::span<const std::int64_t> m_list, VerifySpec spec,
+                                                     const AskedActivations& asked, Executor& executor,
                                                      const VerifyImages& images) {
   std::vector<const Module*> modules;
   for (const Module& module : checkpoint.modules()) {
@@ -221,13 +227,18 @@ Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoin
     progress.update(layers.size(), modules.size() * m_list.size(), module->name);
     const auto q = checkpoint.read(*module);
     if (!q.ok()) return q.status().with_context(module->name);
+    const ActScheme act = activations_for(*module, asked);
+    std::string way;
+    if (act.codes != DType::none) way = Scheme{module->scheme, act}.name();
+    way = way.substr(0, way.find('_'));
     for (std::int64_t m : m_list) {
       progress.update(layers.size(), modules.size() * m_list.size(), module->name);
       spec.linear.m_max = m;
+      spec.linear.quantize = act;
       spec.linear.epilogue.bias = !q->bias.empty();
       auto report = module->kernel ? verify_module_conv(*module, *q, spec, images, executor) : verify_linear(*q, spec, &executor);
-      if (!report.ok()) return report.status().with_context(module->name);
-      layers.push_back({module->name, module->scheme.name(), m, q->n, q->k, *std::move(report)});
+      if (!report.ok()) return with_activations_hint(report.status(), act, asked).with_context(module->name);
+      layers.push_back({module->name, module->scheme.name(), way, m, q->n, q->k, *std::move(report)});
     }
   }
   return layers;
@@ -251,7 +262,8 @@ void add_verify(CLI::App& app, Action& action) {
   command->add_option("--out", options->out, "Type of outputs: f32, f16 or bf16 (default: that of the activations)")
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE");
-  add_activations(*command, options->activations, "Quantize activations while running");
+  add_activations(*command, options->activations,
+                  "Quantize activations while running (default: as the checkpoint says; none: leave them as they are)");
   add_accumulation(*command, options->accumulation);
   add_backend(*command, options->backend);
   add_kernel(*command, options->kernel);

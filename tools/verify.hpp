@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "commands.hpp"
 #include "nibble/nibble.hpp"
 
 namespace nibble::tools {
 
 struct VerifiedLayer {
-  std::string name, scheme;
+  std::string name, scheme, activations;  // "s8r"; "" where they are left as they are
   std::int64_t m = 1, n = 0, k = 0;
   VerifyReport report;
 };
@@ -28,7 +29,8 @@ ConvGeometry verified_geometry(const Module& module, Extent image);
 
 /// verify_linear or verify_conv for every quantized module that matches, and every M, of images for the latter; `spec` gives the rest.
 Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoint, const Pattern& layer,
-                                                     std::span<const std::int64_t> m_list, VerifySpec spec, Executor& executor,
+                                                     std::span<const std::int64_t> m_list, VerifySpec spec,
+                                                     const AskedActivations& asked, Executor& executor,
                                                      const VerifyImages& images = {});
 
 }  // namespace nibble::tools

@@ -25,7 +25,16 @@ struct Note {
   enum class Severity : std::uint8_t { info, warning, error };
   Severity severity = Severity::info;  // how much it matters
   std::string text;                    // one line, with the values
+  StatusCode code = StatusCode::ok;    // of an error that is not about damage: unsupported
 };
+
+/// A finding about a module; `module` is empty when it is about the whole checkpoint.
+struct ModuleNote {
+  std::string module;
+  Note note;
+};
+/// The same finding about many modules is told once, "in 224 modules: ..., e.g. NAME: ...", whatever its numbers; errors first.
+std::vector<Note> group_notes(std::span<const ModuleNote> notes);
 
 /// One tensor as stored.
 struct TensorInfo {
@@ -136,10 +145,16 @@ struct TransformedModule {
   std::optional<QuantError> error;  // quantize: against the input
   bool smoothed = false;            // quantize: the norm in front of it took a part of its weights
 };
+/// A float weight that quantize left as it is.
+struct LeftModule {
+  std::string name;
+  std::string why;
+};
 /// What a transformation did.
 struct TransformReport {
   std::vector<TransformedModule> modules;     // the ones changed
-  std::vector<Note> notes;                    // what was left alone, and why
+  std::vector<LeftModule> left;               // quantize: the ones left alone
+  std::vector<Note> notes;                    // what was left alone, and why, many of a kind told once; what reading found
   std::uint64_t bytes_in = 0, bytes_out = 0;  // of all tensors
 };
 
@@ -157,8 +172,13 @@ struct QuantizeCheckpointSpec {
   std::optional<double> smooth = {};
   bool convs =
       false;  // also convolutions, of weights [Co,Ci/groups,Kh,Kw]: formats of compressed-tensors hold them, few loaders do
-  /// Modules to leave alone, as a regular expression (Pattern) that is searched in their names. Empty: none.
-  std::string skip = R"((^|\.)(lm_head|embed_tokens|wte|wpe|word_embeddings|position_embeddings|token_type_embeddings)$)";
+  /// Regular expressions (Pattern), searched in names: the only modules to quantize (empty: every one), and those to leave alone
+  /// (empty: none).
+  std::string only = {}, skip = {};
+  /// Also what is stored like a linear layer and is none, or is one that loaders keep in float: embeddings, output heads, routers of
+  /// experts. Names, shapes, biases and the sizes in config.json tell them. Weights stored as [K,N] stay in any case.
+  bool all = false;
+  bool dry_run = false;  // the report says what would be done, without errors and sizes; nothing is written
 };
 
 /// Each of these writes a new checkpoint and leaves `in` alone. `out` appears whole or not at all: a directory when `in` is

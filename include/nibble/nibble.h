@@ -416,17 +416,21 @@ typedef struct nib_transform_desc {
   const char* activations;           /* "s8r"; "s8t": scales found in the calibration; NULL: none */
   const char* calibration;           /* file with NAME.input_absmax [K] or NAME.input [tokens,K]; NULL: none */
   const double* smooth;              /* SmoothQuant's α in [0,1], needs the calibration; NULL: none */
-  const char* skip;                  /* modules to leave alone, a regular expression; NULL: lm_head and embeddings */
+  const char* skip;                  /* more modules to leave alone, a regular expression; NULL: none */
   nib_dtype dtype;                   /* nib_checkpoint_dequantize: f32, f16 (the default) or bf16 */
   int32_t overwrite;                 /* not 0: an existing output is replaced */
   int32_t convs;                     /* nib_checkpoint_quantize: not 0: convolutions too, of weights [Co,C/groups,Kh,Kw] */
+  int32_t all;                       /* nib_checkpoint_quantize: not 0: embeddings, output heads and routers of experts too */
+  const char* only;                  /* nib_checkpoint_quantize: the only modules, like skip; NULL: every one */
+  int32_t dry_run;                   /* nib_checkpoint_quantize: not 0: the report says what would be done; nothing is written */
   int32_t reserved;
   uint64_t max_shard_bytes; /* of tensors in one file of a directory; 0: as the input is cut */
 } nib_transform_desc;
 
-/* Quantizes every float weight that is not skipped; scales whose type is not given have that of 16-bit weights. Writes a new
- * checkpoint, whole or not at all, and leaves `in` alone; desc may be NULL. `report`: a line for every module that changed, "name<tab>scheme", then the notes.
- * Errors: already_exists, unsupported with the module, io_error, and open's. */
+/* Quantizes every linear layer of float weights that is not skipped; scales whose type is not given have that of 16-bit weights. The
+ * notes say what was left alone, and why. Writes a new checkpoint, whole or not at all, and leaves `in` alone; desc may be NULL.
+ * `report`: a line for every module that changed, "name<tab>scheme", then the notes. Errors: already_exists, unsupported with the
+ * module, io_error, and open's. */
 NIB_API nib_status nib_checkpoint_quantize(const char* in, const char* out, const nib_transform_desc* desc, char** report);
 /* Re-encodes every quantized module in desc->format, without loss or not at all. Otherwise as nib_checkpoint_quantize. */
 NIB_API nib_status nib_checkpoint_convert(const char* in, const char* out, const nib_transform_desc* desc, char** report);

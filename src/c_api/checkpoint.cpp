@@ -49,7 +49,10 @@ Result<QuantizeCheckpointSpec> checkpoint_spec(const nib_transform_desc& desc) {
   spec.calibration = text_or(desc.calibration, "");
   if (desc.smooth != nullptr) spec.smooth = *desc.smooth;
   spec.convs = desc.convs != 0;
-  spec.skip = text_or(desc.skip, spec.skip);
+  spec.skip = text_or(desc.skip, "");
+  spec.only = text_or(desc.only, "");
+  spec.all = desc.all != 0;
+  spec.dry_run = desc.dry_run != 0;
   return spec;
 }
 

@@ -85,6 +85,10 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
     return error(StatusCode::unsupported,
                  "{}: recognised but not yet supported: AWQ gemv (qweight {}, scales {}); use the gemm version", tensors.module,
                  describe(*qweight), describe(*scales));
+  for (const int width : {2, 3, 8})
+    if (words == words_of(width == 3 ? Packing::padded : Packing::dense, width, n) || words == words_of(Packing::dense, width, n))
+      return error(StatusCode::unsupported, "{}: recognised but not yet supported: AWQ of {} bits (qweight {}, scales {})",
+                   tensors.module, width, describe(*qweight), describe(*scales));
   return std::nullopt;
 }
 

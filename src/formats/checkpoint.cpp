@@ -17,8 +17,9 @@ namespace fs = std::filesystem;
 using storage::printable;
 namespace {
 
-// A module name ends at the last '.', but for parameters that have parameters of their own (bitsandbytes).
-constexpr std::string_view kDeepSuffixes[] = {".weight.absmax", ".weight.quant_map", ".weight.nested_", ".weight.quant_state."};
+// A module name ends at the last '.', but for parameters that have parameters of their own (bitsandbytes, quanto).
+constexpr std::string_view kDeepSuffixes[] = {".weight.absmax", ".weight.quant_map", ".weight.nested_", ".weight.quant_state.",
+                                              ".weight._"};
 
 struct SplitName {
   std::string_view module, suffix;
@@ -70,7 +71,7 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
       Kind{"NaN", error, [](float v, double) { return std::isnan(v); }},
       Kind{"infinite", error, [](float v, double) { return std::isinf(v); }},
       Kind{"zero", warning, [](float v, double) { return v == 0; }},
-      Kind{"negative", warning, [](float v, double) { return v < 0; }},
+      Kind{"negative", info, [](float v, double) { return v < 0; }},  // as auto-round chooses them
       Kind{"subnormal", warning, [](float v, double normal) { return v != 0 && std::fabs(v) < normal; }},
   };
   const std::span used(kinds.data(), is_scale ? kinds.size() : 2);  // other numbers may be zero or negative
@@ -100,20 +101,32 @@ void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
                                                       q.codes.size(), *first, at / q.k, at % q.k)});
 }
 
-/// The end of every read: what a format decoded is validated, and searched for odd values when somebody takes the notes. A format's
-/// own errors name the module and get the `place` in front.
+/// The end of every read: what a format decoded is validated, its scales are finite, and it is searched for odd values when
+/// somebody takes the notes. A format's own errors name the module and get the `place` in front.
 Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std::string_view place, std::vector<Note> found,
                             std::vector<Note>* out) {
   if (!q.ok()) return place.empty() ? q.status() : q.status().with_context(place);
   if (const Status invalid = q->validate(); !invalid.ok())
     return error(StatusCode::corrupt_data, "{}: {}", module, invalid.message());
+  const auto hand_over = [&](std::vector<Note>& notes) {
+    if (out != nullptr) std::ranges::move(notes, std::back_inserter(*out));
+  };
+  std::vector<Note> of_scales;
+  note_odd_values(q->scales, "scales", q->groups(), true, of_scales);
+  if (const auto useless = std::ranges::find(of_scales, Note::Severity::error, &Note::severity); useless != of_scales.end()) {
+    const Status status = error(StatusCode::corrupt_data, "{}: {}", module, useless->text);  // it would make its group NaN
+    of_scales.erase(useless);
+    hand_over(found);
+    hand_over(of_scales);
+    return status;
+  }
+  std::ranges::move(of_scales, std::back_inserter(found));
   if (out == nullptr) return q;
   note_nan_codes(*q, found);
-  note_odd_values(q->scales, "scales", q->groups(), true, found);
   if (!q->zeros.empty()) note_odd_values(q->zeros, "zero points", q->groups(), false, found);
   if (!q->prescale.empty()) note_odd_values(q->prescale, "activation pre-scales", q->k, false, found);
   if (!q->bias.empty()) note_odd_values(q->bias, "bias values", q->n, false, found);
-  std::ranges::move(found, std::back_inserter(*out));
+  hand_over(found);
   return q;
 }
 
@@ -176,7 +189,8 @@ void Checkpoint::Impl::detect_modules() {
   if (unsupported > 0)  // such a checkpoint has hundreds of them, all alike
     notes.push_back({Note::Severity::error,
                      unsupported == 1 ? first_unsupported->message()
-                                      : fmt::format("{} (and {} more modules)", first_unsupported->message(), unsupported - 1)});
+                                      : fmt::format("{} (and {} more modules)", first_unsupported->message(), unsupported - 1),
+                     StatusCode::unsupported});
 }
 
 void Checkpoint::Impl::compare_with_config() {
@@ -341,6 +355,38 @@ Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_
   return error(StatusCode::not_found, "no format has a layer of these tensors: {}", names.empty() ? "none" : names);
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot read the layer: {}", e.what());
+}
+
+std::vector<Note> group_notes(std::span<const ModuleNote> notes) {
+  struct Group {
+    const ModuleNote* first;
+    std::size_t count = 0;
+  };
+  std::vector<Group> groups;
+  std::unordered_map<std::string, std::size_t> index;
+  for (const ModuleNote& n : notes) {
+    std::string key = fmt::format("{}{}", static_cast<int>(n.note.severity), n.module.empty() ? "" : "m");
+    for (const char c : n.note.text) {  // numbers differ from module to module, and so do their signs and fractions
+      const bool number = (c >= '0' && c <= '9') || c == '-' || c == '.';
+      if (!number || key.back() != '#') key += number ? '#' : c;
+    }
+    const auto [at, fresh] = index.try_emplace(std::move(key), groups.size());
+    if (fresh) groups.push_back({&n});
+    ++groups[at->second].count;
+  }
+  std::ranges::stable_sort(groups,
+                           [](const Group& a, const Group& b) { return a.first->note.severity > b.first->note.severity; });
+  std::vector<Note> told;
+  for (const Group& group : groups) {
+    Note note = group.first->note;
+    if (group.count == 1 && !group.first->module.empty()) note.text = fmt::format("{}: {}", group.first->module, note.text);
+    if (group.count > 1)
+      note.text = group.first->module.empty()
+                      ? fmt::format("{} (and {} more)", note.text, group.count - 1)
+                      : fmt::format("in {} modules, e.g. {}: {}", group.count, group.first->module, note.text);
+    told.push_back(std::move(note));
+  }
+  return told;
 }
 
 std::vector<FormatInfo> formats() {

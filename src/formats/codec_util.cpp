@@ -18,6 +18,11 @@ const Json* find(const Json& object, const char* key) {
   return it == object.end() ? nullptr : &*it;
 }
 
+/// nlohmann-json would wrap what does not.
+bool fits_int64(const Json& integer) {
+  return !integer.is_number_unsigned() || integer.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
+}
+
 std::string shape_text(std::span<const std::int64_t> shape) {
   std::string text = "[";
   for (const std::int64_t dim : shape) {
@@ -41,7 +46,8 @@ void transpose_elements(DType dtype, const std::byte* in, std::int64_t rows, std
 
 std::optional<std::int64_t> config_int(const Json& object, std::initializer_list<const char*> keys) {
   for (const char* key : keys)
-    if (const Json* value = find(object, key); value != nullptr && value->is_number_integer()) return value->get<std::int64_t>();
+    if (const Json* value = find(object, key); value != nullptr && value->is_number_integer() && fits_int64(*value))
+      return value->get<std::int64_t>();
   return std::nullopt;
 }
 
@@ -80,7 +86,7 @@ std::string_view config_name(const QuantConfig& config) {
 
 std::optional<GroupShape> config_block(const Json& object, std::initializer_list<const char*> keys) {
   const auto size = [](const Json& value) -> std::int32_t {
-    const std::int64_t n = value.is_number_integer() ? value.get<std::int64_t>() : 0;
+    const std::int64_t n = value.is_number_integer() && fits_int64(value) ? value.get<std::int64_t>() : 0;
     return n <= std::numeric_limits<std::int32_t>::max() ? static_cast<std::int32_t>(n) : 0;
   };
   for (const char* key : keys)
@@ -214,10 +220,24 @@ void fold_symmetric(QuantTensor& q, std::vector<Note>& notes) {
        (first - zeros.begin()) % q.groups());
 }
 
+const ConstTensorView* find_g_idx(const ModuleTensors& tensors, std::string_view suffix) {
+  const ConstTensorView* view = tensors.find(suffix);
+  return view == nullptr || (view->rank == 1 && view->dim(0) == 0) ? nullptr : view;
+}
+
 GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, std::int64_t k) {
   using Kind = GroupIndex::Kind;
   GroupIndex index{Kind::natural, std::vector<std::int32_t>(static_cast<std::size_t>(k)), {}};
-  std::memcpy(index.values.data(), view.data, 4 * index.values.size());
+  if (view.dtype == DType::s64) {
+    for (std::size_t i = 0; i < index.values.size(); ++i) {
+      std::int64_t wide = 0;
+      std::memcpy(&wide, bytes_of(view) + i * sizeof wide, sizeof wide);
+      constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+      index.values[i] = static_cast<std::int32_t>(std::clamp(wide, -kMost, kMost));  // what does not fit is no group either
+    }
+  } else {
+    std::memcpy(index.values.data(), view.data, 4 * index.values.size());
+  }
   const auto& values = index.values;
 
   const std::int64_t size = group.k == 0 ? k : group.k;

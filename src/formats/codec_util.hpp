@@ -104,6 +104,9 @@ struct GroupIndex {
   std::vector<std::int32_t> values;
   std::string why;  // invalid: the first contradiction
 };
+/// The g_idx called `suffix`; null when it is absent or has no elements.
+const ConstTensorView* find_g_idx(const ModuleTensors& tensors, std::string_view suffix);
+/// `view` is s32 or s64 [k].
 GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, std::int64_t k);
 
 // --- encoding -----------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 //   weight_scale       f16  [N,G], [N,1] or [1]; or bf16, f32
 //   weight_zero_point  s32  [⌈N·b/32⌉, G]  column g is the stream of z + 2^(b−1); absent when symmetric; s8 like the scales when
 //                                          per tensor
-//   weight_g_idx       s32  [K]            act-order; −1 means never set
+//   weight_g_idx       s32  [K]            act-order; −1 means never set; s64 and [0] seen
 //   weight_shape       s64  [2]            N, K (s32 in old files); of a convolution [4]: Co, Ci/groups, Kh, Kw, rows are K = Kh·Kw·Ci/groups
 //                                          long and in that order, input channels of a kernel element side by side
 //   input_scale, ...                       see activations.hpp
@@ -126,10 +126,11 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
     const std::int64_t rows = words_of(a.fit.packing, a.fit.bits, m.scheme.group.rows(m.n));
     NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_zero_point", {DType::s32}, {rows, m.scheme.group.cols(m.k)}));
   }
-  if (tensors.find("weight_g_idx") != nullptr) NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_g_idx", {DType::s32}, {m.k}));
+  const bool has_g_idx = find_g_idx(tensors, "weight_g_idx") != nullptr;
+  if (has_g_idx) NIBBLE_RETURN_IF_ERROR(expect(tensors, "weight_g_idx", {DType::s32, DType::s64}, {m.k}));
   NIBBLE_RETURN_IF_ERROR(check_bias(tensors, m.n));
   m.has_bias = tensors.find("bias") != nullptr;
-  m.act_order = tensors.find("weight_g_idx") != nullptr && m.scheme.group.k != 0;
+  m.act_order = has_g_idx && m.scheme.group.k != 0;
   m.scheme.codes = *code_type(a.fit.bits, zeros == nullptr);
   m.scheme.zero = zeros == nullptr ? ZeroKind::none : ZeroKind::integer;
   m.scheme.scale = scale->dtype;
@@ -167,7 +168,7 @@ Status read_zeros(const ModuleTensors& tensors, int width, Packing packing, Quan
 }
 
 Status read_g_idx(const ModuleTensors& tensors, QuantTensor& q, std::vector<Note>& notes) {
-  const ConstTensorView* view = tensors.find("weight_g_idx");
+  const ConstTensorView* view = find_g_idx(tensors, "weight_g_idx");
   if (view == nullptr) return {};
   using Kind = GroupIndex::Kind;
   GroupIndex index = inspect_g_idx(*view, q.scheme.group, q.k);

@@ -1,9 +1,10 @@
 // GPTQ (AutoGPTQ, GPTQModel, AutoRound): 2, 3, 4 or 8-bit codes in dense streams of words.
 //
 //   qweight  s32  [⌈K·b/32⌉, N]  column n is the stream of W[n,·]
-//   qzeros   s32  [G, ⌈N·b/32⌉]  row g is the stream of the zero points of group g; v1 stores z − 1, v2 stores z
+//   qzeros   s32  [G, ⌈N·b/32⌉]  row g is the stream of the zero points of group g; v1 stores z − 1, v2 stores z; absent from some
+//                                symmetric checkpoints, where the config or g_idx has to tell b
 //   scales   f16  [G, N]         bf16 and f32 seen
-//   g_idx    s32  [K]            group of each input channel; only act-order needs it
+//   g_idx    s32  [K]            group of each input channel; only act-order needs it; s64 and [0] seen
 //   bias     f16  [N]            optional
 //
 //   W[n,k] = (q − z)·s  with z and s of group g_idx[k], else k / group_size
@@ -47,18 +48,19 @@ Claims read_claims(const QuantConfig& config) {
 
 /// The width that explains all shapes; the config decides between several.
 Result<int> infer_bits(const ModuleTensors& tensors, std::int64_t n, const Claims& claims) {
-  const std::int64_t rows = tensors.find("qweight")->dim(0), zero_words = tensors.find("qzeros")->dim(1);
-  const ConstTensorView* g_idx = tensors.find("g_idx");
+  const std::int64_t rows = tensors.find("qweight")->dim(0);
+  const ConstTensorView *qzeros = tensors.find("qzeros"), *g_idx = find_g_idx(tensors, "g_idx");
   std::vector<int> fitting;
   for (int b = 2; b <= 8; ++b) {
     const bool rows_fit = g_idx == nullptr ? rows * 32 % b == 0 : words_of(Packing::dense, b, g_idx->dim(0)) == rows;
-    if (rows_fit && words_of(Packing::dense, b, n) == zero_words) fitting.push_back(b);
+    if (rows_fit && (qzeros == nullptr || words_of(Packing::dense, b, n) == qzeros->dim(1))) fitting.push_back(b);
   }
   const auto claimed = std::ranges::find_if(fitting, [&](int b) { return b == claims.bits; });
   if (claimed != fitting.end()) return *claimed;
   if (fitting.size() == 1) return fitting.front();
-  const std::string shapes = fmt::format("qweight {}, qzeros {}, g_idx {}", describe(*tensors.find("qweight")),
-                                         describe(*tensors.find("qzeros")), g_idx == nullptr ? "absent" : describe(*g_idx));
+  const std::string shapes =
+      fmt::format("qweight {}, qzeros {}, g_idx {}", describe(*tensors.find("qweight")),
+                  qzeros == nullptr ? "absent" : describe(*qzeros), g_idx == nullptr ? "absent" : describe(*g_idx));
   if (fitting.empty())
     return error(StatusCode::corrupt_data, "{}: no code width from 2 to 8 bits fits {}", tensors.module, shapes);
   return error(StatusCode::unsupported, "{}: {} fits codes of {} bits; say which with \"bits\" in the config", tensors.module,
@@ -80,9 +82,12 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   const std::int64_t groups = scales.dim(0);
   m.n = scales.dim(1);
   NIBBLE_RETURN_IF_ERROR(expect(tensors, "qweight", {DType::s32}, {-1, m.n}));
-  NIBBLE_RETURN_IF_ERROR(expect(tensors, "qzeros", {DType::s32}, {groups, -1}));
-  const ConstTensorView* g_idx = tensors.find("g_idx");
-  if (g_idx != nullptr) NIBBLE_RETURN_IF_ERROR(expect(tensors, "g_idx", {DType::s32}, {-1}));
+  const bool has_zeros = tensors.find("qzeros") != nullptr;
+  if (has_zeros) NIBBLE_RETURN_IF_ERROR(expect(tensors, "qzeros", {DType::s32}, {groups, -1}));
+  if (!has_zeros && a.claims.symmetric == false)
+    return error(StatusCode::corrupt_data, "{}.qzeros is missing, and {} says sym=false", tensors.module, config_name(config));
+  const ConstTensorView* g_idx = find_g_idx(tensors, "g_idx");
+  if (g_idx != nullptr) NIBBLE_RETURN_IF_ERROR(expect(tensors, "g_idx", {DType::s32, DType::s64}, {-1}));
   NIBBLE_RETURN_IF_ERROR(check_bias(tensors, m.n));
   m.has_bias = tensors.find("bias") != nullptr;
 
@@ -94,7 +99,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
                  tensors.module, a.bits);
 
   NIBBLE_ASSIGN_OR_RETURN(m.scheme.group, infer_group(tensors, m.k, groups, a.claims.group_size, config));
-  const bool symmetric = a.claims.symmetric.value_or(false);
+  const bool symmetric = a.claims.symmetric.value_or(!has_zeros);
   m.scheme.codes = *code_type(a.bits, symmetric);
   m.scheme.zero = symmetric ? ZeroKind::none : ZeroKind::integer;
   m.scheme.scale = scales.dtype;
@@ -118,8 +123,13 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig& config) {
   const ConstTensorView* qweight = tensors.find("qweight");
   const ConstTensorView* scales = tensors.find("scales");
-  if (qweight == nullptr || scales == nullptr || tensors.find("qzeros") == nullptr || qweight->dtype != DType::s32)
-    return std::nullopt;
+  if (qweight == nullptr || scales == nullptr || qweight->dtype != DType::s32) return std::nullopt;
+  if (tensors.find("qzeros") == nullptr && (qweight->rank != 2 || scales->rank != 2 || qweight->dim(1) != scales->dim(1)))
+    return std::nullopt;  // Marlin's tiles are wider than N
+  if (const std::string format = config_text(config.json, {"checkpoint_format"});
+      format.starts_with("gptq_") && format != "gptq_v2" && format != "gptq_p")
+    return error(StatusCode::unsupported, "{}: {} says checkpoint_format \"{}\"; nibble reads gptq and gptq_v2", tensors.module,
+                 config_name(config), format);
   if (qweight->rank != 2 || scales->rank != 2 || qweight->dim(1) != scales->dim(1))
     return error(StatusCode::corrupt_data,
                  "{}: qweight {} and scales {} fit neither GPTQ [K·bits/32,N], [G,N] nor AWQ [K,N/8], [G,N]", tensors.module,
@@ -176,7 +186,7 @@ void note_underflow(const std::vector<std::uint8_t>& fields, const Analysis& a, 
 }
 
 Status read_g_idx(const ModuleTensors& tensors, const Analysis& a, QuantTensor& q, std::vector<Note>& notes) {
-  const ConstTensorView* view = tensors.find("g_idx");
+  const ConstTensorView* view = find_g_idx(tensors, "g_idx");
   if (view == nullptr) return {};
   using Kind = GroupIndex::Kind;
   GroupIndex index = inspect_g_idx(*view, q.scheme.group, q.k);
@@ -206,8 +216,11 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   NIBBLE_RETURN_IF_ERROR(read_g_idx(tensors, a, q, notes));
   q.codes = transpose(unpack_columns(bytes_of(*tensors.find("qweight")), Packing::dense, a.bits, m.k, m.n), m.k, m.n);
 
-  auto zeros = unpack_rows(bytes_of(*tensors.find("qzeros")), Packing::dense, a.bits, groups, m.n);
-  if (!zeros_are_v2(zeros, a, notes)) {
+  const ConstTensorView* qzeros = tensors.find("qzeros");
+  auto zeros = qzeros == nullptr
+                   ? std::vector(static_cast<std::size_t>(groups * m.n), static_cast<std::uint8_t>(1 << (a.bits - 1)))
+                   : unpack_rows(bytes_of(*qzeros), Packing::dense, a.bits, groups, m.n);
+  if (qzeros != nullptr && !zeros_are_v2(zeros, a, notes)) {
     if (m.scheme.zero == ZeroKind::integer) note_underflow(zeros, a, notes);
     const unsigned mask = (1u << a.bits) - 1;
     for (std::uint8_t& z : zeros) z = static_cast<std::uint8_t>((z + 1u) & mask);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -100,6 +102,39 @@ Result<Json> parse_config(std::string_view text, std::string_view source) {
   return json;
 }
 
+/// The integers of quantization configs and what they may be. Anything else would be taken for another number, or for none.
+struct IntegerKey {
+  std::string_view name;
+  std::int64_t least, most;
+};
+constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
+constexpr IntegerKey kIntegers[] = {{"bits", 1, 32},
+                                    {"w_bit", 1, 32},
+                                    {"num_bits", 1, 32},
+                                    {"group_size", -1, kMostInt32},
+                                    {"q_group_size", -1, kMostInt32},
+                                    {"weight_block_size", 1, kMostInt32},
+                                    {"block_structure", 1, kMostInt32}};
+
+Status check_integers(const nlohmann::json& json, std::string_view source, const std::string& key = "") {
+  if (json.is_object()) {
+    for (const auto& [name, value] : json.items()) NIBBLE_RETURN_IF_ERROR(check_integers(value, source, name));
+    return {};
+  }
+  if (json.is_array()) {
+    for (const auto& value : json) NIBBLE_RETURN_IF_ERROR(check_integers(value, source, key));
+    return {};
+  }
+  const auto* row = std::ranges::find(kIntegers, key, &IntegerKey::name);
+  if (row == std::end(kIntegers) || json.is_null()) return {};
+  if (json.is_string() && key == "block_structure") return {};       // "128x128", as old files say it
+  const double value = json.is_number() ? json.get<double>() : NAN;  // whole or not: exl2 has 4.25 bits
+  const bool in_range = value >= static_cast<double>(row->least) && value <= static_cast<double>(row->most);
+  if (in_range) return {};
+  return error(StatusCode::corrupt_data, "{}: {} is {}, not a number from {} to {}", source, key,
+               json.is_string() ? printable(json.get_ref<const std::string&>()) : json.dump(), row->least, row->most);
+}
+
 /// Nothing when there is no such file.
 Result<std::optional<std::string>> read_text(const fs::path& path) {
   NIBBLE_RETURN_IF_ERROR(check_inside(path.parent_path(), path));
@@ -175,12 +210,15 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
         if (const auto it = holder->find(key); it != holder->end() && it->is_object() && config.quant.source.empty())
           config.quant = {*it, "config.json", nullptr};
     }
+    NIBBLE_RETURN_IF_ERROR(check_integers(config.quant.json, path.string()));
+    config.json = std::move(root);
   }
   for (std::size_t i = 0; i < kLegacyNames.size(); ++i) {
     const fs::path legacy_path = directory / kLegacyNames[i];
     NIBBLE_ASSIGN_OR_RETURN(const std::optional<std::string> text, read_text(legacy_path));
     if (!text) continue;
     NIBBLE_ASSIGN_OR_RETURN(nlohmann::json legacy, parse_config<nlohmann::json>(*text, legacy_path.string()));
+    NIBBLE_RETURN_IF_ERROR(check_integers(legacy, legacy_path.string()));
     if (!config.quant.source.empty()) {
       note_contradictions(config, legacy, kLegacyNames[i]);
       continue;
@@ -200,6 +238,7 @@ Result<codec::QuantConfig> parse_quant_config(std::string_view text) {
     for (const char* key : kKeys)
       if (const auto it = holder->find(key); it != holder->end() && it->is_object() && found == &root) found = &*it;
   codec::QuantConfig quant{*found, "config", nullptr};
+  NIBBLE_RETURN_IF_ERROR(check_integers(quant.json, "config"));
   NIBBLE_RETURN_IF_ERROR(check_lists(quant));
   return quant;
 }

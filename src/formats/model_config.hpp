@@ -21,6 +21,7 @@ std::span<const std::string_view> legacy_config_names();
 
 struct ModelConfig {
   std::string text;           // of config.json
+  nlohmann::json json;        // the same, parsed; null when there is none
   std::string model_type;     // of the text model
   DType dtype = DType::none;  // that the model is loaded in
   codec::QuantConfig quant;

@@ -52,6 +52,33 @@ Result<std::set<std::string>> list_shards(const fs::path& directory) {
   return names;
 }
 
+/// A weight in GGUF is another format altogether.
+Status refuse_gguf(const fs::path& path) {
+  return error(StatusCode::unsupported,
+               "{} is GGUF, llama.cpp's format; nibble reads safetensors: take the checkpoint that it was made from",
+               path.string());
+}
+
+/// Of files called model-00001-of-00005.safetensors, all have to be there where no index says which are.
+void note_missing_shards(Shards& shards, const std::set<std::string>& names) {
+  constexpr std::string_view kEnd = ".safetensors", kOf = "-of-";
+  constexpr std::size_t kDigits = 5;
+  const auto digits = [](std::string_view text) { return text.find_first_not_of("0123456789") == std::string_view::npos; };
+  std::map<std::pair<std::string, std::string>, std::size_t> families;  // {"model-", "00005"}: how many are there
+  for (const std::string& name : names) {
+    if (!name.ends_with(kEnd) || name.size() < kEnd.size() + 2 * kDigits + kOf.size()) continue;
+    const std::size_t last = name.size() - kEnd.size() - kDigits, of = last - kOf.size(), first = of - kDigits;
+    if (name.compare(of, kOf.size(), kOf) == 0 && digits(name.substr(first, kDigits)) && digits(name.substr(last, kDigits)))
+      ++families[{name.substr(0, first), name.substr(last, kDigits)}];
+  }
+  for (const auto& [family, count] : families)
+    if (count < std::stoul(family.second))
+      shards.notes.push_back(
+          {Note::Severity::warning,
+           fmt::format("{} of the {} files {} are here: modules may be missing", count, std::stoul(family.second),
+                       printable(fmt::format("{}*-of-{}{}", family.first, family.second, kEnd)))});
+}
+
 Status add_shard(Shards& shards, const fs::path& directory, const std::string& name) {
   const fs::path path = directory / name;
   NIBBLE_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
@@ -101,7 +128,9 @@ Result<Shards> open_shards(const fs::path& path) {
   if (failure) return error(StatusCode::io_error, "cannot stat {}: {}", path.string(), failure.message());
   Shards shards;
   if (!fs::is_directory(status)) {
+    if (path.extension() == ".gguf") return refuse_gguf(path);
     NIBBLE_RETURN_IF_ERROR(add_shard(shards, path.parent_path(), path.filename().string()));
+    note_missing_shards(shards, {path.filename().string()});
     return shards;
   }
 
@@ -119,7 +148,11 @@ Result<Shards> open_shards(const fs::path& path) {
       if (!named.contains(name))
         shards.notes.push_back({Note::Severity::info, fmt::format("{} is not in {} and left out", printable(name), kIndexName)});
     names = std::move(named);
+  } else {
+    note_missing_shards(shards, names);
   }
+  for (fs::directory_iterator it(path, failure), end; names.empty() && !failure && it != end; it.increment(failure))
+    if (it->path().extension() == ".gguf") return refuse_gguf(it->path());
   if (names.empty())
     return error(StatusCode::not_found, "{} holds no *.safetensors; convert other files (*.bin, *.pt) first", path.string());
   for (const std::string& name : names) {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <iterator>
+#include <map>
 #include <set>
 #include <unordered_set>
 
@@ -14,6 +16,7 @@
 #include "formats/json.hpp"
 #include "formats/names.hpp"
 #include "formats/safetensors.hpp"
+#include "formats/selection.hpp"
 #include "formats/smooth.hpp"
 #include "nibble/pattern.hpp"
 
@@ -44,7 +47,8 @@ struct Transform {
   const codec::Format* format;                             // of the output; null: not quantized
   std::function<std::uint64_t(const Module&)> most_bytes;  // an upper bound of what rewrite gives
   const TransformOptions& options;
-  Smoothing smoothing = {};  // other tensors that change
+  Smoothing smoothing = {};            // other tensors that change
+  std::vector<ModuleNote> notes = {};  // found before and by `rewrite`
 };
 
 /// The output file, with every tensor at an aligned offset: those that would break the alignment of the next wait for the end.
@@ -354,7 +358,6 @@ void note_rounded_scales(const Transform& t, const std::vector<codec::WrittenMod
 
 Result<TransformReport> run(const Transform& t) {
   TransformReport report;
-  report.notes = t.smoothing.notes;
   std::vector<codec::WrittenModule> written;
   NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
   NIBBLE_RETURN_IF_ERROR(check_leftovers(t));
@@ -364,7 +367,8 @@ Result<TransformReport> run(const Transform& t) {
     if (t.options.max_shard_bytes > 0)
       return error(StatusCode::invalid_argument, "{} is one file, and so is the output: only a directory has shards",
                    t.in.path.string());
-    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, true, report, written));
+    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, t.options.overwrite, report, written));
+    std::ranges::move(group_notes(t.notes), std::back_inserter(report.notes));
     return report;
   }
   NIBBLE_ASSIGN_OR_RETURN(auto directory, storage::OutputDirectory::create(t.out, t.options.overwrite));
@@ -373,6 +377,7 @@ Result<TransformReport> run(const Transform& t) {
   note_rounded_scales(t, written, report.notes);
   NIBBLE_RETURN_IF_ERROR(write_config(t, std::move(written), directory.path()));
   NIBBLE_RETURN_IF_ERROR(directory.commit());
+  std::ranges::move(group_notes(t.notes), std::back_inserter(report.notes));
   return report;
 }
 
@@ -393,6 +398,23 @@ Result<const codec::Format*> writable_format(std::string_view name) {
                format == nullptr ? "there is no" : "nibble does not write the", printable(name), fmt::join(names, ", "));
 }
 
+/// The notes of a checkpoint and of some of its modules, as far as they need no data.
+std::vector<ModuleNote> notes_of(const Checkpoint::Impl& in, const Modules& modules) {
+  std::vector<ModuleNote> notes;
+  for (const Note& note : in.notes) notes.push_back({"", note});
+  for (const Module* module : modules)
+    for (const Note& note : module->notes) notes.push_back({module->name, note});
+  return notes;
+}
+
+/// Reads a module; what that finds is added to `notes`.
+Result<QuantTensor> read(const Checkpoint::Impl& in, const Module& module, std::vector<ModuleNote>& notes) {
+  std::vector<Note> found;
+  Result<QuantTensor> q = in.read(module, &found);
+  for (Note& note : found) notes.push_back({module.name, std::move(note)});
+  return q;
+}
+
 Modules quantized_modules(const Checkpoint::Impl& in) {
   Modules found;
   for (const Module& module : in.modules)
@@ -407,9 +429,8 @@ Status nothing_to_do(const fs::path& path, std::string_view what) {
 Result<Rewritten> encode(const codec::Format& asked, const Module& module, const QuantTensor& q, const ActScheme& act) {
   const codec::Format& format = format_for(asked, q.scheme.codes);
   if (module.kernel && format.encode_conv == nullptr)
-    return error(StatusCode::unsupported,
-                 "module {} is a convolution, which {} cannot hold; compressed-tensors and int-quantized can", module.name,
-                 format.name);
+    return error(StatusCode::unsupported, "{}: a convolution, which {} cannot hold; compressed-tensors and int-quantized can",
+                 module.name, format.name);
   auto tensors = module.kernel ? format.encode_conv(q, act) : format.write(q, act);
   if (!tensors.ok()) return tensors.status().with_context(module.name);
   return Rewritten{std::move(tensors).value(),
@@ -504,6 +525,109 @@ Result<StaticActs> static_scale(const Module& module, const ActScheme& act, cons
   return error(StatusCode::invalid_argument, "module {}: the calibration says that its input is always 0", module.name);
 }
 
+/// What quantize does to a checkpoint: the modules in their order, how each is stored, and those left alone.
+struct Chosen {
+  Modules modules;
+  std::vector<WeightScheme> schemes;
+  std::vector<LeftModule> left;
+};
+
+/// One of the patterns of a spec; nothing for "", as an empty expression would match every name.
+Result<std::optional<Pattern>> compile(std::string_view what, const std::string& pattern) {
+  if (pattern.empty()) return std::optional<Pattern>();
+  Result<Pattern> compiled = Pattern::compile(pattern);
+  if (!compiled.ok()) return compiled.status().with_context(fmt::format("the {} expression", what));
+  return std::optional(*std::move(compiled));
+}
+
+WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
+  const auto bias = in.tensor_index.find(join_name(module.name, "bias"));
+  WeightShape shape{module.name, module.n, module.k, std::nullopt, module.kernel.has_value()};
+  if (module.kernel) shape.k /= module.kernel->h * module.kernel->w;
+  if (bias != in.tensor_index.end()) shape.bias = in.view(bias->second).numel();
+  return shape;
+}
+
+/// How the module will be stored, or why its shape does not fit. Formats look at N modulo the codes of a word, so `rows` that are
+/// N modulo 32 are enough to ask.
+Result<WeightScheme> stored_as(const codec::Format& format, const Module& module, const QuantizeCheckpointSpec& spec,
+                               std::int64_t rows) {
+  if (const GroupShape group = spec.quantize.shape(); group.n == 1 && group.k > 0 && module.k % group.k != 0)
+    return error(StatusCode::invalid_argument,
+                 "K={} is not a multiple of group_size={}; a group size that divides K (0: one group per channel) would take it",
+                 module.k, group.k);
+  const Tensor zeros(DType::f32, {rows, module.k});
+  QuantizeSpec plain = spec.quantize;
+  plain.clip_search = false;
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize(ConstTensorView(zeros.bytes.data(), DType::f32, {rows, module.k}), plain));
+  q.kernel = module.kernel.value_or(Extent{});
+  if (spec.act.codes != DType::none && spec.act.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
+  const Status encoded = encode(format, module, q, spec.act).status();
+  if (encoded.ok()) return q.scheme;
+  if (rows == module.n) return encoded;
+  return stored_as(format, module, spec, module.n);  // for an error that says N
+}
+
+Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, const QuantizeCheckpointSpec& spec) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto only, compile("only", spec.only));
+  NIBBLE_ASSIGN_OR_RETURN(const auto skip, compile("skip", spec.skip));
+  std::vector<WeightShape> shapes;
+  for (const Module& module : in.modules) {
+    if (module.quantized())
+      return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
+                   in.path.string(), module.name, module.scheme.name());
+    shapes.push_back(shape_of(in, module));
+  }
+  const Selection selection(in.config.json, shapes);
+  Chosen chosen;
+  std::map<std::string, Result<WeightScheme>> asked;
+  Status refused;
+  std::string cannot, kept;  // the first weight that is no layer [N,K], and the first that loaders keep in float
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const Module& module = in.modules[i];
+    if (module.kernel && !spec.convs) continue;
+    std::string why;
+    if (only && !only->search(module.name)) why = "the only expression does not match its name";
+    if (skip && skip->search(module.name)) why = "the skip expression matches its name";
+    if (const auto left = selection.left(shapes[i]); why.empty() && left && !(left->possible && spec.all)) {
+      why = left->why;
+      if (std::string& first = left->possible ? kept : cannot; first.empty()) first = fmt::format("; {}: {}", module.name, why);
+    }
+    if (why.empty()) {
+      const Extent kernel = module.kernel.value_or(Extent{});
+      const auto [at, fresh] =
+          asked.try_emplace(fmt::format("{} {} {} {}", module.n, module.k, kernel.h, kernel.w), WeightScheme{});
+      if (fresh) at->second = stored_as(format, module, spec, std::min(module.n, module.n % 32 + 32));
+      if (at->second.ok()) {
+        chosen.modules.push_back(&module);
+        chosen.schemes.push_back(*at->second);
+        continue;
+      }
+      why = at->second.status().message();
+      if (const std::string context = module.name + ": "; why.starts_with(context)) why.erase(0, context.size());
+      if (refused.ok()) refused = error(at->second.status().code(), "{}: module {}: {}", in.path.string(), module.name, why);
+    }
+    chosen.left.push_back({module.name, std::move(why)});
+  }
+  if (!chosen.modules.empty()) return chosen;
+  if (!refused.ok()) return refused;
+  if (!kept.empty()) kept += " (--all takes it)";
+  return error(StatusCode::invalid_argument, "{}: no dense layer is left to quantize{}", in.path.string(),
+               cannot.empty() ? kept : cannot);
+}
+
+/// The report of a run that writes nothing.
+Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out, const Chosen& chosen,
+                                const QuantizeCheckpointSpec& spec, const std::vector<ModuleNote>& notes) {
+  NIBBLE_RETURN_IF_ERROR(check_paths(in.path, out));
+  TransformReport report;
+  for (std::size_t i = 0; i < chosen.modules.size(); ++i)
+    report.modules.push_back({chosen.modules[i]->name, Scheme{chosen.schemes[i], spec.act}.name(), std::nullopt});
+  for (const TensorInfo& tensor : in.shards.tensors) report.bytes_in += tensor.bytes;
+  report.notes = group_notes(notes);
+  return report;
+}
+
 /// W, each element rounded once to T.
 template <class T>
 void dequantize_rows(const QuantTensor& q, T (*round)(float), T* out, Executor& executor) {
@@ -534,26 +658,9 @@ Tensor dequantize(const QuantTensor& q, DType dtype, Executor& executor) {
 Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::path& out, const QuantizeCheckpointSpec& spec,
                                             const TransformOptions& options) try {
   NIBBLE_ASSIGN_OR_RETURN(const codec::Format* format, writable_format(spec.format));
-  std::optional<Pattern> skip;
-  if (!spec.skip.empty()) {  // an empty expression would match every name
-    NIBBLE_ASSIGN_OR_RETURN(skip, Pattern::compile(spec.skip));
-  }
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
-  Modules selected;
-  for (const Module& module : in->modules) {
-    if (module.quantized())
-      return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
-                   in_path.string(), module.name, module.scheme.name());
-    if (module.kernel && !spec.convs) continue;
-    if (!is_compute_float(module.scheme.codes) || (skip && skip->search(module.name))) continue;
-    if (const GroupShape shape = spec.quantize.shape(); shape.n == 1 && shape.k > 0 && module.k % shape.k != 0)
-      return error(StatusCode::invalid_argument,
-                   "module {}: K={} is not a multiple of group_size={}; skip it, or use a group size that divides K (0: one "
-                   "group per channel)",
-                   module.name, module.k, shape.k);
-    selected.push_back(&module);
-  }
-  if (selected.empty()) return nothing_to_do(in_path, "no dense layer is left to quantize after the skip expression");
+  NIBBLE_ASSIGN_OR_RETURN(Chosen chosen, choose(*in, *format, spec));
+  const Modules& selected = chosen.modules;
   const bool is_static = spec.act.codes != DType::none && spec.act.group == GroupShape::tensor();
   if (spec.calibration.empty() && (spec.smooth || is_static))
     return error(StatusCode::invalid_argument, "{} needs a calibration", spec.smooth ? "smoothing" : "a static activation scale");
@@ -602,7 +709,13 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   const auto most = [&](const Module& module) {
     return most_bytes(spec.quantize.codes == DType::none ? spec.quantize.bits : 8, spec.quantize.shape(), module.n, module.k);
   };
-  return run({*in, out, std::move(selected), rewrite, format, most, options, smoothing});
+  std::vector<ModuleNote> notes;
+  for (const Note& note : smoothing.notes) notes.push_back({"", note});
+  for (const LeftModule& left : chosen.left) notes.push_back({left.name, {Note::Severity::info, "left as it is: " + left.why}});
+  Result<TransformReport> report = spec.dry_run ? planned(*in, out, chosen, spec, notes)
+                                                : run({*in, out, selected, rewrite, format, most, options, smoothing, notes});
+  if (report.ok()) report->left = std::move(chosen.left);
+  return report;
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot quantize {}: {}", in_path.string(), e.what());
 }
@@ -613,16 +726,18 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
   Modules selected = quantized_modules(*in);
   if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert");
-  const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+  Transform transform{*in, out, std::move(selected), {}, format, {}, options};
+  transform.notes = notes_of(*in, transform.selected);
+  transform.rewrite = [&](const Module& module) -> Result<Rewritten> {
     NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
-    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, in->read(module, nullptr));
+    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, read(*in, module, transform.notes));
     return encode(*format, module, q, activations_of(module, q));
   };
-  const auto most = [&](const Module& module) {
+  transform.most_bytes = [&](const Module& module) {
     const int width = format->name == "int-quantized" ? 8 : bits(module.scheme.codes);
     return most_bytes(width, module.scheme.group, module.n, module.k);
   };
-  return run({*in, out, std::move(selected), rewrite, format, most, options});
+  return run(transform);
 } catch (const std::exception& e) {
   return error(StatusCode::io_error, "cannot convert {}: {}", in_path.string(), e.what());
 }
@@ -635,9 +750,11 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
   Modules selected = quantized_modules(*in);
   if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to dequantize");
   Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
-  const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+  Transform transform{*in, out, std::move(selected), {}, nullptr, {}, options};
+  transform.notes = notes_of(*in, transform.selected);
+  transform.rewrite = [&](const Module& module) -> Result<Rewritten> {
     NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
-    NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, in->read(module, nullptr));
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, read(*in, module, transform.notes));
     if (!q.prescale.empty())
       return error(StatusCode::unsupported,
                    "module {}: its activations are scaled per input channel first; a weight alone cannot express that",
@@ -649,10 +766,10 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
     if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
     return rewritten;
   };
-  const auto most = [&](const Module& module) {
+  transform.most_bytes = [&](const Module& module) {
     return static_cast<std::uint64_t>(module.n * module.k * bits(dtype) / 8 + 4 * module.n);
   };
-  Result<TransformReport> report = run({*in, out, std::move(selected), rewrite, nullptr, most, options});
+  Result<TransformReport> report = run(transform);
   if (report.ok() && !codec::kv_cache_scheme(in->config.quant.json).is_null())
     report->notes.push_back(
         {Note::Severity::info, fmt::format("what {} says about the KV cache (kv_cache_scheme) was removed with the "

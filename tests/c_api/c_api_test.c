@@ -688,6 +688,17 @@ static void test_checkpoint(const char* golden, const char* scratch) {
   transform.quantize = &s8;
   transform.format = "int-quantized";
   transform.activations = "s8r";
+  transform.dry_run = 1;
+  transform.only = "proj";
+  OK(nib_checkpoint_quantize(path, out, &transform, &report));
+  CHECK(strstr(report, "model.proj\ts8r_s8c") != NULL);
+  nib_text_free(report);
+  nib_checkpoint* nothing = NULL;
+  FAILS(NIB_NOT_FOUND, "s8 does not exist", nib_checkpoint_open(out, &nothing));
+  transform.dry_run = 0;
+  FAILS(NIB_INVALID_ARGUMENT, "the only expression",
+        (transform.only = "head", nib_checkpoint_quantize(path, out, &transform, NULL)));
+  transform.only = NULL;
   OK(nib_checkpoint_quantize(path, out, &transform, &report));
   CHECK(strstr(report, "model.proj\t") != NULL);
   nib_text_free(report);

@@ -653,8 +653,87 @@ TEST_F(Cli, QuantizesBothSides) {
     const Finished text = nibble({"inspect", at("out")});
     EXPECT_TRUE(contains(text.out, "activations") && contains(text.out, c.activations)) << text.out;
     EXPECT_FALSE(contains(text.out, "config says")) << text.out;
-    EXPECT_TRUE(nibble_json({"verify", at("out"), "--json", "-M", "2"})["passed"]);
+    const auto verified = nibble_json({"verify", at("out"), "--json", "-M", "2"});
+    EXPECT_TRUE(verified["passed"]);
+    for (const auto& result : verified["results"]) EXPECT_EQ(result["activations"], c.activations) << "as the checkpoint says";
   }
+  const auto weights = nibble_json({"verify", at("out"), "--json", "-M", "2", "--activations", "none"});
+  for (const auto& result : weights["results"]) EXPECT_FALSE(result.contains("activations")) << result;
+  for (const bool none : {false, true}) {
+    std::vector<std::string> command = {"bench",          at("out"), "-M",     "1",      "--min-time", "0.001",
+                                        "--no-baselines", "--layer", "k_proj", "--json", at("b.json")};
+    if (none) command.insert(command.end(), {"--activations", "none"});
+    ASSERT_EQ(nibble(command).exit_code, 0);
+    for (const auto& result : nlohmann::json::parse(slurp(at("b.json")))["results"])
+      EXPECT_EQ(result["scheme"], none ? "e4m3b128x128" : "e4m3g128_e4m3b128x128");
+  }
+}
+
+TEST_F(Cli, AWayOutWhereActivationsCannotBeAsTheCheckpointSays) {
+  ASSERT_EQ(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized"}).exit_code, 0);
+  auto config = nlohmann::json::parse(slurp(at("out/config.json")));
+  auto& acts = config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+  acts["dynamic"] = false;
+  acts["strategy"] = "tensor";
+  spit(at("out/config.json"), config.dump());
+  const Finished run = nibble({"verify", at("out"), "-M", "1"});
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_TRUE(contains(run.err, "static_acts") && contains(run.err, "--activations none leaves them as they are")) << run.err;
+  EXPECT_EQ(nibble({"verify", at("out"), "-M", "1", "--activations", "none"}).exit_code, 0);
+}
+
+TEST_F(Cli, QuantizeChoosesByName) {
+  const std::vector<std::string> quantize = {"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> command = quantize;
+    command.insert(command.end(), more.begin(), more.end());
+    return nibble(command);
+  };
+  const Finished whole = with({"--dry-run"});
+  EXPECT_TRUE(contains(whole.out, "7 modules would be quantized; nothing was written")) << whole.out;
+  EXPECT_TRUE(contains(whole.out, "lm_head: left as it is: an output head")) << whole.out;
+  const Finished plan = with({"--dry-run", "--only", "k_proj$", "--only", "v_proj$", "--skip", "layers.1", "--skip", "layers.2"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_TRUE(contains(plan.out, "model.layers.0.self_attn.k_proj") && contains(plan.out, "u4zg16")) << plan.out;
+  EXPECT_TRUE(contains(plan.out, "2 modules would be quantized; nothing was written")) << plan.out;
+  EXPECT_TRUE(contains(plan.out, "in 7 modules, e.g. model.embed_tokens: left as it is: the only expression")) << plan.out;
+  EXPECT_TRUE(listing(directory_).empty());
+  EXPECT_EQ(with({"--only", "*"}).exit_code, 2);
+  const Finished heads = with({"--only", "lm_head"});
+  EXPECT_EQ(heads.exit_code, 2);
+  EXPECT_TRUE(contains(heads.err, "lm_head: an output head (--all takes it)")) << heads.err;
+  EXPECT_EQ(with({"--only", "lm_head", "--all"}).exit_code, 0);
+  EXPECT_TRUE(contains(nibble({"quantize", "--help"}).out, "containers, not algorithms"));
+}
+
+TEST_F(Cli, InspectFiltersFloatModels) {
+  const auto all = nibble_json({"inspect", checkpoint("float"), "--json"})["dense_modules"].size();
+  const auto some = nibble_json({"inspect", checkpoint("float"), "--json", "--layer", "k_proj"})["dense_modules"];
+  EXPECT_GT(all, some.size());
+  for (const auto& module : some) EXPECT_TRUE(contains(module["name"], "k_proj")) << module;
+  EXPECT_FALSE(contains(nibble({"inspect", checkpoint("float"), "--layer", "k_proj"}).out, "lm_head"));
+}
+
+TEST_F(Cli, InspectEndsWithItsWorstFinding) {
+  const auto tensor = [](const std::string& name, DType dtype, std::vector<std::int64_t> shape) {
+    Tensor t(dtype, shape);
+    return TensorSource{name, dtype, shape, [bytes = t.bytes]() -> Result<std::vector<std::byte>> { return bytes; }};
+  };
+  const std::vector<TensorSource> hqq = {tensor("a.W_q", DType::u8, {8, 8}), tensor("a.scale", DType::f16, {8, 1})};
+  const std::vector<TensorSource> broken = {tensor("b.qweight", DType::s32, {32, 2}), tensor("b.qzeros", DType::s32, {3, 2}),
+                                            tensor("b.scales", DType::f16, {2, 16})};
+  const auto inspect = [&](std::vector<TensorSource> tensors, const std::vector<TensorSource>& more) {
+    tensors.insert(tensors.end(), more.begin(), more.end());
+    EXPECT_TRUE(write_safetensors(at("x.safetensors"), tensors, {}, true).ok());
+    return nibble({"inspect", at("x.safetensors")});
+  };
+  const Finished unsupported = inspect(hqq, {});
+  EXPECT_EQ(unsupported.exit_code, 3);
+  EXPECT_TRUE(contains(unsupported.err, "HQQ")) << unsupported.err;
+  const Finished both = inspect(hqq, broken);
+  EXPECT_EQ(both.exit_code, 4);
+  EXPECT_TRUE(contains(both.err, "2 errors; the worst: b.qzeros is s32 [3,2]")) << both.err;
+  EXPECT_EQ(inspect({}, {tensor("c.weight", DType::f32, {8, 8})}).exit_code, 0);
 }
 
 TEST_F(Cli, SmoothsWithACalibration) {

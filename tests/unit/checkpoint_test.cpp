@@ -388,14 +388,93 @@ TEST(Checkpoint, OddScalesAreCounted) {
   const auto checkpoint = Checkpoint::open(scratch.path());
   ASSERT_TRUE(checkpoint.ok());
   std::vector<Note> notes;
-  ASSERT_TRUE(checkpoint->read(checkpoint->modules()[0], &notes).ok());
+  for (std::vector<Note>* taken : {&notes, static_cast<std::vector<Note>*>(nullptr)})  // whether somebody takes notes or not
+    expect_error(checkpoint->read(checkpoint->modules()[0], taken).status(), StatusCode::corrupt_data,
+                 {"module a: 2 of 32 scales are NaN, the first (nan) at [3,0]"});
   std::string text;
-  for (const Note& note : notes) text += note.text + "\n";
-  expect_note(text, "2 of 32 scales are NaN, the first (nan) at [3,0]");
+  for (const Note& note : notes) {
+    text += note.text + "\n";
+    if (note.text.find("negative") != std::string::npos) {
+      EXPECT_EQ(note.severity, Note::Severity::info) << "auto-round's";
+    }
+  }
   expect_note(text, "1 of 32 scales are infinite, the first (inf) at [4,1]");
   expect_note(text, "1 of 32 scales are zero, the first (0) at [5,0]");
   expect_note(text, "1 of 32 scales are negative, the first (-2) at [6,0]");
   expect_note(text, "1 of 32 scales are subnormal, the first (9.536743e-07) at [7,1]");
+}
+
+TEST(Checkpoint, ScalesThatAreNoNumbersConvertToNothing) {
+  const Scratch scratch;
+  Tensor scales = counting(DType::f16, {2, 16});
+  scales.set(3, std::numeric_limits<float>::infinity());
+  write(scratch / "in/x.safetensors", awq_layer("a", std::move(scales)));
+  for (const Status& status : {dequantize_checkpoint(scratch / "in", scratch / "out", DType::f16).status(),
+                               convert_checkpoint(scratch / "in", scratch / "out", "compressed-tensors").status()})
+    expect_error(status, StatusCode::corrupt_data, {"module a", "1 of 32 scales are infinite"});
+  EXPECT_EQ(names_in(scratch.path()), std::set<std::string>{"in"});
+
+  write(scratch / "in/x.safetensors", awq_layer("a"));  // a zero scale is odd, not broken
+  const auto report = dequantize_checkpoint(scratch / "in", scratch / "out", DType::f16);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  ASSERT_EQ(report->notes.size(), 1u);
+  EXPECT_NE(report->notes[0].text.find("scales are zero"), std::string::npos) << report->notes[0].text;
+}
+
+TEST(Checkpoint, IntegersOfTheConfigAreChecked) {
+  const Scratch scratch;
+  write(scratch / "x.safetensors", awq_layer("a"));
+  const auto opened = [&](const std::string& name, const std::string& text) {
+    write_text(scratch / name, text);
+    const Status status = Checkpoint::open(scratch.path()).status();
+    fs::remove(scratch / name);
+    return status;
+  };
+  const std::pair<const char*, const char*> bad[] = {
+      {R"("bits": 33)", "bits is 33, not a number from 1 to 32"},
+      {R"("bits": 0)", "bits is 0"},
+      {R"("bits": -4)", "bits is -4"},
+      {R"("w_bit": "4")", "w_bit is \"4\""},
+      {R"("bits": true)", "bits is true"},
+      {R"("group_size": 4294967424)", "group_size is 4294967424"},  // 128 in 32 bits
+      {R"("group_size": 18446744073709551615)", "group_size is 18446744073709551615"},
+      {R"("group_size": -2)", "group_size is -2"},
+      {R"("weight_block_size": [128, 4294967424])", "weight_block_size is 4294967424"},
+      {R"("config_groups": {"g": {"weights": {"num_bits": "8"}}})", "num_bits is \"8\""},
+      {R"("config_groups": {"g": {"weights": {"block_structure": [0, 128]}}})", "block_structure is 0"},
+      {R"("dynamic": {"x": {"bits": 300}})", "bits is 300"},
+  };
+  for (const auto& [text, why] : bad) {
+    const std::string quantization = fmt::format(R"({{"quant_method": "awq", {}}})", text);
+    const std::string config = fmt::format(R"({{"quantization_config": {}}})", quantization);
+    expect_error(opened("config.json", config), StatusCode::corrupt_data, {"config.json", why});
+    expect_error(opened("quant_config.json", quantization), StatusCode::corrupt_data, {"quant_config.json", why});
+    expect_error(read_module({}, config).status(), StatusCode::corrupt_data, {"config", why});
+  }
+  for (const char* good :
+       {R"("bits": 4)", R"("bits": 16)", R"("bits": 4.25)", R"("bits": null)", R"("group_size": -1)",
+        R"("group_size": 2147483647)", R"("block_structure": "128x128")", R"("weight_block_size": [128, 128])"})
+    EXPECT_TRUE(opened("config.json", fmt::format(R"({{"bits": 99, "quantization_config": {{{}}}}})", good)).ok()) << good;
+}
+
+TEST(Checkpoint, AMissingShardIsWarnedOfWithoutAnIndex) {
+  const Scratch scratch;
+  write(scratch / "model-00001-of-00003.safetensors", awq_layer("a"));
+  expect_note(notes_of(scratch.path()), "warning: 1 of the 3 files \"model-*-of-00003.safetensors\" are here");
+  expect_note(notes_of(scratch / "model-00001-of-00003.safetensors"), "warning: 1 of the 3 files");
+  write(scratch / "model-00002-of-00003.safetensors", awq_layer("b"));
+  expect_note(notes_of(scratch.path()), "warning: 2 of the 3 files");
+  write(scratch / "model-00003-of-00003.safetensors", awq_layer("c"));
+  EXPECT_EQ(notes_of(scratch.path()), "");
+}
+
+TEST(Checkpoint, GgufIsNamed) {
+  const Scratch scratch;
+  write_text(scratch / "m.gguf", "GGUF");
+  for (const fs::path& path : {scratch.path(), scratch / "m.gguf"})
+    expect_error(Checkpoint::open(path).status(), StatusCode::unsupported, {"m.gguf is GGUF", "safetensors"});
+  write(scratch / "x.safetensors", awq_layer("a"));
+  EXPECT_TRUE(Checkpoint::open(scratch.path()).ok()) << "both are there";
 }
 
 TEST(Checkpoint, NanCodesAreCounted) {

@@ -386,6 +386,53 @@ TEST(Codecs, GptqWidths) {
   EXPECT_THAT(read(m).status.message(), HasSubstr("m.qzeros is s32 [1,8], expected s32 [2,any]"));
 }
 
+/// Elements of a tensor of 32-bit integers as 64-bit ones.
+Tensor widened(const Tensor& narrow) {
+  Tensor wide(DType::s64, narrow.shape);
+  for (std::int64_t i = 0; i < narrow.numel(); ++i) wide.as<std::int64_t>()[i] = narrow.as<std::int32_t>()[i];
+  return wide;
+}
+
+TEST(Codecs, GIdxMayBeWideOrEmpty) {
+  const QuantTensor ordered = random_weight(scheme("u4b8g32"), 32, 64, 1, {.act_order = true});
+  const QuantTensor plain = random_weight(scheme("u4b8g32"), 32, 64, 1);
+  for (const auto& [name, suffix] : {std::pair{"gptq", "g_idx"}, {"compressed-tensors", "weight_g_idx"}}) {
+    SCOPED_TRACE(name);
+    MemoryModule m = written(name, ordered);
+    *m.find(suffix) = widened(*m.find(suffix));
+    EXPECT_TRUE(read(m).q == ordered) << read(m).status.message();
+    m.find(suffix)->as<std::int64_t>()[3] = (std::int64_t{1} << 32) + 1;  // 1 in 32 bits
+    EXPECT_THAT(read(m).status.message(), HasSubstr("is outside [0,2)"));
+  }
+  MemoryModule m = written("gptq", plain);
+  *m.find("g_idx") = Tensor(DType::s32, {0});
+  EXPECT_TRUE(read(m).q == plain) << read(m).status.message();
+  m = written("compressed-tensors", ordered);
+  *m.find("weight_g_idx") = Tensor(DType::s32, {0});
+  EXPECT_TRUE(read(m).q.g_idx.empty()) << read(m).status.message();
+  EXPECT_FALSE(m.detect().module->act_order);
+}
+
+TEST(Codecs, GptqWithoutZeroPoints) {
+  for (const char* codes : {"u2b2", "u4b8", "u8b128"}) {
+    const QuantTensor q = random_weight(scheme(std::string(codes) + "g32"), 32, 64, 1, {.act_order = true, .bias = true});
+    MemoryModule m = written("gptq", q);
+    m.erase("qzeros");
+    EXPECT_TRUE(read(m).q == q) << read(m).status.message();
+    m.config.json.erase("sym");
+    EXPECT_TRUE(read(m).q == q) << "it cannot be anything else";
+    m.set("sym", false);
+    EXPECT_THAT(read(m).status.message(), HasSubstr("m.qzeros is missing, and config.json says sym=false"));
+  }
+}
+
+TEST(Codecs, GptqOfALaterVersionIsRefused) {
+  MemoryModule m = written("gptq", random_weight(scheme("u4b8g32"), 32, 64, 1));
+  m.set("checkpoint_format", "gptq_v3");
+  EXPECT_EQ(read(m).status.code(), StatusCode::unsupported);
+  EXPECT_THAT(read(m).status.message(), HasSubstr("checkpoint_format \"gptq_v3\"; nibble reads gptq and gptq_v2"));
+}
+
 TEST(Codecs, RaggedGroupsNeedTheConfig) {
   MemoryModule m = written("gptq", random_weight(scheme("u4b8g40"), 8, 104, 1));  // 3 groups: 40, 40, 24
   EXPECT_TRUE(read(m).status.ok());
@@ -435,7 +482,7 @@ TEST(Codecs, EmptyAndMistypedTensorsAreErrors) {
       MemoryModule m = good;
       for (auto& dim : m.tensors[i].tensor.shape) dim = 0;
       m.tensors[i].tensor.bytes.clear();
-      EXPECT_FALSE(read(m).status.ok()) << name << " empty " << suffix;
+      EXPECT_EQ(read(m).status.ok(), suffix == "g_idx") << name << " empty " << suffix;
       m = good;
       m.tensors[i].tensor = Tensor(DType::boolean, good.tensors[i].tensor.shape);
       EXPECT_FALSE(read(m).status.ok()) << name << " mistyped " << suffix;
@@ -606,6 +653,15 @@ TEST(Codecs, KnownButUnsupportedFormatsAreNamed) {
       {stored({{"qweight", DType::s16, {16, 128}}, {"qzeros", DType::f16, {8, 64}}, {"scales", DType::f16, {8, 64}}}),
        "AWQ gemv_fast"},
       {stored({{"qweight", DType::s32, {8, 128}}, {"scales", DType::f16, {1, 64}}}), "Marlin"},
+      {stored({{"qweight", DType::s32, {64, 16}}, {"qzeros", DType::s32, {2, 16}}, {"scales", DType::f16, {2, 64}}}),
+       "AWQ of 8 bits"},
+      {stored({{"qweight", DType::s32, {64, 4}}, {"qzeros", DType::s32, {2, 4}}, {"scales", DType::f16, {2, 64}}}),
+       "AWQ of 2 bits"},
+      {stored({{"qweight", DType::s32, {64, 6}}, {"qzeros", DType::s32, {2, 6}}, {"scales", DType::f16, {2, 64}}}),
+       "AWQ of 3 bits"},
+      {stored({{"weight._data", DType::u8, {32, 64}}, {"weight._scale", DType::f16, {64, 1}}}), "quanto"},
+      {stored({{"weight", DType::s32, {64, 8}}, {"weight_scale", DType::f32, {64, 1}}}), "INT4 (Quark)"},
+      {stored({{"weight", DType::u8, {64, 32}}, {"weight_scale", DType::u8, {64, 2}}}), "MXFP4 (ModelOpt, Quark)"},
       {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale_inv", DType::e8m0, {1, 1}}}), "E8M0 scales"},
       {stored({{"weight", DType::e4m3, {64, 64}}, {"weight_scale", DType::u8, {64, 2}}}), "MXFP8"},
       {stored({{"weight", DType::e4m3, {64, 64}}, {"scale", DType::f32, {1}}}), "without weight_scale"},

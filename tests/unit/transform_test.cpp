@@ -1,6 +1,8 @@
 // quantize, convert and dequantize: whole checkpoints in, whole checkpoints or nothing out.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include <sys/stat.h>
 
@@ -102,8 +104,11 @@ TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
   spec.quantize.scale = DType::f16;
   ASSERT_EQ(quantize_checkpoint(scratch / "in", scratch / "linear", spec)->modules.size(), 1u) << "only the linear layer";
   spec.convs = true;
-  EXPECT_EQ(quantize_checkpoint(scratch / "in", scratch / "none", spec).status().code(), StatusCode::invalid_argument)
-      << "depthwise rows are 6 long";
+  const auto without = quantize_checkpoint(scratch / "in", scratch / "some", spec);
+  ASSERT_TRUE(without.ok()) << without.status().message();
+  ASSERT_EQ(without->left.size(), 1u) << "depthwise rows are 6 long";
+  EXPECT_EQ(without->left[0].name, "depthwise");
+  EXPECT_NE(without->left[0].why.find("K=6 is not a multiple of group_size=16"), std::string::npos) << without->left[0].why;
   spec.skip = "depthwise";
   for (const bool whole_rows : {false, true}) {
     if (whole_rows) {
@@ -164,7 +169,7 @@ TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
   spec.quantize = {.group_size = 16, .symmetric = false};
   spec.skip = "depthwise|head";
   expect_error(quantize_checkpoint(scratch / "in", scratch / "out", spec).status(), StatusCode::unsupported,
-               {"stem is a convolution, which awq cannot hold"});
+               {"module stem: a convolution, which awq cannot hold"});
 }
 
 TEST(Quantize, WritesACompleteCheckpoint) {
@@ -253,14 +258,104 @@ TEST(Quantize, RefusesWhatItCannotDo) {
   EXPECT_EQ(names_in(scratch.path()), (std::set<std::string>{"in", "out"}));
 }
 
-TEST(Quantize, AnEmptySkipExpressionSkipsNothing) {
+TEST(Quantize, EverythingWhenAskedFor) {
   const Scratch scratch;
   write_model(scratch / "in");
   auto spec = groups_of_16();
-  spec.skip = "";
+  spec.all = true;
   const auto report = quantize_checkpoint(scratch / "in", scratch / "out", spec);
   ASSERT_TRUE(report.ok()) << report.status().message();
   EXPECT_EQ(report->modules.size(), 4u);
+}
+
+/// A layer of a mixture of experts, T5's tables, GPT-2's block, and layers that do not fit.
+void write_mixed_model(const fs::path& directory) {
+  auto weight = [seed = 0](const std::string& name, std::int64_t n, std::int64_t k) mutable {
+    return source(name, random_tensor(DType::f32, {n, k}, static_cast<std::uint64_t>(++seed)));
+  };
+  write(directory / "model.safetensors",
+        {weight("shared.weight", 40, 32), weight("layers.0.q.weight", 32, 32), weight("layers.0.mlp.gate.weight", 4, 32),
+         weight("layers.0.mlp.experts.0.up_proj.weight", 64, 32), weight("layers.1.mlp.gate.weight", 4, 32),
+         weight("layers.1.odd.weight", 32, 30), weight("layers.1.narrow.weight", 9, 32),
+         weight("layers.0.SelfAttention.relative_attention_bias.weight", 32, 16), weight("head.weight", 48, 32),
+         weight("h.0.attn.c_attn.weight", 32, 96), source("h.0.attn.c_attn.bias", random_tensor(DType::f32, {96}, 30)),
+         weight("h.0.attn.c_proj.weight", 32, 32), source("h.0.attn.c_proj.bias", random_tensor(DType::f32, {32}, 31))});
+  write_text(directory / "config.json", R"({"text_config": {"vocab_size": 48, "hidden_size": 32}})");
+}
+
+TEST(Quantize, LeavesWhatIsNoLinearLayer) {
+  const Scratch scratch;
+  write_mixed_model(scratch / "in");
+  auto spec = groups_of_16("awq");
+  spec.quantize.symmetric = false;
+  spec.dry_run = true;
+  const auto plan = quantize_checkpoint(scratch / "in", scratch / "out", spec);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(names_in(scratch.path()), std::set<std::string>{"in"}) << "a dry run";
+  spec.dry_run = false;
+  const auto report = quantize_checkpoint(scratch / "in", scratch / "out", spec);
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  ASSERT_EQ(plan->modules.size(), report->modules.size());
+  for (std::size_t i = 0; i < plan->modules.size(); ++i) {
+    EXPECT_EQ(plan->modules[i].name, report->modules[i].name);
+    EXPECT_EQ(plan->modules[i].scheme, report->modules[i].scheme);
+  }
+  const std::map<std::string, std::string> left = {{"shared", "an embedding"},
+                                                   {"layers.0.mlp.gate", "a router"},
+                                                   {"layers.1.mlp.gate", "a router"},
+                                                   {"layers.1.odd", "K=30 is not a multiple of group_size=16"},
+                                                   {"layers.1.narrow", "[9,32]: N must be a multiple of 8"},
+                                                   {"layers.0.SelfAttention.relative_attention_bias", "an embedding"},
+                                                   {"head", "N=48 is the size of the vocabulary"},
+                                                   {"h.0.attn.c_attn", "stored as [K,N]"},
+                                                   {"h.0.attn.c_proj", "beside weights that are stored as [K,N]"}};
+  EXPECT_EQ(report->left.size(), left.size());
+  for (const LeftModule& module : report->left) {
+    ASSERT_TRUE(left.contains(module.name)) << module.name;
+    EXPECT_NE(module.why.find(left.at(module.name)), std::string::npos) << module.name << ": " << module.why;
+    EXPECT_EQ(bytes_of(open(scratch / "in"), module.name + ".weight"), bytes_of(open(scratch / "out"), module.name + ".weight"));
+  }
+  ASSERT_EQ(report->notes.size(), left.size() - 2) << "the routers are told together, and so are the embeddings";
+  EXPECT_TRUE(std::ranges::any_of(report->notes, [](const Note& note) {
+    return note.text.starts_with("in 2 modules, e.g. layers.0.mlp.gate: left as it is: a router");
+  }));
+  const Checkpoint out = open(scratch / "out");
+  EXPECT_TRUE(out.notes().empty());
+  for (const Module& module : out.modules()) EXPECT_EQ(module.quantized(), !left.contains(module.name)) << module.name;
+
+  spec.all = true;  // but not what cannot be
+  EXPECT_EQ(quantize_checkpoint(scratch / "in", scratch / "all", spec)->left.size(), 6u)
+      << "gates have 4 rows, and 8 share a word";
+  spec.only = "^layers";
+  spec.skip = "expert|narrow";
+  spec.all = false;
+  const auto some = quantize_checkpoint(scratch / "in", scratch / "some", spec);
+  ASSERT_TRUE(some.ok()) << some.status().message();
+  ASSERT_EQ(some->modules.size(), 1u);
+  EXPECT_EQ(some->modules[0].name, "layers.0.q");
+  spec.only = "mlp.gate";
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "none", spec).status(), StatusCode::invalid_argument,
+               {"no dense layer is left to quantize", "a router"});
+  spec.only = "^h";  // GPT-2's block, and the head
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "none", spec).status(), StatusCode::invalid_argument,
+               {"no dense layer is left to quantize; h.0.attn.c_attn: stored as [K,N]"});
+  spec.only = "[";
+  expect_error(quantize_checkpoint(scratch / "in", scratch / "none", spec).status(), StatusCode::invalid_argument,
+               {"only", "\"[\""});
+}
+
+TEST(Notes, OfAKindAreToldOnce) {
+  using enum Note::Severity;
+  const auto notes = group_notes(std::vector<ModuleNote>{{"", {warning, "the file"}},
+                                                         {"a", {warning, "3 of 10 scales are zero, the first (0) at [1,2]"}},
+                                                         {"b", {warning, "1 of 20 scales are zero, the first (-0) at [0,0]"}},
+                                                         {"c", {error, "broken"}},
+                                                         {"b", {info, "3 of 10 scales are zero"}}});
+  ASSERT_EQ(notes.size(), 4u);
+  EXPECT_EQ(notes[0].text, "c: broken");
+  EXPECT_EQ(notes[1].text, "the file");
+  EXPECT_EQ(notes[2].text, "in 2 modules, e.g. a: 3 of 10 scales are zero, the first (0) at [1,2]");
+  EXPECT_EQ(notes[3].text, "b: 3 of 10 scales are zero");
 }
 
 TEST(Transform, ProtectsWhatExists) {
@@ -551,12 +646,7 @@ TEST(QuantizeW8A8, WritesWhatTheConfigSays) {
     const auto report = quantize_checkpoint(scratch / "in", scratch / "out", w8a8(format, scheme),
                                             {.overwrite = true, .progress = {}, .executor = nullptr});
     ASSERT_TRUE(report.ok()) << report.status().message();
-    if (format == std::string("fp8")) {
-      EXPECT_TRUE(report->notes.empty());
-    } else {
-      ASSERT_EQ(report->notes.size(), 1u);
-      EXPECT_EQ(report->notes[0].text.find("2 of 2 modules have scales that are not bf16"), 0u) << report->notes[0].text;
-    }
+    for (const Note& note : report->notes) EXPECT_EQ(note.severity, Note::Severity::info) << note.text;
     ASSERT_EQ(report->modules.size(), 2u);
     const Checkpoint in = open(scratch / "in"), out = open(scratch / "out");
     EXPECT_TRUE(out.notes().empty());
@@ -689,7 +779,7 @@ TEST(Smooth, EvensOutTheActivations) {
 
   const auto report = quantize_checkpoint(scratch / "in", scratch / "again", spec);
   ASSERT_TRUE(report.ok());
-  ASSERT_EQ(report->notes.size(), 2u);
+  ASSERT_EQ(report->notes.size(), 3u) << "the norm, what follows none, and what was skipped";
   EXPECT_EQ(report->notes[0].text,
             "model.layers.0.post_attention_layernorm.weight was left as it is: model.layers.0.mlp.gate_proj is not among the "
             "modules to "

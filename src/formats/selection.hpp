@@ -1,0 +1,42 @@
+// Which float weights are linear layers that loaders run quantized. A checkpoint does not say, so names, shapes, biases and the
+// sizes in config.json decide; tests/unit/selection_test.cpp holds the rules against the models of transformers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+namespace nibble {
+
+/// A tensor NAME.weight of 2 dimensions [n,k], or a convolution's [n, k, Kh, Kw], and the elements of NAME.bias.
+struct WeightShape {
+  std::string name;
+  std::int64_t n = 0, k = 0;
+  std::optional<std::int64_t> bias = {};
+  bool conv = false;
+};
+
+/// Why a weight stays as it is.
+struct LeftWeight {
+  std::string why;
+  bool possible = false;  // it could be quantized, but loaders expect it in float
+};
+
+class Selection {
+ public:
+  /// `config` is config.json, or null; `all` are the weights of the model, for a block of them is stored in one way.
+  Selection(const nlohmann::json& config, std::span<const WeightShape> all);
+  /// Nothing for a linear layer or a convolution.
+  std::optional<LeftWeight> left(const WeightShape& weight) const;
+
+ private:
+  std::set<std::int64_t> vocabulary_, experts_, sizes_;  // what config.json calls so; sizes_ are all other integers
+  std::set<std::string> transposed_;  // "h.0.attn." and "h.0.*.c_proj", where a bias shows that a weight is [K,N]
+};
+
+}  // namespace nibble

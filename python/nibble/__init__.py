@@ -342,7 +342,7 @@ def verify_conv(
     """The same for a weight made by quantize_conv(), on a batch of seeded random images of (height, width), pixel by pixel."""
     token = _arrays.token(act)
     return _core.verify_conv(
-        q, image=tuple(image), stride=_pair(stride), padding=_padding(padding), dilation=_pair(dilation), groups=groups,
+        q, image=_pair(image), stride=_pair(stride), padding=_padding(padding), dilation=_pair(dilation), groups=groups,
         channels_last=channels_last, act=token, batch=batch, out=_arrays.token(out_dtype) if out_dtype is not None else token,
         quantize=_core.act_scheme(quantize), backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
     )  # fmt: skip

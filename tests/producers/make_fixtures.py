@@ -8,7 +8,8 @@ tests/python/requirements.txt, which the interpreter has to have; what is needed
 Llama with random weights, and its own code says what the quantized weights are worth: PRODUCER/CASE.expected.safetensors has them in
 the type they are computed in, and producers_test.cpp reads PRODUCER/CASE bit for bit. versions.json says what made what.
 
-Three producers cannot run as a whole without a GPU: of AutoAWQ, GPTQModel and ModelOpt the code that packs is called alone.
+Of AutoAWQ, GPTQModel and transformers, which want a GPU, the code that packs is called alone. llm-compressor writes through
+compressed-tensors. auto-round, ModelOpt and Quark are not among them yet.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -204,13 +206,118 @@ def compressed_tensors_020():
     compressed_tensors("compressed-tensors-0.20", act_order=False)
 
 
+# --- AutoAWQ, GPTQModel ---------------------------------------------------------------------------------------------------------------
+
+
+def groups_of(weight, bits: int, size: int, symmetric: bool):
+    """Scales [N, K/size] in f16 and zero points, for codes from 0 to 2^bits - 1."""
+    import torch
+
+    parts = weight.float().unflatten(-1, (-1, size))
+    low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+    if symmetric:
+        return (torch.maximum(-low, high) / (2 ** (bits - 1) - 1)).half().float(), torch.full_like(low, 2 ** (bits - 1))
+    scale = ((high - low) / (2**bits - 1)).half().float()
+    return scale, (-low / scale).round().clamp(0, 2**bits - 1)
+
+
+def replace_linears(model, make):
+    """Every linear layer but the head by make(layer, index), as the producers do it."""
+    for index, (name, layer) in enumerate(linears(model).items()):
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, make(layer, index))
+    return model
+
+
+@producer("autoawq", "autoawq==0.2.9")
+def autoawq():
+    from awq.models._config import AwqConfig
+    from awq.modules.linear.gemm import WQLinear_GEMM
+    from awq.utils.packing_utils import dequantize_gemm
+
+    def pack(layer, index):
+        scales, zeros = groups_of(layer.weight, 4, 32, False)
+        return WQLinear_GEMM.from_linear(layer.float(), 4, 32, scales=scales.T.contiguous(), zeros=zeros.T.contiguous())
+
+    model = replace_linears(tiny_llama("float16", hidden=64, seed=20), pack)
+    expected = {
+        name: dequantize_gemm(m.qweight, m.qzeros, m.scales, 4, 32).T for name, m in model.named_modules() if isinstance(m, WQLinear_GEMM)
+    }
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    config["quantization_config"] = AwqConfig(q_group_size=32, w_bit=4).to_transformers_dict()
+    save("autoawq/w4a16_g32_asymmetric", model.state_dict(), config, expected)
+
+
+def gptq_case(case, bits, symmetric, v2, act_order=False, seed=30):
+    import torch
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.quantization import FORMAT
+    from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
+
+    config = {
+        "bits": bits, "group_size": 32, "desc_act": act_order, "sym": symmetric, "quant_method": "gptq", "checkpoint_format": "gptq_v2" if v2 else "gptq",
+        "lm_head": False, "pack_dtype": "int32", "meta": {"quantizer": [f"gptqmodel:{importlib.metadata.version('gptqmodel')}"]},
+    }  # fmt: skip
+    expected = {}
+
+    def pack(layer, index):
+        scales, zeros = groups_of(layer.weight, bits, 32, symmetric)
+        g_idx = torch.arange(layer.in_features, dtype=torch.int32) // 32
+        if act_order:
+            g_idx = g_idx[torch.randperm(len(g_idx), generator=torch.Generator().manual_seed(index))]
+        packed = TorchLinear(bits, 32, symmetric, act_order, layer.in_features, layer.out_features, format=FORMAT.GPTQ_V2)
+        packed.pack_block(layer.float(), scales, zeros, g_idx)
+        packed.post_init()
+        expected[index] = packed.dequantize_weight().T
+        if not v2:
+            convert_gptq_v2_to_v1_format_module(packed, types.SimpleNamespace(bits=bits, pack_dtype=torch.int32))
+        return packed
+
+    model = tiny_llama("float16", hidden=64, seed=seed)
+    names = list(linears(model))
+    replace_linears(model, pack)
+    full = json.loads(model.config.to_json_string(use_diff=False)) | {"quantization_config": config}
+    state = {name: t for name, t in model.state_dict().items() if ".wf_" not in name}
+    save(case, state, full, {names[i]: w for i, w in expected.items()})
+
+
+@producer("gptqmodel", "gptqmodel==7.7.0")
+def gptqmodel():
+    for bits in (2, 3, 4, 8):
+        gptq_case(f"gptqmodel/w{bits}_v1", bits, True, False, seed=30 + bits)
+    gptq_case("gptqmodel/w4_v2_asymmetric", 4, False, True, seed=40)
+    gptq_case("gptqmodel/w4_v1_act_order", 4, True, False, True, seed=41)
+
+
+# --- transformers ----------------------------------------------------------------------------------------------------
+
+
+@producer("transformers-fp8")
+def transformers_fp8():
+    import torch
+    import transformers
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+    how = types.SimpleNamespace(quantization_config=transformers.FineGrainedFP8Config(weight_block_size=(32, 32)))
+    model = tiny_llama(seed=60, hidden=64)
+    state, expected = model.state_dict(), {}
+    for name in linears(model):
+        made = Fp8Quantize(how).convert({f"{name}.weight": state.pop(f"{name}.weight")})
+        state |= made
+        back = Fp8Dequantize(how)._dequantize_one(made[f"{name}.weight"], made[f"{name}.weight_scale_inv"])
+        expected[name] = back.to(torch.bfloat16)
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    config["quantization_config"] = how.quantization_config.to_dict() | {"modules_to_not_convert": ["lm_head"]}
+    save("transformers-fp8/fp8_block32", state, config, expected)
+
+
 # --- all of it -----------------------------------------------------------------------------------------------------------------------
 
 
 def install(name: str, packages: list[str]) -> pathlib.Path:
     """The packages, without what they ask for, in a folder of their own."""
     folder = PACKAGES / name
-    if not (folder / "complete").exists():
+    if packages and not (folder / "complete").exists():
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *packages], check=True)
         (folder / "complete").touch()
     return folder

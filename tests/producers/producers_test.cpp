@@ -30,7 +30,17 @@ const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "
                                                                {"w8a8_static", "s8zt_s8t"},
                                                                {"fp8", "e4m3r_e4m3c"},
                                                                {"fp8_static", "e4m3t_e4m3t"},
-                                                               {"fp8_block", "e4m3g16_e4m3b16x16"}};
+                                                               {"fp8_block", "e4m3g16_e4m3b16x16"},
+                                                               {"fp8_block32", "e4m3g32_e4m3b32x32"},
+                                                               {"fp8_block128", "e4m3g128_e4m3b128x128"},
+                                                               {"w4a16_g128", "u4b8g128"},
+                                                               {"w4a16_g32_asymmetric", "u4zg32"},
+                                                               {"w2_v1", "u2b2g32"},
+                                                               {"w3_v1", "u3b4g32"},
+                                                               {"w4_v1", "u4b8g32"},
+                                                               {"w8_v1", "u8b128g32"},
+                                                               {"w4_v2_asymmetric", "u4zg32"},
+                                                               {"w4_v1_act_order", "u4b8g32"}};
 
 std::vector<std::string> cases() {
   std::vector<std::string> list;

@@ -8,8 +8,8 @@ tests/python/requirements.txt, which the interpreter has to have; what is needed
 Llama with random weights, and its own code says what the quantized weights are worth: PRODUCER/CASE.expected.safetensors has them in
 the type they are computed in, and producers_test.cpp reads PRODUCER/CASE bit for bit. versions.json says what made what.
 
-Of AutoAWQ, GPTQModel and transformers, which want a GPU, the code that packs is called alone. llm-compressor writes through
-compressed-tensors. auto-round, ModelOpt and Quark are not among them yet.
+Of AutoAWQ, GPTQModel and transformers, which want a GPU, the code that packs is called alone. auto-round, ModelOpt and Quark are not
+among them yet.
 """
 
 from __future__ import annotations
@@ -79,6 +79,13 @@ def save(case: str, state: dict, config: dict, expected: dict, file_name: str = 
     (folder / file_name).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     save_file({name: t.detach().cpu().contiguous() for name, t in expected.items()}, f"{folder}.expected.safetensors")
     print(f"{case}: {sum(t.numel() for t in expected.values())} weights of {len(expected)} modules")
+
+
+def copy(case: str, folder: pathlib.Path, expected: dict) -> None:
+    """The same for a checkpoint that the producer has written itself."""
+    from safetensors.torch import load_file
+
+    save(case, load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text()), expected)
 
 
 # --- compressed-tensors --------------------------------------------------------------------------------------------------------------
@@ -289,7 +296,32 @@ def gptqmodel():
     gptq_case("gptqmodel/w4_v1_act_order", 4, True, False, True, seed=41)
 
 
-# --- transformers ----------------------------------------------------------------------------------------------------
+# --- llm-compressor, transformers ----------------------------------------------------------------------------------------------------
+
+
+@producer("llm-compressor", "llmcompressor==0.14.0.1", "compressed-tensors==0.20.0")
+def llm_compressor():
+    import torch
+    import transformers
+    from compressed_tensors.compressors import decompress_module
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from tokenizers import Tokenizer, models
+
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))  # asked for, not used
+    for case, scheme in {"w4a16_g128": "W4A16", "w8a8": "W8A8", "fp8": "FP8_DYNAMIC", "fp8_block128": "FP8_BLOCK"}.items():
+        source = PACKAGES / "llm-compressor-in"
+        tiny_llama(seed=50, hidden=128, intermediate=128).save_pretrained(source)
+        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+        oneshot(model=model, tokenizer=tokenizer, recipe=QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"]))
+        folder = PACKAGES / "llm-compressor-out"
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder, save_compressed=True)
+        expected = {}
+        for name, module in linears(model).items():
+            decompress_module(module)
+            expected[name] = module.weight.detach().to(torch.bfloat16)
+        copy(f"llm-compressor/{case}", folder, expected)
 
 
 @producer("transformers-fp8")

@@ -1,0 +1,113 @@
+// Checkpoints written by the programs that people use (make_fixtures.py), bit for bit as those programs read them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "nibble/checkpoint.hpp"
+
+namespace nibble {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kFolder = fs::path(NIBBLE_SOURCE_DIR) / "tests" / "producers";
+constexpr std::string_view kExpected = ".expected.safetensors";
+
+/// What the configuration of a case says of its layers, for every producer that has one of the name.
+const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "u4b8g16"},
+                                                               {"w4a16_asymmetric", "u4zg16"},
+                                                               {"w4a16_act_order", "u4b8g16"},
+                                                               {"w8a16_channel", "u8b128c"},
+                                                               {"w3a16", "u3zg16"},
+                                                               {"w8a8", "s8r_s8c"},
+                                                               {"w8a8_static", "s8zt_s8t"},
+                                                               {"fp8", "e4m3r_e4m3c"},
+                                                               {"fp8_static", "e4m3t_e4m3t"},
+                                                               {"fp8_block", "e4m3g16_e4m3b16x16"},
+                                                               {"fp8_block32", "e4m3g32_e4m3b32x32"},
+                                                               {"fp8_block128", "e4m3g128_e4m3b128x128"},
+                                                               {"w4a16_g128", "u4b8g128"},
+                                                               {"w4a16_g32_asymmetric", "u4zg32"},
+                                                               {"w2_v1", "u2b2g32"},
+                                                               {"w3_v1", "u3b4g32"},
+                                                               {"w4_v1", "u4b8g32"},
+                                                               {"w8_v1", "u8b128g32"},
+                                                               {"w4_v2_asymmetric", "u4zg32"},
+                                                               {"w4_v1_act_order", "u4b8g32"}};
+
+std::vector<std::string> cases() {
+  std::vector<std::string> list;
+  for (const auto& entry : fs::recursive_directory_iterator(kFolder)) {
+    std::string path = fs::relative(entry.path(), kFolder).generic_string();
+    if (path.ends_with(kExpected)) list.push_back(path.substr(0, path.size() - kExpected.size()));
+  }
+  std::ranges::sort(list);
+  return list;
+}
+
+std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::ranges::replace_if(
+      name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); }, '_');
+  return name;
+}
+
+TEST(Producers, EveryOneHasItsVersionsAndCheckpoints) {
+  std::set<std::string> recorded, present;
+  const auto versions = nlohmann::json::parse(std::ifstream(kFolder / "versions.json"));
+  for (const auto& [producer, packages] : versions.items()) recorded.insert(producer);
+  for (const std::string& path : cases()) present.insert(path.substr(0, path.find('/')));
+  EXPECT_EQ(present, recorded);
+  EXPECT_FALSE(present.empty());
+}
+
+class ProducerCheckpoint : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ProducerCheckpoint, IsReadBitForBit) {
+  const fs::path folder = kFolder / GetParam();
+  const auto checkpoint = Checkpoint::open(folder);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  const auto expected = Checkpoint::open(folder.string() + std::string(kExpected));
+  ASSERT_TRUE(expected.ok()) << expected.status().message();
+  const auto claimed = kClaimed.find(folder.filename().string());
+  ASSERT_NE(claimed, kClaimed.end()) << "the case is not in kClaimed";
+  for (const Note& note : checkpoint->notes()) EXPECT_EQ(note.severity, Note::Severity::info) << note.text;
+
+  std::set<std::string> left;
+  for (const TensorInfo& tensor : expected->tensors()) left.insert(tensor.name);
+  EXPECT_FALSE(left.empty());
+  for (const Module& module : checkpoint->modules()) {
+    if (module.format == "dense") continue;
+    SCOPED_TRACE(module.name);
+    const TensorInfo* want = expected->find_tensor(module.name);
+    ASSERT_NE(want, nullptr) << "the producer did not quantize it";
+    left.erase(module.name);
+    for (const Note& note : module.notes) {  // compressed-tensors 0.6 left out zero points that are 0
+      const bool left_out = note.text.ends_with("input_zero_point is missing: took 0");
+      EXPECT_TRUE(left_out || note.severity == Note::Severity::info) << note.text;
+    }
+    EXPECT_EQ(module.claimed ? module.claimed->name() : "", claimed->second);
+
+    std::vector<Note> notes;
+    const auto q = checkpoint->read(module, &notes);
+    ASSERT_TRUE(q.ok()) << q.status().message();
+    for (const Note& note : notes) EXPECT_EQ(note.severity, Note::Severity::info) << note.text;
+    ASSERT_EQ(want->shape, (std::vector{q->n, q->k}));
+    Tensor got(want->dtype, want->shape);  // the product is exact in f32: rounded once, as the producer rounds it
+    for (std::int64_t i = 0; i < got.numel(); ++i) got.set(i, q->value(i / q->k, i % q->k));
+    EXPECT_EQ(std::memcmp(got.bytes.data(), expected->view(*want).data, got.bytes.size()), 0);
+  }
+  EXPECT_THAT(left, ::testing::IsEmpty()) << "not found in the checkpoint";
+}
+
+INSTANTIATE_TEST_SUITE_P(Made, ProducerCheckpoint, ::testing::ValuesIn(cases()), test_name);
+
+}  // namespace
+}  // namespace nibble

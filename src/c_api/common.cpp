@@ -1,7 +1,6 @@
 #include "c_api/common.hpp"
 
 #include <cstdlib>
-#include <stdexcept>
 
 namespace nibble::c_api {
 namespace {
@@ -60,17 +59,9 @@ nib_status report(const Status& status) noexcept { return record(status.code(), 
 
 nib_status report_exception() noexcept {
   try {
-    throw;
-  } catch (const std::bad_alloc&) {
+    return report(caught());
+  } catch (...) {  // no memory for the text
     return record(StatusCode::io_error, "out of memory");
-  } catch (const std::length_error&) {
-    return record(StatusCode::io_error, "out of memory");
-  } catch (const std::system_error& e) {
-    return record(StatusCode::io_error, e.what());
-  } catch (const std::exception& e) {
-    return record(StatusCode::internal, e.what());
-  } catch (...) {
-    return record(StatusCode::internal, "an exception of an unknown type");
   }
 }
 

@@ -13,10 +13,15 @@
 #endif
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <string>
+#include <vector>
 
+#include "core/environment.hpp"
 #include "core/error.hpp"
 #include "nibble/cuda.hpp"
 
@@ -45,11 +50,20 @@ std::string cpu_model() {
   return "unknown CPU";
 }
 
+/// CPUs in the affinity mask, which Linux writes only where there is room for all the machine could have.
+int allowed_cpus() {
+  for (std::size_t words = 16; words <= 4096; words *= 2) {
+    std::vector<unsigned long> mask(words);
+    if (sched_getaffinity(0, words * sizeof mask[0], reinterpret_cast<cpu_set_t*>(mask.data())) == 0)
+      return std::accumulate(mask.begin(), mask.end(), 0, [](int sum, unsigned long word) { return sum + std::popcount(word); });
+  }
+  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/// Of a part of a CPU's time a thread makes the most.
 int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  const double most = std::ceil(cpu_quota().value_or(kMaxThreads));
+  return std::max(1, std::min(allowed_cpus(), static_cast<int>(std::min<double>(most, kMaxThreads))));
 }
 
 std::uint32_t bit(Isa isa) { return 1u << static_cast<int>(isa); }
@@ -97,9 +111,7 @@ std::uint32_t with_parents(Isa isa) { return isa == parent(isa) ? bit(isa) : bit
 std::uint32_t usable_isas() {
   const std::uint32_t reported = reported_isas();
   std::uint32_t allowed = ~0u;
-  if (const char* wanted = std::getenv("NIBBLE_ISA"))
-    for (Isa isa : kAllIsas)
-      if (backend(isa) == Backend::cpu && name(isa) == wanted) allowed = with_parents(isa);
+  if (const auto highest = isa_of_environment(); highest.ok() && *highest) allowed = with_parents(**highest);
   std::uint32_t usable = 0;
   for (Isa isa : kAllIsas) {
     const std::uint32_t needed = with_parents(isa);

@@ -1,11 +1,14 @@
 #include "formats/atomic_output.hpp"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <system_error>
 #include <utility>
 
@@ -55,6 +58,24 @@ Result<fs::path> make_temporary(const fs::path& path, std::string_view purpose, 
   }
 }
 
+/// An open file or directory as this process's own: sweep() of another one, which may not see this one's id, leaves it alone. Not every
+/// file system has locks; the id is all there is then.
+void lock(int fd) { ::flock(fd, LOCK_EX | LOCK_NB); }
+
+/// Whether `name` is what make_temporary() called a partial output of `output`, in a process that there is no more.
+bool is_left_behind(std::string_view name, const std::string& output) {
+  const std::string prefix = fmt::format(".{}.partial-", output);
+  if (!name.starts_with(prefix)) return false;
+  name.remove_prefix(prefix.size());
+  ::pid_t process = 0;
+  unsigned number = 0;
+  const char* const end = name.data() + name.size();
+  const auto first = std::from_chars(name.data(), end, process);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != '-' || process <= 0) return false;
+  const auto second = std::from_chars(first.ptr + 1, end, number);
+  return second.ec == std::errc() && second.ptr == end && ::kill(process, 0) != 0 && errno == ESRCH;
+}
+
 /// Makes a rename durable. Not every file system supports it, and the data is safe already: failure is no error.
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -65,6 +86,26 @@ void sync_directory(const fs::path& path) {
 
 }  // namespace
 
+std::vector<std::string> sweep(const fs::path& path) {
+  std::vector<std::string> gone;
+  const Result<fs::path> full = normalized(path);
+  if (!full.ok()) return gone;
+  std::error_code failure;
+  for (fs::directory_iterator it(full->parent_path(), failure), end; !failure && it != end; it.increment(failure)) {
+    const std::string name = it->path().filename().string();
+    if (!is_left_behind(name, full->filename().string())) continue;
+    const int fd = ::open(it->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) continue;
+    struct stat stat {};
+    std::error_code kept;
+    if (::fstat(fd, &stat) == 0 && stat.st_uid == ::geteuid() && (S_ISREG(stat.st_mode) || S_ISDIR(stat.st_mode)) &&
+        ::flock(fd, LOCK_EX | LOCK_NB) == 0 && fs::remove_all(it->path(), kept) > 0 && !kept)
+      gone.push_back(name);
+    ::close(fd);
+  }
+  return gone;
+}
+
 Result<OutputFile> OutputFile::create(const fs::path& path, bool overwrite) {
   OutputFile file;
   NIBBLE_ASSIGN_OR_RETURN(file.path_, normalized(path));
@@ -74,6 +115,7 @@ Result<OutputFile> OutputFile::create(const fs::path& path, bool overwrite) {
                             file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
                             return file.fd_ >= 0;
                           }));
+  lock(file.fd_);
   return file;
 }
 
@@ -119,13 +161,19 @@ Result<OutputDirectory> OutputDirectory::create(const fs::path& path, bool overw
   NIBBLE_ASSIGN_OR_RETURN(directory.temporary_, make_temporary(directory.path_, "partial", [](const fs::path& name) {
                             return ::mkdir(name.c_str(), 0777) == 0;
                           }));
+  directory.lock_ = ::open(directory.temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory.lock_ >= 0) lock(directory.lock_);
   return directory;
 }
 
 OutputDirectory::OutputDirectory(OutputDirectory&& other) noexcept
-    : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})), overwrite_(other.overwrite_) {}
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      overwrite_(other.overwrite_),
+      lock_(std::exchange(other.lock_, -1)) {}
 
 OutputDirectory::~OutputDirectory() {
+  if (lock_ >= 0) ::close(lock_);
   std::error_code ignored;
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
 }

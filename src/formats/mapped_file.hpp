@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "nibble/status.hpp"
@@ -14,8 +16,11 @@ namespace nibble::storage {
 /// "cannot DOING PATH: No space left on device", from errno. ENOENT is not_found, EEXIST already_exists, the rest io_error.
 Status errno_status(std::string_view doing, const std::filesystem::path& path);
 
-/// Mapped, not read: only the pages that are touched take memory, and several views share them. The file must not shrink
-/// meanwhile; touching a page that is gone raises SIGBUS, as with every mapped file.
+/// All of a regular file.
+Result<std::string> read_file(const std::filesystem::path& path);
+
+/// Mapped for whoever wants to look at its bytes: only the pages that are touched take memory, and several views share them. A page
+/// that is gone, because the file was cut off or its disk fails, raises SIGBUS; what nibble itself wants to know it reads.
 class MappedFile {
  public:
   static Result<std::shared_ptr<const MappedFile>> open(const std::filesystem::path& path);
@@ -25,10 +30,17 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const std::byte> bytes() const { return bytes_; }
-  std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
+  /// Fills `to` with what is in the file from byte `offset` on. io_error where that ends before.
+  Status read(std::uint64_t offset, std::span<std::byte> to) const;
 
  private:
-  explicit MappedFile(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  friend Result<std::string> read_file(const std::filesystem::path& path);
+  explicit MappedFile(std::filesystem::path path) : path_(std::move(path)) {}
+  /// Opens it, and says how long it is now.
+  Result<std::size_t> open();
+
+  std::filesystem::path path_;
+  int fd_ = -1;
   std::span<const std::byte> bytes_;
 };
 

@@ -147,8 +147,12 @@ Status write_tensors(const Transform& t, const fs::path& file, bool overwrite, T
     done += tensor.bytes;
     if (module == nullptr) {
       const auto norm = t.smoothing.norms.find(tensor.name);
-      const std::byte* bytes = norm == t.smoothing.norms.end() ? t.in.shards.data[i] : norm->second.bytes.data();
-      NIBBLE_RETURN_IF_ERROR(output.add(tensor.name, tensor.dtype, tensor.shape, {bytes, tensor.bytes}));
+      Tensor stored;
+      if (norm == t.smoothing.norms.end()) {
+        NIBBLE_ASSIGN_OR_RETURN(stored, t.in.shards.load(i));
+      }
+      const Tensor& written_now = norm == t.smoothing.norms.end() ? stored : norm->second;
+      NIBBLE_RETURN_IF_ERROR(output.add(tensor.name, tensor.dtype, tensor.shape, written_now.bytes));
     } else if (tensor.name == module->tensors.front()) {
       NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(*module));
       for (const codec::EncodedTensor& part : rewritten.tensors)
@@ -169,6 +173,9 @@ Result<TransformReport> run(const Transform& t) {
   report.notes = t.smoothing.notes;
   std::vector<codec::WrittenModule> written;
   NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
+  for (const std::string& name : storage::sweep(t.out))
+    report.notes.push_back(
+        {Note::Severity::info, fmt::format("removed {}, left behind by a run that was killed", printable(name))});
   std::error_code ignored;
   if (!fs::is_directory(t.in.path, ignored)) {
     NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, t.options.overwrite, report, written));
@@ -262,14 +269,6 @@ Status refuse_code_units(const Module& module) {
                "module {}: its scale includes those of its input and output, which are int8; quantize the "
                "original checkpoint instead",
                module.name);
-}
-
-/// A dense copy of a stored tensor, at an aligned address: in the file it may start anywhere.
-Tensor copy(const Checkpoint::Impl& in, const std::string& name) {
-  const std::size_t i = in.tensor_index.at(name);
-  Tensor tensor(in.shards.tensors[i].dtype, in.shards.tensors[i].shape);
-  if (!tensor.bytes.empty()) std::memcpy(tensor.bytes.data(), in.shards.data[i], tensor.bytes.size());
-  return tensor;
 }
 
 /// W·diag(s).
@@ -367,14 +366,17 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
     const auto factors = smoothing.factors.find(module.name);
     const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
-    Tensor original = copy(*in, join_name(module.name, "weight"));
+    const auto stored = [&](const char* suffix) { return in->shards.load(in->tensor_index.at(join_name(module.name, suffix))); };
+    NIBBLE_ASSIGN_OR_RETURN(Tensor original, stored("weight"));
     if (module.kernel) original = as_rows(original);
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
     Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), spec.quantize, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
     q->kernel = module.kernel.value_or(Extent{});
-    if (module.has_bias) q->bias = copy(*in, join_name(module.name, "bias"));
+    if (module.has_bias) {
+      NIBBLE_ASSIGN_OR_RETURN(q->bias, stored("bias"));
+    }
     if (is_static) {
       std::optional<std::vector<float>> absmax;
       if (s != nullptr) {

@@ -1,6 +1,5 @@
 #include "nibble/device.hpp"
 
-#include <sched.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -13,13 +12,9 @@
 #endif
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdlib>
 #include <fstream>
-#include <numeric>
 #include <string>
-#include <vector>
 
 #include "core/environment.hpp"
 #include "core/error.hpp"
@@ -48,22 +43,6 @@ std::string cpu_model() {
     if (line.starts_with("model name") || line.starts_with("Model"))
       if (const std::size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
   return "unknown CPU";
-}
-
-/// CPUs in the affinity mask, which Linux writes only where there is room for all the machine could have.
-int allowed_cpus() {
-  for (std::size_t words = 16; words <= 4096; words *= 2) {
-    std::vector<unsigned long> mask(words);
-    if (sched_getaffinity(0, words * sizeof mask[0], reinterpret_cast<cpu_set_t*>(mask.data())) == 0)
-      return std::accumulate(mask.begin(), mask.end(), 0, [](int sum, unsigned long word) { return sum + std::popcount(word); });
-  }
-  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
-/// Of a part of a CPU's time a thread makes the most.
-int usable_cores() {
-  const double most = std::ceil(cpu_quota().value_or(kMaxThreads));
-  return std::max(1, std::min(allowed_cpus(), static_cast<int>(std::min<double>(most, kMaxThreads))));
 }
 
 std::uint32_t bit(Isa isa) { return 1u << static_cast<int>(isa); }

@@ -1,12 +1,19 @@
 #include "core/environment.hpp"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/error.hpp"
 
@@ -31,8 +38,8 @@ bool lists(std::string_view list, std::string_view word) {
 
 /// A hierarchy of control groups that limits CPU time.
 struct Hierarchy {
-  bool unified = false;  // version 2
-  fs::path mount, root;  // where it is mounted, and which of its groups is seen there
+  bool unified = false;     // version 2
+  std::string mount, root;  // where it is mounted, and which of its groups is seen there
 };
 
 /// From a line of /proc/self/mountinfo: "36 35 0:31 /docker/1a /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct".
@@ -48,28 +55,38 @@ std::optional<Hierarchy> hierarchy_of(const std::string& line) {
 }
 
 /// The group of this process, from /proc/self/cgroup: "0::/user.slice" of version 2, "4:cpu,cpuacct:/docker/1a" of version 1.
-std::optional<fs::path> group_in(const Hierarchy& hierarchy, const fs::path& root) {
+std::optional<std::string> group_in(const Hierarchy& hierarchy, const fs::path& root) {
   std::ifstream in(root / "proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
-    if (hierarchy.unified ? controllers.empty() : lists(controllers, "cpu")) return fs::path(line.substr(second + 1));
+    if (hierarchy.unified ? controllers.empty() : lists(controllers, "cpu")) return line.substr(second + 1);
   }
   return {};
 }
 
 /// What one group's own files say.
-std::optional<double> quota_of(const fs::path& group, bool unified) {
+std::optional<double> quota_of(const std::string& group, bool unified) {
   double quota = 0, period = 0;
   if (unified) {
-    std::ifstream(group / "cpu.max") >> quota >> period;  // "max 100000" leaves zeros
+    std::ifstream(group + "/cpu.max") >> quota >> period;  // "max 100000" leaves zeros
   } else {
-    std::ifstream(group / "cpu.cfs_quota_us") >> quota;  // -1: none
-    std::ifstream(group / "cpu.cfs_period_us") >> period;
+    std::ifstream(group + "/cpu.cfs_quota_us") >> quota;  // -1: none
+    std::ifstream(group + "/cpu.cfs_period_us") >> period;
   }
   if (!(quota > 0 && period > 0)) return {};
   return quota / period;
+}
+
+/// CPUs in the affinity mask, which Linux writes only where there is room for all the machine could have.
+int allowed_cpus() {
+  for (std::size_t words = 16; words <= 4096; words *= 2) {
+    std::vector<unsigned long> mask(words);
+    if (sched_getaffinity(0, words * sizeof mask[0], reinterpret_cast<cpu_set_t*>(mask.data())) == 0)
+      return std::accumulate(mask.begin(), mask.end(), 0, [](int sum, unsigned long word) { return sum + std::popcount(word); });
+  }
+  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 }  // namespace
@@ -104,15 +121,18 @@ std::optional<double> cpu_quota(const fs::path& root) {
     const auto group = hierarchy ? group_in(*hierarchy, root) : std::nullopt;
     if (!group) continue;
     // A container sees its own group, which /proc may name as the host does.
-    fs::path below = group->lexically_relative(hierarchy->root);
-    if (below.empty() || *below.begin() == "..") below = ".";
-    const fs::path top = root / hierarchy->mount.relative_path();
-    for (fs::path at = (top / below).lexically_normal();; at = at.parent_path()) {
+    std::string below = *group;
+    if (hierarchy->root != "/") below = below.starts_with(hierarchy->root) ? below.substr(hierarchy->root.size()) : "";
+    const std::string top = root.string() + hierarchy->mount;
+    for (std::string at = top + below; at.size() >= top.size(); at.resize(at.rfind('/')))
       if (const auto quota = quota_of(at, hierarchy->unified); quota && (!least || *quota < *least)) least = quota;
-      if (at.native().size() <= top.native().size()) break;
-    }
   }
   return least;
+}
+
+int usable_cores(const fs::path& root) {
+  const double most = std::ceil(cpu_quota(root).value_or(kMaxThreads));  // of a part of a CPU's time a thread makes the most
+  return std::max(1, std::min(allowed_cpus(), static_cast<int>(std::min<double>(most, kMaxThreads))));
 }
 
 }  // namespace nibble

@@ -21,4 +21,7 @@ Result<std::optional<Isa>> isa_of_environment();
 /// number's. `root` is where /proc and /sys are.
 std::optional<double> cpu_quota(const std::filesystem::path& root = "/");
 
+/// How many threads this process keeps busy: by the calling thread's affinity mask and the quota.
+int usable_cores(const std::filesystem::path& root = "/");
+
 }  // namespace nibble

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -38,9 +39,10 @@ Status check_replaceable(const fs::path& path, bool directory, bool overwrite) {
   if (fs::is_directory(path, failure) != directory)
     return error(StatusCode::already_exists, "{} exists and is {} directory; the output is {}", path.string(),
                  directory ? "not a" : "a", directory ? "one" : "a file");
-  if (!directory || fs::is_empty(path, failure)) return {};
-  for (fs::directory_iterator it(path, failure), end; !failure && it != end; it.increment(failure))
-    if (it->path().extension() == ".safetensors") return {};
+  if (!directory) return {};
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(path));
+  if (names.empty() || std::ranges::any_of(names, [](const std::string& name) { return name.ends_with(".safetensors"); }))
+    return {};
   return error(StatusCode::already_exists, "{} exists and holds no *.safetensors, so it is not replaced; remove it first",
                path.string());
 }
@@ -90,16 +92,17 @@ std::vector<std::string> sweep(const fs::path& path) {
   std::vector<std::string> gone;
   const Result<fs::path> full = normalized(path);
   if (!full.ok()) return gone;
-  std::error_code failure;
-  for (fs::directory_iterator it(full->parent_path(), failure), end; !failure && it != end; it.increment(failure)) {
-    const std::string name = it->path().filename().string();
+  const auto names = names_in(full->parent_path());
+  if (!names.ok()) return gone;
+  for (const std::string& name : *names) {
     if (!is_left_behind(name, full->filename().string())) continue;
-    const int fd = ::open(it->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const fs::path partial = full->parent_path() / name;
+    const int fd = ::open(partial.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) continue;
     struct stat stat {};
     std::error_code kept;
     if (::fstat(fd, &stat) == 0 && stat.st_uid == ::geteuid() && (S_ISREG(stat.st_mode) || S_ISDIR(stat.st_mode)) &&
-        ::flock(fd, LOCK_EX | LOCK_NB) == 0 && fs::remove_all(it->path(), kept) > 0 && !kept)
+        ::flock(fd, LOCK_EX | LOCK_NB) == 0 && fs::remove_all(partial, kept) > 0 && !kept)
       gone.push_back(name);
     ::close(fd);
   }

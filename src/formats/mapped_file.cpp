@@ -1,5 +1,6 @@
 #include "formats/mapped_file.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -57,6 +58,17 @@ Status MappedFile::read(std::uint64_t offset, std::span<std::byte> to) const {
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
   if (fd_ >= 0) ::close(fd_);
+}
+
+Result<std::vector<std::string>> names_in(const std::filesystem::path& directory) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), ::closedir);
+  if (entries == nullptr) return errno_status("list", directory);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(entries.get()))
+    if (const std::string_view name = entry->d_name; name != "." && name != "..") names.emplace_back(name);
+  if (errno != 0) return errno_status("list", directory);
+  return names;
 }
 
 Result<std::string> read_file(const std::filesystem::path& path) {

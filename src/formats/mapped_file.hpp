@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "nibble/status.hpp"
 
@@ -15,6 +16,10 @@ namespace nibble::storage {
 
 /// "cannot DOING PATH: No space left on device", from errno. ENOENT is not_found, EEXIST already_exists, the rest io_error.
 Status errno_status(std::string_view doing, const std::filesystem::path& path);
+
+/// The names in a directory, without "." and "..". Not std::filesystem's iterator, whose steps that report errors cannot run out of
+/// memory without ending the process.
+Result<std::vector<std::string>> names_in(const std::filesystem::path& directory);
 
 /// All of a regular file.
 Result<std::string> read_file(const std::filesystem::path& path);

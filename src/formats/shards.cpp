@@ -40,12 +40,10 @@ Result<WeightMap> read_index(const fs::path& path) {
 
 /// Names of the files that end in .safetensors, sorted; hidden ones are what other tools leave behind.
 Result<std::set<std::string>> list_shards(const fs::path& directory) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> all, names_in(directory));
   std::set<std::string> names;
-  std::error_code failure;
-  for (fs::directory_iterator it(directory, failure), end; !failure && it != end; it.increment(failure))
-    if (std::string name = it->path().filename().string(); name.ends_with(".safetensors") && !name.starts_with('.'))
-      names.insert(std::move(name));
-  if (failure) return error(StatusCode::io_error, "cannot list {}: {}", directory.string(), failure.message());
+  for (const std::string& name : all)
+    if (name.ends_with(".safetensors") && !name.starts_with('.')) names.insert(name);
   return names;
 }
 

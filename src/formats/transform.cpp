@@ -92,11 +92,12 @@ bool is_companion(const fs::path& file) {
 }
 
 Status copy_companions(const fs::path& from, const fs::path& to) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage::names_in(from));
   std::error_code failure;
-  for (fs::directory_iterator it(from, failure), end; !failure && it != end; it.increment(failure)) {
+  for (const std::string& name : names) {
     std::error_code dangling;  // a link to nowhere is no reason to stop
-    if (!it->is_regular_file(dangling) || !is_companion(it->path())) continue;
-    if (!fs::copy_file(it->path(), to / it->path().filename(), failure)) break;
+    if (!fs::is_regular_file(from / name, dangling) || !is_companion(from / name)) continue;
+    if (!fs::copy_file(from / name, to / name, failure)) break;
   }
   if (failure) return error(StatusCode::io_error, "cannot copy the files of {}: {}", from.string(), failure.message());
   return {};

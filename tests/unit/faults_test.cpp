@@ -288,6 +288,7 @@ TEST(Environment, QuotasOfControlGroups) {
   EXPECT_EQ(cpu_quota(root.path()), 3.5);
   put("sys/fs/cgroup/user.slice/job.scope/cpu.max", "50000 100000\n");
   EXPECT_EQ(cpu_quota(root.path()), 0.5);
+  EXPECT_EQ(usable_cores(root.path()), 1);
   put("sys/fs/cgroup/cpu.max", "20000 100000\n");
   EXPECT_EQ(cpu_quota(root.path()), 0.2);
 
@@ -317,19 +318,9 @@ TEST(Environment, CoresAreNoMoreThanTheMaskAllows) {
                 if (sched_setaffinity(0, sizeof one, &one) == 0) break;
                 CPU_ZERO(&one);
               }
-              // This process may have looked at its machine already; a program that starts now has not.
-              return std::system(NIBBLE_BINARY_DIR
-                                 "/bin/faults_test --gtest_filter=*OneCore "
-                                 "--gtest_also_run_disabled_tests >/dev/null");
+              return usable_cores() == 1 ? 0 : 1;
             }),
             0);
-}
-
-/// Of the test above, with one CPU in its mask.
-TEST(Environment, DISABLED_OneCore) {
-  unsetenv("NIBBLE_NUM_THREADS");
-  EXPECT_EQ(this_device().cores, 1);
-  EXPECT_EQ(default_executor().threads(), 1);
 }
 
 /// A checkpoint of `layers` float layers [16,64].

@@ -37,11 +37,17 @@ Result<AddedErrorSource> AddedErrorSource::open(const std::filesystem::path& cal
 Result<std::vector<ActError>> AddedErrorSource::measure(const Module& module, const QuantTensor& q,
                                                         const std::vector<ActScheme>& ways) const {
   ActErrorSpec spec;
+  Tensor inputs;
   spec.outliers = outliers_;
   if (inputs_) {
     const TensorInfo* tensor = inputs_->find_tensor(module.name + ".input");
     if (tensor == nullptr) return std::vector<ActError>();
-    spec.inputs = inputs_->view(*tensor);
+    if (tensor->shape.size() != 2)
+      return Status(StatusCode::corrupt_data, fmt::format("{} has {} dimensions, not 2", tensor->name, tensor->shape.size()));
+    auto loaded = inputs_->load(*tensor);
+    if (!loaded.ok()) return loaded.status();
+    inputs = *std::move(loaded);
+    spec.inputs = ConstTensorView(inputs.bytes.data(), inputs.dtype, {inputs.shape[0], inputs.shape[1]});
     spec.tokens = 256;
   }
   return activation_errors(q, ways, spec);

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "commands.hpp"
+#include "option_checks.hpp"
 #include "progress.hpp"
 #include "table.hpp"
 
@@ -19,12 +20,12 @@ void add_note(std::vector<Note>& notes, Note::Severity severity, std::string tex
 }
 
 // A kernel [Co,Ci/groups,Kh,Kw] as the rows that are quantized, in the order kh, kw, ci.
-Tensor rows_of(const ConstTensorView& w) {
-  const std::int64_t channels = w.dim(1), elements = w.dim(2) * w.dim(3), k = channels * elements;
+Tensor rows_of(const Tensor& w) {
+  const std::int64_t channels = w.shape[1], elements = w.shape[2] * w.shape[3], k = channels * elements;
   const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
-  Tensor rows(w.dtype, {w.dim(0), k});
-  const auto* from = static_cast<const std::byte*>(w.data);
-  for (std::int64_t n = 0; n < w.dim(0); ++n)
+  Tensor rows(w.dtype, {w.shape[0], k});
+  const std::byte* from = w.bytes.data();
+  for (std::int64_t n = 0; n < w.shape[0]; ++n)
     for (std::int64_t c = 0; c < channels; ++c)
       for (std::int64_t e = 0; e < elements; ++e, from += width)
         std::copy_n(from, width, rows.bytes.data() + static_cast<std::size_t>(n * k + e * channels + c) * width);
@@ -44,9 +45,10 @@ void compare(const Checkpoint& reference, const QuantTensor& q, InspectedModule&
                     fmt::format("the reference tensor {} is {} [{}], not a float [{}]", name, nibble::name(tensor->dtype),
                                 fmt::join(tensor->shape, ", "), fmt::join(shape, ", ")));
   }
-  const Tensor rows = kernel ? rows_of(reference.view(*tensor)) : Tensor();
-  const auto error =
-      quantization_error(kernel ? ConstTensorView(rows.bytes.data(), rows.dtype, {q.n, q.k}) : reference.view(*tensor), q);
+  auto stored = reference.load(*tensor);
+  if (!stored.ok()) return add_note(found.notes, Note::Severity::error, stored.status().message());
+  const Tensor rows = kernel ? rows_of(*stored) : *std::move(stored);
+  const auto error = quantization_error(ConstTensorView(rows.bytes.data(), rows.dtype, {q.n, q.k}), q);
   if (error.ok()) {
     found.error = *error;
   } else {
@@ -286,6 +288,7 @@ void add_inspect(CLI::App& app, Action& action) {
           ->type_name("FILE")
           ->needs(activations);
   command->add_option("--outliers", options->outliers, "For --activations: make every 256th input channel this many times larger")
+      ->check(outlier_factor())
       ->type_name("FACTOR")
       ->capture_default_str()
       ->needs(activations)

@@ -2,8 +2,11 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <exception>
 #include <new>
+#include <stdexcept>
+#include <system_error>
 
 #include "commands.hpp"
 #include "option_checks.hpp"
@@ -130,6 +133,10 @@ int run(int argc, char** argv) {
     complain(what + "; see nibble " + (chosen.empty() ? "" : chosen.front()->get_name() + " ") + "--help");
     return kUsage;
   }
+  if (const Status known = check_environment(); !known.ok()) {
+    complain(known.message());
+    return exit_code(known.code());
+  }
   const Result<Outcome> result = action();
   const Status output = finish_output();
   if (!result.ok()) complain(result.status().message());
@@ -138,6 +145,26 @@ int run(int argc, char** argv) {
     return exit_code(output.code());
   }
   return exit_code(result);
+}
+
+/// What is thrown ends here.
+int run_or_explain(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const Interrupted& interrupted) {
+    complain("interrupted; nothing was written");
+    return 128 + interrupted.signal;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::length_error&) {
+    throw std::bad_alloc();
+  } catch (const std::system_error& error) {
+    complain(error.what());
+    return 4;
+  } catch (const std::exception& error) {
+    complain(std::string("internal error, please report it: ") + error.what());
+    return 70;
+  }
 }
 
 }  // namespace
@@ -152,16 +179,11 @@ int exit_code(const Result<Outcome>& result) {
 int main(int argc, char** argv) {
   using namespace nibble::tools;
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, not a sudden end that could leave half a file behind
+  signal(SIGXFSZ, SIG_IGN);  // so is a file that would become larger than it may
   try {
-    return run(argc, argv);
-  } catch (const Interrupted& interrupted) {
-    complain("interrupted; nothing was written");
-    return 128 + interrupted.signal;
-  } catch (const std::bad_alloc&) {
-    complain("out of memory");
+    return run_or_explain(argc, argv);
+  } catch (...) {  // no memory for the explanation
+    std::fputs("nibble: out of memory\n", stderr);
     return 4;
-  } catch (const std::exception& error) {
-    complain(std::string("internal error, please report it: ") + error.what());
-    return 70;
   }
 }

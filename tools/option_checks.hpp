@@ -32,4 +32,7 @@ CLI::Validator between(T low, T high) {
   return {check, ""};
 }
 
+/// More of it, and Gaussian activations are beyond f16.
+inline CLI::Validator outlier_factor() { return between(1e-3f, 1e4f); }
+
 }  // namespace nibble::tools

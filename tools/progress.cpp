@@ -19,7 +19,19 @@ using namespace std::chrono_literals;
 
 volatile sig_atomic_t g_signal = 0;
 void remember_signal(int number) { g_signal = number; }
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+class InterruptibleExecutor final : public Executor {
+ public:
+  int threads() const override { return default_executor().threads(); }
+
+ private:
+  void run(std::int64_t count, LoopBody body) override {
+    default_executor().parallel_for(count, [&](std::int64_t i) {
+      if (g_signal == 0) body(i);
+    });
+    Interruptible::check();
+  }
+};
 
 int terminal_columns() {
   winsize size{};
@@ -74,12 +86,19 @@ Progress ProgressBar::callback() {
 Interruptible::Interruptible() {
   struct sigaction action {};
   action.sa_handler = remember_signal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (int number : kSignals) sigaction(number, &action, nullptr);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &before_[i]);
+    if (before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 Interruptible::~Interruptible() {
-  for (int number : kSignals) signal(number, SIG_DFL);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+}
+
+Executor& Interruptible::executor() {
+  static InterruptibleExecutor executor;
+  return executor;
 }
 
 void Interruptible::check() {

@@ -1,6 +1,9 @@
 // A progress bar on stderr for work that takes long, and only when a person is watching.
 #pragma once
 
+#include <signal.h>
+
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -34,8 +37,9 @@ struct Interrupted {
   int signal = 0;
 };
 
-/// While one of these lives, SIGINT, SIGTERM and SIGHUP make the next progress callback throw Interrupted; a second signal
-/// ends the process at once.
+/// While one of these lives, SIGINT, SIGTERM and SIGHUP, but for those that were ignored (nohup), make check() throw Interrupted:
+/// the next progress callback, and every iteration of a loop on executor(). More signals change nothing: what has been written is
+/// cleaned up.
 class Interruptible {
  public:
   Interruptible();
@@ -44,6 +48,12 @@ class Interruptible {
   Interruptible& operator=(const Interruptible&) = delete;
   /// Throws Interrupted when a signal has arrived.
   static void check();
+  /// default_executor(), whose loops end with the signal.
+  Executor& executor();
+
+ private:
+  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_{};
 };
 
 }  // namespace nibble::tools

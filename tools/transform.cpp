@@ -112,12 +112,13 @@ Result<Outcome> transform(const Options& options, std::string_view verb,
                           const std::function<Result<TransformReport>(const TransformOptions&)>& work) {
   std::optional<Result<TransformReport>> report;
   {
-    const Interruptible interruptible;
+    Interruptible interruptible;
     ProgressBar progress("working");
-    TransformOptions how{.overwrite = options.force, .progress = progress.callback()};
+    TransformOptions how{.overwrite = options.force, .progress = progress.callback(), .executor = &interruptible.executor()};
     how.max_shard_bytes = parse_bytes(options.max_shard).value_or(0);
     if (parse_backend(options.backend) == Backend::cuda) how.dequantize = dequantize_on_gpu;
     report = work(how);
+    if (!report->ok()) Interruptible::check();  // the library says of a loop that ended early that it failed
   }
   if (!report->ok()) return with_force_hint(report->status());
   const auto text = [&] { return report_text(**report, options.out, verb); };

@@ -271,6 +271,7 @@ void add_verify(CLI::App& app, Action& action) {
       ->check(between(1, 1 << 30))
       ->type_name("N");
   command->add_option("--outliers", options->outliers, "Make every 256th input channel this many times larger")
+      ->check(outlier_factor())
       ->type_name("FACTOR")
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the random activations")->type_name("N")->capture_default_str();

@@ -66,7 +66,7 @@ struct Module {
   bool quantized() const { return format != "dense"; }
 };
 
-/// A read-only checkpoint. Files stay memory-mapped for its lifetime; copies share them.
+/// A read-only checkpoint. Files stay open and memory-mapped for its lifetime; copies share them.
 class Checkpoint {
  public:
   /// `path` is a directory with *.safetensors (and config.json), or one .safetensors file.
@@ -89,8 +89,11 @@ class Checkpoint {
   const TensorInfo* find_tensor(std::string_view tensor_name) const;
   /// Null when there is none of that name.
   const Module* find_module(std::string_view module_name) const;
-  /// A view of the mapped bytes of a tensor of this checkpoint (rank ≤ 4; higher ranks are viewed as rank 1).
+  /// A view of the mapped bytes of a tensor of this checkpoint (rank ≤ 4; higher ranks are viewed as rank 1). As with every mapped
+  /// file, touching what another program has cut off raises SIGBUS; load(), read() and the transforms return io_error instead.
   ConstTensorView view(const TensorInfo& tensor) const;
+  /// The same bytes, read into memory.
+  Result<Tensor> load(const TensorInfo& tensor) const;
 
   /// Decodes a quantized module. Findings that needed the data are appended to `notes`.
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;

@@ -29,7 +29,7 @@ struct Padding {
   friend constexpr bool operator==(const Padding&, const Padding&) = default;
 };
 
-/// The sizes of a layer, all of them in elements.
+/// The sizes of a layer, all of them in elements and at most kMaxSize.
 struct ConvGeometry {
   std::int64_t in_channels = 1, out_channels = 1;  // of all groups together
   std::int64_t height = 1, width = 1;              // of an input image
@@ -68,8 +68,9 @@ std::string_view name(ImageLayout layout);
 struct ConvSpec {
   ConvGeometry geometry = {};                                         // its kernel and channels are the weight's
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;  // gate and residual lie as the output does
-  DType act = DType::f32;      // of A: f32, f16 or bf16; s8: A comes quantized, with a scale per tensor, as `quantize` says
-  std::int64_t batch_max = 1;  // the plan serves every B in [1, batch_max]
+  DType act = DType::f32;  // of A: f32, f16 or bf16; s8: A comes quantized, with a scale per tensor, as `quantize` says
+  /// The plan serves every B in [1, batch_max]: B·Oh·Ow at most kMaxSize; A with its padding, its patches and D at most kMaxElements.
+  std::int64_t batch_max = 1;
   EpilogueSpec epilogue = {};  // without row_scale; gate and residual are [B,Co,Oh,Ow]
   /// As LinearSpec::quantize. Blocks of group.k channels lie inside a pixel's Ci/groups; {1,0} is a scale per patch.
   ActScheme quantize = {};

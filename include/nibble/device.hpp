@@ -47,7 +47,7 @@ struct Stream {
 /// The CPU, as far as choices depend on it.
 struct DeviceInfo {
   std::string cpu_name;               // "AMD EPYC 9654"
-  int cores = 1;                      // cores this process may run on
+  int cores = 1;                      // this process may keep busy: those of its affinity mask, or its control groups' quota
   Isa isa = Isa::baseline;            // the best level this machine has; NIBBLE_ISA=name leaves only that level and its parents
   std::uint32_t isas = 1;             // bit i: has level i; levels of CPUs only
   std::int64_t l1d_bytes = 32 << 10;  // per core
@@ -61,6 +61,11 @@ struct DeviceInfo {
 
 /// Queried once, then cached.
 const DeviceInfo& this_device();
+
+/// Ok where the environment says what nibble knows: NIBBLE_ISA a level of CPUs, NIBBLE_NUM_THREADS 1 … 4096, NIBBLE_KERNEL a row of the
+/// kernel table, or nothing. Else invalid_argument with the value and what is allowed. The calls that depend on it begin with this:
+/// quantize, pack, plans, Checkpoint::open and what is made of them.
+Status check_environment();
 
 /// What bounds the speed of a layer: reading memory, or the peak of one kind of arithmetic.
 enum class Ceiling : std::uint8_t { read, f32, bf16, int8, f16 };

@@ -2,7 +2,7 @@
  *
  *   checkpoint ──read──▶ nib_qtensor ──pack──▶ nib_weight ──plan──▶ nib_plan ──execute──▶ D
  *
- * Everything follows five rules.
+ * Everything follows seven rules.
  *
  * Status. A function that can fail returns a nib_status and writes its results last; on failure they are as they were. The text of
  * the calling thread's last failure, with the values and the remedy, is nib_last_error(). nibble never prints, aborts or throws.
@@ -24,6 +24,13 @@
  * <codes><z|o|f|><t|c|gSIZE|bNxK>; "z" means (q − z)·s, "o" q·s + z, "f" (q − z)·s with a float z; t, c, g, b: a scale per tensor,
  * per output channel, per group along K, per block. Codes: u2 … u7, u8; u4b8 (code − 8) and the like; s8; e4m3. Activations are
  * <s8|e4m3><z|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one scale known beforehand.
+ *
+ * Sizes. M, N, K, a batch, and the extents, strides, paddings and dilations of images are NIB_MAX_SIZE at most; W, D and A, of a
+ * convolution also with its padding and as patches, have NIB_MAX_ELEMENTS at most. A convolution's M is B·Oh·Ow. Beyond:
+ * invalid_argument with the values.
+ *
+ * The environment. NIBBLE_ISA, NIBBLE_NUM_THREADS and NIBBLE_KERNEL, where set, name a level of CPUs, 1 to 4096 threads, and a row of
+ * nib_kernels; else what makes a handle, nib_get_cpu and nib_measure_roofline return invalid_argument with the value.
  *
  * W is [N,K]: output × input channels. A is [M,K], D = A·Wᵀ is [M,N]. Of a convolution K is Kh·Kw·C/groups, in that order; A and D are
  * images, [B,C,H,W] in the order of dimensions whatever the order in memory.
@@ -51,6 +58,11 @@ extern "C" {
 #define NIB_ABI_MINOR 0
 /* Both in one number, to compare with nib_abi_version(). */
 #define NIB_ABI_VERSION (NIB_ABI_MAJOR * 65536 + NIB_ABI_MINOR)
+
+/* The limit of a single size: 2^30. */
+#define NIB_MAX_SIZE (INT64_C(1) << 30)
+/* The limit of a matrix or batch of images, in elements: 2^46. */
+#define NIB_MAX_ELEMENTS (INT64_C(1) << 46)
 
 /* ---- Values ---------------------------------------------------------------------------------------------------------------- */
 
@@ -170,7 +182,7 @@ static inline nib_view nib_images(const void* data, nib_dtype dtype, nib_image_l
 }
 
 typedef struct nib_context nib_context;       /* threads to run on */
-typedef struct nib_checkpoint nib_checkpoint; /* files, opened and understood; memory-mapped until it is destroyed */
+typedef struct nib_checkpoint nib_checkpoint; /* files, opened and understood; open and memory-mapped until it is destroyed */
 typedef struct nib_qtensor nib_qtensor;       /* a quantized matrix in canonical form: codes, scales, zero points, ... */
 typedef struct nib_weight nib_weight;         /* the same, packed in the order a kernel streams it */
 typedef struct nib_plan nib_plan;             /* which kernels run, for one shape and scheme and every M up to a limit */
@@ -213,12 +225,13 @@ typedef struct nib_context_desc {
   size_t struct_size;
   nib_parallel_for parallel_for; /* the engine's threads; NULL: threads of nibble's own */
   void* user;                    /* for parallel_for */
-  int32_t threads;               /* that take part, the caller's included; 0: one per core (parallel_for: 1) */
+  int32_t threads;               /* that take part, the caller's included, 4096 at most; 0: one per core (parallel_for: 1) */
   int32_t reserved;
 } nib_context_desc;
 
-/* A context is threads. Where one is asked for, NULL means the process-wide pool: one thread per core, or NIBBLE_NUM_THREADS. A pool
- * runs one loop at a time; others wait. parallel_for is called from whatever threads call nibble. */
+/* A context is threads. Where one is asked for, NULL means the process-wide pool: a thread for each of nib_cpu.cores, or
+ * NIBBLE_NUM_THREADS. Pools have as many threads as the system gives; a child process after fork() starts its own. A pool runs one loop
+ * at a time; others wait. parallel_for is called from whatever threads call nibble. */
 NIB_API nib_status nib_context_create(const nib_context_desc* desc, nib_context** context);
 NIB_API nib_status nib_context_destroy(nib_context* context);
 
@@ -231,7 +244,7 @@ typedef struct nib_cpu {
   char isa[24];                          /* the best instruction set, of this machine or as NIBBLE_ISA says: "avx512vnni" */
   int64_t l1d_bytes, l2_bytes, l3_bytes; /* the first two per core; 0: unknown, or none */
   int64_t memory_bytes;                  /* in all, free or not */
-  int32_t cores;                         /* this process may run on */
+  int32_t cores;                         /* this process may keep busy: of its affinity mask, or its control groups' quota */
   int32_t reserved;
 } nib_cpu;
 /* The CPU this process runs on. */
@@ -379,7 +392,9 @@ typedef struct nib_stored_tensor {
   const char* file;     /* relative to the checkpoint */
   uint64_t file_offset; /* of its first byte */
   uint64_t bytes;       /* in the file */
-  nib_view view;        /* of the mapped file: read only, any alignment; more than four dimensions are one */
+  /* Of the mapped file: read only, any alignment; more than four dimensions are one. As with every mapped file, touching what another
+   * program has cut off raises SIGBUS; nibble's own functions read the file instead, and return io_error. */
+  nib_view view;
 } nib_stored_tensor;
 
 /* Opens a directory with *.safetensors and config.json, or one .safetensors file. Every header is checked.
@@ -446,7 +461,7 @@ typedef struct nib_pack_desc {
   const char* layout;         /* by name; NULL: that of the cheapest kernels for M in [1, m_max] */
   const char* kernel;         /* pack for this kernel, in place of layout and backend */
   const char* quantize;       /* how the plans to come quantize activations, as nib_linear_desc has it */
-  int64_t m_max;              /* 0: 8192 */
+  int64_t m_max;              /* the most tokens of the plans to come; 0: 8192 */
   nib_backend backend;        /* NIB_CUDA: packed on the GPU, into its memory */
   int32_t reserved;
 } nib_pack_desc;
@@ -541,7 +556,7 @@ typedef struct nib_plan_options {
   size_t struct_size;
   const char* kernel;          /* force this kernel; NULL: NIBBLE_KERNEL from the environment, else the cheapest */
   const nib_roofline* machine; /* the CPU as it was measured, for predicted times; NULL: a typical one */
-  int32_t threads;             /* the plan will run on; 0: as many as the process-wide pool has */
+  int32_t threads;             /* the plan will run on, 4096 at most; 0: as many as the process-wide pool has */
   int32_t forbid_reference;    /* not 0: fail rather than fall back to the reference */
 } nib_plan_options;
 

@@ -30,15 +30,22 @@ class Executor {
   virtual ~Executor() = default;
   /// How many threads parallel_for uses at most, the caller's included; ≥ 1.
   virtual int threads() const = 0;
-  /// Calls body(i) once for every i in [0, count) and returns when all have finished. `body` does not throw.
-  /// Calls may overlap in any order; a body may not call parallel_for of the same executor.
-  virtual void parallel_for(std::int64_t count, LoopBody body) = 0;
+  /// Calls body(i) once for every i in [0, count) and returns when all have finished. Calls may overlap in any order; a body may not
+  /// call parallel_for of the same executor. When one throws, those that have not begun are left out, and its exception is thrown
+  /// here once all others have finished: the first one's, whatever thread it was on.
+  void parallel_for(std::int64_t count, LoopBody body);
+
+ protected:
+  /// What an executor has to do: parallel_for, for a body that never throws.
+  virtual void run(std::int64_t count, LoopBody body) = 0;
 };
 
-/// The process-wide pool: one thread per core the process may run on, or NIBBLE_NUM_THREADS. Created on first use.
+/// The process-wide pool: a thread for each of this_device().cores, or NIBBLE_NUM_THREADS. Its threads start with the first loop that
+/// has work for two, which is also true of a child process after fork(): it has the caller's thread alone, and gets others of its own.
 Executor& default_executor();
 
-/// A pool of exactly `threads` threads (the caller's included). Throws std::system_error if threads cannot be created.
+/// A pool of `threads` threads, the caller's included, or of as many as the system gives: threads() says how many. A child process
+/// after fork() starts its own with its first loop.
 std::unique_ptr<Executor> make_executor(int threads);
 
 }  // namespace nibble

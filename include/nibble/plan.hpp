@@ -63,7 +63,7 @@ class PackedWeight {
 /// For what a weight is packed.
 struct PackOptions {
   std::string layout = {};         // empty: the layout of the cheapest kernel for m in [1, m_max]
-  std::int64_t m_max = 1 << 13;    // the most tokens of the plans to come
+  std::int64_t m_max = 1 << 13;    // the most tokens of the plans to come, 1 … kMaxSize
   std::string kernel = {};         // pack for this kernel (by name); overrides layout and backend
   Executor* executor = nullptr;    // null: default_executor()
   Backend backend = Backend::cpu;  // cuda: packed on the current GPU, into its memory
@@ -114,8 +114,8 @@ std::vector<LayoutInfo> layouts();
 
 /// What a plan for a linear layer has to know.
 struct LinearSpec {
-  DType act = DType::f32;      // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `quantize` says
-  std::int64_t m_max = 1;      // the plan serves every M in [1, m_max]
+  DType act = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `quantize` says
+  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max], at most kMaxSize; m_max·N and m_max·K at most kMaxElements
   EpilogueSpec epilogue = {};  // the type of D among it
   /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
   /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
@@ -137,7 +137,7 @@ struct DequantizeSpec {
 struct PlanOptions {
   std::string kernel = {};      // force this main kernel; empty: NIBBLE_KERNEL from the environment, else by cost
   bool allow_reference = true;  // false: fail rather than fall back to the reference kernel
-  int threads = 0;              // assumed by the cost model; 0: default_executor().threads()
+  int threads = 0;              // assumed by the cost model, 4096 at most; 0: default_executor().threads()
   /// What the machine does, by measure_roofline(): makes the predicted times those of this machine. Without it typical values are
   /// assumed, which choose the same kernels and predict times of a typical machine. Overrides `threads`. Not for the GPU.
   std::optional<Roofline> machine = {};

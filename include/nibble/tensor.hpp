@@ -16,6 +16,12 @@
 
 namespace nibble {
 
+/// The limit of every single size: M, N, K, a batch, and the extents, strides, paddings and dilations of images.
+inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 30;
+/// The limit of a matrix or batch of images, in elements: A, also as patches, and with its padding; D; W. Within both limits no size
+/// that nibble works out overflows, a workspace's included; beyond, calls fail with invalid_argument.
+inline constexpr std::int64_t kMaxElements = std::int64_t{1} << 46;
+
 // clang-format off
 /// @{
 /// The DType of a C++ element type.
@@ -135,8 +141,8 @@ struct Extent {
 /// second-level scale rounded once more where there is one; q·s + o is computed in f64 and rounded once.
 struct QuantTensor {
   WeightScheme scheme;              // what codes, scales and zeros mean
-  std::int64_t n = 0;               // output channels
-  std::int64_t k = 0;               // input channels
+  std::int64_t n = 0;               // output channels, 1 … kMaxSize
+  std::int64_t k = 0;               // input channels, as n; n·k at most kMaxElements
   std::vector<std::uint8_t> codes;  // [N,K], one code a byte, upper bits zero
   Tensor scales;                    // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale
   Tensor zeros;                     // as scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none

@@ -19,9 +19,9 @@ namespace nibble {
 
 /// Which linear layer to try, and how.
 struct VerifySpec {
-  LinearSpec linear;                // linear.m_max rows are run
-  std::uint64_t seed = 1;           // of the random activations and epilogue operands
-  float outliers = 1.0f;            // every 256th input channel is this much larger, as a transformer's few massive ones are
+  LinearSpec linear;       // linear.m_max rows are run
+  std::uint64_t seed = 1;  // of the random activations and epilogue operands
+  float outliers = 1.0f;   // every 256th input channel is this much larger, as a transformer's few massive ones are; finite
   std::int64_t sample_columns = 0;  // check this many evenly spread output columns; 0: all of them
   bool added_error = false;         // where linear.quantize says so, also measure what quantizing the activations adds
   PlanOptions plan = {};            // plan.kernel: the kernel to try

@@ -653,6 +653,7 @@ VerifyReport verify_images(const QuantTensor& q, std::pair<std::int64_t, std::in
 }
 
 nb::dict device() {
+  check(check_environment());
   const DeviceInfo& d = this_device();
   nb::list isas;
   for (const Isa isa : kAllIsas)
@@ -683,6 +684,7 @@ nb::dict gpu() {
 }
 
 nb::dict roofline() {
+  check(check_environment());
   const Roofline r = [] {
     nb::gil_scoped_release release;
     return measure_roofline(default_executor());

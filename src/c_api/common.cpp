@@ -1,7 +1,6 @@
 #include "c_api/common.hpp"
 
 #include <cstdlib>
-#include <stdexcept>
 
 namespace nibble::c_api {
 namespace {
@@ -31,20 +30,16 @@ SAME(NIB_ACTIVATION_GELU_TANH, Activation::gelu_tanh);
 SAME(NIB_ACTIVATION_SILU, Activation::silu);
 #undef SAME
 
-/// The last failure's text. Where there is no memory for it, a literal.
-struct LastError {
-  std::string text;
-  const char* shown = "";
-};
-thread_local LastError last_error;
+/// The last failure's text; longer ones end in "...". Not a string, whose destructor is registered with memory that there may not be:
+/// the C library ends the process then.
+constexpr std::size_t kLongest = 8192;
+thread_local char last_error[kLongest] = "";
 
 nib_status record(StatusCode code, std::string_view message) noexcept {
-  try {
-    last_error.text = message;
-    last_error.shown = last_error.text.c_str();
-  } catch (...) {
-    last_error.shown = "out of memory";
-  }
+  constexpr std::string_view kMore = "...";
+  const std::size_t length = std::min(message.size(), kLongest - kMore.size() - 1);
+  std::memcpy(last_error, message.data(), length);
+  std::strcpy(last_error + length, length < message.size() ? kMore.data() : "");
   return static_cast<nib_status>(code);
 }
 
@@ -54,23 +49,15 @@ constexpr std::size_t kLargestStruct = 1 << 16;  // a struct_size beyond it was 
 
 }  // namespace
 
-const char* last_error_text() noexcept { return last_error.shown; }
+const char* last_error_text() noexcept { return last_error; }
 
 nib_status report(const Status& status) noexcept { return record(status.code(), status.message()); }
 
 nib_status report_exception() noexcept {
   try {
-    throw;
-  } catch (const std::bad_alloc&) {
+    return report(caught());
+  } catch (...) {  // no memory for the text
     return record(StatusCode::io_error, "out of memory");
-  } catch (const std::length_error&) {
-    return record(StatusCode::io_error, "out of memory");
-  } catch (const std::system_error& e) {
-    return record(StatusCode::io_error, e.what());
-  } catch (const std::exception& e) {
-    return record(StatusCode::internal, e.what());
-  } catch (...) {
-    return record(StatusCode::internal, "an exception of an unknown type");
   }
 }
 

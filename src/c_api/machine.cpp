@@ -14,12 +14,13 @@ class CallbackExecutor final : public Executor {
   explicit CallbackExecutor(const nib_context_desc& desc)
       : run_(desc.parallel_for), user_(desc.user), threads_(std::max(1, desc.threads)) {}
   int threads() const override { return threads_; }
-  void parallel_for(std::int64_t count, LoopBody body) override {
+
+ private:
+  void run(std::int64_t count, LoopBody body) override {
     run_(
         user_, count, [](void* of, std::int64_t i) { (*static_cast<LoopBody*>(of))(i); }, &body);
   }
 
- private:
   nib_parallel_for run_;
   void* user_;
   int threads_;
@@ -88,6 +89,7 @@ nib_status nib_formats(char** text) {
 
 nib_status nib_context_create(const nib_context_desc* given, nib_context** context) {
   return create(context, [&]() -> Result<Threads> {
+    NIBBLE_RETURN_IF_ERROR(nibble::check_environment());
     NIBBLE_ASSIGN_OR_RETURN(const nib_context_desc desc, read("nib_context_desc", given, true));
     if (desc.threads < 0 || desc.threads > 4096)
       return error(StatusCode::invalid_argument, "nib_context_desc.threads={} is outside [0, 4096]", desc.threads);
@@ -103,7 +105,8 @@ nib_status nib_context_create(const nib_context_desc* given, nib_context** conte
 nib_status nib_context_destroy(nib_context* context) { return destroy(context); }
 
 nib_status nib_get_cpu(nib_cpu* cpu) {
-  return guarded([&] {
+  return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(check_environment());
     const DeviceInfo& device = this_device();
     nib_cpu out{};
     copy_text(device.cpu_name, out.name);
@@ -136,6 +139,7 @@ nib_status nib_get_gpu(nib_gpu* gpu) {
 
 nib_status nib_measure_roofline(const nib_context* context, nib_roofline* roofline) {
   return guarded([&]() -> Status {
+    NIBBLE_RETURN_IF_ERROR(check_environment());
     NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(context));
     const Roofline measured = measure_roofline(threads != nullptr ? *threads : default_executor());
     nib_roofline out{};

@@ -11,7 +11,6 @@ Result<PackOptions> pack_options(const nib_pack_desc* given) {
   PackOptions options;
   options.layout = text_or(desc.layout, "");
   options.kernel = text_or(desc.kernel, "");
-  if (desc.m_max < 0) return error(StatusCode::invalid_argument, "nib_pack_desc.m_max={} is negative", desc.m_max);
   if (desc.m_max != 0) options.m_max = desc.m_max;
   NIBBLE_ASSIGN_OR_RETURN(options.executor, executor(desc.context));
   NIBBLE_ASSIGN_OR_RETURN(options.backend, backend(desc.backend));
@@ -82,15 +81,9 @@ Result<PlanOptions> plan_options(const nib_plan_options* given) {
   PlanOptions options;
   options.kernel = text_or(desc.kernel, "");
   options.allow_reference = desc.forbid_reference == 0;
-  if (desc.threads < 0) return error(StatusCode::invalid_argument, "nib_plan_options.threads={} is negative", desc.threads);
   options.threads = desc.threads;
   if (desc.machine == nullptr) return options;
   NIBBLE_ASSIGN_OR_RETURN(const nib_roofline machine, read("nib_roofline", desc.machine));
-  const double rates[] = {machine.read_gbytes_per_s, machine.f32_gflops};
-  for (const double rate : rates)
-    if (!(rate > 0) || machine.threads < 1)
-      return error(StatusCode::invalid_argument, "nib_plan_options.machine was not measured: {} threads, {} GB/s, {} GFLOP/s",
-                   machine.threads, machine.read_gbytes_per_s, machine.f32_gflops);
   options.machine = Roofline{.threads = machine.threads,
                              .read_gbytes_per_s = machine.read_gbytes_per_s,
                              .f32_gflops = machine.f32_gflops,

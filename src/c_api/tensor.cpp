@@ -1,15 +1,20 @@
 // The C interface: quantized matrices.
 #include "c_api/common.hpp"
+#include "core/sizes.hpp"
 
 using namespace nibble;
 
 namespace nibble::c_api {
 namespace {
 
-/// Element by element into dense memory, whatever the strides.
-Result<Tensor> copy(std::string_view what, const nib_view& given) {
+/// Element by element into dense memory, whatever the strides. Nothing of W[n,k] has a dimension that is longer than both of W's.
+Result<Tensor> copy(std::string_view what, const nib_view& given, const nib_qtensor_desc& desc) {
   NIBBLE_ASSIGN_OR_RETURN(const TensorView v, view(what, &given));
   if (v.empty()) return Tensor();
+  for (int i = 0; i < v.rank; ++i)
+    if (v.dim(i) > std::max(desc.n, desc.k) || v.rank > 2)
+      return error(StatusCode::invalid_argument, "{} of rank {} has a dimension of {}, which is not of a W[{},{}]", what, v.rank,
+                   v.dim(i), desc.n, desc.k);
   Tensor out(v.dtype, {v.shape.begin(), v.shape.begin() + v.rank});
   const auto size = static_cast<std::size_t>(bits(v.dtype) / 8);
   const auto* from = static_cast<const std::byte*>(v.data);
@@ -48,27 +53,28 @@ ConstTensorView view_of(const Tensor& t) {
 }
 
 Result<QuantTensor> make(const nib_qtensor_desc& desc) {
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", desc.n}, {"K", desc.k}}));
   QuantTensor q;
   q.n = desc.n;
   q.k = desc.k;
-  NIBBLE_ASSIGN_OR_RETURN(q.scales, copy("scales", desc.scales));
+  NIBBLE_ASSIGN_OR_RETURN(q.scales, copy("scales", desc.scales, desc));
   NIBBLE_ASSIGN_OR_RETURN(q.scheme, weight_scheme(desc.scheme, q.scales.dtype));
-  NIBBLE_ASSIGN_OR_RETURN(Tensor codes, copy("codes", desc.codes));
+  NIBBLE_ASSIGN_OR_RETURN(Tensor codes, copy("codes", desc.codes, desc));
   if (codes.shape != std::vector{desc.n, desc.k} || bits(codes.dtype) != 8)
     return error(StatusCode::invalid_argument, "codes are {} [{}]; W[{},{}] has codes of a byte, [{},{}]", name(codes.dtype),
                  fmt::join(codes.shape, ","), desc.n, desc.k, desc.n, desc.k);
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(codes.bytes.data());
   q.codes.assign(bytes, bytes + codes.bytes.size());
-  NIBBLE_ASSIGN_OR_RETURN(q.zeros, copy("zeros", desc.zeros));
-  NIBBLE_ASSIGN_OR_RETURN(const Tensor g_idx, copy("g_idx", desc.g_idx));
+  NIBBLE_ASSIGN_OR_RETURN(q.zeros, copy("zeros", desc.zeros, desc));
+  NIBBLE_ASSIGN_OR_RETURN(const Tensor g_idx, copy("g_idx", desc.g_idx, desc));
   if (!g_idx.empty()) {
     if (g_idx.dtype != DType::s32 || g_idx.shape.size() != 1)
       return error(StatusCode::invalid_argument, "g_idx is {} of rank {}, expected s32 [{}]", name(g_idx.dtype),
                    g_idx.shape.size(), desc.k);
     q.g_idx.assign(g_idx.as<std::int32_t>(), g_idx.as<std::int32_t>() + g_idx.numel());
   }
-  NIBBLE_ASSIGN_OR_RETURN(q.prescale, copy("prescale", desc.prescale));
-  NIBBLE_ASSIGN_OR_RETURN(q.bias, copy("bias", desc.bias));
+  NIBBLE_ASSIGN_OR_RETURN(q.prescale, copy("prescale", desc.prescale, desc));
+  NIBBLE_ASSIGN_OR_RETURN(q.bias, copy("bias", desc.bias, desc));
   q.scale2 = optional(desc.scale2);
   q.act_limit = optional(desc.act_limit);
   if (desc.act_scale != nullptr) q.static_acts = StaticActs{*desc.act_scale, desc.act_zero == nullptr ? 0 : *desc.act_zero};

@@ -1,6 +1,7 @@
 #include "nibble/conv.hpp"
 
 #include "core/error.hpp"
+#include "core/sizes.hpp"
 
 namespace nibble {
 namespace {
@@ -21,11 +22,10 @@ std::int64_t ConvGeometry::out_width() const {
 }
 
 Status ConvGeometry::validate() const {
-  // Beyond these the arithmetic on sizes could overflow.
-  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
   for (const std::int64_t size : {in_channels, out_channels, height, width, kernel.h, kernel.w, stride.h, stride.w, padding.top,
                                   padding.bottom, padding.left, padding.right, dilation.h, dilation.w, groups})
-    if (size > kLargest) return error(StatusCode::invalid_argument, "a convolution has a size of {}; {} at most", size, kLargest);
+    if (size < -kMaxSize || size > kMaxSize)
+      return error(StatusCode::invalid_argument, "a convolution has a size of {}, which is outside [0, {}]", size, kMaxSize);
   const char* wrong = nullptr;
   if (in_channels < 1 || out_channels < 1 || height < 1 || width < 1)
     wrong = "sizes must be at least 1";
@@ -37,13 +37,31 @@ Status ConvGeometry::validate() const {
     wrong = "groups must divide both numbers of channels";
   else if (out_height() < 1 || out_width() < 1)
     wrong = "the kernel does not fit into the padded image";
-  if (wrong == nullptr) return {};
+  if (wrong == nullptr) {
+    const std::int64_t k = product({kernel.h, kernel.w, group_inputs()});
+    if (k <= kMaxSize) return {};
+    return error(StatusCode::invalid_argument, "a patch of {}x{} elements of {} channels has more than {}", kernel.h, kernel.w,
+                 group_inputs(), kMaxSize);
+  }
   return error(
       StatusCode::invalid_argument,
       "convolution of [{},{},{}] with a kernel [{},{}/{},{},{}], stride {}x{}, padding {},{},{},{} (top, bottom, left, right), "
       "dilation {}x{}, which gives an output of {}x{}: {}",
       in_channels, height, width, out_channels, in_channels, groups, kernel.h, kernel.w, stride.h, stride.w, padding.top,
       padding.bottom, padding.left, padding.right, dilation.h, dilation.w, out_height(), out_width(), wrong);
+}
+
+Status check_batch(const ConvGeometry& g, std::int64_t batch) {
+  NIBBLE_RETURN_IF_ERROR(g.validate());
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"batch_max", batch}}));
+  const std::int64_t pixels = product({batch, g.out_height(), g.out_width()});
+  if (pixels > kMaxSize)
+    return error(StatusCode::invalid_argument, "batch_max={} images of {}x{} outputs have more than {}", batch, g.out_height(),
+                 g.out_width(), kMaxSize);
+  NIBBLE_RETURN_IF_ERROR(check_elements("A with its padding", {batch, g.in_channels, g.height + g.padding.top + g.padding.bottom,
+                                                               g.width + g.padding.left + g.padding.right}));
+  NIBBLE_RETURN_IF_ERROR(check_elements("A as patches", {pixels, g.groups, g.k()}));
+  return check_elements("D", {pixels, g.out_channels});
 }
 
 std::string_view name(ImageLayout layout) { return layout == ImageLayout::nchw ? "nchw" : "nhwc"; }

@@ -1,6 +1,5 @@
 #include "nibble/device.hpp"
 
-#include <sched.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -17,6 +16,7 @@
 #include <fstream>
 #include <string>
 
+#include "core/environment.hpp"
 #include "core/error.hpp"
 #include "nibble/cuda.hpp"
 
@@ -43,13 +43,6 @@ std::string cpu_model() {
     if (line.starts_with("model name") || line.starts_with("Model"))
       if (const std::size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
   return "unknown CPU";
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
 std::uint32_t bit(Isa isa) { return 1u << static_cast<int>(isa); }
@@ -97,9 +90,7 @@ std::uint32_t with_parents(Isa isa) { return isa == parent(isa) ? bit(isa) : bit
 std::uint32_t usable_isas() {
   const std::uint32_t reported = reported_isas();
   std::uint32_t allowed = ~0u;
-  if (const char* wanted = std::getenv("NIBBLE_ISA"))
-    for (Isa isa : kAllIsas)
-      if (backend(isa) == Backend::cpu && name(isa) == wanted) allowed = with_parents(isa);
+  if (const auto highest = isa_of_environment(); highest.ok() && *highest) allowed = with_parents(**highest);
   std::uint32_t usable = 0;
   for (Isa isa : kAllIsas) {
     const std::uint32_t needed = with_parents(isa);

@@ -15,6 +15,9 @@ Status error(StatusCode code, fmt::format_string<Args...> format, Args&&... args
   return {code, fmt::format(format, std::forward<Args>(args)...)};
 }
 
+/// What the exception that is being handled says: io_error for what the system would not give − memory, threads −, else internal.
+Status caught();
+
 #define NIBBLE_CONCAT_INNER(a, b) a##b
 #define NIBBLE_CONCAT(a, b) NIBBLE_CONCAT_INNER(a, b)
 

@@ -1,15 +1,16 @@
 #include "nibble/parallel.hpp"
 
-#include <sched.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "core/environment.hpp"
 #include "nibble/device.hpp"
 
 namespace nibble {
@@ -34,13 +35,20 @@ void spin(int turn) {
 #endif
 }
 
-class Pool final : public Executor {
- public:
-  explicit Pool(int threads) : threads_(std::max(1, threads)) {
-    for (int i = 1; i < threads_; ++i) workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
-  }
+/// How many fork()s lie between the first process and this one. A child has the calling thread alone: what the parent's other threads
+/// held stays locked, and they cannot be joined.
+std::atomic<unsigned> forks{0};
 
-  ~Pool() override {
+/// Whether forks are counted from now on.
+bool counts_forks() {
+  static const bool counts = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); }) == 0;
+  return counts;
+}
+
+/// The threads of a pool in one process.
+class Team {
+ public:
+  ~Team() {
     for (std::jthread& worker : workers_) worker.request_stop();
     {
       const std::lock_guard lock(park_);
@@ -49,13 +57,26 @@ class Pool final : public Executor {
     wake_.notify_all();
   }
 
-  int threads() const override { return threads_; }
+  /// Whether its threads are those of this process.
+  bool is_here() const { return born_ == forks.load(std::memory_order_relaxed); }
 
-  void parallel_for(std::int64_t count, LoopBody body) override {
-    if (threads_ == 1 || count <= 1) {
-      for (std::int64_t i = 0; i < count; ++i) body(i);
-      return;
+  /// Threads, the caller's included, after start().
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  /// Starts as many workers as there can be, if that has not been done.
+  void start(int threads) {
+    if (started_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(loop_);
+    if (started_.load(std::memory_order_relaxed)) return;
+    try {
+      if (counts_forks()) workers_.reserve(static_cast<std::size_t>(threads) - 1);
+      while (workers_.size() < workers_.capacity()) workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
+    } catch (const std::exception&) {  // of threads or of memory there are no more
     }
+    started_.store(true, std::memory_order_release);
+  }
+
+  void run(std::int64_t count, LoopBody body) {
     const std::lock_guard one_loop_at_a_time(loop_);
     body_ = &body;
     count_ = count;
@@ -71,6 +92,8 @@ class Pool final : public Executor {
     for (int turn = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++turn)
       turn < kSpins ? spin(turn) : std::this_thread::yield();
   }
+
+  Team* left_behind = nullptr;  // the parent process's, whose threads are not here: never destroyed
 
  private:
   /// The gate of a loop: how many workers are inside, and above that a count that is odd while the loop is open. A worker goes in
@@ -108,8 +131,9 @@ class Pool final : public Executor {
     }
   }
 
-  const int threads_;
-  std::mutex loop_;  // one parallel_for at a time
+  const unsigned born_ = forks.load(std::memory_order_relaxed);
+  std::mutex loop_;  // one loop at a time
+  std::atomic<bool> started_{false};
 
   const LoopBody* body_ = nullptr;  // published by gate_
   std::int64_t count_ = 0;
@@ -123,21 +147,68 @@ class Pool final : public Executor {
   std::vector<std::jthread> workers_;
 };
 
-int default_threads() {
-  if (const char* text = std::getenv("NIBBLE_NUM_THREADS")) {
-    const int n = std::atoi(text);
-    if (n >= 1 && n <= 4096) return n;
+class Pool final : public Executor {
+ public:
+  explicit Pool(int threads) : threads_(std::max(1, threads)) {}
+
+  ~Pool() override {
+    Team* const team = team_.load(std::memory_order_acquire);
+    if (team != nullptr && team->is_here()) delete team;
   }
-  return this_device().cores;
-}
+
+  int threads() const override { return threads_.load(std::memory_order_relaxed); }
+
+  /// Also the first loop does that.
+  Team& start() {
+    Team* team = team_.load(std::memory_order_acquire);
+    while (team == nullptr || !team->is_here()) {
+      auto own = std::make_unique<Team>();
+      own->left_behind = team;
+      if (team_.compare_exchange_strong(team, own.get(), std::memory_order_acq_rel)) team = own.release();
+    }
+    team->start(threads());
+    if (team->threads() != threads()) threads_.store(team->threads(), std::memory_order_relaxed);
+    return *team;
+  }
+
+ private:
+  void run(std::int64_t count, LoopBody body) override {
+    if (threads() > 1 && count > 1) return start().run(count, body);
+    for (std::int64_t i = 0; i < count; ++i) body(i);
+  }
+
+  std::atomic<int> threads_;  // wanted, then those there are
+  std::atomic<Team*> team_{nullptr};
+};
 
 }  // namespace
 
+void Executor::parallel_for(std::int64_t count, LoopBody body) {
+  std::atomic<bool> failed{false};
+  std::exception_ptr failure;
+  run(count, [&](std::int64_t i) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    try {
+      body(i);
+    } catch (...) {
+      if (!failed.exchange(true)) failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
+}
+
 Executor& default_executor() {
-  static Pool pool(default_threads());
+  static Pool pool([] {
+    const auto wanted = threads_of_environment();  // check_environment() says what is wrong with it
+    return wanted.ok() ? wanted->value_or(this_device().cores) : this_device().cores;
+  }());
   return pool;
 }
 
-std::unique_ptr<Executor> make_executor(int threads) { return std::make_unique<Pool>(threads); }
+std::unique_ptr<Executor> make_executor(int threads) {
+  auto pool = std::make_unique<Pool>(threads);
+  if (threads > 1) pool->start();
+  return pool;
+}
 
 }  // namespace nibble

@@ -1,5 +1,9 @@
 #include "nibble/status.hpp"
 
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
 #include "core/error.hpp"
 
 namespace nibble {
@@ -21,6 +25,23 @@ std::string_view name(StatusCode code) {
 Status Status::with_context(std::string_view context) const {
   if (ok()) return *this;
   return {code_, fmt::format("{}: {}", context, message_)};
+}
+
+Status caught() {
+  // "out of memory" is short enough to be stored without any.
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::io_error, "out of memory"};
+  } catch (const std::length_error&) {
+    return {StatusCode::io_error, "out of memory"};
+  } catch (const std::system_error& e) {
+    return {StatusCode::io_error, e.what()};
+  } catch (const std::exception& e) {
+    return {StatusCode::internal, e.what()};
+  } catch (...) {
+    return {StatusCode::internal, "an exception of an unknown type"};
+  }
 }
 
 }  // namespace nibble

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.hpp"
+#include "core/sizes.hpp"
 
 namespace nibble {
 namespace {
@@ -86,6 +87,8 @@ Status QuantTensor::validate() const {
     return Status(StatusCode::invalid_argument, fmt::vformat(format, fmt::make_format_args(args...)));
   };
   if (n < 1 || k < 1) return bad("W[N,K] = [{},{}] is empty; both must be at least 1", n, k);
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", n}, {"K", k}}));
+  NIBBLE_RETURN_IF_ERROR(check_elements("W", {n, k}));
   if (bits(scheme.codes) == 0 || bits(scheme.codes) > 8) return bad("codes of type {} have no 8-bit form", name(scheme.codes));
   if (codes.size() != static_cast<std::size_t>(n) * static_cast<std::size_t>(k))
     return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, n * k);

@@ -1,11 +1,15 @@
 #include "formats/atomic_output.hpp"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <fstream>
 #include <string>
 #include <system_error>
@@ -49,21 +53,31 @@ constexpr std::string_view kManifest = ".nibble";
 constexpr std::string_view kManifestTitle =
     "Written by nibble, which overwrites this directory only while it holds no other files:";
 
-/// The paths below `directory` of what is no directory.
-std::vector<std::string> files_below(const fs::path& directory, std::error_code& failure) {
+/// Adds the paths below `directory` of what is no directory, relative to `top`.
+Status add_files_below(const fs::path& directory, const fs::path& top, std::vector<std::string>& files) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(directory));
+  std::error_code ignored;
+  for (const std::string& name : names) {
+    const fs::path path = directory / name;
+    if (fs::symlink_status(path, ignored).type() == fs::file_type::directory)
+      NIBBLE_RETURN_IF_ERROR(add_files_below(path, top, files));
+    else
+      files.push_back(path.lexically_relative(top).string());
+  }
+  return {};
+}
+
+Result<std::vector<std::string>> files_below(const fs::path& directory) {
   std::vector<std::string> files;
-  for (fs::recursive_directory_iterator it(directory, failure), end; !failure && it != end; it.increment(failure))
-    if (std::error_code ignored; it->symlink_status(ignored).type() != fs::file_type::directory)
-      files.push_back(it->path().lexically_relative(directory).string());
+  NIBBLE_RETURN_IF_ERROR(add_files_below(directory, directory, files));
   return files;
 }
 
 Status write_manifest(const fs::path& directory) {
-  std::error_code failure;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> files, files_below(directory));
   std::string text(kManifestTitle);
-  for (const std::string& file : files_below(directory, failure))
+  for (const std::string& file : files)
     if (file.find('\n') == std::string::npos) text += "\n" + file;  // a name of two lines would stand for two files
-  if (failure) return error(StatusCode::io_error, "cannot list {}: {}", directory.string(), failure.message());
   NIBBLE_ASSIGN_OR_RETURN(auto manifest, OutputFile::create(directory / kManifest, false));
   NIBBLE_RETURN_IF_ERROR(manifest.write_at(0, std::as_bytes(std::span(text += '\n'))));
   return manifest.commit();
@@ -76,12 +90,11 @@ Status check_own(const fs::path& directory) {
   std::string line;
   if (std::getline(manifest, line) && line == kManifestTitle)
     while (std::getline(manifest, line)) own.insert(line);
-  std::error_code failure;
-  for (const std::string& file : files_below(directory, failure))
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> files, files_below(directory));
+  for (const std::string& file : files)
     if (!own.contains(file))
       return error(StatusCode::already_exists, "{} exists and holds {}, which nibble did not write; remove one of them first",
                    directory.string(), printable(file));
-  if (failure) return error(StatusCode::io_error, "cannot list {}: {}", directory.string(), failure.message());
   return {};
 }
 
@@ -111,6 +124,24 @@ Result<fs::path> make_temporary(const fs::path& path, std::string_view purpose, 
   }
 }
 
+/// An open file or directory as this process's own: sweep() of another one, which may not see this one's id, leaves it alone. Not every
+/// file system has locks; the id is all there is then.
+void lock(int fd) { ::flock(fd, LOCK_EX | LOCK_NB); }
+
+/// Whether `name` is what make_temporary() called a partial output of `output`, in a process that there is no more.
+bool is_left_behind(std::string_view name, const std::string& output) {
+  const std::string prefix = fmt::format(".{}.partial-", output);
+  if (!name.starts_with(prefix)) return false;
+  name.remove_prefix(prefix.size());
+  ::pid_t process = 0;
+  unsigned number = 0;
+  const char* const end = name.data() + name.size();
+  const auto first = std::from_chars(name.data(), end, process);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != '-' || process <= 0) return false;
+  const auto second = std::from_chars(first.ptr + 1, end, number);
+  return second.ec == std::errc() && second.ptr == end && ::kill(process, 0) != 0 && errno == ESRCH;
+}
+
 /// Makes a rename durable. Not every file system supports it, and the data is safe already: failure is no error.
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -121,6 +152,27 @@ void sync_directory(const fs::path& path) {
 
 }  // namespace
 
+std::vector<std::string> sweep(const fs::path& path) {
+  std::vector<std::string> gone;
+  const Result<fs::path> full = normalized(path);
+  if (!full.ok()) return gone;
+  const auto names = names_in(full->parent_path());
+  if (!names.ok()) return gone;
+  for (const std::string& name : *names) {
+    if (!is_left_behind(name, full->filename().string())) continue;
+    const fs::path partial = full->parent_path() / name;
+    const int fd = ::open(partial.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) continue;
+    struct stat stat {};
+    std::error_code kept;
+    if (::fstat(fd, &stat) == 0 && stat.st_uid == ::geteuid() && (S_ISREG(stat.st_mode) || S_ISDIR(stat.st_mode)) &&
+        ::flock(fd, LOCK_EX | LOCK_NB) == 0 && fs::remove_all(partial, kept) > 0 && !kept)
+      gone.push_back(name);
+    ::close(fd);
+  }
+  return gone;
+}
+
 Result<OutputFile> OutputFile::create(const fs::path& path, bool overwrite) {
   OutputFile file;
   NIBBLE_ASSIGN_OR_RETURN(file.path_, normalized(path));
@@ -130,6 +182,7 @@ Result<OutputFile> OutputFile::create(const fs::path& path, bool overwrite) {
                             file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
                             return file.fd_ >= 0;
                           }));
+  lock(file.fd_);
   return file;
 }
 
@@ -175,13 +228,19 @@ Result<OutputDirectory> OutputDirectory::create(const fs::path& path, bool overw
   NIBBLE_ASSIGN_OR_RETURN(directory.temporary_, make_temporary(directory.path_, "partial", [](const fs::path& name) {
                             return ::mkdir(name.c_str(), 0777) == 0;
                           }));
+  directory.lock_ = ::open(directory.temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory.lock_ >= 0) lock(directory.lock_);
   return directory;
 }
 
 OutputDirectory::OutputDirectory(OutputDirectory&& other) noexcept
-    : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})), overwrite_(other.overwrite_) {}
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      overwrite_(other.overwrite_),
+      lock_(std::exchange(other.lock_, -1)) {}
 
 OutputDirectory::~OutputDirectory() {
+  if (lock_ >= 0) ::close(lock_);
   std::error_code ignored;
   if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
 }

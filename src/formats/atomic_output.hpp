@@ -5,10 +5,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "nibble/status.hpp"
 
 namespace nibble::storage {
+
+/// Removes what processes that were killed left behind while they wrote `path`; the names, beside it, of what is gone.
+std::vector<std::string> sweep(const std::filesystem::path& path);
 
 /// A file that comes into being with commit(); without it, nothing is left behind.
 class OutputFile {
@@ -48,6 +53,7 @@ class OutputDirectory {
   OutputDirectory() = default;
   std::filesystem::path path_, temporary_;
   bool overwrite_ = false;
+  int lock_ = -1;  // on the directory: sweep() leaves it alone
 };
 
 }  // namespace nibble::storage

@@ -10,6 +10,7 @@
 #include "formats/activations.hpp"
 #include "formats/checkpoint_impl.hpp"
 #include "formats/json.hpp"
+#include "nibble/device.hpp"
 #include "nibble/pattern.hpp"
 
 namespace nibble {
@@ -133,6 +134,7 @@ Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std:
 }  // namespace
 
 Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs::path& path) try {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
   auto impl = std::make_shared<Impl>();
   impl->path = path;
   NIBBLE_ASSIGN_OR_RETURN(impl->shards, storage::open_shards(path));
@@ -276,6 +278,16 @@ codec::ModuleTensors Checkpoint::Impl::module_tensors(const Group& group) const 
   return parts;
 }
 
+Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, std::vector<Tensor>& memory) const {
+  codec::ModuleTensors parts = module_tensors(group);
+  for (const std::size_t i : group.tensors) {
+    NIBBLE_ASSIGN_OR_RETURN(Tensor loaded, shards.load(i));
+    memory.push_back(std::move(loaded));  // whose bytes stay where they are
+    parts.by_suffix.find(split(shards.tensors[i].name).suffix)->second.data = memory.back().bytes.data();
+  }
+  return parts;
+}
+
 const Module* Checkpoint::Impl::find_module(std::string_view module_name) const {
   const auto it = module_index.find(module_name);
   return it == module_index.end() ? nullptr : &modules[it->second];
@@ -290,7 +302,9 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, std::vector<Not
     return error(StatusCode::invalid_argument, "{}: module {} is {}: there are no codes to read", path.string(), own->name,
                  own->format);
   std::vector<Note> found;
-  Result<QuantTensor> q = format->read(module_tensors(groups[group_index.at(own->name)]), *own, config.quant, found);
+  std::vector<Tensor> memory;
+  NIBBLE_ASSIGN_OR_RETURN(const codec::ModuleTensors parts, load_module(groups[group_index.at(own->name)], memory));
+  Result<QuantTensor> q = format->read(parts, *own, config.quant, found);
   return checked(std::move(q), fmt::format("{}: module {}", path.string(), own->name), path.string(), std::move(found), out);
 }
 
@@ -315,6 +329,14 @@ const Module* Checkpoint::find_module(std::string_view module_name) const { retu
 ConstTensorView Checkpoint::view(const TensorInfo& tensor) const {
   const auto it = impl_->tensor_index.find(tensor.name);
   return it == impl_->tensor_index.end() ? ConstTensorView() : impl_->view(it->second);
+}
+
+Result<Tensor> Checkpoint::load(const TensorInfo& tensor) const try {
+  const auto it = impl_->tensor_index.find(tensor.name);
+  if (it != impl_->tensor_index.end()) return impl_->shards.load(it->second);
+  return error(StatusCode::not_found, "{}: no tensor {}", path().string(), printable(tensor.name));
+} catch (...) {
+  return caught();
 }
 
 Result<QuantTensor> Checkpoint::read(const Module& module, std::vector<Note>* notes) const try {

@@ -138,10 +138,10 @@ Status check_integers(const nlohmann::json& json, std::string_view source, const
 /// Nothing when there is no such file.
 Result<std::optional<std::string>> read_text(const fs::path& path) {
   NIBBLE_RETURN_IF_ERROR(check_inside(path.parent_path(), path));
-  const auto file = MappedFile::open(path);
-  if (!file.ok() && file.status().code() == StatusCode::not_found) return std::optional<std::string>();
-  if (!file.ok()) return file.status();
-  return std::optional<std::string>((*file)->text());
+  auto text = read_file(path);
+  if (!text.ok() && text.status().code() == StatusCode::not_found) return std::optional<std::string>();
+  if (!text.ok()) return text.status();
+  return std::optional<std::string>(*std::move(text));
 }
 
 /// The objects that may hold a quantization config: the model's own, and that of a multimodal model's text part.

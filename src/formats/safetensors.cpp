@@ -13,9 +13,10 @@
 namespace nibble::storage {
 namespace {
 
-constexpr std::uint64_t kMaxHeader = 100'000'000;  // what the reference reader allows
-constexpr std::size_t kMaxName = 1024;             // names end up in messages and tables
-constexpr std::size_t kMaxRank = 64;               // so do shapes
+constexpr std::size_t kPrefix = sizeof(std::uint64_t);  // the length of the header
+constexpr std::uint64_t kMaxHeader = 100'000'000;       // what the reference reader allows
+constexpr std::size_t kMaxName = 1024;                  // names end up in messages and tables
+constexpr std::size_t kMaxRank = 64;                    // so do shapes
 
 struct DTypeName {
   DType dtype;
@@ -234,19 +235,25 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> sh
   return static_cast<std::uint64_t>(total / 8);
 }
 
-Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std::string_view source) {
+std::uint64_t safetensors_header_bytes(std::span<const std::byte> beginning) {
+  std::uint64_t length = 0;
+  for (std::size_t i = beginning.size(); i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(beginning[i]);
+  return kPrefix + std::min<std::uint64_t>(length, kMaxHeader);
+}
+
+Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std::string_view source, std::uint64_t size) {
+  size = std::max<std::uint64_t>(size, file.size());
   const auto corrupt = [source]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
     return error(StatusCode::corrupt_data, "{}: {}", source, fmt::format(format, std::forward<Args>(args)...));
   };
-  constexpr std::size_t kPrefix = sizeof(std::uint64_t);
   if (file.size() < kPrefix)
     return corrupt("{} bytes long; a safetensors file starts with 8 bytes of header length", file.size());
   std::uint64_t length = 0;
   for (std::size_t i = kPrefix; i-- > 0;) length = length << 8 | std::to_integer<std::uint64_t>(file[i]);
   if (length > kMaxHeader)
     return corrupt("header length {} at byte 0 is more than {}; is this a safetensors file?", length, kMaxHeader);
-  if (length > file.size() - kPrefix)
-    return corrupt("header length {} at byte 0 leads past the end of the file ({} bytes); it is truncated", length, file.size());
+  if (length > size - kPrefix)
+    return corrupt("header length {} at byte 0 leads past the end of the file ({} bytes); it is truncated", length, size);
 
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kPrefix, length);
   if (!text.starts_with('{')) return corrupt("the header at byte {} does not start with '{{'", kPrefix);
@@ -258,7 +265,7 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std
   std::vector<HeaderHandler::Entry>& entries = handler.entries;
   std::ranges::stable_sort(entries, {}, [](const HeaderHandler::Entry& e) { return std::pair(e.begin, e.end); });
   const std::uint64_t data_begin = kPrefix + length;
-  const std::uint64_t data_bytes = file.size() - data_begin;
+  const std::uint64_t data_bytes = size - data_begin;
   std::uint64_t expected = 0;
   SafetensorsHeader header;
   header.metadata = std::move(handler.metadata);

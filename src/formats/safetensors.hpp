@@ -26,10 +26,13 @@ struct SafetensorsHeader {
   Metadata metadata;
 };
 
-/// Reads and checks a whole header; `file` is the file's bytes, `source` its name for messages. After success every tensor
+/// Reads and checks a whole header; `file` is the file's bytes, or the header's and `size` the file's, `source` its name for messages. After success every tensor
 /// lies inside the file, its size agrees with its shape, and products of its dimensions (zeros left out) fit in 63 bits.
 /// Errors: corrupt_data, with the tensor, the byte offset in the file and the values.
-Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std::string_view source);
+Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std::string_view source, std::uint64_t size = 0);
+
+/// How many bytes of a file parse_safetensors looks at, by its first eight.
+std::uint64_t safetensors_header_bytes(std::span<const std::byte> beginning);
 
 /// "F16" for DType::f16; "" for the types safetensors cannot hold (u4b8, ...).
 std::string_view safetensors_dtype(DType dtype);

@@ -20,8 +20,8 @@ using WeightMap = std::map<std::string, std::string, std::less<>>;
 
 Result<WeightMap> read_index(const fs::path& path) {
   NIBBLE_RETURN_IF_ERROR(check_inside(path.parent_path(), path));
-  NIBBLE_ASSIGN_OR_RETURN(const auto file, MappedFile::open(path));
-  NIBBLE_ASSIGN_OR_RETURN(const nlohmann::json index, parse_json<nlohmann::json>(file->text(), path.string(), true));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  NIBBLE_ASSIGN_OR_RETURN(const nlohmann::json index, parse_json<nlohmann::json>(text, path.string(), true));
   const auto corrupt = [&](const std::string& what) { return error(StatusCode::corrupt_data, "{}: {}", path.string(), what); };
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object()) return corrupt("there is no object \"weight_map\"");
@@ -43,12 +43,10 @@ Result<WeightMap> read_index(const fs::path& path) {
 
 /// Names of the files that end in .safetensors, sorted; hidden ones are what other tools leave behind.
 Result<std::set<std::string>> list_shards(const fs::path& directory) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> all, names_in(directory));
   std::set<std::string> names;
-  std::error_code failure;
-  for (fs::directory_iterator it(directory, failure), end; !failure && it != end; it.increment(failure))
-    if (std::string name = it->path().filename().string(); name.ends_with(".safetensors") && !name.starts_with('.'))
-      names.insert(std::move(name));
-  if (failure) return error(StatusCode::io_error, "cannot list {}: {}", directory.string(), failure.message());
+  for (const std::string& name : all)
+    if (name.ends_with(".safetensors") && !name.starts_with('.')) names.insert(name);
   return names;
 }
 
@@ -79,13 +77,33 @@ void note_missing_shards(Shards& shards, const std::set<std::string>& names) {
                        printable(fmt::format("{}*-of-{}{}", family.first, family.second, kEnd)))});
 }
 
+Result<SafetensorsHeader> read_header(const MappedFile& file, const fs::path& path) {
+  const std::uint64_t size = file.bytes().size();
+  std::vector<std::byte> bytes(std::min<std::uint64_t>(size, sizeof(std::uint64_t)));
+  NIBBLE_RETURN_IF_ERROR(file.read(0, bytes));
+  bytes.resize(std::min(size, safetensors_header_bytes(bytes)));
+  NIBBLE_RETURN_IF_ERROR(file.read(0, bytes));
+  return parse_safetensors(bytes, path.string(), size);
+}
+
+/// Whether formats look at its numbers before anybody reads a module: shapes, and the order of input channels.
+bool tells_formats_apart(const TensorInfo& tensor) {
+  return tensor.shape.size() == 1 && (tensor.dtype == DType::s32 || tensor.dtype == DType::s64);
+}
+
 Status add_shard(Shards& shards, const fs::path& directory, const std::string& name) {
   const fs::path path = directory / name;
   NIBBLE_ASSIGN_OR_RETURN(auto file, MappedFile::open(path));
-  NIBBLE_ASSIGN_OR_RETURN(SafetensorsHeader header, parse_safetensors(file->bytes(), path.string()));
+  NIBBLE_ASSIGN_OR_RETURN(SafetensorsHeader header, read_header(*file, path));
   for (TensorInfo& tensor : header.tensors) {
     tensor.file = name;
     shards.data.push_back(file->bytes().data() + tensor.file_offset);
+    if (tells_formats_apart(tensor)) {
+      auto& bytes = shards.read_before.emplace_back(tensor.bytes);
+      NIBBLE_RETURN_IF_ERROR(file->read(tensor.file_offset, bytes));
+      shards.data.back() = bytes.data();
+    }
+    shards.file.push_back(file.get());
     shards.tensors.push_back(std::move(tensor));
   }
   std::ranges::move(header.metadata, std::back_inserter(shards.metadata));
@@ -120,6 +138,13 @@ Status check_index(Shards& shards, const WeightMap& index, const fs::path& direc
 }
 
 }  // namespace
+
+Result<Tensor> Shards::load(std::size_t tensor) const {
+  const TensorInfo& info = tensors[tensor];
+  Tensor loaded(info.dtype, info.shape);
+  NIBBLE_RETURN_IF_ERROR(file[tensor]->read(info.file_offset, loaded.bytes));
+  return loaded;
+}
 
 Result<Shards> open_shards(const fs::path& path) {
   std::error_code failure;

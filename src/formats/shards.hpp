@@ -16,11 +16,16 @@ namespace nibble::storage {
 inline constexpr std::string_view kIndexName = "model.safetensors.index.json";
 
 struct Shards {
-  std::vector<std::shared_ptr<const MappedFile>> files;  // keep the bytes below alive
-  std::vector<TensorInfo> tensors;                       // by file name, then offset
-  std::vector<const std::byte*> data;                    // of each tensor
-  Metadata metadata;                                     // of all files; the first one to set a key wins
+  std::vector<std::shared_ptr<const MappedFile>> files;
+  std::vector<TensorInfo> tensors;                  // by file name, then offset
+  std::vector<const MappedFile*> file;              // of each tensor
+  std::vector<const std::byte*> data;               // of each tensor: mapped, or, of what formats are told apart by, read
+  std::vector<std::vector<std::byte>> read_before;  // the latter
+  Metadata metadata;                                // of all files; the first one to set a key wins
   std::vector<Note> notes;
+
+  /// A tensor's bytes, read.
+  Result<Tensor> load(std::size_t tensor) const;
 };
 
 /// `path` is one file, or a directory: the files its index names, else every *.safetensors in it.

@@ -35,10 +35,6 @@ const Norm* find_norm(std::string_view tensor) {
   return norm == std::end(kNorms) ? nullptr : norm;
 }
 
-Tensor stored(const Checkpoint::Impl& in, std::size_t index) {
-  return codec::copy_as(in.view(index), in.shards.tensors[index].shape);
-}
-
 /// max(into, |w|) per column.
 void raise_to_absmax(const Tensor& w, std::int64_t cols, std::vector<float>& into) {
   for (std::int64_t i = 0; i < w.numel(); i += cols) {
@@ -87,7 +83,7 @@ Result<std::optional<std::vector<float>>> Calibration::absmax(const Module& modu
     if (!fits || view.dim(rank - 1) != k)
       return error(StatusCode::corrupt_data, "{}: {} is {}; expected f32, f16 or bf16 [{}{}], K={} of the module",
                    file_->path.string(), printable(name), codec::describe(view), rank == 2 ? "tokens," : "", module.k, module.k);
-    const Tensor values = stored(*file_, it->second);
+    NIBBLE_ASSIGN_OR_RETURN(const Tensor values, file_->shards.load(it->second));
     for (std::int64_t i = 0; i < values.numel(); ++i)
       if (!std::isfinite(values.at(i)))
         return error(StatusCode::corrupt_data, "{}: {} has {} at [{},{}]; calibrate again", file_->path.string(), printable(name),
@@ -141,9 +137,11 @@ Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Mod
       continue;
     }
     std::vector<float> weights(acts.size(), 0.0f);
-    for (const Module* module : behind)
-      raise_to_absmax(stored(in, in.tensor_index.at(join_name(module->name, "weight"))), module->k, weights);
-    Tensor norm = stored(in, i);
+    for (const Module* module : behind) {
+      NIBBLE_ASSIGN_OR_RETURN(const Tensor weight, in.shards.load(in.tensor_index.at(join_name(module->name, "weight"))));
+      raise_to_absmax(weight, module->k, weights);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(Tensor norm, in.shards.load(i));
     const std::vector<float> factors = fold(norm, acts, weights, alpha);
     plan.norms.emplace(name, std::move(norm));
     for (const Module* module : behind) {

@@ -121,9 +121,9 @@ bool is_companion(const fs::path& file) {
 /// The folders of a sentence-transformers model that are parts of it.
 std::set<fs::path> listed_folders(const fs::path& checkpoint) {
   std::set<fs::path> folders;
-  const auto file = storage::MappedFile::open(checkpoint / "modules.json");
-  if (!file.ok()) return folders;
-  if (const auto list = storage::parse_json<nlohmann::json>((*file)->text(), "modules.json"); list.ok())
+  const auto text = storage::read_file(checkpoint / "modules.json");
+  if (!text.ok()) return folders;
+  if (const auto list = storage::parse_json<nlohmann::json>(*text, "modules.json"); list.ok())
     for (const nlohmann::json& part : *list)
       if (const nlohmann::json& path = codec::config_child(part, "path"); path.is_string())
         folders.insert(path.get<std::string>());
@@ -131,35 +131,49 @@ std::set<fs::path> listed_folders(const fs::path& checkpoint) {
 }
 
 /// The first file of weights in a folder or below; "" when there is none.
-fs::path weights_below(const fs::path& folder) {
+Result<fs::path> weights_below(const fs::path& folder) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage::names_in(folder));
   std::error_code ignored;
-  for (fs::recursive_directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored))
-    if (is_weights(it->path())) return it->path();
-  return {};
+  for (const std::string& name : names) {
+    fs::path found = folder / name;
+    if (fs::symlink_status(found, ignored).type() == fs::file_type::directory) {
+      NIBBLE_ASSIGN_OR_RETURN(found, weights_below(found));
+    } else if (!is_weights(found)) {
+      continue;
+    }
+    if (!found.empty()) return found;
+  }
+  return fs::path();
 }
 
 /// The other files, and folders without weights: a folder with them is another form of the model, unless modules.json lists it.
-Status copy_companions(const fs::path& from, const fs::path& to, std::vector<Note>& notes) {
-  const std::set<fs::path> listed = listed_folders(from);
-  std::error_code failure;
-  for (fs::recursive_directory_iterator it(from, failure), end; !failure && it != end; it.increment(failure)) {
-    std::error_code dangling;  // a link to nowhere is no reason to stop
-    const fs::path inside = it->path().lexically_relative(from);
-    if (it->is_directory(dangling)) {
-      const fs::path weights = it.depth() > 0 || listed.contains(inside) ? fs::path() : weights_below(it->path());
-      if (!weights.empty())
-        notes.push_back({Note::Severity::info, fmt::format("{} was not copied: it holds weights, {}", printable(inside.string()),
+/// `inside` is the folder of the checkpoint `from` that is copied now.
+Status copy_companions(const fs::path& from, const fs::path& inside, const fs::path& to, const std::set<fs::path>& listed,
+                       std::vector<Note>& notes) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage::names_in(from / inside));
+  for (const std::string& name : names) {
+    const fs::path relative = inside / name, source = from / relative;
+    std::error_code failure, dangling;  // a link to nowhere is no reason to stop
+    const bool hidden = name.starts_with('.');
+    if (fs::symlink_status(source, dangling).type() == fs::file_type::directory) {
+      if (hidden) continue;
+      fs::path weights;
+      if (inside.empty() && !listed.contains(relative)) {
+        NIBBLE_ASSIGN_OR_RETURN(weights, weights_below(source));
+      }
+      if (weights.empty())
+        NIBBLE_RETURN_IF_ERROR(copy_companions(from, relative, to, listed, notes));
+      else
+        notes.push_back({Note::Severity::info, fmt::format("{} was not copied: it holds weights, {}", printable(relative.string()),
                                                            printable(weights.lexically_relative(from).string()))});
-      if (!weights.empty() || inside.filename().string().starts_with('.')) it.disable_recursion_pending();
       continue;
     }
-    if (!it->is_regular_file(dangling) || inside.filename().string().starts_with('.')) continue;
-    if (it.depth() == 0 && !is_companion(it->path())) continue;
-    NIBBLE_RETURN_IF_ERROR(storage::check_inside(from, it->path()));
-    fs::create_directories((to / inside).parent_path(), failure);
-    if (failure || !fs::copy_file(it->path(), to / inside, failure)) break;
+    if (!fs::is_regular_file(source, dangling) || hidden || (inside.empty() && !is_companion(source))) continue;
+    NIBBLE_RETURN_IF_ERROR(storage::check_inside(from, source));
+    fs::create_directories((to / relative).parent_path(), failure);
+    if (!failure) fs::copy_file(source, to / relative, failure);
+    if (failure) return error(StatusCode::io_error, "cannot copy {}: {}", source.string(), failure.message());
   }
-  if (failure) return error(StatusCode::io_error, "cannot copy the files of {}: {}", from.string(), failure.message());
   return {};
 }
 
@@ -318,8 +332,12 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
       done += piece->module == nullptr ? tensor.bytes : piece->module->bytes;
       if (piece->module == nullptr) {
         const auto norm = t.smoothing.norms.find(tensor.name);
-        const std::byte* bytes = norm == t.smoothing.norms.end() ? t.in.shards.data[piece->tensor] : norm->second.bytes.data();
-        NIBBLE_RETURN_IF_ERROR(add(tensor.name, tensor.dtype, tensor.shape, {bytes, tensor.bytes}));
+        Tensor stored;
+        if (norm == t.smoothing.norms.end()) {
+          NIBBLE_ASSIGN_OR_RETURN(stored, t.in.shards.load(piece->tensor));
+        }
+        const Tensor& now = norm == t.smoothing.norms.end() ? stored : norm->second;
+        NIBBLE_RETURN_IF_ERROR(add(tensor.name, tensor.dtype, tensor.shape, now.bytes));
         continue;
       }
       const Module& module = *piece->module;
@@ -360,6 +378,9 @@ Result<TransformReport> run(const Transform& t) {
   TransformReport report;
   std::vector<codec::WrittenModule> written;
   NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
+  for (const std::string& name : storage::sweep(t.out))
+    report.notes.push_back(
+        {Note::Severity::info, fmt::format("removed {}, left behind by a run that was killed", printable(name))});
   NIBBLE_RETURN_IF_ERROR(check_leftovers(t));
   NIBBLE_RETURN_IF_ERROR(check_config(t));
   std::error_code ignored;
@@ -372,7 +393,7 @@ Result<TransformReport> run(const Transform& t) {
     return report;
   }
   NIBBLE_ASSIGN_OR_RETURN(auto directory, storage::OutputDirectory::create(t.out, t.options.overwrite));
-  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, directory.path(), report.notes));
+  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, {}, directory.path(), listed_folders(t.in.path), report.notes));
   NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path(), false, report, written));
   note_rounded_scales(t, written, report.notes);
   NIBBLE_RETURN_IF_ERROR(write_config(t, std::move(written), directory.path()));
@@ -482,14 +503,6 @@ Status refuse_code_units(const Module& module) {
                "module {}: its scale includes those of its input and output, which are int8; quantize the "
                "original checkpoint instead",
                module.name);
-}
-
-/// A dense copy of a stored tensor, at an aligned address: in the file it may start anywhere.
-Tensor copy(const Checkpoint::Impl& in, const std::string& name) {
-  const std::size_t i = in.tensor_index.at(name);
-  Tensor tensor(in.shards.tensors[i].dtype, in.shards.tensors[i].shape);
-  if (!tensor.bytes.empty()) std::memcpy(tensor.bytes.data(), in.shards.data[i], tensor.bytes.size());
-  return tensor;
 }
 
 /// W·diag(s).
@@ -678,7 +691,8 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
     const auto factors = smoothing.factors.find(module.name);
     const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
-    Tensor original = copy(*in, join_name(module.name, "weight"));
+    const auto stored = [&](const char* suffix) { return in->shards.load(in->tensor_index.at(join_name(module.name, suffix))); };
+    NIBBLE_ASSIGN_OR_RETURN(Tensor original, stored("weight"));
     if (module.kernel) original = as_rows(original);
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
@@ -687,7 +701,9 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), how, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
     q->kernel = module.kernel.value_or(Extent{});
-    if (module.has_bias) q->bias = copy(*in, join_name(module.name, "bias"));
+    if (module.has_bias) {
+      NIBBLE_ASSIGN_OR_RETURN(q->bias, stored("bias"));
+    }
     if (is_static) {
       std::optional<std::vector<float>> absmax;
       if (s != nullptr) {

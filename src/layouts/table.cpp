@@ -43,7 +43,7 @@ std::span<const std::byte> PackedWeight::bytes() const { return data_->bytes.spa
 bool PackedWeight::has_bias() const { return !data_->bias.empty(); }
 bool PackedWeight::act_order() const { return !data_->perm.empty(); }
 
-Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
+Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(q.validate());
   const DType zero_type = q.zeros.dtype;
   NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(q, options));
@@ -82,6 +82,8 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
   layout->pack(q, *packed, options.executor != nullptr ? *options.executor : default_executor());
   const PackedWeight weight(std::move(packed));
   return to_gpu ? upload(weight) : weight;
+} catch (...) {
+  return caught();
 }
 
 Result<QuantTensor> unpack(const PackedWeight& weight) try {
@@ -113,9 +115,8 @@ Result<QuantTensor> unpack(const PackedWeight& weight) try {
     packed.layout->unpack(packed, q);
   }
   return q;
-} catch (const std::bad_alloc&) {
-  return error(StatusCode::io_error, "no memory to unpack the {} bytes of W[{},{}], a byte a code", weight.bytes().size(),
-               weight.n(), weight.k());
+} catch (...) {
+  return caught();
 }
 
 }  // namespace nibble

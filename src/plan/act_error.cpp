@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.hpp"
+#include "core/sizes.hpp"
 #include "nibble/verify.hpp"
 #include "plan/gaussian.hpp"
 
@@ -22,6 +23,8 @@ Tensor spread_rows(const ConstTensorView& a, std::int64_t count) {
 
 Result<Tensor> inputs_of(const QuantTensor& q, const ActErrorSpec& spec) {
   const ConstTensorView& a = spec.inputs;
+  NIBBLE_RETURN_IF_ERROR(check_outliers(spec.outliers));
+  NIBBLE_RETURN_IF_ERROR(check_product(std::max<std::int64_t>(1, spec.tokens), q.n, q.k));
   if (a.empty()) return gaussian_activations(DType::f32, std::max<std::int64_t>(1, spec.tokens), q.k, spec.seed, spec.outliers);
   if (!is_compute_float(a.dtype) || a.rank != 2 || a.dim(0) < 1 || a.dim(1) != q.k || a.stride(1) != 1)
     return error(StatusCode::invalid_argument,
@@ -46,7 +49,9 @@ Result<Tensor> run_mode(const QuantTensor& q, const ActScheme& mode, const Tenso
 }  // namespace
 
 Result<std::vector<ActError>> activation_errors(const QuantTensor& q, std::span<const ActScheme> modes, const ActErrorSpec& spec,
-                                                Executor* executor) {
+                                                Executor* executor) try {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
+  NIBBLE_RETURN_IF_ERROR(q.validate());
   Executor& on = executor != nullptr ? *executor : default_executor();
   NIBBLE_ASSIGN_OR_RETURN(const Tensor a, inputs_of(q, spec));
   NIBBLE_ASSIGN_OR_RETURN(const Tensor plain, run_mode(q, {}, a, on));
@@ -65,6 +70,8 @@ Result<std::vector<ActError>> activation_errors(const QuantTensor& q, std::span<
     found.sqnr_db = -20 * std::log10(found.relative_l2);
   }
   return errors;
+} catch (...) {
+  return caught();
 }
 
 }  // namespace nibble

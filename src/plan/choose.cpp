@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/sizes.hpp"
 #include "nibble/cuda.hpp"
 
 namespace nibble {
@@ -40,13 +41,17 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
   return choice;
 }
 
+Result<const Kernel*> kernel_of_environment() {
+  const char* const text = std::getenv("NIBBLE_KERNEL");
+  if (text == nullptr || *text == '\0') return static_cast<const Kernel*>(nullptr);
+  if (const Kernel* kernel = find_kernel(text)) return kernel;
+  return error(StatusCode::invalid_argument, "NIBBLE_KERNEL={} is not in the kernel table; see nibble doctor --kernels", text);
+}
+
 Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
   if (requested.empty()) {
-    const char* from_environment = std::getenv("NIBBLE_KERNEL");
-    if (from_environment == nullptr || *from_environment == '\0') return std::string_view{};
-    const auto kernel = kernel_info(from_environment);
-    if (!kernel.ok()) return kernel.status().with_context("NIBBLE_KERNEL");
-    return kernel->op == op ? kernel->name : std::string_view{};
+    NIBBLE_ASSIGN_OR_RETURN(const Kernel* kernel, kernel_of_environment());
+    return kernel != nullptr && kernel->op == op ? kernel->name : std::string_view{};
   }
   NIBBLE_ASSIGN_OR_RETURN(const KernelInfo kernel, kernel_info(requested));
   if (kernel.op != op)
@@ -98,6 +103,8 @@ Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& o
 }  // namespace
 
 Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"m_max", options.m_max}}));
   std::string_view wanted = options.layout;
   Backend memory = options.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
   if (!options.kernel.empty() || wanted.empty()) {

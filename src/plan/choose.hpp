@@ -19,6 +19,9 @@ struct Choice {
 /// Asks every kernel of the table. A forced kernel is the only one that may win; the reference wins only against nobody.
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference);
 
+/// What NIBBLE_KERNEL names; null when it is unset or empty, invalid_argument when there is no such kernel.
+Result<const Kernel*> kernel_of_environment();
+
 /// The kernel forced for `op`: options.kernel, or NIBBLE_KERNEL when that names a kernel of this operation.
 Result<std::string_view> forced_kernel(std::string_view requested, Op op);
 

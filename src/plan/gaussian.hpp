@@ -1,10 +1,12 @@
 // Seeded Gaussian numbers: the operands of verify and of measured errors.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "core/error.hpp"
 #include "core/random.hpp"
 #include "nibble/tensor.hpp"
 
@@ -14,6 +16,12 @@ inline Tensor gaussian(DType dtype, std::vector<std::int64_t> shape, std::uint64
   Tensor t(dtype, std::move(shape));
   for (std::int64_t i = 0; i < t.numel(); ++i) t.set(i, mean + scale * random_normal(seed, static_cast<std::uint64_t>(i)));
   return t;
+}
+
+/// Ok for a factor that outliers can be larger by.
+inline Status check_outliers(float factor) {
+  if (std::isfinite(factor) && factor > 0) return {};
+  return error(StatusCode::invalid_argument, "outliers={} is not a positive, finite number", factor);
 }
 
 /// Activations [M,K], every 256th channel `outliers` times as large.

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
-#include "core/error.hpp"
+#include "core/environment.hpp"
+#include "core/sizes.hpp"
 #include "epilogue/epilogue.hpp"
 #include "kernels/cpu/prepare.hpp"
 #include "kernels/image.hpp"
@@ -124,6 +126,22 @@ Roofline machine_for(const PlanOptions& options) {
   return assumed_roofline(options.threads > 0 ? options.threads : default_executor().threads());
 }
 
+/// What every plan is asked before anything else.
+Status check_options(const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
+  const int threads = options.machine ? options.machine->threads : options.threads;
+  if (threads < 0 || threads > kMaxThreads)
+    return error(StatusCode::invalid_argument, "a plan for {} threads; {} at most", threads, kMaxThreads);
+  if (!options.machine) return {};
+  for (const Ceiling ceiling : kAllCeilings)
+    if (const double rate = (*options.machine)[ceiling]; !std::isfinite(rate) || rate < 0)
+      return error(StatusCode::invalid_argument, "the machine's {} is {}; measure_roofline() gives finite numbers", name(ceiling),
+                   rate);
+  if (threads > 0 && options.machine->read_gbytes_per_s > 0 && options.machine->f32_gflops > 0) return {};
+  return error(StatusCode::invalid_argument, "the machine was not measured: {} threads, {} GB/s, {} GFLOP/s", threads,
+               options.machine->read_gbytes_per_s, options.machine->f32_gflops);
+}
+
 Status check_matrix(std::string_view what, const ConstTensorView& v) {
   if (v.empty()) return error(StatusCode::invalid_argument, "{} has no data", what);
   if (v.rank != 2 || v.stride(1) != 1)
@@ -208,7 +226,7 @@ std::optional<std::int32_t> far_zero(const ActScheme& act, const EpilogueArgs& a
 /// What a convolution asks for beyond a linear layer.
 Status check_conv(const ConvSpec& spec, const PackedWeightData& weight) {
   const ConvGeometry& geometry = spec.geometry;
-  NIBBLE_RETURN_IF_ERROR(geometry.validate());
+  NIBBLE_RETURN_IF_ERROR(check_batch(geometry, spec.batch_max));
   if (weight.n != geometry.out_channels || weight.k != geometry.k() || weight.kernel != geometry.kernel)
     return error(
         StatusCode::invalid_argument,
@@ -216,7 +234,6 @@ Status check_conv(const ConvSpec& spec, const PackedWeightData& weight) {
         "{}x{} kernel",
         geometry.out_channels, geometry.kernel.h, geometry.kernel.w, geometry.group_inputs(), weight.n, weight.k, weight.kernel.h,
         weight.kernel.w);
-  if (spec.batch_max < 1) return error(StatusCode::invalid_argument, "batch_max={} must be at least 1", spec.batch_max);
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   if (spec.epilogue.row_scale)
     return error(StatusCode::unsupported,
@@ -278,9 +295,10 @@ Problem problem_of(Op op, const PackedWeightData& packed, const Spec& spec, cons
 
 }  // namespace
 
-Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) {
+Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight.data()));
-  if (spec.m_max < 1) return error(StatusCode::invalid_argument, "m_max={} must be at least 1", spec.m_max);
+  NIBBLE_RETURN_IF_ERROR(check_product(spec.m_max, weight.n(), weight.k()));
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
 
@@ -291,9 +309,12 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
   impl->problem = problem_of(Op::linear, packed, spec, options);
   NIBBLE_RETURN_IF_ERROR(impl->choose(spec.m_max, forced, options.allow_reference));
   return Plan(std::move(impl));
+} catch (...) {
+  return caught();
 }
 
-Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options) {
+Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_RETURN_IF_ERROR(check_conv(spec, weight.data()));
   const ConvGeometry& geometry = spec.geometry;
   const bool flat =
@@ -322,9 +343,12 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const 
   impl->problem.output = spec.output;
   NIBBLE_RETURN_IF_ERROR(impl->choose(spec.batch_max, forced, options.allow_reference));
   return Plan(std::move(impl));
+} catch (...) {
+  return caught();
 }
 
-Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options) {
+Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
   if (!is_compute_float(spec.out))
     return error(StatusCode::unsupported, "cannot dequantize to {}; use f32, f16 or bf16", name(spec.out));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
@@ -345,6 +369,8 @@ Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& 
   impl->workspace = parts(bucket, impl->problem).total();
   impl->buckets.push_back(std::move(bucket));
   return Plan(std::move(impl));
+} catch (...) {
+  return caught();
 }
 
 std::size_t Plan::workspace_bytes() const {
@@ -353,7 +379,7 @@ std::size_t Plan::workspace_bytes() const {
 
 std::string_view Plan::kernel(std::int64_t m) const {
   if (impl_->conv && impl_->problem.op == Op::linear)  // its buckets count pixels
-    m = std::min(m, impl_->conv->batch_max) * impl_->conv->geometry.height * impl_->conv->geometry.width;
+    m = std::clamp<std::int64_t>(m, 1, impl_->conv->batch_max) * impl_->conv->geometry.height * impl_->conv->geometry.width;
   return impl_->bucket(std::clamp<std::int64_t>(m, 1, impl_->buckets.back().m_high)).main->name;
 }
 
@@ -513,14 +539,18 @@ Status Plan::Impl::run_dequantize(StepArgs args, std::span<std::byte> workspace_
 }
 
 Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
-                 std::span<std::byte> workspace, Executor* executor) const {
+                 std::span<std::byte> workspace, Executor* executor) const try {
   Executor& on = executor != nullptr ? *executor : default_executor();
   return impl_->run(weight, {.a = a, .d = d, .operands = epilogue, .executor = &on}, workspace);
+} catch (...) {
+  return caught();
 }
 
 Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
-                 std::span<std::byte> workspace, Stream stream) const {
+                 std::span<std::byte> workspace, Stream stream) const try {
   return impl_->run(weight, {.a = a, .d = d, .operands = epilogue, .stream = stream}, workspace);
+} catch (...) {
+  return caught();
 }
 
 }  // namespace nibble

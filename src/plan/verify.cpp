@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "core/random.hpp"
+#include "core/sizes.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/conv.hpp"
 #include "kernels/reference/oracle.hpp"
@@ -193,7 +194,8 @@ Result<PackedWeight> pack_for(const QuantTensor& q, PackOptions options, const P
 
 }  // namespace
 
-Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor) {
+Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec, Executor* executor) try {
+  NIBBLE_RETURN_IF_ERROR(check_outliers(spec.outliers));
   Executor& on = executor != nullptr ? *executor : default_executor();
   const LinearSpec& linear = spec.linear;
   const std::int64_t m = linear.m_max;
@@ -232,17 +234,19 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
     if (errors.ok() && errors->front().possible.ok()) report.added_error = errors->front().relative_l2;
   }
   return report;
+} catch (...) {
+  return caught();
 }
 
-Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spec, Executor* executor) {
+Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spec, Executor* executor) try {
+  NIBBLE_RETURN_IF_ERROR(check_outliers(spec.outliers));
   Executor& on = executor != nullptr ? *executor : default_executor();
   const ConvSpec& conv = spec.conv;
   const ConvGeometry& g = conv.geometry;
   const std::int64_t batch = conv.batch_max;
   PackOptions packing = spec.pack;
-  NIBBLE_RETURN_IF_ERROR(g.validate());
-  const std::int64_t pixels = batch * g.out_height() * g.out_width();
-  packing.m_max = std::max<std::int64_t>(1, pixels);
+  NIBBLE_RETURN_IF_ERROR(check_batch(g, batch));
+  const std::int64_t pixels = packing.m_max = batch * g.out_height() * g.out_width();
   NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, packing, spec.plan, conv.quantize, on));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::conv(weight, conv, spec.plan));
 
@@ -286,6 +290,8 @@ Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spe
                                         batch == 1 ? "an image" : fmt::format("{} images", batch), g.in_channels, g.height,
                                         g.width, spec.seed)},
                    on);
+} catch (...) {
+  return caught();
 }
 
 }  // namespace nibble

@@ -2,16 +2,17 @@
 #include <cstring>
 #include <new>
 
-#include "core/error.hpp"
+#include "core/sizes.hpp"
 #include "nibble/quantize.hpp"
 
 namespace nibble {
 
 Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor) try {
-  if (w.empty() || w.rank != 4 || w.numel() < 1)
-    return error(StatusCode::invalid_argument, "the kernel of a convolution is [Co,Ci/groups,Kh,Kw], got rank {} and {} elements",
-                 w.rank, w.numel());
+  if (w.empty() || w.rank != 4)
+    return error(StatusCode::invalid_argument, "the kernel of a convolution is [Co,Ci/groups,Kh,Kw], got rank {}", w.rank);
   const std::int64_t co = w.dim(0), ci = w.dim(1), kh = w.dim(2), kw = w.dim(3);
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"Co", co}, {"Ci/groups", ci}, {"Kh", kh}, {"Kw", kw}, {"K", product({ci, kh, kw})}}));
+  NIBBLE_RETURN_IF_ERROR(check_elements("w", {co, ci, kh, kw}));
   Tensor rows(w.dtype, {co, kh * kw * ci});
   const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
   const auto* from = static_cast<const std::byte*>(w.data);
@@ -26,8 +27,8 @@ Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& 
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize({rows.bytes.data(), rows.dtype, {co, kh * kw * ci}}, spec, executor));
   q.kernel = {kh, kw};
   return q;
-} catch (const std::bad_alloc&) {
-  return Status(StatusCode::io_error, "out of memory while quantizing");
+} catch (...) {
+  return caught();
 }
 
 }  // namespace nibble

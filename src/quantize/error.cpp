@@ -69,8 +69,8 @@ Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTenso
   e.relative_l2 = std::sqrt(total.dd / total.ww);
   e.cosine = total.ww > 0 && total.qq > 0 ? total.wq / std::sqrt(total.ww * total.qq) : 0;
   return e;
-} catch (const std::bad_alloc&) {
-  return Status(StatusCode::io_error, "out of memory while measuring a quantization error");
+} catch (...) {
+  return caught();
 }
 
 }  // namespace nibble

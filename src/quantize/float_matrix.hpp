@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/error.hpp"
+#include "core/sizes.hpp"
 #include "nibble/tensor.hpp"
 
 namespace nibble {
@@ -16,7 +16,8 @@ inline Status check_float_matrix(const ConstTensorView& w) {
   if (!is_compute_float(w.dtype))
     return error(StatusCode::invalid_argument, "w is {}; convert it to f32, f16 or bf16", name(w.dtype));
   if (w.stride(1) != 1) return error(StatusCode::invalid_argument, "w has a last stride of {}; it must be 1", w.stride(1));
-  return {};
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"rows", w.dim(0)}, {"columns", w.dim(1)}}));
+  return check_elements("w", {w.dim(0), w.dim(1)});
 }
 
 /// Calls f with a pointer to row n of a matrix that passed check_float_matrix, as its own element type.

@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch.hpp"
+#include "nibble/device.hpp"
 #include "quantize/act_rule.hpp"
 #include "quantize/float_matrix.hpp"
 
@@ -125,7 +126,8 @@ void quantize_row(std::int64_t m, std::int64_t k, const ActScheme& scheme, const
 }  // namespace
 
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
-                            Executor* executor) {
+                            Executor* executor) try {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
   NIBBLE_RETURN_IF_ERROR(check(a, scheme, out, options));
   const auto* prescale = static_cast<const float*>(options.prescale.data);
   (executor != nullptr ? *executor : default_executor()).parallel_for(a.dim(0), [&](std::int64_t m) {
@@ -136,6 +138,8 @@ Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, c
     });
   });
   return {};
+} catch (...) {
+  return caught();
 }
 
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,

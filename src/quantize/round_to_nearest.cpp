@@ -12,6 +12,7 @@
 #include <new>
 #include <optional>
 
+#include "nibble/device.hpp"
 #include "nibble/quantize.hpp"
 #include "quantize/act_rule.hpp"
 #include "quantize/float_matrix.hpp"
@@ -272,6 +273,7 @@ DType code_type(const QuantizeSpec& spec) {
 }  // namespace
 
 Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor) try {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
   NIBBLE_RETURN_IF_ERROR(check(w, spec));
   QuantTensor q;
   q.scheme.codes = code_type(spec);
@@ -307,8 +309,8 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
   });
   if (!failure.ok()) return failure;
   return q;
-} catch (const std::bad_alloc&) {
-  return Status(StatusCode::io_error, "out of memory while quantizing");
+} catch (...) {
+  return caught();
 }
 
 }  // namespace nibble

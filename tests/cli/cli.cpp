@@ -84,7 +84,10 @@ Finished nibble(const std::vector<std::string>& arguments, const RunOptions& opt
   if (ends[1] >= 0) close(ends[1]);
   if (options.interrupt_after_ms > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(options.interrupt_after_ms));
-    kill(child, SIGINT);
+    for (int i = 0; i < options.signals; ++i) {
+      kill(child, options.signal);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
   }
   int status = 0;
   EXPECT_EQ(waitpid(child, &status, 0), child);

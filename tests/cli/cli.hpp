@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,9 +17,10 @@ struct Finished {
 };
 
 struct RunOptions {
-  std::string stdout_to = {};                 // a path instead of a captured file
-  bool closed_pipe = false;                   // stdout is a pipe nobody reads
-  int interrupt_after_ms = 0;                 // send SIGINT
+  std::string stdout_to = {};  // a path instead of a captured file
+  bool closed_pipe = false;    // stdout is a pipe nobody reads
+  int interrupt_after_ms = 0;  // send `signal` then, `signals` times, 2 ms apart
+  int signal = SIGINT, signals = 1;
   std::vector<std::string> environment = {};  // "NAME=value", added
 };
 

@@ -1,5 +1,8 @@
 // Every command on bad input: the exit code, one line that names the trouble, and nothing left behind.
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <csignal>
 
 #include "cli/cli.hpp"
 #include "nibble/nibble.hpp"
@@ -267,6 +270,75 @@ TEST_F(Cli, CtrlCLeavesNoPartialOutput) {
     }
     EXPECT_TRUE(listing(directory_).empty()) << delay;
   }
+}
+
+// Twice on the same command line, until it is caught while it writes.
+TEST_F(Cli, ASecondCtrlCLeavesNothingEither) {
+  const auto quantize = [&](int delay) {
+    return nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16", "--clip-search", "--force"},
+                  {.interrupt_after_ms = delay, .signals = 5});
+  };
+  int interrupted = 0;
+  for (int delay = 1; delay < 200 && interrupted < 5; delay = delay * 3 / 2 + 1) {
+    const Finished finished = quantize(delay);
+    interrupted += finished.exit_code == 130 ? 1 : 0;
+    fs::remove_all(at("out"));
+    EXPECT_TRUE(listing(directory_).empty()) << delay << " ms, exit code " << finished.exit_code;
+  }
+}
+
+TEST_F(Cli, IgnoredSignalsStayIgnored) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);  // as nohup does
+  for (const int delay : {5, 20, 60})
+    EXPECT_EQ(nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16", "--clip-search", "--force"},
+                     {.interrupt_after_ms = delay, .signal = SIGHUP, .signals = 3})
+                  .exit_code,
+              0);
+  std::signal(SIGHUP, before);
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"out"});
+}
+
+TEST_F(Cli, AFileThatMayNotBecomeSoLargeIsAnError) {
+  const std::string input = checkpoint("float");
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{8192, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const Finished finished = nibble({"quantize", input, at("out"), "--format", "awq", "--group", "16"});
+  setrlimit(RLIMIT_FSIZE, &before);
+  expect_error(finished, 4, "File too large");
+  EXPECT_TRUE(listing(directory_).empty());
+}
+
+TEST_F(Cli, WhatTheEnvironmentSaysIsUnderstoodOrAnError) {
+  const std::string awq = checkpoint("awq");
+  const std::vector<std::string> commands[] = {{"doctor"}, {"inspect", awq}, {"verify", awq}};
+  for (const auto& command : commands) {
+    expect_error(nibble(command, {.environment = {"NIBBLE_ISA=avx9"}}), 2, "NIBBLE_ISA=avx9 is no level of CPUs; those are");
+    expect_error(nibble(command, {.environment = {"NIBBLE_NUM_THREADS=0"}}), 2, "from 1 to 4096");
+    expect_error(nibble(command, {.environment = {"NIBBLE_KERNEL=magic"}}), 2, "NIBBLE_KERNEL=magic");
+  }
+  EXPECT_EQ(nibble({"--help"}, {.environment = {"NIBBLE_ISA=avx9"}}).exit_code, 0);
+}
+
+// Every option that takes a fraction.
+TEST_F(Cli, NumbersAreNumbers) {
+  const std::string awq = checkpoint("awq"), fp = checkpoint("float");
+  const std::vector<std::string> commands[] = {
+      {"verify", awq, "--outliers"},
+      {"inspect", awq, "--activations", "s8r", "--outliers"},
+      {"bench", awq, "--min-time"},
+      {"bench", "--compare", awq, awq, "--fail-under"},
+      {"quantize", fp, at("out"), "--format", "int-quantized", "--calibration", fp, "--smooth"}};
+  for (const auto& command : commands)
+    for (const char* number : {"nan", "-nan", "inf", "-inf", "1e999", "-1", "1e30", "x", ""}) {
+      std::vector<std::string> arguments = command;
+      arguments.back() += "=";
+      arguments.back() += number;
+      const Finished finished = nibble(arguments);
+      EXPECT_EQ(finished.exit_code, 2) << arguments.back() << ": " << finished.err;
+    }
+  EXPECT_EQ(nibble({"verify", awq, "-M", "1", "--outliers", "100"}).exit_code, 0);
 }
 
 }  // namespace

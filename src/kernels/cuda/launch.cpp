@@ -9,7 +9,7 @@
 #include <mutex>
 #include <span>
 
-#include "core/error.hpp"
+#include "core/sizes.hpp"
 #include "kernels/cuda/conv.hpp"
 #include "kernels/cuda/decode.hpp"
 #include "kernels/cuda/dequantize.cuh"
@@ -165,6 +165,9 @@ Result<double> GpuReadProbe::measure() {
 
 Status dequantize(const CheckpointTensors& from, const TensorView& out, bool transposed, Stream stream) {
   NIBBLE_RETURN_IF_ERROR(runs_here(Isa::sm80));  // compiled with that family
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", from.n}, {"K", from.k}}));
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"group", from.group}}, 0));
+  NIBBLE_RETURN_IF_ERROR(check_elements("W", {from.n, from.k}));
   const std::int64_t rows = transposed ? from.k : from.n, cols = transposed ? from.n : from.k;
   if (out.rank != 2 || out.dim(0) != rows || out.dim(1) != cols || out.stride(1) != 1 || (rows > 1 && out.stride(0) != cols))
     return error(StatusCode::invalid_argument, "the output of W[{},{}] must be [{},{}] and dense", from.n, from.k, rows, cols);

@@ -1,0 +1,249 @@
+/* Every function that takes sizes, with sizes that arithmetic breaks on: an error, whatever comes before or after. */
+#include <limits.h>
+#include <math.h>
+#include <nibble/nibble.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures;
+#define CHECK(condition)                                                                        \
+  do {                                                                                          \
+    if (!(condition)) {                                                                         \
+      ++failures;                                                                               \
+      printf("%s:%d: %s is false; %.300s\n", __FILE__, __LINE__, #condition, nib_last_error()); \
+    }                                                                                           \
+  } while (0)
+#define SIZED(type) \
+  { .struct_size = sizeof(type) }
+
+static uint64_t state = 1;
+static unsigned draw(unsigned below) {
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (unsigned)(state >> 33) % below;
+}
+
+/* A size that is wrong, or fine. */
+static int64_t any(void) {
+  static const int64_t sizes[] = {INT64_MAX,
+                                  INT64_MAX - 1,
+                                  INT64_MAX / 2,
+                                  INT64_MAX / 3,
+                                  INT64_MIN,
+                                  INT64_MIN + 1,
+                                  INT64_MIN / 2,
+                                  -1,
+                                  0,
+                                  1,
+                                  2,
+                                  3,
+                                  NIB_MAX_SIZE,
+                                  NIB_MAX_SIZE + 1,
+                                  NIB_MAX_SIZE - 1,
+                                  NIB_MAX_ELEMENTS,
+                                  INT64_C(1) << 31,
+                                  INT64_C(1) << 32,
+                                  (INT64_C(1) << 32) + 1,
+                                  INT64_C(1) << 62};
+  return sizes[draw(sizeof sizes / sizeof *sizes)];
+}
+static int64_t mostly(int64_t usual) { return draw(4) == 0 ? any() : usual; }
+/* Beyond what any function takes. */
+static int64_t beyond(void) {
+  int64_t size;
+  do size = any();
+  while (size >= 0 && size <= NIB_MAX_SIZE);
+  return size;
+}
+
+enum { N = 8, K = 3 * 3 * 32, G = K / 32, ROUNDS = 4000 };
+static uint8_t codes[N * K];
+static float scales[N * G], x[N * K], y[N * K];
+
+static void refused(nib_status status) {
+  CHECK(status == NIB_INVALID_ARGUMENT || status == NIB_UNSUPPORTED);
+  CHECK(strlen(nib_last_error()) > 10);
+}
+
+/* A view of memory there is, or one that lies in a way that can be seen. */
+static nib_view odd_view(const void* data, nib_dtype dtype, int64_t rows, int64_t columns) {
+  nib_view view = nib_matrix(data, dtype, rows, columns);
+  switch (draw(6)) {
+    case 0: view.shape[draw(2)] = beyond(); break;
+    case 1: view.strides[draw(2)] = INT64_MAX - draw(3); break;
+    case 2: view.strides[draw(2)] = INT64_MIN + draw(3); break;
+    case 3: view.rank = draw(2) ? INT32_MAX : INT32_MIN; break;
+    case 4: view.rank = 4, view.shape[2] = view.shape[3] = INT64_MAX, view.strides[2] = view.strides[3] = INT64_MAX; break;
+    default: view.dtype = draw(2) ? INT32_MAX : -1;
+  }
+  return view;
+}
+
+static void test_matrices(void) {
+  for (int i = 0; i < ROUNDS; ++i) {
+    nib_qtensor_desc desc = SIZED(nib_qtensor_desc);
+    desc.scheme = draw(8) ? "u4b8g32" : "u4b8b2147483647x2147483647";
+    desc.n = mostly(N);
+    desc.k = mostly(K);
+    desc.codes = draw(2) ? nib_matrix(codes, NIB_U8, N, K) : odd_view(codes, NIB_U8, N, K);
+    desc.scales = draw(2) ? nib_matrix(scales, NIB_F32, N, G) : odd_view(scales, NIB_F32, N, G);
+    desc.kernel_height = mostly(3);
+    desc.kernel_width = mostly(3);
+    nib_qtensor* q = NULL;
+    const nib_status status = nib_qtensor_create(&desc, &q);
+    if (status != NIB_OK) refused(status);
+    CHECK((status == NIB_OK) == (q != NULL));
+    nib_qtensor_destroy(q);
+
+    const nib_view w = odd_view(x, NIB_F32, N, K);
+    q = NULL;
+    refused(nib_quantize(NULL, &w, NULL, &q));
+    refused(nib_quantize_conv(NULL, &w, NULL, &q));
+    const nib_named_view tensors[] = {{"weight_packed", odd_view(codes, NIB_S32, N, K / 8)},
+                                      {"weight_scale", odd_view(scales, NIB_F32, N, G)}};
+    CHECK(nib_qtensor_decode(tensors, 2, NULL, &q, NULL) != NIB_OK);
+    nib_activations acts = SIZED(nib_activations);
+    const nib_view out = odd_view(codes, NIB_S8, N, K), found = odd_view(scales, NIB_F32, N, G);
+    acts.scheme = draw(2) ? "s8g32" : "s8g2147483640";
+    acts.a = &w;
+    acts.codes = &out;
+    acts.scales = &found;
+    refused(nib_quantize_activations(&acts, NULL));
+    nib_checkpoint_tensors stored = SIZED(nib_checkpoint_tensors);
+    stored.qweight = stored.qzeros = stored.scales = codes;
+    stored.n = beyond(), stored.k = beyond(), stored.group = any(), stored.bits = (int32_t)any();
+    refused(nib_dequantize_checkpoint_tensors(&stored, &w, (int32_t)draw(2), NULL));
+    CHECK(q == NULL);
+  }
+}
+
+static nib_qtensor* make(int64_t kernel) {
+  nib_qtensor_desc desc = SIZED(nib_qtensor_desc);
+  desc.scheme = "u4b8g32";
+  desc.n = N, desc.k = K;
+  desc.codes = nib_matrix(codes, NIB_U8, N, K);
+  desc.scales = nib_matrix(scales, NIB_F32, N, G);
+  desc.kernel_height = desc.kernel_width = kernel;
+  nib_qtensor* q = NULL;
+  CHECK(nib_qtensor_create(&desc, &q) == NIB_OK);
+  return q;
+}
+
+static void finish(nib_status status, nib_plan** made) {
+  nib_plan* const plan = *made;
+  *made = NULL;
+  CHECK((status == NIB_OK) == (plan != NULL));
+  if (status != NIB_OK) {
+    refused(status);
+    return;
+  }
+  size_t bytes = 0;
+  const char* name = NULL;
+  CHECK(nib_plan_workspace_size(plan, &bytes) == NIB_OK && bytes < (size_t)1 << 60);
+  CHECK(nib_plan_kernel(plan, any(), &name) == NIB_OK && name != NULL);
+  CHECK(nib_plan_destroy(plan) == NIB_OK);
+}
+
+static nib_conv_desc odd_conv(void) {
+  nib_conv_desc conv = SIZED(nib_conv_desc);
+  conv.batch_max = mostly(2), conv.height = mostly(20), conv.width = mostly(20);
+  conv.stride_height = mostly(1), conv.stride_width = mostly(1);
+  conv.padding_top = mostly(1), conv.padding_bottom = mostly(1), conv.padding_left = mostly(1), conv.padding_right = mostly(1);
+  conv.dilation_height = mostly(1), conv.dilation_width = mostly(1), conv.groups = mostly(1);
+  conv.input = (nib_image_layout)draw(2), conv.output = (nib_image_layout)draw(2);
+  conv.quantize = draw(2) ? NULL : "s8g32";
+  return conv;
+}
+
+static void test_plans(void) {
+  nib_qtensor *q = make(1), *kernel = make(3);
+  nib_weight *weight = NULL, *conv_weight = NULL;
+  CHECK(nib_pack(q, NULL, &weight) == NIB_OK && nib_pack(kernel, NULL, &conv_weight) == NIB_OK);
+  int planned = 0;
+  for (int i = 0; i < ROUNDS; ++i) {
+    nib_plan_options options = SIZED(nib_plan_options);
+    options.threads = (int32_t)mostly(2);
+    nib_linear_desc linear = SIZED(nib_linear_desc);
+    linear.m_max = any();
+    linear.quantize = draw(2) ? NULL : "s8r";
+    nib_plan* plan = NULL;
+    finish(nib_plan_linear(weight, &linear, &options, &plan), &plan);
+    const nib_conv_desc conv = odd_conv();
+    const nib_status status = nib_plan_conv(conv_weight, &conv, &options, &plan);
+    planned += status == NIB_OK;
+    finish(status, &plan);
+    finish(nib_plan_conv(weight, &conv, &options, &plan), &plan); /* pointwise, where nothing is padded */
+
+    nib_pack_desc packing = SIZED(nib_pack_desc);
+    packing.m_max = i % 16 == 0 ? any() : beyond();
+    nib_weight* packed = NULL;
+    const nib_status made = nib_pack(q, &packing, &packed);
+    if (made != NIB_OK) refused(made);
+    nib_weight_destroy(packed);
+
+    /* Of sizes that are allowed there would be memory to fill. */
+    linear.m_max = beyond();
+    nib_verify_desc verify = SIZED(nib_verify_desc);
+    nib_verify_report report = SIZED(nib_verify_report);
+    verify.linear = &linear;
+    refused(nib_verify(q, &verify, &report, NULL));
+    nib_conv_desc images = conv;
+    images.batch_max = beyond();
+    verify.linear = NULL, verify.conv = &images;
+    refused(nib_verify(kernel, &verify, &report, NULL));
+
+    nib_context_desc threads = SIZED(nib_context_desc);
+    threads.threads = (int32_t)(draw(2) ? INT32_MAX - draw(9) : INT32_MIN + draw(9));
+    nib_context* context = NULL;
+    refused(nib_context_create(&threads, &context));
+  }
+  CHECK(planned > 10);
+
+  const float odd[] = {NAN, INFINITY, -INFINITY, -1};
+  for (int i = 0; i < 4; ++i) {
+    nib_verify_desc verify = SIZED(nib_verify_desc);
+    nib_verify_report report = SIZED(nib_verify_report);
+    verify.outliers = odd[i];
+    refused(nib_verify(q, &verify, &report, NULL));
+    nib_roofline machine = {sizeof(nib_roofline), odd[i], 100, 0, 0, 1, 0};
+    nib_plan_options options = SIZED(nib_plan_options);
+    options.machine = &machine;
+    nib_plan* plan = NULL;
+    refused(nib_plan_linear(weight, NULL, &options, &plan));
+    machine = (nib_roofline){sizeof(nib_roofline), 10, 100, odd[i], 0, 1, 0};
+    refused(nib_plan_linear(weight, NULL, &options, &plan));
+  }
+
+  /* A run is no larger than its plan. */
+  nib_plan* plan = NULL;
+  nib_linear_desc two = SIZED(nib_linear_desc);
+  two.m_max = 2;
+  CHECK(nib_plan_linear(weight, &two, NULL, &plan) == NIB_OK);
+  for (int i = 0; i < ROUNDS; ++i) {
+    const nib_view a = odd_view(x, NIB_F32, 2, K), d = odd_view(y, NIB_F32, 2, N);
+    nib_operands operands = SIZED(nib_operands);
+    operands.a = &a, operands.d = &d;
+    static char workspace[1 << 16];
+    refused(nib_execute(plan, weight, &operands, workspace, sizeof workspace, NULL));
+  }
+  nib_plan_destroy(plan);
+  nib_weight_destroy(weight);
+  nib_weight_destroy(conv_weight);
+  nib_qtensor_destroy(q);
+  nib_qtensor_destroy(kernel);
+}
+
+static void test_memory(void) {
+  nib_gpu_memory* memory = NULL;
+  CHECK(nib_gpu_memory_create(SIZE_MAX, &memory) != NIB_OK && memory == NULL);
+}
+
+int main(void) {
+  for (int i = 0; i < N * G; ++i) scales[i] = 0.5f;
+  test_matrices();
+  test_plans();
+  test_memory();
+  printf("%d failures\n", failures);
+  return failures != 0;
+}

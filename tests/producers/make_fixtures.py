@@ -8,8 +8,7 @@ tests/python/requirements.txt, which the interpreter has to have; what is needed
 Llama with random weights, and its own code says what the quantized weights are worth: PRODUCER/CASE.expected.safetensors has them in
 the type they are computed in, and producers_test.cpp reads PRODUCER/CASE bit for bit. versions.json says what made what.
 
-Of AutoAWQ, GPTQModel and transformers, which want a GPU, the code that packs is called alone. auto-round, ModelOpt and Quark are not
-among them yet.
+Of AutoAWQ, GPTQModel and transformers, which want a GPU, the code that packs is called alone. ModelOpt and Quark are not among them yet.
 """
 
 from __future__ import annotations
@@ -341,6 +340,40 @@ def transformers_fp8():
     config = json.loads(model.config.to_json_string(use_diff=False))
     config["quantization_config"] = how.quantization_config.to_dict() | {"modules_to_not_convert": ["lm_head"]}
     save("transformers-fp8/fp8_block32", state, config, expected)
+
+
+# --- auto-round ----------------------------------------------------------------------------------------------------------------------
+
+
+@producer("auto-round", "auto-round==0.16.1")
+def auto_round():
+    from unittest import mock
+
+    import torch
+    import transformers
+    from auto_round import AutoRound
+    from auto_round_extension.torch.qlinear_torch_zp import QuantLinear
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer, models
+
+    source, target = PACKAGES / "auto-round-in", PACKAGES / "auto-round-out"
+    shutil.rmtree(target, ignore_errors=True)
+    tiny_llama("float16", hidden=64, seed=70).save_pretrained(source)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    tokenizer.save_pretrained(source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float16)
+    names = {name: (m.in_features, m.out_features) for name, m in linears(model).items()}
+    rounder = AutoRound(model, tokenizer=tokenizer, scheme="W4A16", group_size=32, iters=0, device_map="cpu", disable_opt_rtn=True)
+    rounder.quantize_and_save(output_dir=str(target), format="auto_round")
+    (folder,) = target.iterdir()
+    state, expected = load_file(folder / "model.safetensors"), {}
+    for name, (k, n) in names.items():
+        layer = QuantLinear(4, 32, k, n, False)
+        layer.load_state_dict({part: state[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales")}, strict=False)
+        layer.post_init()
+        with mock.patch("torch.matmul", lambda x, weight: weight):  # its forward dequantizes in front of this
+            expected[name] = layer(torch.eye(k, dtype=torch.float16)).T
+    copy("auto-round/w4a16_auto_gptq", folder, expected)
 
 
 # --- all of it -----------------------------------------------------------------------------------------------------------------------

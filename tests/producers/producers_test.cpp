@@ -34,6 +34,7 @@ const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "
                                                                {"fp8_block32", "e4m3g32_e4m3b32x32"},
                                                                {"fp8_block128", "e4m3g128_e4m3b128x128"},
                                                                {"w4a16_g128", "u4b8g128"},
+                                                               {"w4a16_auto_gptq", "u4b8g32"},
                                                                {"w4a16_g32_asymmetric", "u4zg32"},
                                                                {"w2_v1", "u2b2g32"},
                                                                {"w3_v1", "u3b4g32"},
@@ -68,6 +69,12 @@ TEST(Producers, EveryOneHasItsVersionsAndCheckpoints) {
   EXPECT_FALSE(present.empty());
 }
 
+/// compressed-tensors 0.6 left out zero points that are 0, and auto-round has negative scales.
+bool is_normal(const Note& note) {
+  return note.severity == Note::Severity::info || note.text.ends_with("input_zero_point is missing: took 0") ||
+         note.text.find(" scales are negative") != std::string::npos;
+}
+
 class ProducerCheckpoint : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ProducerCheckpoint, IsReadBitForBit) {
@@ -89,16 +96,13 @@ TEST_P(ProducerCheckpoint, IsReadBitForBit) {
     const TensorInfo* want = expected->find_tensor(module.name);
     ASSERT_NE(want, nullptr) << "the producer did not quantize it";
     left.erase(module.name);
-    for (const Note& note : module.notes) {  // compressed-tensors 0.6 left out zero points that are 0
-      const bool left_out = note.text.ends_with("input_zero_point is missing: took 0");
-      EXPECT_TRUE(left_out || note.severity == Note::Severity::info) << note.text;
-    }
+    for (const Note& note : module.notes) EXPECT_TRUE(is_normal(note)) << note.text;
     EXPECT_EQ(module.claimed ? module.claimed->name() : "", claimed->second);
 
     std::vector<Note> notes;
     const auto q = checkpoint->read(module, &notes);
     ASSERT_TRUE(q.ok()) << q.status().message();
-    for (const Note& note : notes) EXPECT_EQ(note.severity, Note::Severity::info) << note.text;
+    for (const Note& note : notes) EXPECT_TRUE(is_normal(note)) << note.text;
     ASSERT_EQ(want->shape, (std::vector{q->n, q->k}));
     Tensor got(want->dtype, want->shape);  // the product is exact in f32: rounded once, as the producer rounds it
     for (std::int64_t i = 0; i < got.numel(); ++i) got.set(i, q->value(i / q->k, i % q->k));

@@ -81,7 +81,7 @@ struct DenseRun {
   std::size_t next = 0;
 
   Result<double> operator()() {
-    constexpr std::size_t kParts = sizeof(float) / sizeof(In);
+    constexpr std::size_t kParts = sizeof(float) / sizeof(In);  // NOLINT(bugprone-sizeof-expression)
     const std::size_t at = next++ % (copies->size() * kParts);
     const In* w = (*copies)[at / kParts].template as<In>() + static_cast<std::int64_t>(at % kParts) * n * k;
     bool done = false;

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/printable.hpp"
 
 namespace nibble {
 namespace {
@@ -70,13 +70,9 @@ class PatternParser {
 
   void fail(std::string_view what, std::size_t at, StatusCode code = StatusCode::invalid_argument) {
     if (!failure_.ok()) return;
-    std::string shown(text_.substr(0, 100));
-    std::ranges::replace_if(
-        shown, [](char c) { return c < ' ' || c > '~'; }, '?');
-    if (shown.size() < text_.size()) shown += "…";
     failure_ = code == StatusCode::unsupported
-                   ? error(code, "'{}' has {} at byte {}, which nibble's regular expressions do not have", shown, what, at)
-                   : error(code, "'{}' is not a regular expression: {} at byte {}", shown, what, at);
+                   ? error(code, "'{}' has {} at byte {}, which nibble's regular expressions do not have", shown(text_), what, at)
+                   : error(code, "'{}' is not a regular expression: {} at byte {}", shown(text_), what, at);
     at_ = text_.size();
   }
   void check_size(const Steps& steps) {

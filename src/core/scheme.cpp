@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/error.hpp"
+#include "core/printable.hpp"
 
 namespace nibble {
 namespace {
@@ -87,7 +88,7 @@ Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
   auto bad = [&](std::string_view why) {
     return error(StatusCode::invalid_argument,
                  "'{}' is not a scheme: {}; write <codes><z|o|f|><t|c|gSIZE|bNxK>, for example u4zg128, u4b8g32, s8c or s8r_s8c",
-                 text, why);
+                 shown(text), why);
   };
   Scheme scheme;
   std::string_view rest = text;

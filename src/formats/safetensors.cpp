@@ -216,6 +216,8 @@ Status check_tensor_name(std::string_view tensor_name) {
 }
 
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape) {
+  if (shape.size() > kMaxRank)
+    return error(StatusCode::invalid_argument, "a shape of {} dimensions; there are up to {}", shape.size(), kMaxRank);
   std::int64_t total = bits(dtype);
   bool empty = false;
   for (const std::int64_t dim : shape) {

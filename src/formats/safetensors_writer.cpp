@@ -23,6 +23,8 @@ Result<std::string> json_string(std::string_view text) {
 Result<std::string> header_entry(std::string_view tensor_name, DType dtype, std::span<const std::int64_t> shape,
                                  std::uint64_t begin, std::uint64_t end) {
   NIBBLE_RETURN_IF_ERROR(check_tensor_name(tensor_name));
+  if (tensor_name == "__metadata__")
+    return error(StatusCode::invalid_argument, "no tensor can be called {}, as the metadata is", printable(tensor_name));
   if (safetensors_dtype(dtype).empty())
     return error(StatusCode::invalid_argument, "tensor {}: safetensors cannot hold {}", printable(tensor_name), name(dtype));
   NIBBLE_ASSIGN_OR_RETURN(const std::string name_json, json_string(tensor_name));
@@ -45,7 +47,9 @@ std::size_t SafetensorsWriter::header_bytes(std::string_view tensor_name, std::s
 Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path& path, const Metadata& metadata,
                                                     std::size_t header_room, bool overwrite) {
   std::string header = "{";
+  std::unordered_set<std::string_view> keys;
   for (const auto& [key, value] : metadata) {
+    if (!keys.insert(key).second) return error(StatusCode::invalid_argument, "the metadata has {} twice", printable(key));
     NIBBLE_ASSIGN_OR_RETURN(const std::string key_json, json_string(key));
     NIBBLE_ASSIGN_OR_RETURN(const std::string value_json, json_string(value));
     header += fmt::format("{}{}:{},", header.size() == 1 ? R"("__metadata__":{)" : "", key_json, value_json);

@@ -1,13 +1,9 @@
 // Any text as the config.json of a small checkpoint, and as the index of another: refused or opened, and then every module reads
 // or says why not.
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string_view>
 
 #include "fuzz/fuzz.hpp"
+#include "fuzz/scratch.hpp"
 #include "nibble/checkpoint.hpp"
 
 using namespace nibble;
@@ -22,10 +18,9 @@ TensorSource tensor(std::string name, DType dtype, std::vector<std::int64_t> sha
   return {std::move(name), dtype, std::move(shape), [bytes]() -> Result<std::vector<std::byte>> { return bytes; }};
 }
 
-/// Two directories that hold a module of each kind; removed at exit.
-struct Scratch {
-  fs::path root = fs::temp_directory_path() / ("nibble-fuzz-" + std::to_string(::getpid()));
-  Scratch() {
+/// Two directories that hold a module of each kind.
+struct Inputs : fuzz::Scratch {
+  Inputs() {
     const TensorSource tensors[] = {
         tensor("awq.qweight", DType::s32, {32, 2}),
         tensor("awq.qzeros", DType::s32, {2, 2}),
@@ -49,30 +44,30 @@ struct Scratch {
     };
     for (const char* name : {"config", "index"}) {
       fs::create_directories(root / name);
-      if (!write_safetensors(root / name / "model.safetensors", tensors, {}, true).ok()) std::abort();
+      fuzz::require(write_safetensors(root / name / "model.safetensors", tensors, {}, true).ok());
     }
   }
-  ~Scratch() { fs::remove_all(root); }
+  void open(const char* name, const char* file, std::string_view text) const;
 };
 
-void open(const fs::path& directory, const char* file, std::string_view text) {
-  std::ofstream(directory / file, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(directory);
-  if (!checkpoint.ok()) return;
+void Inputs::open(const char* name, const char* file, std::string_view text) const {
+  write(fs::path(name) / file, text);
+  const Result<Checkpoint> checkpoint = Checkpoint::open(root / name);
+  if (!fuzz::ok(checkpoint.status())) return;
   for (const Module& module : checkpoint->modules()) {
     std::vector<Note> notes;
     const Result<QuantTensor> q = checkpoint->read(module, &notes);
-    if (q.ok() && !q->validate().ok()) std::abort();
+    fuzz::require(!fuzz::ok(q.status()) || q->validate().ok());
   }
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const Scratch scratch;
+  static const Inputs inputs;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  open(scratch.root / "config", "config.json", text);
-  open(scratch.root / "index", "model.safetensors.index.json", text);
+  inputs.open("config", "config.json", text);
+  inputs.open("index", "model.safetensors.index.json", text);
   return 0;
 }
 

@@ -1,10 +1,11 @@
 // Runs a fuzz target without libFuzzer: every seed, then a fixed sequence of mutations of the seeds.
 //
-//   fuzz_NAME [MUTATIONS]     the same inputs on every run
-//   fuzz_NAME FILE...         these inputs only, to reproduce a finding
+//   fuzz_NAME [MUTATIONS [CORPUS]]   the same inputs on every run; files of the directory CORPUS are seeds too
+//   fuzz_NAME FILE...                these inputs only, to reproduce a finding
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -60,16 +61,23 @@ void mutate(std::string& input, const std::vector<std::string>& seeds, Random& r
 }  // namespace
 
 int main(int argc, char** argv) {
+  namespace fs = std::filesystem;
+  const auto read = [](const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
   char* end = nullptr;
-  const long mutations = argc == 2 ? std::strtol(argv[1], &end, 10) : 20000;
-  if (argc > 2 || (argc == 2 && *end != '\0')) {
-    for (int i = 1; i < argc; ++i) {
-      std::ifstream file(argv[i], std::ios::binary);
-      run({std::istreambuf_iterator<char>(file), {}});
-    }
+  const long mutations = argc > 1 ? std::strtol(argv[1], &end, 10) : 20000;
+  if (argc > 1 && *end != '\0') {
+    for (int i = 1; i < argc; ++i) run(read(argv[i]));
     return 0;
   }
-  const std::vector<std::string> seeds = fuzz_seeds();
+  std::vector<std::string> seeds = fuzz_seeds();
+  if (argc > 2) {
+    std::vector<fs::path> found(fs::directory_iterator(argv[2]), {});
+    std::ranges::sort(found);
+    for (const fs::path& path : found) seeds.push_back(read(path));
+  }
   for (const std::string& seed : seeds) run(seed);
   Random random{1};
   for (long i = 0; i < mutations; ++i) {

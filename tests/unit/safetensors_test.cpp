@@ -58,6 +58,20 @@ std::string many(int count, std::string_view piece) {
   return text;
 }
 
+TEST(Safetensors, WritesNothingThatItWouldNotRead) {
+  const Scratch scratch;
+  const auto write = [&](const std::string& name, std::vector<std::int64_t> shape, const storage::Metadata& metadata) {
+    const std::vector<TensorSource> tensors{source(name, filled(DType::u8, std::move(shape), 1))};
+    return write_safetensors(scratch / "x.safetensors", tensors, metadata);
+  };
+  using enum StatusCode;
+  expect_error(write("__metadata__", {1}, {}), invalid_argument, {"\"__metadata__\", as the metadata is"});
+  expect_error(write("a", {1}, {{"k", "1"}, {"k", "2"}}), invalid_argument, {"the metadata has \"k\" twice"});
+  expect_error(write("a", std::vector<std::int64_t>(65, 1), {}), invalid_argument, {"65 dimensions", "up to 64"});
+  EXPECT_TRUE(names_in(scratch.path()).empty());
+  EXPECT_TRUE(write("a", std::vector<std::int64_t>(64, 1), {{"k", "1"}}).ok());
+}
+
 struct BadHeader {
   const char* name;
   std::string header;

@@ -33,4 +33,4 @@ def missing(readelf, file):
 
 readelf, *files = sys.argv[1:]
 failures = [f"{file}: without {name}" for file in files for name in missing(readelf, file)]
-sys.exit("\n".join(failures))
+sys.exit("\n".join(failures) or 0)

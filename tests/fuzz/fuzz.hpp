@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,9 +20,9 @@ std::vector<std::string> fuzz_seeds();
 
 namespace nibble::fuzz {
 
-inline void require(bool condition, const std::source_location& where = std::source_location::current()) {
+inline void require(bool condition, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   if (condition) return;
-  std::fprintf(stderr, "%s:%u: this does not hold\n", where.file_name(), where.line());
+  std::fprintf(stderr, "%s:%d: this does not hold\n", file, line);
   std::abort();
 }
 

@@ -199,6 +199,8 @@ Status check_ct_writable(std::string_view format, const QuantTensor& q, const Ac
   };
   const GroupShape& group = q.scheme.group;
   if (group.n == 1 && group.k != 0 && q.k % group.k != 0) return refuse("K must be a multiple of the group size");
+  if (!q.g_idx.empty() && format != "compressed-tensors")
+    return refuse("it has no act-order (g_idx), which compressed-tensors has");
   if (act.codes == DType::none) return q.static_acts ? refuse("activations have a scale, but are not quantized") : Status();
   if (act.codes != DType::s8 && act.codes != DType::e4m3) return refuse("activations are s8 or e4m3");
   if (act.group == GroupShape::tensor() && !q.static_acts) return refuse("the static scale of its activations is missing");

@@ -164,8 +164,9 @@ Status copy_companions(const fs::path& from, const fs::path& inside, const fs::p
       if (weights.empty())
         NIBBLE_RETURN_IF_ERROR(copy_companions(from, relative, to, listed, notes));
       else
-        notes.push_back({Note::Severity::info, fmt::format("{} was not copied: it holds weights, {}", printable(relative.string()),
-                                                           printable(weights.lexically_relative(from).string()))});
+        notes.push_back(
+            {Note::Severity::info, fmt::format("{} was not copied: it holds weights, {}", printable(relative.string()),
+                                               printable(weights.lexically_relative(from).string()))});
       continue;
     }
     if (!fs::is_regular_file(source, dangling) || hidden || (inside.empty() && !is_companion(source))) continue;
@@ -388,7 +389,7 @@ Result<TransformReport> run(const Transform& t) {
     if (t.options.max_shard_bytes > 0)
       return error(StatusCode::invalid_argument, "{} is one file, and so is the output: only a directory has shards",
                    t.in.path.string());
-    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, t.options.overwrite, report, written));
+    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, true, report, written));
     std::ranges::move(group_notes(t.notes), std::back_inserter(report.notes));
     return report;
   }
@@ -515,14 +516,6 @@ Tensor scaled_columns(const Tensor& w, const std::vector<float>& s, Executor& ex
   return out;
 }
 
-/// Loaders give scales the type of a model of 16 bits, so codes are chosen for such scales. In others f16 will do but where it has few bits
-/// left for them: the scales of 8-bit codes are small.
-DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
-  if (spec.format == "fp8") return DType::f32;
-  if (weight != DType::f32) return weight;
-  return spec.act.codes == DType::none ? DType::f16 : DType::f32;
-}
-
 /// The scale with which the largest activation becomes the largest code.
 Result<StaticActs> static_scale(const Module& module, const ActScheme& act, const std::optional<std::vector<float>>& absmax,
                                 const std::vector<float>* s) {
@@ -561,6 +554,14 @@ WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
   return shape;
 }
 
+/// Loaders give scales the type of a model of 16 bits, so codes are chosen for such scales. In others f16 will do but where it has few bits
+/// left for them: the scales of 8-bit codes are small.
+DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
+  if (spec.format == "fp8") return DType::f32;
+  if (weight != DType::f32) return weight;
+  return spec.act.codes == DType::none ? DType::f16 : DType::f32;
+}
+
 /// How the module will be stored, or why its shape does not fit. Formats look at N modulo the codes of a word, so `rows` that are
 /// N modulo 32 are enough to ask.
 Result<WeightScheme> stored_as(const codec::Format& format, const Module& module, const QuantizeCheckpointSpec& spec,
@@ -572,6 +573,7 @@ Result<WeightScheme> stored_as(const codec::Format& format, const Module& module
   const Tensor zeros(DType::f32, {rows, module.k});
   QuantizeSpec plain = spec.quantize;
   plain.clip_search = false;
+  if (plain.scale == DType::none) plain.scale = scale_type(spec, module.scheme.codes);
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize(ConstTensorView(zeros.bytes.data(), DType::f32, {rows, module.k}), plain));
   q.kernel = module.kernel.value_or(Extent{});
   if (spec.act.codes != DType::none && spec.act.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
@@ -608,8 +610,8 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
     }
     if (why.empty()) {
       const Extent kernel = module.kernel.value_or(Extent{});
-      const auto [at, fresh] =
-          asked.try_emplace(fmt::format("{} {} {} {}", module.n, module.k, kernel.h, kernel.w), WeightScheme{});
+      const auto [at, fresh] = asked.try_emplace(
+          fmt::format("{} {} {} {} {}", name(module.scheme.codes), module.n, module.k, kernel.h, kernel.w), WeightScheme{});
       if (fresh) at->second = stored_as(format, module, spec, std::min(module.n, module.n % 32 + 32));
       if (at->second.ok()) {
         chosen.modules.push_back(&module);
@@ -625,6 +627,7 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
   if (!chosen.modules.empty()) return chosen;
   if (!refused.ok()) return refused;
   if (!kept.empty()) kept += " (--all takes it)";
+  if (kept.empty() && !chosen.left.empty()) kept = fmt::format("; {}: {}", chosen.left.front().name, chosen.left.front().why);
   return error(StatusCode::invalid_argument, "{}: no dense layer is left to quantize{}", in.path.string(),
                cannot.empty() ? kept : cannot);
 }

@@ -106,8 +106,8 @@ Result<KernelInfo> kernel_info(std::string_view name) {
     if (name.size() > kLongest) break;
     if (const std::size_t count = edits(name, kernel->name); count < fewest) nearest = kernel->name, fewest = count;
   }
-  return error(StatusCode::not_found, "no kernel is called '{}'{}{}; nibble doctor --kernels lists them", name,
-               nearest.empty() ? "" : ", the nearest is ", nearest);
+  return error(StatusCode::not_found, "no kernel is called '{}'{}; nibble doctor --kernels lists them", name,
+               nearest.empty() ? "" : fmt::format(", the nearest is '{}'", nearest));
 }
 
 }  // namespace nibble

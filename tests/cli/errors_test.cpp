@@ -42,7 +42,7 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"verify", awq, "-M", "0"}, "'0'"},
       {{"verify", awq, "--act", "f8"}, "f32, f16, bf16"},
       {{"verify", awq, "--kernel", "magic"}, "no kernel is called 'magic'"},
-      {{"verify", awq, "--kernel", "linear_any_s8_any_cpu_baseline_m4n16"}, "nearest is linear_any_s8_any__cpu_baseline_m4n16"},
+      {{"verify", awq, "--kernel", "linear_any_s8_any_cpu_baseline_m4n16"}, "nearest is 'linear_any_s8_any__cpu_baseline_m4n16'"},
       {{"verify", awq, "--backend", "tpu"}, "'tpu' is not one of cpu, cuda"},
       {{"verify", awq, "--kernel", "linear_any_any_any__cuda_simt_n64k128"}, "is for --backend cuda, not cpu"},
       {{"verify", awq, "--backend", "cuda", "--kernel", "linear_any_any_any__ref_baseline"}, "is for --backend cpu, not cuda"},

@@ -179,7 +179,7 @@ void make_matrix(Choices& choices, Maker& maker, QTensor& q) {
   const std::int64_t rows = kind.rows_of == 0 ? 1 : (d.n + kind.rows_of - 1) / kind.rows_of;
   const std::int64_t columns = kind.columns_of == 0 ? 1 : (d.k + kind.columns_of - 1) / kind.columns_of;
   d.codes = maker.view(NIB_U8, {d.n, d.k});
-  if (d.codes.data != nullptr && d.codes.dtype == NIB_U8 && choices.byte() < 0xf0)
+  if (d.codes.data != nullptr && d.codes.dtype == NIB_U8 && d.codes.rank == 2 && choices.byte() < 0xf0)
     for (std::int64_t i = 0; i < d.n * d.k && i < kLargest; ++i)
       if (d.codes.shape[0] == d.n && d.codes.shape[1] == d.k && d.codes.strides[1] == 1 && d.codes.strides[0] == d.k)
         static_cast<std::uint8_t*>(d.codes.data)[i] &= 7;

@@ -49,7 +49,7 @@ X = np.ones((3, 256), np.float32)
         (X, {"out_dtype": "f99"}, ValueError, "f99"),
         (X, {"quantize": "s9r"}, ValueError, "s9r"),
         (X, {"kernel": "none_such"}, KeyError, "none_such"),
-        (X, {"kernel": "linear_any_any_any_ref_baseline"}, KeyError, "the nearest is linear_any_any_any__ref_baseline"),
+        (X, {"kernel": "linear_any_any_any_ref_baseline"}, KeyError, "the nearest is 'linear_any_any_any__ref_baseline'"),
         (X, {"kernel": "linear_any_any_any__ref_baseline"}, NotImplementedError, "plain.*pack with kernel=linear_any_any_any__ref_baseline$"),
         (X.astype(np.int8), {}, ValueError, "a_scale"),
         (X.astype(np.int8), {"a_scale": np.ones(2, np.float32)}, ValueError, "a_scale"),

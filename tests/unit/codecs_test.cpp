@@ -176,6 +176,7 @@ TEST(Codecs, WriteRefusesWhatItCannotHold) {
   expect_refusal("gptq", random_weight(scheme("u4zg32"), 32, 64, 1), "symmetric codes");
   expect_refusal("gptq", random_weight(scheme("u5b16g32"), 32, 64, 1), "2, 3, 4 or 8 bits");
   expect_refusal("gptq", random_weight(scheme("u3b4g32"), 8, 64, 1), "multiples of 32");
+  expect_refusal("int-quantized", random_weight(scheme("u4b8g32"), 8, 64, 1, {.act_order = true}), "no act-order");
   expect_refusal("compressed-tensors", random_weight(scheme("u4b8g48"), 8, 64, 1), "multiple of the group size");
   expect_refusal("compressed-tensors", random_weight(scheme("u4zt"), 8, 64, 1), "zero points are per channel or per group");
   expect_refusal("compressed-tensors", random_weight(scheme("u4og32"), 8, 64, 1), "zero points are integers");

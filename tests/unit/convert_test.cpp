@@ -364,7 +364,7 @@ TEST(Leftovers, QuantizedTensorsOfNoModuleStopIt) {
   };
   for (const auto& [codes, scale, dtype] :
        {Case{"model.experts.gate_up_proj", "model.experts.gate_up_proj_scale_inv", DType::e4m3},
-        Case{"model.x.kernel", "model.x.other", DType::e5m2}, Case{"model.b.weight._data", "model.b.weight._scale", DType::s8},
+        Case{"model.x.kernel", "model.x.other", DType::e5m2}, Case{"model.b.data", "model.b.data_scale", DType::s8},
         Case{"model.b.codes", "model.b.codes_scale", DType::s32}}) {
     SCOPED_TRACE(codes);
     Sources tensors;

@@ -403,7 +403,7 @@ TEST(Plan, AForcedKernelThatRefusesSaysWhy) {
 TEST(Plan, AnUnknownKernelIsToldTheNearestName) {
   const auto weight = pack(random_weight(kAwq, 64, 64, 1));
   const std::string typo = "linear_any_s8_any_cpu_baseline_m4n16",
-                    told = ", the nearest is linear_any_s8_any__cpu_baseline_m4n16;";
+                    told = ", the nearest is 'linear_any_s8_any__cpu_baseline_m4n16';";
   EXPECT_THAT(Plan::linear(*weight, {}, {.kernel = typo}).status().message(), HasSubstr("'" + typo + "'" + told));
   EXPECT_THAT(pack(random_weight(kAwq, 64, 64, 1), {.kernel = typo}).status().message(), HasSubstr(told));
   EXPECT_THAT(kernel_info("conv").status().message(), HasSubstr("no kernel is called 'conv'; nibble doctor --kernels"));

@@ -341,7 +341,7 @@ TEST(Quantize, LeavesWhatIsNoLinearLayer) {
                {"no dense layer is left to quantize; h.0.attn.c_attn: stored as [K,N]"});
   spec.only = "[";
   expect_error(quantize_checkpoint(scratch / "in", scratch / "none", spec).status(), StatusCode::invalid_argument,
-               {"only", "\"[\""});
+               {"the only expression", "'['"});
 }
 
 TEST(Notes, OfAKindAreToldOnce) {

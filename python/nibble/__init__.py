@@ -109,7 +109,10 @@ def quantize_checkpoint(
     calibration: str | os.PathLike[str] | None = None,
     smooth: float | None = None,
     conv: bool = False,
+    only: str | None = None,
     skip: str | None = None,
+    all: bool = False,
+    dry_run: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> TransformReport:
@@ -117,20 +120,20 @@ def quantize_checkpoint(
 
     scheme: of weights, "u4zg128", or of activations too, "s8r_s8c", "e4m3r_e4m3b128x128"; "s8t_s8c" finds the scales of activations in
     the calibration. format: one that nibble.formats() can_write; by default compressed-tensors, of 8-bit activations int-quantized or
-    float-quantized. scale: the type of scales, by default f16, with quantized activations f32. calibration: a safetensors file with
+    float-quantized. scale: the type of scales, by default that of 16-bit weights, as `nibble quantize` has it. calibration: a safetensors file with
     NAME.input_absmax [K] or NAME.input [tokens,K]. smooth: SmoothQuant's α from 0 to 1; needs the calibration. conv: convolutions too.
-    skip: an ECMAScript regular expression searched in the names of layers to leave alone; by default heads and embeddings.
+    only, skip: regular expressions searched in names: the only layers to quantize, and those to leave alone. all: embeddings, output
+    heads and routers of experts too, which stay float otherwise. dry_run: the report says what would be done; nothing is written.
 
     The target appears whole or not at all. Raises AlreadyExists unless `overwrite`, Unsupported with the layer, IoError, and what open() does.
     """
     act = _core.act_scheme(scheme) if "_" in scheme else ""
     if format is None:
         format = "float-quantized" if act.startswith("e4m3") else "int-quantized" if act else "compressed-tensors"
-    if scale is None:
-        scale = "f32" if act else "f16"
     return _core.quantize_checkpoint(
-        os.fspath(source), os.fspath(target), scheme=scheme, format=format, scale=_arrays.token(scale), clip_search=clip_search,
-        calibration=os.fspath(calibration or ""), smooth=smooth, conv=conv, skip=skip, overwrite=overwrite, progress=progress,
+        os.fspath(source), os.fspath(target), scheme=scheme, format=format, scale="" if scale is None else _arrays.token(scale),
+        clip_search=clip_search, calibration=os.fspath(calibration or ""), smooth=smooth, conv=conv, only=only or "", skip=skip or "",
+        all=all, dry_run=dry_run, overwrite=overwrite, progress=progress,
     )  # fmt: skip
 
 

@@ -512,20 +512,24 @@ TransformReport transform(bool overwrite, nb::handle progress, Run&& run) {
 
 TransformReport quantize_files(const std::string& in, const std::string& out, std::string_view scheme, const std::string& format,
                                std::string_view scale, bool clip_search, const std::string& calibration,
-                               std::optional<double> smooth, bool conv, std::optional<std::string> skip, bool overwrite,
-                               nb::handle progress) {
-  const Scheme wanted = check(Scheme::parse(scheme, dtype_from(scale)));
+                               std::optional<double> smooth, bool conv, const std::string& only, const std::string& skip,
+                               bool all, bool dry_run, bool overwrite, nb::handle progress) {
+  const Scheme wanted = check(Scheme::parse(scheme, scale.empty() ? DType::f32 : dtype_from(scale)));
   QuantizeCheckpointSpec spec{.format = format,
                               .quantize = quantize_spec(wanted.weight, clip_search),
                               .act = wanted.act,
                               .calibration = calibration,
                               .smooth = smooth,
-                              .convs = conv};
-  if (skip) spec.skip = *std::move(skip);
+                              .convs = conv,
+                              .only = only,
+                              .skip = skip,
+                              .all = all,
+                              .dry_run = dry_run};
   const GroupShape group = wanted.weight.group;
   const std::int64_t n = std::max<std::int64_t>(group.n, 1), k = std::max<std::int64_t>(group.k, 1);
   const Tensor zeros(DType::f32, {n, k});
   check_scheme(check(quantize(ConstTensorView(zeros.bytes.data(), zeros.dtype, {n, k}), spec.quantize)), wanted.weight);
+  if (scale.empty()) spec.quantize.scale = DType::none;  // that of the weights
   return transform(overwrite, progress, [&](const TransformOptions& how) { return quantize_checkpoint(in, out, spec, how); });
 }
 
@@ -718,7 +722,8 @@ void bind_functions(nb::module_& m) {
   m.def("quantize_activations", &quantize_activations, "x"_a.none(), nb::kw_only(), "scheme"_a, "scale"_a.none(), "zero"_a,
         "limit"_a.none(), "prescale"_a.none(), "codes"_a.none(), "scales"_a.none(), "zeros"_a.none(), "stream"_a.none());
   m.def("quantize_checkpoint", &quantize_files, "source"_a, "target"_a, nb::kw_only(), "scheme"_a, "format"_a, "scale"_a,
-        "clip_search"_a, "calibration"_a, "smooth"_a.none(), "conv"_a, "skip"_a.none(), "overwrite"_a, "progress"_a.none());
+        "clip_search"_a, "calibration"_a, "smooth"_a.none(), "conv"_a, "only"_a, "skip"_a, "all"_a, "dry_run"_a, "overwrite"_a,
+        "progress"_a.none());
   m.def("convert_checkpoint", &convert_files, "source"_a, "target"_a, nb::kw_only(), "format"_a, "overwrite"_a,
         "progress"_a.none());
   m.def("dequantize_checkpoint", &dequantize_files, "source"_a, "target"_a, nb::kw_only(), "dtype"_a, "overwrite"_a,

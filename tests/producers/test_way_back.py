@@ -68,18 +68,13 @@ FORMATS = {
     "fp8_block": (["--format", "float-quantized", "--scales", "block"], {"activations": True}),
     "hf_fp8": (["--format", "fp8"], {}),
 }
-LM_HEAD = pytest.mark.xfail(strict=True, reason="ignore does not name the lm_head of tied embeddings")
-SCALES = pytest.mark.xfail(strict=True, reason="scales are f16, which loaders round to the bf16 of the model")
-GROUPS = pytest.mark.xfail(strict=True, reason="int-quantized without activations needs a format in every config group")
 
 
 def cases():
-    for name, (options, expected) in FORMATS.items():
+    for name in FORMATS:
         for tied in (False, True):
             for dtype in (torch.float16, torch.bfloat16):
-                lm_head = tied and name != "hf_fp8" and "packed_zeros" not in expected
-                marks = [LM_HEAD] if lm_head else [SCALES] if dtype == torch.bfloat16 and options[:2] == PACK[:2] else []
-                yield pytest.param(name, tied, dtype, marks=marks, id=f"{name}-{'tied' if tied else 'untied'}-{str(dtype)[6:]}")
+                yield pytest.param(name, tied, dtype, id=f"{name}-{'tied' if tied else 'untied'}-{str(dtype)[6:]}")
 
 
 @pytest.mark.parametrize(("name", "tied", "dtype"), cases())
@@ -112,7 +107,6 @@ def test_convert(first, second, expected, tmp_path):
     check(tmp_path / "out", tmp_path, torch.float16, **expected)
 
 
-@GROUPS
 def test_int8_weights_alone(tmp_path):
     nibble("quantize", float_model(tmp_path / "in", False, torch.float16), tmp_path / "first", "--format", "int-quantized")
     path = tmp_path / "first" / "config.json"

@@ -57,7 +57,7 @@ def test_views_outlive_their_checkpoint():
 @pytest.fixture
 def float_model(tmp_path, rng):
     """Two layers and a head, as a checkpoint directory; written by hand, for nothing else writes safetensors here."""
-    weights = {f"model.layers.0.{name}.weight": rng.standard_normal((64, 128), dtype=np.float32) for name in ("up", "gate")}
+    weights = {f"model.layers.0.{name}.weight": rng.standard_normal((64, 128), dtype=np.float32) for name in ("up", "down")}
     weights["lm_head.weight"] = rng.standard_normal((32, 128), dtype=np.float32)
     header, data = {}, b""
     for name, w in weights.items():
@@ -75,7 +75,7 @@ def test_whole_checkpoints(float_model, tmp_path, scheme, format):
     source, weights = float_model
     seen = []
     report = nibble.quantize_checkpoint(source, tmp_path / "q", scheme, progress=lambda done, total, what: seen.append((done, total, what)))
-    assert sorted(m.name for m in report.modules) == ["model.layers.0.gate", "model.layers.0.up"]
+    assert sorted(m.name for m in report.modules) == ["model.layers.0.down", "model.layers.0.up"]
     assert report.bytes_out < report.bytes_in and seen and all(done <= total for done, total, _ in seen)
     checkpoint = nibble.open(tmp_path / "q")
     weight_scheme = scheme.rpartition("_")[2]
@@ -111,9 +111,12 @@ def test_whole_checkpoints_that_are_refused(float_model, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         nibble.quantize_checkpoint(source, out, progress=stop)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]  # nothing was left
-    nibble.quantize_checkpoint(source, out, skip="gate|lm_head")
+    nibble.quantize_checkpoint(source, out, skip="down")
     assert [layer.name for layer in nibble.open(out).layers] == ["model.layers.0.up"]
     with pytest.raises(nibble.AlreadyExists):
         nibble.quantize_checkpoint(source, out)
     nibble.quantize_checkpoint(source, out, overwrite=True)
     assert len(nibble.open(out).layers) == 2
+    planned = nibble.quantize_checkpoint(source, tmp_path / "planned", only="up|lm_head", all=True, dry_run=True)
+    assert sorted(m.name for m in planned.modules) == ["lm_head", "model.layers.0.up"]
+    assert not (tmp_path / "planned").exists()

@@ -50,8 +50,12 @@ void write_model(const fs::path& directory) {
 }
 
 /// What becomes of it.
-const std::set<std::string> kWritten{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-                                     "model.safetensors.index.json", "config.json", "tokenizer.json", ".nibble"};
+const std::set<std::string> kWritten{"model-00001-of-00002.safetensors",
+                                     "model-00002-of-00002.safetensors",
+                                     "model.safetensors.index.json",
+                                     "config.json",
+                                     "tokenizer.json",
+                                     ".nibble"};
 
 QuantizeCheckpointSpec groups_of_16(std::string format = "compressed-tensors") {
   QuantizeCheckpointSpec spec;

@@ -81,7 +81,7 @@ Result<ActScheme> parse_activations(const std::string& option, const std::string
 using AskedActivations = std::optional<ActScheme>;
 Result<AskedActivations> parse_asked_activations(const std::string& text);
 ActScheme activations_for(const Module& module, const AskedActivations& asked);
-/// Adds the way out to why a layer cannot run as the checkpoint says.
+/// Adds the option that runs the layer without quantized activations, where the checkpoint's cannot be had.
 Status with_activations_hint(const Status& status, const ActScheme& act, const AskedActivations& asked);
 
 }  // namespace nibble::tools

@@ -45,7 +45,7 @@ Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec)
 std::string benchmark_text(const Benchmark& benchmark, bool colour);
 Json benchmark_json(const Benchmark& benchmark);
 
-struct Comparison {
+struct Comparison {  // NOLINT(bugprone-exception-escape): a Json takes memory to be destroyed
   std::string text;
   Json json;
   double worst = 0;  // the smallest ratio of old to new time; above 1 is faster

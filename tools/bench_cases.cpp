@@ -14,26 +14,6 @@
 namespace nibble::tools {
 namespace {
 
-// "model.layers.*.mlp.up_proj": the layer numbers give way when a name stands for several modules.
-std::string without_numbers(const std::string& name) {
-  std::string out, part;
-  const auto flush = [&] {
-    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
-    out += number ? "*" : part;
-    part.clear();
-  };
-  for (char c : name) {
-    if (c != '.') {
-      part += c;
-      continue;
-    }
-    flush();
-    out += c;
-  }
-  flush();
-  return out;
-}
-
 // A small generator, the same on every machine.
 class Random {
  public:

@@ -119,19 +119,6 @@ Result<Outcome> run(const InspectOptions& options) {
   return worst_finding(*inspection);
 }
 
-// "model.layers.3.mlp.up_proj" → "model.layers.*.mlp.up_proj".
-std::string without_numbers(std::string_view name) {
-  std::string text;
-  for (;;) {
-    const std::string_view part = name.substr(0, name.find('.'));
-    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
-    text += number ? "*" : part;
-    if (part.size() == name.size()) return text;
-    text += '.';
-    name.remove_prefix(part.size() + 1);
-  }
-}
-
 }  // namespace
 
 std::int64_t Inspection::weights() const {

@@ -111,6 +111,18 @@ std::string counted(std::size_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
+std::string without_numbers(std::string_view name) {
+  std::string text;
+  for (;;) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+    text += number ? "*" : part;
+    if (part.size() == name.size()) return text;
+    text += '.';
+    name.remove_prefix(part.size() + 1);
+  }
+}
+
 std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
 }  // namespace nibble::tools

@@ -44,6 +44,8 @@ std::string human_bytes(double bytes);
 std::string human_binary(std::int64_t bytes);
 /// "7 modules", "1 module".
 std::string counted(std::size_t count, std::string_view noun);
+/// "model.layers.*.mlp.up_proj": what modules of all layers are called in common.
+std::string without_numbers(std::string_view name);
 /// The present moment as ISO 8601 in UTC.
 std::string utc_now();
 

@@ -69,8 +69,9 @@ TEST(TiedHeads, AreNotQuantizedByTheConfig) {
   struct Kind {
     const char *format, *key;
   };
-  for (const auto& [format, key] : {Kind{"compressed-tensors", "ignore"}, Kind{"int-quantized", "ignore"},
-                                    Kind{"float-quantized", "ignore"}, Kind{"awq", "modules_to_not_convert"}}) {
+  for (const Kind& kind : {Kind{"compressed-tensors", "ignore"}, Kind{"int-quantized", "ignore"},
+                           Kind{"float-quantized", "ignore"}, Kind{"awq", "modules_to_not_convert"}}) {
+    const char *const format = kind.format, *const key = kind.key;
     QuantizeCheckpointSpec spec;
     spec.format = format;
     spec.quantize.group_size = 32;

@@ -119,12 +119,13 @@ constexpr std::array kKernels{Kernel{.name = "linear_any_f32_any__cpu_baseline_b
                                      .isa = Isa::baseline,
                                      .op = Op::linear,
                                      .out = "any",
-                                     .act = "f32",  // the form of activations it reads: kernels/cpu/prepare.hpp
+                                     .act = "f32",
                                      .weight = "any",
                                      .layout = "plain",
                                      .variant = "buckets",
                                      .tile = {.m = kTokens},
                                      .summary = "adds activations by the code they meet, multiplies the sums",
+                                     .form = ActForm::f32,  // of activations: kernels/cpu/prepare.hpp
                                      .accepts = accepts,
                                      .cost_us = cost_us,
                                      .run = run}};

@@ -18,7 +18,6 @@
 
 #include "core/environment.hpp"
 #include "core/error.hpp"
-#include "nibble/cuda.hpp"
 
 namespace nibble {
 namespace {
@@ -170,23 +169,6 @@ Isa parent(Isa isa) {
 const DeviceInfo& this_device() {
   static const DeviceInfo device = query();
   return device;
-}
-
-Status runs_here(Isa isa) {
-  if (backend(isa) == Backend::cpu) {
-    if (this_device().has(isa)) return {};
-    return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(isa), name(this_device().isa));
-  }
-  const Result<GpuInfo> gpu = this_gpu();
-  return gpu.ok() ? runs_on(*gpu, isa) : gpu.status().with_context(fmt::format("needs {}", name(isa)));
-}
-
-Status runs_on(const GpuInfo& gpu, Isa level) {
-  if (gpu.has(level)) return {};
-  std::string_view best = "nothing this build has code for";
-  for (const Isa isa : kAllIsas)
-    if (gpu.has(isa)) best = name(isa);
-  return error(StatusCode::unsupported, "needs {}, this {} offers {}", name(level), gpu.name, best);
 }
 
 }  // namespace nibble

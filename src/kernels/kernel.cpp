@@ -31,6 +31,39 @@ Status accepts_weight(const Kernel& self, const Problem& problem) {
 
 }  // namespace
 
+Status accepts_form(const Kernel& self, const Problem& problem) {
+  if (self.form == problem.form) return {};
+  return error(StatusCode::unsupported, "prepares {}, the kernel reads {}", name(self.form), name(problem.form));
+}
+
+Status runs_here(Isa isa) {
+  if (backend(isa) == Backend::cpu) {
+    if (this_device().has(isa)) return {};
+    return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(isa), name(this_device().isa));
+  }
+  const Result<GpuInfo> gpu = this_gpu();
+  return gpu.ok() ? runs_on(*gpu, isa) : gpu.status().with_context(fmt::format("needs {}", name(isa)));
+}
+
+Status runs_on(const GpuInfo& gpu, Isa level) {
+  if (gpu.has(level)) return {};
+  std::string_view best = "nothing this build has code for";
+  for (const Isa isa : kAllIsas)
+    if (gpu.has(isa)) best = name(isa);
+  return error(StatusCode::unsupported, "needs {}, this {} offers {}", name(level), gpu.name, best);
+}
+
+bool needs_prepare(ActForm form, const Problem& p) {
+  switch (form) {
+    case ActForm::as_given: return false;
+    case ActForm::f32:  // a row of f32 is its own prepared form
+      return p.m > 1 || p.act != DType::f32 || p.permutes_k || p.prescales_k || p.quantize.codes != DType::none;
+    case ActForm::s8_rows:
+    case ActForm::e4m3_rows: return is_compute_float(p.act);  // codes are read where they are
+    default: return true;
+  }
+}
+
 Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
   // What a CPU lacks is the better reason and comes first; asking for a GPU may start its driver and comes last.

@@ -25,6 +25,47 @@ namespace nibble {
 /// With Accumulation::precise, the most channels whose FP8 products are added up with fewer bits than f32 has.
 inline constexpr int kPreciseChannels = 512;
 
+/// The form in which a kernel reads activations.
+enum class ActForm : std::uint8_t {
+  as_given,   // as the caller passes them: no step goes in front
+  f32,        // CPU, cpu/prepare.hpp draws this form and the next five
+  s8x3,       // 24-bit fixed point
+  s8,         // int8
+  s8k64,      // int8 in rows for AMX
+  bf16,       // pairs of channels
+  bf16k32,    // pairs of channels in rows for AMX
+  s8_rows,    // GPU: int8 codes row by row, their scales behind them (cuda/scaled_kernels.cpp)
+  e4m3_rows,  // GPU: the same of FP8 codes
+  s8i16,      // GPU: int8 codes interleaved by 16 channels (cuda/online_kernels.cpp)
+};
+/// As kernels' names say it: "s8k64"; rows of the GPU by their type.
+constexpr std::string_view name(ActForm form) {
+  switch (form) {
+    case ActForm::as_given: return "any";
+    case ActForm::f32: return "f32";
+    case ActForm::s8x3: return "s8x3";
+    case ActForm::s8:
+    case ActForm::s8_rows: return "s8";
+    case ActForm::s8k64: return "s8k64";
+    case ActForm::bf16: return "bf16";
+    case ActForm::bf16k32: return "bf16k32";
+    case ActForm::e4m3_rows: return "e4m3";
+    case ActForm::s8i16: return "s8i16";
+  }
+  return "unknown";
+}
+
+/// How a kernel adds up products, from which act_model derives the bound of its error (docs/accuracy.md).
+enum class Sums : std::uint8_t {
+  f32,                // f32 multiply-adds in any order
+  fixed_point,        // integers of 24-bit fixed-point activations, added as f32 at the end of a segment
+  integers,           // int8 codes times codes, over all of K where the scheme allows that, else by segments
+  integer_folds,      // the same by folds of a record, codes taken as u − 8 or u − 128
+  tensor_cores,       // tensor cores on 16-bit floats, FP8 codes among them: f32 sums that are cut off, not rounded
+  tensor_core_codes,  // the same on codes as they are stored; zero points are subtracted from the sums of a record
+  tensor_core_fp8,    // wgmma on FP8 codes: sums keep 13 bits below the largest addend
+};
+
 /// What a machine of this instruction set is taken to do as long as nobody has measured it.
 Roofline assumed_roofline(int threads);
 
@@ -45,7 +86,7 @@ struct Problem {
   bool prescales_k = false;  // A is multiplied by the weight's prescale first
   ConvGeometry geometry;     // conv
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
-  std::string_view form;                   // prepare: the form of activations that is wanted (cpu/prepare.hpp)
+  ActForm form = ActForm::as_given;        // prepare: the form of activations that is wanted
   Roofline machine = assumed_roofline(1);  // what costs are worked out for; machine.threads threads will run
   std::optional<GpuInfo> gpu = {};         // the same for kernels of the GPU; none: the current one
 };
@@ -80,8 +121,8 @@ struct Kernel {
   Backend backend;
   Isa isa;  // minimum
   Op op;
-  /// Scalar tokens or scheme names; "any": whatever accepts() takes; "none". The `act` of a linear kernel on the CPU is the form
-  /// of activations it reads (cpu/prepare.hpp), which is the `out` of the prepare kernel that makes it; on the GPU their type.
+  /// Scalar tokens or scheme names; "any": whatever accepts() takes; "none". Where a kernel reads a form of its own, `act` is the
+  /// name of that form; the `out` of a prepare kernel is the name of the form it makes.
   std::string_view out, act, weight;
   std::string_view layout;
   std::string_view variant = {};  // a word that tells it from kernels of another making, where the fields do not
@@ -95,8 +136,13 @@ struct Kernel {
   /// W is rounded to the type of the activations before it is multiplied, and, with rounds_scales, its scales and float zeros
   /// before that. It decides the bound (docs/accuracy.md, "Kernels that round weights").
   bool rounds_weights = false, rounds_scales = false;
-  /// On the GPU: reads A as it comes and makes its codes by itself, so that no step goes in front.
+  /// What it reads; of a prepare kernel what it makes.
+  ActForm form = ActForm::as_given;
+  /// Reads A as it comes and makes its codes by itself.
   bool quantizes = false;
+  Sums sums = Sums::f32;
+  /// Of a convolution that multiplies prepared patches: the linear kernel whose loops do it, by name.
+  std::string_view linear = {};
 
   /// Ok, or why not, with the values.
   Status (*accepts)(const Kernel& self, const Problem& problem);
@@ -113,6 +159,20 @@ struct Kernel {
 std::span<const Kernel* const> kernel_table();
 /// Null when there is none of that name.
 const Kernel* find_kernel(std::string_view name);
+
+/// Whether integer sums over all of K, unscaled, are the result but for one scale of the token and one of the output channel: the
+/// products that docs/accuracy.md calls exact. Codes of 4 and 8 bits; others are rare enough to go by segments.
+inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
+  const bool narrow = bits(weight.codes) == 4 || bits(weight.codes) == 8;
+  const bool integers =
+      info(weight.codes).kind != DTypeKind::floating && weight.zero != ZeroKind::offset && weight.zero != ZeroKind::real;
+  return act.codes == DType::s8 && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
+}
+
+/// Of a prepare kernel: it makes the form that is wanted.
+Status accepts_form(const Kernel& self, const Problem& problem);
+/// Whether a step that makes `form` goes in front of a linear kernel that reads it.
+bool needs_prepare(ActForm form, const Problem& problem);
 
 /// What accepts() of every kernel begins with: the operation, the layout, the machine and the place of the weight fit.
 Status accepts_common(const Kernel& self, const Problem& problem);

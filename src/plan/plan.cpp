@@ -8,7 +8,6 @@
 #include "core/environment.hpp"
 #include "core/sizes.hpp"
 #include "epilogue/epilogue.hpp"
-#include "kernels/cpu/prepare.hpp"
 #include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
 #include "plan/choose.hpp"
@@ -37,7 +36,7 @@ struct Parts {
 };
 
 /// The question about the step before a kernel that reads activations in `form`.
-Problem preparing(Problem problem, std::string_view form) {
+Problem preparing(Problem problem, ActForm form) {
   problem.op = Op::prepare;
   problem.form = form;
   problem.layout = {};
@@ -52,7 +51,7 @@ std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
 Parts parts(const Bucket& bucket, const Problem& problem) {
   Parts parts{.scratch = workspace_of(*bucket.main, problem)};
   if (bucket.prepare != nullptr)
-    parts.prepared = round_up(workspace_of(*bucket.prepare, preparing(problem, bucket.main->act)), alignment(problem.memory));
+    parts.prepared = round_up(workspace_of(*bucket.prepare, preparing(problem, bucket.main->form)), alignment(problem.memory));
   return parts;
 }
 
@@ -88,16 +87,6 @@ struct Plan::Impl {
 
 namespace {
 
-/// Whether the activations change their form before this kernel reads them.
-bool needs_prepare(const Kernel& kernel, const Problem& problem) {
-  switch (kernel.backend) {
-    case Backend::cpu: return cpu::needs_prepare(kernel.act, problem);
-    case Backend::cuda: return !kernel.quantizes && problem.quantize.codes != DType::none && is_compute_float(problem.act);
-    case Backend::reference: break;
-  }
-  return false;
-}
-
 /// Chooses for one M; an error lists every refusal, or that of the forced kernel.
 Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice = choose_kernel(problem, forced, allow_reference);
@@ -110,8 +99,8 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
                 .main = choice.kernel,
                 .cost_us = choice.cost_us,
                 .candidates = std::move(choice.candidates)};
-  if (problem.op == Op::linear && needs_prepare(*choice.kernel, problem)) {
-    const Choice first = choose_kernel(preparing(problem, choice.kernel->act), {}, true);
+  if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
+    const Choice first = choose_kernel(preparing(problem, choice.kernel->form), {}, true);
     if (first.kernel == nullptr)
       return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act,
                    choice.kernel->name, refusals(first));
@@ -182,10 +171,6 @@ Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
     return error(StatusCode::unsupported,
                  "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
   const std::int64_t group = weight.scheme.group.k, block = act.group.k;
-  const std::int64_t longest = act.zero == ZeroKind::none ? cpu::kMaxSegment : cpu::kMaxZeroSegment;
-  if (block != 0 && (block % tile::kOctet != 0 || block > longest))
-    return error(StatusCode::unsupported, "activations in blocks of {} channels{}; a block is a multiple of {}, {} at most",
-                 block, act.zero == ZeroKind::none ? "" : " with zero points", tile::kOctet, longest);
   if (block != 0 && group != 0 && group % block != 0 && block % group != 0)
     return error(StatusCode::unsupported, "activations in blocks of {} do not line up with the weight's groups of {}", block,
                  group);

@@ -27,13 +27,13 @@ struct Prepared {
   float scale = 0.5f;
   std::int32_t zero = 0;
 
-  Prepared(Isa isa, std::string_view form, const Scheme& scheme, DType type, std::int64_t m, std::int64_t k, std::int64_t tile) {
+  Prepared(Isa isa, ActForm form, const Scheme& scheme, DType type, std::int64_t m, std::int64_t k, std::int64_t tile) {
     const std::int64_t width = bits(type) / 8;
     a.resize(static_cast<std::size_t>(m * k * width));
     for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::byte>(random_bits(5, i) & 0xff);
     if (scheme.act.zero != ZeroKind::none) zero = 7;
     out.assign(static_cast<std::size_t>(prepared_bytes(form, m, scheme.act, scheme.weight, k)), kUnwritten);
-    const ActForm act = ActForm::make(scheme.act, scheme.weight, k);
+    const ActDigits act = ActDigits::make(scheme.act, scheme.weight, k);
     const std::int64_t group = scheme.weight.group.k == 0 ? k : scheme.weight.group.k;
     task = {.a = a.data(),
             .type = type,
@@ -43,7 +43,7 @@ struct Prepared {
             .perm = nullptr,
             .prescale = nullptr,
             .segments = {k, group, act.piece},
-            .form = act,
+            .digits = act,
             .quantize = scheme.act,
             .block = scheme.act.group.k == 0 ? k : scheme.act.group.k,
             .known = {},
@@ -81,9 +81,9 @@ std::int64_t up(std::int64_t count, std::int64_t to) { return (count + to - 1) /
 
 void expect_codes(const Prepared& p) {
   const PrepareTask& t = p.task;
-  const bool per_token = t.form.zeros == Zeros::per_token, per_segment = t.form.zeros == Zeros::per_segment;
+  const bool per_token = t.digits.zeros == Zeros::per_token, per_segment = t.digits.zeros == Zeros::per_segment;
   for (std::int64_t first = 0; first < t.m; first += t.tile) {
-    const std::int64_t room = p.room(first), header = t.form.segment_header();
+    const std::int64_t room = p.room(first), header = t.digits.segment_header();
     std::int64_t at = first * t.token_bytes;
     for (std::int64_t r = 0; per_token && r < p.height(first); ++r) ASSERT_EQ(p.at<std::int32_t>(at + 4 * r), p.zero);
     if (per_token) at += 4 * room;
@@ -95,7 +95,7 @@ void expect_codes(const Prepared& p) {
         for (std::int64_t c = 0; c < padded; ++c) {
           const bool there = k + c < end;
           const int code = there ? static_cast<std::int8_t>(p.a[static_cast<std::size_t>((first + r) * t.stride + k + c)]) : 0;
-          const int expected = !there && t.form.paired && c < up(end - k, tile::kOctet) ? p.zero : code;
+          const int expected = !there && t.digits.paired && c < up(end - k, tile::kOctet) ? p.zero : code;
           const std::int64_t place =
               t.rows ? ((r / kRowTokens * padded / kRowBytes + c / kRowBytes) * kRowTokens + r % kRowTokens) * kRowBytes +
                            c % kRowBytes
@@ -105,14 +105,14 @@ void expect_codes(const Prepared& p) {
         }
         ASSERT_EQ(p.at<float>(at + 4 * r), p.scale);
         ASSERT_EQ(p.at<float>(at + 4 * (room + r)), static_cast<float>(sum));
-        if (t.form.paired) {
+        if (t.digits.paired) {
           ASSERT_EQ(p.at<std::int16_t>(at + 4 * (2 * room + r)), -sum);
           ASSERT_EQ(p.at<std::int16_t>(at + 4 * (2 * room + r) + 2), -p.zero);
         } else if (per_segment) {
           ASSERT_EQ(p.at<float>(at + 4 * (2 * room + r)), static_cast<float>(p.zero));
         }
         ASSERT_EQ(p.at<std::int32_t>(at + (header - 4) * room + 4 * r),
-                  static_cast<std::int32_t>(-t.bias * (t.form.paired ? sum : plain)));
+                  static_cast<std::int32_t>(-t.bias * (t.digits.paired ? sum : plain)));
       }
       at += (header + padded) * room;
     }
@@ -147,10 +147,10 @@ TEST(Prepare, CodesLieWhereTheFormSays) {
   for (Isa isa : instruction_sets())
     for (const char* scheme : {"s8r_s8c", "s8zr_s8c", "s8g32_u4b8g32", "s8g64_u4zg64", "s8zg32_u4b8g32", "s8zg32_u4zg32",
                                "s8zg128_u8zg128", "s8zg256_u8zg256", "s8r_u4zg128"})
-      for (const char* form : {"s8", "s8k64"})
+      for (ActForm form : {ActForm::s8, ActForm::s8k64})
         for (std::int64_t m : {1, 2, 5, 12, 17, 40})
           for (std::int64_t k : {1, 30, 64, 200, 1040}) {
-            SCOPED_TRACE(::testing::Message() << name(isa) << " " << form << " " << scheme << " M=" << m << " K=" << k);
+            SCOPED_TRACE(::testing::Message() << name(isa) << " " << name(form) << " " << scheme << " M=" << m << " K=" << k);
             const Prepared prepared(isa, form, *Scheme::parse(scheme), DType::s8, m, k, in_rows(form) ? 32 : 12);
             expect_codes(prepared);
             if (HasFatalFailure()) return;
@@ -166,8 +166,8 @@ TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
     for (float special : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
       std::vector<float> a(kK, 1.0f);
       std::fill_n(a.begin(), kBlock, special);
-      std::vector<std::byte> out(static_cast<std::size_t>(prepared_bytes("s8x3", 1, {}, scheme->weight, kK)));
-      const ActForm form = ActForm::make({}, scheme->weight, kK);
+      std::vector<std::byte> out(static_cast<std::size_t>(prepared_bytes(ActForm::s8x3, 1, {}, scheme->weight, kK)));
+      const ActDigits digits = ActDigits::make({}, scheme->weight, kK);
       prepare_isa(isa).fixed({.a = reinterpret_cast<const std::byte*>(a.data()),
                               .type = DType::f32,
                               .width = 4,
@@ -175,8 +175,8 @@ TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
                               .m = 1,
                               .perm = nullptr,
                               .prescale = nullptr,
-                              .segments = {kK, kBlock, form.piece},
-                              .form = form,
+                              .segments = {kK, kBlock, digits.piece},
+                              .digits = digits,
                               .quantize = {},
                               .block = kK,
                               .known = {},
@@ -201,11 +201,11 @@ TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
 
 TEST(Prepare, HalvesLieWhereTheFormSays) {
   for (Isa isa : instruction_sets())
-    for (const char* form : {"bf16", "bf16k32"})
+    for (ActForm form : {ActForm::bf16, ActForm::bf16k32})
       for (const char* scheme : {"u4zg128", "u4b8g32", "s8c"})
         for (std::int64_t m : {1, 3, 6, 17, 40})
           for (std::int64_t k : {1, 30, 64, 200, 1040}) {
-            SCOPED_TRACE(::testing::Message() << name(isa) << " " << form << " " << scheme << " M=" << m << " K=" << k);
+            SCOPED_TRACE(::testing::Message() << name(isa) << " " << name(form) << " " << scheme << " M=" << m << " K=" << k);
             expect_halves(Prepared(isa, form, *Scheme::parse(scheme), DType::bf16, m, k, in_rows(form) ? 32 : 6));
             if (HasFatalFailure()) return;
           }

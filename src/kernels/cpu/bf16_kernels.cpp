@@ -51,8 +51,8 @@ double cost_us(const Kernel&, const Problem& p) {
   const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
-  const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
-  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
+  const ActDigits digits = ActDigits::make(p.quantize, p.scheme, p.k);
+  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const std::int64_t tokens_of_tiles = (p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens;
   const auto tokens = static_cast<double>(tokens_of_tiles);
@@ -64,17 +64,18 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
-constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, Tile tile) {
+constexpr Kernel row(std::string_view name, Isa isa, ActForm form, Tile tile) {
   return {.name = name,
           .backend = Backend::cpu,
           .isa = isa,
           .op = Op::linear,
           .out = "any",
-          .act = form,
+          .act = nibble::name(form),
           .weight = "any",
           .layout = "cpu_n32",
           .tile = tile,
           .summary = "exact: bf16 dot products of bf16 activations, a panel decoded for many tokens",
+          .form = form,
           .accepts = accepts,
           .cost_us = cost_us<kIsa, kRates>,
           .run = run<kIsa>};
@@ -84,8 +85,8 @@ constexpr Bf16Rates kAmxRates{.dot = 0.2, .decode = 5.4, .flush = 7.7, .tokens =
 constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
 
 constexpr std::array kKernels{
-    row<kAmxBf16, kAmxRates>("linear_any_bf16k32_any__cpu_amx_m32n32", Isa::amx, "bf16k32", {32, 32, 0}),
-    row<kAvx512Bf16, kAvx512Rates>("linear_any_bf16_any__cpu_avx512bf16_m8n32", Isa::avx512bf16, "bf16", {8, 32, 0}),
+    row<kAmxBf16, kAmxRates>("linear_any_bf16k32_any__cpu_amx_m32n32", Isa::amx, ActForm::bf16k32, {32, 32, 0}),
+    row<kAvx512Bf16, kAvx512Rates>("linear_any_bf16_any__cpu_avx512bf16_m8n32", Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
 };
 
 }  // namespace

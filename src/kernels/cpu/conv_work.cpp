@@ -27,7 +27,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
       out_width_(geometry.out_width()) {
   const std::int64_t k = geometry.k();
   // Of a depthwise kernel the floats of a pixel.
-  const std::int64_t token_bytes = depthwise_ ? 4 * kernel.tile.n : prepared_token_bytes(kernel.act, quantize, weight, k);
+  const std::int64_t token_bytes = depthwise_ ? 4 * kernel.tile.n : prepared_token_bytes(kernel.form, quantize, weight, k);
   const std::int64_t tokens = std::clamp(kPreparedBytes / token_bytes, kFewTokens, kTokens);
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;
@@ -37,7 +37,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   quantizes_pixels_ =
       is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
   // A scale for all of the image, octets or rows that do not reach into the next pixel, sums of 32 bits, and tiles that are mostly full.
-  const std::int64_t unit = in_rows(kernel.act) ? kRowBytes : tile::kOctet;
+  const std::int64_t unit = in_rows(kernel.form) ? kRowBytes : tile::kOctet;
   multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
                        geometry.group_inputs() % unit == 0 && k <= kMaxInt8Segment;
   transposes_out_ = output == ImageLayout::nchw;
@@ -46,7 +46,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   step_ = {geometry.kernel.h == 1 ? geometry.stride.h : 1,
            geometry.kernel.w == 1 && input == ImageLayout::nhwc ? geometry.stride.w : 1};
   stride_ = {geometry.stride.h / step_.h, geometry.stride.w / step_.w};
-  if (in_rows(kernel.act)) {
+  if (in_rows(kernel.form)) {
     const PixelLines lines = pixel_lines(rows_, columns_, stride_.h * row_pixels(), stride_.w);
     multiplies_pixels_ &= 10 * rows_ * columns_ >= 6 * lines.count * lines.halves() * kRowTokens;
   } else {
@@ -60,7 +60,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
     at += round_up(bytes);
     return begin;
   };
-  const std::int64_t past = multiplies_pixels_ && in_rows(kernel.act) ? kRowTokens * stride_.w : 0;  // pixels read, for no token
+  const std::int64_t past = multiplies_pixels_ && in_rows(kernel.form) ? kRowTokens * stride_.w : 0;  // pixels read, for no token
   scratch_.pixels = take((gathered_rows(rows_) * row_pixels() + past) * pixel_bytes + kCopyBytes);
   scratch_.floats = take(quantizes_pixels_ ? row_pixels() * inputs_ * bits(act) / 8 : 0);
   scratch_.patch = take(multiplies_pixels_ ? 0 : kTogether * (k * width_ + kCopyBytes));
@@ -69,7 +69,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   const std::int64_t pixels = gathered_rows(rows_) * row_pixels();
   scratch_.prepared = take(depthwise_           ? pixels * token_bytes
                            : multiplies_pixels_ ? 0
-                                                : prepared_bytes(kernel.act, most, quantize, weight, k));
+                                                : prepared_bytes(kernel.form, most, quantize, weight, k));
   scratch_.sums = take(depthwise_ ? most * token_bytes : multiplies_pixels_ ? 4 * pixels : 0);
   scratch_.panel = take(depthwise_ ? (tile::Geometry::octets(k) * tile::kOctet + 1) * token_bytes : 0);
   const std::int64_t outputs = transposes_out_ ? most * outputs_ : 0;

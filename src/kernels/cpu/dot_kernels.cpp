@@ -41,13 +41,14 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   if (info(p.scheme.codes).kind == DTypeKind::floating)
     return error(StatusCode::unsupported, "multiplies integer codes, the weight has {} codes", name(p.scheme.codes));
   const bool quantizes = p.quantize.codes != DType::none;
-  if (self.act == "s8x3" && quantizes)
+  if (self.form == ActForm::s8x3 && quantizes)
     return error(StatusCode::unsupported, "keeps activations exact, they are to be quantized to {}", name(p.quantize.codes));
-  if (is_int8(self.act) && !quantizes)
+  if (is_int8(self.form) && !quantizes)
     return error(StatusCode::unsupported, "quantizes activations to int8, they are to stay exact");
   if (!quantizes) return {};
   if (p.quantize.codes != DType::s8)
     return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.quantize.codes));
+  NIBBLE_RETURN_IF_ERROR(accepts_block(p.quantize));
   if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
                  p.quantize.group.k);
@@ -90,17 +91,17 @@ constexpr double kWidenSlots = 16;
 
 template <const DotIsa& kIsa, const DotRates& kRates>
 double cost_us(const Kernel& self, const Problem& p) {
-  const std::int64_t tile = prepared_tile(self.act, p.m, kIsa.tile);
-  const ActForm form = ActForm::make(p.quantize, p.scheme, p.k);
+  const std::int64_t tile = prepared_tile(self.form, p.m, kIsa.tile);
+  const ActDigits digits = ActDigits::make(p.quantize, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
-  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(form.piece));
+  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
   const bool narrow = width == 4 || width == 8;
-  const bool zeros = form.zeros == Zeros::per_segment;
+  const bool zeros = digits.zeros == Zeros::per_segment;
   const double token = kRates.token + (zeros ? kZeroSlots : 0);
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
-    const std::int64_t room = token_room(self.act);
-    const std::int64_t rows_of_tiles = (height + room - 1) / room * room * form.digits;
+    const std::int64_t room = token_room(self.form);
+    const std::int64_t rows_of_tiles = (height + room - 1) / room * room * digits.digits;
     const auto rows = static_cast<double>(rows_of_tiles);
     const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
     const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
@@ -116,7 +117,7 @@ double cost_us(const Kernel& self, const Problem& p) {
 }
 
 template <const DotIsa& kIsa, const DotRates& kRates>
-constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std::string_view layout, Tile tile,
+constexpr Kernel row(std::string_view name, Isa isa, ActForm form, std::string_view layout, Tile tile,
                      std::string_view variant = {}) {
   return {
       .name = name,
@@ -124,15 +125,17 @@ constexpr Kernel row(std::string_view name, Isa isa, std::string_view form, std:
       .isa = isa,
       .op = Op::linear,
       .out = "any",
-      .act = form,
+      .act = nibble::name(form),
       .weight = "any",
       .layout = layout,
       .variant = variant,
       .tile = tile,
-      .summary = form == "s8x3" ? "exact: integer dot products of 24-bit fixed-point activations"
+      .summary = form == ActForm::s8x3 ? "exact: integer dot products of 24-bit fixed-point activations"
                  : variant == kWhole
                      ? "W8A8: integer dot products of int8 activations over all of K, exact up to the scales of token and channel"
                      : "int8 activations: integer dot products by segments of K that share scales",
+      .form = form,
+      .sums = form == ActForm::s8x3 ? Sums::fixed_point : Sums::integers,
       .accepts = accepts_dot,
       .cost_us = cost_us<kIsa, kRates>,
       .run = run<kIsa>};
@@ -159,42 +162,46 @@ constexpr DotRates kDotprodWholeRates = whole(kDotprodRates);
 
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  row<kAvx512VnniFixed, kAvx512VnniRates>("linear_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, "s8x3", "cpu_n32",
+  row<kAvx512VnniFixed, kAvx512VnniRates>("linear_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, ActForm::s8x3, "cpu_n32",
                                           {3, 32, 0}),
-      row<kAvx512Fixed, kAvx512Rates>("linear_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, "s8x3", "cpu_n32", {3, 32, 0}),
-      row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, "s8x3", "cpu_n16",
+      row<kAvx512Fixed, kAvx512Rates>("linear_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+      row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, ActForm::s8x3, "cpu_n16",
                                           {1, 16, 0}),
-      row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, "s8x3", "cpu_n16", {1, 16, 0}),
-      row<kAmxInt8, kAmxRates>("linear_any_s8k64_any__cpu_amx_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0}),
-      row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, "s8", "cpu_n32",
+      row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<kAmxInt8, kAmxRates>("linear_any_s8k64_any__cpu_amx_m32n32", Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0}),
+      row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, ActForm::s8, "cpu_n32",
                                              {6, 32, 0}),
-      row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, "s8", "cpu_n32", {6, 32, 0}),
-      row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, "s8", "cpu_n16", {4, 16, 0}),
-      row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}),
-      row<kAmxWhole, kAmxWholeRates>("linear_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, "s8k64", "cpu_n32", {32, 32, 0},
-                                     kWhole),
-      row<kAvx512VnniWhole, kAvx512VnniWholeRates>("linear_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni, "s8",
+      row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, ActForm::s8, "cpu_n16",
+                                         {4, 16, 0}),
+      row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<kAmxWhole, kAmxWholeRates>("linear_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, ActForm::s8k64, "cpu_n32",
+                                     {32, 32, 0}, kWhole),
+      row<kAvx512VnniWhole, kAvx512VnniWholeRates>("linear_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni, ActForm::s8,
                                                    "cpu_n32", {12, 32, 0}, kWhole),
-      row<kAvx512Whole, kAvx512WholeRates>("linear_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, "s8", "cpu_n32",
+      row<kAvx512Whole, kAvx512WholeRates>("linear_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, ActForm::s8, "cpu_n32",
                                            {12, 32, 0}, kWhole),
-      row<kAvx2VnniWhole, kAvx2VnniWholeRates>("linear_any_s8_any__cpu_avx2vnni_whole_m6n16", Isa::avx2vnni, "s8", "cpu_n16",
-                                               {6, 16, 0}, kWhole),
-      row<kAvx2Whole, kAvx2WholeRates>("linear_any_s8_any__cpu_avx2_whole_m4n16", Isa::avx2, "s8", "cpu_n16", {4, 16, 0}, kWhole),
+      row<kAvx2VnniWhole, kAvx2VnniWholeRates>("linear_any_s8_any__cpu_avx2vnni_whole_m6n16", Isa::avx2vnni, ActForm::s8,
+                                               "cpu_n16", {6, 16, 0}, kWhole),
+      row<kAvx2Whole, kAvx2WholeRates>("linear_any_s8_any__cpu_avx2_whole_m4n16", Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0},
+                                       kWhole),
 #elif defined(__aarch64__)
-  row<kI8mmFixed, kDotprodRates>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, "s8x3", "cpu_n16", {1, 16, 0}),
-      row<kDotprodFixed, kDotprodRates>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, "s8x3", "cpu_n16", {1, 16, 0}),
-      row<kI8mmInt8, kDotprodRates>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0}),
-      row<kDotprodInt8, kDotprodRates>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, "s8", "cpu_n16", {4, 16, 0}),
-      row<kI8mmWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_i8mm_whole_m4n16", Isa::i8mm, "s8", "cpu_n16", {4, 16, 0},
-                                          kWhole),
-      row<kDotprodWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_dotprod_whole_m4n16", Isa::dotprod, "s8", "cpu_n16",
+  row<kI8mmFixed, kDotprodRates>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<kDotprodFixed, kDotprodRates>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, ActForm::s8x3, "cpu_n16",
+                                        {1, 16, 0}),
+      row<kI8mmInt8, kDotprodRates>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<kDotprodInt8, kDotprodRates>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<kI8mmWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_i8mm_whole_m4n16", Isa::i8mm, ActForm::s8, "cpu_n16",
+                                          {4, 16, 0}, kWhole),
+      row<kDotprodWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_dotprod_whole_m4n16", Isa::dotprod, ActForm::s8, "cpu_n16",
                                              {4, 16, 0}, kWhole),
 #endif
-      row<kBaselineFixed, kBaselineRates>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, "s8x3", "cpu_n16",
+      row<kBaselineFixed, kBaselineRates>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, ActForm::s8x3, "cpu_n16",
                                           {1, 16, 0}),
-      row<kBaselineInt8, kBaselineRates>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, "s8", "cpu_n16", {4, 16, 0}),
-      row<kBaselineWhole, kBaselineWholeRates>("linear_any_s8_any__cpu_baseline_whole_m4n16", Isa::baseline, "s8", "cpu_n16",
-                                               {4, 16, 0}, kWhole),
+      row<kBaselineInt8, kBaselineRates>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, ActForm::s8, "cpu_n16",
+                                         {4, 16, 0}),
+      row<kBaselineWhole, kBaselineWholeRates>("linear_any_s8_any__cpu_baseline_whole_m4n16", Isa::baseline, ActForm::s8,
+                                               "cpu_n16", {4, 16, 0}, kWhole),
 };
 
 }  // namespace

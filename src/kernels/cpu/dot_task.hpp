@@ -25,19 +25,19 @@ struct DotTask {
 
   /// Borrows from all three.
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
-      : DotTask(kernel, args, weight_decoder, ActForm::make(args.quantize, args.weight->scheme, args.weight->k, args.far_zeros)) {
-  }
+      : DotTask(kernel, args, weight_decoder,
+                ActDigits::make(args.quantize, args.weight->scheme, args.weight->k, args.far_zeros)) {}
 
  private:
-  DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder, const ActForm& form)
+  DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder, const ActDigits& digits)
       : decoder(&weight_decoder),
         weight(args.weight->bytes.data()),
         activations(args.prepared),
-        segments{args.weight->k, args.weight->group_size(), form.piece},
-        token_bytes(prepared_token_bytes(kernel.act, args.quantize, args.weight->scheme, args.weight->k)),
-        zeros(form.zeros),
-        paired(form.paired),
-        tile(prepared_tile(kernel.act, args.a.dim(0), kernel.tile.m)),
+        segments{args.weight->k, args.weight->group_size(), digits.piece},
+        token_bytes(prepared_token_bytes(kernel.form, args.quantize, args.weight->scheme, args.weight->k)),
+        zeros(digits.zeros),
+        paired(digits.paired),
+        tile(prepared_tile(kernel.form, args.a.dim(0), kernel.tile.m)),
         m(args.a.dim(0)),
         outputs(kernel.isa, args) {}
 };

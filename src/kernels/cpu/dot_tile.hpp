@@ -21,7 +21,7 @@
 //
 // Activations with zero points: Σ(q_a − z_a)·(c − z) = Σ q_a·c − z_a·Σc − z·Σ(q_a − z_a), an integer of less than 2²⁴ in segments of at
 // most 256 channels, so that f32 forms it exactly. In segments of at most 128 its last two parts are one dot product of 16-bit pairs a
-// vector (ActForm::paired): the token's {−Σ(q_a − z_a), −z_a}, which prepare works out, times the weight's {z, Σc}. The first tile of a
+// vector (ActDigits::paired): the token's {−Σ(q_a − z_a), −z_a}, which prepare works out, times the weight's {z, Σc}. The first tile of a
 // task adds up the codes of each segment beside its own products; the others of the task use what it found.
 #pragma once
 

@@ -68,6 +68,7 @@ Status accepts_float(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   if (p.quantize.codes != DType::none && p.quantize.codes != DType::e4m3)
     return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}", name(p.quantize.codes));
+  NIBBLE_RETURN_IF_ERROR(accepts_block(p.quantize));
   if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
                  p.quantize.group.k);
@@ -124,6 +125,7 @@ constexpr Kernel linear_row(std::string_view name, Isa isa, std::string_view lay
           .layout = layout,
           .tile = tile,
           .summary = summary,
+          .form = ActForm::f32,
           .accepts = accepts_float,
           .cost_us = linear_cost_us<kIsa, kRates>,
           .run = run_linear<kIsa>};

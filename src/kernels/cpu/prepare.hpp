@@ -8,7 +8,7 @@
 //            scale f32[H] | Σ of the integers f32[H] | zero f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
 //          The zeros are there only where activations have zero points, and Σ is of q − zero then, the Σ of digits of q. Most are
-//          pairs s16[2] in place of an f32 (ActForm::paired), −Σ(q − zero) and −zero, and both Σ are of q − zero. For kernels over all
+//          pairs s16[2] in place of an f32 (ActDigits::paired), −Σ(q − zero) and −zero, and both Σ are of q − zero. For kernels over all
 //          of K a tile begins with its zeros instead, s32[H], and sums are of q.
 //   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the rest of which is not written, and in place of the
 //          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
@@ -29,10 +29,10 @@
 
 namespace nibble::cpu {
 
-/// Whether a kernel that reads `form` needs the prepare step for this problem.
-inline bool needs_prepare(std::string_view form, const Problem& p) {
-  return form != "f32" || p.m > 1 || p.act != DType::f32 || p.permutes_k || p.prescales_k || p.quantize.codes != DType::none;
-}
+/// The forms that hold int8.
+constexpr bool is_int8(ActForm form) { return form == ActForm::s8 || form == ActForm::s8k64; }
+/// Those that hold rows for AMX.
+constexpr bool in_rows(ActForm form) { return form == ActForm::s8k64 || form == ActForm::bf16k32; }
 
 /// The height of int8 tiles: as few tiles as there can be of at most `tile` tokens, as even as they come.
 inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
@@ -43,20 +43,19 @@ inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
 /// What a tile register of AMX holds: rows of this many bytes, of as many tokens.
 constexpr std::int64_t kRowBytes = 64, kRowTokens = 16;
 /// Tokens that a form keeps room for at a time.
-constexpr std::int64_t token_room(std::string_view form) { return in_rows(form) ? kRowTokens : 1; }
+constexpr std::int64_t token_room(ActForm form) { return in_rows(form) ? kRowTokens : 1; }
 
 /// The height of the tiles that m tokens are prepared in for a kernel of tiles of `tile`.
-inline std::int64_t prepared_tile(std::string_view form, std::int64_t m, std::int64_t tile) {
+inline std::int64_t prepared_tile(ActForm form, std::int64_t m, std::int64_t tile) {
   if (!is_int8(form)) return tile;
   const std::int64_t room = token_room(form);
   return (even_tile(m, tile) + room - 1) / room * room;
 }
 
 /// Bytes of m tokens in a form.
-std::int64_t prepared_bytes(std::string_view form, std::int64_t m, const ActScheme& quantize, const WeightScheme& weight,
-                            std::int64_t k);
+std::int64_t prepared_bytes(ActForm form, std::int64_t m, const ActScheme& quantize, const WeightScheme& weight, std::int64_t k);
 /// Bytes per token of a form.
-std::int64_t prepared_token_bytes(std::string_view form, const ActScheme& quantize, const WeightScheme& weight, std::int64_t k);
+std::int64_t prepared_token_bytes(ActForm form, const ActScheme& quantize, const WeightScheme& weight, std::int64_t k);
 
 /// Scales and zero points that come with an A of codes. A step of 0: one for all.
 struct GivenRules {
@@ -103,7 +102,7 @@ struct PrepareTask {
   const std::int32_t* perm;  // null: in order
   const float* prescale;     // null: none
   Segments segments;
-  ActForm form;
+  ActDigits digits;
   ActScheme quantize;
   std::int64_t block;               // channels that share a rule (act_rule.hpp)
   std::optional<StaticActs> known;  // the rule of all, where it is known beforehand
@@ -135,8 +134,11 @@ struct PrepareIsa {
   /// One block of at most kMaxSegment channels → codes by a rule of its own, symmetric; magnitudes saturate at `limit` first. Its scale.
   float (*quantize_block)(const std::byte* x, DType type, std::int64_t count, float limit, std::int8_t* codes);
 
-  auto of(std::string_view form) const {
-    return form == "f32" ? floats : form == "bf16" || form == "bf16k32" ? halves : is_int8(form) ? codes : fixed;
+  auto of(ActForm form) const {
+    return form == ActForm::f32                                ? floats
+           : form == ActForm::bf16 || form == ActForm::bf16k32 ? halves
+           : is_int8(form)                                     ? codes
+                                                               : fixed;
   }
 };
 
@@ -144,6 +146,6 @@ struct PrepareIsa {
 const PrepareIsa& prepare_isa(Isa main);
 
 /// What preparing args.a in `form` for tiles of `tile` tokens needs.
-PrepareTask prepare_task(std::string_view form, const StepArgs& args, int tile);
+PrepareTask prepare_task(ActForm form, const StepArgs& args, int tile);
 
 }  // namespace nibble::cpu

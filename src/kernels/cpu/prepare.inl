@@ -132,7 +132,7 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
     return {t.given.scale[m * t.given.scale_row + k / t.block * t.given.scale_block], 0.0f, zero};
   }
   if (t.known) return act_rule::known(t.known->scale, t.known->zero);
-  const bool zeros = t.form.zeros != Zeros::none;
+  const bool zeros = t.digits.zeros != Zeros::none;
   alignas(64) float x[kMaxSegment];
   Vec low{}, high{};
   std::int32_t largest = 0;
@@ -311,8 +311,8 @@ inline void lay_codes(const PrepareTask& t, const std::byte* const* codes, std::
 
 /// int8: a rule per token or block of K, then its codes, piece by piece; of tokens [first, first + tokens) of the tile of `height` at m.
 inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
-  const std::int64_t header = t.form.segment_header();
-  const bool per_segment = t.form.zeros == Zeros::per_segment;
+  const std::int64_t header = t.digits.segment_header();
+  const bool per_segment = t.digits.zeros == Zeros::per_segment;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   const std::int64_t step = t.rows ? kRowBytes : tile::kOctet;
   alignas(64) float x[kMaxSegment];
@@ -330,7 +330,7 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
       for (std::int64_t i = 0; i < tokens; ++i) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
     }
-    if (k == 0 && t.form.zeros == Zeros::per_token) {
+    if (k == 0 && t.digits.zeros == Zeros::per_token) {
       for (std::int64_t i = 0; i < tokens; ++i) std::memcpy(out + 4 * (first + i), &rules[i].zero, 4);
       out += 4 * room;
     }
@@ -347,7 +347,7 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
           sums[i] += to_codes(gathered(t, rows[i], begin, count, x), count, rules[i], bytes[i]);
         }
         pieces[i] = reinterpret_cast<const std::byte*>(piece);
-        for (std::int64_t j = count; t.form.paired && j % tile::kOctet != 0; ++j)
+        for (std::int64_t j = count; t.digits.paired && j % tile::kOctet != 0; ++j)
           bytes[i][j] = static_cast<std::int8_t>(rules[i].zero);
       }
       lay_codes(t, pieces, first, tokens, begin - k, count, room, end - k, out + header * room);
@@ -356,10 +356,10 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       const std::int64_t r = first + i, z = rules[i].zero, sum = sums[i] - (per_segment ? z * (end - k) : 0);
       const auto units = static_cast<float>(sum), zero = static_cast<float>(z);
       const std::int16_t pair[] = {static_cast<std::int16_t>(-sum), static_cast<std::int16_t>(-z)};
-      const auto start = static_cast<std::int32_t>(-t.bias * (t.form.paired ? sum : sums[i]));
+      const auto start = static_cast<std::int32_t>(-t.bias * (t.digits.paired ? sum : sums[i]));
       std::memcpy(out + 4 * r, &rules[i].scale, 4);
       std::memcpy(out + 4 * (room + r), &units, 4);
-      if (per_segment) std::memcpy(out + 4 * (2 * room + r), t.form.paired ? static_cast<const void*>(pair) : &zero, 4);
+      if (per_segment) std::memcpy(out + 4 * (2 * room + r), t.digits.paired ? static_cast<const void*>(pair) : &zero, 4);
       std::memcpy(out + (header - 4) * room + 4 * r, &start, 4);
     }
     out += (header + (end - k + step - 1) / step * step) * room;

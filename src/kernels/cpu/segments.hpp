@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string_view>
 
+#include "core/error.hpp"
+#include "kernels/kernel.hpp"
 #include "layouts/tile.hpp"
 #include "nibble/scheme.hpp"
 
@@ -26,15 +27,6 @@ constexpr std::int64_t kMaxPairedSegment = 128;
 /// Of 24-bit fixed-point activations: the high digit's sum times 256 has to fit in 32 bits with room for the middle digit's.
 constexpr std::int64_t kMaxFixedSegment = 128;
 
-/// Whether integer sums over all of K, unscaled, are the result but for one scale of the token and one of the output channel: the
-/// products that docs/accuracy.md calls exact. Codes of 4 and 8 bits; others are rare enough to go by segments.
-inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
-  const bool narrow = bits(weight.codes) == 4 || bits(weight.codes) == 8;
-  const bool integers =
-      info(weight.codes).kind != DTypeKind::floating && weight.zero != ZeroKind::offset && weight.zero != ZeroKind::real;
-  return act.codes == DType::s8 && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
-}
-
 /// Where the zero points of int8 activations are.
 enum class Zeros : std::uint8_t {
   none,
@@ -43,7 +35,7 @@ enum class Zeros : std::uint8_t {
 };
 
 /// How activations become bytes: `digits` signed bytes each, least significant first, and a scale per block.
-struct ActForm {
+struct ActDigits {
   int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
   std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
   Zeros zeros = Zeros::none;
@@ -52,9 +44,9 @@ struct ActForm {
 
   /// The form that a scheme's activations take against a weight of k input channels. `far_zeros`: some zero points are outside
   /// −128 … 127, which pairs do not hold.
-  static ActForm make(const ActScheme& act, const WeightScheme& weight, std::int64_t k, bool far_zeros = false) {
+  static ActDigits make(const ActScheme& act, const WeightScheme& weight, std::int64_t k, bool far_zeros = false) {
     const std::int64_t group = weight.group.k == 0 ? k : weight.group.k;
-    ActForm form;
+    ActDigits form;
     if (act.codes == DType::none) {
       form.piece = std::min(group, kMaxFixedSegment);
       return form;
@@ -75,6 +67,14 @@ struct ActForm {
   int segment_header() const { return 8 + 4 * digits + (zeros == Zeros::per_segment ? 4 : 0); }
 };
 
+/// What all kernels ask of blocks of activations that share a scale.
+inline Status accepts_block(const ActScheme& act) {
+  const std::int64_t longest = act.zero == ZeroKind::none ? kMaxSegment : kMaxZeroSegment;
+  if (act.group.k % tile::kOctet == 0 && act.group.k <= longest) return {};
+  return error(StatusCode::unsupported, "takes blocks of activations that are a multiple of {} channels, {} at most{}, not {}",
+               tile::kOctet, longest, act.zero == ZeroKind::none ? "" : " with zero points", act.group.k);
+}
+
 /// Walks the segments of one row.
 struct Segments {
   std::int64_t k, group, piece;
@@ -89,11 +89,6 @@ struct Segments {
     return k / group * pieces(group) + pieces(k % group);
   }
 };
-
-/// The forms that hold int8: a tile's quads of channels side by side, or rows of 64 channels for AMX (prepare.hpp).
-inline bool is_int8(std::string_view form) { return form == "s8" || form == "s8k64"; }
-/// Those that hold rows for AMX.
-constexpr bool in_rows(std::string_view form) { return form == "s8k64" || form == "bf16k32"; }
 
 /// Bytes that one token's prepared activations take: `header` bytes per segment, and `width` bytes for every channel, in
 /// multiples of `step` channels.

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "core/error.hpp"
-#include "kernels/cpu/segments.hpp"
 #include "kernels/cuda/conv_task.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/device_weight.hpp"
@@ -50,7 +49,7 @@ Status accepts_codes(const Kernel& self, const Problem& p) {
                  p.quantize.codes == DType::none ? "not to be quantized" : Scheme{p.scheme, p.quantize}.name());
   if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
-  if (!cpu::sums_whole_rows(p.scheme, p.quantize))
+  if (!sums_whole_rows(p.scheme, p.quantize))
     return error(StatusCode::unsupported, "sums over all of a patch, {} has not one scale per output channel",
                  Scheme{p.scheme, p.quantize}.name());
   constexpr std::int64_t kMost = ((std::int64_t{1} << 31) - 1) / (255 * 255);
@@ -397,6 +396,7 @@ constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
           .batch_invariant = kSplit != kStreamK,
           .rounds_weights = true,
           .rounds_scales = true,
+          .sums = Sums::tensor_cores,
           .accepts = accepts_sm90,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
           .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, half_workspace>,
@@ -417,6 +417,7 @@ constexpr Kernel sm80_row(std::string_view name, std::string_view act) {
           .summary = "implicit GEMM: asynchronous copies gather patches, mma.sync with the weights in registers; any geometry",
           .rounds_weights = true,
           .rounds_scales = true,
+          .sums = Sums::tensor_cores,
           .accepts = accepts_sm80,
           .cost_us = sm80_cost_us,
           .workspace = half_workspace,
@@ -445,6 +446,7 @@ constexpr Kernel codes_row(std::string_view name) {
           .summary = kSplit == kStreamK ? kCodesStreamKSummary
                      : kSplit == 1      ? kCodesSummary
                                         : kCodesSplitSummary,
+          .sums = Sums::integers,
           .accepts = accepts_codes_sm90,
           .cost_us = codes_sm90_cost_us<kTokens, kBlocks, kSplit>,
           .workspace = wgmma_workspace<kTokens, scaled_groups(kTokens), kSplit, codes_workspace>,
@@ -474,6 +476,7 @@ constexpr Kernel online_row(std::string_view name) {
                      : kSplit == 1      ? kOnlineSummary
                                         : kOnlineSplitSummary,
           .batch_invariant = kSplit != kStreamK,
+          .sums = Sums::integer_folds,
           .accepts = accepts_online_sm90,
           .cost_us = online_conv_cost_us<kTokens, kRows, kSplit>,
           .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, online_workspace>,
@@ -492,14 +495,16 @@ constexpr Kernel codes_sm80_row(std::string_view name) {
           .variant = "gemm",
           .tile = {},
           .summary = "W8A8 with a scale for all activations: asynchronous copies gather patches of codes, mma.sync; any geometry",
+          .sums = Sums::integers,
           .accepts = accepts_codes_sm80,
           .cost_us = codes_sm80_cost_us,
           .workspace = codes_workspace,
           .run = run_codes_sm80};
 }
 
-constexpr Kernel direct_row(std::string_view name, std::string_view act, std::string_view layout, std::string_view summary,
-                            Status (*accepts)(const Kernel&, const Problem&), Status (*run)(const Kernel&, const StepArgs&)) {
+constexpr Kernel direct_row(std::string_view name, std::string_view act, Sums sums, std::string_view layout,
+                            std::string_view summary, Status (*accepts)(const Kernel&, const Problem&),
+                            Status (*run)(const Kernel&, const StepArgs&)) {
   return {.name = name,
           .backend = Backend::cuda,
           .isa = Isa::simt,
@@ -511,6 +516,7 @@ constexpr Kernel direct_row(std::string_view name, std::string_view act, std::st
           .variant = "direct",
           .tile = {},
           .summary = summary,
+          .sums = sums,
           .accepts = accepts,
           .cost_us = direct_cost_us,
           .run = run};
@@ -560,9 +566,9 @@ constexpr std::array kKernels{
     sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
     sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
     codes_sm80_row("conv_any_s8_any__cuda_sm80_gemm"),
-    direct_row("conv_any_any_any__cuda_simt_direct", "any", "gpu_n64k128",
+    direct_row("conv_any_any_any__cuda_simt_direct", "any", Sums::f32, "gpu_n64k128",
                "f32 multiply-adds, an output pixel a thread: any images", accepts_floats, run_direct),
-    direct_row("conv_any_s8_any__cuda_simt_direct", "s8", "gpu_w8n64k128",
+    direct_row("conv_any_s8_any__cuda_simt_direct", "s8", Sums::integers, "gpu_w8n64k128",
                "W8A8 with a scale for all activations: integers, an output pixel a thread", accepts_codes, run_codes),
 };
 

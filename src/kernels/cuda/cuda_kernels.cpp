@@ -130,6 +130,7 @@ constexpr Kernel tensor_core_row(std::string_view name, std::string_view act, st
           .layout = "gpu_n64k128",
           .tile = {kTokens, gpu_tile::kRows, gpu_tile::kChannels},
           .summary = summary,
+          .sums = Sums::tensor_core_codes,
           .accepts = accepts_tensor_core,
           .cost_us = cost_us,
           .run = run_linear<kLaunch>};
@@ -166,6 +167,7 @@ constexpr Kernel wgmma_row(std::string_view name, std::string_view act) {
           .batch_invariant = kSplit != kStreamK,
           .rounds_weights = true,
           .rounds_scales = true,
+          .sums = Sums::tensor_cores,
           .accepts = accepts_half,
           .cost_us = wgmma_row_cost_us<kTokens, kRows, kSplit>,
           .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, gather_workspace>,
@@ -186,6 +188,7 @@ constexpr Kernel gemm_sm80_row(std::string_view name, std::string_view act) {
           .summary = "more tokens: asynchronous copies feed tensor cores",
           .rounds_weights = true,
           .rounds_scales = true,
+          .sums = Sums::tensor_cores,
           .accepts = accepts_tensor_core,
           .cost_us = gemm_sm80_row_cost_us,
           .run = run_linear<launch_gemm_sm80>};
@@ -206,6 +209,7 @@ constexpr Kernel dense_row(std::string_view name, Isa isa, std::string_view act)
           .summary = "many tokens: W dequantized into the workspace, then cuBLASLt; the bits of a row depend on M",
           .batch_invariant = false,
           .rounds_weights = true,
+          .sums = Sums::tensor_cores,
           .accepts = accepts_dense,
           .cost_us = dense_row_cost_us,
           .workspace = dense_workspace,

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "core/error.hpp"
-#include "kernels/cpu/segments.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/device_weight.hpp"
 #include "kernels/cuda/gemm_schedule.hpp"
@@ -15,8 +14,8 @@
 namespace nibble::cuda {
 namespace {
 
-/// The form of activations that these rows read: s8 codes, interleaved by 16 channels (gpu_tile::interleaved), and the terms of folds.
-constexpr std::string_view kForm = "s8i16";
+/// What most of these rows read: s8 codes, interleaved by 16 channels (gpu_tile::interleaved), and the terms of folds.
+constexpr ActForm kForm = ActForm::s8i16;
 
 constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
 /// A token's slice of codes has to fit into a CTA's shared memory: an eighth of K.
@@ -47,7 +46,7 @@ QuantizeTask quantize_task(const StepArgs& args) {
 
 Status accepts_prepare(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  if (self.out != p.form) return error(StatusCode::unsupported, "prepares {}, the kernel reads {}", self.out, p.form);
+  NIBBLE_RETURN_IF_ERROR(accepts_form(self, p));
   return accepts_acts(p);
 }
 
@@ -165,13 +164,13 @@ constexpr std::string_view kStreamKSummary =
 
 /// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK.
 template <int kTokens, int kRows, int kSplit>
-constexpr Kernel row(std::string_view name) {
-  return {.name = name,
+constexpr Kernel row(std::string_view row_name) {
+  return {.name = row_name,
           .backend = Backend::cuda,
           .isa = Isa::sm90,
           .op = Op::linear,
           .out = "any",
-          .act = kForm,
+          .act = name(kForm),
           .weight = "any",
           .layout = "gpu_n64k128",
           .variant = wgmma_variant(kSplit),
@@ -181,6 +180,8 @@ constexpr Kernel row(std::string_view name) {
                                         : kSplitSummary,
           .least_m = least_m(kTokens),
           .batch_invariant = kSplit != kStreamK,
+          .form = kForm,
+          .sums = Sums::integer_folds,
           .accepts = accepts_linear,
           .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
           .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, nullptr>,
@@ -194,8 +195,8 @@ constexpr std::string_view kFewSummary =
 
 /// Quantizes kTokens tokens at a time by itself.
 template <int kTokens>
-constexpr Kernel decode_row(std::string_view name) {
-  return {.name = name,
+constexpr Kernel decode_row(std::string_view row_name) {
+  return {.name = row_name,
           .backend = Backend::cuda,
           .isa = Isa::sm90,
           .op = Op::linear,
@@ -207,6 +208,7 @@ constexpr Kernel decode_row(std::string_view name) {
           .tile = {kTokens, gpu_tile::kRows, gpu_tile::kChannels},
           .summary = kTokens == 1 ? kOneSummary : kFewSummary,
           .quantizes = true,
+          .sums = Sums::integer_folds,
           .accepts = accepts_linear,
           .cost_us = decode_row_cost_us<kTokens>,
           .run = run_decode<kTokens>};
@@ -240,11 +242,13 @@ constexpr std::array kKernels{
            .isa = Isa::sm80,
            .op = Op::linear,
            .out = "any",
-           .act = kForm,
+           .act = name(kForm),
            .weight = "any",
            .layout = "gpu_n64k128",
            .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
            .summary = "int8 activations per token or block: asynchronous copies feed tensor cores",
+           .form = kForm,
+           .sums = Sums::integer_folds,
            .accepts = accepts_linear,
            .cost_us = sm80_cost_us,
            .run = run_sm80},
@@ -252,12 +256,13 @@ constexpr std::array kKernels{
            .backend = Backend::cuda,
            .isa = Isa::simt,
            .op = Op::prepare,
-           .out = kForm,
+           .out = name(kForm),
            .act = "any",
            .weight = "none",
            .layout = "",
            .tile = {},
            .summary = "activations to int8 per token, tensor or block, in the order of gpu_n64k128, and their sums",
+           .form = kForm,
            .accepts = accepts_prepare,
            .cost_us = prepare_cost_us,
            .workspace = prepare_workspace,
@@ -300,7 +305,7 @@ Status accepts_online(const Problem& p) {
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
-  if (cpu::sums_whole_rows(p.scheme, act))
+  if (sums_whole_rows(p.scheme, act))
     return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
                  Scheme{p.scheme, act}.name());
   return {};

@@ -18,7 +18,6 @@
 
 #include "nibble/device.hpp"
 #include "nibble/parallel.hpp"
-#include "nibble/plan.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/status.hpp"
 #include "nibble/tensor.hpp"

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "nibble/device.hpp"
-#include "nibble/plan.hpp"
 #include "nibble/status.hpp"
 #include "nibble/tensor.hpp"
 #include "nibble/types.hpp"
@@ -84,10 +83,6 @@ class GpuReadProbe {
  private:
   DeviceMemory memory_, sink_;
 };
-
-/// The same packed weight with its bytes in device memory: what pack() with Backend::cuda ends with. For a weight that was packed
-/// earlier, for the layout of a GPU, on a machine that may have none.
-Result<PackedWeight> upload(const PackedWeight& weight);
 
 /// A quantized matrix as it lies in an AWQ or GPTQ checkpoint, in device memory; every tensor is dense.
 struct CheckpointTensors {

@@ -78,6 +78,10 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options = {})
 /// The exact inverse: unpack(pack(q)) == q. Copies from device memory first.
 Result<QuantTensor> unpack(const PackedWeight& weight);
 
+/// The same packed weight with its bytes in device memory: what pack() with Backend::cuda ends with. For a weight that was packed
+/// earlier, for the layout of a GPU, on a machine that may have none.
+Result<PackedWeight> upload(const PackedWeight& weight);
+
 /// What a kernel does.
 enum class Op : std::uint8_t {
   linear,      // D[M,N] = epilogue(A[M,K] · W[N,K]ᵀ)

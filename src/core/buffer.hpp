@@ -1,4 +1,4 @@
-// Memory for packed weights: aligned and uninitialised on the host, or on a GPU.
+// Memory for packed weights: aligned and uninitialised on the host, or device memory that somebody else frees.
 #pragma once
 
 #include <sys/mman.h>
@@ -9,8 +9,6 @@
 #include <new>
 #include <span>
 #include <utility>
-
-#include "nibble/cuda.hpp"
 
 namespace nibble {
 
@@ -25,28 +23,31 @@ class Buffer {
   explicit Buffer(std::size_t size) : size_(size) {
     const std::size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
     const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded)));
+    data_ = {static_cast<std::byte*>(std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded)), {}};
     if (!data_) throw std::bad_alloc();
     if (alignment == kHugePage) (void)madvise(data_.get(), rounded, MADV_HUGEPAGE);
   }
 
-  explicit Buffer(DeviceMemory memory) : size_(memory.size()), device_(std::move(memory)) {}
+  /// Device memory, as long as `owner` lives.
+  Buffer(std::byte* data, std::size_t size, std::shared_ptr<void> owner) : data_(data, {std::move(owner)}), size_(size) {}
 
   /// data() is device memory.
-  bool on_device() const { return device_.data() != nullptr; }
-  std::byte* data() { return on_device() ? device_.data() : data_.get(); }
-  const std::byte* data() const { return on_device() ? device_.data() : data_.get(); }
+  bool on_device() const { return data_.get_deleter().owner != nullptr; }
+  std::byte* data() { return data_.get(); }
+  const std::byte* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
   std::span<std::byte> span() { return {data(), size_}; }
   std::span<const std::byte> span() const { return {data(), size_}; }
 
  private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
+  struct Release {
+    std::shared_ptr<void> owner;  // of device memory
+    void operator()(std::byte* host) const {
+      if (owner == nullptr) std::free(host);
+    }
   };
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, Release> data_;
   std::size_t size_ = 0;
-  DeviceMemory device_;
 };
 
 }  // namespace nibble

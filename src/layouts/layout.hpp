@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "core/buffer.hpp"
-#include "nibble/cuda.hpp"
 #include "nibble/device.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/scheme.hpp"
@@ -50,9 +49,9 @@ struct PackedWeightData : PackedWeightHeader {
   Buffer bytes;
   /// Copies for kernels, where `bytes` is in device memory; empty where there is nothing to copy.
   struct OnDevice {
-    DeviceMemory perm;      // s32 [K]
-    DeviceMemory prescale;  // f32 [K]
-    DeviceMemory bias;      // [N] of bias.dtype
+    Buffer perm;      // s32 [K]
+    Buffer prescale;  // f32 [K]
+    Buffer bias;      // [N] of bias.dtype
   } device;
 
   Backend backend() const { return bytes.on_device() ? Backend::cuda : Backend::cpu; }

@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "core/error.hpp"
-#include "kernels/cuda/launch.hpp"
 #include "nibble/device.hpp"
 #include "quantize/act_rule.hpp"
+#include "quantize/check_act_outputs.hpp"
 #include "quantize/float_matrix.hpp"
 
 namespace nibble {
@@ -53,30 +53,6 @@ Status check_output(std::string_view what, const ConstTensorView& v, bool wanted
                  fmt::join(shape.begin(), shape.end(), ","), name(v.dtype),
                  fmt::join(v.shape.begin(), v.shape.begin() + v.rank, ","));
   return {};
-}
-
-Status check(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options) {
-  NIBBLE_RETURN_IF_ERROR(check_scheme(scheme, options));
-  NIBBLE_RETURN_IF_ERROR(check_float_matrix(a).with_context("activations"));
-  const std::int64_t m = a.dim(0), k = a.dim(1);
-  NIBBLE_RETURN_IF_ERROR(check_output("codes", out.codes, true, scheme.codes, {m, k}));
-  if (out.codes.stride(1) != 1 || (m > 1 && out.codes.stride(0) < k))
-    return error(StatusCode::invalid_argument,
-                 "rows of codes are {} elements apart and {} long, with a last stride of {}; it must be 1", out.codes.stride(0),
-                 k, out.codes.stride(1));
-  const bool dynamic = scheme.group != GroupShape::tensor();
-  const bool zeros = dynamic && scheme.zero != ZeroKind::none;
-  if (scheme.group.k == 0) {
-    NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m}));
-    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m}));
-  } else {
-    NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m, scheme.group.cols(k)}));
-    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m, scheme.group.cols(k)}));
-  }
-  NIBBLE_RETURN_IF_ERROR(check_output("sums", out.sums, scheme.codes == DType::s8 && !out.sums.empty(), DType::s32, {m}));
-  if (!options.prescale.empty() && options.prescale.rank == 1 && options.prescale.stride(0) != 1)
-    return error(StatusCode::invalid_argument, "the prescale has a stride of {}; it must be 1", options.prescale.stride(0));
-  return check_output("the prescale", options.prescale, !options.prescale.empty(), DType::f32, {k});
 }
 
 /// Element [m, group] of a view [M,G], or [m] of one [M].
@@ -125,10 +101,34 @@ void quantize_row(std::int64_t m, std::int64_t k, const ActScheme& scheme, const
 
 }  // namespace
 
+Status check_act_outputs(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_scheme(scheme, options));
+  NIBBLE_RETURN_IF_ERROR(check_float_matrix(a).with_context("activations"));
+  const std::int64_t m = a.dim(0), k = a.dim(1);
+  NIBBLE_RETURN_IF_ERROR(check_output("codes", out.codes, true, scheme.codes, {m, k}));
+  if (out.codes.stride(1) != 1 || (m > 1 && out.codes.stride(0) < k))
+    return error(StatusCode::invalid_argument,
+                 "rows of codes are {} elements apart and {} long, with a last stride of {}; it must be 1", out.codes.stride(0),
+                 k, out.codes.stride(1));
+  const bool dynamic = scheme.group != GroupShape::tensor();
+  const bool zeros = dynamic && scheme.zero != ZeroKind::none;
+  if (scheme.group.k == 0) {
+    NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m}));
+    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m}));
+  } else {
+    NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m, scheme.group.cols(k)}));
+    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m, scheme.group.cols(k)}));
+  }
+  NIBBLE_RETURN_IF_ERROR(check_output("sums", out.sums, scheme.codes == DType::s8 && !out.sums.empty(), DType::s32, {m}));
+  if (!options.prescale.empty() && options.prescale.rank == 1 && options.prescale.stride(0) != 1)
+    return error(StatusCode::invalid_argument, "the prescale has a stride of {}; it must be 1", options.prescale.stride(0));
+  return check_output("the prescale", options.prescale, !options.prescale.empty(), DType::f32, {k});
+}
+
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Executor* executor) try {
   NIBBLE_RETURN_IF_ERROR(check_environment());
-  NIBBLE_RETURN_IF_ERROR(check(a, scheme, out, options));
+  NIBBLE_RETURN_IF_ERROR(check_act_outputs(a, scheme, out, options));
   const auto* prescale = static_cast<const float*>(options.prescale.data);
   (executor != nullptr ? *executor : default_executor()).parallel_for(a.dim(0), [&](std::int64_t m) {
     with_row(a, m, [&](const auto* row) {
@@ -140,38 +140,6 @@ Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, c
   return {};
 } catch (...) {
   return caught();
-}
-
-Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
-                            Stream stream) {
-  NIBBLE_RETURN_IF_ERROR(check(a, scheme, out, options));
-  if (scheme.zero != ZeroKind::none && scheme.group.k != 0)
-    return error(StatusCode::unsupported,
-                 "the GPU finds zero points per token, not per {} channels; quantize on the CPU, or without zero points",
-                 scheme.group.k);
-  cuda::QuantizeTask task{.a = a.data,
-                          .type = a.dtype,
-                          .a_stride = a.stride(0),
-                          .m = a.dim(0),
-                          .k = a.dim(1),
-                          .prescale = static_cast<const float*>(options.prescale.data),
-                          .codes_type = scheme.codes,
-                          .zero_points = scheme.zero != ZeroKind::none,
-                          .known = options.known.has_value(),
-                          .group = scheme.group.k,
-                          .codes = out.codes.data,
-                          .pitch = out.codes.stride(0),
-                          .columns = a.dim(1),
-                          .scales = static_cast<float*>(out.scales.data),
-                          .scale_row = out.scales.stride(0),
-                          .scale_group = out.scales.rank == 2 ? out.scales.stride(1) : 0,
-                          .zeros = static_cast<std::int32_t*>(out.zeros.data),
-                          .zero_row = out.zeros.stride(0),
-                          .sums = static_cast<std::int32_t*>(out.sums.data),
-                          .sum_row = out.sums.stride(0)};
-  if (options.limit) task.limit = *options.limit;
-  if (options.known) task.scale = options.known->scale, task.zero = options.known->zero;
-  return cuda::launch_quantize_acts(task, stream);
 }
 
 }  // namespace nibble

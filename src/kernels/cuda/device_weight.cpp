@@ -1,13 +1,22 @@
 #include "kernels/cuda/device_weight.hpp"
 
+#include <memory>
 #include <new>
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "nibble/cuda.hpp"
+#include "nibble/plan.hpp"
 
 namespace nibble {
 namespace {
+
+Buffer as_buffer(DeviceMemory memory) {
+  if (memory.data() == nullptr) return {};
+  std::byte* const data = memory.data();
+  const std::size_t size = memory.size();
+  return {data, size, std::make_shared<DeviceMemory>(std::move(memory))};
+}
 
 /// A copy in device memory; nothing of nothing.
 Result<DeviceMemory> to_device(std::span<const std::byte> bytes) {
@@ -22,7 +31,7 @@ Result<PackedWeightData::OnDevice> parts_to_device(const PackedWeightHeader& hea
   NIBBLE_ASSIGN_OR_RETURN(DeviceMemory perm, to_device(std::as_bytes(std::span(header.perm))));
   NIBBLE_ASSIGN_OR_RETURN(DeviceMemory prescale, to_device(std::as_bytes(std::span(header.prescale_f32))));
   NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bias, to_device(header.bias.bytes));
-  return PackedWeightData::OnDevice{std::move(perm), std::move(prescale), std::move(bias)};
+  return PackedWeightData::OnDevice{as_buffer(std::move(perm)), as_buffer(std::move(prescale)), as_buffer(std::move(bias))};
 }
 
 }  // namespace
@@ -37,7 +46,7 @@ Result<PackedWeight> upload(const PackedWeight& weight) try {
   static_cast<PackedWeightHeader&>(*packed) = from;
   NIBBLE_ASSIGN_OR_RETURN(packed->device, parts_to_device(from));
   NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(from.bytes.span()));
-  packed->bytes = Buffer(std::move(bytes));
+  packed->bytes = as_buffer(std::move(bytes));
   return PackedWeight(std::move(packed));
 } catch (const std::bad_alloc&) {
   return error(StatusCode::io_error, "no host memory to upload the {} bytes of W[{},{}]", weight.bytes().size(), weight.n(),
@@ -45,9 +54,10 @@ Result<PackedWeight> upload(const PackedWeight& weight) try {
 }
 
 namespace cuda {
+namespace {
 
-Status pack(const QuantTensor& q, PackedWeightData& packed) {
-  NIBBLE_ASSIGN_OR_RETURN(packed.device, parts_to_device(packed));
+/// Arranges the bytes of gpu_n64k128 on the GPU.
+Status pack_tiles(const QuantTensor& q, PackedWeightData& packed) {
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes, to_device(std::as_bytes(std::span(q.codes))));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory scales, to_device(q.scales.bytes));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory zeros, to_device(q.zeros.bytes));
@@ -59,8 +69,24 @@ Status pack(const QuantTensor& q, PackedWeightData& packed) {
                                .perm = reinterpret_cast<const std::int32_t*>(packed.device.perm.data())};
   NIBBLE_RETURN_IF_ERROR(launch_pack(geometry, packed.scheme, packed.zero_type, arrays, bytes.data(), {}));
   NIBBLE_RETURN_IF_ERROR(synchronize());  // before the arrays go
-  packed.bytes = Buffer(std::move(bytes));
+  packed.bytes = as_buffer(std::move(bytes));
   return {};
+}
+
+/// Arranges them on the host and copies.
+Status pack_and_copy(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+  PackedWeightData on_host{packed, Buffer(packed.layout->size(q.scheme, packed.zero_type, q.n, q.k)), {}};
+  packed.layout->pack(q, on_host, executor);
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(on_host.bytes.span()));
+  packed.bytes = as_buffer(std::move(bytes));
+  return {};
+}
+
+}  // namespace
+
+Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+  NIBBLE_ASSIGN_OR_RETURN(packed.device, parts_to_device(packed));
+  return packed.layout == &kGpuTileLayout ? pack_tiles(q, packed) : pack_and_copy(q, packed, executor);
 }
 
 Result<PackedWeightData> download(const PackedWeightData& packed) {

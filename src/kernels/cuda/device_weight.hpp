@@ -7,9 +7,9 @@
 
 namespace nibble::cuda {
 
-/// Fills packed.bytes and packed.device; the rest of `packed` is set, its layout one of the GPU. Arranges the bytes on the GPU:
-/// one core packs 0.2 GB/s, the GPU as fast as the codes get there.
-Status pack(const QuantTensor& q, PackedWeightData& packed);
+/// Fills packed.bytes and packed.device; the rest of `packed` is set, its layout one of the GPU. Arranges the bytes on the GPU where
+/// it can: one core packs 0.2 GB/s, the GPU as fast as the codes get there.
+Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
 
 /// The same weight with its bytes in host memory.
 Result<PackedWeightData> download(const PackedWeightData& packed);

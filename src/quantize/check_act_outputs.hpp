@@ -1,0 +1,11 @@
+// What quantize_activations asks of its arguments, on the CPU and on the GPU.
+#pragma once
+
+#include "nibble/activations.hpp"
+
+namespace nibble {
+
+/// Ok, or invalid_argument or unsupported with the values.
+Status check_act_outputs(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options);
+
+}  // namespace nibble

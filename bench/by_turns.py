@@ -6,7 +6,7 @@ usage: bench/by_turns.py NIBBLE KERNEL,KERNEL,... JSON BENCH OPTION...
 NIBBLE        the tool to measure with, build/bin/nibble
 KERNEL        names of nibble doctor --kernels; the first one is compared with each of the others
 JSON          where the result goes, for docs/render.py
-BENCH OPTION  what to measure: --conv bench/shapes/conv-by-turns.txt --scheme s8t_s8c --act s8 --layout nhwc --threads 1
+BENCH OPTION  what to measure: --conv bench/shapes/conv-by-turns.txt --scheme s8t_s8c --a-dtype s8 --image-layout nhwc --threads 1
 
 Of each kernel and layer the JSON has the median of every round's measurement: the least one is the kernel's when nothing else ran,
 the middle one is what this machine gave it.
@@ -42,9 +42,9 @@ def main():
             for kernel in kernels:
                 said = measure(nibble, kernel, options, scratch)
                 for r in said["results"]:
-                    key = r["name"], r["m"], r["n"], r["k"], r["scheme"], r["act"]
+                    key = r["name"], r["m"], r["n"], r["k"], r["scheme"], r["a_dtype"]
                     rows.setdefault(key, {}).setdefault(kernel, []).append(round(r["median_us"], 1))
-    fields = ("name", "m", "n", "k", "scheme", "act")
+    fields = ("name", "m", "n", "k", "scheme", "a_dtype")
     results = [{**dict(zip(fields, key)), "median_us": times} for key, times in rows.items()]
     data = {"commit": said["commit"], "date": said["date"], "device": said["device"], "options": options, "kernels": kernels,
             "results": results}  # fmt: skip

@@ -49,7 +49,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         part = pathlib.Path(scratch) / "part.json"
         for act, schemes in MODES:
-            command = [nibble, "bench", "--shapes", str(shapes), "--scheme", ",".join(schemes), "--act", act, "-M", rows, "--no-baselines",
+            command = [nibble, "bench", "--shapes", str(shapes), "--scheme", ",".join(schemes), "--a-dtype", act, "-M", rows, "--no-baselines",
                        "--json", str(part), *options]
             print("$ " + " ".join(command), file=sys.stderr, flush=True)
             if code := subprocess.run(command, check=False).returncode:

@@ -110,11 +110,11 @@ def run(*command):
 
 def summary(nibble, model, label, *options):
     """Of each way: the median and the worst layer's relative L2 error."""
-    inspected = json.loads(run(nibble, "inspect", model, "--activations", "all", "--json", *options))
+    inspected = json.loads(run(nibble, "inspect", model, "--act-scheme", "all", "--json", *options))
     by_way = {}
     for module in inspected["modules"]:
         for error in module.get("added_error", []):
-            by_way.setdefault(error["activations"], []).append(error["relative_l2"])
+            by_way.setdefault(error["act_scheme"], []).append(error["relative_l2"])
     return {"activations": label,
             "ways": [{"way": way, "layers": len(all), "median": statistics.median(all), "worst": max(all)} for way, all in by_way.items()]}
 

@@ -29,10 +29,10 @@ def main():
                 if "_bf16_any" in kernel and act != "bf16":
                     continue
                 for outliers in [1, 1000]:
-                    report = json.loads(run(nibble, "verify", quantized, "--layer", "down_proj", "-M", 8, "--sample-columns", 256, "--act", act, "--out", "f32", "--kernel", kernel,
+                    report = json.loads(run(nibble, "verify", quantized, "--layer", "down_proj", "-M", 8, "--sample-columns", 256, "--a-dtype", act, "--out", "f32", "--kernel", kernel,
                                             "--outliers", outliers, "--json"))
                     for r in report["results"]:
-                        results.append({"kernel": kernel, "act": act, "outliers": outliers, "relative_l2": r["relative_l2"],
+                        results.append({"kernel": kernel, "a_dtype": act, "outliers": outliers, "relative_l2": r["relative_l2"],
                                         "worst_error_over_bound": r["worst_error_over_bound"], "scheme": r["scheme"],
                                         "n": r["n"], "k": r["k"], "m": r["m"]})
     pathlib.Path(out).write_text(json.dumps({"schema": 1, "results": results}, indent=1) + "\n")

@@ -57,7 +57,7 @@ def bench(data):
     several_kernels = len({r["kernel"] for r in data["results"]}) > 1
     layers = {}
     for r in data["results"]:
-        layers.setdefault((r["name"], r["n"], r["k"], r["scheme"], r["act"], r["kernel"]), {})[r["m"]] = r
+        layers.setdefault((r["name"], r["n"], r["k"], r["scheme"], r["a_dtype"], r["kernel"]), {})[r["m"]] = r
     rows = []
     for (name, n, k, scheme, act, kernel), cells in layers.items():
         row = [f"{name} {n}×{k} `{scheme}` × {act}" + (f", `{kernel.split('__')[1]}`" if several_kernels else "")]
@@ -86,7 +86,7 @@ def cpu_modes(data):
     columns = sorted({r["m"] for r in data["results"]})
     modes = {}
     for r in data["results"]:
-        modes.setdefault((r["scheme"], r["act"], r["peak"]), {}).setdefault(r["m"], []).append(r)
+        modes.setdefault((r["scheme"], r["a_dtype"], r["peak"]), {}).setdefault(r["m"], []).append(r)
     rows = []
     for (scheme, act, peak), cells in modes.items():
         row = [f"`{scheme}` × {act}", peak]
@@ -218,7 +218,7 @@ def gpu_table(data, scheme, act):
     baseline. Of several kernels the one chosen."""
     shapes = {}
     for r in data["results"]:
-        if (r["scheme"], r["act"]) == (scheme, act) and r.get("chosen", True):
+        if (r["scheme"], r["a_dtype"]) == (scheme, act) and r.get("chosen", True):
             shapes.setdefault((r["n"], r["k"]), {})[r["m"]] = r
     columns = sorted({m for cells in shapes.values() for m in cells})
 
@@ -242,7 +242,7 @@ def gpu_note(data):
 
 
 def modes_of(data):
-    return list(dict.fromkeys((r["scheme"], r["act"]) for r in data["results"]))
+    return list(dict.fromkeys((r["scheme"], r["a_dtype"]) for r in data["results"]))
 
 
 def gpu(data):
@@ -403,7 +403,7 @@ def quantizers(data):
     """A row per kind of quantizer, type and length of a row: the share of the bandwidth of its largest matrix."""
     largest = {}
     for r in data["results"]:
-        key = r["scheme"], r["act"], r["k"]
+        key = r["scheme"], r["a_dtype"], r["k"]
         if key not in largest or r["m"] > largest[key]["m"]:
             largest[key] = r
     body = [[scheme, act, f"{r['m']}×{r['k']}", f"{r['us']:.0f}", f"{r['gbytes_per_s']:.0f}", f"{100 * r['gbytes_per_s'] / data['read_gbytes_per_s']:.0f} %"]
@@ -451,7 +451,7 @@ def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
     for r in data["results"]:
-        cells.setdefault((r["kernel"], r["act"]), {})[r["outliers"]] = r
+        cells.setdefault((r["kernel"], r["a_dtype"]), {})[r["outliers"]] = r
     factors = sorted({r["outliers"] for r in data["results"]})
     header = ["kernel", "activations"] + ["Gaussian" if f == 1 else f"every 256th channel ×{f}" for f in factors]
     rows = [[f"`{kernel}`", act] + [f"{by[f]['relative_l2']:.1e} · {by[f]['worst_error_over_bound']:.3f}" for f in factors]

@@ -97,8 +97,8 @@ Status run(const Kernel&, const StepArgs& args) {
 // docs: begin row
 Status accepts(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  if (p.quantize.codes != DType::none)
-    return error(StatusCode::unsupported, "adds floats, the activations are to be quantized to {}", name(p.quantize.codes));
+  if (p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "adds floats, the activations are to be quantized to {}", name(p.act_scheme.codes));
   if (info(p.scheme.codes).kind == DTypeKind::floating || bits(p.scheme.codes) > 4)
     return error(StatusCode::unsupported, "takes integer codes of up to 4 bits, not {}", name(p.scheme.codes));
   if (p.scheme.zero != ZeroKind::none && p.scheme.zero != ZeroKind::integer)
@@ -165,7 +165,7 @@ int verify(const Kernel& kernel) {
       const QuantTensor q = testing::random_weight(scheme, random(0, 50), random(1, 300), seed,
                                                    {.act_order = seed % 2 == 0, .prescale = seed == 3, .bias = true});
       if (!kernel.accepts(kernel, {.n = q.n, .k = q.k, .scheme = scheme}).ok()) continue;
-      const VerifySpec spec{.linear = {.act = seed == 1 ? DType::f16 : DType::f32,
+      const VerifySpec spec{.linear = {.a_dtype = seed == 1 ? DType::f16 : DType::f32,
                                        .m_max = random(2, 9),
                                        .epilogue = {.bias = true, .activation = Activation::silu, .out = DType::f32}},
                             .seed = seed,

@@ -36,7 +36,7 @@ int main() {
   std::printf("packed as %s: %zu bytes\n", std::string(weight->layout()).c_str(), weight->bytes().size());
 
   // A Plan is made once for all layers of one shape and scheme: which kernels run for which M, and how they end.
-  const auto plan = Plan::linear(*weight, {.act = DType::f32, .m_max = m_max, .epilogue = {.activation = Activation::silu}});
+  const auto plan = Plan::linear(*weight, {.a_dtype = DType::f32, .m_max = m_max, .epilogue = {.activation = Activation::silu}});
   if (!plan) return fail(plan.status());
   const Explanation explanation = plan->explain();
   for (const Explanation::Bucket& bucket : explanation.buckets) {

@@ -34,7 +34,7 @@ int main(void) {
 
   /* Often: nothing is allocated here. */
   const nib_operands operands = {.struct_size = sizeof operands, .a = &va, .d = &vd};
-  TRY(nib_execute(plan, weight, &operands, workspace, workspace_bytes, NULL));
+  TRY(nib_plan_run(plan, weight, &operands, workspace, workspace_bytes, NULL));
 
   double error = 0, norm = 0;
   for (int m = 0; m < M; ++m)

@@ -23,7 +23,7 @@ int main() {
   if (!quantized) return fail(quantized.status());
   const auto weight = pack(*quantized);
   if (!weight) return fail(weight.status());
-  const auto plan = Plan::linear(*weight, {.act = DType::f32, .m_max = m, .epilogue = {.activation = Activation::silu}});
+  const auto plan = Plan::linear(*weight, {.a_dtype = DType::f32, .m_max = m, .epilogue = {.activation = Activation::silu}});
   if (!plan) return fail(plan.status());
 
   std::vector<std::byte> workspace(plan->workspace_bytes());

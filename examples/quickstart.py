@@ -34,7 +34,7 @@ def main() -> int:
     error = float(np.linalg.norm(y - exact) / np.linalg.norm(exact))
     print(f"{weight}: relative error {error:.1e} of float arithmetic on the same weight")
 
-    fast = nibble.pack(q, act="s8r")  # activations become int8 per token while running: faster, another result
+    fast = nibble.pack(q, act_scheme="s8r")  # activations become int8 per token while running: faster, another result
     print(f"{fast}: {np.linalg.norm(fast(x) - weight(x)) / np.linalg.norm(weight(x)):.1e} from that of exact activations")
 
     for bucket in weight.explain(m_max=256):

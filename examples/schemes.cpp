@@ -90,14 +90,15 @@ std::vector<LinearSpec> w8a8_ends() {
   const ActScheme per_token{DType::s8, GroupShape::channel()};                       // s8r
   const ActScheme with_zeros{DType::s8, GroupShape::channel(), ZeroKind::integer};   // s8zr
   const ActScheme known_before{DType::s8, GroupShape::tensor(), ZeroKind::integer};  // s8zt
-  const LinearSpec scales{.act = DType::bf16, .epilogue = {.out = DType::bf16}, .quantize = per_token};
-  const LinearSpec bias{.act = DType::bf16, .epilogue = {.bias = true, .out = DType::bf16}, .quantize = per_token};
-  const LinearSpec zero_points{.act = DType::bf16, .epilogue = {.bias = true, .out = DType::bf16}, .quantize = with_zeros};
-  const LinearSpec static_zero{.act = DType::bf16, .epilogue = {.bias = true, .out = DType::bf16}, .quantize = known_before};
+  const LinearSpec scales{.a_dtype = DType::bf16, .epilogue = {.out = DType::bf16}, .act_scheme = per_token};
+  const LinearSpec bias{.a_dtype = DType::bf16, .epilogue = {.bias = true, .out = DType::bf16}, .act_scheme = per_token};
+  const LinearSpec zero_points{.a_dtype = DType::bf16, .epilogue = {.bias = true, .out = DType::bf16}, .act_scheme = with_zeros};
+  const LinearSpec static_zero{
+      .a_dtype = DType::bf16, .epilogue = {.bias = true, .out = DType::bf16}, .act_scheme = known_before};
   // A comes as int8, and D leaves as the int8 that the next layer takes: saturate(round(x / 0.05) − 4).
-  const LinearSpec requantized{.act = DType::s8,
+  const LinearSpec requantized{.a_dtype = DType::s8,
                                .epilogue = {.bias = true, .out = DType::s8, .out_scale = 0.05f, .out_zero = -4},
-                               .quantize = known_before};
+                               .act_scheme = known_before};
   // docs: end w8a8
   return {scales, bias, zero_points, static_zero, requantized};
 }
@@ -105,7 +106,7 @@ std::vector<LinearSpec> w8a8_ends() {
 bool verified(const char* what, const QuantTensor& q, LinearSpec linear) {
   linear.m_max = 5;
   const auto report = verify_linear(q, {.linear = linear});
-  std::printf("%-10s %s\n", what, Scheme{q.scheme, linear.quantize}.name().c_str());
+  std::printf("%-10s %s\n", what, Scheme{q.scheme, linear.act_scheme}.name().c_str());
   if (report && report->passed) return true;
   std::printf("  %s\n", report ? report->failure.c_str() : report.status().message().c_str());
   return false;

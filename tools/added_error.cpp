@@ -66,7 +66,7 @@ std::string added_error_text(const std::vector<AddedErrors>& modules, const Adde
   if (modules.empty()) return text + "nothing was measured\n";
   std::vector<Table::Column> columns{{"module"}};
   const std::vector<ActError>& first = modules.front().errors;
-  for (const ActError& error : first) columns.push_back({way_name(error.act), right});
+  for (const ActError& error : first) columns.push_back({way_name(error.act_scheme), right});
   Table table(std::move(columns));
   std::vector<std::vector<double>> by_way(first.size());
   for (const AddedErrors& module : modules) {
@@ -94,7 +94,7 @@ std::string added_error_text(const std::vector<AddedErrors>& modules, const Adde
 Json added_error_json(const std::vector<ActError>& errors) {
   Json list = Json::array();
   for (const ActError& error : errors) {
-    Json json = {{"activations", way_name(error.act)}};
+    Json json = {{"act_scheme", way_name(error.act_scheme)}};
     if (error.possible.ok()) {
       json["relative_l2"] = error.relative_l2;
       json["sqnr_db"] = error.relative_l2 == 0 ? Json() : Json(error.sqnr_db);

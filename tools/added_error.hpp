@@ -11,7 +11,7 @@
 
 namespace nibble::tools {
 
-/// The ways that "--activations all" stands for, roughly from the cheapest to the most accurate.
+/// The ways that "--act-scheme all" stands for, roughly from the cheapest to the most accurate.
 std::vector<std::string> usual_activations();
 
 /// Which activations layers are tried with: Gaussian ones, or what a calibration says went into them.

@@ -122,7 +122,7 @@ ConvCasesSpec conv_cases(const Options& options, const ActScheme& quantize) {
   return {.file = options.conv,
           .layer = options.layer,
           .schemes = schemes_of(options),
-          .quantize = quantize,
+          .act_scheme = quantize,
           .batches = options.batches,
           .input = layout(options.layout.substr(0, 4)),
           .output = layout(options.layout.substr(options.layout.size() - 4))};
@@ -142,7 +142,7 @@ Result<Outcome> run(const Options& options) {
   std::optional<Checkpoint> checkpoint;
   if (!options.path.empty()) {
     if (!options.report.empty() && options.acts.size() > 1) {
-      return Status(StatusCode::invalid_argument, "--report of a checkpoint shows one type of activations: give --act one");
+      return Status(StatusCode::invalid_argument, "--report of a checkpoint shows one type of activations: give --a-dtype one");
     }
     auto opened = Checkpoint::open(options.path);
     if (!opened.ok()) return opened.status();
@@ -165,8 +165,8 @@ Result<Outcome> run(const Options& options) {
                               .reference = options.reference,
                               .title = display_name(measured),
                               .layer = options.layer,
-                              .act = act_types(options).front(),
-                              .quantize = *quantize};
+                              .a_dtype = act_types(options).front(),
+                              .act_scheme = *quantize};
   if (Status written = write_report(request, *benchmark, threads.executor()); !written.ok()) return written;
   return Outcome::ok;
 }
@@ -191,7 +191,7 @@ std::string regret_text(const Regret& regret) {
                   100 * (regret.worst - 1), 100 * (regret.median - 1), counted(regret.places, "choice"));
   if (regret.worst > 1) {
     text += fmt::format("; worst: {} M={} {} {}, {} where {} is best", printable(chosen.name), chosen.m, chosen.scheme,
-                        chosen.act, chosen.kernel, preferred.kernel);
+                        chosen.a_dtype, chosen.kernel, preferred.kernel);
   }
   return text + "\n";
 }
@@ -207,7 +207,7 @@ Json regret_json(const Regret& regret) {
             {"n", chosen.n},
             {"k", chosen.k},
             {"scheme", chosen.scheme},
-            {"act", chosen.act},
+            {"a_dtype", chosen.a_dtype},
             {"chosen", chosen.kernel},
             {"best", regret.preferred.kernel}}}};
 }
@@ -236,7 +236,7 @@ Json conv_json(const ConvShapes& conv, std::int64_t batch) {
           {"out_channels", g.out_channels},
           {"height", g.height},
           {"width", g.width},
-          {"kernel", {g.kernel.h, g.kernel.w}},
+          {"kernel", {g.filter.h, g.filter.w}},
           {"stride", {g.stride.h, g.stride.w}},
           {"padding", {g.padding.top, g.padding.bottom, g.padding.left, g.padding.right}},
           {"dilation", {g.dilation.h, g.dilation.w}},
@@ -287,7 +287,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
     std::string speedup = r.doubted.empty() ? "" : "–";
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
-    table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.act, r.kernel,
+    table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.a_dtype, r.kernel,
                fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
                r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
                speedup, benchmark.regret && r.chosen ? "yes" : ""});
@@ -305,7 +305,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   if (doubts.size() > kShown) text += fmt::format("… and {} more without; --json has them all\n", doubts.size() - kShown);
   const Misprediction off = misprediction_of(benchmark.results);
   text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
-                      100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.act, off.at.kernel);
+                      100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.a_dtype, off.at.kernel);
   if (benchmark.regret) text += regret_text(*benchmark.regret);
   for (const std::string& layer : benchmark.left_out) text += fmt::format("left out: {}\n", printable(layer));
   return text;
@@ -320,7 +320,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"n", r.n},
             {"k", r.k},
             {"scheme", r.scheme},
-            {"act", r.act},
+            {"a_dtype", r.a_dtype},
             {"backend", r.backend},
             {"kernel", r.kernel},
             {"layout", r.layout},
@@ -361,9 +361,9 @@ void add_bench(CLI::App& app, Action& action) {
                                   "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
                                   "  echo '4096 14336 down_proj' > layers.txt\n"
                                   "  nibble bench --shapes layers.txt --scheme u4zg128,s8g128_u4zg128\n"
-                                  "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --act f16,bf16\n"
+                                  "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --a-dtype f16,bf16\n"
                                   "  echo '64 56x56 64 3 conv padding=1' > convs.txt\n"
-                                  "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --layout nhwc\n"
+                                  "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --image-layout nhwc\n"
                                   "  nibble bench --compare before.json now.json --fail-under 0.9");
   auto options = std::make_shared<Options>();
   const auto positive = between(1e-9, 1e9);
@@ -385,7 +385,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->capture_default_str()
       ->needs(conv);
   command
-      ->add_option("--layout", options->layout,
+      ->add_option("--image-layout", options->layout,
                    "With --conv: where elements of images lie, or of input and output: nchw, nhwc, nchw:nhwc, nhwc:nchw")
       ->check(one_of({"nchw", "nhwc", "nchw:nhwc", "nhwc:nchw"}))
       ->type_name("NAME")
@@ -404,7 +404,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->excludes(shapes);
   add_accumulation(*command, options->accumulation);
   command
-      ->add_option("--act", options->acts,
+      ->add_option("--a-dtype", options->acts,
                    "Types of activations and outputs: f32, f16, bf16; or codes, s8 (the output too) or e4m3 (bf16 out)")
       ->delimiter(',')
       ->check(one_of({"f32", "f16", "bf16", "s8", "e4m3"}))

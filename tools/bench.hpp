@@ -36,7 +36,7 @@ struct ConvCasesSpec {
   std::filesystem::path file;
   std::string layer;
   std::vector<std::string> schemes;
-  ActScheme quantize = {};
+  ActScheme act_scheme = {};
   std::vector<std::int64_t> batches = {1};
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
 };

@@ -115,7 +115,7 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
   std::map<std::string, Group> groups;
   std::vector<Group*> order;
   for (const Module& module : checkpoint.modules()) {
-    if (!module.quantized() || module.kernel || !pattern->search(module.name)) continue;
+    if (!module.quantized() || module.filter || !pattern->search(module.name)) continue;
     Group& group = groups[shape_key(module) + Scheme{module.scheme, activations_for(module, asked)}.name()];
     group.modules.push_back(module.name);
     if (group.first != nullptr) continue;
@@ -135,7 +135,7 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
     cases.push_back({.name = std::move(name),
                      .load = [&checkpoint, &module] { return checkpoint.read(module); },
                      .m = {m_list.begin(), m_list.end()},
-                     .quantize = activations_for(module, asked),
+                     .act_scheme = activations_for(module, asked),
                      .modules = group->modules});
   }
   return cases;
@@ -160,7 +160,7 @@ Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& fi
       cases.push_back({.name = shape.name,
                        .load = [shape, scheme = *scheme, seed] { return random_weight(shape.n, shape.k, scheme, seed); },
                        .m = std::move(m),
-                       .quantize = scheme->act});
+                       .act_scheme = scheme->act});
     }
   }
   if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", file.string()));
@@ -177,10 +177,10 @@ Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec)
     auto scheme = parse_scheme(text);
     if (!scheme.ok()) return scheme.status();
     if (scheme->act.codes == DType::none) {
-      scheme->act = spec.quantize;
-    } else if (spec.quantize.codes != DType::none) {
+      scheme->act = spec.act_scheme;
+    } else if (spec.act_scheme.codes != DType::none) {
       return Status(StatusCode::invalid_argument,
-                    fmt::format("--activations: scheme {} says how activations are quantized already", text));
+                    fmt::format("--act-scheme: scheme {} says how activations are quantized already", text));
     }
     std::uint64_t seed = 0;
     for (const ConvShape& shape : *shapes) {
@@ -190,11 +190,11 @@ Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec)
                        .load =
                            [shape, scheme = *scheme, seed] {
                              auto weight = random_weight(shape.geometry.out_channels, shape.geometry.k(), scheme, seed);
-                             if (weight.ok()) weight->kernel = shape.geometry.kernel;
+                             if (weight.ok()) weight->filter = shape.geometry.filter;
                              return weight;
                            },
                        .m = shape.batch ? std::vector<std::int64_t>{*shape.batch} : spec.batches,
-                       .quantize = scheme->act,
+                       .act_scheme = scheme->act,
                        .conv = ConvShapes{shape.geometry, spec.input, spec.output}});
     }
   }

@@ -12,11 +12,11 @@ namespace nibble::tools {
 namespace {
 
 struct Row {
-  std::string name, scheme, act, backend, kernel;
+  std::string name, scheme, a_dtype, backend, kernel;
   std::int64_t m = 0, n = 0, k = 0;
   double median_us = 0;
 
-  std::string layer_key() const { return fmt::format("{}\n{} {} {} {} {} {}", name, m, n, k, scheme, act, backend); }
+  std::string layer_key() const { return fmt::format("{}\n{} {} {} {} {} {}", name, m, n, k, scheme, a_dtype, backend); }
 };
 
 Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
@@ -30,8 +30,8 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
     if (json.at("schema") != 1) return corrupt("schema is " + json.at("schema").dump());
     std::vector<Row> rows;
     for (const Json& r : json.at("results")) {
-      rows.push_back({r.at("name"), r.at("scheme"), r.at("act"), r.at("backend"), r.at("kernel"), r.at("m"), r.at("n"), r.at("k"),
-                      r.at("median_us")});
+      rows.push_back({r.at("name"), r.at("scheme"), r.at("a_dtype"), r.at("backend"), r.at("kernel"), r.at("m"), r.at("n"),
+                      r.at("k"), r.at("median_us")});
       if (!(rows.back().median_us > 0))
         return corrupt(fmt::format("median_us of {} is {}", rows.back().name, r.at("median_us").dump()));
     }
@@ -82,7 +82,8 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
     const Row* now = find_match(*new_rows, row, per_layer[row.layer_key()] == 1);
     if (now == nullptr) {
       missing += fmt::format("not in {}: {}, M={}, {}, {}\n", after.string(), printable(row.name), row.m, row.scheme, row.kernel);
-      unmatched.push_back({{"name", row.name}, {"m", row.m}, {"scheme", row.scheme}, {"act", row.act}, {"kernel", row.kernel}});
+      unmatched.push_back(
+          {{"name", row.name}, {"m", row.m}, {"scheme", row.scheme}, {"a_dtype", row.a_dtype}, {"kernel", row.kernel}});
       continue;
     }
     const double ratio = row.median_us / now->median_us;
@@ -93,7 +94,7 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
                        {"n", row.n},
                        {"k", row.k},
                        {"scheme", row.scheme},
-                       {"act", row.act},
+                       {"a_dtype", row.a_dtype},
                        {"kernel_before", row.kernel},
                        {"kernel", now->kernel},
                        {"before_us", row.median_us},
@@ -103,7 +104,7 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
     table.add({printable(row.name),
                std::to_string(row.m),
                row.scheme,
-               row.act,
+               row.a_dtype,
                kernel,
                fmt::format("{:.1f}", row.median_us),
                fmt::format("{:.1f}", now->median_us),

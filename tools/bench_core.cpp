@@ -59,7 +59,7 @@ PackOptions pack_options(const BenchCase& layer, const std::string& kernel, cons
   options.backend = machine.backend();
   options.m_max = BenchWork{.m = *std::max_element(layer.m.begin(), layer.m.end()), .conv = layer.conv}.rows();
   options.executor = &machine.executor();
-  options.quantize = layer.quantize;
+  options.act_scheme = layer.act_scheme;
   return options;
 }
 
@@ -97,7 +97,7 @@ struct Probes {
 
 // Fills in what follows from the times: traffic counts weights, activations and outputs once each.
 void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, const BenchWork& work) {
-  const double bytes = static_cast<double>(weight_bytes) + bits(work.act) / 8.0 * static_cast<double>(work.a_elements()) +
+  const double bytes = static_cast<double>(weight_bytes) + bits(work.a_dtype) / 8.0 * static_cast<double>(work.a_elements()) +
                        bits(work.out()) / 8.0 * static_cast<double>(work.d_elements());
   const double operations = 2 * static_cast<double>(result.m) * static_cast<double>(result.n) * static_cast<double>(result.k);
   result.median_us = timing.median_us;
@@ -195,14 +195,14 @@ double dense_us(DType type, const BenchWork& work, double gbytes_per_s, const Ro
 }
 
 // One activation type and M: plans, contestants, times, results.
-Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, std::int64_t m, const BenchSpec& spec,
+Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype, std::int64_t m, const BenchSpec& spec,
                                          BenchMachine& machine) {
   const BenchCase& layer = prepared.layer;
-  const BenchWork work{.act = act,
+  const BenchWork work{.a_dtype = a_dtype,
                        .m = m,
                        .n = prepared.weight.n,
                        .k = prepared.weight.k,
-                       .quantize = layer.quantize,
+                       .act_scheme = layer.act_scheme,
                        .accumulation = spec.accumulation,
                        .bias = !prepared.weight.bias.empty(),
                        .conv = layer.conv};
@@ -222,7 +222,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
     for (Contestant& other : *others) contestants.push_back(std::move(other));
   }
 
-  Probes probes{.peak = machine.peak_for(act, layer.quantize), .gbytes_per_s = {}, .gops = {}};
+  Probes probes{.peak = machine.peak_for(a_dtype, layer.act_scheme), .gbytes_per_s = {}, .gops = {}};
   const double share = std::min(1.0, spec.min_seconds / kUsualSeconds);
   const auto timings = time_in_turns(contestants, spec.min_seconds, [&]() -> Status {
     const auto read = machine.probe(Ceiling::read, share), peak = machine.probe(probes.peak, share);
@@ -243,8 +243,8 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType act, st
     result.modules = layer.modules;
     result.m = work.rows(), result.n = weight.n(), result.k = weight.k();
     result.conv = layer.conv, result.batch = layer.conv ? m : 1;
-    result.scheme = Scheme{prepared.weight.scheme, layer.quantize}.name();
-    result.act = name(act);
+    result.scheme = Scheme{prepared.weight.scheme, layer.act_scheme}.name();
+    result.a_dtype = name(a_dtype);
     result.kernel = contestants[i].name;
     result.backend = backend_of(result.kernel);
     result.layout = weight.layout();
@@ -269,15 +269,16 @@ Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& opti
   const EpilogueSpec epilogue{.bias = bias, .out = out(), .out_scale = out() == DType::s8 ? kOutScale : 1.0f};
   if (!conv)
     return Plan::linear(
-        weight, {.act = act, .m_max = m, .epilogue = epilogue, .quantize = quantize, .accumulation = accumulation}, options);
+        weight, {.a_dtype = a_dtype, .m_max = m, .epilogue = epilogue, .act_scheme = act_scheme, .accumulation = accumulation},
+        options);
   return Plan::conv(weight,
                     {.geometry = conv->geometry,
                      .input = conv->input,
                      .output = conv->output,
-                     .act = act,
+                     .a_dtype = a_dtype,
                      .batch_max = m,
                      .epilogue = epilogue,
-                     .quantize = quantize,
+                     .act_scheme = act_scheme,
                      .accumulation = accumulation},
                     options);
 }
@@ -301,9 +302,9 @@ View laid_out(View view, ImageLayout layout) {
 }  // namespace
 
 ConstTensorView BenchWork::a(const void* data) const {
-  if (!conv) return {data, act, {m, k}};
+  if (!conv) return {data, a_dtype, {m, k}};
   const ConvGeometry& g = conv->geometry;
-  return laid_out(ConstTensorView(data, act, {m, g.in_channels, g.height, g.width}), conv->input);
+  return laid_out(ConstTensorView(data, a_dtype, {m, g.in_channels, g.height, g.width}), conv->input);
 }
 
 TensorView BenchWork::d(void* data) const {
@@ -338,28 +339,29 @@ ConstTensorView view(const Tensor& t, const void* data) {
 }  // namespace
 
 Result<BenchActs> activations_for(const BenchWork& work) {
-  if (work.act != DType::s8 && work.act != DType::e4m3) return BenchActs{activations(work.act, 1, work.a_elements()), {}, {}};
+  if (work.a_dtype != DType::s8 && work.a_dtype != DType::e4m3)
+    return BenchActs{activations(work.a_dtype, 1, work.a_elements()), {}, {}};
   const Tensor floats = activations(DType::f32, 1, work.a_elements());
-  const GroupShape& group = work.quantize.group;
+  const GroupShape& group = work.act_scheme.group;
   const std::int64_t tokens = group == GroupShape::tensor() ? 1 : work.m;
   const std::vector<std::int64_t> shape =
       group.k > 0 ? std::vector{tokens, (work.k + group.k - 1) / group.k} : std::vector{tokens};
-  BenchActs acts{Tensor(work.act, floats.shape), Tensor(DType::f32, shape), {}};
+  BenchActs acts{Tensor(work.a_dtype, floats.shape), Tensor(DType::f32, shape), {}};
   const StaticActs known{kCodeScale, 0};
   const Status quantized =
-      quantize_activations(view(floats, floats.bytes.data()), {work.act, GroupShape::tensor()},
-                           {.codes = TensorView(acts.a.bytes.data(), work.act, {1, work.a_elements()})}, {.known = known});
+      quantize_activations(view(floats, floats.bytes.data()), {work.a_dtype, GroupShape::tensor()},
+                           {.codes = TensorView(acts.a.bytes.data(), work.a_dtype, {1, work.a_elements()})}, {.known = known});
   if (!quantized.ok()) return quantized;
   for (std::int64_t i = 0; i < acts.scales.numel(); ++i) acts.scales.set(i, kCodeScale);
-  if (work.quantize.zero != ZeroKind::none) {
+  if (work.act_scheme.zero != ZeroKind::none) {
     acts.zeros = Tensor(DType::s32, shape);
     std::fill_n(acts.zeros.as<std::int32_t>(), acts.zeros.numel(), 11);
   }
   return acts;
 }
 
-EpilogueArgs operands_of(const BenchActs& acts, const void* scales, const void* zeros) {
-  EpilogueArgs operands;
+Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros) {
+  Operands operands;
   if (!acts.scales.empty()) operands.a_scale = view(acts.scales, scales);
   if (!acts.zeros.empty()) operands.a_zero = view(acts.zeros, zeros);
   return operands;
@@ -427,7 +429,7 @@ std::optional<Regret> regret_of(std::span<const BenchResult> results) {
   };
   std::map<std::string, Place> places;
   for (const BenchResult& r : results) {
-    Place& place = places[fmt::format("{}\n{} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.act)];
+    Place& place = places[fmt::format("{}\n{} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.a_dtype)];
     if (place.best == nullptr || r.median_us < place.best->median_us) place.best = &r;
     if (r.chosen) place.chosen = &r;
   }

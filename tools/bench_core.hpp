@@ -44,23 +44,23 @@ struct BenchCase {
   std::string name;
   std::function<Result<QuantTensor>()> load;  // its weight; only one case at a time is in memory
   std::vector<std::int64_t> m;                // rows of activations, or images
-  ActScheme quantize = {};                    // how activations are quantized while running
+  ActScheme act_scheme = {};                  // how activations are quantized while running
   std::vector<std::string> modules = {};      // the ones of a checkpoint that are like it, itself included
   std::optional<ConvShapes> conv = {};        // absent: a linear layer
 };
 
 /// One measurement's question to the planner: m rows through a linear layer, or m images through a convolution.
 struct BenchWork {
-  DType act = DType::f32;  // of A; codes come with their scales
+  DType a_dtype = DType::f32;  // of A; codes come with their scales
   std::int64_t m = 1, n = 1, k = 1;
-  ActScheme quantize = {};
+  ActScheme act_scheme = {};
   Accumulation accumulation = Accumulation::fast;
   bool bias = false;
   std::optional<ConvShapes> conv = {};
 
   Result<Plan> plan(const PackedWeight& weight, const PlanOptions& options) const;
   /// Of D: as A is, but no kernel writes FP8.
-  DType out() const { return act == DType::e4m3 ? DType::bf16 : act; }
+  DType out() const { return a_dtype == DType::e4m3 ? DType::bf16 : a_dtype; }
   /// Rows of D: m, or the pixels of m images.
   std::int64_t rows() const;
   std::int64_t a_elements() const;
@@ -77,14 +77,14 @@ struct BenchActs {
 /// Gaussian: zeros take less power than a model does.
 Result<BenchActs> activations_for(const BenchWork& work);
 /// The operands of a run, whose scales and zero points are at these addresses.
-EpilogueArgs operands_of(const BenchActs& acts, const void* scales, const void* zeros);
+Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros);
 
 struct BenchResult {
   std::string name;
   std::int64_t m = 1, n = 0, k = 0;  // of the product: m of a convolution counts output pixels
   std::optional<ConvShapes> conv = {};
   std::int64_t batch = 1;  // of a convolution
-  std::string scheme, act, backend, kernel, layout;
+  std::string scheme, a_dtype, backend, kernel, layout;
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
   // The ceilings, by probes in every round, and how close this came to them: the median over the rounds of the time needed at
   // best over the time taken.
@@ -157,7 +157,7 @@ class BenchMachine {
   /// A ceiling as it is now, 0 when it cannot be measured; `share` of the usual effort.
   virtual Result<double> probe(Ceiling ceiling, double share) = 0;
   /// The peak a layer is held against. Kernels may use other instructions to the same accuracy, and pass it.
-  virtual Ceiling peak_for(DType act, const ActScheme& quantize) const = 0;
+  virtual Ceiling peak_for(DType a_dtype, const ActScheme& act_scheme) const = 0;
   /// How much of one weight there is to be in rotation.
   virtual std::uint64_t cold_bytes() const = 0;
   /// `plan`, which is the work's, on the copies in turn.
@@ -169,7 +169,7 @@ class BenchMachine {
 };
 /// What a CPU of that roofline holds a layer against: int8 with quantized activations; bf16 for bf16 activations where it has
 /// instructions for them; else f32.
-Ceiling cpu_peak_for(DType act, const ActScheme& quantize, const Roofline& roofline);
+Ceiling cpu_peak_for(DType a_dtype, const ActScheme& act_scheme, const Roofline& roofline);
 /// All cores of this machine that `executor` uses.
 std::unique_ptr<BenchMachine> cpu_machine(Executor& executor);
 /// The current GPU. Fails with unsupported where there is none.

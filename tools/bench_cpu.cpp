@@ -52,7 +52,7 @@ struct PlanRun {
     const PackedWeight& weight = (*copies)[next++ % copies->size()];
     const ConstTensorView in = work.a(acts.a.bytes.data());
     const TensorView out = work.d(d.as<std::byte>());
-    const EpilogueArgs operands = operands_of(acts, acts.scales.bytes.data(), acts.zeros.bytes.data());
+    const Operands operands = operands_of(acts, acts.scales.bytes.data(), acts.zeros.bytes.data());
     Status ran;
     const double seconds = seconds_of([&] { ran = plan.run(weight, in, out, operands, workspace.span(), &executor); });
     if (!ran.ok()) return ran;
@@ -125,11 +125,11 @@ class Dense : public Baseline {
     all.push_back(product<float, float>("onednn_f32", DType::f32, work, [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) {
       return dnnl->linear(m, n, k, a, w, d);
     }));
-    if (work.act == DType::bf16 && dnnl->has_bf16())
+    if (work.a_dtype == DType::bf16 && dnnl->has_bf16())
       all.push_back(product<std::uint16_t, float>(
           "onednn_bf16", DType::bf16, work,
           [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) { return dnnl->linear_bf16(m, n, k, a, w, d); }));
-    if (work.quantize.codes == DType::s8)
+    if (work.act_scheme.codes == DType::s8)
       all.push_back(product<std::int8_t, std::int32_t>(
           "onednn_s8", DType::s8, work,
           [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) { return dnnl->linear_s8(m, n, k, a, w, d); }));
@@ -171,7 +171,9 @@ class Cpu : public BenchMachine {
     return probe_.measure(ceiling, share * (ceiling == Ceiling::read ? 0.02 : 0.005));
   }
 
-  Ceiling peak_for(DType act, const ActScheme& quantize) const override { return cpu_peak_for(act, quantize, roofline_); }
+  Ceiling peak_for(DType a_dtype, const ActScheme& act_scheme) const override {
+    return cpu_peak_for(a_dtype, act_scheme, roofline_);
+  }
 
   std::uint64_t cold_bytes() const override {
     const DeviceInfo& device = this_device();
@@ -216,10 +218,10 @@ class Cpu : public BenchMachine {
 
 }  // namespace
 
-Ceiling cpu_peak_for(DType act, const ActScheme& quantize, const Roofline& roofline) {
-  if (quantize.codes == DType::e4m3) return Ceiling::f32;  // FP8 is multiplied as the floats it stands for
-  if (quantize.codes != DType::none) return Ceiling::int8;
-  return act == DType::bf16 && roofline.bf16_gflops > 0 ? Ceiling::bf16 : Ceiling::f32;
+Ceiling cpu_peak_for(DType a_dtype, const ActScheme& act_scheme, const Roofline& roofline) {
+  if (act_scheme.codes == DType::e4m3) return Ceiling::f32;  // FP8 is multiplied as the floats it stands for
+  if (act_scheme.codes != DType::none) return Ceiling::int8;
+  return a_dtype == DType::bf16 && roofline.bf16_gflops > 0 ? Ceiling::bf16 : Ceiling::f32;
 }
 
 std::unique_ptr<BenchMachine> cpu_machine(Executor& executor) { return std::make_unique<Cpu>(executor); }

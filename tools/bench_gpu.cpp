@@ -92,8 +92,8 @@ class Replay {
 };
 
 // A contestant that replays, and keeps what the graph points to.
-template <class Operands>
-Result<Contestant> replaying(std::string name, std::size_t count, std::shared_ptr<Operands> operands, const Enqueue& enqueue) {
+template <class OperandData>
+Result<Contestant> replaying(std::string name, std::size_t count, std::shared_ptr<OperandData> operands, const Enqueue& enqueue) {
   auto captured = Replay::capture(count, enqueue);
   if (!captured.ok()) return captured.status().with_context(name);
   return Contestant{std::move(name), [operands, replay = std::make_shared<Replay>(*std::move(captured))] { return (*replay)(); }};
@@ -111,11 +111,11 @@ Result<DeviceMemory> to_device(const Tensor& tensor) {
 std::size_t f16_bytes(std::int64_t rows, std::int64_t columns) { return 2 * static_cast<std::size_t>(rows * columns); }
 
 // Activations and outputs stay warm.
-struct Operands {
+struct OperandData {
   DeviceMemory a, scales, zeros, d, workspace;
-  EpilogueArgs args;
+  Operands args;
 
-  static Result<std::shared_ptr<Operands>> make(const BenchWork& work, std::size_t workspace) {
+  static Result<std::shared_ptr<OperandData>> make(const BenchWork& work, std::size_t workspace) {
     const auto acts = activations_for(work);
     if (!acts.ok()) return acts.status();
     auto a = to_device(acts->a), scales = to_device(acts->scales), zeros = to_device(acts->zeros);
@@ -124,9 +124,9 @@ struct Operands {
     for (const auto* memory : {&a, &scales, &zeros, &d, &scratch}) {
       if (!memory->ok()) return memory->status();
     }
-    const EpilogueArgs args = operands_of(*acts, scales->data(), zeros->data());
-    return std::make_shared<Operands>(
-        Operands{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), *std::move(scratch), args});
+    const Operands args = operands_of(*acts, scales->data(), zeros->data());
+    return std::make_shared<OperandData>(
+        OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), *std::move(scratch), args});
   }
 };
 
@@ -150,9 +150,10 @@ class CublasLayer : public Baseline {
 
   Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
     const std::int64_t m = work.m;
-    const auto operands = Operands::make({.act = DType::f16, .m = m, .n = n_, .k = k_}, 0);
+    const auto operands = OperandData::make({.a_dtype = DType::f16, .m = m, .n = n_, .k = k_}, 0);
     if (!operands.ok()) return operands.status();
-    const auto keep = std::make_shared<std::pair<std::shared_ptr<Operands>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
+    const auto keep =
+        std::make_shared<std::pair<std::shared_ptr<OperandData>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
     auto made = replaying("cublas_f16", count_, keep, [this, m, &operands](std::size_t i, cudaStream_t stream) {
       return cublas_.linear(m, n_, k_, (*operands)->a.data(), copy(i), (*operands)->d.data(), stream);
     });
@@ -232,7 +233,7 @@ class Gpu : public BenchMachine {
   }
 
   // bf16 products are as fast.
-  Ceiling peak_for(DType act, const ActScheme&) const override { return act == DType::f32 ? Ceiling::f32 : Ceiling::f16; }
+  Ceiling peak_for(DType a_dtype, const ActScheme&) const override { return a_dtype == DType::f32 ? Ceiling::f32 : Ceiling::f16; }
 
   std::uint64_t cold_bytes() const override {
     constexpr std::int64_t kEnough = 400'000'000;
@@ -240,10 +241,10 @@ class Gpu : public BenchMachine {
   }
 
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
-    auto operands = Operands::make(work, plan.workspace_bytes());
+    auto operands = OperandData::make(work, plan.workspace_bytes());
     if (!operands.ok()) return operands.status();
-    const Operands& on_gpu = **operands;
-    const auto keep = std::make_shared<std::pair<std::shared_ptr<Operands>, Copies>>(*operands, copies);
+    const OperandData& on_gpu = **operands;
+    const auto keep = std::make_shared<std::pair<std::shared_ptr<OperandData>, Copies>>(*operands, copies);
     return replaying(std::string(plan.kernel(work.m)), copies->size(), keep, [&](std::size_t i, cudaStream_t stream) {
       return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), on_gpu.args,
                       std::span(on_gpu.workspace.data(), on_gpu.workspace.size()), Stream{stream});

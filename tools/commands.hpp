@@ -74,7 +74,7 @@ class Threads {
 
 /// Ok when activations can be quantized like that while running; else an error that names the option and what was asked.
 Status check_activations(const std::string& option, const std::string& text, const ActScheme& act);
-/// The value of --activations: "s8r", "s8g128"; "" for none. Errors name the option.
+/// The value of --act-scheme: "s8r", "s8g128"; "" for none. Errors name the option.
 Result<ActScheme> parse_activations(const std::string& option, const std::string& text);
 /// How layers of a checkpoint are to run: as the option says, "none" for activations as they are; nothing without the option: as the
 /// checkpoint says.

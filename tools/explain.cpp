@@ -26,10 +26,13 @@ KernelInfo info_of(std::string_view kernel) {
 bool on_gpu(Backend backend) { return backend == Backend::cuda; }
 
 Result<Explanation> explain(const PackedWeight& weight, const KernelQuestion& question, std::int64_t m_max) {
-  LinearSpec spec{
-      .act = question.act, .m_max = m_max, .epilogue = {}, .quantize = question.quantize, .accumulation = question.accumulation};
+  LinearSpec spec{.a_dtype = question.a_dtype,
+                  .m_max = m_max,
+                  .epilogue = {},
+                  .act_scheme = question.act_scheme,
+                  .accumulation = question.accumulation};
   spec.epilogue.bias = weight.has_bias();
-  spec.epilogue.out = question.act;
+  spec.epilogue.out = question.a_dtype;
   PlanOptions options;
   options.machine = question.machine;
   const auto plan = Plan::linear(weight, spec, options);
@@ -54,7 +57,7 @@ Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q, cons
   PackOptions options;
   options.m_max = kMaxM;
   options.backend = question.backend;
-  options.quantize = question.quantize;
+  options.act_scheme = question.act_scheme;
   auto chosen = pack(q, options);
   if (!chosen.ok()) return chosen.status();
   std::vector<PackedWeight> packed = {*chosen};
@@ -104,8 +107,8 @@ std::vector<ModeCost> costs_of_modes(const QuantTensor& q, KernelQuestion questi
                              {DType::e4m3}};
   std::vector<ModeCost> costs;
   for (const ActScheme& mode : modes) {
-    question.quantize = mode;
-    PackOptions options{.m_max = kMaxM, .backend = question.backend, .quantize = mode};
+    question.act_scheme = mode;
+    PackOptions options{.m_max = kMaxM, .backend = question.backend, .act_scheme = mode};
     const auto weight = pack(q, options);
     if (!weight.ok()) continue;
     const std::string name = Scheme{q.scheme, mode}.name();
@@ -208,7 +211,7 @@ Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion&
   ExplainedShape shape;
   shape.n = q.n;
   shape.k = q.k;
-  shape.scheme = Scheme{q.scheme, question.quantize}.name();
+  shape.scheme = Scheme{q.scheme, question.act_scheme}.name();
   shape.act_order = !q.g_idx.empty();
   shape.bias = !q.bias.empty();
   shape.layout = packed->front().layout();

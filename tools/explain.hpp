@@ -33,8 +33,8 @@ struct ExplainedShape {
 /// What is asked about every weight.
 struct KernelQuestion {
   Backend backend = Backend::cpu;
-  DType act = DType::f32;
-  ActScheme quantize;
+  DType a_dtype = DType::f32;
+  ActScheme act_scheme;
   Accumulation accumulation = Accumulation::fast;
   std::optional<Roofline> machine;  // the CPU as it was measured
 };

@@ -15,7 +15,7 @@ namespace {
 
 /// An option or a positional, as far as shells and pages care.
 struct Parameter {
-  std::vector<std::string> names;    // "-M", "--act"; the positional's name alone
+  std::vector<std::string> names;    // "-M", "--a-dtype"; the positional's name alone
   std::string value;                 // "TYPE,..."; "" for a flag
   std::string otherwise;             // the default, where one is shown
   std::vector<std::string> choices;  // all there are; empty: any value

@@ -37,9 +37,9 @@ void compare(const Checkpoint& reference, const QuantTensor& q, InspectedModule&
   const std::string name = found.module.name + ".weight";
   const TensorInfo* tensor = reference.find_tensor(name);
   if (tensor == nullptr) return add_note(found.notes, Note::Severity::warning, "the reference has no tensor " + name);
-  const std::optional<Extent>& kernel = found.module.kernel;
+  const std::optional<Extent>& filter = found.module.filter;
   std::vector<std::int64_t> shape = {q.n, q.k};
-  if (kernel) shape = {q.n, q.k / (kernel->h * kernel->w), kernel->h, kernel->w};
+  if (filter) shape = {q.n, q.k / (filter->h * filter->w), filter->h, filter->w};
   if (!is_compute_float(tensor->dtype) || tensor->shape != shape) {
     return add_note(found.notes, Note::Severity::warning,
                     fmt::format("the reference tensor {} is {} [{}], not a float [{}]", name, nibble::name(tensor->dtype),
@@ -47,7 +47,7 @@ void compare(const Checkpoint& reference, const QuantTensor& q, InspectedModule&
   }
   auto stored = reference.load(*tensor);
   if (!stored.ok()) return add_note(found.notes, Note::Severity::error, stored.status().message());
-  const Tensor rows = kernel ? rows_of(*stored) : *std::move(stored);
+  const Tensor rows = filter ? rows_of(*stored) : *std::move(stored);
   const auto error = quantization_error(ConstTensorView(rows.bytes.data(), rows.dtype, {q.n, q.k}), q);
   if (error.ok()) {
     found.error = *error;
@@ -80,11 +80,11 @@ std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const Pa
   return chosen;
 }
 
-// The values of --activations, "all" spelled out.
+// The values of --act-scheme, "all" spelled out.
 Result<std::vector<ActScheme>> parse_ways(const std::vector<std::string>& texts) {
   std::vector<ActScheme> ways;
   for (const std::string& text : texts == std::vector<std::string>{"all"} ? usual_activations() : texts) {
-    const auto way = parse_activations("--activations", text);
+    const auto way = parse_activations("--act-scheme", text);
     if (!way.ok()) return way.status();
     ways.push_back(*way);
   }
@@ -134,7 +134,7 @@ double Inspection::mean_bits() const {
 
 std::string shape_key(const Module& module) {
   return fmt::format("{} {} {} {}{}{}", module.n, module.k, module.scheme.name(), module.act_order ? "a" : "",
-                     module.has_bias ? "b" : "", module.kernel ? fmt::format("{}x{}", module.kernel->h, module.kernel->w) : "");
+                     module.has_bias ? "b" : "", module.filter ? fmt::format("{}x{}", module.filter->h, module.filter->w) : "");
 }
 
 std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules) {
@@ -185,15 +185,15 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
   inspection.notes.assign(checkpoint->notes().begin(), checkpoint->notes().end());
   count_the_rest(*checkpoint, *layer, inspection);
 
-  const DType act = parse_dtype(options.act).value_or(DType::f32);
+  const DType act = parse_dtype(options.a_dtype).value_or(DType::f32);
   const auto ways = parse_ways(options.activations);
   if (!ways.ok()) return ways.status();
   KernelQuestion question{.backend = parse_backend(options.backend),
-                          .act = act,
-                          .quantize = {},
+                          .a_dtype = act,
+                          .act_scheme = {},
                           .accumulation = parse_accumulation(options.accumulation),
                           .machine = {}};
-  if (ways->size() == 1) question.quantize = ways->front();
+  if (ways->size() == 1) question.act_scheme = ways->front();
   if (!ways->empty()) {
     auto source = AddedErrorSource::open(options.calibration, options.outliers);
     if (!source.ok()) return source.status();
@@ -248,7 +248,7 @@ void add_inspect(CLI::App& app, Action& action) {
   CLI::App* command =
       add_command(app, "inspect", "Show what is in a checkpoint: schemes, activations, sizes, anomalies, error, kernels",
                   "  nibble inspect model/ --layer 'layers\\.0\\.' --explain --reference model-f16/\n"
-                  "  nibble inspect model/ --activations s8r,s8g128,s8zg128 --calibration acts.safetensors");
+                  "  nibble inspect model/ --act-scheme s8r,s8g128,s8zg128 --calibration acts.safetensors");
   auto options = std::make_shared<InspectOptions>();
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
@@ -258,11 +258,11 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("PATH");
   CLI::Option* explain = command->get_option("--explain");
   add_backend(*command, options->backend)->needs(explain);
-  add_act(*command, options->act);
+  add_act(*command, options->a_dtype);
   CLI::Option* activations =
       command
           ->add_option(
-              "--activations", options->activations,
+              "--act-scheme", options->activations,
               "Measure what quantizing activations adds to the error of each layer: ways like s8r, s8zg128, e4m3g128, or "
               "all; --explain explains the kernels of one way")
           ->delimiter(',')
@@ -271,10 +271,10 @@ void add_inspect(CLI::App& app, Action& action) {
   CLI::Option* calibration =
       command
           ->add_option("--calibration", options->calibration,
-                       "For --activations: what went into layers, a safetensors file with MODULE.input [tokens,K]")
+                       "For --act-scheme: what went into layers, a safetensors file with MODULE.input [tokens,K]")
           ->type_name("FILE")
           ->needs(activations);
-  command->add_option("--outliers", options->outliers, "For --activations: make every 256th input channel this many times larger")
+  command->add_option("--outliers", options->outliers, "For --act-scheme: make every 256th input channel this many times larger")
       ->check(outlier_factor())
       ->type_name("FACTOR")
       ->capture_default_str()

@@ -17,7 +17,7 @@ struct InspectOptions {
   std::filesystem::path path;
   std::filesystem::path reference;  // a float checkpoint to measure the error against; empty: none
   std::string layer;                // pattern; empty: every module
-  std::string backend = "cpu", act = "f32", accumulation = "fast";
+  std::string backend = "cpu", a_dtype = "f32", accumulation = "fast";
   std::vector<std::string> activations;  // ways to quantize them: their added error is measured; one of them is explained
   std::filesystem::path calibration;     // what went into the layers; empty: Gaussian activations
   float outliers = 1.0f;                 // of Gaussian ones

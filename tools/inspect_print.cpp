@@ -93,7 +93,7 @@ std::string module_table(const Inspection& inspection, bool colour) {
                              activations,
                              std::to_string(m.n),
                              std::to_string(m.k),
-                             m.kernel ? fmt::format("{}x{}", m.kernel->h, m.kernel->w) : "",
+                             m.filter ? fmt::format("{}x{}", m.filter->h, m.filter->w) : "",
                              fmt::format("{:.2f}", bits),
                              human_bytes(static_cast<double>(m.bytes)),
                              m.act_order ? "act-order" : ""};
@@ -166,7 +166,7 @@ Json module_json(const Module& module) {
                {"act_order", module.act_order},
                {"bias", module.has_bias}};
   if (module.claimed) json["claimed"] = module.claimed->name();
-  if (module.kernel) json["kernel"] = {module.kernel->h, module.kernel->w};
+  if (module.filter) json["kernel"] = {module.filter->h, module.filter->w};
   return json;
 }
 

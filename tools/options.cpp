@@ -42,7 +42,7 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 }
 
 CLI::Option* add_act(CLI::App& command, std::string& act) {
-  return command.add_option("--act", act, "Type of activations and outputs: f32, f16 or bf16")
+  return command.add_option("--a-dtype", act, "Type of activations and outputs: f32, f16 or bf16")
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE")
       ->capture_default_str();
@@ -50,7 +50,7 @@ CLI::Option* add_act(CLI::App& command, std::string& act) {
 
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help) {
   return command
-      .add_option("--activations", activations,
+      .add_option("--act-scheme", activations,
                   help + ": s8 or e4m3, z for zero points, r (token), gSIZE (block) or t (static); s8r, s8zg128, e4m3g128")
       ->type_name("SCHEME");
 }
@@ -150,7 +150,7 @@ Result<ActScheme> parse_activations(const std::string& option, const std::string
 Result<AskedActivations> parse_asked_activations(const std::string& text) {
   if (text.empty()) return AskedActivations();
   if (text == "none") return AskedActivations(ActScheme{});
-  const auto act = parse_activations("--activations", text);
+  const auto act = parse_activations("--act-scheme", text);
   if (!act.ok()) return act.status();
   return AskedActivations(*act);
 }
@@ -163,7 +163,7 @@ ActScheme activations_for(const Module& module, const AskedActivations& asked) {
 Status with_activations_hint(const Status& status, const ActScheme& act, const AskedActivations& asked) {
   if (status.ok() || asked || act.codes == DType::none) return status;
   return {status.code(),
-          status.message() + " (the checkpoint says how activations are quantized; --activations none leaves them as they are)"};
+          status.message() + " (the checkpoint says how activations are quantized; --act-scheme none leaves them as they are)"};
 }
 
 }  // namespace nibble::tools

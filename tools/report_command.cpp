@@ -38,7 +38,7 @@ void add_timing(ReportLayer& layer, const BenchResult& result) {
 
 // Layers of a shape file: only what was measured is known.
 std::vector<ReportLayer> layers_from_results(const Benchmark& benchmark) {
-  const auto mode_of = [](const BenchResult& result) { return result.scheme + " × " + result.act; };
+  const auto mode_of = [](const BenchResult& result) { return result.scheme + " × " + result.a_dtype; };
   std::set<std::string> modes;
   for (const BenchResult& result : benchmark.results) modes.insert(mode_of(result));
   std::vector<ReportLayer> layers;
@@ -92,10 +92,10 @@ Status add_checkpoint(const ReportRequest& request, const Benchmark& benchmark, 
   const auto layer = compile_pattern("--layer", request.layer);
   if (!layer.ok()) return layer.status();
   VerifySpec spec;
-  spec.linear.act = spec.linear.epilogue.out = request.act;
+  spec.linear.a_dtype = spec.linear.epilogue.out = request.a_dtype;
   spec.added_error = true;
   const std::int64_t one_row[] = {1};
-  const auto verified = verify_checkpoint(*checkpoint, *layer, one_row, spec, request.quantize, executor);
+  const auto verified = verify_checkpoint(*checkpoint, *layer, one_row, spec, request.act_scheme, executor);
   if (!verified.ok()) return verified.status();
 
   std::set<std::string> formats;
@@ -107,7 +107,7 @@ Status add_checkpoint(const ReportRequest& request, const Benchmark& benchmark, 
   data.bytes_after = inspection->quantized_bytes;
   data.bits_per_weight = inspection->mean_bits();
   data.notes = inspection->notes;
-  data.layers = layers_from_inspection(*inspection, *verified, benchmark, request.quantize);
+  data.layers = layers_from_inspection(*inspection, *verified, benchmark, request.act_scheme);
   return {};
 }
 

@@ -13,8 +13,8 @@ struct ReportRequest {
   std::filesystem::path checkpoint;  // empty: the benchmark is of shapes, there is nothing to inspect
   std::filesystem::path reference;   // empty: no quantization error
   std::string title, layer;
-  DType act = DType::f32;
-  AskedActivations quantize = {};
+  DType a_dtype = DType::f32;
+  AskedActivations act_scheme = {};
 };
 
 Status write_report(const ReportRequest& request, const Benchmark& benchmark, Executor& executor);

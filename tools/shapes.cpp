@@ -126,7 +126,7 @@ std::string parse_conv_line(std::vector<std::string_view> fields, ConvShape& sha
   take(parse_size("C", fields[0], 1, g.in_channels));
   take(parse_extent("HxW", fields[1], 1, image));
   take(parse_size("CO", fields[2], 1, g.out_channels));
-  take(parse_extent("KERNEL", fields[3], 1, g.kernel));
+  take(parse_extent("KERNEL", fields[3], 1, g.filter));
   if (number(fields[4])) take(fmt::format("the number {} stands where the name should; a name must follow KERNEL", fields[4]));
   for (const std::string_view option : options) take(parse_conv_option(option, g));
   if (!problem.empty()) return problem;

@@ -186,8 +186,8 @@ Status apply_format(const Options& options, QuantizeCheckpointSpec& spec) {
     return refuse(options.group ? "--group" : "--scales", "it has a scale per block of 128×128");
   const bool blocks = spec.quantize.group == kBlock;
   if (options.is_static && blocks) return refuse("--static", "with blocks, activations are quantized per token and 128 inputs");
-  spec.act.codes = spec.quantize.codes;
-  spec.act.group = options.is_static ? GroupShape::tensor() : blocks ? GroupShape::group(kBlock.k) : GroupShape::channel();
+  spec.act_scheme.codes = spec.quantize.codes;
+  spec.act_scheme.group = options.is_static ? GroupShape::tensor() : blocks ? GroupShape::group(kBlock.k) : GroupShape::channel();
   return {};
 }
 
@@ -250,7 +250,7 @@ void add_quantize(CLI::App& app, Action& action) {
       ->excludes(group);
   CLI::Option* symmetric = command->add_flag("--symmetric", options->symmetric, "No zero points (default except for awq)");
   command->add_flag("--asymmetric", options->asymmetric, "Integer zero points (default for awq)")->excludes(symmetric);
-  command->add_flag("--conv", options->convs,
+  command->add_flag("--convolutions", options->convs,
                     "Convolutions too, weights of 4 dimensions: for compressed-tensors and int-quantized; few loaders know them");
   command->add_flag("--clip-search", options->clip_search, "Per group, shrink the range while that lowers the squared error");
   command->add_option("--only", options->only, "Quantize only modules whose name matches; may be given several times")

@@ -18,7 +18,7 @@ namespace {
 
 struct Options {
   std::filesystem::path path;
-  std::string layer, backend = "cpu", act = "f32", out, activations, kernel, image = "5x7", layout = "nchw";
+  std::string layer, backend = "cpu", a_dtype = "f32", out, activations, kernel, image = "5x7", layout = "nchw";
   std::string accumulation = "fast";
   std::vector<std::int64_t> m = {1, 16};
   std::uint64_t seed = 1;
@@ -40,15 +40,15 @@ std::string exactly(std::string_view name) {
 
 // The command that repeats one failed check.
 std::string repeat_command(const Options& options, const VerifiedLayer& layer) {
-  std::string command = fmt::format("nibble verify {} --layer '{}' -M {} --act {} --seed {}", options.path.string(),
-                                    exactly(layer.name), layer.m, options.act, options.seed);
+  std::string command = fmt::format("nibble verify {} --layer '{}' -M {} --a-dtype {} --seed {}", options.path.string(),
+                                    exactly(layer.name), layer.m, options.a_dtype, options.seed);
   if (options.backend != "cpu") command += " --backend " + options.backend;
   if (!options.out.empty()) command += " --out " + options.out;
-  if (!options.activations.empty()) command += " --activations " + options.activations;
+  if (!options.activations.empty()) command += " --act-scheme " + options.activations;
   if (options.accumulation != "fast") command += " --accumulation " + options.accumulation;
   if (!options.kernel.empty()) command += " --kernel " + options.kernel;
   if (options.image != "5x7") command += " --image " + options.image;
-  if (options.layout != "nchw") command += " --layout " + options.layout;
+  if (options.layout != "nchw") command += " --image-layout " + options.layout;
   if (options.outliers != 1.0f) command += fmt::format(" --outliers {}", options.outliers);
   if (options.sample_columns > 0) command += fmt::format(" --sample-columns {}", options.sample_columns);
   return command;
@@ -98,7 +98,7 @@ std::string verification_text(const Options& options, const std::vector<Verified
   text += failed == 0 ? styled("all passed", Style::good, colour) : styled(fmt::format("{} failed", failed), Style::bad, colour);
   text += fmt::format(": {}, {} outputs compared with the oracle, worst error {:.3f} of the bound, activations {}, seed {}\n",
                       counted(layers.size(), "check"), checked, worst,
-                      options.act + (as.empty() ? "" : " as " + as) +
+                      options.a_dtype + (as.empty() ? "" : " as " + as) +
                           (options.accumulation == "fast" ? "" : ", accumulation " + options.accumulation),
                       options.seed);
   return text;
@@ -122,7 +122,7 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
                  {"relative_l2", r.relative_l2},
                  {"round_trip", r.round_trip},
                  {"repeatable", r.repeatable}};
-    if (!layer.activations.empty()) json["activations"] = layer.activations;
+    if (!layer.activations.empty()) json["act_scheme"] = layer.activations;
     if (r.added_error) json["added_error"] = *r.added_error;
     if (!r.passed) {
       json["failure"] = r.failure;
@@ -133,8 +133,8 @@ Json verification_json(const Options& options, const std::vector<VerifiedLayer>&
   return {{"schema", 1},
           {"path", options.path.string()},
           {"backend", options.backend},
-          {"act", options.act},
-          {"activations", options.activations},
+          {"a_dtype", options.a_dtype},
+          {"act_scheme", options.activations},
           {"accumulation", options.accumulation},
           {"seed", options.seed},
           {"passed", passed},
@@ -156,8 +156,8 @@ Result<Outcome> run(const Options& options) {
 
   Threads threads(options.threads);
   VerifySpec spec;
-  spec.linear.act = parse_dtype(options.act).value_or(DType::f32);
-  spec.linear.epilogue.out = parse_dtype(options.out).value_or(spec.linear.act);
+  spec.linear.a_dtype = parse_dtype(options.a_dtype).value_or(DType::f32);
+  spec.linear.epilogue.out = parse_dtype(options.out).value_or(spec.linear.a_dtype);
   spec.linear.accumulation = parse_accumulation(options.accumulation);
   spec.seed = options.seed;
   spec.outliers = options.outliers;
@@ -183,10 +183,10 @@ Result<VerifyReport> verify_module_conv(const Module& module, const QuantTensor&
   const VerifyConvSpec conv{.conv = {.geometry = verified_geometry(module, images.size),
                                      .input = images.layout,
                                      .output = images.layout,
-                                     .act = spec.linear.act,
+                                     .a_dtype = spec.linear.a_dtype,
                                      .batch_max = spec.linear.m_max,
                                      .epilogue = spec.linear.epilogue,
-                                     .quantize = spec.linear.quantize,
+                                     .act_scheme = spec.linear.act_scheme,
                                      .accumulation = spec.linear.accumulation},
                             .seed = spec.seed,
                             .outliers = spec.outliers,
@@ -199,15 +199,15 @@ Result<VerifyReport> verify_module_conv(const Module& module, const QuantTensor&
 }  // namespace
 
 ConvGeometry verified_geometry(const Module& module, Extent image) {
-  const Extent kernel = *module.kernel;
-  const std::int64_t channels = module.k / (kernel.h * kernel.w);  // of a group
+  const Extent filter = *module.filter;
+  const std::int64_t channels = module.k / (filter.h * filter.w);  // of a group
   const bool depthwise = channels == 1 && module.n > 1;
   return {.in_channels = depthwise ? module.n : channels,
           .out_channels = module.n,
           .height = image.h,
           .width = image.w,
-          .kernel = kernel,
-          .padding = {kernel.h / 2, kernel.h / 2, kernel.w / 2, kernel.w / 2},
+          .filter = filter,
+          .padding = {filter.h / 2, filter.h / 2, filter.w / 2, filter.w / 2},
           .groups = depthwise ? module.n : 1};
 }
 
@@ -234,9 +234,9 @@ Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoin
     for (std::int64_t m : m_list) {
       progress.update(layers.size(), modules.size() * m_list.size(), module->name);
       spec.linear.m_max = m;
-      spec.linear.quantize = act;
+      spec.linear.act_scheme = act;
       spec.linear.epilogue.bias = !q->bias.empty();
-      auto report = module->kernel ? verify_module_conv(*module, *q, spec, images, executor) : verify_linear(*q, spec, &executor);
+      auto report = module->filter ? verify_module_conv(*module, *q, spec, images, executor) : verify_linear(*q, spec, &executor);
       if (!report.ok()) return with_activations_hint(report.status(), act, asked).with_context(module->name);
       layers.push_back({module->name, module->scheme.name(), way, m, q->n, q->k, *std::move(report)});
     }
@@ -246,7 +246,7 @@ Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoin
 
 void add_verify(CLI::App& app, Action& action) {
   CLI::App* command = add_command(app, "verify", "Run every quantized layer and compare it with a double-precision oracle",
-                                  "  nibble verify model/ -M 1,16 --act f16");
+                                  "  nibble verify model/ -M 1,16 --a-dtype f16");
   auto options = std::make_shared<Options>();
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
@@ -254,11 +254,11 @@ void add_verify(CLI::App& app, Action& action) {
   command->add_option("--image", options->image, "Height and width of images for convolutions, padded by half the kernel")
       ->type_name("HxW")
       ->capture_default_str();
-  command->add_option("--layout", options->layout, "How images lie: nchw or nhwc")
+  command->add_option("--image-layout", options->layout, "How images lie: nchw or nhwc")
       ->check(one_of({"nchw", "nhwc"}))
       ->type_name("NAME")
       ->capture_default_str();
-  add_act(*command, options->act);
+  add_act(*command, options->a_dtype);
   command->add_option("--out", options->out, "Type of outputs: f32, f16 or bf16 (default: that of the activations)")
       ->check(one_of({"f32", "f16", "bf16"}))
       ->type_name("TYPE");

@@ -59,12 +59,12 @@ static nib_status on_cpu(const nib_named_view tensors[3], const nib_view* out) {
   const nib_dequantize_desc desc = {.struct_size = sizeof desc, .out = NIB_F16, .transposed = 1};
   const nib_operands operands = {.struct_size = sizeof operands, .d = out};
   size_t bytes = 0;
-  nib_status status = nib_qtensor_decode(tensors, 3, NULL, &q, NULL);
+  nib_status status = nib_read_module(tensors, 3, NULL, &q, NULL);
   if (status == NIB_OK) status = nib_pack(q, NULL, &weight);
   if (status == NIB_OK) status = nib_plan_dequantize(weight, &desc, NULL, &plan);
   if (status == NIB_OK) status = nib_plan_workspace_size(plan, &bytes);
   void* workspace = malloc(bytes + 1);
-  if (status == NIB_OK) status = workspace ? nib_execute(plan, weight, &operands, workspace, bytes, NULL) : NIB_IO_ERROR;
+  if (status == NIB_OK) status = workspace ? nib_plan_run(plan, weight, &operands, workspace, bytes, NULL) : NIB_IO_ERROR;
   free(workspace);
   nib_plan_destroy(plan);
   nib_weight_destroy(weight);

@@ -52,7 +52,7 @@ struct Module {
   std::string name;                  // "model.layers.0.mlp.down_proj"
   std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
   std::int64_t n = 0, k = 0;         // W is [N,K]
-  std::optional<Extent> kernel;      // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
+  std::optional<Extent> filter;      // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
   WeightScheme scheme;               // as detected; dense: codes is the float type
   std::optional<Scheme> claimed;     // as config.json says, when it does
   std::string other_acts;            // what config.json says about activations and no Scheme can; "": nothing
@@ -167,7 +167,7 @@ struct QuantizeCheckpointSpec {
   /// Of every weight that is not skipped. Scales of type none have that of 16-bit weights, to which loaders would round others; for
   /// f32 weights what suits the format.
   QuantizeSpec quantize = {.scale = DType::none};
-  ActScheme act = {};  // how layers are to quantize their activations; one scale per tensor is found in the calibration
+  ActScheme act_scheme = {};  // how layers are to quantize their activations; one scale per tensor is found in the calibration
   /// What went into layers: a safetensors file with NAME.input_absmax [K] or NAME.input [tokens,K] of modules.
   std::filesystem::path calibration = {};
   /// SmoothQuant's α, from 0 (nothing moves from activations to weights) to 1; needs the calibration. Norms of Llama-like models

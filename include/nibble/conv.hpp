@@ -4,7 +4,7 @@
 //
 //   auto weight = nibble::pack(*nibble::quantize_conv(kernel, {.bits = 4, .group_size = 64}));
 //   auto plan   = nibble::Plan::conv(*weight, {.geometry = {.in_channels = 64, .out_channels = 64, .height = 56, .width = 56,
-//                                                           .kernel = {3, 3}, .padding = {1, 1, 1, 1}}});
+//                                                           .filter = {3, 3}, .padding = {1, 1, 1, 1}}});
 //   plan->run(*weight, a, d, {}, workspace);
 //
 // A convolution is defined as the linear layer on patches: token (b, oh, ow) is the row of Kh·Kw·Ci/groups activations that the kernel
@@ -33,7 +33,7 @@ struct Padding {
 struct ConvGeometry {
   std::int64_t in_channels = 1, out_channels = 1;  // of all groups together
   std::int64_t height = 1, width = 1;              // of an input image
-  Extent kernel = {};                              // Kh × Kw
+  Extent filter = {};                              // Kh × Kw
   Extent stride = {};                              // input pixels from an output to the next
   Padding padding = {};                            // of the input; its value is 0
   Extent dilation = {};                            // 1: the kernel's elements are neighbours
@@ -48,9 +48,9 @@ struct ConvGeometry {
   /// Output channels of a group.
   std::int64_t group_outputs() const { return out_channels / groups; }
   /// The length of a row of W: Kh·Kw·Ci/groups.
-  std::int64_t k() const { return kernel.h * kernel.w * group_inputs(); }
+  std::int64_t k() const { return filter.h * filter.w * group_inputs(); }
   /// Every pixel by itself: one kernel element, no stride, padding or groups.
-  bool pointwise() const { return kernel == Extent{} && stride == Extent{} && padding == Padding{} && groups == 1; }
+  bool pointwise() const { return filter == Extent{} && stride == Extent{} && padding == Padding{} && groups == 1; }
 
   /// invalid_argument with the values and the size of the output that follows from them.
   Status validate() const;
@@ -68,12 +68,12 @@ std::string_view name(ImageLayout layout);
 struct ConvSpec {
   ConvGeometry geometry = {};                                         // its kernel and channels are the weight's
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;  // gate and residual lie as the output does
-  DType act = DType::f32;  // of A: f32, f16 or bf16; s8: A comes quantized, with a scale per tensor, as `quantize` says
+  DType a_dtype = DType::f32;  // of A: f32, f16 or bf16; s8: A comes quantized, with a scale per tensor, as `act_scheme` says
   /// The plan serves every B in [1, batch_max]: B·Oh·Ow at most kMaxSize; A with its padding, its patches and D at most kMaxElements.
   std::int64_t batch_max = 1;
   EpilogueSpec epilogue = {};  // without row_scale; gate and residual are [B,Co,Oh,Ow]
-  /// As LinearSpec::quantize. Blocks of group.k channels lie inside a pixel's Ci/groups; {1,0} is a scale per patch.
-  ActScheme quantize = {};
+  /// As LinearSpec::act_scheme. Blocks of group.k channels lie inside a pixel's Ci/groups; {1,0} is a scale per patch.
+  ActScheme act_scheme = {};
   Accumulation accumulation = Accumulation::fast;  // of FP8 codes
 
   friend bool operator==(const ConvSpec&, const ConvSpec&) = default;

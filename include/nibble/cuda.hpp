@@ -1,7 +1,7 @@
 // NVIDIA GPUs: where packed weights can live and plans can run.
 //
 //   auto weight = nibble::pack(quant_tensor, {.backend = Backend::cuda});          // bytes in device memory
-//   auto plan   = nibble::Plan::linear(*weight, {.act = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
+//   auto plan   = nibble::Plan::linear(*weight, {.a_dtype = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
 //   plan->run(*weight, a, d, {}, workspace, nibble::Stream{stream});               // device pointers; enqueues, never waits
 //
 // Needs no CUDA header. In a build without CUDA, and on a machine without a GPU, every call fails with the reason.

@@ -49,8 +49,8 @@ struct EpilogueSpec {
 };
 
 /// Operands for the parts an EpilogueSpec names; the others are ignored. 2-D operands need a last stride of 1.
-struct EpilogueArgs {
-  // Of an A that comes quantized (LinearSpec::act s8 or e4m3): A[m,k] = (code − a_zero[m, g])·a_scale[m, g], g = k / group.
+struct Operands {
+  // Of an A that comes quantized (LinearSpec::a_dtype s8 or e4m3): A[m,k] = (code − a_zero[m, g])·a_scale[m, g], g = k / group.
   ConstTensorView a_scale = {};  // f32 [1] per tensor, [M] per token, [M,G] per group, any strides
   // s32 [1], [M] or [M,G] as a_scale, only where the scheme has zero points: −128 … 127, in device memory unchecked. In host memory any
   // s32 will do, but for a convolution with padding, which is filled with the code a_zero.

@@ -309,7 +309,7 @@ typedef struct nib_qtensor_desc {
   const float* act_limit;  /* activations saturate there before a scale is found */
   const int32_t* act_zero; /* goes with act_scale */
   /* Of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of every linear layer. */
-  int64_t kernel_height, kernel_width; /* of a convolution */
+  int64_t filter_height, filter_width; /* of a convolution */
 } nib_qtensor_desc;
 
 /* Copies everything; views have any strides, absent ones are zero. Sizes, types and indices are checked.
@@ -328,8 +328,8 @@ typedef struct nib_named_view {
 /* Decodes the tensors of one layer, as AWQ, GPTQ, compressed-tensors, ... store them: names are without the module's. `config` is the
  * JSON of quantization_config, where one is needed to tell formats apart; NULL: none. `notes`: findings, one a line.
  * Errors: not_found when no format knows the tensors, unsupported when they are not quantized; corrupt_data, invalid_argument. */
-NIB_API nib_status nib_qtensor_decode(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
-                                      char** notes);
+NIB_API nib_status nib_read_module(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
+                                   char** notes);
 
 /* How to quantize. */
 typedef struct nib_quantize_desc {
@@ -428,7 +428,7 @@ typedef struct nib_transform_desc {
   const char* format;         /* quantize, convert: of the output; NULL: "compressed-tensors" */
   /* Of nib_checkpoint_quantize: */
   const nib_quantize_desc* quantize; /* NULL: its defaults */
-  const char* activations;           /* "s8r"; "s8t": scales found in the calibration; NULL: none */
+  const char* act_scheme;            /* "s8r"; "s8t": scales found in the calibration; NULL: none */
   const char* calibration;           /* file with NAME.input_absmax [K] or NAME.input [tokens,K]; NULL: none */
   const double* smooth;              /* SmoothQuant's α in [0,1], needs the calibration; NULL: none */
   const char* skip;                  /* more modules to leave alone, a regular expression; NULL: none */
@@ -460,7 +460,7 @@ typedef struct nib_pack_desc {
   const nib_context* context; /* NULL: the process-wide pool */
   const char* layout;         /* by name; NULL: that of the cheapest kernels for M in [1, m_max] */
   const char* kernel;         /* pack for this kernel, in place of layout and backend */
-  const char* quantize;       /* how the plans to come quantize activations, as nib_linear_desc has it */
+  const char* act_scheme;     /* how the plans to come quantize activations, as nib_linear_desc has it */
   int64_t m_max;              /* the most tokens of the plans to come; 0: 8192 */
   nib_backend backend;        /* NIB_CUDA: packed on the GPU, into its memory */
   int32_t reserved;
@@ -478,7 +478,7 @@ typedef struct nib_weight_info {
   int32_t has_bias;    /* not 0: NIB_BIAS adds it when no other is given */
   int32_t act_order;   /* not 0: input channels are in an order of their own */
   int32_t reserved;
-  int64_t kernel_height, kernel_width; /* 1 of linear layers */
+  int64_t filter_height, filter_width; /* 1 of linear layers */
 } nib_weight_info;
 
 /* desc may be NULL. A layout of the GPU can be packed on any machine, by name and with NIB_CPU; nib_upload takes it to a GPU later.
@@ -520,9 +520,9 @@ typedef struct nib_linear_desc {
   size_t struct_size;
   const nib_epilogue* epilogue; /* NULL: D is f32 [M,N] */
   /* NULL: A is multiplied as it is. "s8r", "e4m3g128", ...: A is quantized while running, and codes are multiplied. */
-  const char* quantize;
+  const char* act_scheme;
   int64_t m_max;                 /* the plan serves every M in [1, m_max]; 0: 1 */
-  nib_dtype act;                 /* of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `quantize` says */
+  nib_dtype a_dtype;             /* of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `act_scheme` says */
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_linear_desc;
 
@@ -532,7 +532,7 @@ typedef struct nib_conv_desc {
   size_t struct_size;
   const nib_epilogue* epilogue; /* without NIB_ROW_SCALE; NULL: D is f32 */
   /* As nib_linear_desc has it: "s8r" is a scale per patch, of gSIZE the size divides C/groups. */
-  const char* quantize;
+  const char* act_scheme;
   int64_t batch_max;                                                /* the plan serves every B in [1, batch_max]; 0: 1 */
   int64_t height, width;                                            /* of an input image */
   int64_t stride_height, stride_width;                              /* 0: 1 */
@@ -540,7 +540,7 @@ typedef struct nib_conv_desc {
   int64_t dilation_height, dilation_width;                          /* 0: 1 */
   int64_t groups;                                                   /* 0: 1; C: depthwise */
   nib_image_layout input, output;                                   /* of A; of D, gate and residual */
-  nib_dtype act;                 /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
+  nib_dtype a_dtype;             /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_conv_desc;
 
@@ -567,10 +567,10 @@ NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_de
 /* A plan for a convolution. Errors: invalid_argument with the values, and the size of the output that follows from them, for a geometry that is none. */
 NIB_API nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options,
                                  nib_plan** plan);
-/* W itself, as a plan: nib_execute writes D. */
+/* W itself, as a plan: nib_plan_run writes D. */
 NIB_API nib_status nib_plan_dequantize(const nib_weight* weight, const nib_dequantize_desc* desc, const nib_plan_options* options,
                                        nib_plan** plan);
-/* Bytes of scratch memory that nib_execute needs, for the largest M; in the memory of the weight, with any alignment. */
+/* Bytes of scratch memory that nib_plan_run needs, for the largest M; in the memory of the weight, with any alignment. */
 NIB_API nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes);
 /* The main kernel for this M; of a convolution for so many images. */
 NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name);
@@ -599,13 +599,13 @@ typedef struct nib_operands {
  * return. On the GPU everything is device memory, and the work is enqueued on `stream`, a cudaStream_t; it can be captured in a graph
  * once it has run on the device. No allocation, search or synchronisation; the only lock is the thread pool's.
  * Errors: invalid_argument with what does not fit; nothing has been written then. */
-NIB_API nib_status nib_execute(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
-                               size_t workspace_bytes, void* stream);
+NIB_API nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
+                                size_t workspace_bytes, void* stream);
 
 /* ---- Other operators ------------------------------------------------------------------------------------------------------- */
 
 /* a[M,K] → codes: x ≈ (code − zero)·scale. */
-typedef struct nib_activations {
+typedef struct nib_act_quantize_desc {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
   const char* scheme;         /* "s8r", "s8zr", "e4m3r", "e4m3g128", "s8t", "e4m3t" */
@@ -620,11 +620,11 @@ typedef struct nib_activations {
   const nib_view* sums;       /* written: s32 [M], the sums of a token's codes; NULL: nobody asks */
   nib_backend backend;        /* NIB_CUDA: all of it, prescale too, is device memory */
   int32_t reserved;
-} nib_activations;
+} nib_act_quantize_desc;
 
-/* What a plan with `quantize` does itself, bit for bit, for engines that quantize once for several layers. On the GPU it is enqueued
+/* What a plan with `act_scheme` does itself, bit for bit, for engines that quantize once for several layers. On the GPU it is enqueued
  * on `stream`; on the CPU `stream` is NULL. Errors: invalid_argument with the values, unsupported; nothing has been written then. */
-NIB_API nib_status nib_quantize_activations(const nib_activations* activations, void* stream);
+NIB_API nib_status nib_quantize_activations(const nib_act_quantize_desc* activations, void* stream);
 
 /* How qweight and qzeros are packed. */
 enum {
@@ -648,7 +648,7 @@ typedef struct nib_checkpoint_tensors {
 } nib_checkpoint_tensors;
 
 /* Enqueues W → out, dense f16, bf16 or f32 [N,K], or [K,N] when `transposed`; no packing, no allocation. On the GPU: for the CPU see
- * nib_qtensor_decode and nib_plan_dequantize, which give the same bits. */
+ * nib_read_module and nib_plan_dequantize, which give the same bits. */
 NIB_API nib_status nib_dequantize_checkpoint_tensors(const nib_checkpoint_tensors* tensors, const nib_view* out,
                                                      int32_t transposed, void* stream);
 

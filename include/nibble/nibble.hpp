@@ -1,7 +1,6 @@
 // Everything nibble offers, in one include.
 #pragma once
 
-#include "nibble/activations.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/conv.hpp"
 #include "nibble/cuda.hpp"

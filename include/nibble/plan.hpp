@@ -3,7 +3,7 @@
 //   QuantTensor ──pack──▶ PackedWeight ──plan──▶ Plan ──run──▶ D
 //
 //   auto weight = nibble::pack(quant_tensor);
-//   auto plan   = nibble::Plan::linear(*weight, {.act = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
+//   auto plan   = nibble::Plan::linear(*weight, {.a_dtype = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
 //   std::vector<std::byte> workspace(plan->workspace_bytes());
 //   plan->run(*weight, a, d, {}, workspace);
 #pragma once
@@ -42,7 +42,7 @@ class PackedWeight {
   /// Input channels; of a convolution Kh·Kw·Ci/groups.
   std::int64_t k() const;
   /// Kh × Kw of a convolution, 1×1 of every linear layer.
-  Extent kernel() const;
+  Extent filter() const;
   /// The name of the layout of bytes(): LayoutInfo::name.
   std::string_view layout() const;
   /// Where bytes() are: Backend::cpu is host memory, Backend::cuda the memory of the GPU that was current when it was packed.
@@ -67,7 +67,7 @@ struct PackOptions {
   std::string kernel = {};         // pack for this kernel (by name); overrides layout and backend
   Executor* executor = nullptr;    // null: default_executor()
   Backend backend = Backend::cpu;  // cuda: packed on the current GPU, into its memory
-  ActScheme quantize = {};         // how the plans to come quantize activations: LinearSpec::quantize
+  ActScheme act_scheme = {};       // how the plans to come quantize activations: LinearSpec::act_scheme
 };
 
 /// Rearranges `q` for a kernel. A layout of the GPU can be packed on any machine, by name and with Backend::cpu; upload() takes the
@@ -118,12 +118,12 @@ std::vector<LayoutInfo> layouts();
 
 /// What a plan for a linear layer has to know.
 struct LinearSpec {
-  DType act = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `quantize` says
+  DType a_dtype = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `act_scheme` says
   std::int64_t m_max = 1;  // the plan serves every M in [1, m_max], at most kMaxSize; m_max·N and m_max·K at most kMaxElements
   EpilogueSpec epilogue = {};  // the type of D among it
   /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
   /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
-  ActScheme quantize = {};
+  ActScheme act_scheme = {};
   Accumulation accumulation = Accumulation::fast;  // of FP8 codes
 
   friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
@@ -197,14 +197,14 @@ class Plan {
   /// shape, scheme, layout and backend the plan was made for. No allocation and no search; the only lock is the default
   /// executor's, which runs one loop at a time.
   /// Errors: invalid_argument with the values that do not fit; nothing has been written then.
-  Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+  Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const Operands& epilogue,
              std::span<std::byte> workspace, Executor* executor = nullptr) const;
   /// The same for a weight in device memory: `a`, `d`, the operands and `workspace` are device memory too, of the GPU the weight is
   /// on, which must be current in the calling thread. Enqueues on `stream` and returns. Can be captured in a CUDA graph, but not
   /// the first run on a device, which loads the kernel's code: run once before, with the same M and strides. No allocation, search
   /// or lock, but for the dense tier (linear_*_dense): its first run of a shape searches, later ones take a shared lock.
   /// Errors: as above, and internal with CUDA's words when a launch fails.
-  Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+  Status run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const Operands& epilogue,
              std::span<std::byte> workspace, Stream stream) const;
 
   struct Impl;

@@ -150,7 +150,7 @@ struct QuantTensor {
   std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
   Tensor prescale;                  // [K] multiplies the activations (AWQ/ModelOpt); empty: none
   Tensor bias;                      // [N] float; empty: none
-  Extent kernel;                    // of a convolution, whose rows are in the order kh, kw, ci; 1×1 of every linear layer
+  Extent filter;                    // of a convolution, whose rows are in the order kh, kw, ci; 1×1 of every linear layer
   // What the checkpoint says about the activations, for plans that quantize them.
   std::optional<StaticActs> static_acts;  // for a scale per tensor
   std::optional<float> act_limit;         // magnitudes saturate there before a scale is found (FBGEMM's activation_scale_ub)

@@ -23,7 +23,7 @@ struct VerifySpec {
   std::uint64_t seed = 1;  // of the random activations and epilogue operands
   float outliers = 1.0f;   // every 256th input channel is this much larger, as a transformer's few massive ones are; finite
   std::int64_t sample_columns = 0;  // check this many evenly spread output columns; 0: all of them
-  bool added_error = false;         // where linear.quantize says so, also measure what quantizing the activations adds
+  bool added_error = false;         // where linear.act_scheme says so, also measure what quantizing the activations adds
   PlanOptions plan = {};            // plan.kernel: the kernel to try
   PackOptions pack = {};            // pack.backend: where
 };
@@ -55,7 +55,7 @@ struct VerifyConvSpec {
   PackOptions pack = {};            // m_max: the output's pixels, whatever it says
 };
 
-/// The same for a convolution, pixel by pixel; `q.kernel` is the geometry's.
+/// The same for a convolution, pixel by pixel; `q.filter` is the geometry's.
 Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spec, Executor* executor = nullptr);
 
 /// What goes into a layer.
@@ -69,7 +69,7 @@ struct ActErrorSpec {
 /// What one way of quantizing activations adds to the error of a layer: D against the D of the same weights and activations that stay
 /// as they are, both f32 and without epilogue.
 struct ActError {
-  ActScheme act;           // the mode
+  ActScheme act_scheme;    // the mode
   Status possible;         // or why no kernel quantizes this layer's activations so
   double relative_l2 = 0;  // ‖D − D₀‖ / ‖D₀‖
   double sqnr_db = 0;      // −20·log₁₀ of it; infinite when they are the same

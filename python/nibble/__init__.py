@@ -161,24 +161,24 @@ def quantization_error(w: Array, q: QuantTensor) -> QuantError:
 
 
 def pack(
-    q: QuantTensor, *, backend: str = "cpu", act: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13,
+    q: QuantTensor, *, backend: str = "cpu", act_scheme: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13,
     accumulation: str = "fast",
 ) -> PackedWeight:  # fmt: skip
     """Rearranges q for the kernels of a backend, "cpu" or "cuda" (the current GPU, into its memory).
 
-    act: how linear() quantizes activations while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
+    act_scheme: how linear() quantizes activations while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
     all. A whole scheme, "s8r_u4zg128", may be given too. layout, kernel: by name, in place of a choice by cost for M up to m_max.
     accumulation: how products of FP8 codes are added up where there is a choice, on GPUs of compute capability 9.0: "fast", or "precise",
     whose error does not grow with K.
     Raises Unsupported when no layout can hold q, or without a GPU.
     """
     return PackedWeight(
-        _core.pack(q, backend=backend, act=act, layout=layout, kernel=kernel, m_max=m_max, accumulation=accumulation)
+        _core.pack(q, backend=backend, act_scheme=act_scheme, layout=layout, kernel=kernel, m_max=m_max, accumulation=accumulation)
     )
 
 
-def _repack(q: QuantTensor, backend: str, act: str, layout: str, accumulation: str) -> PackedWeight:
-    return pack(q, backend=backend, act=act, layout=layout, accumulation=accumulation)
+def _repack(q: QuantTensor, backend: str, act_scheme: str, layout: str, accumulation: str) -> PackedWeight:
+    return pack(q, backend=backend, act_scheme=act_scheme, layout=layout, accumulation=accumulation)
 
 
 _FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit", "kernel")
@@ -218,7 +218,7 @@ class PackedWeight:
 
     def __init__(self, weight: _core.PackedWeight) -> None:
         self._weight = weight
-        self.act: str = weight.act
+        self.act_scheme: str = weight.act_scheme
         self.accumulation: str = weight.accumulation
         self.n: int = weight.n
         self.k: int = weight.k
@@ -234,14 +234,14 @@ class PackedWeight:
         self.nbytes: int = weight.nbytes
 
     def __repr__(self) -> str:
-        act = f"{self.act}_" if self.act else ""
+        act = f"{self.act_scheme}_" if self.act_scheme else ""
         return f"PackedWeight({act}{self.scheme}, n={self.n}, k={self.k}, layout={self.layout!r}, backend={self.backend!r})"
 
     def __deepcopy__(self, memo: Any) -> PackedWeight:
         return self  # immutable
 
     def __reduce__(self) -> Any:
-        return _repack, (self.unpack(), self.backend, self.act, self.layout, self.accumulation)
+        return _repack, (self.unpack(), self.backend, self.act_scheme, self.layout, self.accumulation)
 
     def unpack(self) -> QuantTensor:
         """The QuantTensor it was packed from, bit for bit."""
@@ -260,7 +260,7 @@ class PackedWeight:
         col_scale: Array | None = None,
         a_scale: Array | None = None,
         a_zero: Array | None = None,
-        quantize: str | None = None,
+        act_scheme: str | None = None,
         accumulation: str | None = None,
         out_dtype: Any = None,
         out_scale: float = 1.0,
@@ -277,7 +277,7 @@ class PackedWeight:
         will do).
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
         activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu; all of them keep NaN.
-        quantize, accumulation: in place of the weight's `act`, "" for none, and `accumulation`.
+        act_scheme, accumulation: in place of the weight's, "" for none of the former.
         out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating; 0 of a NaN); that of x, f32 for codes.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
@@ -285,7 +285,7 @@ class PackedWeight:
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """
         return self._weight.linear(
-            x, bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, accumulation, out_dtype,
+            x, bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, act_scheme, accumulation, out_dtype,
             out_scale, out_zero, out, stream, kernel, allow_reference,
         )  # fmt: skip
 
@@ -308,7 +308,7 @@ class PackedWeight:
         col_scale: Array | None = None,
         a_scale: Array | None = None,
         a_zero: Array | None = None,
-        quantize: str | None = None,
+        act_scheme: str | None = None,
         accumulation: str | None = None,
         out_dtype: Any = None,
         out_scale: float = 1.0,
@@ -332,7 +332,7 @@ class PackedWeight:
         """
         return self._weight.conv(
             x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp, gate, residual, col_scale,
-            a_scale, a_zero, quantize, accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
+            a_scale, a_zero, act_scheme, accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
         )  # fmt: skip
 
     def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:
@@ -348,12 +348,12 @@ class PackedWeight:
         return out
 
     def explain(
-        self, act: Any = "f32", m_max: int = 1 << 13, *, quantize: str | None = None, accumulation: str | None = None, out_dtype: Any = None
+        self, a_dtype: Any = "f32", m_max: int = 1 << 13, *, act_scheme: str | None = None, accumulation: str | None = None, out_dtype: Any = None
     ) -> list[Bucket]:
         """Which kernels run for which M up to m_max, what they are predicted to cost, and why the others were refused."""
-        token = _arrays.token(act)
+        token = _arrays.token(a_dtype)
         out = _arrays.token(out_dtype) if out_dtype is not None else token
-        return self._weight.explain(token, m_max, out, self.act if quantize is None else quantize, accumulation or self.accumulation)
+        return self._weight.explain(token, m_max, out, self.act_scheme if act_scheme is None else act_scheme, accumulation or self.accumulation)
 
 
 class Linear:
@@ -404,31 +404,31 @@ def quantize_activations(
 
 
 def verify(
-    q: QuantTensor, act: Any = "f32", m: int = 4, *, quantize: str = "", out_dtype: Any = None, backend: str = "cpu", kernel: str = "",
+    q: QuantTensor, a_dtype: Any = "f32", m: int = 4, *, act_scheme: str = "", out_dtype: Any = None, backend: str = "cpu", kernel: str = "",
     seed: int = 1, sample_columns: int = 0, accumulation: str = "fast",
 ) -> VerifyReport:  # fmt: skip
     """Packs q, runs it on m rows of seeded random activations and compares with a double-precision oracle, within derived bounds.
 
     The report is true when it passed. sample_columns: check that many output columns, 0 all.
     """
-    token = _arrays.token(act)
+    token = _arrays.token(a_dtype)
     return _core.verify(
-        q, act=token, m=m, out=_arrays.token(out_dtype) if out_dtype is not None else token, quantize=_core.act_scheme(quantize),
+        q, a_dtype=token, m=m, out=_arrays.token(out_dtype) if out_dtype is not None else token, act_scheme=_core.act_scheme(act_scheme),
         backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns, accumulation=accumulation,
     )  # fmt: skip
 
 
 def verify_conv(
-    q: QuantTensor, image: Sequence[int], act: Any = "f32", batch: int = 2, *, stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1, groups: int = 1, channels_last: bool = False, quantize: str = "", out_dtype: Any = None,
+    q: QuantTensor, image: Sequence[int], a_dtype: Any = "f32", batch: int = 2, *, stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1, groups: int = 1, channels_last: bool = False, act_scheme: str = "", out_dtype: Any = None,
     backend: str = "cpu", kernel: str = "", seed: int = 1, sample_columns: int = 0, accumulation: str = "fast",
 ) -> VerifyReport:  # fmt: skip
     """The same for a weight made by quantize_conv(), on a batch of seeded random images of (height, width), pixel by pixel."""
-    token = _arrays.token(act)
+    token = _arrays.token(a_dtype)
     return _core.verify_conv(
         q, image=_pair(image), stride=_pair(stride), padding=_padding(padding), dilation=_pair(dilation), groups=groups,
-        channels_last=channels_last, act=token, batch=batch, out=_arrays.token(out_dtype) if out_dtype is not None else token,
-        quantize=_core.act_scheme(quantize), backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
+        channels_last=channels_last, a_dtype=token, batch=batch, out=_arrays.token(out_dtype) if out_dtype is not None else token,
+        act_scheme=_core.act_scheme(act_scheme), backend=backend, kernel=kernel, seed=seed, sample_columns=sample_columns,
         accumulation=accumulation,
     )  # fmt: skip
 

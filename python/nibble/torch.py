@@ -330,14 +330,14 @@ class _Quantized(nn.Module):
     _where: Tensor
 
     def __init__(
-        self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act: str = "", accumulation: str = "fast", activation: str = "none",
+        self, weight: nibble.PackedWeight | nibble.QuantTensor, *, act_scheme: str = "", accumulation: str = "fast", activation: str = "none",
         device: Any = "cpu", dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.activation = activation
         # Moves with the module, and changes its type with it.
         self.register_buffer("_where", torch.empty(0, device=device, dtype=dtype or _usual_type(weight)), persistent=False)
-        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, act, torch.device(device), accumulation))
+        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, act_scheme, torch.device(device), accumulation))
 
     def _set(self, weight: nibble.PackedWeight) -> None:
         self.weight = TorchWeight(weight, self._where)
@@ -352,7 +352,7 @@ class _Quantized(nn.Module):
         super()._apply(fn, recurse)
         where = self._where
         if where.device.type in ("cpu", "cuda") and where.device.type != self.weight.backend:
-            self._set(_pack(self.weight.unpack(), self.weight.act, where.device, self.weight.accumulation))
+            self._set(_pack(self.weight.unpack(), self.weight.act_scheme, where.device, self.weight.accumulation))
         elif (where.device, where.dtype) != (self.weight.device, self.weight.dtype):
             self._set(self.weight)
         return self
@@ -362,17 +362,17 @@ class _Quantized(nn.Module):
         return torch.ops.nibble.dequantize(self._handle, dtype, self._where.device)
 
     def get_extra_state(self) -> dict[str, Any]:
-        fields = nibble._fields(self.weight.unpack(), act=self.weight.act, accumulation=self.weight.accumulation)
+        fields = nibble._fields(self.weight.unpack(), act_scheme=self.weight.act_scheme, accumulation=self.weight.accumulation)
         return {name: _to_torch(value) if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        act, accumulation = state.pop("act"), state.pop("accumulation", "fast")
-        self._set(_pack(nibble.QuantTensor(**state), act, self._where.device, accumulation))
+        act_scheme, accumulation = state.pop("act_scheme"), state.pop("accumulation", "fast")
+        self._set(_pack(nibble.QuantTensor(**state), act_scheme, self._where.device, accumulation))
 
     def _described(self, shape: str) -> str:
         w = self.weight
-        scheme = f"{w.act}_{w.scheme}" if w.act else w.scheme
+        scheme = f"{w.act_scheme}_{w.scheme}" if w.act_scheme else w.scheme
         activation = "" if self.activation == "none" else f", activation={self.activation}"
         return f"{shape}, bias={w.has_bias}, scheme={scheme}{activation}, dtype={w.dtype}, device={w.device}, layout={w.layout}"
 
@@ -380,7 +380,7 @@ class _Quantized(nn.Module):
 class QuantLinear(_Quantized):
     """y = act(x · Wᵀ + bias), with W quantized: what takes the place of a torch.nn.Linear.
 
-    weight: packed, or a QuantTensor, which is packed for `device`. act: how x is quantized while running, "s8r", ...; "" not at all.
+    weight: packed, or a QuantTensor, which is packed for `device`. act_scheme: how x is quantized while running, "s8r", ...; "" not at all.
     dtype: of `weight.dtype`, which models read; by default that of the scales. The result is of x's type, under autocast of its type.
     accumulation: as nibble.pack has it. The bias is the weight's own. .to(device) packs anew; there is nothing to train, but gradients
     flow through to x.
@@ -389,11 +389,11 @@ class QuantLinear(_Quantized):
     @classmethod
     def from_float(cls, module: nn.Module, scheme: str = "u4b8g128", **options: Any) -> QuantLinear:
         """Of a torch.nn.Linear. Raises what nibble.quantize does."""
-        act, weight_scheme = _parts(scheme)
+        act_scheme, weight_scheme = _parts(scheme)
         weight = _float_weight(module)
         if weight is None:
             raise InvalidArgument(f"{type(module).__name__} is no torch.nn.Linear of float32, float16 or bfloat16")
-        return cls(_quantize(module, weight, weight_scheme), **{"act": act, "device": weight.device, "dtype": weight.dtype, **options})
+        return cls(_quantize(module, weight, weight_scheme), **{"act_scheme": act_scheme, "device": weight.device, "dtype": weight.dtype, **options})
 
     def _set(self, weight: nibble.PackedWeight) -> None:
         super()._set(weight)
@@ -432,9 +432,9 @@ class QuantConv2d(_Quantized):
             raise Unsupported(
                 f"padding_mode is {module.padding_mode!r}; nibble pads with zeros: use torch.nn.functional.pad and no padding, or skip it"
             )
-        act, weight_scheme = _parts(scheme)
+        act_scheme, weight_scheme = _parts(scheme)
         q = _with_bias(nibble.quantize_conv(module.weight.detach().cpu(), weight_scheme), module)
-        options = {"act": act, "device": module.weight.device, "dtype": module.weight.dtype, **options}
+        options = {"act_scheme": act_scheme, "device": module.weight.device, "dtype": module.weight.dtype, **options}
         left, right, top, bottom = module._reversed_padding_repeated_twice  # whatever "same" comes to
         return cls(
             q, stride=module.stride, padding=(top, bottom, left, right), dilation=module.dilation, groups=module.groups, **options
@@ -468,11 +468,11 @@ def _parts(scheme: str) -> tuple[str, str]:
     return _core.act_scheme(scheme) if "_" in scheme else "", scheme.rpartition("_")[2]
 
 
-def _pack(q: nibble.QuantTensor, act: str, device: torch.device, accumulation: str = "fast") -> nibble.PackedWeight:
+def _pack(q: nibble.QuantTensor, act_scheme: str, device: torch.device, accumulation: str = "fast") -> nibble.PackedWeight:
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return nibble.pack(q, act=act, backend="cuda", accumulation=accumulation)
-    return nibble.pack(q, act=act, accumulation=accumulation)
+            return nibble.pack(q, act_scheme=act_scheme, backend="cuda", accumulation=accumulation)
+    return nibble.pack(q, act_scheme=act_scheme, accumulation=accumulation)
 
 
 def _to_torch(array: np.ndarray) -> Tensor:
@@ -588,7 +588,7 @@ def _has_weights(module: nn.Module) -> bool:
     return any(p.ndim == 2 and "weight" in name or p.ndim > 2 and p.shape[0] > 1 for name, p in own)
 
 
-def _why_not(module: nn.Module, weight: Tensor | None, scheme: str, act: str, conv: bool) -> str:
+def _why_not(module: nn.Module, weight: Tensor | None, scheme: str, act_scheme: str, conv: bool) -> str:
     """Why a float layer is left; "" where it is not."""
     kind = type(module).__name__
     if next(module.children(), None) is not None and (weight is not None or isinstance(module, nn.Conv2d)):
@@ -607,7 +607,7 @@ def _why_not(module: nn.Module, weight: Tensor | None, scheme: str, act: str, co
     inputs, channels = module.weight[0].numel(), module.weight.shape[1]
     if not _divides(scheme, inputs):
         return f"{scheme}: its groups do not divide K={inputs}"
-    return "" if _divides(act, channels) else f"{act}: its groups do not divide {channels} channels"
+    return "" if _divides(act_scheme, channels) else f"{act_scheme}: its groups do not divide {channels} channels"
 
 
 def _sentence(left: Mapping[str, str]) -> str:
@@ -649,7 +649,7 @@ def convert(
         config = getattr(getattr(model, "config", None), "quantization_config", None)
     if config is not None and not isinstance(config, Mapping):
         config = config.to_dict()
-    act, weight_scheme = _parts(scheme)
+    act_scheme, weight_scheme = _parts(scheme)
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # where a module is; some are shared
     for parent in model.modules():
         for child, module in parent.named_children():
@@ -665,7 +665,7 @@ def convert(
                 converted.left[name] = "skip"
             continue
         if not codes:
-            why = _why_not(module, weight, weight_scheme, act, conv)
+            why = _why_not(module, weight, weight_scheme, act_scheme, conv)
             if why:
                 converted.left[name] = why
                 continue
@@ -679,7 +679,7 @@ def convert(
                 layer = QuantLinear.from_float(module, scheme, **options)
             elif codes:
                 q = read_module(module, config)
-                layer = QuantLinear(q, **{"act": act, "device": own.device, "dtype": _type_around(module, model), **options})
+                layer = QuantLinear(q, **{"act_scheme": act_scheme, "device": own.device, "dtype": _type_around(module, model), **options})
             else:
                 layer = QuantConv2d.from_float(module, scheme, **options)
         except NotFound:  # no layer of a format's

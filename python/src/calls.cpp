@@ -201,7 +201,7 @@ ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& sc
                   text(m) + ",G]");
   const std::int64_t groups = scales.back();
   if (groups == 0 || k % groups != 0)
-    throw invalid(text(groups) + " groups do not divide K=" + text(k) + " evenly; say quantize='" + kind + "gSIZE'");
+    throw invalid(text(groups) + " groups do not divide K=" + text(k) + " evenly; say act_scheme='" + kind + "gSIZE'");
   return act_from(kind + "g" + text(k / groups));
 }
 
@@ -244,10 +244,10 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
 }
 
 /// The arrays of an epilogue, opened.
-struct Operands {
+struct OperandData {
   Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual;
 
-  Operands(const Call& call, const Options& options, bool images)
+  OperandData(const Call& call, const Options& options, bool images)
       : a_scale(call.in(options.a_scale, "a_scale")),
         a_zero(call.in(options.a_zero, "a_zero")),
         row_scale(call.in(options.row_scale, "row_scale", 1).vector()),
@@ -261,7 +261,7 @@ struct Operands {
   void shape_scales(const ActScheme& act) {
     for (Input* input : {&a_scale, &a_zero}) input->collapse(act.group.k == 0 ? 1 : 2);
   }
-  EpilogueArgs args() const {
+  Operands args() const {
     return {.a_scale = a_scale.view,
             .a_zero = a_zero.view,
             .row_scale = row_scale.view,
@@ -276,7 +276,7 @@ struct Operands {
 };
 
 void run(const Call& call, const Weight& weight, const Plan& plan, const ConstTensorView& a, const Output& d,
-         const EpilogueArgs& operands) {
+         const Operands& operands) {
   Status status;
   if (call.backend() == Backend::cuda) {
     const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes());
@@ -348,16 +348,16 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
     throw invalid("x has shape " + text(dims) + ", the weight W[" + text(n) + "," + text(k) + "] takes [..., " + text(k) + "]");
   const DType act = a.view.dtype;
   Output d = call.out(options.out, "out").operand();
-  Operands operands(call, options, false);
-  LinearSpec spec{.act = act,
+  OperandData operands(call, options, false);
+  LinearSpec spec{.a_dtype = act,
                   .epilogue = epilogue(weight, act, options, d),
-                  .quantize = weight.act,
+                  .act_scheme = weight.act_scheme,
                   .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.accumulation};
-  if (options.quantize)
-    spec.quantize = act_from(*options.quantize);
+  if (options.act_scheme)
+    spec.act_scheme = act_from(*options.act_scheme);
   else if (is_code(act))
-    spec.quantize = act_of_codes(weight, a, operands.a_scale, !operands.a_zero.empty());
-  operands.shape_scales(spec.quantize);
+    spec.act_scheme = act_of_codes(weight, a, operands.a_scale, !operands.a_zero.empty());
+  operands.shape_scales(spec.act_scheme);
   const std::int64_t m = product(std::span(dims).first(dims.size() - 1));
   spec.m_max = bucket(m);
   dims.back() = n;
@@ -387,41 +387,41 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
   const Input a = call.in_images(x, "x");
   const auto dims = shape_of(a);
   if (dims.size() != 4) throw invalid("x has shape " + text(dims) + ", a convolution takes images [B, C, H, W]");
-  const Extent kernel = weight.packed.kernel();
-  const std::int64_t n = weight.packed.n(), k = weight.packed.k(), elements = kernel.h * kernel.w;
+  const Extent filter = weight.packed.filter();
+  const std::int64_t n = weight.packed.n(), k = weight.packed.k(), elements = filter.h * filter.w;
   if (dims[1] * elements != k * groups)
     throw invalid("x has shape " + text(dims) + " and groups=" + text(groups) + ", the weight W[" + text(n) + "," + text(k) +
-                  "] is of a kernel of " + text(kernel.h) + "x" + text(kernel.w) + " elements and takes " +
+                  "] is of a kernel of " + text(filter.h) + "x" + text(filter.w) + " elements and takes " +
                   text(k * groups / elements) + " channels");
   const DType act = a.view.dtype;
   Output d = call.out(options.out, "out").operand();
-  Operands operands(call, options, true);
+  OperandData operands(call, options, true);
   const auto [top, bottom, left, right] = padding;
   ConvSpec spec{.geometry = {.in_channels = dims[1],
                              .out_channels = n,
                              .height = dims[2],
                              .width = dims[3],
-                             .kernel = kernel,
+                             .filter = filter,
                              .stride = {stride.first, stride.second},
                              .padding = {.top = top, .bottom = bottom, .left = left, .right = right},
                              .dilation = {dilation.first, dilation.second},
                              .groups = groups},
                 .input = layout_of(a.view),
-                .act = act,
+                .a_dtype = act,
                 .batch_max = bucket(dims[0]),
                 .epilogue = epilogue(weight, act, options, d),
-                .quantize = weight.act,
+                .act_scheme = weight.act_scheme,
                 .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.accumulation};
   spec.output = spec.input;
   if (d.view.rank == 4)
     spec.output = layout_of(d.view);
   else if (channels_last)
     spec.output = *channels_last ? ImageLayout::nhwc : ImageLayout::nchw;
-  if (options.quantize)
-    spec.quantize = act_from(*options.quantize);
+  if (options.act_scheme)
+    spec.act_scheme = act_from(*options.act_scheme);
   else if (is_code(act))
-    spec.quantize = act_from(std::string(name(act)) + (operands.a_zero.empty() ? "t" : "zt"));
-  operands.shape_scales(spec.quantize);
+    spec.act_scheme = act_from(std::string(name(act)) + (operands.a_zero.empty() ? "t" : "zt"));
+  operands.shape_scales(spec.act_scheme);
   const Plan plan = weight.conv.get(weight.packed, spec, options.kernel, options.allow_reference);
   nb::object result = nb::borrow(options.out);
   if (result.is_none()) {

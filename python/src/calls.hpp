@@ -44,7 +44,7 @@ class Plans {
 /// A packed weight, and what its calls need to know.
 struct Weight {
   PackedWeight packed;
-  ActScheme act;                                   // how activations are quantized unless a call says otherwise
+  ActScheme act_scheme;                            // how activations are quantized unless a call says otherwise
   Accumulation accumulation = Accumulation::fast;  // likewise
   int gpu = 0;                                     // that has it
   Plans<LinearSpec> linear = {};
@@ -58,7 +58,7 @@ struct Options {
   std::string_view activation;
   std::pair<float, float> clamp;
   nb::handle gate, residual, row_scale, col_scale, a_scale, a_zero;  // arrays or None
-  std::optional<std::string_view> quantize, accumulation;
+  std::optional<std::string_view> act_scheme, accumulation;
   nb::handle out_dtype;
   float out_scale;
   std::int32_t out_zero;

@@ -30,7 +30,8 @@ WeightScheme weight_scheme_from(std::string_view text, DType scale = DType::f16)
   const Scheme scheme = check(Scheme::parse(text, scale));
   if (scheme.act.codes != DType::none)
     throw Failure(StatusCode::invalid_argument,
-                  "'" + std::string(text) + "' says how activations are quantized too; that is for pack(act=...), a weight is " +
+                  "'" + std::string(text) +
+                      "' says how activations are quantized too; that is for pack(act_scheme=...), a weight is " +
                       scheme.weight.name());
   return scheme.weight;
 }
@@ -207,7 +208,7 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   q.scale2 = scale2;
   if (static_acts) q.static_acts = StaticActs{static_acts->first, static_acts->second};
   q.act_limit = act_limit;
-  q.kernel = {kernel.first, kernel.second};
+  q.filter = {kernel.first, kernel.second};
   check(q.validate());
   return q;
 }
@@ -281,7 +282,7 @@ void bind_tensors(nb::module_& m) {
           "(scale, zero point) of all activations, or None.")
       .def_ro("act_limit", &QuantTensor::act_limit, "Magnitudes of activations saturate there before a scale is found, or None.")
       .def_prop_ro(
-          "kernel", [](const QuantTensor& q) { return Pair(q.kernel.h, q.kernel.w); },
+          "kernel", [](const QuantTensor& q) { return Pair(q.filter.h, q.filter.w); },
           "(height, width) of a convolution's; (1, 1) of linear layers.")
       .def_prop_ro("bits_per_weight", &QuantTensor::bits_per_weight, "Scales and all the rest included.")
       .def(
@@ -367,11 +368,11 @@ void bind_tensors(nb::module_& m) {
 
 // --- packed weights -------------------------------------------------------------------------------------------------
 
-std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view act, std::int64_t m_max, std::string_view out,
-                                         std::string_view quantize, std::string_view accumulation) {
-  LinearSpec spec{.act = dtype_from(act),
+std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view a_dtype, std::int64_t m_max, std::string_view out,
+                                         std::string_view act_scheme, std::string_view accumulation) {
+  LinearSpec spec{.a_dtype = dtype_from(a_dtype),
                   .m_max = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(m_max, 1)))),
-                  .quantize = act_from(quantize),
+                  .act_scheme = act_from(act_scheme),
                   .accumulation = accumulation_from(accumulation)};
   spec.epilogue.out = dtype_from(out);
   return weight.linear.get(weight.packed, spec).explain().buckets;
@@ -383,11 +384,11 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("scale", [](const Weight& w) { return name(w.packed.scheme().scale); })
       .def_prop_ro("n", [](const Weight& w) { return w.packed.n(); })
       .def_prop_ro("k", [](const Weight& w) { return w.packed.k(); })
-      .def_prop_ro("kernel", [](const Weight& w) { return Pair(w.packed.kernel().h, w.packed.kernel().w); })
+      .def_prop_ro("kernel", [](const Weight& w) { return Pair(w.packed.filter().h, w.packed.filter().w); })
       .def_prop_ro("layout", [](const Weight& w) { return w.packed.layout(); })
       .def_prop_ro("backend", [](const Weight& w) { return name(w.packed.backend()); })
       .def_ro("gpu", &Weight::gpu, "Which has it, of a weight on one.")
-      .def_prop_ro("act", [](const Weight& w) { return name_of(w.act); })
+      .def_prop_ro("act_scheme", [](const Weight& w) { return name_of(w.act_scheme); })
       .def_prop_ro("accumulation", [](const Weight& w) { return w.accumulation == Accumulation::precise ? "precise" : "fast"; })
       .def_prop_ro("nbytes", [](const Weight& w) { return w.packed.bytes().size(); })
       .def_prop_ro("has_bias", [](const Weight& w) { return w.packed.has_bias(); })
@@ -397,51 +398,51 @@ void bind_weights(nb::module_& m) {
       .def(
           "unpack", [](const Weight& w) { return check(unpack(w.packed)); }, nb::call_guard<nb::gil_scoped_release>(),
           "The QuantTensor it was packed from.")
-      .def("explain", &explain, "act"_a, "m_max"_a, "out"_a, "quantize"_a, "accumulation"_a)
+      .def("explain", &explain, "a_dtype"_a, "m_max"_a, "out"_a, "act_scheme"_a, "accumulation"_a)
       .def(
           "linear",
           [](Weight& self, nb::handle x, nb::handle bias, std::string_view activation, std::pair<float, float> clamp,
              nb::handle gate, nb::handle residual, nb::handle row_scale, nb::handle col_scale, nb::handle a_scale,
-             nb::handle a_zero, std::optional<std::string_view> quantize, std::optional<std::string_view> accumulation,
+             nb::handle a_zero, std::optional<std::string_view> act_scheme, std::optional<std::string_view> accumulation,
              nb::handle out_dtype, float out_scale, std::int32_t out_zero, nb::handle out, nb::handle stream,
              std::string_view kernel, bool allow_reference) {
             return linear(self, x,
-                          {bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, quantize, accumulation,
-                           out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
+                          {bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, act_scheme,
+                           accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
           },
           "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "gate"_a.none(), "residual"_a.none(), "row_scale"_a.none(),
-          "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "quantize"_a.none(), "accumulation"_a.none(),
+          "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(), "accumulation"_a.none(),
           "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
       .def(
           "conv",
           [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,
              Pair dilation, std::int64_t groups, std::optional<bool> channels_last, nb::handle bias, std::string_view activation,
              std::pair<float, float> clamp, nb::handle gate, nb::handle residual, nb::handle col_scale, nb::handle a_scale,
-             nb::handle a_zero, std::optional<std::string_view> quantize, std::optional<std::string_view> accumulation,
+             nb::handle a_zero, std::optional<std::string_view> act_scheme, std::optional<std::string_view> accumulation,
              nb::handle out_dtype, float out_scale, std::int32_t out_zero, nb::handle out, nb::handle stream,
              std::string_view kernel, bool allow_reference) {
             return conv(self, x, stride, padding, dilation, groups, channels_last,
-                        {bias, activation, clamp, gate, residual, nb::none(), col_scale, a_scale, a_zero, quantize, accumulation,
-                         out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
+                        {bias, activation, clamp, gate, residual, nb::none(), col_scale, a_scale, a_zero, act_scheme,
+                         accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
           },
           "x"_a.none(), "stride"_a, "padding"_a, "dilation"_a, "groups"_a, "channels_last"_a.none(), "bias"_a.none(),
           "activation"_a, "clamp"_a, "gate"_a.none(), "residual"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(),
-          "a_zero"_a.none(), "quantize"_a.none(), "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a,
+          "a_zero"_a.none(), "act_scheme"_a.none(), "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a,
           "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
       .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none());
 }
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
 
-Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view act, const std::string& layout,
+Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view act_scheme, const std::string& layout,
                    const std::string& kernel, std::int64_t m_max, std::string_view accumulation) {
-  PackOptions options{.layout = layout, .m_max = m_max, .kernel = kernel, .quantize = act_from(act)};
+  PackOptions options{.layout = layout, .m_max = m_max, .kernel = kernel, .act_scheme = act_from(act_scheme)};
   if (backend != "cpu" && backend != "cuda")
     throw Failure(StatusCode::invalid_argument, "'" + std::string(backend) + "' is no backend; write cpu or cuda");
   options.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
   const Accumulation sums = accumulation_from(accumulation);
   nb::gil_scoped_release release;
-  Weight weight{.packed = check(pack(q, options)), .act = options.quantize, .accumulation = sums};
+  Weight weight{.packed = check(pack(q, options)), .act_scheme = options.act_scheme, .accumulation = sums};
   if (options.backend == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
   return weight;
 }
@@ -517,7 +518,7 @@ TransformReport quantize_files(const std::string& in, const std::string& out, st
   const Scheme wanted = check(Scheme::parse(scheme, scale.empty() ? DType::f32 : dtype_from(scale)));
   QuantizeCheckpointSpec spec{.format = format,
                               .quantize = quantize_spec(wanted.weight, clip_search),
-                              .act = wanted.act,
+                              .act_scheme = wanted.act,
                               .calibration = calibration,
                               .smooth = smooth,
                               .convs = conv,
@@ -607,52 +608,52 @@ void dequantize_tensors(std::string_view format, int width, bool zeros_minus_one
   check(dequantize(tensors, d.view, transposed, Stream{reinterpret_cast<void*>(stream)}));
 }
 
-VerifyReport verify(const QuantTensor& q, std::string_view act, std::int64_t m, std::string_view out, std::string_view quantize,
-                    std::string_view backend, const std::string& kernel, std::uint64_t seed, std::int64_t sample_columns,
-                    std::string_view accumulation) {
-  VerifySpec spec{.linear = {.act = dtype_from(act),
+VerifyReport verify(const QuantTensor& q, std::string_view a_dtype, std::int64_t m, std::string_view out,
+                    std::string_view act_scheme, std::string_view backend, const std::string& kernel, std::uint64_t seed,
+                    std::int64_t sample_columns, std::string_view accumulation) {
+  VerifySpec spec{.linear = {.a_dtype = dtype_from(a_dtype),
                              .m_max = m,
                              .epilogue = {.out = dtype_from(out)},
-                             .quantize = act_from(quantize),
+                             .act_scheme = act_from(act_scheme),
                              .accumulation = accumulation_from(accumulation)},
                   .seed = seed,
                   .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
   spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
   spec.pack.m_max = m;
-  spec.pack.quantize = spec.linear.quantize;
+  spec.pack.act_scheme = spec.linear.act_scheme;
   return check(verify_linear(q, spec));
 }
 
 VerifyReport verify_images(const QuantTensor& q, std::pair<std::int64_t, std::int64_t> image, Pair stride,
                            std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding, Pair dilation,
-                           std::int64_t groups, bool channels_last, std::string_view act, std::int64_t batch,
-                           std::string_view out, std::string_view quantize, std::string_view backend, const std::string& kernel,
+                           std::int64_t groups, bool channels_last, std::string_view a_dtype, std::int64_t batch,
+                           std::string_view out, std::string_view act_scheme, std::string_view backend, const std::string& kernel,
                            std::uint64_t seed, std::int64_t sample_columns, std::string_view accumulation) {
   const auto [top, bottom, left, right] = padding;
   const ImageLayout layout = channels_last ? ImageLayout::nhwc : ImageLayout::nchw;
   VerifyConvSpec spec{
-      .conv = {.geometry = {.in_channels = q.k / (q.kernel.h * q.kernel.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
+      .conv = {.geometry = {.in_channels = q.k / (q.filter.h * q.filter.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
                             .out_channels = q.n,
                             .height = image.first,
                             .width = image.second,
-                            .kernel = q.kernel,
+                            .filter = q.filter,
                             .stride = {stride.first, stride.second},
                             .padding = {.top = top, .bottom = bottom, .left = left, .right = right},
                             .dilation = {dilation.first, dilation.second},
                             .groups = groups},
                .input = layout,
                .output = layout,
-               .act = dtype_from(act),
+               .a_dtype = dtype_from(a_dtype),
                .batch_max = batch,
                .epilogue = {.out = dtype_from(out)},
-               .quantize = act_from(quantize),
+               .act_scheme = act_from(act_scheme),
                .accumulation = accumulation_from(accumulation)},
       .seed = seed,
       .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
   spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
-  spec.pack.quantize = spec.conv.quantize;
+  spec.pack.act_scheme = spec.conv.act_scheme;
   return check(verify_conv(q, spec));
 }
 
@@ -702,7 +703,7 @@ nb::dict roofline() {
 }
 
 void bind_functions(nb::module_& m) {
-  m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "act"_a = "", "layout"_a = "", "kernel"_a = "",
+  m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "act_scheme"_a = "", "layout"_a = "", "kernel"_a = "",
         "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast");
   for (const auto& [function, how] : {std::pair("quantize", &quantize), std::pair("quantize_conv", &quantize_conv)})
     m.def(
@@ -731,11 +732,11 @@ void bind_functions(nb::module_& m) {
   m.def("read_module", &decode_module, "tensors"_a, "config"_a = "");
   m.def("dequantize_tensors", &dequantize_tensors, nb::kw_only(), "format"_a, "bits"_a, "zeros_minus_one"_a, "qweight"_a,
         "qzeros"_a, "scales"_a, "out"_a, "transposed"_a, "stream"_a = 0);
-  m.def("verify", &verify, "q"_a, nb::kw_only(), "act"_a = "f32", "m"_a = 4, "out"_a = "f32", "quantize"_a = "",
+  m.def("verify", &verify, "q"_a, nb::kw_only(), "a_dtype"_a = "f32", "m"_a = 4, "out"_a = "f32", "act_scheme"_a = "",
         "backend"_a = "cpu", "kernel"_a = "", "seed"_a = 1, "sample_columns"_a = 0, "accumulation"_a = "fast",
         nb::call_guard<nb::gil_scoped_release>());
   m.def("verify_conv", &verify_images, "q"_a, nb::kw_only(), "image"_a, "stride"_a, "padding"_a, "dilation"_a, "groups"_a,
-        "channels_last"_a, "act"_a, "batch"_a, "out"_a, "quantize"_a, "backend"_a, "kernel"_a, "seed"_a, "sample_columns"_a,
+        "channels_last"_a, "a_dtype"_a, "batch"_a, "out"_a, "act_scheme"_a, "backend"_a, "kernel"_a, "seed"_a, "sample_columns"_a,
         "accumulation"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "act_scheme", [](std::string_view text) { return name_of(act_from(text)); }, "text"_a,

@@ -45,7 +45,7 @@ Result<QuantizeCheckpointSpec> checkpoint_spec(const nib_transform_desc& desc) {
   spec.format = text_or(desc.format, spec.format);
   NIBBLE_ASSIGN_OR_RETURN(spec.quantize, quantize_spec(desc.quantize));
   if (desc.quantize == nullptr || desc.quantize->scale == 0) spec.quantize.scale = DType::none;
-  NIBBLE_ASSIGN_OR_RETURN(spec.act, act_scheme(desc.activations));
+  NIBBLE_ASSIGN_OR_RETURN(spec.act_scheme, act_scheme(desc.act_scheme));
   spec.calibration = text_or(desc.calibration, "");
   if (desc.smooth != nullptr) spec.smooth = *desc.smooth;
   spec.convs = desc.convs != 0;

@@ -14,7 +14,7 @@ Result<PackOptions> pack_options(const nib_pack_desc* given) {
   if (desc.m_max != 0) options.m_max = desc.m_max;
   NIBBLE_ASSIGN_OR_RETURN(options.executor, executor(desc.context));
   NIBBLE_ASSIGN_OR_RETURN(options.backend, backend(desc.backend));
-  NIBBLE_ASSIGN_OR_RETURN(options.quantize, act_scheme(desc.quantize));
+  NIBBLE_ASSIGN_OR_RETURN(options.act_scheme, act_scheme(desc.act_scheme));
   return options;
 }
 
@@ -42,36 +42,36 @@ Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
 Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_linear_desc desc, read("nib_linear_desc", given, true));
   LinearSpec spec;
-  NIBBLE_ASSIGN_OR_RETURN(spec.act, dtype("nib_linear_desc.act", desc.act, DType::f32));
+  NIBBLE_ASSIGN_OR_RETURN(spec.a_dtype, dtype("nib_linear_desc.a_dtype", desc.a_dtype, DType::f32));
   if (desc.m_max != 0) spec.m_max = desc.m_max;
   NIBBLE_ASSIGN_OR_RETURN(spec.epilogue, epilogue_spec(desc.epilogue));
-  NIBBLE_ASSIGN_OR_RETURN(spec.quantize, act_scheme(desc.quantize));
+  NIBBLE_ASSIGN_OR_RETURN(spec.act_scheme, act_scheme(desc.act_scheme));
   NIBBLE_ASSIGN_OR_RETURN(spec.accumulation, accumulation("nib_linear_desc.accumulation", desc.accumulation));
   return spec;
 }
 
 /// Of a weight W[n,k] whose rows are the elements of `kernel`.
-Result<ConvSpec> conv_spec(std::int64_t n, std::int64_t k, Extent kernel, const nib_conv_desc* given) {
+Result<ConvSpec> conv_spec(std::int64_t n, std::int64_t k, Extent filter, const nib_conv_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_conv_desc desc, read("nib_conv_desc", given));
   const auto or_one = [](std::int64_t value) { return value == 0 ? 1 : value; };
   const std::int64_t groups = or_one(desc.groups);
   ConvSpec spec;
   // Where there cannot be so many groups, the geometry is refused whatever the channels.
-  spec.geometry = {.in_channels = k / (kernel.h * kernel.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
+  spec.geometry = {.in_channels = k / (filter.h * filter.w) * std::clamp<std::int64_t>(groups, 1, 1 << 30),
                    .out_channels = n,
                    .height = desc.height,
                    .width = desc.width,
-                   .kernel = kernel,
+                   .filter = filter,
                    .stride = {or_one(desc.stride_height), or_one(desc.stride_width)},
                    .padding = {desc.padding_top, desc.padding_bottom, desc.padding_left, desc.padding_right},
                    .dilation = {or_one(desc.dilation_height), or_one(desc.dilation_width)},
                    .groups = groups};
   NIBBLE_ASSIGN_OR_RETURN(spec.input, image_layout("nib_conv_desc.input", desc.input));
   NIBBLE_ASSIGN_OR_RETURN(spec.output, image_layout("nib_conv_desc.output", desc.output));
-  NIBBLE_ASSIGN_OR_RETURN(spec.act, dtype("nib_conv_desc.act", desc.act, DType::f32));
+  NIBBLE_ASSIGN_OR_RETURN(spec.a_dtype, dtype("nib_conv_desc.a_dtype", desc.a_dtype, DType::f32));
   if (desc.batch_max != 0) spec.batch_max = desc.batch_max;
   NIBBLE_ASSIGN_OR_RETURN(spec.epilogue, epilogue_spec(desc.epilogue));
-  NIBBLE_ASSIGN_OR_RETURN(spec.quantize, act_scheme(desc.quantize));
+  NIBBLE_ASSIGN_OR_RETURN(spec.act_scheme, act_scheme(desc.act_scheme));
   NIBBLE_ASSIGN_OR_RETURN(spec.accumulation, accumulation("nib_conv_desc.accumulation", desc.accumulation));
   return spec;
 }
@@ -112,7 +112,7 @@ Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, con
     return error(StatusCode::invalid_argument, "the workspace of {} bytes is NULL", workspace_bytes);
   NIBBLE_ASSIGN_OR_RETURN(const TensorView a, view("a", operands.a));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView d, view("d", operands.d));
-  EpilogueArgs args;
+  Operands args;
   NIBBLE_ASSIGN_OR_RETURN(args.a_scale, view("a_scale", operands.a_scale));
   NIBBLE_ASSIGN_OR_RETURN(args.a_zero, view("a_zero", operands.a_zero));
   NIBBLE_ASSIGN_OR_RETURN(args.row_scale, view("row_scale", operands.row_scale));
@@ -129,8 +129,8 @@ Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, con
   return plan->run(*weight, a, d, args, scratch, threads);
 }
 
-Status quantize_acts(const nib_activations* given, void* stream) {
-  NIBBLE_ASSIGN_OR_RETURN(const nib_activations acts, read("nib_activations", given));
+Status quantize_acts(const nib_act_quantize_desc* given, void* stream) {
+  NIBBLE_ASSIGN_OR_RETURN(const nib_act_quantize_desc acts, read("nib_act_quantize_desc", given));
   NIBBLE_RETURN_IF_ERROR(required({{"scheme", acts.scheme}}));
   NIBBLE_ASSIGN_OR_RETURN(const ActScheme scheme, act_scheme(acts.scheme));
   NIBBLE_ASSIGN_OR_RETURN(const TensorView a, view("a", acts.a));
@@ -220,8 +220,8 @@ nib_status nib_weight_get(const nib_weight* weight, nib_weight_info* info) {
     out.backend = w->backend() == Backend::cuda ? NIB_CUDA : NIB_CPU;
     out.has_bias = w->has_bias();
     out.act_order = w->act_order();
-    out.kernel_height = w->kernel().h;
-    out.kernel_width = w->kernel().w;
+    out.filter_height = w->filter().h;
+    out.filter_width = w->filter().w;
     return write("nib_weight_info", info, out);
   });
 }
@@ -241,7 +241,7 @@ nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc
 nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options, nib_plan** plan) {
   return create(plan, [&]() -> Result<Plan> {
     NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
-    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(packed->n(), packed->k(), packed->kernel(), desc));
+    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(packed->n(), packed->k(), packed->filter(), desc));
     NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
     return Plan::conv(*packed, spec, chosen);
   });
@@ -286,12 +286,12 @@ nib_status nib_plan_explain(const nib_plan* plan, char** text) {
 
 nib_status nib_plan_destroy(nib_plan* plan) { return destroy(plan); }
 
-nib_status nib_execute(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
-                       size_t workspace_bytes, void* stream) {
+nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
+                        size_t workspace_bytes, void* stream) {
   return guarded([&] { return execute(plan, weight, operands, workspace, workspace_bytes, stream); });
 }
 
-nib_status nib_quantize_activations(const nib_activations* activations, void* stream) {
+nib_status nib_quantize_activations(const nib_act_quantize_desc* activations, void* stream) {
   return guarded([&] { return quantize_acts(activations, stream); });
 }
 
@@ -322,7 +322,7 @@ nib_status nib_verify(const nib_qtensor* q, const nib_verify_desc* given, nib_ve
         NIBBLE_ASSIGN_OR_RETURN(const LinearSpec linear, linear_spec(desc.linear));
         return verified(VerifySpec{.linear = linear}, verify_linear);
       }
-      NIBBLE_ASSIGN_OR_RETURN(const ConvSpec conv, conv_spec(named->q.n, named->q.k, named->q.kernel, desc.conv));
+      NIBBLE_ASSIGN_OR_RETURN(const ConvSpec conv, conv_spec(named->q.n, named->q.k, named->q.filter, desc.conv));
       return verified(VerifyConvSpec{.conv = conv}, verify_conv);
     };
     NIBBLE_ASSIGN_OR_RETURN(const VerifyReport result, of_what());

@@ -78,7 +78,7 @@ Result<QuantTensor> make(const nib_qtensor_desc& desc) {
   q.scale2 = optional(desc.scale2);
   q.act_limit = optional(desc.act_limit);
   if (desc.act_scale != nullptr) q.static_acts = StaticActs{*desc.act_scale, desc.act_zero == nullptr ? 0 : *desc.act_zero};
-  q.kernel = {desc.kernel_height == 0 ? 1 : desc.kernel_height, desc.kernel_width == 0 ? 1 : desc.kernel_width};
+  q.filter = {desc.filter_height == 0 ? 1 : desc.filter_height, desc.filter_width == 0 ? 1 : desc.filter_width};
   if (desc.act_scale == nullptr && desc.act_zero != nullptr)
     return error(StatusCode::invalid_argument, "act_zero goes with act_scale, which is NULL");
   NIBBLE_RETURN_IF_ERROR(q.validate());
@@ -101,8 +101,8 @@ nib_qtensor_desc describe(const NamedTensor& named) {
   out.act_limit = q.act_limit ? &*q.act_limit : nullptr;
   out.act_scale = q.static_acts ? &q.static_acts->scale : nullptr;
   out.act_zero = q.static_acts ? &q.static_acts->zero : nullptr;
-  out.kernel_height = q.kernel.h;
-  out.kernel_width = q.kernel.w;
+  out.filter_height = q.filter.h;
+  out.filter_width = q.filter.w;
   return out;
 }
 
@@ -138,7 +138,7 @@ nib_status nib_qtensor_get(const nib_qtensor* q, nib_qtensor_desc* desc) {
 
 nib_status nib_qtensor_destroy(nib_qtensor* q) { return destroy(q); }
 
-nib_status nib_qtensor_decode(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q, char** notes) {
+nib_status nib_read_module(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q, char** notes) {
   return create(q, [&]() -> Result<QuantTensor> {
     if (count != 0) NIBBLE_RETURN_IF_ERROR(required({{"array of tensors", tensors}}));
     std::vector<NamedView> named(count);

@@ -14,22 +14,22 @@ std::int64_t outputs(std::int64_t padded, std::int64_t kernel, std::int64_t dila
 }  // namespace
 
 std::int64_t ConvGeometry::out_height() const {
-  return outputs(height + padding.top + padding.bottom, kernel.h, dilation.h, stride.h);
+  return outputs(height + padding.top + padding.bottom, filter.h, dilation.h, stride.h);
 }
 
 std::int64_t ConvGeometry::out_width() const {
-  return outputs(width + padding.left + padding.right, kernel.w, dilation.w, stride.w);
+  return outputs(width + padding.left + padding.right, filter.w, dilation.w, stride.w);
 }
 
 Status ConvGeometry::validate() const {
-  for (const std::int64_t size : {in_channels, out_channels, height, width, kernel.h, kernel.w, stride.h, stride.w, padding.top,
+  for (const std::int64_t size : {in_channels, out_channels, height, width, filter.h, filter.w, stride.h, stride.w, padding.top,
                                   padding.bottom, padding.left, padding.right, dilation.h, dilation.w, groups})
     if (size < -kMaxSize || size > kMaxSize)
       return error(StatusCode::invalid_argument, "a convolution has a size of {}, which is outside [0, {}]", size, kMaxSize);
   const char* wrong = nullptr;
   if (in_channels < 1 || out_channels < 1 || height < 1 || width < 1)
     wrong = "sizes must be at least 1";
-  else if (kernel.h < 1 || kernel.w < 1 || stride.h < 1 || stride.w < 1 || dilation.h < 1 || dilation.w < 1)
+  else if (filter.h < 1 || filter.w < 1 || stride.h < 1 || stride.w < 1 || dilation.h < 1 || dilation.w < 1)
     wrong = "kernel, stride and dilation must be at least 1";
   else if (padding.top < 0 || padding.bottom < 0 || padding.left < 0 || padding.right < 0)
     wrong = "padding must not be negative";
@@ -38,16 +38,16 @@ Status ConvGeometry::validate() const {
   else if (out_height() < 1 || out_width() < 1)
     wrong = "the kernel does not fit into the padded image";
   if (wrong == nullptr) {
-    const std::int64_t k = product({kernel.h, kernel.w, group_inputs()});
+    const std::int64_t k = product({filter.h, filter.w, group_inputs()});
     if (k <= kMaxSize) return {};
-    return error(StatusCode::invalid_argument, "a patch of {}x{} elements of {} channels has more than {}", kernel.h, kernel.w,
+    return error(StatusCode::invalid_argument, "a patch of {}x{} elements of {} channels has more than {}", filter.h, filter.w,
                  group_inputs(), kMaxSize);
   }
   return error(
       StatusCode::invalid_argument,
       "convolution of [{},{},{}] with a kernel [{},{}/{},{},{}], stride {}x{}, padding {},{},{},{} (top, bottom, left, right), "
       "dilation {}x{}, which gives an output of {}x{}: {}",
-      in_channels, height, width, out_channels, in_channels, groups, kernel.h, kernel.w, stride.h, stride.w, padding.top,
+      in_channels, height, width, out_channels, in_channels, groups, filter.h, filter.w, stride.h, stride.w, padding.top,
       padding.bottom, padding.left, padding.right, dilation.h, dilation.w, out_height(), out_width(), wrong);
 }
 

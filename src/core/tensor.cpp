@@ -102,8 +102,8 @@ Status QuantTensor::validate() const {
       return bad("code {} at [{},{}] does not fit in {} bits", static_cast<int>(*it), at / k, at % k, width);
     }
   }
-  if (kernel.h < 1 || kernel.w < 1 || k % kernel.h != 0 || k / kernel.h % kernel.w != 0)
-    return bad("K={} is not a multiple of the {}x{} elements of the convolution's kernel", k, kernel.h, kernel.w);
+  if (filter.h < 1 || filter.w < 1 || k % filter.h != 0 || k / filter.h % filter.w != 0)
+    return bad("K={} is not a multiple of the {}x{} elements of the convolution's kernel", k, filter.h, filter.w);
   if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
   const std::int64_t expected[] = {scheme.group.rows(n), groups()};
   if (scales.dtype != scheme.scale) return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));

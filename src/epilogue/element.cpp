@@ -2,7 +2,7 @@
 
 namespace nibble::epilogue {
 
-Element element(const EpilogueSpec& spec, const EpilogueArgs& args, const TensorView& d, float acc_scale) {
+Element element(const EpilogueSpec& spec, const Operands& args, const TensorView& d, float acc_scale) {
   const auto floats = [](bool present, const ConstTensorView& v) {
     return present ? static_cast<const float*>(v.data) : nullptr;
   };

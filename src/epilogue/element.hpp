@@ -212,6 +212,6 @@ struct Element {
 };
 
 /// The epilogue of D as a kernel takes it. The operands must have passed check_args.
-Element element(const EpilogueSpec& spec, const EpilogueArgs& args, const TensorView& d, float acc_scale);
+Element element(const EpilogueSpec& spec, const Operands& args, const TensorView& d, float acc_scale);
 
 }  // namespace nibble::epilogue

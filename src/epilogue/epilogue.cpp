@@ -103,7 +103,7 @@ void store(const EpilogueSpec& spec, const float* acc, std::int64_t count, const
 
 }  // namespace
 
-Status check_args(const EpilogueSpec& spec, const EpilogueArgs& args, const TensorView& d) {
+Status check_args(const EpilogueSpec& spec, const Operands& args, const TensorView& d) {
   if (spec.row_scale) NIBBLE_RETURN_IF_ERROR(check_vector("row_scale", args.row_scale, d.dim(0), true));
   if (spec.col_scale) NIBBLE_RETURN_IF_ERROR(check_vector("col_scale", args.col_scale, d.dim(1), true));
   if (spec.bias) NIBBLE_RETURN_IF_ERROR(check_vector("bias", args.bias, d.dim(1), false));
@@ -112,8 +112,8 @@ Status check_args(const EpilogueSpec& spec, const EpilogueArgs& args, const Tens
   return {};
 }
 
-void store_row(const EpilogueSpec& spec, const EpilogueArgs& args, float* acc, std::int64_t m, std::int64_t n0,
-               std::int64_t count, const TensorView& d) {
+void store_row(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t n0, std::int64_t count,
+               const TensorView& d) {
   if (spec.row_scale) {
     const float scale = static_cast<const float*>(args.row_scale.data)[m];
     for (std::int64_t i = 0; i < count; ++i) acc[i] *= scale;

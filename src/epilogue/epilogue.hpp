@@ -10,11 +10,11 @@
 namespace nibble::epilogue {
 
 /// Checks the operands an epilogue needs against D[M,N]: presence, dtype, shape, strides.
-Status check_args(const EpilogueSpec& spec, const EpilogueArgs& args, const TensorView& d);
+Status check_args(const EpilogueSpec& spec, const Operands& args, const TensorView& d);
 
 /// Finishes acc[0…count), which are D[m, n0…n0+count), and stores them. `acc` is overwritten.
 /// The operands must have passed check_args.
-void store_row(const EpilogueSpec& spec, const EpilogueArgs& args, float* acc, std::int64_t m, std::int64_t n0,
-               std::int64_t count, const TensorView& d);
+void store_row(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t n0, std::int64_t count,
+               const TensorView& d);
 
 }  // namespace nibble::epilogue

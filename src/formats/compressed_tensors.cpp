@@ -57,12 +57,12 @@ Status read_shape(const ModuleTensors& tensors, Module& m) {
   m.n = dims[0];
   m.k = dims[1];
   if (!conv) return check_dimensions(tensors, m.n, m.k);
-  m.kernel = Extent{dims[2], dims[3]};
+  m.filter = Extent{dims[2], dims[3]};
   // One factor at a time: each product of two numbers that were checked fits.
-  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.kernel->h, m.kernel->w));
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.filter->h, m.filter->w));
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
-  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k *= m.kernel->h));
-  return check_dimensions(tensors, m.n, m.k *= m.kernel->w);
+  NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k *= m.filter->h));
+  return check_dimensions(tensors, m.n, m.k *= m.filter->w);
 }
 
 /// The layout that explains the shapes; the config decides between several, and dense is more likely than padded.
@@ -189,7 +189,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.scheme = a.module.scheme;
   q.n = a.module.n;
   q.k = a.module.k;
-  q.kernel = a.module.kernel.value_or(Extent{});
+  q.filter = a.module.filter.value_or(Extent{});
   NIBBLE_RETURN_IF_ERROR(read_g_idx(tensors, q, notes));
   NIBBLE_RETURN_IF_ERROR(read_zeros(tensors, a.fit.bits, a.fit.packing, q));
   q.codes = unpack_rows(bytes_of(*tensors.find("weight_packed")), a.fit.packing, a.fit.bits, q.n, q.k);
@@ -241,7 +241,7 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& 
 }
 
 Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActScheme& act) {
-  return encode(q, act, shape_tensor({q.n, q.k / (q.kernel.h * q.kernel.w), q.kernel.h, q.kernel.w}));
+  return encode(q, act, shape_tensor({q.n, q.k / (q.filter.h * q.filter.w), q.filter.h, q.filter.w}));
 }
 
 Result<Json> write_config(const WrittenCheckpoint& written) { return ct_config("pack-quantized", written); }

@@ -171,7 +171,7 @@ std::optional<std::int64_t> ct_group_size(const std::vector<CtGroup>& entries, s
 
 void claim_ct(Module& module, std::string_view name, const QuantConfig& config, const std::vector<CtGroup>& entries,
               std::optional<DType> (*codes)(const CtGroup&)) {
-  const CtGroup* entry = ct_entry(config, entries, name, module.kernel.has_value(), &module.scheme);
+  const CtGroup* entry = ct_entry(config, entries, name, module.filter.has_value(), &module.scheme);
   if (const auto type = entry == nullptr ? std::nullopt : codes(*entry); type && entry->group) {
     module.other_acts = entry->other_acts;
     return claim(module, config,

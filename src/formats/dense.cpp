@@ -21,8 +21,8 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   m.k = weight->dim(1);
   if (weight->rank == 4) {
     if (weight->dim(0) < 1 || weight->dim(1) < 1 || weight->dim(2) < 1 || weight->dim(3) < 1) return std::nullopt;
-    m.kernel = Extent{weight->dim(2), weight->dim(3)};
-    m.k *= m.kernel->h * m.kernel->w;
+    m.filter = Extent{weight->dim(2), weight->dim(3)};
+    m.k *= m.filter->h * m.filter->w;
   }
   if (!check_dimensions(tensors, m.n, m.k).ok()) return std::nullopt;
   m.has_bias = tensors.find("bias") != nullptr && check_bias(tensors, m.n).ok();

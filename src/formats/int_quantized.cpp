@@ -61,8 +61,8 @@ Status count_from_zero(const ModuleTensors& tensors, std::string_view what, int 
 }
 
 /// Codes of rows in the order kh, kw, ci, as [Co,Ci/groups,Kh,Kw]; or back.
-std::vector<std::uint8_t> reordered(std::span<const std::uint8_t> codes, std::int64_t k, Extent kernel, bool back) {
-  const std::int64_t elements = kernel.h * kernel.w, channels = k / elements;
+std::vector<std::uint8_t> reordered(std::span<const std::uint8_t> codes, std::int64_t k, Extent filter, bool back) {
+  const std::int64_t elements = filter.h * filter.w, channels = k / elements;
   std::vector<std::uint8_t> out(codes.size());
   for (std::size_t row = 0; row < codes.size(); row += static_cast<std::size_t>(k))
     for (std::int64_t e = 0; e < elements; ++e)
@@ -87,8 +87,8 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   m.n = weight.dim(0);
   m.k = weight.dim(1);
   if (conv) {
-    m.kernel = Extent{weight.dim(2), weight.dim(3)};
-    m.k *= m.kernel->h * m.kernel->w;  // all of them lie in the file
+    m.filter = Extent{weight.dim(2), weight.dim(3)};
+    m.k *= m.filter->h * m.filter->w;  // all of them lie in the file
   }
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
   const auto entries = ct_groups(config, CtType::integer);
@@ -130,9 +130,9 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.n = m.n;
   q.k = m.k;
   q.codes = copy_bytes(*tensors.find("weight"), m.n * m.k);
-  if (m.kernel) {
-    q.kernel = *m.kernel;
-    q.codes = reordered(q.codes, q.k, q.kernel, true);
+  if (m.filter) {
+    q.filter = *m.filter;
+    q.codes = reordered(q.codes, q.k, q.filter, true);
   }
   const std::int64_t rows = m.scheme.group.rows(m.n);
   q.scales = copy_as(*tensors.find("weight_scale"), {rows, q.groups()});
@@ -181,13 +181,13 @@ Result<std::vector<EncodedTensor>> write_conv(const QuantTensor& q, const ActSch
         "int-quantized cannot hold a convolution of {}: its scales are per tensor or channel; compressed-tensors has groups",
         q.scheme.name());
   NIBBLE_ASSIGN_OR_RETURN(std::vector<EncodedTensor> out, write(q, act));
-  const std::int64_t elements = q.kernel.h * q.kernel.w;
+  const std::int64_t elements = q.filter.h * q.filter.w;
   for (EncodedTensor& part : out) {
     if (part.suffix == "weight") {
       const std::span rows(part.tensor.as<std::uint8_t>(), part.tensor.bytes.size());
-      const auto codes = reordered(rows, q.k, q.kernel, false);
+      const auto codes = reordered(rows, q.k, q.filter, false);
       std::memcpy(part.tensor.bytes.data(), codes.data(), codes.size());
-      part.tensor.shape = {q.n, q.k / elements, q.kernel.h, q.kernel.w};
+      part.tensor.shape = {q.n, q.k / elements, q.filter.h, q.filter.w};
     } else if ((part.suffix == "weight_scale" || part.suffix == "weight_zero_point") && q.scheme.group == GroupShape::channel()) {
       part.tensor.shape = {q.n, 1, 1, 1};  // which multiplies the weight as it is
     }

@@ -79,7 +79,7 @@ Result<std::optional<std::vector<float>>> Calibration::absmax(const Module& modu
     const ConstTensorView view = file_->view(it->second);
     const int rank = suffix == std::string_view("input") ? 2 : 1;
     const bool fits = is_compute_float(view.dtype) && view.rank == rank && view.dim(0) >= 1 && view.dim(rank - 1) >= 1;
-    const std::int64_t k = module.kernel && fits ? view.dim(rank - 1) : module.k;  // a convolution's groups are not known here
+    const std::int64_t k = module.filter && fits ? view.dim(rank - 1) : module.k;  // a convolution's groups are not known here
     if (!fits || view.dim(rank - 1) != k)
       return error(StatusCode::corrupt_data, "{}: {} is {}; expected f32, f16 or bf16 [{}{}], K={} of the module",
                    file_->path.string(), printable(name), codec::describe(view), rank == 2 ? "tokens," : "", module.k, module.k);

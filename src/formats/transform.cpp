@@ -236,7 +236,7 @@ Status check_config(const Transform& t) {
   std::vector<codec::WrittenModule> expected;
   for (const Module* module : t.selected)
     expected.push_back({module->name, module->scheme, module->act_order, module->claimed ? module->claimed->act : ActScheme{},
-                        module->kernel.has_value(), format_for(*t.format, module->scheme.codes).name, module->other_acts});
+                        module->filter.has_value(), format_for(*t.format, module->scheme.codes).name, module->other_acts});
   return t.format->write_config(described(t, std::move(expected))).status();
 }
 
@@ -345,7 +345,7 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
       NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(module));
       for (const codec::EncodedTensor& part : rewritten.tensors)
         NIBBLE_RETURN_IF_ERROR(add(join_name(module.name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
-      written.push_back({module.name, rewritten.scheme, rewritten.act_order, rewritten.act, module.kernel.has_value(),
+      written.push_back({module.name, rewritten.scheme, rewritten.act_order, rewritten.act, module.filter.has_value(),
                          rewritten.format, module.other_acts});
       report.modules.push_back(std::move(rewritten.row));
     }
@@ -450,10 +450,10 @@ Status nothing_to_do(const fs::path& path, std::string_view what) {
 
 Result<Rewritten> encode(const codec::Format& asked, const Module& module, const QuantTensor& q, const ActScheme& act) {
   const codec::Format& format = format_for(asked, q.scheme.codes);
-  if (module.kernel && format.encode_conv == nullptr)
+  if (module.filter && format.encode_conv == nullptr)
     return error(StatusCode::unsupported, "{}: a convolution, which {} cannot hold; compressed-tensors and int-quantized can",
                  module.name, format.name);
-  auto tensors = module.kernel ? format.encode_conv(q, act) : format.write(q, act);
+  auto tensors = module.filter ? format.encode_conv(q, act) : format.write(q, act);
   if (!tensors.ok()) return tensors.status().with_context(module.name);
   return Rewritten{std::move(tensors).value(),
                    q.scheme,
@@ -472,10 +472,10 @@ ActScheme activations_of(const Module& module, const QuantTensor& q) {
 }
 
 /// Rows in the order kh, kw, ci as [Co,Ci/groups,Kh,Kw].
-Tensor as_oihw(const Tensor& rows, Extent kernel) {
-  const std::int64_t elements = kernel.h * kernel.w, k = rows.shape[1], channels = k / elements;
+Tensor as_oihw(const Tensor& rows, Extent filter) {
+  const std::int64_t elements = filter.h * filter.w, k = rows.shape[1], channels = k / elements;
   const auto width = static_cast<std::size_t>(bits(rows.dtype) / 8);
-  Tensor out(rows.dtype, {rows.shape[0], channels, kernel.h, kernel.w});
+  Tensor out(rows.dtype, {rows.shape[0], channels, filter.h, filter.w});
   std::byte* to = out.bytes.data();
   for (std::int64_t n = 0; n < rows.shape[0]; ++n)
     for (std::int64_t c = 0; c < channels; ++c)
@@ -548,8 +548,8 @@ Result<std::optional<Pattern>> compile(std::string_view what, const std::string&
 
 WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
   const auto bias = in.tensor_index.find(join_name(module.name, "bias"));
-  WeightShape shape{module.name, module.n, module.k, std::nullopt, module.kernel.has_value()};
-  if (module.kernel) shape.k /= module.kernel->h * module.kernel->w;
+  WeightShape shape{module.name, module.n, module.k, std::nullopt, module.filter.has_value()};
+  if (module.filter) shape.k /= module.filter->h * module.filter->w;
   if (bias != in.tensor_index.end()) shape.bias = in.view(bias->second).numel();
   return shape;
 }
@@ -559,7 +559,7 @@ WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
 DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
   if (spec.format == "fp8") return DType::f32;
   if (weight != DType::f32) return weight;
-  return spec.act.codes == DType::none ? DType::f16 : DType::f32;
+  return spec.act_scheme.codes == DType::none ? DType::f16 : DType::f32;
 }
 
 /// How the module will be stored, or why its shape does not fit. Formats look at N modulo the codes of a word, so `rows` that are
@@ -575,9 +575,9 @@ Result<WeightScheme> stored_as(const codec::Format& format, const Module& module
   plain.clip_search = false;
   if (plain.scale == DType::none) plain.scale = scale_type(spec, module.scheme.codes);
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize(ConstTensorView(zeros.bytes.data(), DType::f32, {rows, module.k}), plain));
-  q.kernel = module.kernel.value_or(Extent{});
-  if (spec.act.codes != DType::none && spec.act.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
-  const Status encoded = encode(format, module, q, spec.act).status();
+  q.filter = module.filter.value_or(Extent{});
+  if (spec.act_scheme.codes != DType::none && spec.act_scheme.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
+  const Status encoded = encode(format, module, q, spec.act_scheme).status();
   if (encoded.ok()) return q.scheme;
   if (rows == module.n) return encoded;
   return stored_as(format, module, spec, module.n);  // for an error that says N
@@ -600,7 +600,7 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
   std::string cannot, kept;  // the first weight that is no layer [N,K], and the first that loaders keep in float
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const Module& module = in.modules[i];
-    if (module.kernel && !spec.convs) continue;
+    if (module.filter && !spec.convs) continue;
     std::string why;
     if (only && !only->search(module.name)) why = "the only expression does not match its name";
     if (skip && skip->search(module.name)) why = "the skip expression matches its name";
@@ -609,9 +609,9 @@ Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, c
       if (std::string& first = left->possible ? kept : cannot; first.empty()) first = fmt::format("; {}: {}", module.name, why);
     }
     if (why.empty()) {
-      const Extent kernel = module.kernel.value_or(Extent{});
+      const Extent filter = module.filter.value_or(Extent{});
       const auto [at, fresh] = asked.try_emplace(
-          fmt::format("{} {} {} {} {}", name(module.scheme.codes), module.n, module.k, kernel.h, kernel.w), WeightScheme{});
+          fmt::format("{} {} {} {} {}", name(module.scheme.codes), module.n, module.k, filter.h, filter.w), WeightScheme{});
       if (fresh) at->second = stored_as(format, module, spec, std::min(module.n, module.n % 32 + 32));
       if (at->second.ok()) {
         chosen.modules.push_back(&module);
@@ -638,7 +638,7 @@ Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out,
   NIBBLE_RETURN_IF_ERROR(check_paths(in.path, out));
   TransformReport report;
   for (std::size_t i = 0; i < chosen.modules.size(); ++i)
-    report.modules.push_back({chosen.modules[i]->name, Scheme{chosen.schemes[i], spec.act}.name(), std::nullopt});
+    report.modules.push_back({chosen.modules[i]->name, Scheme{chosen.schemes[i], spec.act_scheme}.name(), std::nullopt});
   for (const TensorInfo& tensor : in.shards.tensors) report.bytes_in += tensor.bytes;
   report.notes = group_notes(notes);
   return report;
@@ -677,7 +677,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
   NIBBLE_ASSIGN_OR_RETURN(Chosen chosen, choose(*in, *format, spec));
   const Modules& selected = chosen.modules;
-  const bool is_static = spec.act.codes != DType::none && spec.act.group == GroupShape::tensor();
+  const bool is_static = spec.act_scheme.codes != DType::none && spec.act_scheme.group == GroupShape::tensor();
   if (spec.calibration.empty() && (spec.smooth || is_static))
     return error(StatusCode::invalid_argument, "{} needs a calibration", spec.smooth ? "smoothing" : "a static activation scale");
   if (spec.smooth && !(*spec.smooth >= 0 && *spec.smooth <= 1))
@@ -696,14 +696,14 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
     const auto stored = [&](const char* suffix) { return in->shards.load(in->tensor_index.at(join_name(module.name, suffix))); };
     NIBBLE_ASSIGN_OR_RETURN(Tensor original, stored("weight"));
-    if (module.kernel) original = as_rows(original);
+    if (module.filter) original = as_rows(original);
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
     QuantizeSpec how = spec.quantize;
     if (how.scale == DType::none) how.scale = scale_type(spec, original.dtype);
     Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), how, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
-    q->kernel = module.kernel.value_or(Extent{});
+    q->filter = module.filter.value_or(Extent{});
     if (module.has_bias) {
       NIBBLE_ASSIGN_OR_RETURN(q->bias, stored("bias"));
     }
@@ -714,9 +714,9 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
       } else {
         NIBBLE_ASSIGN_OR_RETURN(absmax, calibration->absmax(module));
       }
-      NIBBLE_ASSIGN_OR_RETURN(q->static_acts, static_scale(module, spec.act, absmax, s));
+      NIBBLE_ASSIGN_OR_RETURN(q->static_acts, static_scale(module, spec.act_scheme, absmax, s));
     }
-    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q, spec.act));
+    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q, spec.act_scheme));
     if (s != nullptr) {  // the norm multiplies by 1/s: with it the weight stands for the original
       q->prescale = Tensor(DType::f32, {module.k});
       for (std::int64_t k = 0; k < module.k; ++k) q->prescale.set(k, 1.0f / (*s)[static_cast<std::size_t>(k)]);
@@ -781,7 +781,7 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
     Result<Tensor> weight = options.dequantize ? options.dequantize(q, dtype) : dequantize(q, dtype, executor);
     if (!weight.ok()) return weight.status().with_context(module.name);
     Rewritten rewritten{{}, q.scheme, false, {module.name, std::string(name(dtype)), std::nullopt}};
-    rewritten.tensors.push_back({"weight", module.kernel ? as_oihw(*weight, *module.kernel) : *std::move(weight)});
+    rewritten.tensors.push_back({"weight", module.filter ? as_oihw(*weight, *module.filter) : *std::move(weight)});
     if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
     return rewritten;
   };

@@ -57,9 +57,9 @@ bool needs_prepare(ActForm form, const Problem& p) {
   switch (form) {
     case ActForm::as_given: return false;
     case ActForm::f32:  // a row of f32 is its own prepared form
-      return p.m > 1 || p.act != DType::f32 || p.permutes_k || p.prescales_k || p.quantize.codes != DType::none;
+      return p.m > 1 || p.a_dtype != DType::f32 || p.permutes_k || p.prescales_k || p.act_scheme.codes != DType::none;
     case ActForm::s8_rows:
-    case ActForm::e4m3_rows: return is_compute_float(p.act);  // codes are read where they are
+    case ActForm::e4m3_rows: return is_compute_float(p.a_dtype);  // codes are read where they are
     default: return true;
   }
 }

@@ -77,9 +77,9 @@ struct Problem {
   DType zero_type = DType::none;
   std::string_view layout;        // of the packed weight; empty: not packed yet
   Backend memory = Backend::cpu;  // where its bytes are or will be: cuda is device memory
-  DType act = DType::f32;         // of A as the caller passes it
+  DType a_dtype = DType::f32;     // of A as the caller passes it
   EpilogueSpec epilogue;          // epilogue.out is the output type of every op
-  ActScheme quantize;             // how A is quantized before the product, if at all
+  ActScheme act_scheme;           // how A is quantized before the product, if at all
   /// Of FP8 codes.
   Accumulation accumulation = Accumulation::fast;
   bool permutes_k = false;   // act-order: the packed weight has its own order of input channels
@@ -105,8 +105,8 @@ struct StepArgs {
   TensorView d;                   // linear [M,N]; conv [B,Co,Oh,Ow]; dequantize [N,K] or [K,N]
   bool transposed = false;        // dequantize: d is [K,N]
   const EpilogueSpec* epilogue = nullptr;
-  EpilogueArgs operands;
-  ActScheme quantize;
+  Operands operands;
+  ActScheme act_scheme;
   bool far_zeros = false;  // CPU: operands.a_zero has some outside −128 … 127
   Accumulation accumulation = Accumulation::fast;
   const ConvSpec* conv = nullptr;       // conv

@@ -28,7 +28,7 @@ struct PackedWeightHeader {
   WeightScheme scheme;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  Extent kernel;
+  Extent filter;
   DType zero_type = DType::none;
   std::optional<float> scale2;
   /// Act-order: the packed position i holds input channel perm[i], so that groups are contiguous; empty: in order.

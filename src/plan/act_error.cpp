@@ -35,9 +35,9 @@ Result<Tensor> inputs_of(const QuantTensor& q, const ActErrorSpec& spec) {
 
 /// D with the activations quantized as `mode` says.
 Result<Tensor> run_mode(const QuantTensor& q, const ActScheme& mode, const Tensor& a, Executor& executor) {
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, {.m_max = a.shape[0], .executor = &executor, .quantize = mode}));
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, {.m_max = a.shape[0], .executor = &executor, .act_scheme = mode}));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan,
-                          Plan::linear(weight, {.act = a.dtype, .m_max = a.shape[0], .quantize = mode},
+                          Plan::linear(weight, {.a_dtype = a.dtype, .m_max = a.shape[0], .act_scheme = mode},
                                        {.allow_reference = mode.codes == DType::none, .threads = executor.threads()}));
   Tensor d(DType::f32, {a.shape[0], q.n});
   std::vector<std::byte> workspace(plan.workspace_bytes());
@@ -60,7 +60,7 @@ Result<std::vector<ActError>> activation_errors(const QuantTensor& q, std::span<
   std::vector<ActError> errors;
   for (const ActScheme& mode : modes) {
     ActError& found = errors.emplace_back();
-    found.act = mode;
+    found.act_scheme = mode;
     const Result<Tensor> d = run_mode(q, mode, a, on);
     found.possible = d.status();
     if (!d.ok()) continue;

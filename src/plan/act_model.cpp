@@ -9,22 +9,22 @@ reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& 
   const int base = 1 << (gpu_tile::stored_bits(scheme.codes) - 1);  // of codes as they are stored: 8 or 128
   switch (kernel.sums) {
     case Sums::f32: break;
-    case Sums::fixed_point: return {.quantize = quantize, .fixed_point = true, .subtracts_zeros = true};
+    case Sums::fixed_point: return {.act_scheme = quantize, .fixed_point = true, .subtracts_zeros = true};
     case Sums::integers:  // over all of K they are exact: only scaling them rounds
-      return {.quantize = quantize, .subtracts_zeros = !sums_whole_rows(scheme, quantize)};
+      return {.act_scheme = quantize, .subtracts_zeros = !sums_whole_rows(scheme, quantize)};
     case Sums::integer_folds: {  // exact up to the end of a fold; what zero points differ from the base of codes stands apart
       const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;
-      return {.quantize = quantize, .subtracts_zeros = true, .code_offset = centred ? 0.0 : static_cast<double>(base)};
+      return {.act_scheme = quantize, .subtracts_zeros = true, .code_offset = centred ? 0.0 : static_cast<double>(base)};
     }
     case Sums::tensor_cores:
       if (kernel.rounds_weights)
-        return {.quantize = quantize, .dot_factor = 4, .weight_type = act, .rounds_scales = kernel.rounds_scales};
-      return {.quantize = quantize, .dot_factor = 4};
+        return {.act_scheme = quantize, .dot_factor = 4, .weight_type = act, .rounds_scales = kernel.rounds_scales};
+      return {.act_scheme = quantize, .dot_factor = 4};
     case Sums::tensor_core_codes:
       // Zero points are subtracted from the sums of a record of 128 channels; bf16 carries a 4-bit code u as 128 + u. Tensor cores align
       // products to the largest and truncate, a whole unit in the last place (two rounding units) for every 8 channels, where rounding
       // to nearest errs by half of one and to both sides.
-      return {.quantize = quantize,
+      return {.act_scheme = quantize,
               .subtracts_zeros = true,
               .part_roundings = 4 + 2.0 * gpu_tile::kChannels / 8,
               .code_offset = act == DType::bf16 && base == 8 ? 128.0 : 0.0,
@@ -32,10 +32,10 @@ reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& 
     case Sums::tensor_core_fp8: {
       const bool grouped = quantize.group.k != 0 || scheme.group.n > 1;
       const int together = grouped ? 128 : accumulation == Accumulation::precise ? kPreciseChannels : 0;
-      return {.quantize = quantize, .dot_factor = 4, .fp8_group = together};
+      return {.act_scheme = quantize, .dot_factor = 4, .fp8_group = together};
     }
   }
-  return {.quantize = quantize};
+  return {.act_scheme = quantize};
 }
 
 }  // namespace nibble

@@ -65,7 +65,7 @@ namespace {
 /// there is no other kernel: what it is predicted to take for a small weight is less than a launch of any other.
 Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& options, Backend memory) {
   Problem problem{
-      .n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory, .quantize = options.quantize};
+      .n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory, .act_scheme = options.act_scheme};
   problem.machine = assumed_roofline((options.executor != nullptr ? *options.executor : default_executor()).threads());
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
@@ -140,7 +140,7 @@ Status forced_refusal(const Problem& problem, const Choice& choice, std::string_
   const bool other_layout = !kernel.layout.empty() && kernel.layout != problem.layout;
   const bool repack = other_layout && (kernel.backend == Backend::cuda || runs_here(kernel.isa).ok());
   return error(StatusCode::unsupported, "kernel {}{} does not take {} {} M={} N={} K={} {}: {}; {}", forced,
-               by_environment ? " of NIBBLE_KERNEL" : "", name(problem.op), Scheme{problem.scheme, problem.quantize}.name(),
+               by_environment ? " of NIBBLE_KERNEL" : "", name(problem.op), Scheme{problem.scheme, problem.act_scheme}.name(),
                problem.m, problem.n, problem.k, problem.epilogue.name(), own->refusal,
                repack           ? fmt::format("pack with kernel={}", forced)
                : by_environment ? "unset NIBBLE_KERNEL, or name another kernel"

@@ -76,11 +76,11 @@ class OnDevice {
 };
 
 Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
-                     const EpilogueArgs& operands) {
+                     const Operands& operands) {
   NIBBLE_ASSIGN_OR_RETURN(const OnDevice d_there, OnDevice::copy(d));
   std::vector<OnDevice> keep;
   ConstTensorView a_there = a;
-  EpilogueArgs there = operands;
+  Operands there = operands;
   for (ConstTensorView* operand :
        {&a_there, &there.a_scale, &there.a_zero, &there.row_scale, &there.col_scale, &there.bias, &there.gate, &there.residual}) {
     if (operand->empty()) continue;  // an absent operand stays absent
@@ -104,7 +104,7 @@ Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTe
 }  // namespace
 
 Status run_on_host(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
-                   const EpilogueArgs& operands, Executor* executor) {
+                   const Operands& operands, Executor* executor) {
   if (weight.backend() == Backend::cuda) return run_on_device(plan, weight, a, d, operands);
   std::vector<std::byte> fenced = poisoned(plan.workspace_bytes(), kBeforeWorkspace);
   const std::span<std::byte> all(fenced), workspace = all.subspan(kBeforeWorkspace, plan.workspace_bytes());

@@ -9,6 +9,6 @@ namespace nibble {
 /// write, and stands between canaries: bytes that were written beside it are an internal error. For a weight in device memory
 /// everything is copied there and `d` back, all of it, what lies between its rows included; it has canaries too.
 Status run_on_host(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
-                   const EpilogueArgs& operands, Executor* executor = nullptr);
+                   const Operands& operands, Executor* executor = nullptr);
 
 }  // namespace nibble

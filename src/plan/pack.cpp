@@ -20,7 +20,7 @@ std::vector<LayoutInfo> layouts() {
 const WeightScheme& PackedWeight::scheme() const { return data_->scheme; }
 std::int64_t PackedWeight::n() const { return data_->n; }
 std::int64_t PackedWeight::k() const { return data_->k; }
-Extent PackedWeight::kernel() const { return data_->kernel; }
+Extent PackedWeight::filter() const { return data_->filter; }
 std::string_view PackedWeight::layout() const { return data_->layout->name; }
 Backend PackedWeight::backend() const { return data_->backend(); }
 std::span<const std::byte> PackedWeight::bytes() const { return data_->bytes.span(); }
@@ -38,7 +38,7 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) try 
   packed->scheme = q.scheme;
   packed->n = q.n;
   packed->k = q.k;
-  packed->kernel = q.kernel;
+  packed->filter = q.filter;
   packed->zero_type = zero_type;
   packed->scale2 = q.scale2;
   packed->prescale = q.prescale;
@@ -75,7 +75,7 @@ Result<QuantTensor> unpack(const PackedWeight& weight) try {
   q.scheme = packed.scheme;
   q.n = packed.n;
   q.k = packed.k;
-  q.kernel = packed.kernel;
+  q.filter = packed.filter;
   q.scale2 = packed.scale2;
   q.prescale = packed.prescale;
   q.bias = packed.bias;

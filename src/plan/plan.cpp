@@ -150,24 +150,25 @@ Status check_output(const TensorView& d) {
 
 /// Which ways of quantizing activations there are.
 Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
-  const ActScheme& act = spec.quantize;
-  if (!is_compute_float(spec.act) && spec.act != act.codes)
+  const ActScheme& act = spec.act_scheme;
+  if (!is_compute_float(spec.a_dtype) && spec.a_dtype != act.codes)
     return error(StatusCode::unsupported,
-                 "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names", name(spec.act));
+                 "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names",
+                 name(spec.a_dtype));
   if (act.codes == DType::none) return {};
   if (act.codes != DType::s8 && act.codes != DType::e4m3)
     return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(act.codes));
   if (act.zero != ZeroKind::none && (act.zero != ZeroKind::integer || act.codes != DType::s8))
     return error(StatusCode::unsupported, "activations of type {} have no zero points; s8 has integers", name(act.codes));
   if (act.group.n > 1) return error(StatusCode::unsupported, "a scale of activations is not shared by {} tokens", act.group.n);
-  if (act.group == GroupShape::tensor() && is_compute_float(spec.act) && !weight.static_acts)
+  if (act.group == GroupShape::tensor() && is_compute_float(spec.a_dtype) && !weight.static_acts)
     return error(StatusCode::unsupported,
                  "a scale per tensor for activations has to be known beforehand, and the weight has no static_acts; use one per "
                  "token or block");
   if (act.group == GroupShape::tensor() && act.zero == ZeroKind::none && weight.static_acts && weight.static_acts->zero != 0)
     return error(StatusCode::unsupported, "the weight's static_acts have the zero point {}; quantize with ZeroKind::integer",
                  weight.static_acts->zero);
-  if (!is_compute_float(spec.act) && !weight.prescale.empty())
+  if (!is_compute_float(spec.a_dtype) && !weight.prescale.empty())
     return error(StatusCode::unsupported,
                  "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
   const std::int64_t group = weight.scheme.group.k, block = act.group.k;
@@ -178,9 +179,9 @@ Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
 }
 
 /// The operands of an A that comes quantized.
-Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, const EpilogueArgs& args, std::int64_t m) {
-  if (is_compute_float(spec.act)) return {};
-  const ActScheme& act = spec.quantize;
+Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, const Operands& args, std::int64_t m) {
+  if (is_compute_float(spec.a_dtype)) return {};
+  const ActScheme& act = spec.act_scheme;
   const bool per_tensor = act.group == GroupShape::tensor();
   if (args.a_scale.empty() && per_tensor && weight.static_acts) return {};
   const std::int64_t rows = per_tensor ? 1 : m, groups = act.group.cols(weight.k);
@@ -196,7 +197,7 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
 }
 
 /// The first zero point of an A that comes quantized, in host memory, that is no code; nothing: there is none.
-std::optional<std::int32_t> far_zero(const ActScheme& act, const EpilogueArgs& args) {
+std::optional<std::int32_t> far_zero(const ActScheme& act, const Operands& args) {
   if (act.zero == ZeroKind::none || args.a_scale.empty()) return std::nullopt;
   const ConstTensorView& zeros = args.a_zero;
   const std::int64_t groups = zeros.rank == 1 ? 1 : zeros.dim(1), step = zeros.rank == 1 ? 0 : zeros.stride(1);
@@ -212,23 +213,23 @@ std::optional<std::int32_t> far_zero(const ActScheme& act, const EpilogueArgs& a
 Status check_conv(const ConvSpec& spec, const PackedWeightData& weight) {
   const ConvGeometry& geometry = spec.geometry;
   NIBBLE_RETURN_IF_ERROR(check_batch(geometry, spec.batch_max));
-  if (weight.n != geometry.out_channels || weight.k != geometry.k() || weight.kernel != geometry.kernel)
+  if (weight.n != geometry.out_channels || weight.k != geometry.k() || weight.filter != geometry.filter)
     return error(
         StatusCode::invalid_argument,
         "the convolution has {} output channels and a kernel of {}x{} elements of {} channels, the weight is W[{},{}] of a "
         "{}x{} kernel",
-        geometry.out_channels, geometry.kernel.h, geometry.kernel.w, geometry.group_inputs(), weight.n, weight.k, weight.kernel.h,
-        weight.kernel.w);
+        geometry.out_channels, geometry.filter.h, geometry.filter.w, geometry.group_inputs(), weight.n, weight.k, weight.filter.h,
+        weight.filter.w);
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   if (spec.epilogue.row_scale)
     return error(StatusCode::unsupported,
                  "a convolution has no row_scale: a scale per pixel is the work of whoever makes the next layer");
-  NIBBLE_RETURN_IF_ERROR(check_quantize({.act = spec.act, .quantize = spec.quantize}, weight));
+  NIBBLE_RETURN_IF_ERROR(check_quantize({.a_dtype = spec.a_dtype, .act_scheme = spec.act_scheme}, weight));
   if (!weight.perm.empty() || !weight.prescale.empty())
     return error(StatusCode::unsupported, "a convolution's weight has no {}", weight.perm.empty() ? "prescale" : "act-order");
-  if (!is_compute_float(spec.act) && spec.quantize.group != GroupShape::tensor())
+  if (!is_compute_float(spec.a_dtype) && spec.act_scheme.group != GroupShape::tensor())
     return error(StatusCode::unsupported, "images that come quantized have one scale per tensor; leave other scales to run()");
-  const std::int64_t block = spec.quantize.group.k;
+  const std::int64_t block = spec.act_scheme.group.k;
   if (block != 0 && geometry.group_inputs() % block != 0)
     return error(StatusCode::unsupported, "activations in blocks of {} channels do not divide the {} of a pixel and group", block,
                  geometry.group_inputs());
@@ -269,9 +270,9 @@ Problem problem_of(Op op, const PackedWeightData& packed, const Spec& spec, cons
           .zero_type = packed.zero_type,
           .layout = packed.layout->name,
           .memory = packed.backend(),
-          .act = spec.act,
+          .a_dtype = spec.a_dtype,
           .epilogue = spec.epilogue,
-          .quantize = spec.quantize,
+          .act_scheme = spec.act_scheme,
           .accumulation = spec.accumulation,
           .permutes_k = !packed.perm.empty(),
           .prescales_k = !packed.prescale.empty(),
@@ -307,10 +308,10 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const 
   std::string_view forced;
   if (const auto of_conv = forced_kernel(options.kernel, Op::conv); of_conv.ok()) forced = *of_conv;
   if (geometry.pointwise() && flat && forced.empty()) {
-    const LinearSpec linear{.act = spec.act,
+    const LinearSpec linear{.a_dtype = spec.a_dtype,
                             .m_max = spec.batch_max * geometry.height * geometry.width,
                             .epilogue = spec.epilogue,
-                            .quantize = spec.quantize,
+                            .act_scheme = spec.act_scheme,
                             .accumulation = spec.accumulation};
     NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, options));
     auto impl = std::make_shared<Impl>(*plan.impl_);
@@ -382,9 +383,9 @@ Explanation Plan::explain() const {
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();
   const Problem& p = problem;
-  if (conv && w.kernel != conv->geometry.kernel)
+  if (conv && w.filter != conv->geometry.filter)
     return error(StatusCode::invalid_argument, "the plan is for a kernel of {}x{} elements, the weight is of one of {}x{}",
-                 conv->geometry.kernel.h, conv->geometry.kernel.w, w.kernel.h, w.kernel.w);
+                 conv->geometry.filter.h, conv->geometry.filter.w, w.filter.h, w.filter.w);
   if (w.layout != layout || w.scheme != p.scheme || w.n != p.n || w.k != p.k ||
       (p.op == Op::linear && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
@@ -445,20 +446,20 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
   NIBBLE_RETURN_IF_ERROR(check_matrix("A", a));
   NIBBLE_RETURN_IF_ERROR(check_output(d));
   const std::int64_t m = a.dim(0), n = problem.n, k = problem.k;
-  if (a.dtype != linear.act || a.dim(1) != k || m < 1 || m > linear.m_max)
+  if (a.dtype != linear.a_dtype || a.dim(1) != k || m < 1 || m > linear.m_max)
     return error(StatusCode::invalid_argument, "A is {} [{},{}], the plan takes {} [1…{},{}]", name(a.dtype), m, a.dim(1),
-                 name(linear.act), linear.m_max, k);
+                 name(linear.a_dtype), linear.m_max, k);
   if (d.dtype != linear.epilogue.out || d.dim(0) != m || d.dim(1) != n)
     return error(StatusCode::invalid_argument, "D is {} [{},{}], the plan writes {} [{},{}]", name(d.dtype), d.dim(0), d.dim(1),
                  name(linear.epilogue.out), m, n);
   args.epilogue = &linear.epilogue;
-  args.quantize = linear.quantize;
+  args.act_scheme = linear.act_scheme;
   args.accumulation = linear.accumulation;
   take_own_bias(args);
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
   NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
-  if (problem.memory != Backend::cuda && !is_compute_float(linear.act))
-    args.far_zeros = far_zero(linear.quantize, args.operands).has_value();
+  if (problem.memory != Backend::cuda && !is_compute_float(linear.a_dtype))
+    args.far_zeros = far_zero(linear.act_scheme, args.operands).has_value();
   return run_steps(bucket(m), m, args, workspace_memory);
 }
 
@@ -467,9 +468,9 @@ Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory
   const std::int64_t batch = args.a.dim(0), height = geometry.out_height(), width = geometry.out_width();
   if (batch < 1 || batch > conv->batch_max)
     return error(StatusCode::invalid_argument, "A holds {} images, the plan takes 1…{}", batch, conv->batch_max);
-  if (args.a.dtype != conv->act || args.d.dtype != conv->epilogue.out)
+  if (args.a.dtype != conv->a_dtype || args.d.dtype != conv->epilogue.out)
     return error(StatusCode::invalid_argument, "A is {} and D is {}, the plan takes {} and writes {}", name(args.a.dtype),
-                 name(args.d.dtype), name(conv->act), name(conv->epilogue.out));
+                 name(args.d.dtype), name(conv->a_dtype), name(conv->epilogue.out));
   NIBBLE_ASSIGN_OR_RETURN(const Image a,
                           image_of("A", args.a, conv->input, batch, geometry.in_channels, geometry.height, geometry.width));
   NIBBLE_ASSIGN_OR_RETURN(const Image d, image_of("D", args.d, conv->output, batch, geometry.out_channels, height, width));
@@ -492,15 +493,16 @@ Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory
   }
   args.conv = &*conv;
   args.epilogue = &conv->epilogue;
-  args.quantize = conv->quantize;
+  args.act_scheme = conv->act_scheme;
   args.accumulation = conv->accumulation;
   take_own_bias(args);
   EpilogueSpec vectors = conv->epilogue;
   vectors.gate = vectors.residual = false;
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(vectors, args.operands, args.d));
-  NIBBLE_RETURN_IF_ERROR(check_act_args({.act = conv->act, .quantize = conv->quantize}, *args.weight, args.operands, 1));
-  if (problem.memory != Backend::cuda && !is_compute_float(conv->act))
-    if (const auto zero = far_zero(conv->quantize, args.operands)) {
+  NIBBLE_RETURN_IF_ERROR(
+      check_act_args({.a_dtype = conv->a_dtype, .act_scheme = conv->act_scheme}, *args.weight, args.operands, 1));
+  if (problem.memory != Backend::cuda && !is_compute_float(conv->a_dtype))
+    if (const auto zero = far_zero(conv->act_scheme, args.operands)) {
       if (geometry.padding != Padding{})
         return error(StatusCode::invalid_argument,
                      "a_zero={} is outside [-128, 127]: padding would be filled with that code; convolve without padding, or "
@@ -523,7 +525,7 @@ Status Plan::Impl::run_dequantize(StepArgs args, std::span<std::byte> workspace_
   return run_steps(buckets.front(), 1, args, workspace_memory);
 }
 
-Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const Operands& epilogue,
                  std::span<std::byte> workspace, Executor* executor) const try {
   Executor& on = executor != nullptr ? *executor : default_executor();
   return impl_->run(weight, {.a = a, .d = d, .operands = epilogue, .executor = &on}, workspace);
@@ -531,7 +533,7 @@ Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const Ten
   return caught();
 }
 
-Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const EpilogueArgs& epilogue,
+Status Plan::run(const PackedWeight& weight, const ConstTensorView& a, const TensorView& d, const Operands& epilogue,
                  std::span<std::byte> workspace, Stream stream) const try {
   return impl_->run(weight, {.a = a, .d = d, .operands = epilogue, .stream = stream}, workspace);
 } catch (...) {

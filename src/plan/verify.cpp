@@ -29,14 +29,14 @@ ConstTensorView view(const Tensor& t) {
 }
 
 /// Seeded operands for the parts the spec names.
-struct Operands {
+struct OperandData {
   Tensor a_scale, a_zero, row_scale, col_scale, bias, gate, residual;
 
   /// `float_type`: of bias, gate and residual.
-  Operands(const LinearSpec& linear, std::int64_t m, std::int64_t n, std::int64_t k, DType float_type, std::uint64_t seed) {
+  OperandData(const LinearSpec& linear, std::int64_t m, std::int64_t n, std::int64_t k, DType float_type, std::uint64_t seed) {
     const EpilogueSpec& spec = linear.epilogue;
-    const ActScheme& quantize = linear.quantize;
-    if (!is_compute_float(linear.act)) {
+    const ActScheme& quantize = linear.act_scheme;
+    if (!is_compute_float(linear.a_dtype)) {
       const std::int64_t rows = quantize.group == GroupShape::tensor() ? 1 : m;
       std::vector<std::int64_t> shape{rows};
       if (quantize.group.k != 0) shape.push_back(quantize.group.cols(k));
@@ -54,7 +54,7 @@ struct Operands {
     if (spec.gate) gate = gaussian(float_type, {m, n}, seed + 4, 1.0f);
     if (spec.residual) residual = gaussian(float_type, {m, n}, seed + 5, 1.0f);
   }
-  EpilogueArgs args() const {
+  Operands args() const {
     return {.a_scale = view(a_scale),
             .a_zero = view(a_zero),
             .row_scale = view(row_scale),
@@ -119,7 +119,7 @@ struct Trial {
   const Plan& plan;
   std::string kernel;
   ConstTensorView a;
-  EpilogueArgs operands;
+  Operands operands;
   Tensor& memory;  // of D
   TensorView d;
   std::function<Tensor()> rows;  // D as a matrix
@@ -188,7 +188,7 @@ Result<PackedWeight> pack_for(const QuantTensor& q, PackOptions options, const P
                               Executor& executor) {
   if (options.kernel.empty() && options.layout.empty()) options.kernel = plan.kernel;
   if (options.executor == nullptr) options.executor = &executor;
-  options.quantize = quantize;
+  options.act_scheme = quantize;
   return pack(q, options);
 }
 
@@ -199,18 +199,19 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   Executor& on = executor != nullptr ? *executor : default_executor();
   const LinearSpec& linear = spec.linear;
   const std::int64_t m = linear.m_max;
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, spec.pack, spec.plan, linear.quantize, on));
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, spec.pack, spec.plan, linear.act_scheme, on));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, spec.plan));
 
-  const bool floats = is_compute_float(linear.act);
-  const Tensor a =
-      floats ? gaussian_activations(linear.act, m, q.k, spec.seed, spec.outliers) : random_codes(linear.act, m, q.k, spec.seed);
-  const Operands operands(linear, m, q.n, q.k, floats ? linear.act : DType::f16, spec.seed);
+  const bool floats = is_compute_float(linear.a_dtype);
+  const Tensor a = floats ? gaussian_activations(linear.a_dtype, m, q.k, spec.seed, spec.outliers)
+                          : random_codes(linear.a_dtype, m, q.k, spec.seed);
+  const OperandData operands(linear, m, q.n, q.k, floats ? linear.a_dtype : DType::f16, spec.seed);
   Tensor d(linear.epilogue.out, {m, q.n});
   const std::string kernel(plan.kernel(m));
   const reference::WeightArrays arrays = reference::arrays_of(q);
-  const reference::ActModel model = act_model(*find_kernel(kernel), linear.act, linear.quantize, q.scheme, linear.accumulation);
-  const EpilogueArgs args = operands.args();
+  const reference::ActModel model =
+      act_model(*find_kernel(kernel), linear.a_dtype, linear.act_scheme, q.scheme, linear.accumulation);
+  const Operands args = operands.args();
   NIBBLE_ASSIGN_OR_RETURN(
       VerifyReport report,
       report_of(
@@ -228,9 +229,9 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
            .oracle = [&](auto columns) { return reference::linear(arrays, view(a), linear.epilogue, args, columns, model); },
            .what = fmt::format("kernel {}, M={}, seed {}", kernel, m, spec.seed)},
           on));
-  if (spec.added_error && floats && linear.quantize.codes != DType::none) {
+  if (spec.added_error && floats && linear.act_scheme.codes != DType::none) {
     // Left out where NIBBLE_KERNEL asks for a kernel that does only the one or the other.
-    const auto errors = activation_errors(q, {&linear.quantize, 1}, {.inputs = view(a), .tokens = m}, &on);
+    const auto errors = activation_errors(q, {&linear.act_scheme, 1}, {.inputs = view(a), .tokens = m}, &on);
     if (errors.ok() && errors->front().possible.ok()) report.added_error = errors->front().relative_l2;
   }
   return report;
@@ -247,18 +248,18 @@ Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spe
   PackOptions packing = spec.pack;
   NIBBLE_RETURN_IF_ERROR(check_batch(g, batch));
   const std::int64_t pixels = packing.m_max = batch * g.out_height() * g.out_width();
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, packing, spec.plan, conv.quantize, on));
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, packing, spec.plan, conv.act_scheme, on));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::conv(weight, conv, spec.plan));
 
-  const bool floats = is_compute_float(conv.act);
+  const bool floats = is_compute_float(conv.a_dtype);
   const std::int64_t inputs = batch * g.height * g.width;
-  Image a(conv.act, conv.input, batch, g.in_channels, g.height, g.width);
-  a.fill(floats ? gaussian_activations(conv.act, inputs, g.in_channels, spec.seed, spec.outliers)
-                : random_codes(conv.act, inputs, g.in_channels, spec.seed));
+  Image a(conv.a_dtype, conv.input, batch, g.in_channels, g.height, g.width);
+  a.fill(floats ? gaussian_activations(conv.a_dtype, inputs, g.in_channels, spec.seed, spec.outliers)
+                : random_codes(conv.a_dtype, inputs, g.in_channels, spec.seed));
   const auto image_of_d = [&](DType type) { return Image(type, conv.output, batch, q.n, g.out_height(), g.out_width()); };
-  const Operands operands({.act = conv.act, .epilogue = conv.epilogue, .quantize = conv.quantize}, pixels, q.n, q.k,
-                          floats ? conv.act : DType::f16, spec.seed);
-  EpilogueArgs args = operands.args();
+  const OperandData operands({.a_dtype = conv.a_dtype, .epilogue = conv.epilogue, .act_scheme = conv.act_scheme}, pixels, q.n,
+                             q.k, floats ? conv.a_dtype : DType::f16, spec.seed);
+  Operands args = operands.args();
   Image gate, residual;
   if (conv.epilogue.gate) {
     gate = image_of_d(operands.gate.dtype);
@@ -273,7 +274,7 @@ Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spe
   Image d = image_of_d(conv.epilogue.out);
   const std::string kernel(plan.kernel(batch));
   const reference::WeightArrays arrays = reference::arrays_of(q);
-  const reference::ActModel model = act_model(*find_kernel(kernel), conv.act, conv.quantize, q.scheme, conv.accumulation);
+  const reference::ActModel model = act_model(*find_kernel(kernel), conv.a_dtype, conv.act_scheme, q.scheme, conv.accumulation);
   return report_of({.q = q,
                     .weight = weight,
                     .plan = plan,

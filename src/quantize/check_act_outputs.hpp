@@ -1,7 +1,7 @@
 // What quantize_activations asks of its arguments, on the CPU and on the GPU.
 #pragma once
 
-#include "nibble/activations.hpp"
+#include "nibble/quantize.hpp"
 
 namespace nibble {
 

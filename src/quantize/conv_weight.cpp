@@ -25,7 +25,7 @@ Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& 
           std::memcpy(to, from + static_cast<std::size_t>(at) * width, width);
         }
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize({rows.bytes.data(), rows.dtype, {co, kh * kw * ci}}, spec, executor));
-  q.kernel = {kh, kw};
+  q.filter = {kh, kw};
   return q;
 } catch (...) {
   return caught();

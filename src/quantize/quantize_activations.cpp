@@ -1,5 +1,5 @@
 // Activations to codes, token by token, straight from the rule.
-#include "nibble/activations.hpp"
+#include "nibble/quantize.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -50,7 +50,7 @@ static void fill(float* x, size_t count, unsigned seed) {
 
 static nib_weight* pack(const nib_qtensor* q, const char* quantize) {
   nib_pack_desc desc = SIZED(nib_pack_desc);
-  desc.quantize = quantize;
+  desc.act_scheme = quantize;
   nib_weight* weight = NULL;
   OK(nib_pack(q, &desc, &weight));
   return weight;
@@ -66,7 +66,7 @@ static void dequantize(const nib_weight* weight, float* w, int64_t n, int64_t k)
   const nib_view d = nib_matrix(w, NIB_F32, n, k);
   nib_operands operands = SIZED(nib_operands);
   operands.d = &d;
-  OK(nib_execute(plan, weight, &operands, workspace, bytes, NULL));
+  OK(nib_plan_run(plan, weight, &operands, workspace, bytes, NULL));
   free(workspace);
   OK(nib_plan_destroy(plan));
 }
@@ -75,7 +75,7 @@ static nib_status execute(const nib_plan* plan, const nib_weight* weight, const 
   size_t bytes = 0;
   OK(nib_plan_workspace_size(plan, &bytes));
   void* workspace = malloc(bytes + 1);
-  const nib_status status = nib_execute(plan, weight, operands, workspace, bytes, NULL);
+  const nib_status status = nib_plan_run(plan, weight, operands, workspace, bytes, NULL);
   free(workspace);
   return status;
 }
@@ -364,7 +364,7 @@ static void test_quantize(void) {
   int32_t x_zeros[M], x_sums[M];
   const nib_view vx = nib_matrix(x, NIB_F32, M, k), v8 = nib_matrix(x8, NIB_S8, M, k), vs = nib_vector(x_scales, NIB_F32, M),
                  vz = nib_vector(x_zeros, NIB_S32, M), vu = nib_vector(x_sums, NIB_S32, M);
-  nib_activations acts = SIZED(nib_activations);
+  nib_act_quantize_desc acts = SIZED(nib_act_quantize_desc);
   acts.scheme = "s8zr";
   acts.a = &vx, acts.codes = &v8, acts.scales = &vs, acts.zeros = &vz, acts.sums = &vu;
   OK(nib_quantize_activations(&acts, NULL));
@@ -378,11 +378,11 @@ static void test_quantize(void) {
   }
 
   nib_linear_desc linear = SIZED(nib_linear_desc);
-  linear.quantize = "s8zr";
+  linear.act_scheme = "s8zr";
   linear.m_max = M;
   nib_plan *by_floats = NULL, *by_codes = NULL;
   OK(nib_plan_linear(weight, &linear, NULL, &by_floats));
-  linear.act = NIB_S8;
+  linear.a_dtype = NIB_S8;
   OK(nib_plan_linear(weight, &linear, NULL, &by_codes));
   const nib_view df = nib_matrix(from_floats, NIB_F32, M, n), dc = nib_matrix(from_codes, NIB_F32, M, n);
   nib_operands operands = SIZED(nib_operands);
@@ -404,7 +404,7 @@ static void test_quantize(void) {
 
   /* A scale known beforehand; FP8 in groups. */
   const float known = 1.0f / 64;
-  nib_activations fixed = SIZED(nib_activations);
+  nib_act_quantize_desc fixed = SIZED(nib_act_quantize_desc);
   fixed.scheme = "s8t";
   fixed.a = &vx, fixed.codes = &v8, fixed.static_scale = &known;
   OK(nib_quantize_activations(&fixed, NULL));
@@ -413,7 +413,7 @@ static void test_quantize(void) {
   FAILS(NIB_INVALID_ARGUMENT, "known beforehand", nib_quantize_activations(&fixed, NULL));
   float group_scales[M * 2];
   const nib_view vg = nib_matrix(group_scales, NIB_F32, M, 2), ve = nib_matrix(x8, NIB_E4M3, M, k);
-  nib_activations grouped = SIZED(nib_activations);
+  nib_act_quantize_desc grouped = SIZED(nib_act_quantize_desc);
   grouped.scheme = "e4m3g32";
   grouped.a = &vx, grouped.codes = &ve, grouped.scales = &vg;
   OK(nib_quantize_activations(&grouped, NULL));
@@ -491,7 +491,7 @@ static void test_conv(void) {
   OK(nib_quantize_conv(NULL, &kernel, &how, &q));
   nib_qtensor_desc got = SIZED(nib_qtensor_desc);
   OK(nib_qtensor_get(q, &got));
-  CHECK(got.n == CO && got.k == CONV_K && got.kernel_height == KH && got.kernel_width == KW);
+  CHECK(got.n == CO && got.k == CONV_K && got.filter_height == KH && got.filter_width == KW);
   OK(nib_qtensor_create(&got, &again));
   OK(nib_qtensor_destroy(q));
   test_verify_conv(again);
@@ -499,7 +499,7 @@ static void test_conv(void) {
   OK(nib_qtensor_destroy(again));
   nib_weight_info info = SIZED(nib_weight_info);
   OK(nib_weight_get(weight, &info));
-  CHECK(info.kernel_height == KH && info.kernel_width == KW);
+  CHECK(info.filter_height == KH && info.filter_width == KW);
   dequantize(weight, rows, CO, CONV_K);
   for (int n = 0; n < CO; ++n)
     for (int c = 0; c < C; ++c)
@@ -544,8 +544,8 @@ static void test_conv(void) {
   const nib_view scale = nib_vector(&a_scale, NIB_F32, 1), zero = nib_vector(&a_zero, NIB_S32, 1);
   for (int layout = NIB_NCHW; layout <= NIB_NHWC; ++layout) {
     nib_conv_desc desc = conv_desc();
-    desc.act = NIB_S8;
-    desc.quantize = "s8zt";
+    desc.a_dtype = NIB_S8;
+    desc.act_scheme = "s8zt";
     desc.input = desc.output = layout;
     OK(nib_plan_conv(weight, &desc, NULL, &plan));
     const nib_view vx = nib_images(x8, NIB_S8, layout, B, C, H, W), vd = nib_images(d, NIB_F32, layout, B, CO, OH, OW);
@@ -576,7 +576,7 @@ static void test_conv(void) {
   BAD(NIB_INVALID_ARGUMENT, "a size of", desc.groups = INT64_MAX);
   BAD(NIB_INVALID_ARGUMENT, "batch_max=-1", desc.batch_max = -1);
   BAD(NIB_INVALID_ARGUMENT, "nib_conv_desc.output is 2", desc.output = 2);
-  BAD(NIB_UNSUPPORTED, "per tensor", (desc.act = NIB_S8, desc.quantize = "s8r"));
+  BAD(NIB_UNSUPPORTED, "per tensor", (desc.a_dtype = NIB_S8, desc.act_scheme = "s8r"));
   BAD(NIB_INVALID_ARGUMENT, "nib_conv_desc.accumulation is 2, neither NIB_FAST nor NIB_PRECISE", desc.accumulation = 2);
   BAD(NIB_INVALID_ARGUMENT, "nib_conv_desc.struct_size is 0", desc.struct_size = 0);
   BAD(NIB_INVALID_ARGUMENT, "struct_size", desc.struct_size -= 4);
@@ -644,17 +644,17 @@ static void test_checkpoint(const char* golden, const char* scratch) {
         tensors[i].name = stored.name + strlen("model.proj.");
         tensors[i].view = stored.view;
       }
-      OK(nib_qtensor_decode(tensors, 4, info.config, &q, &notes));
+      OK(nib_read_module(tensors, 4, info.config, &q, &notes));
       nib_text_free(notes);
       OK(nib_qtensor_destroy(q));
-      OK(nib_qtensor_decode(tensors, 4, NULL, &q, NULL)); /* AWQ's shapes tell enough */
+      OK(nib_read_module(tensors, 4, NULL, &q, NULL)); /* AWQ's shapes tell enough */
       nib_qtensor* none = NULL;
-      FAILS(NIB_NOT_FOUND, "\"qweight\"", nib_qtensor_decode(tensors, 1, NULL, &none, NULL));
-      FAILS(NIB_NOT_FOUND, "none", nib_qtensor_decode(NULL, 0, NULL, &none, NULL));
-      FAILS(NIB_INVALID_ARGUMENT, "NULL", nib_qtensor_decode(NULL, 2, NULL, &none, NULL));
-      FAILS(NIB_CORRUPT_DATA, "JSON", nib_qtensor_decode(tensors, 4, "{", &none, NULL));
+      FAILS(NIB_NOT_FOUND, "\"qweight\"", nib_read_module(tensors, 1, NULL, &none, NULL));
+      FAILS(NIB_NOT_FOUND, "none", nib_read_module(NULL, 0, NULL, &none, NULL));
+      FAILS(NIB_INVALID_ARGUMENT, "NULL", nib_read_module(NULL, 2, NULL, &none, NULL));
+      FAILS(NIB_CORRUPT_DATA, "JSON", nib_read_module(tensors, 4, "{", &none, NULL));
       tensors[1].view.strides[0] += 5;
-      FAILS(NIB_INVALID_ARGUMENT, "not dense", nib_qtensor_decode(tensors, 4, NULL, &none, NULL));
+      FAILS(NIB_INVALID_ARGUMENT, "not dense", nib_read_module(tensors, 4, NULL, &none, NULL));
     } else {
       OK(nib_checkpoint_read(checkpoint, 0, &q, &notes));
       nib_text_free(notes);
@@ -687,7 +687,7 @@ static void test_checkpoint(const char* golden, const char* scratch) {
   s8.scheme = "s8c";
   transform.quantize = &s8;
   transform.format = "int-quantized";
-  transform.activations = "s8r";
+  transform.act_scheme = "s8r";
   transform.dry_run = 1;
   transform.only = "proj";
   OK(nib_checkpoint_quantize(path, out, &transform, &report));
@@ -708,8 +708,8 @@ static void test_checkpoint(const char* golden, const char* scratch) {
   CHECK(strcmp(module.scheme, "s8c") == 0 && strcmp(module.claimed, "s8r_s8c") == 0);
   OK(nib_checkpoint_destroy(s8_checkpoint));
   FAILS(NIB_INVALID_ARGUMENT, "calibration",
-        (transform.activations = "s8t", nib_checkpoint_quantize(path, out, &transform, NULL)));
-  transform.activations = NULL;
+        (transform.act_scheme = "s8t", nib_checkpoint_quantize(path, out, &transform, NULL)));
+  transform.act_scheme = NULL;
 
   /* Convolutions only where that is asked for. */
   static const char kHeader[] = "{\"net.conv.weight\":{\"dtype\":\"F32\",\"shape\":[12,8,3,3],\"data_offsets\":[0,3456]}}";
@@ -789,9 +789,9 @@ static void test_bad_qtensors(void) {
   BAD(NIB_INVALID_ARGUMENT, "bias", desc.bias.shape[0] = 1);
   BAD(NIB_INVALID_ARGUMENT, "act_zero", desc.act_zero = g_idx);
   BAD(NIB_INVALID_ARGUMENT, "limit -1", desc.act_limit = (const float[]){-1});
-  BAD(NIB_INVALID_ARGUMENT, "5x1 elements", desc.kernel_height = 5);
-  BAD(NIB_INVALID_ARGUMENT, "elements of the convolution", (desc.kernel_height = INT64_MAX, desc.kernel_width = 1ll << 33));
-  BAD(NIB_INVALID_ARGUMENT, "elements of the convolution", desc.kernel_width = -1);
+  BAD(NIB_INVALID_ARGUMENT, "5x1 elements", desc.filter_height = 5);
+  BAD(NIB_INVALID_ARGUMENT, "elements of the convolution", (desc.filter_height = INT64_MAX, desc.filter_width = 1ll << 33));
+  BAD(NIB_INVALID_ARGUMENT, "elements of the convolution", desc.filter_width = -1);
   BAD(NIB_INVALID_ARGUMENT, "does not fit", (describe(), codes[5] = 16));
   BAD(NIB_INVALID_ARGUMENT, "g_idx", g_idx[3] = G);
   BAD(NIB_INVALID_ARGUMENT, "g_idx", g_idx[3] = -1);
@@ -830,10 +830,10 @@ static void test_bad_runs(void) {
   FAILS(status, part, (change, nib_plan_linear(weight, &desc, NULL, &none))); \
   epilogue = (nib_epilogue)SIZED(nib_epilogue), desc = (nib_linear_desc)SIZED(nib_linear_desc), desc.epilogue = &epilogue
   BAD(NIB_INVALID_ARGUMENT, "m_max=-1", desc.m_max = -1);
-  BAD(NIB_UNSUPPORTED, "s32", desc.act = NIB_S32);
-  BAD(NIB_INVALID_ARGUMENT, "no nib_dtype", desc.act = 1000);
-  BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.quantize = "int8");
-  BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.quantize = "");
+  BAD(NIB_UNSUPPORTED, "s32", desc.a_dtype = NIB_S32);
+  BAD(NIB_INVALID_ARGUMENT, "no nib_dtype", desc.a_dtype = 1000);
+  BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.act_scheme = "int8");
+  BAD(NIB_INVALID_ARGUMENT, "no scheme", desc.act_scheme = "");
   BAD(NIB_INVALID_ARGUMENT, "nib_linear_desc.accumulation is -1, neither NIB_FAST nor NIB_PRECISE", desc.accumulation = -1);
   BAD(NIB_UNSUPPORTED, "bits", epilogue.operands = 1u << 30);
   BAD(NIB_INVALID_ARGUMENT, "activation=77", epilogue.activation = 77);
@@ -870,8 +870,8 @@ static void test_bad_runs(void) {
   later.news = 1;
   FAILS(NIB_UNSUPPORTED, "byte 40", nib_plan_linear(weight, as_later, NULL, &none));
   nib_linear_desc earlier = desc;
-  earlier.struct_size = offsetof(nib_linear_desc, act);
-  earlier.act = 999; /* beyond its end */
+  earlier.struct_size = offsetof(nib_linear_desc, a_dtype);
+  earlier.a_dtype = 999; /* beyond its end */
   OK(nib_plan_linear(weight, &earlier, NULL, &plan));
   nib_weight_info info = SIZED(nib_weight_info);
   info.struct_size = offsetof(nib_weight_info, data);
@@ -889,13 +889,13 @@ static void test_bad_runs(void) {
   const nib_view va = nib_matrix(a, NIB_F32, 2, K), vd = nib_matrix(d, NIB_F32, 2, N);
   nib_operands good = SIZED(nib_operands), operands;
   good.a = &va, good.d = &vd;
-  OK(nib_execute(plan, weight, &good, workspace, bytes, NULL));
+  OK(nib_plan_run(plan, weight, &good, workspace, bytes, NULL));
   memset(d, 0x55, sizeof d);
   const float untouched = d[0];
   nib_view view;
 #define BAD(part, field, change)                               \
   view = *good.field, operands = good, operands.field = &view; \
-  FAILS(NIB_INVALID_ARGUMENT, part, (change, nib_execute(plan, weight, &operands, workspace, bytes, NULL)))
+  FAILS(NIB_INVALID_ARGUMENT, part, (change, nib_plan_run(plan, weight, &operands, workspace, bytes, NULL)))
   BAD("A has no data", a, operands.a = NULL);
   BAD("A has no data", a, view.data = NULL);
   BAD("D has no data", d, operands.d = NULL);
@@ -911,22 +911,22 @@ static void test_bad_runs(void) {
   BAD("overlap", d, view.strides[0] = 1);
   BAD("D is f32 [1,40]", d, view.shape[0] = 1);
 #undef BAD
-  FAILS(NIB_INVALID_ARGUMENT, "the workspace has 8 bytes", nib_execute(plan, weight, &good, workspace, 8, NULL));
-  FAILS(NIB_INVALID_ARGUMENT, "workspace", nib_execute(plan, weight, &good, NULL, 0, NULL));
-  FAILS(NIB_INVALID_ARGUMENT, "is NULL", nib_execute(plan, weight, &good, NULL, bytes, NULL));
-  FAILS(NIB_INVALID_ARGUMENT, "pass NULL for the stream", nib_execute(plan, weight, &good, workspace, bytes, &plan));
-  FAILS(NIB_INVALID_ARGUMENT, "nib_operands is NULL", nib_execute(plan, weight, NULL, workspace, bytes, NULL));
-  FAILS(NIB_INVALID_ARGUMENT, "the nib_plan is NULL", nib_execute(NULL, weight, &good, workspace, bytes, NULL));
-  FAILS(NIB_INVALID_ARGUMENT, "the nib_weight is NULL", nib_execute(plan, NULL, &good, workspace, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "the workspace has 8 bytes", nib_plan_run(plan, weight, &good, workspace, 8, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "workspace", nib_plan_run(plan, weight, &good, NULL, 0, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "is NULL", nib_plan_run(plan, weight, &good, NULL, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "pass NULL for the stream", nib_plan_run(plan, weight, &good, workspace, bytes, &plan));
+  FAILS(NIB_INVALID_ARGUMENT, "nib_operands is NULL", nib_plan_run(plan, weight, NULL, workspace, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "the nib_plan is NULL", nib_plan_run(NULL, weight, &good, workspace, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "the nib_weight is NULL", nib_plan_run(plan, NULL, &good, workspace, bytes, NULL));
   CHECK(memcmp(&d[0], &untouched, sizeof untouched) == 0);
 
   /* One handle in the place of another. */
   FAILS(NIB_INVALID_ARGUMENT, "no nib_plan",
-        nib_execute((const nib_plan*)(const void*)weight, weight, &good, workspace, bytes, NULL));
+        nib_plan_run((const nib_plan*)(const void*)weight, weight, &good, workspace, bytes, NULL));
   FAILS(NIB_INVALID_ARGUMENT, "no nib_weight", nib_weight_destroy((nib_weight*)(void*)plan));
   FAILS(NIB_INVALID_ARGUMENT, "no nib_context",
         (operands = good, operands.context = (const nib_context*)(const void*)q,
-         nib_execute(plan, weight, &operands, workspace, bytes, NULL)));
+         nib_plan_run(plan, weight, &operands, workspace, bytes, NULL)));
   OK(nib_weight_destroy(NULL));
   OK(nib_plan_destroy(NULL));
   OK(nib_context_destroy(NULL));
@@ -936,7 +936,7 @@ static void test_bad_runs(void) {
 
 #ifdef COUNT_ALLOCATIONS
   const long before = atomic_load(&allocations);
-  OK(nib_execute(plan, weight, &good, workspace, bytes, NULL));
+  OK(nib_plan_run(plan, weight, &good, workspace, bytes, NULL));
   CHECK(atomic_load(&allocations) == before);
   char* counted = NULL; /* the library's own are seen */
   OK(nib_plan_explain(plan, &counted));
@@ -949,7 +949,7 @@ static void test_bad_runs(void) {
 #ifdef NIBBLE_CHECK_HANDLES
   FAILS(NIB_INVALID_ARGUMENT, "destroyed", nib_weight_destroy(weight));
   FAILS(NIB_INVALID_ARGUMENT, "destroyed", nib_weight_get(weight, &info));
-  FAILS(NIB_INVALID_ARGUMENT, "destroyed", nib_execute(plan, weight, &good, workspace, bytes, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "destroyed", nib_plan_run(plan, weight, &good, workspace, bytes, NULL));
 #endif
   free(workspace);
   OK(nib_qtensor_destroy(q));
@@ -1051,7 +1051,7 @@ static void test_gpu(void) {
     const nib_view va = nib_matrix(base, NIB_F32, M, K), vd = nib_matrix(base + d_at, NIB_F32, M, N);
     nib_operands operands = SIZED(nib_operands);
     operands.a = &va, operands.d = &vd;
-    OK(nib_execute(plan, weight, &operands, base + workspace_at, bytes, NULL));
+    OK(nib_plan_run(plan, weight, &operands, base + workspace_at, bytes, NULL));
     float d[M * N];
     OK(nib_copy_from_gpu(d, base + d_at, sizeof d, NULL));
     for (int i = 0; i < M * N; ++i) {

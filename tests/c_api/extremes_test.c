@@ -88,8 +88,8 @@ static void test_matrices(void) {
     desc.k = mostly(K);
     desc.codes = draw(2) ? nib_matrix(codes, NIB_U8, N, K) : odd_view(codes, NIB_U8, N, K);
     desc.scales = draw(2) ? nib_matrix(scales, NIB_F32, N, G) : odd_view(scales, NIB_F32, N, G);
-    desc.kernel_height = mostly(3);
-    desc.kernel_width = mostly(3);
+    desc.filter_height = mostly(3);
+    desc.filter_width = mostly(3);
     nib_qtensor* q = NULL;
     const nib_status status = nib_qtensor_create(&desc, &q);
     if (status != NIB_OK) refused(status);
@@ -102,8 +102,8 @@ static void test_matrices(void) {
     refused(nib_quantize_conv(NULL, &w, NULL, &q));
     const nib_named_view tensors[] = {{"weight_packed", odd_view(codes, NIB_S32, N, K / 8)},
                                       {"weight_scale", odd_view(scales, NIB_F32, N, G)}};
-    CHECK(nib_qtensor_decode(tensors, 2, NULL, &q, NULL) != NIB_OK);
-    nib_activations acts = SIZED(nib_activations);
+    CHECK(nib_read_module(tensors, 2, NULL, &q, NULL) != NIB_OK);
+    nib_act_quantize_desc acts = SIZED(nib_act_quantize_desc);
     const nib_view out = odd_view(codes, NIB_S8, N, K), found = odd_view(scales, NIB_F32, N, G);
     acts.scheme = draw(2) ? "s8g32" : "s8g2147483640";
     acts.a = &w;
@@ -124,7 +124,7 @@ static nib_qtensor* make(int64_t kernel) {
   desc.n = N, desc.k = K;
   desc.codes = nib_matrix(codes, NIB_U8, N, K);
   desc.scales = nib_matrix(scales, NIB_F32, N, G);
-  desc.kernel_height = desc.kernel_width = kernel;
+  desc.filter_height = desc.filter_width = kernel;
   nib_qtensor* q = NULL;
   CHECK(nib_qtensor_create(&desc, &q) == NIB_OK);
   return q;
@@ -152,7 +152,7 @@ static nib_conv_desc odd_conv(void) {
   conv.padding_top = mostly(1), conv.padding_bottom = mostly(1), conv.padding_left = mostly(1), conv.padding_right = mostly(1);
   conv.dilation_height = mostly(1), conv.dilation_width = mostly(1), conv.groups = mostly(1);
   conv.input = (nib_image_layout)draw(2), conv.output = (nib_image_layout)draw(2);
-  conv.quantize = draw(2) ? NULL : "s8g32";
+  conv.act_scheme = draw(2) ? NULL : "s8g32";
   return conv;
 }
 
@@ -166,7 +166,7 @@ static void test_plans(void) {
     options.threads = (int32_t)mostly(2);
     nib_linear_desc linear = SIZED(nib_linear_desc);
     linear.m_max = any();
-    linear.quantize = draw(2) ? NULL : "s8r";
+    linear.act_scheme = draw(2) ? NULL : "s8r";
     nib_plan* plan = NULL;
     finish(nib_plan_linear(weight, &linear, &options, &plan), &plan);
     const nib_conv_desc conv = odd_conv();
@@ -225,7 +225,7 @@ static void test_plans(void) {
     nib_operands operands = SIZED(nib_operands);
     operands.a = &a, operands.d = &d;
     static char workspace[1 << 16];
-    refused(nib_execute(plan, weight, &operands, workspace, sizeof workspace, NULL));
+    refused(nib_plan_run(plan, weight, &operands, workspace, sizeof workspace, NULL));
   }
   nib_plan_destroy(plan);
   nib_weight_destroy(weight);

@@ -38,7 +38,8 @@ TEST_F(Cli, SaysItsVersion) {
 TEST_F(Cli, JsonMeansTheSameEverywhere) {
   const std::string awq = checkpoint("awq"), out = at("out");
   spit(at("shapes.txt"), "64 64 a\n");
-  spit(at("bench.json"), R"({"schema": 1, "results": [{"name": "a", "scheme": "s", "act": "f32", "backend": "cpu", "kernel": "k",
+  spit(at("bench.json"),
+       R"({"schema": 1, "results": [{"name": "a", "scheme": "s", "a_dtype": "f32", "backend": "cpu", "kernel": "k",
                              "m": 1, "n": 64, "k": 64, "median_us": 2}]})");
   const std::vector<std::string> commands[] = {
       {"inspect", awq},
@@ -183,7 +184,7 @@ TEST_F(Cli, InspectExplainsTheChoiceOfKernels) {
 }
 
 TEST_F(Cli, InspectTellsWhatEveryWayToRunALayerWouldCost) {
-  const auto json = nibble_json({"inspect", checkpoint("awq"), "--json", "--explain", "--activations", "s8zg32"});
+  const auto json = nibble_json({"inspect", checkpoint("awq"), "--json", "--explain", "--act-scheme", "s8zg32"});
   ASSERT_FALSE(json["shapes"].empty());
   for (const auto& shape : json["shapes"]) {
     EXPECT_TRUE(contains(shape["scheme"], "s8zg32_")) << shape["scheme"];
@@ -198,7 +199,7 @@ TEST_F(Cli, InspectTellsWhatEveryWayToRunALayerWouldCost) {
 }
 
 TEST_F(Cli, InspectMeasuresWhatQuantizingActivationsAdds) {
-  const std::vector<std::string> command{"inspect", checkpoint("awq"), "--activations", "s8r,s8g32,s8zg32,s8g24,e4m3r"};
+  const std::vector<std::string> command{"inspect", checkpoint("awq"), "--act-scheme", "s8r,s8g32,s8zg32,s8g24,e4m3r"};
   auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), command.begin(), command.end());
     return more;
@@ -218,7 +219,7 @@ TEST_F(Cli, InspectMeasuresWhatQuantizingActivationsAdds) {
   }
   const Finished text = nibble(with({}));
   EXPECT_TRUE(contains(text.out, "s8zg32") && contains(text.out, "refused") && contains(text.out, "median")) << text.out;
-  const auto all = nibble_json({"inspect", checkpoint("awq"), "--activations", "all", "--layer", "q_proj", "--json"});
+  const auto all = nibble_json({"inspect", checkpoint("awq"), "--act-scheme", "all", "--layer", "q_proj", "--json"});
   EXPECT_EQ(all["modules"][0]["added_error"].size(), 8u);
 }
 
@@ -236,7 +237,7 @@ TEST_F(Cli, InspectTakesTheInputsOfACalibration) {
     std::filesystem::remove(at("acts.safetensors"));
     ASSERT_TRUE(write_safetensors(at("acts.safetensors"), tensors).ok());
   };
-  const std::vector<std::string> command{"inspect", checkpoint("awq"), "--activations",
+  const std::vector<std::string> command{"inspect", checkpoint("awq"), "--act-scheme",
                                          "s8r",     "--calibration",   at("acts.safetensors")};
   write(module.k);
   auto as_json = command;
@@ -252,7 +253,7 @@ TEST_F(Cli, InspectTakesTheInputsOfACalibration) {
 }
 
 TEST_F(Cli, VerifyTellsTheAddedError) {
-  const auto json = nibble_json({"verify", checkpoint("awq"), "--json", "-M", "3", "--activations", "s8zg32"});
+  const auto json = nibble_json({"verify", checkpoint("awq"), "--json", "-M", "3", "--act-scheme", "s8zg32"});
   for (const auto& result : json["results"]) {
     EXPECT_GT(result["added_error"].get<double>(), 1e-4);
     EXPECT_LT(result["added_error"].get<double>(), 2e-2);
@@ -261,7 +262,7 @@ TEST_F(Cli, VerifyTellsTheAddedError) {
 }
 
 TEST_F(Cli, AccumulationIsAskedForAndTold) {
-  const std::vector<std::string> verify{"verify", checkpoint("awq"), "-M", "2", "--activations", "e4m3r"};
+  const std::vector<std::string> verify{"verify", checkpoint("awq"), "-M", "2", "--act-scheme", "e4m3r"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), verify.begin(), verify.end());
     return more;
@@ -274,7 +275,7 @@ TEST_F(Cli, AccumulationIsAskedForAndTold) {
   const Finished wrong = nibble(with({"--accumulation", "exact"}));
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_TRUE(contains(wrong.err, "--accumulation") && contains(wrong.err, "precise")) << wrong.err;
-  EXPECT_EQ(nibble({"inspect", checkpoint("awq"), "--explain", "--activations", "e4m3r", "--accumulation", "precise"}).exit_code,
+  EXPECT_EQ(nibble({"inspect", checkpoint("awq"), "--explain", "--act-scheme", "e4m3r", "--accumulation", "precise"}).exit_code,
             0);
   EXPECT_EQ(nibble({"inspect", checkpoint("awq"), "--accumulation", "precise"}).exit_code, 2) << "of what?";
 }
@@ -299,7 +300,7 @@ TEST_F(Cli, InspectTellsWhenTheConfigContradictsTheTensors) {
 
 TEST_F(Cli, VerifiesEveryFormat) {
   for (const std::string& format : kFormats) {
-    const auto json = nibble_json({"verify", checkpoint(format), "--json", "-M", "1,3", "--act", "bf16", "--threads", "2"});
+    const auto json = nibble_json({"verify", checkpoint(format), "--json", "-M", "1,3", "--a-dtype", "bf16", "--threads", "2"});
     EXPECT_TRUE(json["passed"]);
     EXPECT_EQ(json["results"].size(), 14u);
     for (const auto& result : json["results"]) {
@@ -328,12 +329,12 @@ TEST_F(Cli, VerifyRunsTheKernelItIsTold) {
                                         "2",
                                         "--kernel",
                                         name,
-                                        "--act",
+                                        "--a-dtype",
                                         act.starts_with("bf16") ? "bf16" : "f32"};
     if (name.find("_whole_") != std::string::npos) continue;  // this layer has groups
     if (act == "s8" || act == "s8k64") {
       EXPECT_EQ(nibble(command).exit_code, 3) << name << " quantizes activations, which was not asked for";
-      command.insert(command.end(), {"--activations", "s8r"});
+      command.insert(command.end(), {"--act-scheme", "s8r"});
     }
     EXPECT_EQ(nibble_json(command)["results"][0]["kernel"], name);
   }
@@ -358,7 +359,7 @@ TEST_F(Cli, BenchOfACheckpointHasAllFields) {
   // Seven modules of five shapes: q and o are alike, k and v, gate and up.
   EXPECT_EQ(json["results"].size(), 2u * 4u);
   for (const auto& r : json["results"]) {
-    for (const char* text : {"name", "scheme", "act", "backend", "kernel", "bound", "peak"})
+    for (const char* text : {"name", "scheme", "a_dtype", "backend", "kernel", "bound", "peak"})
       EXPECT_TRUE(r[text].is_string()) << text;
     for (const char* number : {"m", "n", "k", "median_us", "gbytes_per_s", "gflops", "roofline_percent", "memory_percent",
                                "compute_percent", "ceiling_gbytes_per_s", "ceiling_gops"}) {
@@ -378,14 +379,14 @@ TEST_F(Cli, BenchOfACheckpointHasAllFields) {
 TEST_F(Cli, BenchOfShapes) {
   spit(at("shapes.txt"), "# a comment\n48 64 first\n3 32 128 fixed\n");
   const Finished run =
-      nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,2", "--scheme", "u4b8g32", "--act", "f16", "--all-kernels",
+      nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,2", "--scheme", "u4b8g32", "--a-dtype", "f16", "--all-kernels",
               "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   std::vector<std::int64_t> rows;
   const auto json = nlohmann::json::parse(slurp(at("b.json")));
   for (const auto& r : json["results"]) {
     EXPECT_EQ(r["scheme"], "u4b8g32");
-    EXPECT_EQ(r["act"], "f16");
+    EXPECT_EQ(r["a_dtype"], "f16");
     EXPECT_TRUE(r["baselines"].empty());
     rows.push_back(r["m"]);
   }
@@ -401,7 +402,7 @@ TEST_F(Cli, BenchOfConvolutions) {
     command.insert(command.end(), more.begin(), more.end());
     return nibble(command);
   };
-  const Finished run = bench("a.json", {"--batch", "1,2", "--act", "f16", "--layout", "nhwc"});
+  const Finished run = bench("a.json", {"--batch", "1,2", "--a-dtype", "f16", "--image-layout", "nhwc"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_TRUE(contains(run.out, "output pixels")) << run.out;
   const auto results = nlohmann::json::parse(slurp(at("a.json")))["results"];
@@ -423,14 +424,14 @@ TEST_F(Cli, BenchOfConvolutions) {
   EXPECT_EQ(results[2]["k"], 9);
   EXPECT_TRUE(results[3]["kernel"].get<std::string>().starts_with("linear_")) << "pixels are rows of a matrix";
 
-  const Finished weights = bench("b.json", {"--scheme", "u4b8g16", "--activations", "s8r", "--layer", "first|point"});
+  const Finished weights = bench("b.json", {"--scheme", "u4b8g16", "--act-scheme", "s8r", "--layer", "first|point"});
   ASSERT_EQ(weights.exit_code, 0) << weights.err;
   EXPECT_EQ(nlohmann::json::parse(slurp(at("b.json")))["results"][0]["scheme"], "s8r_u4b8g16");
   const Finished compared = nibble({"bench", "--compare", at("a.json"), at("a.json")});
   EXPECT_EQ(compared.exit_code, 0) << compared.err;
   EXPECT_TRUE(contains(compared.out, "5 results compared")) << compared.out;
 
-  const Finished all = bench("c.json", {"--all-kernels", "--layer", "point", "--layout", "nhwc:nchw"});
+  const Finished all = bench("c.json", {"--all-kernels", "--layer", "point", "--image-layout", "nhwc:nchw"});
   ASSERT_EQ(all.exit_code, 0) << all.err;
   EXPECT_EQ(nlohmann::json::parse(slurp(at("c.json")))["regret"]["choices"], 1);
 
@@ -439,7 +440,7 @@ TEST_F(Cli, BenchOfConvolutions) {
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_TRUE(contains(wrong.err, "conv.txt:2: stride is 'two'; expected a whole number from 1")) << wrong.err;
   spit(at("conv.txt"), "16 9x7 24 3 first\n");
-  EXPECT_EQ(bench("d.json", {"--scheme", "s8r_s8c", "--activations", "s8t"}).exit_code, 2) << "which of them?";
+  EXPECT_EQ(bench("d.json", {"--scheme", "s8r_s8c", "--act-scheme", "s8t"}).exit_code, 2) << "which of them?";
 }
 
 TEST_F(Cli, ConvolutionsOfACheckpoint) {
@@ -457,7 +458,7 @@ TEST_F(Cli, ConvolutionsOfACheckpoint) {
   EXPECT_EQ(nibble({"quantize", at("float.safetensors"), at("q.safetensors"), "--format", "int-quantized"}).exit_code, 2)
       << "convolutions are not asked for";
   const Finished quantized =
-      nibble({"quantize", at("float.safetensors"), at("q.safetensors"), "--format", "int-quantized", "--conv"});
+      nibble({"quantize", at("float.safetensors"), at("q.safetensors"), "--format", "int-quantized", "--convolutions"});
   ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
 
   const Finished table = nibble({"inspect", at("q.safetensors")});
@@ -470,8 +471,8 @@ TEST_F(Cli, ConvolutionsOfACheckpoint) {
     EXPECT_GT(module["error"]["sqnr_db"].get<double>(), 30) << "the reference is compared in the same order";
   }
   for (const std::string layout : {"nchw", "nhwc"}) {
-    const auto verified = nibble_json(
-        {"verify", at("q.safetensors"), "-M", "1,2", "--image", "6x9", "--layout", layout, "--activations", "s8r", "--json"});
+    const auto verified = nibble_json({"verify", at("q.safetensors"), "-M", "1,2", "--image", "6x9", "--image-layout", layout,
+                                       "--act-scheme", "s8r", "--json"});
     EXPECT_EQ(verified["passed"], true) << verified;
     EXPECT_EQ(verified["results"].size(), 6u);
     EXPECT_EQ(verified["results"][1]["checked"], 2 * 6 * 9 * 24);
@@ -486,7 +487,7 @@ TEST_F(Cli, ConvolutionsOfACheckpoint) {
 TEST_F(Cli, BenchHoldsEachModeAgainstItsPeak) {
   spit(at("shapes.txt"), "48 256 first\n32 256 second\n");
   const Finished run =
-      nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,2", "--scheme", "u4b8g128,s8g128_u4b8g128,s8r_s8c", "--act",
+      nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,2", "--scheme", "u4b8g128,s8g128_u4b8g128,s8r_s8c", "--a-dtype",
               "f32,bf16", "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_TRUE(contains(run.out, "Gop/s int8")) << run.out;
@@ -496,7 +497,7 @@ TEST_F(Cli, BenchHoldsEachModeAgainstItsPeak) {
   for (const auto& r : json["results"]) {
     const bool dynamic = r["scheme"] == "s8g128_u4b8g128" || r["scheme"] == "s8r_s8c";
     EXPECT_TRUE(dynamic || r["scheme"] == "u4b8g128") << r;
-    EXPECT_EQ(r["peak"], dynamic ? "int8" : r["act"] == "bf16" && has_bf16 ? "bf16" : "f32") << r;
+    EXPECT_EQ(r["peak"], dynamic ? "int8" : r["a_dtype"] == "bf16" && has_bf16 ? "bf16" : "f32") << r;
     const double best = json["device"][r["peak"] == "int8" ? "int8_gops" : r["peak"] == "bf16" ? "bf16_gflops" : "f32_gflops"];
     EXPECT_LE(r["ceiling_gops"].get<double>(), best) << "the device's ceiling is the best of all";
   }
@@ -530,13 +531,13 @@ TEST_F(Cli, BenchLeavesOutAnActivationTypeAlone) {
     more.insert(more.begin(), command.begin(), command.end());
     return nibble(more);
   };
-  const Finished run = with({"--act", "e4m3,f32", "--json", at("b.json")});
+  const Finished run = with({"--a-dtype", "e4m3,f32", "--json", at("b.json")});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_TRUE(contains(run.out, "left out: small × e4m3: ")) << run.out;
   const auto json = nlohmann::json::parse(slurp(at("b.json")));
   ASSERT_EQ(json["results"].size(), 1u);
-  EXPECT_EQ(json["results"][0]["act"], "f32");
-  const Finished none = with({"--act", "e4m3"});
+  EXPECT_EQ(json["results"][0]["a_dtype"], "f32");
+  const Finished none = with({"--a-dtype", "e4m3"});
   EXPECT_EQ(none.exit_code, 3);
   EXPECT_TRUE(contains(none.err, "small: ")) << none.err;
 }
@@ -546,9 +547,9 @@ TEST_F(Cli, BenchTakesActivationsThatAreCodes) {
   spit(at("conv.txt"), "16 9x7 24 3 some_layer padding=1\n");
   const std::string linear = "s8r_s8c,s8zr_s8c,s8g128_u4b8g128,s8zg64_u4b8g64,s8t_s8c";
   for (const std::vector<std::string>& source : std::vector<std::vector<std::string>>{
-           {"--shapes", at("shapes.txt"), "-M", "3", "--act", "s8", "--scheme", linear},
-           {"--shapes", at("shapes.txt"), "-M", "3", "--act", "e4m3", "--scheme", "e4m3r_e4m3c,e4m3g128_e4m3g128"},
-           {"--conv", at("conv.txt"), "--act", "s8", "--scheme", "s8t_s8c,s8zt_s8c"}}) {
+           {"--shapes", at("shapes.txt"), "-M", "3", "--a-dtype", "s8", "--scheme", linear},
+           {"--shapes", at("shapes.txt"), "-M", "3", "--a-dtype", "e4m3", "--scheme", "e4m3r_e4m3c,e4m3g128_e4m3g128"},
+           {"--conv", at("conv.txt"), "--a-dtype", "s8", "--scheme", "s8t_s8c,s8zt_s8c"}}) {
     std::vector<std::string> command{"bench", "--no-baselines", "--min-time", "0.001", "--json", at("b.json")};
     command.insert(command.end(), source.begin(), source.end());
     const Finished run = nibble(command);
@@ -556,12 +557,12 @@ TEST_F(Cli, BenchTakesActivationsThatAreCodes) {
     const auto json = nlohmann::json::parse(slurp(at("b.json")));
     for (const auto& r : json["results"]) EXPECT_GT(r["median_us"], 0) << r;
   }
-  const Finished floats = nibble({"bench", "--shapes", at("shapes.txt"), "--act", "s8"});
+  const Finished floats = nibble({"bench", "--shapes", at("shapes.txt"), "--a-dtype", "s8"});
   EXPECT_TRUE(contains(floats.err, "activations of type s8")) << floats.err;
 }
 
 TEST_F(Cli, BenchOfACheckpointQuantizesActivations) {
-  const Finished run = nibble({"bench", checkpoint("gptq"), "-M", "2", "--layer", "k_proj", "--activations", "s8r",
+  const Finished run = nibble({"bench", checkpoint("gptq"), "-M", "2", "--layer", "k_proj", "--act-scheme", "s8r",
                                "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto json = nlohmann::json::parse(slurp(at("b.json")));
@@ -595,7 +596,7 @@ TEST_F(Cli, CompareFindsRegressions) {
                               {"n", 2},
                               {"k", 3},
                               {"scheme", "u4zg128"},
-                              {"act", "f32"},
+                              {"a_dtype", "f32"},
                               {"backend", "cpu"},
                               {"kernel", "fast"},
                               {"median_us", us}}}}})
@@ -655,17 +656,17 @@ TEST_F(Cli, QuantizesBothSides) {
     EXPECT_FALSE(contains(text.out, "config says")) << text.out;
     const auto verified = nibble_json({"verify", at("out"), "--json", "-M", "2"});
     EXPECT_TRUE(verified["passed"]);
-    for (const auto& result : verified["results"]) EXPECT_EQ(result["activations"], c.activations) << "as the checkpoint says";
+    for (const auto& result : verified["results"]) EXPECT_EQ(result["act_scheme"], c.activations) << "as the checkpoint says";
   }
-  const auto weights = nibble_json({"verify", at("out"), "--json", "-M", "2", "--activations", "none"});
-  for (const auto& result : weights["results"]) EXPECT_FALSE(result.contains("activations")) << result;
+  const auto weights = nibble_json({"verify", at("out"), "--json", "-M", "2", "--act-scheme", "none"});
+  for (const auto& result : weights["results"]) EXPECT_FALSE(result.contains("act_scheme")) << result;
   for (const bool none : {false, true}) {
     std::vector<std::string> command = {"bench",          at("out"), "-M",     "1",      "--min-time", "0.001",
                                         "--no-baselines", "--layer", "k_proj", "--json", at("b.json")};
-    if (none) command.insert(command.end(), {"--activations", "none"});
+    if (none) command.insert(command.end(), {"--act-scheme", "none"});
     ASSERT_EQ(nibble(command).exit_code, 0);
-    for (const auto& result : nlohmann::json::parse(slurp(at("b.json")))["results"])
-      EXPECT_EQ(result["scheme"], none ? "e4m3b128x128" : "e4m3g128_e4m3b128x128");
+    const auto measured = nlohmann::json::parse(slurp(at("b.json")));
+    for (const auto& result : measured["results"]) EXPECT_EQ(result["scheme"], none ? "e4m3b128x128" : "e4m3g128_e4m3b128x128");
   }
 }
 
@@ -678,8 +679,8 @@ TEST_F(Cli, AWayOutWhereActivationsCannotBeAsTheCheckpointSays) {
   spit(at("out/config.json"), config.dump());
   const Finished run = nibble({"verify", at("out"), "-M", "1"});
   EXPECT_NE(run.exit_code, 0);
-  EXPECT_TRUE(contains(run.err, "static_acts") && contains(run.err, "--activations none leaves them as they are")) << run.err;
-  EXPECT_EQ(nibble({"verify", at("out"), "-M", "1", "--activations", "none"}).exit_code, 0);
+  EXPECT_TRUE(contains(run.err, "static_acts") && contains(run.err, "--act-scheme none leaves them as they are")) << run.err;
+  EXPECT_EQ(nibble({"verify", at("out"), "-M", "1", "--act-scheme", "none"}).exit_code, 0);
 }
 
 TEST_F(Cli, QuantizeChoosesByName) {

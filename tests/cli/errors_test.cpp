@@ -34,13 +34,13 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"inspect", awq, "--colour"}, "--colour"},
       {{"inspect", awq, "--layer", "("}, "'(' is not a regular expression"},
       {{"inspect", awq, "--headers", "--explain"}, "--headers"},
-      {{"inspect", awq, "--headers", "--activations", "s8r"}, "--headers"},
-      {{"inspect", awq, "--activations", "s8r,s8x"}, "'s8x' is not a way to quantize activations"},
-      {{"inspect", awq, "--outliers", "10"}, "--activations"},
-      {{"inspect", awq, "--activations", "s8r", "--outliers", "10", "--calibration", awq}, "--calibration"},
+      {{"inspect", awq, "--headers", "--act-scheme", "s8r"}, "--headers"},
+      {{"inspect", awq, "--act-scheme", "s8r,s8x"}, "'s8x' is not a way to quantize activations"},
+      {{"inspect", awq, "--outliers", "10"}, "--act-scheme"},
+      {{"inspect", awq, "--act-scheme", "s8r", "--outliers", "10", "--calibration", awq}, "--calibration"},
       {{"verify", awq, "--layer", "[z-a]"}, "'[z-a]'"},
       {{"verify", awq, "-M", "0"}, "'0'"},
-      {{"verify", awq, "--act", "f8"}, "f32, f16, bf16"},
+      {{"verify", awq, "--a-dtype", "f8"}, "f32, f16, bf16"},
       {{"verify", awq, "--kernel", "magic"}, "no kernel is called 'magic'"},
       {{"verify", awq, "--kernel", "linear_any_s8_any_cpu_baseline_m4n16"}, "nearest is 'linear_any_s8_any__cpu_baseline_m4n16'"},
       {{"verify", awq, "--backend", "tpu"}, "'tpu' is not one of cpu, cuda"},
@@ -54,14 +54,14 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", awq, "--layer", "nothing_like_it"}, "no quantized module"},
       {{"bench", checkpoint("float")}, "no quantized module"},
       {{"bench", awq, "--scheme", "u4zg128"}, "PATH excludes --scheme"},
-      {{"bench", awq, "--activations", "s8x"}, "'s8x' is not a way to quantize activations"},
-      {{"bench", awq, "--act", "f32,f8"}, "'f8' is not one of"},
-      {{"bench", awq, "--act", "f32,bf16", "--report", out}, "one type of activations"},
-      {{"bench", "--shapes", awq, "--activations", "s8r"}, "--shapes excludes --activations"},
+      {{"bench", awq, "--act-scheme", "s8x"}, "'s8x' is not a way to quantize activations"},
+      {{"bench", awq, "--a-dtype", "f32,f8"}, "'f8' is not one of"},
+      {{"bench", awq, "--a-dtype", "f32,bf16", "--report", out}, "one type of activations"},
+      {{"bench", "--shapes", awq, "--act-scheme", "s8r"}, "--shapes excludes --act-scheme"},
       {{"bench", "--shapes", awq, "--conv", awq}, "--shapes excludes --conv"},
       {{"bench", "--conv", awq, "-M", "4"}, "--conv excludes -M"},
-      {{"bench", "--shapes", awq, "--layout", "nhwc"}, "--layout requires --conv"},
-      {{"bench", "--conv", awq, "--layout", "hwcn"}, "'hwcn' is not one of"},
+      {{"bench", "--shapes", awq, "--image-layout", "nhwc"}, "--image-layout requires --conv"},
+      {{"bench", "--conv", awq, "--image-layout", "hwcn"}, "'hwcn' is not one of"},
       {{"bench", awq, "--reference", awq}, "--report"},
       {{"doctor", "--measure", "--kernels"}, "--measure"},
       {{"bench", awq, "--fail-under", "0.9"}, "--compare"},
@@ -113,8 +113,8 @@ TEST_F(Cli, SlipsGetTheNearestName) {
                {{"inspect", awq, "--lyaer=x"}, "--layer"},
                {{"quantize", checkpoint("float"), out, "--format", "compresed-tensors"}, "compressed-tensors"},
                {{"convert", awq, out, "--format", "gptqq"}, "gptq"},
-               {{"verify", awq, "--act", "bf61"}, "bf16"},
-               {{"verify", awq, "--activations", "s8k"}, "s8r"},
+               {{"verify", awq, "--a-dtype", "bf61"}, "bf16"},
+               {{"verify", awq, "--act-scheme", "s8k"}, "s8r"},
                {{"verify", awq, "--kernel", "linear_any_any_any__ref_basline"}, "linear_any_any_any__ref_baseline"},
                {{"bench", "--shapes", at("shapes.txt"), "--scheme", "s8r_s8q"}, "s8r_s8c"},
                {{"sample", out, "--shapes", "llama3-8b"}, "llama-3-8b"}};
@@ -137,7 +137,7 @@ TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   spit(at("shapes.txt"), "64 64 a\n");
   for (const char* scheme : {"u8r_s8c", "e5m2r_s8c"})
     expect_error(nibble({"bench", "--shapes", at("shapes.txt"), "--scheme", scheme}), 3, scheme);
-  expect_error(nibble({"bench", checkpoint("awq"), "--activations", "s8t"}), 3, "static_acts");  // the checkpoint has none
+  expect_error(nibble({"bench", checkpoint("awq"), "--act-scheme", "s8t"}), 3, "static_acts");  // the checkpoint has none
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
 }
 
@@ -326,7 +326,7 @@ TEST_F(Cli, NumbersAreNumbers) {
   const std::string awq = checkpoint("awq"), fp = checkpoint("float");
   const std::vector<std::string> commands[] = {
       {"verify", awq, "--outliers"},
-      {"inspect", awq, "--activations", "s8r", "--outliers"},
+      {"inspect", awq, "--act-scheme", "s8r", "--outliers"},
       {"bench", awq, "--min-time"},
       {"bench", "--compare", awq, awq, "--fail-under"},
       {"quantize", fp, at("out"), "--format", "int-quantized", "--calibration", fp, "--smooth"}};

@@ -10,7 +10,7 @@ spec.loader.exec_module(render)
 
 
 def result(n, k, m, act, us, baselines, **more):
-    return {"name": f"layer{n}", "n": n, "k": k, "m": m, "scheme": "u4b8g128", "act": act, "kernel": "a__b", "median_us": us, "gbytes_per_s": 2000,
+    return {"name": f"layer{n}", "n": n, "k": k, "m": m, "scheme": "u4b8g128", "a_dtype": act, "kernel": "a__b", "median_us": us, "gbytes_per_s": 2000,
             "ceiling_gbytes_per_s": 4000, "roofline_percent": 50.0, "baselines": baselines, **more}
 
 

@@ -20,7 +20,7 @@ class CliGpu : public Cli {
 };
 
 TEST_F(CliGpu, VerifiesThere) {
-  const auto json = nibble_json({"verify", quantized(), "--backend", "cuda", "--act", "f16", "-M", "1,16,33", "--json"});
+  const auto json = nibble_json({"verify", quantized(), "--backend", "cuda", "--a-dtype", "f16", "-M", "1,16,33", "--json"});
   EXPECT_EQ(json["backend"], "cuda");
   ASSERT_FALSE(json["results"].empty());
   for (const auto& result : json["results"])
@@ -28,7 +28,7 @@ TEST_F(CliGpu, VerifiesThere) {
 }
 
 TEST_F(CliGpu, ExplainsWhatRunsThere) {
-  const auto json = nibble_json({"inspect", quantized(), "--backend", "cuda", "--act", "f16", "--explain", "--json"});
+  const auto json = nibble_json({"inspect", quantized(), "--backend", "cuda", "--a-dtype", "f16", "--explain", "--json"});
   ASSERT_FALSE(json["shapes"].empty());
   for (const auto& shape : json["shapes"]) {
     EXPECT_EQ(shape["layout"], "gpu_n64k128");
@@ -46,7 +46,7 @@ TEST_F(CliGpu, DequantizesToTheSameBits) {
 TEST_F(CliGpu, BenchMeasuresEveryKernel) {
   spit(at("shapes.txt"), "1024 1024 a\n");
   const Finished run = nibble({"bench", "--backend", "cuda", "--shapes", at("shapes.txt"), "-M", "1,8", "--scheme", "u4b8g128",
-                               "--act", "f16", "--all-kernels", "--min-time", "0.01", "--json", at("b.json")});
+                               "--a-dtype", "f16", "--all-kernels", "--min-time", "0.01", "--json", at("b.json")});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto json = nlohmann::json::parse(slurp(at("b.json")));
   EXPECT_EQ(json["device"]["gpu"], this_gpu()->name);

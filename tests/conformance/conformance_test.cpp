@@ -75,8 +75,8 @@ Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, std::int64
           .scheme = scheme,
           .zero_type = testing::zero_type(scheme),
           .memory = memory_of(kernel),
-          .act = act,
-          .quantize = quantize};
+          .a_dtype = act,
+          .act_scheme = quantize};
 }
 
 bool takes(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, const ActScheme& quantize,
@@ -171,8 +171,8 @@ class DequantizeConformance : public OfKernel {};
 
 VerifySpec spec_for(const Kernel& kernel, std::int64_t m, DType act, const EpilogueSpec& epilogue, std::uint64_t seed) {
   VerifySpec spec;
-  spec.linear = {.act = act, .m_max = m, .epilogue = epilogue};
-  spec.linear.quantize = quantize_for(kernel);
+  spec.linear = {.a_dtype = act, .m_max = m, .epilogue = epilogue};
+  spec.linear.act_scheme = quantize_for(kernel);
   spec.seed = seed;
   spec.plan.kernel = kernel.name;
   return spec;
@@ -198,10 +198,10 @@ TEST_P(LinearConformance, EverySchemeAndShapeIsWithinItsBound) {
       VerifySpec spec = spec_for(kernel, shape.m, act, {.out = out}, seed);
       const std::int32_t group = scheme.group.k == 0 ? 128 : scheme.group.k;
       if (seed % 2 == 0 && group % 8 == 0) {  // blocks below, equal to and above the weight's groups
-        ActScheme blocks = spec.linear.quantize;
+        ActScheme blocks = spec.linear.act_scheme;
         blocks.group = GroupShape::group(std::array{group, 2 * group, group % 16 == 0 ? group / 2 : group}[seed % 3]);
         if (blocks.codes == DType::s8 && seed % 4 == 0) blocks.zero = ZeroKind::integer;
-        if (blocks.codes != DType::none && takes(kernel, scheme, shape.n, shape.k, blocks, act)) spec.linear.quantize = blocks;
+        if (blocks.codes != DType::none && takes(kernel, scheme, shape.n, shape.k, blocks, act)) spec.linear.act_scheme = blocks;
       }
       if (seed % 3 == 2) spec.linear.accumulation = Accumulation::precise;
       expect_verified(q, spec, kernel.name);
@@ -262,13 +262,13 @@ TEST_P(GpuLinearConformance, LargeLayers) {
       const DType act = act_for(kernel, seed);
       VerifySpec spec = spec_for(kernel, shape.m, act, {.out = act}, seed);
       const ActScheme& way = ways[seed % ways.size()];
-      if (spec.linear.quantize.codes == DType::s8 && takes(kernel, scheme, shape.n, shape.k, way, act))
-        spec.linear.quantize = way;
+      if (spec.linear.act_scheme.codes == DType::s8 && takes(kernel, scheme, shape.n, shape.k, way, act))
+        spec.linear.act_scheme = way;
       spec.sample_columns = 64;
       const QuantTensor q = random_weight(scheme, shape.n, shape.k, seed);
       expect_verified(q, spec, kernel.name);
       spec.linear.accumulation = Accumulation::precise;
-      if (spec.linear.quantize.codes == DType::e4m3) expect_verified(q, spec, kernel.name);
+      if (spec.linear.act_scheme.codes == DType::e4m3) expect_verified(q, spec, kernel.name);
       ++seed;
     }
   EXPECT_GT(seed, 1u) << "the kernel took no layer";
@@ -306,19 +306,20 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
     for (const Shape& shape : shapes_for(kernel)) {
       if (!takes(kernel, scheme, shape.n, shape.k)) continue;
       const LinearSpec spec = spec_for(kernel, shape.m, act_for(kernel, 0), {}, 0).linear;
-      const std::int64_t block = spec.quantize.group.k;  // in the packed order, in which act-order would scatter what begins one
+      const std::int64_t block =
+          spec.act_scheme.group.k;  // in the packed order, in which act-order would scatter what begins one
       const QuantTensor q =
           random_weight(scheme, shape.n, shape.k, 11,
                         {.act_order = block == 0, .prescale = shape.m == 5 && takes_prescale(kernel), .exact = true});
-      Tensor a(spec.act, {shape.m, shape.k});
+      Tensor a(spec.a_dtype, {shape.m, shape.k});
       for (std::int64_t i = 0; i < a.numel(); ++i)
         a.set(i, static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3));
-      const float most = spec.quantize.codes == DType::e4m3 ? 448.0f : 127.0f;
-      if (spec.quantize.codes != DType::none)  // a scale of exactly 1
+      const float most = spec.act_scheme.codes == DType::e4m3 ? 448.0f : 127.0f;
+      if (spec.act_scheme.codes != DType::none)  // a scale of exactly 1
         for (std::int64_t row = 0; row < shape.m; ++row)
           for (std::int64_t first = 0; first < shape.k; first += block == 0 ? shape.k : block)
             a.set(row * shape.k + first, most / (shape.m == 5 ? 2.0f : 1.0f));
-      const ConstTensorView a_view(a.bytes.data(), spec.act, {shape.m, shape.k});
+      const ConstTensorView a_view(a.bytes.data(), spec.a_dtype, {shape.m, shape.k});
 
       const auto weight = pack(q, {.kernel = std::string(kernel.name)});
       ASSERT_TRUE(weight.ok()) << weight.status().message();
@@ -330,7 +331,7 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
 
       std::vector<std::int64_t> columns(static_cast<std::size_t>(shape.n));
       std::iota(columns.begin(), columns.end(), 0);
-      const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns, {.quantize = spec.quantize});
+      const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns, {.act_scheme = spec.act_scheme});
       for (std::size_t i = 0; i < d.size(); ++i)
         ASSERT_EQ(static_cast<double>(d[i]), expected[i].value)
             << scheme.name() << " element " << i << " of M=" << shape.m << " N=" << shape.n << " K=" << shape.k;
@@ -390,7 +391,7 @@ TEST_P(QuantizedConformance, EveryWay) {
           if (way.group == GroupShape::tensor()) q.static_acts = {0.02f, way.zero == ZeroKind::none ? 0 : -37};
           if (seed % 5 == 0) q.act_limit = 0.7f;
           VerifySpec spec = spec_for(kernel, shape.m, act, {}, seed);
-          spec.linear.quantize = way;
+          spec.linear.act_scheme = way;
           SCOPED_TRACE(name_of(scheme, way) + (comes_quantized ? ", A quantized" : ""));
           expect_verified(q, spec, kernel.name);
         }
@@ -424,7 +425,7 @@ TEST_P(ZeroPointBlocksConformance, EveryEpilogue) {
         const EpilogueSpec epilogue{
             .bias = seed % 2 == 0, .activation = activation, .out = out, .out_scale = 0.05f, .out_zero = -3};
         VerifySpec spec = spec_for(kernel, 1 + static_cast<std::int64_t>(seed % 15), act, epilogue, seed);
-        spec.linear.quantize = way;
+        spec.linear.act_scheme = way;
         expect_verified(q, spec, kernel.name);
       }
   EXPECT_GT(seed, 1u) << "the kernel took no layer";
@@ -462,7 +463,7 @@ TEST_P(ExactBlocksConformance, BlocksWithZeroPoints) {
           const bool far = scheme.zero == ZeroKind::integer && i / k % 4 == 2;  // all as far from the zero point as codes go
           a.set(i, far ? -255.0f : channel == 1 ? high : channel == 2 ? high - 255 : small);
         }
-        const LinearSpec spec{.m_max = m, .quantize = way};
+        const LinearSpec spec{.m_max = m, .act_scheme = way};
         const auto weight = pack(q, {.kernel = std::string(kernel.name)});
         ASSERT_TRUE(weight.ok()) << weight.status().message();
         const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
@@ -473,7 +474,7 @@ TEST_P(ExactBlocksConformance, BlocksWithZeroPoints) {
         ASSERT_TRUE(ran.ok()) << ran.message();
         std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
         std::iota(columns.begin(), columns.end(), 0);
-        const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns, {.quantize = way});
+        const auto expected = reference::linear(reference::arrays_of(q), a_view, {}, {}, columns, {.act_scheme = way});
         for (std::size_t i = 0; i < d.size(); ++i)
           ASSERT_EQ(static_cast<double>(d[i]), expected[i].value)
               << name_of(scheme, way) << " element " << i << " of M=" << m << " N=" << n << " K=" << k;
@@ -483,7 +484,7 @@ TEST_P(ExactBlocksConformance, BlocksWithZeroPoints) {
 }
 
 /// W8A8 as docs/accuracy.md defines it, evaluated here: the exact integers, then f32 operations in their order.
-Tensor exact_w8a8(const QuantTensor& q, const ConstTensorView& a, const LinearSpec& spec, const EpilogueArgs& args) {
+Tensor exact_w8a8(const QuantTensor& q, const ConstTensorView& a, const LinearSpec& spec, const Operands& args) {
   const std::int64_t m = a.dim(0), n = q.n, k = q.k;
   Tensor d(spec.epilogue.out, {m, n});
   std::vector<std::int64_t> codes(static_cast<std::size_t>(k));
@@ -509,8 +510,8 @@ Tensor exact_w8a8(const QuantTensor& q, const ConstTensorView& a, const LinearSp
         high = std::max(high, x.at(i));
       }
       if (!finite) high = std::numeric_limits<float>::quiet_NaN();
-      rule = spec.quantize.zero != ZeroKind::none ? act_rule::asymmetric(low, high)
-                                                  : act_rule::symmetric(finite ? std::max(-low, high) : high, 127.0f);
+      rule = spec.act_scheme.zero != ZeroKind::none ? act_rule::asymmetric(low, high)
+                                                    : act_rule::symmetric(finite ? std::max(-low, high) : high, 127.0f);
     }
     for (std::int64_t i = 0; i < k; ++i) {
       const std::int64_t code = is_compute_float(a.dtype) ? act_rule::to_s8(x.at(i), rule) : x.as<std::int8_t>()[i];
@@ -581,7 +582,7 @@ TEST_P(W8A8Conformance, IsExact) {
             if (group == GroupShape::tensor() && (!comes_quantized || seed % 2 == 0))
               q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
             EpilogueSpec epilogue = epilogues[seed % epilogues.size()];
-            const LinearSpec spec{.act = act, .m_max = m, .epilogue = epilogue, .quantize = way};
+            const LinearSpec spec{.a_dtype = act, .m_max = m, .epilogue = epilogue, .act_scheme = way};
 
             Tensor a = gaussian(comes_quantized ? DType::f32 : act, m, k);
             Tensor a_scale(DType::f32, {group == GroupShape::tensor() ? 1 : m}), a_zero(DType::s32, a_scale.shape);
@@ -606,11 +607,11 @@ TEST_P(W8A8Conformance, IsExact) {
               row_scale.set(i, 1.0f + 0.1f * random_normal(seed, static_cast<std::uint64_t>(i)));
             for (std::int64_t i = 0; i < n; ++i)
               col_scale.set(i, 1.0f - 0.1f * random_normal(seed, static_cast<std::uint64_t>(i)));
-            EpilogueArgs args{.row_scale = view_of(row_scale),
-                              .col_scale = view_of(col_scale),
-                              .bias = view_of(q.bias),
-                              .gate = view_of(gate),
-                              .residual = view_of(gate)};
+            Operands args{.row_scale = view_of(row_scale),
+                          .col_scale = view_of(col_scale),
+                          .bias = view_of(q.bias),
+                          .gate = view_of(gate),
+                          .residual = view_of(gate)};
             if (comes_quantized && !q.static_acts) {
               args.a_scale = view_of(a_scale);
               if (zero != ZeroKind::none) args.a_zero = view_of(a_zero);
@@ -639,7 +640,7 @@ TEST_P(LinearConformance, WritesOnlyItsOutputAndDoesNotDependOnThreads) {
   const LinearSpec spec = spec_for(kernel, m, act_for(kernel, 0), {}, 0).linear;
   const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
-  const Tensor a = gaussian(spec.act, m, k);
+  const Tensor a = gaussian(spec.a_dtype, m, k);
 
   const float canary = -123.5f;
   std::vector<float> first;
@@ -648,7 +649,8 @@ TEST_P(LinearConformance, WritesOnlyItsOutputAndDoesNotDependOnThreads) {
     std::vector<float> d(static_cast<std::size_t>(m * stride), canary);
     TensorView out(d.data(), {m, n});
     out.strides[0] = stride;
-    const Status status = run_on_host(*plan, *weight, ConstTensorView(a.bytes.data(), spec.act, {m, k}), out, {}, executor.get());
+    const Status status =
+        run_on_host(*plan, *weight, ConstTensorView(a.bytes.data(), spec.a_dtype, {m, k}), out, {}, executor.get());
     ASSERT_TRUE(status.ok()) << status.message();
     for (std::int64_t row = 0; row < m; ++row)
       for (std::int64_t col = n; col < stride; ++col) ASSERT_EQ(d[static_cast<std::size_t>(row * stride + col)], canary);
@@ -667,11 +669,11 @@ TEST_P(LinearConformance, WritesOnlyItsWorkspace) {
     const LinearSpec spec = spec_for(kernel, m_max, act_for(kernel, 0), {}, 0).linear;
     const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
     ASSERT_TRUE(plan.ok()) << plan.status().message();
-    const Tensor a = gaussian(spec.act, m_max, k);
+    const Tensor a = gaussian(spec.a_dtype, m_max, k);
     std::vector<float> d(static_cast<std::size_t>(m_max * n));
     for (std::int64_t m = 1; m <= m_max; ++m) {
       const Status status =
-          run_on_host(*plan, *weight, ConstTensorView(a.bytes.data(), spec.act, {m, k}), TensorView(d.data(), {m, n}), {});
+          run_on_host(*plan, *weight, ConstTensorView(a.bytes.data(), spec.a_dtype, {m, k}), TensorView(d.data(), {m, n}), {});
       ASSERT_TRUE(status.ok()) << "M=" << m << " of " << m_max << ": " << status.message();
     }
   }
@@ -682,14 +684,14 @@ TEST_P(BatchInvariance, ARowDoesNotDependOnTheOthers) {
   const Kernel& kernel = *GetParam();
   const std::int64_t m = 33, n = 45, k = 200;
   const LinearSpec spec = spec_for(kernel, m, act_for(kernel, 0), {}, 0).linear;
-  const Tensor a = gaussian(spec.act, m, k);
+  const Tensor a = gaussian(spec.a_dtype, m, k);
   for (const WeightScheme& scheme : schemes_for(kernel, n, k)) {
     const auto weight = pack(random_weight(scheme, n, k, 6), {.kernel = std::string(kernel.name)});
     const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     std::vector<float> all(static_cast<std::size_t>(m * n)), some(all.size());
     const auto run_rows = [&](std::int64_t first, std::int64_t count, std::vector<float>& d) {
-      const ConstTensorView rows(a.bytes.data() + first * k * bits(spec.act) / 8, spec.act, {count, k});
+      const ConstTensorView rows(a.bytes.data() + first * k * bits(spec.a_dtype) / 8, spec.a_dtype, {count, k});
       return run_on_host(*plan, *weight, rows, TensorView(d.data(), {count, n}), {});
     };
     ASSERT_TRUE(run_rows(0, m, all).ok());
@@ -716,7 +718,7 @@ TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
   const Kernel& kernel = *GetParam();
   const std::int64_t m = 8, n = 45, k = 200;
   const LinearSpec spec = spec_for(kernel, m, act_for(kernel, 0), {}, 0).linear;
-  const Tensor clean = gaussian(spec.act, m, k);
+  const Tensor clean = gaussian(spec.a_dtype, m, k);
   Tensor dirty = clean;
   dirty.set(2 * k + 5, std::numeric_limits<float>::quiet_NaN());
   dirty.set(5 * k + 190, std::numeric_limits<float>::infinity());
@@ -727,7 +729,7 @@ TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   std::vector<float> expected(static_cast<std::size_t>(m * n)), d(static_cast<std::size_t>(m * n));
   for (auto [a, out] : {std::pair{&clean, &expected}, std::pair{&std::as_const(dirty), &d}}) {
-    const ConstTensorView a_view(a->bytes.data(), spec.act, {m, k});
+    const ConstTensorView a_view(a->bytes.data(), spec.a_dtype, {m, k});
     ASSERT_TRUE(run_on_host(*plan, *weight, a_view, TensorView(out->data(), {m, n}), {}).ok());
   }
   for (std::int64_t row = 0; row < m; ++row)
@@ -736,7 +738,7 @@ TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
       if (row == 2) {
         EXPECT_TRUE(std::isnan(d[i])) << row << "," << col;
       } else if (row == 5 || row == 7) {
-        EXPECT_TRUE(spec.quantize.codes == DType::none ? !std::isfinite(d[i]) : std::isnan(d[i])) << row << "," << col;
+        EXPECT_TRUE(spec.act_scheme.codes == DType::none ? !std::isfinite(d[i]) : std::isnan(d[i])) << row << "," << col;
       } else {
         EXPECT_EQ(d[i], expected[i]) << row << "," << col;
       }
@@ -802,7 +804,7 @@ TEST_P(LinearConformance, ZeroPointsOutsideTheCodes) {
       const QuantTensor q = random_weight(scheme, n, k, 5);
       const auto weight = pack(q, {.kernel = std::string(kernel.name)});
       ASSERT_TRUE(weight.ok()) << weight.status().message();
-      const LinearSpec spec{.act = DType::s8, .m_max = m, .quantize = way};
+      const LinearSpec spec{.a_dtype = DType::s8, .m_max = m, .act_scheme = way};
       const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
       if (!plan.ok() && group.k != 0) continue;  // blocks that do not line up
       ASSERT_TRUE(plan.ok()) << plan.status().message();
@@ -817,7 +819,7 @@ TEST_P(LinearConformance, ZeroPointsOutsideTheCodes) {
           a_scale.set(i, 0.01f + 0.001f * static_cast<float>(i % 7));
           a_zero.as<std::int32_t>()[i] = zeros[(turn + static_cast<std::size_t>(i)) % std::size(zeros)];
         }
-        const EpilogueArgs args{.a_scale = view_of(a_scale), .a_zero = view_of(a_zero)};
+        const Operands args{.a_scale = view_of(a_scale), .a_zero = view_of(a_zero)};
         Tensor d(DType::f32, {m, n});
         const Status ran = run_on_host(*plan, *weight, view_of(a), TensorView(d.bytes.data(), d.dtype, {m, n}), args);
         ASSERT_TRUE(ran.ok()) << ran.message();

@@ -50,10 +50,10 @@ ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
     g.height = dice.in(1, 13);
     g.width = dice.in(1, 29);
     const std::int64_t largest = kind == 5 || g.group_inputs() < 9 ? 7 : 3;
-    g.kernel = {dice.in(1, largest), dice.in(1, largest)};
+    g.filter = {dice.in(1, largest), dice.in(1, largest)};
     g.stride = {dice.in(1, 3), dice.in(1, 3)};
     g.dilation = {dice.in(1, 3), dice.in(1, 3)};
-    g.padding = {dice.in(0, g.kernel.h), dice.in(0, g.kernel.h), dice.in(0, g.kernel.w), dice.in(0, g.kernel.w)};
+    g.padding = {dice.in(0, g.filter.h), dice.in(0, g.filter.h), dice.in(0, g.filter.w), dice.in(0, g.filter.w)};
     if (isa == Isa::amx && (kind < 2 || kind == 4)) {  // patches that are multiplied where they lie
       g.groups = std::min<std::int64_t>(g.groups, 2);
       g.in_channels = g.groups * 64 * dice.in(1, 2);
@@ -75,7 +75,7 @@ ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
 std::string describe(const ConvGeometry& g) {
   std::string text = "[" + std::to_string(g.in_channels) + "," + std::to_string(g.height) + "," + std::to_string(g.width) +
                      "] -> " + std::to_string(g.out_channels) + " channels, groups " + std::to_string(g.groups) + ", kernel ";
-  for (std::int64_t x : {g.kernel.h, g.kernel.w, g.stride.h, g.stride.w, g.dilation.h, g.dilation.w, g.padding.top,
+  for (std::int64_t x : {g.filter.h, g.filter.w, g.stride.h, g.stride.w, g.dilation.h, g.dilation.w, g.padding.top,
                          g.padding.bottom, g.padding.left, g.padding.right})
     text += std::to_string(x) + " ";
   return text;
@@ -115,16 +115,16 @@ struct Case {
   std::uint64_t seed = 1;
 };
 
-struct Operands {
+struct OperandData {
   Images gate, residual;
   Tensor col_scale;
-  explicit Operands(const Case& c)
+  explicit OperandData(const Case& c)
       : gate(make(c, 1)), residual(make(c, 2)), col_scale(DType::f32, {c.spec.geometry.out_channels}) {
     for (std::int64_t i = 0; i < col_scale.numel(); ++i)
       col_scale.set(i, 1.0f - 0.1f * random_normal(c.seed, static_cast<std::uint64_t>(i)));
   }
-  EpilogueArgs args(const QuantTensor& q) const {
-    EpilogueArgs args;
+  Operands args(const QuantTensor& q) const {
+    Operands args;
     args.col_scale = ConstTensorView(col_scale.bytes.data(), DType::f32, {col_scale.shape[0]});
     if (!q.bias.empty()) args.bias = ConstTensorView(q.bias.bytes.data(), q.bias.dtype, {q.n});
     args.gate = gate.view;
@@ -143,7 +143,7 @@ struct Operands {
 };
 
 /// Packs, plans and runs; D as [B·Oh·Ow, Co]. What lies beside D has to stay.
-Tensor run(const QuantTensor& q, const Case& c, const Images& a, const EpilogueArgs& args, std::string_view kernel,
+Tensor run(const QuantTensor& q, const Case& c, const Images& a, const Operands& args, std::string_view kernel,
            Executor* executor = nullptr) {
   const ConvGeometry& g = c.spec.geometry;
   const auto weight = pack(q, {.kernel = std::string(kernel)});
@@ -172,9 +172,9 @@ Tensor run(const QuantTensor& q, const Case& c, const Images& a, const EpilogueA
 }
 
 /// Within the bound, element by element.
-void expect_within_bound(const QuantTensor& q, const Case& c, const Images& a, const EpilogueArgs& args, const Tensor& d,
+void expect_within_bound(const QuantTensor& q, const Case& c, const Images& a, const Operands& args, const Tensor& d,
                          const Kernel& kernel) {
-  const reference::ActModel model = act_model(kernel, c.spec.act, c.spec.quantize, q.scheme);
+  const reference::ActModel model = act_model(kernel, c.spec.a_dtype, c.spec.act_scheme, q.scheme);
   for (std::int64_t group = 0; group < c.spec.geometry.groups; ++group) {
     std::vector<std::int64_t> columns(static_cast<std::size_t>(c.spec.geometry.group_outputs()));
     std::iota(columns.begin(), columns.end(), group * c.spec.geometry.group_outputs());
@@ -194,9 +194,9 @@ Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, const Conv
           .zero_type = testing::zero_type(scheme),
           .layout = kernel.layout,
           .memory = kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu,
-          .act = spec.act,
+          .a_dtype = spec.a_dtype,
           .epilogue = spec.epilogue,
-          .quantize = spec.quantize,
+          .act_scheme = spec.act_scheme,
           .geometry = spec.geometry,
           .input = spec.input,
           .output = spec.output};
@@ -229,7 +229,7 @@ ImageLayout layout_of(std::uint64_t bit) { return bit % 2 == 0 ? ImageLayout::nc
 
 QuantTensor conv_weight(const WeightScheme& scheme, const ConvGeometry& g, std::uint64_t seed, bool bias) {
   QuantTensor q = random_weight(scheme, g.out_channels, g.k(), seed, {.bias = bias});
-  q.kernel = g.kernel;
+  q.filter = g.filter;
   return q;
 }
 
@@ -264,13 +264,13 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
   }
   std::vector<ConvSpec> list;
   for (const ActScheme& act : acts) {
-    ConvSpec spec{.geometry = g, .quantize = act};
-    spec.act = kernel.act.starts_with("bf16") ? DType::bf16
-               : kernel.act == "f16"          ? DType::f16
-                                              : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+    ConvSpec spec{.geometry = g, .act_scheme = act};
+    spec.a_dtype = kernel.act.starts_with("bf16") ? DType::bf16
+                   : kernel.act == "f16"          ? DType::f16
+                                                  : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
     list.push_back(spec);
     if (act.codes == DType::s8 && act.group == GroupShape::tensor()) {
-      spec.act = DType::s8;
+      spec.a_dtype = DType::s8;
       list.push_back(spec);
     }
   }
@@ -296,14 +296,15 @@ TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
       c.spec.epilogue = epilogues[seed % epilogues.size()];
       if (!takes(kernel, plain, c.spec)) continue;
       QuantTensor q = plain;
-      if (way.quantize.group == GroupShape::tensor()) q.static_acts = {0.02f, way.quantize.zero == ZeroKind::none ? 0 : -37};
+      if (way.act_scheme.group == GroupShape::tensor()) q.static_acts = {0.02f, way.act_scheme.zero == ZeroKind::none ? 0 : -37};
       if (seed % 5 == 0) q.scale2 = 0.7f;
-      SCOPED_TRACE(describe(g) + scheme_name(q, way.quantize) + " " + std::string(name(c.spec.input)) + " to " +
-                   std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.act)) + " seed " + std::to_string(seed));
-      Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width, c.more);
+      SCOPED_TRACE(describe(g) + scheme_name(q, way.act_scheme) + " " + std::string(name(c.spec.input)) + " to " +
+                   std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.a_dtype)) + " seed " +
+                   std::to_string(seed));
+      Images a(c.spec.a_dtype, c.spec.input, c.batch, g.in_channels, g.height, g.width, c.more);
       a.fill_random(seed);
-      const Operands operands(c);
-      const EpilogueArgs args = operands.args(q);
+      const OperandData operands(c);
+      const Operands args = operands.args(q);
       const Tensor d = run(q, c, a, args, kernel.name);
       if (HasFailure()) return;
       expect_within_bound(q, c, a, args, d, kernel);
@@ -315,17 +316,17 @@ TEST_P(ConvConformance, RandomGeometryIsWithinItsBound) {
 }
 
 /// W8A8 as docs/accuracy.md defines it, on patches: exact integers, then f32 operations in their order.
-Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const EpilogueArgs& args) {
+Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const Operands& args) {
   const ConvGeometry& g = c.spec.geometry;
   Tensor d(c.spec.epilogue.out, {c.batch * g.out_height() * g.out_width(), q.n});
   const Tensor gate = reference::pixels(args.gate), residual = reference::pixels(args.residual);
-  EpilogueArgs flat = args;
+  Operands flat = args;
   flat.gate = ConstTensorView(gate.bytes.data(), gate.dtype, {gate.shape[0], gate.shape[1]});
   flat.residual = ConstTensorView(residual.bytes.data(), residual.dtype, {residual.shape[0], residual.shape[1]});
-  const bool codes = !is_compute_float(c.spec.act);
+  const bool codes = !is_compute_float(c.spec.a_dtype);
   for (std::int64_t group = 0; group < g.groups; ++group) {
     const Tensor rows = reference::patches(
-        g, a.view, group, codes && c.spec.quantize.zero != ZeroKind::none ? static_cast<float>(q.static_acts->zero) : 0);
+        g, a.view, group, codes && c.spec.act_scheme.zero != ZeroKind::none ? static_cast<float>(q.static_acts->zero) : 0);
     for (std::int64_t r = 0; r < rows.shape[0]; ++r) {
       act_rule::Rule rule;
       if (q.static_acts) {
@@ -336,8 +337,8 @@ Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const Ep
           low = std::min(low, rows.at(r * q.k + i));
           high = std::max(high, rows.at(r * q.k + i));
         }
-        rule = c.spec.quantize.zero != ZeroKind::none ? act_rule::asymmetric(low, high)
-                                                      : act_rule::symmetric(std::max(-low, high), 127.0f);
+        rule = c.spec.act_scheme.zero != ZeroKind::none ? act_rule::asymmetric(low, high)
+                                                        : act_rule::symmetric(std::max(-low, high), 127.0f);
       }
       std::vector<float> sums;
       for (std::int64_t n = group * g.group_outputs(); n < (group + 1) * g.group_outputs(); ++n) {
@@ -379,11 +380,11 @@ TEST_P(ConvW8A8Conformance, IsExact) {
       for (ZeroKind zero : {ZeroKind::none, ZeroKind::integer})
         for (bool comes_quantized : {false, true}) {
           if (comes_quantized && group != GroupShape::tensor()) continue;
-          Case c{.spec = {.geometry = g, .quantize = {DType::s8, group, zero}},
+          Case c{.spec = {.geometry = g, .act_scheme = {DType::s8, group, zero}},
                  .batch = 1 + static_cast<std::int64_t>(seed % 2),
                  .more = seed / 16 % 2 == 0 ? 5 : 0,
                  .seed = seed};
-          c.spec.act = comes_quantized ? DType::s8 : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
+          c.spec.a_dtype = comes_quantized ? DType::s8 : std::array{DType::f32, DType::f16, DType::bf16}[seed % 3];
           c.spec.input = layout_of(seed / 8);
           c.spec.output = layout_of(seed / 4);
           c.spec.batch_max = c.batch;
@@ -392,13 +393,13 @@ TEST_P(ConvW8A8Conformance, IsExact) {
           if (!takes(kernel, q, c.spec)) continue;
           if (group == GroupShape::tensor()) q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
           if (seed % 3 == 0) q.scale2 = 0.7f;
-          SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.quantize) + " " + std::string(name(c.spec.input)) + " to " +
-                       std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.act)) + " seed " +
+          SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.act_scheme) + " " + std::string(name(c.spec.input)) + " to " +
+                       std::string(name(c.spec.output)) + " act " + std::string(name(c.spec.a_dtype)) + " seed " +
                        std::to_string(seed));
-          Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width, c.more);
+          Images a(c.spec.a_dtype, c.spec.input, c.batch, g.in_channels, g.height, g.width, c.more);
           a.fill_random(seed);
-          const Operands operands(c);
-          const EpilogueArgs args = operands.args(q);
+          const OperandData operands(c);
+          const Operands args = operands.args(q);
           const Tensor d = run(q, c, a, args, kernel.name);
           if (HasFailure()) return;
           const Tensor expected = exact_w8a8(q, c, a, args);
@@ -422,7 +423,7 @@ TEST_P(ConvConformance, ZeroPointsOutsideTheCodes) {
     g.padding = {};
     if (!g.validate().ok()) continue;
     const QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, true);
-    Case c{.spec = {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}},
+    Case c{.spec = {.geometry = g, .a_dtype = DType::s8, .act_scheme = {DType::s8, GroupShape::tensor(), ZeroKind::integer}},
            .batch = 2,
            .seed = seed};
     c.spec.batch_max = c.batch;
@@ -430,9 +431,9 @@ TEST_P(ConvConformance, ZeroPointsOutsideTheCodes) {
     Images a(DType::s8, c.spec.input, c.batch, g.in_channels, g.height, g.width);
     a.fill_random(seed);
     for (const std::int32_t zero : {128, -129, -700, 70'000, kLeast, kMost}) {
-      SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.quantize) + " zero " + std::to_string(zero));
+      SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.act_scheme) + " zero " + std::to_string(zero));
       const float scale = 0.01f;
-      const EpilogueArgs args{.a_scale = ConstTensorView(&scale, {1}), .a_zero = ConstTensorView(&zero, {1})};
+      const Operands args{.a_scale = ConstTensorView(&scale, {1}), .a_zero = ConstTensorView(&zero, {1})};
       const Tensor d = run(q, c, a, args, kernel.name);
       if (HasFailure()) return;
       expect_within_bound(q, c, a, args, d, kernel);
@@ -454,7 +455,7 @@ TEST_P(ConvInvariance, DoesNotDependOnThreadsLayoutOrBatch) {
                    .out_channels = 48,
                    .height = 9,
                    .width = 270,
-                   .kernel = {3, 3},
+                   .filter = {3, 3},
                    .stride = {2, 1},
                    .padding = {1, 0, 2, 1}};
     if (depthwise == 1) g.groups = g.in_channels = 24;
@@ -464,8 +465,9 @@ TEST_P(ConvInvariance, DoesNotDependOnThreadsLayoutOrBatch) {
       for (const WeightScheme& scheme : schemes()) {
         QuantTensor q = conv_weight(scheme, g, 4, false);
         if (!takes(kernel, q, c.spec)) continue;
-        if (way.quantize.group == GroupShape::tensor()) q.static_acts = {0.02f, way.quantize.zero == ZeroKind::none ? 0 : -37};
-        Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+        if (way.act_scheme.group == GroupShape::tensor())
+          q.static_acts = {0.02f, way.act_scheme.zero == ZeroKind::none ? 0 : -37};
+        Images a(c.spec.a_dtype, c.spec.input, c.batch, g.in_channels, g.height, g.width);
         a.fill_random(1);
         Tensor first;
         for (int threads : {1, 5})
@@ -482,7 +484,7 @@ TEST_P(ConvInvariance, DoesNotDependOnThreadsLayoutOrBatch) {
         Case one = c;
         one.batch = one.spec.batch_max = 1;
         Images last = a;
-        last.view = TensorView(last.memory.bytes.data() + 2 * a.view.stride(0) * bits(c.spec.act) / 8, c.spec.act,
+        last.view = TensorView(last.memory.bytes.data() + 2 * a.view.stride(0) * bits(c.spec.a_dtype) / 8, c.spec.a_dtype,
                                {1, g.in_channels, g.height, g.width});
         last.view.strides = a.view.strides;
         const Tensor d = run(q, one, last, {}, kernel.name);
@@ -498,11 +500,11 @@ TEST_P(ConvInvariance, DoesNotDependOnThreadsLayoutOrBatch) {
 bool multiplies_int8(const Kernel& kernel) {
   if (!runs_here(kernel.isa).ok()) return true;  // nobody to ask: the test will be skipped, with the reason
   if (kernel.act == "any") return false;
-  ConvSpec spec{.geometry = {.in_channels = 128, .out_channels = 64, .height = 9, .width = 9, .kernel = {3, 3}},
-                .quantize = {DType::s8, GroupShape::tensor()}};
+  ConvSpec spec{.geometry = {.in_channels = 128, .out_channels = 64, .height = 9, .width = 9, .filter = {3, 3}},
+                .act_scheme = {DType::s8, GroupShape::tensor()}};
   const WeightScheme scheme{DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32};
   for (DType act : {DType::f32, DType::f16, DType::s8}) {
-    spec.act = act;
+    spec.a_dtype = act;
     if (takes(kernel, scheme, spec)) return true;
   }
   return false;
@@ -524,19 +526,19 @@ TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
   const Extent three{3, 3};
   const Padding same{1, 1, 1, 1};
   const ConvGeometry layers[] = {
-      {.in_channels = 16, .out_channels = 300, .height = 48, .width = 47, .kernel = three, .padding = same},
-      {.in_channels = 96, .out_channels = 256, .height = 56, .width = 57, .kernel = three, .padding = same, .groups = 2},
-      {.in_channels = 144, .out_channels = 192, .height = 60, .width = 61, .kernel = three, .padding = {2, 0, 0, 1}, .groups = 3},
-      {.in_channels = 128, .out_channels = 200, .height = 33, .width = 47, .kernel = three, .stride = {2, 1}, .padding = same},
-      {.in_channels = 320, .out_channels = 72, .height = 7, .width = 7, .kernel = three, .padding = same}};
+      {.in_channels = 16, .out_channels = 300, .height = 48, .width = 47, .filter = three, .padding = same},
+      {.in_channels = 96, .out_channels = 256, .height = 56, .width = 57, .filter = three, .padding = same, .groups = 2},
+      {.in_channels = 144, .out_channels = 192, .height = 60, .width = 61, .filter = three, .padding = {2, 0, 0, 1}, .groups = 3},
+      {.in_channels = 128, .out_channels = 200, .height = 33, .width = 47, .filter = three, .stride = {2, 1}, .padding = same},
+      {.in_channels = 320, .out_channels = 72, .height = 7, .width = 7, .filter = three, .padding = same}};
   int compared = 0;
   for (const ConvGeometry& g : layers)
     for (const WeightScheme& scheme : {WeightScheme{DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
                                        WeightScheme{DType::u8, ZeroKind::integer, GroupShape::channel(), DType::f32}})
       for (ZeroKind zero : {ZeroKind::none, ZeroKind::integer})
         for (DType act : {DType::s8, DType::f16}) {
-          Case c{.spec = {.geometry = g, .quantize = {DType::s8, GroupShape::tensor(), zero}}, .batch = 2};
-          c.spec.act = act;
+          Case c{.spec = {.geometry = g, .act_scheme = {DType::s8, GroupShape::tensor(), zero}}, .batch = 2};
+          c.spec.a_dtype = act;
           c.spec.input = act == DType::s8 ? ImageLayout::nhwc : ImageLayout::nchw;
           c.spec.batch_max = c.batch;
           c.spec.epilogue = {.bias = true, .activation = Activation::relu, .out = DType::f16};
@@ -544,10 +546,10 @@ TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
           q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
           Images a(act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
           a.fill_random(5);
-          const EpilogueArgs args{.bias = ConstTensorView(q.bias.bytes.data(), q.bias.dtype, {q.n})};
+          const Operands args{.bias = ConstTensorView(q.bias.bytes.data(), q.bias.dtype, {q.n})};
           for (ImageLayout layout : {ImageLayout::nchw, ImageLayout::nhwc}) {
             c.spec.output = layout;
-            SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.quantize) + " act " + std::string(name(act)) + " to " +
+            SCOPED_TRACE(describe(g) + scheme_name(q, c.spec.act_scheme) + " act " + std::string(name(act)) + " to " +
                          std::string(name(layout)));
             const Tensor expected = run(q, c, a, args, "conv_any_s8_any__cuda_simt_direct");
             ASSERT_FALSE(HasFailure());
@@ -566,11 +568,11 @@ TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
 }
 
 TEST(Conv, PaddingIsFilledWithACode) {
-  const ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .kernel = {3, 3}, .padding = {1, 1, 1, 1}};
+  const ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .filter = {3, 3}, .padding = {1, 1, 1, 1}};
   const QuantTensor q = conv_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, g, 1, false);
   const auto weight = pack(q);
-  const auto plan =
-      Plan::conv(*weight, {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}});
+  const auto plan = Plan::conv(
+      *weight, {.geometry = g, .a_dtype = DType::s8, .act_scheme = {DType::s8, GroupShape::tensor(), ZeroKind::integer}});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   const std::vector<std::int8_t> a(8 * 25, 1);
   std::vector<float> d(4 * 25, 7.0f);
@@ -604,8 +606,8 @@ TEST_P(ConvConformance, NaNGoesThroughEveryEpilogue) {
       c.spec.input = layout_of(seed / 2);
       c.spec.output = layout_of(seed);
       if (!takes(kernel, q, c.spec)) continue;
-      if (way.quantize.group == GroupShape::tensor()) q.static_acts = {0.02f, way.quantize.zero == ZeroKind::none ? 0 : -37};
-      Images a(c.spec.act, c.spec.input, c.batch, g.in_channels, g.height, g.width);
+      if (way.act_scheme.group == GroupShape::tensor()) q.static_acts = {0.02f, way.act_scheme.zero == ZeroKind::none ? 0 : -37};
+      Images a(c.spec.a_dtype, c.spec.input, c.batch, g.in_channels, g.height, g.width);
       a.fill_random(seed);
       for (Activation activation :
            {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
@@ -643,7 +645,7 @@ TEST(Conv, APointwiseOneIsTheLinearLayer) {
   const Case c{.spec = spec, .batch = 2};
   Images a(DType::f32, spec.input, 2, 64, 5, 7, 3), d(DType::f32, spec.output, 2, 40, 5, 7, 1);
   a.fill_random(1);
-  const Operands operands(c);
+  const OperandData operands(c);
   ASSERT_TRUE(run_on_host(*plan, *weight, a.view, d.view, operands.args({}), nullptr).ok());
   const Tensor rows = reference::pixels(a.view), residual = reference::pixels(operands.residual.view);
   Tensor expected(DType::f32, {70, 40});
@@ -680,11 +682,11 @@ TEST(Conv, TheOracleIsTheDefinition) {
           for (std::int64_t ow = 0; ow < g.out_width(); ++ow, ++i) {
             double sum = 0;
             for (std::int64_t ch = 0; ch < g.group_inputs(); ++ch)
-              for (std::int64_t kh = 0; kh < g.kernel.h; ++kh)
-                for (std::int64_t kw = 0; kw < g.kernel.w; ++kw)
+              for (std::int64_t kh = 0; kh < g.filter.h; ++kh)
+                for (std::int64_t kw = 0; kw < g.filter.w; ++kw)
                   sum += at(b, n / g.group_outputs() * g.group_inputs() + ch, oh * g.stride.h + kh * g.dilation.h - g.padding.top,
                             ow * g.stride.w + kw * g.dilation.w - g.padding.left) *
-                         q.value(n, (kh * g.kernel.w + kw) * g.group_inputs() + ch);
+                         q.value(n, (kh * g.filter.w + kw) * g.group_inputs() + ch);
             ASSERT_NEAR(expected[i].value, sum, 1e-5 + 1e-6 * std::abs(sum)) << describe(g);
           }
       ASSERT_EQ(i, expected.size());
@@ -702,7 +704,7 @@ TEST(Conv, VerifyTakesEveryKindOfLayer) {
     for (const ActScheme& act :
          {ActScheme{}, ActScheme{DType::s8, GroupShape::tensor()}, ActScheme{DType::s8, GroupShape::channel()}}) {
       VerifyConvSpec spec{
-          .conv = {.geometry = g, .input = layout, .output = layout_of(seed / 2), .batch_max = 2, .quantize = act},
+          .conv = {.geometry = g, .input = layout, .output = layout_of(seed / 2), .batch_max = 2, .act_scheme = act},
           .seed = seed,
           .sample_columns = static_cast<std::int64_t>(seed % 3) * 5};
       spec.conv.epilogue = {.col_scale = true, .bias = true, .gate = seed % 4 == 0, .residual = true, .out = DType::f16};
@@ -716,24 +718,24 @@ TEST(Conv, VerifyTakesEveryKindOfLayer) {
   }
   EXPECT_EQ(failed, 0);
   // Images that come as codes, and a kernel by name.
-  const ConvGeometry g{.in_channels = 16, .out_channels = 24, .height = 6, .width = 9, .kernel = {3, 3}, .padding = {1, 1, 1, 1}};
+  const ConvGeometry g{.in_channels = 16, .out_channels = 24, .height = 6, .width = 9, .filter = {3, 3}, .padding = {1, 1, 1, 1}};
   VerifyConvSpec spec{
-      .conv = {.geometry = g, .act = DType::s8, .quantize = {DType::s8, GroupShape::tensor(), ZeroKind::integer}}};
+      .conv = {.geometry = g, .a_dtype = DType::s8, .act_scheme = {DType::s8, GroupShape::tensor(), ZeroKind::integer}}};
   QuantTensor q = conv_weight(schemes()[2], g, 1, false);
   const auto codes = verify_conv(q, spec);
   ASSERT_TRUE(codes.ok()) << codes.status().message();
   EXPECT_TRUE(codes->passed) << codes->failure;
-  spec.conv.act = DType::f32, spec.conv.quantize = {};
+  spec.conv.a_dtype = DType::f32, spec.conv.act_scheme = {};
   spec.plan.kernel = "conv_any_any_any__ref_baseline";
   const auto reference = verify_conv(q, spec);
   ASSERT_TRUE(reference.ok()) << reference.status().message();
   EXPECT_EQ(reference->kernel, spec.plan.kernel);
-  spec.conv.geometry.kernel = {5, 5};
+  spec.conv.geometry.filter = {5, 5};
   EXPECT_EQ(verify_conv(q, spec).status().code(), StatusCode::invalid_argument);
 }
 
 TEST(Conv, BadGeometrySaysWhatFollowsFromIt) {
-  ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .kernel = {3, 3}, .dilation = {3, 1}};
+  ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .filter = {3, 3}, .dilation = {3, 1}};
   EXPECT_EQ(g.validate().code(), StatusCode::invalid_argument);
   EXPECT_NE(g.validate().message().find("an output of 0x3: the kernel does not fit"), std::string::npos)
       << g.validate().message();
@@ -754,26 +756,26 @@ TEST(Conv, AWeightKeepsItsKernelAndIsCheckedAgainstTheGeometry) {
   const auto q = quantize_conv({w.bytes.data(), DType::f32, {6, 16, 3, 2}}, {.bits = 8, .group_size = 16, .scale = DType::f32});
   ASSERT_TRUE(q.ok()) << q.status().message();
   EXPECT_EQ(q->k, 96);
-  EXPECT_EQ(q->kernel, (Extent{3, 2}));
+  EXPECT_EQ(q->filter, (Extent{3, 2}));
   for (std::int64_t c = 0; c < 16; ++c)
     EXPECT_NEAR(q->value(5, (2 * 2 + 1) * 16 + c), w.at(((5 * 16 + c) * 3 + 2) * 2 + 1), 0.03f);
   const auto weight = pack(*q);
   ASSERT_TRUE(weight.ok());
-  EXPECT_EQ(weight->kernel(), q->kernel);
+  EXPECT_EQ(weight->filter(), q->filter);
   EXPECT_TRUE(*unpack(*weight) == *q);
 
-  ConvGeometry g{.in_channels = 16, .out_channels = 6, .height = 9, .width = 9, .kernel = {3, 2}};
+  ConvGeometry g{.in_channels = 16, .out_channels = 6, .height = 9, .width = 9, .filter = {3, 2}};
   EXPECT_TRUE(Plan::conv(*weight, {.geometry = g}).ok());
   const auto refused = [&](const ConvSpec& spec) { return Plan::conv(*weight, spec).status().code(); };
-  g.kernel = {2, 3};
+  g.filter = {2, 3};
   EXPECT_EQ(refused({.geometry = g}), StatusCode::invalid_argument);
-  g.kernel = {3, 2};
+  g.filter = {3, 2};
   EXPECT_EQ(refused({.geometry = g, .epilogue = {.row_scale = true}}), StatusCode::unsupported);
   EXPECT_EQ(refused({.geometry = g, .batch_max = 0}), StatusCode::invalid_argument);
-  EXPECT_EQ(refused({.geometry = g, .quantize = {DType::s8, GroupShape::group(32)}}), StatusCode::unsupported);
-  EXPECT_EQ(refused({.geometry = g, .act = DType::s8, .quantize = {DType::s8}}), StatusCode::unsupported);
+  EXPECT_EQ(refused({.geometry = g, .act_scheme = {DType::s8, GroupShape::group(32)}}), StatusCode::unsupported);
+  EXPECT_EQ(refused({.geometry = g, .a_dtype = DType::s8, .act_scheme = {DType::s8}}), StatusCode::unsupported);
   QuantTensor odd = *q;
-  odd.kernel = {5, 1};
+  odd.filter = {5, 1};
   EXPECT_EQ(odd.validate().code(), StatusCode::invalid_argument);
 
   const auto plan = Plan::conv(*weight, {.geometry = g});

@@ -109,7 +109,7 @@ class Layer {
         weight_(must(
             pack(random_weight({DType::u4, ZeroKind::integer, GroupShape::group(128), DType::f16}, n, k, seed, {.bias = true}),
                  {.backend = Backend::cuda}))),
-        plan_(must(Plan::linear(weight_, {.act = DType::f16, .m_max = m, .epilogue = {.bias = true, .out = DType::f16}}))) {
+        plan_(must(Plan::linear(weight_, {.a_dtype = DType::f16, .m_max = m, .epilogue = {.bias = true, .out = DType::f16}}))) {
     Tensor a(DType::f16, {m, k});
     for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(seed, static_cast<std::uint64_t>(i)));
     a_ = on_device(a.bytes);
@@ -169,9 +169,9 @@ TEST_F(Gpu, ManyTokensHaveTheBitsOfFew) {
     if (kernel.op != Op::linear || !(floats || codes)) continue;
     const Scheme scheme = must(Scheme::parse(floats ? "u4zg128" : integers ? "s8r_s8c" : "e4m3r_e4m3c"));
     const PackedWeight weight = must(pack(random_weight(scheme.weight, kN, kK, 9), {.kernel = std::string(kernel.name)}));
-    const Plan plan =
-        must(Plan::linear(weight, {.act = DType::f16, .m_max = kMany, .epilogue = {.out = DType::f16}, .quantize = scheme.act},
-                          {.kernel = std::string(kernel.name)}));
+    const Plan plan = must(
+        Plan::linear(weight, {.a_dtype = DType::f16, .m_max = kMany, .epilogue = {.out = DType::f16}, .act_scheme = scheme.act},
+                     {.kernel = std::string(kernel.name)}));
     const DeviceMemory workspace = workspace_of(plan);
     const auto run = [&](std::int64_t first, std::int64_t m) {
       const std::size_t bytes = static_cast<std::size_t>(m * kN * 2);
@@ -238,7 +238,7 @@ TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
         return t;
       };
       const auto plan_with = [&](const std::string& name) {
-        return must(Plan::linear(weight, {.act = act, .m_max = m, .epilogue = {.out = DType::f16}, .quantize = scheme.act},
+        return must(Plan::linear(weight, {.a_dtype = act, .m_max = m, .epilogue = {.out = DType::f16}, .act_scheme = scheme.act},
                                  {.kernel = name}));
       };
       const Plan whole = plan_with(uncut), plan = plan_with(cut);
@@ -350,8 +350,8 @@ TEST_F(Gpu, LayersInARowWaitForEachOther) {
     for (std::int64_t m : {1, 8, 16})
       for (const char* kernel : {"", "linear_any_f16_any__cuda_sm80_m16n64k128"}) {  // the plan's choice, and one that is not
         if (*kernel != '\0' && !runs_here(Isa::sm80).ok()) continue;
-        const Plan plan =
-            must(Plan::linear(weights[0], {.act = DType::f16, .m_max = m, .epilogue = {.out = DType::f16}}, {.kernel = kernel}));
+        const Plan plan = must(
+            Plan::linear(weights[0], {.a_dtype = DType::f16, .m_max = m, .epilogue = {.out = DType::f16}}, {.kernel = kernel}));
         SCOPED_TRACE(::testing::Message() << plan.kernel(m) << " M=" << m << " N=K=" << size);
         Tensor x(DType::f16, {m, size});
         for (std::int64_t i = 0; i < x.numel(); ++i) x.set(i, random_normal(3, static_cast<std::uint64_t>(i)));
@@ -469,7 +469,7 @@ TEST_F(Gpu, CheckpointTensorsAreBitExact) {
 TEST_F(Gpu, VerifyRunsThere) {
   const QuantTensor q = random_weight({DType::u4, ZeroKind::integer, GroupShape::group(128), DType::f16}, 256, 1024, 9);
   for (DType act : {DType::f16, DType::bf16, DType::f32}) {
-    VerifySpec spec{.linear = {.act = act, .m_max = 9}};
+    VerifySpec spec{.linear = {.a_dtype = act, .m_max = 9}};
     spec.pack.backend = Backend::cuda;
     const auto report = verify_linear(q, spec);
     ASSERT_TRUE(report.ok()) << report.status().message();

@@ -134,7 +134,7 @@ float element(const std::vector<std::uint8_t>& d, std::size_t i, DType type) {
   return from_16(v, type);
 }
 
-void check_weight(const Subject& subject, const QuantTensor& q, DType act, DType out, bool with_bias, int extra_stride,
+void check_weight(const Subject& subject, const QuantTensor& q, DType a_dtype, DType out, bool with_bias, int extra_stride,
                   CheckResult& result) {
   const OnDevice w(q);
   const auto most = static_cast<std::size_t>(subject.m.front());
@@ -175,7 +175,7 @@ void check_weight(const Subject& subject, const QuantTensor& q, DType act, DType
   const double tolerance = few * (subject.rounds_weights ? std::max(rounding, act == DType::f16 ? 5e-4 : 4e-3) : rounding);
   std::vector<std::uint8_t> first_rows;
   for (int m : subject.m) {
-    LinearTask task{.weight = w.weight, .m = m, .act = act, .x = x_device.get(), .x_stride = x_stride};
+    LinearTask task{.weight = w.weight, .m = m, .a_dtype = act, .x = x_device.get(), .x_stride = x_stride};
     task.epilogue.out = out;
     task.epilogue.d_stride = d_stride;
     if (with_bias) task.epilogue.bias = {bias_device.get(), DType::f32, 0};
@@ -236,7 +236,7 @@ CheckResult check(const Subject& subject, bool all) {
   for (const WeightScheme& s : schemes)
     for (auto [n, k] : {std::pair{1, 1}, {64, 128}, {190, 1000}, {777, 2051}, {1024, 4096}}) {
       if (!all && n * k > 200'000) continue;
-      const DType act = ++i % 2 ? DType::f16 : DType::bf16;
+      const DType a_dtype = ++i % 2 ? DType::f16 : DType::bf16;
       const DType out = i % 3 == 0 ? DType::f32 : act;
       check_weight(subject, testing::random_weight(s, n, k, 3), act, out, i % 4 == 0, i % 5 == 0 ? 8 : i % 5, result);
     }
@@ -298,7 +298,7 @@ struct BenchOptions {
   bool sm80 = false, gemm80 = false;
   bool small = false;
   int bits = 4;
-  DType act = DType::f16;
+  DType a_dtype = DType::f16;
   bool zeros = false;  // AWQ's: a byte a group
 };
 
@@ -326,14 +326,14 @@ void bench_shape(const BenchOptions& options, int n, int k, Cublas* cublas, nloh
   for (int i = 0; i < copies; ++i)
     REQUIRE(cudaMemcpy(weights.get() + pitch * static_cast<std::size_t>(i), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
   const int most = *std::ranges::max_element(options.m);
-  const std::vector<std::uint16_t> x = activations(most, k, k, options.act);
+  const std::vector<std::uint16_t> x = activations(most, k, k, options.a_dtype);
   const DeviceBytes x_device(x.data(), x.size() * 2);
   const DeviceBytes d(static_cast<std::size_t>(n) * static_cast<std::size_t>(most) * 2);
 
   for (int turn = 0; turn < static_cast<int>(options.m.size() * options.splits.size()); ++turn) {
     const int m = options.m[static_cast<std::size_t>(turn) / options.splits.size()];
-    LinearTask task{.m = m, .act = options.act, .x = x_device.get(), .x_stride = k};
-    task.epilogue.out = options.act;
+    LinearTask task{.m = m, .a_dtype = options.a_dtype, .x = x_device.get(), .x_stride = k};
+    task.epilogue.out = options.a_dtype;
     task.epilogue.d = d.get();
     task.epilogue.d_stride = n;
     task.weight.geometry = geo;
@@ -414,7 +414,7 @@ int run(int argc, char** argv) {
     else if (a == "--bits")
       options.bits = number();
     else if (a == "--bf16")
-      options.act = DType::bf16;
+      options.a_dtype = DType::bf16;
     else if (a == "--zeros")
       options.zeros = true;
     else if (a == "--no-cublas")

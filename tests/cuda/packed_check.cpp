@@ -192,7 +192,7 @@ void check_linear(const QuantTensor& q, const OnDevice& w, DType act, DType out,
   for (std::int64_t n = 0; n < q.n; ++n) bias.set(n, random_normal(5, static_cast<std::uint64_t>(n)));
   const DeviceBytes bias_device(bias.bytes);
   const EpilogueSpec spec{.bias = with_bias, .activation = with_bias ? Activation::silu : Activation::none, .out = out};
-  EpilogueArgs args{.bias = ConstTensorView(bias.bytes.data(), bias.dtype, {q.n})};
+  Operands args{.bias = ConstTensorView(bias.bytes.data(), bias.dtype, {q.n})};
 
   std::vector<std::int64_t> columns;  // some: the oracle takes its time
   for (std::int64_t n = 0; n < q.n; n += std::max<std::int64_t>(1, q.n / 40)) columns.push_back(n);
@@ -209,7 +209,7 @@ void check_linear(const QuantTensor& q, const OnDevice& w, DType act, DType out,
     view.strides[0] = d_stride;
     const LinearTask task{.weight = w.weight,
                           .m = m,
-                          .act = act,
+                          .a_dtype = act,
                           .x = x_device.get(),
                           .x_stride = x_stride,
                           .epilogue = epilogue::element(spec, args, view, w.weight.scale2)};
@@ -324,7 +324,7 @@ void bench_linear(int n, int k, int code_bits, nlohmann::json& rows) {
       const double us = time_us(cold.copies, [&](int i, cudaStream_t stream) {
         REQUIRE(linear_simt({.weight = cold.copy(i),
                              .m = m,
-                             .act = act,
+                             .a_dtype = act,
                              .x = x_device.get(),
                              .x_stride = k,
                              .epilogue = epilogue::element({.out = act}, {}, view, 1.0f)},

@@ -17,8 +17,8 @@
 
 #include "core/random.hpp"
 #include "kernels/cuda/launch.hpp"
-#include "nibble/activations.hpp"
 #include "nibble/cuda.hpp"
+#include "nibble/quantize.hpp"
 #include "timing.hpp"
 
 namespace nibble::cuda {

@@ -509,9 +509,9 @@ Problem problem_of(const Layer& layer, const BenchKind& kind, std::int64_t m) {
   Problem p{.m = m, .n = layer.size.n, .k = layer.size.k, .scheme = kind.weight};
   p.layout = kGpuW8Layout.name;
   p.memory = Backend::cuda;
-  p.act = kind.act.codes;
+  p.a_dtype = kind.act.codes;
   p.epilogue.out = DType::f16;
-  p.quantize = kind.act;
+  p.act_scheme = kind.act;
   return p;
 }
 
@@ -539,7 +539,7 @@ double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int
   args.a = ConstTensorView(layer.acts.data(), kind.act.codes, {m, layer.size.k});
   args.d = TensorView(layer.d.data(), DType::f16, {m, layer.size.n});
   args.epilogue = &epilogue;
-  args.quantize = kind.act;
+  args.act_scheme = kind.act;
   args.operands.a_scale = ConstTensorView(as<float>(layer.act_scales), {m});
   if (grouped) {
     args.operands.a_scale = ConstTensorView(as<float>(layer.act_scales), {m, layer.size.k / gpu_w8::kChannels});

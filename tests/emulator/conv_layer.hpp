@@ -32,7 +32,7 @@ struct ConvShape {
     cuda::Patches& p = task.patches;
     p.channels = channels, p.group_outputs = outputs;
     p.height = height, p.width = width;
-    p.kernel_h = p.kernel_w = kernel;
+    p.filter_h = p.filter_w = kernel;
     p.stride_h = p.stride_w = stride;
     p.dilation_h = p.dilation_w = dilation;
     p.top = p.bottom = p.left = p.right = padding;
@@ -91,7 +91,7 @@ struct FloatConv {
   cuda::ConvTask task() const {
     cuda::ConvTask task = shape.task();
     task.weight = weight.device();
-    task.act = DType::f16;
+    task.a_dtype = DType::f16;
     task.x = x.data();
     return task;
   }
@@ -118,7 +118,7 @@ struct CodesConv {
   cuda::ConvTask task() const {
     cuda::ConvTask task = shape.task();
     task.scaled = {packed.data(), geometry};
-    task.act = DType::s8;
+    task.a_dtype = DType::s8;
     task.x = x.data();
     return task;
   }

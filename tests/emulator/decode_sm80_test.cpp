@@ -25,7 +25,7 @@ TEST_P(EmulatedDecodeSm80, GivesTheSumsOfTheLayer) {
       layer.task(), [](const LinearTask& task) { return linear_decode_sm80(task, nullptr); },
       // bf16 codes are multiplied as 128 + u, and f32 sums are as much larger
       [&](int n, int k) {
-        return emulator::Multiplied{layer.weight.value(n, k), layer.act == DType::bf16 ? 0x1p-15 : 0x1p-18};
+        return emulator::Multiplied{layer.weight.value(n, k), layer.a_dtype == DType::bf16 ? 0x1p-15 : 0x1p-18};
       });
 }
 

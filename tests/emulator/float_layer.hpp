@@ -30,17 +30,17 @@ struct Multiplied {
 };
 
 /// That of kernels that multiply weights: rounded to activations' type, but for a row of one scale, whose sums are scaled.
-inline Multiplied rounded_weight(const TileWeight& w, DType act, int row, int channel) {
-  if (w.kind == TileZeros::offset) return {w.value(row, channel), half_step(act) * 4};
+inline Multiplied rounded_weight(const TileWeight& w, DType a_dtype, int row, int channel) {
+  if (w.kind == TileZeros::offset) return {w.value(row, channel), half_step(a_dtype) * 4};
   if (w.group >= w.k) return {w.value(row, channel), 0};
   constexpr float kUp = 64.0f;  // f16's weights are as many times as large, out of reach of subnormals
-  const float scale = act == DType::f16 ? kUp * w.scale(row, channel) : rounded(act, w.scale(row, channel));
-  const float value = rounded(act, static_cast<float>(w.integer(row, channel)) * scale);
-  return {static_cast<double>(act == DType::f16 ? value / kUp : value), 0};
+  const float scale = a_dtype == DType::f16 ? kUp * w.scale(row, channel) : rounded(a_dtype, w.scale(row, channel));
+  const float value = rounded(a_dtype, static_cast<float>(w.integer(row, channel)) * scale);
+  return {static_cast<double>(a_dtype == DType::f16 ? value / kUp : value), 0};
 }
 
 struct FloatCase {
-  DType act;
+  DType a_dtype;
   int bits, group;  // of the weight
   TileZeros zeros;
   int m, n, k;
@@ -49,12 +49,12 @@ struct FloatCase {
 
 inline std::string name(const FloatCase& c) {
   const char* const zeros[] = {"", "_zeros", "_offsets"};
-  return fmt::format("{}_u{}g{}{}_m{}_n{}_k{}{}", nibble::name(c.act), c.bits, c.group, zeros[static_cast<int>(c.zeros)], c.m,
+  return fmt::format("{}_u{}g{}{}_m{}_n{}_k{}{}", nibble::name(c.a_dtype), c.bits, c.group, zeros[static_cast<int>(c.zeros)], c.m,
                      c.n, c.k, c.act_order ? "_act_order" : "");
 }
 
 struct FloatLayer {
-  DType act;
+  DType a_dtype;
   int m, pitch;
   std::mt19937 random;
   TileWeight weight;
@@ -62,7 +62,7 @@ struct FloatLayer {
   std::vector<std::int32_t> order;  // position k of the weight is channel order[k]
 
   explicit FloatLayer(const FloatCase& c)
-      : act(c.act),
+      : a_dtype(c.a_dtype),
         m(c.m),
         pitch(c.k + 8),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
@@ -70,7 +70,7 @@ struct FloatLayer {
         x(static_cast<std::size_t>(m * pitch)),
         order(static_cast<std::size_t>(c.k)),
         permutes(c.act_order) {
-    for (auto& v : x) v = to_half(act, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
+    for (auto& v : x) v = to_half(a_dtype, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
     std::iota(order.begin(), order.end(), 0);
     if (permutes) std::shuffle(order.begin(), order.end(), random);
   }
@@ -89,7 +89,7 @@ struct FloatLayer {
     task.weight = weight.device();
     if (permutes) task.weight.perm = order.data();
     task.m = m;
-    task.act = act;
+    task.a_dtype = a_dtype;
     task.x = x.data();
     task.x_stride = pitch;
     return task;
@@ -100,7 +100,7 @@ struct FloatLayer {
   void expect_sums(cuda::LinearTask task, Launch launch, Weight multiplied) const {
     const int n = weight.n, k = weight.k;
     std::vector<std::uint16_t> d(static_cast<std::size_t>(m * n) + 16, 0xa5a5);
-    task.epilogue.out = act;
+    task.epilogue.out = a_dtype;
     task.epilogue.d = d.data();
     task.epilogue.d_stride = n;
     ASSERT_EQ(launch(task), cudaSuccess);
@@ -111,11 +111,11 @@ struct FloatLayer {
       for (int token = 0; token < m; ++token) {
         double sum = 0, off = 1e-6;
         for (std::size_t i = 0; i < w.size(); ++i) {
-          const double v = static_cast<double>(from_half(act, x[static_cast<std::size_t>(token * pitch + order[i])]));
+          const double v = static_cast<double>(from_half(a_dtype, x[static_cast<std::size_t>(token * pitch + order[i])]));
           sum += w[i].value * v, off += std::abs(w[i].value * v) * (0x1p-20 + w[i].spread);
         }
-        off += std::abs(sum) * half_step(act) * 1.01;
-        const double got = static_cast<double>(from_half(act, d[static_cast<std::size_t>(token * n + row)]));
+        off += std::abs(sum) * half_step(a_dtype) * 1.01;
+        const double got = static_cast<double>(from_half(a_dtype, d[static_cast<std::size_t>(token * n + row)]));
         if (std::abs(got - sum) <= off) continue;  // false of a NaN
         if (++wrong <= 5) ADD_FAILURE() << "D[" << token << "," << row << "] is " << got << ", expected " << sum << " ± " << off;
       }

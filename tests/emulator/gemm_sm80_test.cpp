@@ -24,7 +24,7 @@ TEST_P(EmulatedGemmSm80, GivesTheSumsOfTheLayer) {
   const emulator::FloatLayer layer(GetParam());
   layer.expect_sums(
       layer.task(), [](const LinearTask& task) { return linear_gemm_sm80(task, nullptr); },
-      [&](int n, int k) { return emulator::rounded_weight(layer.weight, layer.act, n, k); });
+      [&](int n, int k) { return emulator::rounded_weight(layer.weight, layer.a_dtype, n, k); });
 }
 
 // Tiles of every shape, of which few multiprocessors take the one of fewest cycles.

@@ -62,7 +62,7 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
   layer.expect_sums(
       task,
       [&](const LinearTask& t) { return linear_gemm_sm90(t, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr); },
-      [&](int n, int k) { return multiplied(layer.weight, layer.act, c.tokens, n, k); });
+      [&](int n, int k) { return multiplied(layer.weight, layer.a_dtype, c.tokens, n, k); });
 }
 
 // Rows, tokens and channels with tails, and more records than a ring has stages; every way to deal passes, every kind of weight.

@@ -193,7 +193,7 @@ void make_matrix(Choices& choices, Maker& maker, QTensor& q) {
   if ((parts & 0x90) == 0x90) d.act_scale = maker.maybe(choices.raw<float>());
   if ((parts & 0xa0) == 0xa0) d.act_zero = maker.maybe(choices.raw<std::int32_t>());
   if ((parts & 0xc0) == 0xc0) d.act_limit = maker.maybe(choices.raw<float>());
-  if (choices.byte() >= 0xc0) d.kernel_height = maker.number(), d.kernel_width = maker.number();
+  if (choices.byte() >= 0xc0) d.filter_height = maker.number(), d.filter_width = maker.number();
   if (!ok(nib_qtensor_create(&d, &q.get))) return;
   Sized<nib_qtensor_desc> got;
   got.choose(choices);
@@ -249,7 +249,7 @@ void run(Choices& choices, Maker& maker, const Weight& weight, const Plan& plan,
   for (std::size_t i = 0; i < std::size(members); ++i)
     if (i < 2 || (present >> (i - 2) & 1) != 0) *members[i] = &views[i];
   const auto memory = std::make_unique<std::byte[]>(workspace + 1);
-  (void)ok(nib_execute(plan.get, weight.get, &o, memory.get(), workspace, nullptr));
+  (void)ok(nib_plan_run(plan.get, weight.get, &o, memory.get(), workspace, nullptr));
 }
 
 void plan_and_run(Choices& choices, Maker& maker, const QTensor& q, const Weight& weight) {
@@ -279,7 +279,7 @@ void plan_and_run(Choices& choices, Maker& maker, const QTensor& q, const Weight
       desc.choose(choices);
       nib_conv_desc& d = desc.value;
       d.epilogue = epilogue(choices, maker, e);
-      if (choices.byte() >= 0xc0) d.quantize = choices.of(kActs);
+      if (choices.byte() >= 0xc0) d.act_scheme = choices.of(kActs);
       const bool odd = choices.byte() >= 0xc0;
       const auto extent = [&](int most) { return odd ? maker.number() : choices.below(most + 1); };
       d.batch_max = extent(2);
@@ -289,16 +289,16 @@ void plan_and_run(Choices& choices, Maker& maker, const QTensor& q, const Weight
       d.dilation_height = extent(2), d.dilation_width = extent(2);
       d.groups = extent(2);
       d.input = choices.below(3), d.output = choices.below(3);
-      d.act = choices.of(kFloats);
+      d.a_dtype = choices.of(kFloats);
       if (!ok(nib_plan_conv(weight.get, &d, &options.value, &plan.get)) || odd) return;
       const auto one = [](std::int64_t x) { return std::max<std::int64_t>(1, x); };
-      const std::int64_t kh = one(shape.kernel_height), kw = one(shape.kernel_width);
+      const std::int64_t kh = one(shape.filter_height), kw = one(shape.filter_width);
       const auto size = [&](std::int64_t in, std::int64_t before, std::int64_t after, std::int64_t dilation, std::int64_t kernel,
                             std::int64_t stride) {
         return (in + before + after - one(dilation) * (kernel - 1) - 1) / one(stride) + 1;
       };
       const std::int64_t channels = shape.k / (kh * kw) * one(d.groups);
-      return run(choices, maker, weight, plan, d.act, d.epilogue == nullptr ? NIB_F32 : d.epilogue->out,
+      return run(choices, maker, weight, plan, d.a_dtype, d.epilogue == nullptr ? NIB_F32 : d.epilogue->out,
                  {1, channels, d.height, d.width},
                  {1, shape.n, size(d.height, d.padding_top, d.padding_bottom, d.dilation_height, kh, d.stride_height),
                   size(d.width, d.padding_left, d.padding_right, d.dilation_width, kw, d.stride_width)});
@@ -308,12 +308,12 @@ void plan_and_run(Choices& choices, Maker& maker, const QTensor& q, const Weight
       desc.choose(choices);
       nib_linear_desc& d = desc.value;
       d.epilogue = epilogue(choices, maker, e);
-      if (choices.byte() >= 0xa0) d.quantize = choices.of(kActs);
+      if (choices.byte() >= 0xa0) d.act_scheme = choices.of(kActs);
       d.m_max = maker.number();
-      d.act = choices.of(kFloats);
+      d.a_dtype = choices.of(kFloats);
       if (!ok(nib_plan_linear(weight.get, &d, &options.value, &plan.get))) return;
       const std::int64_t m = 1 + choices.below(3);
-      return run(choices, maker, weight, plan, d.act, d.epilogue == nullptr ? NIB_F32 : d.epilogue->out, {m, shape.k},
+      return run(choices, maker, weight, plan, d.a_dtype, d.epilogue == nullptr ? NIB_F32 : d.epilogue->out, {m, shape.k},
                  {m, shape.n});
     }
   }
@@ -341,7 +341,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   desc.choose(choices);
   if (choices.byte() >= 0x80) desc.value.layout = maker.text({"cpu_n16", "cpu_n32", "plain", "gpu_tile", "gpu_w8"});
   if (choices.byte() >= 0xe0) desc.value.kernel = maker.text({"linear_any_any_any__ref_baseline", ""});
-  if (choices.byte() >= 0xc0) desc.value.quantize = choices.of(kActs);
+  if (choices.byte() >= 0xc0) desc.value.act_scheme = choices.of(kActs);
   if (choices.byte() >= 0xc0) desc.value.m_max = maker.number();
   desc.value.backend = choices.byte() < 0xf8 ? NIB_CPU : choices.byte() % 4;
   Weight weight;

@@ -75,10 +75,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   spec.quantize.symmetric = choices.flag();
   static constexpr DType kCodes[] = {DType::none, DType::s8, DType::e4m3, DType::u4b8, DType::f16};
   spec.quantize.codes = choices.of(kCodes);
-  spec.act.codes = choices.of(kCodes);
+  spec.act_scheme.codes = choices.of(kCodes);
   static constexpr GroupShape kShapes[] = {GroupShape::channel(), GroupShape::tensor(), GroupShape::group(16),
                                            GroupShape::block(4, 8)};
-  spec.act.group = choices.of(kShapes);
+  spec.act_scheme.group = choices.of(kShapes);
   if (choices.flag()) spec.quantize.group = choices.of(kShapes);
   spec.quantize.clip_search = choices.flag();
   spec.convs = choices.flag();

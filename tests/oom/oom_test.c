@@ -56,7 +56,7 @@ static nib_status work(const char* in, const char* out) {
   TRY(nib_unpack(weight, &again));
   nib_linear_desc linear = SIZED(nib_linear_desc);
   linear.m_max = M;
-  linear.quantize = "s8r";
+  linear.act_scheme = "s8r";
   TRY(nib_plan_linear(weight, &linear, NULL, &plan));
   TRY(nib_plan_explain(plan, &explained));
   nib_operands operands = SIZED(nib_operands);
@@ -64,7 +64,7 @@ static nib_status work(const char* in, const char* out) {
   operands.context = context;
   operands.a = &av;
   operands.d = &dv;
-  TRY(nib_execute(plan, weight, &operands, workspace, sizeof workspace, NULL));
+  TRY(nib_plan_run(plan, weight, &operands, workspace, sizeof workspace, NULL));
   TRY(nib_plan_dequantize(weight, NULL, NULL, &whole));
   nib_quantize_desc how = SIZED(nib_quantize_desc);
   how.scheme = "u4zg32";

@@ -131,10 +131,10 @@ def test_plans_are_kept(weight, x):
     many = np.ones((5, 256), np.float32)
     assert plans_of(lambda: weight.linear(x)) == 1
     for call in (lambda: weight.linear(many[:4]), lambda: weight.linear(x.reshape(1, ROWS, 256), out=np.empty((1, ROWS, 32), np.float32)),
-                 lambda: weight.linear(x, bias=True, clamp=(1, 2), out_scale=2), lambda: weight.linear(x, out_dtype="f32", quantize="")):  # fmt: skip
+                 lambda: weight.linear(x, bias=True, clamp=(1, 2), out_scale=2), lambda: weight.linear(x, out_dtype="f32", act_scheme="")):  # fmt: skip
         assert plans_of(call) == 0
     for call in (lambda: weight.linear(many), lambda: weight.linear(x, activation="clamp"), lambda: weight.linear(x, activation="clamp", clamp=(1, 2)),
-                 lambda: weight.linear(x, bias=False), lambda: weight.linear(x, out_dtype="f16"), lambda: weight.linear(x, quantize="s8r"),
+                 lambda: weight.linear(x, bias=False), lambda: weight.linear(x, out_dtype="f16"), lambda: weight.linear(x, act_scheme="s8r"),
                  lambda: weight.linear(x.astype(np.float16)), lambda: weight.linear(x, allow_reference=False),
                  lambda: weight.linear(x, kernel=weight.explain("f32", ROWS)[-1].steps[-1]), weight.dequantize):  # fmt: skip
         assert plans_of(call) == 1

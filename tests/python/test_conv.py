@@ -32,9 +32,9 @@ def nhwc(x):
     return np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
-def make(rng, scheme="u4zg16", n=24, c=16, kernel=(3, 3), groups=1, act=""):
+def make(rng, scheme="u4zg16", n=24, c=16, kernel=(3, 3), groups=1, act_scheme=""):
     q = nibble.quantize_conv(rng.standard_normal((n, c // groups, *kernel), dtype=np.float32), scheme)
-    return nibble.pack(q, act=act), rng.standard_normal((2, c, 9, 11), dtype=np.float32)
+    return nibble.pack(q, act_scheme=act_scheme), rng.standard_normal((2, c, 9, 11), dtype=np.float32)
 
 
 def test_rows_are_in_the_order_kh_kw_channel(rng):
@@ -116,7 +116,7 @@ def test_epilogue(rng):
 
 
 def test_quantized_activations(rng):
-    w, x = make(rng, "s8c", act="s8r")
+    w, x = make(rng, "s8c", act_scheme="s8r")
     assert 0 < distance(w.conv(x, padding=1), conv2d(x, w.dequantize(), (3, 3), padding=(1, 1, 1, 1))) < 0.02
     codes, scale, zero = (x * 50).clip(-128, 127).astype(np.int8), np.float32([0.02]), np.int32([7])
     exact = conv2d((codes.astype(np.float64) - 7) * scale, w.dequantize(), (3, 3), padding=(1, 1, 1, 1))
@@ -160,7 +160,7 @@ X = np.ones((1, 16, 5, 5), np.float32)
         (X, {"residual": np.zeros((1, 24, 3, 2), np.float32)}, ValueError, "residual"),
         (X, {"gate": nhwc(np.zeros((1, 24, 3, 3), np.float32))}, ValueError, "not nchw"),
         (X, {"bias": np.ones(23, np.float32)}, ValueError, "24 elements"),
-        (X, {"quantize": "s8g32"}, NotImplementedError, "blocks of 32"),
+        (X, {"act_scheme": "s8g32"}, NotImplementedError, "blocks of 32"),
         (X.astype(np.int8), {}, ValueError, "a_scale"),
         (X.astype(np.int8), {"a_scale": np.ones(2, np.float32)}, ValueError, "a_scale"),
         ("x", {}, TypeError, "str"),
@@ -190,7 +190,7 @@ def test_jax(rng):
 def test_verify_conv(rng, scheme, quantize):
     q = nibble.quantize_conv(rng.standard_normal((24, 32, 3, 3), dtype=np.float32), scheme)
     for options in ({}, {"stride": 2, "padding": (1, 0, 2, 1), "dilation": (1, 2), "channels_last": True}):
-        report = nibble.verify_conv(q, (9, 11), quantize=quantize, groups=2, **options)
+        report = nibble.verify_conv(q, (9, 11), act_scheme=quantize, groups=2, **options)
         assert report and report.round_trip and report.kernel.startswith("conv_")
     with pytest.raises(nibble.InvalidArgument, match="does not fit into the padded image"):
         nibble.verify_conv(q, (2, 11))

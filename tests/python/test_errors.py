@@ -47,7 +47,7 @@ X = np.ones((3, 256), np.float32)
         (X, {"col_scale": np.ones(40, np.float16)}, ValueError, "col_scale"),
         (X, {"activation": "tanh"}, ValueError, "tanh"),
         (X, {"out_dtype": "f99"}, ValueError, "f99"),
-        (X, {"quantize": "s9r"}, ValueError, "s9r"),
+        (X, {"act_scheme": "s9r"}, ValueError, "s9r"),
         (X, {"kernel": "none_such"}, KeyError, "none_such"),
         (X, {"kernel": "linear_any_any_any_ref_baseline"}, KeyError, "the nearest is 'linear_any_any_any__ref_baseline'"),
         (X, {"kernel": "linear_any_any_any__ref_baseline"}, NotImplementedError, "plain.*pack with kernel=linear_any_any_any__ref_baseline$"),

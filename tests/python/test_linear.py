@@ -119,8 +119,8 @@ def test_codes_of_activations(rng, scheme):
     got = w.linear(codes, a_scale=scales, a_zero=zeros)
     assert got.dtype == np.float32 and distance(got, means @ w.dequantize().T) < 1e-5
     if not known:  # the same while running
-        fused = nibble.pack(w.unpack(), act=scheme)
-        assert fused.act == scheme and distance(fused(x), got) < 1e-5
+        fused = nibble.pack(w.unpack(), act_scheme=scheme)
+        assert fused.act_scheme == scheme and distance(fused(x), got) < 1e-5
 
 
 def test_zero_points_that_are_no_codes(rng):
@@ -166,14 +166,14 @@ def test_quant_tensor_of_arrays(rng):
 def test_accumulation(rng):
     q = nibble.quantize(rng.standard_normal((40, 1024), dtype=np.float32), "e4m3c")
     x = rng.standard_normal((3, 1024), dtype=np.float32)
-    fast, precise = nibble.pack(q, act="e4m3r"), nibble.pack(q, act="e4m3r", accumulation="precise")
+    fast, precise = nibble.pack(q, act_scheme="e4m3r"), nibble.pack(q, act_scheme="e4m3r", accumulation="precise")
     assert (fast.accumulation, precise.accumulation) == ("fast", "precise")
     assert pickle.loads(pickle.dumps(precise)).accumulation == "precise"
     for y in (precise(x), fast.linear(x, accumulation="precise"), precise.linear(x, accumulation="fast")):
         assert np.array_equal(y, fast(x))  # a CPU has no choice
     assert (precise._weight.plans, fast._weight.plans) == (2, 2)
-    assert fast.explain(quantize="e4m3r", accumulation="precise")
-    assert nibble.verify(q, "f16", 3, quantize="e4m3r", accumulation="precise")
+    assert fast.explain(act_scheme="e4m3r", accumulation="precise")
+    assert nibble.verify(q, "f16", 3, act_scheme="e4m3r", accumulation="precise")
     for call in (lambda: nibble.pack(q, accumulation="exact"), lambda: fast.linear(x, accumulation="f32")):
         with pytest.raises(nibble.InvalidArgument, match="no accumulation; write fast or precise"):
             call()

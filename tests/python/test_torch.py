@@ -91,10 +91,10 @@ def test_operators_pass_torchs_own_checks(layer):
 
 def test_the_accumulation_of_a_layer():
     q = nibble.quantize(np.random.default_rng(0).standard_normal((8, 256), dtype=np.float32), "e4m3c")
-    layer, other = nt.QuantLinear(q, act="e4m3r", accumulation="precise"), nt.QuantLinear(q)
+    layer, other = nt.QuantLinear(q, act_scheme="e4m3r", accumulation="precise"), nt.QuantLinear(q)
     other.load_state_dict(layer.state_dict())
     for same in (layer, other, copy.deepcopy(layer)):
-        assert (same.weight.act, same.weight.accumulation) == ("e4m3r", "precise")
+        assert (same.weight.act_scheme, same.weight.accumulation) == ("e4m3r", "precise")
     model = Mlp()
     assert nt.convert(model, "e4m3r_e4m3c", accumulation="precise") == ["up", "down", "odd"]
     assert {layer.weight.accumulation for layer in (model.up, model.down, model.odd)} == {"precise"}

@@ -1,5 +1,5 @@
 // How activations become 8-bit codes: the rule, its operator, and where a plan keeps the result. Needs no GPU.
-#include "nibble/activations.hpp"
+#include "nibble/quantize.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

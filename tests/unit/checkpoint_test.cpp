@@ -200,7 +200,12 @@ TEST(Checkpoint, LargeHeadersAndConfigsTakeLinearTime) {
   write_text(scratch / "dots/a.safetensors", raw_safetensors("{" + dots, 1500));
   write_text(scratch / "dots/config.json", R"({"quantization_config":{"quant_method":"compressed-tensors","ignore":["x"]}})");
   EXPECT_TRUE(Checkpoint::open(scratch / "dots").ok());
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+#ifdef NIBBLE_SANITIZED
+  constexpr int kSeconds = 300;
+#else
+  constexpr int kSeconds = 60;
+#endif
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(kSeconds));
 }
 
 TEST(Checkpoint, ListsThatAreSearchedForEveryModuleAreBounded) {

@@ -41,9 +41,9 @@ Problem linear(const std::string& scheme, const json& row) {
           .scheme = parsed.weight,
           .layout = parsed.weight.codes == DType::s8 || parsed.weight.codes == DType::e4m3 ? "gpu_w8n64k128" : "gpu_n64k128",
           .memory = Backend::cuda,
-          .act = DType::f16,
+          .a_dtype = DType::f16,
           .epilogue = {.out = DType::f16},
-          .quantize = parsed.act,
+          .act_scheme = parsed.act,
           .gpu = h200()};
 }
 
@@ -60,7 +60,7 @@ std::vector<Cell> measured(const std::string& file) {
     Cell& cell = cells.emplace_back();
     cell.what = codes ? kinds.at(row["kind"]) : row["scheme"].get<std::string>();
     cell.problem = linear(cell.what, row);
-    if (codes) cell.problem.act = cell.problem.quantize.codes;
+    if (codes) cell.problem.a_dtype = cell.problem.act_scheme.codes;
     for (const auto& [kernel, us] : row["us"].items()) cell.us[kernel] = us;
   }
   return cells;

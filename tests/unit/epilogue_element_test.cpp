@@ -71,11 +71,11 @@ TEST(EpilogueElement, GivesTheBitsOfARow) {
           const Tensor row_scale = operand(DType::f32, {kRows}, 2), col_scale = operand(DType::f32, {kColumns}, 3);
           const Tensor bias = operand(type, {kColumns}, 4), gate = operand(type, {kRows, kColumns}, 5),
                        residual = operand(type, {kRows, kColumns}, 6);
-          const EpilogueArgs args{.row_scale = view(row_scale),
-                                  .col_scale = view(col_scale),
-                                  .bias = view(bias),
-                                  .gate = view(gate),
-                                  .residual = view(residual)};
+          const Operands args{.row_scale = view(row_scale),
+                              .col_scale = view(col_scale),
+                              .bias = view(bias),
+                              .gate = view(gate),
+                              .residual = view(residual)};
           constexpr float kAccScale = 0.75f;
 
           const Output by_row(out), by_element(out);
@@ -114,7 +114,7 @@ TEST(EpilogueElement, FindsThePixelsOfImages) {
           gate_rows.set(i, gate.at(of_gate.at(image, pixel, n)));
           residual_rows.set(i, residual.at(of_residual.at(image, pixel, n)));
         }
-    const EpilogueArgs args{
+    const Operands args{
         .col_scale = view(col_scale), .bias = view(bias), .gate = view(gate_rows), .residual = view(residual_rows)};
     const epilogue::Element rows =
         epilogue::element(spec, args, TensorView(matrix.bytes.data(), DType::f32, {kImages * kPixels, kColumns}), 0.75f);

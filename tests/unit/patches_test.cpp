@@ -23,14 +23,14 @@ std::vector<Patches> geometries(int channels_unit) {
   };
   while (list.size() < 200) {
     Patches p{
-        .channels = channels_unit * in(1, 3), .height = in(1, 9), .width = in(1, 11), .kernel_h = in(1, 3), .kernel_w = in(1, 4)};
+        .channels = channels_unit * in(1, 3), .height = in(1, 9), .width = in(1, 11), .filter_h = in(1, 3), .filter_w = in(1, 4)};
     p.stride_h = in(1, 3), p.stride_w = in(1, 3);
     p.dilation_h = in(1, 3), p.dilation_w = in(1, 2);
-    p.top = in(0, p.kernel_h), p.bottom = in(0, p.kernel_h), p.left = in(0, p.kernel_w), p.right = in(0, p.kernel_w);
+    p.top = in(0, p.filter_h), p.bottom = in(0, p.filter_h), p.left = in(0, p.filter_w), p.right = in(0, p.filter_w);
     const ConvGeometry g{.in_channels = p.channels,
                          .height = p.height,
                          .width = p.width,
-                         .kernel = {p.kernel_h, p.kernel_w},
+                         .filter = {p.filter_h, p.filter_w},
                          .stride = {p.stride_h, p.stride_w},
                          .padding = {p.top, p.bottom, p.left, p.right},
                          .dilation = {p.dilation_h, p.dilation_w}};
@@ -76,7 +76,7 @@ TEST(Patches, TmaBringsThem) {
   for (const Patches& p : geometries(64))
     for (int step : {64, 128}) {
       if (p.channels % step != 0) continue;
-      const int k = p.kernel_h * p.kernel_w * p.channels, tokens = kImages * p.pixels();
+      const int k = p.filter_h * p.filter_w * p.channels, tokens = kImages * p.pixels();
       for (int first = 0; first < tokens; first += kTokens)
         for (int begin : {0, 128}) {  // a CTA that shares K begins at a record
           PatchWalk walk = patch_walk(p, begin, step, first);
@@ -89,7 +89,7 @@ TEST(Patches, TmaBringsThem) {
                 continue;
               }
               const int element = channel / p.channels;
-              const Pixel expected = under(p, first + i, element / p.kernel_w, element % p.kernel_w);
+              const Pixel expected = under(p, first + i, element / p.filter_w, element % p.filter_w);
               ASSERT_EQ(box.c, channel % p.channels);
               ASSERT_EQ(got.exists, expected.exists && first + i < tokens) << "pixel " << first + i << ", channel " << channel;
               if (!got.exists) continue;
@@ -120,11 +120,11 @@ TEST(Patches, AChannelIsWalkedToInAnySteps) {
 TEST(Patches, APixelIsFoundWhereItIs) {
   for (const Patches& p : geometries(8))
     for (int token = 0; token < 2 * p.pixels(); ++token)
-      for (int kh = 0; kh <= p.kernel_h; ++kh)
-        for (int kw = 0; kw < p.kernel_w; ++kw) {
+      for (int kh = 0; kh <= p.filter_h; ++kh)
+        for (int kw = 0; kw < p.filter_w; ++kw) {
           const Pixel expected = under(p, token, kh, kw);
           ASSERT_EQ(pixel_under(p, corner(p, token), {0, kw, kh}),
-                    expected.exists && kh < p.kernel_h ? (expected.image * p.height + expected.h) * p.width + expected.w : -1);
+                    expected.exists && kh < p.filter_h ? (expected.image * p.height + expected.h) * p.width + expected.w : -1);
         }
 }
 
@@ -132,7 +132,7 @@ TEST(Patches, APixelIsFoundWhereItIs) {
 TEST(Patches, PaddingInMemoryIsExact) {
   constexpr int kZero = -37, kWeightZero = 5;
   for (Patches p : geometries(1)) {
-    const int k = p.kernel_h * p.kernel_w * p.channels;
+    const int k = p.filter_h * p.filter_w * p.channels;
     const auto code = [](int i) { return (i * 97 + 13) % 256 - 128; };
     const ImageStrides strides{.image = 1 + p.channels * p.height * p.width, .pixel = p.channels, .channel = 1};
     const Patches frame = padded(p);

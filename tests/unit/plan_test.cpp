@@ -142,9 +142,9 @@ TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
           for (std::int64_t m_max : {1, 40, 8192}) {
             if (way.codes == DType::s8 && info(scheme.codes).kind == DTypeKind::floating)
               continue;  // the reference alone does that
-            const auto weight = pack(q, {.m_max = m_max, .quantize = way});
+            const auto weight = pack(q, {.m_max = m_max, .act_scheme = way});
             ASSERT_TRUE(weight.ok()) << weight.status().message();
-            const auto plan = Plan::linear(*weight, {.m_max = m_max, .quantize = way}, {.allow_reference = false});
+            const auto plan = Plan::linear(*weight, {.m_max = m_max, .act_scheme = way}, {.allow_reference = false});
             ASSERT_TRUE(plan.ok()) << Scheme{scheme, way}.name() << " W[" << n << "," << k << "], M up to " << m_max << ": "
                                    << plan.status().message();
           }
@@ -154,9 +154,9 @@ TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
 TEST(Pack, LeavesTheReferenceOutOfSmallConvolutions) {
   for (const char* name : {"u4b8c", "s8c", "u4zg9", "e4m3c"})
     for (std::int64_t channels : {1, 3}) {
-      const ConvGeometry g{.in_channels = channels, .height = 512, .width = 512, .kernel = {3, 3}, .padding = {1, 1, 1, 1}};
+      const ConvGeometry g{.in_channels = channels, .height = 512, .width = 512, .filter = {3, 3}, .padding = {1, 1, 1, 1}};
       QuantTensor q = random_weight(Scheme::parse(name)->weight, 1, g.k(), 1);
-      q.kernel = g.kernel;
+      q.filter = g.filter;
       const auto weight = pack(q);
       ASSERT_TRUE(weight.ok()) << weight.status().message();
       const auto plan = Plan::conv(*weight, {.geometry = g}, {.allow_reference = false});
@@ -171,8 +171,8 @@ TEST(Pack, OneRowOfW8A8HasTheBitsItHasAmongOthers) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i * i % 101) / 7 - 5;
   const auto run = [&](const QuantTensor& q) {
     const ActScheme per_token{DType::s8, GroupShape::channel()};
-    const auto weight = pack(q, {.quantize = per_token});
-    const auto plan = Plan::linear(*weight, {.m_max = kM, .quantize = per_token});
+    const auto weight = pack(q, {.act_scheme = per_token});
+    const auto plan = Plan::linear(*weight, {.m_max = kM, .act_scheme = per_token});
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     std::vector<float> d(static_cast<std::size_t>(kM * q.n));
     std::vector<std::byte> workspace(plan->workspace_bytes());
@@ -205,7 +205,7 @@ TEST(Gpu, HostPackedWeightsWaitForUpload) {
   const auto weight = pack(random_weight(kAwq, 64, 128, 1), {.layout = "gpu_n64k128"});
   ASSERT_TRUE(weight.ok()) << weight.status().message();
   EXPECT_EQ(weight->backend(), Backend::cpu);
-  const Status planned = Plan::linear(*weight, {.act = DType::f16}).status();
+  const Status planned = Plan::linear(*weight, {.a_dtype = DType::f16}).status();
   EXPECT_EQ(planned.code(), StatusCode::unsupported);
   EXPECT_THAT(planned.message(), HasSubstr("the weight is in host memory; nibble::upload takes it there"));
   const auto on_cpu = pack(random_weight(kAwq, 64, 128, 1));
@@ -245,7 +245,8 @@ TEST(Gpu, StreamsAreForWeightsInDeviceMemory) {
 TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
   const GpuInfo h200{.sms = 132, .read_gbytes_per_s = 4470};
   const auto cost = [&](Isa isa, std::int64_t m, std::int64_t n) {
-    return cuda::linear_cost_us(isa, 16, h200, {.m = m, .n = n, .k = 4096, .act = DType::f16, .epilogue = {.out = DType::f16}});
+    return cuda::linear_cost_us(isa, 16, h200,
+                                {.m = m, .n = n, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}});
   };
   for (Isa isa : {Isa::simt, Isa::sm80, Isa::sm90})
     for (std::int64_t m = 1; m < 4096; m *= 2) {
@@ -261,13 +262,13 @@ TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
   for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {8192, 8192}, {4096, 14336}, {57344, 8192}})
     for (std::int64_t m : {1, 2, 4, 8}) {
-      Problem p{.m = m, .n = n, .k = k, .act = DType::f16, .epilogue = {.out = DType::f16}};
-      p.quantize = {DType::s8, GroupShape::group(128)};
+      Problem p{.m = m, .n = n, .k = k, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
+      p.act_scheme = {DType::s8, GroupShape::group(128)};
       const int tokens = m == 1 ? 1 : 8;
       const double online = cuda::online_decode_cost_us(tokens, h200, p);
       EXPECT_LT(online, 1.2 * cuda::linear_cost_us(Isa::sm90, tokens, h200, p) + (m == 1 ? 0.5 : 2.5))
           << "M=" << m << " N=" << n << " K=" << k;
-      p.quantize.group = GroupShape::channel();
+      p.act_scheme.group = GroupShape::channel();
       EXPECT_GT(cuda::online_decode_cost_us(tokens, h200, p), online);
       p.m = 9;
       EXPECT_GT(cuda::online_decode_cost_us(8, h200, p), 1.5 * online) << "two launches";
@@ -278,7 +279,7 @@ TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
 TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
   Problem p{.n = 8192, .k = 28672, .scheme = {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}};
-  p.quantize = {DType::e4m3, GroupShape::channel()};
+  p.act_scheme = {DType::e4m3, GroupShape::channel()};
   const auto extra = [&](const auto& cost_us, std::int64_t m) {
     p.m = m;
     p.accumulation = Accumulation::fast;
@@ -289,7 +290,7 @@ TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   EXPECT_EQ(extra(cuda::scaled_sm90_cost_us<16, 1, 1>, 1), 1.0);
   EXPECT_GT(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.01);
   EXPECT_LT(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.1);
-  p.quantize.group = GroupShape::group(128);
+  p.act_scheme.group = GroupShape::group(128);
   EXPECT_EQ(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.0) << "groups are added up in f32 anyway";
 }
 
@@ -325,7 +326,7 @@ TEST(Gpu, TheBoundFollowsTheAccumulation) {
 /// Dequantizing is paid once, however many the tokens: few are cheaper without it, many with it.
 TEST(Gpu, TheDenseTierIsForManyTokens) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
-  Problem problem{.n = 4096, .k = 4096, .act = DType::f16, .epilogue = {.out = DType::f16}};
+  Problem problem{.n = 4096, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
   double last = 0;
   for (problem.m = 1; problem.m <= 8192; problem.m *= 2) {
     const double dense = cuda::dense_cost_us(h200, problem);
@@ -345,7 +346,7 @@ TEST(Gpu, TheDenseTierIsForManyTokens) {
 TEST(Gpu, TheDenseTierAsksForItsScratch) {
   const Kernel* kernel = find_kernel("linear_any_f16_any__cuda_simt_dense");
   ASSERT_NE(kernel, nullptr);
-  Problem problem{.n = 100, .k = 1001, .act = DType::f16, .epilogue = {.out = DType::f16}};
+  Problem problem{.n = 100, .k = 1001, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
   const std::size_t plain = kernel->workspace(*kernel, problem);
   EXPECT_GE(plain, (32u << 20) + 2u * 100 * 1008);  // cuBLASLt's own, and W with its rows aligned
   problem.m = 500;
@@ -366,7 +367,7 @@ TEST(Isa, LevelsOfCpusAndGpusAreTwoTrees) {
 
 TEST(Plan, BucketsCoverEveryMAndExplainEveryKernel) {
   const auto weight = pack(random_weight(kAwq, 64, 64, 1));
-  const auto plan = Plan::linear(*weight, {.act = DType::f32, .m_max = 100});
+  const auto plan = Plan::linear(*weight, {.a_dtype = DType::f32, .m_max = 100});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   const Explanation why = plan->explain();
   std::int64_t next = 1;
@@ -391,7 +392,7 @@ TEST(Plan, RefusalsCarryTheReasons) {
   EXPECT_EQ(plan.status().code(), StatusCode::unsupported);
   EXPECT_THAT(plan.status().message(), HasSubstr("the weight is packed as plain"));
   EXPECT_THAT(plan.status().message(), HasSubstr("the reference is not allowed"));
-  EXPECT_EQ(Plan::linear(*weight, {.act = DType::s8}).status().code(), StatusCode::unsupported);
+  EXPECT_EQ(Plan::linear(*weight, {.a_dtype = DType::s8}).status().code(), StatusCode::unsupported);
   EXPECT_EQ(Plan::linear(*weight, {.m_max = 0}).status().code(), StatusCode::invalid_argument);
   EXPECT_EQ(Plan::linear(*weight, {}, {.kernel = "nope"}).status().code(), StatusCode::not_found);
   EXPECT_EQ(Plan::linear(*weight, {.epilogue = {.out = DType::u8}}).status().code(), StatusCode::unsupported);
@@ -454,14 +455,14 @@ TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
   const std::int64_t m = 3, n = 40, k = 64;
   const auto weight = pack(random_weight(kAwq, n, k, 1));
   const auto other = pack(random_weight(kAwq, n, 96, 1));
-  const auto plan = Plan::linear(*weight, {.act = DType::f32, .m_max = m, .epilogue = {.bias = true}});
+  const auto plan = Plan::linear(*weight, {.a_dtype = DType::f32, .m_max = m, .epilogue = {.bias = true}});
   ASSERT_TRUE(plan.ok());
   std::vector<float> a(static_cast<std::size_t>(m * k), 1.0f), d(static_cast<std::size_t>(m * n), 7.0f),
       bias(static_cast<std::size_t>(n), 0.0f);
   std::vector<std::byte> workspace(plan->workspace_bytes());
   const ConstTensorView a_view(a.data(), {m, k});
   const TensorView d_view(d.data(), {m, n});
-  const EpilogueArgs args{.bias = ConstTensorView(bias.data(), {n})};
+  const Operands args{.bias = ConstTensorView(bias.data(), {n})};
   const auto expect = [&](const Status& status, std::string_view text) {
     EXPECT_EQ(status.code(), StatusCode::invalid_argument);
     EXPECT_THAT(status.message(), HasSubstr(std::string(text)));
@@ -485,7 +486,9 @@ TEST(Plan, RunChecksItsArgumentsAndWritesNothing) {
 
 TEST(Plan, RefusesActivationsItCannotQuantize) {
   const auto weight = pack(random_weight(kAwq, 64, 128, 1));
-  const auto status = [&](DType codes, GroupShape group) { return Plan::linear(*weight, {.quantize = {codes, group}}).status(); };
+  const auto status = [&](DType codes, GroupShape group) {
+    return Plan::linear(*weight, {.act_scheme = {codes, group}}).status();
+  };
   EXPECT_TRUE(status(DType::s8, GroupShape::channel()).ok());
   EXPECT_TRUE(status(DType::s8, GroupShape::group(64)).ok());
   EXPECT_TRUE(status(DType::e4m3, GroupShape::group(64)).ok());
@@ -495,7 +498,7 @@ TEST(Plan, RefusesActivationsItCannotQuantize) {
   EXPECT_THAT(status(DType::s8, GroupShape::group(48)).message(), HasSubstr("do not line up with the weight's groups of 32"));
   EXPECT_THAT(status(DType::s8, GroupShape::group(1024)).message(), HasSubstr("512 at most, not 1024"));
   const auto with_zeros = [&](std::int32_t block) {
-    return Plan::linear(*weight, {.quantize = {DType::s8, GroupShape::group(block), ZeroKind::integer}}).status();
+    return Plan::linear(*weight, {.act_scheme = {DType::s8, GroupShape::group(block), ZeroKind::integer}}).status();
   };
   for (std::int32_t block : {32, 64, 128, 256}) EXPECT_TRUE(with_zeros(block).ok()) << block;
   EXPECT_THAT(with_zeros(512).message(), HasSubstr("256 at most with zero points, not 512"));
@@ -504,8 +507,8 @@ TEST(Plan, RefusesActivationsItCannotQuantize) {
 /// Codes that come in blocks bring a scale and a zero point for each.
 TEST(Plan, ChecksTheZeroPointsOfBlocks) {
   const auto weight = pack(random_weight(kAwq, 8, 128, 1));
-  const auto plan =
-      Plan::linear(*weight, {.act = DType::s8, .m_max = 2, .quantize = {DType::s8, GroupShape::group(64), ZeroKind::integer}});
+  const auto plan = Plan::linear(
+      *weight, {.a_dtype = DType::s8, .m_max = 2, .act_scheme = {DType::s8, GroupShape::group(64), ZeroKind::integer}});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   const std::vector<std::int8_t> a(2 * 128, 1);
   const std::vector<float> scales(4, 1.0f);
@@ -556,19 +559,19 @@ TEST(Plan, RefusesAZeroPointThatTheSchemeDoesNotName) {
   q.static_acts = {0.1f, 7};
   const auto weight = pack(q);
   const ActScheme without{DType::s8, GroupShape::tensor()}, with{DType::s8, GroupShape::tensor(), ZeroKind::integer};
-  EXPECT_THAT(Plan::linear(*weight, {.quantize = without}).status().message(), HasSubstr("zero point 7"));
-  EXPECT_TRUE(Plan::linear(*weight, {.quantize = with}).ok());
+  EXPECT_THAT(Plan::linear(*weight, {.act_scheme = without}).status().message(), HasSubstr("zero point 7"));
+  EXPECT_TRUE(Plan::linear(*weight, {.act_scheme = with}).ok());
 }
 
 /// Where there is one scale per token and output channel, the exact kernels run, and the others say why they do not.
 TEST(Plan, SumsOverAllOfKWhereScalesAllowIt) {
   const QuantTensor q = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, 64, 256, 1);
   const ActScheme per_token{DType::s8, GroupShape::channel()};
-  const auto weight = pack(q, {.quantize = per_token});
-  const auto plan = Plan::linear(*weight, {.quantize = per_token});
+  const auto weight = pack(q, {.act_scheme = per_token});
+  const auto plan = Plan::linear(*weight, {.act_scheme = per_token});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_THAT(std::string(plan->kernel()), HasSubstr("_whole_"));
-  const auto blocks = Plan::linear(*weight, {.quantize = {DType::s8, GroupShape::group(64)}});
+  const auto blocks = Plan::linear(*weight, {.act_scheme = {DType::s8, GroupShape::group(64)}});
   ASSERT_TRUE(blocks.ok());
   EXPECT_THAT(std::string(blocks->kernel()), Not(HasSubstr("_whole_")));
 }
@@ -581,7 +584,7 @@ TEST(Plan, EveryAccumulationIsThatOfACpu) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i % 37) - 18;
   for (auto* d : {&fast, &precise}) {
     const auto plan = Plan::linear(
-        *weight, {.m_max = 3, .quantize = per_token, .accumulation = d == &fast ? Accumulation::fast : Accumulation::precise});
+        *weight, {.m_max = 3, .act_scheme = per_token, .accumulation = d == &fast ? Accumulation::fast : Accumulation::precise});
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     std::vector<std::byte> workspace(plan->workspace_bytes());
     const Status run = plan->run(*weight, ConstTensorView(a.data(), {3, 1024}), TensorView(d->data(), {3, 40}), {}, workspace);

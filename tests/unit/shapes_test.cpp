@@ -54,7 +54,7 @@ TEST(ConvShapes, Parses) {
                                          .out_channels = 64,
                                          .height = 224,
                                          .width = 224,
-                                         .kernel = {7, 7},
+                                         .filter = {7, 7},
                                          .stride = {2, 2},
                                          .padding = {3, 3, 3, 3}},
                                         "conv1"}));
@@ -63,7 +63,7 @@ TEST(ConvShapes, Parses) {
                                         .out_channels = 128,
                                         .height = 14,
                                         .width = 14,
-                                        .kernel = {3, 1},
+                                        .filter = {3, 1},
                                         .stride = {1, 2},
                                         .padding = {0, 1, 2, 3},
                                         .dilation = {2, 2},

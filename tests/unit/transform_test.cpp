@@ -100,9 +100,9 @@ TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
   const Scratch scratch;
   write_conv_model(scratch / "in");
   const Checkpoint in = open(scratch / "in");
-  EXPECT_EQ(in.find_module("stem")->kernel, (Extent{3, 3}));
+  EXPECT_EQ(in.find_module("stem")->filter, (Extent{3, 3}));
   EXPECT_EQ(in.find_module("stem")->k, 144);
-  EXPECT_EQ(in.find_module("head")->kernel, std::nullopt);
+  EXPECT_EQ(in.find_module("head")->filter, std::nullopt);
 
   QuantizeCheckpointSpec spec = groups_of_16();
   spec.quantize.scale = DType::f16;
@@ -135,7 +135,7 @@ TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
     for (const char* name : {"stem", "pointwise", "depthwise"}) {
       const Module* module = out.find_module(name);
       ASSERT_NE(module, nullptr) << name;
-      EXPECT_EQ(module->kernel, in.find_module(name)->kernel);
+      EXPECT_EQ(module->filter, in.find_module(name)->filter);
       EXPECT_TRUE(module->notes.empty()) << module->notes.front().text;
       if (!module->quantized()) continue;
       const auto q = out.read(*module);
@@ -631,7 +631,7 @@ QuantizeCheckpointSpec w8a8(const char* format = "int-quantized", const char* sc
   spec.quantize.scale = DType::f32;
   spec.quantize.codes = parsed.weight.codes;
   spec.quantize.group = parsed.weight.group;
-  spec.act = parsed.act;
+  spec.act_scheme = parsed.act;
   return spec;
 }
 
@@ -778,7 +778,7 @@ TEST(Smooth, EvensOutTheActivations) {
   EXPECT_LT(smooth, rough / 4);
   EXPECT_EQ(scale("self_attn.q_proj"), smooth);  // one input, one scale
   spec.format = "float-quantized";
-  spec.quantize.codes = spec.act.codes = DType::e4m3;
+  spec.quantize.codes = spec.act_scheme.codes = DType::e4m3;
   EXPECT_FLOAT_EQ(scale("self_attn.q_proj") * 448, smooth * 127);
 
   const auto report = quantize_checkpoint(scratch / "in", scratch / "again", spec);
@@ -827,7 +827,7 @@ TEST(Smooth, RefusesWhatItCannotFold) {
                {"no norm can be smoothed", "calibration has no input"});
 
   spec.calibration = scratch / "acts.safetensors";
-  spec.act = Scheme::parse("s8t_s8c")->act;
+  spec.act_scheme = Scheme::parse("s8t_s8c")->act;
   write(scratch / "bad.safetensors", {source(q + ".input", outliers({3, 32})),
                                       source(std::string(kLayer) + "mlp.up_proj.input", filled(DType::f32, {1, 32}, 0))});
   spec.calibration = scratch / "bad.safetensors";

@@ -26,9 +26,10 @@ Status run(const Kernel& self, const StepArgs& args) {
 Status accepts(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   const int width = bits(p.scheme.codes);
-  if (p.act != DType::bf16) return error(StatusCode::unsupported, "multiplies bf16 activations, they are {}", name(p.act));
-  if (p.quantize.codes != DType::none)
-    return error(StatusCode::unsupported, "multiplies bf16, the activations are to be quantized to {}", name(p.quantize.codes));
+  if (p.a_dtype != DType::bf16)
+    return error(StatusCode::unsupported, "multiplies bf16 activations, they are {}", name(p.a_dtype));
+  if (p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies bf16, the activations are to be quantized to {}", name(p.act_scheme.codes));
   if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not bf16");
   if (info(p.scheme.codes).kind == DTypeKind::floating || (width != 4 && width != 8))
     return error(StatusCode::unsupported, "decodes integers of 4 and 8 bits, the weight has {} codes", name(p.scheme.codes));
@@ -51,7 +52,7 @@ double cost_us(const Kernel&, const Problem& p) {
   const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
   const double vectors = static_cast<double>(blocks * vectors_per_block);
   const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
-  const ActDigits digits = ActDigits::make(p.quantize, p.scheme, p.k);
+  const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
   const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
   const std::int64_t tokens_of_tiles = (p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens;

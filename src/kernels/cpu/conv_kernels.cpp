@@ -190,7 +190,7 @@ Status run(const Kernel& self, const StepArgs& args) {
     codes = weight.static_acts.value_or(codes);
   } else if (args.a.dtype == DType::s8) {
     codes.scale = *static_cast<const float*>(args.operands.a_scale.data);
-    if (args.quantize.zero != ZeroKind::none) codes.zero = *static_cast<const std::int32_t*>(args.operands.a_zero.data);
+    if (args.act_scheme.zero != ZeroKind::none) codes.zero = *static_cast<const std::int32_t*>(args.operands.a_zero.data);
   }
 
   const std::int64_t slots = std::clamp<std::int64_t>(static_cast<std::int64_t>(args.scratch.size() / work.scratch().total), 1,
@@ -231,7 +231,7 @@ Status run(const Kernel& self, const StepArgs& args) {
     if constexpr (kPixels != nullptr) {
       DepthwiseTask pixel_task = work.depthwise_task(patches, chunk, whole);
       auto* panel = reinterpret_cast<float*>(scratch + work.scratch().panel);
-      const bool integers = args.quantize.codes != DType::none;
+      const bool integers = args.act_scheme.codes != DType::none;
       pixel_task.type = part.a.dtype;
       pixel_task.zero = integers ? static_cast<float>(codes.zero) : 0.0f;
       pixel_task.panel = panel + rows;
@@ -301,7 +301,7 @@ double cost_us(const Kernel& self, const Problem& p) {
   const Problem patches = of_patches(p);
   const double groups = static_cast<double>(p.geometry.groups);
   const ConvWork work(self, p);
-  const bool codes = p.act == DType::s8 || work.quantizes_pixels();
+  const bool codes = p.a_dtype == DType::s8 || work.quantizes_pixels();
   const double nanoseconds = work.multiplies_pixels()               ? 0
                              : codes && self.form == ActForm::s8k64 ? kCopyNanoseconds
                                                                     : kPrepareNanoseconds;
@@ -348,10 +348,10 @@ Status accepts_depthwise(const Kernel& self, const Problem& p) {
   if (p.geometry.group_inputs() != 1 || p.geometry.groups == 1)
     return error(StatusCode::unsupported, "multiplies pixel by pixel, the {} groups have {} input channels each",
                  p.geometry.groups, p.geometry.group_inputs());
-  if (p.quantize.codes == DType::none) return {};
-  if (!sums_whole_rows(p.scheme, p.quantize) || p.quantize.group != GroupShape::tensor())
+  if (p.act_scheme.codes == DType::none) return {};
+  if (!sums_whole_rows(p.scheme, p.act_scheme) || p.act_scheme.group != GroupShape::tensor())
     return error(StatusCode::unsupported, "multiplies int8 of one scale per tensor by integers of one per output channel, not {}",
-                 Scheme{p.scheme, p.quantize}.name());
+                 Scheme{p.scheme, p.act_scheme}.name());
   if (p.k > kExactTaps)
     return error(StatusCode::unsupported, "adds integers as floats, exactly up to {} of them, the kernel has {}", kExactTaps,
                  p.k);

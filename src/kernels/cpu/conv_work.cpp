@@ -43,14 +43,14 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   transposes_out_ = output == ImageLayout::nchw;
   width_ = quantizes_pixels_ ? 1 : bits(act) / 8;
   // A kernel of one element leaves out what its stride skips; across a row only where pixels are apart anyway.
-  step_ = {geometry.kernel.h == 1 ? geometry.stride.h : 1,
-           geometry.kernel.w == 1 && input == ImageLayout::nhwc ? geometry.stride.w : 1};
+  step_ = {geometry.filter.h == 1 ? geometry.stride.h : 1,
+           geometry.filter.w == 1 && input == ImageLayout::nhwc ? geometry.stride.w : 1};
   stride_ = {geometry.stride.h / step_.h, geometry.stride.w / step_.w};
   if (in_rows(kernel.form)) {
     const PixelLines lines = pixel_lines(rows_, columns_, stride_.h * row_pixels(), stride_.w);
     multiplies_pixels_ &= 10 * rows_ * columns_ >= 6 * lines.count * lines.halves() * kRowTokens;
   } else {
-    multiplies_pixels_ &= columns_ >= kernel.tile.m / 2 || geometry.kernel == Extent{};
+    multiplies_pixels_ &= columns_ >= kernel.tile.m / 2 || geometry.filter == Extent{};
   }
 
   const std::int64_t pixel_bytes = inputs_ * width_, most = rows_ * columns_;
@@ -65,7 +65,7 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   scratch_.floats = take(quantizes_pixels_ ? row_pixels() * inputs_ * bits(act) / 8 : 0);
   scratch_.patch = take(multiplies_pixels_ ? 0 : kTogether * (k * width_ + kCopyBytes));
   scratch_.scales = take(4 * blocks() * gathered_rows(rows_) * row_pixels());
-  scratch_.patch_scales = take(4 * blocks() * geometry.kernel.h * geometry.kernel.w);
+  scratch_.patch_scales = take(4 * blocks() * geometry.filter.h * geometry.filter.w);
   const std::int64_t pixels = gathered_rows(rows_) * row_pixels();
   scratch_.prepared = take(depthwise_           ? pixels * token_bytes
                            : multiplies_pixels_ ? 0
@@ -86,11 +86,11 @@ Patches ConvWork::patches(std::byte* scratch, const Chunk& chunk) const {
           .columns = chunk.columns,
           .down = stride_.h * line,
           .beside = stride_.w * pixel,
-          .runs_h = geometry_.kernel.h,
-          .runs_w = together ? 1 : geometry_.kernel.w,
+          .runs_h = geometry_.filter.h,
+          .runs_w = together ? 1 : geometry_.filter.w,
           .run_down = geometry_.dilation.h * line,
           .run_beside = geometry_.dilation.w * pixel,
-          .run_bytes = (together ? geometry_.kernel.w : 1) * pixel,
+          .run_bytes = (together ? geometry_.filter.w : 1) * pixel,
           .row = scratch + scratch_.patch,
           .scales = block_ == 0 ? nullptr : reinterpret_cast<const float*>(scratch + scratch_.scales),
           .block = block_,
@@ -105,8 +105,8 @@ PatchTask ConvWork::patch_task(const Patches& patches, const Chunk& chunk, std::
           .pixel_sums = reinterpret_cast<std::int32_t*>(sums),
           .row_down = stride_.h * row_pixels(),
           .pixel_step = stride_.w,
-          .taps_h = geometry_.kernel.h,
-          .taps_w = geometry_.kernel.w,
+          .taps_h = geometry_.filter.h,
+          .taps_w = geometry_.filter.w,
           .tap_down = geometry_.dilation.h * row_pixels(),
           .tap_beside = geometry_.dilation.w};
 }
@@ -139,7 +139,7 @@ Part ConvWork::part(std::int64_t i) const {
 void ConvWork::gather_row(const Image& a, const Chunk& chunk, const Part& part, std::int64_t h, std::byte pad,
                           std::byte* to) const {
   const std::int64_t pixel = inputs_ * a.width();
-  const std::int64_t count = (chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1;
+  const std::int64_t count = (chunk.columns - 1) * stride_.w + (geometry_.filter.w - 1) * geometry_.dilation.w + 1;
   const std::int64_t w0 = chunk.column * geometry_.stride.w - geometry_.padding.left;
   // Pixels [begin, end) of the row are in the image.
   const std::int64_t begin = std::clamp<std::int64_t>((-w0 + step_.w - 1) / step_.w, 0, count);
@@ -163,7 +163,7 @@ void ConvWork::gather_row(const Image& a, const Chunk& chunk, const Part& part, 
 void ConvWork::gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, const Part& part, const StaticActs& codes,
                       float limit, std::byte* scratch) const {
   const std::int64_t elements = row_pixels() * inputs_;
-  const std::int64_t count = ((chunk.columns - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1) * inputs_;
+  const std::int64_t count = ((chunk.columns - 1) * stride_.w + (geometry_.filter.w - 1) * geometry_.dilation.w + 1) * inputs_;
   const std::byte pad = a.dtype == DType::s8 ? static_cast<std::byte>(codes.zero) : std::byte{0};
   const std::int64_t h0 = chunk.row * geometry_.stride.h - geometry_.padding.top;
   for (std::int64_t i = 0; i < gathered_rows(chunk.rows); ++i) {

@@ -44,10 +44,10 @@ class ConvWork {
   ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayout input, ImageLayout output, DType act,
            const EpilogueSpec& epilogue, const ActScheme& quantize, const WeightScheme& weight);
   ConvWork(const Kernel& kernel, const Problem& p)
-      : ConvWork(kernel, p.geometry, p.input, p.output, p.act, p.epilogue, p.quantize, p.scheme) {}
+      : ConvWork(kernel, p.geometry, p.input, p.output, p.a_dtype, p.epilogue, p.act_scheme, p.scheme) {}
   ConvWork(const Kernel& kernel, const StepArgs& args)
-      : ConvWork(kernel, args.conv->geometry, args.conv->input, args.conv->output, args.conv->act, args.conv->epilogue,
-                 args.conv->quantize, args.weight->scheme) {}
+      : ConvWork(kernel, args.conv->geometry, args.conv->input, args.conv->output, args.conv->a_dtype, args.conv->epilogue,
+                 args.conv->act_scheme, args.weight->scheme) {}
 
   /// Where the parts of a task's scratch begin, in bytes.
   struct Scratch {
@@ -74,7 +74,7 @@ class ConvWork {
 
   /// Of gathered pixels: bytes of an element, pixels of a row, and patches in them.
   std::int64_t width() const { return width_; }
-  std::int64_t row_pixels() const { return (columns_ - 1) * stride_.w + (geometry_.kernel.w - 1) * geometry_.dilation.w + 1; }
+  std::int64_t row_pixels() const { return (columns_ - 1) * stride_.w + (geometry_.filter.w - 1) * geometry_.dilation.w + 1; }
   Patches patches(std::byte* scratch, const Chunk& chunk) const;
   PatchTask patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const;
   DepthwiseTask depthwise_task(const Patches& patches, const Chunk& chunk, const Part& part) const;
@@ -86,7 +86,7 @@ class ConvWork {
  private:
   void gather_row(const Image& a, const Chunk& chunk, const Part& part, std::int64_t h, std::byte pad, std::byte* to) const;
   std::int64_t gathered_rows(std::int64_t rows) const {
-    return (rows - 1) * stride_.h + (geometry_.kernel.h - 1) * geometry_.dilation.h + 1;
+    return (rows - 1) * stride_.h + (geometry_.filter.h - 1) * geometry_.dilation.h + 1;
   }
 
   ConvGeometry geometry_;

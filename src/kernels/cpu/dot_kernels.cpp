@@ -40,27 +40,27 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   if (info(p.scheme.codes).kind == DTypeKind::floating)
     return error(StatusCode::unsupported, "multiplies integer codes, the weight has {} codes", name(p.scheme.codes));
-  const bool quantizes = p.quantize.codes != DType::none;
+  const bool quantizes = p.act_scheme.codes != DType::none;
   if (self.form == ActForm::s8x3 && quantizes)
-    return error(StatusCode::unsupported, "keeps activations exact, they are to be quantized to {}", name(p.quantize.codes));
+    return error(StatusCode::unsupported, "keeps activations exact, they are to be quantized to {}", name(p.act_scheme.codes));
   if (is_int8(self.form) && !quantizes)
     return error(StatusCode::unsupported, "quantizes activations to int8, they are to stay exact");
   if (!quantizes) return {};
-  if (p.quantize.codes != DType::s8)
-    return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.quantize.codes));
-  NIBBLE_RETURN_IF_ERROR(accepts_block(p.quantize));
-  if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
+  if (p.act_scheme.codes != DType::s8)
+    return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.act_scheme.codes));
+  NIBBLE_RETURN_IF_ERROR(accepts_block(p.act_scheme));
+  if (!is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
-                 p.quantize.group.k);
-  if (self.isa == Isa::amx && !sums_whole_rows(p.scheme, p.quantize)) {
+                 p.act_scheme.group.k);
+  if (self.isa == Isa::amx && !sums_whole_rows(p.scheme, p.act_scheme)) {
     const int width = bits(p.scheme.codes);
     if (width != 4 && width != 8)
       return error(StatusCode::unsupported, "multiplies codes of 4 and 8 bits, the weight has {}", name(p.scheme.codes));
-    if (p.quantize.zero != ZeroKind::none)
+    if (p.act_scheme.zero != ZeroKind::none)
       return error(StatusCode::unsupported, "does not add up codes, by which zero points of activations are multiplied");
   }
-  const bool sums_whole = sums_whole_rows(p.scheme, p.quantize);
-  const std::string scheme = Scheme{p.scheme, p.quantize}.name();
+  const bool sums_whole = sums_whole_rows(p.scheme, p.act_scheme);
+  const std::string scheme = Scheme{p.scheme, p.act_scheme}.name();
   if (sums_whole && self.variant != kWhole)
     return error(StatusCode::unsupported, "sums by segments of K, {} has one scale per token and output channel", scheme);
   if (!sums_whole && self.variant == kWhole)
@@ -92,7 +92,7 @@ constexpr double kWidenSlots = 16;
 template <const DotIsa& kIsa, const DotRates& kRates>
 double cost_us(const Kernel& self, const Problem& p) {
   const std::int64_t tile = prepared_tile(self.form, p.m, kIsa.tile);
-  const ActDigits digits = ActDigits::make(p.quantize, p.scheme, p.k);
+  const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
   const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));

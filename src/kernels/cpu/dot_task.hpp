@@ -26,7 +26,7 @@ struct DotTask {
   /// Borrows from all three.
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
       : DotTask(kernel, args, weight_decoder,
-                ActDigits::make(args.quantize, args.weight->scheme, args.weight->k, args.far_zeros)) {}
+                ActDigits::make(args.act_scheme, args.weight->scheme, args.weight->k, args.far_zeros)) {}
 
  private:
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder, const ActDigits& digits)
@@ -34,7 +34,7 @@ struct DotTask {
         weight(args.weight->bytes.data()),
         activations(args.prepared),
         segments{args.weight->k, args.weight->group_size(), digits.piece},
-        token_bytes(prepared_token_bytes(kernel.form, args.quantize, args.weight->scheme, args.weight->k)),
+        token_bytes(prepared_token_bytes(kernel.form, args.act_scheme, args.weight->scheme, args.weight->k)),
         zeros(digits.zeros),
         paired(digits.paired),
         tile(prepared_tile(kernel.form, args.a.dim(0), kernel.tile.m)),

@@ -66,12 +66,13 @@ Status run_dequantize(const Kernel&, const StepArgs& args) {
 
 Status accepts_float(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  if (p.quantize.codes != DType::none && p.quantize.codes != DType::e4m3)
-    return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}", name(p.quantize.codes));
-  NIBBLE_RETURN_IF_ERROR(accepts_block(p.quantize));
-  if (!is_compute_float(p.act) && p.quantize.group.k != 0 && p.permutes_k)
+  if (p.act_scheme.codes != DType::none && p.act_scheme.codes != DType::e4m3)
+    return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}",
+                 name(p.act_scheme.codes));
+  NIBBLE_RETURN_IF_ERROR(accepts_block(p.act_scheme));
+  if (!is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
-                 p.quantize.group.k);
+                 p.act_scheme.group.k);
   return {};
 }
 

@@ -13,7 +13,7 @@ struct Outputs {
   using Store = void (*)(const Outputs& outputs, float* sums, std::int64_t block, std::int64_t m, std::int64_t height);
 
   const EpilogueSpec* epilogue;
-  const EpilogueArgs* operands;
+  const Operands* operands;
   const TensorView* d;
   std::int64_t n_begin, n_end;  // the output channels that are wanted; row blocks may hold others
 

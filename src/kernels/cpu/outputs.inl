@@ -128,7 +128,7 @@ NIBBLE_VARIANT void store_any(Activation activation, DType out, const EpilogueSp
 void store_with_images(const Outputs& o, Vec bias, float* column, std::int64_t i, std::int64_t m, std::int64_t height,
                        std::byte* to) {
   const EpilogueSpec& spec = *o.epilogue;
-  const EpilogueArgs& args = *o.operands;
+  const Operands& args = *o.operands;
   const Vec low = Vec{} + spec.clamp_low, high = Vec{} + spec.clamp_high;
   for (std::int64_t r = 0; r < height; ++r) {
     Vec x = load(column + r * kRows) + bias;
@@ -143,7 +143,7 @@ void store_with_images(const Outputs& o, Vec bias, float* column, std::int64_t i
 
 void store(const Outputs& o, float* sums, std::int64_t block, std::int64_t m, std::int64_t height) {
   const EpilogueSpec& spec = *o.epilogue;
-  const EpilogueArgs& args = *o.operands;
+  const Operands& args = *o.operands;
   const std::int64_t n = block * kRows;
   const bool simple =
       spec.activation == Activation::none || spec.activation == Activation::relu || spec.activation == Activation::clamp;

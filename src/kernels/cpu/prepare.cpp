@@ -37,7 +37,7 @@ GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& kn
   given.scale = static_cast<const float*>(scale.data);
   if (scale.dim(0) > 1) given.scale_row = scale.stride(0);
   if (scale.rank > 1) given.scale_block = scale.stride(1);
-  if (args.quantize.zero != ZeroKind::none) {
+  if (args.act_scheme.zero != ZeroKind::none) {
     given.zero = static_cast<const std::int32_t*>(zero.data);
     if (zero.dim(0) > 1) given.zero_row = zero.stride(0);
     if (zero.rank > 1) given.zero_block = zero.stride(1);
@@ -85,8 +85,8 @@ const PrepareIsa& prepare_isa([[maybe_unused]] Isa main) {
 
 PrepareTask prepare_task(ActForm form, const StepArgs& args, int tile) {
   const PackedWeightData& weight = *args.weight;
-  const ActDigits act = ActDigits::make(args.quantize, weight.scheme, weight.k, args.far_zeros);
-  const bool fixed_scale = args.quantize.group == GroupShape::tensor();
+  const ActDigits act = ActDigits::make(args.act_scheme, weight.scheme, weight.k, args.far_zeros);
+  const bool fixed_scale = args.act_scheme.group == GroupShape::tensor();
   return {.a = static_cast<const std::byte*>(args.a.data),
           .type = args.a.dtype,
           .width = bits(args.a.dtype) / 8,
@@ -96,13 +96,13 @@ PrepareTask prepare_task(ActForm form, const StepArgs& args, int tile) {
           .prescale = weight.prescale_f32.empty() ? nullptr : weight.prescale_f32.data(),
           .segments = {weight.k, weight.group_size(), act.piece},
           .digits = act,
-          .quantize = args.quantize,
-          .block = args.quantize.group.k == 0 ? weight.k : args.quantize.group.k,
+          .act_scheme = args.act_scheme,
+          .block = args.act_scheme.group.k == 0 ? weight.k : args.act_scheme.group.k,
           .known = fixed_scale ? weight.static_acts : std::nullopt,
           .limit = weight.act_limit.value_or(std::numeric_limits<float>::infinity()),
           .given = given_rules(args, weight.static_acts),
           .bias = code_bias(weight.scheme.codes),
-          .token_bytes = prepared_token_bytes(form, args.quantize, weight.scheme, weight.k),
+          .token_bytes = prepared_token_bytes(form, args.act_scheme, weight.scheme, weight.k),
           .tile = prepared_tile(form, args.a.dim(0), tile),
           .rows = in_rows(form),
           .out = args.prepared};
@@ -132,7 +132,7 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 std::size_t workspace(const Kernel& self, const Problem& p) {
-  return static_cast<std::size_t>(prepared_bytes(self.form, p.m, p.quantize, p.scheme, p.k));
+  return static_cast<std::size_t>(prepared_bytes(self.form, p.m, p.act_scheme, p.scheme, p.k));
 }
 
 template <const PrepareIsa& kIsa, const double& kNanoseconds>

@@ -103,7 +103,7 @@ struct PrepareTask {
   const float* prescale;     // null: none
   Segments segments;
   ActDigits digits;
-  ActScheme quantize;
+  ActScheme act_scheme;
   std::int64_t block;               // channels that share a rule (act_rule.hpp)
   std::optional<StaticActs> known;  // the rule of all, where it is known beforehand
   float limit;                      // magnitudes saturate there before a scale is found; infinity: nowhere

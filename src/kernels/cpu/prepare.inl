@@ -151,7 +151,7 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
   const float nan = from_bits(0x7fc00000);
   if (!zeros)
     return act_rule::symmetric(finite ? least_of(from_bits(largest), t.limit) : nan,
-                               t.quantize.codes == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
+                               t.act_scheme.codes == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
   float bottom = 0, top = 0;
   for (int i = 0; i < kLanes; ++i) {
     bottom = least_of(low[i], bottom);
@@ -374,7 +374,7 @@ void codes(const PrepareTask& t, std::int64_t m) {
 /// Floats as they are, or rounded to what their FP8 codes stand for; of tokens [first, first + tokens) of the tile of `height` at m.
 inline void floats_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   constexpr std::int64_t kPiece = 128;
-  const bool quantizes = t.quantize.codes != DType::none;
+  const bool quantizes = t.act_scheme.codes != DType::none;
   alignas(64) float x[kTogether][kPiece];
   const std::byte* rows[kTogether];
   const std::byte* pieces[kTogether];

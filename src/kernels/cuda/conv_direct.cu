@@ -53,7 +53,7 @@ struct Floats {
   using Value = float;
   __device__ explicit Floats(const ConvTask&) {}
   __device__ static float weight(const ConvTask& t, int n, int k) { return weight_at(t.weight, n, k); }
-  __device__ float activation(const ConvTask& t, std::int64_t at) const { return load_float(t.x, at, t.act); }
+  __device__ float activation(const ConvTask& t, std::int64_t at) const { return load_float(t.x, at, t.a_dtype); }
   __device__ static float add(float a, float b, float sum) { return fmaf(a, b, sum); }
   __device__ float number(const ConvTask&, int, float sum) const { return sum; }
 };
@@ -65,7 +65,7 @@ struct Codes {
   /// Less the zero point: padding is 0.
   __device__ std::int32_t activation(const ConvTask& t, std::int64_t at) const {
     const std::int8_t code =
-        t.act == DType::s8 ? static_cast<const std::int8_t*>(t.x)[at] : act_rule::to_s8(load_float(t.x, at, t.act), rule);
+        t.a_dtype == DType::s8 ? static_cast<const std::int8_t*>(t.x)[at] : act_rule::to_s8(load_float(t.x, at, t.a_dtype), rule);
     return code - rule.zero;
   }
   __device__ static std::int32_t add(std::int32_t a, std::int32_t b, std::int32_t sum) {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 4) conv_direct_kernel(const __grid_c
   const bool exists = token < tokens;
   const Corner from = corner(p, exists ? static_cast<int>(token) : 0);
   const std::int64_t image = from.image * t.a.image + std::int64_t{group} * p.channels * t.a.channel;
-  const int k = p.kernel_h * p.kernel_w * p.channels;
+  const int k = p.filter_h * p.filter_w * p.channels;
 
   wait_for_predecessor();
   const Products products(t);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 4) conv_direct_kernel(const __grid_c
       }
       if (++channel == p.channels) {
         channel = 0;
-        if (++kw == p.kernel_w) kw = 0, ++kh;
+        if (++kw == p.filter_w) kw = 0, ++kh;
       }
     }
   }

@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(32 * kSumWarps) sum_patches_kernel(const __gri
   const std::uint8_t* const x = s.x + blockIdx.y * p.channels;
   std::int32_t sum = 0;
 #pragma unroll 1
-  for (int i = lane; i < p.kernel_h * p.kernel_w * vectors; i += 32) {
+  for (int i = lane; i < p.filter_h * p.filter_w * vectors; i += 32) {
     const int pixel = pixel_under(p, from, patch_channel(p, i * 16));
     if (pixel < 0) continue;
     const int4 codes = __ldcg(reinterpret_cast<const int4*>(x + pixel * s.pitch) + i % vectors);
@@ -315,12 +315,12 @@ cudaError_t sum_patches(const CodeImages& images, std::int64_t tokens, std::int3
 bool readable(const ConvTask& task) {
   const Patches& p = task.patches;
   const bool zeros = (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
-  return task.act == DType::s8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
+  return task.a_dtype == DType::s8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
          task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
 }
 
 cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
-  switch (task.act) {
+  switch (task.a_dtype) {
     case DType::s8: return bring<AsCode<DType::s8>>(task, to, stream);
     case DType::f16: return bring<AsCode<DType::f16>>(task, to, stream);
     case DType::bf16: return bring<AsCode<DType::bf16>>(task, to, stream);
@@ -334,7 +334,7 @@ cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
   ConvTask bare = task;  // TMA knows padding that is 0
   bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
-  if (task.act == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
+  if (task.a_dtype == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
   return bring<AsItIs<std::uint16_t>>(bare, to, stream);
 }
 

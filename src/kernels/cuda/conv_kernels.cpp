@@ -34,9 +34,9 @@ Status accepts_conv(const Kernel& self, const Problem& p) {
 
 Status accepts_floats(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
-  if (!is_compute_float(p.act) || p.quantize.codes != DType::none)
+  if (!is_compute_float(p.a_dtype) || p.act_scheme.codes != DType::none)
     return error(StatusCode::unsupported, "multiplies floats, the activations are {}",
-                 is_compute_float(p.act) ? "to be quantized" : "codes");
+                 is_compute_float(p.a_dtype) ? "to be quantized" : "codes");
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
   return {};
@@ -44,14 +44,14 @@ Status accepts_floats(const Kernel& self, const Problem& p) {
 
 Status accepts_codes(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
-  if (p.quantize.codes != DType::s8 || p.quantize.group != GroupShape::tensor())
+  if (p.act_scheme.codes != DType::s8 || p.act_scheme.group != GroupShape::tensor())
     return error(StatusCode::unsupported, "multiplies int8 activations with one scale for all of them, they are {}",
-                 p.quantize.codes == DType::none ? "not to be quantized" : Scheme{p.scheme, p.quantize}.name());
+                 p.act_scheme.codes == DType::none ? "not to be quantized" : Scheme{p.scheme, p.act_scheme}.name());
   if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
-  if (!sums_whole_rows(p.scheme, p.quantize))
+  if (!sums_whole_rows(p.scheme, p.act_scheme))
     return error(StatusCode::unsupported, "sums over all of a patch, {} has not one scale per output channel",
-                 Scheme{p.scheme, p.quantize}.name());
+                 Scheme{p.scheme, p.act_scheme}.name());
   constexpr std::int64_t kMost = ((std::int64_t{1} << 31) - 1) / (255 * 255);
   if (p.k > kMost)
     return error(StatusCode::unsupported, "K={}: sums of more than {} products of int8 do not fit into 32 bits", p.k, kMost);
@@ -60,8 +60,8 @@ Status accepts_codes(const Kernel& self, const Problem& p) {
 
 Status accepts_half(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_floats(self, p));
-  if (name(p.act) == self.act) return {};
-  return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.act));
+  if (name(p.a_dtype) == self.act) return {};
+  return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.a_dtype));
 }
 
 /// Of geometries that TMA can walk over.
@@ -70,7 +70,7 @@ Status accepts_walk(const ConvGeometry& g) {
   if (g.in_channels % kPatchChannels != 0)
     return error(StatusCode::unsupported, "{} channels are not a multiple of {}", g.in_channels, kPatchChannels);
   constexpr std::int64_t kMostStride = 8, kCorner = 128, kShift = 255;  // of TMA
-  const std::int64_t down = (g.kernel.h - 1) * g.dilation.h, right = (g.kernel.w - 1) * g.dilation.w;
+  const std::int64_t down = (g.filter.h - 1) * g.dilation.h, right = (g.filter.w - 1) * g.dilation.w;
   if (std::max(g.stride.h, g.stride.w) > kMostStride)
     return error(StatusCode::unsupported, "a stride of {}x{} is beyond {}", g.stride.h, g.stride.w, kMostStride);
   if (std::max({down, right}) > kShift || std::max(g.padding.top, g.padding.left) > kCorner ||
@@ -126,13 +126,13 @@ Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
 int patch_fold(const ConvGeometry& g, const ActScheme& act, const WeightScheme& weight) {
   return g.in_channels % gpu_tile::kChannels == 0 ? online_fold(act, weight) : 32;
 }
-int patch_fold(const Problem& p) { return patch_fold(p.geometry, p.quantize, p.scheme); }
+int patch_fold(const Problem& p) { return patch_fold(p.geometry, p.act_scheme, p.scheme); }
 
 Status accepts_online_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_online(p));
   NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
-  const ActScheme& act = p.quantize;
+  const ActScheme& act = p.act_scheme;
   if (act.group == GroupShape::channel() || (act.group.k != 0 && p.geometry.in_channels % act.group.k != 0))
     return error(StatusCode::unsupported,
                  "quantizes pixels once: activations have one scale, or one for blocks of a pixel's {} "
@@ -156,8 +156,8 @@ Patches patches_of(const ConvGeometry& g) {
           .width = i(g.width),
           .out_height = i(g.out_height()),
           .out_width = i(g.out_width()),
-          .kernel_h = i(g.kernel.h),
-          .kernel_w = i(g.kernel.w),
+          .filter_h = i(g.filter.h),
+          .filter_w = i(g.filter.w),
           .stride_h = i(g.stride.h),
           .stride_w = i(g.stride.w),
           .top = i(g.padding.top),
@@ -192,7 +192,7 @@ Result<ConvTask> images_of(const StepArgs& args) {
   }
   return ConvTask{.patches = patches_of(g),
                   .images = static_cast<int>(batch),
-                  .act = args.a.dtype,
+                  .a_dtype = args.a.dtype,
                   .x = a.data,
                   .a = {a.image, a.pixel, a.channel},
                   .d = {d.image, d.pixel, d.channel},
@@ -218,7 +218,7 @@ Result<ConvTask> codes_of(const StepArgs& args) {
     task.acts.zero = w.static_acts->zero;
   } else {
     task.acts.scales = static_cast<const float*>(scale.data);
-    if (args.quantize.zero != ZeroKind::none) task.acts.zeros = static_cast<const std::int32_t*>(zero.data);
+    if (args.act_scheme.zero != ZeroKind::none) task.acts.zeros = static_cast<const std::int32_t*>(zero.data);
   }
   return task;
 }
@@ -252,7 +252,7 @@ Status run_online_sm90(const Kernel&, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   task.weight = device_weight(*args.weight);
   task.online = online_rule(args);
-  task.fold = patch_fold(args.conv->geometry, args.quantize, args.weight->scheme);
+  task.fold = patch_fold(args.conv->geometry, args.act_scheme, args.weight->scheme);
   return launch_conv_online_sm90(task, kTokens, kSplit, args.stream);
 }
 
@@ -275,7 +275,7 @@ std::size_t codes_workspace(const Kernel&, const Problem& p) {
 std::size_t online_workspace(const Kernel&, const Problem& p) {
   const ConvGeometry& g = p.geometry;
   const std::int64_t in = p.m * g.height * g.width,
-                     bytes = p.input == ImageLayout::nhwc ? 0 : in * g.in_channels * bits(p.act) / 8;
+                     bytes = p.input == ImageLayout::nhwc ? 0 : in * g.in_channels * bits(p.a_dtype) / 8;
   return online_image_map(patch_fold(p), in, g.in_channels, bytes).bytes;
 }
 
@@ -338,12 +338,12 @@ double sm80_cost_us(const Kernel& self, const Problem& p) {
 /// What goes before tensor cores multiply codes: images become codes, or move, and codes are added up.
 double code_images_us(const GpuInfo& gpu, const Problem& p) {
   double us = 0;
-  const bool as_they_are = p.act == DType::s8 && p.input == ImageLayout::nhwc &&
-                           (p.quantize.zero == ZeroKind::none || p.geometry.padding == Padding{});
+  const bool as_they_are = p.a_dtype == DType::s8 && p.input == ImageLayout::nhwc &&
+                           (p.act_scheme.zero == ZeroKind::none || p.geometry.padding == Padding{});
   if (!as_they_are) {
     const Patches patches = patches_of(p.geometry);
     const auto elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
-    us += copy_us(gpu, elements * bits(p.act) / 8 + static_cast<double>(codes_map(patches, p.m, false).bytes));
+    us += copy_us(gpu, elements * bits(p.a_dtype) / 8 + static_cast<double>(codes_map(patches, p.m, false).bytes));
   }
   if (p.scheme.zero != ZeroKind::none)  // sums: each patch's codes once more, from L2
     us += copy_us(gpu, static_cast<double>(p.m * pixels(p.geometry) * p.geometry.groups) * static_cast<double>(p.k));
@@ -354,7 +354,7 @@ template <int kTokens, int kRows, int kSplit>
 double online_conv_cost_us(const Kernel&, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
   const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
-  const double bytes = bits(p.act) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
+  const double bytes = bits(p.a_dtype) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
   return online_sm90_cost_us<kTokens, kRows, kSplit>(
              gpu, of_pixels(p), patch_fold(p) == gpu_tile::kChannels ? WgmmaFamily::online : WgmmaFamily::online_folds) +
          reordered + copy_us(gpu, elements * (bytes + 1));

@@ -17,7 +17,8 @@ cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream) {
   const Patches& patches = task.patches;
   const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
   if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.channels % 8 != 0 ||
-      (patches.groups > 1 && patches.group_outputs % gpu_tile::kRows != 0) || (task.act != DType::f16 && task.act != DType::bf16))
+      (patches.groups > 1 && patches.group_outputs % gpu_tile::kRows != 0) ||
+      (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
     return cudaErrorInvalidValue;
   Params p = params(task.weight, task.epilogue, static_cast<int>(tokens));
   p.patches = patches;
@@ -34,7 +35,7 @@ cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream) {
     p.image_stride = task.d.image;
     p.channel_stride = task.d.channel;
   }
-  return launch(kVariants, p, task.act, geo.bits, stream);
+  return launch(kVariants, p, task.a_dtype, geo.bits, stream);
 }
 
 }  // namespace nibble::cuda

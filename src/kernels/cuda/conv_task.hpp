@@ -14,7 +14,7 @@ namespace nibble::cuda {
 struct ConvTask {
   Patches patches;
   int images = 0;
-  DType act = DType::f16;
+  DType a_dtype = DType::f16;
   const void* x = nullptr;
   ImageStrides a, d;  // elements
   void* scratch = nullptr;

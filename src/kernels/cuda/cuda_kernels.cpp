@@ -18,7 +18,7 @@ template <Status (*kLaunch)(const LinearTask&, Stream)>
 Status run_linear(const Kernel&, const StepArgs& args) {
   LinearTask task{.weight = device_weight(*args.weight),
                   .m = static_cast<int>(args.a.dim(0)),
-                  .act = args.a.dtype,
+                  .a_dtype = args.a.dtype,
                   .x = args.a.data,
                   .x_stride = args.a.stride(0),
                   .scratch = args.scratch.data(),
@@ -49,18 +49,19 @@ Status accepts_weight(const Kernel& self, const Problem& p) {
 
 Status accepts_simt(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, p));
-  if (!is_compute_float(p.act))
-    return error(StatusCode::unsupported, "multiplies floats, the activations come as {} codes", name(p.act));
-  if (p.quantize.codes != DType::none)
-    return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}", name(p.quantize.codes));
+  if (!is_compute_float(p.a_dtype))
+    return error(StatusCode::unsupported, "multiplies floats, the activations come as {} codes", name(p.a_dtype));
+  if (p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}",
+                 name(p.act_scheme.codes));
   return {};
 }
 
 /// What rows ask that multiply 16-bit floats as they come.
 Status accepts_half(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_simt(self, p));
-  if (name(p.act) != self.act)
-    return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.act));
+  if (name(p.a_dtype) != self.act)
+    return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.a_dtype));
   if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not {}", self.act);
   return {};
 }
@@ -84,7 +85,7 @@ bool has_whole_records(const Problem& p) {
   const std::int32_t group = p.scheme.group.k;
   return (group == 0 || group % gpu_tile::kChannels == 0) && p.scheme.scale != DType::f32 &&
          (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
-         (p.act != DType::f16 || p.scheme.scale == DType::f16);
+         (p.a_dtype != DType::f16 || p.scheme.scale == DType::f16);
 }
 
 double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, gpu_of(p), p); }
@@ -103,7 +104,7 @@ std::size_t gather_workspace(const Kernel&, const Problem& p) {
 double dense_row_cost_us(const Kernel&, const Problem& p) { return dense_cost_us(gpu_of(p), p); }
 
 std::size_t dense_workspace(const Kernel&, const Problem& p) {
-  return dense_scratch(p.m, p.n, p.k, dense_writes_d(p.epilogue, p.act)).bytes;
+  return dense_scratch(p.m, p.n, p.k, dense_writes_d(p.epilogue, p.a_dtype)).bytes;
 }
 
 double dequantize_cost_us(const Kernel&, const Problem& p) {
@@ -320,7 +321,7 @@ GpuInfo gpu_of(const Problem& problem) {
 // an H200 (bench/results/h200/decode-kernels.json), in the units of any GPU: what one SM multiplies in a microsecond, and what a launch costs
 // beside that. It only has to order kernels that differ by factors.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
-  const double memory = tile_moved_us(gpu, p, bits(p.act));
+  const double memory = tile_moved_us(gpu, p, bits(p.a_dtype));
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / std::max(1, gpu.sms);  // of one SM
   const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
   if (isa == Isa::simt) {
@@ -358,7 +359,7 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double bytes_a_us = 1e3 * gpu.read_gbytes_per_s;
   const auto packed = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes());
   const double dequantized = 2 * n * k, result = m * n * bits(p.epilogue.out) / 8;
-  const bool writes_d = dense_writes_d(p.epilogue, p.act);
+  const bool writes_d = dense_writes_d(p.epilogue, p.a_dtype);
 
   const double dequantize_us = kLaunchUs + (packed + dequantized) / (kShare * bytes_a_us);
   const bool hopper = gpu.compute_capability >= 90 && gpu.compute_capability < 120;
@@ -375,7 +376,7 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
 double floats_cost_us(const WgmmaCost& whole, const WgmmaCost& folds, const GpuInfo& gpu, const Problem& p) {
   const int blocks = whole.rows / gpu_tile::kRows;
   const WgmmaDeal deal{.blocks = blocks, .depth = gemm_groups(whole.tokens) / blocks};
-  return wgmma_cost_us(has_whole_records(p) ? whole : folds, deal, gpu, p, tile_moved_us(gpu, p, bits(p.act)));
+  return wgmma_cost_us(has_whole_records(p) ? whole : folds, deal, gpu, p, tile_moved_us(gpu, p, bits(p.a_dtype)));
 }
 
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
@@ -383,7 +384,7 @@ double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double tiles = std::ceil(static_cast<double>(p.m) / 64) * std::ceil(static_cast<double>(p.n) / 256);
   const double record_us = has_whole_records(p) ? 1.1 : 2.6;
   const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * record_us;
-  return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.act)) / 0.7, compute);
+  return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, compute);
 }
 
 }  // namespace nibble::cuda

@@ -117,7 +117,8 @@ Kernel kernel_for(int m) {
 
 cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
-  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.act != DType::f16 && task.act != DType::bf16)) return cudaErrorInvalidValue;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
+    return cudaErrorInvalidValue;
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   Params p{};
@@ -126,7 +127,7 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
   p.epilogue = task.epilogue;
   p.n = static_cast<int>(geo.n);
   p.tile_records = geo.records();
-  const bool four = geo.bits == 4, bf16 = task.act == DType::bf16;
+  const bool four = geo.bits == 4, bf16 = task.a_dtype == DType::bf16;
   int tokens = std::min(task.m, kDecodeTokens);
   for (;; tokens = (tokens + 1) / 2) {
     p.stages = kMaxStages;

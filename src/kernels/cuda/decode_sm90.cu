@@ -69,7 +69,7 @@ Kernel kernel_for(Known known, int bits) {
 Kernel kernel_for(const LinearTask& task, int tokens) {
   const Known known = known_of(record_format(task.weight));
   const int bits = task.weight.geometry.bits;
-  if (task.act == DType::bf16)
+  if (task.a_dtype == DType::bf16)
     return tokens <= 8 ? kernel_for<1, __nv_bfloat16>(known, bits) : kernel_for<2, __nv_bfloat16>(known, bits);
   return tokens <= 8 ? kernel_for<1, __half>(known, bits) : kernel_for<2, __half>(known, bits);
 }
@@ -104,7 +104,8 @@ RingCosts costs() {
 
 cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
-  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.act != DType::f16 && task.act != DType::bf16)) return cudaErrorInvalidValue;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
+    return cudaErrorInvalidValue;
   return configure_ring(geo, costs(), config);
 }
 

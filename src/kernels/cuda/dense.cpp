@@ -94,7 +94,7 @@ struct Shape {
   int device = 0;
   std::int64_t m = 1, n = 1, k = 1;
   std::int64_t w_stride = 0, x_stride = 0, d_stride = 0;  // elements between rows
-  DType act = DType::f16, out = DType::f16;
+  DType a_dtype = DType::f16, out = DType::f16;
   std::uint32_t x_alignment = 16, d_alignment = 16;  // bytes; W is aligned to 256
 
   auto operator<=>(const Shape&) const = default;
@@ -136,8 +136,8 @@ Result<Gemm> make_gemm(cublasLtHandle_t handle, const Shape& shape) {
   const cublasOperation_t transposed = CUBLAS_OP_T;
   NIBBLE_RETURN_IF_ERROR(
       status_of(lib.operation_set(operation.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)), "TRANSA"));
-  NIBBLE_ASSIGN_OR_RETURN(auto w, make_layout(shape.act, shape.k, shape.n, shape.w_stride));
-  NIBBLE_ASSIGN_OR_RETURN(auto x, make_layout(shape.act, shape.k, shape.m, shape.x_stride));
+  NIBBLE_ASSIGN_OR_RETURN(auto w, make_layout(shape.a_dtype, shape.k, shape.n, shape.w_stride));
+  NIBBLE_ASSIGN_OR_RETURN(auto x, make_layout(shape.a_dtype, shape.k, shape.m, shape.x_stride));
   NIBBLE_ASSIGN_OR_RETURN(auto d, make_layout(shape.out, shape.n, shape.m, shape.d_stride));
 
   cublasLtMatmulPreference_t raw_preference = nullptr;
@@ -185,7 +185,7 @@ Result<const Gemm*> gemm_for(const Shape& shape) {
   Result<Gemm> made = make_gemm(handle, shape);
   if (!made.ok())
     return made.status().with_context(fmt::format("M={} N={} K={} {} to {}, rows of x {} apart, of D {}", shape.m, shape.n,
-                                                  shape.k, name(shape.act), name(shape.out), shape.x_stride, shape.d_stride));
+                                                  shape.k, name(shape.a_dtype), name(shape.out), shape.x_stride, shape.d_stride));
   return &known.gemms.emplace(shape, *std::move(made)).first->second;
 }
 
@@ -212,13 +212,13 @@ Status launch_linear_dense(const LinearTask& task, Stream stream) {
   const auto native_stream = static_cast<cudaStream_t>(stream.handle);
   const gpu_tile::Geometry& geo = task.weight.geometry;
   const epilogue::Element& e = task.epilogue;
-  const bool writes_d = dense_writes_d(e, task.act);
+  const bool writes_d = dense_writes_d(e, task.a_dtype);
   const DenseScratch parts = dense_scratch(task.m, geo.n, geo.k, writes_d);
   std::byte* const scratch = static_cast<std::byte*>(task.scratch);
 
   DeviceWeight weight = task.weight;
   weight.scale2 = 1.0f;  // it is part of acc_scale, so that W is rounded without it
-  NIBBLE_RETURN_IF_ERROR(launch_dequantize(weight, scratch + parts.w, task.act, parts.w_stride, false, stream));
+  NIBBLE_RETURN_IF_ERROR(launch_dequantize(weight, scratch + parts.w, task.a_dtype, parts.w_stride, false, stream));
 
   Shape shape{.m = task.m,
               .n = geo.n,
@@ -226,12 +226,12 @@ Status launch_linear_dense(const LinearTask& task, Stream stream) {
               .w_stride = parts.w_stride,
               .x_stride = task.x_stride,
               .d_stride = writes_d ? e.d_stride : parts.sums_stride,
-              .act = task.act,
+              .a_dtype = task.a_dtype,
               .out = writes_d ? e.out : DType::f32};
   const float alpha = writes_d ? e.acc_scale : 1.0f;
   const std::byte* x = static_cast<const std::byte*>(task.x);
   std::byte* d = writes_d ? static_cast<std::byte*>(e.d) : scratch + parts.sums;
-  const std::int64_t x_step = task.x_stride * bits(task.act) / 8, d_step = shape.d_stride * bits(shape.out) / 8;
+  const std::int64_t x_step = task.x_stride * bits(task.a_dtype) / 8, d_step = shape.d_stride * bits(shape.out) / 8;
   if (task.m > 1 && task.x_stride < geo.k) shape.m = 1;  // rows of x that overlap are no matrix to cuBLASLt: one after the other
   if (shape.m == 1) shape.x_stride = geo.k, shape.d_stride = geo.n;  // of a single row they mean nothing and may be anything
   for (std::int64_t row = 0; row < task.m; row += shape.m)

@@ -77,13 +77,13 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
 cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task.weight, task.m, task.epilogue, config);
-  const GemmKernel kernel = task.act == DType::f16    ? gemm_sm90_f16(config.tokens, p.format, geo.bits)
-                            : task.act == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format, geo.bits)
-                                                      : nullptr;
+  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_f16(config.tokens, p.format, geo.bits)
+                            : task.a_dtype == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format, geo.bits)
+                                                          : nullptr;
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.first_row = first_row;
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
-  if (!describe_rows(p.x, task.act, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
+  if (!describe_rows(p.x, task.a_dtype, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
 }
 
@@ -132,15 +132,15 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
     return cudaErrorInvalidAddressSpace;
   }
   GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
-  const GemmKernel kernel = task.act == DType::f16    ? gemm_sm90_patches_f16(config.tokens, p.format, geo.bits)
-                            : task.act == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format, geo.bits)
-                                                      : nullptr;
+  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_patches_f16(config.tokens, p.format, geo.bits)
+                            : task.a_dtype == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format, geo.bits)
+                                                          : nullptr;
   if (kernel == nullptr) return cudaErrorInvalidValue;
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
   p.patches = patches;
   p.images = task.images;
   leaves_as(task, p);
-  if (!describe_patches(p.x, task.act, x, pitch, task.images, patches, kPatchChannels, config.tokens))
+  if (!describe_patches(p.x, task.a_dtype, x, pitch, task.images, patches, kPatchChannels, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
 }
@@ -157,7 +157,7 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
 
   // Pixels are the quantizer's rows, or one where nothing lies between them: a row may have so many parts (quantize_acts.cu).
   constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
-  const std::int64_t element = task.act == DType::f32 ? 4 : 2;
+  const std::int64_t element = task.a_dtype == DType::f32 ? 4 : 2;
   const bool reorders = task.a.channel != 1;
   const OnlineImageMap map =
       online_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);
@@ -165,7 +165,7 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
   if (reorders)
     if (const cudaError_t e = channels_last(task, scratch + map.image, stream)) return e;
   QuantizeTask codes = task.online;
-  codes.type = task.act;
+  codes.type = task.a_dtype;
   codes.pitch = patches.channels;
   codes.fold = task.fold;
   codes.term_row = map.term_row, codes.term_fold = map.term_fold;

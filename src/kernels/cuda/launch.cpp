@@ -228,7 +228,7 @@ Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Strea
 static std::string describe(std::string_view what, const ConvTask& task) {
   const Patches& p = task.patches;
   return fmt::format("{}, {} images of {}x{}x{}, a kernel of {}x{}", what, task.images, p.channels * p.groups, p.height, p.width,
-                     p.kernel_h, p.kernel_w);
+                     p.filter_h, p.filter_w);
 }
 
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream) {

@@ -37,7 +37,7 @@ Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);
 Status launch_gemm_sm80(const LinearTask& task, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);
-/// task.act is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.
+/// task.a_dtype is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.
 Status launch_linear_dense(const LinearTask& task, Stream stream);
 /// Ok where the dense tier's library can be loaded, else unsupported: what is missing.
 Status dense_runs_here();

@@ -48,7 +48,7 @@ struct Params {
   int slots, slots_offset, slot_bytes, zeros_offset;
   int token_blocks;
   int warp_floats;  // of a warp's shared memory: x, slots
-  DType act, scale_type, zero_type;
+  DType a_dtype, scale_type, zero_type;
   Zero zero;
   float zero_base;
   bool in_vectors;  // x: four channels are one aligned load, and nothing is to be done with them
@@ -72,13 +72,13 @@ struct Activations {
   uint4 raw[T];  // as it lies in memory, so that nothing waits for it before store(); of 16-bit types two words
 
   __device__ __forceinline__ void load(const Params& p, int record, int token, int lane) {
-    const int first = record * kChannels + lane * 4, bytes = p.act == DType::f32 ? 4 : 2;
+    const int first = record * kChannels + lane * 4, bytes = p.a_dtype == DType::f32 ? 4 : 2;
     const auto* from = static_cast<const std::uint8_t*>(p.x) + (token * p.x_stride + first) * bytes;
 #pragma unroll
     for (int t = 0; t < T; ++t, from += p.x_stride * bytes) {
       raw[t] = make_uint4(0, 0, 0, 0);
       if (token + t >= p.m || first >= p.k) continue;
-      if (p.act == DType::f32) {
+      if (p.a_dtype == DType::f32) {
         raw[t] = __ldg(reinterpret_cast<const uint4*>(from));
       } else {
         const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
@@ -93,9 +93,9 @@ struct Activations {
     for (int t = 0; t < T; ++t) {
       float4 v =
           make_float4(__uint_as_float(raw[t].x), __uint_as_float(raw[t].y), __uint_as_float(raw[t].z), __uint_as_float(raw[t].w));
-      if (p.act != DType::f32)
-        v = make_float4(half_of(raw[t].x, 0, p.act), half_of(raw[t].x, 1, p.act), half_of(raw[t].y, 0, p.act),
-                        half_of(raw[t].y, 1, p.act));
+      if (p.a_dtype != DType::f32)
+        v = make_float4(half_of(raw[t].x, 0, p.a_dtype), half_of(raw[t].x, 1, p.a_dtype), half_of(raw[t].y, 0, p.a_dtype),
+                        half_of(raw[t].y, 1, p.a_dtype));
       *reinterpret_cast<float2*>(to + t * kChannels) = make_float2(v.x, v.y);
       *reinterpret_cast<float2*>(to + t * kChannels + 4) = make_float2(v.z, v.w);
     }
@@ -114,7 +114,7 @@ __device__ __forceinline__ void gather_activations(const Params& p, int record, 
     std::int64_t at = token * p.x_stride + channel;
 #pragma unroll
     for (int t = 0; t < T; ++t, at += p.x_stride)
-      to[t * kChannels + i / 2 * 4 + i % 2] = token + t < p.m && k < p.k ? load_float(p.x, at, p.act) * factor : 0.0f;
+      to[t * kChannels + i / 2 * 4 + i % 2] = token + t < p.m && k < p.k ? load_float(p.x, at, p.a_dtype) * factor : 0.0f;
   }
 }
 
@@ -457,13 +457,13 @@ cudaError_t linear_simt(const LinearTask& task, cudaStream_t stream) {
   p.slots_offset = geo.scale_offset(0);
   p.slot_bytes = geo.slot_bytes();
   p.zeros_offset = geo.zero_offset(0) - geo.scale_offset(0);
-  p.act = task.act;
+  p.a_dtype = task.a_dtype;
   p.scale_type = w.scale_type;
   p.zero_type = w.zero_type;
   p.zero = w.zero;
   p.zero_base = w.zero_base;
   p.in_vectors = w.perm == nullptr && w.prescale == nullptr && geo.k % 4 == 0 && task.x_stride % 4 == 0 &&
-                 aligned(task.x, task.act == DType::f32 ? 16 : 8);
+                 aligned(task.x, task.a_dtype == DType::f32 ? 16 : 8);
   p.epilogue = task.epilogue;
   if (w.zero == Zero::fixed || w.zero == Zero::integer)
     return geo.bits == 4 ? launch<4, false>(p, stream) : launch<8, false>(p, stream);

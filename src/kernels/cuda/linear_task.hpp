@@ -32,7 +32,7 @@ struct DeviceWeight {
 struct LinearTask {
   DeviceWeight weight;
   int m = 0;
-  DType act = DType::f16;
+  DType a_dtype = DType::f16;
   const void* x = nullptr;
   std::int64_t x_stride = 0;    // elements between rows
   void* scratch = nullptr;      // device memory, aligned to 256 bytes: as much as the row's workspace() asks for

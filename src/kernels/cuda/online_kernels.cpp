@@ -52,17 +52,17 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.75;  // of the bandwidth
-  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.act) / 8.0 + 1 + 8.0 / 128);
+  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.a_dtype) / 8.0 + 1 + 8.0 / 128);
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
 std::size_t prepare_workspace(const Kernel&, const Problem& p) {
-  return online_map(online_fold(p.quantize, p.scheme), p.m, p.k).bytes;
+  return online_map(online_fold(p.act_scheme, p.scheme), p.m, p.k).bytes;
 }
 
 Status run_prepare(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const int fold = online_fold(args.quantize, w.scheme);
+  const int fold = online_fold(args.act_scheme, w.scheme);
   const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
   QuantizeTask task = quantize_task(args);
   task.codes = args.prepared;
@@ -72,7 +72,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   task.term_fold = map.term_pitch;
   task.term_pairs = true;
   task.fold = fold;
-  if (args.quantize.group.k == 0) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
+  if (args.act_scheme.group.k == 0) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
   return launch_quantize_acts(task, args.stream);
 }
 
@@ -81,7 +81,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
-  if (self.quantizes && p.quantize.zero != ZeroKind::none)
+  if (self.quantizes && p.act_scheme.zero != ZeroKind::none)
     return error(StatusCode::unsupported, "makes codes without zero points");
   if (self.quantizes && p.k > kMostDecodeChannels)
     return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostDecodeChannels);
@@ -90,7 +90,7 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
 
 OnlineTask online_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const int fold = online_fold(args.quantize, w.scheme);
+  const int fold = online_fold(args.act_scheme, w.scheme);
   const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
   return {.weight = device_weight(w),
           .m = static_cast<int>(args.a.dim(0)),
@@ -99,8 +99,8 @@ OnlineTask online_task(const StepArgs& args) {
           .terms = args.prepared + map.terms,
           .term_pitch = map.term_pitch,
           .fold = fold,
-          .zero_points = args.quantize.zero != ZeroKind::none,
-          .token_scales = args.quantize.group.k == 0 ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
+          .zero_points = args.act_scheme.zero != ZeroKind::none,
+          .token_scales = args.act_scheme.group.k == 0 ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
           .scratch_end = end_of(args.scratch),
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
 }
@@ -118,7 +118,7 @@ Status run_decode(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const OnlineDecodeTask task{.weight = device_weight(w),
                               .acts = quantize_task(args),
-                              .fold = online_fold(args.quantize, w.scheme),
+                              .fold = online_fold(args.act_scheme, w.scheme),
                               .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
   return launch_online_decode_sm90(task, kTokens, args.stream);
 }
@@ -130,7 +130,7 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
     double alone_us, shared_us;
   };
   const GpuInfo gpu = gpu_of(p);
-  const bool whole = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels, few = p.m <= 16;
+  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = p.m <= 16;
   const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
   const double tiles =
       std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / (few ? 16 : 64));
@@ -142,8 +142,8 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
 
 /// Which kernels' records a layer's are like.
 WgmmaFamily family_of(const Problem& p) {
-  if (online_fold(p.quantize, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
-  return p.quantize.group.k == 0 && p.quantize.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
+  if (online_fold(p.act_scheme, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
+  return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
 }
 
 template <int kTokens, int kRows, int kSplit>
@@ -284,23 +284,23 @@ int online_fold(const ActScheme& act, const WeightScheme& weight) {
 QuantizeTask online_rule(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   QuantizeTask task{.type = args.a.dtype,
-                    .zero_points = args.quantize.zero != ZeroKind::none,
-                    .known = args.quantize.group == GroupShape::tensor(),
-                    .group = args.quantize.group.k};
+                    .zero_points = args.act_scheme.zero != ZeroKind::none,
+                    .known = args.act_scheme.group == GroupShape::tensor(),
+                    .group = args.act_scheme.group.k};
   if (task.known) task.scale = w.static_acts->scale, task.zero = w.static_acts->zero;
   if (w.act_limit) task.limit = *w.act_limit;
   return task;
 }
 
 Status accepts_online(const Problem& p) {
-  const ActScheme& act = p.quantize;
+  const ActScheme& act = p.act_scheme;
   if (act.codes != DType::s8)
     return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
                  act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
                  act.codes == DType::none ? "" : name(act.codes));
-  if (!is_compute_float(p.act))
+  if (!is_compute_float(p.a_dtype))
     return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 into an order of its own, A comes as {} codes",
-                 name(p.act));
+                 name(p.a_dtype));
   if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
@@ -319,10 +319,10 @@ double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   const double sms = std::max(1, gpu.sms), m = std::min<double>(static_cast<double>(p.m), tokens);
   const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
   const double codes = m * static_cast<double>(p.k) * std::clamp(tiles / sms, 0.25, 1.0);
-  const bool finds = p.quantize.group == GroupShape::channel();
+  const bool finds = p.act_scheme.group == GroupShape::channel();
   const double quantize_us = (finds ? 0.8 : 0.3) + (finds && tokens > 1 ? 1.6 : 1.0) * codes / kCodesPerUs;
   const double fixed_us = tokens == 1 ? 3.0 : 6.0;  // eight tokens: 2 µs more than arithmetic says, measured
-  const double multiplied = online_fold(p.quantize, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
+  const double multiplied = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
   const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(tile_moved_us(gpu, p, 8), weights_us));
 }

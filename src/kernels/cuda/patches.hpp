@@ -15,7 +15,7 @@ struct Patches {
   int channels = 0;  // of a pixel and group; 0: no convolution, tokens are rows of a matrix
   int groups = 1, group_outputs = 1;
   int height = 1, width = 1, out_height = 1, out_width = 1;
-  int kernel_h = 1, kernel_w = 1;
+  int filter_h = 1, filter_w = 1;
   int stride_h = 1, stride_w = 1;
   int top = 0, bottom = 0, left = 0, right = 0;
   int dilation_h = 1, dilation_w = 1;
@@ -46,20 +46,20 @@ struct PatchChannel {
 };
 NIBBLE_HOST_DEVICE constexpr PatchChannel patch_channel(const Patches& p, int channel) {
   const int element = channel / p.channels;
-  return {channel % p.channels, element % p.kernel_w, element / p.kernel_w};
+  return {channel % p.channels, element % p.filter_w, element / p.filter_w};
 }
 /// On by as many channels as `step` is from the first one.
 NIBBLE_HOST_DEVICE constexpr void advance(PatchChannel& at, const Patches& p, const PatchChannel& step) {
   at.c += step.c, at.kw += step.kw, at.kh += step.kh;
   if (at.c >= p.channels) at.c -= p.channels, ++at.kw;
-  if (at.kw >= p.kernel_w) at.kw -= p.kernel_w, ++at.kh;
+  if (at.kw >= p.filter_w) at.kw -= p.filter_w, ++at.kh;
 }
 
 /// The pixel under an element of the kernel that begins at `from`, counted through all images; negative where that is padding, and past the
 /// last element.
 NIBBLE_HOST_DEVICE constexpr int pixel_under(const Patches& p, const Corner& from, const PatchChannel& at) {
   const int h = from.h + at.kh * p.dilation_h, w = from.w + at.kw * p.dilation_w;
-  const bool inside = at.kh < p.kernel_h && static_cast<unsigned>(h) < static_cast<unsigned>(p.height) &&
+  const bool inside = at.kh < p.filter_h && static_cast<unsigned>(h) < static_cast<unsigned>(p.height) &&
                       static_cast<unsigned>(w) < static_cast<unsigned>(p.width);
   return inside ? (from.image * p.height + h) * p.width + w : -1;
 }
@@ -72,7 +72,7 @@ struct PatchBox {
 };
 /// Past the last element the box is of an image that does not exist, and all zeros.
 NIBBLE_HOST_DEVICE constexpr PatchBox patch_box(const Patches& p, int images, const PatchChannel& at, const Corner& from) {
-  if (at.kh >= p.kernel_h) return {0, from.w, from.h, images, 0, 0};
+  if (at.kh >= p.filter_h) return {0, from.w, from.h, images, 0, 0};
   return {at.c, from.w, from.h, from.image, at.kw * p.dilation_w, at.kh * p.dilation_h};
 }
 /// The boxes of a tile of output pixels, one after the other.
@@ -96,7 +96,7 @@ struct PatchBounds {
   int lower_w, lower_h, upper_w, upper_h;
 };
 NIBBLE_HOST_DEVICE constexpr PatchBounds patch_bounds(const Patches& p) {
-  return {-p.left, -p.top, p.right - (p.kernel_w - 1) * p.dilation_w, p.bottom - (p.kernel_h - 1) * p.dilation_h};
+  return {-p.left, -p.top, p.right - (p.filter_w - 1) * p.dilation_w, p.bottom - (p.filter_h - 1) * p.dilation_h};
 }
 
 /// Where channels [32·i, …) of a record of codes begin in shared memory, in units of 16 bytes: `tokens` × 128 channels are one box, whose

@@ -1,5 +1,5 @@
 // Activations to codes in device memory.
-#include "nibble/activations.hpp"
+#include "nibble/quantize.hpp"
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch.hpp"

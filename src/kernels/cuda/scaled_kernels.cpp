@@ -17,7 +17,7 @@ constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
 /// Channels whose products of s8 codes have a sum of 32 bits, as large as they may be: −128 … 127, and −255 … 255 with a zero point.
 std::int64_t most_channels(const Problem& p) {
   const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
-  return ((std::int64_t{1} << 31) - 1) / (reach(p.quantize.zero) * reach(p.scheme.zero));
+  return ((std::int64_t{1} << 31) - 1) / (reach(p.act_scheme.zero) * reach(p.scheme.zero));
 }
 
 // ---- prepare
@@ -25,10 +25,10 @@ std::int64_t most_channels(const Problem& p) {
 Status accepts_prepare(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_form(self, p));
-  if (name(p.quantize.codes) != name(p.form))
+  if (name(p.act_scheme.codes) != name(p.form))
     return error(StatusCode::unsupported, "prepares {}, the activations are to be quantized to {}", self.out,
-                 name(p.quantize.codes));
-  if (!is_compute_float(p.act)) return error(StatusCode::unsupported, "prepares f32, f16 and bf16, not {}", name(p.act));
+                 name(p.act_scheme.codes));
+  if (!is_compute_float(p.a_dtype)) return error(StatusCode::unsupported, "prepares f32, f16 and bf16, not {}", name(p.a_dtype));
   if (p.permutes_k) return error(StatusCode::unsupported, "leaves activations in order, the weight has another one");
   if (std::max(p.m, p.k) > kMostDimension)
     return error(StatusCode::unsupported, "M={} K={}: a dimension is beyond {}", p.m, p.k, kMostDimension);
@@ -37,26 +37,26 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
 
 double prepare_cost_us(const Kernel&, const Problem& p) {
   constexpr double kShare = 0.85;  // of the bandwidth
-  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.act) / 8.0 + 1);
+  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.a_dtype) / 8.0 + 1);
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
-std::size_t prepare_workspace(const Kernel&, const Problem& p) { return act_map(p.quantize, p.m, p.k).bytes; }
+std::size_t prepare_workspace(const Kernel&, const Problem& p) { return act_map(p.act_scheme, p.m, p.k).bytes; }
 
 /// Where prepare leaves what the main kernel reads. Nothing has sums but integers, and nobody reads them but weights with zeros.
 QuantizedActs prepared_acts(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const ActMap map = act_map(args.quantize, args.a.dim(0), w.k);
+  const ActMap map = act_map(args.act_scheme, args.a.dim(0), w.k);
   QuantizedActs acts{.codes = args.prepared, .pitch = map.pitch};
-  if (args.quantize.group == GroupShape::tensor()) {
+  if (args.act_scheme.group == GroupShape::tensor()) {
     acts.scale = w.static_acts->scale;
     acts.zero = w.static_acts->zero;
   } else {
     acts.scales = reinterpret_cast<const float*>(args.prepared + map.scales);
     acts.scale_row = 1;
-    acts.group = args.quantize.group.k;
+    acts.group = args.act_scheme.group.k;
     if (acts.group != 0) acts.scale_group = args.a.dim(0);
-    if (args.quantize.zero != ZeroKind::none) {
+    if (args.act_scheme.zero != ZeroKind::none) {
       acts.zeros = reinterpret_cast<const std::int32_t*>(args.prepared + map.zeros);
       acts.zero_row = 1;
     }
@@ -74,9 +74,9 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
                     .m = args.a.dim(0),
                     .k = w.k,
                     .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
-                    .codes_type = args.quantize.codes,
-                    .zero_points = args.quantize.zero != ZeroKind::none,
-                    .known = args.quantize.group == GroupShape::tensor(),
+                    .codes_type = args.act_scheme.codes,
+                    .zero_points = args.act_scheme.zero != ZeroKind::none,
+                    .known = args.act_scheme.group == GroupShape::tensor(),
                     .group = acts.group,
                     .scale = acts.scale,
                     .zero = acts.zero,
@@ -117,9 +117,10 @@ constexpr Kernel prepare_row(std::string_view row_name, ActForm form, std::strin
 /// What all rows ask.
 Status accepts_scaled(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  const ActScheme& act = p.quantize;
+  const ActScheme& act = p.act_scheme;
   if (act.codes == DType::none)
-    return error(StatusCode::unsupported, "multiplies {} activations, {} ones are not to be quantized", self.act, name(p.act));
+    return error(StatusCode::unsupported, "multiplies {} activations, {} ones are not to be quantized", self.act,
+                 name(p.a_dtype));
   if (name(act.codes) != self.act)
     return error(StatusCode::unsupported, "multiplies {} activations, they are to be quantized to {}", self.act, name(act.codes));
   if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
@@ -147,15 +148,15 @@ bool sums_are_missing(const PackedWeightHeader& weight, DType act) {
   return weight.scheme.zero != ZeroKind::none && !is_compute_float(act);
 }
 std::size_t scaled_workspace(const Kernel&, const Problem& p) {
-  return p.scheme.zero != ZeroKind::none && !is_compute_float(p.act) ? 4 * static_cast<std::size_t>(p.m) : 0;
+  return p.scheme.zero != ZeroKind::none && !is_compute_float(p.a_dtype) ? 4 * static_cast<std::size_t>(p.m) : 0;
 }
 
 /// A as the caller quantized it.
 QuantizedActs given_acts(const StepArgs& args) {
-  QuantizedActs acts{.codes = args.a.data, .pitch = args.a.stride(0), .group = args.quantize.group.k};
+  QuantizedActs acts{.codes = args.a.data, .pitch = args.a.stride(0), .group = args.act_scheme.group.k};
   const ConstTensorView& scale = args.operands.a_scale;
   const ConstTensorView& zero = args.operands.a_zero;
-  const bool per_tensor = args.quantize.group == GroupShape::tensor();
+  const bool per_tensor = args.act_scheme.group == GroupShape::tensor();
   if (scale.empty()) {  // the plan has made sure that they are known
     acts.scale = args.weight->static_acts->scale;
     acts.zero = args.weight->static_acts->zero;
@@ -163,7 +164,7 @@ QuantizedActs given_acts(const StepArgs& args) {
     acts.scales = static_cast<const float*>(scale.data);
     acts.scale_row = per_tensor ? 0 : scale.stride(0);
     acts.scale_group = scale.rank == 2 ? scale.stride(1) : 0;
-    if (args.quantize.zero != ZeroKind::none) {
+    if (args.act_scheme.zero != ZeroKind::none) {
       acts.zeros = static_cast<const std::int32_t*>(zero.data);
       acts.zero_row = per_tensor ? 0 : zero.stride(0);
     }
@@ -193,11 +194,11 @@ double tiled_cost_us(const Problem& p, int rows, int tokens, double share, doubl
 }
 
 double simt_cost_us(const Kernel&, const Problem& p) {
-  return tiled_cost_us(p, gpu_w8::kRows, 32, 0.4, p.quantize.codes == DType::s8 ? 1.5e5 : 6e4);
+  return tiled_cost_us(p, gpu_w8::kRows, 32, 0.4, p.act_scheme.codes == DType::s8 ? 1.5e5 : 6e4);
 }
 
 double sm80_cost_us(const Kernel&, const Problem& p) {
-  const double products = p.quantize.codes == DType::s8 ? 1.2e6 : 3e5;  // e4m3 is unpacked to f16
+  const double products = p.act_scheme.codes == DType::s8 ? 1.2e6 : 3e5;  // e4m3 is unpacked to f16
   return p.m <= 16 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
 }
 
@@ -210,14 +211,14 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_scaled(self, p));
   if (has_groups(p) && self.tile.m > 128 && self.tile.n != 128)
     return error(StatusCode::unsupported, "sums of groups of channels, which {} tokens have with 128 rows alone", self.tile.m);
-  if (!is_compute_float(p.act) && p.k % 16 != 0)
+  if (!is_compute_float(p.a_dtype) && p.k % 16 != 0)
     return error(StatusCode::unsupported, "K={}: rows of codes have to begin at multiples of 16 bytes", p.k);
   return {};
 }
 
 template <int kTokens, int kBlocks, int kSplit>
 double sm90_cost_us(const Kernel&, const Problem& p) {
-  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(p.quantize.codes, gpu_of(p), p);
+  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(p.act_scheme.codes, gpu_of(p), p);
 }
 
 constexpr std::string_view kSm90Summary = "8-bit codes on both sides: wgmma out of shared memory, TMA";
@@ -353,7 +354,7 @@ double codes_moved_us(const GpuInfo& gpu, const Problem& p) {
   return moved_us(gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);
 }
 
-bool has_groups(const Problem& p) { return p.quantize.group.k != 0 || p.scheme.group.n > 1; }
+bool has_groups(const Problem& p) { return p.act_scheme.group.k != 0 || p.scheme.group.n > 1; }
 
 ScaledTask scaled_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;

@@ -24,8 +24,8 @@ Tensor patches(const ConvGeometry& g, const ConstTensorView& a, std::int64_t gro
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t oh = 0; oh < height; ++oh)
       for (std::int64_t ow = 0; ow < width; ++ow)
-        for (std::int64_t kh = 0; kh < g.kernel.h; ++kh)
-          for (std::int64_t kw = 0; kw < g.kernel.w; ++kw) {
+        for (std::int64_t kh = 0; kh < g.filter.h; ++kh)
+          for (std::int64_t kw = 0; kw < g.filter.w; ++kw) {
             const std::int64_t h = oh * g.stride.h + kh * g.dilation.h - g.padding.top;
             const std::int64_t w = ow * g.stride.w + kw * g.dilation.w - g.padding.left;
             const bool inside = h >= 0 && h < g.height && w >= 0 && w < g.width;
@@ -47,19 +47,19 @@ Tensor pixels(const ConstTensorView& v) {
   return rows;
 }
 
-float padding_code(const ConvSpec& spec, const WeightArrays& w, const EpilogueArgs& args) {
-  if (is_compute_float(spec.act) || spec.quantize.zero == ZeroKind::none) return 0;
+float padding_code(const ConvSpec& spec, const WeightArrays& w, const Operands& args) {
+  if (is_compute_float(spec.a_dtype) || spec.act_scheme.zero == ZeroKind::none) return 0;
   if (args.a_scale.empty()) return static_cast<float>(w.static_acts->zero);
   return static_cast<float>(*static_cast<const std::int32_t*>(args.a_zero.data));
 }
 
-std::vector<Expected> conv(const WeightArrays& w, const ConvSpec& spec, const ConstTensorView& a, const EpilogueArgs& args,
+std::vector<Expected> conv(const WeightArrays& w, const ConvSpec& spec, const ConstTensorView& a, const Operands& args,
                            std::span<const std::int64_t> columns, const ActModel& model) {
   const std::int64_t group = columns.front() / spec.geometry.group_outputs();
   const Tensor rows = patches(spec.geometry, a, group, padding_code(spec, w, args));
   const Tensor gate = spec.epilogue.gate ? pixels(args.gate) : Tensor(),
                residual = spec.epilogue.residual ? pixels(args.residual) : Tensor();
-  EpilogueArgs flat = args;
+  Operands flat = args;
   if (!gate.empty()) flat.gate = matrix(gate);
   if (!residual.empty()) flat.residual = matrix(residual);
   return linear(w, matrix(rows), spec.epilogue, flat, columns, model);

@@ -19,11 +19,11 @@ Tensor patches(const ConvGeometry& geometry, const ConstTensorView& a, std::int6
 Tensor pixels(const ConstTensorView& image);
 
 /// The code that padding has in A: the zero point, where A comes quantized with one; else 0.
-float padding_code(const ConvSpec& spec, const WeightArrays& w, const EpilogueArgs& args);
+float padding_code(const ConvSpec& spec, const WeightArrays& w, const Operands& args);
 
 /// Expected D of output channels `columns`, all of one group, for every output pixel [B·Oh·Ow, |columns|] row by row; `a`, gate and
 /// residual are images.
-std::vector<Expected> conv(const WeightArrays& w, const ConvSpec& spec, const ConstTensorView& a, const EpilogueArgs& args,
+std::vector<Expected> conv(const WeightArrays& w, const ConvSpec& spec, const ConstTensorView& a, const Operands& args,
                            std::span<const std::int64_t> columns, const ActModel& model = {});
 
 }  // namespace nibble::reference

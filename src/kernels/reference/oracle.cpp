@@ -127,7 +127,7 @@ Activated activate(const EpilogueSpec& spec, double x) {
 }
 
 /// `sum` = Σ a·w, known to within `bound`: through the epilogue, carrying the bound along.
-Expected finish(const EpilogueSpec& spec, const EpilogueArgs& args, std::int64_t m, std::int64_t n, double sum, double bound) {
+Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, std::int64_t n, double sum, double bound) {
   double x = sum;
   const auto scaled = [&](double s) {
     x *= s;
@@ -269,12 +269,12 @@ class RowRounding {
 std::vector<double> round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
                                       std::vector<double>& activations) {
   std::vector<double> error;
-  const bool quantizes = model.quantize.codes != DType::none;
+  const bool quantizes = model.act_scheme.codes != DType::none;
   if ((!quantizes && !model.fixed_point) || !is_compute_float(a.dtype)) return error;
   if (model.fixed_point) error.resize(activations.size());
   const std::vector<std::int64_t> order = grouped_order(w);
   const std::int64_t group = w.scheme.group.k == 0 ? w.k : w.scheme.group.k;
-  const std::int64_t block = quantizes && model.quantize.group.k != 0 ? model.quantize.group.k : w.k;
+  const std::int64_t block = quantizes && model.act_scheme.group.k != 0 ? model.act_scheme.group.k : w.k;
   for (std::int64_t m = 0; m < a.dim(0); ++m) {
     double* row = activations.data() + m * w.k;
     for (std::int64_t begin = 0, end = 0; begin < w.k; begin = end) {
@@ -293,10 +293,10 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
         low = std::max(low, -static_cast<double>(*w.act_limit));
         high = std::min(high, static_cast<double>(*w.act_limit));
       }
-      const bool known = model.quantize.group == GroupShape::tensor() && w.static_acts;
+      const bool known = model.act_scheme.group == GroupShape::tensor() && w.static_acts;
       const ActQuantizer quantizer =
-          known ? ActQuantizer(model.quantize, *w.static_acts)
-                : ActQuantizer(model.quantize, static_cast<float>(low), static_cast<float>(high), finite);
+          known ? ActQuantizer(model.act_scheme, *w.static_acts)
+                : ActQuantizer(model.act_scheme, static_cast<float>(low), static_cast<float>(high), finite);
       const double absmax = finite ? std::max(-low, high) : std::numeric_limits<double>::quiet_NaN();
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t k = order[static_cast<std::size_t>(i)];
@@ -345,7 +345,7 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
 namespace {
 
 /// What a code of an A that comes quantized stands for.
-double code_meaning(const WeightArrays& w, const EpilogueArgs& args, const ActScheme& act, std::int64_t m, std::int64_t k,
+double code_meaning(const WeightArrays& w, const Operands& args, const ActScheme& act, std::int64_t m, std::int64_t k,
                     double code) {
   if (args.a_scale.empty()) return (code - w.static_acts->zero) * static_cast<double>(w.static_acts->scale);
   const ConstTensorView& s = args.a_scale;
@@ -361,7 +361,7 @@ double code_meaning(const WeightArrays& w, const EpilogueArgs& args, const ActSc
 
 }  // namespace
 
-std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const EpilogueArgs& args,
+std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const Operands& args,
                              std::span<const std::int64_t> columns, const ActModel& model) {
   const std::int64_t rows = a.dim(0);
   const auto width = static_cast<std::int64_t>(columns.size());
@@ -374,8 +374,8 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
       double& x = activations[static_cast<std::size_t>(m * w.k + k)];
       x = is_compute_float(a.dtype)
               ? scale * element(a.data, a.dtype, m * a.stride(0) + channel)
-              : code_meaning(w, args, model.quantize, m, channel, element(a.data, a.dtype, m * a.stride(0) + channel));
-      if (model.quantize.codes != DType::none && is_compute_float(a.dtype))
+              : code_meaning(w, args, model.act_scheme, m, channel, element(a.data, a.dtype, m * a.stride(0) + channel));
+      if (model.act_scheme.codes != DType::none && is_compute_float(a.dtype))
         x = static_cast<float>(x);  // what is quantized is f32
     }
   const std::vector<double> moved = round_activations(w, a, model, activations);

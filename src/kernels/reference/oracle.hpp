@@ -40,7 +40,7 @@ struct Expected {
 
 /// What a kernel may do with activations and codes; it decides the bound, and `quantize` the values too.
 struct ActModel {
-  ActScheme quantize = {};         // to int8 or e4m3: part of the definition of the result
+  ActScheme act_scheme = {};       // to int8 or e4m3: part of the definition of the result
   bool fixed_point = false;        // activations are rounded to 24-bit fixed point per 128 channels
   bool subtracts_zeros = false;    // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z
   double part_roundings = 4;       // of those two sums and their difference, in units of f32
@@ -53,9 +53,9 @@ struct ActModel {
   int fp8_group = -1;
 };
 
-/// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float, or the codes that model.quantize names.
+/// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float, or the codes that model.act_scheme names.
 /// The bound assumes f32 accumulation in any order over any number of partial sums (docs/accuracy.md derives it).
-std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const EpilogueArgs& args,
+std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const Operands& args,
                              std::span<const std::int64_t> columns, const ActModel& model = {});
 
 }  // namespace nibble::reference

@@ -42,7 +42,8 @@ Status run_linear(const Kernel&, const StepArgs& args) {
   const WeightArrays w = arrays_of(*args.weight);
   args.executor->parallel_for(w.n, [&](std::int64_t n) {
     const std::int64_t column[] = {n};
-    const std::vector<Expected> expected = linear(w, args.a, *args.epilogue, args.operands, column, {.quantize = args.quantize});
+    const std::vector<Expected> expected =
+        linear(w, args.a, *args.epilogue, args.operands, column, {.act_scheme = args.act_scheme});
     for (std::int64_t m = 0; m < args.a.dim(0); ++m)
       store(args.d, m * args.d.stride(0) + n, expected[static_cast<std::size_t>(m)].value);
   });
@@ -57,7 +58,7 @@ Status run_conv(const Kernel&, const StepArgs& args) {
                                                   geometry.out_height(), geometry.out_width()));
   args.executor->parallel_for(w.n, [&](std::int64_t n) {
     const std::int64_t column[] = {n};
-    const std::vector<Expected> expected = conv(w, *args.conv, args.a, args.operands, column, {.quantize = args.quantize});
+    const std::vector<Expected> expected = conv(w, *args.conv, args.a, args.operands, column, {.act_scheme = args.act_scheme});
     for (std::int64_t b = 0; b < batch; ++b)
       for (std::int64_t p = 0; p < pixels; ++p)
         store(args.d, b * d.image + p * d.pixel + n * d.channel, expected[static_cast<std::size_t>(b * pixels + p)].value);

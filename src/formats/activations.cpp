@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "formats/claims.hpp"
+
 namespace nibble::codec {
 namespace {
 
@@ -31,9 +33,10 @@ std::string says_activations(const Json& json) {
 
 void find_other_activations(const ModuleTensors& tensors, Module& m, const QuantConfig& config) {
   const bool known = m.claimed && m.claimed->act.codes != DType::none;
-  const bool grouped = m.claimed && config_child(config.json, "config_groups").is_object();
-  if (m.other_acts.empty() && !known && !grouped && tensors.find(scale_suffix(tensors)) == nullptr)
+  const bool by_layer = m.claimed && (config_child(config.json, "config_groups").is_object() || is_quark(config));
+  if (m.other_acts.empty() && !known && !by_layer && tensors.find(scale_suffix(tensors)) == nullptr)
     m.other_acts = says_activations(config.json);
+  if (m.other_acts.empty()) m.other_acts = quark_outputs(tensors.module, config);
   if (!m.other_acts.empty())
     note(m.notes, kWarning, "{} quantizes activations in a way that nibble does not know, and so does not run: {}",
          config_name(config), m.other_acts);

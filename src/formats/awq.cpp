@@ -8,8 +8,9 @@
 //   W[n,k] = (q − z)·s,  z as stored
 //
 // The exllama versions keep these tensors on disk; gemv is recognised and refused; gemv_fast, llm-awq and marlin are in
-// unsupported.cpp.
-// Source: casper-hansen/AutoAWQ awq/modules/linear/{gemm,gemv,exllama}.py, awq/utils/packing_utils.py.
+// unsupported.cpp. Quark writes these names with other orders and signed codes too, which are refused.
+// Source: casper-hansen/AutoAWQ awq/modules/linear/{gemm,gemv,exllama}.py, awq/utils/packing_utils.py;
+// amd/Quark quark/torch/export/main_export/quant_config_parser.py.
 #include <cstring>
 
 #include "formats/bits.hpp"
@@ -80,6 +81,11 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
           tensors.module, version, describe(*qweight));
     return std::nullopt;
   }
+  const std::string order = config_text(config.json, {"pack_method"});  // Quark's alone
+  if (!order.empty() && (order != "reorder" || claims_symmetric(config)))
+    return error(StatusCode::unsupported, "{}: recognised but not yet supported: AWQ by Quark with {} (qweight {}, scales {})",
+                 tensors.module, order != "reorder" ? "another order of codes (pack_method)" : "signed codes (zero_point=false)",
+                 describe(*qweight), describe(*scales));
   if (words == n / 8) return analyse(tensors, config);
   if (qweight->dim(0) == scales->dim(0))
     return error(StatusCode::unsupported,

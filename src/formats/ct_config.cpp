@@ -295,8 +295,14 @@ bool lists(const Json& ignore, const std::string& name) {
 
 Json kv_cache_scheme(const Json& config) {
   if (const Json& scheme = config_child(config, "kv_cache_scheme"); scheme.is_object()) return scheme;
-  const Json& inner = config_child(config, "quantization");  // of ModelOpt
-  if (config_text(inner.is_object() ? inner : config, {"kv_cache_quant_algo"}) != "fp8") return {};
+  const Json& inner = config_child(config, "quantization");            // of ModelOpt
+  const Json& layers = config_child(config, "kv_cache_quant_config");  // of Quark, whose output_scale loaders know by that name
+  const bool quark = layers.is_object() && !layers.empty() && std::ranges::all_of(layers, [](const Json& layer) {
+                       const Json& output = config_child(layer, "output_tensors");
+                       return config_text(output, {"dtype"}) == "fp8_e4m3" && config_text(output, {"qscheme"}) == "per_tensor" &&
+                              config_bool(output, {"is_dynamic"}) == false;
+                     });
+  if (!quark && config_text(inner.is_object() ? inner : config, {"kv_cache_quant_algo"}) != "fp8") return {};
   return args(DType::e4m3, true, "tensor", Json());
 }
 

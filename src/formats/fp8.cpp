@@ -1,7 +1,7 @@
 // FP8: one e4m3 byte a weight, as two formats that differ in the name and the meaning of their config.
 //
 //   float-quantized    weight            e4m3  [N,K]           compressed-tensors; ModelOpt FP8, FP8_PER_CHANNEL_PER_TOKEN and
-//                      weight_scale      f32   see below       FP8_PB_WO; FBGEMM; Hugging Face "fp8" without blocks
+//                      weight_scale      f32   see below       FP8_PB_WO; Quark; FBGEMM; Hugging Face "fp8" without blocks
 //   fp8                weight            e4m3  [N,K]           Hugging Face "fp8" (DeepSeek, Qwen)
 //                      weight_scale_inv  f32   see below       a multiplier, whatever it is called
 //   both               input_scale, pre_quant_scale            see activations.hpp
@@ -10,23 +10,24 @@
 //   scales  [], [1] or [1,1]          one
 //           [N] or [N,1]              one per channel
 //           [N,G]                     one per group of input channels
-//           [⌈N/bn⌉,⌈K/bk⌉]           one per block, [⌈N/bn⌉,1,⌈K/bk⌉,1] from ModelOpt; the config gives bn and bk, else 128
+//           [⌈N/bn⌉,⌈K/bk⌉]           one per block, [⌈N/bn⌉,1,⌈K/bk⌉,1] or [] from ModelOpt; the config gives bn and bk, else 128
 //
 //   W[n,k] = q·s
 //
-// Source: vllm-project/compressed-tensors src/compressed_tensors/compressors; NVIDIA/Model-Optimizer modelopt/torch/export;
+// Source: vllm-project/compressed-tensors src/compressed_tensors/compressors; claims.hpp;
 // huggingface/transformers src/transformers/integrations/{finegrained_fp8,fbgemm_fp8}.py.
 #include <algorithm>
 #include <limits>
 
 #include "formats/activations.hpp"
+#include "formats/claims.hpp"
 #include "formats/ct_config.hpp"
 #include "formats/table.hpp"
 
 namespace nibble::codec {
 namespace {
 
-constexpr std::string_view kFloatMethods[] = {"compressed-tensors", "modelopt", "fbgemm_fp8", "fp8", "auto-round"};
+constexpr std::string_view kFloatMethods[] = {"compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "fp8", "auto-round"};
 constexpr std::string_view kFp8Methods[] = {"fp8", "auto-round"};
 constexpr std::string_view kFloatSuffixes[] = {
     "weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "pre_quant_scale", "bias"};
@@ -63,12 +64,8 @@ std::optional<Scheme> claims(const ModuleTensors& tensors, const QuantConfig& co
                                                                   : GroupShape::tensor(),
                   !dynamic ? known : ActScheme{DType::e4m3, configured_group(size)});
   }
-  if (method != "modelopt") return std::nullopt;
-  const Json& inner = config_child(config.json, "quantization");
-  const Json& quantization = inner.is_object() ? inner : config.json;  // hf_quant_config.json has it inside, config.json has not
-  std::string algorithm = config_text(quantization, {"quant_algo"});
-  if (algorithm == "mixed_precision")
-    algorithm = config_text(config_child(config_child(quantization, "quantized_layers"), tensors.module.c_str()), {"quant_algo"});
+  if (is_quark(config)) return quark_scheme(tensors.module, config, ZeroKind::none, scale);
+  const std::string algorithm = modelopt_algorithm(tensors.module, config);
   if (algorithm == "fp8") return scheme(GroupShape::tensor(), known);
   if (algorithm == "fp8_per_channel_per_token") return scheme(GroupShape::channel(), per_token);
   if (algorithm == "fp8_pb_wo") return scheme(kUsualBlock, {});
@@ -81,8 +78,9 @@ Result<GroupShape> infer_scale_shape(const ModuleTensors& tensors, const Variant
                                      const QuantConfig& config) {
   const ConstTensorView& scale = *tensors.find(v.scales);
   const bool flat = scale.rank == 4 && scale.dim(1) == 1 && scale.dim(3) == 1;
-  const bool matrix = one_of(scale.dtype, kFloats) && (scale.rank == 2 || flat);
-  const std::int64_t rows = matrix ? scale.dim(0) : 0, cols = matrix ? scale.dim(flat ? 2 : 1) : 0;
+  const bool single = scale.rank == 0;  // ModelOpt's, of one block
+  const bool matrix = one_of(scale.dtype, kFloats) && (scale.rank == 2 || flat || single);
+  const std::int64_t rows = !matrix ? 0 : single ? 1 : scale.dim(0), cols = !matrix ? 0 : single ? 1 : scale.dim(flat ? 2 : 1);
   const auto fits = [&](const GroupShape& block) { return block.rows(m.n) == rows && block.cols(m.k) == cols; };
   if (matrix && preferred && preferred->n > 1 && fits(*preferred)) return *preferred;
   if (flat || (matrix && rows != m.n && (rows != 1 || cols != 1))) {
@@ -130,7 +128,8 @@ Result<Module> analyse(const ModuleTensors& tensors, const Variant& v, const Qua
 /// Scales of powers of two alone (MXFP8) are for another format.
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const Variant& v, const QuantConfig& config) {
   const ConstTensorView *weight = tensors.find("weight"), *scale = tensors.find(v.scales);
-  if (weight == nullptr || weight->dtype != DType::e4m3 || scale == nullptr || one_of(scale->dtype, {DType::u8, DType::e8m0}))
+  if (weight == nullptr || weight->dtype != DType::e4m3 || scale == nullptr || one_of(scale->dtype, {DType::u8, DType::e8m0}) ||
+      is_quark_transposed(tensors.module, config, *scale))
     return std::nullopt;
   return analyse(tensors, v, config);
 }
@@ -220,7 +219,7 @@ Result<QuantTensor> read_as(const ModuleTensors& tensors, const Module&, const Q
 }  // namespace
 
 const Format kFloatQuantized{"float-quantized",
-                             "compressed-tensors float-quantized: FP8 weights; ModelOpt FP8 and FBGEMM FP8 are read",
+                             "compressed-tensors float-quantized: FP8 weights; ModelOpt, Quark and FBGEMM FP8 are read",
                              true,
                              kFloatMethods,
                              kFloatSuffixes,

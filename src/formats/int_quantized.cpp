@@ -1,4 +1,4 @@
-// compressed-tensors "int-quantized" (and naive-quantized, ModelOpt W8A16 and W8A8): one signed byte a weight.
+// compressed-tensors "int-quantized" (and naive-quantized, ModelOpt W8A16 and W8A8, Quark int8): one signed byte a weight.
 //
 //   weight             s8   [N,K], or of a convolution [Co,Ci/groups,Kh,Kw]
 //   weight_scale       f16  [N,G], [N,1], [N] or [1]; or bf16, f32; of a convolution [Co,1,1,1] or [1]
@@ -10,19 +10,20 @@
 //
 // A config of fewer bits (W4A8, ...) means that codes and zero points have no more, each in a byte of its own.
 // Whether activations are quantized while running is known to the config alone; it is in Module::claimed.
-// Source: vllm-project/compressed-tensors src/compressed_tensors/compressors.
+// Source: vllm-project/compressed-tensors src/compressed_tensors/compressors; claims.hpp.
 #include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "formats/activations.hpp"
+#include "formats/claims.hpp"
 #include "formats/ct_config.hpp"
 #include "formats/table.hpp"
 
 namespace nibble::codec {
 namespace {
 
-constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt"};
+constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt", "quark"};
 constexpr std::string_view kSuffixes[] = {
     "weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "pre_quant_scale", "bias"};
 
@@ -74,6 +75,16 @@ std::vector<std::uint8_t> reordered(std::span<const std::uint8_t> codes, std::in
   return out;
 }
 
+/// What a config says that is not in the form of compressed-tensors.
+std::optional<Scheme> claims(const ModuleTensors& tensors, const QuantConfig& config, ZeroKind zero, DType scale) {
+  if (is_quark(config)) return quark_scheme(tensors.module, config, zero, scale);
+  const std::string algorithm = modelopt_algorithm(tensors.module, config);
+  const WeightScheme weight{DType::s8, ZeroKind::none, GroupShape::channel(), scale};
+  if (algorithm == "w8a16") return Scheme{weight, {}};
+  if (algorithm == "w8a8_sq_per_channel") return Scheme{weight, {DType::s8, GroupShape::tensor()}};
+  return std::nullopt;
+}
+
 Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) {
   Module m;
   m.format = "int-quantized";
@@ -110,16 +121,21 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   m.scheme.zero = zeros == nullptr ? ZeroKind::none : ZeroKind::integer;
   m.scheme.scale = scale->dtype;
 
-  claim_ct(m, tensors.module, config, entries,
-           [](const CtGroup& e) { return e.bits == 8 ? std::optional(DType::s8) : code_type(e.bits.value_or(0), e.symmetric); });
+  if (const auto claimed = claims(tensors, config, m.scheme.zero, scale->dtype))
+    claim(m, config, claimed->weight, claimed->act);
+  else
+    claim_ct(m, tensors.module, config, entries, [](const CtGroup& e) {
+      return e.bits == 8 ? std::optional(DType::s8) : code_type(e.bits.value_or(0), e.symmetric);
+    });
   check_method(m, config, kMethods);
   NIBBLE_RETURN_IF_ERROR(analyse_activations(tensors, m, config));
   return m;
 }
 
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig& config) {
-  const ConstTensorView* weight = tensors.find("weight");
-  if (weight == nullptr || weight->dtype != DType::s8 || tensors.find("weight_scale") == nullptr) return std::nullopt;
+  const ConstTensorView *weight = tensors.find("weight"), *scale = tensors.find("weight_scale");
+  if (weight == nullptr || weight->dtype != DType::s8 || scale == nullptr) return std::nullopt;
+  if (is_quark_transposed(tensors.module, config, *scale)) return std::nullopt;
   return analyse(tensors, config);
 }
 

@@ -1,10 +1,11 @@
 // Formats that nibble knows by their tensors but cannot decode yet. Naming them beats listing their parts as dense layers.
 //
 // Each row is a set of suffixes with dtypes; the first row whose tensors are all there names the module. A leading * stands for
-// any beginning. Source: the projects named in each row.
+// any beginning. Quark's config names its weights itself. Source: the projects named in each row.
 #include <algorithm>
 #include <array>
 
+#include "formats/claims.hpp"
 #include "formats/codec_util.hpp"
 #include "formats/table.hpp"
 
@@ -31,7 +32,7 @@ constexpr Row kRows[] = {
     {"FP8 e5m2", {{{"weight", DType::e5m2}}}},
     {"NVFP4 (compressed-tensors)", {{{"weight_packed", kU8}, {"weight_global_scale"}}}},
     {"MXFP4 (compressed-tensors)", {{{"weight_packed", kU8}}}},
-    {"NVFP4 (ModelOpt)", {{{"weight", kU8}, {"weight_scale", kE4m3}}}},
+    {"NVFP4 (ModelOpt, Quark)", {{{"weight", kU8}, {"weight_scale", kE4m3}}}},
     {"quanto", {{{"weight._data"}, {"weight._scale"}}}},
     {"INT4 (Quark)", {{{"weight", kS32}, {"weight_scale"}}}},
     {"MXFP4 (ModelOpt, Quark)", {{{"weight", kU8}, {"weight_scale", kU8}}}},
@@ -59,17 +60,19 @@ bool matches(const Part& part, std::string_view suffix, DType dtype) {
   return part.suffix.front() == '*' ? suffix.ends_with(part.suffix.substr(1)) : suffix == part.suffix;
 }
 
-std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig&) {
+std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig& config) {
   const auto present = [&](const Part& part) {
     return part.suffix.empty() ||
            std::ranges::any_of(tensors.by_suffix, [&](const auto& t) { return matches(part, t.first, t.second.dtype); });
   };
   for (const Row& row : kRows) {
     if (!std::ranges::all_of(row.parts, present)) continue;
+    const std::string quark = quark_weights(tensors.module, config);
+    const std::string what = quark.empty() ? std::string(row.what) : quark + " (Quark)";
     std::string shapes;
     for (const auto& [suffix, view] : tensors.by_suffix)
       shapes += fmt::format("{}{} {}", shapes.empty() ? "" : ", ", suffix, describe(view));
-    return error(StatusCode::unsupported, "{}: recognised but not yet supported: {} ({})", tensors.module, row.what, shapes);
+    return error(StatusCode::unsupported, "{}: recognised but not yet supported: {} ({})", tensors.module, what, shapes);
   }
   return std::nullopt;
 }

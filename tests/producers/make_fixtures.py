@@ -8,7 +8,8 @@ tests/python/requirements.txt, which the interpreter has to have; what is needed
 Llama with random weights, and its own code says what the quantized weights are worth: PRODUCER/CASE.expected.safetensors has them in
 the type they are computed in, and producers_test.cpp reads PRODUCER/CASE bit for bit. versions.json says what made what.
 
-Of AutoAWQ, GPTQModel and transformers, which want a GPU, the code that packs is called alone. ModelOpt and Quark are not among them yet.
+Of AutoAWQ, GPTQModel and transformers, the code that packs is called alone, by choice: quantizing with them wants a GPU or calibration.
+A case without expected values is one that nibble has to refuse.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ ROOT = FOLDER.parents[1]
 PACKAGES = ROOT / "build" / "producers"
 
 # What the producers import, none of which decides what they write.
-PEERS = """accelerate==1.15.0 aiohappyeyeballs aiohttp aiosignal antlr4-python3-runtime==4.9.3 attrs certifi charset_normalizer coloredlogs
-datasets defuser device-smi dill evaluate flatbuffers frozenlist humanfriendly logbar multidict multiprocess nvidia-ml-py omegaconf onnx
-onnxruntime onnxslim pandas pillow plotly propcache protobuf pulp py-cpuinfo pyarrow pypcre python-dateutil pytz requests six
-threadpoolctl tokenicer torchao torchvision tzdata urllib3 xxhash yarl zstandard""".split()
+PEERS = """accelerate==1.15.0 aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 antlr4-python3-runtime==4.9.3 attrs==26.1.0
+certifi==2026.10.19.post1 charset_normalizer==3.5.2 coloredlogs==15.0.1 datasets==5.2.0 defuser==0.0.28 device-smi==0.5.7 dill==0.4.1
+evaluate==0.4.6 flatbuffers==25.12.19 frozenlist==1.8.0 humanfriendly==10.0 joblib==1.6.0 logbar==0.4.15 multidict==7.2.1
+multiprocess==0.70.19 ninja==1.13.2 nvidia-ml-py==13.615.71 omegaconf==2.4.0 onnx==1.23.2 onnx-ir==1.1.0 onnxruntime==1.32.0
+onnxscript==0.7.2 onnxslim==0.1.98 pandas==3.1.1 pillow==13.0.0 plotly==7.1.0 propcache==0.5.4 protobuf==7.36.2 pulp==3.3.2
+py-cpuinfo==9.0.0 pyarrow==26.0.1 pypcre==0.6.4 python-dateutil==4.0.0 pytz==2026.6 requests==2.34.2 scipy==1.17.1 sentencepiece==0.2.3
+six==1.17.0 threadpoolctl==3.8.0 tokenicer==0.0.14 torchao==0.18.0 torchvision==0.29.2 tzdata==2026.6 urllib3==2.8.0 xxhash==4.1.0
+yarl==1.25.1 zstandard==0.25.0""".split()
 
 # name: (packages, what makes its checkpoints)
 PRODUCERS = {}
@@ -65,8 +70,8 @@ def linears(model, skip=("lm_head",)):
     return {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n not in skip}
 
 
-def save(case: str, state: dict, config: dict, expected: dict, file_name: str = "config.json") -> None:
-    """The checkpoint PRODUCER/CASE, and beside it what its quantized weights are worth."""
+def save(case: str, state: dict, config: dict, expected: dict | None, file_name: str = "config.json") -> None:
+    """The checkpoint PRODUCER/CASE, and beside it what its quantized weights are worth; None: nibble refuses it."""
     from safetensors.torch import save_file
 
     folder = FOLDER / case
@@ -76,15 +81,30 @@ def save(case: str, state: dict, config: dict, expected: dict, file_name: str = 
         state = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
     save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / file_name).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+    if expected is None:
+        print(f"{case}: to be refused")
+        return
     save_file({name: t.detach().cpu().contiguous() for name, t in expected.items()}, f"{folder}.expected.safetensors")
     print(f"{case}: {sum(t.numel() for t in expected.values())} weights of {len(expected)} modules")
 
 
-def copy(case: str, folder: pathlib.Path, expected: dict) -> None:
+def copy(case: str, folder: pathlib.Path, expected: dict | None) -> None:
     """The same for a checkpoint that the producer has written itself."""
     from safetensors.torch import load_file
 
     save(case, load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text()), expected)
+    for more in folder.glob("hf_quant_config.json"):
+        shutil.copy(more, FOLDER / case)
+
+
+def from_disk(producer: str, **how):
+    """A tiny Llama as transformers loads it, for the producers that want to know where a model comes from."""
+    import torch
+    import transformers
+
+    source = PACKAGES / f"{producer}-in"
+    tiny_llama(**how).save_pretrained(source)
+    return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
 
 
 # --- compressed-tensors --------------------------------------------------------------------------------------------------------------
@@ -309,9 +329,7 @@ def llm_compressor():
 
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))  # asked for, not used
     for case, scheme in {"w4a16_g128": "W4A16", "w8a8": "W8A8", "fp8": "FP8_DYNAMIC", "fp8_block128": "FP8_BLOCK"}.items():
-        source = PACKAGES / "llm-compressor-in"
-        tiny_llama(seed=50, hidden=128, intermediate=128).save_pretrained(source)
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+        model = from_disk("llm-compressor", seed=50, hidden=128, intermediate=128)
         oneshot(model=model, tokenizer=tokenizer, recipe=QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"]))
         folder = PACKAGES / "llm-compressor-out"
         shutil.rmtree(folder, ignore_errors=True)
@@ -374,6 +392,127 @@ def auto_round():
         with mock.patch("torch.matmul", lambda x, weight: weight):  # its forward dequantizes in front of this
             expected[name] = layer(torch.eye(k, dtype=torch.float16)).T
     copy("auto-round/w4a16_auto_gptq", folder, expected)
+
+
+# --- ModelOpt, Quark -----------------------------------------------------------------------------------------------------------------
+
+
+@producer("modelopt", "nvidia-modelopt==0.47.0")
+def modelopt():
+    import modelopt.torch.quantization as mtq
+    import torch
+    from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization.qtensor import FP8QTensor, INT8QTensor
+    from modelopt.torch.quantization.utils.core_utils import update_quant_cfg_with_kv_cache_quant
+    from safetensors.torch import load_file
+
+    def value(weight, scale, block):
+        kind = INT8QTensor if weight.dtype == torch.int8 else FP8QTensor
+        how = {"scale": scale[:, None] if scale.dim() == 1 else scale}
+        if block:
+            how = {"scale": scale.reshape([-(-size // block) for size in weight.shape]), "block_sizes": {-1: block, -2: block}}
+        return kind(weight.shape, torch.float32, weight).dequantize(torch.float32, **how)
+
+    fp8 = mtq.FP8_DEFAULT_CFG["quant_cfg"]
+    w8a16_mlp = [
+        {"quantizer_name": "*mlp*weight_quantizer", "cfg": {"num_bits": 8, "axis": 0}},
+        {"quantizer_name": "*mlp*input_quantizer", "enable": False},
+    ]
+    read = {
+        "fp8_static": (mtq.FP8_DEFAULT_CFG, 32, 64, 0),
+        "fp8_static_kv": (update_quant_cfg_with_kv_cache_quant(mtq.FP8_DEFAULT_CFG, mtq.FP8_KV_CFG["quant_cfg"]), 32, 64, 0),
+        "fp8": (mtq.FP8_PER_CHANNEL_PER_TOKEN_CFG, 32, 64, 0),
+        "fp8_weights_block128": (mtq.FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG, 32, 136, 128),
+        "w8a16": (mtq.INT8_WEIGHT_ONLY_CFG, 32, 64, 0),
+        "w8a8_smooth": (mtq.INT8_SMOOTHQUANT_CFG, 32, 64, 0),
+        "mixed": ({"quant_cfg": fp8 + w8a16_mlp, "algorithm": "max"}, 32, 64, 0),
+    }
+    refused = {
+        "w4a16_awq": (mtq.INT4_AWQ_CFG, 128, 128),
+        "w4a8_awq": (mtq.W4A8_AWQ_BETA_CFG, 128, 128),
+        "nvfp4": (mtq.NVFP4_DEFAULT_CFG, 32, 64),
+        "w4a16_nvfp4": (mtq.W4A16_NVFP4_CFG, 32, 64),
+        "w4a8_mxfp4": (mtq.W4A8_MXFP4_FP8_CFG, 64, 64),
+        "mxfp8": (mtq.MXFP8_DEFAULT_CFG, 64, 64),
+    }
+    for seed, (case, (config, hidden, intermediate, *block)) in enumerate((read | refused).items(), 80):
+        model = from_disk("modelopt", seed=seed, hidden=hidden, intermediate=intermediate)
+        names = list(linears(model))
+        model = mtq.quantize(model, config, lambda model: model(torch.arange(32)[None]))
+        folder = PACKAGES / "modelopt-out"
+        shutil.rmtree(folder, ignore_errors=True)
+        with torch.inference_mode():
+            export_hf_checkpoint(model, export_dir=folder)
+        state = load_file(folder / "model.safetensors")
+        expected = {name: value(state[f"{name}.weight"], state[f"{name}.weight_scale"], *block) for name in names} if block else None
+        copy(f"modelopt/{case}", folder, expected)
+
+
+@producer("quark", "amd-quark==0.13")
+def quark():
+    import quark.torch.quantization.config.config as specs
+    import torch
+    from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+
+    def scheme(weight, act=None):
+        return specs.QConfig(
+            global_quant_config=specs.QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=act and act.to_quantization_spec()),
+            exclude=["lm_head"])  # fmt: skip
+
+    def layers(more):
+        config = named("fp8")
+        config.layer_quant_config = {"*self_attn*": more.global_quant_config}
+        return config
+
+    def named(name, cache=None, **how):
+        return LLMTemplate.get("llama").get_config(scheme=name, kv_cache_scheme=cache, **how)
+
+    def channels(axis, **how):
+        return specs.Int8PerChannelSpec(ch_axis=axis, **how)
+
+    read = {
+        "fp8_static": named("fp8"),
+        "fp8_static_kv": named("fp8", "fp8"),
+        "fp8_static_custom": named("fp8"),  # in the form of Hugging Face fp8
+        "fp8": named("ptpc_fp8"),
+        "w8a8_static": named("int8"),
+        "w8a8_asymmetric": scheme(*[specs.Int8PerTensorSpec(observer_method="min_max", symmetric=False)] * 2),
+        "w8a8": scheme(channels(0, symmetric=True), channels(1, symmetric=True, is_dynamic=True)),
+        "w8a16_asymmetric": scheme(channels(0)),
+        "mixed": layers(named("ptpc_fp8")),
+        "awq_custom": named("uint4_wo_32", algorithm="awq"),  # in the form of AutoAWQ
+    }
+    refused = {
+        "w8a16_group": scheme(specs.Int8PerGroupSpec(ch_axis=1, group_size=32)),
+        "w8a16_unsigned": scheme(specs.Uint8PerChannelSpec(ch_axis=0)),
+        "w4a16_group": named("int4_wo_32"),
+        "w4a16_channel": named("int4_wo_per_channel"),
+        "w4a16_asymmetric": named("uint4_wo_32"),
+        "w4a8": named("int4_fp8"),
+        "w2a16_group": scheme(specs.Int2PerGroupSpec(ch_axis=1, group_size=32)),
+        "e5m2": scheme(specs.FP8E5M2PerTensorSpec()),
+        "mxfp4": named("mxfp4"),
+        "mxfp6": named("mxfp6_e3m2"),
+        "nvfp4": named("nvfp4"),
+        "amdfp4": named("amdfp4"),
+        "awq_custom_order": named("uint4_wo_32", algorithm="awq"),  # the same, but for the order in a word
+        "awq_custom_signed": named("int4_wo_32", algorithm="awq"),
+    }
+    seeds = [*enumerate(read.items(), 100), *enumerate(refused.items(), 120)]
+    for seed, (case, config) in seeds:
+        model = from_disk("quark", seed=seed)
+        names = list(linears(model))
+        quantizer = ModelQuantizer(config)
+        model = quantizer.freeze(quantizer.quantize_model(model, [{"input_ids": torch.arange(32)[None]}]))
+        mode, custom, _ = case.partition("_custom")
+        how = {"custom_mode": mode.removesuffix("_static") if custom else "quark", "pack_method": "order" if case.endswith("order") else "reorder"}
+        folder = PACKAGES / "quark-out"
+        shutil.rmtree(folder, ignore_errors=True)
+        with torch.no_grad():
+            export_safetensors(model, folder, **how)
+            modules = {name: model.get_submodule(name) for name in names}
+            expected = {name: m.weight_quantizer(m.weight).float() for name, m in modules.items()} if case in read else None
+        copy(f"quark/{case}", folder, expected)
 
 
 # --- all of it -----------------------------------------------------------------------------------------------------------------------

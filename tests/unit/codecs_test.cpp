@@ -626,6 +626,46 @@ TEST(Codecs, Fp8ConfigsThatContradict) {
   EXPECT_EQ(m.detect().module->claimed->name(), "e4m3t_e4m3t");
 }
 
+TEST(Codecs, QuarkConfigs) {
+  MemoryModule m = valued({{"weight", DType::s8, {8, 16}}, {"weight_scale", DType::bf16, {8}}}, {{"weight_scale", 1.0f}});
+  const auto tensor = [](const char* dtype, const char* scheme, bool dynamic, int axis = 1) {
+    return json{{"dtype", dtype}, {"qscheme", scheme}, {"is_dynamic", dynamic}, {"symmetric", true}, {"ch_axis", axis}};
+  };
+  const auto claimed = [&]() -> std::string {
+    const auto module = m.detect().module;
+    if (!module.ok()) return module.status().message();
+    return module->claimed ? module->claimed->name() : "none";
+  };
+  const json weight = tensor("int8", "per_channel", false, 0), token = tensor("int8", "per_channel", true);
+  const json other = {{"weight", weight}, {"input_tensors", json()}};
+  m.config = {json{{"quant_method", "quark"}, {"global_quant_config", {{"weight", weight}, {"input_tensors", token}}}},
+              "config.json"};
+  EXPECT_EQ(claimed(), "s8r_s8c");
+  m.set("layer_quant_config", {{"n", other}, {"?x", other}});
+  EXPECT_EQ(claimed(), "s8r_s8c") << "no pattern matches the whole of the name, m";
+  m.set("layer_quant_config", {{"*", other}});
+  EXPECT_EQ(claimed(), "s8c");
+  m.set("layer_quant_config", {{"[a-z]", other}});
+  EXPECT_EQ(claimed(), "none") << "nibble does not know such patterns";
+  m.set("layer_quant_config", {{std::string(2000, '*'), other}});
+  EXPECT_EQ(claimed(), "none") << "too much to compare with";
+  m.set("layer_quant_config", json::object()).set("layer_type_quant_config", {{"Linear", other}});
+  EXPECT_EQ(claimed(), "none");
+  m.set("layer_type_quant_config", json::object());
+  for (const json& input :
+       {tensor("int8", "per_tensor", true), tensor("int8", "per_channel", false), tensor("int4", "per_tensor", false)}) {
+    m.set("global_quant_config", {{"weight", weight}, {"input_tensors", input}});
+    EXPECT_EQ(claimed(), "none") << input;
+  }
+  m.set("global_quant_config", {{"weight", tensor("int8", "per_channel", false)}});
+  EXPECT_THAT(claimed(), HasSubstr("not yet supported: INT8 per channel (Quark)")) << "of the weight's columns";
+  m.set("global_quant_config", {{"weight", tensor("int8", "per_group", false)}});
+  *m.find("weight_scale") = Tensor(DType::bf16, {8, 16});  // which would pass for [N,groups]
+  EXPECT_THAT(claimed(), HasSubstr("not yet supported: INT8 per group (Quark)"));
+  m.set("global_quant_config", {{"weight", tensor("in\nt8", "per_group", false)}});
+  EXPECT_THAT(claimed(), HasSubstr("not yet supported: int8"));
+}
+
 TEST(Codecs, SmoothQuantKeepsItsUnits) {
   MemoryModule m =
       valued({{"weight", DType::s8, {4, 16}}, {"a", DType::f32, {}}, {"b", DType::f32, {1}}, {"bias", DType::s8, {1, 4}}},
@@ -671,7 +711,7 @@ TEST(Codecs, KnownButUnsupportedFormatsAreNamed) {
                {"weight_global_scale", DType::f32, {1}}}),
        "NVFP4 (compressed-tensors)"},
       {stored({{"weight", DType::u8, {64, 32}}, {"weight_scale", DType::e4m3, {64, 4}}, {"weight_scale_2", DType::f32, {}}}),
-       "NVFP4 (ModelOpt)"},
+       "NVFP4 (ModelOpt, Quark)"},
       {stored({{"weight", DType::u8, {32, 64}}, {"weight_scale", DType::f16, {64, 1}}}), "INT4 (ModelOpt"},
       {stored({{"gate_up_proj_blocks", DType::u8, {2, 4, 2, 16}}, {"gate_up_proj_scales", DType::u8, {2, 4, 2}}}), "gpt-oss"},
       {stored({{"weight", DType::u8, {2048, 1}}, {"weight.absmax", DType::f32, {64}}}), "bitsandbytes"},

@@ -188,6 +188,17 @@ TEST(ConfigGroups, FromOtherFormatsNameTheirModules) {
   EXPECT_EQ(config["kv_cache_scheme"]["type"], "float");
 }
 
+TEST(ConfigGroups, KeepTheKvCacheOfQuark) {
+  const Scratch scratch;
+  const fs::path source = fs::path(NIBBLE_SOURCE_DIR) / "tests" / "producers" / "quark" / "fp8_static_kv";
+  ASSERT_TRUE(convert_checkpoint(source, scratch / "out", "float-quantized").ok());
+  EXPECT_EQ(quantization(scratch / "out")["kv_cache_scheme"]["strategy"], "tensor");
+  EXPECT_EQ(quantization(scratch / "out")["kv_cache_scheme"]["type"], "float");
+  const Checkpoint out = open(scratch / "out");
+  EXPECT_NE(out.find_tensor("model.layers.0.self_attn.k_proj.output_scale"), nullptr);
+  EXPECT_EQ(out.find_module("model.layers.0.self_attn.k_proj")->claimed->name(), "e4m3t_e4m3t");
+}
+
 // --- activations ----------------------------------------------------------------------------------------------------------------
 
 /// A 4-bit layer of compressed-tensors with these input_activations.
@@ -249,6 +260,11 @@ TEST(Activations, OfOtherProducersAreNotDropped) {
           {{"weight", {{"dtype", "fp8_e4m3"}}}, {"input_tensors", {{"dtype", "fp8_e4m3"}, {"is_dynamic", true}}}}}});
   expect_error(convert_checkpoint(scratch / "quark", scratch / "refused", "float-quantized").status(), unsupported,
                {"model.a", "input_tensors"});
+  const json fp8{{"dtype", "fp8_e4m3"}, {"qscheme", "per_channel"}};
+  write(scratch / "quark", tensors,
+        {{"quant_method", "quark"}, {"global_quant_config", {{"weight", fp8}, {"output_tensors", fp8}}}});
+  expect_error(convert_checkpoint(scratch / "quark", scratch / "refused", "float-quantized").status(), unsupported,
+               {"model.a", "output_tensors"});
   EXPECT_FALSE(fs::exists(scratch / "refused"));
 }
 

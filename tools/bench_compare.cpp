@@ -26,7 +26,7 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
     return Status(StatusCode::corrupt_data, fmt::format("{} is not a benchmark result of schema 1: {}", path.string(), why));
   };
   try {
-    const Json json = Json::parse(text);
+    const Json json = Json::parse(text, [](int depth, auto, const auto&) { return depth <= kMaxJsonDepth; });
     if (json.at("schema") != 1) return corrupt("schema is " + json.at("schema").dump());
     std::vector<Row> rows;
     for (const Json& r : json.at("results")) {
@@ -36,7 +36,7 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
         return corrupt(fmt::format("median_us of {} is {}", rows.back().name, r.at("median_us").dump()));
     }
     return rows;
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const Json::exception& error) {
     return corrupt(error.what());
   }
 }

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <stdexcept>
@@ -31,6 +32,11 @@ int exit_code(StatusCode code) {
     case StatusCode::internal: break;
   }
   return 70;
+}
+
+int out_of_memory() {
+  std::fputs("nibble: out of memory\n", stderr);
+  return exit_code(StatusCode::io_error);
 }
 
 // Options as "--name TYPE=default"; what excludes what is for the error messages to say.
@@ -109,7 +115,19 @@ std::string unknown_option(const CLI::App& app) {
   return "";
 }
 
+// The terminate handler while CLI11 works, which allocates in functions that may not throw.
+[[noreturn]] void end_without_memory() {
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    std::_Exit(out_of_memory());
+  } catch (...) {
+  }
+  std::abort();
+}
+
 int run(int argc, char** argv) {
+  const std::terminate_handler before = std::set_terminate(end_without_memory);
   CLI::App app("nibble: inspect, verify, measure and make 4-bit and 8-bit quantized checkpoints", "nibble");
   Action action;
   add_commands(app, action);
@@ -133,6 +151,7 @@ int run(int argc, char** argv) {
     complain(what + "; see nibble " + (chosen.empty() ? "" : chosen.front()->get_name() + " ") + "--help");
     return kUsage;
   }
+  std::set_terminate(before);
   if (const Status known = check_environment(); !known.ok()) {
     complain(known.message());
     return exit_code(known.code());
@@ -183,7 +202,6 @@ int main(int argc, char** argv) {
   try {
     return run_or_explain(argc, argv);
   } catch (...) {  // no memory for the explanation
-    std::fputs("nibble: out of memory\n", stderr);
-    return 4;
+    return out_of_memory();
   }
 }

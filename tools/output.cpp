@@ -10,8 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <sstream>
+#include <memory>
 
 #include "nibble/cuda.hpp"
 #include "table.hpp"
@@ -84,12 +83,12 @@ Status write_file(const std::filesystem::path& path, std::string_view contents) 
 }
 
 Status read_file(const std::filesystem::path& path, std::string& contents) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) return io_error("cannot open", path, errno);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  if (stream.bad()) return io_error("cannot read", path, errno);
-  contents = std::move(text).str();
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (file == nullptr) return io_error("cannot open", path, errno);
+  contents.clear();
+  char part[4096];
+  while (const std::size_t bytes = std::fread(part, 1, sizeof part, file.get())) contents.append(part, bytes);
+  if (std::ferror(file.get()) != 0) return io_error("cannot read", path, errno);
   return {};
 }
 

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
+#include "json_values.hpp"
 #include "nibble/status.hpp"
 
 namespace nibble {
@@ -16,7 +16,7 @@ struct GpuInfo;
 
 namespace nibble::tools {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 /// Writes to standard output. The first failure is remembered for finish_output.
 void print(std::string_view text);

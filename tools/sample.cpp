@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "nibble/checkpoint.hpp"
@@ -152,7 +151,7 @@ std::vector<TensorSource> sources(const Architecture& a, const SampleSpec& spec)
 
 std::string config(const Architecture& a, const SampleSpec& spec) {
   const char* dtype = spec.dtype == DType::f16 ? "float16" : spec.dtype == DType::bf16 ? "bfloat16" : "float32";
-  const nlohmann::ordered_json json = {
+  const Json json = {
       {"architectures", {"LlamaForCausalLM"}},
       {"model_type", "llama"},
       {"torch_dtype", dtype},

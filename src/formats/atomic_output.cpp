@@ -1,5 +1,6 @@
 #include "formats/atomic_output.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -10,7 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <string>
 #include <system_error>
 #include <unordered_set>
@@ -86,10 +86,13 @@ Status write_manifest(const fs::path& directory) {
 /// already_exists unless the directory holds nothing but what its manifest names.
 Status check_own(const fs::path& directory) {
   std::unordered_set<std::string> own{std::string(kManifest)};
-  std::ifstream manifest(directory / kManifest);
-  std::string line;
-  if (std::getline(manifest, line) && line == kManifestTitle)
-    while (std::getline(manifest, line)) own.insert(line);
+  const Result<std::string> manifest = read_file(directory / kManifest);  // a stream would end early without memory
+  if (manifest.ok() && manifest->starts_with(kManifestTitle))
+    for (std::string_view rest = std::string_view(*manifest).substr(kManifestTitle.size()); !rest.empty();) {
+      const std::size_t end = std::min(rest.find('\n'), rest.size());
+      own.emplace(rest.substr(0, end));
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> files, files_below(directory));
   for (const std::string& file : files)
     if (!own.contains(file))
@@ -142,6 +145,23 @@ bool is_left_behind(std::string_view name, const std::string& output) {
   return second.ec == std::errc() && second.ptr == end && ::kill(process, 0) != 0 && errno == ESRCH;
 }
 
+/// Removes a file, or a directory and all that is in it, without memory: there may be none left, which is why it has to go.
+bool remove_all(int at, const char* path) noexcept {
+  if (::unlinkat(at, path, 0) == 0) return true;
+  const int fd = ::openat(at, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return false;
+  alignas(dirent64) char entries[4096];
+  for (ssize_t bytes; (bytes = ::getdents64(fd, entries, sizeof entries)) > 0;)
+    for (ssize_t i = 0; i < bytes;) {
+      const auto* entry = reinterpret_cast<const dirent64*>(entries + i);
+      const std::string_view name = entry->d_name;
+      if (name != "." && name != "..") remove_all(fd, entry->d_name);
+      i += entry->d_reclen;
+    }
+  ::close(fd);
+  return ::unlinkat(at, path, AT_REMOVEDIR) == 0;
+}
+
 /// Makes a rename durable. Not every file system supports it, and the data is safe already: failure is no error.
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -164,9 +184,8 @@ std::vector<std::string> sweep(const fs::path& path) {
     const int fd = ::open(partial.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) continue;
     struct stat stat {};
-    std::error_code kept;
     if (::fstat(fd, &stat) == 0 && stat.st_uid == ::geteuid() && (S_ISREG(stat.st_mode) || S_ISDIR(stat.st_mode)) &&
-        ::flock(fd, LOCK_EX | LOCK_NB) == 0 && fs::remove_all(partial, kept) > 0 && !kept)
+        ::flock(fd, LOCK_EX | LOCK_NB) == 0 && remove_all(AT_FDCWD, partial.c_str()))
       gone.push_back(name);
     ::close(fd);
   }
@@ -211,12 +230,13 @@ Status OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> byt
 }
 
 Status OutputFile::commit() {
+  const fs::path parent = path_.parent_path();  // nothing that could fail comes after the rename
   if (::fsync(fd_) != 0) return errno_status("write", path_);
   if (::close(std::exchange(fd_, -1)) != 0) return errno_status("close", path_);
   NIBBLE_RETURN_IF_ERROR(check_replaceable(path_, false, overwrite_));  // it may have appeared meanwhile
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) return errno_status("rename the finished file to", path_);
   temporary_.clear();
-  sync_directory(path_.parent_path());
+  sync_directory(parent);
   return {};
 }
 
@@ -241,11 +261,11 @@ OutputDirectory::OutputDirectory(OutputDirectory&& other) noexcept
 
 OutputDirectory::~OutputDirectory() {
   if (lock_ >= 0) ::close(lock_);
-  std::error_code ignored;
-  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+  if (!temporary_.empty()) remove_all(AT_FDCWD, temporary_.c_str());
 }
 
 Status OutputDirectory::commit() {
+  const fs::path parent = path_.parent_path();  // nothing that could fail comes after the renames
   NIBBLE_RETURN_IF_ERROR(check_replaceable(path_, true, overwrite_));
   NIBBLE_RETURN_IF_ERROR(write_manifest(temporary_));
   sync_directory(temporary_);
@@ -262,8 +282,8 @@ Status OutputDirectory::commit() {
     return status;
   }
   temporary_.clear();
-  sync_directory(path_.parent_path());
-  if (!old.empty()) fs::remove_all(old, failure);
+  sync_directory(parent);
+  if (!old.empty()) remove_all(AT_FDCWD, old.c_str());
   return {};
 }
 

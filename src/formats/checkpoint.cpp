@@ -144,8 +144,8 @@ Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs:
   impl->detect_modules();
   impl->compare_with_config();
   return std::shared_ptr<const Impl>(std::move(impl));
-} catch (const std::exception& e) {
-  return error(StatusCode::io_error, "cannot open {}: {}", path.string(), e.what());
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot open {}: {}", path.string(), caught().message());
 }
 
 void Checkpoint::Impl::detect_modules() {
@@ -341,8 +341,8 @@ Result<Tensor> Checkpoint::load(const TensorInfo& tensor) const try {
 
 Result<QuantTensor> Checkpoint::read(const Module& module, std::vector<Note>* notes) const try {
   return impl_->read(module, notes);
-} catch (const std::exception& e) {
-  return error(StatusCode::io_error, "cannot read module {}: {}", module.name, e.what());
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot read module {}: {}", module.name, caught().message());
 }
 
 Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config_text, std::vector<Note>* notes) try {
@@ -375,8 +375,8 @@ Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_
     return checked(std::move(q), "the layer", {}, std::move(findings), notes);
   }
   return error(StatusCode::not_found, "no format has a layer of these tensors: {}", names.empty() ? "none" : names);
-} catch (const std::exception& e) {
-  return error(StatusCode::io_error, "cannot read the layer: {}", e.what());
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot read the layer: {}", caught().message());
 }
 
 std::vector<Note> group_notes(std::span<const ModuleNote> notes) {

@@ -16,8 +16,6 @@
 
 namespace nibble::codec {
 
-using Json = nlohmann::json;
-
 // --- config: the first of `keys` with a value of the right type; a value of another type counts as absent --------------------
 
 std::optional<std::int64_t> config_int(const Json& object, std::initializer_list<const char*> keys);

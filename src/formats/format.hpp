@@ -11,8 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "json/json_values.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/status.hpp"
 #include "nibble/tensor.hpp"
@@ -35,7 +34,7 @@ class CtTargets;
 
 /// What config.json (or quantize_config.json, quant_config.json) says about quantization; an empty object when it says nothing.
 struct QuantConfig {
-  nlohmann::json json = nlohmann::json::object();
+  Json json = Json::object();
   std::string source;                        // file it came from, for messages
   std::shared_ptr<const CtTargets> targets;  // of json's config_groups, for those who look up many layers; null: not prepared
 };
@@ -89,7 +88,7 @@ struct Format {
 
   /// The `quantization_config` of such a checkpoint, or why the format's config cannot say what the source's does. Null unless
   /// can_write.
-  Result<nlohmann::json> (*write_config)(const WrittenCheckpoint& written);
+  Result<Json> (*write_config)(const WrittenCheckpoint& written);
 
   /// The same for a convolution, be its kernel one element. Null where the format has none.
   Result<std::vector<EncodedTensor>> (*encode_conv)(const QuantTensor& q, const ActScheme& act) = nullptr;

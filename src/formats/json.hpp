@@ -7,15 +7,14 @@
 #include <unordered_set>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "core/error.hpp"
+#include "json/json_values.hpp"
 
 namespace nibble::storage {
 
 /// A name from a file as one short line for a message, whatever it contains.
 inline std::string printable(std::string_view text) {
-  return nlohmann::json(text.substr(0, 200)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return Json(text.substr(0, 200)).dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
 /// What nlohmann-json says about a syntax error, without its own error code and position, short and in ASCII: it quotes the text.
@@ -34,34 +33,33 @@ inline Status check_no_zero_bytes(std::string_view text, std::string_view source
   return error(StatusCode::corrupt_data, "{}: not valid JSON at byte {}: a zero byte", source, zero);
 }
 
-/// Parses `text` into nlohmann::json or ordered_json. corrupt_data with the byte position when it is not JSON, is nested more
-/// than 64 deep, or repeats a key where `unique_keys` forbids it (else the last one counts, as in Python).
-template <class Json>
-Result<Json> parse_json(std::string_view text, std::string_view source, bool unique_keys = false) {
-  constexpr int kMaxDepth = 64;
+/// Parses `text` into Json or OrderedJson. corrupt_data with the byte position when it is not JSON, is nested more
+/// than kMaxJsonDepth deep, or repeats a key where `unique_keys` forbids it (else the last one counts, as in Python).
+template <class Value>
+Result<Value> parse_json(std::string_view text, std::string_view source, bool unique_keys = false) {
   bool too_deep = false;
   std::string repeated;
   std::vector<std::unordered_set<std::string>> open_objects;
-  const auto watch = [&](int depth, typename Json::parse_event_t event, Json& value) {
-    too_deep = too_deep || depth > kMaxDepth;
+  const auto watch = [&](int depth, typename Value::parse_event_t event, Value& value) {
+    too_deep = too_deep || depth > kMaxJsonDepth;
     if (too_deep || !unique_keys) return !too_deep;
-    if (event == Json::parse_event_t::object_start) open_objects.emplace_back();
-    if (event == Json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == Json::parse_event_t::key)
+    if (event == Value::parse_event_t::object_start) open_objects.emplace_back();
+    if (event == Value::parse_event_t::object_end) open_objects.pop_back();
+    if (event == Value::parse_event_t::key)
       if (auto key = value.template get<std::string>(); !open_objects.back().insert(key).second && repeated.empty())
         repeated = key;
     return true;
   };
   NIBBLE_RETURN_IF_ERROR(check_no_zero_bytes(text, source));
   try {
-    Json json = Json::parse(text, watch);
-    if (too_deep) return error(StatusCode::corrupt_data, "{}: nested more than {} deep", source, kMaxDepth);
+    Value json = Value::parse(text, watch);
+    if (too_deep) return error(StatusCode::corrupt_data, "{}: nested more than {} deep", source, kMaxJsonDepth);
     if (!repeated.empty()) return error(StatusCode::corrupt_data, "{}: the key {} appears twice", source, printable(repeated));
     return json;
-  } catch (const typename Json::parse_error& e) {
+  } catch (const typename Value::parse_error& e) {
     return error(StatusCode::corrupt_data, "{}: not valid JSON at byte {}: {}", source, e.byte == 0 ? 0 : e.byte - 1,
                  json_complaint(e.what()));
-  } catch (const typename Json::exception& e) {  // a number out of range
+  } catch (const typename Value::exception& e) {  // a number out of range
     return error(StatusCode::corrupt_data, "{}: not valid JSON: {}", source, json_complaint(e.what()));
   }
 }

@@ -92,11 +92,11 @@ std::string show_non_finite(std::string text) {
   return text;
 }
 
-template <class Json>
-Result<Json> parse_config(std::string_view text, std::string_view source) {
-  Result<Json> json = parse_json<Json>(text, source);
+template <class Value>
+Result<Value> parse_config(std::string_view text, std::string_view source) {
+  Result<Value> json = parse_json<Value>(text, source);
   if (!json.ok())  // errors keep the byte positions of the original text
-    if (Result<Json> lenient = parse_json<Json>(hide_non_finite(text), source); lenient.ok()) json = std::move(lenient);
+    if (Result<Value> lenient = parse_json<Value>(hide_non_finite(text), source); lenient.ok()) json = std::move(lenient);
   if (json.ok() && !json->is_object())
     return error(StatusCode::corrupt_data, "{}: a {} at byte 0 where an object is expected", source, json->type_name());
   return json;
@@ -116,7 +116,7 @@ constexpr IntegerKey kIntegers[] = {{"bits", 1, 32},
                                     {"weight_block_size", 1, kMostInt32},
                                     {"block_structure", 1, kMostInt32}};
 
-Status check_integers(const nlohmann::json& json, std::string_view source, const std::string& key = "") {
+Status check_integers(const Json& json, std::string_view source, const std::string& key = "") {
   if (json.is_object()) {
     for (const auto& [name, value] : json.items()) NIBBLE_RETURN_IF_ERROR(check_integers(value, source, name));
     return {};
@@ -145,14 +145,14 @@ Result<std::optional<std::string>> read_text(const fs::path& path) {
 }
 
 /// The objects that may hold a quantization config: the model's own, and that of a multimodal model's text part.
-template <class Json>
-std::vector<Json*> holders(Json& root) {
-  std::vector<Json*> found{&root};
+template <class Value>
+std::vector<Value*> holders(Value& root) {
+  std::vector<Value*> found{&root};
   if (const auto text = root.find("text_config"); text != root.end() && text->is_object()) found.push_back(&*text);
   return found;
 }
 
-const nlohmann::json* first_of(const nlohmann::json& object, std::initializer_list<const char*> keys) {
+const Json* first_of(const Json& object, std::initializer_list<const char*> keys) {
   for (const char* key : keys)
     if (const auto it = object.find(key); it != object.end()) return &*it;
   return nullptr;
@@ -161,9 +161,9 @@ const nlohmann::json* first_of(const nlohmann::json& object, std::initializer_li
 /// Formats look through these lists for every module.
 Status check_lists(const codec::QuantConfig& quant) {
   constexpr std::size_t kMost = 256, kMostDynamic = 10'000;
-  const nlohmann::json& transforms = codec::config_child(codec::config_child(quant.json, "transform_config"), "config_groups");
+  const Json& transforms = codec::config_child(codec::config_child(quant.json, "transform_config"), "config_groups");
   std::size_t steps = transforms.size();
-  for (const nlohmann::json& transform : transforms) steps += codec::config_child(transform, "apply").size();
+  for (const Json& transform : transforms) steps += codec::config_child(transform, "apply").size();
   const std::tuple<const char*, std::size_t, std::size_t> sizes[] = {
       {"config_groups", codec::config_child(quant.json, "config_groups").size(), kMost},
       {"steps of transform_config", steps, kMost},
@@ -173,15 +173,15 @@ Status check_lists(const codec::QuantConfig& quant) {
   return {};
 }
 
-void note_contradictions(ModelConfig& config, const nlohmann::json& legacy, std::string_view legacy_name) {
+void note_contradictions(ModelConfig& config, const Json& legacy, std::string_view legacy_name) {
   static const std::initializer_list<const char*> kSame[] = {
       {"bits", "w_bit"}, {"group_size", "q_group_size"}, {"sym"}, {"desc_act"}, {"zero_point"},
       {"version"},       {"checkpoint_format"}};
   for (const auto& keys : kSame) {
-    const nlohmann::json* ours = first_of(config.quant.json, keys);
-    const nlohmann::json* theirs = first_of(legacy, keys);
+    const Json* ours = first_of(config.quant.json, keys);
+    const Json* theirs = first_of(legacy, keys);
     if (ours == nullptr || theirs == nullptr || *ours == *theirs) continue;
-    const auto show = [](const nlohmann::json& value) {
+    const auto show = [](const Json& value) {
       if (value.is_structured()) return fmt::format("an {}", value.type_name());
       return value.is_string() ? printable(value.get_ref<const std::string&>()) : value.dump();
     };
@@ -201,8 +201,8 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
   NIBBLE_ASSIGN_OR_RETURN(std::optional<std::string> main_text, read_text(path));
   if (main_text) {
     config.text = std::move(*main_text);
-    NIBBLE_ASSIGN_OR_RETURN(nlohmann::json root, parse_config<nlohmann::json>(config.text, path.string()));
-    for (nlohmann::json* holder : holders(root)) {
+    NIBBLE_ASSIGN_OR_RETURN(Json root, parse_config<Json>(config.text, path.string()));
+    for (Json* holder : holders(root)) {
       if (const auto type = holder->find("model_type"); type != holder->end() && type->is_string()) config.model_type = *type;
       const std::string dtype = codec::config_text(*holder, {"dtype", "torch_dtype"});
       if (!dtype.empty()) config.dtype = dtype == "bfloat16" ? DType::bf16 : dtype == "float16" ? DType::f16 : DType::f32;
@@ -217,7 +217,7 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
     const fs::path legacy_path = directory / kLegacyNames[i];
     NIBBLE_ASSIGN_OR_RETURN(const std::optional<std::string> text, read_text(legacy_path));
     if (!text) continue;
-    NIBBLE_ASSIGN_OR_RETURN(nlohmann::json legacy, parse_config<nlohmann::json>(*text, legacy_path.string()));
+    NIBBLE_ASSIGN_OR_RETURN(Json legacy, parse_config<Json>(*text, legacy_path.string()));
     NIBBLE_RETURN_IF_ERROR(check_integers(legacy, legacy_path.string()));
     if (!config.quant.source.empty()) {
       note_contradictions(config, legacy, kLegacyNames[i]);
@@ -232,9 +232,9 @@ Result<ModelConfig> read_model_config(const fs::path& directory) {
 }
 
 Result<codec::QuantConfig> parse_quant_config(std::string_view text) {
-  NIBBLE_ASSIGN_OR_RETURN(nlohmann::json root, parse_config<nlohmann::json>(text, "config"));
-  const nlohmann::json* found = &root;
-  for (nlohmann::json* holder : holders(root))
+  NIBBLE_ASSIGN_OR_RETURN(Json root, parse_config<Json>(text, "config"));
+  const Json* found = &root;
+  for (Json* holder : holders(root))
     for (const char* key : kKeys)
       if (const auto it = holder->find(key); it != holder->end() && it->is_object() && found == &root) found = &*it;
   codec::QuantConfig quant{*found, "config", nullptr};
@@ -251,13 +251,13 @@ std::vector<std::string> tied_heads(std::string_view model_type) {
   return names;
 }
 
-Result<std::string> edit_model_config(std::string_view text, const std::optional<nlohmann::json>& quantization_config) {
+Result<std::string> edit_model_config(std::string_view text, const std::optional<Json>& quantization_config) {
   if (text.empty() && !quantization_config) return std::string();
-  NIBBLE_ASSIGN_OR_RETURN(auto root, parse_config<nlohmann::ordered_json>(text.empty() ? "{}" : text, "config.json"));
-  nlohmann::ordered_json* place = nullptr;  // keeps its place, and its position there, when there was one
-  for (nlohmann::ordered_json* holder : holders(root))
+  NIBBLE_ASSIGN_OR_RETURN(auto root, parse_config<OrderedJson>(text.empty() ? "{}" : text, "config.json"));
+  OrderedJson* place = nullptr;  // keeps its place, and its position there, when there was one
+  for (OrderedJson* holder : holders(root))
     if (place == nullptr && holder->contains(kKeys[0])) place = holder;
-  for (nlohmann::ordered_json* holder : holders(root))
+  for (OrderedJson* holder : holders(root))
     for (const char* key : kKeys)
       if (!quantization_config || holder != place || key != kKeys[0]) holder->erase(key);
   if (quantization_config) (place == nullptr ? root : *place)[kKeys[0]] = *quantization_config;

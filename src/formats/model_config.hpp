@@ -8,9 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "formats/format.hpp"
+#include "json/json_values.hpp"
 #include "nibble/checkpoint.hpp"
 #include "nibble/status.hpp"
 
@@ -21,7 +20,7 @@ std::span<const std::string_view> legacy_config_names();
 
 struct ModelConfig {
   std::string text;           // of config.json
-  nlohmann::json json;        // the same, parsed; null when there is none
+  Json json;                  // the same, parsed; null when there is none
   std::string model_type;     // of the text model
   DType dtype = DType::none;  // that the model is loaded in
   codec::QuantConfig quant;
@@ -40,6 +39,6 @@ std::vector<std::string> tied_heads(std::string_view model_type);
 
 /// The text of config.json with its quantization_config replaced, or removed when there is none to put in its place. All else
 /// stays, in its order. "" (no config.json) becomes a file with only the quantization_config, or stays "".
-Result<std::string> edit_model_config(std::string_view text, const std::optional<nlohmann::json>& quantization_config);
+Result<std::string> edit_model_config(std::string_view text, const std::optional<Json>& quantization_config);
 
 }  // namespace nibble::storage

@@ -5,8 +5,6 @@
 #include <limits>
 #include <unordered_set>
 
-#include <nlohmann/json.hpp>
-
 #include "core/error.hpp"
 #include "formats/json.hpp"
 
@@ -158,7 +156,7 @@ class HeaderHandler {
     return true;
   }
 
-  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& e) {
+  bool parse_error(std::size_t, const std::string&, const Json::exception& e) {
     return fail("not valid JSON: {}", json_complaint(e.what()));
   }
 
@@ -260,7 +258,7 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std
   NIBBLE_RETURN_IF_ERROR(check_no_zero_bytes(text, fmt::format("{}: header from byte {} on", source, kPrefix)));
   HeaderHandler handler(source, text);
   const Cursor first{text.data(), &handler.reached}, last{text.data() + text.size(), &handler.reached};
-  if (!nlohmann::json::sax_parse(first, last, &handler)) return handler.status;
+  if (!Json::sax_parse(first, last, &handler)) return handler.status;
 
   std::vector<HeaderHandler::Entry>& entries = handler.entries;
   std::ranges::stable_sort(entries, {}, [](const HeaderHandler::Entry& e) { return std::pair(e.begin, e.end); });

@@ -13,8 +13,8 @@ namespace {
 
 Result<std::string> json_string(std::string_view text) {
   try {
-    return nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
+    return Json(text).dump();
+  } catch (const Json::exception&) {
     return error(StatusCode::invalid_argument, "{} is not valid UTF-8", printable(text));
   }
 }
@@ -123,8 +123,8 @@ Status write_safetensors(const std::filesystem::path& path, std::span<const Tens
     NIBBLE_RETURN_IF_ERROR(writer.append(source->name, source->dtype, source->shape, bytes));
   }
   return writer.finish();
-} catch (const std::exception& e) {  // out of memory, or thrown by the caller's produce()
-  return error(StatusCode::io_error, "cannot write {}: {}", path.string(), e.what());
+} catch (const std::exception&) {  // out of memory, or thrown by the caller's produce()
+  return error(StatusCode::io_error, "cannot write {}: {}", path.string(), caught().message());
 }
 
 Status write_checkpoint(const std::filesystem::path& directory, std::span<const TensorSource> tensors, std::string_view config,
@@ -135,8 +135,8 @@ Status write_checkpoint(const std::filesystem::path& directory, std::span<const 
   NIBBLE_RETURN_IF_ERROR(file.write_at(0, std::as_bytes(std::span(config))));
   NIBBLE_RETURN_IF_ERROR(file.commit());
   return output.commit();
-} catch (const std::exception& e) {
-  return error(StatusCode::io_error, "cannot write {}: {}", directory.string(), e.what());
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot write {}: {}", directory.string(), caught().message());
 }
 
 }  // namespace nibble

@@ -59,8 +59,8 @@ std::string_view block_of(std::string_view name) {
   return name.substr(0, end);
 }
 
-void collect(const nlohmann::json& json, const std::string& key, std::set<std::int64_t>& vocabulary,
-             std::set<std::int64_t>& experts, std::set<std::int64_t>& sizes) {
+void collect(const Json& json, const std::string& key, std::set<std::int64_t>& vocabulary, std::set<std::int64_t>& experts,
+             std::set<std::int64_t>& sizes) {
   if (json.is_structured()) {
     for (const auto& [name, value] : json.items()) collect(value, json.is_object() ? name : key, vocabulary, experts, sizes);
   } else if (json.is_number_integer() && (!json.is_number_unsigned() || json.get<std::uint64_t>() <= INT64_MAX)) {
@@ -103,7 +103,7 @@ bool transposed(const WeightShape& w) { return w.bias && *w.bias != w.n && *w.bi
 
 }  // namespace
 
-Selection::Selection(const nlohmann::json& config, std::span<const WeightShape> all) {
+Selection::Selection(const Json& config, std::span<const WeightShape> all) {
   collect(config, "", vocabulary_, experts_, sizes_);
   for (const WeightShape& w : all)
     if (!w.conv && transposed(w)) std::ranges::move(neighbours(w.name), std::inserter(transposed_, transposed_.end()));

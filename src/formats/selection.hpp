@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
+#include "json/json_values.hpp"
 
 namespace nibble {
 
@@ -30,7 +30,7 @@ struct LeftWeight {
 class Selection {
  public:
   /// `config` is config.json, or null; `all` are the weights of the model, for a block of them is stored in one way.
-  Selection(const nlohmann::json& config, std::span<const WeightShape> all);
+  Selection(const Json& config, std::span<const WeightShape> all);
   /// Nothing for a linear layer or a convolution.
   std::optional<LeftWeight> left(const WeightShape& weight) const;
 

@@ -21,7 +21,7 @@ using WeightMap = std::map<std::string, std::string, std::less<>>;
 Result<WeightMap> read_index(const fs::path& path) {
   NIBBLE_RETURN_IF_ERROR(check_inside(path.parent_path(), path));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
-  NIBBLE_ASSIGN_OR_RETURN(const nlohmann::json index, parse_json<nlohmann::json>(text, path.string(), true));
+  NIBBLE_ASSIGN_OR_RETURN(const Json index, parse_json<Json>(text, path.string(), true));
   const auto corrupt = [&](const std::string& what) { return error(StatusCode::corrupt_data, "{}: {}", path.string(), what); };
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object()) return corrupt("there is no object \"weight_map\"");
@@ -176,10 +176,12 @@ Result<Shards> open_shards(const fs::path& path) {
   } else {
     note_missing_shards(shards, names);
   }
-  for (fs::directory_iterator it(path, failure), end; names.empty() && !failure && it != end; it.increment(failure))
-    if (it->path().extension() == ".gguf") return refuse_gguf(it->path());
-  if (names.empty())
+  if (names.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> others, names_in(path));
+    for (const std::string& other : others)
+      if (fs::path(other).extension() == ".gguf") return refuse_gguf(path / other);
     return error(StatusCode::not_found, "{} holds no *.safetensors; convert other files (*.bin, *.pt) first", path.string());
+  }
   for (const std::string& name : names) {
     NIBBLE_RETURN_IF_ERROR(check_inside(path, path / name));
     NIBBLE_RETURN_IF_ERROR(add_shard(shards, path, name));

@@ -123,10 +123,9 @@ std::set<fs::path> listed_folders(const fs::path& checkpoint) {
   std::set<fs::path> folders;
   const auto text = storage::read_file(checkpoint / "modules.json");
   if (!text.ok()) return folders;
-  if (const auto list = storage::parse_json<nlohmann::json>(*text, "modules.json"); list.ok())
-    for (const nlohmann::json& part : *list)
-      if (const nlohmann::json& path = codec::config_child(part, "path"); path.is_string())
-        folders.insert(path.get<std::string>());
+  if (const auto list = storage::parse_json<Json>(*text, "modules.json"); list.ok())
+    for (const Json& part : *list)
+      if (const Json& path = codec::config_child(part, "path"); path.is_string()) folders.insert(path.get<std::string>());
   return folders;
 }
 
@@ -248,7 +247,7 @@ Status write_text(const fs::path& path, std::string_view text) {
 
 /// config.json of the output directory, unless there is nothing to say.
 Status write_config(const Transform& t, std::vector<codec::WrittenModule> written, const fs::path& directory) {
-  std::optional<nlohmann::json> config;
+  std::optional<Json> config;
   if (t.format != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(config, t.format->write_config(described(t, std::move(written))));
   }
@@ -311,7 +310,7 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
   for (const TensorInfo& tensor : t.in.shards.tensors) report.bytes_in += tensor.bytes;
   const std::vector<Piece> pieces = cut(t, one_file);
   const std::size_t shards = pieces.empty() ? 1 : pieces.back().shard + 1;
-  nlohmann::json files = nlohmann::json::object();  // of the tensors
+  Json files = Json::object();  // of the tensors
   std::uint64_t done = 0;
   auto piece = pieces.begin();
   for (std::size_t shard = 0; shard < shards; ++shard) {
@@ -354,7 +353,7 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
     report.bytes_out += output.bytes();
   }
   if (shards == 1) return {};
-  const nlohmann::json index{{"metadata", {{"total_size", report.bytes_out}}}, {"weight_map", std::move(files)}};
+  const Json index{{"metadata", {{"total_size", report.bytes_out}}}, {"weight_map", std::move(files)}};
   return write_text(path / storage::kIndexName, index.dump(2) + "\n");
 }
 
@@ -735,8 +734,8 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
                                                 : run({*in, out, selected, rewrite, format, most, options, smoothing, notes});
   if (report.ok()) report->left = std::move(chosen.left);
   return report;
-} catch (const std::exception& e) {
-  return error(StatusCode::io_error, "cannot quantize {}: {}", in_path.string(), e.what());
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot quantize {}: {}", in_path.string(), caught().message());
 }
 
 Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::path& out, std::string_view format_name,
@@ -757,8 +756,8 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
     return most_bytes(width, module.scheme.group, module.n, module.k);
   };
   return run(transform);
-} catch (const std::exception& e) {
-  return error(StatusCode::io_error, "cannot convert {}: {}", in_path.string(), e.what());
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot convert {}: {}", in_path.string(), caught().message());
 }
 
 Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs::path& out, DType dtype,
@@ -795,8 +794,8 @@ Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs:
                                            "rest; its scales stay among the tensors",
                                            in->config.quant.source)});
   return report;
-} catch (const std::exception& e) {
-  return error(StatusCode::io_error, "cannot dequantize {}: {}", in_path.string(), e.what());
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot dequantize {}: {}", in_path.string(), caught().message());
 }
 
 }  // namespace nibble

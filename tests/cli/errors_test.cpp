@@ -213,7 +213,8 @@ TEST_F(Cli, BenchmarkFilesAreChecked) {
   spit(at("other"), R"({"schema": 2, "results": []})");
   spit(at("wrong"), R"({"schema": 1, "results": [{"name": 3}]})");
   spit(at("empty"), R"({"schema": 1, "results": []})");
-  for (const char* name : {"text", "other", "wrong"}) {
+  spit(at("deep"), std::string(1'000'000, '[') + std::string(1'000'000, ']'));
+  for (const char* name : {"text", "other", "wrong", "deep"}) {
     expect_error(nibble({"bench", "--compare", at(name), at("empty")}), 4, "is not a benchmark result of schema 1");
   }
   expect_error(nibble({"bench", "--compare", at("empty"), at("empty")}), 2, "no result in common");

@@ -40,7 +40,8 @@ MemoryModule parse(std::string_view input) {
     m.tensors.push_back({suffix, std::move(tensor)});
   }
   const std::string config{std::istreambuf_iterator<char>(text), {}};
-  m.config.json = nlohmann::json::parse(config, nullptr, false);
+  m.config.json = Json::parse(
+      config, [](int depth, auto, const auto&) { return depth <= kMaxJsonDepth; }, false);
   return m;
 }
 

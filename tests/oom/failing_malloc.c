@@ -1,15 +1,17 @@
-/* Linked into a program, or preloaded into any: FAIL_ALLOCATION=12 lets the twelfth allocation fail, and COUNT_ALLOCATIONS=FILE
- * writes how many there were. */
+/* Linked into a program, or preloaded into any: FAIL_ALLOCATION=12 lets the twelfth allocation fail, FAIL_ALLOCATION=12+ all
+ * after it as well, and COUNT_ALLOCATIONS=FILE writes how many there were. */
 #define _GNU_SOURCE
 #include "failing_malloc.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 extern void* __libc_malloc(size_t bytes);
@@ -17,18 +19,20 @@ extern void* __libc_calloc(size_t count, size_t bytes);
 extern void* __libc_realloc(void* old, size_t bytes);
 extern void* __libc_memalign(size_t alignment, size_t bytes);
 
-static atomic_long seen, failing;
+static atomic_long seen, first, last; /* that there were, and that fail */
 
-void fail_allocation(long n) {
-  atomic_store(&failing, 0);
+void fail_allocation(long n, int for_good) {
+  atomic_store(&last, 0);
   atomic_store(&seen, 0);
-  atomic_store(&failing, n);
+  atomic_store(&first, n);
+  atomic_store(&last, for_good ? LONG_MAX : n);
 }
 
 long allocations(void) { return atomic_load(&seen); }
 
 static int fails(void) {
-  if (atomic_fetch_add(&seen, 1) + 1 != atomic_load(&failing)) return 0;
+  const long n = atomic_fetch_add(&seen, 1) + 1;
+  if (n < atomic_load(&first) || n > atomic_load(&last)) return 0;
   errno = ENOMEM;
   return 1;
 }
@@ -49,7 +53,7 @@ int posix_memalign(void** to, size_t alignment, size_t bytes) {
 void (*signal(int number, void (*handler)(int)))(int) {
   static int called;
   const char* const text = getenv("FAIL_ALLOCATION");
-  if (called++ == 0) fail_allocation(text == NULL ? 0 : atol(text));
+  if (called++ == 0) fail_allocation(text == NULL ? 0 : atol(text), text != NULL && strchr(text, '+') != NULL);
   struct sigaction action = {0}, before;
   action.sa_handler = handler;
   action.sa_flags = SA_RESTART;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,gemm-qwen,gemm-deepseek,online-kernels,online-tokens,online-folds,scaled,conv-kernels,conv-nhwc}.json
+  bench/fit_gpu_costs.py src/kernels/cuda/table/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,gemm-qwen,gemm-deepseek,online-kernels,online-tokens,online-folds,scaled,conv-kernels,conv-nhwc}.json
 
-For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/wgmma_cost.cpp, which is
+For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/table/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
 `pass` beside a pass's records, `step` of a record however few warpgroups work, and `block` of a record of one row block. Batches that
 fill less than half of a kernel's tokens are left out: another kernel is for them. Files are surveys (bench/survey.py)

@@ -16,8 +16,8 @@
 
 #include "core/error.hpp"
 #include "epilogue/epilogue.hpp"
-#include "kernels/cpu/cpu.hpp"
-#include "kernels/cpu/prepare.hpp"
+#include "kernels/cpu/families.hpp"
+#include "kernels/cpu/prepare/prepare.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/reference.hpp"
 #include "nibble/nibble.hpp"
@@ -125,7 +125,7 @@ constexpr std::array kKernels{Kernel{.name = "linear_any_f32_any__cpu_baseline_b
                                      .variant = "buckets",
                                      .tile = {.m = kTokens},
                                      .summary = "adds activations by the code they meet, multiplies the sums",
-                                     .form = ActForm::f32,  // of activations: kernels/cpu/prepare.hpp
+                                     .form = ActForm::f32,  // of activations: kernels/cpu/prepare/prepare.hpp
                                      .accepts = accepts,
                                      .cost_us = cost_us,
                                      .run = run}};

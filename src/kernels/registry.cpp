@@ -2,11 +2,11 @@
 // itself, so that a program with a list of its own links that in place of this one (examples/adding_a_kernel.cpp).
 #include <vector>
 
-#include "kernels/cpu/cpu.hpp"
-#include "kernels/cuda/conv_kernels.hpp"
-#include "kernels/cuda/cuda_kernels.hpp"
-#include "kernels/cuda/online_kernels.hpp"
-#include "kernels/cuda/scaled_kernels.hpp"
+#include "kernels/cpu/families.hpp"
+#include "kernels/cuda/table/conv.hpp"
+#include "kernels/cuda/table/w8a8.hpp"
+#include "kernels/cuda/table/wna16.hpp"
+#include "kernels/cuda/table/wna8.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/reference.hpp"
 

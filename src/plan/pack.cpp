@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
-#include "kernels/cuda/device_weight.hpp"
+#include "kernels/cuda/launch/device_weight.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/plan.hpp"
 #include "plan/choose.hpp"

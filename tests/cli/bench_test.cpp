@@ -1,5 +1,5 @@
 // How nibble measures: rounds, peaks and regret. The rest of bench is tested through the command.
-#include "bench.hpp"
+#include "commands/bench.hpp"
 
 #include <gtest/gtest.h>
 

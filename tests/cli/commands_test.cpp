@@ -4,7 +4,7 @@
 
 #include "cli/cli.hpp"
 #include "nibble/nibble.hpp"
-#include "table.hpp"
+#include "terminal/table.hpp"
 
 namespace nibble::test {
 namespace {

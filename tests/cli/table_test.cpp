@@ -1,5 +1,5 @@
 // Text helpers of the tool: widths, alignment, folding, hostile names.
-#include "table.hpp"
+#include "terminal/table.hpp"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "formats/format.hpp"
+#include "checkpoint/config/format.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/nibble.hpp"
 #include "random_weights.hpp"

@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "core/row_decoder.hpp"
-#include "kernels/cuda/decode.hpp"
-#include "kernels/cuda/device_weight.hpp"
-#include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/launch/device_weight.hpp"
+#include "kernels/cuda/tasks/decode.hpp"
+#include "kernels/cuda/tasks/gemm.hpp"
 #include "layouts/layout.hpp"
 #include "random_weights.hpp"
 #include "timing.hpp"

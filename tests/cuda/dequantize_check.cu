@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/dequantize.cuh"
+#include "kernels/cuda/weights/dequantize.cuh"
 #include "nibble/types.hpp"
 
 namespace {

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "core/row_decoder.hpp"
-#include "kernels/cuda/dequantize_packed.hpp"
-#include "kernels/cuda/linear_simt.hpp"
-#include "kernels/cuda/pack.hpp"
+#include "kernels/cuda/tasks/linear_simt.hpp"
+#include "kernels/cuda/weights/dequantize_packed.hpp"
+#include "kernels/cuda/weights/pack.hpp"
 #include "layouts/layout.hpp"
 #include "plan/compare.hpp"
 #include "random_weights.hpp"

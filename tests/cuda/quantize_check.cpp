@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/random.hpp"
-#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/launch/launch.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/quantize.hpp"
 #include "timing.hpp"

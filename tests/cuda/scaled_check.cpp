@@ -1,6 +1,6 @@
 // Correctness and speed of the kernels that multiply 8-bit codes by 8-bit codes. Needs a GPU.
 //
-//   scaled_check check                          every launcher in every configuration against the formula of scaled_task.hpp
+//   scaled_check check                          every launcher in every configuration against the formula of w8a8_task.hpp
 //   scaled_check bench [FILE.json [1,16,…]]     the kernel table's rows for tensor cores next to cuBLASLt, for these M
 //   scaled_check sums [FILE.json [1,16,…]]      fast and precise sums of e4m3: what they take, and how far they are from f64
 //
@@ -33,9 +33,9 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/scaled.hpp"
-#include "kernels/cuda/scaled_kernels.hpp"
-#include "kernels/cuda/scaled_sm90.hpp"
+#include "kernels/cuda/sm90/gemm/w8a8.hpp"
+#include "kernels/cuda/table/w8a8.hpp"
+#include "kernels/cuda/tasks/w8a8.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/version.hpp"

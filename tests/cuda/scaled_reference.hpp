@@ -1,6 +1,6 @@
 // What scaled_check compares with: random codes, their products by definition, and the comparison, all of it on the GPU.
 //
-// A thread makes an output from the formula of scaled_task.hpp, a product after the other. Of the kernels' sources it uses the
+// A thread makes an output from the formula of w8a8_task.hpp, a product after the other. Of the kernels' sources it uses the
 // layout's index maths alone. Everything runs in the default stream.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/scaled_task.hpp"
+#include "kernels/cuda/tasks/w8a8_task.hpp"
 
 namespace nibble::cuda {
 

@@ -11,7 +11,7 @@
 
 #include "emulator/packed_codes.hpp"
 #include "emulator/tile_weight.hpp"
-#include "kernels/cuda/conv_task.hpp"
+#include "kernels/cuda/tasks/conv_task.hpp"
 #include "layouts/gpu_w8.hpp"
 
 namespace nibble::emulator {

@@ -1,4 +1,4 @@
-// Convolutions of 8-bit codes on both sides by sm_80's GEMM (conv_scaled_sm80.cu), on the emulated GPU: the launcher and the kernels as they
+// Convolutions of 8-bit codes on both sides by sm_80's GEMM (conv_w8a8.cu), on the emulated GPU: the launcher and the kernels as they
 // are.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/conv_scaled_sm80.cu"
+#include "kernels/cuda/sm80/conv_w8a8.cu"
 
 namespace nibble::cuda {
 

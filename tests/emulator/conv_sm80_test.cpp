@@ -1,4 +1,4 @@
-// Convolutions of weights in gpu_n64k128 and 16-bit activations by sm_80's GEMM (conv_sm80.cu), on the emulated GPU: the launcher and the
+// Convolutions of weights in gpu_n64k128 and 16-bit activations by sm_80's GEMM (conv.cu), on the emulated GPU: the launcher and the
 // kernels as they are.
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/conv_sm80.cu"
+#include "kernels/cuda/sm80/conv.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// Decode on GPUs without the copy engine (decode_sm80.cu), on the emulated GPU: the launcher and the kernels as they are.
+// Decode on GPUs without the copy engine (decode.cu), on the emulated GPU: the launcher and the kernels as they are.
 #include <gtest/gtest.h>
 
 #include "emulator/float_layer.hpp"
@@ -9,7 +9,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/decode_sm80.cu"
+#include "kernels/cuda/sm80/decode.cu"
 
 namespace nibble::cuda {
 namespace {

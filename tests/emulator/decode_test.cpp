@@ -1,10 +1,10 @@
-// Decode of weights in gpu_n64k128 by sm_90's kernel (decode_sm90.cu), on the emulated GPU: the launcher and the kernels as they are.
+// Decode of weights in gpu_n64k128 by sm_90's kernel (decode.cu), on the emulated GPU: the launcher and the kernels as they are.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "emulator/float_layer.hpp"
 #include "emulator/ring_memory.hpp"
-#include "kernels/cuda/decode_sm90.cu"
+#include "kernels/cuda/sm90/decode/decode.cu"
 
 namespace nibble::cuda {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "emulator/tile_weight.hpp"
-#include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/tasks/linear_task.hpp"
 #include "nibble/types.hpp"
 
 namespace nibble::emulator {

@@ -1,4 +1,4 @@
-// The sm_80 GEMM of weights in gpu_n64k128 and 16-bit activations (gemm_sm80_kernel.cuh), on the emulated GPU: the
+// The sm_80 GEMM of weights in gpu_n64k128 and 16-bit activations (gemm_kernel.cuh), on the emulated GPU: the
 // launchers and the kernels as they are.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/gemm_sm80.cu"
+#include "kernels/cuda/sm80/gemm.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -13,10 +13,10 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/gemm_sm90.cu"
-#include "kernels/cuda/gemm_sm90_bf16.cu"
-#include "kernels/cuda/gemm_sm90_f16.cu"
-#include "kernels/cuda/gemm_sm90_patches_f16.cu"
+#include "kernels/cuda/sm90/gemm/gemm.cu"
+#include "kernels/cuda/sm90/gemm/gemm_bf16.cu"
+#include "kernels/cuda/sm90/gemm/gemm_f16.cu"
+#include "kernels/cuda/sm90/gemm/gemm_patches_f16.cu"
 
 namespace nibble::cuda {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "emulator/gpu.hpp"
-#include "kernels/cuda/stream_k.hpp"
+#include "kernels/cuda/device/stream_k.hpp"
 
 namespace nibble::emulator {
 

@@ -1,10 +1,10 @@
-// Decode with online quantized activations on sm_90 (online_decode_sm90.cu), on the emulated GPU: the launcher and the kernels as they are.
+// Decode with online quantized activations on sm_90 (wna8_decode.cu), on the emulated GPU: the launcher and the kernels as they are.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "emulator/float_layer.hpp"
 #include "emulator/ring_memory.hpp"
-#include "kernels/cuda/online_decode_sm90.cu"
+#include "kernels/cuda/sm90/decode/wna8_decode.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// A layer of activations that are s8 codes (online.hpp) and a weight in gpu_n64k128, for tests of kernels that take such.
+// A layer of activations that are s8 codes (wna8.hpp) and a weight in gpu_n64k128, for tests of kernels that take such.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "emulator/tile_weight.hpp"
-#include "kernels/cuda/online_task.hpp"
+#include "kernels/cuda/tasks/wna8_task.hpp"
 
 namespace nibble::emulator {
 

@@ -1,4 +1,4 @@
-// The sm_80 GEMM of weights in gpu_n64k128 and activations that are s8 codes (online_sm80.cu), on the emulated GPU: the launcher and the
+// The sm_80 GEMM of weights in gpu_n64k128 and activations that are s8 codes (wna8.cu), on the emulated GPU: the launcher and the
 // kernels as they are.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/online_sm80.cu"
+#include "kernels/cuda/sm80/wna8.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// The sm_90 GEMM of weights in gpu_n64k128 and activations that are s8 codes (online.hpp), on the emulated GPU: the kernels as they are.
+// The sm_90 GEMM of weights in gpu_n64k128 and activations that are s8 codes (wna8.hpp), on the emulated GPU: the kernels as they are.
 // Their launcher is gemm_test.cpp's.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,12 +13,12 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/conv.hpp"
-#include "kernels/cuda/gemm_sm90_patches_s8.cu"
-#include "kernels/cuda/gemm_sm90_s8.cu"
-#include "kernels/cuda/gemm_sm90_s8_plain.cu"
-#include "kernels/cuda/gemm_sm90_s8_zeros.cu"
-#include "kernels/cuda/online.hpp"
+#include "kernels/cuda/sm90/gemm/gemm_patches_s8.cu"
+#include "kernels/cuda/sm90/gemm/gemm_s8.cu"
+#include "kernels/cuda/sm90/gemm/gemm_s8_plain.cu"
+#include "kernels/cuda/sm90/gemm/gemm_s8_zeros.cu"
+#include "kernels/cuda/tasks/conv.hpp"
+#include "kernels/cuda/tasks/wna8.hpp"
 
 namespace nibble::cuda {
 namespace {

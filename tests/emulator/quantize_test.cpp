@@ -7,7 +7,7 @@
 #undef __shared__
 #define __shared__ static
 
-#include "kernels/cuda/quantize_acts.cu"
+#include "kernels/cuda/steps/quantize_acts.cu"
 
 std::uint16_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t, __nv_fp8_interpretation_t) {
   using nibble::act_rule::to_e4m3;

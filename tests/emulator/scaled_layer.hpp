@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "emulator/packed_codes.hpp"
-#include "kernels/cuda/scaled_task.hpp"
+#include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "layouts/gpu_w8.hpp"
 #include "nibble/types.hpp"
 

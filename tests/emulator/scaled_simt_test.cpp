@@ -1,4 +1,4 @@
-// 8-bit codes on both sides on every GPU (scaled_simt.cu), on the emulated one: the launcher and the kernels as they are.
+// 8-bit codes on both sides on every GPU (w8a8.cu), on the emulated one: the launcher and the kernels as they are.
 #include <gtest/gtest.h>
 
 #include "emulator/scaled_layer.hpp"
@@ -6,7 +6,7 @@
 #undef __shared__
 #define __shared__ static
 
-#include "kernels/cuda/scaled_simt.cu"
+#include "kernels/cuda/simt/w8a8.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// The sm_80 GEMM of 8-bit codes on both sides (scaled_sm80_kernel.cuh) on the emulated GPU: the launcher and the kernels as they are.
+// The sm_80 GEMM of 8-bit codes on both sides (w8a8_kernel.cuh) on the emulated GPU: the launcher and the kernels as they are.
 #include <gtest/gtest.h>
 
 #include "emulator/scaled_layer.hpp"
@@ -9,7 +9,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/scaled_sm80.cu"
+#include "kernels/cuda/sm80/w8a8.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -13,12 +13,12 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/scaled_sm90.cu"
-#include "kernels/cuda/scaled_sm90_e4m3.cu"
-#include "kernels/cuda/scaled_sm90_e4m3_grouped.cu"
-#include "kernels/cuda/scaled_sm90_e4m3_precise.cu"
-#include "kernels/cuda/scaled_sm90_patches_s8.cu"
-#include "kernels/cuda/scaled_sm90_s8.cu"
+#include "kernels/cuda/sm90/gemm/w8a8.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_e4m3.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_e4m3_grouped.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_e4m3_precise.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_patches_s8.cu"
+#include "kernels/cuda/sm90/gemm/w8a8_s8.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// The kernels of every GPU: weights in gpu_n64k128 and float activations (linear_simt.cu), on the emulated GPU, the launcher and the kernels as
+// The kernels of every GPU: weights in gpu_n64k128 and float activations (linear.cu), on the emulated GPU, the launcher and the kernels as
 // they are.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ alignas(1024) float shared[emulator::kSharedBytes / sizeof(float)];  // what ker
 }
 }  // namespace nibble::cuda
 
-#include "kernels/cuda/linear_simt.cu"
+#include "kernels/cuda/simt/linear.cu"
 
 namespace nibble::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/linear_task.hpp"
+#include "kernels/cuda/tasks/linear_task.hpp"
 #include "layouts/gpu_tile.hpp"
 
 namespace nibble::emulator {

@@ -2,7 +2,7 @@
 #include <span>
 #include <string_view>
 
-#include "formats/safetensors.hpp"
+#include "checkpoint/io/safetensors.hpp"
 #include "fuzz/fuzz.hpp"
 
 using namespace nibble;

@@ -3,8 +3,8 @@
 // Input: lines "name dtype dim dim ...", or "key=value" of the metadata. Names may be any bytes but a line break.
 #include <sstream>
 
-#include "formats/mapped_file.hpp"
-#include "formats/safetensors.hpp"
+#include "checkpoint/io/mapped_file.hpp"
+#include "checkpoint/io/safetensors.hpp"
 #include "fuzz/fuzz.hpp"
 #include "fuzz/scratch.hpp"
 #include "nibble/checkpoint.hpp"

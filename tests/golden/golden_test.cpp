@@ -8,7 +8,7 @@
 #include <fstream>
 #include <set>
 
-#include "formats/bits.hpp"
+#include "checkpoint/io/bits.hpp"
 #include "golden/memory_module.hpp"
 #include "nibble/checkpoint.hpp"
 

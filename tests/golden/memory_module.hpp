@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "formats/format.hpp"
+#include "checkpoint/config/format.hpp"
 
 namespace nibble::testing {
 

@@ -232,7 +232,7 @@ static void prepare(void) {
   fputs("{\"schema\": 1, \"results\": [", file);
   for (int m = 1; m <= 8; ++m)
     fprintf(file,
-            "%s{\"name\": \"up_proj\", \"scheme\": \"u4zg128\", \"act\": \"f32\", \"backend\": \"cpu\", \"kernel\": \"k\", "
+            "%s{\"name\": \"up_proj\", \"scheme\": \"u4zg128\", \"a_dtype\": \"f32\", \"backend\": \"cpu\", \"kernel\": \"k\", "
             "\"m\": %d, \"n\": 64, \"k\": 128, \"median_us\": 2.5}",
             m > 1 ? ", " : "", m);
   fputs("]}", file);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/random.hpp"
-#include "kernels/cuda/scaled_task.hpp"
+#include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "quantize/act_rule.hpp"
 
 namespace nibble {

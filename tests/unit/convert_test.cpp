@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "formats/format.hpp"
+#include "checkpoint/config/format.hpp"
 #include "random_weights.hpp"
 #include "unit/scratch.hpp"
 

@@ -1,5 +1,5 @@
 // How passes are dealt to CTAs: every unit and every record once, evenly, and no pass across two token tiles.
-#include "kernels/cuda/gemm_schedule.hpp"
+#include "kernels/cuda/tasks/gemm_schedule.hpp"
 
 #include <gtest/gtest.h>
 

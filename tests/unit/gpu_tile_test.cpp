@@ -53,7 +53,7 @@ TEST(GpuTile, WordsAreFragmentsOfTheMatrixInstruction) {
       }
 }
 
-// As kernels take words for bytes (kernels/cuda/code_fragment.cuh): byte j of lane t's is channel interleaved(4t + j).
+// As kernels take words for bytes (kernels/cuda/weights/code_fragment.cuh): byte j of lane t's is channel interleaved(4t + j).
 TEST(GpuTile, WordsAreBytesOfInterleavedChannels) {
   std::set<int> channels;
   for (int position = 0; position < 16; ++position) {

@@ -1,5 +1,5 @@
 // Which outputs leave the wgmma kernels in whole vectors (half_out.hpp).
-#include "kernels/cuda/half_out.hpp"
+#include "kernels/cuda/tasks/half_out.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
-// What the decode kernel for online quantized activations (kernels/cuda/online_decode_sm90.cu) does with indices, acted out on the host: warps
+// What the decode kernel for online quantized activations (kernels/cuda/sm90/decode/wna8_decode.cu) does with indices, acted out on the host: warps
 // quantize a slice, and a record's matrix instructions find what they want.
-#include "kernels/cuda/online_slice.hpp"
-#include "kernels/cuda/online_task.hpp"
+#include "kernels/cuda/tasks/wna8_slice.hpp"
+#include "kernels/cuda/tasks/wna8_task.hpp"
 
 #include <gtest/gtest.h>
 

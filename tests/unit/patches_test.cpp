@@ -1,5 +1,5 @@
 // Patches as the GPU's kernels see them: what TMA is told is played on the host, and compared with patches as they are defined.
-#include "kernels/cuda/patches.hpp"
+#include "kernels/cuda/tasks/patches.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/conv_task.hpp"
+#include "kernels/cuda/tasks/conv_task.hpp"
 #include "nibble/conv.hpp"
 
 namespace nibble::cuda {

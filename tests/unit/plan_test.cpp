@@ -8,9 +8,9 @@
 #include <map>
 #include <set>
 
-#include "kernels/cuda/cuda_kernels.hpp"
-#include "kernels/cuda/online_kernels.hpp"
-#include "kernels/cuda/scaled_kernels.hpp"
+#include "kernels/cuda/table/w8a8.hpp"
+#include "kernels/cuda/table/wna16.hpp"
+#include "kernels/cuda/table/wna8.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/oracle.hpp"
 #include "layouts/tile.hpp"

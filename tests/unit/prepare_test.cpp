@@ -1,6 +1,6 @@
 // Prepared activations lie where prepare.hpp says, with every instruction set of this machine: also those forms whose kernels do not run
 // here.
-#include "kernels/cpu/prepare.hpp"
+#include "kernels/cpu/prepare/prepare.hpp"
 
 #include <gtest/gtest.h>
 

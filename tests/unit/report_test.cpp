@@ -1,5 +1,5 @@
 // The HTML report: well-formed and safe for any data, from none to a large model.
-#include "report.hpp"
+#include "report/report.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <fstream>
 #include <limits>
 
-#include "report_svg.hpp"
+#include "report/svg.hpp"
 
 namespace nibble::tools {
 namespace {

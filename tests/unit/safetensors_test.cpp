@@ -1,7 +1,7 @@
 // The safetensors container: what is refused, with which words, and what a failed write leaves behind.
-#include "formats/safetensors.hpp"
+#include "checkpoint/io/safetensors.hpp"
 
-#include "formats/mapped_file.hpp"
+#include "checkpoint/io/mapped_file.hpp"
 #include "unit/scratch.hpp"
 
 namespace nibble {

@@ -1,5 +1,5 @@
 // Sample checkpoints: complete, the same everywhere, shaped like trained weights, and never half-written.
-#include "sample.hpp"
+#include "commands/sample.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

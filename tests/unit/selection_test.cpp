@@ -1,5 +1,5 @@
 // What quantize takes for a linear layer, held against the models of transformers (list_weights.py) and cases of its own.
-#include "formats/selection.hpp"
+#include "convert/selection.hpp"
 
 #include <gtest/gtest.h>
 

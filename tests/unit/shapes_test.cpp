@@ -1,5 +1,5 @@
 // Shape files: what parses, what is refused and with which words; the files in bench/shapes.
-#include "shapes.hpp"
+#include "commands/shapes.hpp"
 
 #include <gtest/gtest.h>
 

@@ -8,8 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/format.hpp"
-#include "formats/safetensors.hpp"
+#include "checkpoint/config/format.hpp"
+#include "checkpoint/io/safetensors.hpp"
 #include "random_weights.hpp"
 #include "unit/scratch.hpp"
 

@@ -1,0 +1,205 @@
+// Where the layers to measure come from: a checkpoint, or a list of shapes.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "commands/bench.hpp"
+#include "commands/commands.hpp"
+#include "commands/inspect.hpp"
+#include "commands/option_checks.hpp"
+#include "commands/shapes.hpp"
+
+namespace nibble::tools {
+namespace {
+
+// A small generator, the same on every machine.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint32_t next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::uint32_t>(state_ >> 33);
+  }
+  float uniform(float low, float high) { return low + (high - low) * static_cast<float>(next()) * 0x1p-31f; }
+
+ private:
+  std::uint64_t state_;
+};
+
+std::vector<std::uint8_t> random_codes(DType codes, std::int64_t count, std::uint64_t seed) {
+  const unsigned mask = (1u << bits(codes)) - 1;
+  std::vector<std::uint8_t> usable;  // a NaN is not a weight
+  for (unsigned code = 0; code <= mask; ++code) {
+    if (std::isfinite(code_value(codes, static_cast<std::uint8_t>(code)))) usable.push_back(static_cast<std::uint8_t>(code));
+  }
+  std::vector<std::uint8_t> out(static_cast<std::size_t>(count));
+  constexpr std::int64_t kChunk = 1 << 18;  // each has a generator of its own: any number of threads makes the same weight
+  default_executor().parallel_for((count + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
+    Random random(seed << 32 | static_cast<std::uint64_t>(chunk));
+    const std::int64_t end = std::min(count, (chunk + 1) * kChunk);
+    for (std::int64_t i = chunk * kChunk; i < end; ++i) out[static_cast<std::size_t>(i)] = usable[random.next() % usable.size()];
+  });
+  return out;
+}
+
+Result<QuantTensor> random_weight(std::int64_t n, std::int64_t k, const Scheme& both, std::uint64_t seed) {
+  const WeightScheme& scheme = both.weight;
+  Random random(seed);
+  QuantTensor q;
+  q.scheme = scheme;
+  q.n = n;
+  q.k = k;
+  q.codes = random_codes(scheme.codes, n * k, seed);
+  const std::vector<std::int64_t> shape = {scheme.group.rows(n), scheme.group.cols(k)};
+  q.scales = Tensor(scheme.scale, shape);
+  for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, random.uniform(0.005f, 0.015f));
+  if (scheme.zero != ZeroKind::none) {
+    const bool integer = scheme.zero == ZeroKind::integer;
+    const auto last_code = static_cast<float>((1 << bits(scheme.codes)) - 1);
+    q.zeros = Tensor(!integer ? scheme.scale : info(scheme.codes).kind == DTypeKind::sint ? DType::s8 : DType::u8, shape);
+    for (std::int64_t i = 0; i < q.zeros.numel(); ++i) {
+      const float zero = random.uniform(0.25f, 0.75f) * last_code;
+      q.zeros.set(i, integer ? std::floor(zero) : scheme.zero == ZeroKind::real ? zero : -0.01f * zero);
+    }
+  }
+  if (both.act.group == GroupShape::tensor()) q.static_acts = {0.03f, both.act.zero == ZeroKind::none ? 0 : 11};
+  if (Status valid = q.validate(); !valid.ok()) return valid;
+  return q;
+}
+
+Result<Scheme> parse_scheme(const std::string& text) {
+  auto scheme = Scheme::parse(text);
+  if (!scheme.ok()) {
+    static const std::vector<std::string> kUsual = {"u4b8g32",
+                                                    "u4b8g64",
+                                                    "u4b8g128",
+                                                    "u4zg32",
+                                                    "u4zg64",
+                                                    "u4zg128",
+                                                    "u8b128g128",
+                                                    "u8b128c",
+                                                    "s8c",
+                                                    "s8t",
+                                                    "e4m3c",
+                                                    "e4m3t",
+                                                    "e4m3b128x128",
+                                                    "s8r_u4b8g128",
+                                                    "s8r_u4zg128",
+                                                    "s8g128_u4b8g128",
+                                                    "s8g128_u4zg128",
+                                                    "s8r_s8c",
+                                                    "s8t_s8c",
+                                                    "s8zr_s8c",
+                                                    "e4m3r_e4m3c",
+                                                    "e4m3t_e4m3t",
+                                                    "e4m3g128_e4m3b128x128"};
+    const Status& why = scheme.status();
+    return Status(why.code(), fmt::format("--scheme: {}{}", why.message(), nearest_of(text, kUsual)));
+  }
+  if (Status known = check_activations("--scheme", text, scheme->act); !known.ok()) return known;
+  return scheme;
+}
+
+}  // namespace
+
+Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
+                                                     const AskedActivations& asked, std::span<const std::int64_t> m_list) {
+  const auto pattern = compile_pattern("--layer", layer);
+  if (!pattern.ok()) return pattern.status();
+  struct Group {
+    const Module* first = nullptr;
+    std::vector<std::string> modules;
+  };
+  std::map<std::string, Group> groups;
+  std::vector<Group*> order;
+  for (const Module& module : checkpoint.modules()) {
+    if (!module.quantized() || module.filter || !pattern->search(module.name)) continue;
+    Group& group = groups[shape_key(module) + Scheme{module.scheme, activations_for(module, asked)}.name()];
+    group.modules.push_back(module.name);
+    if (group.first != nullptr) continue;
+    group.first = &module;
+    order.push_back(&group);
+  }
+  if (order.empty()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{} has no quantized module{} to measure; convolutions are measured by --conv FILE",
+                              checkpoint.path().string(), layer.empty() ? "" : " that matches --layer"));
+  }
+  std::vector<BenchCase> cases;
+  for (const Group* group : order) {
+    std::string name = group->first->name;
+    if (group->modules.size() > 1) name = fmt::format("{} ×{}", without_numbers(name), group->modules.size());
+    const Module& module = *group->first;
+    cases.push_back({.name = std::move(name),
+                     .load = [&checkpoint, &module] { return checkpoint.read(module); },
+                     .m = {m_list.begin(), m_list.end()},
+                     .act_scheme = activations_for(module, asked),
+                     .modules = group->modules});
+  }
+  return cases;
+}
+
+Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
+                                                 std::span<const std::string> schemes, std::span<const std::int64_t> m_list) {
+  const auto pattern = compile_pattern("--layer", layer);
+  if (!pattern.ok()) return pattern.status();
+  const auto shapes = read_shapes(file);
+  if (!shapes.ok()) return shapes.status();
+  std::vector<BenchCase> cases;
+  for (const std::string& text : schemes) {
+    const auto scheme = parse_scheme(text);
+    if (!scheme.ok()) return scheme.status();
+    std::uint64_t seed = 0;
+    for (const Shape& shape : *shapes) {
+      if (!pattern->search(shape.name)) continue;
+      std::vector<std::int64_t> m(m_list.begin(), m_list.end());
+      if (shape.m) m = {*shape.m};
+      ++seed;
+      cases.push_back({.name = shape.name,
+                       .load = [shape, scheme = *scheme, seed] { return random_weight(shape.n, shape.k, scheme, seed); },
+                       .m = std::move(m),
+                       .act_scheme = scheme->act});
+    }
+  }
+  if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", file.string()));
+  return cases;
+}
+
+Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec) {
+  const auto pattern = compile_pattern("--layer", spec.layer);
+  if (!pattern.ok()) return pattern.status();
+  const auto shapes = read_conv_shapes(spec.file);
+  if (!shapes.ok()) return shapes.status();
+  std::vector<BenchCase> cases;
+  for (const std::string& text : spec.schemes) {
+    auto scheme = parse_scheme(text);
+    if (!scheme.ok()) return scheme.status();
+    if (scheme->act.codes == DType::none) {
+      scheme->act = spec.act_scheme;
+    } else if (spec.act_scheme.codes != DType::none) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("--act-scheme: scheme {} says how activations are quantized already", text));
+    }
+    std::uint64_t seed = 0;
+    for (const ConvShape& shape : *shapes) {
+      if (!pattern->search(shape.name)) continue;
+      ++seed;
+      cases.push_back({.name = shape.name,
+                       .load =
+                           [shape, scheme = *scheme, seed] {
+                             auto weight = random_weight(shape.geometry.out_channels, shape.geometry.k(), scheme, seed);
+                             if (weight.ok()) weight->filter = shape.geometry.filter;
+                             return weight;
+                           },
+                       .m = shape.batch ? std::vector<std::int64_t>{*shape.batch} : spec.batches,
+                       .act_scheme = scheme->act,
+                       .conv = ConvShapes{shape.geometry, spec.input, spec.output}});
+    }
+  }
+  if (cases.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} has no layer to measure", spec.file.string()));
+  return cases;
+}
+
+}  // namespace nibble::tools

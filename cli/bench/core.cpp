@@ -1,0 +1,509 @@
+// Weights are packed as many times as it takes to outgrow the last-level cache, and used in rotation: a layer of a real model
+// is cold when its turn comes. Activations and outputs stay warm, as they are in a model.
+#include "bench/core.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <thread>
+
+namespace nibble::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr int kRounds = 7;
+constexpr float kCodeScale = 1.0f / 32, kOutScale = 0.25f;  // of activations that come and leave as codes
+constexpr double kUsualSeconds = 0.2;                       // shorter measurements get shorter probes
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// The copies of one weight in one layout, the first of which is there.
+Result<Copies> pack_copies(PackedWeight first, const QuantTensor& q, const PackOptions& options, std::uint64_t cold_bytes) {
+  const std::uint64_t bytes = first.bytes().size();
+  std::vector<PackedWeight> copies = {std::move(first)};
+  while (copies.size() * bytes < cold_bytes && copies.size() < kMaxCopies) {
+    auto packed = pack(q, options);
+    if (!packed.ok()) return packed.status();
+    copies.push_back(*std::move(packed));
+  }
+  return std::make_shared<const std::vector<PackedWeight>>(std::move(copies));
+}
+
+// Kernels to measure: the one the planner picks (""), the forced one, or all that could run.
+std::vector<std::string> kernels_to_try(const BenchCase& layer, const BenchSpec& spec, Backend backend) {
+  if (!spec.all_kernels) return {spec.kernel};
+  std::vector<std::string> names;
+  for (const KernelInfo& kernel : kernels()) {
+    const bool can = layer.conv ? kernel.op == Op::conv || (kernel.op == Op::linear && layer.conv->geometry.pointwise())
+                                : kernel.op == Op::linear;
+    if (can && kernel.backend == backend && runs_here(kernel.isa).ok()) names.emplace_back(kernel.name);
+  }
+  return names;
+}
+
+// A weight packed for one kernel; kernels that share a layout share the copies.
+struct Entry {
+  std::string kernel;  // forced; empty: the planner's choice
+  Copies copies;
+};
+
+PackOptions pack_options(const BenchCase& layer, const std::string& kernel, const BenchMachine& machine) {
+  PackOptions options;
+  options.kernel = kernel;
+  options.backend = machine.backend();
+  options.m_max = BenchWork{.m = *std::max_element(layer.m.begin(), layer.m.end()), .conv = layer.conv}.rows();
+  options.executor = &machine.executor();
+  options.act_scheme = layer.act_scheme;
+  return options;
+}
+
+Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTensor& weight, const BenchSpec& spec,
+                                        const BenchMachine& machine) {
+  std::vector<Entry> entries;
+  Status refusal;
+  for (const std::string& kernel : kernels_to_try(layer, spec, machine.backend())) {
+    const PackOptions options = pack_options(layer, kernel, machine);
+    auto first = pack(weight, options);
+    if (!first.ok()) {
+      refusal = first.status();
+      continue;
+    }
+    Entry entry{kernel, nullptr};
+    for (const Entry& other : entries) {
+      if (other.copies->front().layout() == first->layout()) entry.copies = other.copies;
+    }
+    if (!entry.copies) {
+      auto copies = pack_copies(*std::move(first), weight, options, machine.cold_bytes());
+      if (!copies.ok()) return copies.status();
+      entry.copies = *std::move(copies);
+    }
+    entries.push_back(std::move(entry));
+  }
+  if (entries.empty()) return refusal.ok() ? Status(StatusCode::unsupported, "this build has no kernel to measure") : refusal;
+  return entries;
+}
+
+// The ceilings as they were in each round.
+struct Probes {
+  Ceiling peak = Ceiling::f32;
+  std::vector<double> gbytes_per_s, gops;
+};
+
+// Fills in what follows from the times: traffic counts weights, activations and outputs once each.
+void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, const BenchWork& work) {
+  const double bytes = static_cast<double>(weight_bytes) + bits(work.a_dtype) / 8.0 * static_cast<double>(work.a_elements()) +
+                       bits(work.out()) / 8.0 * static_cast<double>(work.d_elements());
+  const double operations = 2 * static_cast<double>(result.m) * static_cast<double>(result.n) * static_cast<double>(result.k);
+  result.median_us = timing.median_us;
+  result.samples = timing.samples;
+  result.gbytes_per_s = bytes / (result.median_us * 1e3);
+  result.gflops = operations / (result.median_us * 1e3);
+  std::vector<double> memory, compute;
+  for (std::size_t round = 0; round < timing.round_us.size(); ++round) {
+    memory.push_back(100 * bytes / (probes.gbytes_per_s[round] * 1e3) / timing.round_us[round]);
+    const double gops = probes.gops[round];
+    compute.push_back(gops > 0 ? 100 * operations / (gops * 1e3) / timing.round_us[round] : 0);
+    result.round_percents.push_back(std::max(memory.back(), compute.back()));
+  }
+  result.peak = probes.peak;
+  result.ceiling_gbytes_per_s = median(probes.gbytes_per_s);
+  result.ceiling_gops = median(probes.gops);
+  result.memory_percent = median(memory);
+  result.compute_percent = median(compute);
+  result.memory_bound = result.memory_percent >= result.compute_percent;
+  result.roofline_percent = median(result.round_percents);
+}
+
+std::string_view backend_of(std::string_view kernel) {
+  for (const KernelInfo& info : kernels()) {
+    if (info.name == kernel) return name(info.backend);
+  }
+  return "";
+}
+
+// A layer, ready to run.
+struct Prepared {
+  const BenchCase& layer;
+  const QuantTensor& weight;
+  std::vector<Entry> entries;
+  std::optional<PackedWeight> by_default;  // as the planner packs it; only when all kernels are measured
+  std::unique_ptr<Baseline> baseline;
+};
+
+// The kernel the planner would run, "" when that is unknown.
+std::string planned_kernel(const Prepared& prepared, const BenchWork& work, int threads) {
+  if (!prepared.by_default) return "";
+  PlanOptions options;
+  options.threads = threads;
+  const auto plan = work.plan(*prepared.by_default, options);
+  return plan.ok() ? std::string(plan->kernel(work.m)) : "";
+}
+
+// What the planner says of a kernel that was measured: for a CPU as it was then, for a GPU as it knows it.
+double predicted_us(const PackedWeight& weight, const BenchWork& work, const BenchResult& result, const BenchMachine& machine) {
+  PlanOptions options;
+  options.kernel = result.kernel;
+  if (machine.backend() == Backend::cpu) {
+    options.machine = machine.roofline();
+    options.machine->read_gbytes_per_s = result.ceiling_gbytes_per_s;
+    for (Ceiling peak : {Ceiling::f32, Ceiling::bf16, Ceiling::int8})
+      (*options.machine)[peak] *= result.ceiling_gops / machine.roofline()[result.peak];
+  }
+  const auto plan = work.plan(weight, options);
+  return plan.ok() ? plan->explain().buckets.back().cost_us : 0.0;
+}
+
+// Plans for what is to be measured. Of all kernels those are left out that are predicted to take many times as long as the best: they
+// are of no interest, and a thousand tokens would keep them busy for minutes.
+struct Planned {
+  const Entry* entry;
+  Plan plan;
+};
+std::vector<Planned> plan_all(const Prepared& prepared, const BenchWork& work, int threads, Status& refusal) {
+  constexpr double kHopeless = 4.0;
+  std::vector<Planned> planned;
+  const auto cost_us = [](const Planned& p) { return p.plan.explain().buckets.back().cost_us; };
+  for (const Entry& entry : prepared.entries) {
+    auto plan = work.plan(entry.copies->front(), {.kernel = entry.kernel, .threads = threads});
+    if (plan.ok())
+      planned.push_back({&entry, *std::move(plan)});
+    else
+      refusal = plan.status();
+  }
+  double best = std::numeric_limits<double>::infinity();
+  for (const Planned& p : planned) best = std::min(best, cost_us(p));
+  std::erase_if(planned, [&](const Planned& p) { return cost_us(p) > kHopeless * best; });
+  return planned;
+}
+
+// What a product of dense matrices takes at best.
+double dense_us(DType type, const BenchWork& work, double gbytes_per_s, const Roofline& roofline) {
+  const double bytes = bits(type) / 8.0 * static_cast<double>(work.n * work.k + work.m * work.k + work.m * work.n);
+  const double operations = 2 * static_cast<double>(work.m) * static_cast<double>(work.n * work.k);
+  const Ceiling peak = type == DType::s8     ? Ceiling::int8
+                       : type == DType::bf16 ? Ceiling::bf16
+                       : type == DType::f16  ? Ceiling::f16
+                                             : Ceiling::f32;
+  const double gops = roofline[peak];
+  return std::max(bytes / (gbytes_per_s * 1e3), gops > 0 ? operations / (gops * 1e3) : 0.0);
+}
+
+// One activation type and M: plans, contestants, times, results.
+Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype, std::int64_t m, const BenchSpec& spec,
+                                         BenchMachine& machine) {
+  const BenchCase& layer = prepared.layer;
+  const BenchWork work{.a_dtype = a_dtype,
+                       .m = m,
+                       .n = prepared.weight.n,
+                       .k = prepared.weight.k,
+                       .act_scheme = layer.act_scheme,
+                       .accumulation = spec.accumulation,
+                       .bias = !prepared.weight.bias.empty(),
+                       .conv = layer.conv};
+  std::vector<Contestant> contestants;
+  std::vector<const PackedWeight*> weights;  // of the contestants that are nibble's
+  Status refusal;
+  for (const Planned& planned : plan_all(prepared, work, machine.executor().threads(), refusal)) {
+    auto contestant = machine.contestant(planned.plan, planned.entry->copies, work);
+    if (!contestant.ok()) return contestant.status();
+    contestants.push_back(*std::move(contestant));
+    weights.push_back(&planned.entry->copies->front());
+  }
+  if (contestants.empty()) return refusal;
+  if (prepared.baseline) {
+    auto others = prepared.baseline->contestants(work);
+    if (!others.ok()) return others.status();
+    for (Contestant& other : *others) contestants.push_back(std::move(other));
+  }
+
+  Probes probes{.peak = machine.peak_for(a_dtype, layer.act_scheme), .gbytes_per_s = {}, .gops = {}};
+  const double share = std::min(1.0, spec.min_seconds / kUsualSeconds);
+  const auto timings = time_in_turns(contestants, spec.min_seconds, [&]() -> Status {
+    const auto read = machine.probe(Ceiling::read, share), peak = machine.probe(probes.peak, share);
+    if (!read.ok()) return read.status();
+    if (!peak.ok()) return peak.status();
+    probes.gbytes_per_s.push_back(*read);
+    probes.gops.push_back(*peak);
+    return {};
+  });
+  if (!timings.ok()) return timings.status();
+
+  const std::string planned = planned_kernel(prepared, work, machine.executor().threads());
+  std::vector<BenchResult> results;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const PackedWeight& weight = *weights[i];
+    BenchResult& result = results.emplace_back();
+    result.name = layer.name;
+    result.modules = layer.modules;
+    result.m = work.rows(), result.n = weight.n(), result.k = weight.k();
+    result.conv = layer.conv, result.batch = layer.conv ? m : 1;
+    result.scheme = Scheme{prepared.weight.scheme, layer.act_scheme}.name();
+    result.a_dtype = name(a_dtype);
+    result.kernel = contestants[i].name;
+    result.backend = backend_of(result.kernel);
+    result.layout = weight.layout();
+    result.chosen = !spec.all_kernels || result.kernel == planned;
+    derive(result, (*timings)[i], probes, weight.bytes().size(), work);
+    result.predicted_us = predicted_us(weight, work, result, machine);
+    for (std::size_t b = weights.size(); b < contestants.size(); ++b) {
+      const Contestant& other = contestants[b];
+      std::string why = doubt((*timings)[b], dense_us(other.dense, work, median(probes.gbytes_per_s), machine.roofline()));
+      if (why.empty())
+        result.baselines[other.name] = (*timings)[b].median_us;
+      else
+        result.doubted[other.name] = std::move(why);
+    }
+  }
+  return results;
+}
+
+}  // namespace
+
+Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& options) const {
+  const EpilogueSpec epilogue{.bias = bias, .out = out(), .out_scale = out() == DType::s8 ? kOutScale : 1.0f};
+  if (!conv)
+    return Plan::linear(
+        weight, {.a_dtype = a_dtype, .m_max = m, .epilogue = epilogue, .act_scheme = act_scheme, .accumulation = accumulation},
+        options);
+  return Plan::conv(weight,
+                    {.geometry = conv->geometry,
+                     .input = conv->input,
+                     .output = conv->output,
+                     .a_dtype = a_dtype,
+                     .batch_max = m,
+                     .epilogue = epilogue,
+                     .act_scheme = act_scheme,
+                     .accumulation = accumulation},
+                    options);
+}
+
+std::int64_t BenchWork::rows() const { return conv ? m * conv->geometry.out_height() * conv->geometry.out_width() : m; }
+
+std::int64_t BenchWork::a_elements() const {
+  return conv ? m * conv->geometry.in_channels * conv->geometry.height * conv->geometry.width : m * k;
+}
+
+namespace {
+
+// Strides of a dense image [B,C,H,W].
+template <class View>
+View laid_out(View view, ImageLayout layout) {
+  const std::int64_t c = view.dim(1), h = view.dim(2), w = view.dim(3);
+  if (layout == ImageLayout::nhwc) view.strides = {c * h * w, 1, w * c, c};
+  return view;
+}
+
+}  // namespace
+
+ConstTensorView BenchWork::a(const void* data) const {
+  if (!conv) return {data, a_dtype, {m, k}};
+  const ConvGeometry& g = conv->geometry;
+  return laid_out(ConstTensorView(data, a_dtype, {m, g.in_channels, g.height, g.width}), conv->input);
+}
+
+TensorView BenchWork::d(void* data) const {
+  if (!conv) return {data, out(), {m, n}};
+  const ConvGeometry& g = conv->geometry;
+  return laid_out(TensorView(data, out(), {m, g.out_channels, g.out_height(), g.out_width()}), conv->output);
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 != 0) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+Tensor activations(DType dtype, std::int64_t m, std::int64_t k) {
+  Tensor a(dtype, {m, k});
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < m * k; ++i) a.set(i, normal(random));
+  return a;
+}
+
+namespace {
+
+// Of the tensor's type and shape.
+ConstTensorView view(const Tensor& t, const void* data) {
+  return t.shape.size() == 1 ? ConstTensorView(data, t.dtype, {t.shape[0]})
+                             : ConstTensorView(data, t.dtype, {t.shape[0], t.shape[1]});
+}
+
+}  // namespace
+
+Result<BenchActs> activations_for(const BenchWork& work) {
+  if (work.a_dtype != DType::s8 && work.a_dtype != DType::e4m3)
+    return BenchActs{activations(work.a_dtype, 1, work.a_elements()), {}, {}};
+  const Tensor floats = activations(DType::f32, 1, work.a_elements());
+  const GroupShape& group = work.act_scheme.group;
+  const std::int64_t tokens = group == GroupShape::tensor() ? 1 : work.m;
+  const std::vector<std::int64_t> shape =
+      group.k > 0 ? std::vector{tokens, (work.k + group.k - 1) / group.k} : std::vector{tokens};
+  BenchActs acts{Tensor(work.a_dtype, floats.shape), Tensor(DType::f32, shape), {}};
+  const StaticActs known{kCodeScale, 0};
+  const Status quantized =
+      quantize_activations(view(floats, floats.bytes.data()), {work.a_dtype, GroupShape::tensor()},
+                           {.codes = TensorView(acts.a.bytes.data(), work.a_dtype, {1, work.a_elements()})}, {.known = known});
+  if (!quantized.ok()) return quantized;
+  for (std::int64_t i = 0; i < acts.scales.numel(); ++i) acts.scales.set(i, kCodeScale);
+  if (work.act_scheme.zero != ZeroKind::none) {
+    acts.zeros = Tensor(DType::s32, shape);
+    std::fill_n(acts.zeros.as<std::int32_t>(), acts.zeros.numel(), 11);
+  }
+  return acts;
+}
+
+Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros) {
+  Operands operands;
+  if (!acts.scales.empty()) operands.a_scale = view(acts.scales, scales);
+  if (!acts.zeros.empty()) operands.a_zero = view(acts.zeros, zeros);
+  return operands;
+}
+
+Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
+                                          const std::function<Status()>& each_round) {
+  std::vector<std::vector<double>> samples(contestants.size());
+  std::vector<Timing> timings(contestants.size());
+  for (int round = 0; round < kRounds; ++round) {
+    if (Status looked = each_round ? each_round() : Status(); !looked.ok()) return looked;
+    for (std::size_t c = 0; c < contestants.size(); ++c) {
+      const auto run = [&] {
+        auto seconds = contestants[c].run();
+        return seconds.ok() ? std::move(seconds) : seconds.status().with_context(contestants[c].name);
+      };
+      // The threads of the contestant before park, and one untimed run wakes up these. Where a run takes long, waking up does
+      // not matter and only the very first run, which touches new memory, is left out.
+      if (contestants.size() > 1) std::this_thread::sleep_for(2ms);
+      if (samples[c].empty() || samples[c].back() < 0.02) {
+        if (auto warmed_up = run(); !warmed_up.ok()) return warmed_up.status();
+      }
+      std::vector<double> now;
+      const auto start = Clock::now();
+      do {
+        const auto seconds = run();
+        if (!seconds.ok()) return seconds.status();
+        now.push_back(*seconds);
+      } while (seconds_since(start) < min_seconds / kRounds);
+      samples[c].insert(samples[c].end(), now.begin(), now.end());
+      timings[c].round_us.push_back(1e6 * median(std::move(now)));
+    }
+  }
+  for (std::size_t c = 0; c < contestants.size(); ++c) {
+    timings[c].samples = samples[c].size();
+    timings[c].median_us = 1e6 * median(std::move(samples[c]));
+  }
+  return timings;
+}
+
+std::string doubt(const Timing& timing, double best_us) {
+  constexpr double kLeastShare = 0.05, kCall = 50,
+                   kSpread = 2;  // of what it needs at best; µs that a call may cost; of the rounds
+  if (timing.median_us > best_us / kLeastShare + kCall)
+    return fmt::format(
+        "took {:.0f} µs, {:.0f} times what its bytes and operations need: its threads were waiting, or do not scale",
+        timing.median_us, timing.median_us / best_us);
+  std::vector<double> rounds = timing.round_us;
+  std::sort(rounds.begin(), rounds.end());
+  if (rounds.size() < 4) return "";
+  const double low = rounds[1], high = rounds[rounds.size() - 2];
+  if (high <= kSpread * low + kCall) return "";
+  return fmt::format("took from {:.0f} to {:.0f} µs in rounds of the same work: the machine is busy with something else", low,
+                     high);
+}
+
+std::map<std::string, double>::const_iterator fastest_baseline(const BenchResult& result) {
+  return std::min_element(result.baselines.begin(), result.baselines.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; });
+}
+
+std::optional<Regret> regret_of(std::span<const BenchResult> results) {
+  struct Place {
+    const BenchResult *chosen = nullptr, *best = nullptr;
+  };
+  std::map<std::string, Place> places;
+  for (const BenchResult& r : results) {
+    Place& place = places[fmt::format("{}\n{} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.a_dtype)];
+    if (place.best == nullptr || r.median_us < place.best->median_us) place.best = &r;
+    if (r.chosen) place.chosen = &r;
+  }
+  Regret regret;
+  std::vector<double> ratios;
+  for (const auto& [key, place] : places) {
+    if (place.chosen == nullptr) continue;
+    const double ratio = place.chosen->median_us / place.best->median_us;
+    if (ratios.empty() || ratio > regret.worst) {
+      regret.worst = ratio;
+      regret.chosen = *place.chosen;
+      regret.preferred = *place.best;
+    }
+    ratios.push_back(ratio);
+  }
+  if (ratios.empty()) return std::nullopt;
+  regret.places = ratios.size();
+  regret.median = median(std::move(ratios));
+  return regret;
+}
+
+Misprediction misprediction_of(std::span<const BenchResult> results) {
+  Misprediction found;
+  std::vector<double> errors;
+  for (const BenchResult& r : results) {
+    const double error = std::abs(r.predicted_us / r.median_us - 1);
+    if (errors.empty() || error > found.worst) {
+      found.worst = error;
+      found.at = r;
+    }
+    errors.push_back(error);
+  }
+  if (!errors.empty()) found.median = median(std::move(errors));
+  return found;
+}
+
+Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
+                               const std::function<void(const std::string&)>& step) {
+  const auto weight = layer.load();
+  if (!weight.ok()) return weight.status().with_context(layer.name);
+  step(fmt::format("{} packing", layer.name));
+  auto entries = pack_for_all(layer, *weight, spec, machine);
+  if (!entries.ok()) return entries.status().with_context(layer.name);
+  Prepared prepared{layer, *weight, *std::move(entries), {}, {}};
+  if (spec.all_kernels) {
+    auto packed = pack(*weight, pack_options(layer, "", machine));
+    if (!packed.ok()) return packed.status().with_context(layer.name);
+    prepared.by_default = *std::move(packed);
+  }
+  if (spec.baselines && !layer.conv) {  // those of a convolution would be the product without its patches
+    auto made = machine.baseline(prepared.by_default ? *prepared.by_default : prepared.entries.front().copies->front());
+    if (!made.ok()) return made.status().with_context(layer.name);
+    prepared.baseline = *std::move(made);
+  }
+  LayerBench bench;
+  Status refusal;
+  for (DType act : spec.acts) {
+    Status refused;
+    for (std::int64_t m : layer.m) {
+      step(fmt::format("{} {} M={}", layer.name, name(act), m));
+      auto measured = bench_m(prepared, act, m, spec, machine);
+      if (!measured.ok()) {
+        if (measured.status().code() != StatusCode::unsupported) return measured.status().with_context(layer.name);
+        refused = measured.status();
+        continue;
+      }
+      for (BenchResult& result : *measured) bench.results.push_back(std::move(result));
+    }
+    if (refused.ok()) continue;
+    refusal = refused.with_context(layer.name);
+    bench.left_out.emplace_back(refused.with_context(fmt::format("{} × {}", layer.name, name(act))).message());
+  }
+  if (bench.results.empty() && !refusal.ok()) return refusal;
+  return bench;
+}
+
+}  // namespace nibble::tools

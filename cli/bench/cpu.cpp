@@ -1,0 +1,229 @@
+// The CPU as a machine to measure on: runs are timed by the clock; OpenBLAS and oneDNN are baselines.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <new>
+
+#include "bench/blas.hpp"
+#include "bench/core.hpp"
+#include "bench/dnnl.hpp"
+
+namespace nibble::tools {
+namespace {
+
+// Page-aligned memory, so that results do not depend on where an allocation happened to land.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes) : bytes_(bytes), data_(static_cast<std::byte*>(::operator new(bytes + 1, kAlignment))) {}
+  std::span<std::byte> span() const { return {data_.get(), bytes_}; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_.get());
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{4096};
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
+  };
+  std::size_t bytes_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// Seconds that `work` takes.
+template <class Work>
+double seconds_of(Work work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// A plan with everything its runs need.
+struct PlanRun {
+  Plan plan;
+  Copies copies;
+  Executor& executor;
+  BenchWork work;
+  BenchActs acts;
+  Buffer d, workspace;
+  std::size_t next = 0;
+
+  Result<double> operator()() {
+    const PackedWeight& weight = (*copies)[next++ % copies->size()];
+    const ConstTensorView in = work.a(acts.a.bytes.data());
+    const TensorView out = work.d(d.as<std::byte>());
+    const Operands operands = operands_of(acts, acts.scales.bytes.data(), acts.zeros.bytes.data());
+    Status ran;
+    const double seconds = seconds_of([&] { ran = plan.run(weight, in, out, operands, workspace.span(), &executor); });
+    if (!ran.ok()) return ran;
+    return seconds;
+  }
+};
+
+// The function object of a contestant: std::function copies what it holds, and buffers do not copy.
+template <class Run>
+std::function<Result<double>()> shared(std::shared_ptr<Run> run) {
+  return [run] { return (*run)(); };
+}
+
+// Dense weights of a layer, in bytes enough for f32. Smaller elements find more copies in them.
+using DenseCopies = std::shared_ptr<const std::vector<Buffer>>;
+
+// A product of dense matrices, each on the next copy of the weights.
+template <class In, class Out>
+struct DenseRun {
+  std::function<bool(std::int64_t m, std::int64_t n, std::int64_t k, const In* a, const In* w, Out* d)> product;
+  std::string_view library;
+  DenseCopies copies;
+  std::int64_t m, n, k;
+  Tensor a;
+  Buffer d;
+  std::size_t next = 0;
+
+  Result<double> operator()() {
+    constexpr std::size_t kParts = sizeof(float) / sizeof(In);  // NOLINT(bugprone-sizeof-expression)
+    const std::size_t at = next++ % (copies->size() * kParts);
+    const In* w = (*copies)[at / kParts].template as<In>() + static_cast<std::int64_t>(at % kParts) * n * k;
+    bool done = false;
+    const double seconds = seconds_of([&] { done = product(m, n, k, a.as<In>(), w, d.as<Out>()); });
+    if (!done) return Status(StatusCode::internal, fmt::format("{} refused {}×{}×{}", library, m, n, k));
+    return seconds;
+  }
+};
+
+class Dense : public Baseline {
+ public:
+  static Result<std::unique_ptr<Baseline>> make(const PackedWeight& weight, const BenchMachine& machine) {
+    const std::int64_t n = weight.n(), k = weight.k();
+    const std::size_t bytes = static_cast<std::size_t>(n * k) * sizeof(float);
+    const auto plan = Plan::dequantize(weight, {});
+    if (!plan.ok()) return plan.status();
+    const Buffer workspace(plan->workspace_bytes());
+    std::vector<Buffer> copies;
+    copies.emplace_back(bytes);
+    const TensorView d(copies[0].as<float>(), {n, k});
+    if (Status ran = plan->run(weight, {}, d, {}, workspace.span(), &machine.executor()); !ran.ok()) return ran;
+    for (std::uint64_t total = bytes; total < machine.cold_bytes() && copies.size() < kMaxCopies; total += bytes) {
+      copies.emplace_back(bytes);
+      std::copy_n(copies[0].as<float>(), n * k, copies.back().as<float>());
+    }
+    return std::unique_ptr<Baseline>(new Dense(std::move(copies), machine.executor().threads()));
+  }
+
+  // f32 in place of any layer; bf16 of one in bf16, and int8 of one whose activations are, where the library has them.
+  Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
+    std::vector<Contestant> all;
+    if (const Blas* blas = Blas::load(threads_)) {
+      all.push_back(
+          product<float, float>("openblas_f32", DType::f32, work, [blas](auto m, auto n, auto k, auto a, auto w, auto d) {
+            blas->linear(m, n, k, a, w, d);
+            return true;
+          }));
+    }
+    const Dnnl* dnnl = Dnnl::load(threads_);
+    if (dnnl == nullptr) return all;
+    all.push_back(product<float, float>("onednn_f32", DType::f32, work, [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) {
+      return dnnl->linear(m, n, k, a, w, d);
+    }));
+    if (work.a_dtype == DType::bf16 && dnnl->has_bf16())
+      all.push_back(product<std::uint16_t, float>(
+          "onednn_bf16", DType::bf16, work,
+          [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) { return dnnl->linear_bf16(m, n, k, a, w, d); }));
+    if (work.act_scheme.codes == DType::s8)
+      all.push_back(product<std::int8_t, std::int32_t>(
+          "onednn_s8", DType::s8, work,
+          [dnnl](auto m, auto n, auto k, auto a, auto w, auto d) { return dnnl->linear_s8(m, n, k, a, w, d); }));
+    return all;
+  }
+
+ private:
+  Dense(std::vector<Buffer> copies, int threads)
+      : copies_(std::make_shared<const std::vector<Buffer>>(std::move(copies))), threads_(threads) {}
+
+  template <class In, class Out, class Product>
+  Contestant product(std::string_view name, DType type, const BenchWork& work, Product product) const {
+    using Run = DenseRun<In, Out>;
+    auto run =
+        std::make_shared<Run>(Run{.product = product,
+                                  .library = name,
+                                  .copies = copies_,
+                                  .m = work.m,
+                                  .n = work.n,
+                                  .k = work.k,
+                                  .a = type == DType::s8 ? Tensor(type, {work.m, work.k}) : activations(type, work.m, work.k),
+                                  .d = Buffer(static_cast<std::size_t>(work.m * work.n) * sizeof(Out))});
+    return {std::string(name), shared(std::move(run)), type};
+  }
+
+  DenseCopies copies_;
+  int threads_;
+};
+
+class Cpu : public BenchMachine {
+ public:
+  explicit Cpu(Executor& executor) : executor_(executor), probe_(executor), roofline_(probe_.roofline()) {}
+
+  Backend backend() const override { return Backend::cpu; }
+  Executor& executor() const override { return executor_; }
+  const Roofline& roofline() const override { return roofline_; }
+
+  Result<double> probe(Ceiling ceiling, double share) override {
+    return probe_.measure(ceiling, share * (ceiling == Ceiling::read ? 0.02 : 0.005));
+  }
+
+  Ceiling peak_for(DType a_dtype, const ActScheme& act_scheme) const override {
+    return cpu_peak_for(a_dtype, act_scheme, roofline_);
+  }
+
+  std::uint64_t cold_bytes() const override {
+    const DeviceInfo& device = this_device();
+    const auto wanted = std::max<std::int64_t>(64 << 20, 3 * device.l3_bytes);
+    return static_cast<std::uint64_t>(device.memory_bytes > 0 ? std::min(wanted, device.memory_bytes / 8) : wanted);
+  }
+
+  Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
+    auto acts = activations_for(work);
+    if (!acts.ok()) return acts.status();
+    PlanRun run{.plan = plan,
+                .copies = copies,
+                .executor = executor_,
+                .work = work,
+                .acts = *std::move(acts),
+                .d = Buffer(static_cast<std::size_t>(work.d_elements()) * sizeof(float)),
+                .workspace = Buffer(plan.workspace_bytes())};
+    return Contestant{std::string(plan.kernel(work.m)), shared(std::make_shared<PlanRun>(std::move(run)))};
+  }
+
+  Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) override {
+    const std::int64_t bytes = weight.n() * weight.k() * static_cast<std::int64_t>(sizeof(float));
+    const bool none = Blas::load(executor_.threads()) == nullptr && Dnnl::load(executor_.threads()) == nullptr;
+    if (none || bytes >= this_device().memory_bytes / 8) return std::unique_ptr<Baseline>();
+    return Dense::make(weight, *this);
+  }
+
+  std::string baseline_description() const override {
+    const Blas* blas = Blas::load(executor_.threads());
+    const Dnnl* dnnl = Dnnl::load(executor_.threads());
+    if (blas == nullptr && dnnl == nullptr) return "none: neither OpenBLAS nor oneDNN is installed";
+    const std::string both = blas != nullptr && dnnl != nullptr ? "; " : "";
+    return (blas != nullptr ? blas->description() : "") + both + (dnnl != nullptr ? dnnl->description() : "") +
+           ", the same layer as dense matrices";
+  }
+
+ private:
+  Executor& executor_;
+  RooflineProbe probe_;
+  Roofline roofline_;
+};
+
+}  // namespace
+
+Ceiling cpu_peak_for(DType a_dtype, const ActScheme& act_scheme, const Roofline& roofline) {
+  if (act_scheme.codes == DType::e4m3) return Ceiling::f32;  // FP8 is multiplied as the floats it stands for
+  if (act_scheme.codes != DType::none) return Ceiling::int8;
+  return a_dtype == DType::bf16 && roofline.bf16_gflops > 0 ? Ceiling::bf16 : Ceiling::f32;
+}
+
+std::unique_ptr<BenchMachine> cpu_machine(Executor& executor) { return std::make_unique<Cpu>(executor); }
+
+}  // namespace nibble::tools

@@ -1,0 +1,276 @@
+// A GPU as a machine to measure on. A CUDA graph runs the layer on all cold copies one after the other, as a decoder does, and is
+// replayed between two events; cuBLAS in f16 is the baseline, and measures the peak.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "bench/core.hpp"
+#include "bench/cublas.hpp"
+
+namespace nibble::tools {
+namespace {
+
+// Replays between two events: as many as make a millisecond or two, which events measure well. A graph of 2048 convolutions needs but one.
+constexpr int kMostReplays = 10;
+constexpr double kEnoughSeconds = 2e-3;
+
+Status check(cudaError_t code, std::string_view what) {
+  if (code == cudaSuccess) return {};
+  return {StatusCode::internal, fmt::format("CUDA: {}: {}", what, cudaGetErrorString(code))};
+}
+
+// A handle of CUDA's that is destroyed in the end.
+template <class Handle, cudaError_t (*kDestroy)(Handle)>
+struct Owned {
+  Handle handle = nullptr;
+
+  Owned() = default;
+  Owned(Owned&& other) noexcept : handle(std::exchange(other.handle, nullptr)) {}
+  ~Owned() {
+    if (handle != nullptr) (void)kDestroy(handle);
+  }
+};
+using OwnedStream = Owned<cudaStream_t, cudaStreamDestroy>;
+using OwnedEvent = Owned<cudaEvent_t, cudaEventDestroy>;
+using OwnedGraph = Owned<cudaGraph_t, cudaGraphDestroy>;
+using OwnedExec = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
+
+// Enqueues the work once, on copy i of its weights.
+using Enqueue = std::function<Status(std::size_t i, cudaStream_t stream)>;
+
+// A captured graph of the work on each of `count` copies.
+class Replay {
+ public:
+  static Result<Replay> capture(std::size_t count, const Enqueue& enqueue) {
+    Replay made;
+    made.count_ = count;
+    if (Status captured = made.capture_on_stream(enqueue); !captured.ok()) return captured;
+    const auto once = made();
+    if (!once.ok()) return once.status();
+    const double all = *once * static_cast<double>(count);
+    made.replays_ = std::clamp(static_cast<int>(kEnoughSeconds / all), 1, kMostReplays);
+    return made;
+  }
+
+  // Seconds that once took.
+  Result<double> operator()() const {
+    Status status = check(cudaEventRecord(begin_.handle, stream_.handle), "cudaEventRecord");
+    for (int i = 0; i < replays_ && status.ok(); ++i)
+      status = check(cudaGraphLaunch(exec_.handle, stream_.handle), "cudaGraphLaunch");
+    if (status.ok()) status = check(cudaEventRecord(end_.handle, stream_.handle), "cudaEventRecord");
+    if (status.ok()) status = check(cudaEventSynchronize(end_.handle), "cudaEventSynchronize");
+    float ms = 0;
+    if (status.ok()) status = check(cudaEventElapsedTime(&ms, begin_.handle, end_.handle), "cudaEventElapsedTime");
+    if (!status.ok()) return status;
+    return 1e-3 * static_cast<double>(ms) / (replays_ * static_cast<double>(count_));
+  }
+
+ private:
+  Status capture_on_stream(const Enqueue& enqueue) {
+    Status status = check(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (status.ok()) status = check(cudaEventCreate(&begin_.handle), "cudaEventCreate");
+    if (status.ok()) status = check(cudaEventCreate(&end_.handle), "cudaEventCreate");
+    if (status.ok()) status = enqueue(0, stream_.handle);  // loads the code, which a capture cannot
+    if (status.ok()) status = check(cudaStreamSynchronize(stream_.handle), "cudaStreamSynchronize");
+    if (status.ok()) status = check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "capture");
+    if (!status.ok()) return status;
+    for (std::size_t i = 0; i < count_ && status.ok(); ++i) status = enqueue(i, stream_.handle);
+    OwnedGraph graph;
+    const Status ended = check(cudaStreamEndCapture(stream_.handle, &graph.handle), "cudaStreamEndCapture");
+    if (!status.ok()) return status;
+    if (!ended.ok()) return ended;
+    return check(cudaGraphInstantiate(&exec_.handle, graph.handle, 0), "cudaGraphInstantiate");
+  }
+
+  std::size_t count_ = 1;
+  int replays_ = 1;
+  OwnedStream stream_;
+  OwnedEvent begin_, end_;
+  OwnedExec exec_;
+};
+
+// A contestant that replays, and keeps what the graph points to.
+template <class OperandData>
+Result<Contestant> replaying(std::string name, std::size_t count, std::shared_ptr<OperandData> operands, const Enqueue& enqueue) {
+  auto captured = Replay::capture(count, enqueue);
+  if (!captured.ok()) return captured.status().with_context(name);
+  return Contestant{std::move(name), [operands, replay = std::make_shared<Replay>(*std::move(captured))] { return (*replay)(); }};
+}
+
+Result<DeviceMemory> to_device(const Tensor& tensor) {
+  if (tensor.empty()) return DeviceMemory();
+  auto memory = DeviceMemory::allocate(tensor.bytes.size());
+  if (!memory.ok()) return memory.status();
+  if (Status copied = copy_to_device(memory->data(), tensor.bytes.data(), tensor.bytes.size()); !copied.ok()) return copied;
+  return memory;
+}
+
+// Of a [M,K] or [N,K] matrix of f16.
+std::size_t f16_bytes(std::int64_t rows, std::int64_t columns) { return 2 * static_cast<std::size_t>(rows * columns); }
+
+// Activations and outputs stay warm.
+struct OperandData {
+  DeviceMemory a, scales, zeros, d, workspace;
+  Operands args;
+
+  static Result<std::shared_ptr<OperandData>> make(const BenchWork& work, std::size_t workspace) {
+    const auto acts = activations_for(work);
+    if (!acts.ok()) return acts.status();
+    auto a = to_device(acts->a), scales = to_device(acts->scales), zeros = to_device(acts->zeros);
+    auto d = DeviceMemory::allocate(static_cast<std::size_t>(work.d_elements()) * sizeof(float));
+    auto scratch = workspace == 0 ? Result<DeviceMemory>(DeviceMemory()) : DeviceMemory::allocate(workspace);
+    for (const auto* memory : {&a, &scales, &zeros, &d, &scratch}) {
+      if (!memory->ok()) return memory->status();
+    }
+    const Operands args = operands_of(*acts, scales->data(), zeros->data());
+    return std::make_shared<OperandData>(
+        OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), *std::move(scratch), args});
+  }
+};
+
+// f16 copies of W, one after the other.
+class CublasLayer : public Baseline {
+ public:
+  static Result<std::unique_ptr<Baseline>> make(Cublas& cublas, const PackedWeight& weight, std::uint64_t cold_bytes) {
+    std::unique_ptr<CublasLayer> made(new CublasLayer(cublas, weight.n(), weight.k(), cold_bytes));
+    auto copies = DeviceMemory::allocate(made->count_ * made->bytes());
+    if (!copies.ok()) return copies.status();
+    made->copies_ = std::make_shared<DeviceMemory>(*std::move(copies));
+    const auto plan = Plan::dequantize(weight, {.out = DType::f16});
+    if (!plan.ok()) return std::unique_ptr<Baseline>();  // a layout that nothing dequantizes: it is for quantized activations
+    for (std::size_t i = 0; i < made->count_; ++i) {
+      const TensorView w(made->copy(i), DType::f16, {weight.n(), weight.k()});
+      if (Status ran = plan->run(weight, {}, w, {}, {}, Stream{}); !ran.ok()) return ran;
+    }
+    if (Status done = synchronize(); !done.ok()) return done;
+    return std::unique_ptr<Baseline>(std::move(made));
+  }
+
+  Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
+    const std::int64_t m = work.m;
+    const auto operands = OperandData::make({.a_dtype = DType::f16, .m = m, .n = n_, .k = k_}, 0);
+    if (!operands.ok()) return operands.status();
+    const auto keep =
+        std::make_shared<std::pair<std::shared_ptr<OperandData>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
+    auto made = replaying("cublas_f16", count_, keep, [this, m, &operands](std::size_t i, cudaStream_t stream) {
+      return cublas_.linear(m, n_, k_, (*operands)->a.data(), copy(i), (*operands)->d.data(), stream);
+    });
+    if (!made.ok()) return made.status();
+    made->dense = DType::f16;
+    return std::vector<Contestant>{*std::move(made)};
+  }
+
+ private:
+  CublasLayer(Cublas& cublas, std::int64_t n, std::int64_t k, std::uint64_t cold_bytes)
+      : cublas_(cublas), n_(n), k_(k), count_(std::clamp<std::size_t>((cold_bytes + bytes() - 1) / bytes(), 1, kMaxCopies)) {}
+
+  std::size_t bytes() const { return (f16_bytes(n_, k_) + 255) / 256 * 256; }
+  std::byte* copy(std::size_t i) const { return copies_->data() + i * bytes(); }
+
+  Cublas& cublas_;
+  std::int64_t n_, k_;
+  std::size_t count_;
+  std::shared_ptr<DeviceMemory> copies_;
+};
+
+// 10⁹ operations per second of a product far larger than what its operands take to read.
+Result<double> measure_f16_gflops(Cublas& cublas) {
+  constexpr std::int64_t kSize = 8192, kRows = 256;  // of Gaussian numbers, which repeat
+  const Tensor block = activations(DType::f16, kRows, kSize);
+  std::vector<DeviceMemory> matrices;
+  for (int i = 0; i < 3; ++i) {
+    auto matrix = DeviceMemory::allocate(f16_bytes(kSize, kSize));
+    if (!matrix.ok()) return matrix.status();
+    for (std::size_t at = 0; i < 2 && at < matrix->size(); at += block.bytes.size()) {
+      if (Status copied = copy_to_device(matrix->data() + at, block.bytes.data(), block.bytes.size()); !copied.ok())
+        return copied;
+    }
+    matrices.push_back(*std::move(matrix));
+  }
+  const auto replay = Replay::capture(1, [&](std::size_t, cudaStream_t stream) {
+    return cublas.linear(kSize, kSize, kSize, matrices[0].data(), matrices[1].data(), matrices[2].data(), stream);
+  });
+  if (!replay.ok()) return replay.status();
+  double best = 0;
+  for (int i = 0; i < 5; ++i) {
+    const auto seconds = (*replay)();
+    if (!seconds.ok()) return seconds.status();
+    best = std::max(best, 2e-9 * kSize * kSize * kSize / *seconds);
+  }
+  return best;
+}
+
+class Gpu : public BenchMachine {
+ public:
+  static Result<std::unique_ptr<BenchMachine>> make(Executor& executor) {
+    const auto info = this_gpu();
+    if (!info.ok()) return info.status();
+    auto reads = GpuReadProbe::make();
+    if (!reads.ok()) return reads.status();
+    auto made = std::make_unique<Gpu>(executor, *info, *std::move(reads));
+    for (Ceiling ceiling : {Ceiling::read, Ceiling::f16}) {
+      const auto value = ceiling == Ceiling::read   ? made->probe(ceiling, 1)
+                         : made->cublas_ != nullptr ? measure_f16_gflops(*made->cublas_)
+                                                    : Result<double>(0.0);
+      if (!value.ok()) return value.status();
+      made->roofline_[ceiling] = *value;
+    }
+    return std::unique_ptr<BenchMachine>(std::move(made));
+  }
+
+  Gpu(Executor& executor, GpuInfo info, GpuReadProbe reads)
+      : executor_(executor), info_(std::move(info)), reads_(std::move(reads)), cublas_(Cublas::load()) {}
+
+  Backend backend() const override { return Backend::cuda; }
+  Executor& executor() const override { return executor_; }
+  const Roofline& roofline() const override { return roofline_; }
+
+  // The peak is measured once: beside each run it would heat the GPU up.
+  Result<double> probe(Ceiling ceiling, double) override {
+    return ceiling == Ceiling::read ? reads_.measure() : roofline_[ceiling];
+  }
+
+  // bf16 products are as fast.
+  Ceiling peak_for(DType a_dtype, const ActScheme&) const override { return a_dtype == DType::f32 ? Ceiling::f32 : Ceiling::f16; }
+
+  std::uint64_t cold_bytes() const override {
+    constexpr std::int64_t kEnough = 400'000'000;
+    return static_cast<std::uint64_t>(std::max(kEnough, 6 * info_.l2_bytes));
+  }
+
+  Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
+    auto operands = OperandData::make(work, plan.workspace_bytes());
+    if (!operands.ok()) return operands.status();
+    const OperandData& on_gpu = **operands;
+    const auto keep = std::make_shared<std::pair<std::shared_ptr<OperandData>, Copies>>(*operands, copies);
+    return replaying(std::string(plan.kernel(work.m)), copies->size(), keep, [&](std::size_t i, cudaStream_t stream) {
+      return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), on_gpu.args,
+                      std::span(on_gpu.workspace.data(), on_gpu.workspace.size()), Stream{stream});
+    });
+  }
+
+  Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) override {
+    const auto bytes = static_cast<std::int64_t>(f16_bytes(weight.n(), weight.k()));
+    if (cublas_ == nullptr || bytes >= info_.memory_bytes / 8) return std::unique_ptr<Baseline>();
+    return CublasLayer::make(*cublas_, weight, cold_bytes());
+  }
+
+  std::string baseline_description() const override {
+    return cublas_ == nullptr ? "none: there is no libcublas.so.13 or .12" : cublas_->description() + ", the same layer in f16";
+  }
+
+ private:
+  Executor& executor_;
+  GpuInfo info_;
+  GpuReadProbe reads_;
+  Cublas* cublas_;
+  Roofline roofline_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor& executor) { return Gpu::make(executor); }
+
+}  // namespace nibble::tools

@@ -1,0 +1,8 @@
+// bench_gpu.cpp in a build without CUDA.
+#include "bench/core.hpp"
+
+namespace nibble::tools {
+
+Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor&) { return this_gpu().status(); }
+
+}  // namespace nibble::tools

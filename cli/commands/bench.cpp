@@ -1,0 +1,449 @@
+// nibble bench: how fast the layers of a checkpoint run here, against what this machine can do.
+#include "commands/bench.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "commands/commands.hpp"
+#include "commands/option_checks.hpp"
+#include "commands/report_command.hpp"
+#include "terminal/progress.hpp"
+#include "terminal/table.hpp"
+
+namespace nibble::tools {
+namespace {
+
+struct Options {
+  std::filesystem::path path, shapes, conv, report, reference;
+  std::vector<std::filesystem::path> compare;
+  std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
+  std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the usual one
+  std::string backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
+  bool all_kernels = false, no_baselines = false;
+  int threads = 0;
+  double min_seconds = 0.2, fail_under = 0;
+};
+
+std::string commit() {
+  const char* given = std::getenv("NIBBLE_COMMIT");
+  return given != nullptr && *given != '\0' ? given : NIBBLE_BUILD_COMMIT;
+}
+
+// "awq" for "out/awq/".
+std::string display_name(const std::filesystem::path& path) {
+  const auto normal = std::filesystem::absolute(path).lexically_normal();
+  return (normal.has_filename() ? normal : normal.parent_path()).filename().string();
+}
+
+Result<Outcome> run_compare(const Options& options) {
+  const auto comparison = compare_benchmarks(options.compare[0], options.compare[1], wants_colour(stdout));
+  if (!comparison.ok()) return comparison.status();
+  const bool passed = comparison->worst >= options.fail_under;
+  const auto text = [&] {
+    return comparison->text +
+           (passed ? "" : fmt::format("regression: {:.3f} is below {:.3f}\n", comparison->worst, options.fail_under));
+  };
+  const auto document = [&] {
+    Json json = comparison->json;
+    json["passed"] = passed;
+    return json;
+  };
+  if (Status written = print_result(options.json, text, document); !written.ok()) return written;
+  return passed ? Outcome::ok : Outcome::failed;
+}
+
+std::vector<DType> act_types(const Options& options) {
+  std::vector<DType> types;
+  for (const std::string& act : options.acts) types.push_back(parse_dtype(act).value_or(DType::f32));
+  return types;
+}
+
+Result<std::unique_ptr<BenchMachine>> machine_of(Backend backend, Executor& executor) {
+  if (backend == Backend::cuda) return gpu_machine(executor);
+  return cpu_machine(executor);
+}
+
+Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& cases, Executor& executor) {
+  const auto machine = machine_of(parse_backend(options.backend), executor);
+  if (!machine.ok()) return machine.status();
+  Benchmark benchmark;
+  benchmark.roofline = (*machine)->roofline();
+  if ((*machine)->backend() == Backend::cuda) {
+    if (auto gpu = this_gpu(); gpu.ok()) benchmark.gpu = *std::move(gpu);
+  }
+  if (!options.no_baselines && options.conv.empty()) benchmark.baseline = (*machine)->baseline_description();
+  benchmark.commit = commit();
+  benchmark.date = utc_now();
+  benchmark.accumulation = options.accumulation;
+  BenchSpec spec;
+  spec.acts = act_types(options);
+  spec.accumulation = parse_accumulation(options.accumulation);
+  spec.kernel = options.kernel;
+  spec.all_kernels = options.all_kernels;
+  spec.min_seconds = options.min_seconds;
+  spec.baselines = !options.no_baselines;
+  std::size_t cells = 0, done = 0;
+  for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size();
+  ProgressBar progress("measuring");
+  Status refusal;
+  for (const BenchCase& layer : cases) {
+    auto bench = bench_layer(layer, spec, **machine, [&](const std::string& what) { progress.update(done++, cells, what); });
+    if (!bench.ok()) {
+      if (bench.status().code() != StatusCode::unsupported) return bench.status();
+      refusal = bench.status();
+      benchmark.left_out.emplace_back(refusal.message());
+      continue;
+    }
+    for (BenchResult& result : bench->results) benchmark.results.push_back(std::move(result));
+    for (std::string& reason : bench->left_out) benchmark.left_out.push_back(std::move(reason));
+  }
+  if (benchmark.results.empty()) return refusal;
+  for (const BenchResult& result : benchmark.results) {
+    double &read = benchmark.roofline[Ceiling::read], &peak = benchmark.roofline[result.peak];
+    read = std::max(read, result.ceiling_gbytes_per_s);
+    peak = std::max(peak, result.ceiling_gops);
+  }
+  if (options.all_kernels) benchmark.regret = regret_of(benchmark.results);
+  return benchmark;
+}
+
+std::vector<std::string> schemes_of(const Options& options) {
+  if (!options.schemes.empty()) return options.schemes;
+  if (options.conv.empty()) return {"u4zg128"};
+  return {options.activations.empty() ? "s8t_s8c" : "s8c"};
+}
+
+ConvCasesSpec conv_cases(const Options& options, const ActScheme& quantize) {
+  const auto layout = [](std::string_view text) { return text == "nhwc" ? ImageLayout::nhwc : ImageLayout::nchw; };
+  return {.file = options.conv,
+          .layer = options.layer,
+          .schemes = schemes_of(options),
+          .act_scheme = quantize,
+          .batches = options.batches,
+          .input = layout(options.layout.substr(0, 4)),
+          .output = layout(options.layout.substr(options.layout.size() - 4))};
+}
+
+Result<Outcome> run(const Options& options) {
+  if (!options.compare.empty()) return run_compare(options);
+  if (int(!options.path.empty()) + int(!options.shapes.empty()) + int(!options.conv.empty()) != 1) {
+    return Status(StatusCode::invalid_argument,
+                  "bench needs one of PATH or --shapes FILE or --conv FILE; see nibble bench --help");
+  }
+  if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
+    return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
+  if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
+  const auto quantize = parse_asked_activations(options.activations);
+  if (!quantize.ok()) return quantize.status();
+  std::optional<Checkpoint> checkpoint;
+  if (!options.path.empty()) {
+    if (!options.report.empty() && options.acts.size() > 1) {
+      return Status(StatusCode::invalid_argument, "--report of a checkpoint shows one type of activations: give --a-dtype one");
+    }
+    auto opened = Checkpoint::open(options.path);
+    if (!opened.ok()) return opened.status();
+    checkpoint = *std::move(opened);
+  }
+  const auto cases = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
+                     : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
+                                            : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
+  if (!cases.ok()) return cases.status();
+  Threads threads(options.threads);
+  const auto benchmark = measure(options, *cases, threads.executor());
+  if (!benchmark.ok()) return benchmark.status();
+  const auto text = [&] { return benchmark_text(*benchmark, wants_colour(stdout)); };
+  if (Status written = print_result(options.json, text, [&] { return benchmark_json(*benchmark); }); !written.ok())
+    return written;
+  if (options.report.empty()) return Outcome::ok;
+  const std::filesystem::path& measured = checkpoint ? options.path : options.conv.empty() ? options.shapes : options.conv;
+  const ReportRequest request{.output = options.report,
+                              .checkpoint = options.path,
+                              .reference = options.reference,
+                              .title = display_name(measured),
+                              .layer = options.layer,
+                              .a_dtype = act_types(options).front(),
+                              .act_scheme = *quantize};
+  if (Status written = write_report(request, *benchmark, threads.executor()); !written.ok()) return written;
+  return Outcome::ok;
+}
+
+// The ceilings that results were held against, as they are at best: "61.2 GB/s reads, 235 GFLOP/s f32, 940 Gop/s int8".
+std::string ceilings_text(const Benchmark& benchmark) {
+  std::string text = fmt::format("{:.1f} GB/s reads", benchmark.roofline.read_gbytes_per_s);
+  for (Ceiling ceiling : kAllCeilings) {
+    if (ceiling == Ceiling::read || !(benchmark.roofline[ceiling] > 0)) continue;
+    if (std::none_of(benchmark.results.begin(), benchmark.results.end(), [&](const auto& r) { return r.peak == ceiling; }))
+      continue;
+    text +=
+        fmt::format(", {:.0f} {} {}", benchmark.roofline[ceiling], ceiling == Ceiling::int8 ? "Gop/s" : "GFLOP/s", name(ceiling));
+  }
+  return text;
+}
+
+std::string regret_text(const Regret& regret) {
+  const BenchResult &chosen = regret.chosen, &preferred = regret.preferred;
+  std::string text =
+      fmt::format("regret: the chosen kernel was at most {:.1f} % slower than the best one, {:.1f} % in the median of {}",
+                  100 * (regret.worst - 1), 100 * (regret.median - 1), counted(regret.places, "choice"));
+  if (regret.worst > 1) {
+    text += fmt::format("; worst: {} M={} {} {}, {} where {} is best", printable(chosen.name), chosen.m, chosen.scheme,
+                        chosen.a_dtype, chosen.kernel, preferred.kernel);
+  }
+  return text + "\n";
+}
+
+Json regret_json(const Regret& regret) {
+  const BenchResult& chosen = regret.chosen;
+  return {{"choices", regret.places},
+          {"max_ratio", regret.worst},
+          {"median_ratio", regret.median},
+          {"worst",
+           {{"name", chosen.name},
+            {"m", chosen.m},
+            {"n", chosen.n},
+            {"k", chosen.k},
+            {"scheme", chosen.scheme},
+            {"a_dtype", chosen.a_dtype},
+            {"chosen", chosen.kernel},
+            {"best", regret.preferred.kernel}}}};
+}
+
+// What was measured, with its ceilings at best.
+Json cpu_json(const Roofline& roofline) {
+  const DeviceInfo& device = this_device();
+  return {{"cpu", device.cpu_name},
+          {"isa", name(device.isa)},
+          {"cores", device.cores},
+          {"threads", roofline.threads},
+          {"l1d_bytes", device.l1d_bytes},
+          {"l2_bytes", device.l2_bytes},
+          {"l3_bytes", device.l3_bytes},
+          {"memory_bytes", device.memory_bytes},
+          {"read_gbytes_per_s", roofline.read_gbytes_per_s},
+          {"f32_gflops", roofline.f32_gflops},
+          {"bf16_gflops", roofline.bf16_gflops},
+          {"int8_gops", roofline.int8_gops}};
+}
+
+Json conv_json(const ConvShapes& conv, std::int64_t batch) {
+  const ConvGeometry& g = conv.geometry;
+  return {{"batch", batch},
+          {"in_channels", g.in_channels},
+          {"out_channels", g.out_channels},
+          {"height", g.height},
+          {"width", g.width},
+          {"kernel", {g.filter.h, g.filter.w}},
+          {"stride", {g.stride.h, g.stride.w}},
+          {"padding", {g.padding.top, g.padding.bottom, g.padding.left, g.padding.right}},
+          {"dilation", {g.dilation.h, g.dilation.w}},
+          {"groups", g.groups},
+          {"input", name(conv.input)},
+          {"output", name(conv.output)}};
+}
+
+Json gpu_json(const GpuInfo& gpu, const Roofline& roofline) {
+  Json json = gpu_description(gpu);
+  json["read_gbytes_per_s"] = roofline.read_gbytes_per_s;
+  json["f16_gflops"] = roofline.f16_gflops;
+  return json;
+}
+
+}  // namespace
+
+std::string benchmark_text(const Benchmark& benchmark, bool colour) {
+  std::set<std::string> fastest;  // baselines
+  std::vector<std::string> doubts;
+  for (const BenchResult& r : benchmark.results) {
+    if (const auto other = fastest_baseline(r); other != r.baselines.end()) fastest.insert(other->first);
+    for (const auto& [name, why] : r.doubted) {
+      if (r.chosen) doubts.push_back(fmt::format("no ratio: {} M={}: {} {}\n", printable(r.name), r.m, name, why));
+    }
+  }
+  const std::string against = fastest.size() > 1 ? "vs fastest" : fastest.empty() ? "vs baseline" : "vs " + *fastest.begin();
+  using enum Table::Align;
+  Table table({{"layer"},
+               {"M", right},
+               {"N", right},
+               {"K", right},
+               {.title = "scheme", .fold = true},
+               {.title = "activations", .fold = true},
+               {.title = "kernel", .fold = true},
+               {"median µs", right},
+               {"GB/s", right},
+               {"Gop/s", right},
+               {"ceiling"},
+               {"reached", right},
+               {against, right},
+               {"chosen"}});
+  bool above_peak = false, any_conv = false;
+  for (const BenchResult& r : benchmark.results) {
+    const auto other = fastest_baseline(r);
+    above_peak = above_peak || r.compute_percent > 100;
+    any_conv = any_conv || r.conv;
+    std::string speedup = r.doubted.empty() ? "" : "–";
+    if (other != r.baselines.end())
+      speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
+    table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.a_dtype, r.kernel,
+               fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
+               r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
+               speedup, benchmark.regret && r.chosen ? "yes" : ""});
+  }
+  std::string text = table.render(colour);
+  text +=
+      fmt::format("roofline at best: {}, {}\n", ceilings_text(benchmark),
+                  benchmark.gpu ? benchmark.gpu->name : counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
+  text += "reached: of the ceiling as it was beside each run; weights cold, medians\n";
+  if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
+  if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
+  if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
+  constexpr std::size_t kShown = 3;
+  for (std::size_t i = 0; i < std::min(kShown, doubts.size()); ++i) text += doubts[i];
+  if (doubts.size() > kShown) text += fmt::format("… and {} more without; --json has them all\n", doubts.size() - kShown);
+  const Misprediction off = misprediction_of(benchmark.results);
+  text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
+                      100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.a_dtype, off.at.kernel);
+  if (benchmark.regret) text += regret_text(*benchmark.regret);
+  for (const std::string& layer : benchmark.left_out) text += fmt::format("left out: {}\n", printable(layer));
+  return text;
+}
+
+Json benchmark_json(const Benchmark& benchmark) {
+  Json results = Json::array();
+  for (const BenchResult& r : benchmark.results) {
+    Json& json = results.emplace_back();
+    json = {{"name", r.name},
+            {"m", r.m},
+            {"n", r.n},
+            {"k", r.k},
+            {"scheme", r.scheme},
+            {"a_dtype", r.a_dtype},
+            {"backend", r.backend},
+            {"kernel", r.kernel},
+            {"layout", r.layout},
+            {"modules", r.modules.size()},
+            {"median_us", r.median_us},
+            {"predicted_us", r.predicted_us},
+            {"samples", r.samples},
+            {"gbytes_per_s", r.gbytes_per_s},
+            {"gflops", r.gflops},
+            {"bound", r.memory_bound ? "memory" : "compute"},
+            {"peak", name(r.peak)},
+            {"ceiling_gbytes_per_s", r.ceiling_gbytes_per_s},
+            {"ceiling_gops", r.ceiling_gops},
+            {"memory_percent", r.memory_percent},
+            {"compute_percent", r.compute_percent},
+            {"roofline_percent", r.roofline_percent},
+            {"round_percents", r.round_percents},
+            {"baselines", Json(r.baselines)}};
+    if (!r.doubted.empty()) json["baselines_left_out"] = r.doubted;
+    if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
+    if (benchmark.regret) json["chosen"] = r.chosen;
+  }
+  Json document = {{"schema", 1},
+                   {"device", benchmark.gpu ? gpu_json(*benchmark.gpu, benchmark.roofline) : cpu_json(benchmark.roofline)},
+                   {"version", NIBBLE_VERSION},
+                   {"commit", benchmark.commit},
+                   {"date", benchmark.date},
+                   {"accumulation", benchmark.accumulation},
+                   {"results", results}};
+  if (benchmark.gpu) document["baseline"] = benchmark.baseline;
+  if (benchmark.regret) document["regret"] = regret_json(*benchmark.regret);
+  if (!benchmark.left_out.empty()) document["left_out"] = benchmark.left_out;
+  return document;
+}
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* command = add_command(app, "bench", "Measure layers against the roofline of this machine; compare two results",
+                                  "  nibble bench model/ -M 1,16,256 --json now.json --report now.html\n"
+                                  "  echo '4096 14336 down_proj' > layers.txt\n"
+                                  "  nibble bench --shapes layers.txt --scheme u4zg128,s8g128_u4zg128\n"
+                                  "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --a-dtype f16,bf16\n"
+                                  "  echo '64 56x56 64 3 conv padding=1' > convs.txt\n"
+                                  "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --image-layout nhwc\n"
+                                  "  nibble bench --compare before.json now.json --fail-under 0.9");
+  auto options = std::make_shared<Options>();
+  const auto positive = between(1e-9, 1e9);
+  CLI::Option* path = command->add_option("PATH", options->path, "Checkpoint whose layers to measure, each distinct shape once");
+  CLI::Option* shapes = command->add_option("--shapes", options->shapes, "Measure the layers of this file: lines of [M] N K NAME")
+                            ->type_name("FILE");
+  CLI::Option* conv = command
+                          ->add_option("--conv", options->conv,
+                                       "Measure the convolutions of this file: lines of [B] C HxW CO KERNEL NAME [stride=S] "
+                                       "[padding=P] [dilation=D] [groups=G]")
+                          ->type_name("FILE")
+                          ->excludes(shapes)
+                          ->excludes(path);
+  add_m_list(*command, options->m, "Rows of activations")->excludes(conv);
+  command->add_option("--batch", options->batches, "With --conv: images, for lines that do not say")
+      ->delimiter(',')
+      ->check(between(1, 1 << 20))
+      ->type_name("B,...")
+      ->capture_default_str()
+      ->needs(conv);
+  command
+      ->add_option("--image-layout", options->layout,
+                   "With --conv: where elements of images lie, or of input and output: nchw, nhwc, nchw:nhwc, nhwc:nchw")
+      ->check(one_of({"nchw", "nhwc", "nchw:nhwc", "nhwc:nchw"}))
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->needs(conv);
+  command
+      ->add_option("--scheme", options->schemes,
+                   "With --shapes or --conv: schemes to measure; s8r_ or s8g128_ in front quantizes activations while running "
+                   "(default: u4zg128; with --conv: s8t_s8c)")
+      ->delimiter(',')
+      ->type_name("NAME,...")
+      ->excludes(path);
+  add_activations(
+      *command, options->activations,
+      "With PATH or --conv: quantize activations while running (default: as the checkpoint says; none: leave them as they are)")
+      ->excludes(shapes);
+  add_accumulation(*command, options->accumulation);
+  command
+      ->add_option("--a-dtype", options->acts,
+                   "Types of activations and outputs: f32, f16, bf16; or codes, s8 (the output too) or e4m3 (bf16 out)")
+      ->delimiter(',')
+      ->check(one_of({"f32", "f16", "bf16", "s8", "e4m3"}))
+      ->type_name("TYPE,...")
+      ->capture_default_str();
+  add_backend(*command, options->backend);
+  CLI::Option* kernel = add_kernel(*command, options->kernel);
+  command
+      ->add_flag("--all-kernels", options->all_kernels,
+                 "Measure every kernel that can run, but for those predicted to take over four times the best")
+      ->excludes(kernel);
+  command->add_flag("--no-baselines", options->no_baselines, "Leave out other libraries");
+  add_threads(*command, options->threads);
+  command->add_option("--layer", options->layer, "Only layers whose name matches this regular expression")->type_name("REGEX");
+  command->add_option("--min-time", options->min_seconds, "Seconds to spend at least on each measurement")
+      ->check(positive)
+      ->type_name("S")
+      ->capture_default_str();
+  add_json(*command, options->json);
+  CLI::Option* report =
+      command->add_option("--report", options->report, "Write a page with pictures to FILE: inspection, verification, results")
+          ->type_name("FILE");
+  command
+      ->add_option("--reference", options->reference,
+                   "For the report: float checkpoint to measure the quantization error against")
+      ->type_name("PATH")
+      ->needs(report)
+      ->needs(path);
+  CLI::Option* compare = command->add_option("--compare", options->compare, "Compare two JSON results instead of measuring")
+                             ->expected(2)
+                             ->type_name("BEFORE AFTER")
+                             ->excludes(path)
+                             ->excludes(shapes)
+                             ->excludes(conv);
+  command->add_option("--fail-under", options->fail_under, "With --compare: exit with 1 when any speed-up is below this")
+      ->check(positive)
+      ->type_name("RATIO")
+      ->needs(compare);
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace nibble::tools

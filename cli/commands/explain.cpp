@@ -1,0 +1,272 @@
+// A plan knows one packed weight; here its explanations for several layouts are put together.
+#include "commands/explain.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "terminal/table.hpp"
+
+namespace nibble::tools {
+namespace {
+
+constexpr std::int64_t kRoundM[] = {1, 16, 256, 1024};
+constexpr std::int64_t kMaxM = 1024;
+
+KernelInfo info_of(std::string_view kernel) {
+  for (const KernelInfo& info : kernels()) {
+    if (info.name == kernel) return info;
+  }
+  return {};
+}
+
+bool on_gpu(Backend backend) { return backend == Backend::cuda; }
+
+Result<Explanation> explain(const PackedWeight& weight, const KernelQuestion& question, std::int64_t m_max) {
+  LinearSpec spec{.a_dtype = question.a_dtype,
+                  .m_max = m_max,
+                  .epilogue = {},
+                  .act_scheme = question.act_scheme,
+                  .accumulation = question.accumulation};
+  spec.epilogue.bias = weight.has_bias();
+  spec.epilogue.out = question.a_dtype;
+  PlanOptions options;
+  options.machine = question.machine;
+  const auto plan = Plan::linear(weight, spec, options);
+  if (!plan.ok()) return plan.status();
+  Explanation explanation = plan->explain();
+  // What is wrong with a kernel of the other backend is not the layout.
+  for (Explanation::Bucket& bucket : explanation.buckets) {
+    for (Explanation::Candidate& candidate : bucket.candidates) {
+      const KernelInfo info = info_of(candidate.kernel);
+      if (on_gpu(info.backend) == on_gpu(question.backend)) continue;
+      const Status here = runs_here(info.isa);
+      candidate.refusal = here.ok() ? fmt::format("runs on the {}: --backend {}", on_gpu(info.backend) ? "GPU" : "CPU",
+                                                  on_gpu(info.backend) ? "cuda" : "cpu")
+                                    : here.message();
+    }
+  }
+  return explanation;
+}
+
+// The weight in every layout that a linear kernel of the backend reads: the chosen one first.
+Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q, const KernelQuestion& question) {
+  PackOptions options;
+  options.m_max = kMaxM;
+  options.backend = question.backend;
+  options.act_scheme = question.act_scheme;
+  auto chosen = pack(q, options);
+  if (!chosen.ok()) return chosen.status();
+  std::vector<PackedWeight> packed = {*chosen};
+  std::set<std::string_view> done = {chosen->layout()};
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.op != Op::linear || on_gpu(kernel.backend) != on_gpu(question.backend) || !done.insert(kernel.layout).second)
+      continue;
+    options.layout = kernel.layout;
+    if (auto other = pack(q, options); other.ok()) packed.push_back(*std::move(other));
+  }
+  return packed;
+}
+
+// The last bucket of the chosen layout for M up to `m`, with every other kernel judged on the layout it reads.
+Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, const KernelQuestion& question, std::int64_t m) {
+  auto chosen = explain(packed.front(), question, m);
+  if (!chosen.ok()) return chosen.status();
+  Explanation::Bucket bucket = chosen->buckets.back();
+  for (const PackedWeight& weight : packed.subspan(1)) {
+    const auto other = explain(weight, question, m);
+    if (!other.ok()) continue;
+    for (const Explanation::Candidate& judged : other->buckets.back().candidates) {
+      if (info_of(judged.kernel).layout != weight.layout()) continue;
+      for (Explanation::Candidate& candidate : bucket.candidates) {
+        if (candidate.kernel == judged.kernel) candidate = judged;
+      }
+    }
+  }
+  return bucket;
+}
+
+// Blocks of the weight's own groups where activations can have them, else of 128.
+std::int32_t block_for(const WeightScheme& scheme) {
+  const std::int32_t group = scheme.group.k;
+  return group >= 32 && group <= 256 && group % 8 == 0 ? group : 128;
+}
+
+// Every way to run this layer at a few round values of M: activations as they are, quantized while running, and the dense layer as
+// a machine of this roofline could do it at best.
+std::vector<ModeCost> costs_of_modes(const QuantTensor& q, KernelQuestion question) {
+  const GroupShape blocks = GroupShape::group(block_for(q.scheme));
+  const ActScheme modes[] = {{},
+                             {DType::s8},
+                             {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                             {DType::s8, blocks},
+                             {DType::s8, blocks, ZeroKind::integer},
+                             {DType::e4m3}};
+  std::vector<ModeCost> costs;
+  for (const ActScheme& mode : modes) {
+    question.act_scheme = mode;
+    PackOptions options{.m_max = kMaxM, .backend = question.backend, .act_scheme = mode};
+    const auto weight = pack(q, options);
+    if (!weight.ok()) continue;
+    const std::string name = Scheme{q.scheme, mode}.name();
+    ModeCost cost{mode.codes == DType::none ? "weight-only" : name.substr(0, name.find('_')), {}, {}};
+    for (std::int64_t m : kRoundM) {
+      const auto explanation = explain(*weight, question, m);
+      if (!explanation.ok() || info_of(explanation->buckets.back().steps.back()).backend == Backend::reference) continue;
+      cost.m.push_back(m);
+      cost.us.push_back(explanation->buckets.back().cost_us);
+    }
+    if (!cost.m.empty()) costs.push_back(std::move(cost));
+  }
+  if (question.machine) {
+    ModeCost dense{"dense f32", {}, {}};
+    for (std::int64_t m : kRoundM) {
+      const double weights = static_cast<double>(q.n) * static_cast<double>(q.k);
+      const double read_us = 4e-3 * weights / question.machine->read_gbytes_per_s;
+      const double compute_us = 2e-3 * static_cast<double>(m) * weights / question.machine->f32_gflops;
+      dense.m.push_back(m);
+      dense.us.push_back(std::max(read_us, compute_us));
+    }
+    costs.push_back(std::move(dense));
+  }
+  return costs;
+}
+
+std::string m_range(const Explanation::Bucket& bucket) {
+  return bucket.m_low == bucket.m_high ? fmt::format("{}", bucket.m_low) : fmt::format("{}–{}", bucket.m_low, bucket.m_high);
+}
+
+bool runs(const Explanation::Bucket& bucket, std::string_view kernel) {
+  return std::find(bucket.steps.begin(), bucket.steps.end(), kernel) != bucket.steps.end();
+}
+
+std::string microseconds(double us) { return us < 1000 ? fmt::format("{:.3g}", us) : fmt::format("{:.0f}", us); }
+
+// A row per way to run the layer: predicted µs, and how many times as fast as weight-only.
+std::string modes_text(const ExplainedShape& shape, bool colour) {
+  using enum Table::Align;
+  if (shape.modes.size() < 2) return "";
+  std::vector<Table::Column> columns{{"predicted µs"}};
+  for (std::int64_t m : shape.modes.front().m) columns.push_back({fmt::format("M={}", m), right});
+  Table table(std::move(columns));
+  for (const ModeCost& mode : shape.modes) {
+    std::vector<Cell> row{mode.mode};
+    for (std::size_t i = 0; i < mode.us.size(); ++i) {
+      const double ratio = shape.modes.front().us[i] / mode.us[i];
+      row.emplace_back(microseconds(mode.us[i]) + (&mode == &shape.modes.front() ? "" : fmt::format(" · {:.2f}×", ratio)));
+    }
+    table.add(std::move(row));
+  }
+  return table.render(colour);
+}
+
+// "instead of" for those that could run, "refused" with the reason for those that could not: once for all that share it, as the kernels
+// of a GPU do that is not there.
+std::string others_text(const ExplainedShape& shape) {
+  std::map<std::string_view, std::map<std::string, std::string>> refusals;  // kernel → reason → the first range of M
+  std::map<std::string_view, std::string> slower;
+  std::vector<std::string_view> order;
+  for (const Explanation::Bucket& bucket : shape.explanation.buckets) {
+    for (const Explanation::Candidate& candidate : bucket.candidates) {
+      if (runs(bucket, candidate.kernel)) continue;
+      if (std::find(order.begin(), order.end(), candidate.kernel) == order.end()) order.push_back(candidate.kernel);
+      if (candidate.accepted) {
+        std::string& list = slower[candidate.kernel];
+        list += fmt::format("{}{} µs at M={}", list.empty() ? "" : ", ", microseconds(candidate.cost_us), bucket.m_high);
+      } else {
+        refusals[candidate.kernel].try_emplace(candidate.refusal, m_range(bucket));
+      }
+    }
+  }
+  const auto always = [&](std::string_view kernel) { return refusals[kernel].size() == 1 && !slower.contains(kernel); };
+  std::map<std::string, int> shared;  // a reason → how many kernels it is the only one of
+  for (std::string_view kernel : order)
+    if (always(kernel)) ++shared[refusals[kernel].begin()->first];
+  std::string text;
+  for (std::string_view kernel : order) {
+    if (slower.contains(kernel)) text += fmt::format("  {}: predicted {}\n", kernel, slower[kernel]);
+    for (const auto& [reason, range] : refusals[kernel]) {
+      const int kernels = always(kernel) ? std::exchange(shared[reason], 0) : 1;
+      if (kernels == 0) continue;  // said
+      text += fmt::format("  {}{}: refused{}: {}\n", kernel, kernels == 1 ? "" : fmt::format(" and {} more", kernels - 1),
+                          always(kernel) ? "" : " for M " + range, reason);
+    }
+  }
+  return text.empty() ? "" : "instead of\n" + text;
+}
+
+}  // namespace
+
+Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion& question) {
+  const auto packed = pack_in_all_layouts(q, question);
+  if (!packed.ok()) return packed.status();
+  const auto whole = explain(packed->front(), question, kMaxM);
+  if (!whole.ok()) return whole.status();
+  std::set<std::int64_t> ends(std::begin(kRoundM), std::end(kRoundM));
+  for (const Explanation::Bucket& bucket : whole->buckets) ends.insert(bucket.m_high);
+
+  ExplainedShape shape;
+  shape.n = q.n;
+  shape.k = q.k;
+  shape.scheme = Scheme{q.scheme, question.act_scheme}.name();
+  shape.act_order = !q.g_idx.empty();
+  shape.bias = !q.bias.empty();
+  shape.layout = packed->front().layout();
+  shape.modes = costs_of_modes(q, question);
+  std::int64_t low = 1;
+  for (std::int64_t high : ends) {
+    auto bucket = bucket_at(*packed, question, high);
+    if (!bucket.ok()) return bucket.status();
+    bucket->m_low = low;
+    bucket->m_high = high;
+    shape.explanation.buckets.push_back(*std::move(bucket));
+    low = high + 1;
+  }
+  return shape;
+}
+
+std::string explained_text(const ExplainedShape& shape, bool colour) {
+  using enum Table::Align;
+  std::string text = styled(fmt::format("N={} K={} {}{}{}", shape.n, shape.k, shape.scheme, shape.act_order ? " act-order" : "",
+                                        shape.bias ? " bias" : ""),
+                            Style::bold, colour);
+  text += fmt::format(", {}, packed as {}\n", counted(shape.modules, "module"), shape.layout);
+  Table table({{"M", right}, {"predicted µs", right}, {"runs"}});
+  for (const Explanation::Bucket& bucket : shape.explanation.buckets) {
+    table.add({m_range(bucket), microseconds(bucket.cost_us), {fmt::format("{}", fmt::join(bucket.steps, " → ")), Style::good}});
+  }
+  return text + table.render(colour) + modes_text(shape, colour) + others_text(shape);
+}
+
+Json explained_json(const ExplainedShape& shape) {
+  Json buckets = Json::array();
+  for (const Explanation::Bucket& bucket : shape.explanation.buckets) {
+    Json candidates = Json::array();
+    for (const Explanation::Candidate& candidate : bucket.candidates) {
+      Json json = {{"kernel", candidate.kernel}, {"accepted", candidate.accepted}};
+      if (candidate.accepted) {
+        json["predicted_us"] = candidate.cost_us;
+      } else {
+        json["refusal"] = candidate.refusal;
+      }
+      candidates.push_back(json);
+    }
+    buckets.push_back({{"m_low", bucket.m_low},
+                       {"m_high", bucket.m_high},
+                       {"steps", bucket.steps},
+                       {"predicted_us", bucket.cost_us},
+                       {"candidates", candidates}});
+  }
+  Json modes = Json::array();
+  for (const ModeCost& mode : shape.modes) modes.push_back({{"mode", mode.mode}, {"m", mode.m}, {"predicted_us", mode.us}});
+  return {{"n", shape.n},           {"k", shape.k},
+          {"scheme", shape.scheme}, {"act_order", shape.act_order},
+          {"bias", shape.bias},     {"modules", shape.modules},
+          {"layout", shape.layout}, {"buckets", buckets},
+          {"modes", modes}};
+}
+
+}  // namespace nibble::tools

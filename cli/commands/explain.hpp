@@ -1,0 +1,49 @@
+// Which kernel runs for which M, what it should take, and what the other kernels would have done.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nibble/nibble.hpp"
+#include "terminal/output.hpp"
+
+namespace nibble::tools {
+
+/// What the planner expects of one way to run a layer.
+struct ModeCost {
+  std::string mode;             // "weight-only", "s8g128", "dense f32"
+  std::vector<std::int64_t> m;  // one prediction for each
+  std::vector<double> us;
+};
+
+/// One (N, K, scheme) that occurs in a checkpoint, and what the planner says about it.
+struct ExplainedShape {
+  std::int64_t n = 0, k = 0;
+  std::string scheme;
+  bool act_order = false, bias = false;
+  std::size_t modules = 0;      // how many are like it
+  std::string layout;           // the one that pack() chooses
+  std::vector<ModeCost> modes;  // weight-only first; those that have a kernel
+  Explanation explanation;      // candidates of other layouts are judged as if the weight were packed for them
+};
+
+/// What is asked about every weight.
+struct KernelQuestion {
+  Backend backend = Backend::cpu;
+  DType a_dtype = DType::f32;
+  ActScheme act_scheme;
+  Accumulation accumulation = Accumulation::fast;
+  std::optional<Roofline> machine;  // the CPU as it was measured
+};
+
+/// Packs `q` in every layout a kernel of the backend reads and asks the planner about each. Buckets are split where the choice
+/// changes and at a few round values of M; their costs are at m_high.
+Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion& question);
+
+std::string explained_text(const ExplainedShape& shape, bool colour);
+Json explained_json(const ExplainedShape& shape);
+
+}  // namespace nibble::tools

@@ -1,0 +1,73 @@
+// What `inspect` finds out about a checkpoint; the report shows the same.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "commands/added_error.hpp"
+#include "commands/explain.hpp"
+#include "nibble/nibble.hpp"
+#include "terminal/output.hpp"
+
+namespace nibble::tools {
+
+struct InspectOptions {
+  std::filesystem::path path;
+  std::filesystem::path reference;  // a float checkpoint to measure the error against; empty: none
+  std::string layer;                // pattern; empty: every module
+  std::string backend = "cpu", a_dtype = "f32", accumulation = "fast";
+  std::vector<std::string> activations;  // ways to quantize them: their added error is measured; one of them is explained
+  std::filesystem::path calibration;     // what went into the layers; empty: Gaussian activations
+  float outliers = 1.0f;                 // of Gaussian ones
+  std::string json;                      // what --json says
+  bool explain = false;
+  bool headers_only = false;
+  bool summary = false;  // equal modules in one row
+};
+
+/// A module with everything that reading its data told.
+struct InspectedModule {
+  Module module;
+  std::vector<Note> notes;          // of detection and of the data
+  double bits_per_weight = 0;       // as stored, scales and zeros included
+  std::optional<QuantError> error;  // against the reference
+  std::vector<ActError> added;      // by every way of quantizing activations
+  std::optional<StaticActs> static_acts;
+  std::optional<float> act_limit;
+  Status readable;  // why the data could not be decoded
+};
+
+struct Inspection {
+  std::filesystem::path path;
+  std::vector<InspectedModule> modules;  // quantized ones
+  std::vector<Module> dense;
+  std::size_t other_tensors = 0;  // neither of a quantized nor of a dense module
+  std::uint64_t quantized_bytes = 0, dense_bytes = 0, other_bytes = 0;
+  std::vector<Note> notes;  // about the checkpoint as a whole
+  std::vector<ExplainedShape> shapes;
+  std::optional<AddedErrorSource> added_source;  // of which activations the added errors are
+
+  bool summary = false;  // what InspectOptions says
+
+  std::int64_t weights() const;
+  double mean_bits() const;
+};
+
+/// Opens, reads and judges every quantized module whose name matches. A module that cannot be decoded is recorded as such.
+Result<Inspection> inspect_checkpoint(const InspectOptions& options);
+
+/// The distinct shapes of a checkpoint: what a plan depends on.
+std::string shape_key(const Module& module);
+
+/// Modules of the same name, layer numbers aside, and of the same shape and scheme as one: "layers.*.mlp.up_proj ×32", their bytes and
+/// notes together, the worst of their errors.
+std::vector<InspectedModule> grouped(const std::vector<InspectedModule>& modules);
+
+std::string inspection_text(const Inspection& inspection, bool colour);
+Json inspection_json(const Inspection& inspection);
+Json notes_json(const std::vector<Note>& notes);
+Json error_json(const QuantError& error);
+
+}  // namespace nibble::tools

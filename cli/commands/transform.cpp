@@ -1,0 +1,325 @@
+// nibble quantize, convert, dequantize: from one checkpoint to another.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "commands/commands.hpp"
+#include "commands/inspect.hpp"
+#include "commands/option_checks.hpp"
+#include "terminal/output.hpp"
+#include "terminal/progress.hpp"
+#include "terminal/table.hpp"
+
+namespace nibble::tools {
+namespace {
+
+struct Options {
+  std::filesystem::path in, out, calibration;
+  std::string format, dtype, share, backend = "cpu", json, max_shard;
+  std::vector<std::string> only, skip;
+  std::optional<int> bits, group;
+  std::optional<double> smooth;
+  bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, convs = false, all = false, dry_run = false,
+       force = false;
+};
+
+std::string report_text(const TransformReport& report, const std::filesystem::path& out, std::string_view verb) {
+  using enum Table::Align;
+  const bool colour = wants_colour(stdout);
+  Table table({{"module"},
+               {.title = "scheme", .fold = true},
+               {"SQNR dB", right},
+               {"cosine", right},
+               {"max error", right},
+               {.title = "smoothed", .fold = true}});
+  double sum = 0, worst = INFINITY;
+  std::size_t measured = 0, smoothed = 0;
+  for (const TransformedModule& module : report.modules) {
+    std::vector<Cell> row = {printable(module.name), module.scheme};
+    if (module.error) {
+      row.emplace_back(fmt::format("{:.1f}", module.error->sqnr_db));
+      row.emplace_back(fmt::format("{:.6f}", module.error->cosine));
+      row.emplace_back(fmt::format("{:.2e}", module.error->max_abs));
+      row.emplace_back(module.smoothed ? "yes" : "");
+      smoothed += module.smoothed ? 1 : 0;
+      sum += module.error->sqnr_db;
+      worst = std::min(worst, module.error->sqnr_db);
+      ++measured;
+    }
+    table.add(std::move(row));
+  }
+  std::string text = table.render(colour);
+  for (const Note& note : report.notes) text += fmt::format("{}\n", printable(note.text));
+  text += fmt::format("{}: {} {}", out.string(), counted(report.modules.size(), "module"), verb);
+  if (report.bytes_out > 0)
+    text += fmt::format(", {} → {}", human_bytes(static_cast<double>(report.bytes_in)),
+                        human_bytes(static_cast<double>(report.bytes_out)));
+  if (measured > 0)
+    text += fmt::format(", SQNR {:.1f} dB on average, {:.1f} at worst", sum / static_cast<double>(measured), worst);
+  if (smoothed > 0) text += fmt::format(", {} smoothed", smoothed);
+  return text + "\n";
+}
+
+Json report_json(const TransformReport& report, const std::filesystem::path& out) {
+  Json modules = Json::array();
+  for (const TransformedModule& module : report.modules) {
+    Json& json = modules.emplace_back();
+    json = {{"name", module.name}, {"scheme", module.scheme}};
+    if (!module.error) continue;
+    json["error"] = error_json(*module.error);
+    json["smoothed"] = module.smoothed;
+  }
+  return {{"schema", 1},
+          {"path", out.string()},
+          {"bytes_in", report.bytes_in},
+          {"bytes_out", report.bytes_out},
+          {"modules", modules},
+          {"notes", notes_json(report.notes)}};
+}
+
+Result<Tensor> dequantize_on_gpu(const QuantTensor& q, DType dtype) {
+  const auto weight = pack(q, {.backend = Backend::cuda});
+  if (!weight.ok()) return weight.status();
+  const auto plan = Plan::dequantize(*weight, {.out = dtype});
+  if (!plan.ok()) return plan.status();
+  Tensor w(dtype, {q.n, q.k});
+  const auto there = DeviceMemory::allocate(w.bytes.size());
+  if (!there.ok()) return there.status();
+  const TensorView out(there->data(), dtype, {q.n, q.k});
+  if (Status ran = plan->run(*weight, {}, out, {}, {}, Stream{}); !ran.ok()) return ran;
+  if (Status copied = copy_from_device(w.bytes.data(), there->data(), w.bytes.size()); !copied.ok()) return copied;
+  return w;
+}
+
+// "5GB", "500MiB" or "1000000"; nothing for anything else.
+std::optional<std::uint64_t> parse_bytes(const std::string& text) {
+  static constexpr std::pair<std::string_view, std::uint64_t> kUnits[] = {
+      {"KB", 1'000}, {"MB", 1'000'000}, {"GB", 1'000'000'000}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30},
+      {"", 1},       {"B", 1}};
+  std::uint64_t count = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const auto* unit = std::ranges::find(kUnits, std::string_view(end, text.data() + text.size()), [](auto& u) { return u.first; });
+  if (failure != std::errc() || unit == std::end(kUnits) || count == 0 || count > (std::uint64_t{1} << 60) / unit->second)
+    return std::nullopt;
+  return count * unit->second;
+}
+
+// Runs `transform` with a progress bar, and in such a way that Ctrl-C leaves nothing behind.
+Result<Outcome> transform(const Options& options, std::string_view verb,
+                          const std::function<Result<TransformReport>(const TransformOptions&)>& work) {
+  std::optional<Result<TransformReport>> report;
+  {
+    Interruptible interruptible;
+    ProgressBar progress("working");
+    TransformOptions how{.overwrite = options.force, .progress = progress.callback(), .executor = &interruptible.executor()};
+    how.max_shard_bytes = parse_bytes(options.max_shard).value_or(0);
+    if (parse_backend(options.backend) == Backend::cuda) how.dequantize = dequantize_on_gpu;
+    report = work(how);
+    if (!report->ok()) Interruptible::check();  // the library says of a loop that ended early that it failed
+  }
+  if (!report->ok()) return with_force_hint(report->status());
+  const auto text = [&] { return report_text(**report, options.out, verb); };
+  if (Status written = print_result(options.json, text, [&] { return report_json(**report, options.out); }); !written.ok())
+    return written;
+  return Outcome::ok;
+}
+
+std::vector<std::string> writable_formats() {
+  std::vector<std::string> names;
+  for (const FormatInfo& format : formats()) {
+    if (format.can_write) names.emplace_back(format.name);
+  }
+  return names;
+}
+
+void add_paths(CLI::App& command, Options& options) {
+  command.add_option("IN", options.in, "Checkpoint: a directory or one .safetensors file")->required();
+  command.add_option("OUT", options.out, "What to write: a directory when IN is one, else a file")->required();
+  command.add_flag("--force", options.force, "Replace OUT if it is a file, or a directory in which nibble wrote every file");
+  command
+      .add_option("--max-shard-size", options.max_shard,
+                  "Cut a directory's weights into files of at most this size: 5GB, 500MB, GiB, ... (default: as IN is cut)")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return parse_bytes(text) ? std::string() : fmt::format("'{}' is no size like 5GB, 500MB or 2GiB", text);
+          },
+          ""))
+      ->type_name("SIZE");
+  add_json(command, options.json);
+}
+
+CLI::Option* add_format(CLI::App& command, Options& options) {
+  const auto names = writable_formats();
+  return command
+      .add_option("--format", options.format,
+                  fmt::format("Checkpoint format: {}; awq and gptq are containers, not algorithms", fmt::join(names, ", ")))
+      ->check(one_of(names))
+      ->type_name("NAME")
+      ->required();
+}
+
+constexpr GroupShape kBlock = GroupShape::block(128, 128);
+
+// What a format is for: weights of few bits alone, or 8-bit codes on both sides.
+Status apply_format(const Options& options, QuantizeCheckpointSpec& spec) {
+  const bool is_float = options.format == "float-quantized" || options.format == "fp8";
+  const bool both_sides = is_float || options.format == "int-quantized";
+  const auto refuse = [&](std::string_view option, std::string_view why) {
+    return Status(StatusCode::invalid_argument, fmt::format("{} with --format {}: {}", option, options.format, why));
+  };
+  if (!both_sides) {
+    if (!options.share.empty()) return refuse("--scales", "a scale is shared by --group inputs");
+    if (options.is_static) return refuse("--static", "activations are not quantized");
+    spec.quantize.bits = options.bits.value_or(4);
+    spec.quantize.group_size = options.group.value_or(128);
+    return {};
+  }
+  if (options.bits.value_or(8) != 8) return refuse("--bits", "codes have 8 bits");
+  spec.quantize.codes = is_float ? DType::e4m3 : DType::s8;
+  spec.quantize.group_size = options.group.value_or(0);
+  if (options.share == "tensor") spec.quantize.group = GroupShape::tensor();
+  if (options.share == "block" || options.format == "fp8") spec.quantize.group = kBlock;
+  if (options.format == "fp8" && (options.group || (!options.share.empty() && options.share != "block")))
+    return refuse(options.group ? "--group" : "--scales", "it has a scale per block of 128×128");
+  const bool blocks = spec.quantize.group == kBlock;
+  if (options.is_static && blocks) return refuse("--static", "with blocks, activations are quantized per token and 128 inputs");
+  spec.act_scheme.codes = spec.quantize.codes;
+  spec.act_scheme.group = options.is_static ? GroupShape::tensor() : blocks ? GroupShape::group(kBlock.k) : GroupShape::channel();
+  return {};
+}
+
+// One regular expression that matches what any of `patterns` matches; "" for none.
+Result<std::string> any_of(const std::string& option, const std::vector<std::string>& patterns) {
+  std::string joined;
+  for (const std::string& pattern : patterns) {
+    if (pattern.empty()) continue;  // it would match every name
+    if (const auto compiled = compile_pattern(option, pattern); !compiled.ok()) return compiled.status();
+    joined += fmt::format("{}(?:{})", joined.empty() ? "" : "|", pattern);
+  }
+  return joined;
+}
+
+Result<Outcome> quantize_command(const Options& options) {
+  const auto only = any_of("--only", options.only), skip = any_of("--skip", options.skip);
+  for (const auto* patterns : {&only, &skip})
+    if (!patterns->ok()) return patterns->status();
+  QuantizeCheckpointSpec spec;
+  spec.format = options.format;
+  spec.only = *only;
+  spec.skip = *skip;
+  spec.all = options.all;
+  spec.dry_run = options.dry_run;
+  spec.convs = options.convs;
+  if (Status applied = apply_format(options, spec); !applied.ok()) return applied;
+  spec.quantize.symmetric = options.symmetric || (!options.asymmetric && options.format != "awq");
+  spec.quantize.scale = parse_dtype(options.dtype).value_or(DType::none);
+  spec.quantize.clip_search = options.clip_search;
+  spec.calibration = options.calibration;
+  spec.smooth = options.smooth;
+  return transform(options, options.dry_run ? "would be quantized; nothing was written" : "quantized",
+                   [&](const TransformOptions& how) { return quantize_checkpoint(options.in, options.out, spec, how); });
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& app, Action& action) {
+  CLI::App* command =
+      add_command(app, "quantize", "Quantize the linear layers of a float checkpoint, to the nearest code",
+                  "  nibble quantize model-f16/ model-awq/ --format awq --bits 4 --group 128 --clip-search\n"
+                  "  nibble quantize model-f16/ model-w8a8/ --format int-quantized --smooth 0.5 --calibration acts.safetensors");
+  auto options = std::make_shared<Options>();
+  add_paths(*command, *options);
+  add_format(*command, *options);
+  command->add_option("--bits", options->bits, "Bits per weight, 2 to 8 (default: 4; int-quantized, float-quantized, fp8: 8)")
+      ->check(between(2, 8))
+      ->type_name("B");
+  CLI::Option* group = command
+                           ->add_option("--group", options->group,
+                                        "Inputs that share a scale; 0: a whole output channel (default: 128; int-quantized, "
+                                        "float-quantized: 0)")
+                           ->check(between(0, 1 << 30))
+                           ->type_name("G");
+  command
+      ->add_option("--scales", options->share,
+                   "What shares a scale in int-quantized and float-quantized: tensor, channel or, in the latter, block (128×128)")
+      ->check(one_of({"tensor", "channel", "block"}))
+      ->type_name("WHAT")
+      ->excludes(group);
+  CLI::Option* symmetric = command->add_flag("--symmetric", options->symmetric, "No zero points (default except for awq)");
+  command->add_flag("--asymmetric", options->asymmetric, "Integer zero points (default for awq)")->excludes(symmetric);
+  command->add_flag("--convolutions", options->convs,
+                    "Convolutions too, weights of 4 dimensions: for compressed-tensors and int-quantized; few loaders know them");
+  command->add_flag("--clip-search", options->clip_search, "Per group, shrink the range while that lowers the squared error");
+  command->add_option("--only", options->only, "Quantize only modules whose name matches; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("REGEX");
+  command->add_option("--skip", options->skip, "Leave modules whose name matches as they are; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("REGEX");
+  command->add_flag("--all", options->all,
+                    "Embeddings, output heads and routers of experts too, which stay as they are otherwise");
+  command->add_flag("--dry-run", options->dry_run, "Show what would be quantized and what not, and why; write nothing");
+  command
+      ->add_option("--scale-dtype", options->dtype,
+                   "Type of scales: f16, bf16 or f32 (default: that of bf16 models, to which loaders round them; else f16, or "
+                   "f32 for codes of "
+                   "8 bits on both sides; fp8: f32)")
+      ->check(one_of({"f16", "bf16", "f32"}))
+      ->type_name("TYPE");
+  CLI::Option* calibration =
+      command
+          ->add_option("--calibration", options->calibration,
+                       "What went into layers: a safetensors file with MODULE.input_absmax [K] or MODULE.input [tokens,K]")
+          ->type_name("FILE");
+  command
+      ->add_option("--smooth", options->smooth,
+                   "SmoothQuant: move the outliers of activations into the weights behind the norms of Llama-like models, 0 to 1")
+      ->check(between(0.0, 1.0))
+      ->type_name("ALPHA")
+      ->needs(calibration);
+  command
+      ->add_flag("--static", options->is_static, "One scale for all activations, from the calibration (default: one per token)")
+      ->needs(calibration);
+  command->callback([options, &action] { action = [options] { return quantize_command(*options); }; });
+}
+
+void add_convert(CLI::App& app, Action& action) {
+  CLI::App* command = add_command(app, "convert", "Rewrite a quantized checkpoint in another format, without loss or not at all",
+                                  "  nibble convert model-gptq/ model-ct/ --format compressed-tensors");
+  auto options = std::make_shared<Options>();
+  add_paths(*command, *options);
+  add_format(*command, *options);
+  command->callback([options, &action] {
+    action = [options] {
+      return transform(*options, "converted", [&](const TransformOptions& how) {
+        return convert_checkpoint(options->in, options->out, options->format, how);
+      });
+    };
+  });
+}
+
+void add_dequantize(CLI::App& app, Action& action) {
+  CLI::App* command = add_command(app, "dequantize", "Turn a quantized checkpoint back into a float one",
+                                  "  nibble dequantize model-awq/ model-f16/ --dtype f16");
+  auto options = std::make_shared<Options>();
+  options->dtype = "f16";
+  add_paths(*command, *options);
+  command->add_option("--dtype", options->dtype, "Type of the weights: f32, f16 or bf16")
+      ->check(one_of({"f32", "f16", "bf16"}))
+      ->type_name("TYPE")
+      ->capture_default_str();
+  add_backend(*command, options->backend);
+  command->callback([options, &action] {
+    action = [options] {
+      if (Status usable = check_backend(options->backend); !usable.ok()) return Result<Outcome>(usable);
+      const DType dtype = parse_dtype(options->dtype).value_or(DType::f16);
+      return transform(*options, "dequantized",
+                       [&](const TransformOptions& how) { return dequantize_checkpoint(options->in, options->out, dtype, how); });
+    };
+  });
+}
+
+}  // namespace nibble::tools

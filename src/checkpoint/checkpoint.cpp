@@ -1,0 +1,420 @@
+// Opening a checkpoint: files → tensors → modules, and what is odd about them.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <exception>
+#include <unordered_set>
+#include <utility>
+
+#include "checkpoint/checkpoint_impl.hpp"
+#include "checkpoint/config/act_scales.hpp"
+#include "checkpoint/io/json.hpp"
+#include "core/error.hpp"
+#include "nibble/device.hpp"
+#include "nibble/pattern.hpp"
+
+namespace nibble {
+namespace fs = std::filesystem;
+using storage::printable;
+namespace {
+
+// A module name ends at the last '.', but for parameters that have parameters of their own (bitsandbytes, quanto).
+constexpr std::string_view kDeepSuffixes[] = {".weight.absmax", ".weight.quant_map", ".weight.nested_", ".weight.quant_state.",
+                                              ".weight._"};
+
+struct SplitName {
+  std::string_view module, suffix;
+};
+SplitName split(std::string_view tensor) {
+  std::size_t dot = tensor.rfind('.');
+  for (const std::string_view deep : kDeepSuffixes)
+    if (const std::size_t at = tensor.rfind(deep); at != std::string_view::npos) dot = at;
+  if (dot == std::string_view::npos) return {"", tensor};
+  return {tensor.substr(0, dot), tensor.substr(dot + 1)};
+}
+
+/// The first run of whole components of `name` that is in `entries`: "gate" names "mlp.gate" and "mlp.gate.0", not
+/// "mlp.gate_proj". Lists and models both have thousands of entries, so each run is looked up: of up to 32 components, for names may
+/// be all dots.
+std::string_view listed_part(std::string_view name, const std::unordered_set<std::string_view>& entries) {
+  for (std::size_t begin = 0; begin < name.size();) {
+    for (std::size_t end = begin, components = 0; end < name.size() && components < 32; ++components) {
+      end = std::min(name.find('.', end + 1), name.size());
+      if (const std::string_view part = name.substr(begin, end - begin); entries.contains(part)) return part;
+    }
+    const std::size_t dot = name.find('.', begin);
+    begin = dot == std::string_view::npos ? name.size() : dot + 1;
+  }
+  return {};
+}
+
+double smallest_normal(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+    case DType::bf16: return 0x1p-126;
+    case DType::f16:
+    case DType::e5m2: return 0x1p-14;
+    case DType::e4m3: return 0x1p-6;
+    default: return 0;
+  }
+}
+
+/// Notes how many values of `t` (rows of `cols`) are of each odd kind, and where the first one is.
+void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, bool is_scale, std::vector<Note>& notes) {
+  struct Kind {
+    std::string_view text;
+    Note::Severity severity;
+    bool (*is)(float value, double normal);
+    std::int64_t count = 0, first = 0;
+  };
+  using enum Note::Severity;
+  std::array kinds{
+      Kind{"NaN", error, [](float v, double) { return std::isnan(v); }},
+      Kind{"infinite", error, [](float v, double) { return std::isinf(v); }},
+      Kind{"zero", warning, [](float v, double) { return v == 0; }},
+      Kind{"negative", info, [](float v, double) { return v < 0; }},  // as auto-round chooses them
+      Kind{"subnormal", warning, [](float v, double normal) { return v != 0 && std::fabs(v) < normal; }},
+  };
+  const std::span used(kinds.data(), is_scale ? kinds.size() : 2);  // other numbers may be zero or negative
+  const double normal = smallest_normal(t.dtype);
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    const float value = t.at(i);
+    for (Kind& kind : used)
+      if (kind.is(value, normal) && kind.count++ == 0) kind.first = i;
+  }
+  for (const Kind& kind : used)
+    if (kind.count > 0)
+      notes.push_back({kind.severity, fmt::format("{} of {} {} are {}, the first ({}) at [{},{}]", kind.count, t.numel(), what,
+                                                  kind.text, t.at(kind.first), kind.first / cols, kind.first % cols)});
+}
+
+/// The same for codes: only floats can be NaN.
+void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
+  if (info(q.scheme.codes).kind != DTypeKind::floating) return;
+  std::array<bool, 256> is_nan{};
+  for (std::size_t code = 0; code < is_nan.size(); ++code)
+    is_nan[code] = std::isnan(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
+  const auto first = std::ranges::find_if(q.codes, [&](std::uint8_t code) { return is_nan[code]; });
+  if (first == q.codes.end()) return;
+  const auto count = std::count_if(first, q.codes.end(), [&](std::uint8_t code) { return is_nan[code]; });
+  const std::int64_t at = first - q.codes.begin();
+  notes.push_back({Note::Severity::error, fmt::format("{} of {} weights are NaN, the first (code {:#04x}) at [{},{}]", count,
+                                                      q.codes.size(), *first, at / q.k, at % q.k)});
+}
+
+/// The end of every read: what a format decoded is validated, its scales are finite, and it is searched for odd values when
+/// somebody takes the notes. A format's own errors name the module and get the `place` in front.
+Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std::string_view place, std::vector<Note> found,
+                            std::vector<Note>* out) {
+  if (!q.ok()) return place.empty() ? q.status() : q.status().with_context(place);
+  if (const Status invalid = q->validate(); !invalid.ok())
+    return error(StatusCode::corrupt_data, "{}: {}", module, invalid.message());
+  const auto hand_over = [&](std::vector<Note>& notes) {
+    if (out != nullptr) std::ranges::move(notes, std::back_inserter(*out));
+  };
+  std::vector<Note> of_scales;
+  note_odd_values(q->scales, "scales", q->groups(), true, of_scales);
+  if (const auto useless = std::ranges::find(of_scales, Note::Severity::error, &Note::severity); useless != of_scales.end()) {
+    const Status status = error(StatusCode::corrupt_data, "{}: {}", module, useless->text);  // it would make its group NaN
+    of_scales.erase(useless);
+    hand_over(found);
+    hand_over(of_scales);
+    return status;
+  }
+  std::ranges::move(of_scales, std::back_inserter(found));
+  if (out == nullptr) return q;
+  note_nan_codes(*q, found);
+  if (!q->zeros.empty()) note_odd_values(q->zeros, "zero points", q->groups(), false, found);
+  if (!q->prescale.empty()) note_odd_values(q->prescale, "activation pre-scales", q->k, false, found);
+  if (!q->bias.empty()) note_odd_values(q->bias, "bias values", q->n, false, found);
+  hand_over(found);
+  return q;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs::path& path) try {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
+  auto impl = std::make_shared<Impl>();
+  impl->path = path;
+  NIBBLE_ASSIGN_OR_RETURN(impl->shards, storage::open_shards(path));
+  std::error_code ignored;
+  NIBBLE_ASSIGN_OR_RETURN(impl->config, storage::read_model_config(fs::is_directory(path, ignored) ? path : path.parent_path()));
+  for (auto* found : {&impl->shards.notes, &impl->config.notes}) std::ranges::move(*found, std::back_inserter(impl->notes));
+  impl->detect_modules();
+  impl->compare_with_config();
+  return std::shared_ptr<const Impl>(std::move(impl));
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot open {}: {}", path.string(), caught().message());
+}
+
+void Checkpoint::Impl::detect_modules() {
+  const std::vector<TensorInfo>& tensors = shards.tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensor_index.emplace(tensors[i].name, i);
+    const std::string_view module = split(tensors[i].name).module;
+    const auto [it, fresh] = group_index.emplace(module, groups.size());
+    if (fresh) groups.push_back({std::string(module), {}});
+    groups[it->second].tensors.push_back(i);
+  }
+  std::int64_t unsupported = 0;
+  const Status* first_unsupported = nullptr;
+  broken.reserve(groups.size());  // first_unsupported points into it
+  for (const Group& group : groups) {
+    const codec::ModuleTensors parts = module_tensors(group);
+    for (const codec::Format& format : codec::format_table()) {
+      std::optional<Result<Module>> found = format.detect(parts, config.quant);
+      if (!found) continue;
+      if (!found->ok()) {
+        broken.push_back(found->status());
+        if (broken.back().code() != StatusCode::unsupported)
+          notes.push_back({Note::Severity::error, broken.back().message()});
+        else if (unsupported++ == 0)
+          first_unsupported = &broken.back();
+        break;
+      }
+      Module module = std::move(*found).value();
+      module.name = group.name;
+      if (module.quantized()) codec::find_other_activations(parts, module, config.quant);
+      for (const std::size_t i : group.tensors) {
+        const std::string_view suffix = split(tensors[i].name).suffix;
+        if (std::ranges::find(format.suffixes, suffix) == format.suffixes.end() || (suffix == "bias" && !module.has_bias))
+          continue;
+        module.tensors.push_back(tensors[i].name);
+        module.bytes += tensors[i].bytes;
+      }
+      modules.push_back(std::move(module));
+      break;
+    }
+  }
+  for (std::size_t i = 0; i < modules.size(); ++i) module_index.emplace(modules[i].name, i);
+  if (unsupported > 0)  // such a checkpoint has hundreds of them, all alike
+    notes.push_back({Note::Severity::error,
+                     unsupported == 1 ? first_unsupported->message()
+                                      : fmt::format("{} (and {} more modules)", first_unsupported->message(), unsupported - 1),
+                     StatusCode::unsupported});
+}
+
+void Checkpoint::Impl::compare_with_config() {
+  const codec::QuantConfig& quant = config.quant;
+  if (quant.source.empty()) return;
+  const auto text = [&](const char* key) {
+    const auto it = quant.json.find(key);
+    return it != quant.json.end() && it->is_string() ? it->get<std::string>() : std::string();
+  };
+  const std::string method = text("quant_method").empty() ? text("method") : text("quant_method");
+  const bool known = std::ranges::any_of(codec::format_table(), [&](const codec::Format& format) {
+    return std::ranges::find(format.methods, method) != format.methods.end();
+  });
+  if (!known)
+    notes.push_back(
+        {Note::Severity::warning, fmt::format("{} says quant_method {}, which nibble does not know; layers are recognised by "
+                                              "their tensors",
+                                              quant.source, printable(method))});
+  if (broken.empty() && std::ranges::none_of(modules, &Module::quantized))
+    notes.push_back({Note::Severity::warning, fmt::format("{} says the model is quantized, but no module is", quant.source)});
+  constexpr std::string_view kIgnore = "ignore";    // of compressed-tensors, whose "re:" begins an expression for re.match
+  constexpr std::size_t kMaxWork = 10'000'000'000;  // half a minute at worst
+  std::size_t name_bytes = 0;
+  for (const Module& module : modules) name_bytes += module.name.size();
+  for (const std::string_view key : {std::string_view("modules_to_not_convert"), kIgnore, std::string_view("ignored_layers")}) {
+    const auto list = quant.json.find(key);
+    if (list == quant.json.end() || !list->is_array()) continue;
+    std::unordered_set<std::string_view> entries;
+    std::vector<std::pair<std::string_view, Pattern>> patterns;
+    std::size_t steps = 0;
+    for (const auto& entry : *list) {
+      const std::string_view listed = entry.is_string() ? entry.get_ref<const std::string&>() : std::string_view();
+      if (key != kIgnore || !listed.starts_with("re:")) {
+        entries.insert(listed);
+        continue;
+      }
+      Result<Pattern> pattern = Pattern::compile(listed.substr(3));
+      if (pattern.ok())
+        steps += pattern->steps(), patterns.emplace_back(listed, *std::move(pattern));
+      else
+        notes.push_back({Note::Severity::warning, fmt::format("{}: {}: {}", quant.source, key, pattern.status().message())});
+    }
+    if (steps > kMaxWork / (1 + name_bytes)) {
+      notes.push_back(
+          {Note::Severity::warning, fmt::format("{}: {}: its regular expressions are not compared with names: {} steps "
+                                                "of expressions and {} bytes of names would take too long",
+                                                quant.source, key, steps, name_bytes)});
+      patterns.clear();
+    }
+    for (Module& module : modules) {
+      if (!module.quantized()) continue;
+      std::string_view found = listed_part(module.name, entries);
+      for (const auto& [listed, pattern] : patterns)
+        if (found.empty() && pattern.match(module.name)) found = listed;
+      if (!found.empty())
+        module.notes.push_back({Note::Severity::warning, fmt::format("{} lists {} in {}, but this module is quantized",
+                                                                     quant.source, printable(found), key)});
+    }
+  }
+}
+
+ConstTensorView Checkpoint::Impl::view(std::size_t tensor) const {
+  const TensorInfo& t = shards.tensors[tensor];
+  ConstTensorView view;
+  view.data = shards.data[tensor];
+  view.dtype = t.dtype;
+  const bool fits = t.shape.size() <= view.shape.size();
+  std::int64_t count = 1;
+  for (const std::int64_t dim : t.shape) count *= dim;
+  view.rank = fits ? static_cast<int>(t.shape.size()) : 1;
+  if (fits)
+    std::ranges::copy(t.shape, view.shape.begin());
+  else
+    view.shape[0] = count;
+  std::int64_t stride = 1;
+  for (auto i = static_cast<std::size_t>(view.rank); i-- > 0; stride *= view.shape[i]) view.strides[i] = stride;
+  return view;
+}
+
+codec::ModuleTensors Checkpoint::Impl::module_tensors(const Group& group) const {
+  codec::ModuleTensors parts{group.name, {}};
+  for (const std::size_t i : group.tensors) parts.by_suffix.emplace(split(shards.tensors[i].name).suffix, view(i));
+  return parts;
+}
+
+Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, std::vector<Tensor>& memory) const {
+  codec::ModuleTensors parts = module_tensors(group);
+  for (const std::size_t i : group.tensors) {
+    NIBBLE_ASSIGN_OR_RETURN(Tensor loaded, shards.load(i));
+    memory.push_back(std::move(loaded));  // whose bytes stay where they are
+    parts.by_suffix.find(split(shards.tensors[i].name).suffix)->second.data = memory.back().bytes.data();
+  }
+  return parts;
+}
+
+const Module* Checkpoint::Impl::find_module(std::string_view module_name) const {
+  const auto it = module_index.find(module_name);
+  return it == module_index.end() ? nullptr : &modules[it->second];
+}
+
+Result<QuantTensor> Checkpoint::Impl::read(const Module& module, std::vector<Note>* out) const {
+  const Module* own = find_module(module.name);
+  if (own == nullptr || own->format != module.format)
+    return error(StatusCode::not_found, "{}: no {} module {}", path.string(), module.format, printable(module.name));
+  const codec::Format* format = codec::find_format(own->format);
+  if (!own->quantized() || format == nullptr)
+    return error(StatusCode::invalid_argument, "{}: module {} is {}: there are no codes to read", path.string(), own->name,
+                 own->format);
+  std::vector<Note> found;
+  std::vector<Tensor> memory;
+  NIBBLE_ASSIGN_OR_RETURN(const codec::ModuleTensors parts, load_module(groups[group_index.at(own->name)], memory));
+  Result<QuantTensor> q = format->read(parts, *own, config.quant, found);
+  return checked(std::move(q), fmt::format("{}: module {}", path.string(), own->name), path.string(), std::move(found), out);
+}
+
+Result<Checkpoint> Checkpoint::open(const fs::path& path) {
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, Impl::open(path));
+  return Checkpoint(std::move(impl));
+}
+
+const fs::path& Checkpoint::path() const { return impl_->path; }
+std::span<const TensorInfo> Checkpoint::tensors() const { return impl_->shards.tensors; }
+std::span<const Module> Checkpoint::modules() const { return impl_->modules; }
+std::span<const Note> Checkpoint::notes() const { return impl_->notes; }
+const std::string& Checkpoint::config() const { return impl_->config.text; }
+
+const TensorInfo* Checkpoint::find_tensor(std::string_view tensor_name) const {
+  const auto it = impl_->tensor_index.find(tensor_name);
+  return it == impl_->tensor_index.end() ? nullptr : &impl_->shards.tensors[it->second];
+}
+
+const Module* Checkpoint::find_module(std::string_view module_name) const { return impl_->find_module(module_name); }
+
+ConstTensorView Checkpoint::view(const TensorInfo& tensor) const {
+  const auto it = impl_->tensor_index.find(tensor.name);
+  return it == impl_->tensor_index.end() ? ConstTensorView() : impl_->view(it->second);
+}
+
+Result<Tensor> Checkpoint::load(const TensorInfo& tensor) const try {
+  const auto it = impl_->tensor_index.find(tensor.name);
+  if (it != impl_->tensor_index.end()) return impl_->shards.load(it->second);
+  return error(StatusCode::not_found, "{}: no tensor {}", path().string(), printable(tensor.name));
+} catch (...) {
+  return caught();
+}
+
+Result<QuantTensor> Checkpoint::read(const Module& module, std::vector<Note>* notes) const try {
+  return impl_->read(module, notes);
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot read module {}: {}", module.name, caught().message());
+}
+
+Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config_text, std::vector<Note>* notes) try {
+  codec::QuantConfig config;
+  if (!config_text.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(config, storage::parse_quant_config(config_text));
+  }
+  codec::ModuleTensors parts{"the layer", {}};
+  std::string names;
+  for (const NamedView& tensor : tensors) {
+    const std::string name = storage::printable(tensor.name);
+    if (tensor.view.empty() && tensor.view.numel() > 0) return error(StatusCode::invalid_argument, "tensor {} has no data", name);
+    std::int64_t dense = 1;
+    for (int i = tensor.view.rank; i-- > 0; dense *= tensor.view.dim(i))
+      if (tensor.view.dim(i) > 1 && tensor.view.stride(i) != dense)
+        return error(StatusCode::invalid_argument, "tensor {} is not dense: dimension {} has a stride of {}, not {}", name, i,
+                     tensor.view.stride(i), dense);
+    if (!parts.by_suffix.emplace(tensor.name, tensor.view).second)
+      return error(StatusCode::invalid_argument, "there are two tensors called {}", name);
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  for (const codec::Format& format : codec::format_table()) {
+    const std::optional<Result<Module>> found = format.detect(parts, config);
+    if (!found) continue;
+    if (!found->ok()) return found->status();
+    if (!(*found)->quantized())
+      return error(StatusCode::unsupported, "the layer is {}: there are no codes to read", (*found)->format);
+    std::vector<Note> findings = (*found)->notes;
+    Result<QuantTensor> q = format.read(parts, **found, config, findings);
+    return checked(std::move(q), "the layer", {}, std::move(findings), notes);
+  }
+  return error(StatusCode::not_found, "no format has a layer of these tensors: {}", names.empty() ? "none" : names);
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot read the layer: {}", caught().message());
+}
+
+std::vector<Note> group_notes(std::span<const ModuleNote> notes) {
+  struct Group {
+    const ModuleNote* first;
+    std::size_t count = 0;
+  };
+  std::vector<Group> groups;
+  std::unordered_map<std::string, std::size_t> index;
+  for (const ModuleNote& n : notes) {
+    std::string key = fmt::format("{}{}", static_cast<int>(n.note.severity), n.module.empty() ? "" : "m");
+    for (const char c : n.note.text) {  // numbers differ from module to module, and so do their signs and fractions
+      const bool number = (c >= '0' && c <= '9') || c == '-' || c == '.';
+      if (!number || key.back() != '#') key += number ? '#' : c;
+    }
+    const auto [at, fresh] = index.try_emplace(std::move(key), groups.size());
+    if (fresh) groups.push_back({&n});
+    ++groups[at->second].count;
+  }
+  std::ranges::stable_sort(groups,
+                           [](const Group& a, const Group& b) { return a.first->note.severity > b.first->note.severity; });
+  std::vector<Note> told;
+  for (const Group& group : groups) {
+    Note note = group.first->note;
+    if (group.count == 1 && !group.first->module.empty()) note.text = fmt::format("{}: {}", group.first->module, note.text);
+    if (group.count > 1)
+      note.text = group.first->module.empty()
+                      ? fmt::format("{} (and {} more)", note.text, group.count - 1)
+                      : fmt::format("in {} modules, e.g. {}: {}", group.count, group.first->module, note.text);
+    told.push_back(std::move(note));
+  }
+  return told;
+}
+
+std::vector<FormatInfo> formats() {
+  std::vector<FormatInfo> rows;
+  for (const codec::Format& format : codec::format_table()) rows.push_back({format.name, format.summary, format.can_write});
+  return rows;
+}
+
+}  // namespace nibble

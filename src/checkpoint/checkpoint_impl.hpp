@@ -1,0 +1,49 @@
+// The inside of a Checkpoint, shared by reading and transforming.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/config/format.hpp"
+#include "checkpoint/config/model_config.hpp"
+#include "checkpoint/io/shards.hpp"
+#include "nibble/checkpoint.hpp"
+
+namespace nibble {
+
+struct Checkpoint::Impl {
+  /// The tensors that share a module name. Every tensor is in exactly one group.
+  struct Group {
+    std::string name;
+    std::vector<std::size_t> tensors;  // indices
+  };
+
+  static Result<std::shared_ptr<const Impl>> open(const std::filesystem::path& path);
+
+  ConstTensorView view(std::size_t tensor) const;
+  codec::ModuleTensors module_tensors(const Group& group) const;
+  /// The same, of bytes that are read into `memory`.
+  Result<codec::ModuleTensors> load_module(const Group& group, std::vector<Tensor>& memory) const;
+  const Module* find_module(std::string_view module_name) const;
+  Result<QuantTensor> read(const Module& module, std::vector<Note>* notes) const;
+
+  std::filesystem::path path;
+  storage::Shards shards;
+  storage::ModelConfig config;
+  std::vector<Group> groups;
+  std::vector<Module> modules;
+  std::vector<Note> notes;
+  std::vector<Status> broken;  // modules that a format recognised but found damaged or unsupported: no Module, and no transform
+  std::unordered_map<std::string_view, std::size_t> tensor_index, group_index, module_index;
+
+ private:
+  void detect_modules();
+  void compare_with_config();
+};
+
+}  // namespace nibble

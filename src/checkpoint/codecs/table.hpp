@@ -1,0 +1,10 @@
+// The formats, one definition per file; table.cpp puts them in order.
+#pragma once
+
+#include "checkpoint/config/format.hpp"
+
+namespace nibble::codec {
+
+extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant, kUnsupported, kDense;
+
+}  // namespace nibble::codec

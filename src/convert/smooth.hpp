@@ -1,0 +1,47 @@
+// SmoothQuant: what is hard to quantize in activations moves into the weights, where it costs less.
+//
+//   s[k] = max|x[k]|^α / max|w[k]|^(1−α)      x' = x / s      W' = W·diag(s)      x'·W'ᵀ = x·Wᵀ
+//
+// No checkpoint format has a place for 1/s, so it is folded into the weight of the norm in front, and all layers behind one norm
+// share one s. Which layers those are is a matter of the model's code: it is known for some model types, and others are refused.
+// Source: mit-han-lab/smoothquant smoothquant/smooth.py.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/checkpoint_impl.hpp"
+
+namespace nibble {
+
+/// What went into layers: a safetensors file with, per module, NAME.input_absmax [K] or NAME.input [tokens,K]; f32, f16 or bf16.
+class Calibration {
+ public:
+  static Result<Calibration> open(const std::filesystem::path& path);
+  /// max|x[k]| of each input channel; nothing when the file has none for this module. corrupt_data: another shape, NaN, infinity.
+  Result<std::optional<std::vector<float>>> absmax(const Module& module) const;
+
+ private:
+  explicit Calibration(std::shared_ptr<const Checkpoint::Impl> file) : file_(std::move(file)) {}
+  std::shared_ptr<const Checkpoint::Impl> file_;
+};
+
+/// How a checkpoint is smoothed.
+struct Smoothing {
+  std::unordered_map<std::string, std::vector<float>> factors;  // s of each smoothed module
+  std::unordered_map<std::string, std::vector<float>> absmax;   // of its inputs before that, over all modules that share them
+  std::unordered_map<std::string, Tensor> norms;                // the new weights of norms, by tensor name
+  std::vector<Note> notes;                                      // what was left alone, and why
+};
+
+/// All or nothing per norm: it is folded when all layers behind it are in `selected` and the calibration knows their input.
+/// Errors: unsupported when no norm can be folded; corrupt_data from the calibration.
+Result<Smoothing> plan_smoothing(const Checkpoint::Impl& in, std::span<const Module* const> selected,
+                                 const Calibration& calibration, double alpha);
+
+}  // namespace nibble

@@ -1,0 +1,801 @@
+// Checkpoint → checkpoint: quantize, convert and dequantize are one walk over the tensors with a different step per module.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <iterator>
+#include <map>
+#include <set>
+#include <unordered_set>
+
+#include "checkpoint/checkpoint_impl.hpp"
+#include "checkpoint/config/ct_config.hpp"
+#include "checkpoint/config/format.hpp"
+#include "checkpoint/config/names.hpp"
+#include "checkpoint/io/atomic_output.hpp"
+#include "checkpoint/io/json.hpp"
+#include "checkpoint/io/safetensors.hpp"
+#include "convert/selection.hpp"
+#include "convert/smooth.hpp"
+#include "core/error.hpp"
+#include "core/row_decoder.hpp"
+#include "nibble/pattern.hpp"
+
+namespace nibble {
+namespace fs = std::filesystem;
+using namespace std::string_view_literals;
+using storage::join_name;
+using storage::printable;
+namespace {
+
+using Modules = std::vector<const Module*>;
+
+/// What becomes of one module.
+struct Rewritten {
+  std::vector<codec::EncodedTensor> tensors;
+  WeightScheme scheme;
+  bool act_order = false;
+  TransformedModule row;
+  ActScheme act = {};
+  std::string_view format = {};
+};
+
+struct Transform {
+  const Checkpoint::Impl& in;
+  fs::path out;
+  Modules selected;  // in the order of in.modules
+  std::function<Result<Rewritten>(const Module&)> rewrite;
+  const codec::Format* format;                             // of the output; null: not quantized
+  std::function<std::uint64_t(const Module&)> most_bytes;  // an upper bound of what rewrite gives
+  const TransformOptions& options;
+  Smoothing smoothing = {};            // other tensors that change
+  std::vector<ModuleNote> notes = {};  // found before and by `rewrite`
+};
+
+/// The output file, with every tensor at an aligned offset: those that would break the alignment of the next wait for the end.
+class Output {
+ public:
+  explicit Output(storage::SafetensorsWriter writer) : writer_(std::move(writer)) {}
+
+  Status add(std::string name, DType dtype, std::span<const std::int64_t> shape, std::span<const std::byte> bytes) {
+    const int alignment = storage::alignment_class(dtype, bytes.size());
+    if (alignment == 8) return writer_.append(name, dtype, shape, bytes);
+    later_.push_back({alignment, std::move(name), dtype, {shape.begin(), shape.end()}, {bytes.begin(), bytes.end()}});
+    return {};
+  }
+  Status finish() {
+    std::ranges::stable_sort(later_, std::ranges::greater{}, &Waiting::alignment);
+    for (const Waiting& t : later_) NIBBLE_RETURN_IF_ERROR(writer_.append(t.name, t.dtype, t.shape, t.bytes));
+    return writer_.finish();
+  }
+  std::uint64_t bytes() const { return writer_.data_bytes(); }
+
+ private:
+  struct Waiting {
+    int alignment;
+    std::string name;
+    DType dtype;
+    std::vector<std::int64_t> shape;
+    std::vector<std::byte> bytes;
+  };
+  storage::SafetensorsWriter writer_;
+  std::vector<Waiting> later_;
+};
+
+/// compressed-tensors says of each layer how it is stored: codes that it cannot pack are in the bytes of a sister.
+const codec::Format& format_for(const codec::Format& asked, DType codes) {
+  const bool bytes = asked.name == "compressed-tensors" && (codes == DType::s8 || codes == DType::e4m3);
+  return bytes ? *codec::find_format(codes == DType::s8 ? "int-quantized" : "float-quantized") : asked;
+}
+
+/// Not less than what any format takes for a layer.
+std::uint64_t most_bytes(int width, const GroupShape& group, std::int64_t n, std::int64_t k) {
+  const std::int64_t rows = group.rows(n), groups = group.cols(k);
+  const std::int64_t codes = 4 * n * ((k * width + 31) / 32), scales = 4 * rows * groups,
+                     zeros = rows * groups + 4 * (n + groups);
+  return static_cast<std::uint64_t>(codes + scales + zeros + 4 * (n + k) + 64);
+}
+
+/// `out` may be neither `in` nor a directory around it: overwriting would destroy the input.
+Status check_paths(const fs::path& in, const fs::path& out) {
+  std::error_code failure;
+  const fs::path from = fs::weakly_canonical(in, failure), to = fs::weakly_canonical(out, failure);
+  const fs::path relative = from.lexically_relative(to);
+  if (!failure && !relative.empty() && *relative.begin() != "..")
+    return error(StatusCode::invalid_argument, "the output {} is or contains the input {}", out.string(), in.string());
+  return {};
+}
+
+bool is_weights(const fs::path& file) {
+  static constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt",      ".pth", ".ckpt",
+                                                  ".gguf",        ".h5",  ".msgpack", ".onnx"};
+  return std::ranges::find(kWeights, file.extension().string()) != std::end(kWeights);
+}
+
+/// Tokenizer, generation settings, license, ...: whatever is neither weights nor a description of the old weights.
+bool is_companion(const fs::path& file) {
+  const std::string name = file.filename().string();
+  return name != "config.json" && !name.ends_with(".index.json") && !is_weights(file) &&
+         std::ranges::find(storage::legacy_config_names(), name) == storage::legacy_config_names().end();
+}
+
+/// The folders of a sentence-transformers model that are parts of it.
+std::set<fs::path> listed_folders(const fs::path& checkpoint) {
+  std::set<fs::path> folders;
+  const auto text = storage::read_file(checkpoint / "modules.json");
+  if (!text.ok()) return folders;
+  if (const auto list = storage::parse_json<Json>(*text, "modules.json"); list.ok())
+    for (const Json& part : *list)
+      if (const Json& path = codec::config_child(part, "path"); path.is_string()) folders.insert(path.get<std::string>());
+  return folders;
+}
+
+/// The first file of weights in a folder or below; "" when there is none.
+Result<fs::path> weights_below(const fs::path& folder) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage::names_in(folder));
+  std::error_code ignored;
+  for (const std::string& name : names) {
+    fs::path found = folder / name;
+    if (fs::symlink_status(found, ignored).type() == fs::file_type::directory) {
+      NIBBLE_ASSIGN_OR_RETURN(found, weights_below(found));
+    } else if (!is_weights(found)) {
+      continue;
+    }
+    if (!found.empty()) return found;
+  }
+  return fs::path();
+}
+
+/// The other files, and folders without weights: a folder with them is another form of the model, unless modules.json lists it.
+/// `inside` is the folder of the checkpoint `from` that is copied now.
+Status copy_companions(const fs::path& from, const fs::path& inside, const fs::path& to, const std::set<fs::path>& listed,
+                       std::vector<Note>& notes) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage::names_in(from / inside));
+  for (const std::string& name : names) {
+    const fs::path relative = inside / name, source = from / relative;
+    std::error_code failure, dangling;  // a link to nowhere is no reason to stop
+    const bool hidden = name.starts_with('.');
+    if (fs::symlink_status(source, dangling).type() == fs::file_type::directory) {
+      if (hidden) continue;
+      fs::path weights;
+      if (inside.empty() && !listed.contains(relative)) {
+        NIBBLE_ASSIGN_OR_RETURN(weights, weights_below(source));
+      }
+      if (weights.empty())
+        NIBBLE_RETURN_IF_ERROR(copy_companions(from, relative, to, listed, notes));
+      else
+        notes.push_back(
+            {Note::Severity::info, fmt::format("{} was not copied: it holds weights, {}", printable(relative.string()),
+                                               printable(weights.lexically_relative(from).string()))});
+      continue;
+    }
+    if (!fs::is_regular_file(source, dangling) || hidden || (inside.empty() && !is_companion(source))) continue;
+    NIBBLE_RETURN_IF_ERROR(storage::check_inside(from, source));
+    fs::create_directories((to / relative).parent_path(), failure);
+    if (!failure) fs::copy_file(source, to / relative, failure);
+    if (failure) return error(StatusCode::io_error, "cannot copy {}: {}", source.string(), failure.message());
+  }
+  return {};
+}
+
+/// Quantized tensors that belong to no module would stay under a config that no longer tells what they are.
+Status check_leftovers(const Transform& t) {
+  std::unordered_set<std::string_view> owned;
+  for (const Module* module : t.selected) owned.insert(module->tensors.begin(), module->tensors.end());
+  std::string names;
+  std::size_t count = 0;
+  for (const Checkpoint::Impl::Group& group : t.in.groups) {
+    const auto suffix = [&](std::size_t i) {
+      const std::string& name = t.in.shards.tensors[i].name;
+      return std::string_view(name).substr(group.name.empty() ? 0 : group.name.size() + 1);
+    };
+    const auto is_part = [](std::string_view name) {  // of how codes are decoded
+      return name.find("scale") != name.npos || name.find("zero") != name.npos || name.find("absmax") != name.npos;
+    };
+    const auto is_cache = [](std::string_view name) {
+      return name.size() > 1 && name[1] == '_' && "kqv"sv.find(name[0]) != "kqv"sv.npos;
+    };
+    const bool parts =
+        std::ranges::any_of(group.tensors, [&](std::size_t i) { return is_part(suffix(i)) && !is_cache(suffix(i)); });
+    for (const std::size_t i : group.tensors) {
+      const TensorInfo& tensor = t.in.shards.tensors[i];
+      const DTypeInfo& type = info(tensor.dtype);
+      const bool narrow = type.kind == DTypeKind::floating && type.bits <= 8;
+      const bool integer = type.kind == DTypeKind::sint || type.kind == DTypeKind::uint;
+      const bool codes = integer && type.bits <= 32 && parts && !is_part(suffix(i));
+      if ((!narrow && !codes) || owned.contains(tensor.name)) continue;
+      if (++count <= 3) names += fmt::format("{}{} ({})", count == 1 ? "" : ", ", printable(tensor.name), name(tensor.dtype));
+    }
+  }
+  if (count == 0) return {};
+  return error(
+      StatusCode::unsupported,
+      "{}: {} {} quantized in a way that nibble cannot read, and would be left in a checkpoint whose config does not say "
+      "so: {}{}; turn the checkpoint into floats with the program that made it",
+      t.in.path.string(), count, count == 1 ? "tensor is" : "tensors are", names, count > 3 ? ", ..." : "");
+}
+
+/// What the output's quantization_config is written for.
+codec::WrittenCheckpoint described(const Transform& t, std::vector<codec::WrittenModule> modules) {
+  const bool converted = t.selected.front()->quantized();  // else a config, if there is one, says nothing about these layers
+  codec::WrittenCheckpoint written{std::move(modules), {}, {}, converted ? &t.in.config.quant : nullptr};
+  for (const Module& module : t.in.modules)
+    if (!std::ranges::binary_search(t.selected, &module)) written.not_quantized.push_back(module.name);
+  for (std::string& head : storage::tied_heads(t.in.config.model_type)) {
+    const bool stored = std::ranges::any_of(t.in.groups, [&](const Checkpoint::Impl::Group& group) {
+      return group.name == head || group.name.ends_with("." + head);
+    });
+    if (!stored) written.tied_heads.push_back(std::move(head));
+  }
+  return written;
+}
+
+/// What the config has no place for is said before hours of work.
+Status check_config(const Transform& t) {
+  if (t.format == nullptr || !t.selected.front()->quantized()) return {};
+  std::vector<codec::WrittenModule> expected;
+  for (const Module* module : t.selected)
+    expected.push_back({module->name, module->scheme, module->act_order, module->claimed ? module->claimed->act : ActScheme{},
+                        module->filter.has_value(), format_for(*t.format, module->scheme.codes).name, module->other_acts});
+  return t.format->write_config(described(t, std::move(expected))).status();
+}
+
+Status write_text(const fs::path& path, std::string_view text) {
+  NIBBLE_ASSIGN_OR_RETURN(auto file, storage::OutputFile::create(path, false));
+  NIBBLE_RETURN_IF_ERROR(file.write_at(0, std::as_bytes(std::span(text))));
+  return file.commit();
+}
+
+/// config.json of the output directory, unless there is nothing to say.
+Status write_config(const Transform& t, std::vector<codec::WrittenModule> written, const fs::path& directory) {
+  std::optional<Json> config;
+  if (t.format != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(config, t.format->write_config(described(t, std::move(written))));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, storage::edit_model_config(t.in.config.text, config));
+  return text.empty() ? Status() : write_text(directory / "config.json", text);
+}
+
+/// A module, or a tensor that is carried over, and the file it goes to.
+struct Piece {
+  const Module* module;
+  std::size_t tensor;  // the module's first
+  std::uint64_t most_bytes;
+  std::size_t header_room;
+  std::size_t shard = 0;
+};
+
+/// All of them in file order, with a module in place of its first old tensor.
+std::vector<Piece> cut(const Transform& t, bool one_file) {
+  constexpr std::size_t kMaxParts = 12;  // tensors of one encoded module, and more than their suffixes' length
+  constexpr std::string_view kLongSuffix = ".weight_zero_point_or_longer";
+  std::unordered_map<std::string_view, const Module*> owner;
+  for (const Module* module : t.selected)
+    for (const std::string& tensor : module->tensors) owner.emplace(tensor, module);
+  std::vector<Piece> pieces;
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < t.in.shards.tensors.size(); ++i) {
+    const TensorInfo& tensor = t.in.shards.tensors[i];
+    const auto it = owner.find(tensor.name);
+    const Module* module = it == owner.end() ? nullptr : it->second;
+    if (module != nullptr && tensor.name != module->tensors.front()) continue;
+    Piece piece{module, i, tensor.bytes, storage::SafetensorsWriter::header_bytes(tensor.name, tensor.shape.size())};
+    if (module != nullptr) {
+      piece.most_bytes = t.most_bytes(*module);
+      piece.header_room = kMaxParts * storage::SafetensorsWriter::header_bytes(module->name + std::string(kLongSuffix), 4);
+    }
+    if (!pieces.empty() && !one_file) {
+      const Piece& last = pieces.back();
+      const std::uint64_t most = t.options.max_shard_bytes;
+      const bool full = most > 0 ? bytes + piece.most_bytes > most : tensor.file != t.in.shards.tensors[last.tensor].file;
+      piece.shard = last.shard + (full ? 1 : 0);
+      if (full) bytes = 0;
+    }
+    bytes += piece.most_bytes;
+    pieces.push_back(piece);
+  }
+  return pieces;
+}
+
+std::string shard_name(std::size_t index, std::size_t count) {
+  return count == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+/// Writes the tensors: a selected module's new ones in place of its first old one, all others as they are. `one_file`: into `path`;
+/// else into a directory, with an index for more than one file.
+Status write_tensors(const Transform& t, const fs::path& path, bool one_file, TransformReport& report,
+                     std::vector<codec::WrittenModule>& written) {
+  storage::Metadata metadata = t.in.shards.metadata;
+  if (std::ranges::find(metadata, "format", &storage::Metadata::value_type::first) == metadata.end())
+    metadata.emplace_back("format", "pt");  // Hugging Face refuses files that do not say so
+  for (const TensorInfo& tensor : t.in.shards.tensors) report.bytes_in += tensor.bytes;
+  const std::vector<Piece> pieces = cut(t, one_file);
+  const std::size_t shards = pieces.empty() ? 1 : pieces.back().shard + 1;
+  Json files = Json::object();  // of the tensors
+  std::uint64_t done = 0;
+  auto piece = pieces.begin();
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    const std::string name = shard_name(shard, shards);
+    const auto end = std::find_if(piece, pieces.end(), [&](const Piece& p) { return p.shard != shard; });
+    std::size_t room = 0;
+    for (auto p = piece; p != end; ++p) room += p->header_room;
+    NIBBLE_ASSIGN_OR_RETURN(auto writer, storage::SafetensorsWriter::create(one_file ? path : path / name, metadata, room,
+                                                                            one_file && t.options.overwrite));
+    Output output(std::move(writer));
+    const auto add = [&](std::string tensor, DType dtype, std::span<const std::int64_t> shape, std::span<const std::byte> bytes) {
+      if (shards > 1) files[tensor] = name;
+      return output.add(std::move(tensor), dtype, shape, bytes);
+    };
+    for (; piece != end; ++piece) {
+      const TensorInfo& tensor = t.in.shards.tensors[piece->tensor];
+      if (t.options.progress)
+        t.options.progress(done, report.bytes_in, piece->module == nullptr ? tensor.name : piece->module->name);
+      done += piece->module == nullptr ? tensor.bytes : piece->module->bytes;
+      if (piece->module == nullptr) {
+        const auto norm = t.smoothing.norms.find(tensor.name);
+        Tensor stored;
+        if (norm == t.smoothing.norms.end()) {
+          NIBBLE_ASSIGN_OR_RETURN(stored, t.in.shards.load(piece->tensor));
+        }
+        const Tensor& now = norm == t.smoothing.norms.end() ? stored : norm->second;
+        NIBBLE_RETURN_IF_ERROR(add(tensor.name, tensor.dtype, tensor.shape, now.bytes));
+        continue;
+      }
+      const Module& module = *piece->module;
+      NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, t.rewrite(module));
+      for (const codec::EncodedTensor& part : rewritten.tensors)
+        NIBBLE_RETURN_IF_ERROR(add(join_name(module.name, part.suffix), part.tensor.dtype, part.tensor.shape, part.tensor.bytes));
+      written.push_back({module.name, rewritten.scheme, rewritten.act_order, rewritten.act, module.filter.has_value(),
+                         rewritten.format, module.other_acts});
+      report.modules.push_back(std::move(rewritten.row));
+    }
+    if (t.options.progress) t.options.progress(done, report.bytes_in, one_file ? path.filename().string() : name);
+    NIBBLE_RETURN_IF_ERROR(output.finish());
+    report.bytes_out += output.bytes();
+  }
+  if (shards == 1) return {};
+  const Json index{{"metadata", {{"total_size", report.bytes_out}}}, {"weight_map", std::move(files)}};
+  return write_text(path / storage::kIndexName, index.dump(2) + "\n");
+}
+
+/// Loaders give scales the model's type.
+void note_rounded_scales(const Transform& t, const std::vector<codec::WrittenModule>& written, std::vector<Note>& notes) {
+  const DType model = t.in.config.dtype;
+  if (t.format == nullptr || t.format->name == "fp8" || (model != DType::bf16 && model != DType::f16)) return;
+  const auto rounded = [&](const codec::WrittenModule& module) {
+    return module.scheme.scale != model && (model == DType::bf16 || module.scheme.scale == DType::f32);
+  };
+  const auto first = std::ranges::find_if(written, rounded);
+  if (first == written.end()) return;
+  notes.push_back(
+      {Note::Severity::info,
+       fmt::format("{} of {} modules have scales that are not {}, the type of the model, to which many loaders round them; "
+                   "the first is {} with {}",
+                   std::ranges::count_if(written, rounded), written.size(), name(model), first->name,
+                   name(first->scheme.scale))});
+}
+
+Result<TransformReport> run(const Transform& t) {
+  TransformReport report;
+  std::vector<codec::WrittenModule> written;
+  NIBBLE_RETURN_IF_ERROR(check_paths(t.in.path, t.out));
+  for (const std::string& name : storage::sweep(t.out))
+    report.notes.push_back(
+        {Note::Severity::info, fmt::format("removed {}, left behind by a run that was killed", printable(name))});
+  NIBBLE_RETURN_IF_ERROR(check_leftovers(t));
+  NIBBLE_RETURN_IF_ERROR(check_config(t));
+  std::error_code ignored;
+  if (!fs::is_directory(t.in.path, ignored)) {
+    if (t.options.max_shard_bytes > 0)
+      return error(StatusCode::invalid_argument, "{} is one file, and so is the output: only a directory has shards",
+                   t.in.path.string());
+    NIBBLE_RETURN_IF_ERROR(write_tensors(t, t.out, true, report, written));
+    std::ranges::move(group_notes(t.notes), std::back_inserter(report.notes));
+    return report;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(auto directory, storage::OutputDirectory::create(t.out, t.options.overwrite));
+  NIBBLE_RETURN_IF_ERROR(copy_companions(t.in.path, {}, directory.path(), listed_folders(t.in.path), report.notes));
+  NIBBLE_RETURN_IF_ERROR(write_tensors(t, directory.path(), false, report, written));
+  note_rounded_scales(t, written, report.notes);
+  NIBBLE_RETURN_IF_ERROR(write_config(t, std::move(written), directory.path()));
+  NIBBLE_RETURN_IF_ERROR(directory.commit());
+  std::ranges::move(group_notes(t.notes), std::back_inserter(report.notes));
+  return report;
+}
+
+/// Opens the input; a module that cannot be read must not pass through unnoticed under a config that no longer fits it.
+Result<std::shared_ptr<const Checkpoint::Impl>> open_input(const fs::path& path) {
+  NIBBLE_ASSIGN_OR_RETURN(auto in, Checkpoint::Impl::open(path));
+  if (!in->broken.empty()) return in->broken.front().with_context(path.string());
+  return in;
+}
+
+Result<const codec::Format*> writable_format(std::string_view name) {
+  const codec::Format* format = codec::find_format(name);
+  if (format != nullptr && format->can_write) return format;
+  std::vector<std::string_view> names;
+  for (const codec::Format& row : codec::format_table())
+    if (row.can_write) names.push_back(row.name);
+  return error(format == nullptr ? StatusCode::not_found : StatusCode::unsupported, "{} format {}; nibble writes {}",
+               format == nullptr ? "there is no" : "nibble does not write the", printable(name), fmt::join(names, ", "));
+}
+
+/// The notes of a checkpoint and of some of its modules, as far as they need no data.
+std::vector<ModuleNote> notes_of(const Checkpoint::Impl& in, const Modules& modules) {
+  std::vector<ModuleNote> notes;
+  for (const Note& note : in.notes) notes.push_back({"", note});
+  for (const Module* module : modules)
+    for (const Note& note : module->notes) notes.push_back({module->name, note});
+  return notes;
+}
+
+/// Reads a module; what that finds is added to `notes`.
+Result<QuantTensor> read(const Checkpoint::Impl& in, const Module& module, std::vector<ModuleNote>& notes) {
+  std::vector<Note> found;
+  Result<QuantTensor> q = in.read(module, &found);
+  for (Note& note : found) notes.push_back({module.name, std::move(note)});
+  return q;
+}
+
+Modules quantized_modules(const Checkpoint::Impl& in) {
+  Modules found;
+  for (const Module& module : in.modules)
+    if (module.quantized()) found.push_back(&module);
+  return found;
+}
+
+Status nothing_to_do(const fs::path& path, std::string_view what) {
+  return error(StatusCode::invalid_argument, "{}: {}", path.string(), what);
+}
+
+Result<Rewritten> encode(const codec::Format& asked, const Module& module, const QuantTensor& q, const ActScheme& act) {
+  const codec::Format& format = format_for(asked, q.scheme.codes);
+  if (module.filter && format.encode_conv == nullptr)
+    return error(StatusCode::unsupported, "{}: a convolution, which {} cannot hold; compressed-tensors and int-quantized can",
+                 module.name, format.name);
+  auto tensors = module.filter ? format.encode_conv(q, act) : format.write(q, act);
+  if (!tensors.ok()) return tensors.status().with_context(module.name);
+  return Rewritten{std::move(tensors).value(),
+                   q.scheme,
+                   !q.g_idx.empty(),
+                   {module.name, Scheme{q.scheme, act}.name(), std::nullopt},
+                   act,
+                   format.name};
+}
+
+/// How a layer's activations are quantized: as its config says, else as a static scale beside it suggests.
+ActScheme activations_of(const Module& module, const QuantTensor& q) {
+  if (module.claimed) return module.claimed->act;
+  if (!q.static_acts) return {};
+  return {q.scheme.codes == DType::e4m3 ? DType::e4m3 : DType::s8, GroupShape::tensor(),
+          q.static_acts->zero == 0 ? ZeroKind::none : ZeroKind::integer};
+}
+
+/// Rows in the order kh, kw, ci as [Co,Ci/groups,Kh,Kw].
+Tensor as_oihw(const Tensor& rows, Extent filter) {
+  const std::int64_t elements = filter.h * filter.w, k = rows.shape[1], channels = k / elements;
+  const auto width = static_cast<std::size_t>(bits(rows.dtype) / 8);
+  Tensor out(rows.dtype, {rows.shape[0], channels, filter.h, filter.w});
+  std::byte* to = out.bytes.data();
+  for (std::int64_t n = 0; n < rows.shape[0]; ++n)
+    for (std::int64_t c = 0; c < channels; ++c)
+      for (std::int64_t e = 0; e < elements; ++e, to += width)
+        std::memcpy(to, rows.bytes.data() + static_cast<std::size_t>(n * k + e * channels + c) * width, width);
+  return out;
+}
+
+/// The inverse, of a stored tensor.
+Tensor as_rows(const Tensor& w) {
+  const std::int64_t elements = w.shape[2] * w.shape[3], channels = w.shape[1];
+  const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
+  Tensor out(w.dtype, {w.shape[0], elements * channels});
+  std::byte* to = out.bytes.data();
+  for (std::int64_t n = 0; n < w.shape[0]; ++n)
+    for (std::int64_t e = 0; e < elements; ++e)
+      for (std::int64_t c = 0; c < channels; ++c, to += width)
+        std::memcpy(to, w.bytes.data() + static_cast<std::size_t>((n * channels + c) * elements + e) * width, width);
+  return out;
+}
+
+/// Scales that include those of the layer's input and output mean nothing in another model.
+Status refuse_code_units(const Module& module) {
+  if (module.format != "smoothquant") return {};
+  return error(StatusCode::unsupported,
+               "module {}: its scale includes those of its input and output, which are int8; quantize the "
+               "original checkpoint instead",
+               module.name);
+}
+
+/// W·diag(s).
+Tensor scaled_columns(const Tensor& w, const std::vector<float>& s, Executor& executor) {
+  Tensor out(DType::f32, w.shape);
+  const std::int64_t cols = w.shape[1];
+  executor.parallel_for(w.shape[0], [&](std::int64_t n) {
+    for (std::int64_t k = 0; k < cols; ++k) out.as<float>()[n * cols + k] = w.at(n * cols + k) * s[static_cast<std::size_t>(k)];
+  });
+  return out;
+}
+
+/// The scale with which the largest activation becomes the largest code.
+Result<StaticActs> static_scale(const Module& module, const ActScheme& act, const std::optional<std::vector<float>>& absmax,
+                                const std::vector<float>* s) {
+  if (!absmax)
+    return error(StatusCode::invalid_argument,
+                 "module {}: the calibration has no {}, which a static scale needs; skip the module, or "
+                 "quantize activations while running",
+                 module.name, join_name(module.name, "input_absmax"));
+  float most = 0;
+  for (std::size_t k = 0; k < absmax->size(); ++k) most = std::max(most, (*absmax)[k] / (s == nullptr ? 1.0f : (*s)[k]));
+  const float scale = most / (act.codes == DType::e4m3 ? 448.0f : 127.0f);
+  if (scale > 0.0f) return StaticActs{scale, 0};
+  return error(StatusCode::invalid_argument, "module {}: the calibration says that its input is always 0", module.name);
+}
+
+/// What quantize does to a checkpoint: the modules in their order, how each is stored, and those left alone.
+struct Chosen {
+  Modules modules;
+  std::vector<WeightScheme> schemes;
+  std::vector<LeftModule> left;
+};
+
+/// One of the patterns of a spec; nothing for "", as an empty expression would match every name.
+Result<std::optional<Pattern>> compile(std::string_view what, const std::string& pattern) {
+  if (pattern.empty()) return std::optional<Pattern>();
+  Result<Pattern> compiled = Pattern::compile(pattern);
+  if (!compiled.ok()) return compiled.status().with_context(fmt::format("the {} expression", what));
+  return std::optional(*std::move(compiled));
+}
+
+WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
+  const auto bias = in.tensor_index.find(join_name(module.name, "bias"));
+  WeightShape shape{module.name, module.n, module.k, std::nullopt, module.filter.has_value()};
+  if (module.filter) shape.k /= module.filter->h * module.filter->w;
+  if (bias != in.tensor_index.end()) shape.bias = in.view(bias->second).numel();
+  return shape;
+}
+
+/// Loaders give scales the type of a model of 16 bits, so codes are chosen for such scales. In others f16 will do but where it has few bits
+/// left for them: the scales of 8-bit codes are small.
+DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
+  if (spec.format == "fp8") return DType::f32;
+  if (weight != DType::f32) return weight;
+  return spec.act_scheme.codes == DType::none ? DType::f16 : DType::f32;
+}
+
+/// How the module will be stored, or why its shape does not fit. Formats look at N modulo the codes of a word, so `rows` that are
+/// N modulo 32 are enough to ask.
+Result<WeightScheme> stored_as(const codec::Format& format, const Module& module, const QuantizeCheckpointSpec& spec,
+                               std::int64_t rows) {
+  if (const GroupShape group = spec.quantize.shape(); group.n == 1 && group.k > 0 && module.k % group.k != 0)
+    return error(StatusCode::invalid_argument,
+                 "K={} is not a multiple of group_size={}; a group size that divides K (0: one group per channel) would take it",
+                 module.k, group.k);
+  const Tensor zeros(DType::f32, {rows, module.k});
+  QuantizeSpec plain = spec.quantize;
+  plain.clip_search = false;
+  if (plain.scale == DType::none) plain.scale = scale_type(spec, module.scheme.codes);
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize(ConstTensorView(zeros.bytes.data(), DType::f32, {rows, module.k}), plain));
+  q.filter = module.filter.value_or(Extent{});
+  if (spec.act_scheme.codes != DType::none && spec.act_scheme.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
+  const Status encoded = encode(format, module, q, spec.act_scheme).status();
+  if (encoded.ok()) return q.scheme;
+  if (rows == module.n) return encoded;
+  return stored_as(format, module, spec, module.n);  // for an error that says N
+}
+
+Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, const QuantizeCheckpointSpec& spec) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto only, compile("only", spec.only));
+  NIBBLE_ASSIGN_OR_RETURN(const auto skip, compile("skip", spec.skip));
+  std::vector<WeightShape> shapes;
+  for (const Module& module : in.modules) {
+    if (module.quantized())
+      return error(StatusCode::invalid_argument, "{}: module {} is quantized already ({}); dequantize or convert the checkpoint",
+                   in.path.string(), module.name, module.scheme.name());
+    shapes.push_back(shape_of(in, module));
+  }
+  const Selection selection(in.config.json, shapes);
+  Chosen chosen;
+  std::map<std::string, Result<WeightScheme>> asked;
+  Status refused;
+  std::string cannot, kept;  // the first weight that is no layer [N,K], and the first that loaders keep in float
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const Module& module = in.modules[i];
+    if (module.filter && !spec.convs) continue;
+    std::string why;
+    if (only && !only->search(module.name)) why = "the only expression does not match its name";
+    if (skip && skip->search(module.name)) why = "the skip expression matches its name";
+    if (const auto left = selection.left(shapes[i]); why.empty() && left && !(left->possible && spec.all)) {
+      why = left->why;
+      if (std::string& first = left->possible ? kept : cannot; first.empty()) first = fmt::format("; {}: {}", module.name, why);
+    }
+    if (why.empty()) {
+      const Extent filter = module.filter.value_or(Extent{});
+      const auto [at, fresh] = asked.try_emplace(
+          fmt::format("{} {} {} {} {}", name(module.scheme.codes), module.n, module.k, filter.h, filter.w), WeightScheme{});
+      if (fresh) at->second = stored_as(format, module, spec, std::min(module.n, module.n % 32 + 32));
+      if (at->second.ok()) {
+        chosen.modules.push_back(&module);
+        chosen.schemes.push_back(*at->second);
+        continue;
+      }
+      why = at->second.status().message();
+      if (const std::string context = module.name + ": "; why.starts_with(context)) why.erase(0, context.size());
+      if (refused.ok()) refused = error(at->second.status().code(), "{}: module {}: {}", in.path.string(), module.name, why);
+    }
+    chosen.left.push_back({module.name, std::move(why)});
+  }
+  if (!chosen.modules.empty()) return chosen;
+  if (!refused.ok()) return refused;
+  if (!kept.empty()) kept += " (--all takes it)";
+  if (kept.empty() && !chosen.left.empty()) kept = fmt::format("; {}: {}", chosen.left.front().name, chosen.left.front().why);
+  return error(StatusCode::invalid_argument, "{}: no dense layer is left to quantize{}", in.path.string(),
+               cannot.empty() ? kept : cannot);
+}
+
+/// The report of a run that writes nothing.
+Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out, const Chosen& chosen,
+                                const QuantizeCheckpointSpec& spec, const std::vector<ModuleNote>& notes) {
+  NIBBLE_RETURN_IF_ERROR(check_paths(in.path, out));
+  TransformReport report;
+  for (std::size_t i = 0; i < chosen.modules.size(); ++i)
+    report.modules.push_back({chosen.modules[i]->name, Scheme{chosen.schemes[i], spec.act_scheme}.name(), std::nullopt});
+  for (const TensorInfo& tensor : in.shards.tensors) report.bytes_in += tensor.bytes;
+  report.notes = group_notes(notes);
+  return report;
+}
+
+/// W, each element rounded once to T.
+template <class T>
+void dequantize_rows(const QuantTensor& q, T (*round)(float), T* out, Executor& executor) {
+  constexpr std::int64_t kRowsPerTask = 16;  // to share the buffer of a row
+  const RowDecoder decoder(q);
+  executor.parallel_for((q.n + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t task) {
+    std::vector<float> row(static_cast<std::size_t>(q.k));
+    for (std::int64_t n = task * kRowsPerTask; n < std::min(q.n, (task + 1) * kRowsPerTask); ++n) {
+      decoder.decode(n, row.data());
+      std::ranges::transform(row, out + n * q.k, round);
+    }
+  });
+}
+
+Tensor dequantize(const QuantTensor& q, DType dtype, Executor& executor) {
+  Tensor out(dtype, {q.n, q.k});
+  if (dtype == DType::f16)
+    dequantize_rows<f16>(q, to_f16, out.as<f16>(), executor);
+  else if (dtype == DType::bf16)
+    dequantize_rows<bf16>(q, to_bf16, out.as<bf16>(), executor);
+  else
+    dequantize_rows<float>(q, to_f32, out.as<float>(), executor);
+  return out;
+}
+
+}  // namespace
+
+Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::path& out, const QuantizeCheckpointSpec& spec,
+                                            const TransformOptions& options) try {
+  NIBBLE_ASSIGN_OR_RETURN(const codec::Format* format, writable_format(spec.format));
+  NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
+  NIBBLE_ASSIGN_OR_RETURN(Chosen chosen, choose(*in, *format, spec));
+  const Modules& selected = chosen.modules;
+  const bool is_static = spec.act_scheme.codes != DType::none && spec.act_scheme.group == GroupShape::tensor();
+  if (spec.calibration.empty() && (spec.smooth || is_static))
+    return error(StatusCode::invalid_argument, "{} needs a calibration", spec.smooth ? "smoothing" : "a static activation scale");
+  if (spec.smooth && !(*spec.smooth >= 0 && *spec.smooth <= 1))
+    return error(StatusCode::invalid_argument, "α={} of smoothing is outside 0…1", *spec.smooth);
+  std::optional<Calibration> calibration;
+  Smoothing smoothing;
+  if (!spec.calibration.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(calibration, Calibration::open(spec.calibration));
+    if (spec.smooth) {
+      NIBBLE_ASSIGN_OR_RETURN(smoothing, plan_smoothing(*in, selected, *calibration, *spec.smooth));
+    }
+  }
+  Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+  const auto rewrite = [&](const Module& module) -> Result<Rewritten> {
+    const auto factors = smoothing.factors.find(module.name);
+    const std::vector<float>* s = factors == smoothing.factors.end() ? nullptr : &factors->second;
+    const auto stored = [&](const char* suffix) { return in->shards.load(in->tensor_index.at(join_name(module.name, suffix))); };
+    NIBBLE_ASSIGN_OR_RETURN(Tensor original, stored("weight"));
+    if (module.filter) original = as_rows(original);
+    const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
+    const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
+    QuantizeSpec how = spec.quantize;
+    if (how.scale == DType::none) how.scale = scale_type(spec, original.dtype);
+    Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), how, options.executor);
+    if (!q.ok()) return q.status().with_context(module.name);
+    q->filter = module.filter.value_or(Extent{});
+    if (module.has_bias) {
+      NIBBLE_ASSIGN_OR_RETURN(q->bias, stored("bias"));
+    }
+    if (is_static) {
+      std::optional<std::vector<float>> absmax;
+      if (s != nullptr) {
+        absmax = smoothing.absmax.at(module.name);
+      } else {
+        NIBBLE_ASSIGN_OR_RETURN(absmax, calibration->absmax(module));
+      }
+      NIBBLE_ASSIGN_OR_RETURN(q->static_acts, static_scale(module, spec.act_scheme, absmax, s));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q, spec.act_scheme));
+    if (s != nullptr) {  // the norm multiplies by 1/s: with it the weight stands for the original
+      q->prescale = Tensor(DType::f32, {module.k});
+      for (std::int64_t k = 0; k < module.k; ++k) q->prescale.set(k, 1.0f / (*s)[static_cast<std::size_t>(k)]);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(rewritten.row.error, quantization_error(view(original), *q, options.executor));
+    rewritten.row.smoothed = s != nullptr;
+    return rewritten;
+  };
+  const auto most = [&](const Module& module) {
+    return most_bytes(spec.quantize.codes == DType::none ? spec.quantize.bits : 8, spec.quantize.shape(), module.n, module.k);
+  };
+  std::vector<ModuleNote> notes;
+  for (const Note& note : smoothing.notes) notes.push_back({"", note});
+  for (const LeftModule& left : chosen.left) notes.push_back({left.name, {Note::Severity::info, "left as it is: " + left.why}});
+  Result<TransformReport> report = spec.dry_run ? planned(*in, out, chosen, spec, notes)
+                                                : run({*in, out, selected, rewrite, format, most, options, smoothing, notes});
+  if (report.ok()) report->left = std::move(chosen.left);
+  return report;
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot quantize {}: {}", in_path.string(), caught().message());
+}
+
+Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::path& out, std::string_view format_name,
+                                           const TransformOptions& options) try {
+  NIBBLE_ASSIGN_OR_RETURN(const codec::Format* format, writable_format(format_name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
+  Modules selected = quantized_modules(*in);
+  if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert");
+  Transform transform{*in, out, std::move(selected), {}, format, {}, options};
+  transform.notes = notes_of(*in, transform.selected);
+  transform.rewrite = [&](const Module& module) -> Result<Rewritten> {
+    NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
+    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, read(*in, module, transform.notes));
+    return encode(*format, module, q, activations_of(module, q));
+  };
+  transform.most_bytes = [&](const Module& module) {
+    const int width = format->name == "int-quantized" ? 8 : bits(module.scheme.codes);
+    return most_bytes(width, module.scheme.group, module.n, module.k);
+  };
+  return run(transform);
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot convert {}: {}", in_path.string(), caught().message());
+}
+
+Result<TransformReport> dequantize_checkpoint(const fs::path& in_path, const fs::path& out, DType dtype,
+                                              const TransformOptions& options) try {
+  if (!is_compute_float(dtype))
+    return error(StatusCode::invalid_argument, "cannot dequantize to {}; choose f32, f16 or bf16", name(dtype));
+  NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
+  Modules selected = quantized_modules(*in);
+  if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to dequantize");
+  Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+  Transform transform{*in, out, std::move(selected), {}, nullptr, {}, options};
+  transform.notes = notes_of(*in, transform.selected);
+  transform.rewrite = [&](const Module& module) -> Result<Rewritten> {
+    NIBBLE_RETURN_IF_ERROR(refuse_code_units(module));
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, read(*in, module, transform.notes));
+    if (!q.prescale.empty())
+      return error(StatusCode::unsupported,
+                   "module {}: its activations are scaled per input channel first; a weight alone cannot express that",
+                   module.name);
+    Result<Tensor> weight = options.dequantize ? options.dequantize(q, dtype) : dequantize(q, dtype, executor);
+    if (!weight.ok()) return weight.status().with_context(module.name);
+    Rewritten rewritten{{}, q.scheme, false, {module.name, std::string(name(dtype)), std::nullopt}};
+    rewritten.tensors.push_back({"weight", module.filter ? as_oihw(*weight, *module.filter) : *std::move(weight)});
+    if (!q.bias.empty()) rewritten.tensors.push_back({"bias", std::move(q.bias)});
+    return rewritten;
+  };
+  transform.most_bytes = [&](const Module& module) {
+    return static_cast<std::uint64_t>(module.n * module.k * bits(dtype) / 8 + 4 * module.n);
+  };
+  Result<TransformReport> report = run(transform);
+  if (report.ok() && !codec::kv_cache_scheme(in->config.quant.json).is_null())
+    report->notes.push_back(
+        {Note::Severity::info, fmt::format("what {} says about the KV cache (kv_cache_scheme) was removed with the "
+                                           "rest; its scales stay among the tensors",
+                                           in->config.quant.source)});
+  return report;
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot dequantize {}: {}", in_path.string(), caught().message());
+}
+
+}  // namespace nibble

@@ -1,0 +1,100 @@
+// The rows of the bf16 family.
+#include <array>
+
+#include "core/error.hpp"
+#include "kernels/cpu/families.hpp"
+#include "kernels/cpu/prepare/prepare.hpp"
+#include "kernels/cpu/table/cost.hpp"
+#include "kernels/cpu/tiles/bf16_tile.hpp"
+
+namespace nibble::cpu {
+#if defined(__x86_64__)
+namespace {
+
+template <const Bf16Isa& kIsa>
+Status run(const Kernel& self, const StepArgs& args) {
+  const Decoder decoder(*args.weight, kIsa.rows);
+  const tile::Geometry& geo = decoder.geometry;
+  const DotTask task(self, args, decoder);
+  const std::int64_t blocks = geo.row_blocks();
+  const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
+  args.executor->parallel_for(blocks * token_blocks,
+                              [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
+  return {};
+}
+
+Status accepts(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  const int width = bits(p.scheme.codes);
+  if (p.a_dtype != DType::bf16)
+    return error(StatusCode::unsupported, "multiplies bf16 activations, they are {}", name(p.a_dtype));
+  if (p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies bf16, the activations are to be quantized to {}", name(p.act_scheme.codes));
+  if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not bf16");
+  if (info(p.scheme.codes).kind == DTypeKind::floating || (width != 4 && width != 8))
+    return error(StatusCode::unsupported, "decodes integers of 4 and 8 bits, the weight has {} codes", name(p.scheme.codes));
+  if (p.scheme.zero == ZeroKind::offset || p.scheme.zero == ZeroKind::real)
+    return error(StatusCode::unsupported, "needs code − zero to be an integer, the weight has float {}",
+                 p.scheme.zero == ZeroKind::real ? "zero points" : "offsets");
+  return {};
+}
+
+/// Slots (cost.hpp), fitted to measurements.
+struct Bf16Rates {
+  double dot;     // per token and vector of dot products
+  double decode;  // per vector of the panel; twice that for 8-bit codes
+  double flush;   // per token, vector and segment
+  int tokens;     // that are multiplied together, as many or fewer
+};
+
+template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
+double cost_us(const Kernel&, const Problem& p) {
+  const std::int64_t blocks = (p.n + kIsa.rows - 1) / kIsa.rows, vectors_per_block = kIsa.rows / kIsa.lanes;
+  const double vectors = static_cast<double>(blocks * vectors_per_block);
+  const double pairs = 4.0 * static_cast<double>(tile::Geometry::octets(p.k));
+  const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
+  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
+  const std::int64_t token_blocks = (p.m + kIsa.tokens - 1) / kIsa.tokens;
+  const std::int64_t tokens_of_tiles = (p.m + kRates.tokens - 1) / kRates.tokens * kRates.tokens;
+  const auto tokens = static_cast<double>(tokens_of_tiles);
+  const double decode = (bits(p.scheme.codes) == 4 ? 1 : 2) * kRates.decode * static_cast<double>(token_blocks);
+  const double slots = vectors * (pairs * (kRates.dot * tokens + decode) + segments * tokens * kRates.flush);
+  const std::int64_t tasks = blocks * token_blocks;
+  const double compute = 1e-3 * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
+  return kLoopUs + overlapped(compute * imbalance(tasks, p.machine.threads), read_us(p, kIsa.rows));
+}
+
+template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
+constexpr Kernel row(std::string_view name, Isa isa, ActForm form, Tile tile) {
+  return {.name = name,
+          .backend = Backend::cpu,
+          .isa = isa,
+          .op = Op::linear,
+          .out = "any",
+          .act = nibble::name(form),
+          .weight = "any",
+          .layout = "cpu_n32",
+          .tile = tile,
+          .summary = "exact: bf16 dot products of bf16 activations, a panel decoded for many tokens",
+          .form = form,
+          .accepts = accepts,
+          .cost_us = cost_us<kIsa, kRates>,
+          .run = run<kIsa>};
+}
+
+constexpr Bf16Rates kAmxRates{.dot = 0.2, .decode = 5.4, .flush = 7.7, .tokens = 16};
+constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
+
+constexpr std::array kKernels{
+    row<kAmxBf16, kAmxRates>("linear_any_bf16k32_any__cpu_amx_m32n32", Isa::amx, ActForm::bf16k32, {32, 32, 0}),
+    row<kAvx512Bf16, kAvx512Rates>("linear_any_bf16_any__cpu_avx512bf16_m8n32", Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
+};
+
+}  // namespace
+
+std::span<const Kernel> bf16_kernels() { return kKernels; }
+#else
+std::span<const Kernel> bf16_kernels() { return {}; }
+#endif
+
+}  // namespace nibble::cpu

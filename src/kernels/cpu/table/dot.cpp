@@ -1,0 +1,211 @@
+// The rows of the dot-product family, per instruction set: exact (24-bit fixed-point activations), int8 by segments of K, and int8
+// over all of K.
+#include <array>
+
+#include "core/error.hpp"
+#include "kernels/cpu/families.hpp"
+#include "kernels/cpu/prepare/prepare.hpp"
+#include "kernels/cpu/table/cost.hpp"
+#include "kernels/cpu/tiles/dot_tile.hpp"
+#include "kernels/cpu/tiles/whole_tile.hpp"
+
+namespace nibble::cpu {
+namespace {
+
+template <const DotIsa& kIsa>
+Status run(const Kernel& self, const StepArgs& args) {
+  const Decoder decoder(*args.weight, kIsa.rows);
+  const tile::Geometry& geo = decoder.geometry;
+  const DotTask task(self, args, decoder);
+  // Tasks are whole row blocks; at least four per thread, so that one that is interrupted does not hold up the others.
+  const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
+  std::int64_t most = std::min(fair, kMaxTaskBlocks);
+  if (task.zeros == Zeros::per_segment)
+    most = std::clamp<std::int64_t>(kColumnFloats / (task.segments.count() * kIsa.rows), 1, most);
+  const std::int64_t step = std::clamp<std::int64_t>(kIsa.task_bytes / geo.row_block_bytes, 1, most);
+  const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
+  const std::int64_t tokens = kIsa.task_tokens / task.tile * task.tile;
+  const std::int64_t token_blocks = (task.m + tokens - 1) / tokens;
+  args.executor->parallel_for(ranges * token_blocks, [&](std::int64_t i) {
+    const std::int64_t block = i % ranges * step, m = i / ranges * tokens;
+    kIsa.linear(task, block, std::min(block + step, geo.row_blocks()), m, std::min(m + tokens, task.m));
+  });
+  return {};
+}
+
+/// The word that tells kernels over all of K from those by segments.
+constexpr std::string_view kWhole = "whole";
+
+Status accepts_dot(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  if (info(p.scheme.codes).kind == DTypeKind::floating)
+    return error(StatusCode::unsupported, "multiplies integer codes, the weight has {} codes", name(p.scheme.codes));
+  const bool quantizes = p.act_scheme.codes != DType::none;
+  if (self.form == ActForm::s8x3 && quantizes)
+    return error(StatusCode::unsupported, "keeps activations exact, they are to be quantized to {}", name(p.act_scheme.codes));
+  if (is_int8(self.form) && !quantizes)
+    return error(StatusCode::unsupported, "quantizes activations to int8, they are to stay exact");
+  if (!quantizes) return {};
+  if (p.act_scheme.codes != DType::s8)
+    return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.act_scheme.codes));
+  NIBBLE_RETURN_IF_ERROR(accepts_block(p.act_scheme));
+  if (!is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
+    return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
+                 p.act_scheme.group.k);
+  if (self.isa == Isa::amx && !sums_whole_rows(p.scheme, p.act_scheme)) {
+    const int width = bits(p.scheme.codes);
+    if (width != 4 && width != 8)
+      return error(StatusCode::unsupported, "multiplies codes of 4 and 8 bits, the weight has {}", name(p.scheme.codes));
+    if (p.act_scheme.zero != ZeroKind::none)
+      return error(StatusCode::unsupported, "does not add up codes, by which zero points of activations are multiplied");
+  }
+  const bool sums_whole = sums_whole_rows(p.scheme, p.act_scheme);
+  const std::string scheme = Scheme{p.scheme, p.act_scheme}.name();
+  if (sums_whole && self.variant != kWhole)
+    return error(StatusCode::unsupported, "sums by segments of K, {} has one scale per token and output channel", scheme);
+  if (!sums_whole && self.variant == kWhole)
+    return error(StatusCode::unsupported, "sums over all of K, {} has not one scale per token and output channel", scheme);
+  return {};
+}
+
+/// Slots (cost.hpp) of one register tile over one segment of K; fitted to measurements, see docs/kernels/cpu-dot.md.
+struct DotRates {
+  double dot;      // per vector of 4-byte dot products
+  double wide;     // the same for codes of more than 4 bits
+  double octet;    // per vector and octet: loading and splitting codes
+  double segment;  // per vector and segment: its header, and waiting for the last sums
+  double token;    // per token, vector and segment: applying scales
+};
+/// Per token, vector and segment: subtracting what zero points of activations add.
+constexpr double kZeroSlots = 1.1;
+
+/// `rates` of the kernels over all of K, which do nothing per segment.
+constexpr DotRates whole(DotRates rates) {
+  rates.segment = 40;  // once: starting sums, scales and the epilogue
+  rates.token = 12;
+  return rates;
+}
+
+/// Per vector and octet, for codes that are neither of 4 nor of 8 bits.
+constexpr double kWidenSlots = 16;
+
+template <const DotIsa& kIsa, const DotRates& kRates>
+double cost_us(const Kernel& self, const Problem& p) {
+  const std::int64_t tile = prepared_tile(self.form, p.m, kIsa.tile);
+  const ActDigits digits = ActDigits::make(p.act_scheme, p.scheme, p.k);
+  const int width = bits(p.scheme.codes), vectors = kIsa.rows / kIsa.lanes;
+  const double octets = static_cast<double>(tile::Geometry::octets(p.k));
+  const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
+  const bool narrow = width == 4 || width == 8;
+  const bool zeros = digits.zeros == Zeros::per_segment;
+  const double token = kRates.token + (zeros ? kZeroSlots : 0);
+  const auto slots = [&](std::int64_t height) {  // of a tile over all of K
+    const std::int64_t room = token_room(self.form);
+    const std::int64_t rows_of_tiles = (height + room - 1) / room * room * digits.digits;
+    const auto rows = static_cast<double>(rows_of_tiles);
+    const double dots = 2 * rows * (width == 4 ? kRates.dot : kRates.wide);
+    const double codes = narrow ? kRates.octet * width / 4 : kRates.octet + kWidenSlots;
+    return vectors * (octets * (dots + codes) + segments * (kRates.segment + static_cast<double>(height) * token));
+  };
+  const std::int64_t full = p.m / tile, tail = p.m % tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
+  double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
+  if (zeros)  // the first tile of each task adds up codes
+    tiles += std::ceil(static_cast<double>(p.m) / static_cast<double>(kIsa.task_tokens)) * vectors * octets *
+             (width == 4 ? kRates.dot : 2 * kRates.wide);
+  const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
+  return kLoopUs + overlapped(compute * imbalance(blocks, p.machine.threads), read_us(p, kIsa.rows));
+}
+
+template <const DotIsa& kIsa, const DotRates& kRates>
+constexpr Kernel row(std::string_view name, Isa isa, ActForm form, std::string_view layout, Tile tile,
+                     std::string_view variant = {}) {
+  return {
+      .name = name,
+      .backend = Backend::cpu,
+      .isa = isa,
+      .op = Op::linear,
+      .out = "any",
+      .act = nibble::name(form),
+      .weight = "any",
+      .layout = layout,
+      .variant = variant,
+      .tile = tile,
+      .summary = form == ActForm::s8x3 ? "exact: integer dot products of 24-bit fixed-point activations"
+                 : variant == kWhole
+                     ? "W8A8: integer dot products of int8 activations over all of K, exact up to the scales of token and channel"
+                     : "int8 activations: integer dot products by segments of K that share scales",
+      .form = form,
+      .sums = form == ActForm::s8x3 ? Sums::fixed_point : Sums::integers,
+      .accepts = accepts_dot,
+      .cost_us = cost_us<kIsa, kRates>,
+      .run = run<kIsa>};
+}
+
+constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment = 90, .token = 6};
+constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
+#if defined(__x86_64__)
+constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 6, .token = 1.7};
+constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
+/// Of tiles of 16 tokens; `octet` is their loading.
+constexpr DotRates kAmxRates{.dot = 0.25, .wide = 0.25, .octet = 2, .segment = 40, .token = 9};
+constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
+constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 6, .token = 1.7};
+constexpr DotRates kAvx512WholeRates = whole(kAvx512Rates);
+constexpr DotRates kAvx2VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
+constexpr DotRates kAvx2VnniWholeRates = whole(kAvx2VnniRates);
+constexpr DotRates kAvx2Rates{.dot = 2.15, .wide = 3.9, .octet = 1.1, .segment = 22, .token = 2.5};
+constexpr DotRates kAvx2WholeRates = whole(kAvx2Rates);
+#elif defined(__aarch64__)
+constexpr DotRates kDotprodRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 35, .token = 3};
+constexpr DotRates kDotprodWholeRates = whole(kDotprodRates);
+#endif
+
+constexpr std::array kKernels {
+#if defined(__x86_64__)
+  row<kAvx512VnniFixed, kAvx512VnniRates>("linear_any_s8x3_any__cpu_avx512vnni_m3n32", Isa::avx512vnni, ActForm::s8x3, "cpu_n32",
+                                          {3, 32, 0}),
+      row<kAvx512Fixed, kAvx512Rates>("linear_any_s8x3_any__cpu_avx512_m3n32", Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+      row<kAvx2VnniFixed, kAvx2VnniRates>("linear_any_s8x3_any__cpu_avx2vnni_m1n16", Isa::avx2vnni, ActForm::s8x3, "cpu_n16",
+                                          {1, 16, 0}),
+      row<kAvx2Fixed, kAvx2Rates>("linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<kAmxInt8, kAmxRates>("linear_any_s8k64_any__cpu_amx_m32n32", Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0}),
+      row<kAvx512VnniInt8, kAvx512VnniRates>("linear_any_s8_any__cpu_avx512vnni_m6n32", Isa::avx512vnni, ActForm::s8, "cpu_n32",
+                                             {6, 32, 0}),
+      row<kAvx512Int8, kAvx512Rates>("linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<kAvx2VnniInt8, kAvx2VnniRates>("linear_any_s8_any__cpu_avx2vnni_m4n16", Isa::avx2vnni, ActForm::s8, "cpu_n16",
+                                         {4, 16, 0}),
+      row<kAvx2Int8, kAvx2Rates>("linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<kAmxWhole, kAmxWholeRates>("linear_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, ActForm::s8k64, "cpu_n32",
+                                     {32, 32, 0}, kWhole),
+      row<kAvx512VnniWhole, kAvx512VnniWholeRates>("linear_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni, ActForm::s8,
+                                                   "cpu_n32", {12, 32, 0}, kWhole),
+      row<kAvx512Whole, kAvx512WholeRates>("linear_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, ActForm::s8, "cpu_n32",
+                                           {12, 32, 0}, kWhole),
+      row<kAvx2VnniWhole, kAvx2VnniWholeRates>("linear_any_s8_any__cpu_avx2vnni_whole_m6n16", Isa::avx2vnni, ActForm::s8,
+                                               "cpu_n16", {6, 16, 0}, kWhole),
+      row<kAvx2Whole, kAvx2WholeRates>("linear_any_s8_any__cpu_avx2_whole_m4n16", Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0},
+                                       kWhole),
+#elif defined(__aarch64__)
+  row<kI8mmFixed, kDotprodRates>("linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<kDotprodFixed, kDotprodRates>("linear_any_s8x3_any__cpu_dotprod_m1n16", Isa::dotprod, ActForm::s8x3, "cpu_n16",
+                                        {1, 16, 0}),
+      row<kI8mmInt8, kDotprodRates>("linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<kDotprodInt8, kDotprodRates>("linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<kI8mmWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_i8mm_whole_m4n16", Isa::i8mm, ActForm::s8, "cpu_n16",
+                                          {4, 16, 0}, kWhole),
+      row<kDotprodWhole, kDotprodWholeRates>("linear_any_s8_any__cpu_dotprod_whole_m4n16", Isa::dotprod, ActForm::s8, "cpu_n16",
+                                             {4, 16, 0}, kWhole),
+#endif
+      row<kBaselineFixed, kBaselineRates>("linear_any_s8x3_any__cpu_baseline_m1n16", Isa::baseline, ActForm::s8x3, "cpu_n16",
+                                          {1, 16, 0}),
+      row<kBaselineInt8, kBaselineRates>("linear_any_s8_any__cpu_baseline_m4n16", Isa::baseline, ActForm::s8, "cpu_n16",
+                                         {4, 16, 0}),
+      row<kBaselineWhole, kBaselineWholeRates>("linear_any_s8_any__cpu_baseline_whole_m4n16", Isa::baseline, ActForm::s8,
+                                               "cpu_n16", {4, 16, 0}, kWhole),
+};
+
+}  // namespace
+
+std::span<const Kernel> dot_kernels() { return kKernels; }
+
+}  // namespace nibble::cpu

@@ -1,0 +1,21 @@
+// The bf16 loops, where there is an instruction for them.
+#include "kernels/cpu/tiles/bf16_tile.hpp"
+
+#include <cstring>
+
+#include "core/target.hpp"
+#include "kernels/cpu/intrinsics.hpp"
+
+namespace nibble::cpu {
+#if defined(__x86_64__)
+namespace {
+
+#define NIBBLE_LOOPS "kernels/cpu/tiles/bf16_tile.inl"
+#include "kernels/cpu/each_isa.inl"
+
+}  // namespace
+
+const Bf16Isa kAmxBf16{amx::kRows, amx::kLanes, amx::kTile, amx::kTokens, amx::linear};
+const Bf16Isa kAvx512Bf16{avx512bf16::kRows, avx512bf16::kLanes, avx512bf16::kTile, avx512bf16::kTokens, avx512bf16::linear};
+#endif
+}  // namespace nibble::cpu

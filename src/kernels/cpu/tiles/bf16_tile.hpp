@@ -1,0 +1,37 @@
+// bf16 dot products over the tile layouts (layouts/tile.hpp), for bf16 activations and integer codes of 4 or 8 bits.
+//
+// The integers q − z are exact in bf16 (8 bits of significand hold ±256), products of two bf16 are exact in f32, and the scale of a
+// group goes on the accumulator; so nothing is rounded but the sums.
+//
+//   for each segment of K (segments.hpp)
+//     decode  codes → panel [pairs of channels][R] of 2 bf16            in L1; shared by every token of the task
+//     for each tile of 8 tokens
+//       acc[8][R] += pair (broadcast) · panel                            registers over the segment; 32 products an instruction
+//       sum[8][R] += s ∘ acc                                             in L1
+//   epilogue, row by row
+//
+// AMX (amx_tile.inl) multiplies rows of 32 channels of 32 tokens by the same panel, whose pairs are the rows of its second operand.
+//
+// Worth its panel from some ten tokens on; below, the fixed-point kernels of dot_tile.hpp do less work per weight.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/tiles/dot_task.hpp"
+
+namespace nibble::cpu {
+
+struct Bf16Isa {
+  int rows;    // R of the layout
+  int lanes;   // of a vector register
+  int tile;    // tokens per register tile
+  int tokens;  // tokens per task
+  /// D[m … m+tokens) of row block `block`.
+  void (*linear)(const DotTask& task, std::int64_t block, std::int64_t m);
+};
+
+#if defined(__x86_64__)
+extern const Bf16Isa kAmxBf16, kAvx512Bf16;
+#endif
+
+}  // namespace nibble::cpu

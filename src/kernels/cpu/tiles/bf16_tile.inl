@@ -1,0 +1,220 @@
+// Included once per instruction set by bf16_tile.cpp. See bf16_tile.hpp for the algorithm.
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16 || NIBBLE_ISA == NIBBLE_ISA_AMX
+
+constexpr int kTokens = 128;  // their sums, 16 KiB, and a panel of 8 KiB share L1
+constexpr int kSegment = kMaxFixedSegment;
+
+/// Two vectors of integers of magnitude ≤ 256 → pairs of bf16, `first` in the low halves.
+inline Ints pair_of(Vec first, Vec second) {
+  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+  return reinterpret_cast<Ints>(reinterpret_cast<Words>(first) >> 16 | (reinterpret_cast<Words>(second) & 0xffff0000u));
+}
+
+/// bf16 of the integers that 5 bits of two's complement are: 0 … 15, −16 … −1.
+alignas(64) constexpr std::uint16_t kSmallIntegers[32] = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                                          0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+                                                          0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110,
+                                                          0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+
+/// Zeros as pairs of 16-bit integers, when all of them are in 0 … 16, so that code − zero fits in 5 bits.
+inline bool small_zeros(const Vec* zero, Ints* pairs) {
+  bool small = true;
+  for (int v = 0; v < kVecs; ++v) {
+    const Ints z = to_ints(zero[v]);
+    const Ints outside = (z < 0) | (z > 16);
+    for (int lane = 0; lane < kLanes; ++lane) small = small && outside[lane] == 0;
+    pairs[v] = z | z << 16;
+  }
+  return small;
+}
+
+/// One 4-bit octet → 4 pairs [4][R], by looking code − zero up. Nibbles from the low end: channels 0 4 1 5 2 6 3 7; 16 bits apart
+/// lie the pairs (0,2) (4,6) (1,3) (5,7).
+inline void decode_nibbles(const Ints* zeros, const std::byte* octet, Ints* panel) {
+  const __m512i table = _mm512_load_si512(kSmallIntegers);
+  for (int v = 0; v < kVecs; ++v) {
+    const Ints word = load_ints(octet + 4 * v * kLanes);
+    for (int p = 0; p < 4; ++p) {
+      const Shorts index = reinterpret_cast<Shorts>((word >> (4 * p)) & 0x000f000f) - reinterpret_cast<Shorts>(zeros[v]);
+      panel[p * kVecs + v] = reinterpret_cast<Ints>(_mm512_maskz_permutexvar_epi16(~0u, reinterpret_cast<__m512i>(index), table));
+    }
+  }
+}
+
+/// The same for any zeros, and for 8-bit octets, by way of floats. `bits` (4 or 8) is a constant at every call.
+NIBBLE_VARIANT void decode_octet(int bits, const Vec* zero, const std::byte* octet, Ints* panel) {
+  for (int v = 0; v < kVecs; ++v) {
+    const Ints low = load_ints(octet + 4 * v * kLanes);
+    const Ints high = bits == 4 ? low : load_ints(octet + 4 * (kRows + v * kLanes));
+    for (int p = 0; p < 4; ++p) {
+      const Ints word = bits == 4 ? low >> (4 * p) : (p % 2 == 0 ? low : high) >> (8 * (p / 2));
+      const int mask = bits == 4 ? 15 : 255;
+      panel[p * kVecs + v] = pair_of(to_floats(word & mask) - zero[v], to_floats((word >> 16) & mask) - zero[v]);
+    }
+  }
+}
+
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512BF16
+constexpr int kTile = 8;  // 8×2 accumulators: each pair of vector loads serves 16 dot products
+
+inline Vec dot2(Vec acc, Ints w, Ints a) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(a));
+}
+
+/// sum[height][R] += scale ∘ (A'[height] · panel) over `pairs` pairs of channels. `height` is a constant at every call. The next
+/// tile's activations, which begin `next` bytes further on, are asked for on the way: they come in pieces of 2 KiB, too short for the
+/// hardware to see a stream, and may be as far away as L3.
+NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, std::int64_t pairs, const Vec* scale,
+                             std::int64_t next, float* sum) {
+  Vec acc[kTile][kVecs];
+  for (int m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) acc[m][v] = Vec{};
+  for (std::int64_t p = 0; p < pairs; ++p, a += 4 * height, panel += kVecs) {
+    __builtin_prefetch(a + next);
+    for (int m = 0; m < height; ++m) {
+      const Ints pair = load_splat(a + 4 * m);
+      for (int v = 0; v < kVecs; ++v) acc[m][v] = dot2(acc[m][v], panel[v], pair);
+    }
+  }
+  for (int m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) {
+      float* to = sum + m * kRows + v * kLanes;
+      store(to, load(to) + acc[m][v] * scale[v]);
+    }
+}
+
+/// Not inlined: what the caller keeps in registers would cost accumulators.
+__attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byte* a, const Ints* panel, std::int64_t pairs,
+                                             const Vec* scale, std::int64_t next, float* sum) {
+  switch (height) {
+    case 1: return multiply(1, a, panel, pairs, scale, next, sum);
+    case 2: return multiply(2, a, panel, pairs, scale, next, sum);
+    case 3: return multiply(3, a, panel, pairs, scale, next, sum);
+    case 4: return multiply(4, a, panel, pairs, scale, next, sum);
+    case 5: return multiply(5, a, panel, pairs, scale, next, sum);
+    case 6: return multiply(6, a, panel, pairs, scale, next, sum);
+    case 7: return multiply(7, a, panel, pairs, scale, next, sum);
+    case 8: return multiply(8, a, panel, pairs, scale, next, sum);
+    default: return;
+  }
+}
+
+/// Bytes of a token in a segment.
+inline std::int64_t segment_bytes(std::int64_t octets) { return 16 * octets; }
+
+/// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles.
+inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, const Ints* panel,
+                             std::int64_t octets, const Vec* scale, float* sum) {
+  for (std::int64_t m = m_begin; m < m_end; m += kTile) {
+    const std::int64_t height = least(t.m - m, kTile);
+    multiply_tile(height, t.activations + m * t.token_bytes + offset * height, panel, 4 * octets, scale, kTile * t.token_bytes,
+                  sum + (m - m_begin) * kRows);
+  }
+}
+inline void begin_tiles() {}
+inline void end_tiles() {}
+#else
+#include "kernels/cpu/tiles/amx_tile.inl"
+
+constexpr int kTile = 2 * kTileRows;
+constexpr int kStepPairs = kTileBytes / 4;  // of one product; a row of the panel is one of both tiles of channels
+
+/// sum[height][R] += scale ∘ acc
+inline void add_scaled(const float* acc, std::int64_t height, const Vec* scale, float* sum) {
+  for (std::int64_t m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) {
+      const std::int64_t at = m * kRows + v * kLanes;
+      store(sum + at, load(sum + at) + load(acc + at) * scale[v]);
+    }
+}
+
+/// Adds bf16 × bf16 of 32 channels; as multiply_bytes does.
+NIBBLE_VARIANT void multiply_halves(bool both, const std::byte* a, std::int64_t next, const std::byte* panel) {
+  keep_order();
+  _tile_loadd(6, panel, kQuadBytes);
+  _tile_loadd(4, a, kTileBytes);
+  if (both) _tile_loadd(5, a + next, kTileBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, panel + kTileBytes, kQuadBytes);
+  if (both) _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  if (both) _tile_dpbf16ps(3, 5, 7);
+  keep_order();
+}
+
+/// acc[height][R] = A'[height] · panel. `both` is a constant at every call.
+NIBBLE_VARIANT void multiply_tile(bool both, const std::byte* a, const std::byte* panel, std::int64_t steps, float* acc) {
+  clear_sums();
+  for (std::int64_t s = 0; s < steps; ++s)
+    multiply_halves(both, a + s * kTileRows * kTileBytes, steps * kTileRows * kTileBytes, panel + s * kStepPairs * kQuadBytes);
+  store_sums(both, acc);
+}
+
+inline std::int64_t segment_bytes(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs * kTileBytes; }
+
+/// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles. The
+/// panel is made up with zeros. A tile of tokens is scaled while the next one is multiplied.
+inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, Ints* panel,
+                             std::int64_t octets, const Vec* scale, float* sum) {
+  alignas(64) float acc[2][kTile * kRows];
+  const std::int64_t steps = segment_bytes(octets) / kTileBytes;
+  for (std::int64_t i = 4 * octets * kVecs; i < steps * kStepPairs * kVecs; ++i) panel[i] = Ints{};
+  const auto* rows = reinterpret_cast<const std::byte*>(panel);
+  for (std::int64_t m = m_begin, tile = 0; m < m_end; m += kTile, ++tile) {
+    const std::int64_t height = least(t.m - m, kTile);
+    const std::byte* a = t.activations + m * t.token_bytes + offset * room(height);
+    height > kTileRows ? multiply_tile(true, a, rows, steps, acc[tile % 2]) : multiply_tile(false, a, rows, steps, acc[tile % 2]);
+    if (tile > 0) add_scaled(acc[(tile - 1) % 2], kTile, scale, sum + (m - kTile - m_begin) * kRows);
+  }
+  const std::int64_t last = (m_end - m_begin - 1) / kTile;
+  add_scaled(acc[last % 2], m_end - m_begin - last * kTile, scale, sum + last * kTile * kRows);
+}
+#endif
+
+void linear(const DotTask& t, std::int64_t block, std::int64_t m_begin) {
+  const Decoder& d = *t.decoder;
+  const tile::Geometry& geo = d.geometry;
+  const std::int64_t m_end = m_begin + kTokens < t.m ? m_begin + kTokens : t.m;
+  alignas(64) float sum[kTokens * kRows];
+  alignas(64) Ints panel[kSegment / 2 * kVecs];
+  std::memset(sum, 0, static_cast<std::size_t>(m_end - m_begin) * kRows * sizeof(float));
+
+  Vec scale[kVecs], zero[kVecs];
+  Ints zeros[kVecs];
+  bool looks_up = false;
+  begin_tiles();
+  const std::byte* codes = nullptr;
+  std::int64_t offset = 0;  // bytes of a token's prepared activations before this segment
+  for (std::int64_t k = 0; k < t.segments.k;) {
+    const std::int64_t end = t.segments.end(k);
+    if (k % geo.group == 0) {
+      codes = t.weight + geo.record(block, k / geo.group);
+      for (int v = 0; v < kVecs; ++v) {
+        scale[v] = load_as_floats(codes + v * geo.scale_bytes / kVecs, d.scale_type) * d.scale2;
+        zero[v] = Vec{} + d.bias;
+        if (d.zero != ZeroKind::none)
+          zero[v] += load_as_floats(codes + geo.scale_bytes + v * (geo.header_bytes - geo.scale_bytes) / kVecs, d.zero_type);
+      }
+      looks_up = small_zeros(zero, zeros) && geo.bits == 4;
+      codes += geo.header_bytes;
+    }
+    const std::int64_t octets = tile::Geometry::octets(end - k);
+    for (std::int64_t o = 0; o < octets; ++o, codes += geo.octet_bytes) {
+      if (looks_up) {
+        decode_nibbles(zeros, codes, panel + o * 4 * kVecs);
+      } else if (geo.bits == 4) {
+        decode_octet(4, zero, codes, panel + o * 4 * kVecs);
+      } else {
+        decode_octet(8, zero, codes, panel + o * 4 * kVecs);
+      }
+    }
+    multiply_segment(t, m_begin, m_end, offset, panel, octets, scale, sum);
+    offset += segment_bytes(octets);
+    k = end;
+  }
+  end_tiles();
+
+  t.outputs.store(sum, block, m_begin, m_end - m_begin);
+}
+
+#endif

@@ -1,0 +1,45 @@
+// What a run of a dot-product kernel, of integers or of bf16, needs to know.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/prepare/prepare.hpp"
+#include "kernels/cpu/prepare/segments.hpp"
+#include "kernels/cpu/tiles/decoder.hpp"
+#include "kernels/cpu/tiles/outputs.hpp"
+#include "kernels/kernel.hpp"
+
+namespace nibble::cpu {
+
+struct DotTask {
+  const Decoder* decoder;
+  const std::byte* weight;
+  const std::byte* activations;  // prepared for the tile's height (prepare.hpp)
+  Segments segments;
+  std::int64_t token_bytes;
+  Zeros zeros;
+  bool paired;
+  std::int64_t tile;  // tokens of a prepared tile
+  std::int64_t m;
+  Outputs outputs;
+
+  /// Borrows from all three.
+  DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
+      : DotTask(kernel, args, weight_decoder,
+                ActDigits::make(args.act_scheme, args.weight->scheme, args.weight->k, args.far_zeros)) {}
+
+ private:
+  DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder, const ActDigits& digits)
+      : decoder(&weight_decoder),
+        weight(args.weight->bytes.data()),
+        activations(args.prepared),
+        segments{args.weight->k, args.weight->group_size(), digits.piece},
+        token_bytes(prepared_token_bytes(kernel.form, args.act_scheme, args.weight->scheme, args.weight->k)),
+        zeros(digits.zeros),
+        paired(digits.paired),
+        tile(prepared_tile(kernel.form, args.a.dim(0), kernel.tile.m)),
+        m(args.a.dim(0)),
+        outputs(kernel.isa, args) {}
+};
+
+}  // namespace nibble::cpu

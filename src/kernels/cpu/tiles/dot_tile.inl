@@ -1,0 +1,264 @@
+// Included once per instruction set by dot_tile.cpp. See dot_tile.hpp for the algorithm.
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // which has the dot products of AVX512VNNI
+
+/// Scales and zeros of a group: W = (code − bias − zero)·scale + offset. The bias is in the prepared activations.
+struct GroupHeader {
+  Vec scale[kVecs], zero[kVecs], offset[kVecs];
+};
+
+/// Not inlined: eighteen variants of the loop would each carry the conversions of every type.
+__attribute__((noinline)) void read_group_header(const Decoder& d, const std::byte* record, GroupHeader& h) {
+  const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
+  const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
+  const std::byte* zeros = record + d.geometry.scale_bytes;
+  for (int v = 0; v < kVecs; ++v) {
+    h.scale[v] = load_as_floats(record + v * scale_step, d.scale_type);
+    h.zero[v] = Vec{} - static_cast<float>(d.geometry.bits != 4 ? kByteBias : 0);
+    h.offset[v] = Vec{};
+    if (d.zero == ZeroKind::offset) {
+      h.offset[v] = load_as_floats(zeros + v * zero_step, d.zero_type);
+    } else if (d.zero != ZeroKind::none) {
+      h.zero[v] += load_as_floats(zeros + v * zero_step, d.zero_type);
+    }
+    if (d.has_scale2) {
+      h.scale[v] *= d.scale2;
+      h.offset[v] *= d.scale2;
+    }
+  }
+}
+
+/// A float in every lane, straight from memory: where the compiler sees a scalar that is also used elsewhere, it spends a shuffle.
+inline Vec splat_at(const float* p) { return reinterpret_cast<Vec>(load_splat(p)); }
+
+#if NIBBLE_ISA == NIBBLE_ISA_AMX
+#include "kernels/cpu/tiles/amx_segments.inl"
+#else
+// Tokens per register tile. Registers hold H·D·kVecs integer sums, H·kVecs float sums, the codes of two quads and a broadcast.
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI
+constexpr int kFixedTile = 3;  // 18 + 6 of 32
+constexpr int kInt8Tile = 6;   // 12 + 12
+#elif NIBBLE_ISA == NIBBLE_ISA_DOTPROD || NIBBLE_ISA == NIBBLE_ISA_I8MM
+constexpr int kFixedTile = 1;  // 12 + 4 of 32
+constexpr int kInt8Tile = 4;   // 16 + 16, the float sums in L1 between segments
+#else
+constexpr int kFixedTile = 1;  // 6 + 2 of 16
+constexpr int kInt8Tile = 4;   // 8 + 8, the float sums in L1 between segments
+#endif
+constexpr int kMaxTile = kInt8Tile;
+constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile;
+
+/// A tall tile computes for long enough per line that the hardware's stream detection falls behind; asking for lines this far ahead
+/// helps it by a tenth. A low tile is limited by the memory, and asking only takes misses away from the hardware: a tenth slower.
+constexpr std::ptrdiff_t kPrefetchBytes = 2048;
+constexpr int kPrefetchRows = 6;
+
+/// Scales of 16 bits and no zero points, or zero points of a byte. Such headers are read in the loop: a call for each takes a seventh of the
+/// time of groups of 32.
+inline bool has_common_header(const Decoder& d) {
+  return (d.scale_type == DType::f16 || d.scale_type == DType::bf16) && !d.has_scale2 &&
+         (d.zero == ZeroKind::none || (d.zero == ZeroKind::integer && d.zero_type == DType::u8));
+}
+NIBBLE_VARIANT void read_common_header(int byte_bias, const Decoder& d, const std::byte* record, GroupHeader& h) {
+  for (int v = 0; v < kVecs; ++v) {
+    const std::byte* scales = record + 2 * v * kLanes;
+    h.scale[v] = d.scale_type == DType::f16 ? load_f16(scales) : reinterpret_cast<Vec>(load_u16(scales) << 16);
+    h.zero[v] = Vec{} - static_cast<float>(byte_bias);
+    if (d.zero == ZeroKind::integer) h.zero[v] += to_floats(load_u8(record + d.geometry.scale_bytes + v * kLanes));
+  }
+}
+
+/// acc[rows][R] += quad of every virtual row · codes.
+NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bits, Ints (*acc)[kVecs]) {
+  for (int r = 0; r < rows; ++r) {
+    const Ints quad = load_splat(a + 4 * r);
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = dot4(acc[r][v], w[v], quad, bits);
+  }
+}
+
+/// Σ of the codes of each segment of a row block, by which zero points of activations are multiplied: R floats per segment, of codes less
+/// their bias, or pairs {the weight's zero point, Σ}, `step` of them apart; where 0, each overwrites the last.
+struct Columns {
+  float* sums;  // null: activations have no zero points
+  std::int64_t step;
+};
+
+/// Adds the codes of an octet.
+NIBBLE_VARIANT Ints add_codes(Ints sum, Ints low, Ints high, int bits) {
+  const Ints ones = splat(0x01010101);
+  if (bits == 4) return dot4(sum, low + high, ones, 4);
+  return dot4(dot4(sum, low, ones, 8), high, ones, 8);
+}
+
+/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `finds`, whether column sums
+/// are to be found rather than used, are constants at every call; but `finds` of any other width, which is too rare for a loop of its own.
+NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
+                             const std::byte* a, Columns columns, float* out) {
+  const Decoder& d = *t.decoder;
+  const tile::Geometry& geo = d.geometry;
+  const int rows = height * digits;
+  const bool apart = rows * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
+  const bool has_columns = digits == 1 && columns.sums != nullptr, paired = has_columns && t.paired;
+  const bool subtracts =
+      !paired && (d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits != 4 && kByteBias != 0));
+  const int dot_bits = bits == 4 ? 4 : 8;
+  const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
+  const tile::Planes planes = tile::planes(geo.bits);
+  Vec sum[kMaxTile][kVecs];
+  for (int m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) sum[m][v] = Vec{};
+
+  GroupHeader header;
+  const bool common = has_common_header(d);
+  const std::byte* codes = block;
+  std::int64_t group_left = 0;
+  for (std::int64_t k = 0, length = 0; k < geo.k; k += length) {
+    if (group_left == 0) {
+      group_left = geo.group < geo.k - k ? geo.group : geo.k - k;
+      if (common)
+        read_common_header(bits == 4 ? 0 : kByteBias, d, codes, header);
+      else
+        read_group_header(d, codes, header);
+      codes += geo.header_bytes;
+    }
+    length = t.segments.piece < group_left ? t.segments.piece : group_left;
+    group_left -= length;
+
+    const auto* scales = reinterpret_cast<const float*>(a);
+    const float* sums = scales + height;
+    a += 8 * height;
+    const std::byte* zeros = a;
+    if (has_columns) a += 4 * height;
+    Ints column[kVecs];
+    for (int v = 0; v < kVecs; ++v) column[v] = Ints{};
+    Ints acc[kMaxRows][kVecs], more[kMaxRows][kVecs];
+    for (int r = 0; r < rows; ++r)
+      for (int v = 0; v < kVecs; ++v) {
+        acc[r][v] = load_splat(a + 4 * r);
+        more[r][v] = Ints{};
+      }
+    a += 4 * rows;
+    for (std::int64_t j = 0; j < length; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
+      Ints low[kVecs], high[kVecs];
+      for (int v = 0; v < kVecs; ++v) {
+        const Quads quads = bits == 0 ? load_any_quads(planes, codes, v) : load_quads(bits, codes, v);
+        low[v] = bits == 4 ? quads.low : quads.low ^ flip;
+        high[v] = bits == 4 ? quads.high : quads.high ^ flip;
+      }
+      for (int v = 0; finds && v < kVecs; ++v) column[v] = add_codes(column[v], low[v], high[v], dot_bits);
+      const int octet_bytes = (bits == 0 ? 8 : bits) * kRows;
+      for (int line = 0; rows >= kPrefetchRows && line < octet_bytes; line += 64)
+        __builtin_prefetch(codes + kPrefetchBytes + line);
+      add_quad(rows, a, low, dot_bits, acc);
+      add_quad(rows, a + 4 * rows, high, dot_bits, apart ? more : acc);
+    }
+
+    if (apart)
+      for (int r = 0; r < rows; ++r)
+        for (int v = 0; v < kVecs; ++v) acc[r][v] += more[r][v];
+    // Codes that fill up the last octet are 0 before they are flipped.
+    const std::int64_t filled = (length + tile::kOctet - 1) / tile::kOctet * tile::kOctet - length;
+    const Ints biases =
+        splat(static_cast<std::int32_t>((bits == 4 ? 0 : kByteBias * filled) - static_cast<int>(d.bias) * length));
+    for (int v = 0; finds && v < kVecs; ++v) {
+      const Ints pair = column[v] << 16 | (to_ints(header.zero[v]) & 0xffff);
+      store(columns.sums + v * kLanes, paired ? reinterpret_cast<Vec>(pair) : to_floats(column[v] + biases));
+    }
+    if (paired) {
+      Ints pair[kVecs];
+      for (int v = 0; v < kVecs; ++v) pair[v] = reinterpret_cast<Ints>(load(columns.sums + v * kLanes));
+      for (int m = 0; m < height; ++m)
+        for (int v = 0; v < kVecs; ++v) acc[m][v] = add_pairs(acc[m][v], pair[v], load_splat(zeros + 4 * m));
+    }
+    Vec dot[kMaxTile][kVecs];
+    for (int m = 0; m < height; ++m)
+      for (int v = 0; v < kVecs; ++v)
+        dot[m][v] = digits == 1 ? to_floats(acc[m][v])
+                                : to_floats((acc[3 * m + 2][v] << 8) + acc[3 * m + 1][v]) * 256.0f + to_floats(acc[3 * m][v]);
+    if (has_columns && !paired)
+      for (int v = 0; v < kVecs; ++v) {
+        const Vec codes_sum = load(columns.sums + v * kLanes);
+        for (int m = 0; m < height; ++m) dot[m][v] -= codes_sum * splat_at(reinterpret_cast<const float*>(zeros) + m);
+      }
+    if (has_columns) columns.sums += columns.step;
+    if (subtracts)
+      for (int m = 0; m < height; ++m)
+        for (int v = 0; v < kVecs; ++v) dot[m][v] -= header.zero[v] * sums[m];
+    for (int m = 0; m < height; ++m)
+      for (int v = 0; v < kVecs; ++v) sum[m][v] += (dot[m][v] * splat_at(scales + m)) * header.scale[v];
+    if (d.zero == ZeroKind::offset)
+      for (int m = 0; m < height; ++m)
+        for (int v = 0; v < kVecs; ++v) sum[m][v] += (splat_at(sums + m) * splat_at(scales + m)) * header.offset[v];
+  }
+  for (int m = 0; m < height; ++m)
+    for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);
+}
+
+NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
+                                    const std::byte* a, Columns columns, float* out) {
+  const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the cases above it vanish
+  switch (height) {
+    case 1: return multiply(bits, digits, 1, finds, t, block, a, columns, out);
+    case 2: return tile >= 2 ? multiply(bits, digits, 2, finds, t, block, a, columns, out) : void();
+    case 3: return tile >= 3 ? multiply(bits, digits, 3, finds, t, block, a, columns, out) : void();
+    case 4: return tile >= 4 ? multiply(bits, digits, 4, finds, t, block, a, columns, out) : void();
+    case 5: return tile >= 5 ? multiply(bits, digits, 5, finds, t, block, a, columns, out) : void();
+    case 6: return tile >= 6 ? multiply(bits, digits, 6, finds, t, block, a, columns, out) : void();
+    default: return;
+  }
+}
+
+NIBBLE_VARIANT void multiply_any(int digits, int height, bool finds, const DotTask& t, const std::byte* block, const std::byte* a,
+                                 Columns columns, float* out) {
+  switch (t.decoder->geometry.bits) {
+    case 4:
+      return digits == 1 && finds ? multiply_height(4, digits, height, true, t, block, a, columns, out)
+                                  : multiply_height(4, digits, height, false, t, block, a, columns, out);
+    case 8:
+      return digits == 1 && finds ? multiply_height(8, digits, height, true, t, block, a, columns, out)
+                                  : multiply_height(8, digits, height, false, t, block, a, columns, out);
+    default: return multiply_height(0, digits, height, digits == 1 && finds, t, block, a, columns, out);
+  }
+}
+
+/// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which
+/// fit in L2 together, go by. With zero points the first tile finds the column sums on its way; where `columns` has room the others
+/// use them.
+NIBBLE_VARIANT void linear(int digits, const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin,
+                           std::int64_t m_end, float* columns) {
+  const tile::Geometry& geo = t.decoder->geometry;
+  const std::int64_t block_floats = t.segments.count() * kRows;
+  const bool kept = m_end - m_begin > t.tile && (block_end - block_begin) * block_floats <= kColumnFloats;
+  alignas(64) float out[kMaxTile * kRows];
+  for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
+    const int height = static_cast<int>(t.m - m < t.tile ? t.m - m : t.tile);
+    const std::byte* a = t.activations + m * t.token_bytes;
+    for (std::int64_t block = block_begin; block < block_end; ++block) {
+      const std::byte* record = t.weight + geo.record(block, 0);
+      Columns sums{columns, 0};
+      if (kept && columns != nullptr) sums = {columns + (block - block_begin) * block_floats, kRows};
+      multiply_any(digits, height, columns != nullptr && (m == m_begin || !kept), t, record, a, sums, out);
+      t.outputs.store(out, block, m, height);
+    }
+  }
+}
+
+void linear_fixed(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
+  linear(3, t, block, block_end, m, m_end, nullptr);
+}
+
+__attribute__((noinline)) void int8_tiles(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m,
+                                          std::int64_t m_end, float* columns) {
+  linear(1, t, block, block_end, m, m_end, columns);
+}
+__attribute__((noinline)) void int8_tiles_with_zeros(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m,
+                                                     std::int64_t m_end) {
+  alignas(64) float columns[kColumnFloats];
+  int8_tiles(t, block, block_end, m, m_end, columns);
+}
+void linear_int8(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
+  if (t.zeros == Zeros::none) return int8_tiles(t, block, block_end, m, m_end, nullptr);
+  int8_tiles_with_zeros(t, block, block_end, m, m_end);
+}
+
+#endif
+#endif

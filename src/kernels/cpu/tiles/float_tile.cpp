@@ -1,0 +1,24 @@
+// One compilation of the float loops per instruction set.
+#include "kernels/cpu/tiles/float_tile.hpp"
+
+#include <cstring>
+
+#include "core/target.hpp"
+#include "kernels/cpu/intrinsics.hpp"
+
+namespace nibble::cpu {
+namespace {
+
+#define NIBBLE_LOOPS "kernels/cpu/tiles/float_tile.inl"
+#include "kernels/cpu/each_isa.inl"
+
+}  // namespace
+
+const FloatIsa kBaselineFloat{baseline::kRows,   baseline::kLanes, baseline::kTileM,
+                              baseline::kTokens, baseline::linear, baseline::decode};
+#if defined(__x86_64__)
+const FloatIsa kAvx2Float{avx2::kRows, avx2::kLanes, avx2::kTileM, avx2::kTokens, avx2::linear, avx2::decode};
+const FloatIsa kAvx512Float{avx512::kRows, avx512::kLanes, avx512::kTileM, avx512::kTokens, avx512::linear, avx512::decode};
+#endif
+
+}  // namespace nibble::cpu

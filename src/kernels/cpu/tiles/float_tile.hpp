@@ -1,0 +1,51 @@
+// Float multiply-adds over the tile layouts (layouts/tile.hpp), for every scheme there is.
+//
+// One task is a block of R output channels × up to kTileM·kTilesPerBlock tokens:
+//
+//   for each group of the row block's records                    (scales and zeros become floats once)
+//     for each chunk of kChunk input channels
+//       decode  codes → f32 panel [kChunk][R]                     in L1; the only place that knows what codes mean
+//       for each tile of kTileM tokens: acc[kTileM][R] += A'[kTileM] ⊗ panel     registers over the chunk
+//   epilogue, row by row
+//
+// Weights are read once per block of tokens; a chunk is decoded once and used by every token of the block. Every output is
+// accumulated in the order of k alone, so a result does not depend on M, on the tile or on the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/tiles/decoder.hpp"
+#include "kernels/cpu/tiles/outputs.hpp"
+#include "kernels/kernel.hpp"
+
+namespace nibble::cpu {
+
+struct FloatTask {
+  const Decoder* decoder;
+  const std::byte* weight;
+  const float* activations;  // prepared for tile_m (prepare.hpp)
+  std::int64_t m;
+  Outputs outputs;
+};
+
+/// What one instruction set offers.
+struct FloatIsa {
+  int rows;    // R of the layout
+  int lanes;   // of a vector register
+  int tile_m;  // tokens per register tile
+  int tokens;  // tokens per task
+  /// D[m_begin … m_begin+tokens) of row block `block`.
+  void (*linear)(const FloatTask& task, std::int64_t block, std::int64_t m_begin);
+  /// W of `count` input channels of a record from its k-th on (a multiple of 8): panel[count][R].
+  void (*decode)(const Decoder& decoder, const std::byte* record, std::int64_t k, int count, float* panel);
+};
+
+/// Input channels decoded at a time: 64 × 32 floats are 8 KiB, so that panel and accumulators share a 32 KiB L1.
+constexpr int kChunk = 64;
+
+extern const FloatIsa kBaselineFloat;
+#if defined(__x86_64__)
+extern const FloatIsa kAvx2Float, kAvx512Float;
+#endif
+
+}  // namespace nibble::cpu

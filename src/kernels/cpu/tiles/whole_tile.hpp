@@ -1,0 +1,84 @@
+// Integer products summed over all of K, where there is one scale per token and one per output channel (W8A8): the result is exact
+// but for the roundings that docs/accuracy.md names, bit for bit the same on every machine.
+//
+//   D[m,n] = epilogue( fl( fl( fl(I)·s_a[m] ) · s_w[n] ) [· scale2] )        I = Σ (q_a − z_a)·(q_w − z_w), an integer
+//
+//   for each tile of H tokens, for each row block of R output channels
+//     for each segment of K, of 2¹⁵ channels, so mostly one
+//       acc[H][R] = −bias·Σq_a + Σ q_a·code                                 s32 in registers, one instruction per 64 products
+//     I = Σ of acc − z_w·Σq_a − z_a·Σ(q_w − z_w)                            in f64, exact up to 2⁵³; without zero points just acc
+//     scales, epilogue
+//
+// With nothing to do per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a
+// vector of codes is loaded, and split where it holds nibbles, once for H dot products. Σ(q_w − z_w) is added up once per task: the
+// weights are in L2 for the tokens anyway, and no layout has to carry it.
+//
+// AMX multiplies 32 tokens × 32 channels in tile registers (amx_tile.inl), from rows of 64 channels of K instead of quads. Its products are
+// eight times as fast, so that it is memory that counts: row blocks go by in groups, which all tokens of a task are multiplied by while
+// the next group is fetched.
+#pragma once
+
+#include "kernels/cpu/tiles/dot_tile.hpp"
+
+namespace nibble::cpu {
+
+/// Tokens of a chunk at most: their sums are kept on the stack.
+constexpr std::int64_t kMaxChunkTokens = 256;
+
+/// Patches of int8 pixels with one scale for all of them, K within one segment: they are multiplied where they lie. A tile's tokens follow
+/// each other in an output row, so they are evenly apart, and no patch is copied.
+struct PatchTask {
+  const Patches* patches;                             // of tokens of a row
+  std::int64_t rows;                                  // of patches->columns tokens, kMaxChunkTokens in all
+  std::int64_t pixels;                                // gathered, one after the other
+  std::int64_t pixel_bytes;                           // a multiple of an octet
+  std::int32_t* pixel_sums;                           // [pixels], scratch
+  std::int64_t row_down, pixel_step;                  // pixels from a token to the one below and to the next one
+  std::int64_t taps_h, taps_w, tap_down, tap_beside;  // of the kernel; pixels from one to the next
+  const Decoder* decoder;
+  const std::byte* weight;
+  std::int32_t zero;  // of the activations
+  float scale;
+  std::int32_t bias;  // of the weight's codes
+  std::int64_t tile;  // tokens of a tile
+  const Outputs* outputs;
+};
+
+/// How tiles of AMX are cut from the rows of a chunk: `count` lines of `length` places for tokens, evenly apart, 16 to a tile register; each
+/// row has `pitch` of them. Either a row is a line, or all of them are one, edges included.
+struct PixelLines {
+  std::int64_t count, length, pitch;
+  std::int64_t halves() const { return (length + kRowTokens - 1) / kRowTokens; }
+};
+
+/// Whichever multiplies fewer places that no token has; `row_down` and `pixel_step` as in PatchTask.
+inline PixelLines pixel_lines(std::int64_t rows, std::int64_t columns, std::int64_t row_down, std::int64_t pixel_step) {
+  const PixelLines apart{rows, columns, columns};
+  if (row_down % pixel_step != 0) return apart;
+  const std::int64_t pitch = row_down / pixel_step;
+  const PixelLines together{1, (rows - 1) * pitch + columns, pitch};
+  return together.halves() < rows * apart.halves() ? together : apart;
+}
+
+struct PatchIsa {
+  /// Σ of each pixel, before the other.
+  void (*sum_pixels)(const PatchTask& task);
+  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and all tokens; those up to `block_next` come next.
+  void (*multiply)(const PatchTask& task, std::int64_t block, std::int64_t block_end, std::int64_t block_next);
+};
+
+#if defined(__x86_64__)
+extern const PatchIsa kAmxPatches, kAvx512VnniPatches, kAvx512Patches, kAvx2VnniPatches, kAvx2Patches;
+#elif defined(__aarch64__)
+extern const PatchIsa kI8mmPatches, kDotprodPatches;
+#endif
+extern const PatchIsa kBaselinePatches;
+
+#if defined(__x86_64__)
+extern const DotIsa kAmxWhole, kAvx512VnniWhole, kAvx512Whole, kAvx2VnniWhole, kAvx2Whole;
+#elif defined(__aarch64__)
+extern const DotIsa kI8mmWhole, kDotprodWhole;
+#endif
+extern const DotIsa kBaselineWhole;
+
+}  // namespace nibble::cpu

@@ -1,0 +1,474 @@
+// Included once per instruction set by whole_tile.cpp. See whole_tile.hpp for the algorithm.
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // which has the dot products of AVX512VNNI
+
+// Tokens per register tile: H·kVecs sums, the codes of a quad of channels and a broadcast.
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI
+constexpr int kTile = 12;  // 24 of 32
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
+constexpr int kTile = 6;  // 12 of 16
+#elif NIBBLE_ISA == NIBBLE_ISA_AMX
+constexpr int kTile = 32;  // and not of registers: amx_tile.inl
+#else
+constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot products need registers in between
+#endif
+
+#if NIBBLE_ISA == NIBBLE_ISA_AMX
+#include "kernels/cpu/tiles/amx_bytes.inl"
+
+/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. Rows that no token has are multiplied too.
+__attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
+                                        std::int64_t octets, std::int32_t* out, Ahead& ahead) {
+  const std::byte* tokens = a + 4 * room(height);
+  const bool both = height > kTileRows;
+  if (d.geometry.bits == 4) {
+    both ? sum_steps(4, true, codes, tokens, octets, ahead) : sum_steps(4, false, codes, tokens, octets, ahead);
+  } else {
+    both ? sum_steps(8, true, codes, tokens, octets, ahead) : sum_steps(8, false, codes, tokens, octets, ahead);
+  }
+  store_sums(both, out);
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      std::int32_t* at = out + r * kRows + v * kLanes;
+      store_ints(at, load_ints(at) + load_splat(a + 4 * r));
+    }
+}
+
+/// Where the tokens of a tile lie in gathered pixels: evenly apart, each with the runs of its patch, of a multiple of 64 channels.
+struct PixelRows {
+  const Patches* p;
+  const std::byte* first;
+  std::int64_t next;
+  std::int64_t h = 0, w = 0, at = 0;  // the run, and how far in it
+  std::int64_t apart() const { return p->beside; }
+  const std::byte* step() {
+    const std::byte* from = first + h * p->run_down + w * p->run_beside + at;
+    if ((at += kTileBytes) == p->run_bytes) {
+      at = 0;
+      if (++w == p->runs_w) w = 0, ++h;
+    }
+    return from;
+  }
+};
+
+/// out[32][R], or the first 16 rows, = Σ a·code of tokens where they lie.
+__attribute__((noinline)) void sum_pixel_tile(bool both, const Decoder& d, const std::byte* codes, const PixelRows& rows,
+                                              Ahead& ahead, std::int32_t* out) {
+  const std::int64_t octets = tile::Geometry::octets(d.geometry.k);
+  if (d.geometry.bits == 4) {
+    both ? sum_steps(4, true, codes, rows, octets, ahead) : sum_steps(4, false, codes, rows, octets, ahead);
+  } else {
+    both ? sum_steps(8, true, codes, rows, octets, ahead) : sum_steps(8, false, codes, rows, octets, ahead);
+  }
+  store_sums(both, out);
+}
+#else
+inline std::int64_t room(std::int64_t height) { return height; }
+inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
+inline std::int64_t group_blocks(const tile::Geometry&, std::int64_t of_task) { return of_task; }
+inline Ahead group_after(const tile::Geometry&, const std::byte*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+  return {};  // the hardware sees to it
+}
+inline void begin_tiles() {}
+inline void end_tiles() {}
+
+/// A tile from this height on asks for lines this far ahead; see dot_tile.inl.
+constexpr std::ptrdiff_t kPrefetchBytes = 2048;
+constexpr int kPrefetchRows = 6;
+
+/// Of patches, what comes next is asked for this often, and at the end of a run.
+constexpr std::int64_t kAskOctets = 16;
+
+/// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: in threes, which the address of a load adds up by itself.
+NIBBLE_VARIANT void add_quad(int height, const std::byte* a, std::int64_t step, const Ints* w, int bits, Ints (*acc)[kVecs]) {
+  for (int r = 0; r < height; ++r) {
+    const Ints quad = load_splat(a + r * step);
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = dot4(acc[r][v], w[v], quad, bits);
+  }
+}
+
+/// acc[height][R] += Σ q·code over `octets` octets: quad q of token r is at a + r·step + q·quad. `bits` (4 or 8) and `height` are
+/// constants at every call, and for prepared activations so are `step` and `quad`.
+NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, const std::byte* a, std::int64_t step,
+                               std::int64_t quad, std::int64_t octets, Ahead* ahead, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
+  const bool apart = height * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
+  constexpr int kLine = 64;
+  const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
+  const int octet_bytes = bits * kRows;
+  for (; octets > 0; --octets, codes += octet_bytes, a += 2 * quad) {
+    Ints low[kVecs], high[kVecs];
+    for (int v = 0; v < kVecs; ++v) {
+      const Quads quads = load_quads(bits, codes, v);
+      low[v] = bits == 4 ? quads.low : quads.low ^ flip;
+      high[v] = bits == 4 ? quads.high : quads.high ^ flip;
+    }
+    for (int line = 0; height >= kPrefetchRows && line < octet_bytes; line += kLine)
+      __builtin_prefetch(codes + kPrefetchBytes + line);
+    if (ahead != nullptr && octets % kAskOctets == 1) ahead->ask();
+    add_quad(height, a, step, low, bits, acc);
+    add_quad(height, a + quad, step, high, bits, apart ? more : acc);
+  }
+}
+
+/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. `bits` and `height` are constants at every call.
+NIBBLE_VARIANT void sum(int bits, int height, const std::byte* codes, const std::byte* a, std::int64_t octets,
+                        std::int32_t* out) {
+  const bool apart = height * kVecs <= 6;
+  Ints acc[kTile][kVecs], more[kTile][kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = load_splat(a + 4 * r);
+      more[r][v] = Ints{};
+    }
+  add_octets(bits, height, codes, a + 4 * height, 4, 4 * height, octets, nullptr, acc, more);
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
+}
+
+/// The same of patches, run by run; `a` is where the first token's patch begins, `starts` are those of the tokens.
+NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const std::byte* a, const Patches& p,
+                             const std::int32_t* starts, Ahead& asked, std::int32_t* out) {
+  Ahead ahead = asked;  // in registers
+  const bool apart = height * kVecs <= 6;
+  Ints acc[kTile][kVecs], more[kTile][kVecs];
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = splat(starts[r]);
+      more[r][v] = Ints{};
+    }
+  for (std::int64_t h = 0; h < p.runs_h; ++h)
+    for (std::int64_t w = 0; w < p.runs_w; ++w)
+      add_octets(bits, height, codes, a + h * p.run_down + w * p.run_beside, p.beside, 4, p.run_bytes / tile::kOctet, &ahead, acc,
+                 more);
+  asked = ahead;
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
+}
+
+/// Calls `f`(bits, height, …) with both as constants; heights above kTile vanish. Not inlined: what the caller keeps in registers would
+/// cost sums.
+#define NIBBLE_EVERY_HEIGHT(f, bits, ...)                            \
+  switch (height) {                                                  \
+    case 1: return f(bits, 1, __VA_ARGS__);                          \
+    case 2: return f(bits, 2, __VA_ARGS__);                          \
+    case 3: return f(bits, 3, __VA_ARGS__);                          \
+    case 4: return f(bits, 4, __VA_ARGS__);                          \
+    case 5: return kTile >= 5 ? f(bits, 5, __VA_ARGS__) : void();    \
+    case 6: return kTile >= 6 ? f(bits, 6, __VA_ARGS__) : void();    \
+    case 7: return kTile >= 7 ? f(bits, 7, __VA_ARGS__) : void();    \
+    case 8: return kTile >= 8 ? f(bits, 8, __VA_ARGS__) : void();    \
+    case 9: return kTile >= 9 ? f(bits, 9, __VA_ARGS__) : void();    \
+    case 10: return kTile >= 10 ? f(bits, 10, __VA_ARGS__) : void(); \
+    case 11: return kTile >= 11 ? f(bits, 11, __VA_ARGS__) : void(); \
+    case 12: return kTile >= 12 ? f(bits, 12, __VA_ARGS__) : void(); \
+    default: return;                                                 \
+  }
+__attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
+                                        std::int64_t octets, std::int32_t* out, Ahead&) {
+  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum, 4, codes, a, octets, out)
+  NIBBLE_EVERY_HEIGHT(sum, 8, codes, a, octets, out)
+}
+__attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
+                                             const Patches& p, const std::int32_t* starts, Ahead& ahead, std::int32_t* out) {
+  if (d.geometry.bits == 4) NIBBLE_EVERY_HEIGHT(sum_runs, 4, codes, a, p, starts, ahead, out)
+  NIBBLE_EVERY_HEIGHT(sum_runs, 8, codes, a, p, starts, ahead, out)
+}
+#undef NIBBLE_EVERY_HEIGHT
+#endif
+
+/// out[R] = Σ of the codes as they are stored. `bits` is a constant at every call.
+NIBBLE_VARIANT void add_codes(int bits, const std::byte* codes, std::int64_t octets, std::int32_t* out) {
+  constexpr int kApart = 4;  // octets with sums of their own, which hide the latency of a dot product
+  const Ints ones = splat(0x01010101), flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
+  Ints sum[kApart][kVecs];
+  for (int j = 0; j < kApart; ++j)
+    for (int v = 0; v < kVecs; ++v) sum[j][v] = Ints{};
+  for (std::int64_t left = octets; left > 0; left -= kApart)
+    for (int j = 0; j < kApart && j < left; ++j, codes += bits * kRows)
+      for (int v = 0; v < kVecs; ++v) {
+        const Quads quads = load_quads(bits, codes, v);
+        sum[j][v] = bits == 4 ? dot4(sum[j][v], quads.low + quads.high, ones, 4)
+                              : dot4(dot4(sum[j][v], quads.low ^ flip, ones, 8), quads.high ^ flip, ones, 8);
+      }
+  const Ints flipped = splat(bits == 4 ? 0 : static_cast<std::int32_t>(kByteBias * tile::kOctet * octets));
+  for (int v = 0; v < kVecs; ++v) store_ints(out + v * kLanes, ((sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v])) + flipped);
+}
+
+/// Scales and zeros of a row block.
+struct Channels {
+  alignas(64) float scale[kRows];
+  alignas(64) float zero[kRows];  // integers, of the codes less their bias
+};
+
+void read_channels(const Decoder& d, const std::byte* record, Channels& channels) {
+  const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
+  const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
+  for (int v = 0; v < kVecs; ++v) {
+    store(channels.scale + v * kLanes, load_as_floats(record + v * scale_step, d.scale_type));
+    Vec zero = Vec{} - static_cast<float>(d.geometry.bits != 4 ? kByteBias : 0);
+    if (d.zero != ZeroKind::none) zero += load_as_floats(record + d.geometry.scale_bytes + v * zero_step, d.zero_type);
+    store(channels.zero + v * kLanes, zero);
+  }
+}
+
+/// Σ(q_w − z_w) of each channel of a row block: an integer, where zeros are.
+void sum_columns(const Decoder& d, const std::byte* record, const Channels& channels, double* columns) {
+  alignas(64) std::int32_t sums[kRows];
+  const std::byte* codes = record + d.geometry.header_bytes;
+  const std::int64_t octets = tile::Geometry::octets(d.geometry.k);
+  if (d.geometry.bits == 4)
+    add_codes(4, codes, octets, sums);
+  else
+    add_codes(8, codes, octets, sums);
+  const double bias = static_cast<double>(d.bias) + (d.geometry.bits == 4 ? 0 : kByteBias);
+  for (int i = 0; i < kRows; ++i)
+    columns[i] = sums[i] - (bias + static_cast<double>(channels.zero[i])) * static_cast<double>(d.geometry.k);
+}
+
+float float_at(const std::byte* p) {
+  float x;
+  std::memcpy(&x, p, 4);
+  return x;
+}
+
+/// Σ q·(q_w − z_w) of every token and channel of a tile; q of the activations as they are stored. `a` is past the tile's zero points.
+void sum_exactly(const DotTask& t, std::int64_t height, const std::byte* codes, const std::byte* a, const Channels& channels,
+                 Ahead& ahead, double* total) {
+  alignas(64) std::int32_t acc[kTile * kRows];
+  for (std::int64_t i = 0; i < height * kRows; ++i) total[i] = 0;
+  for (std::int64_t k = 0, end = 0; k < t.segments.k; k = end) {
+    end = t.segments.end(k);
+    const std::int64_t octets = tile::Geometry::octets(end - k);
+    sum_tile(static_cast<int>(height), *t.decoder, codes, a + 8 * room(height), octets, acc, ahead);
+    for (std::int64_t r = 0; r < height; ++r) {
+      const double units = float_at(a + 4 * (room(height) + r));
+      for (std::int64_t i = r * kRows; i < (r + 1) * kRows; ++i)
+        total[i] += static_cast<double>(acc[i]) - static_cast<double>(channels.zero[i - r * kRows]) * units;
+    }
+    codes += octets * t.decoder->geometry.octet_bytes;
+    a += (12 + row_bytes(octets)) * room(height);
+  }
+}
+
+/// x = fl( fl( x·s_a ) · s_w ) [· scale2].
+void apply_scales(const Decoder& d, float token, const Channels& channels, float* x) {
+  for (int v = 0; v < kVecs; ++v) {
+    Vec y = (load(x + v * kLanes) * token) * load(channels.scale + v * kLanes);
+    if (d.has_scale2) y *= d.scale2;
+    store(x + v * kLanes, y);
+  }
+}
+
+/// A tile of tokens and a row block, up to the epilogue. `columns`: the Σ(q_w − z_w), where activations have zero points.
+void multiply(const DotTask& t, std::int64_t height, const std::byte* record, const std::byte* a, const Channels& channels,
+              const double* columns, Ahead& ahead, float* out) {
+  const Decoder& d = *t.decoder;
+  const std::byte* codes = record + d.geometry.header_bytes;
+  const bool zero_points = t.zeros != Zeros::none;
+  const std::byte* zeros = a;
+  if (zero_points) a += 4 * room(height);
+  if (zero_points || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece) {
+    alignas(64) double total[kTile * kRows];
+    sum_exactly(t, height, codes, a, channels, ahead, total);
+    for (std::int64_t r = 0; r < height; ++r) {
+      std::int32_t zero = 0;
+      if (zero_points) std::memcpy(&zero, zeros + 4 * r, 4);
+      for (std::int64_t i = 0; i < kRows; ++i)
+        out[r * kRows + i] = static_cast<float>(zero == 0 ? total[r * kRows + i] : total[r * kRows + i] - zero * columns[i]);
+    }
+  } else {  // one sum of 32 bits is all there is
+    alignas(64) std::int32_t acc[kTile * kRows];
+    sum_tile(static_cast<int>(height), d, codes, a + 8 * room(height), tile::Geometry::octets(t.segments.k), acc, ahead);
+    for (std::int64_t i = 0; i < height * kRows; i += kLanes) store(out + i, to_floats(load_ints(acc + i)));
+  }
+  for (std::int64_t r = 0; r < height; ++r) apply_scales(d, float_at(a + 4 * r), channels, out + r * kRows);
+}
+
+/// Tiles of tokens outside, row blocks inside, as in dot_tile.inl.
+void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin, std::int64_t m_end) {
+  const Decoder& d = *t.decoder;
+  const tile::Geometry& geo = d.geometry;
+  Channels channels[kMaxTaskBlocks];
+  alignas(64) double columns[kMaxTaskBlocks * kRows];
+  alignas(64) float out[kTile * kRows];
+  for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
+    const std::byte* record = t.weight + geo.record(block_begin + i, 0);
+    read_channels(d, record, channels[i]);
+    if (t.zeros != Zeros::none) sum_columns(d, record, channels[i], columns + i * kRows);
+  }
+  const std::int64_t group = group_blocks(geo, block_end - block_begin), tiles = (m_end - m_begin + t.tile - 1) / t.tile;
+  begin_tiles();
+  for (std::int64_t begin = block_begin, end = 0; begin < block_end; begin = end) {
+    end = least(begin + group, block_end);
+    Ahead ahead = group_after(geo, t.weight, begin, end, least(end + group, block_end), tiles);
+    for (std::int64_t m = m_begin; m < m_end; m += t.tile) {
+      const std::int64_t height = least(t.m - m, t.tile);
+      for (std::int64_t block = begin; block < end; ++block) {
+        const std::int64_t i = block - block_begin;
+        multiply(t, height, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, channels[i], columns + i * kRows,
+                 ahead, out);
+        t.outputs.store(out, block, m, height);
+      }
+    }
+  }
+  end_tiles();
+}
+
+/// Σ of the `count` bytes of a pixel, a multiple of 4.
+inline std::int32_t sum_of_bytes(const std::byte* a, std::int64_t count) {
+  std::int64_t i = 0;
+  Ints lanes{};
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) lanes = dot4(lanes, splat(0x01010101), load_ints(a + i), 4);
+  std::int32_t sum = i > 0 ? sum_lanes(lanes) : 0;
+  for (; i < count; ++i) sum += static_cast<std::int8_t>(a[i]);
+  return sum;
+}
+
+/// Σ of the codes of each patch of a row of `count` tokens, from the sums of pixels.
+void sum_patches(const PatchTask& t, const std::int32_t* first, std::int64_t count, std::int32_t* sums) {
+  for (std::int64_t i = 0; i < count; ++i) sums[i] = 0;
+  for (std::int64_t h = 0; h < t.taps_h; ++h)
+    for (std::int64_t w = 0; w < t.taps_w; ++w) {
+      const std::int32_t* from = first + h * t.tap_down + w * t.tap_beside;
+      if (t.pixel_step == 1) {
+        for (std::int64_t i = 0; i < count; ++i) sums[i] += from[i];
+      } else {
+        for (std::int64_t i = 0; i < count; ++i) sums[i] += from[i * t.pixel_step];
+      }
+    }
+}
+
+void sum_pixels(const PatchTask& t) {
+  for (std::int64_t i = 0; i < t.pixels; ++i) t.pixel_sums[i] = sum_of_bytes(t.patches->image + i * t.pixel_bytes, t.pixel_bytes);
+}
+
+typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+
+/// sums − zero·columns, in more than 32 bits. Not inlined: lanes by number would take the caller's vectors out of registers.
+__attribute__((noinline)) Vec less_far_zeros(Ints sums, const std::int32_t* columns, double zero) {
+  Vec y{};
+  for (int lane = 0; lane < kLanes; ++lane) y[lane] = static_cast<float>(sums[lane] - zero * columns[lane]);
+  return y;
+}
+
+/// What row blocks need besides their codes.
+struct PatchChannels {
+  Channels channels[kMaxTaskBlocks];
+  // Integers of 32 bits, like every sum: of the codes, and z_a·Σ(q_w − z_w), or where z_a is far, the Σ alone.
+  alignas(64) std::int32_t zeros[kMaxTaskBlocks * kRows], columns[kMaxTaskBlocks * kRows];
+  bool has_zeros;
+  bool far;  // z_a is outside −128 … 127
+
+  PatchChannels(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end)
+      : has_zeros(t.decoder->zero != ZeroKind::none || (kByteBias != 0 && t.decoder->geometry.bits != 4)),
+        far(t.zero < -128 || t.zero > 127) {
+    for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
+      const std::byte* record = t.weight + t.decoder->geometry.record(block_begin + i, 0);
+      read_channels(*t.decoder, record, channels[i]);
+      for (int v = 0; v < kVecs; ++v) store_ints(zeros + i * kRows + v * kLanes, to_ints(load(channels[i].zero + v * kLanes)));
+      if (t.zero == 0) continue;
+      double sums[kRows];
+      sum_columns(*t.decoder, record, channels[i], sums);
+      for (int j = 0; j < kRows; ++j) columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * (far ? 1 : t.zero);
+    }
+  }
+
+  /// out[count][R] of row block i from the sums of `count` tokens, whose patches' codes have the sums `sums`; `start` is in acc already.
+  void finish(const PatchTask& t, std::int64_t i, const std::int32_t* acc, const std::int32_t* sums, std::int64_t count,
+              float* out) const {
+    for (std::int64_t r = 0; r < count; ++r)
+      for (int v = 0; v < kVecs; ++v) {
+        const std::int64_t at = r * kRows + v * kLanes, of = i * kRows + v * kLanes;
+        Words whole = reinterpret_cast<Words>(load_ints(acc + at));  // modulo 2³², where the result fits
+        if (has_zeros) whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
+        if (t.zero != 0 && !far) whole -= reinterpret_cast<Words>(load_ints(columns + of));
+        Vec y = to_floats(reinterpret_cast<Ints>(whole));
+        if (far) y = less_far_zeros(reinterpret_cast<Ints>(whole), columns + of, t.zero);
+        y = (y * t.scale) * load(channels[i].scale + v * kLanes);
+        if (t.decoder->has_scale2) y *= t.decoder->scale2;
+        store(out + at, y);
+      }
+  }
+};
+
+/// Σ of the codes of every token's patch.
+void sum_tokens(const PatchTask& t, std::int32_t* sums) {
+  const std::int64_t columns = t.patches->columns;
+  for (std::int64_t row = 0; row < t.rows; ++row) sum_patches(t, t.pixel_sums + row * t.row_down, columns, sums + row * columns);
+}
+
+#if NIBBLE_ISA != NIBBLE_ISA_AMX
+/// Patches straight from the pixels: tiles are tokens of one row, which are evenly apart.
+void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t block_next) {
+  const Decoder& d = *t.decoder;
+  const tile::Geometry& geo = d.geometry;
+  const Patches& p = *t.patches;
+  const PatchChannels channels(t, block_begin, block_end);
+  alignas(64) std::int32_t acc[kTile * kRows];
+  alignas(64) float out[kTile * kRows];
+  std::int32_t sums[kMaxChunkTokens], starts[kMaxChunkTokens];
+  sum_tokens(t, sums);
+  for (std::int64_t i = 0; i < t.rows * p.columns; ++i) starts[i] = -t.bias * sums[i];
+  const std::int64_t asks = (p.run_bytes / tile::kOctet + kAskOctets - 1) / kAskOctets * p.runs_h * p.runs_w;  // of a tile
+  const std::int64_t tiles = t.rows * ((p.columns + t.tile - 1) / t.tile);
+  Ahead ahead(t.weight + geo.record(block_end, 0), t.weight + geo.record(block_next, 0),
+              tiles * (block_end - block_begin) * asks);
+  for (std::int64_t row = 0; row < t.rows; ++row)
+    for (std::int64_t column = 0, height = 0; column < p.columns; column += height) {
+      height = least(p.columns - column, t.tile);
+      const std::int64_t token = row * p.columns + column;
+      const std::byte* a = p.image + row * p.down + column * p.beside;
+      for (std::int64_t block = block_begin; block < block_end; ++block) {
+        const std::byte* codes = t.weight + geo.record(block, 0) + geo.header_bytes;
+        sum_tile_runs(static_cast<int>(height), d, codes, a, p, starts + token, ahead, acc);
+        channels.finish(t, block - block_begin, acc, sums + token, height, out);
+        t.outputs->store(out, block, token, height);
+      }
+    }
+}
+#else
+/// Patches straight from the pixels. Sixteen tokens that are evenly apart fill a tile register, and two of those, which may lie anywhere,
+/// a tile. Between the last token of a row and the first one of the next lie the pixels of the kernel's edge: where those are few, all
+/// rows are one line of tokens, and what comes out for the edge is not stored.
+void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t block_next) {
+  const Decoder& d = *t.decoder;
+  const Patches& p = *t.patches;
+  PatchChannels channels(t, block_begin, block_end);
+  std::int32_t sums[kMaxChunkTokens];
+  sum_tokens(t, sums);
+  // `lines` of `length` places, `pitch` of which are a row's.
+  const PixelLines lines = pixel_lines(t.rows, p.columns, t.row_down, t.pixel_step);
+  const std::int64_t halves = lines.count * lines.halves();
+  const auto place = [&](std::int64_t half) { return half % lines.halves() * kTileRows; };
+  const auto address = [&](std::int64_t half) { return p.image + half / lines.halves() * p.down + place(half) * p.beside; };
+  // Start −bias·Σa and zero points −z·Σa are one: a zero point of the code as it is stored.
+  if (t.bias != 0) {
+    for (std::int64_t i = 0; i < (block_end - block_begin) * kRows; ++i) channels.zeros[i] += t.bias;
+    channels.has_zeros = true;
+  }
+  alignas(64) std::int32_t acc[kTile * kRows];
+  alignas(64) float out[kTile * kRows];
+  Ahead ahead = group_after(d.geometry, t.weight, block_begin, block_end, block_next, (halves + 1) / 2);
+  begin_tiles();
+  for (std::int64_t half = 0; half < halves; half += 2) {
+    const bool both = half + 1 < halves;
+    const std::byte* first = address(half);
+    const PixelRows rows{.p = &p, .first = first, .next = both ? address(half + 1) - first : 0};
+    for (std::int64_t block = block_begin; block < block_end; ++block) {
+      sum_pixel_tile(both, d, t.weight + d.geometry.record(block, 0) + d.geometry.header_bytes, rows, ahead, acc);
+      for (std::int64_t i = 0; i < (both ? 2 : 1); ++i) {
+        const std::int64_t begin = place(half + i), end = least(begin + kTileRows, lines.length);
+        for (std::int64_t at = begin, stop = 0; at < end; at = stop) {
+          const std::int64_t row = (half + i) / lines.halves() + at / lines.pitch, column = at % lines.pitch;
+          stop = least(end, at + lines.pitch - column);
+          const std::int64_t token = row * p.columns + column, count = least(stop - at, p.columns - column);
+          if (count <= 0) continue;  // an edge
+          channels.finish(t, block - block_begin, acc + (i * kTileRows + at - begin) * kRows, sums + token, count, out);
+          t.outputs->store(out, block, token, count);
+        }
+      }
+    }
+  }
+  end_tiles();
+}
+#endif
+#endif

@@ -1,0 +1,66 @@
+// Programmatic dependent launch for kernels that are compiled for many architectures: they start before the kernel in front of them has
+// ended, where the GPU can do that, and one after the other elsewhere.
+//
+//   predecessor ──────────────┤ its writes are visible
+//   kernel        let_go, set up ┤wait┤ read, compute, write
+//   successor                     let_go, set up ──────────┤wait┤ ...
+//
+// Every thread waits before it touches what other kernels write or read, so "finished" is inherited along a stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+
+#include "kernels/cuda/device/ptx.cuh"
+
+namespace nibble::cuda {
+
+/// Lets the next kernel start as soon as all CTAs of this one have.
+__device__ inline void let_successor_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  ptx::let_dependents_start();
+#endif
+}
+/// Before this, nothing may be touched that another kernel writes, and nothing written.
+__device__ inline void wait_for_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  ptx::wait_for_predecessors();
+#endif
+}
+
+/// Whether the current device starts kernels early.
+inline bool starts_early() {
+  static std::array<std::atomic<int>, 64> known;  // by device: 1 no, 2 yes
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= static_cast<int>(known.size())) return false;
+  std::atomic<int>& cached = known[static_cast<std::size_t>(device)];
+  if (cached.load() == 0 && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess)
+    cached.store(major >= 9 ? 2 : 1);
+  return cached.load() == 2;
+}
+
+/// kernel<<<grid, block, smem, stream>>>(params), early where that is possible.
+template <class Params>
+cudaError_t launch_dependent(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params,
+                             bool early = starts_early()) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<std::size_t>(smem);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+/// The same of kernels that do not wait for their predecessor themselves.
+template <class Params>
+cudaError_t launch_after(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params) {
+  return launch_dependent(kernel, grid, block, smem, stream, params, false);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,264 @@
+// The instructions that CUDA C++ has no words for, one thin function each. What libcu++ offers of them lacks the cache hints and
+// costs seconds of compile time per file.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/tasks/patches.hpp"
+
+namespace nibble::cuda::ptx {
+
+__device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+/// Any function of the bits of three words in one instruction, which nvcc does not always find: bit 4·a + 2·b + c of the table.
+template <std::uint32_t kTable>
+__device__ inline std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(r) : "r"(a), "r"(b), "r"(c), "n"(kTable));
+  return r;
+}
+
+/// The larger of a ≥ 0 and the magnitude of b, NaN where one is NaN.
+__device__ inline float max_magnitude(float a, float b) {
+  asm("{\n.reg .f32 magnitude;\nabs.f32 magnitude, %1;\nmax.NaN.f32 %0, %0, magnitude;\n}" : "+f"(a) : "f"(b));
+  return a;
+}
+
+// ---- two 16-bit floats in a register, rounded once; sm_80 has no addition of bf16
+
+__device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ inline std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ inline std::uint32_t to_f16x2(float low, float high) {
+  std::uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+__device__ inline std::uint32_t to_bf16x2(float low, float high) {
+  std::uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+// ---- mbarrier
+
+__device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/// Makes initialised barriers visible to the copy engine and to the other CTAs of the cluster.
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// Waits until the phase of that parity is complete.
+__device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again_%=;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+/// The same for a phase that other CTAs of the cluster complete.
+__device__ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again_%=:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra again_%=;\n}" ::"r"(
+          barrier),
+      "r"(parity)
+      : "memory");
+}
+/// bar.sync among `threads` threads of the CTA that use this id.
+__device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/// Counts as having come, and goes on.
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- flags in device memory
+
+__device__ inline std::uint64_t load_acquire(const std::uint64_t* flag) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+}
+__device__ inline void store_release(std::uint64_t* flag, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
+// ---- copies
+
+/// Weights are read once: they must not push activations out of L2.
+__device__ inline std::uint64_t evict_first() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// Activations are read by every CTA.
+__device__ inline std::uint64_t evict_last() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// `bytes` (a multiple of 16) from global to shared memory through the bulk copy engine, counted by `barrier`.
+__device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+/// A 2-D box of a tensor map at (column, row); what is outside becomes zero. The copy is counted by `barrier`.
+__device__ inline void load_box(std::uint32_t to, const void* map, int column, int row, std::uint32_t barrier,
+                                std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], "
+      "%5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+      : "memory");
+}
+/// A box of as many channels and pixels as the map says, in steps of its strides; what is outside becomes zero (tensor_map.hpp).
+__device__ inline void load_patches(std::uint32_t to, const void* map, const PatchBox& box, std::uint32_t barrier,
+                                    std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(to),
+      "l"(map), "r"(box.c), "r"(box.w), "r"(box.h), "r"(box.image), "r"(barrier), "h"(static_cast<std::uint16_t>(box.right)),
+      "h"(static_cast<std::uint16_t>(box.down)), "l"(policy)
+      : "memory");
+}
+/// 16 bytes from global to shared memory; the first `bytes` of them are read, the others become zero.
+__device__ inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+/// Four bytes from global to shared memory.
+__device__ inline void async_copy4(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+/// Arrives at a barrier for this thread when its asynchronous copies so far have come; the barrier counts it among those it expects.
+__device__ inline void barrier_arrive_after_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ inline void async_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- shared memory
+
+__device__ inline uint4 load_shared16(std::uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ inline uint2 load_shared8(std::uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ inline std::uint32_t load_shared4(std::uint32_t address) {
+  std::uint32_t v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+__device__ inline std::uint32_t load_shared2(std::uint32_t address) {
+  std::uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+__device__ inline void store_shared4(std::uint32_t address, std::uint32_t v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ inline void store_shared8(std::uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ inline void store_shared16(std::uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/// Four 8×8 matrices of 16-bit elements; lane l gives the address of row l mod 8 of matrix l div 8.
+__device__ inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+/// The same, each transposed.
+__device__ inline void load_matrices_transposed(std::uint32_t (&m)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address));
+}
+
+/// Two 8×8 matrices of 16-bit elements: a lane's registers hold two neighbours of a row, or of a column where they are transposed, and
+/// lane l < 16 says where row l mod 8 of matrix l / 8 goes.
+template <bool kTransposed>
+__device__ inline void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
+  if constexpr (kTransposed)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
+// ---- clusters
+
+__device__ inline int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+/// The address of `address` in the shared memory of CTA `rank` of the cluster.
+__device__ inline std::uint32_t map_to_rank(std::uint32_t address, int rank) {
+  std::uint32_t mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+/// Writes into another CTA's shared memory; visible there after a barrier of the cluster.
+__device__ inline void store_remote16(std::uint32_t to, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+/// Writes two floats into another CTA's shared memory; its barrier there counts the 8 bytes.
+__device__ inline void send(std::uint32_t to, float2 value, std::uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
+               "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(barrier)
+               : "memory");
+}
+
+// ---- registers, moved between the warpgroups of a CTA; all warps of one must ask
+
+template <int kLeft>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLeft));
+}
+template <int kWanted>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kWanted));
+}
+
+// ---- programmatic dependent launch
+
+/// The next kernel of the stream may start now; it must not touch what this one writes before it has waited.
+__device__ inline void let_dependents_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// Waits until the kernels before this one have finished and their writes are visible.
+__device__ inline void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace nibble::cuda::ptx

@@ -1,8 +1,0 @@
-// The sm_90 GEMM's kernels for f16 activations, a translation unit of their own so that they compile beside the others.
-#include "kernels/cuda/gemm_sm90_kernel.cuh"
-
-namespace nibble::cuda {
-
-GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits) { return kernel_for<__half>(tokens, format, bits); }
-
-}  // namespace nibble::cuda

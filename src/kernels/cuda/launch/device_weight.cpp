@@ -1,0 +1,126 @@
+#include "kernels/cuda/launch/device_weight.hpp"
+
+#include <memory>
+#include <new>
+
+#include "core/error.hpp"
+#include "kernels/cuda/launch/launch.hpp"
+#include "nibble/cuda.hpp"
+#include "nibble/plan.hpp"
+
+namespace nibble {
+namespace {
+
+Buffer as_buffer(DeviceMemory memory) {
+  if (memory.data() == nullptr) return {};
+  std::byte* const data = memory.data();
+  const std::size_t size = memory.size();
+  return {data, size, std::make_shared<DeviceMemory>(std::move(memory))};
+}
+
+/// A copy in device memory; nothing of nothing.
+Result<DeviceMemory> to_device(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return DeviceMemory();
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::allocate(bytes.size()));
+  NIBBLE_RETURN_IF_ERROR(copy_to_device(memory.data(), bytes.data(), bytes.size()));
+  return memory;
+}
+
+/// The parts of the header that kernels read.
+Result<PackedWeightData::OnDevice> parts_to_device(const PackedWeightHeader& header) {
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory perm, to_device(std::as_bytes(std::span(header.perm))));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory prescale, to_device(std::as_bytes(std::span(header.prescale_f32))));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bias, to_device(header.bias.bytes));
+  return PackedWeightData::OnDevice{as_buffer(std::move(perm)), as_buffer(std::move(prescale)), as_buffer(std::move(bias))};
+}
+
+}  // namespace
+
+Result<PackedWeight> upload(const PackedWeight& weight) try {
+  const PackedWeightData& from = weight.data();
+  if (from.backend() == Backend::cuda) return weight;
+  if (from.layout->backend != Backend::cuda)
+    return error(StatusCode::invalid_argument, "layout {} is for the CPU; pack with Backend::cuda, or for layout {} or {}",
+                 from.layout->name, kGpuTileLayout.name, kGpuW8Layout.name);
+  auto packed = std::make_shared<PackedWeightData>();
+  static_cast<PackedWeightHeader&>(*packed) = from;
+  NIBBLE_ASSIGN_OR_RETURN(packed->device, parts_to_device(from));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(from.bytes.span()));
+  packed->bytes = as_buffer(std::move(bytes));
+  return PackedWeight(std::move(packed));
+} catch (const std::bad_alloc&) {
+  return error(StatusCode::io_error, "no host memory to upload the {} bytes of W[{},{}]", weight.bytes().size(), weight.n(),
+               weight.k());
+}
+
+namespace cuda {
+namespace {
+
+/// Arranges the bytes of gpu_n64k128 on the GPU.
+Status pack_tiles(const QuantTensor& q, PackedWeightData& packed) {
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes, to_device(std::as_bytes(std::span(q.codes))));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory scales, to_device(q.scales.bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory zeros, to_device(q.zeros.bytes));
+  const gpu_tile::Geometry geometry = gpu_tile::geometry(packed.scheme, packed.zero_type, packed.n, packed.k);
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, DeviceMemory::allocate(static_cast<std::size_t>(geometry.total_bytes())));
+  const CanonicalArrays arrays{.codes = reinterpret_cast<const std::uint8_t*>(codes.data()),
+                               .scales = scales.data(),
+                               .zeros = zeros.data(),
+                               .perm = reinterpret_cast<const std::int32_t*>(packed.device.perm.data())};
+  NIBBLE_RETURN_IF_ERROR(launch_pack(geometry, packed.scheme, packed.zero_type, arrays, bytes.data(), {}));
+  NIBBLE_RETURN_IF_ERROR(synchronize());  // before the arrays go
+  packed.bytes = as_buffer(std::move(bytes));
+  return {};
+}
+
+/// Arranges them on the host and copies.
+Status pack_and_copy(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+  PackedWeightData on_host{packed, Buffer(packed.layout->size(q.scheme, packed.zero_type, q.n, q.k)), {}};
+  packed.layout->pack(q, on_host, executor);
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(on_host.bytes.span()));
+  packed.bytes = as_buffer(std::move(bytes));
+  return {};
+}
+
+}  // namespace
+
+Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
+  NIBBLE_ASSIGN_OR_RETURN(packed.device, parts_to_device(packed));
+  return packed.layout == &kGpuTileLayout ? pack_tiles(q, packed) : pack_and_copy(q, packed, executor);
+}
+
+Result<PackedWeightData> download(const PackedWeightData& packed) {
+  PackedWeightData on_host{packed, Buffer(packed.bytes.size()), {}};
+  NIBBLE_RETURN_IF_ERROR(copy_from_device(on_host.bytes.data(), packed.bytes.data(), packed.bytes.size()));
+  return on_host;
+}
+
+DeviceWeight device_weight(const PackedWeightData& packed) {
+  DeviceWeight weight{.records = packed.bytes.data(),
+                      .geometry = gpu_tile::geometry(packed.scheme, packed.zero_type, packed.n, packed.k),
+                      .scale_type = packed.scheme.scale,
+                      .zero_base = static_cast<float>(code_bias(packed.scheme.codes)),
+                      .scale2 = packed.scale2.value_or(1.0f),
+                      .perm = reinterpret_cast<const std::int32_t*>(packed.device.perm.data()),
+                      .prescale = reinterpret_cast<const float*>(packed.device.prescale.data()),
+                      .per_channel = packed.scheme.group.k == 0 || packed.scheme.group.k >= packed.k};
+  switch (packed.scheme.zero) {
+    case ZeroKind::none: break;
+    case ZeroKind::integer:  // code − bias − (zero − its bias)
+      weight.zero = Zero::integer;
+      weight.zero_base -= static_cast<float>(gpu_tile::zero_bias(packed.zero_type));
+      break;
+    case ZeroKind::offset:
+      weight.zero = Zero::offset;
+      weight.zero_type = packed.zero_type;
+      break;
+    case ZeroKind::real:
+      weight.zero = Zero::real;
+      weight.zero_type = packed.zero_type;
+      break;
+  }
+  return weight;
+}
+
+}  // namespace cuda
+}  // namespace nibble

@@ -1,0 +1,20 @@
+// Packed weights in device memory: made there, brought there, brought back, and as the kernels see them.
+#pragma once
+
+#include "kernels/cuda/tasks/linear_task.hpp"
+#include "layouts/layout.hpp"
+#include "nibble/tensor.hpp"
+
+namespace nibble::cuda {
+
+/// Fills packed.bytes and packed.device; the rest of `packed` is set, its layout one of the GPU. Arranges the bytes on the GPU where
+/// it can: one core packs 0.2 GB/s, the GPU as fast as the codes get there.
+Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
+
+/// The same weight with its bytes in host memory.
+Result<PackedWeightData> download(const PackedWeightData& packed);
+
+/// What kernels get of a weight in device memory.
+DeviceWeight device_weight(const PackedWeightData& packed);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,318 @@
+// cuda.hpp and launch.hpp over the CUDA runtime.
+#include "kernels/cuda/launch/launch.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <span>
+
+#include "core/sizes.hpp"
+#include "kernels/cuda/launch/probe.hpp"
+#include "kernels/cuda/steps/quantize_acts.hpp"
+#include "kernels/cuda/tasks/conv.hpp"
+#include "kernels/cuda/tasks/decode.hpp"
+#include "kernels/cuda/tasks/gemm.hpp"
+#include "kernels/cuda/tasks/linear_simt.hpp"
+#include "kernels/cuda/tasks/w8a8.hpp"
+#include "kernels/cuda/tasks/wna8.hpp"
+#include "kernels/cuda/weights/dequantize.cuh"
+#include "kernels/cuda/weights/dequantize_packed.hpp"
+#include "kernels/cuda/weights/pack.hpp"
+
+namespace nibble {
+namespace {
+
+cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+Status no_device(cudaError_t code) {
+  (void)cudaGetLastError();
+  return error(StatusCode::unsupported, "no CUDA device: {}", cudaGetErrorString(code));
+}
+
+/// Nothing, or what CUDA says of a call. An error that is not sticky is taken back, lest it turn up in the next call.
+Status status_of(cudaError_t code, std::string_view what) {
+  if (code == cudaSuccess) return {};
+  // Whichever call is a program's first finds that there is no GPU.
+  if (code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary) return no_device(code);
+  (void)cudaGetLastError();
+  const StatusCode status = code == cudaErrorMemoryAllocation ? StatusCode::io_error : StatusCode::internal;
+  return error(status, "CUDA: {}: {}", what, cudaGetErrorString(code));
+}
+
+#define NIBBLE_CUDA_RETURN_IF_ERROR(call) NIBBLE_RETURN_IF_ERROR(status_of(call, #call))
+
+/// Machine code for one compute capability runs on those of the same major version that are not older.
+bool has_code(std::span<const int> built_for, int compute_capability) {
+  return std::ranges::any_of(built_for, [compute_capability](int architecture) {
+    return architecture / 10 == compute_capability / 10 && architecture <= compute_capability;
+  });
+}
+
+/// The levels of this build's kernels that run on a device; sm90 is code for 9.0 alone.
+std::uint32_t usable_isas(int compute_capability) {
+  constexpr std::array kSimt{NIBBLE_SIMT_ARCHITECTURES};
+  constexpr std::array kSm80{NIBBLE_SM80_ARCHITECTURES};
+  std::uint32_t isas = 0;
+  if (has_code(kSimt, compute_capability)) isas |= 1u << static_cast<int>(Isa::simt);
+  if (has_code(kSm80, compute_capability)) isas |= 1u << static_cast<int>(Isa::sm80);
+  if (compute_capability == 90) isas |= 1u << static_cast<int>(Isa::sm90);
+  return isas;
+}
+
+/// cudaDeviceProp loses members from one toolkit to the next; what there is an attribute for is asked that way.
+Result<GpuInfo> query(int ordinal) {
+  const auto attribute = [ordinal](cudaDeviceAttr which) {
+    int value = 0;
+    return status_of(cudaDeviceGetAttribute(&value, which, ordinal), "attribute").ok() ? value : 0;
+  };
+  cudaDeviceProp properties{};
+  if (const cudaError_t code = cudaGetDeviceProperties(&properties, ordinal); code != cudaSuccess) return no_device(code);
+  GpuInfo gpu;
+  gpu.name = properties.name;
+  gpu.ordinal = ordinal;
+  gpu.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+  gpu.sms = attribute(cudaDevAttrMultiProcessorCount);
+  gpu.shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  gpu.l2_bytes = attribute(cudaDevAttrL2CacheSize);
+  gpu.memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
+  // Two transfers a clock; of that an H200 reads 91 % (4470 of 4915 GB/s) at best.
+  constexpr double kReadable = 0.91;
+  gpu.read_gbytes_per_s =
+      kReadable * 2e-6 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
+  constexpr double kGbytesPerSm = 20;  // where the driver does not tell: what data-centre GPUs have, within a factor of two
+  if (gpu.read_gbytes_per_s <= 0) gpu.read_gbytes_per_s = kGbytesPerSm * gpu.sms;
+  gpu.isas = usable_isas(gpu.compute_capability);
+  return gpu;
+}
+
+}  // namespace
+
+Result<GpuInfo> this_gpu() {
+  int ordinal = 0;
+  if (const cudaError_t code = cudaGetDevice(&ordinal); code != cudaSuccess) return no_device(code);
+  static std::mutex mutex;
+  static std::map<int, GpuInfo> known;
+  const std::scoped_lock lock(mutex);
+  auto it = known.find(ordinal);
+  if (it == known.end()) {
+    NIBBLE_ASSIGN_OR_RETURN(GpuInfo gpu, query(ordinal));
+    it = known.emplace(ordinal, std::move(gpu)).first;
+  }
+  return it->second;
+}
+
+Result<DeviceMemory> DeviceMemory::allocate(std::size_t bytes) {
+  NIBBLE_RETURN_IF_ERROR(this_gpu().status());
+  DeviceMemory memory;
+  void* data = nullptr;
+  NIBBLE_RETURN_IF_ERROR(status_of(cudaMalloc(&data, bytes), fmt::format("{} bytes of device memory", bytes)));
+  memory.data_ = static_cast<std::byte*>(data);
+  memory.size_ = bytes;
+  return memory;
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) (void)cudaFree(data_);
+}
+
+Status copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream) {
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, native(stream)));
+  return synchronize(stream);
+}
+
+Status copy_from_device(void* to, const void* from, std::size_t bytes, Stream stream) {
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, native(stream)));
+  return synchronize(stream);
+}
+
+Status synchronize(Stream stream) {
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(native(stream)));
+  return {};
+}
+
+Result<GpuReadProbe> GpuReadProbe::make() {
+  NIBBLE_ASSIGN_OR_RETURN(const GpuInfo gpu, this_gpu());
+  constexpr std::size_t kEnough = std::size_t{4} << 30;  // what the L2 keeps of it from one pass to the next does not count
+  const std::size_t bytes = std::min(kEnough, static_cast<std::size_t>(gpu.memory_bytes) / 8);
+  GpuReadProbe probe;
+  NIBBLE_ASSIGN_OR_RETURN(probe.memory_, DeviceMemory::allocate(bytes / cuda::kProbeChunk * cuda::kProbeChunk));
+  NIBBLE_ASSIGN_OR_RETURN(probe.sink_, DeviceMemory::allocate(sizeof(std::uint32_t)));
+  NIBBLE_CUDA_RETURN_IF_ERROR(cuda::fill_random(probe.memory_.data(), probe.memory_.size(), nullptr));
+  return probe;
+}
+
+Result<double> GpuReadProbe::measure() {
+  constexpr int kPasses = 4;
+  struct Event {
+    cudaEvent_t handle = nullptr;
+    ~Event() { (void)cudaEventDestroy(handle); }
+  } begin, end;
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventCreate(&begin.handle));
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventCreate(&end.handle));
+  for (int pass = -1; pass < kPasses; ++pass) {  // the first wakes the GPU up
+    if (pass == 0) NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventRecord(begin.handle, nullptr));
+    NIBBLE_CUDA_RETURN_IF_ERROR(cuda::read_once(memory_.data(), memory_.size(), sink_.data(), nullptr));
+  }
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventRecord(end.handle, nullptr));
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(end.handle));
+  float ms = 0;
+  NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&ms, begin.handle, end.handle));
+  return 1e-6 * kPasses * static_cast<double>(memory_.size()) / static_cast<double>(ms);
+}
+
+Status dequantize(const CheckpointTensors& from, const TensorView& out, bool transposed, Stream stream) {
+  NIBBLE_RETURN_IF_ERROR(runs_here(Isa::sm80));  // compiled with that family
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", from.n}, {"K", from.k}}));
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"group", from.group}}, 0));
+  NIBBLE_RETURN_IF_ERROR(check_elements("W", {from.n, from.k}));
+  const std::int64_t rows = transposed ? from.k : from.n, cols = transposed ? from.n : from.k;
+  if (out.rank != 2 || out.dim(0) != rows || out.dim(1) != cols || out.stride(1) != 1 || (rows > 1 && out.stride(0) != cols))
+    return error(StatusCode::invalid_argument, "the output of W[{},{}] must be [{},{}] and dense", from.n, from.k, rows, cols);
+  const cuda::CheckpointWeight weight{
+      .format = from.format == CheckpointTensors::Format::awq ? cuda::CheckpointFormat::awq : cuda::CheckpointFormat::gptq,
+      .bits = from.bits,
+      .zeros_minus_one = from.zeros_minus_one,
+      .scale = from.scale,
+      .n = from.n,
+      .k = from.k,
+      .group = from.group,
+      .qweight = from.qweight,
+      .qzeros = from.qzeros,
+      .scales = from.scales,
+      .g_idx = from.g_idx};
+  if (const char* reason = cuda::dequantize_refusal(weight, out.data, out.dtype); reason != nullptr)
+    return error(StatusCode::invalid_argument, "W[{},{}] of {} bits, groups of {}, {} scales, to {}: {}", from.n, from.k,
+                 from.bits, from.group, name(from.scale), name(out.dtype), reason);
+  const auto order = transposed ? cuda::WeightOrder::kn : cuda::WeightOrder::nk;
+  return status_of(static_cast<cudaError_t>(cuda::dequantize(weight, out.data, out.dtype, order, stream.handle)), "dequantize");
+}
+
+namespace cuda {
+
+Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream) {
+  return status_of(linear_decode_sm90(task, tokens, native(stream)), "linear_decode_sm90");
+}
+
+Status launch_linear_sm80(const LinearTask& task, Stream stream) {
+  return status_of(linear_decode_sm80(task, native(stream)), "linear_decode_sm80");
+}
+
+Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream) {
+  const cudaError_t code = linear_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+  if (code == cudaSuccess) return {};
+  return status_of(code, fmt::format("linear_gemm_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
+                                     task.weight.geometry.k, tokens, split));
+}
+
+Status launch_online_sm80(const OnlineTask& task, Stream stream) {
+  return status_of(linear_online_sm80(task, native(stream)),
+                   fmt::format("linear_online_sm80 M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
+}
+
+Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream) {
+  const cudaError_t code = linear_online_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+  if (code == cudaSuccess) return {};
+  return status_of(code, fmt::format("linear_online_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
+                                     task.weight.geometry.k, tokens, split));
+}
+
+Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Stream stream) {
+  return status_of(linear_online_decode_sm90(task, tokens, native(stream)),
+                   fmt::format("linear_online_decode_sm90 M={} N={} K={}, {} tokens", task.acts.m, task.weight.geometry.n,
+                               task.weight.geometry.k, tokens));
+}
+
+static std::string describe(std::string_view what, const ConvTask& task) {
+  const Patches& p = task.patches;
+  return fmt::format("{}, {} images of {}x{}x{}, a kernel of {}x{}", what, task.images, p.channels * p.groups, p.height, p.width,
+                     p.filter_h, p.filter_w);
+}
+
+Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream) {
+  const cudaError_t code = conv_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+  if (code == cudaErrorInvalidAddressSpace) return launch_conv_direct(task, stream);
+  return status_of(code, describe("conv_gemm_sm90", task));
+}
+
+Status launch_conv_sm80(const ConvTask& task, Stream stream) {
+  const cudaError_t code = conv_gemm_sm80(task, native(stream));
+  if (code == cudaErrorInvalidAddressSpace) return launch_conv_direct(task, stream);
+  return status_of(code, describe("conv_gemm_sm80", task));
+}
+
+Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream) {
+  return status_of(conv_scaled_sm90(task, {.tokens = tokens, .blocks = blocks, .split = split}, native(stream)),
+                   describe("conv_scaled_sm90", task));
+}
+
+Status launch_conv_online_sm90(const ConvTask& task, int tokens, int split, Stream stream) {
+  return status_of(conv_online_sm90(task, {.tokens = tokens, .split = split}, native(stream)),
+                   describe("conv_online_sm90", task));
+}
+
+Status launch_conv_scaled_sm80(const ConvTask& task, Stream stream) {
+  return status_of(conv_scaled_sm80(task, native(stream)), describe("conv_scaled_sm80", task));
+}
+
+Status launch_conv_direct(const ConvTask& task, Stream stream) {
+  return status_of(conv_direct(task, native(stream)), describe("conv_direct", task));
+}
+
+Status launch_conv_direct_s8(const ConvTask& task, Stream stream) {
+  return status_of(conv_direct_s8(task, native(stream)), describe("conv_direct_s8", task));
+}
+
+Status launch_gemm_sm80(const LinearTask& task, Stream stream) {
+  return status_of(linear_gemm_sm80(task, native(stream)), "linear_gemm_sm80");
+}
+
+Status launch_linear_simt(const LinearTask& task, Stream stream) {
+  return status_of(linear_simt(task, native(stream)), "linear_simt");
+}
+
+Status launch_quantize_acts(const QuantizeTask& task, Stream stream) {
+  return status_of(quantize_acts(task, native(stream)),
+                   fmt::format("quantize_acts M={} K={}, groups of {}", task.m, task.k, task.group));
+}
+
+Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream) {
+  return status_of(sum_codes(acts.codes, acts.pitch, m, k, sums, native(stream)), "sum_codes");
+}
+
+static std::string describe(std::string_view what, const ScaledTask& task) {
+  return fmt::format("{} M={} N={} K={}", what, task.m, task.weight.geometry.n, task.weight.geometry.k);
+}
+
+Status launch_scaled_simt(const ScaledTask& task, Stream stream) {
+  return status_of(linear_scaled_simt(task, native(stream)), describe("linear_scaled_simt", task));
+}
+
+Status launch_scaled_sm80(const ScaledTask& task, Stream stream) {
+  return status_of(linear_scaled_sm80(task, native(stream)), describe("linear_scaled_sm80", task));
+}
+
+Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream) {
+  const ScaledConfig config{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
+  const cudaError_t code = linear_scaled_sm90(task, config, native(stream));
+  if (code == cudaErrorInvalidAddressSpace) return launch_scaled_sm80(task, stream);
+  return status_of(
+      code, fmt::format("{}, {} tokens, {} row blocks, {} CTAs", describe("linear_scaled_sm90", task), tokens, blocks, split));
+}
+
+Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,
+                         Stream stream) {
+  return status_of(dequantize_packed(weight, out, out_type, out_stride, transposed, native(stream)), "dequantize_packed");
+}
+
+Status launch_pack(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type, const CanonicalArrays& from,
+                   void* records, Stream stream) {
+  return status_of(
+      pack_gpu_tile(geometry, scheme, zero_type, from.codes, from.scales, from.zeros, from.perm, records, native(stream)),
+      "pack_gpu_tile");
+}
+
+}  // namespace cuda
+}  // namespace nibble

@@ -1,0 +1,51 @@
+// cuda.hpp and launch.hpp in a build without CUDA: every call says so.
+#include "kernels/cuda/launch/launch.hpp"
+
+namespace nibble {
+namespace {
+
+Status no_cuda() { return {StatusCode::unsupported, "built without CUDA (NIBBLE_CUDA=ON)"}; }
+
+}  // namespace
+
+Result<GpuInfo> this_gpu() { return no_cuda(); }
+Result<DeviceMemory> DeviceMemory::allocate(std::size_t) { return no_cuda(); }
+DeviceMemory::~DeviceMemory() {}  // there is none
+Status copy_to_device(void*, const void*, std::size_t, Stream) { return no_cuda(); }
+Status copy_from_device(void*, const void*, std::size_t, Stream) { return no_cuda(); }
+Status synchronize(Stream) { return no_cuda(); }
+Result<GpuReadProbe> GpuReadProbe::make() { return no_cuda(); }
+Result<double> GpuReadProbe::measure() { return no_cuda(); }
+Status dequantize(const CheckpointTensors&, const TensorView&, bool, Stream) { return no_cuda(); }
+
+namespace cuda {
+
+Status launch_linear_sm90(const LinearTask&, int, Stream) { return no_cuda(); }
+Status launch_linear_sm80(const LinearTask&, Stream) { return no_cuda(); }
+Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_online_sm80(const OnlineTask&, Stream) { return no_cuda(); }
+Status launch_online_sm90(const OnlineTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_online_decode_sm90(const OnlineDecodeTask&, int, Stream) { return no_cuda(); }
+Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_conv_sm80(const ConvTask&, Stream) { return no_cuda(); }
+Status launch_conv_scaled_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_conv_online_sm90(const ConvTask&, int, int, Stream) { return no_cuda(); }
+Status launch_conv_scaled_sm80(const ConvTask&, Stream) { return no_cuda(); }
+Status launch_conv_direct(const ConvTask&, Stream) { return no_cuda(); }
+Status launch_conv_direct_s8(const ConvTask&, Stream) { return no_cuda(); }
+Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
+Status launch_linear_simt(const LinearTask&, Stream) { return no_cuda(); }
+Status launch_linear_dense(const LinearTask&, Stream) { return no_cuda(); }
+Status dense_runs_here() { return no_cuda(); }
+Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
+Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }
+Status launch_scaled_simt(const ScaledTask&, Stream) { return no_cuda(); }
+Status launch_scaled_sm80(const ScaledTask&, Stream) { return no_cuda(); }
+Status launch_scaled_sm90(const ScaledTask&, int, int, int, int, Stream) { return no_cuda(); }
+Status launch_dequantize(const DeviceWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
+Status launch_pack(const gpu_tile::Geometry&, const WeightScheme&, DType, const CanonicalArrays&, void*, Stream) {
+  return no_cuda();
+}
+
+}  // namespace cuda
+}  // namespace nibble

@@ -1,8 +1,0 @@
-// The sm_90 8-bit GEMM's kernels for this type of codes: a file of its own, for the sake of parallel builds.
-#include "kernels/cuda/scaled_sm90_kernel.cuh"
-
-namespace nibble::cuda {
-
-ScaledKernel scaled_sm90_e4m3(int tokens) { return kernel_for<E4m3, false>(tokens); }
-
-}  // namespace nibble::cuda

@@ -1,0 +1,170 @@
+// 8-bit codes times 8-bit codes on the ordinary units: dp4a for integers, f32 multiply-adds for e4m3.
+//
+//   CTA    = a row tile (64 output channels) × 32 tokens, all of K
+//   record = 128 channels: global → registers, a record ahead → shared memory
+//   thread = row t mod 64 × tokens 8·(t / 64) … +7: a warp's lanes read 32 rows, whose swizzled chunks lie in different banks, and
+//            the same tokens, which are broadcast
+//   end    = zero points, scales, epilogue (w8a8_terms.cuh); a warp writes 32 neighbours of a row of D
+//
+// Codes of e4m3 become f32 on their way into shared memory, those of weights in registers. Each record's products are added up in the
+// order of the channels, and, where scales are grouped, scaled before they join the sum.
+#include "kernels/cuda/tasks/w8a8.hpp"
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/steps/w8a8_terms.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+using gpu_w8::kChannels;
+using gpu_w8::kChunk;
+using gpu_w8::kRows;
+
+constexpr int kThreads = 256;
+constexpr int kEach = 8;  // tokens of a thread: 8 broadcasts and a load of weights for 32 dp4a
+constexpr int kTokens = kThreads / kRows * kEach;
+constexpr int kChunks = kChannels / kChunk;  // of a row
+constexpr int kRecordCopies = gpu_w8::kRecordBytes / (kThreads * kChunk);
+static_assert(kTokens * kChunks == kThreads, "a chunk of activations a thread");
+
+struct Params {
+  ScaledTask task;
+  int token_blocks;
+  bool vector_codes;  // rows of codes begin at multiples of 16 bytes
+};
+
+__device__ inline void decode_e4m3(float (&x)[4], std::uint32_t codes) {
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16 * pair), __NV_E4M3);
+    const float2 f = __half22float2(h);
+    x[2 * pair] = f.x, x[2 * pair + 1] = f.y;
+  }
+}
+
+/// 16 codes of a token; past K and M they are 0.
+__device__ inline uint4 load_codes(const Params& p, int token, int channel) {
+  const QuantizedActs& a = p.task.acts;
+  const int k = static_cast<int>(p.task.weight.geometry.k);
+  uint4 v{};
+  if (token >= p.task.m || channel >= k) return v;
+  const std::uint8_t* from = static_cast<const std::uint8_t*>(a.codes) + token * a.pitch + channel;
+  if (p.vector_codes && channel + kChunk <= k) return __ldcg(reinterpret_cast<const uint4*>(from));
+  std::uint32_t word[4] = {};
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i)
+    if (channel + i < k) word[i / 4] |= std::uint32_t{__ldcg(from + i)} << i % 4 * 8;
+  return {word[0], word[1], word[2], word[3]};
+}
+
+template <bool kIntegers>
+__global__ void __launch_bounds__(kThreads) scaled_simt_kernel(const __grid_constant__ Params p) {
+  using Sum = std::conditional_t<kIntegers, std::int32_t, float>;
+  constexpr int kActVectors = kIntegers ? 1 : 4;  // of 16 bytes in shared memory, for a chunk
+  __shared__ uint4 weights[kRows * kChunks];
+  __shared__ uint4 acts[kTokens * kChunks * kActVectors];
+  let_successor_start();
+  const ScaledTask& t = p.task;
+  const int thread = static_cast<int>(threadIdx.x), row = thread % kRows, first = thread / kRows * kEach;
+  const int tile = static_cast<int>(blockIdx.x) / p.token_blocks;  // token blocks of the same weights run together
+  const int first_token = static_cast<int>(blockIdx.x) % p.token_blocks * kTokens;
+  const int count = min(kEach, t.m - first_token - first);  // of this thread's tokens
+  const std::int64_t n = std::int64_t{tile} * kRows + row;
+  const bool grouped = !kIntegers && is_grouped(t);
+  const auto* from = reinterpret_cast<const uint4*>(t.weight.bytes + t.weight.geometry.record(tile, 0)) + thread;
+  wait_for_predecessor();
+
+  uint4 next[kRecordCopies], next_acts;
+  const auto request = [&](int record) {
+#pragma unroll
+    for (int i = 0; i < kRecordCopies; ++i) next[i] = __ldg(from + record * (gpu_w8::kRecordBytes / kChunk) + i * kThreads);
+    next_acts = load_codes(p, first_token + thread / kChunks, record * kChannels + thread % kChunks * kChunk);
+  };
+  const auto take = [&] {
+#pragma unroll
+    for (int i = 0; i < kRecordCopies; ++i) weights[thread + i * kThreads] = next[i];
+    if constexpr (kIntegers) {
+      acts[thread] = next_acts;
+    } else {
+      const std::uint32_t word[4] = {next_acts.x, next_acts.y, next_acts.z, next_acts.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float x[4];
+        decode_e4m3(x, word[i]);
+        reinterpret_cast<float4*>(acts)[thread * 4 + i] = {x[0], x[1], x[2], x[3]};
+      }
+    }
+  };
+
+  Sum sums[kEach] = {};
+  const int records = t.weight.geometry.records();
+  request(0);
+#pragma unroll 1
+  for (int record = 0; record < records; ++record) {
+    __syncthreads();  // everybody has read the record before
+    take();
+    __syncthreads();
+    if (record + 1 < records) request(record + 1);
+
+    Sum parts[kEach] = {};
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const uint4 codes = weights[row * kChunks + (chunk ^ row % 8)];
+      const std::uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float w[4];
+        if constexpr (!kIntegers) decode_e4m3(w, word[i]);
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+          if (e >= count) continue;  // the same for a warp
+          const int at = (first + e) * kChunks + chunk;
+          if constexpr (kIntegers) {
+            parts[e] = __dp4a(static_cast<int>(word[i]), reinterpret_cast<const int*>(acts)[at * 4 + i], parts[e]);
+          } else {
+            const float4 x = reinterpret_cast<const float4*>(acts)[at * 4 + i];
+            parts[e] = fmaf(w[3], x.w, fmaf(w[2], x.z, fmaf(w[1], x.y, fmaf(w[0], x.x, parts[e]))));
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if constexpr (!kIntegers)
+        if (grouped) {
+          if (e < count && n < t.weight.geometry.n)
+            sums[e] = add_scaled(parts[e], act_scale(t.acts, first_token + first + e, record), weight_scale(t.weight, n, record),
+                                 sums[e]);
+          continue;
+        }
+      sums[e] += parts[e];
+    }
+  }
+
+  if (n >= t.weight.geometry.n) return;
+#pragma unroll
+  for (int e = 0; e < kEach; ++e)
+    if (e < count) store_scaled(t, first_token + first + e, n, sums[e]);
+}
+
+}  // namespace
+
+cudaError_t linear_scaled_simt(const ScaledTask& task, cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = task.weight.geometry;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
+  Params p{.task = task, .token_blocks = (task.m + kTokens - 1) / kTokens, .vector_codes = false};
+  p.vector_codes =
+      (reinterpret_cast<std::uintptr_t>(task.acts.codes) | static_cast<std::uintptr_t>(task.acts.pitch)) % kChunk == 0;
+  const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
+  if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
+  return launch_dependent(geo.integers ? scaled_simt_kernel<true> : scaled_simt_kernel<false>, static_cast<unsigned>(ctas),
+                          kThreads, 0, stream, p);
+}
+
+}  // namespace nibble::cuda

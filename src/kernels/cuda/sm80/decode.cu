@@ -1,0 +1,152 @@
+// Decode without Hopper's copy engine: all warps copy chunks of K into a ring with cp.async.
+//
+//   CTA: one row tile, all of K; 8 warps, warp w takes records w, w + 8, w + 16, ...
+//     chunk of K → stage of a ring: eight records, one a warp, and their x, a copy group of all threads, as far ahead as the ring is long
+//   8 parts → shared memory → added in the order of the records, epilogue, store
+//
+// The order of every sum depends on K only: a row's bits depend neither on M nor on the other rows.
+#include <algorithm>
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/tasks/decode.hpp"
+#include "kernels/cuda/weights/decode_record.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kThreads = 32 * kDecodeWarps;
+constexpr int kMaxStages = 4;  // with 3 chunks ahead 100 KB are in flight
+constexpr int kChunkRecords = kDecodeWarps;
+static_assert(kChunkRecords == kSm80ChunkRecords);
+constexpr int kChunkChannels = kChunkRecords * gpu_tile::kChannels;
+constexpr int kXPitch = kChunkChannels * 2 + 16;  // ldmatrix finds 8 tokens in 8 different bank groups
+
+struct Params {
+  const std::uint8_t* records;
+  Activations x;
+  RecordFormat format;
+  epilogue::Element epilogue;
+  int first_token;  // of D, of this launch
+  int n;
+  int tile_records;
+  int stages;
+};
+
+/// The ring; over it, at the end, the partial sums.
+int shared_bytes(int record_bytes, int stages, int m) {
+  return std::max(stages * (kChunkRecords * record_bytes + m * kXPitch), part_bytes(m));
+}
+
+/// Waits for all copy groups but the latest stages − 2.
+__device__ inline void wait_for_oldest(int stages) {
+  if (stages == 4)
+    ptx::async_copy_wait<2>();
+  else if (stages == 3)
+    ptx::async_copy_wait<1>();
+  else
+    ptx::async_copy_wait<0>();
+}
+
+template <int kTiles, class Act, int kBits>
+__global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const std::uint32_t base = ptx::shared_address(shared);
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int tile = blockIdx.x;
+  const int chunk_bytes = kChunkRecords * p.format.bytes;
+  const int stage_bytes = chunk_bytes + p.x.m * kXPitch;  // records, then x
+  const std::uint8_t* tile_records = p.records + static_cast<std::int64_t>(tile) * p.tile_records * p.format.bytes;
+  const int chunks = (p.tile_records + kChunkRecords - 1) / kChunkRecords;
+
+  const auto request = [&](int chunk, int stage) {
+    if (chunk < chunks) {
+      const std::uint8_t* from = tile_records + static_cast<std::int64_t>(chunk) * chunk_bytes;
+      const int bytes = min(kChunkRecords, p.tile_records - chunk * kChunkRecords) * p.format.bytes;
+      const std::uint32_t to = base + stage * stage_bytes;
+      for (int at = threadIdx.x * 16; at < bytes; at += kThreads * 16) ptx::async_copy16(to + at, from + at, 16);
+      stage_activations(p.x, chunk * kChunkChannels, kChunkChannels, to + chunk_bytes, kXPitch, threadIdx.x, kThreads);
+    }
+    ptx::async_copy_commit();
+  };
+
+  std::uint32_t x_tile[kTiles];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t)
+    x_tile[t] = chunk_bytes + min(8 * t + lane % 8, p.x.m - 1) * kXPitch + warp * gpu_tile::kChannels * 2 + lane / 8 * 16;
+
+  Sums<kTiles> acc = {};
+  for (int s = 0; s < p.stages - 1; ++s) request(s, s);
+  for (int chunk = 0, stage = 0; chunk < chunks; ++chunk) {
+    wait_for_oldest(p.stages);
+    __syncthreads();  // everybody's copies have landed, and everybody has left the stage that is filled next
+    request(chunk + p.stages - 1, stage == 0 ? p.stages - 1 : stage - 1);
+    const std::uint32_t from = base + stage * stage_bytes;
+    if (chunk * kChunkRecords + warp < p.tile_records) {
+      std::uint32_t x[kTiles];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) x[t] = from + x_tile[t];
+      multiply_record<Known::nothing, kTiles, Act, kBits>(p.format, from + warp * p.format.bytes, x, acc);
+    }
+    stage = stage + 1 == p.stages ? 0 : stage + 1;
+  }
+  ptx::async_copy_wait<0>();
+  __syncthreads();
+
+  float* parts = reinterpret_cast<float*>(shared);
+  write_part<kTiles>(parts, warp, p.x.m, p.x.m, acc);
+  __syncthreads();
+  for (int token = warp; token < p.x.m; token += kDecodeWarps) {
+    const int row = 2 * lane, n = tile * gpu_tile::kRows + row;
+    const float2 sum = sum_parts<Act, kBits>(parts, p.x.m, token, row);
+    if (n < p.n) p.epilogue.store(p.first_token + token, n, sum.x);
+    if (n + 1 < p.n) p.epilogue.store(p.first_token + token, n + 1, sum.y);
+  }
+}
+
+using Kernel = void (*)(Params);
+
+template <class Act, int kBits>
+Kernel kernel_for(int m) {
+  return m <= 8 ? decode_sm80_kernel<1, Act, kBits> : decode_sm80_kernel<2, Act, kBits>;
+}
+
+}  // namespace
+
+cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
+    return cudaErrorInvalidValue;
+  int device = 0, most = 0;
+  if (const cudaError_t e = most_shared(device, most)) return e;
+  Params p{};
+  p.records = static_cast<const std::uint8_t*>(task.weight.records);
+  p.format = record_format(task.weight);
+  p.epilogue = task.epilogue;
+  p.n = static_cast<int>(geo.n);
+  p.tile_records = geo.records();
+  const bool four = geo.bits == 4, bf16 = task.a_dtype == DType::bf16;
+  int tokens = std::min(task.m, kDecodeTokens);
+  for (;; tokens = (tokens + 1) / 2) {
+    p.stages = kMaxStages;
+    while (p.stages > 2 && shared_bytes(p.format.bytes, p.stages, tokens) > most) --p.stages;
+    if (shared_bytes(p.format.bytes, p.stages, tokens) <= most) break;
+    if (tokens == 1) return cudaErrorInvalidConfiguration;
+  }
+  const int smem = shared_bytes(p.format.bytes, p.stages, tokens);
+  for (int done = 0; done < task.m; done += tokens) {
+    const int m = std::min(tokens, task.m - done);
+    p.first_token = done;
+    p.x = {static_cast<const std::uint16_t*>(task.x) + done * task.x_stride, task.x_stride, task.weight.perm, m,
+           static_cast<int>(geo.k)};
+    const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m) : kernel_for<__nv_bfloat16, 8>(m))
+                               : (four ? kernel_for<__half, 4>(m) : kernel_for<__half, 8>(m));
+    if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+    if (const cudaError_t e = launch_after(kernel, static_cast<unsigned>(geo.tiles()), kThreads, smem, stream, p)) return e;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace nibble::cuda

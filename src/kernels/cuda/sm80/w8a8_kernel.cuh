@@ -1,0 +1,373 @@
+// 8-bit codes times 8-bit codes with mma.sync: s8 as it is; e4m3 as f16, which holds it exactly.
+//
+//   Dᵀ[N,M] = Ŵ[N,K] · Âᵀ[K,M]      weights are the 16-row operand, tokens the 8 columns
+//
+//   CTA   = R rows × T tokens, all of K; warps side by side along both
+//   stage = a record's part of R rows | T tokens × 128 channels, chunks of 16 bytes swizzled as records are
+//   ring  = asynchronous copies, all but one stage ahead; the weights of the first ones are requested before the kernel in front has
+//           ended
+//   step  = 32 channels: ldmatrix of 16 rows and of 16 tokens ──▶ one mma of integers, or two of f16
+//   end   = sums through shared memory, where Dᵀ becomes D; zero points, scales, epilogue (w8a8_terms.cuh)
+//
+// A lane's word holds four neighbouring channels of a row. The f16 instruction wants two pairs of them, at k and at k + 8 of its 16; which
+// channels those are is all the same, as long as both operands agree. So a word's codes 0 and 2 are one pair, 1 and 3 the other, and
+// nothing is shuffled.
+//
+// Every sum is one warp's, in the order of the channels, whatever R and T are: a row's bits depend neither on M nor on the other rows.
+//
+// Of a convolution (PatchCopier) tokens are output pixels, and what a thread copies of one are 16 channels of a pixel of the image, or
+// nothing, which leaves zeros: as in gemm_kernel.cuh.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/patch_corners.cuh"
+#include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/steps/w8a8_terms.cuh"
+#include "kernels/cuda/tasks/w8a8.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+using gpu_w8::kChannels;
+using gpu_w8::kChunk;
+constexpr int kChunks = kChannels / kChunk;  // of a row
+constexpr int kStepChannels = 32;
+constexpr int kFragmentRows = 16, kTileTokens = 8;
+
+/// Integers; floats whose scales come at the end; floats whose scales come with every record.
+enum class Mode { integers, floats, grouped };
+
+/// kRows × kTokens of a CTA, by kWarpsN × kWarpsM warps.
+template <int kRows_, int kTokens_, int kWarpsN_, int kWarpsM_, int kStages_>
+struct Shape {
+  static constexpr int kRows = kRows_, kTokens = kTokens_, kWarpsN = kWarpsN_, kStages = kStages_;
+  static constexpr int kThreads = 32 * kWarpsN_ * kWarpsM_;
+  static constexpr int kFragments = kRows / kWarpsN_ / kFragmentRows;  // of a warp
+  static constexpr int kTiles = kTokens / kWarpsM_ / kTileTokens;
+  static constexpr int kWeightBytes = kRows * kChannels, kStageBytes = kWeightBytes + kTokens * kChannels;
+  static constexpr int kSumPitch = kRows + 4;  // ≡ 4 mod 32: a warp's 8 rows × 4 token pairs lie in 32 different banks
+  static constexpr int kSmem = std::max(kStages * kStageBytes, kTokens* kSumPitch * 4);
+  static_assert(kTiles % 2 == 0 && kFragments > 0 && kRows % 32 == 0);
+};
+/// Few tokens want many CTAs and bytes in flight, many tokens operands that are used often. All fit into 99 KiB.
+using Few = Shape<32, 16, 2, 1, 8>;
+using Some = Shape<64, 64, 2, 2, 4>;
+using Many = Shape<128, 128, 4, 2, 3>;
+
+struct Params {
+  ScaledTask task;
+  int token_blocks;
+  bool vector_codes;                          // rows of codes begin at multiples of 16 bytes
+  Patches patches;                            // of a convolution: codes are images [B,H,W,C], pixels acts.pitch apart
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+};
+
+// ---- operands
+
+/// Products of halves() are this much too small.
+constexpr float kHalvesUnit = 0x1p16f;
+/// Four e4m3 codes as f16 times 2⁻⁸: codes 0 and 2, codes 1 and 3. Exponents are biased by 15 there and 7 here; subnormals come out right
+/// by themselves, and 0x7f, the only NaN, is made one.
+__device__ __forceinline__ uint2 halves(std::uint32_t codes) {
+  const auto pair = [](std::uint32_t high) {  // codes in the upper bytes of both halves
+    const std::uint32_t magnitude = high & 0x7f007f00u;
+    const std::uint32_t nan = (magnitude + 0x01000100u) & 0x80008000u;
+    return (high & 0x80008000u) | (magnitude >> 1) | (nan >> 1);
+  };
+  return {pair(codes << 8), pair(codes)};
+}
+
+/// Waits until all but the last `kPending` stages that were requested are there, for everybody.
+template <int kPending>
+__device__ __forceinline__ void wait_for_stage() {
+  ptx::async_copy_wait<kPending>();
+  __syncthreads();
+}
+
+// ---- activations into a stage
+
+/// Rows of a matrix. Past K and M codes are 0.
+template <class S>
+struct RowCopier {
+  static constexpr bool kPatches = false;
+  const Params& p;
+  std::uint32_t base;
+  int first_token;
+
+  __device__ RowCopier(const Params& p, std::uint32_t base, int, int first_token) : p(p), base(base), first_token(first_token) {}
+  __device__ void request(int record, int stage) const {
+    const QuantizedActs& a = p.task.acts;
+    const int thread = static_cast<int>(threadIdx.x), k = static_cast<int>(p.task.weight.geometry.k);
+#pragma unroll
+    for (int i = 0; i < S::kTokens * kChunks / S::kThreads; ++i) {
+      const int token = (thread + i * S::kThreads) / kChunks, chunk = (thread + i * S::kThreads) % kChunks;
+      const int m = first_token + token, channel = record * kChannels + chunk * kChunk;
+      const int count = m < p.task.m ? min(max(k - channel, 0), kChunk) : 0;
+      const std::uint8_t* from = static_cast<const std::uint8_t*>(a.codes) + (count > 0 ? m * a.pitch + channel : 0);
+      const std::uint32_t to = base + stage * S::kStageBytes + S::kWeightBytes + token * kChannels + (chunk ^ token % 8) * kChunk;
+      if (p.vector_codes) {
+        ptx::async_copy16(to, from, count);
+      } else {
+        std::uint32_t word[4] = {};
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j)
+          if (j < count) word[j / 4] |= std::uint32_t{__ldcg(from + j)} << j % 4 * 8;
+        ptx::store_shared16(to, {word[0], word[1], word[2], word[3]});
+      }
+    }
+  }
+};
+
+/// Patches of images: a thread's chunk is the same in every record, so that it walks along the patch.
+template <class S>
+class PatchCopier {
+ public:
+  static constexpr bool kPatches = true;
+
+  /// Everybody's corners are in shared memory when it returns.
+  __device__ PatchCopier(const Params& p, std::uint32_t base, int group, int first_token)
+      : p_(p),
+        at_(patch_channel(p.patches, chunk() * kChunk)),
+        step_(patch_channel(p.patches, kChannels)),
+        codes_(static_cast<const std::uint8_t*>(p.task.acts.codes) + group * p.patches.channels),
+        corners_(base + S::kSmem + token() * kCornerBytes),
+        to_(base + S::kWeightBytes + token() * kChannels + (chunk() ^ token() % 8) * kChunk) {
+    static_assert(S::kTokens <= S::kThreads && S::kThreads % kChunks == 0 && kStep % 8 == 0);
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < S::kTokens) store_corner(base + S::kSmem + thread * kCornerBytes, p.patches, first_token + thread, p.task.m);
+    __syncthreads();
+  }
+  /// Records in their order.
+  __device__ void request(int, int stage) {
+    const std::uint32_t to = to_ + stage * S::kStageBytes;
+#pragma unroll
+    for (int i = 0; i < S::kTokens / kStep; ++i) {
+      const int pixel = pixel_under(p_.patches, load_corner(corners_ + i * kStep * kCornerBytes), at_);
+      ptx::async_copy16(to + i * kStep * kChannels, codes_ + (max(pixel, 0) * p_.task.acts.pitch + at_.c),
+                        pixel >= 0 ? kChunk : 0);
+    }
+    advance(at_, p_.patches, step_);
+  }
+
+ private:
+  static constexpr int kStep = S::kThreads / kChunks;  // tokens that all threads copy at a time
+  __device__ static int token() { return static_cast<int>(threadIdx.x) / kChunks; }
+  __device__ static int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
+
+  const Params& p_;
+  PatchChannel at_, step_;
+  const std::uint8_t* codes_;  // of the group
+  std::uint32_t corners_, to_;
+};
+
+// ---- the kernel
+
+template <class S, Mode kMode, class Activations>
+struct Gemm {
+  static constexpr bool kIntegers = kMode == Mode::integers;
+  using Sum = std::conditional_t<kIntegers, std::int32_t, float>;
+  using Sums = Sum[S::kFragments][S::kTiles][4];
+
+  const Params& p;
+  std::uint32_t base;
+  int first_row, first_token;  // of the CTA
+  int group;                   // of its rows
+  int warp_row, warp_token;    // of the warp, in the CTA
+  int lane;
+
+  // ---- copies
+
+  __device__ void request_weights(int record, int stage) const {
+    const gpu_w8::Geometry& geo = p.task.weight.geometry;
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < S::kRows * kChunks / S::kThreads; ++i) {
+      const int at = (thread + i * S::kThreads) * kChunk, row = first_row + at / kChannels;
+      if (row >= geo.padded_rows()) continue;  // whatever the stage held: nobody stores these sums
+      const std::byte* from = p.task.weight.bytes + geo.record(row / gpu_w8::kRows, record);
+      ptx::async_copy16(base + stage * S::kStageBytes + at, from + row % gpu_w8::kRows * kChannels + at % kChannels, kChunk);
+    }
+  }
+
+  // ---- products
+
+  /// A record's products, on top of what is there.
+  __device__ __forceinline__ void multiply(Sums& sums, int stage) const {
+    // Of rows: matrix l/8 of ldmatrix is rows 8·(l/8 mod 2) on, chunk l/16. Of tokens: tokens 8·(l/16) on, chunk l/8 mod 2.
+    const int row = warp_row + lane % 16, token = warp_token + lane / 16 * 8 + lane % 8;
+    const std::uint32_t rows = base + stage * S::kStageBytes + row * kChannels;
+    const std::uint32_t tokens = base + stage * S::kStageBytes + S::kWeightBytes + token * kChannels;
+#pragma unroll
+    for (int step = 0; step < kChannels / kStepChannels; ++step) {
+      std::uint32_t a[S::kFragments][4], b[S::kTiles / 2][4];
+#pragma unroll
+      for (int f = 0; f < S::kFragments; ++f)
+        ptx::load_matrices(a[f], rows + f * kFragmentRows * kChannels + ((2 * step + lane / 16) ^ lane % 8) * kChunk);
+#pragma unroll
+      for (int t = 0; t < S::kTiles / 2; ++t)
+        ptx::load_matrices(b[t], tokens + t * 2 * kTileTokens * kChannels + ((2 * step + lane / 8 % 2) ^ lane % 8) * kChunk);
+      if constexpr (kIntegers) {
+#pragma unroll
+        for (int f = 0; f < S::kFragments; ++f)
+#pragma unroll
+          for (int t = 0; t < S::kTiles; ++t) mma_s8(sums[f][t], a[f], b[t / 2][t % 2 * 2], b[t / 2][t % 2 * 2 + 1]);
+      } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {            // chunks of 16 channels
+          uint2 low[S::kFragments], high[S::kFragments];  // rows g and g + 8
+#pragma unroll
+          for (int f = 0; f < S::kFragments; ++f) low[f] = halves(a[f][2 * half]), high[f] = halves(a[f][2 * half + 1]);
+#pragma unroll
+          for (int t = 0; t < S::kTiles; ++t) {
+            const uint2 columns = halves(b[t / 2][t % 2 * 2 + half]);
+#pragma unroll
+            for (int f = 0; f < S::kFragments; ++f)
+              mma<__half>(sums[f][t], {low[f].x, high[f].x, low[f].y, high[f].y}, columns.x, columns.y);
+          }
+        }
+      }
+    }
+  }
+
+  /// Element i of a lane's four sums.
+  __device__ int row_of(int f, int i) const { return warp_row + f * kFragmentRows + lane / 4 + i / 2 * 8; }
+  __device__ int token_of(int t, int i) const { return warp_token + t * kTileTokens + lane % 4 * 2 + i % 2; }
+
+  __device__ __forceinline__ void add_grouped(Sums& sums, const Sums& parts, int record) const {
+    const ScaledTask& task = p.task;
+    float row_scales[S::kFragments][2];
+#pragma unroll
+    for (int f = 0; f < S::kFragments; ++f)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int n = first_row + row_of(f, 2 * i);
+        row_scales[f][i] = n < task.weight.geometry.n ? weight_scale(task.weight, n, record) : 0.0f;
+      }
+#pragma unroll
+    for (int t = 0; t < S::kTiles; ++t)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int m = first_token + token_of(t, j);
+        const float s_a = m < task.m ? act_scale(task.acts, m, record) : 0.0f;
+#pragma unroll
+        for (int f = 0; f < S::kFragments; ++f)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            Sum& sum = sums[f][t][2 * i + j];
+            sum = add_scaled(parts[f][t][2 * i + j] * kHalvesUnit, s_a, row_scales[f][i], sum);
+          }
+      }
+  }
+
+  // ---- all of it
+
+  __device__ void run() const {
+    const int records = p.task.weight.geometry.records();
+#pragma unroll 1
+    for (int s = 0; s < S::kStages - 1 && s < records; ++s) request_weights(s, s);
+    Activations activations(p, base, group, first_token);
+    wait_for_predecessor();
+#pragma unroll 1
+    for (int s = 0; s < S::kStages - 1; ++s) {
+      if (s < records) activations.request(s, s);
+      ptx::async_copy_commit();
+    }
+
+    Sums sums = {};
+    int stage = 0;
+#pragma unroll 1
+    for (int record = 0; record < records; ++record) {
+      wait_for_stage<S::kStages - 2>();  // and everybody has read the stage before, which is filled next
+      const int ahead = record + S::kStages - 1, free_stage = stage == 0 ? S::kStages - 1 : stage - 1;
+      if (ahead < records) {
+        request_weights(ahead, free_stage);
+        activations.request(ahead, free_stage);
+      }
+      ptx::async_copy_commit();
+      if constexpr (kMode == Mode::grouped) {
+        Sums parts = {};
+        multiply(parts, stage);
+        add_grouped(sums, parts, record);
+      } else {
+        multiply(sums, stage);
+      }
+      stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    }
+
+    wait_for_stage<0>();  // the ring becomes the place of sums
+    extern __shared__ __align__(128) std::uint8_t shared[];
+    Sum* const all = reinterpret_cast<Sum*>(shared);
+#pragma unroll
+    for (int f = 0; f < S::kFragments; ++f)
+#pragma unroll
+      for (int t = 0; t < S::kTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          Sum sum = sums[f][t][i];
+          if constexpr (kMode == Mode::floats) sum *= kHalvesUnit;
+          all[token_of(t, i) * S::kSumPitch + row_of(f, i)] = sum;
+        }
+    __syncthreads();
+    if constexpr (Activations::kPatches)
+      if (p.channel_stride != 0) return store_channels(all);
+    constexpr int kUnits = S::kTokens * (S::kRows / 32);  // 32 rows of a token: a warp's
+    for (int unit = static_cast<int>(threadIdx.x) / 32; unit < kUnits; unit += S::kThreads / 32) {
+      const int token = unit / (S::kRows / 32), row = unit % (S::kRows / 32) * 32 + lane;
+      if (first_token + token >= p.task.m) break;
+      if (first_row + row >= p.task.weight.geometry.n) continue;
+      store(first_token + token, first_row + row, all[token * S::kSumPitch + row]);
+    }
+  }
+
+  /// D[m,n], where its channels are side by side.
+  __device__ void store(int m, int n, Sum sum) const {
+    if constexpr (Activations::kPatches)
+      p.task.epilogue.store(m, n, scaled_sum(p.task, m, n, sum_row(m), sum));
+    else
+      store_scaled(p.task, m, n, sum);
+  }
+  /// Of a convolution each group has its sums of codes.
+  __device__ std::int64_t sum_row(int m) const { return std::int64_t{group} * p.task.m + m; }
+  /// D whose channels are apart, pixels side by side: a row's 32 tokens are a warp's.
+  __device__ void store_channels(const Sum* all) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32, pixels = p.patches.pixels();
+#pragma unroll 1
+    for (int token = lane; token < S::kTokens && first_token + token < p.task.m; token += 32) {
+      const int m = first_token + token;
+      const epilogue::Pixel pixel{m / pixels, m % pixels};
+      const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
+#pragma unroll 1
+      for (int row = warp; row < S::kRows; row += S::kThreads / 32) {
+        const int n = first_row + row;
+        if (n < p.task.weight.geometry.n)
+          p.task.epilogue.store_at(at + n * p.channel_stride, pixel, n,
+                                   scaled_sum(p.task, m, n, sum_row(m), all[token * S::kSumPitch + row]));
+      }
+    }
+  }
+};
+
+template <class S, Mode kMode, template <class> class Activations>
+__global__ void __launch_bounds__(S::kThreads, 1) scaled_sm80_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  let_successor_start();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int first_row = static_cast<int>(blockIdx.x) / p.token_blocks * S::kRows;  // blocks that share weights run together
+  const Gemm<S, kMode, Activations<S>> gemm{.p = p,
+                                            .base = ptx::shared_address(shared),
+                                            .first_row = first_row,
+                                            .first_token = static_cast<int>(blockIdx.x) % p.token_blocks * S::kTokens,
+                                            .group = Activations<S>::kPatches ? first_row / p.patches.group_outputs : 0,
+                                            .warp_row = warp % S::kWarpsN * S::kFragments * kFragmentRows,
+                                            .warp_token = warp / S::kWarpsN * S::kTiles * kTileTokens,
+                                            .lane = static_cast<int>(threadIdx.x) % 32};
+  gemm.run();
+}
+
+}  // namespace
+}  // namespace nibble::cuda

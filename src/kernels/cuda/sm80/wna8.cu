@@ -1,0 +1,246 @@
+// Products with online quantized activations (wna8.hpp) without Hopper's matrix engine: mma.sync of signed bytes.
+//
+//   Dᵀ[N,M] = W[N,K] · Âᵀ[K,M]       weights are the 16-row A operand of m16n8k32, tokens its 8 columns
+//
+//   CTA   = 64 rows × T tokens × all of K; 4 warps, each 16 rows and all tokens; T = 16 for few tokens, else 64
+//   stage = codes of T tokens × 128 channels | their terms | a record; a ring of three, filled with cp.async by all threads
+//
+//   a record: 16-byte vectors of weights, 3 instructions for 8 of them │ 4 steps of T/8 products │ the fold, 3 instructions a sum
+//
+// Nothing is shared along K, and every T sums in the same order: a row's bits depend neither on M nor on the other rows.
+#include <limits>
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/tasks/wna8.hpp"
+#include "kernels/cuda/weights/code_fragment.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kWarps = gpu_tile::kFragments;  // of 16 rows
+constexpr int kThreads = 32 * kWarps;
+constexpr int kStages = 3;
+constexpr int kFew = 16, kMany = 64;            // tokens of a CTA
+constexpr int kRowBytes = gpu_tile::kChannels;  // of a token's codes in a stage
+constexpr int kChunk = 16;                      // bytes
+constexpr int kChunks = kRowBytes / kChunk;
+/// Floats between tokens of the sums: ≡ 4 mod 32 puts a fragment's 8 rows × 4 token pairs into 32 different banks.
+constexpr int kSumPitch = gpu_tile::kRows + 4;
+
+struct Params {
+  const std::uint8_t* records;
+  RecordFormat format;
+  const std::uint8_t* codes;
+  std::int64_t pitch;
+  const float2* terms;
+  const float* token_scales;  // null: they are in the terms
+  std::int64_t term_pitch;
+  epilogue::Element epilogue;
+  int m, n;
+  int tile_records;
+  int token_blocks;
+  int stage_bytes;
+};
+
+constexpr int stage_bytes(int tokens, int folds, int record_bytes) {
+  return (tokens * kRowBytes + folds * tokens * 8 + record_bytes + 127) / 128 *
+         128;  // the swizzle's address bits are the address's
+}
+
+/// kActZeros: activations have zero points.
+template <int kBits, Zeros kZeros, int kTokens, bool kActZeros>
+struct Gemm {
+  static constexpr int kFolds = kZeros == Zeros::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
+  static constexpr int kTiles = kTokens / 8;
+  static constexpr int kTermsAt = kTokens * kRowBytes, kRecordAt = kTermsAt + kFolds * kTokens * 8;
+
+  const Params& p;
+  std::uint32_t base;
+  int tile, first_token, warp, lane;
+
+  __device__ std::uint32_t stage(int record) const { return base + record % kStages * p.stage_bytes; }
+
+  // ---- copies
+
+  __device__ void request_weights(int record) const {
+    if (record >= p.tile_records) return;
+    const std::uint8_t* const from = p.records + (std::int64_t{tile} * p.tile_records + record) * p.format.bytes;
+#pragma unroll 1
+    for (int at = static_cast<int>(threadIdx.x) * kChunk; at < p.format.bytes; at += kThreads * kChunk)
+      ptx::async_copy16(stage(record) + kRecordAt + at, from + at, kChunk);
+  }
+  /// Codes of tokens past M are 0.
+  __device__ void request_acts(int record) const {
+    if (record >= p.tile_records) return;
+    const std::uint32_t to = stage(record);
+#pragma unroll
+    for (int i = static_cast<int>(threadIdx.x); i < kTokens * kChunks; i += kThreads) {
+      const int token = i / kChunks, chunk = i % kChunks, m = first_token + token;
+      const std::uint8_t* from = p.codes + (m < p.m ? m * p.pitch + record * kRowBytes + chunk * kChunk : 0);
+      ptx::async_copy16(to + token * kRowBytes + (chunk ^ token % 8) * kChunk, from, m < p.m ? kChunk : 0);
+    }
+    constexpr int kTermChunks = kTokens * 8 / kChunk;  // of a fold: two tokens each
+    for (int i = static_cast<int>(threadIdx.x); i < kFolds * kTermChunks; i += kThreads) {
+      const float2* from = p.terms + (std::int64_t{record} * kFolds + i / kTermChunks) * p.term_pitch + first_token;
+      ptx::async_copy16(to + kTermsAt + i * kChunk, from + i % kTermChunks * 2, kChunk);
+    }
+  }
+
+  // ---- products
+
+  __device__ static __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
+                                              const std::int32_t (&sums)[2]) {
+    if constexpr (kActZeros)
+      add_fold_zeros<kZeros>(to, dot, ptx::load_shared16(terms), rows, sums);
+    else
+      add_fold<kZeros>(to, dot, ptx::load_shared16(terms), rows);
+  }
+  __device__ __forceinline__ void add_record(float (&acc)[kTiles][4], int record) const {
+    constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
+    constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
+    const std::uint32_t at = stage(record), weights = at + kRecordAt, slots = weights + p.format.slots_offset;
+    const std::uint32_t terms = at + kTermsAt + lane % 4 * 16;
+    // Matrix l/8 of ldmatrix: tokens 8·(l/16) on, chunk l/8 mod 2 of the step.
+    const std::uint32_t tokens = at + (lane / 16 * 8 + lane % 8) * kRowBytes;
+    const int position = row_pair_position(warp, lane);
+    std::int32_t dot[kTiles][4] = {}, sums[2] = {};
+    uint4 codes;
+#pragma unroll(kFolds == 1 ? kSteps : 1)
+    for (int step = 0; step < kSteps; ++step) {
+      if (step % (kSteps / kVectors) == 0)
+        codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
+      std::uint32_t a[4];
+      signed_codes<kBits>(a, codes, step);
+      if (kActZeros) add_codes(sums, a);
+#pragma unroll
+      for (int t = 0; t < kTiles; t += 2) {
+        std::uint32_t b[4];
+        ptx::load_matrices(b, tokens + t * 8 * kRowBytes + ((2 * step + lane / 8 % 2) ^ lane % 8) * kChunk);
+        mma_s8(dot[t], a, b[0], b[1]);
+        mma_s8(dot[t + 1], a, b[2], b[3]);
+      }
+      if constexpr (kFolds > 1) {
+        const RowTerms rows =
+            load_row_terms<kBits>(p.format, slots + step * kStepChannels / p.format.span * p.format.slot_bytes, position);
+        if (kActZeros) share_sums(sums);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          fold(acc[t], dot[t], terms + (step * kTokens + t * 8) * 8, rows, sums);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) dot[t][i] = 0;
+        }
+        sums[0] = sums[1] = 0;
+      }
+    }
+    if constexpr (kFolds == 1) {
+      const RowTerms rows = row_terms<kZeros, kBits>(p.format, load_raw<kZeros>(p.format, slots, position));
+      if (kActZeros) share_sums(sums);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * 8, rows, sums);
+    }
+  }
+
+  __device__ void run() const {
+#pragma unroll 1
+    for (int r = 0; r < kStages - 1; ++r) request_weights(r);  // which do not depend on the kernel before this one
+    wait_for_predecessor();
+#pragma unroll 1
+    for (int r = 0; r < kStages - 1; ++r) {
+      request_acts(r);
+      ptx::async_copy_commit();  // the first of these groups has the weights of both
+    }
+    float acc[kTiles][4] = {};
+#pragma unroll 1
+    for (int record = 0; record < p.tile_records; ++record) {
+      ptx::async_copy_wait<kStages - 2>();
+      __syncthreads();  // everybody's copies have landed, and everybody has read the stage before, which is filled next
+      request_weights(record + kStages - 1);
+      request_acts(record + kStages - 1);
+      ptx::async_copy_commit();
+      add_record(acc, record);
+    }
+
+    ptx::async_copy_wait<0>();
+    __syncthreads();  // the ring becomes the place of sums
+    extern __shared__ __align__(128) std::uint8_t shared[];
+    float* const sums = reinterpret_cast<float*>(shared);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sums[(t * 8 + lane % 4 * 2 + i % 2) * kSumPitch + warp * gpu_tile::kFragmentRows + lane / 4 + i / 2 * 8] = acc[t][i];
+    __syncthreads();
+#pragma unroll 1
+    for (int token = warp; token < kTokens && first_token + token < p.m; token += kWarps) {  // its 64 rows are a warp's
+      const float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = half * 32 + lane, n = tile * gpu_tile::kRows + row;
+        if (n < p.n) p.epilogue.store(first_token + token, n, __fmul_rn(sums[token * kSumPitch + row], scale));
+      }
+    }
+  }
+};
+
+template <int kBits, Zeros kZeros, int kTokens, bool kActZeros>
+__global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) online_sm80_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  let_successor_start();
+  const int block = static_cast<int>(blockIdx.x);  // those that share weights run together
+  const Gemm<kBits, kZeros, kTokens, kActZeros> gemm{.p = p,
+                                                     .base = ptx::shared_address(shared),
+                                                     .tile = block / p.token_blocks,
+                                                     .first_token = block % p.token_blocks * kTokens,
+                                                     .warp = static_cast<int>(threadIdx.x) / 32,
+                                                     .lane = static_cast<int>(threadIdx.x) % 32};
+  gemm.run();
+}
+
+using Kernel = void (*)(Params);
+
+template <int kBits, int kTokens, bool kActZeros>
+Kernel kernel_for(Zeros zeros) {
+  if (zeros == Zeros::fixed) return online_sm80_kernel<kBits, Zeros::fixed, kTokens, kActZeros>;
+  return zeros == Zeros::integer ? online_sm80_kernel<kBits, Zeros::integer, kTokens, kActZeros>
+                                 : online_sm80_kernel<kBits, Zeros::any, kTokens, kActZeros>;
+}
+template <int kBits>
+Kernel kernel_for(Zeros zeros, int tokens, bool act_zeros) {
+  if (tokens == kFew) return act_zeros ? kernel_for<kBits, kFew, true>(zeros) : kernel_for<kBits, kFew, false>(zeros);
+  return act_zeros ? kernel_for<kBits, kMany, true>(zeros) : kernel_for<kBits, kMany, false>(zeros);
+}
+
+}  // namespace
+
+cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
+  Params p{};
+  p.records = static_cast<const std::uint8_t*>(task.weight.records);
+  p.format = record_format(task.weight);
+  p.codes = static_cast<const std::uint8_t*>(task.codes);
+  p.pitch = task.pitch;
+  p.terms = static_cast<const float2*>(task.terms);
+  p.term_pitch = task.term_pitch;
+  p.token_scales = task.token_scales;
+  p.epilogue = task.epilogue;
+  p.m = task.m;
+  p.n = static_cast<int>(geo.n);
+  p.tile_records = geo.records();
+  const int tokens = task.m <= kFew ? kFew : kMany;
+  p.token_blocks = (task.m + tokens - 1) / tokens;
+  p.stage_bytes = stage_bytes(tokens, gpu_tile::kChannels / task.fold, p.format.bytes);
+  const Zeros zeros = code_zeros_of(p.format, task.fold);
+  const Kernel kernel =
+      geo.bits == 4 ? kernel_for<4>(zeros, tokens, task.zero_points) : kernel_for<8>(zeros, tokens, task.zero_points);
+  const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
+  const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
+  if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
+  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  return launch_dependent(kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(kThreads), smem, stream, p);
+}
+
+}  // namespace nibble::cuda

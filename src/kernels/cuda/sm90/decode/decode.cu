@@ -1,0 +1,133 @@
+// Decode on Hopper: activations that are f16 or bf16, as they come, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by the
+// copy engine, or gathered where channels are in another order, K is no whole number of records, or rows are not aligned.
+#include <algorithm>
+
+#include "kernels/cuda/sm90/decode/decode_ring.cuh"
+#include "kernels/cuda/tasks/decode.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+struct Acts : Activations {
+  bool bulk;  // can be fetched by the copy engine
+};
+
+template <Known kKnown, int kTokenTiles, class Act, int kBits>
+struct Decode {
+  using Params = RingParams<Acts>;
+  static constexpr int kTiles = kTokenTiles;
+  static constexpr bool kQuantizes = false;
+
+  static constexpr int kPlaces = kTiles;
+  /// Lane l: token l mod 8, channels 8·(l div 8) …; tokens past M repeat the last one.
+  __device__ static __forceinline__ std::uint32_t place(const Params& p, std::uint32_t x, int lane, int tile) {
+    return x + min(8 * tile + lane % 8, p.x.m - 1) * p.x_pitch + lane / 8 * 16;
+  }
+  __device__ static constexpr int record_bytes(int) { return gpu_tile::kChannels * 2; }
+
+  __device__ static __forceinline__ void multiply(const RecordFormat& format, std::uint32_t record,
+                                                  const std::uint32_t (&x)[kTiles], Sums<kTiles>& acc) {
+    multiply_record<kKnown, kTiles, Act, kBits>(format, record, x, acc);
+  }
+  __device__ static __forceinline__ float2 sum(const float* part, int m, int token, int row) {
+    return sum_parts<Act, kBits>(part, m, token, row);
+  }
+  __device__ static __forceinline__ bool requests(const Params& p) { return p.x.bulk; }
+  __device__ static __forceinline__ void request(const Params& p, int first, int records, std::uint32_t to, std::uint32_t x_full,
+                                                 int lane) {
+    const int bytes = records * gpu_tile::kChannels * 2;
+    if (lane == 0) ptx::barrier_arrive_expect(x_full, p.x.m * bytes);
+    __syncwarp();
+    const auto* x = static_cast<const std::uint16_t*>(p.x.x) + first * gpu_tile::kChannels;
+    if (lane < p.x.m) ptx::bulk_copy(to + lane * p.x_pitch, x + lane * p.x.stride, bytes, x_full, ptx::evict_last());
+  }
+  __device__ static __forceinline__ void fetch(const Params& p, int first, int records, std::uint32_t x, std::uint32_t x_full) {
+    if (p.x.bulk) {
+      ptx::barrier_wait(x_full, 0);
+    } else {
+      ptx::wait_for_predecessors();
+      stage_activations(p.x, first * gpu_tile::kChannels, records * gpu_tile::kChannels, x, p.x_pitch, threadIdx.x, kMultipliers);
+      ptx::async_copy_commit();
+      ptx::async_copy_wait<0>();
+      ptx::named_barrier(1, kMultipliers);
+    }
+  }
+};
+
+using Kernel = void (*)(RingParams<Acts>);
+
+template <int kTiles, class Act, int kBits>
+Kernel kernel_for(Known known) {
+  if (known == Known::f16_scales) return decode_ring_kernel<Decode<Known::f16_scales, kTiles, Act, kBits>>;
+  if (known == Known::bf16_scales) return decode_ring_kernel<Decode<Known::bf16_scales, kTiles, Act, kBits>>;
+  return decode_ring_kernel<Decode<Known::nothing, kTiles, Act, kBits>>;
+}
+template <int kTiles, class Act>
+Kernel kernel_for(Known known, int bits) {
+  return bits == 4 ? kernel_for<kTiles, Act, 4>(known) : kernel_for<kTiles, Act, 8>(known);
+}
+Kernel kernel_for(const LinearTask& task, int tokens) {
+  const Known known = known_of(record_format(task.weight));
+  const int bits = task.weight.geometry.bits;
+  if (task.a_dtype == DType::bf16)
+    return tokens <= 8 ? kernel_for<1, __nv_bfloat16>(known, bits) : kernel_for<2, __nv_bfloat16>(known, bits);
+  return tokens <= 8 ? kernel_for<1, __half>(known, bits) : kernel_for<2, __half>(known, bits);
+}
+
+/// Bytes between tokens of a CTA's slice of x: 16 more than a multiple of 128, so that ldmatrix finds 8 tokens in 8 different bank
+/// groups.
+int x_pitch(const gpu_tile::Geometry& geo, int split, int) {
+  return (geo.records() + split - 1) / split * gpu_tile::kChannels * 2 + 16;
+}
+
+/// Predicted µs of a launch, to choose the split by; fitted to measurements on an H200 (docs/kernels/cuda-decode.md). The busiest CTA
+/// multiplies `rounds` row tiles of `slice` records; the memory may take longer; the rest is the prologue, the last tile's sums and,
+/// in clusters, their way to the other ranks.
+double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
+  constexpr double kBytesPerUs = 4.4e6;
+  const double record_us = (tokens <= 8 ? 0.10 : 0.13) * (stages >= 3 ? 1.0 : stages == 2 ? 1.6 : 2.2);
+  const double round_us = tokens == 1 ? 0.0 : tokens <= 8 ? 0.15 : 0.3;
+  const double fixed_us = tokens == 1   ? (split == 1 ? 2.5 : 4.8)
+                          : tokens <= 8 ? (split == 1 ? 4.2 : 6.5)
+                                        : (split == 1 ? 5.0 : 6.5);
+  const int rounds = (geo.tiles() + clusters - 1) / clusters, slice = (geo.records() + split - 1) / split;
+  return fixed_us + rounds * round_us +
+         std::max(static_cast<double>(geo.total_bytes()) / kBytesPerUs, rounds * slice * record_us);
+}
+
+RingCosts costs() {
+  const Kernel kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, __half, 4>>;
+  return {x_pitch, predicted_us, reinterpret_cast<const void*>(kernel)};
+}
+
+}  // namespace
+
+cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
+    return cudaErrorInvalidValue;
+  return configure_ring(geo, costs(), config);
+}
+
+cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, costs(), config);
+  for (int done = 0; done < task.m; done += config.tokens) {
+    const int m = std::min(config.tokens, task.m - done);
+    p.first_token = done;
+    const void* x = static_cast<const std::uint16_t*>(task.x) + done * task.x_stride;
+    const bool bulk = task.weight.perm == nullptr && geo.k % gpu_tile::kChannels == 0 && task.x_stride % 8 == 0 &&
+                      reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+    p.x = {{x, task.x_stride, task.weight.perm, m, static_cast<int>(geo.k)}, bulk};
+    if (const cudaError_t e = launch_ring(kernel_for(task, m), p, config, stream)) return e;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t linear_decode_sm90(const LinearTask& task, int tokens, cudaStream_t stream) {
+  DecodeConfig config{.tokens = tokens};
+  if (const cudaError_t e = configure_decode_sm90(task, config)) return e;
+  return linear_decode_sm90(task, config, stream);
+}
+
+}  // namespace nibble::cuda

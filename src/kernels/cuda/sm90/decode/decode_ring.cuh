@@ -1,0 +1,398 @@
+// The ring that both kinds of decode on Hopper go round: records in, parts of sums out. What a record is multiplied by is a Work: floats as
+// they come (decode.cu), or codes that are made of them first (wna8_decode.cu).
+//
+//   cluster of S CTAs: takes row tiles c, c + C, c + 2C, ...  (C clusters, all resident)
+//     CTA of rank r: records [r·R/S, (r+1)·R/S) of each of them, R = K/128; its slice of x stays in shared memory
+//
+//       producer warp ──ring of stages──▶ 8 multiplying warps ──parts──▶ finishing warps ──inboxes of the cluster──▶ D
+//
+//       producer    eight records → stage, evict-first, as far ahead as the ring is long; starts before the previous kernel has ended
+//       multiplying warp w: record w of every stage; at the end of a tile its sums → parts
+//       finishing   add the 8 parts in the order of the warps; S = 1: epilogue, store. Else each row's sum goes to the rank that
+//                   owns the row (about 64/S each), which adds S of them in order of rank one tile later
+//
+// So a tile's end stops no warp that multiplies, and only the last tile's shows. Every sum has one order, which depends on K and S:
+// while S stays, a row's bits depend neither on M nor on the other rows. S is chosen for the weight's shape and format, the number of
+// tokens a launch is laid out for, and the GPU.
+//
+// A Work has
+//   Params         RingParams of its own Acts
+//   kTiles         of 8 tokens
+//   place(i)       the kPlaces addresses where a lane finds activations of the slice's first record; record_bytes(i) on, those of the next
+//   multiply, sum  of a record; of a row's parts
+//   request        if it requests(): by the first finishing warp, after the previous kernel has ended: has x fetched
+//   fetch          by the multiplying warps: when it returns x is there or, with kQuantizes, A may be read and other CTAs written to
+//   quantize       with kQuantizes: by the multiplying warps before their first tile, and in the rehearsal: A → codes
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+#include "kernels/cuda/device/launch_shape.hpp"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/ring.cuh"
+#include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/tasks/decode.hpp"
+#include "kernels/cuda/weights/decode_record.cuh"
+
+namespace nibble::cuda {
+
+constexpr int kMultipliers = 32 * kDecodeWarps;  // threads
+constexpr int kProducer = kDecodeWarps;          // warp; those after it finish
+/// A token's 64 rows are one warp's: one warp keeps up with 8 tokens, three with 16.
+template <int kTiles>
+constexpr int kFinishers = kTiles == 1 ? 1 : 3;
+template <int kTiles>
+constexpr int kThreads = kMultipliers + 32 * (1 + kFinishers<kTiles>);
+constexpr int kMaxSplit = 8;  // the largest portable cluster
+/// Rows of a tile that a rank owns: even, for they are sent in pairs.
+__host__ __device__ constexpr int rank_rows(int split) { return (gpu_tile::kRows / 2 + split - 1) / split * 2; }
+/// Floats of the parts that arrive.
+__host__ __device__ constexpr int inbox_floats(int split, int m) { return split * rank_rows(split) * m; }
+/// A rank may be two turns ahead of another and reads one turn late: it writes to the box of four turns ago.
+constexpr int kInboxes = 4;
+
+/// A launch. What a kind of work knows of activations is a struct of its own, with the number of tokens, m.
+template <class Acts>
+struct RingParams {
+  const std::uint8_t* records;
+  Acts x;
+  RecordFormat format;
+  epilogue::Element epilogue;
+  int first_token;  // of D, of this launch
+  int n;
+  int tiles, tile_records;
+  int split;
+  int row_lanes;  // log2 of the lanes that finish a token's rows of a rank, two each
+  int stages;
+  int part_buffers;
+  int x_pitch;  // bytes between tokens
+};
+
+/// The part of a row tile that is a CTA's, and where it keeps what it needs of the activations.
+struct Slice {
+  int rank;
+  int first, records;    // of the tile's
+  std::uint32_t x;       // token t's begin at x + t · x_pitch
+  std::uint32_t x_full;  // a barrier of one arrival, of one use
+  std::uint32_t parts;   // free until the first tile's sums
+};
+
+/// Shared memory of a CTA, in this order.
+struct SharedMap {
+  int x, parts, inbox, barriers, total;
+};
+__host__ __device__ constexpr int align128(int bytes) { return (bytes + 127) / 128 * 128; }
+__host__ __device__ constexpr SharedMap shared_map(int stages, int record_bytes, int m, int x_pitch, int part_buffers,
+                                                   int split) {
+  SharedMap s{};
+  s.x = align128(stages * kDecodeWarps * record_bytes);
+  s.parts = align128(s.x + m * x_pitch);
+  s.inbox = s.parts + part_buffers * part_bytes(m);
+  s.barriers = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
+  const int used = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 1);
+  s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // a rehearsal reads a record from the parts on
+  return s;
+}
+
+template <class Work>
+__global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(const __grid_constant__ typename Work::Params p) {
+  constexpr int kTiles = Work::kTiles;
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const SharedMap map = shared_map(p.stages, p.format.bytes, p.x.m, p.x_pitch, p.part_buffers, p.split);
+  const std::uint32_t base = ptx::shared_address(shared);
+  const auto barrier = [&](int index) { return base + map.barriers + 8 * index; };
+  const auto full = [&](int stage) { return barrier(stage); };
+  const auto empty = [&](int stage) { return barrier(p.stages + stage); };
+  const auto part_full = [&](int buffer) { return barrier(2 * p.stages + buffer); };
+  const auto part_empty = [&](int buffer) { return barrier(2 * p.stages + p.part_buffers + buffer); };
+  const auto inbox_full = [&](int buffer) { return barrier(2 * p.stages + 2 * p.part_buffers + buffer); };
+
+  const std::uint32_t x_full = barrier(2 * p.stages + 2 * p.part_buffers + kInboxes);
+
+  const int rank = p.split == 1 ? 0 : ptx::cluster_rank();
+  const int clusters = gridDim.x / p.split;
+  const int first_tile = blockIdx.x / p.split;
+  const int first_record = rank * p.tile_records / p.split;
+  const int slice = (rank + 1) * p.tile_records / p.split - first_record;  // records of a tile that are this CTA's
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const auto piece = [&] { return Slice{rank, first_record, slice, base + map.x, x_full, base + map.parts}; };
+  float* parts = reinterpret_cast<float*>(shared + map.parts);
+  const int part_floats = part_bytes(p.x.m) / 4;
+  const int stage_bytes = kDecodeWarps * p.format.bytes;
+
+  ptx::let_dependents_start();
+  const std::uint8_t* const first_stage =
+      p.records + (static_cast<std::int64_t>(first_tile) * p.tile_records + first_record) * p.format.bytes;
+  const auto stage_of = [&](int r) {
+    return min(kDecodeWarps, slice - r) * p.format.bytes;
+  };  // bytes from record r of the slice on
+  // The first row tile's records are asked for before anybody else has arrived: nothing else is as far away.
+  const int early = min(p.stages, (slice + kDecodeWarps - 1) / kDecodeWarps);
+  if (warp == kProducer && lane == 0) {
+    const std::uint64_t policy = ptx::evict_first();
+    for (int s = 0; s < p.stages; ++s) {
+      ptx::barrier_init(full(s), 1);
+      ptx::barrier_init(empty(s), kDecodeWarps);
+    }
+    for (int b = 0; b < p.part_buffers; ++b) {
+      ptx::barrier_init(part_full(b), kMultipliers);
+      ptx::barrier_init(part_empty(b), 32 * kFinishers<kTiles>);
+    }
+    for (int b = 0; b < kInboxes; ++b) ptx::barrier_init(inbox_full(b), 1);
+    ptx::barrier_init(x_full, 1);
+    ptx::barrier_init_fence();
+    for (int s = 0; s < early; ++s) {
+      ptx::barrier_arrive_expect(full(s), stage_of(s * kDecodeWarps));
+      ptx::bulk_copy(base + s * stage_bytes, first_stage + s * stage_bytes, stage_of(s * kDecodeWarps), full(s), policy);
+    }
+  }
+  __syncthreads();
+  if (p.split > 1) ptx::cluster_arrive();  // awaited before the first word to another CTA
+
+  if (warp == kProducer) {
+    if (lane == 0) {
+      const std::uint64_t policy = ptx::evict_first();
+      Cursor to{early % p.stages, early == p.stages ? 0u : 1u};  // an unused stage counts as emptied
+      const std::uint8_t* from = first_stage;
+      for (int tile = first_tile, r = early * kDecodeWarps; tile < p.tiles; tile += clusters, r = 0) {
+        for (; r < slice; r += kDecodeWarps) {
+          ptx::barrier_wait(empty(to.stage), to.parity);
+          ptx::barrier_arrive_expect(full(to.stage), stage_of(r));
+          ptx::bulk_copy(base + to.stage * stage_bytes, from + r * p.format.bytes, stage_of(r), full(to.stage), policy);
+          to.advance(p.stages);
+        }
+        from += static_cast<std::int64_t>(clusters) * p.tile_records * p.format.bytes;
+      }
+    }
+    if (p.split > 1) ptx::cluster_wait();
+    return;
+  }
+
+  if (warp > kProducer) {
+    const int finisher = warp - kProducer - 1;
+    const float* inbox = reinterpret_cast<const float*>(shared + map.inbox);
+    const int own_rows = rank_rows(p.split);
+    const int box_floats = inbox_floats(p.split, p.x.m);
+    const bool plain = p.epilogue.plain();
+    bool rehearsal = true;  // as the multiplying warps have one; nothing is sent or stored
+    const auto store = [&](int token, int n, float2 sum) {
+      if (rehearsal) return;
+      if (plain && n + 1 < p.n) {
+        p.epilogue.store_plain(p.first_token + token, n, sum);
+      } else {
+        if (n < p.n) p.epilogue.store(p.first_token + token, n, sum.x);
+        if (n + 1 < p.n) p.epilogue.store(p.first_token + token, n + 1, sum.y);
+      }
+    };
+    /// Calls use(token, row, sums of rows row and row + 1) for all of a tile.
+    const auto for_each_sum = [&](int buffer, auto use) {
+      const float* part = parts + buffer * part_floats;
+#pragma unroll 2
+      for (int token = finisher; token < p.x.m; token += kFinishers<kTiles>)
+        use(token, 2 * lane, Work::sum(part, p.x.m, token, 2 * lane));
+    };
+    const auto send = [&](int buffer, int box) {
+      const int rows = max(0, min(own_rows, gpu_tile::kRows - rank * own_rows));
+      if (finisher == 0 && lane == 0) ptx::barrier_arrive_expect(inbox_full(box), p.split * p.x.m * rows * 4);
+      const int owner = 2 * lane / own_rows;
+      const std::uint32_t to =
+          ptx::map_to_rank(base + map.inbox + (box * box_floats + rank * p.x.m * own_rows + 2 * lane % own_rows) * 4, owner);
+      const std::uint32_t arrived = ptx::map_to_rank(inbox_full(box), owner);
+      for_each_sum(buffer, [&](int token, int, float2 sum) { ptx::send(to + token * own_rows * 4, sum, arrived); });
+    };
+    const auto finish = [&](int tile, const Cursor& box) {
+      if (!rehearsal) ptx::barrier_wait_cluster(inbox_full(box.stage), box.parity);
+      const float* in = rehearsal ? parts : inbox + box.stage * box_floats;
+      const int own = lane % (1 << p.row_lanes) * 2, row = rank * own_rows + own;
+      const int step = 32 * kFinishers<kTiles> >> p.row_lanes;
+      for (int token = (finisher * 32 + lane) >> p.row_lanes; token < p.x.m && own < own_rows && row < gpu_tile::kRows;
+           token += step) {
+        float2 total = {0.0f, 0.0f};
+#pragma unroll 2
+        for (int r = 0; r < p.split; ++r) {
+          const float2 sum = *reinterpret_cast<const float2*>(in + (r * p.x.m + token) * own_rows + own);
+          total.x += sum.x, total.y += sum.y;
+        }
+        store(token, tile * gpu_tile::kRows + row, total);
+      }
+      ptx::named_barrier(2, 32 * kFinishers<kTiles>);
+    };
+
+    Cursor from{0, 0}, fills{0, 0}, read{0, 0};
+    const int end = p.tiles + (p.split > 1 ? clusters : 0);  // what other ranks send is finished a turn later
+    for (int tile = first_tile - clusters; tile < end; tile += clusters) {
+      rehearsal = tile < first_tile;
+      if (tile < p.tiles) {
+        if (!rehearsal) ptx::barrier_wait(part_full(from.stage), from.parity);
+        if (p.split == 1)
+          for_each_sum(from.stage, [&](int token, int row, float2 sum) { store(token, tile * gpu_tile::kRows + row, sum); });
+        else if (!rehearsal)
+          send(from.stage, fills.stage);
+        if (!rehearsal) {
+          ptx::barrier_arrive(part_empty(from.stage));
+          from.advance(p.part_buffers);
+          fills.advance(kInboxes);
+        }
+      }
+      // A turn later, so that nobody waits for a slower rank. Turn t's parts go where those of t − 4 were: every rank had read them
+      // before it sent those of t − 2, which have been read here.
+      if (p.split > 1 && tile != first_tile) {
+        finish(tile - clusters, read);
+        if (!rehearsal) read.advance(kInboxes);
+      }
+      if (!rehearsal) continue;
+      ptx::wait_for_predecessors();
+      if (Work::requests(p) && finisher == 0) Work::request(p, first_record, slice, base + map.x, x_full, lane);
+      ptx::named_barrier(3, kMultipliers + 32 * kFinishers<kTiles>);
+      if (p.split > 1) ptx::cluster_wait();
+    }
+    return;
+  }
+
+  std::uint32_t x_at[Work::kPlaces];
+#pragma unroll
+  for (int i = 0; i < Work::kPlaces; ++i) x_at[i] = Work::place(p, base + map.x, lane, i);
+
+  // A turn before the first tile's is a rehearsal: one record of whatever stands where the parts will be, written nowhere, and
+  // activations that are zeros. It brings the instructions out of memory, two microseconds' worth, while there is nothing to multiply yet.
+  const int all = (slice + kDecodeWarps - 1) / kDecodeWarps * kDecodeWarps;
+  Cursor from{0, 0}, to{0, 1};
+  for (int tile = first_tile - clusters; tile < p.tiles; tile += clusters) {
+    const bool rehearsal = tile < first_tile;
+    if constexpr (Work::kQuantizes)
+      if (tile <= first_tile) Work::quantize(p, piece(), rehearsal);
+    Sums<kTiles> acc = {};
+    for (int r = warp; r < (rehearsal ? warp + 1 : all); r += kDecodeWarps) {
+      if (!rehearsal) ptx::barrier_wait(full(from.stage), from.parity);
+      if (r < slice) {
+        std::uint32_t x[Work::kPlaces];
+#pragma unroll
+        for (int i = 0; i < Work::kPlaces; ++i) x[i] = rehearsal ? base + map.parts : x_at[i] + r * Work::record_bytes(i);
+        const std::uint32_t record = base + (rehearsal ? map.parts : from.stage * stage_bytes + warp * p.format.bytes);
+        Work::multiply(p.format, record, x, acc);
+      }
+      __syncwarp();
+      if (!rehearsal) {
+        if (lane == 0) ptx::barrier_arrive(empty(from.stage));
+        from.advance(p.stages);
+      }
+    }
+    if (!rehearsal) ptx::barrier_wait(part_empty(to.stage), to.parity);
+    write_part<kTiles>(parts + to.stage * part_floats, warp, rehearsal ? 0 : p.x.m, p.x.m, acc);
+    if (!rehearsal) {
+      ptx::barrier_arrive(part_full(to.stage));
+      to.advance(p.part_buffers);
+      continue;
+    }
+    ptx::named_barrier(3, kMultipliers + 32 * kFinishers<kTiles>);  // all rehearsals are over: shared memory may be written
+    Work::fetch(p, first_record, slice, base + map.x, x_full);
+  }
+  if (!Work::kQuantizes && p.split > 1) ptx::cluster_wait();
+}
+
+// ---- launch
+
+/// Two, so that nobody waits for the finishing warps; but activations of more tokens need the room.
+inline int part_buffers(int tokens) { return tokens <= 8 ? 2 : 1; }
+
+/// Clusters that can be resident with one CTA per SM; asked once per device, of any kernel for 8 tokens.
+inline cudaError_t resident_clusters(const void* kernel, int split, int device, int most, int& clusters) {
+  static std::atomic<int> known[kMaxDevices][kMaxSplit + 1];
+  std::atomic<int>& cached = known[device][split];
+  clusters = cached.load();
+  if (clusters != 0) return cudaSuccess;
+  if (const cudaError_t e = allow_all_shared(kernel)) return e;
+  LaunchShape shape(split, split, kThreads<1>, most, nullptr);
+  if (const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config)) return e;
+  cached.store(clusters);
+  return cudaSuccess;
+}
+
+/// How a Work lays out and what it takes: functions of the records of a slice, and of the tokens of a launch.
+struct RingCosts {
+  int (*x_pitch)(const gpu_tile::Geometry& geo, int split, int folds);  // bytes between tokens
+  /// Predicted µs of a launch, to choose the split by.
+  double (*predicted_us)(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages);
+  const void* kernel;  // any for 8 tokens
+  int folds = 0;       // of a record; what x_pitch is asked with
+};
+
+/// Stages of the ring that fit beside everything else.
+inline int stages_beside(const gpu_tile::Geometry& geo, const RingCosts& costs, int tokens, int split, int bytes) {
+  const auto total = [&](int stages) {
+    return shared_map(stages, geo.record_bytes(), tokens, costs.x_pitch(geo, split, costs.folds), part_buffers(tokens), split)
+        .total;
+  };
+  int stages = std::max(0, (bytes - total(0)) / (kDecodeWarps * geo.record_bytes()));
+  while (stages > 0 && total(stages) > bytes) --stages;
+  return stages;
+}
+
+/// As many tokens a launch as leave room for a ring, then the fastest split. Neither depends on M: a row's sums depend on the split.
+inline cudaError_t configure_ring(const gpu_tile::Geometry& geo, const RingCosts& costs, DecodeConfig& config) {
+  int device = 0, most = 0;
+  if (const cudaError_t e = most_shared(device, most)) return e;
+  const DecodeConfig asked = config;
+  config.split = 0;
+  for (; config.split == 0; config.tokens = (config.tokens + 1) / 2) {
+    double best = 0;
+    for (int split = 1; split <= kMaxSplit; ++split) {
+      if (asked.split != 0 && split != asked.split) continue;
+      const int stages = stages_beside(geo, costs, config.tokens, split, asked.smem != 0 ? asked.smem : most);
+      if (stages == 0) continue;
+      int resident = 0;
+      if (const cudaError_t e = resident_clusters(costs.kernel, split, device, most, resident)) return e;
+      if (resident < 1) continue;
+      const int clusters = std::min(geo.tiles(), resident);
+      const double us = costs.predicted_us(geo, config.tokens, split, clusters, stages);
+      if (config.split != 0 && us >= best) continue;
+      best = us;
+      config.split = split;
+      config.stages = stages;
+      config.grid = clusters * split;
+    }
+    if (config.split != 0) break;
+    if (config.tokens == 1) return cudaErrorInvalidConfiguration;
+  }
+  // Pairs of CTAs for one token are faster with half the ring: 11.6 µs instead of 13.6 for 4096×14336. Why was not found out.
+  if (asked.smem == 0 && config.tokens == 1 && config.split == 2)
+    if (const int stages = stages_beside(geo, costs, 1, 2, most / 2); stages >= 2) config.stages = stages;
+  config.smem = shared_map(config.stages, geo.record_bytes(), config.tokens, costs.x_pitch(geo, config.split, costs.folds),
+                           part_buffers(config.tokens), config.split)
+                    .total;
+  return cudaSuccess;
+}
+
+/// What of a launch's parameters follows from the weight and the configuration.
+template <class Acts>
+RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element& epilogue, const RingCosts& costs,
+                             const DecodeConfig& config) {
+  const gpu_tile::Geometry& geo = weight.geometry;
+  RingParams<Acts> p{};
+  p.records = static_cast<const std::uint8_t*>(weight.records);
+  p.format = record_format(weight);
+  p.epilogue = epilogue;
+  p.n = static_cast<int>(geo.n);
+  p.tiles = geo.tiles();
+  p.tile_records = geo.records();
+  p.split = config.split;
+  p.row_lanes = std::bit_width(static_cast<unsigned>(rank_rows(config.split) / 2 - 1));
+  p.stages = config.stages;
+  p.part_buffers = part_buffers(config.tokens);
+  p.x_pitch = costs.x_pitch(geo, config.split, costs.folds);
+  return p;
+}
+
+template <class Acts>
+cudaError_t launch_ring(void (*kernel)(RingParams<Acts>), const RingParams<Acts>& p, const DecodeConfig& config,
+                        cudaStream_t stream) {
+  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  LaunchShape shape(config.grid, config.split, p.x.m <= 8 ? kThreads<1> : kThreads<2>, config.smem, stream);
+  return cudaLaunchKernelEx(&shape.config, kernel, p);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,218 @@
+// Launches the sm_90 GEMM (gemm_kernel.cuh): which activations it reads, how passes are dealt, how much shared memory there is.
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/cuda/device/launch_shape.hpp"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/sm90/gemm/gemm.hpp"
+#include "kernels/cuda/steps/quantize_acts.hpp"
+#include "kernels/cuda/tasks/conv.hpp"
+#include "kernels/cuda/tasks/gemm.hpp"
+#include "kernels/cuda/tasks/wna8.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+// ---- activations that TMA cannot read: act-order, rows that do not begin at multiples of 16 bytes, rows that overlap
+
+/// A row of blocks per token; position i of a row is channel perm[i].
+__global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, const std::int32_t* perm, int k,
+                                   std::uint16_t* to, int pitch) {
+  ptx::let_dependents_start();
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= k) return;
+  const std::int64_t row = blockIdx.y;
+  to[row * pitch + i] = x[row * stride + (perm != nullptr ? perm[i] : i)];
+}
+
+bool readable_by_tma(const LinearTask& task) {
+  return task.weight.perm == nullptr && tma_reads(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
+}
+
+/// What the records say, and the depth and split that are wanted.
+GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& epilogue, const GemmConfig& config) {
+  GemmParams p{};
+  p.records = static_cast<const std::uint8_t*>(weight.records);
+  p.format = record_format(weight);
+  p.epilogue = epilogue;
+  p.m = m;
+  p.n = static_cast<int>(weight.geometry.n);
+  p.deal.row_blocks = weight.geometry.tiles();
+  p.deal.records = weight.geometry.records();
+  p.deal.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.deal.records))));
+  p.depth = config.depth;
+  p.half = half_out(epilogue, p.n);
+  return p;
+}
+
+/// Deals the passes, makes the ring as long as there is room for, and launches. Memory for stream-K ends at `scratch_end`.
+cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, void* scratch_end, cudaStream_t stream) {
+  int device = 0, most = 0;
+  if (const cudaError_t e = most_shared(device, most)) return e;
+  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  const int ctas = multiprocessors(device), cluster = std::max(1, p.deal.split);
+  p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
+  p.deal.most = shape.groups() / p.depth;
+  deal_out(p.deal, shape.tokens, ctas);
+  if (p.deal.split == kStreamK) {
+    if (scratch_end == nullptr) return cudaErrorInvalidValue;
+    p.parts = stream_k(scratch_end, shape.tokens, shape.groups(), ctas);
+  }
+
+  // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
+  const auto map = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, cluster); };
+  const int longest = (p.deal.longest() + p.depth - 1) / p.depth;
+  p.stages = 1;
+  while (p.stages < longest && map(p.stages + 1).total <= most) ++p.stages;
+  p.map = map(p.stages);
+  if (p.map.total > most) return cudaErrorInvalidConfiguration;
+  LaunchShape grid(p.deal.clusters * cluster, cluster, shape.threads(), p.map.total, stream);
+  return cudaLaunchKernelEx(&grid.config, kernel, p);
+}
+
+/// Activations that TMA can read; `first_row` of D is theirs.
+cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  GemmParams p = params(task.weight, task.m, task.epilogue, config);
+  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_f16(config.tokens, p.format, geo.bits)
+                            : task.a_dtype == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format, geo.bits)
+                                                          : nullptr;
+  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
+  p.first_row = first_row;
+  p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
+  if (!describe_rows(p.x, task.a_dtype, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
+}
+
+}  // namespace
+
+cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, cudaStream_t stream) {
+  if (readable_by_tma(task)) return run_rows(task, 0, config, stream);
+  if (task.scratch == nullptr) return cudaErrorInvalidValue;
+  // As many rows at a time as the scratch memory holds.
+  const int k = static_cast<int>(task.weight.geometry.k), pitch = gathered_pitch(k);
+  const int most = gathered_rows(task.m, k, task.weight.perm != nullptr);
+  for (int done = 0; done < task.m; done += most) {
+    LinearTask part = task;
+    part.m = std::min(most, task.m - done);
+    const dim3 grid(static_cast<unsigned>((k + 255) / 256), static_cast<unsigned>(part.m));
+    cudaLaunchConfig_t shape{};
+    shape.gridDim = grid;
+    shape.blockDim = dim3(256);
+    shape.stream = stream;
+    if (const cudaError_t e =
+            cudaLaunchKernelEx(&shape, gather_activations, static_cast<const std::uint16_t*>(task.x) + done * task.x_stride,
+                               task.x_stride, task.weight.perm, k, static_cast<std::uint16_t*>(task.scratch), pitch))
+      return e;
+    part.x = task.scratch;
+    part.x_stride = pitch;
+    part.weight.perm = nullptr;
+    if (const cudaError_t e = run_rows(part, done, config, stream)) return e;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  const Patches& patches = task.patches;
+  const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
+  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
+      patches.channels % kPatchChannels != 0)
+    return cudaErrorInvalidValue;
+  const void* x = task.x;
+  std::int64_t pitch = task.a.pixel * 2;
+  if (task.a.channel != 1) {
+    if (const cudaError_t e = channels_last(task, task.scratch, stream)) return e;
+    x = task.scratch;
+    pitch = std::int64_t{patches.channels} * 2;
+  } else if (pitch % 16 != 0 || reinterpret_cast<std::uintptr_t>(x) % 16 != 0) {
+    return cudaErrorInvalidAddressSpace;
+  }
+  GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
+  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_patches_f16(config.tokens, p.format, geo.bits)
+                            : task.a_dtype == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format, geo.bits)
+                                                          : nullptr;
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
+  p.patches = patches;
+  p.images = task.images;
+  leaves_as(task, p);
+  if (!describe_patches(p.x, task.a_dtype, x, pitch, task.images, patches, kPatchChannels, config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
+}
+
+cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  const Patches& patches = task.patches;
+  const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
+  const std::int64_t pixels = std::int64_t{task.images} * patches.height * patches.width;
+  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
+      patches.channels % kPatchChannels != 0 || (task.fold != gpu_tile::kChannels && task.fold != 32) ||
+      patches.channels % task.fold != 0)
+    return cudaErrorInvalidValue;
+
+  // Pixels are the quantizer's rows, or one where nothing lies between them: a row may have so many parts (quantize_acts.cu).
+  constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
+  const std::int64_t element = task.a_dtype == DType::f32 ? 4 : 2;
+  const bool reorders = task.a.channel != 1;
+  const OnlineImageMap map =
+      online_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);
+  auto* const scratch = static_cast<std::byte*>(task.scratch);
+  if (reorders)
+    if (const cudaError_t e = channels_last(task, scratch + map.image, stream)) return e;
+  QuantizeTask codes = task.online;
+  codes.type = task.a_dtype;
+  codes.pitch = patches.channels;
+  codes.fold = task.fold;
+  codes.term_row = map.term_row, codes.term_fold = map.term_fold;
+  const std::int64_t in_image = std::int64_t{patches.height} * patches.width;
+  const std::int64_t pixel = reorders ? patches.channels : task.a.pixel, image = reorders ? in_image * pixel : task.a.image;
+  const bool evenly = task.images == 1 || image == in_image * pixel;  // else images have gaps between them
+  const bool one = evenly && pixel == patches.channels && pixels * pixel <= kMostChannels;
+  const int parts = evenly ? 1 : task.images;
+  for (int i = 0; i < parts; ++i) {
+    codes.a = (reorders ? scratch + map.image : static_cast<const std::byte*>(task.x)) + i * image * element;
+    codes.codes = scratch + i * in_image * patches.channels;
+    codes.terms = scratch + map.terms + i * in_image * map.term_row * 8;
+    codes.m = one ? 1 : pixels / parts;
+    codes.k = codes.columns = one ? pixels * pixel : patches.channels;
+    codes.a_stride = one ? codes.k : pixel;
+    if (const cudaError_t e = quantize_acts(codes, stream)) return e;
+  }
+
+  GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
+  const GemmKernel kernel = gemm_sm90_patches_s8(config.tokens, p.format, geo.bits, task.fold, task.online.zero_points);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  p.patches = patches;
+  p.images = task.images;
+  p.box_channels = patches.channels % gpu_tile::kChannels == 0 ? gpu_tile::kChannels : kPatchChannels;
+  leaves_as(task, p);
+  Patches of_terms = patches;  // bytes are its channels
+  of_terms.channels = static_cast<int>(map.term_row * 8);
+  if (!describe_patches(p.x, DType::s8, scratch, patches.channels, task.images, patches, p.box_channels, config.tokens) ||
+      !describe_patches(p.pixel_terms, DType::s8, scratch + map.terms, of_terms.channels, task.images, of_terms, 16,
+                        config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold, .patches = true},
+                task.scratch_end, stream);
+}
+
+cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream) {
+  const gpu_tile::Geometry& geo = task.weight.geometry;
+  GemmParams p = params(task.weight, task.m, task.epilogue, config);
+  const auto kernel_of = task.zero_points ? gemm_sm90_s8_zeros : task.token_scales != nullptr ? gemm_sm90_s8_plain : gemm_sm90_s8;
+  const GemmKernel kernel = kernel_of(config.tokens, p.format, geo.bits, task.fold);
+  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
+  p.terms = static_cast<const float2*>(task.terms);
+  p.term_pitch = task.term_pitch;
+  p.token_scales = task.token_scales;
+  if (!describe_rows(p.x, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens)) return cudaErrorInvalidValue;
+  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold}, task.scratch_end,
+                stream);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,91 @@
+// What the sm_90 GEMM's launcher (gemm.cu) and its kernels (gemm_kernel.cuh) agree on.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/stream_k.hpp"
+#include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "kernels/cuda/tasks/half_out.hpp"
+#include "kernels/cuda/tasks/linear_task.hpp"
+#include "kernels/cuda/tasks/patches.hpp"
+#include "kernels/cuda/weights/record_format.cuh"
+
+namespace nibble::cuda {
+
+/// What decides how large the parts of a CTA are.
+struct GemmShape {
+  int tokens = 128;
+  bool codes = false;  // activations are s8 codes, else 16-bit floats
+  int folds = 0;       // of a record of codes
+  bool patches = false;
+
+  NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens); }
+  /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
+  NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
+  /// Bytes of a record's activations, and of their terms.
+  NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : 2); }
+  NIBBLE_HOST_DEVICE constexpr int term_bytes() const { return tokens * (patches && folds == 1 ? 16 : folds * 8); }
+};
+
+/// Offsets in a CTA's shared memory: activations of all stages, their terms, records of all stages, staging, barriers. The inbox of a
+/// split pass begins at 0.
+struct GemmMap {
+  int terms, records, staging, barriers, total;
+};
+NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, GemmShape shape, int depth, int record_bytes, int split) {
+  constexpr int kStaging = 4 * 8 * (gpu_tile::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
+  const int groups = shape.groups();
+  GemmMap map{};
+  map.terms = stages * depth * shape.act_bytes();
+  map.records = map.terms + stages * depth * shape.term_bytes();
+  const int ring = (map.records + stages * groups * record_bytes + 127) / 128 * 128;
+  const int inbox = split > 1 ? groups * shape.tokens * gpu_tile::kRows * 4 : 0;
+  map.staging = ring > inbox ? ring : inbox;
+  map.barriers = map.staging + groups * kStaging;
+  map.total = map.barriers + 2 * 8 * stages;
+  return map;
+}
+
+struct GemmParams {
+  CUtensorMap x;
+  const std::uint8_t* records;
+  RecordFormat format;
+  epilogue::Element epilogue;
+  Deal deal;
+  int m, n;
+  int first_row;  // of D and the epilogue's operands that belongs to the first row of x
+  int depth;      // warpgroups that share a row block
+  int stages;
+  GemmMap map;
+  bool scale_after;           // operands are u − z, sums are multiplied by the scale: one group per channel
+  HalfOut half;               // how D leaves
+  StreamK parts;              // of passes that CTAs share
+  const float2* terms;        // of codes: wna8.hpp
+  std::int64_t term_pitch;    // tokens between folds
+  const float* token_scales;  // null: they are in the terms
+  Patches patches;            // of a convolution
+  CUtensorMap pixel_terms;    // of its codes, instead of `terms`: 16 bytes a box
+  int box_channels;           // of its codes
+  int images;
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+};
+
+using GemmKernel = void (*)(GemmParams);
+/// The kernel for n tokens a pass; null when there is none.
+GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits);
+GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits);
+/// Of patches: 64, 128 or 256 tokens.
+GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format, int bits);
+GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bits);
+/// Of s8 codes, whose sums are folded every `fold` channels: 32 or 128.
+GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
+/// The same of terms without scales.
+GemmKernel gemm_sm90_s8_plain(int tokens, const RecordFormat& format, int bits, int fold);
+/// The same with zero points.
+GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
+/// Of patches: 64 tokens.
+GemmKernel gemm_sm90_patches_s8(int tokens, const RecordFormat& format, int bits, int fold, bool zero_points);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,11 @@
+// The sm_90 GEMM's kernels for activations that are s8 codes, a translation unit of their own so that they compile beside the others.
+#include "kernels/cuda/sm90/gemm/gemm_kernel.cuh"
+
+namespace nibble::cuda {
+
+GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold) {
+  const Zeros zeros = code_zeros_of(format, fold);
+  return bits == 4 ? kernel_for<std::int8_t, 4>(tokens, zeros) : kernel_for<std::int8_t, 8>(tokens, zeros);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,102 @@
+// Launches the sm_90 8-bit GEMM (w8a8_kernel.cuh): how passes are dealt, how much shared memory there is.
+#include "kernels/cuda/sm90/gemm/w8a8.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cuda/device/launch_shape.hpp"
+#include "kernels/cuda/device/shared_memory.hpp"
+#include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/tasks/conv.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+/// What a weight, activations and an epilogue say.
+ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
+  ScaledParams p{};
+  p.weight = weight;
+  p.acts = acts;
+  p.epilogue = epilogue;
+  p.m = m;
+  p.deal.row_blocks = weight.geometry.tiles();
+  p.deal.records = weight.geometry.records();
+  p.zero_points = acts.zeros != nullptr || acts.zero != 0 || weight.geometry.has_zeros;
+  p.half = half_out(epilogue, weight.geometry.n);
+  return p;
+}
+
+/// Deals the passes, makes the ring as long as there is room for, and launches. Memory for stream-K ends at `scratch_end`.
+cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wanted, bool grouped, void* scratch_end,
+                   cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = p.weight.geometry;
+  int device = 0, most = 0;
+  if (const cudaError_t e = most_shared(device, most)) return e;
+  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+
+  ScaledConfig config = wanted;
+  config.blocks = std::min(config.blocks, scaled_groups(config.tokens, grouped) / config.depth);
+  const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
+  config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
+  const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
+  p.blocks = config.blocks;
+  p.depth = config.depth;
+  p.deal.token_tiles = (p.m + config.tokens - 1) / config.tokens;
+  p.deal.most = config.blocks;
+  p.deal.split = config.split;
+  deal_out(p.deal, config.tokens, ctas);
+  if (config.split == kStreamK) {
+    if (scratch_end == nullptr) return cudaErrorInvalidValue;
+    p.parts = stream_k(scratch_end, config.tokens, scaled_groups(config.tokens, grouped), ctas);
+  }
+
+  // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
+  const int longest = (p.deal.longest() + config.depth - 1) / config.depth;
+  p.stages = 1;
+  while (p.stages < longest && scaled_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
+  p.map = scaled_map(p.stages, config, grouped);
+  if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
+    return cudaErrorInvalidConfiguration;
+  LaunchShape shape(p.deal.clusters * cluster, cluster, scaled_threads(config.tokens, grouped), p.map.total, stream);
+  return cudaLaunchKernelEx(&shape.config, kernel, p);
+}
+
+}  // namespace
+
+cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& config, cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = task.weight.geometry;
+  const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
+  const ScaledKernel kernel = geo.integers        ? grouped ? nullptr : scaled_sm90_s8(config.tokens)
+                                     : grouped ? scaled_sm90_e4m3_grouped(config.tokens, takes_tokens_as_rows(config, grouped))
+                              : task.together > 0 ? scaled_sm90_e4m3_precise(config.tokens)
+                                                  : scaled_sm90_e4m3(config.tokens);
+  if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
+  if (!tma_reads(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
+  ScaledParams p = params(task.weight, task.acts, task.epilogue, task.m);
+  p.together = scaled_together(config, task.together);
+  if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, config, grouped, task.scratch_end, stream);
+}
+
+cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream) {
+  const gpu_w8::Geometry& geo = task.scaled.geometry;
+  const ScaledKernel kernel = scaled_sm90_patches_s8(config.tokens);
+  if (kernel == nullptr || !geo.integers || geo.block_rows != 0 || task.acts.group != 0 || task.patches.groups != 1 ||
+      task.patches.channels % kPatchChannels != 0)
+    return cudaErrorInvalidValue;
+  CodeImages codes;
+  if (const cudaError_t e = code_images(task, codes, stream)) return e;
+  const Patches& patches = codes.patches;
+  ScaledParams p = params(task.scaled, task.acts, task.epilogue, task.images * patches.pixels());
+  p.acts.sums = codes.sums;
+  p.patches = patches;
+  p.images = task.images;
+  p.box_channels = patches.channels % gpu_w8::kChannels == 0 ? gpu_w8::kChannels : kPatchChannels;
+  leaves_as(task, p);
+  if (!describe_patches(p.x, DType::s8, codes.x, codes.pitch, task.images, patches, p.box_channels, config.tokens))
+    return cudaErrorInvalidValue;
+  return launch(kernel, p, config, false, task.scratch_end, stream);
+}
+
+}  // namespace nibble::cuda

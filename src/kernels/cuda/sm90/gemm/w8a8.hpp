@@ -1,0 +1,80 @@
+// What the sm_90 8-bit GEMM's launcher (w8a8.cu) and its kernels (w8a8_kernel.cuh) agree on.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/stream_k.hpp"
+#include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "kernels/cuda/tasks/half_out.hpp"
+#include "kernels/cuda/tasks/patches.hpp"
+#include "kernels/cuda/tasks/w8a8.hpp"
+#include "kernels/cuda/tasks/w8a8_task.hpp"
+
+namespace nibble::cuda {
+
+/// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
+NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
+
+/// Whether tokens are the 64-row operand, and the weight's rows the other one (w8a8_kernel.cuh): of groups, where no cluster adds up
+/// units of 64 rows.
+constexpr bool takes_tokens_as_rows(const ScaledConfig& c, bool grouped) { return grouped && c.tokens >= 128 && c.split <= 1; }
+
+/// Records whose products the tensor cores of a precise kernel add up, at most. 256 tokens keep the stages of that many to read them twice, and a
+/// ring has four. Neither M nor the ring decides, for sums would differ.
+constexpr int scaled_together(const ScaledConfig& c, int wanted) { return c.tokens > 128 && wanted > 2 ? 2 : wanted; }
+
+/// Floats of a record's scales in a stage: its tokens', its row blocks'.
+NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }
+
+/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, what tokens are scaled and shifted by
+/// (per warpgroup), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
+struct ScaledMap {
+  int records, staging, tokens, scales, barriers, total;
+};
+NIBBLE_HOST_DEVICE constexpr ScaledMap scaled_map(int stages, const ScaledConfig& c, bool grouped) {
+  constexpr int kStaging = 4 * 8 * (gpu_w8::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
+  ScaledMap map{};
+  map.records = stages * c.depth * c.tokens * gpu_w8::kChannels;
+  const int ring = map.records + stages * c.blocks * c.depth * gpu_w8::kRecordBytes;
+  const int inbox = c.split > 1 ? c.blocks * c.tokens * gpu_w8::kRows * 4 : 0;
+  map.staging = ring > inbox ? ring : inbox;
+  map.tokens = map.staging + scaled_groups(c.tokens, grouped) * kStaging;
+  map.scales = map.tokens + scaled_groups(c.tokens, grouped) * 3 * 4 * c.tokens;
+  map.barriers = map.scales + (grouped ? stages * c.depth * scaled_slot(c.tokens) * 4 : 0);
+  map.total = map.barriers + 2 * 8 * stages;
+  return map;
+}
+
+struct ScaledParams {
+  CUtensorMap x;
+  ScaledWeight weight;
+  QuantizedActs acts;
+  epilogue::Element epilogue;
+  Deal deal;
+  int m;
+  int first_row;  // of D and the epilogue's operands that belongs to the first row of acts
+  int blocks, depth;
+  int together;  // records whose products the tensor cores of a precise kernel add up
+  int stages;
+  ScaledMap map;
+  StreamK parts;     // of passes that CTAs share
+  bool zero_points;  // of activations or weights
+  HalfOut half;      // how D leaves
+  Patches patches;   // of a convolution
+  int images, box_channels;
+  std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+};
+
+using ScaledKernel = void (*)(ScaledParams);
+/// The kernel for n tokens a pass; null when there is none.
+ScaledKernel scaled_sm90_s8(int tokens);
+ScaledKernel scaled_sm90_e4m3(int tokens);
+ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows);
+ScaledKernel scaled_sm90_e4m3_precise(int tokens);
+/// Of patches: 64, 128 or 256 tokens.
+ScaledKernel scaled_sm90_patches_s8(int tokens);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,10 @@
+// The sm_90 8-bit GEMM's kernels for this type of codes: a file of its own, for the sake of parallel builds.
+#include "kernels/cuda/sm90/gemm/w8a8_kernel.cuh"
+
+namespace nibble::cuda {
+
+ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows) {
+  return token_rows ? token_rows_kernel_for<E4m3>(tokens) : kernel_for<E4m3, true>(tokens);
+}
+
+}  // namespace nibble::cuda

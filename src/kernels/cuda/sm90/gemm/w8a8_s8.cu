@@ -1,0 +1,8 @@
+// The sm_90 8-bit GEMM's kernels for this type of codes: a file of its own, for the sake of parallel builds.
+#include "kernels/cuda/sm90/gemm/w8a8_kernel.cuh"
+
+namespace nibble::cuda {
+
+ScaledKernel scaled_sm90_s8(int tokens) { return kernel_for<S8, false>(tokens); }
+
+}  // namespace nibble::cuda

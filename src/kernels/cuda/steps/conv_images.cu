@@ -1,0 +1,359 @@
+// Images brought into the order that tensor cores want, channels side by side, as they are or as codes; and sums of codes.
+//
+//                              a square of 64 pixels × 64 channels
+//   [C][H·W] or [H·W][C]  ──▶  in shared memory, pixel by pixel   ──▶  [H'·W'][C], 16 bytes of a pixel a store
+//
+//   Neighbouring threads read what lies side by side, pixels or channels. 256 of them have 16 elements each on their way.
+//
+// Any strides and sizes go that way, an element at a time. Two kinds of images, the usual ones, go in vectors:
+//
+//   [C][H·W] of 16-bit elements, 4 or 8 pixels at a time: ldmatrix transposes 8 pixels × 8 channels
+//   [H·W][C] to codes, 16 channels at a time: nothing has to change places
+//
+// Codes have their padding around them, H' = top + H + bottom: there it is the code z of 0, and every element of a kernel is in the image.
+// So the products of tensor cores need nothing but what those of a matrix need, exactly: I = Σ q·w − z·Σ w, where TMA's own zeros, code 0,
+// would ask every pixel of the border for the sums of the weights that fall inside.
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/steps/act_vectors.cuh"
+#include "kernels/cuda/steps/w8a8_terms.cuh"
+#include "kernels/cuda/tasks/conv.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kSquare = 64;  // pixels, and channels
+constexpr int kThreads = 256;
+constexpr int kCtas = 3;                                 // that registers let share an SM: 24 KB of 16-bit elements on their way
+constexpr int kElements = kSquare * kSquare / kThreads;  // of a thread
+
+/// What is loaded, what it becomes, and what padding is.
+template <class Bits>
+struct AsItIs {
+  using Raw = Bits;
+  using Value = Bits;
+  __device__ explicit AsItIs(const ConvTask&) {}
+  __device__ Value value(Raw x) const { return x; }
+  __device__ Value padding() const { return 0; }
+};
+template <DType kSource>
+struct AsCode {
+  using Raw =
+      std::conditional_t<kSource == DType::s8, std::int8_t, std::conditional_t<kSource == DType::f32, float, std::uint16_t>>;
+  using Value = std::int8_t;
+  act_rule::Rule rule;
+  __device__ explicit AsCode(const ConvTask& t) : rule(rule_of(t.acts)) {}
+  __device__ Value value(Raw x) const {
+    if constexpr (kSource == DType::s8)
+      return x;
+    else if constexpr (kSource == DType::f32)
+      return static_cast<std::int8_t>(encode_s8(x, rule));
+    else
+      return static_cast<std::int8_t>(encode_s8(half_of(x, 0, kSource), rule));
+  }
+  __device__ Value padding() const { return static_cast<std::int8_t>(rule.zero); }
+};
+
+struct Bring {
+  ConvTask task;
+  void* to;
+  int pixels, channels;  // of an image, padding and all
+  int squares;           // of its pixels
+};
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads, kCtas) bring_kernel(const __grid_constant__ Bring b) {
+  using Value = typename Element::Value;
+  constexpr int kVector = 16 / static_cast<int>(sizeof(Value)), kVectors = kSquare / kVector;  // of a pixel in the square
+  // An odd number of words from pixel to pixel: a column of the square is in 32 different banks.
+  __shared__ __align__(16) Value square[kSquare][kSquare + 4 / sizeof(Value)];
+  __shared__ std::int64_t from[kSquare];
+  let_successor_start();
+  const ConvTask& t = b.task;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int image = static_cast<int>(blockIdx.x) / b.squares, first_pixel = static_cast<int>(blockIdx.x) % b.squares * kSquare;
+  const int first_channel = static_cast<int>(blockIdx.y) * kSquare;
+  if (thread < kSquare) from[thread] = framed(t.patches, t.a, image, first_pixel + thread);
+  __syncthreads();
+  wait_for_predecessor();
+
+  const Element element(t);
+  const bool channels_first = t.a.channel != 1;
+  const auto place = [&](int i, int& pixel, int& channel) {  // of a thread's element i
+    const int quick = thread % kSquare, slow = i * (kThreads / kSquare) + thread / kSquare;
+    pixel = channels_first ? quick : slow;
+    channel = channels_first ? slow : quick;
+  };
+  typename Element::Raw raw[kElements];  // all on their way together
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    int pixel, channel;
+    place(i, pixel, channel);
+    raw[i] = {};
+    if (from[pixel] >= 0 && first_channel + channel < b.channels)
+      raw[i] = __ldcg(static_cast<const typename Element::Raw*>(t.x) + (from[pixel] + (first_channel + channel) * t.a.channel));
+  }
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    int pixel, channel;
+    place(i, pixel, channel);
+    square[pixel][channel] = from[pixel] >= 0 ? element.value(raw[i]) : element.padding();
+  }
+  __syncthreads();
+
+  Value* const to = static_cast<Value*>(b.to) + (std::int64_t{image} * b.pixels + first_pixel) * b.channels + first_channel;
+#pragma unroll
+  for (int i = thread; i < kSquare * kVectors; i += kThreads) {
+    const int pixel = i / kVectors, channel = i % kVectors * kVector;
+    if (first_pixel + pixel >= b.pixels || first_channel + channel >= b.channels) continue;
+    const auto* words = reinterpret_cast<const std::uint32_t*>(&square[pixel][channel]);
+    *reinterpret_cast<uint4*>(to + std::int64_t{pixel} * b.channels + channel) = {words[0], words[1], words[2], words[3]};
+  }
+}
+
+// ---- images of 16-bit elements whose pixels are side by side, in vectors of kVector pixels
+
+/// A warp has 8 of the square's pixels and all of its channels. Rows of shared memory are 128 bytes, whose chunks of 16 are swizzled by the
+/// row.
+template <int kVector>
+__global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_constant__ Bring b) {
+  constexpr int kRowBytes = kSquare * 2, kVectors = kSquare / kVector;  // of a channel's pixels
+  __shared__ __align__(128) std::uint8_t channels[kSquare * kRowBytes], pixels[kSquare * kRowBytes];
+  let_successor_start();
+  const ConvTask& t = b.task;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int image = static_cast<int>(blockIdx.x) / b.squares, first_pixel = static_cast<int>(blockIdx.x) % b.squares * kSquare;
+  const int first_channel = static_cast<int>(blockIdx.y) * kSquare;
+  const auto at = [](const std::uint8_t* rows, int row, int chunk) {
+    return ptx::shared_address(rows) + row * kRowBytes + (chunk ^ row % 8) * 16;
+  };
+  wait_for_predecessor();
+
+  const auto* const from =
+      static_cast<const std::uint16_t*>(t.x) + (image * t.a.image + first_channel * t.a.channel + first_pixel);
+  constexpr int kLoads = kSquare * kVectors / kThreads;
+  uint2 low[kLoads], high[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int channel = (i * kThreads + thread) / kVectors, pixel = thread % kVectors * kVector;
+    low[i] = high[i] = {};
+    if (first_channel + channel >= b.channels || first_pixel + pixel >= b.pixels) continue;
+    if constexpr (kVector == 8) {
+      const uint4 v = __ldcg(reinterpret_cast<const uint4*>(from + channel * t.a.channel + pixel));
+      low[i] = {v.x, v.y}, high[i] = {v.z, v.w};
+    } else {
+      low[i] = __ldcg(reinterpret_cast<const uint2*>(from + channel * t.a.channel + pixel));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int channel = (i * kThreads + thread) / kVectors, pixel = thread % kVectors * kVector;
+    const std::uint32_t to = at(channels, channel, pixel / 8) + pixel % 8 * 2;
+    if constexpr (kVector == 8)
+      ptx::store_shared16(to, {low[i].x, low[i].y, high[i].x, high[i].y});
+    else
+      ptx::store_shared8(to, low[i]);
+  }
+  __syncthreads();
+
+#pragma unroll
+  for (int octet = 0; octet < kSquare / 8;
+       octet += 4) {  // lane l says where row l mod 8 of matrix l / 8 is: a channel, then a pixel
+    std::uint32_t m[4];
+    ptx::load_matrices_transposed(m, at(channels, octet * 8 + lane, warp));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::store_shared4(at(pixels, warp * 8 + lane / 4, octet + i) + lane % 4 * 4, m[i]);
+  }
+  __syncwarp();
+  auto* const to =
+      static_cast<std::uint16_t*>(b.to) + (std::int64_t{image} * b.pixels + first_pixel) * b.channels + first_channel;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int pixel = warp * 8 + i * 4 + lane / 8, channel = lane % 8 * 8;
+    if (first_pixel + pixel >= b.pixels || first_channel + channel >= b.channels) continue;
+    *reinterpret_cast<uint4*>(to + std::int64_t{pixel} * b.channels + channel) = ptx::load_shared16(at(pixels, pixel, lane % 8));
+  }
+}
+
+// ---- images whose channels are side by side, to codes
+
+constexpr int kCodes = 16;      // channels of a thread
+constexpr int kPixelTurns = 4;  // pixels of a thread
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant__ Bring b) {
+  using Raw = typename Element::Raw;
+  constexpr int kQuads = sizeof(Raw);  // 16 bytes each
+  __shared__ std::int64_t from[kThreads * kPixelTurns];
+  let_successor_start();
+  const ConvTask& t = b.task;
+  const int rows = static_cast<int>(blockDim.y), count = rows * kPixelTurns;  // pixels of the CTA
+  const int first = static_cast<int>(blockIdx.x) * count, all = t.images * b.pixels;
+  for (int i = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); i < count; i += static_cast<int>(blockDim.x) * rows)
+    from[i] = first + i < all ? framed(t.patches, t.a, (first + i) / b.pixels, (first + i) % b.pixels) : -1;
+  __syncthreads();
+  wait_for_predecessor();
+
+  const Element element(t);
+  for (int channel = static_cast<int>(threadIdx.x) * kCodes; channel < b.channels;
+       channel += static_cast<int>(blockDim.x) * kCodes) {
+    uint4 raw[kPixelTurns][kQuads];
+#pragma unroll
+    for (int i = 0; i < kPixelTurns; ++i) {
+      const std::int64_t pixel = from[i * rows + threadIdx.y];
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q)
+        raw[i][q] =
+            pixel < 0 ? uint4{} : __ldcg(reinterpret_cast<const uint4*>(static_cast<const Raw*>(t.x) + pixel + channel) + q);
+    }
+#pragma unroll
+    for (int i = 0; i < kPixelTurns; ++i) {
+      const int pixel = i * rows + static_cast<int>(threadIdx.y);
+      if (first + pixel >= all) continue;
+      const auto* elements = reinterpret_cast<const Raw*>(raw[i]);
+      std::uint32_t word[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const auto code = [&](int j) {
+          return static_cast<std::uint32_t>(static_cast<std::uint8_t>(element.value(elements[4 * w + j])));
+        };
+        word[w] = from[pixel] < 0
+                      ? static_cast<std::uint8_t>(element.padding()) * 0x01010101u
+                      : __byte_perm(__byte_perm(code(0), code(1), 0x0040), __byte_perm(code(2), code(3), 0x0040), 0x5410);
+      }
+      *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(b.to) + std::int64_t{first + pixel} * b.channels + channel) = {
+          word[0], word[1], word[2], word[3]};
+    }
+  }
+}
+
+// ---- launch
+
+/// Whether vectors of so many bytes lie where they have to.
+bool in_vectors(const ConvTask& t, std::int64_t bytes, std::int64_t element, std::int64_t extent) {
+  const auto start = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(t.x));
+  const std::int64_t apart = t.a.channel == 1 ? t.a.pixel : t.a.channel;
+  return start % bytes == 0 && t.a.image * element % bytes == 0 && apart * element % bytes == 0 && extent * element % bytes == 0;
+}
+
+template <class Element>
+cudaError_t bring(const ConvTask& task, void* to, cudaStream_t stream) {
+  const Patches frame = padded(task.patches);
+  const int pixels = frame.height * frame.width;
+  const Bring b{task, to, pixels, frame.channels * frame.groups, (pixels + kSquare - 1) / kSquare};
+  const std::int64_t squares = std::int64_t{task.images} * b.squares;
+  const dim3 grid(static_cast<unsigned>(squares), static_cast<unsigned>((b.channels + kSquare - 1) / kSquare));
+  if (to == nullptr || squares < 1 || b.channels * sizeof(typename Element::Value) % 16 != 0) return cudaErrorInvalidValue;
+  if (squares > std::numeric_limits<std::int32_t>::max() || grid.y > 65535) return cudaErrorInvalidConfiguration;
+  if constexpr (std::is_same_v<Element, AsItIs<std::uint32_t>>) {
+    // f32 is brought element by element
+  } else if constexpr (std::is_same_v<Element, AsItIs<std::uint16_t>>) {
+    if (task.a.pixel == 1 && in_vectors(task, 8, 2, pixels)) {
+      const bool eights = in_vectors(task, 16, 2, pixels);
+      return launch_dependent(eights ? transpose_kernel<8> : transpose_kernel<4>, grid, kThreads, 0, stream, b);
+    }
+  } else if (task.a.channel == 1 && in_vectors(task, 16, sizeof(typename Element::Raw), b.channels) &&
+             std::int64_t{task.images} * pixels <= std::numeric_limits<std::int32_t>::max() / 2) {
+    const int across = std::min(b.channels / kCodes, kThreads), rows = kThreads / across;
+    const std::int64_t all = std::int64_t{task.images} * pixels, ctas = (all + rows * kPixelTurns - 1) / (rows * kPixelTurns);
+    return launch_dependent(encode_kernel<Element>, static_cast<unsigned>(ctas),
+                            dim3(static_cast<unsigned>(across), static_cast<unsigned>(rows)), 0, stream, b);
+  }
+  return launch_dependent(bring_kernel<Element>, grid, kThreads, 0, stream, b);
+}
+
+// ---- sums of the codes of patches, for weights with zero points
+
+constexpr int kSumWarps = 8;
+
+struct Summands {
+  const std::uint8_t* x;  // [B,H,W,C], channels side by side, pixels `pitch` bytes apart
+  std::int64_t pitch;
+  Patches patches;
+  int tokens;
+  std::int32_t* sums;  // [groups][tokens]
+};
+/// A warp an output pixel of a group, a lane 16 channels at a time.
+__global__ void __launch_bounds__(32 * kSumWarps) sum_patches_kernel(const __grid_constant__ Summands s) {
+  let_successor_start();
+  const Patches& p = s.patches;
+  const int token = static_cast<int>(blockIdx.x) * kSumWarps + static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  wait_for_predecessor();
+  if (token >= s.tokens) return;
+  const Corner from = corner(p, token);
+  const int vectors = p.channels / 16;  // of a pixel and group
+  const std::uint8_t* const x = s.x + blockIdx.y * p.channels;
+  std::int32_t sum = 0;
+#pragma unroll 1
+  for (int i = lane; i < p.filter_h * p.filter_w * vectors; i += 32) {
+    const int pixel = pixel_under(p, from, patch_channel(p, i * 16));
+    if (pixel < 0) continue;
+    const int4 codes = __ldcg(reinterpret_cast<const int4*>(x + pixel * s.pitch) + i % vectors);
+    constexpr std::int32_t kOnes = 0x01010101;
+    sum = __dp4a(codes.x, kOnes, __dp4a(codes.y, kOnes, __dp4a(codes.z, kOnes, __dp4a(codes.w, kOnes, sum))));
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (lane == 0) s.sums[std::int64_t{blockIdx.y} * s.tokens + token] = sum;
+}
+
+cudaError_t sum_patches(const CodeImages& images, std::int64_t tokens, std::int32_t* sums, cudaStream_t stream) {
+  const Patches& p = images.patches;
+  if (p.groups > 65535) return cudaErrorInvalidConfiguration;  // of a grid
+  const Summands s{static_cast<const std::uint8_t*>(images.x), images.pitch, p, static_cast<int>(tokens), sums};
+  const dim3 grid(static_cast<unsigned>((tokens + kSumWarps - 1) / kSumWarps), static_cast<unsigned>(p.groups));
+  return launch_dependent(sum_patches_kernel, grid, 32 * kSumWarps, 0, stream, s);
+}
+
+/// Channels side by side, pixels at multiples of 16 bytes, and padding, if any, that is code 0.
+bool readable(const ConvTask& task) {
+  const Patches& p = task.patches;
+  const bool zeros = (p.top | p.bottom | p.left | p.right) == 0 || (task.acts.zeros == nullptr && task.acts.zero == 0);
+  return task.a_dtype == DType::s8 && zeros && task.a.channel == 1 && task.a.image == task.a.pixel * p.height * p.width &&
+         task.a.pixel % 16 == 0 && reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0;
+}
+
+cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
+  switch (task.a_dtype) {
+    case DType::s8: return bring<AsCode<DType::s8>>(task, to, stream);
+    case DType::f16: return bring<AsCode<DType::f16>>(task, to, stream);
+    case DType::bf16: return bring<AsCode<DType::bf16>>(task, to, stream);
+    case DType::f32: return bring<AsCode<DType::f32>>(task, to, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
+  ConvTask bare = task;  // TMA knows padding that is 0
+  bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
+  if (task.a_dtype == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
+  return bring<AsItIs<std::uint16_t>>(bare, to, stream);
+}
+
+cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream) {
+  const std::int64_t tokens = std::int64_t{task.images} * task.patches.pixels();
+  if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || task.patches.channels % 16 != 0)
+    return cudaErrorInvalidValue;
+  images = {task.x, task.a.pixel, task.patches, nullptr};
+  if (!readable(task)) {
+    if (const cudaError_t e = codes_last(task, task.scratch, stream)) return e;
+    const Patches frame = padded(task.patches);
+    images = {task.scratch, std::int64_t{frame.channels} * frame.groups, frame, nullptr};
+  }
+  if (!task.scaled.geometry.has_zeros) return cudaSuccess;
+  if (task.scratch == nullptr) return cudaErrorInvalidValue;
+  const CodesMap map = codes_map(task.patches, task.images, true);
+  auto* const sums = reinterpret_cast<std::int32_t*>(static_cast<std::byte*>(task.scratch) + map.sums);
+  images.sums = sums;
+  return sum_patches(images, tokens, sums, stream);
+}
+
+}  // namespace nibble::cuda

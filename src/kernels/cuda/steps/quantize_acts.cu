@@ -1,0 +1,591 @@
+// One read of A: a row, or a part of one, waits in registers for its scale.
+//
+//   A ──load──▶ V vectors of 8 activations a thread, as they came
+//                 │ × prescale
+//                 ├──▶ range of 8·V ──▶ of a group, by shuffles ──┐
+//                 │                └──▶ of a row, by shuffles and shared memory ──▶ rule: scale, inverse, zero ──▶ scales, zeros
+//                 │ × prescale                                                       │
+//                 └──▶ × inverse, round ◀────────────────────────────────────────────┘ ──▶ codes, Σ codes
+//
+//   thread t of a team of P has vectors t, t + P, ... of its part: neighbours read and write neighbouring bytes
+//   team = what has a scale in common at most: a row where the scale is a row's, else any part of a row
+//   CTA  = one team, or several small ones: x counts a team's threads, y teams. Of the grid x counts CTAs of rows, y parts of a row. So
+//          nothing has to be divided before the loads are on their way
+//
+// A range is two integers, and a maximum each: as signed numbers the bits of floats are in order from 0 up, as unsigned ones they are
+// from −0 down, and a NaN or an infinity is above all others in its half. So nothing has to look for them.
+//
+// A row that has no room in a CTA's registers, or groups that no power of two lanes hold, take the slow way: a CTA a row, segment by
+// segment, each read twice; the second time it is in L2.
+#include "kernels/cuda/steps/quantize_acts.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/steps/act_vectors.cuh"
+#include "kernels/cuda/tasks/wna8_task.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+using act_rule::Rule;
+
+constexpr int kMaxThreads = 1024;  // of a CTA: all that there can be, for long rows
+constexpr int kMaxWarps = kMaxThreads / 32;
+constexpr std::uint32_t kSignBit = 0x80000000u;
+
+struct Params {
+  QuantizeTask task;
+  ActSource source;
+  Rule known;
+  int k, columns;
+  int group_lanes;  // that share a scale, a power of two; 0: the team does
+  int group_shift;  // log₂ of a group's channels
+  bool vector_stores;
+  bool pairs;  // activations are 16-bit floats, and ranges are those of what came
+  bool whole;  // rows are vectors as they came, in order, and all of them are read and written at once
+};
+
+/// What is known of the usual activations, so that the compiler knows it too.
+template <bool kWhole>
+__device__ __forceinline__ Params known_of(const Params& given) {
+  Params p = given;
+  p.whole = kWhole;
+  if (!kWhole) return p;
+  p.source.perm = nullptr;
+  p.source.prescale = nullptr;
+  p.source.vector_loads = p.vector_stores = p.pairs = true;
+  p.source.k = p.columns = p.k = given.k / kEach * kEach;
+  return p;
+}
+
+// ---- ranges
+
+struct Range {
+  std::int32_t high = 0;  // the bits of the largest activation, or of 0
+  std::uint32_t low = 0;  // of the least, if it has a sign
+
+  __device__ void take(float x) {
+    high = max(high, __float_as_int(x));
+    low = max(low, __float_as_uint(x));
+  }
+  __device__ void take(const Range& other) {
+    high = max(high, other.high);
+    low = max(low, other.low);
+  }
+  /// The bits of the largest |x|.
+  __device__ std::uint32_t largest() const {
+    const auto above = static_cast<std::uint32_t>(high);
+    return low >= kSignBit ? max(above, low - kSignBit) : above;
+  }
+};
+
+__device__ Rule symmetric_rule(const QuantizeTask& t, std::uint32_t largest) {
+  return rule_of_largest(largest, t.limit, t.codes_type == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
+}
+__device__ Rule rule_of(const QuantizeTask& t, const Range& range) {
+  if (!t.zero_points || range.largest() >= kInfinityBits) return symmetric_rule(t, range.largest());
+  const float low = range.low >= kSignBit ? __uint_as_float(range.low) : 0.0f;
+  return act_rule::asymmetric(fmaxf(low, -t.limit), fminf(__int_as_float(range.high), t.limit));
+}
+
+__device__ Range warp_range(Range range) {
+#if __CUDA_ARCH__ >= 800
+  return {__reduce_max_sync(kAllLanes, range.high), __reduce_max_sync(kAllLanes, range.low)};
+#else
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    range.take({__shfl_xor_sync(kAllLanes, range.high, step), __shfl_xor_sync(kAllLanes, range.low, step)});
+  return range;
+#endif
+}
+__device__ std::int32_t warp_sum(std::int32_t sum) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kAllLanes, sum);
+#else
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  return sum;
+#endif
+}
+
+/// The threads of a team, whole warps of a CTA. All threads of the CTA come to its barriers together.
+struct Team {
+  int first_warp, warps;
+  int thread;  // in the team
+
+  __device__ Team()
+      : first_warp(static_cast<int>(threadIdx.y * blockDim.x) / 32),
+        warps(static_cast<int>(blockDim.x) / 32),
+        thread(static_cast<int>(threadIdx.x)) {}
+
+  __device__ Range reduce(Range range, Range (&shared)[kMaxWarps]) const {
+    range = warp_range(range);
+    if (warps == 1) return range;
+    if (thread % 32 == 0) shared[first_warp + thread / 32] = range;
+    __syncthreads();
+    const int lane = thread % 32;
+    return warp_range(lane < warps ? shared[first_warp + lane] : Range{});
+  }
+  /// The sum is thread 0's.
+  __device__ std::int32_t reduce(std::int32_t sum, std::int32_t (&shared)[kMaxWarps]) const {
+    sum = warp_sum(sum);
+    if (warps == 1) return sum;
+    if (thread % 32 == 0) shared[first_warp + thread / 32] = sum;
+    __syncthreads();
+    const int lane = thread % 32;
+    return thread < 32 ? warp_sum(lane < warps ? shared[first_warp + lane] : 0) : 0;
+  }
+};
+
+// ---- vectors
+
+/// The range of 16-bit floats, two at a time: the largest bits as signed and as unsigned numbers.
+struct Pairs {
+  std::uint32_t high = 0, low = 0;
+
+  template <DType kType>
+  __device__ void take(const Raw<kType>& raw) {
+#pragma unroll
+    for (std::uint32_t word : raw.word) high = __vmaxs2(high, word), low = __vmaxu2(low, word);
+  }
+  template <DType kType>
+  __device__ Range range() const {
+    const std::uint32_t top = max(high & 0xffff, high >> 16), bottom = max(low & 0xffff, low >> 16);
+    const std::uint32_t least =
+        __float_as_uint(half_of(bottom, 0, kType)) | kSignBit;  // the conversion of a NaN forgets its sign
+    return {__float_as_int(half_of(top, 0, kType)), bottom >> 15 != 0 ? least : 0};
+  }
+};
+
+template <DType kType>
+__device__ __forceinline__ Range range_of(const Raw<kType>& raw, const Params& p, int channel) {
+  float x[kEach];
+  unpack(x, raw, p.source, channel);
+  Range range;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) range.take(x[i]);
+  return range;
+}
+
+template <DType kType, int V>
+__device__ __forceinline__ Range range_of(const Raw<kType> (&raw)[V], const Params& p, int first, int step) {
+  if (kType != DType::f32 && p.pairs) {
+    Pairs pairs;
+#pragma unroll
+    for (int i = 0; i < V; ++i) pairs.take(raw[i]);
+    return pairs.range<kType>();
+  }
+  Range range;
+#pragma unroll
+  for (int i = 0; i < V; ++i) range.take(range_of(raw[i], p, first + i * step));
+  return range;
+}
+/// The bits of the largest |x| of a vector: of f32, or of the 16-bit floats that came.
+template <DType kType>
+__device__ __forceinline__ std::uint32_t largest_of(const Raw<kType>& raw, const Params& p, int channel) {
+  if (kType == DType::f32 || !p.pairs) return range_of(raw, p, channel).largest();
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (std::uint32_t word : raw.word) largest = __vmaxu2(largest, word & 0x7fff7fff);
+  return max(largest & 0xffff, largest >> 16);
+}
+template <DType kType>
+__device__ std::uint32_t wide(std::uint32_t largest, const Params& p) {
+  return kType == DType::f32 || !p.pairs ? largest : __float_as_uint(half_of(largest, 0, kType));
+}
+
+// ---- codes
+
+/// The codes of a vector. Where the inverse is 0 the range is, or has no number: all codes are 0 then.
+__device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rule, bool e4m3) {
+  std::uint32_t word[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float* v = x + 4 * half;
+    if (e4m3) {
+      const auto pair = [&](int i) -> std::uint32_t {
+        const float2 scaled{act_rule::multiply(v[i], rule.inverse), act_rule::multiply(v[i + 1], rule.inverse)};
+        return __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
+      };
+      word[half] = rule.inverse == 0.0f ? 0 : __byte_perm(pair(0), pair(2), 0x5410);
+    } else {
+      const std::uint32_t low = __byte_perm(encode_s8(v[0], rule), encode_s8(v[1], rule), 0x0040);
+      const std::uint32_t high = __byte_perm(encode_s8(v[2], rule), encode_s8(v[3], rule), 0x0040);
+      word[half] = __byte_perm(low, high, 0x5410);
+    }
+  }
+  return {word[0], word[1]};
+}
+
+/// Codes of channels past K are `past`, of which there are four in a word.
+__device__ __forceinline__ uint2 only(uint2 codes, int count, std::uint32_t past = 0) {
+  if (count >= kEach) return codes;
+  const std::uint64_t mask = (std::uint64_t{1} << (8 * max(count, 0))) - 1;
+  const auto low = static_cast<std::uint32_t>(mask), high = static_cast<std::uint32_t>(mask >> 32);
+  return {(codes.x & low) | (past & ~low), (codes.y & high) | (past & ~high)};
+}
+
+__device__ __forceinline__ void store(uint2 codes, const Params& p, std::int64_t row, int channel) {
+  std::uint8_t* const to = static_cast<std::uint8_t*>(p.task.codes) + row * p.task.pitch + channel;
+  if (p.whole || (p.vector_stores && channel + kEach <= p.columns)) {
+    *reinterpret_cast<uint2*>(to) = codes;
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kEach && channel + i < p.columns; ++i)
+    to[i] = static_cast<std::uint8_t>((i < 4 ? codes.x : codes.y) >> i % 4 * 8);
+}
+
+/// Quantizes and stores a vector; the sum of its codes.
+template <DType kType>
+__device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
+                                               const Rule& rule) {
+  if (channel >= p.columns) return 0;
+  float x[kEach];
+  unpack(x, raw, p.source, channel);
+  uint2 codes = encode(x, rule, p.task.codes_type == DType::e4m3);
+  if (!p.whole) codes = only(codes, p.k - channel);
+  store(codes, p, row, channel);
+  return sum_of(codes);
+}
+
+/// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, which neighbours share out, and the terms of a
+/// fold. What is past K is the zero point, so that it counts for nothing. All lanes of a warp come here.
+template <DType kType>
+__device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
+                                              const Rule& rule, bool exists) {
+  const QuantizeTask& t = p.task;
+  float x[kEach];
+  unpack(x, raw, p.source, channel);
+  const std::uint32_t past = (static_cast<std::uint32_t>(rule.zero) & 0xffu) * 0x01010101u;
+  uint2 codes = encode(x, rule, false);
+  if (!p.whole) codes = only(codes, p.k - channel, past);
+  std::int32_t sum = sum_of(codes);
+  const int fold_lanes = t.fold / kEach;
+  for (int lanes = fold_lanes / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
+
+  const uint2 interleaved = interleave(codes);
+  if (!exists || channel >= p.columns) return;
+  store(interleaved, p, row, channel);
+  if (static_cast<int>(threadIdx.x) % fold_lanes != 0) return;
+  const float scale = t.token_scales != nullptr ? 1.0f : rule.scale;
+  const float second =
+      t.zero_points ? __uint_as_float(zero_term(sum - t.fold * rule.zero, rule.zero)) : scale * static_cast<float>(sum);
+  const std::int64_t at = channel / t.fold * t.term_fold + row * t.term_row;
+  if (t.term_pairs) {
+    float* const to = static_cast<float*>(t.terms) + 2 * at - (row & 1);
+    to[0] = scale, to[2] = second;
+  } else {
+    static_cast<float2*>(t.terms)[at] = {scale, second};
+  }
+  if (t.token_scales != nullptr && channel == 0) t.token_scales[row] = rule.scale;
+}
+
+__device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t group, const Rule& rule) {
+  if (t.scales != nullptr) t.scales[row * t.scale_row + group * t.scale_group] = rule.scale;
+  if (t.zeros != nullptr) t.zeros[row * t.zero_row] = rule.zero;
+}
+
+// ---- the usual way
+
+/// A group is so many lanes at least, among which V rules are shared out.
+constexpr int kLeastGroupLanes = 4;
+
+struct Largest {
+  std::uint32_t bits;
+  __device__ void take(Largest other) { bits = max(bits, other.bits); }
+};
+
+/// V values of each lane become one: lane l gets value l mod V of all lanes of its group. While there are several, half of them go to the
+/// neighbour for the other half of its own, so that 4 values among 16 lanes are 5 shuffles, and not 16.
+template <class Value, int V, class Shuffle>
+__device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, Shuffle from) {
+  static_assert((V & (V - 1)) == 0);
+  const int lane = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int bit = 1, left = V; left > 1; bit *= 2, left /= 2) {
+    const bool odd = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < left / 2; ++i) {
+      const Value even_one = values[2 * i], odd_one = values[2 * i + 1];
+      values[i] = odd ? odd_one : even_one;
+      values[i].take(from(odd ? even_one : odd_one, bit));
+    }
+  }
+  for (int lanes = V; lanes < group_lanes; lanes *= 2) values[0].take(from(values[0], lanes));
+  return values[0];
+}
+
+/// V of a thread: few rows are over soonest with many threads; of many rows a thread has 64 bytes on their way.
+constexpr int kFewVectors = 1;
+template <DType kType>
+constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
+/// Of a CTA of rows that are whole: three of them leave 40 registers a thread, and so 96 KiB of an SM on their way. Longer rows have twice
+/// the vectors of a thread: two CTAs of up to 64 KiB are on an SM then, so that one reads while the other waits for its range.
+constexpr int kWholeThreads = 512;
+template <DType kType>
+constexpr int kLongVectors = 2 * kManyVectors<kType>;
+template <DType kType, int V, bool kWhole>
+constexpr int kRowThreads = !kWhole || V == kLongVectors<kType> ? kMaxThreads : kWholeThreads;
+
+template <DType kType, int V, bool kOnline, bool kWhole>
+__global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
+                                  kRowThreads<kType, V, kWhole> == kWholeThreads && !kOnline ? 3 : 1)
+    quantize_rows_kernel(const __grid_constant__ Params given) {
+  const Params p = known_of<kWhole>(given);
+  __shared__ Range ranges[kMaxWarps];
+  __shared__ std::int32_t sums[kMaxWarps];
+  let_successor_start();
+  const Team team;
+  const QuantizeTask& t = p.task;
+  const std::int64_t own_row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  const bool exists = own_row < t.m;
+  const std::int64_t row = exists ? own_row : t.m - 1;  // teams without a row do the last one's work, but for writing
+  const int step = static_cast<int>(blockDim.x) * kEach;
+  const int first = static_cast<int>(blockIdx.y) * V * step + team.thread * kEach;
+
+  wait_for_predecessor();
+  Raw<kType> raw[V];
+  load(raw, p.source, row, [=](int v) { return first + v * step; });
+
+  constexpr int kRules = V == kLongVectors<kType> ? 1 : V;  // which a vector has of its own
+  Rule rule[kRules];
+  if (t.known) {
+#pragma unroll
+    for (Rule& r : rule) r = p.known;
+  } else if (kRules == V && p.group_lanes != 0) {
+    // All lanes of a group get its V ranges, and each makes a rule of one of them: a division is as much as quantizing a vector.
+    const int share = team.thread % V;
+    Rule own;
+    if (kOnline && t.zero_points) {
+      Range range[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) range[i] = range_of(raw[i], p, first + i * step);
+      own = rule_of(t, share_out(range, p.group_lanes, [](Range range, int lanes) {
+                      return Range{__shfl_xor_sync(kAllLanes, range.high, lanes), __shfl_xor_sync(kAllLanes, range.low, lanes)};
+                    }));
+    } else {
+      Largest largest[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) largest[i].bits = largest_of(raw[i], p, first + i * step);
+      own = symmetric_rule(t, wide<kType>(share_out(largest, p.group_lanes,
+                                                    [](Largest largest, int lanes) {
+                                                      return Largest{__shfl_xor_sync(kAllLanes, largest.bits, lanes)};
+                                                    })
+                                              .bits,
+                                          p));
+    }
+    const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
+    const int group = at >> p.group_shift;  // which begins before K, even where this lane's vector does not
+    if (place == share && group << p.group_shift < p.k && exists) store_rule(t, row, group, own);
+#pragma unroll
+    for (int i = 0; i < kRules; ++i) {
+      const int from = team.thread % 32 / V * V + i;
+      rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from),
+                 kOnline ? __shfl_sync(kAllLanes, own.zero, from) : 0};
+    }
+  } else {
+    const Rule all = rule_of(t, team.reduce(range_of(raw, p, first, step), ranges));
+    if (team.thread == 0 && exists) store_rule(t, row, 0, all);
+#pragma unroll
+    for (Rule& r : rule) r = all;
+  }
+
+  std::int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    raw[i].keep_raw();
+    if constexpr (kOnline)
+      finish_online(raw[i], p, row, first + i * step, rule[i % kRules], exists);
+    else if (exists)
+      sum += finish(raw[i], p, row, first + i * step, rule[i % kRules]);
+  }
+  if (t.sums == nullptr) return;
+  sum = team.reduce(sum, sums);
+  if (team.thread == 0 && exists) t.sums[row * t.sum_row] = sum;
+}
+
+// ---- the slow way
+
+template <DType kType, bool kOnline>
+__global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const __grid_constant__ Params p) {
+  __shared__ Range ranges[kMaxWarps];
+  __shared__ std::int32_t sums[kMaxWarps];
+  let_successor_start();
+  const Team team;
+  const QuantizeTask& t = p.task;
+  const std::int64_t row = blockIdx.x;
+  const int segment = t.group == 0 || t.group >= p.k ? p.k : static_cast<int>(t.group);
+  const int step = static_cast<int>(blockDim.x) * kEach;
+  wait_for_predecessor();
+  std::int32_t sum = 0;
+#pragma unroll 1
+  for (int begin = 0; begin < p.k; begin += segment) {
+    const int end = min(begin + segment, p.k);
+    Rule rule = p.known;
+    if (!t.known) {
+      Range range;
+#pragma unroll 1
+      for (int channel = begin + team.thread * kEach; channel < end; channel += step) {
+        Raw<kType> raw[1];
+        load(raw, p.source, row, [=](int) { return channel; });
+        range.take(range_of(raw, p, channel, 0));
+      }
+      rule = rule_of(t, team.reduce(range, ranges));
+      __syncthreads();  // everybody has read the warps' ranges
+      if (team.thread == 0) store_rule(t, row, begin / segment, rule);
+    }
+    const int last = end == p.k ? p.columns : end;
+#pragma unroll 1
+    for (int base = begin; base < last; base += step) {  // all lanes together: an online vector's neighbours have a say in it
+      const int channel = base + team.thread * kEach;
+      Raw<kType> raw[1];
+      load(raw, p.source, row, [=](int) { return channel; });
+      if constexpr (kOnline)
+        finish_online(raw[0], p, row, channel, rule, true);
+      else if (channel < last)
+        sum += finish(raw[0], p, row, channel, rule);
+    }
+  }
+  if (t.sums == nullptr) return;
+  sum = team.reduce(sum, sums);
+  if (team.thread == 0) t.sums[row * t.sum_row] = sum;
+}
+
+// ---- sums of codes that came without
+
+constexpr int kSumThreads = 256;
+
+struct SumParams {
+  const std::uint8_t* codes;
+  std::int64_t pitch;
+  int k;
+  bool words;  // rows begin at whole words
+  std::int32_t* sums;
+};
+__global__ void __launch_bounds__(kSumThreads) sum_codes_kernel(const __grid_constant__ SumParams p) {
+  __shared__ std::int32_t sums[kMaxWarps];
+  let_successor_start();
+  wait_for_predecessor();
+  const Team team;
+  const std::uint8_t* const row = p.codes + blockIdx.x * p.pitch;
+  const int words = p.words ? p.k / 4 : 0;
+  std::int32_t sum = 0;
+  for (int i = team.thread; i < words; i += kSumThreads)
+    sum = __dp4a(__ldcg(reinterpret_cast<const std::int32_t*>(row) + i), 0x01010101, sum);
+  for (int i = words * 4 + team.thread; i < p.k; i += kSumThreads) sum += static_cast<std::int8_t>(__ldcg(row + i));
+  sum = team.reduce(sum, sums);
+  if (team.thread == 0) p.sums[blockIdx.x] = sum;
+}
+
+// ---- launch
+
+using Kernel = void (*)(Params);
+
+struct Kernels {
+  Kernel few, many, many_whole, long_whole, segments;
+  int many_vectors;
+};
+template <DType kType, bool kOnline>
+constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, false>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, false>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, true>,
+                           quantize_rows_kernel<kType, kLongVectors<kType>, kOnline, true>,
+                           quantize_segments_kernel<kType, kOnline>,
+                           kManyVectors<kType>};
+template <bool kOnline>
+const Kernels& kernels_for(DType type) {
+  if (type == DType::f32) return kKernels<DType::f32, kOnline>;
+  return type == DType::f16 ? kKernels<DType::f16, kOnline> : kKernels<DType::bf16, kOnline>;
+}
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
+
+/// Rows that are one: with a known scale nothing tells them apart, and short ones would leave most of a CTA's threads without work.
+QuantizeTask one_row(const QuantizeTask& task) {
+  const bool one = task.known && task.a_stride == task.k && task.pitch == task.k && std::max(task.columns, task.k) == task.k &&
+                   task.perm == nullptr && task.prescale == nullptr && task.sums == nullptr && task.terms == nullptr &&
+                   task.m <= kMost / 4 / task.k;  // parts of a row are counted in 16 bits
+  if (!one) return task;
+  QuantizeTask row = task;
+  row.m = 1;
+  row.k = row.columns = row.a_stride = row.pitch = task.m * task.k;
+  return row;
+}
+
+}  // namespace
+
+cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
+  const QuantizeTask task = rows.m < 1 || rows.k < 1 ? rows : one_row(rows);
+  const std::int64_t columns = std::max(task.columns, task.k);
+  if (task.m < 1 || task.k < 1 || columns > kMost || task.group % kEach != 0 || task.group < 0) return cudaErrorInvalidValue;
+  if (task.m > kMost) return cudaErrorInvalidConfiguration;
+  int device = 0, sms = 0;
+  if (const cudaError_t e = cudaGetDevice(&device)) return e;
+  if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
+
+  Params p{};
+  p.task = task;
+  p.source = act_source(task);
+  p.known = act_rule::known(task.scale, task.zero);
+  p.k = static_cast<int>(task.k);
+  p.columns = static_cast<int>(columns);
+  p.vector_stores = aligned(task.codes, task.pitch, kEach);
+  p.pairs = task.type != DType::f32 && task.prescale == nullptr;
+  const bool whole = task.prescale == nullptr && task.perm == nullptr && p.source.vector_loads && p.vector_stores &&
+                     p.k % kEach == 0 && p.columns == p.k;
+  const bool online = task.terms != nullptr;
+  if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr))
+    return cudaErrorInvalidValue;
+  const Kernels& kernels = online ? kernels_for<true>(task.type) : kernels_for<false>(task.type);
+
+  const int vectors = (p.columns + kEach - 1) / kEach;
+  const bool grouped = !task.known && task.group != 0 && task.group < task.k;
+  const bool lanes_fit = !grouped || (task.group % (kLeastGroupLanes * kEach) == 0 && task.group <= 32 * kEach &&
+                                      std::has_single_bit(static_cast<std::uint64_t>(task.group)));
+  if (grouped && lanes_fit) {
+    p.group_lanes = static_cast<int>(task.group) / kEach;
+    p.group_shift = std::countr_zero(static_cast<std::uint64_t>(task.group));
+  }
+  const bool divisible = (grouped || task.known) && task.sums == nullptr;  // any part of a row stands for itself
+
+  constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA that gets many rows
+  constexpr int kMostParts = 65535;                       // of a grid's second dimension
+  const bool many = task.m * vectors > std::int64_t{kMaxThreads} * sms;
+  const auto threads_for = [&](int each) { return ((vectors + each - 1) / each + 31) / 32 * 32; };
+  const bool row_of_a_cta = whole && !grouped && !divisible;
+  if (row_of_a_cta && threads_for(kernels.many_vectors) > (many ? kWholeThreads : kMaxThreads) &&
+      threads_for(2 * kernels.many_vectors) <= kMaxThreads)
+    return launch_dependent(kernels.long_whole, static_cast<unsigned>(task.m),
+                            static_cast<unsigned>(threads_for(2 * kernels.many_vectors)), 0, stream, p);
+  for (const int each : {many ? kernels.many_vectors : kFewVectors, kernels.many_vectors}) {
+    const int wanted = threads_for(each);
+    if (!lanes_fit || (wanted > kMaxThreads && !divisible)) continue;
+    const int team = divisible ? std::min(wanted, kPartThreads) : wanted;
+    const int parts = (vectors + team * each - 1) / (team * each), teams = many ? std::max(1, kLeastThreads / team) : 1;
+    if (parts > kMostParts) return cudaErrorInvalidConfiguration;
+    const dim3 grid(static_cast<unsigned>((task.m + teams - 1) / teams), static_cast<unsigned>(parts));
+    const dim3 block(static_cast<unsigned>(team), static_cast<unsigned>(teams));
+    const bool usual = whole && team * teams <= kWholeThreads;
+    const Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
+    return launch_dependent(kernel, grid, block, 0, stream, p);
+  }
+  if (online && grouped) return cudaErrorInvalidValue;  // groups of folds fit lanes
+  const std::int64_t segment = grouped ? task.group : columns;
+  const int threads = static_cast<int>(std::min<std::int64_t>((segment / kEach + 31) / 32 * 32, kMaxThreads));
+  return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0,
+                          stream, p);
+}
+
+cudaError_t sum_codes(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums,
+                      cudaStream_t stream) {
+  if (m < 1 || m > std::numeric_limits<std::int32_t>::max() || k > std::numeric_limits<std::int32_t>::max())
+    return cudaErrorInvalidValue;
+  const SumParams p{static_cast<const std::uint8_t*>(codes), pitch, static_cast<int>(k), aligned(codes, pitch, 4), sums};
+  return launch_dependent(sum_codes_kernel, static_cast<unsigned>(m), kSumThreads, 0, stream, p);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,17 @@
+// Activations → 8-bit codes on the GPU, by the rule of quantize/act_rule.hpp, bit for bit.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/tasks/quantize_task.hpp"
+
+namespace nibble::cuda {
+
+/// For any GPU, and any M, K, strides and alignment. Fails with cudaErrorInvalidValue for a group that is no multiple of 8.
+cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream);
+
+/// sums[m] = Σ codes[m,k] of s8 codes that came without.
+cudaError_t sum_codes(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums,
+                      cudaStream_t stream);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,579 @@
+#include "kernels/cuda/table/conv.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "core/error.hpp"
+#include "kernels/cuda/launch/device_weight.hpp"
+#include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/w8a8.hpp"
+#include "kernels/cuda/table/wna16.hpp"
+#include "kernels/cuda/table/wna8.hpp"
+#include "kernels/cuda/tasks/conv_task.hpp"
+#include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "kernels/image.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
+
+std::int64_t pixels(const ConvGeometry& g) { return g.out_height() * g.out_width(); }
+
+/// What all rows ask.
+Status accepts_conv(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  const ConvGeometry& g = p.geometry;
+  const std::int64_t outputs = p.m * pixels(g), inputs = p.m * g.height * g.width;
+  if (std::max({outputs, inputs, p.n, p.k}) > kMostDimension)
+    return error(StatusCode::unsupported, "{} pixels in and {} out: more than {}", inputs, outputs, kMostDimension);
+  return {};
+}
+
+Status accepts_floats(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
+  if (!is_compute_float(p.a_dtype) || p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies floats, the activations are {}",
+                 is_compute_float(p.a_dtype) ? "to be quantized" : "codes");
+  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  return {};
+}
+
+Status accepts_codes(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
+  if (p.act_scheme.codes != DType::s8 || p.act_scheme.group != GroupShape::tensor())
+    return error(StatusCode::unsupported, "multiplies int8 activations with one scale for all of them, they are {}",
+                 p.act_scheme.codes == DType::none ? "not to be quantized" : Scheme{p.scheme, p.act_scheme}.name());
+  if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if (!sums_whole_rows(p.scheme, p.act_scheme))
+    return error(StatusCode::unsupported, "sums over all of a patch, {} has not one scale per output channel",
+                 Scheme{p.scheme, p.act_scheme}.name());
+  constexpr std::int64_t kMost = ((std::int64_t{1} << 31) - 1) / (255 * 255);
+  if (p.k > kMost)
+    return error(StatusCode::unsupported, "K={}: sums of more than {} products of int8 do not fit into 32 bits", p.k, kMost);
+  return {};
+}
+
+Status accepts_half(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_floats(self, p));
+  if (name(p.a_dtype) == self.act) return {};
+  return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.a_dtype));
+}
+
+/// Of geometries that TMA can walk over.
+Status accepts_walk(const ConvGeometry& g) {
+  if (g.groups != 1) return error(StatusCode::unsupported, "takes one group, not {}", g.groups);
+  if (g.in_channels % kPatchChannels != 0)
+    return error(StatusCode::unsupported, "{} channels are not a multiple of {}", g.in_channels, kPatchChannels);
+  constexpr std::int64_t kMostStride = 8, kCorner = 128, kShift = 255;  // of TMA
+  const std::int64_t down = (g.filter.h - 1) * g.dilation.h, right = (g.filter.w - 1) * g.dilation.w;
+  if (std::max(g.stride.h, g.stride.w) > kMostStride)
+    return error(StatusCode::unsupported, "a stride of {}x{} is beyond {}", g.stride.h, g.stride.w, kMostStride);
+  if (std::max({down, right}) > kShift || std::max(g.padding.top, g.padding.left) > kCorner ||
+      std::max({down - g.padding.bottom, right - g.padding.right}) > kCorner ||
+      std::max({g.padding.bottom - down, g.padding.right - right}) >= kCorner)
+    return error(StatusCode::unsupported,
+                 "the kernel reaches {}x{} pixels beyond where it begins, with padding {} {} {} {}: too far", down, right,
+                 g.padding.top, g.padding.bottom, g.padding.left, g.padding.right);
+  return {};
+}
+
+Status accepts_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  return accepts_walk(p.geometry);
+}
+
+/// Of geometries whose patches are gathered, `vector` channels a copy of 16 bytes, for row tiles that are of one group.
+Status accepts_gather(const ConvGeometry& g, std::int64_t vector) {
+  if (g.group_inputs() % vector != 0)
+    return error(StatusCode::unsupported, "{} channels of a group are not a multiple of {}", g.group_inputs(), vector);
+  if (g.groups > 1 && g.group_outputs() % gpu_tile::kRows != 0)
+    return error(StatusCode::unsupported, "{} output channels of each of {} groups are not a multiple of {}", g.group_outputs(),
+                 g.groups, gpu_tile::kRows);
+  return {};
+}
+
+Status accepts_sm80(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  return accepts_gather(p.geometry, 8);
+}
+
+/// What rows for codes ask that tensor cores multiply: images may have to be read with zeros around them, or with their padding in memory.
+/// `framed`: the latter.
+Status accepts_framed(const Kernel& self, const Problem& p, ConvGeometry& framed) {
+  NIBBLE_RETURN_IF_ERROR(accepts_codes(self, p));
+  framed = p.geometry;
+  framed.height += framed.padding.top + framed.padding.bottom;
+  framed.width += framed.padding.left + framed.padding.right;
+  framed.padding = {};
+  if (const std::int64_t inputs = p.m * framed.height * framed.width; inputs > kMostDimension)
+    return error(StatusCode::unsupported, "{} pixels in, with their padding: more than {}", inputs, kMostDimension);
+  return {};
+}
+
+Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
+  ConvGeometry framed;
+  NIBBLE_RETURN_IF_ERROR(accepts_framed(self, p, framed));
+  NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
+  return accepts_walk(framed);
+}
+
+/// Channels whose products are added as integers: all of a record only where they are of one pixel.
+int patch_fold(const ConvGeometry& g, const ActScheme& act, const WeightScheme& weight) {
+  return g.in_channels % gpu_tile::kChannels == 0 ? online_fold(act, weight) : 32;
+}
+int patch_fold(const Problem& p) { return patch_fold(p.geometry, p.act_scheme, p.scheme); }
+
+Status accepts_online_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_online(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
+  const ActScheme& act = p.act_scheme;
+  if (act.group == GroupShape::channel() || (act.group.k != 0 && p.geometry.in_channels % act.group.k != 0))
+    return error(StatusCode::unsupported,
+                 "quantizes pixels once: activations have one scale, or one for blocks of a pixel's {} "
+                 "channels; {} is neither",
+                 p.geometry.in_channels, Scheme{p.scheme, act}.name());
+  return {};
+}
+
+Status accepts_codes_sm80(const Kernel& self, const Problem& p) {
+  ConvGeometry framed;
+  NIBBLE_RETURN_IF_ERROR(accepts_framed(self, p, framed));
+  return accepts_gather(p.geometry, 16);
+}
+
+Patches patches_of(const ConvGeometry& g) {
+  const auto i = [](std::int64_t x) { return static_cast<int>(x); };
+  return {.channels = i(g.group_inputs()),
+          .groups = i(g.groups),
+          .group_outputs = i(g.group_outputs()),
+          .height = i(g.height),
+          .width = i(g.width),
+          .out_height = i(g.out_height()),
+          .out_width = i(g.out_width()),
+          .filter_h = i(g.filter.h),
+          .filter_w = i(g.filter.w),
+          .stride_h = i(g.stride.h),
+          .stride_w = i(g.stride.w),
+          .top = i(g.padding.top),
+          .bottom = i(g.padding.bottom),
+          .left = i(g.padding.left),
+          .right = i(g.padding.right),
+          .dilation_h = i(g.dilation.h),
+          .dilation_w = i(g.dilation.w)};
+}
+
+/// Everything but the weight.
+Result<ConvTask> images_of(const StepArgs& args) {
+  const ConvGeometry& g = args.conv->geometry;
+  const std::int64_t batch = args.a.dim(0), tokens = batch * pixels(g);
+  NIBBLE_ASSIGN_OR_RETURN(const Image a, image_of("A", args.a, args.conv->input, batch, g.in_channels, g.height, g.width));
+  const auto out_image = [&](std::string_view what, const ConstTensorView& view) {
+    return image_of(what, view, args.conv->output, batch, g.out_channels, g.out_height(), g.out_width());
+  };
+  NIBBLE_ASSIGN_OR_RETURN(const Image d, out_image("D", args.d));
+  epilogue::Element element = epilogue::element(*args.epilogue, args.operands, d.matrix(0, 0, 0, tokens, g.out_channels),
+                                                args.weight->scale2.value_or(1.0f));
+  const auto as_images = [](epilogue::Operand& operand, const Image& image) {
+    operand.stride = image.pixel, operand.image = image.image, operand.channel = image.channel;
+  };
+  if (args.epilogue->gate) {
+    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", args.operands.gate));
+    as_images(element.gate, gate);
+  }
+  if (args.epilogue->residual) {
+    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", args.operands.residual));
+    as_images(element.residual, residual);
+  }
+  return ConvTask{.patches = patches_of(g),
+                  .images = static_cast<int>(batch),
+                  .a_dtype = args.a.dtype,
+                  .x = a.data,
+                  .a = {a.image, a.pixel, a.channel},
+                  .d = {d.image, d.pixel, d.channel},
+                  .scratch = args.scratch.data(),
+                  .scratch_end = end_of(args.scratch),
+                  .epilogue = element};
+}
+
+Status run_direct(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  return launch_conv_direct(task, args.stream);
+}
+
+/// With a weight of codes, and what activations are quantized by.
+Result<ConvTask> codes_of(const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  const PackedWeightData& w = *args.weight;
+  task.scaled = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)};
+  const ConstTensorView &scale = args.operands.a_scale, &zero = args.operands.a_zero;
+  if (is_compute_float(args.a.dtype) || scale.empty()) {  // the plan has made sure that they are known
+    task.acts.scale = w.static_acts->scale;
+    task.acts.zero = w.static_acts->zero;
+  } else {
+    task.acts.scales = static_cast<const float*>(scale.data);
+    if (args.act_scheme.zero != ZeroKind::none) task.acts.zeros = static_cast<const std::int32_t*>(zero.data);
+  }
+  return task;
+}
+
+Status run_codes(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
+  return launch_conv_direct_s8(task, args.stream);
+}
+
+template <int kTokens, int kBlocks, int kSplit>
+Status run_codes_sm90(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
+  return launch_conv_scaled_sm90(task, kTokens, kBlocks, kSplit, args.stream);
+}
+
+Status run_codes_sm80(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
+  return launch_conv_scaled_sm80(task, args.stream);
+}
+
+template <int kTokens, int kRows, int kSplit>
+Status run_sm90(const Kernel&, const StepArgs& args) {
+  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  return launch_conv_sm90(task, kTokens, kDepth, kSplit, args.stream);
+}
+
+template <int kTokens, int kSplit>
+Status run_online_sm90(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  task.online = online_rule(args);
+  task.fold = patch_fold(args.conv->geometry, args.act_scheme, args.weight->scheme);
+  return launch_conv_online_sm90(task, kTokens, kSplit, args.stream);
+}
+
+Status run_sm80(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
+  task.weight = device_weight(*args.weight);
+  return launch_conv_sm80(task, args.stream);
+}
+
+/// Images brought into another order: a copy.
+std::size_t half_workspace(const Kernel&, const Problem& p) {
+  const ConvGeometry& g = p.geometry;
+  return p.input == ImageLayout::nhwc ? 0 : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
+}
+
+std::size_t codes_workspace(const Kernel&, const Problem& p) {
+  return codes_map(patches_of(p.geometry), p.m, p.scheme.zero != ZeroKind::none).bytes;
+}
+
+std::size_t online_workspace(const Kernel&, const Problem& p) {
+  const ConvGeometry& g = p.geometry;
+  const std::int64_t in = p.m * g.height * g.width,
+                     bytes = p.input == ImageLayout::nhwc ? 0 : in * g.in_channels * bits(p.a_dtype) / 8;
+  return online_image_map(patch_fold(p), in, g.in_channels, bytes).bytes;
+}
+
+/// As a linear layer of as many tokens as there are output pixels.
+Problem of_pixels(const Problem& p) {
+  Problem pixel_rows = p;
+  pixel_rows.op = Op::linear;
+  pixel_rows.m = p.m * pixels(p.geometry);
+  return pixel_rows;
+}
+
+/// To move so many bytes once, in a kernel of its own.
+double copy_us(const GpuInfo& gpu, double bytes) { return kLaunchUs + 1e-3 * bytes / (0.7 * gpu.read_gbytes_per_s); }
+
+/// Of images of 16-bit floats, into the other order.
+double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
+  const auto bytes = static_cast<double>(half_workspace(self, p));
+  return bytes == 0 ? 0.0 : copy_us(gpu, 2 * bytes);
+}
+
+double direct_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kProducts = 4e4;  // of an SM in a microsecond: an estimate
+  const GpuInfo gpu = gpu_of(p);
+  const auto tokens = static_cast<double>(p.m * pixels(p.geometry));
+  return kLaunchUs + 2.0 + tokens * static_cast<double>(p.n) * static_cast<double>(p.k) / (kProducts * std::max(1, gpu.sms));
+}
+
+/// A CTA's rows × tokens, and what a record takes it: the kernels' own cycles (conv.cu, conv_w8a8.cu) at 1.6 GHz.
+struct Sm80Shape {
+  double rows, tokens, record_us;
+};
+constexpr std::array kHalfShapes{Sm80Shape{128, 64, 0.64}, Sm80Shape{64, 64, 0.46}, Sm80Shape{64, 32, 0.25}};
+constexpr std::array kCodeShapes{Sm80Shape{128, 128, 0.78}, Sm80Shape{64, 64, 0.28}, Sm80Shape{32, 16, 0.19}};
+
+/// An estimate: of all shapes the best, rounds of CTAs over the SMs × microseconds of their records, each of which takes `times` as long, and
+/// of what begins and ends a round. Of p, whose rows are pixels.
+double conv_sm80_cost_us(std::span<const Sm80Shape> shapes, const GpuInfo& gpu, const Problem& p, double times) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const Sm80Shape& shape : shapes) {
+    const double ctas = std::ceil(static_cast<double>(p.n) / shape.rows) * std::ceil(static_cast<double>(p.m) / shape.tokens);
+    const double rounds = std::ceil(ctas / std::max(1, gpu.sms));
+    const double records = std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels);
+    best = std::min(best, rounds * (1.5 + records * shape.record_us * times));
+  }
+  return 6.0 + best;  // as linear's
+}
+
+template <int kTokens, int kRows, int kSplit>
+double sm90_cost_us(const Kernel& self, const Problem& p) {
+  const GpuInfo gpu = gpu_of(p);
+  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(gpu, of_pixels(p)) + reorder_us(self, gpu, p);
+}
+
+double sm80_cost_us(const Kernel& self, const Problem& p) {
+  const GpuInfo gpu = gpu_of(p);
+  const double times = p.scheme.group.k % gpu_tile::kChannels == 0 ? 1 : 2;  // groups finer than a record
+  return conv_sm80_cost_us(kHalfShapes, gpu, of_pixels(p), times) + reorder_us(self, gpu, p);
+}
+
+/// What goes before tensor cores multiply codes: images become codes, or move, and codes are added up.
+double code_images_us(const GpuInfo& gpu, const Problem& p) {
+  double us = 0;
+  const bool as_they_are = p.a_dtype == DType::s8 && p.input == ImageLayout::nhwc &&
+                           (p.act_scheme.zero == ZeroKind::none || p.geometry.padding == Padding{});
+  if (!as_they_are) {
+    const Patches patches = patches_of(p.geometry);
+    const auto elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
+    us += copy_us(gpu, elements * bits(p.a_dtype) / 8 + static_cast<double>(codes_map(patches, p.m, false).bytes));
+  }
+  if (p.scheme.zero != ZeroKind::none)  // sums: each patch's codes once more, from L2
+    us += copy_us(gpu, static_cast<double>(p.m * pixels(p.geometry) * p.geometry.groups) * static_cast<double>(p.k));
+  return us;
+}
+
+template <int kTokens, int kRows, int kSplit>
+double online_conv_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = gpu_of(p);
+  const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
+  const double bytes = bits(p.a_dtype) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
+  return online_sm90_cost_us<kTokens, kRows, kSplit>(
+             gpu, of_pixels(p), patch_fold(p) == gpu_tile::kChannels ? WgmmaFamily::online : WgmmaFamily::online_folds) +
+         reordered + copy_us(gpu, elements * (bytes + 1));
+}
+
+template <int kTokens, int kBlocks, int kSplit>
+double codes_sm90_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = gpu_of(p);
+  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(DType::s8, gpu, of_pixels(p)) + code_images_us(gpu, p);
+}
+
+double codes_sm80_cost_us(const Kernel&, const Problem& p) {
+  const GpuInfo gpu = gpu_of(p);
+  return conv_sm80_cost_us(kCodeShapes, gpu, of_pixels(p), 1) + code_images_us(gpu, p);
+}
+
+constexpr std::string_view kSummary = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers";
+constexpr std::string_view kSplitSummary =
+    "implicit GEMM: patches by TMA, weights in registers; clusters share a row tile along the patch";
+constexpr std::string_view kStreamKSummary =
+    "implicit GEMM: patches by TMA, weights in registers; every CTA has as many channels of all row tiles";
+
+/// kTokens pixels × kRows channels a pass of a CTA; kSplit CTAs share it along the patch.
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::conv,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = wgmma_variant(kSplit),
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == kStreamK ? kStreamKSummary
+                     : kSplit == 1      ? kSummary
+                                        : kSplitSummary,
+          .batch_invariant = kSplit != kStreamK,
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .sums = Sums::tensor_cores,
+          .accepts = accepts_sm90,
+          .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, half_workspace>,
+          .run = run_sm90<kTokens, kRows, kSplit>};
+}
+
+constexpr Kernel sm80_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm80,
+          .op = Op::conv,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "gemm",
+          .tile = {},
+          .summary = "implicit GEMM: asynchronous copies gather patches, mma.sync with the weights in registers; any geometry",
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .sums = Sums::tensor_cores,
+          .accepts = accepts_sm80,
+          .cost_us = sm80_cost_us,
+          .workspace = half_workspace,
+          .run = run_sm80};
+}
+
+constexpr std::string_view kCodesSummary =
+    "W8A8 with a scale for all activations: TMA brings patches of codes, wgmma out of shared memory";
+constexpr std::string_view kCodesSplitSummary =
+    "W8A8 with a scale for all activations: patches by TMA; clusters share a row tile along the patch";
+constexpr std::string_view kCodesStreamKSummary =
+    "W8A8 with a scale for all activations: patches by TMA; every CTA has as many channels of all row tiles";
+
+template <int kTokens, int kBlocks, int kSplit>
+constexpr Kernel codes_row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::conv,
+          .out = "any",
+          .act = "s8",
+          .weight = "any",
+          .layout = "gpu_w8n64k128",
+          .variant = wgmma_variant(kSplit),
+          .tile = {kTokens, kBlocks * gpu_w8::kRows, 0},
+          .summary = kSplit == kStreamK ? kCodesStreamKSummary
+                     : kSplit == 1      ? kCodesSummary
+                                        : kCodesSplitSummary,
+          .sums = Sums::integers,
+          .accepts = accepts_codes_sm90,
+          .cost_us = codes_sm90_cost_us<kTokens, kBlocks, kSplit>,
+          .workspace = wgmma_workspace<kTokens, scaled_groups(kTokens), kSplit, codes_workspace>,
+          .run = run_codes_sm90<kTokens, kBlocks, kSplit>};
+}
+
+constexpr std::string_view kOnlineSummary =
+    "int8 activations per tensor or block of a pixel: patches of codes by TMA, weights as bytes in registers";
+constexpr std::string_view kOnlineSplitSummary =
+    "int8 activations per tensor or block of a pixel: patches by TMA; clusters share a row tile along the patch";
+constexpr std::string_view kOnlineStreamKSummary =
+    "int8 activations per tensor or block of a pixel: patches by TMA; every CTA has as many channels of all row tiles";
+
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel online_row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::conv,
+          .out = "any",
+          .act = "s8i16",
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = wgmma_variant(kSplit),
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == kStreamK ? kOnlineStreamKSummary
+                     : kSplit == 1      ? kOnlineSummary
+                                        : kOnlineSplitSummary,
+          .batch_invariant = kSplit != kStreamK,
+          .sums = Sums::integer_folds,
+          .accepts = accepts_online_sm90,
+          .cost_us = online_conv_cost_us<kTokens, kRows, kSplit>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, online_workspace>,
+          .run = run_online_sm90<kTokens, kSplit>};
+}
+
+constexpr Kernel codes_sm80_row(std::string_view name) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm80,
+          .op = Op::conv,
+          .out = "any",
+          .act = "s8",
+          .weight = "any",
+          .layout = "gpu_w8n64k128",
+          .variant = "gemm",
+          .tile = {},
+          .summary = "W8A8 with a scale for all activations: asynchronous copies gather patches of codes, mma.sync; any geometry",
+          .sums = Sums::integers,
+          .accepts = accepts_codes_sm80,
+          .cost_us = codes_sm80_cost_us,
+          .workspace = codes_workspace,
+          .run = run_codes_sm80};
+}
+
+constexpr Kernel direct_row(std::string_view name, std::string_view act, Sums sums, std::string_view layout,
+                            std::string_view summary, Status (*accepts)(const Kernel&, const Problem&),
+                            Status (*run)(const Kernel&, const StepArgs&)) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::simt,
+          .op = Op::conv,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = layout,
+          .variant = "direct",
+          .tile = {},
+          .summary = summary,
+          .sums = sums,
+          .accepts = accepts,
+          .cost_us = direct_cost_us,
+          .run = run};
+}
+
+constexpr std::array kKernels{
+    sm90_row<64, 256, 1>("conv_any_f16_any__cuda_sm90_wgmma_m64n256", "f16"),
+    sm90_row<64, 256, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m64n256", "f16"),
+    sm90_row<128, 192, 1>("conv_any_f16_any__cuda_sm90_wgmma_m128n192", "f16"),
+    sm90_row<128, 192, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m128n192", "f16"),
+    sm90_row<128, 192, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
+    sm90_row<256, 128, 1>("conv_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
+    sm90_row<256, 128, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
+    sm90_row<64, 256, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m64n256", "f16"),
+    sm90_row<128, 192, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m128n192", "f16"),
+    sm90_row<256, 128, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m256n128", "f16"),
+    sm90_row<64, 256, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
+    sm90_row<64, 256, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
+    sm90_row<128, 192, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),
+    sm90_row<128, 192, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m128n192", "bf16"),
+    sm90_row<128, 192, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
+    sm90_row<256, 128, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
+    sm90_row<256, 128, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
+    sm90_row<64, 256, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m64n256", "bf16"),
+    sm90_row<128, 192, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m128n192", "bf16"),
+    sm90_row<256, 128, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m256n128", "bf16"),
+    codes_row<64, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n64"),
+    codes_row<64, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n128"),
+    codes_row<64, 4, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n256"),
+    codes_row<64, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m64n64"),
+    codes_row<64, 1, 4>("conv_any_s8_any__cuda_sm90_wgmma4_m64n64"),
+    codes_row<128, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n64"),
+    codes_row<128, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n128"),
+    codes_row<128, 3, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n192"),
+    codes_row<128, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m128n64"),
+    codes_row<128, 2, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m128n128"),
+    codes_row<256, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n64"),
+    codes_row<256, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n128"),
+    codes_row<256, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m256n64"),
+    codes_row<64, 4, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m64n256"),
+    codes_row<128, 3, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m128n192"),
+    codes_row<256, 2, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m256n128"),
+    online_row<64, 256, 1>("conv_any_s8i16_any__cuda_sm90_wgmma_m64n256"),
+    online_row<64, 256, 2>("conv_any_s8i16_any__cuda_sm90_wgmma2_m64n256"),
+    online_row<64, 256, 4>("conv_any_s8i16_any__cuda_sm90_wgmma4_m64n256"),
+    online_row<64, 256, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m64n256"),
+    sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
+    sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
+    codes_sm80_row("conv_any_s8_any__cuda_sm80_gemm"),
+    direct_row("conv_any_any_any__cuda_simt_direct", "any", Sums::f32, "gpu_n64k128",
+               "f32 multiply-adds, an output pixel a thread: any images", accepts_floats, run_direct),
+    direct_row("conv_any_s8_any__cuda_simt_direct", "s8", Sums::integers, "gpu_w8n64k128",
+               "W8A8 with a scale for all activations: integers, an output pixel a thread", accepts_codes, run_codes),
+};
+
+}  // namespace
+
+std::span<const Kernel> conv_kernels() { return kKernels; }
+
+}  // namespace nibble::cuda

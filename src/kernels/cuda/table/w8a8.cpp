@@ -1,0 +1,369 @@
+#include "kernels/cuda/table/w8a8.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/error.hpp"
+#include "epilogue/element.hpp"
+#include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/wna16.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+/// Sizes are counted in 32 bits inside the kernels.
+constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
+/// Channels whose products of s8 codes have a sum of 32 bits, as large as they may be: −128 … 127, and −255 … 255 with a zero point.
+std::int64_t most_channels(const Problem& p) {
+  const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
+  return ((std::int64_t{1} << 31) - 1) / (reach(p.act_scheme.zero) * reach(p.scheme.zero));
+}
+
+// ---- prepare
+
+Status accepts_prepare(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_form(self, p));
+  if (name(p.act_scheme.codes) != name(p.form))
+    return error(StatusCode::unsupported, "prepares {}, the activations are to be quantized to {}", self.out,
+                 name(p.act_scheme.codes));
+  if (!is_compute_float(p.a_dtype)) return error(StatusCode::unsupported, "prepares f32, f16 and bf16, not {}", name(p.a_dtype));
+  if (p.permutes_k) return error(StatusCode::unsupported, "leaves activations in order, the weight has another one");
+  if (std::max(p.m, p.k) > kMostDimension)
+    return error(StatusCode::unsupported, "M={} K={}: a dimension is beyond {}", p.m, p.k, kMostDimension);
+  return {};
+}
+
+double prepare_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kShare = 0.85;  // of the bandwidth
+  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.a_dtype) / 8.0 + 1);
+  return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
+}
+
+std::size_t prepare_workspace(const Kernel&, const Problem& p) { return act_map(p.act_scheme, p.m, p.k).bytes; }
+
+/// Where prepare leaves what the main kernel reads. Nothing has sums but integers, and nobody reads them but weights with zeros.
+QuantizedActs prepared_acts(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const ActMap map = act_map(args.act_scheme, args.a.dim(0), w.k);
+  QuantizedActs acts{.codes = args.prepared, .pitch = map.pitch};
+  if (args.act_scheme.group == GroupShape::tensor()) {
+    acts.scale = w.static_acts->scale;
+    acts.zero = w.static_acts->zero;
+  } else {
+    acts.scales = reinterpret_cast<const float*>(args.prepared + map.scales);
+    acts.scale_row = 1;
+    acts.group = args.act_scheme.group.k;
+    if (acts.group != 0) acts.scale_group = args.a.dim(0);
+    if (args.act_scheme.zero != ZeroKind::none) {
+      acts.zeros = reinterpret_cast<const std::int32_t*>(args.prepared + map.zeros);
+      acts.zero_row = 1;
+    }
+  }
+  if (w.scheme.zero != ZeroKind::none) acts.sums = reinterpret_cast<const std::int32_t*>(args.prepared + map.sums);
+  return acts;
+}
+
+Status run_prepare(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const QuantizedActs acts = prepared_acts(args);
+  QuantizeTask task{.a = args.a.data,
+                    .type = args.a.dtype,
+                    .a_stride = args.a.stride(0),
+                    .m = args.a.dim(0),
+                    .k = w.k,
+                    .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
+                    .codes_type = args.act_scheme.codes,
+                    .zero_points = args.act_scheme.zero != ZeroKind::none,
+                    .known = args.act_scheme.group == GroupShape::tensor(),
+                    .group = acts.group,
+                    .scale = acts.scale,
+                    .zero = acts.zero,
+                    .codes = args.prepared,
+                    .pitch = acts.pitch,
+                    .columns = acts.pitch,
+                    .scales = const_cast<float*>(acts.scales),
+                    .scale_row = acts.scale_row,
+                    .scale_group = acts.scale_group,
+                    .zeros = const_cast<std::int32_t*>(acts.zeros),
+                    .zero_row = acts.zero_row,
+                    .sums = const_cast<std::int32_t*>(acts.sums),
+                    .sum_row = 1};
+  if (w.act_limit) task.limit = *w.act_limit;
+  return launch_quantize_acts(task, args.stream);
+}
+
+constexpr Kernel prepare_row(std::string_view row_name, ActForm form, std::string_view summary) {
+  return {.name = row_name,
+          .backend = Backend::cuda,
+          .isa = Isa::simt,
+          .op = Op::prepare,
+          .out = name(form),
+          .act = "any",
+          .weight = "none",
+          .layout = "",
+          .tile = {},
+          .summary = summary,
+          .form = form,
+          .accepts = accepts_prepare,
+          .cost_us = prepare_cost_us,
+          .workspace = prepare_workspace,
+          .run = run_prepare};
+}
+
+// ---- linear
+
+/// What all rows ask.
+Status accepts_scaled(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  const ActScheme& act = p.act_scheme;
+  if (act.codes == DType::none)
+    return error(StatusCode::unsupported, "multiplies {} activations, {} ones are not to be quantized", self.act,
+                 name(p.a_dtype));
+  if (name(act.codes) != self.act)
+    return error(StatusCode::unsupported, "multiplies {} activations, they are to be quantized to {}", self.act, name(act.codes));
+  if (const std::string reason = gpu_w8::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if ((p.scheme.codes == DType::e4m3) != (act.codes == DType::e4m3))
+    return error(StatusCode::unsupported, "multiplies {} activations by weights of that kind, not {}", self.act,
+                 name(p.scheme.codes));
+  if (p.permutes_k) return error(StatusCode::unsupported, "reads channels in order, the packed weight has another one");
+  if (act.codes == DType::s8 && act.group.k != 0)
+    return error(StatusCode::unsupported, "takes a scale per token or tensor of s8 activations, not per {} channels",
+                 act.group.k);
+  if (act.codes == DType::e4m3 && act.group.k != 0 && act.group.k != gpu_w8::kChannels)
+    return error(StatusCode::unsupported, "takes a scale per token, tensor or {} channels of e4m3 activations, not per {}",
+                 gpu_w8::kChannels, act.group.k);
+  if (act.codes == DType::s8 && p.k > most_channels(p))
+    return error(StatusCode::unsupported, "K={}: sums of more than {} such products do not fit into 32 bits", p.k,
+                 most_channels(p));
+  if (std::max({p.m, p.n, p.k}) > kMostDimension)
+    return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
+  return {};
+}
+
+/// Sums of codes that come without are made where the weight's zero points need them.
+bool sums_are_missing(const PackedWeightHeader& weight, DType act) {
+  return weight.scheme.zero != ZeroKind::none && !is_compute_float(act);
+}
+std::size_t scaled_workspace(const Kernel&, const Problem& p) {
+  return p.scheme.zero != ZeroKind::none && !is_compute_float(p.a_dtype) ? 4 * static_cast<std::size_t>(p.m) : 0;
+}
+
+/// A as the caller quantized it.
+QuantizedActs given_acts(const StepArgs& args) {
+  QuantizedActs acts{.codes = args.a.data, .pitch = args.a.stride(0), .group = args.act_scheme.group.k};
+  const ConstTensorView& scale = args.operands.a_scale;
+  const ConstTensorView& zero = args.operands.a_zero;
+  const bool per_tensor = args.act_scheme.group == GroupShape::tensor();
+  if (scale.empty()) {  // the plan has made sure that they are known
+    acts.scale = args.weight->static_acts->scale;
+    acts.zero = args.weight->static_acts->zero;
+  } else {
+    acts.scales = static_cast<const float*>(scale.data);
+    acts.scale_row = per_tensor ? 0 : scale.stride(0);
+    acts.scale_group = scale.rank == 2 ? scale.stride(1) : 0;
+    if (args.act_scheme.zero != ZeroKind::none) {
+      acts.zeros = static_cast<const std::int32_t*>(zero.data);
+      acts.zero_row = per_tensor ? 0 : zero.stride(0);
+    }
+  }
+  if (sums_are_missing(*args.weight, args.a.dtype)) acts.sums = reinterpret_cast<const std::int32_t*>(args.scratch.data());
+  return acts;
+}
+
+template <Status (*kLaunch)(const ScaledTask&, Stream)>
+Status run_scaled(const Kernel&, const StepArgs& args) {
+  const ScaledTask task = scaled_task(args);
+  if (sums_are_missing(*args.weight, args.a.dtype))
+    NIBBLE_RETURN_IF_ERROR(launch_sum_codes(task.acts, task.m, task.weight.geometry.k,
+                                            reinterpret_cast<std::int32_t*>(args.scratch.data()), args.stream));
+  return kLaunch(task, args.stream);
+}
+
+/// A CTA takes its tile of `rows` × `tokens` from the first channel to the last; an SM has `products` done in a microsecond, and one
+/// tile at a time as good as many. Estimates, which only have to order kernels that differ by factors.
+double tiled_cost_us(const Problem& p, int rows, int tokens, double share, double products) {
+  const GpuInfo gpu = gpu_of(p);
+  const double tiles = std::ceil(static_cast<double>(p.n) / rows) * std::ceil(static_cast<double>(p.m) / tokens);
+  const double rounds = std::max(1.0, tiles / std::max(1, gpu.sms));
+  const double compute =
+      rounds * rows * std::min<double>(tokens, static_cast<double>(p.m) + 8) * static_cast<double>(p.k) / products;
+  return kLaunchUs + 2.0 + std::max(codes_moved_us(gpu, p) / share, compute);
+}
+
+double simt_cost_us(const Kernel&, const Problem& p) {
+  return tiled_cost_us(p, gpu_w8::kRows, 32, 0.4, p.act_scheme.codes == DType::s8 ? 1.5e5 : 6e4);
+}
+
+double sm80_cost_us(const Kernel&, const Problem& p) {
+  const double products = p.act_scheme.codes == DType::s8 ? 1.2e6 : 3e5;  // e4m3 is unpacked to f16
+  return p.m <= 16 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
+}
+
+template <int kTokens, int kBlocks, int kSplit>
+Status launch_sm90(const ScaledTask& task, Stream stream) {
+  return launch_scaled_sm90(task, kTokens, kBlocks, scaled_sm90_depth(kTokens, kBlocks), kSplit, stream);
+}
+
+Status accepts_sm90(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_scaled(self, p));
+  if (has_groups(p) && self.tile.m > 128 && self.tile.n != 128)
+    return error(StatusCode::unsupported, "sums of groups of channels, which {} tokens have with 128 rows alone", self.tile.m);
+  if (!is_compute_float(p.a_dtype) && p.k % 16 != 0)
+    return error(StatusCode::unsupported, "K={}: rows of codes have to begin at multiples of 16 bytes", p.k);
+  return {};
+}
+
+template <int kTokens, int kBlocks, int kSplit>
+double sm90_cost_us(const Kernel&, const Problem& p) {
+  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(p.act_scheme.codes, gpu_of(p), p);
+}
+
+constexpr std::string_view kSm90Summary = "8-bit codes on both sides: wgmma out of shared memory, TMA";
+constexpr std::string_view kSm90SplitSummary = "8-bit codes on both sides: wgmma out of shared memory, TMA; clusters share K";
+constexpr std::string_view kSm90StreamKSummary =
+    "8-bit codes on both sides: wgmma out of shared memory, TMA; every CTA has as many channels of all row tiles";
+
+/// kTokens × 64·kBlocks outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK. Sums of integers are the same in any order.
+template <int kTokens, int kBlocks, int kSplit>
+constexpr Kernel sm90_row(std::string_view row_name, ActForm form) {
+  static_assert(kBlocks * kTokens / 8 >= kSplit, "a CTA of a cluster owns a unit of 64 rows × 8 tokens at least");
+  return {.name = row_name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::linear,
+          .out = "any",
+          .act = name(form),
+          .weight = "any",
+          .layout = "gpu_w8n64k128",
+          .variant = wgmma_variant(kSplit),
+          .tile = {kTokens, kBlocks * gpu_w8::kRows, 0},
+          .summary = kSplit == kStreamK ? kSm90StreamKSummary
+                     : kSplit == 1      ? kSm90Summary
+                                        : kSm90SplitSummary,
+          .least_m = least_m(kTokens),
+          .batch_invariant = kSplit != kStreamK || form == ActForm::s8_rows,
+          .form = form,
+          .sums = form == ActForm::s8_rows ? Sums::integers : Sums::tensor_core_fp8,
+          .accepts = accepts_sm90,
+          .cost_us = sm90_cost_us<kTokens, kBlocks, kSplit>,
+          .workspace = wgmma_workspace<kTokens, scaled_groups(kTokens), kSplit, scaled_workspace>,
+          .run = run_scaled<launch_sm90<kTokens, kBlocks, kSplit>>};
+}
+
+constexpr Kernel linear_row(std::string_view row_name, Isa isa, ActForm form, Sums sums, std::string_view summary,
+                            double (*cost_us)(const Kernel&, const Problem&), Status (*run)(const Kernel&, const StepArgs&)) {
+  return {.name = row_name,
+          .backend = Backend::cuda,
+          .isa = isa,
+          .op = Op::linear,
+          .out = "any",
+          .act = name(form),
+          .weight = "any",
+          .layout = "gpu_w8n64k128",
+          .tile = {0, gpu_w8::kRows, gpu_w8::kChannels},
+          .summary = summary,
+          .form = form,
+          .sums = sums,
+          .accepts = accepts_scaled,
+          .cost_us = cost_us,
+          .workspace = scaled_workspace,
+          .run = run};
+}
+
+constexpr std::string_view kSimtSummary = "8-bit codes on both sides without tensor cores: dp4a, or f32 multiply-adds";
+
+constexpr std::string_view kSm80Summary = "8-bit codes on both sides: asynchronous copies feed tensor cores";
+
+constexpr std::array kKernels{
+    sm90_row<16, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m16n64", ActForm::s8_rows),
+    sm90_row<16, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m16n128", ActForm::s8_rows),
+    sm90_row<16, 4, 1>("linear_any_s8_any__cuda_sm90_wgmma_m16n256", ActForm::s8_rows),
+    sm90_row<16, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m16n64", ActForm::s8_rows),
+    sm90_row<16, 2, 4>("linear_any_s8_any__cuda_sm90_wgmma4_m16n128", ActForm::s8_rows),
+    sm90_row<32, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m32n64", ActForm::s8_rows),
+    sm90_row<32, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m32n128", ActForm::s8_rows),
+    sm90_row<32, 4, 1>("linear_any_s8_any__cuda_sm90_wgmma_m32n256", ActForm::s8_rows),
+    sm90_row<32, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m32n64", ActForm::s8_rows),
+    sm90_row<64, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m64n64", ActForm::s8_rows),
+    sm90_row<64, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m64n128", ActForm::s8_rows),
+    sm90_row<64, 4, 1>("linear_any_s8_any__cuda_sm90_wgmma_m64n256", ActForm::s8_rows),
+    sm90_row<64, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m64n64", ActForm::s8_rows),
+    sm90_row<64, 1, 4>("linear_any_s8_any__cuda_sm90_wgmma4_m64n64", ActForm::s8_rows),
+    sm90_row<128, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m128n64", ActForm::s8_rows),
+    sm90_row<128, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m128n128", ActForm::s8_rows),
+    sm90_row<128, 3, 1>("linear_any_s8_any__cuda_sm90_wgmma_m128n192", ActForm::s8_rows),
+    sm90_row<128, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m128n64", ActForm::s8_rows),
+    sm90_row<128, 2, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m128n128", ActForm::s8_rows),
+    sm90_row<256, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m256n64", ActForm::s8_rows),
+    sm90_row<256, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m256n128", ActForm::s8_rows),
+    sm90_row<256, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m256n64", ActForm::s8_rows),
+    sm90_row<16, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m16n256", ActForm::s8_rows),
+    sm90_row<32, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m32n256", ActForm::s8_rows),
+    sm90_row<64, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m64n256", ActForm::s8_rows),
+    sm90_row<128, 3, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m128n192", ActForm::s8_rows),
+    sm90_row<256, 2, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m256n128", ActForm::s8_rows),
+    sm90_row<16, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n64", ActForm::e4m3_rows),
+    sm90_row<16, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n128", ActForm::e4m3_rows),
+    sm90_row<16, 4, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n256", ActForm::e4m3_rows),
+    sm90_row<16, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m16n64", ActForm::e4m3_rows),
+    sm90_row<16, 2, 4>("linear_any_e4m3_any__cuda_sm90_wgmma4_m16n128", ActForm::e4m3_rows),
+    sm90_row<32, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m32n64", ActForm::e4m3_rows),
+    sm90_row<32, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m32n128", ActForm::e4m3_rows),
+    sm90_row<32, 4, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m32n256", ActForm::e4m3_rows),
+    sm90_row<32, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m32n64", ActForm::e4m3_rows),
+    sm90_row<64, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m64n64", ActForm::e4m3_rows),
+    sm90_row<64, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m64n128", ActForm::e4m3_rows),
+    sm90_row<64, 4, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m64n256", ActForm::e4m3_rows),
+    sm90_row<64, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m64n64", ActForm::e4m3_rows),
+    sm90_row<64, 1, 4>("linear_any_e4m3_any__cuda_sm90_wgmma4_m64n64", ActForm::e4m3_rows),
+    sm90_row<128, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m128n64", ActForm::e4m3_rows),
+    sm90_row<128, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m128n128", ActForm::e4m3_rows),
+    sm90_row<128, 3, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m128n192", ActForm::e4m3_rows),
+    sm90_row<128, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m128n64", ActForm::e4m3_rows),
+    sm90_row<128, 2, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m128n128", ActForm::e4m3_rows),
+    sm90_row<256, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m256n64", ActForm::e4m3_rows),
+    sm90_row<256, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m256n128", ActForm::e4m3_rows),
+    sm90_row<256, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m256n64", ActForm::e4m3_rows),
+    sm90_row<16, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m16n256", ActForm::e4m3_rows),
+    sm90_row<32, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m32n256", ActForm::e4m3_rows),
+    sm90_row<64, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m64n256", ActForm::e4m3_rows),
+    sm90_row<128, 3, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m128n192", ActForm::e4m3_rows),
+    sm90_row<256, 2, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m256n128", ActForm::e4m3_rows),
+    linear_row("linear_any_s8_any__cuda_sm80_n64k128", Isa::sm80, ActForm::s8_rows, Sums::integers, kSm80Summary, sm80_cost_us,
+               run_scaled<launch_scaled_sm80>),
+    linear_row("linear_any_e4m3_any__cuda_sm80_n64k128", Isa::sm80, ActForm::e4m3_rows, Sums::tensor_cores, kSm80Summary,
+               sm80_cost_us, run_scaled<launch_scaled_sm80>),
+    linear_row("linear_any_s8_any__cuda_simt_n64k128", Isa::simt, ActForm::s8_rows, Sums::integers, kSimtSummary, simt_cost_us,
+               run_scaled<launch_scaled_simt>),
+    linear_row("linear_any_e4m3_any__cuda_simt_n64k128", Isa::simt, ActForm::e4m3_rows, Sums::f32, kSimtSummary, simt_cost_us,
+               run_scaled<launch_scaled_simt>),
+    prepare_row("prepare_s8_any_none__cuda_simt", ActForm::s8_rows,
+                "activations to int8, per token or tensor or in groups, in one read"),
+    prepare_row("prepare_e4m3_any_none__cuda_simt", ActForm::e4m3_rows,
+                "activations to FP8, per token or tensor or in groups, in one read"),
+};
+
+}  // namespace
+
+std::span<const Kernel> scaled_kernels() { return kKernels; }
+
+double codes_moved_us(const GpuInfo& gpu, const Problem& p) {
+  return moved_us(gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);
+}
+
+bool has_groups(const Problem& p) { return p.act_scheme.group.k != 0 || p.scheme.group.n > 1; }
+
+ScaledTask scaled_task(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  return {.weight = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)},
+          .acts = is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args),
+          .m = static_cast<int>(args.a.dim(0)),
+          .together = args.accumulation == Accumulation::precise ? kPreciseChannels / gpu_w8::kChannels : 0,
+          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
+          .scratch_end = end_of(args.scratch)};
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,61 @@
+#include "kernels/cuda/table/wgmma_cost.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "layouts/gpu_tile.hpp"
+
+namespace nibble::cuda {
+
+// A CTA takes its passes one after the other, a pass takes a step for each stage of records, and in a step up to `blocks` warpgroups
+// multiply, for whom the tensor cores are one. Reading and multiplying overlap. With stream-K a CTA has its share of the line's records
+// beside whole passes, and adds up what others have of the pass that it finishes. bench/fit_gpu_costs.py fits the numbers, and has
+// the same formula.
+double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo& gpu, const Problem& p, double moved) {
+  const auto up = [](double a, double b) { return std::ceil(a / b); };
+  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
+               token_tiles = up(static_cast<double>(p.m), cost.tokens);
+  const double records = up(static_cast<double>(p.k), gpu_tile::kChannels);
+  const double sms = std::max(8, gpu.sms);
+  const double blocks = std::min<double>(deal.blocks, row_blocks);  // of a pass
+  const double all = up(row_blocks, blocks) * token_tiles;          // passes
+  double passes, steps, wide = blocks;  // of a CTA: what counts as passes, records; of these, row blocks
+  if (cost.split == kStreamK) {
+    constexpr double kMostUnits = 1e9;  // D has no memory for more; they are counted in 32 bits
+    Deal line{.row_blocks = static_cast<int>(row_blocks),
+              .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
+              .records = static_cast<int>(records),
+              .most = deal.blocks,
+              .split = kStreamK};
+    deal_out(line, cost.tokens, static_cast<int>(sms));
+    const int rounds = line.whole / line.clusters, each = line.each + (line.more != 0);
+    constexpr double kPart = 0.5;  // what a part that is added takes of what a pass does beside its records
+    passes = rounds + (each > 0 ? 1 + kPart * up(records, each) : 0);
+    steps = rounds * records + each;
+  } else if (cost.split == 1 && !takes_bands(static_cast<int>(token_tiles), cost.tokens)) {
+    const double units = up(row_blocks * token_tiles, sms);
+    passes = up(units, blocks);
+    steps = passes * up(records, deal.depth);
+    wide = units / passes;
+  } else {
+    constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
+    const double share = cost.split == 1 ? 1.0 : cost.split == 2 ? 0.5 : kFoursOfSms;
+    passes = up(all, std::floor(sms * share));
+    steps = passes * up(up(records, cost.split), deal.depth);
+  }
+  return cost.fixed_us +
+         std::max(moved, passes * cost.pass_us + steps * std::max<double>(cost.step_us, wide * deal.depth * cost.block_us));
+}
+
+double moved_us(const GpuInfo& gpu, const Problem& p, std::int64_t weight_bytes, int act_bits) {
+  const double bytes = static_cast<double>(weight_bytes) + static_cast<double>(p.m * p.k) * act_bits / 8 +
+                       static_cast<double>(p.m * p.n) * bits(p.epilogue.out) / 8;
+  return 1e-3 * bytes / gpu.read_gbytes_per_s;
+}
+
+double tile_moved_us(const GpuInfo& gpu, const Problem& p, int act_bits) {
+  return moved_us(gpu, p, gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes(), act_bits);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,54 @@
+// What the planner expects of the kernels that walk over records with wgmma (gemm_kernel.cuh, w8a8_kernel.cuh), as linear
+// layers and as convolutions. One formula; four numbers a kernel, fitted to measurements.
+#pragma once
+
+#include <array>
+#include <stdexcept>
+
+#include "kernels/kernel.hpp"
+#include "nibble/cuda.hpp"
+
+namespace nibble::cuda {
+
+/// Kernels whose records take different times.
+enum class WgmmaFamily {
+  floats,         // 16-bit activations; one scale and zero a record, of the common kinds
+  float_folds,    // the same activations; every other kind
+  online,         // activations quantized per block; a record's products are one sum
+  online_tokens,  // per token or tensor without zero points: the scale is not in the terms
+  online_folds,
+  s8,  // codes on both sides
+  e4m3,
+  e4m3_groups,
+};
+
+struct WgmmaCost {
+  WgmmaFamily family;
+  int tokens, rows, split;  // tokens × rows outputs a pass of a CTA; CTAs that share it along K, or kStreamK
+  float fixed_us, pass_us, step_us, block_us;
+};
+inline constexpr std::array kWgmmaCosts = std::to_array<WgmmaCost>({
+#include "kernels/cuda/table/h200_costs.inc"
+});
+
+/// The numbers of a kernel: one without them does not compile.
+constexpr WgmmaCost wgmma_cost(WgmmaFamily family, int tokens, int rows, int split) {
+  for (const WgmmaCost& cost : kWgmmaCosts)
+    if (cost.family == family && cost.tokens == tokens && cost.rows == rows && cost.split == split) return cost;
+  throw std::logic_error("measure it, and run bench/fit_gpu_costs.py");
+}
+
+/// How a kernel deals its work (gemm_schedule.hpp).
+struct WgmmaDeal {
+  int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
+};
+
+/// Predicted microseconds.
+double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo& gpu, const Problem& problem, double moved_us);
+
+/// Microseconds to read a weight of so many bytes and activations of so many bits each, and to write the result.
+double moved_us(const GpuInfo& gpu, const Problem& problem, std::int64_t weight_bytes, int act_bits);
+/// The same of a weight in gpu_n64k128.
+double tile_moved_us(const GpuInfo& gpu, const Problem& problem, int act_bits);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,390 @@
+#include "kernels/cuda/table/wna16.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/error.hpp"
+#include "epilogue/element.hpp"
+#include "kernels/cuda/launch/dense.hpp"
+#include "kernels/cuda/launch/device_weight.hpp"
+#include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/tasks/gemm_schedule.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+template <Status (*kLaunch)(const LinearTask&, Stream)>
+Status run_linear(const Kernel&, const StepArgs& args) {
+  LinearTask task{.weight = device_weight(*args.weight),
+                  .m = static_cast<int>(args.a.dim(0)),
+                  .a_dtype = args.a.dtype,
+                  .x = args.a.data,
+                  .x_stride = args.a.stride(0),
+                  .scratch = args.scratch.data(),
+                  .scratch_end = end_of(args.scratch)};
+  task.epilogue = epilogue::element(*args.epilogue, args.operands, args.d, task.weight.scale2);
+  return kLaunch(task, args.stream);
+}
+
+Status run_dequantize(const Kernel&, const StepArgs& args) {
+  return launch_dequantize(device_weight(*args.weight), args.d.data, args.d.dtype, args.d.stride(0), args.transposed,
+                           args.stream);
+}
+
+/// Sizes are counted in 32 bits inside the kernels.
+constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
+/// A slice of one token's activations has to fit into a CTA's shared memory: an eighth of K on sm_90.
+constexpr std::int64_t kMostChannels = std::int64_t{1} << 19;
+
+/// What all rows ask of a weight.
+Status accepts_weight(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if (std::max({p.m, p.n, p.k}) > kMostDimension)
+    return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
+  return {};
+}
+
+Status accepts_simt(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_weight(self, p));
+  if (!is_compute_float(p.a_dtype))
+    return error(StatusCode::unsupported, "multiplies floats, the activations come as {} codes", name(p.a_dtype));
+  if (p.act_scheme.codes != DType::none)
+    return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}",
+                 name(p.act_scheme.codes));
+  return {};
+}
+
+/// What rows ask that multiply 16-bit floats as they come.
+Status accepts_half(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_simt(self, p));
+  if (name(p.a_dtype) != self.act)
+    return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.a_dtype));
+  if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not {}", self.act);
+  return {};
+}
+
+Status accepts_dense(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  return p.gpu ? Status() : dense_runs_here();  // loads the library: asked last
+}
+
+Status accepts_tensor_core(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
+  const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
+  if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
+    return error(StatusCode::unsupported, "needs {} bytes of shared memory, this GPU has {}", needed, most);
+  return {};
+}
+
+/// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have short ways for (zeros_of).
+bool has_whole_records(const Problem& p) {
+  const std::int32_t group = p.scheme.group.k;
+  return (group == 0 || group % gpu_tile::kChannels == 0) && p.scheme.scale != DType::f32 &&
+         (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
+         (p.a_dtype != DType::f16 || p.scheme.scale == DType::f16);
+}
+
+double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, gpu_of(p), p); }
+
+template <int kTokens, int kRows, int kSplit>
+double wgmma_row_cost_us(const Kernel&, const Problem& p) {
+  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(gpu_of(p), p);
+}
+
+double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(gpu_of(p), p); }
+
+std::size_t gather_workspace(const Kernel&, const Problem& p) {
+  return 2 * static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k)) * static_cast<std::size_t>(gathered_pitch(p.k));
+}
+
+double dense_row_cost_us(const Kernel&, const Problem& p) { return dense_cost_us(gpu_of(p), p); }
+
+std::size_t dense_workspace(const Kernel&, const Problem& p) {
+  return dense_scratch(p.m, p.n, p.k, dense_writes_d(p.epilogue, p.a_dtype)).bytes;
+}
+
+double dequantize_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kShare = 0.7;  // of the bandwidth: an estimate
+  const double bytes = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes()) +
+                       static_cast<double>(p.n * p.k) * bits(p.epilogue.out) / 8;
+  return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
+}
+
+template <int kTokens>
+Status launch_sm90(const LinearTask& task, Stream stream) {
+  return launch_linear_sm90(task, kTokens, stream);
+}
+
+template <Isa kIsa, int kTokens, Status (*kLaunch)(const LinearTask&, Stream)>
+constexpr Kernel tensor_core_row(std::string_view name, std::string_view act, std::string_view summary) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = kIsa,
+          .op = Op::linear,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .tile = {kTokens, gpu_tile::kRows, gpu_tile::kChannels},
+          .summary = summary,
+          .sums = Sums::tensor_core_codes,
+          .accepts = accepts_tensor_core,
+          .cost_us = cost_us,
+          .run = run_linear<kLaunch>};
+}
+
+template <int kTokens, int kRows, int kSplit>
+Status launch_wgmma(const LinearTask& task, Stream stream) {
+  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
+  return launch_linear_wgmma(task, kTokens, kDepth, kSplit, stream);
+}
+
+constexpr std::string_view kWgmmaSummary = "wgmma with the weights in registers, TMA for activations";
+constexpr std::string_view kWgmmaSplitSummary = "wgmma with the weights in registers; clusters share a row tile along K";
+constexpr std::string_view kStreamKSummary =
+    "wgmma with the weights in registers; every CTA has as many channels of all row tiles";
+
+/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK.
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel wgmma_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::linear,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = wgmma_variant(kSplit),
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == kStreamK ? kStreamKSummary
+                     : kSplit == 1      ? kWgmmaSummary
+                                        : kWgmmaSplitSummary,
+          .least_m = least_m(kTokens),
+          .batch_invariant = kSplit != kStreamK,
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .sums = Sums::tensor_cores,
+          .accepts = accepts_half,
+          .cost_us = wgmma_row_cost_us<kTokens, kRows, kSplit>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, gather_workspace>,
+          .run = run_linear<launch_wgmma<kTokens, kRows, kSplit>>};
+}
+
+constexpr Kernel gemm_sm80_row(std::string_view name, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm80,
+          .op = Op::linear,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "gemm",
+          .tile = {},
+          .summary = "more tokens: asynchronous copies feed tensor cores",
+          .rounds_weights = true,
+          .rounds_scales = true,
+          .sums = Sums::tensor_cores,
+          .accepts = accepts_tensor_core,
+          .cost_us = gemm_sm80_row_cost_us,
+          .run = run_linear<launch_gemm_sm80>};
+}
+
+/// Which algorithm cuBLASLt takes depends on M.
+constexpr Kernel dense_row(std::string_view name, Isa isa, std::string_view act) {
+  return {.name = name,
+          .backend = Backend::cuda,
+          .isa = isa,
+          .op = Op::linear,
+          .out = "any",
+          .act = act,
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "dense",
+          .tile = {},
+          .summary = "many tokens: W dequantized into the workspace, then cuBLASLt; the bits of a row depend on M",
+          .batch_invariant = false,
+          .rounds_weights = true,
+          .sums = Sums::tensor_cores,
+          .accepts = accepts_dense,
+          .cost_us = dense_row_cost_us,
+          .workspace = dense_workspace,
+          .run = run_linear<launch_linear_dense>};
+}
+
+constexpr std::string_view kOneSummary = "a token at a time: a ring of bulk copies feeds tensor cores";
+constexpr std::string_view kFewSummary =
+    "few tokens: a ring of bulk copies feeds tensor cores; clusters share a row tile along K";
+constexpr std::string_view kSm80Summary = "few tokens: asynchronous copies feed tensor cores";
+
+constexpr std::array kKernels{
+    tensor_core_row<Isa::sm90, 1, launch_sm90<1>>("linear_any_f16_any__cuda_sm90_m1n64k128", "f16", kOneSummary),
+    tensor_core_row<Isa::sm90, 1, launch_sm90<1>>("linear_any_bf16_any__cuda_sm90_m1n64k128", "bf16", kOneSummary),
+    tensor_core_row<Isa::sm90, 8, launch_sm90<8>>("linear_any_f16_any__cuda_sm90_m8n64k128", "f16", kFewSummary),
+    tensor_core_row<Isa::sm90, 8, launch_sm90<8>>("linear_any_bf16_any__cuda_sm90_m8n64k128", "bf16", kFewSummary),
+    tensor_core_row<Isa::sm90, 16, launch_sm90<16>>("linear_any_f16_any__cuda_sm90_m16n64k128", "f16", kFewSummary),
+    tensor_core_row<Isa::sm90, 16, launch_sm90<16>>("linear_any_bf16_any__cuda_sm90_m16n64k128", "bf16", kFewSummary),
+    tensor_core_row<Isa::sm80, 16, launch_linear_sm80>("linear_any_f16_any__cuda_sm80_m16n64k128", "f16", kSm80Summary),
+    tensor_core_row<Isa::sm80, 16, launch_linear_sm80>("linear_any_bf16_any__cuda_sm80_m16n64k128", "bf16", kSm80Summary),
+    wgmma_row<16, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n256", "f16"),
+    wgmma_row<16, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n128", "f16"),
+    wgmma_row<16, 64, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n64", "f16"),
+    wgmma_row<16, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m16n128", "f16"),
+    wgmma_row<16, 64, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m16n64", "f16"),
+    wgmma_row<32, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n256", "f16"),
+    wgmma_row<32, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n128", "f16"),
+    wgmma_row<32, 64, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n64", "f16"),
+    wgmma_row<32, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m32n128", "f16"),
+    wgmma_row<32, 64, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m32n64", "f16"),
+    wgmma_row<64, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m64n256", "f16"),
+    wgmma_row<64, 256, 4>("linear_any_f16_any__cuda_sm90_wgmma4_m64n256", "f16"),
+    wgmma_row<128, 192, 1>("linear_any_f16_any__cuda_sm90_wgmma_m128n192", "f16"),
+    wgmma_row<128, 192, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m128n192", "f16"),
+    wgmma_row<128, 192, 4>("linear_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
+    wgmma_row<256, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
+    wgmma_row<256, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
+    wgmma_row<16, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m16n256", "f16"),
+    wgmma_row<32, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m32n256", "f16"),
+    wgmma_row<64, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m64n256", "f16"),
+    wgmma_row<128, 192, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m128n192", "f16"),
+    wgmma_row<256, 128, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m256n128", "f16"),
+    wgmma_row<16, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n256", "bf16"),
+    wgmma_row<16, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n128", "bf16"),
+    wgmma_row<16, 64, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n64", "bf16"),
+    wgmma_row<16, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m16n128", "bf16"),
+    wgmma_row<16, 64, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m16n64", "bf16"),
+    wgmma_row<32, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n256", "bf16"),
+    wgmma_row<32, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n128", "bf16"),
+    wgmma_row<32, 64, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n64", "bf16"),
+    wgmma_row<32, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m32n128", "bf16"),
+    wgmma_row<32, 64, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m32n64", "bf16"),
+    wgmma_row<64, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
+    wgmma_row<64, 256, 4>("linear_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
+    wgmma_row<128, 192, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),
+    wgmma_row<128, 192, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m128n192", "bf16"),
+    wgmma_row<128, 192, 4>("linear_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
+    wgmma_row<256, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
+    wgmma_row<256, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
+    wgmma_row<16, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m16n256", "bf16"),
+    wgmma_row<32, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m32n256", "bf16"),
+    wgmma_row<64, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m64n256", "bf16"),
+    wgmma_row<128, 192, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m128n192", "bf16"),
+    wgmma_row<256, 128, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m256n128", "bf16"),
+    gemm_sm80_row("linear_any_f16_any__cuda_sm80_gemm", "f16"),
+    gemm_sm80_row("linear_any_bf16_any__cuda_sm80_gemm", "bf16"),
+    dense_row("linear_any_f16_any__cuda_simt_dense", Isa::simt, "f16"),
+    dense_row("linear_any_bf16_any__cuda_sm80_dense", Isa::sm80, "bf16"),  // bf16 products begin with compute capability 8.0
+    Kernel{.name = "linear_any_any_any__cuda_simt_n64k128",
+           .backend = Backend::cuda,
+           .isa = Isa::simt,
+           .op = Op::linear,
+           .out = "any",
+           .act = "any",
+           .weight = "any",
+           .layout = "gpu_n64k128",
+           .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
+           .summary = "f32 multiply-adds without tensor cores: any activations, prescaled too",
+           .accepts = accepts_simt,
+           .cost_us = cost_us,
+           .run = run_linear<launch_linear_simt>},
+    Kernel{.name = "dequantize_any_none_any__cuda_simt_n64k128",
+           .backend = Backend::cuda,
+           .isa = Isa::simt,
+           .op = Op::dequantize,
+           .out = "any",
+           .act = "none",
+           .weight = "any",
+           .layout = "gpu_n64k128",
+           .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
+           .summary = "W to f32, f16 or bf16, bit-exact",
+           .accepts = accepts_weight,
+           .cost_us = dequantize_cost_us,
+           .run = run_dequantize},
+};
+
+}  // namespace
+
+std::span<const Kernel> kernels() { return kKernels; }
+
+GpuInfo gpu_of(const Problem& problem) {
+  if (problem.gpu) return *problem.gpu;
+  Result<GpuInfo> gpu = this_gpu();
+  return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
+}
+
+// Reading and computing overlap, so the longer of the two counts, for every launch of up to `tokens` rows. Fitted to measurements on
+// an H200 (bench/results/h200/decode-kernels.json), in the units of any GPU: what one SM multiplies in a microsecond, and what a launch costs
+// beside that. It only has to order kernels that differ by factors.
+double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
+  const double memory = tile_moved_us(gpu, p, bits(p.a_dtype));
+  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / std::max(1, gpu.sms);  // of one SM
+  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
+  if (isa == Isa::simt) {
+    constexpr double kDecoded = 2e4, kMultiplied = 1e5;  // per SM and microsecond: weights; weights times tokens
+    const double busy = std::min(1.0, 3.3 * tiles / std::max(1, gpu.sms));  // of few rows, about three SMs a tile
+    const double compute = weights / busy * (1 / kDecoded + static_cast<double>(p.m) / kMultiplied);
+    return kLaunchUs + std::max(memory / 0.7, compute);
+  }
+  const bool ring = isa == Isa::sm90;
+  const double fixed_us = !ring ? 4.5 : 5.5;
+  // Weights per SM and microsecond, with all tokens of a launch. The tokens of the matrix instruction that are not there cost nothing:
+  // m ≤ 8 are half of 16.
+  double multiplied = tokens <= 8 ? 7.5e4 : p.m <= 8 ? 5.6e4 : 4.2e4;
+  if (!ring)
+    multiplied = (p.m <= 8 ? 3.9e4 : 2.9e4) * std::min(1.0, 2 * tiles / std::max(1, gpu.sms));  // of few rows, two SMs a tile
+  if (ring && tokens <= 8) {
+    // Measured: what begins a launch, and the time until memory is at its full rate, 2.4 µs of 6 µs or more. Laid out for 8 tokens it is
+    // 0.4 µs a token, more where K is long, whose activations take stages from the ring, and less where short row tiles follow each other.
+    const double m = std::min<double>(static_cast<double>(p.m), tokens), kilo = static_cast<double>(p.k) / 1024;
+    const double rounds = static_cast<double>(p.n) / gpu_tile::kRows / std::max(1, gpu.sms);
+    const double length = kilo > 8 ? std::min(3.5, 0.3 * (kilo - 8)) : 0.3 * (kilo - 8) * std::clamp((rounds - 1) / 2, 0.0, 1.0);
+    const double few = tokens == 1 ? 0.0 : 0.4 * (m - 1) + length;
+    return std::ceil(static_cast<double>(p.m) / tokens) *
+           (2.6 + few + 2.4 * std::min(1.0, memory / 6) + std::max(1.02 * memory, weights / multiplied));
+  }
+  if (ring && tokens == 16 && p.k > 16384) multiplied /= 2.2;  // activations leave room for one stage of weights only
+  return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + std::max(memory / (ring ? 1.0 : 0.7), weights / multiplied));
+}
+
+// Steps follow each other, so their times add up. Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16,
+// and an A100, 250: a tile of 128 output channels × up to 128 tokens keeps one SM busy, and with fewer tiles than SMs some are idle.
+double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
+  constexpr double kShare = 0.85;  // of the bandwidth, for what only moves
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const double bytes_a_us = 1e3 * gpu.read_gbytes_per_s;
+  const auto packed = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes());
+  const double dequantized = 2 * n * k, result = m * n * bits(p.epilogue.out) / 8;
+  const bool writes_d = dense_writes_d(p.epilogue, p.a_dtype);
+
+  const double dequantize_us = kLaunchUs + (packed + dequantized) / (kShare * bytes_a_us);
+  const bool hopper = gpu.compute_capability >= 90 && gpu.compute_capability < 120;
+  const double flops_a_us = hopper ? 5.3e6 : 2.3e6;  // of an SM
+  const double tile_m = std::min(128.0, 16 * std::ceil(m / 16));
+  const double tiles = std::ceil(m / 128) * std::ceil(n / 128);
+  const double multiply_us = std::max(1.0, tiles / std::max(1, gpu.sms)) * 2 * 128 * tile_m * k / flops_a_us;
+  const double read_us = (dequantized + 2 * m * k + (writes_d ? result : 4 * m * n)) / bytes_a_us;
+  const double epilogue_us = writes_d ? 0 : kLaunchUs + (4 * m * n + result) / (kShare * bytes_a_us);
+  constexpr double kGemmUs = 3.0;  // before the first and after the last product, and a sum over parts of K
+  return dequantize_us + kGemmUs + std::max(multiply_us, read_us) + epilogue_us;
+}
+
+double floats_cost_us(const WgmmaCost& whole, const WgmmaCost& folds, const GpuInfo& gpu, const Problem& p) {
+  const int blocks = whole.rows / gpu_tile::kRows;
+  const WgmmaDeal deal{.blocks = blocks, .depth = gemm_groups(whole.tokens) / blocks};
+  return wgmma_cost_us(has_whole_records(p) ? whole : folds, deal, gpu, p, tile_moved_us(gpu, p, bits(p.a_dtype)));
+}
+
+double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
+  const double sms = std::max(1, gpu.sms);
+  const double tiles = std::ceil(static_cast<double>(p.m) / 64) * std::ceil(static_cast<double>(p.n) / 256);
+  const double record_us = has_whole_records(p) ? 1.1 : 2.6;
+  const double compute = std::ceil(tiles / sms) * std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels) * record_us;
+  return 6.0 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, compute);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,330 @@
+#include "kernels/cuda/table/wna8.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/error.hpp"
+#include "kernels/cuda/launch/device_weight.hpp"
+#include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/wna16.hpp"
+#include "kernels/cuda/tasks/gemm_schedule.hpp"
+#include "kernels/cuda/tasks/wna8_task.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+/// What most of these rows read: s8 codes, interleaved by 16 channels (gpu_tile::interleaved), and the terms of folds.
+constexpr ActForm kForm = ActForm::s8i16;
+
+constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
+/// A token's slice of codes has to fit into a CTA's shared memory: an eighth of K.
+constexpr std::int64_t kMostDecodeChannels = 1 << 19;
+
+/// What all rows ask of activations.
+Status accepts_acts(const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_online(p));
+  if (std::max({p.m, p.n, p.k}) > kMostDimension)
+    return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
+  return {};
+}
+
+/// A as it is read, and the rule of its codes.
+QuantizeTask quantize_task(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  QuantizeTask task = online_rule(args);
+  task.a = args.a.data;
+  task.a_stride = args.a.stride(0);
+  task.m = args.a.dim(0);
+  task.k = w.k;
+  task.perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data());
+  task.prescale = reinterpret_cast<const float*>(w.device.prescale.data());
+  return task;
+}
+
+// ---- prepare
+
+Status accepts_prepare(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_form(self, p));
+  return accepts_acts(p);
+}
+
+double prepare_cost_us(const Kernel&, const Problem& p) {
+  constexpr double kShare = 0.75;  // of the bandwidth
+  const double bytes = static_cast<double>(p.m) * static_cast<double>(p.k) * (bits(p.a_dtype) / 8.0 + 1 + 8.0 / 128);
+  return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
+}
+
+std::size_t prepare_workspace(const Kernel&, const Problem& p) {
+  return online_map(online_fold(p.act_scheme, p.scheme), p.m, p.k).bytes;
+}
+
+Status run_prepare(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const int fold = online_fold(args.act_scheme, w.scheme);
+  const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
+  QuantizeTask task = quantize_task(args);
+  task.codes = args.prepared;
+  task.pitch = map.pitch;
+  task.columns = map.pitch;
+  task.terms = args.prepared + map.terms;
+  task.term_fold = map.term_pitch;
+  task.term_pairs = true;
+  task.fold = fold;
+  if (args.act_scheme.group.k == 0) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
+  return launch_quantize_acts(task, args.stream);
+}
+
+// ---- linear
+
+Status accepts_linear(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
+  if (self.quantizes && p.act_scheme.zero != ZeroKind::none)
+    return error(StatusCode::unsupported, "makes codes without zero points");
+  if (self.quantizes && p.k > kMostDecodeChannels)
+    return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostDecodeChannels);
+  return {};
+}
+
+OnlineTask online_task(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const int fold = online_fold(args.act_scheme, w.scheme);
+  const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
+  return {.weight = device_weight(w),
+          .m = static_cast<int>(args.a.dim(0)),
+          .codes = args.prepared,
+          .pitch = map.pitch,
+          .terms = args.prepared + map.terms,
+          .term_pitch = map.term_pitch,
+          .fold = fold,
+          .zero_points = args.act_scheme.zero != ZeroKind::none,
+          .token_scales = args.act_scheme.group.k == 0 ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
+          .scratch_end = end_of(args.scratch),
+          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+}
+
+Status run_sm80(const Kernel&, const StepArgs& args) { return launch_online_sm80(online_task(args), args.stream); }
+
+template <int kTokens, int kRows, int kSplit>
+Status run_sm90(const Kernel&, const StepArgs& args) {
+  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
+  return launch_online_sm90(online_task(args), kTokens, kDepth, kSplit, args.stream);
+}
+
+template <int kTokens>
+Status run_decode(const Kernel&, const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const OnlineDecodeTask task{.weight = device_weight(w),
+                              .acts = quantize_task(args),
+                              .fold = online_fold(args.act_scheme, w.scheme),
+                              .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+  return launch_online_decode_sm90(task, kTokens, args.stream);
+}
+
+/// A CTA takes 64 rows × 16 or 64 tokens from the first channel to the last. What a record takes it alone on an SM, and each of the CTAs that
+/// share one: measured on an H200.
+double sm80_cost_us(const Kernel&, const Problem& p) {
+  struct Record {
+    double alone_us, shared_us;
+  };
+  const GpuInfo gpu = gpu_of(p);
+  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = p.m <= 16;
+  const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
+  const double tiles =
+      std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / (few ? 16 : 64));
+  const double records = std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels);
+  return kLaunchUs + 4.5 +
+         std::max(tile_moved_us(gpu, p, 8) / 0.7,
+                  records * std::max(record.alone_us, record.shared_us * tiles / std::max(1, gpu.sms)));
+}
+
+/// Which kernels' records a layer's are like.
+WgmmaFamily family_of(const Problem& p) {
+  if (online_fold(p.act_scheme, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
+  return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
+}
+
+template <int kTokens, int kRows, int kSplit>
+double sm90_cost_us(const Kernel&, const Problem& p) {
+  return online_sm90_cost_us<kTokens, kRows, kSplit>(gpu_of(p), p, family_of(p));
+}
+
+template <int kTokens>
+double decode_row_cost_us(const Kernel&, const Problem& p) {
+  return online_decode_cost_us(kTokens, gpu_of(p), p);
+}
+
+constexpr std::string_view kSummary = "int8 activations per token or block: wgmma with the weights as bytes in registers";
+constexpr std::string_view kSplitSummary =
+    "int8 activations per token or block: wgmma with the weights as bytes in registers; clusters share K";
+constexpr std::string_view kStreamKSummary =
+    "int8 activations per token or block: weights as bytes in registers; every CTA has as many channels of all row tiles";
+
+/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK.
+template <int kTokens, int kRows, int kSplit>
+constexpr Kernel row(std::string_view row_name) {
+  return {.name = row_name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::linear,
+          .out = "any",
+          .act = name(kForm),
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = wgmma_variant(kSplit),
+          .tile = {kTokens, kRows, 0},
+          .summary = kSplit == kStreamK ? kStreamKSummary
+                     : kSplit == 1      ? kSummary
+                                        : kSplitSummary,
+          .least_m = least_m(kTokens),
+          .batch_invariant = kSplit != kStreamK,
+          .form = kForm,
+          .sums = Sums::integer_folds,
+          .accepts = accepts_linear,
+          .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
+          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, nullptr>,
+          .run = run_sm90<kTokens, kRows, kSplit>};
+}
+
+constexpr std::string_view kOneSummary =
+    "int8 activations made in the same launch, a token at a time: a ring of bulk copies feeds tensor cores";
+constexpr std::string_view kFewSummary =
+    "int8 activations of few tokens made in the same launch: a ring of bulk copies feeds tensor cores";
+
+/// Quantizes kTokens tokens at a time by itself.
+template <int kTokens>
+constexpr Kernel decode_row(std::string_view row_name) {
+  return {.name = row_name,
+          .backend = Backend::cuda,
+          .isa = Isa::sm90,
+          .op = Op::linear,
+          .out = "any",
+          .act = "any",
+          .weight = "any",
+          .layout = "gpu_n64k128",
+          .variant = "online",
+          .tile = {kTokens, gpu_tile::kRows, gpu_tile::kChannels},
+          .summary = kTokens == 1 ? kOneSummary : kFewSummary,
+          .quantizes = true,
+          .sums = Sums::integer_folds,
+          .accepts = accepts_linear,
+          .cost_us = decode_row_cost_us<kTokens>,
+          .run = run_decode<kTokens>};
+}
+
+constexpr std::array kKernels{
+    decode_row<1>("linear_any_any_any__cuda_sm90_online_m1n64k128"),
+    decode_row<8>("linear_any_any_any__cuda_sm90_online_m8n64k128"),
+    row<16, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n256"),
+    row<16, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n128"),
+    row<16, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n64"),
+    row<16, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m16n128"),
+    row<16, 64, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m16n64"),
+    row<32, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n256"),
+    row<32, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n128"),
+    row<32, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n64"),
+    row<32, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n128"),
+    row<32, 64, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n64"),
+    row<64, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m64n256"),
+    row<64, 256, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m64n256"),
+    row<64, 256, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m64n256"),
+    row<128, 192, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m128n192"),
+    row<128, 192, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m128n192"),
+    row<128, 192, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m128n192"),
+    row<16, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m16n256"),
+    row<32, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m32n256"),
+    row<64, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m64n256"),
+    row<128, 192, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m128n192"),
+    Kernel{.name = "linear_any_s8i16_any__cuda_sm80_n64k128",
+           .backend = Backend::cuda,
+           .isa = Isa::sm80,
+           .op = Op::linear,
+           .out = "any",
+           .act = name(kForm),
+           .weight = "any",
+           .layout = "gpu_n64k128",
+           .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
+           .summary = "int8 activations per token or block: asynchronous copies feed tensor cores",
+           .form = kForm,
+           .sums = Sums::integer_folds,
+           .accepts = accepts_linear,
+           .cost_us = sm80_cost_us,
+           .run = run_sm80},
+    Kernel{.name = "prepare_s8i16_any_none__cuda_simt",
+           .backend = Backend::cuda,
+           .isa = Isa::simt,
+           .op = Op::prepare,
+           .out = name(kForm),
+           .act = "any",
+           .weight = "none",
+           .layout = "",
+           .tile = {},
+           .summary = "activations to int8 per token, tensor or block, in the order of gpu_n64k128, and their sums",
+           .form = kForm,
+           .accepts = accepts_prepare,
+           .cost_us = prepare_cost_us,
+           .workspace = prepare_workspace,
+           .run = run_prepare},
+};
+
+}  // namespace
+
+std::span<const Kernel> online_kernels() { return kKernels; }
+
+int online_fold(const ActScheme& act, const WeightScheme& weight) {
+  const auto fine = [](std::int32_t group) { return group != 0 && group < gpu_tile::kChannels; };
+  const bool centred = code_bias(weight.codes) == 1 << (gpu_tile::stored_bits(weight.codes) - 1);
+  const bool common =
+      weight.scale != DType::f32 && (weight.zero == ZeroKind::integer || (weight.zero == ZeroKind::none && centred));
+  return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : 32;
+}
+
+QuantizeTask online_rule(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  QuantizeTask task{.type = args.a.dtype,
+                    .zero_points = args.act_scheme.zero != ZeroKind::none,
+                    .known = args.act_scheme.group == GroupShape::tensor(),
+                    .group = args.act_scheme.group.k};
+  if (task.known) task.scale = w.static_acts->scale, task.zero = w.static_acts->zero;
+  if (w.act_limit) task.limit = *w.act_limit;
+  return task;
+}
+
+Status accepts_online(const Problem& p) {
+  const ActScheme& act = p.act_scheme;
+  if (act.codes != DType::s8)
+    return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
+                 act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
+                 act.codes == DType::none ? "" : name(act.codes));
+  if (!is_compute_float(p.a_dtype))
+    return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 into an order of its own, A comes as {} codes",
+                 name(p.a_dtype));
+  if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
+    return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
+  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if (sums_whole_rows(p.scheme, act))
+    return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
+                 Scheme{p.scheme, act}.name());
+  return {};
+}
+
+// What W4A16's rows for as many tokens take (linear_cost_us), fitted to measurements, with two things put in by arithmetic: a record is
+// multiplied in two thirds of the cycles; and a CTA quantizes its slice of K, which is all of it where there are as many row tiles
+// as multiprocessors. A scale per token is a second look at the activations, and a word between the CTAs of a cluster.
+double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
+  constexpr double kCodesPerUs = 2e4;  // of an SM
+  const double sms = std::max(1, gpu.sms), m = std::min<double>(static_cast<double>(p.m), tokens);
+  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
+  const double codes = m * static_cast<double>(p.k) * std::clamp(tiles / sms, 0.25, 1.0);
+  const bool finds = p.act_scheme.group == GroupShape::channel();
+  const double quantize_us = (finds ? 0.8 : 0.3) + (finds && tokens > 1 ? 1.6 : 1.0) * codes / kCodesPerUs;
+  const double fixed_us = tokens == 1 ? 3.0 : 6.0;  // eight tokens: 2 µs more than arithmetic says, measured
+  const double multiplied = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
+  const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
+  return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(tile_moved_us(gpu, p, 8), weights_us));
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,23 @@
+// D[M,N] = epilogue(x[M,K] · Wᵀ) for more rows than decode takes, any M ≥ 1, and 4- or 8-bit weights in the layout gpu_n64k128.
+// x is f16 or bf16, which weights are rounded to.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/tasks/linear_task.hpp"
+
+namespace nibble::cuda {
+
+/// For devices without sm_90's matrix engine. A row's bits depend neither on M nor on the other rows.
+cudaError_t linear_gemm_sm80(const LinearTask& task, cudaStream_t stream);
+
+/// What a row of the kernel table decides for sm_90: plain values.
+struct GemmConfig {
+  int tokens = 128;  // n of the matrix instruction: 16, 32, 64, 128 or 256 a pass
+  int split = 1;     // CTAs of a cluster that share K: 1, 2 or 4; fewer where there are fewer records; kStreamK
+  int depth = 1;     // warpgroups of a CTA that share K: 1, 2 or 4; more than 1 up to 32 tokens only
+};
+/// For sm_90. A row's bits depend on config.split and config.depth, but neither on M nor on the other rows, save with stream-K.
+cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, cudaStream_t stream);
+
+}  // namespace nibble::cuda

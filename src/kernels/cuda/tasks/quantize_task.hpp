@@ -1,0 +1,51 @@
+// What the launcher that quantizes activations takes (quantize_acts.hpp): plain values, host and device.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "nibble/types.hpp"
+
+namespace nibble::cuda {
+
+/// A[M,K], in device memory, and where its codes go.
+struct QuantizeTask {
+  const void* a = nullptr;
+  DType type = DType::f16;    // f32, f16 or bf16
+  std::int64_t a_stride = 0;  // elements between rows
+  std::int64_t m = 0, k = 0;
+  const std::int32_t* perm = nullptr;                    // [K]: position k is input channel perm[k]; null: in order
+  const float* prescale = nullptr;                       // [K]: what an input channel is multiplied by first
+  float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit, and what is beyond saturates
+
+  DType codes_type = DType::s8;  // s8 or e4m3
+  bool zero_points = false;      // a range of its own on both sides of 0; s8 with a scale per token, or where terms are wanted
+  bool known = false;            // `scale` and `zero` are given, and are all of A's
+  std::int64_t group = 0;        // channels that share a scale, a multiple of 8; 0: all
+  float scale = 1.0f;
+  std::int32_t zero = 0;
+
+  void* codes = nullptr;     // [M, columns]
+  std::int64_t pitch = 0;    // bytes between rows
+  std::int64_t columns = 0;  // K, or more: codes past K are 0
+  float* scales = nullptr;   // of a token (and group)
+  std::int64_t scale_row = 0, scale_group = 0;
+  std::int32_t* zeros = nullptr;
+  std::int64_t zero_row = 0;
+  std::int32_t* sums = nullptr;  // of a token's s8 codes; null: nobody asks
+  std::int64_t sum_row = 0;
+
+  /// float2 {scale, scale·Σ codes} of every `fold` channels of a token; null: nobody asks. With zero points {scale, zero_term} instead
+  /// (wna8_task.hpp). Where they are wanted, codes are s8, of each 16 channels in the order of gpu_tile::interleaved, past K the zero
+  /// point, and columns are a multiple of the fold.
+  ///
+  /// A token that has one scale for all of K may leave it out of its terms: they are {1, Σ codes}, or {1, zero_term}, and the scale is
+  /// token_scales' [M]; null: it is in the terms.
+  void* terms = nullptr;
+  std::int64_t term_row = 1, term_fold = 0;  // terms between tokens, between folds
+  bool term_pairs = false;                   // of tokens 2i and 2i + 1: both scales, then both others
+  float* token_scales = nullptr;
+  int fold = 0;  // 32 or 128
+};
+
+}  // namespace nibble::cuda

@@ -1,0 +1,77 @@
+// What the launcher of products with online quantized activations takes (wna8.hpp), and where a plan's workspace has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/tasks/linear_task.hpp"
+#include "kernels/cuda/tasks/quantize_task.hpp"
+
+namespace nibble::cuda {
+
+/// A term of activations with zero points: Σ(a − z) of a fold's channels, 24 bits, above z, 8 bits. Without zero points it is s_a·Σa, a float.
+NIBBLE_HOST_DEVICE constexpr std::uint32_t zero_term(std::int32_t sum, std::int32_t zero) {
+  return static_cast<std::uint32_t>(sum) << 8 | (static_cast<std::uint32_t>(zero) & 0xffu);
+}
+NIBBLE_HOST_DEVICE constexpr std::int32_t term_sum(std::uint32_t term) { return static_cast<std::int32_t>(term) >> 8; }
+NIBBLE_HOST_DEVICE constexpr std::int32_t term_zero(std::uint32_t term) { return static_cast<std::int32_t>(term << 24) >> 24; }
+
+struct OnlineTask {
+  DeviceWeight weight;
+  int m = 0;
+  const void* codes = nullptr;          // [M,K] s8, interleaved, z past K; rows begin at multiples of 16 bytes
+  std::int64_t pitch = 0;               // bytes between rows, a multiple of 128: K and what follows it
+  const void* terms = nullptr;          // float4 [pitch / fold][term_pitch / 2]: {s_a, s_a', second, second'} of two tokens
+  std::int64_t term_pitch = 0;          // tokens, a multiple of 128
+  int fold = 128;                       // channels: 32 or 128
+  bool zero_points = false;             // of activations: terms are {s_a, zero_term}
+  const float* token_scales = nullptr;  // [term_pitch]: a token's s_a, where it is the same in all of K; 1 in its terms then
+  void* scratch_end = nullptr;          // memory for stream-K ends here (stream_k.hpp)
+  epilogue::Element epilogue;
+};
+
+/// The same for the decode kernel, which quantizes by itself: acts.codes, scales, zeros, sums and terms are nobody's.
+struct OnlineDecodeTask {
+  DeviceWeight weight;
+  QuantizeTask acts;
+  int fold = 128;
+  epilogue::Element epilogue;
+};
+
+/// Where the parts of quantized activations lie in a plan's workspace: codes [M][pitch] | terms float4 [folds][term_pitch / 2] | tokens'
+/// scales f32 [term_pitch].
+struct OnlineMap {
+  std::int64_t pitch = 0, folds = 0, term_pitch = 0;
+  std::size_t terms = 0, scales = 0, bytes = 0;
+};
+constexpr OnlineMap online_map(int fold, std::int64_t m, std::int64_t k) {
+  const auto round_up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
+  OnlineMap map;
+  map.pitch = round_up(k, gpu_tile::kChannels);
+  map.folds = map.pitch / fold;
+  map.term_pitch = round_up(m, 128);  // a pass reads the terms of all its tokens
+  map.terms = static_cast<std::size_t>(round_up(m * map.pitch, 256));
+  map.scales = map.terms + 8 * static_cast<std::size_t>(map.folds * map.term_pitch);
+  map.bytes = map.scales + 4 * static_cast<std::size_t>(map.term_pitch);
+  return map;
+}
+
+/// The same of the pixels of images, channels side by side: codes [B·H·W][C] | terms float2 [B·H·W][C / fold][spread] | and, where channels are
+/// not side by side in A, A as it is with channels last. The terms of a TMA box are 16 bytes of a pixel: two folds of 32 channels, or one
+/// of 128 and as much room again.
+struct OnlineImageMap {
+  std::int64_t term_fold = 0, term_row = 0;  // float2 between folds, between pixels
+  std::size_t terms = 0, image = 0, bytes = 0;
+};
+constexpr OnlineImageMap online_image_map(int fold, std::int64_t pixels, std::int64_t channels, std::int64_t reordered_bytes) {
+  const auto round_up = [](std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); };
+  OnlineImageMap map;
+  map.term_fold = fold == gpu_tile::kChannels ? 2 : 1;
+  map.term_row = channels / fold * map.term_fold;
+  map.terms = round_up(pixels * channels);
+  map.image = map.terms + round_up(pixels * map.term_row * 8);
+  map.bytes = map.image + round_up(reordered_bytes);
+  return map;
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,139 @@
+// Codes → the A operand of m16n8k32 or wgmma m64k32 of signed bytes, for activations that are s8 codes. Exact: nothing is rounded.
+//
+//   a lane's 4-byte word of gpu_n64k128 (gpu_tile.hpp) has channels 2t, 2t+8, 2t+1, 2t+9 of 16, row g in its lower nibbles and row
+//   g+8 in its upper ones:
+//
+//     (word << 4 ^ 0x80808080) & 0xf0f0f0f0        four bytes 16·(u − 8) of row g: one register of the operand
+//     (word      ^ 0x80808080) & 0xf0f0f0f0        of row g+8: another
+//
+//   The operand wants channels 4t … 4t+3 there. Which channel is which does not matter as long as both sides agree: activations are
+//   quantized into the order of the words (gpu_tile::interleaved). Bytes of 8-bit codes are taken in the same order, by PRMT, and their
+//   upper bits flipped: u − 128.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/tasks/wna8_task.hpp"
+#include "kernels/cuda/weights/weight_fragment.cuh"
+
+namespace nibble::cuda {
+
+constexpr int kStepChannels = 32;  // of a matrix instruction
+
+/// What is subtracted from a stored code, and what the operand is in units of that.
+template <int kBits>
+constexpr float kCodeBase = kBits == 4 ? 8.0f : 128.0f;
+template <int kBits>
+constexpr float kCodeUnit = kBits == 4 ? 1.0f / 16 : 1.0f;
+
+/// (a ^ 0x80808080) & 0xf0f0f0f0
+__device__ inline std::uint32_t upper_nibbles(std::uint32_t a) { return ptx::lop3<0x28>(a, 0x80808080u, 0xf0f0f0f0u); }
+
+/// 32 channels, number `step` of a record, from the vector that holds them.
+template <int kBits>
+__device__ __forceinline__ void signed_codes(std::uint32_t (&a)[4], const uint4& v, int step) {
+  if constexpr (kBits == 4) {
+    const std::uint32_t low = step % 2 == 0 ? v.x : v.z, high = step % 2 == 0 ? v.y : v.w;  // of 16 channels each
+    a[0] = upper_nibbles(low << 4);
+    a[1] = upper_nibbles(low);
+    a[2] = upper_nibbles(high << 4);
+    a[3] = upper_nibbles(high);
+  } else {
+    a[0] = __byte_perm(v.x, v.y, 0x5140) ^ 0x80808080u;
+    a[1] = __byte_perm(v.x, v.y, 0x7362) ^ 0x80808080u;
+    a[2] = __byte_perm(v.z, v.w, 0x5140) ^ 0x80808080u;
+    a[3] = __byte_perm(v.z, v.w, 0x7362) ^ 0x80808080u;
+  }
+}
+
+/// What a fold's integers of rows g and g+8 are multiplied by, and the sums of activations, to become part of D.
+struct RowTerms {
+  float scale[2];
+  float shift[2];
+};
+
+/// A fold's integers of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1, as numbers, onto `to`. `terms`: s_a of both tokens, then s_a·Σa; kPlain:
+/// s_a is 1.
+template <Zeros kZeros, bool kPlain = false>
+__device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.y), sum = __uint_as_float(i % 2 == 0 ? terms.z : terms.w);
+    to[i] = fmaf(static_cast<float>(dot[i]), kPlain ? rows.scale[i / 2] : __fmul_rn(scale, rows.scale[i / 2]), to[i]);
+    if (kZeros != Zeros::fixed) to[i] = fmaf(sum, rows.shift[i / 2], to[i]);
+  }
+}
+
+// ---- activations with zero points:  Σ (a − z)·u = Σ a·u − z·Σ u
+
+/// Adds a lane's part of 32 channels of rows g and g+8, an operand of signed_codes.
+__device__ __forceinline__ void add_codes(std::int32_t (&sums)[2], const std::uint32_t (&a)[4]) {
+  constexpr std::int32_t kEachOne = 0x01010101;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i % 2] = __dp4a(static_cast<std::int32_t>(a[i]), kEachOne, sums[i % 2]);
+}
+/// The four lanes of a row have all of it then.
+__device__ __forceinline__ void share_sums(std::int32_t (&sums)[2]) {
+#pragma unroll
+  for (std::int32_t& sum : sums) {
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+  }
+}
+/// add_fold with zero_terms in the place of s_a·Σa, and the sums of u of both rows.
+template <Zeros kZeros>
+__device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows,
+                                               const std::int32_t (&sums)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.y);
+    const std::uint32_t term = i % 2 == 0 ? terms.z : terms.w;
+    const std::int32_t centred = dot[i] - term_zero(term) * sums[i / 2];
+    to[i] = fmaf(static_cast<float>(centred), __fmul_rn(scale, rows.scale[i / 2]), to[i]);
+    if (kZeros != Zeros::fixed) to[i] = fmaf(__fmul_rn(scale, static_cast<float>(term_sum(term))), rows.shift[i / 2], to[i]);
+  }
+}
+
+/// Zeros::fixed and Zeros::integer: groups of 128 channels or more, 16-bit scales.
+template <Zeros kZeros, int kBits>
+__device__ __forceinline__ RowTerms row_terms(const RecordFormat& format, const RawConstants& raw) {
+  const float2 scale = scales_of(raw, format);
+  const float base = format.zero_base - kCodeBase<kBits>;
+  RowTerms rows{{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>}, {0.0f, 0.0f}};
+  if (kZeros == Zeros::integer) {
+    rows.shift[0] = -scale.x * (base + static_cast<float>(raw.zeros & 0xffu));
+    rows.shift[1] = -scale.y * (base + static_cast<float>(raw.zeros >> 8));
+  }
+  return rows;
+}
+/// Of any slot.
+template <int kBits>
+__device__ __forceinline__ RowTerms load_row_terms(const RecordFormat& format, std::uint32_t slot, int position) {
+  const float2 scale = load_row_pair(slot, position, format.scale_type);
+  const float base = format.zero_base - kCodeBase<kBits>;
+  const std::uint32_t zeros = slot + format.zeros_offset;
+  float2 z{base, base}, offset{0.0f, 0.0f};
+  if (format.zero == Zero::integer) {
+    const std::uint32_t raw = ptx::load_shared2(zeros + position);
+    z.x += static_cast<float>(raw & 0xffu);
+    z.y += static_cast<float>(raw >> 8);
+  } else if (format.zero == Zero::real) {
+    const float2 v = load_row_pair(zeros, position, format.zero_type);
+    z.x += v.x;
+    z.y += v.y;
+  } else if (format.zero == Zero::offset) {
+    offset = load_row_pair(zeros, position, format.zero_type);
+  }
+  return {{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>},
+          {fmaf(-scale.x, z.x, offset.x), fmaf(-scale.y, z.y, offset.y)}};
+}
+
+/// Which of the kernels folds every `fold` channels; the plan has chosen 32 for all but the common weights.
+inline Zeros code_zeros_of(const RecordFormat& f, int fold) {
+  if (fold != gpu_tile::kChannels) return Zeros::any;
+  return f.zero == Zero::integer ? Zeros::integer : Zeros::fixed;
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,246 @@
+// Codes → weights as the A operand of m16n8k16 or wgmma m64k16: W·kScaleUp, rounded once or twice to the activations' type. For
+// kernels whose sums run over all of K inside the tensor cores; decode, which scales sums group by group, uses unpack.cuh instead.
+//
+//   operand = (u − z)·s + o                u the stored code; u − z exact, the rest one fused multiply-add
+//
+//   f16, 4 bits   LOP3 puts a code into the mantissa of 1024: 1024 + u. Rows g+8 keep their code 4 bits higher, 1024 + 16u: no
+//                 shift. Subtracting 1024 + z, or multiplying by 1/16 and subtracting 64 + z, is exact.
+//                 5 + 4 + 4 instructions for 8 weights.
+//   f16, 8 bits   PRMT does: 4 + 4 + 4.
+//   bf16, 4 bits  its mantissa has 7 bits: 128 + u, and three shifts: 7 + 4 + 4.
+//   bf16, 8 bits  through f32 to u − 128 (unpack.cuh): 20 + 4 + 4.
+//
+// Float zeros: z is taken to the nearest integer, which is subtracted exactly, and what is left goes into o, at most half a step.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/weights/record_format.cuh"
+#include "kernels/cuda/weights/unpack.cuh"
+#include "layouts/gpu_tile.hpp"
+
+namespace nibble::cuda {
+
+/// Scales are multiplied by this, and sums divided by it: f16 keeps all bits of a scale down to 10⁻⁶ then, and |W| < 1023 fits.
+template <class Act>
+constexpr float kScaleUp = 64.0f;
+template <>
+constexpr float kScaleUp<__nv_bfloat16> = 1.0f;
+
+__device__ inline std::uint32_t twice(__half x) { return __half_as_ushort(x) * 0x10001u; }
+__device__ inline std::uint32_t twice(__nv_bfloat16 x) { return __bfloat16_as_ushort(x) * 0x10001u; }
+template <class Act>
+__device__ inline std::uint32_t twice(float x) {
+  if constexpr (std::is_same_v<Act, __half>)
+    return twice(__float2half_rn(x));
+  else
+    return twice(__float2bfloat16_rn(x));
+}
+
+template <class Act>
+__device__ inline std::uint32_t add2(std::uint32_t a, std::uint32_t b) {
+  if constexpr (std::is_same_v<Act, __half>)
+    return ptx::add_f16x2(a, b);
+  else
+    return ptx::fma_bf16x2(a, 0x3f803f80u, b);  // times 1: sm_80 has no addition
+}
+template <class Act>
+__device__ inline std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  if constexpr (std::is_same_v<Act, __half>)
+    return ptx::fma_f16x2(a, b, c);
+  else
+    return ptx::fma_bf16x2(a, b, c);
+}
+/// Codes as numbers of the activations' type: u + kMagic of rows g, and of rows g+8 u + kMagicUpper, times 16 where
+/// kSixteenths says so.
+template <class Act, int kBits>
+struct Raised;
+template <>
+struct Raised<__half, 4> {
+  static constexpr float kMagic = 1024.0f, kMagicUpper = 64.0f;
+  static constexpr bool kSixteenths = true;  // of rows g+8
+  __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word, std::uint32_t) {
+    const std::uint32_t upper = word >> 8;
+    a[0] = masked_or<0x000f000fu>(word, 0x64006400u);
+    a[1] = masked_or<0x00f000f0u>(word, 0x64006400u);
+    a[2] = masked_or<0x000f000fu>(upper, 0x64006400u);
+    a[3] = masked_or<0x00f000f0u>(upper, 0x64006400u);
+  }
+};
+template <>
+struct Raised<__half, 8> {
+  static constexpr float kMagic = 1024.0f, kMagicUpper = 1024.0f;
+  static constexpr bool kSixteenths = false;
+  __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
+    a[0] = __byte_perm(word0, 0x64646464u, 0x4140);
+    a[1] = __byte_perm(word0, 0x64646464u, 0x4342);
+    a[2] = __byte_perm(word1, 0x64646464u, 0x4140);
+    a[3] = __byte_perm(word1, 0x64646464u, 0x4342);
+  }
+};
+template <int kBits>
+struct Raised<__nv_bfloat16, kBits> {
+  static constexpr float kMagic = Operand<__nv_bfloat16, kBits>::kOffset, kMagicUpper = kMagic;
+  static constexpr bool kSixteenths = false;
+  __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
+    if constexpr (kBits == 4)
+      Operand<__nv_bfloat16, 4>::unpack(a, word0);
+    else
+      Operand<__nv_bfloat16, 8>::unpack(a, word0, word1);
+  }
+};
+
+/// What turns a lane's codes of one group into weights, each twice in a register: [0] of row g, [1] of row g+8 of a fragment.
+struct RowConstants {
+  std::uint32_t minus[2];   // −(kMagic + z)
+  std::uint32_t scale[2];   // s·kScaleUp
+  std::uint32_t offset[2];  // o·kScaleUp
+};
+
+/// The two scales, as floats, of rows g and g+8 of a fragment.
+__device__ inline float2 load_row_pair(std::uint32_t column, int position, DType type) {
+  if (type == DType::f32) {
+    const uint2 v = ptx::load_shared8(column + position * 4);
+    return {__uint_as_float(v.x), __uint_as_float(v.y)};
+  }
+  const std::uint32_t v = ptx::load_shared4(column + position * 2);
+  if (type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(v));
+  return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
+}
+
+/// Where a lane's pair of rows stands in a column of a slot.
+__device__ inline int row_pair_position(int fragment, int lane) { return fragment / 2 * 32 + lane / 4 * 4 + fragment % 2 * 2; }
+
+/// `slot` is the shared-memory address of a group's slot, `position` from row_pair_position. With `scale_after` the operand is
+/// u − z, and the caller multiplies sums by the scale, which is returned; else by 1 / kScaleUp.
+template <class Act, int kBits>
+__device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFormat& format, std::uint32_t slot, int position,
+                                                 bool scale_after) {
+  using Codes = Raised<Act, kBits>;
+  const float2 scale = load_row_pair(slot, position, format.scale_type);
+  float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
+  const std::uint32_t zeros = slot + format.zeros_offset;
+  if (format.zero == Zero::integer) {
+    const std::uint32_t raw = ptx::load_shared2(zeros + position);
+    z[0] += static_cast<float>(raw & 0xffu);
+    z[1] += static_cast<float>(raw >> 8);
+  } else if (format.zero != Zero::fixed) {
+    const float2 v = load_row_pair(zeros, position, format.zero_type);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float value = i == 0 ? v.x : v.y, s = i == 0 ? scale.x : scale.y;
+      // W = (u − base)·s + value or (u − base − value)·s; in steps of s, the value's nearest integer within the codes' reach.
+      const float steps = format.zero == Zero::real ? value : s != 0.0f ? -value / s : 0.0f;
+      constexpr float kReach = kBits == 4 ? 64.0f : 128.0f;  // as far as u − z is exact
+      const float whole = rintf(fminf(fmaxf(steps, -kReach), kReach));
+      z[i] += whole;
+      if (scale_after)
+        o[i] = whole - steps;  // in units of s: not for offsets, of which a scale of 0 would leave nothing
+      else
+        o[i] = (format.zero == Zero::real ? (whole - steps) * s : fmaf(whole, s, value)) * kScaleUp<Act>;
+    }
+  }
+  c.minus[0] = twice<Act>(-(Codes::kMagic + z[0]));
+  c.minus[1] = twice<Act>(-(Codes::kMagicUpper + z[1]));
+  c.scale[0] = twice<Act>(scale_after ? 1.0f : scale.x * kScaleUp<Act>);
+  c.scale[1] = twice<Act>(scale_after ? 1.0f : scale.y * kScaleUp<Act>);
+  c.offset[0] = twice<Act>(o[0]);
+  c.offset[1] = twice<Act>(o[1]);
+  return scale;
+}
+
+// ---- The same for what nearly all checkpoints have, without branches: 16-bit scales, no float zeros.
+
+enum class Zeros {
+  fixed,    // groups of 128 or more, zeros in the middle of the codes
+  integer,  // the same groups, zeros of their own
+  fine,     // groups of 32 and 64, of either kind
+  any,      // load_constants above, and whatever else is unusual
+};
+
+inline Zeros zeros_of(const RecordFormat& f, DType act) {
+  if (f.scale_type == DType::f32 || f.zero > Zero::integer) return Zeros::any;
+  if (act == DType::f16 && f.scale_type != DType::f16) return Zeros::any;
+  if (f.span != gpu_tile::kChannels) return Zeros::fine;
+  return f.zero == Zero::fixed ? Zeros::fixed : Zeros::integer;
+}
+
+/// A lane's two scales and two zeros of a group, as they lie in memory: asked for long before they are used.
+struct RawConstants {
+  std::uint32_t scales, zeros;
+};
+template <Zeros kZeros>
+__device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
+  const bool has_zeros = kZeros == Zeros::integer || (kZeros == Zeros::fine && format.zero == Zero::integer);
+  return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
+}
+/// Two floats, each twice in a register.
+template <class Act>
+__device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float high) {
+  const std::uint32_t pair = std::is_same_v<Act, __half> ? ptx::to_f16x2(low, high) : ptx::to_bf16x2(low, high);
+  to[0] = __byte_perm(pair, 0, 0x1010);
+  to[1] = __byte_perm(pair, 0, 0x3232);
+}
+/// The part of the constants that is the same in every record.
+template <class Act, int kBits>
+__device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat& format) {
+  using Codes = Raised<Act, kBits>;
+  twice<Act>(c.minus, -(Codes::kMagic + format.zero_base), -(Codes::kMagicUpper + format.zero_base));
+}
+template <Zeros kZeros, class Act, int kBits>
+__device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw,
+                                               bool scale_after) {
+  using Codes = Raised<Act, kBits>;
+  std::uint32_t scales;
+  if constexpr (std::is_same_v<Act, __half>) {
+    scales = ptx::mul_f16x2(raw.scales, 0x54005400u);  // kScaleUp
+  } else {
+    const float2 halves = __half22float2(reinterpret_cast<const __half2&>(raw.scales));
+    scales = format.scale_type == DType::bf16 ? raw.scales : ptx::to_bf16x2(halves.x, halves.y);
+  }
+  if (scale_after) scales = kOnes<Act>;
+  c.scale[0] = __byte_perm(scales, 0, 0x1010);
+  c.scale[1] = __byte_perm(scales, 0, 0x3232);
+  if (kZeros != Zeros::fixed) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
+    const float z0 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7440));
+    const float z1 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7441));
+    twice<Act>(c.minus, (0x1p23f - Codes::kMagic - format.zero_base) - z0,
+               (0x1p23f - Codes::kMagicUpper - format.zero_base) - z1);
+  }
+  c.offset[0] = c.offset[1] = 0;
+}
+
+/// A lane's two scales as numbers.
+__device__ __forceinline__ float2 scales_of(const RawConstants& raw, const RecordFormat& format) {
+  if (format.scale_type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(raw.scales));
+  return {__uint_as_float(raw.scales << 16), __uint_as_float(raw.scales & 0xffff0000u)};
+}
+
+/// The 16 channels number `index` of a lane's 16-byte vector as u − z; index is a constant once unrolled.
+template <class Act, int kBits>
+__device__ __forceinline__ void integers(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
+  using Codes = Raised<Act, kBits>;
+  if constexpr (kBits == 4)
+    Codes::unpack(a, index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w, 0);
+  else
+    Codes::unpack(a, index == 0 ? v.x : v.z, index == 0 ? v.y : v.w);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    a[i] = Codes::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, c.minus[1]) : add2<Act>(a[i], c.minus[i % 2]);
+}
+
+/// The same as weights.
+template <class Act, int kBits>
+__device__ __forceinline__ void weights(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
+  integers<Act, kBits>(a, v, index, c);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = fma2<Act>(a[i], c.scale[i % 2], c.offset[i % 2]);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,37 @@
+// In the place of src/kernels/cuda/device/tensor_map.hpp.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/tasks/patches.hpp"
+#include "nibble/types.hpp"
+
+namespace nibble::cuda {
+
+inline bool tma_reads(const void* x, std::int64_t pitch, std::int64_t m, std::int64_t row_bytes) {
+  return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+}
+inline int element_bytes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
+inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t m, std::int64_t k,
+                          int rows) {
+  map = {};
+  map.element = element_bytes(type);
+  map.bytes = static_cast<const std::uint8_t*>(x), map.pitch = pitch, map.m = m, map.row_bytes = k * map.element;
+  map.box_rows = rows, map.box_bytes = 128;
+  return rows <= 256;
+}
+inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t batch,
+                             const Patches& p, int channels, int tokens) {
+  const PatchBounds bounds = patch_bounds(p);
+  map = {};
+  map.bytes = static_cast<const std::uint8_t*>(x), map.pitch = pitch;
+  map.images = static_cast<int>(batch), map.height = p.height, map.width = p.width;
+  map.lower_w = bounds.lower_w, map.lower_h = bounds.lower_h;
+  map.last_w = p.width - 1 + bounds.upper_w, map.last_h = p.height - 1 + bounds.upper_h;
+  map.stride_w = p.stride_w, map.stride_h = p.stride_h;
+  map.element = element_bytes(type);
+  map.box_rows = tokens, map.box_bytes = channels * map.element;
+  return tokens <= 256 && map.box_bytes <= 128;
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,78 @@
+// In the place of src/kernels/cuda/device/wgmma.cuh: how matrix instructions find their operands, and when they are done.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+#include "emulator/gpu.hpp"
+#include "kernels/cuda/device/mma.cuh"
+
+namespace nibble::cuda {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emulator::commit(emulator::Engine::matrix); }
+template <int kPending>
+void wgmma_wait() {
+  emulator::wait(emulator::Engine::matrix, kPending);
+}
+template <class Sum, int kCount>
+void wgmma_wait_for(Sum (&)[kCount]) {
+  wgmma_wait<0>();
+}
+
+constexpr std::uint32_t kWgmmaRows128 = 1u << 30 | 1024 / 16, kWgmmaRows64 = 1u << 31 | 512 / 16;
+inline std::uint32_t wgmma_operand_low(std::uint32_t address) { return address >> 4 | 1u << 16; }
+inline std::uint64_t wgmma_operand(std::uint32_t low, std::uint32_t high = kWgmmaRows128) {
+  return std::uint64_t{high} << 32 | low;
+}
+
+/// Byte b of row r of an operand.
+inline std::uint8_t operand_byte(std::uint64_t operand, int r, int b) {
+  const std::uint32_t address = (static_cast<std::uint32_t>(operand) & 0x3fff) << 4;
+  const bool wide = (operand >> 62 & 1) != 0;  // rows of 128 bytes
+  const std::uint32_t at = address + static_cast<std::uint32_t>(r * (wide ? 128 : 64) + b);
+  return *emulator::shared_at(wide ? emulator::swizzled128(at) : emulator::swizzled64(at));
+}
+
+/// The first operand, 16 numbers of rows g and g + 8, in registers; sums as f32 in the order of K, which nobody promises.
+template <int kN>
+struct Wgmma {
+  template <class Act>
+  static void begin(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
+    issue<Act>(d, a, b, true);
+  }
+  template <class Act>
+  static void add(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
+    issue<Act>(d, a, b, false);
+  }
+
+ private:
+  template <class Act>
+  static void issue(float* d, const std::uint32_t (&a)[4], std::uint64_t b, bool anew) {
+    const auto bytes = operand_rows(a);
+    std::array<std::array<float, 16>, 2> rows;
+    for (std::size_t half = 0; half < 2; ++half)
+      for (std::size_t k = 0; k < 16; ++k)
+        rows[half][k] = value_of<Act>(static_cast<std::uint16_t>(bytes[half][2 * k + 1] << 8 | bytes[half][2 * k]));
+    const int lane = emulator::thread() % 32;
+    emulator::issue(emulator::Engine::matrix, [=] {
+      for (int j = 0; j < kN / 8; ++j)
+        for (int i = 0; i < 2; ++i) {
+          float sum[2] = {};
+          for (std::size_t k = 0; k < 16; ++k) {
+            const int row = 8 * j + lane % 4 * 2 + i, at = 2 * static_cast<int>(k);
+            const float value =
+                value_of<Act>(static_cast<std::uint16_t>(operand_byte(b, row, at + 1) << 8 | operand_byte(b, row, at)));
+            sum[0] = std::fma(rows[0][k], value, sum[0]), sum[1] = std::fma(rows[1][k], value, sum[1]);
+          }
+          for (int half = 0; half < 2; ++half) {
+            float& to = d[4 * j + 2 * half + i];
+            to = (anew ? 0.0f : to) + sum[half];
+          }
+        }
+    });
+  }
+};
+
+}  // namespace nibble::cuda

@@ -1,8 +1,0 @@
-// bench_gpu.cpp in a build without CUDA.
-#include "bench_core.hpp"
-
-namespace nibble::tools {
-
-Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor&) { return this_gpu().status(); }
-
-}  // namespace nibble::tools

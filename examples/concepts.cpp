@@ -31,7 +31,7 @@ int main() {
   std::printf("%s: %s\n", quantized->scheme.name().c_str(), quantized->scheme.describe().c_str());
 
   // A PackedWeight has the same numbers in the order in which kernels read them. It is made once.
-  const auto weight = pack(*quantized, {.m_max = m_max});
+  const auto weight = pack(*quantized, LinearSpec{.m_max = m_max});
   if (!weight) return fail(weight.status());
   std::printf("packed as %s: %zu bytes\n", std::string(weight->layout()).c_str(), weight->bytes().size());
 

@@ -24,11 +24,12 @@ constexpr double kUsualSeconds = 0.2;                       // shorter measureme
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // The copies of one weight in one layout, the first of which is there.
-Result<Copies> pack_copies(PackedWeight first, const QuantTensor& q, const PackOptions& options, std::uint64_t cold_bytes) {
+Result<Copies> pack_copies(PackedWeight first, const QuantTensor& q, const BenchWork& work, const PackOptions& options,
+                           std::uint64_t cold_bytes) {
   const std::uint64_t bytes = first.bytes().size();
   std::vector<PackedWeight> copies = {std::move(first)};
   while (copies.size() * bytes < cold_bytes && copies.size() < kMaxCopies) {
-    auto packed = pack(q, options);
+    auto packed = work.pack(q, options);
     if (!packed.ok()) return packed.status();
     copies.push_back(*std::move(packed));
   }
@@ -53,23 +54,28 @@ struct Entry {
   Copies copies;
 };
 
-PackOptions pack_options(const BenchCase& layer, const std::string& kernel, const BenchMachine& machine) {
-  PackOptions options;
-  options.kernel = kernel;
-  options.backend = machine.backend();
-  options.m_max = BenchWork{.m = *std::max_element(layer.m.begin(), layer.m.end()), .conv = layer.conv}.rows();
-  options.executor = &machine.executor();
-  options.act_scheme = layer.act_scheme;
-  return options;
+PackOptions pack_options(const std::string& kernel, const BenchMachine& machine) {
+  return {.kernel = kernel, .executor = &machine.executor(), .backend = machine.backend()};
 }
 
 Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTensor& weight, const BenchSpec& spec,
                                         const BenchMachine& machine) {
+  BenchWork work{.m = *std::max_element(layer.m.begin(), layer.m.end()),
+                 .n = weight.n,
+                 .k = weight.k,
+                 .act_scheme = layer.act_scheme,
+                 .accumulation = spec.accumulation,
+                 .conv = layer.conv};
   std::vector<Entry> entries;
   Status refusal;
   for (const std::string& kernel : kernels_to_try(layer, spec, machine.backend())) {
-    const PackOptions options = pack_options(layer, kernel, machine);
-    auto first = pack(weight, options);
+    const PackOptions options = pack_options(kernel, machine);
+    Result<PackedWeight> first = Status();
+    for (const DType type : spec.acts) {  // the first of those asked for that this layer takes
+      work.a_dtype = type;
+      first = work.pack(weight, options);
+      if (first.ok()) break;
+    }
     if (!first.ok()) {
       refusal = first.status();
       continue;
@@ -79,7 +85,7 @@ Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTenso
       if (other.copies->front().layout() == first->layout()) entry.copies = other.copies;
     }
     if (!entry.copies) {
-      auto copies = pack_copies(*std::move(first), weight, options, machine.cold_bytes());
+      auto copies = pack_copies(*std::move(first), weight, work, options, machine.cold_bytes());
       if (!copies.ok()) return copies.status();
       entry.copies = *std::move(copies);
     }
@@ -265,22 +271,31 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
 
 }  // namespace
 
+LinearSpec BenchWork::linear() const {
+  return {.a_dtype = a_dtype,
+          .m_max = m,
+          .epilogue = {.bias = bias, .out = out(), .out_scale = out() == DType::s8 ? kOutScale : 1.0f},
+          .act_scheme = act_scheme,
+          .accumulation = accumulation};
+}
+
+ConvSpec BenchWork::convolution() const {
+  return {.geometry = conv->geometry,
+          .input = conv->input,
+          .output = conv->output,
+          .a_dtype = a_dtype,
+          .batch_max = m,
+          .epilogue = linear().epilogue,
+          .act_scheme = act_scheme,
+          .accumulation = accumulation};
+}
+
+Result<PackedWeight> BenchWork::pack(const QuantTensor& q, const PackOptions& options) const {
+  return conv ? nibble::pack(q, convolution(), options) : nibble::pack(q, linear(), options);
+}
+
 Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& options) const {
-  const EpilogueSpec epilogue{.bias = bias, .out = out(), .out_scale = out() == DType::s8 ? kOutScale : 1.0f};
-  if (!conv)
-    return Plan::linear(
-        weight, {.a_dtype = a_dtype, .m_max = m, .epilogue = epilogue, .act_scheme = act_scheme, .accumulation = accumulation},
-        options);
-  return Plan::conv(weight,
-                    {.geometry = conv->geometry,
-                     .input = conv->input,
-                     .output = conv->output,
-                     .a_dtype = a_dtype,
-                     .batch_max = m,
-                     .epilogue = epilogue,
-                     .act_scheme = act_scheme,
-                     .accumulation = accumulation},
-                    options);
+  return conv ? Plan::conv(weight, convolution(), options) : Plan::linear(weight, linear(), options);
 }
 
 std::int64_t BenchWork::rows() const { return conv ? m * conv->geometry.out_height() * conv->geometry.out_width() : m; }

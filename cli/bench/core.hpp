@@ -58,6 +58,10 @@ struct BenchWork {
   bool bias = false;
   std::optional<ConvShapes> conv = {};
 
+  LinearSpec linear() const;
+  /// Of a convolution.
+  ConvSpec convolution() const;
+  Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) const;
   Result<Plan> plan(const PackedWeight& weight, const PlanOptions& options) const;
   /// Of D: as A is, but no kernel writes FP8.
   DType out() const { return a_dtype == DType::e4m3 ? DType::bf16 : a_dtype; }

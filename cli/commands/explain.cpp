@@ -1,4 +1,4 @@
-// A plan knows one packed weight; here its explanations for several layouts are put together.
+// What explain() says of a layer at a few round values of M and of its modes, put together.
 #include "commands/explain.hpp"
 
 #include <fmt/format.h>
@@ -25,21 +25,16 @@ KernelInfo info_of(std::string_view kernel) {
 
 bool on_gpu(Backend backend) { return backend == Backend::cuda; }
 
-Result<Explanation> explain(const PackedWeight& weight, const KernelQuestion& question, std::int64_t m_max) {
-  LinearSpec spec{.a_dtype = question.a_dtype,
-                  .m_max = m_max,
-                  .epilogue = {},
-                  .act_scheme = question.act_scheme,
-                  .accumulation = question.accumulation};
-  spec.epilogue.bias = weight.has_bias();
-  spec.epilogue.out = question.a_dtype;
-  PlanOptions options;
-  options.machine = question.machine;
-  const auto plan = Plan::linear(weight, spec, options);
-  if (!plan.ok()) return plan.status();
-  Explanation explanation = plan->explain();
+Result<Explanation> ask(const WeightDesc& weight, const KernelQuestion& question, std::int64_t m_max) {
+  const LinearSpec spec{.a_dtype = question.a_dtype,
+                        .m_max = m_max,
+                        .epilogue = {.bias = question.bias, .out = question.a_dtype},
+                        .act_scheme = question.act_scheme,
+                        .accumulation = question.accumulation};
+  auto explanation = explain(weight, spec, {.backend = question.backend}, {.machine = question.machine});
+  if (!explanation.ok()) return explanation.status();
   // What is wrong with a kernel of the other backend is not the layout.
-  for (Explanation::Bucket& bucket : explanation.buckets) {
+  for (Explanation::Bucket& bucket : explanation->buckets) {
     for (Explanation::Candidate& candidate : bucket.candidates) {
       const KernelInfo info = info_of(candidate.kernel);
       if (on_gpu(info.backend) == on_gpu(question.backend)) continue;
@@ -52,43 +47,6 @@ Result<Explanation> explain(const PackedWeight& weight, const KernelQuestion& qu
   return explanation;
 }
 
-// The weight in every layout that a linear kernel of the backend reads: the chosen one first.
-Result<std::vector<PackedWeight>> pack_in_all_layouts(const QuantTensor& q, const KernelQuestion& question) {
-  PackOptions options;
-  options.m_max = kMaxM;
-  options.backend = question.backend;
-  options.act_scheme = question.act_scheme;
-  auto chosen = pack(q, options);
-  if (!chosen.ok()) return chosen.status();
-  std::vector<PackedWeight> packed = {*chosen};
-  std::set<std::string_view> done = {chosen->layout()};
-  for (const KernelInfo& kernel : kernels()) {
-    if (kernel.op != Op::linear || on_gpu(kernel.backend) != on_gpu(question.backend) || !done.insert(kernel.layout).second)
-      continue;
-    options.layout = kernel.layout;
-    if (auto other = pack(q, options); other.ok()) packed.push_back(*std::move(other));
-  }
-  return packed;
-}
-
-// The last bucket of the chosen layout for M up to `m`, with every other kernel judged on the layout it reads.
-Result<Explanation::Bucket> bucket_at(std::span<const PackedWeight> packed, const KernelQuestion& question, std::int64_t m) {
-  auto chosen = explain(packed.front(), question, m);
-  if (!chosen.ok()) return chosen.status();
-  Explanation::Bucket bucket = chosen->buckets.back();
-  for (const PackedWeight& weight : packed.subspan(1)) {
-    const auto other = explain(weight, question, m);
-    if (!other.ok()) continue;
-    for (const Explanation::Candidate& judged : other->buckets.back().candidates) {
-      if (info_of(judged.kernel).layout != weight.layout()) continue;
-      for (Explanation::Candidate& candidate : bucket.candidates) {
-        if (candidate.kernel == judged.kernel) candidate = judged;
-      }
-    }
-  }
-  return bucket;
-}
-
 // Blocks of the weight's own groups where activations can have them, else of 128.
 std::int32_t block_for(const WeightScheme& scheme) {
   const std::int32_t group = scheme.group.k;
@@ -97,8 +55,8 @@ std::int32_t block_for(const WeightScheme& scheme) {
 
 // Every way to run this layer at a few round values of M: activations as they are, quantized while running, and the dense layer as
 // a machine of this roofline could do it at best.
-std::vector<ModeCost> costs_of_modes(const QuantTensor& q, KernelQuestion question) {
-  const GroupShape blocks = GroupShape::group(block_for(q.scheme));
+std::vector<ModeCost> costs_of_modes(const WeightDesc& weight, KernelQuestion question) {
+  const GroupShape blocks = GroupShape::group(block_for(weight.scheme));
   const ActScheme modes[] = {{},
                              {DType::s8},
                              {DType::s8, GroupShape::channel(), ZeroKind::integer},
@@ -108,13 +66,10 @@ std::vector<ModeCost> costs_of_modes(const QuantTensor& q, KernelQuestion questi
   std::vector<ModeCost> costs;
   for (const ActScheme& mode : modes) {
     question.act_scheme = mode;
-    PackOptions options{.m_max = kMaxM, .backend = question.backend, .act_scheme = mode};
-    const auto weight = pack(q, options);
-    if (!weight.ok()) continue;
-    const std::string name = Scheme{q.scheme, mode}.name();
+    const std::string name = Scheme{weight.scheme, mode}.name();
     ModeCost cost{mode.codes == DType::none ? "weight-only" : name.substr(0, name.find('_')), {}, {}};
     for (std::int64_t m : kRoundM) {
-      const auto explanation = explain(*weight, question, m);
+      const auto explanation = ask(weight, question, m);
       if (!explanation.ok() || info_of(explanation->buckets.back().steps.back()).backend == Backend::reference) continue;
       cost.m.push_back(m);
       cost.us.push_back(explanation->buckets.back().cost_us);
@@ -124,7 +79,7 @@ std::vector<ModeCost> costs_of_modes(const QuantTensor& q, KernelQuestion questi
   if (question.machine) {
     ModeCost dense{"dense f32", {}, {}};
     for (std::int64_t m : kRoundM) {
-      const double weights = static_cast<double>(q.n) * static_cast<double>(q.k);
+      const double weights = static_cast<double>(weight.n) * static_cast<double>(weight.k);
       const double read_us = 4e-3 * weights / question.machine->read_gbytes_per_s;
       const double compute_us = 2e-3 * static_cast<double>(m) * weights / question.machine->f32_gflops;
       dense.m.push_back(m);
@@ -200,29 +155,28 @@ std::string others_text(const ExplainedShape& shape) {
 
 }  // namespace
 
-Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion& question) {
-  const auto packed = pack_in_all_layouts(q, question);
-  if (!packed.ok()) return packed.status();
-  const auto whole = explain(packed->front(), question, kMaxM);
+Result<ExplainedShape> explain_shape(const WeightDesc& weight, const KernelQuestion& question) {
+  const auto whole = ask(weight, question, kMaxM);
   if (!whole.ok()) return whole.status();
   std::set<std::int64_t> ends(std::begin(kRoundM), std::end(kRoundM));
   for (const Explanation::Bucket& bucket : whole->buckets) ends.insert(bucket.m_high);
 
   ExplainedShape shape;
-  shape.n = q.n;
-  shape.k = q.k;
-  shape.scheme = Scheme{q.scheme, question.act_scheme}.name();
-  shape.act_order = !q.g_idx.empty();
-  shape.bias = !q.bias.empty();
-  shape.layout = packed->front().layout();
-  shape.modes = costs_of_modes(q, question);
+  shape.n = weight.n;
+  shape.k = weight.k;
+  shape.scheme = Scheme{weight.scheme, question.act_scheme}.name();
+  shape.act_order = weight.act_order;
+  shape.bias = question.bias;
+  shape.layout = whole->layout;
+  shape.modes = costs_of_modes(weight, question);
   std::int64_t low = 1;
   for (std::int64_t high : ends) {
-    auto bucket = bucket_at(*packed, question, high);
-    if (!bucket.ok()) return bucket.status();
-    bucket->m_low = low;
-    bucket->m_high = high;
-    shape.explanation.buckets.push_back(*std::move(bucket));
+    auto explanation = ask(weight, question, high);
+    if (!explanation.ok()) return explanation.status();
+    Explanation::Bucket& bucket = explanation->buckets.back();
+    bucket.m_low = low;
+    bucket.m_high = high;
+    shape.explanation.buckets.push_back(std::move(bucket));
     low = high + 1;
   }
   return shape;

@@ -36,12 +36,13 @@ struct KernelQuestion {
   DType a_dtype = DType::f32;
   ActScheme act_scheme;
   Accumulation accumulation = Accumulation::fast;
+  bool bias = false;                // the layer has one
   std::optional<Roofline> machine;  // the CPU as it was measured
 };
 
-/// Packs `q` in every layout a kernel of the backend reads and asks the planner about each. Buckets are split where the choice
-/// changes and at a few round values of M; their costs are at m_high.
-Result<ExplainedShape> explain_shape(const QuantTensor& q, const KernelQuestion& question);
+/// Asks the planner; nothing is packed. Buckets are split where the choice changes and at a few round values of M; their costs are at
+/// m_high.
+Result<ExplainedShape> explain_shape(const WeightDesc& weight, const KernelQuestion& question);
 
 std::string explained_text(const ExplainedShape& shape, bool colour);
 Json explained_json(const ExplainedShape& shape);

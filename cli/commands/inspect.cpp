@@ -230,7 +230,8 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
     if (!options.explain) continue;
     const auto [at, is_new] = shape_of.try_emplace(shape_key(*module), inspection.shapes.size());
     if (is_new) {
-      auto shape = explain_shape(*q, question);
+      question.bias = !q->bias.empty();
+      auto shape = explain_shape(describe(*q), question);
       if (shape.status().code() == StatusCode::unsupported) {  // no kernel there takes it; the others are still of interest
         add_note(found.notes, Note::Severity::warning, shape.status().message());
         shape_of.erase(at);

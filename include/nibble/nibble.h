@@ -454,15 +454,15 @@ NIB_API nib_status nib_checkpoint_dequantize(const char* in, const char* out, co
 
 /* ---- Packed weights -------------------------------------------------------------------------------------------------------- */
 
-/* For what a weight is packed. */
+/* For what a weight is packed, and where. */
 typedef struct nib_pack_desc {
   size_t struct_size;
-  const nib_context* context; /* NULL: the process-wide pool */
-  const char* layout;         /* by name; NULL: that of the cheapest kernels for M in [1, m_max] */
-  const char* kernel;         /* pack for this kernel, in place of layout and backend */
-  const char* act_scheme;     /* how the plans to come quantize activations, as nib_linear_desc has it */
-  int64_t m_max;              /* the most tokens of the plans to come; 0: 8192 */
-  nib_backend backend;        /* NIB_CUDA: packed on the GPU, into its memory */
+  const nib_context* context;           /* NULL: the process-wide pool */
+  const struct nib_linear_desc* linear; /* the plans to come; NULL: f32 activations and up to 8192 tokens */
+  const struct nib_conv_desc* conv;     /* the same of a convolution, in place of `linear` */
+  const char* layout;                   /* by name; NULL: that of the cheapest kernels for these plans, over all their M */
+  const char* kernel;                   /* pack for this kernel, in place of layout and backend */
+  nib_backend backend;                  /* NIB_CUDA: packed on the GPU, into its memory */
   int32_t reserved;
 } nib_pack_desc;
 
@@ -482,7 +482,8 @@ typedef struct nib_weight_info {
 } nib_weight_info;
 
 /* desc may be NULL. A layout of the GPU can be packed on any machine, by name and with NIB_CPU; nib_upload takes it to a GPU later.
- * Errors: not_found for an unknown layout or kernel; unsupported when it cannot hold the matrix, or without a GPU. */
+ * Errors: those of the plans' descriptors; not_found for an unknown layout or kernel; unsupported when it cannot hold the matrix, or
+ * without a GPU. */
 NIB_API nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* desc, nib_weight** weight);
 /* The exact inverse. */
 NIB_API nib_status nib_unpack(const nib_weight* weight, nib_qtensor** q);

@@ -2,8 +2,9 @@
 //
 //   QuantTensor ──pack──▶ PackedWeight ──plan──▶ Plan ──run──▶ D
 //
-//   auto weight = nibble::pack(quant_tensor);
-//   auto plan   = nibble::Plan::linear(*weight, {.a_dtype = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
+//   nibble::LinearSpec spec{.a_dtype = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}};
+//   auto weight = nibble::pack(quant_tensor, spec);
+//   auto plan   = nibble::Plan::linear(*weight, spec);
 //   std::vector<std::byte> workspace(plan->workspace_bytes());
 //   plan->run(*weight, a, d, {}, workspace);
 #pragma once
@@ -28,6 +29,7 @@
 namespace nibble {
 
 struct PackedWeightData;  // src/layouts/layout.hpp
+struct WeightDesc;
 
 /// A weight in the byte order its kernels stream. Self-describing and immutable; copies share the bytes between threads.
 class PackedWeight {
@@ -53,6 +55,8 @@ class PackedWeight {
   bool has_bias() const;
   /// Whether its input channels are in an order of their own; plans undo that.
   bool act_order() const;
+  /// All of it but the bytes.
+  WeightDesc desc() const;
   /// For kernels.
   const PackedWeightData& data() const { return *data_; }
 
@@ -60,20 +64,56 @@ class PackedWeight {
   std::shared_ptr<const PackedWeightData> data_;
 };
 
-/// For what a weight is packed.
+/// What a plan for a linear layer has to know.
+struct LinearSpec {
+  DType a_dtype = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `act_scheme` says
+  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max], at most kMaxSize; m_max·N and m_max·K at most kMaxElements
+  EpilogueSpec epilogue = {};  // the type of D among it
+  /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
+  /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
+  ActScheme act_scheme = {};
+  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
+
+  friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
+};
+
+/// What a plan for W itself has to know.
+struct DequantizeSpec {
+  DType out = DType::f32;   // f32, f16 or bf16
+  bool transposed = false;  // false: D[N,K]; true: D[K,N]
+
+  friend bool operator==(const DequantizeSpec&, const DequantizeSpec&) = default;
+};
+
+/// What packing and planning know of a weight: all but its bytes.
+struct WeightDesc {
+  WeightScheme scheme;
+  std::int64_t n = 0, k = 0;                   // W[N,K]
+  DType zero_type = DType::none;               // of zero points or offsets, where the scheme has some
+  Extent filter = {};                          // of a convolution; 1×1 of every linear layer
+  bool act_order = false;                      // input channels are in an order of their own
+  bool prescale = false;                       // A is multiplied by a scale per channel first
+  std::optional<StaticActs> static_acts = {};  // known beforehand: scales per tensor
+};
+/// Of a quantized weight.
+WeightDesc describe(const QuantTensor& q);
+
+/// Where a weight is packed, and what is chosen for it beforehand.
 struct PackOptions {
-  std::string layout = {};         // empty: the layout of the cheapest kernel for m in [1, m_max]
-  std::int64_t m_max = 1 << 13;    // the most tokens of the plans to come, 1 … kMaxSize
+  std::string layout = {};         // empty: the layout of the cheapest kernels over all M of the specification
   std::string kernel = {};         // pack for this kernel (by name); overrides layout and backend
   Executor* executor = nullptr;    // null: default_executor()
   Backend backend = Backend::cpu;  // cuda: packed on the current GPU, into its memory
-  ActScheme act_scheme = {};       // how the plans to come quantize activations: LinearSpec::act_scheme
 };
 
-/// Rearranges `q` for a kernel. A layout of the GPU can be packed on any machine, by name and with Backend::cpu; upload() takes the
-/// result to a GPU later.
-/// Errors: invalid_argument when q.validate() fails or the layout is not for the backend; not_found for an unknown layout;
-/// unsupported when the layout cannot hold the weight, or without a GPU; io_error without memory.
+/// Rearranges `q` for the kernels of the plans to come, which `spec` specifies. A layout of the GPU can be packed on any machine, by
+/// name and with Backend::cpu; upload() takes the result to a GPU later.
+/// Errors: invalid_argument when q.validate() fails, the specification contradicts itself or the layout is not for the backend;
+/// not_found for an unknown layout; unsupported when the layout cannot hold the weight, or without a GPU; io_error without memory.
+Result<PackedWeight> pack(const QuantTensor& q, const LinearSpec& spec, const PackOptions& options = {});
+/// For a convolution.
+Result<PackedWeight> pack(const QuantTensor& q, const ConvSpec& spec, const PackOptions& options = {});
+/// For linear layers of f32 activations and up to 8192 tokens.
 Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options = {});
 /// The exact inverse: unpack(pack(q)) == q. Copies from device memory first.
 Result<QuantTensor> unpack(const PackedWeight& weight);
@@ -116,27 +156,6 @@ struct LayoutInfo {
 /// All packed layouts of this build.
 std::vector<LayoutInfo> layouts();
 
-/// What a plan for a linear layer has to know.
-struct LinearSpec {
-  DType a_dtype = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `act_scheme` says
-  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max], at most kMaxSize; m_max·N and m_max·K at most kMaxElements
-  EpilogueSpec epilogue = {};  // the type of D among it
-  /// codes none: A is multiplied as it is, to f32 accuracy. s8, e4m3: A is quantized while running, as docs/accuracy.md defines it,
-  /// and the codes are multiplied: per token, per block of group.k input channels, or per tensor with the weight's static_acts.
-  ActScheme act_scheme = {};
-  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
-
-  friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
-};
-
-/// What a plan for W itself has to know.
-struct DequantizeSpec {
-  DType out = DType::f32;   // f32, f16 or bf16
-  bool transposed = false;  // false: D[N,K]; true: D[K,N]
-
-  friend bool operator==(const DequantizeSpec&, const DequantizeSpec&) = default;
-};
-
 /// What may be chosen, and for which machine.
 struct PlanOptions {
   std::string kernel = {};      // force this main kernel; empty: NIBBLE_KERNEL from the environment, else by cost
@@ -164,7 +183,16 @@ struct Explanation {
     std::vector<Candidate> candidates;    // every kernel of the operation
   };
   std::vector<Bucket> buckets;  // by rising M, without gaps
+  std::string_view layout;      // of the weight; of explain() that which pack() chooses
 };
+
+/// What pack() and Plan::linear() would decide for such a weight, without one. Candidates of other layouts are judged as if the weight
+/// were packed for them. Errors: those of both.
+Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& packing = {},
+                            const PlanOptions& options = {});
+/// The same for a convolution.
+Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& packing = {},
+                            const PlanOptions& options = {});
 
 /// An immutable decision: which kernels to run, in which order, for every M up to m_max. Share it between all layers of one
 /// shape and scheme, and between threads.

@@ -52,7 +52,7 @@ struct VerifyConvSpec {
   float outliers = 1.0f;            // as VerifySpec::outliers
   std::int64_t sample_columns = 0;  // check this many evenly spread output channels; 0: all of them
   PlanOptions plan = {};            // plan.kernel: the kernel to try
-  PackOptions pack = {};            // m_max: the output's pixels, whatever it says
+  PackOptions pack = {};            // pack.backend: where
 };
 
 /// The same for a convolution, pixel by pixel; `q.filter` is the geometry's.

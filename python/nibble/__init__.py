@@ -161,19 +161,22 @@ def quantization_error(w: Array, q: QuantTensor) -> QuantError:
 
 
 def pack(
-    q: QuantTensor, *, backend: str = "cpu", act_scheme: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13,
+    q: QuantTensor, *, backend: str = "cpu", a_dtype: Any = "f32", act_scheme: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13,
     accumulation: str = "fast",
 ) -> PackedWeight:  # fmt: skip
     """Rearranges q for the kernels of a backend, "cpu" or "cuda" (the current GPU, into its memory).
 
-    act_scheme: how linear() quantizes activations while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
+    a_dtype: the type of the activations to come. act_scheme: how linear() quantizes them while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
     all. A whole scheme, "s8r_u4zg128", may be given too. layout, kernel: by name, in place of a choice by cost for M up to m_max.
     accumulation: how products of FP8 codes are added up where there is a choice, on GPUs of compute capability 9.0: "fast", or "precise",
     whose error does not grow with K.
     Raises Unsupported when no layout can hold q, or without a GPU.
     """
     return PackedWeight(
-        _core.pack(q, backend=backend, act_scheme=act_scheme, layout=layout, kernel=kernel, m_max=m_max, accumulation=accumulation)
+        _core.pack(
+            q, backend=backend, a_dtype=_arrays.token(a_dtype), act_scheme=act_scheme, layout=layout, kernel=kernel, m_max=m_max,
+            accumulation=accumulation,
+        )
     )
 
 
@@ -181,7 +184,7 @@ def _repack(q: QuantTensor, backend: str, act_scheme: str, layout: str, accumula
     return pack(q, backend=backend, act_scheme=act_scheme, layout=layout, accumulation=accumulation)
 
 
-_FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit", "kernel")
+_FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit", "filter")
 
 
 def _fields(q: QuantTensor, **replaced: Any) -> dict[str, Any]:
@@ -208,9 +211,9 @@ def _padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
     return h, h, w, w
 
 
-def _covered(size: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:
+def _covered(size: int, before: int, after: int, filter: int, stride: int, dilation: int) -> int:
     """How many outputs there are along a dimension."""
-    return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+    return (size + before + after - dilation * (filter - 1) - 1) // stride + 1
 
 
 class PackedWeight:
@@ -224,7 +227,7 @@ class PackedWeight:
         self.k: int = weight.k
         self.scheme: str = weight.scheme
         self.scale: str = weight.scale
-        self.kernel: tuple[int, int] = weight.kernel
+        self.filter: tuple[int, int] = weight.filter
         self.layout: str = weight.layout
         self.backend: str = weight.backend
         self.device = ("cuda", weight.gpu) if weight.backend == "cuda" else _arrays.CPU

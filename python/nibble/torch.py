@@ -213,8 +213,8 @@ def _fake_conv2d(
 ) -> Tensor:  # fmt: skip
     w = _weight(weight)
     b, _, h, width = x.shape
-    h = nibble._covered(h, padding[0], padding[1], w.kernel[0], stride[0], dilation[0])
-    width = nibble._covered(width, padding[2], padding[3], w.kernel[1], stride[1], dilation[1])
+    h = nibble._covered(h, padding[0], padding[1], w.filter[0], stride[0], dilation[0])
+    width = nibble._covered(width, padding[2], padding[3], w.filter[1], stride[1], dilation[1])
     if _arrays.channels_last(x):
         return x.new_empty((b, h, width, w.n), dtype=out_dtype or x.dtype).permute(0, 3, 1, 2)
     return x.new_empty((b, w.n, h, width), dtype=out_dtype or x.dtype)
@@ -230,7 +230,7 @@ def _conv_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         raise NotImplementedError(f"nibble::conv2d has no gradient through {ctx.activation}; apply it to the result instead")
     packed = _weight(ctx.weight)
     rows = torch.ops.nibble.dequantize(ctx.weight, gradient.dtype, gradient.device)
-    w = rows.unflatten(1, (*packed.kernel, -1)).permute(0, 3, 1, 2)
+    w = rows.unflatten(1, (*packed.filter, -1)).permute(0, 3, 1, 2)
     b, c, height, width = ctx.x_shape
     top, bottom, left, right = ctx.padding
     padded = (b, c, height + top + bottom, width + left + right)
@@ -422,8 +422,8 @@ class QuantConv2d(_Quantized):
         super().__init__(weight, **options)
         self.stride, self.padding, self.dilation = nibble._pair(stride), nibble._padding(padding), nibble._pair(dilation)
         self.groups = groups
-        self.in_channels, self.out_channels = self.weight.k * groups // math.prod(self.weight.kernel), self.weight.n
-        self.kernel_size = self.weight.kernel
+        self.in_channels, self.out_channels = self.weight.k * groups // math.prod(self.weight.filter), self.weight.n
+        self.kernel_size = self.weight.filter
 
     @classmethod
     def from_float(cls, module: nn.Conv2d, scheme: str = "u4b8g128", **options: Any) -> QuantConv2d:

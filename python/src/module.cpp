@@ -177,7 +177,7 @@ std::optional<NumpyArray> field(nb::handle self, const Tensor& t) {
 
 QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
                               OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
-                              std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair kernel) {
+                              std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter) {
   const auto optional_copy = [](nb::handle object, const char* what, bool floats) {
     if (object.is_none()) return Tensor();
     Input input(object, what);
@@ -208,7 +208,7 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   q.scale2 = scale2;
   if (static_acts) q.static_acts = StaticActs{static_acts->first, static_acts->second};
   q.act_limit = act_limit;
-  q.filter = {kernel.first, kernel.second};
+  q.filter = {filter.first, filter.second};
   check(q.validate());
   return q;
 }
@@ -224,15 +224,15 @@ void bind_tensors(nb::module_& m) {
           "__init__",
           [](QuantTensor* self, std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
              OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
-             std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair kernel) {
+             std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter) {
             new (self) QuantTensor(
-                make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts, act_limit, kernel));
+                make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts, act_limit, filter));
           },
           "scheme"_a, "codes"_a, "scales"_a, "zeros"_a = nb::none(), nb::kw_only(), "scale2"_a = nb::none(),
           "g_idx"_a = nb::none(), "prescale"_a = nb::none(), "bias"_a = nb::none(), "static_acts"_a = nb::none(),
-          "act_limit"_a = nb::none(), "kernel"_a = Pair(1, 1),
+          "act_limit"_a = nb::none(), "filter"_a = Pair(1, 1),
           "Copies arrays of host memory: codes [N,K], one a byte; scales and zeros [rows, groups] as the scheme says; g_idx [K]; "
-          "prescale [K]; bias [N]. kernel: (height, width) of a convolution, whose K is in the order kh, kw, channel. Raises "
+          "prescale [K]; bias [N]. filter: (height, width) of a convolution, whose K is in the order kh, kw, channel. Raises "
           "InvalidArgument for what contradicts the scheme.")
       .def_prop_ro(
           "scheme", [](const QuantTensor& q) { return q.scheme.name(); }, "\"u4zg128\"")
@@ -282,7 +282,7 @@ void bind_tensors(nb::module_& m) {
           "(scale, zero point) of all activations, or None.")
       .def_ro("act_limit", &QuantTensor::act_limit, "Magnitudes of activations saturate there before a scale is found, or None.")
       .def_prop_ro(
-          "kernel", [](const QuantTensor& q) { return Pair(q.filter.h, q.filter.w); },
+          "filter", [](const QuantTensor& q) { return Pair(q.filter.h, q.filter.w); },
           "(height, width) of a convolution's; (1, 1) of linear layers.")
       .def_prop_ro("bits_per_weight", &QuantTensor::bits_per_weight, "Scales and all the rest included.")
       .def(
@@ -384,7 +384,7 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("scale", [](const Weight& w) { return name(w.packed.scheme().scale); })
       .def_prop_ro("n", [](const Weight& w) { return w.packed.n(); })
       .def_prop_ro("k", [](const Weight& w) { return w.packed.k(); })
-      .def_prop_ro("kernel", [](const Weight& w) { return Pair(w.packed.filter().h, w.packed.filter().w); })
+      .def_prop_ro("filter", [](const Weight& w) { return Pair(w.packed.filter().h, w.packed.filter().w); })
       .def_prop_ro("layout", [](const Weight& w) { return w.packed.layout(); })
       .def_prop_ro("backend", [](const Weight& w) { return name(w.packed.backend()); })
       .def_ro("gpu", &Weight::gpu, "Which has it, of a weight on one.")
@@ -434,15 +434,18 @@ void bind_weights(nb::module_& m) {
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
 
-Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view act_scheme, const std::string& layout,
-                   const std::string& kernel, std::int64_t m_max, std::string_view accumulation) {
-  PackOptions options{.layout = layout, .m_max = m_max, .kernel = kernel, .act_scheme = act_from(act_scheme)};
+Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view a_dtype, std::string_view act_scheme,
+                   const std::string& layout, const std::string& kernel, std::int64_t m_max, std::string_view accumulation) {
+  const LinearSpec spec{.a_dtype = dtype_from(a_dtype),
+                        .m_max = m_max,
+                        .act_scheme = act_from(act_scheme),
+                        .accumulation = accumulation_from(accumulation)};
+  PackOptions options{.layout = layout, .kernel = kernel};
   if (backend != "cpu" && backend != "cuda")
     throw Failure(StatusCode::invalid_argument, "'" + std::string(backend) + "' is no backend; write cpu or cuda");
   options.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
-  const Accumulation sums = accumulation_from(accumulation);
   nb::gil_scoped_release release;
-  Weight weight{.packed = check(pack(q, options)), .act_scheme = options.act_scheme, .accumulation = sums};
+  Weight weight{.packed = check(pack(q, spec, options)), .act_scheme = spec.act_scheme, .accumulation = spec.accumulation};
   if (options.backend == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
   return weight;
 }
@@ -620,8 +623,6 @@ VerifyReport verify(const QuantTensor& q, std::string_view a_dtype, std::int64_t
                   .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
   spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
-  spec.pack.m_max = m;
-  spec.pack.act_scheme = spec.linear.act_scheme;
   return check(verify_linear(q, spec));
 }
 
@@ -653,7 +654,6 @@ VerifyReport verify_images(const QuantTensor& q, std::pair<std::int64_t, std::in
       .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
   spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
-  spec.pack.act_scheme = spec.conv.act_scheme;
   return check(verify_conv(q, spec));
 }
 
@@ -703,8 +703,8 @@ nb::dict roofline() {
 }
 
 void bind_functions(nb::module_& m) {
-  m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "act_scheme"_a = "", "layout"_a = "", "kernel"_a = "",
-        "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast");
+  m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "a_dtype"_a = "f32", "act_scheme"_a = "",
+        "layout"_a = "", "kernel"_a = "", "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast");
   for (const auto& [function, how] : {std::pair("quantize", &quantize), std::pair("quantize_conv", &quantize_conv)})
     m.def(
         function,

@@ -6,15 +6,12 @@ using namespace nibble;
 namespace nibble::c_api {
 namespace {
 
-Result<PackOptions> pack_options(const nib_pack_desc* given) {
-  NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
+Result<PackOptions> pack_options(const nib_pack_desc& desc) {
   PackOptions options;
   options.layout = text_or(desc.layout, "");
   options.kernel = text_or(desc.kernel, "");
-  if (desc.m_max != 0) options.m_max = desc.m_max;
   NIBBLE_ASSIGN_OR_RETURN(options.executor, executor(desc.context));
   NIBBLE_ASSIGN_OR_RETURN(options.backend, backend(desc.backend));
-  NIBBLE_ASSIGN_OR_RETURN(options.act_scheme, act_scheme(desc.act_scheme));
   return options;
 }
 
@@ -185,11 +182,20 @@ Status dequantize_tensors(const nib_checkpoint_tensors* given, const nib_view* t
 
 using namespace nibble::c_api;
 
-nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* desc, nib_weight** weight) {
+nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* given, nib_weight** weight) {
   return create(weight, [&]() -> Result<PackedWeight> {
     NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
+    NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
     NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(desc));
-    return pack(named->q, options);
+    if (desc.linear != nullptr && desc.conv != nullptr)
+      return error(StatusCode::invalid_argument, "nib_pack_desc has both linear and conv: a weight is packed for one of them");
+    if (desc.conv != nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(named->q.n, named->q.k, named->q.filter, desc.conv));
+      return pack(named->q, spec, options);
+    }
+    if (desc.linear == nullptr) return pack(named->q, options);
+    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc.linear));
+    return pack(named->q, spec, options);
   });
 }
 
@@ -310,7 +316,8 @@ nib_status nib_verify(const nib_qtensor* q, const nib_verify_desc* given, nib_ve
       return error(StatusCode::invalid_argument, "nib_verify_desc.sample_columns={} is negative", desc.sample_columns);
     NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(desc.context));
     const auto verified = [&](auto spec, const auto& verify) -> Result<VerifyReport> {
-      NIBBLE_ASSIGN_OR_RETURN(spec.pack, pack_options(desc.pack));
+      NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc packing, read("nib_pack_desc", desc.pack, true));
+      NIBBLE_ASSIGN_OR_RETURN(spec.pack, pack_options(packing));
       NIBBLE_ASSIGN_OR_RETURN(spec.plan, plan_options(desc.plan));
       if (desc.seed != 0) spec.seed = desc.seed;
       if (desc.outliers != 0) spec.outliers = desc.outliers;

@@ -73,8 +73,8 @@ struct Layout {
   void (*unpack)(const PackedWeightData& packed, QuantTensor& q);
 };
 
-/// Why the layout cannot hold `q`; empty when it can.
-std::string refusal(const Layout& layout, const QuantTensor& q);
+/// Why the layout cannot hold such a weight; empty when it can.
+std::string refusal(const Layout& layout, const WeightScheme& scheme, DType zero_type, std::int64_t k);
 
 /// All layouts.
 std::span<const Layout* const> layout_table();

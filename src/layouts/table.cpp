@@ -17,8 +17,8 @@ const Layout* find_layout(std::string_view name) {
   return it == table.end() ? nullptr : *it;
 }
 
-std::string refusal(const Layout& layout, const QuantTensor& q) {
-  return layout.refusal == nullptr ? std::string() : layout.refusal(q.scheme, q.zeros.dtype, q.k);
+std::string refusal(const Layout& layout, const WeightScheme& scheme, DType zero_type, std::int64_t k) {
+  return layout.refusal == nullptr ? std::string() : layout.refusal(scheme, zero_type, k);
 }
 
 }  // namespace nibble

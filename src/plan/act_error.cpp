@@ -35,10 +35,10 @@ Result<Tensor> inputs_of(const QuantTensor& q, const ActErrorSpec& spec) {
 
 /// D with the activations quantized as `mode` says.
 Result<Tensor> run_mode(const QuantTensor& q, const ActScheme& mode, const Tensor& a, Executor& executor) {
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, {.m_max = a.shape[0], .executor = &executor, .act_scheme = mode}));
-  NIBBLE_ASSIGN_OR_RETURN(const Plan plan,
-                          Plan::linear(weight, {.a_dtype = a.dtype, .m_max = a.shape[0], .act_scheme = mode},
-                                       {.allow_reference = mode.codes == DType::none, .threads = executor.threads()}));
+  const LinearSpec spec{.a_dtype = a.dtype, .m_max = a.shape[0], .act_scheme = mode};
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, spec, {.executor = &executor}));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const Plan plan, Plan::linear(weight, spec, {.allow_reference = mode.codes == DType::none, .threads = executor.threads()}));
   Tensor d(DType::f32, {a.shape[0], q.n});
   std::vector<std::byte> workspace(plan.workspace_bytes());
   NIBBLE_RETURN_IF_ERROR(plan.run(weight, ConstTensorView(a.bytes.data(), a.dtype, {a.shape[0], q.k}),

@@ -9,32 +9,32 @@
 #include "core/error.hpp"
 #include "core/sizes.hpp"
 #include "nibble/cuda.hpp"
+#include "plan/check.hpp"
 
 namespace nibble {
+
+Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::string_view forced, bool allow_reference) {
+  Status status = kernel.accepts(kernel, problem);
+  if (status.ok() && !forced.empty() && kernel.name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
+  if (status.ok() && kernel.backend == Backend::reference && !allow_reference)
+    status = error(StatusCode::unsupported, "the reference is not allowed here");
+  if (status.ok() && forced.empty() && problem.m < kernel.least_m)
+    status = error(StatusCode::unsupported, "is for M of {} and more; {} rows leave most of its tile empty", kernel.least_m,
+                   problem.m);
+  if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
+  return {.kernel = kernel.name, .accepted = true, .cost_us = kernel.cost_us(kernel, problem)};
+}
 
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice;
   for (const Kernel* kernel : kernel_table()) {
     if (kernel->op != problem.op) continue;
-    Explanation::Candidate candidate{.kernel = kernel->name};
-    Status status = kernel->accepts(*kernel, problem);
-    if (status.ok() && !forced.empty() && kernel->name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
-    if (status.ok() && kernel->backend == Backend::reference && !allow_reference)
-      status = error(StatusCode::unsupported, "the reference is not allowed here");
-    if (status.ok() && forced.empty() && problem.m < kernel->least_m)
-      status = error(StatusCode::unsupported, "is for M of {} and more; {} rows leave most of its tile empty", kernel->least_m,
-                     problem.m);
-    if (status.ok()) {
-      candidate.accepted = true;
-      candidate.cost_us = kernel->cost_us(*kernel, problem);
-      const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
-      const bool beats = kernel->backend != Backend::reference && candidate.cost_us < choice.cost_us;
-      if (choice.kernel == nullptr || replaces_reference || beats) {
-        choice.kernel = kernel;
-        choice.cost_us = candidate.cost_us;
-      }
-    } else {
-      candidate.refusal = status.message();
+    Explanation::Candidate candidate = judge(*kernel, problem, forced, allow_reference);
+    const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
+    const bool beats = kernel->backend != Backend::reference && candidate.cost_us < choice.cost_us;
+    if (candidate.accepted && (choice.kernel == nullptr || replaces_reference || beats)) {
+      choice.kernel = kernel;
+      choice.cost_us = candidate.cost_us;
     }
     choice.candidates.push_back(std::move(candidate));
   }
@@ -59,21 +59,74 @@ Result<std::string_view> forced_kernel(std::string_view requested, Op op) {
   return kernel.name;
 }
 
+bool forces_conv(std::string_view requested) {
+  const auto forced = forced_kernel(requested, Op::conv);
+  return forced.ok() && !forced->empty();
+}
+
 namespace {
+
+/// What every operation with a weight tells the kernels.
+template <typename Spec>
+Problem ask(Op op, const WeightDesc& weight, const Spec& spec, const Roofline& machine) {
+  return {.op = op,
+          .n = weight.n,
+          .k = weight.k,
+          .scheme = weight.scheme,
+          .zero_type = weight.zero_type,
+          .a_dtype = spec.a_dtype,
+          .epilogue = spec.epilogue,
+          .act_scheme = spec.act_scheme,
+          .accumulation = spec.accumulation,
+          .permutes_k = weight.act_order,
+          .prescales_k = weight.prescale,
+          .machine = machine};
+}
+
+}  // namespace
+
+Result<Problem> problem_of(const WeightDesc& weight, const LinearSpec& spec, const Roofline& machine) {
+  NIBBLE_RETURN_IF_ERROR(check_spec(weight, spec));
+  return ask(Op::linear, weight, spec, machine);
+}
+
+Result<Problem> problem_of(const WeightDesc& weight, const ConvSpec& spec, const Roofline& machine) {
+  NIBBLE_RETURN_IF_ERROR(check_spec(weight, spec));
+  Problem problem = ask(Op::conv, weight, spec, machine);
+  problem.geometry = spec.geometry;
+  problem.input = spec.input;
+  problem.output = spec.output;
+  return problem;
+}
+
+std::optional<LinearSpec> as_linear(const ConvSpec& spec) {
+  const ConvGeometry& geometry = spec.geometry;
+  const bool flat =
+      (spec.input == ImageLayout::nhwc && spec.output == ImageLayout::nhwc) || geometry.height * geometry.width == 1;
+  if (!geometry.pointwise() || !flat) return std::nullopt;
+  return LinearSpec{.a_dtype = spec.a_dtype,
+                    .m_max = spec.batch_max * geometry.height * geometry.width,
+                    .epilogue = spec.epilogue,
+                    .act_scheme = spec.act_scheme,
+                    .accumulation = spec.accumulation};
+}
+
+namespace {
+
+std::string refusal(const Layout& layout, const Problem& problem) {
+  return refusal(layout, problem.scheme, problem.zero_type, problem.k);
+}
 
 /// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max. The reference counts only where
 /// there is no other kernel: what it is predicted to take for a small weight is less than a launch of any other.
-Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& options, Backend memory) {
-  Problem problem{
-      .n = q.n, .k = q.k, .scheme = q.scheme, .zero_type = q.zeros.dtype, .memory = memory, .act_scheme = options.act_scheme};
-  problem.machine = assumed_roofline((options.executor != nullptr ? *options.executor : default_executor()).threads());
+Result<const Layout*> cheapest_layout(Problem problem, std::int64_t m_max) {
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
   std::string reasons;
   std::vector<const Layout*> candidates;
   for (const Layout* layout : layout_table()) {
-    if (layout->backend != memory) continue;
-    if (const std::string reason = refusal(*layout, q); reason.empty())
+    if (layout->backend != problem.memory) continue;
+    if (const std::string reason = refusal(*layout, problem); reason.empty())
       candidates.push_back(layout);
     else
       reasons += fmt::format("; layout {}: {}", layout->name, reason);
@@ -83,7 +136,7 @@ Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& o
     for (const Layout* layout : candidates) {
       problem.layout = layout->name;
       double log_cost = 0;
-      for (std::int64_t m = 1; m <= std::max<std::int64_t>(1, options.m_max); m *= 4) {
+      for (std::int64_t m = 1; m <= m_max; m *= 4) {
         problem.m = m;
         const Choice choice = choose_kernel(problem, {}, allow_reference);
         log_cost += choice.kernel == nullptr ? std::numeric_limits<double>::infinity() : std::log(choice.cost_us);
@@ -95,21 +148,19 @@ Result<const Layout*> cheapest_layout(const QuantTensor& q, const PackOptions& o
     }
   }
   if (best == nullptr)
-    return error(StatusCode::unsupported, "no {} kernel of this build takes scheme {} (W[{},{}]){}", name(memory),
-                 q.scheme.name(), q.n, q.k, reasons);
+    return error(StatusCode::unsupported, "no {} kernel of this build takes scheme {} (W[{},{}]){}", name(problem.memory),
+                 Scheme{problem.scheme, problem.act_scheme}.name(), problem.n, problem.k, reasons);
   return best;
 }
 
 }  // namespace
 
-Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options) {
-  NIBBLE_RETURN_IF_ERROR(check_environment());
-  NIBBLE_RETURN_IF_ERROR(check_sizes({{"m_max", options.m_max}}));
+Result<Packing> choose_packing(const Problem& problem, std::int64_t m_max, const PackOptions& options) {
   std::string_view wanted = options.layout;
   Backend memory = options.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
   if (!options.kernel.empty() || wanted.empty()) {
     const Kernel* named = find_kernel(options.kernel);
-    const Op op = named != nullptr && named->op == Op::conv ? Op::conv : Op::linear;
+    const Op op = named != nullptr && (named->op == Op::conv || named->op == Op::linear) ? named->op : problem.op;
     NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, op));
     if (!forced.empty()) {
       const Kernel& kernel = *find_kernel(forced);
@@ -117,18 +168,84 @@ Result<Packing> choose_packing(const QuantTensor& q, const PackOptions& options)
       memory = kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
     }
   }
-  if (memory == Backend::cuda) NIBBLE_RETURN_IF_ERROR(this_gpu().status().with_context("packing on the GPU"));
+  if (memory == Backend::cuda && !problem.gpu) NIBBLE_RETURN_IF_ERROR(this_gpu().status().with_context("packing on the GPU"));
   if (wanted.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const Layout* layout, cheapest_layout(q, options, memory));
+    Problem open = problem;
+    open.memory = memory;
+    NIBBLE_ASSIGN_OR_RETURN(const Layout* layout, cheapest_layout(std::move(open), m_max));
     return Packing{layout, memory};
   }
   const Layout* layout = find_layout(wanted);
   if (layout == nullptr) return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", wanted);
   if (memory == Backend::cuda && layout->backend != Backend::cuda)
     return error(StatusCode::invalid_argument, "layout {} is not for the GPU; leave the layout or the backend open", wanted);
-  if (const std::string reason = refusal(*layout, q); !reason.empty())
-    return error(StatusCode::unsupported, "layout {} cannot hold W[{},{}] {}: {}", wanted, q.n, q.k, q.scheme.name(), reason);
+  if (const std::string reason = refusal(*layout, problem); !reason.empty())
+    return error(StatusCode::unsupported, "layout {} cannot hold W[{},{}] {}: {}", wanted, problem.n, problem.k,
+                 problem.scheme.name(), reason);
   return Packing{layout, memory};
+}
+
+Problem preparing(Problem problem, ActForm form) {
+  problem.op = Op::prepare;
+  problem.form = form;
+  problem.layout = {};
+  return problem;
+}
+
+namespace {
+
+/// Chooses for one M; an error lists every refusal, or that of the forced kernel.
+Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
+  Choice choice = choose_kernel(problem, forced, allow_reference);
+  if (choice.kernel == nullptr && !forced.empty()) return forced_refusal(problem, choice, forced);
+  if (choice.kernel == nullptr)
+    return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
+                 problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(choice));
+  Bucket bucket{.m_low = problem.m,
+                .m_high = problem.m,
+                .main = choice.kernel,
+                .cost_us = choice.cost_us,
+                .candidates = std::move(choice.candidates)};
+  if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
+    const Choice first = choose_kernel(preparing(problem, choice.kernel->form), {}, true);
+    if (first.kernel == nullptr)
+      return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act,
+                   choice.kernel->name, refusals(first));
+    bucket.prepare = first.kernel;
+    bucket.cost_us += first.cost_us;
+  }
+  return bucket;
+}
+
+}  // namespace
+
+Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, std::string_view forced, bool allow_reference) {
+  std::vector<Bucket> buckets;
+  for (std::int64_t low = 1; low <= m_max;) {
+    const std::int64_t high = low == 1 ? 1 : std::min(m_max, (low - 1) * 2);
+    problem.m = high;
+    NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, allow_reference));
+    bucket.m_low = low;
+    if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare) {
+      bucket.m_low = buckets.back().m_low;
+      buckets.back() = std::move(bucket);
+    } else {
+      buckets.push_back(std::move(bucket));
+    }
+    low = high + 1;
+  }
+  return buckets;
+}
+
+Explanation explanation_of(const std::vector<Bucket>& buckets, std::string_view layout) {
+  Explanation explanation{.layout = layout};
+  for (const Bucket& b : buckets) {
+    Explanation::Bucket out{.m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = b.candidates};
+    if (b.prepare != nullptr) out.steps.push_back(b.prepare->name);
+    out.steps.push_back(b.main->name);
+    explanation.buckets.push_back(std::move(out));
+  }
+  return explanation;
 }
 
 Status forced_refusal(const Problem& problem, const Choice& choice, std::string_view forced) {

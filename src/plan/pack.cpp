@@ -1,4 +1,4 @@
-// Packing: a layout is chosen, its bytes are filled.
+// Packing: a layout is chosen, its bytes are filled; and the same question without bytes.
 #include <algorithm>
 #include <new>
 #include <numeric>
@@ -7,6 +7,7 @@
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/plan.hpp"
+#include "plan/check.hpp"
 #include "plan/choose.hpp"
 
 namespace nibble {
@@ -27,12 +28,49 @@ std::span<const std::byte> PackedWeight::bytes() const { return data_->bytes.spa
 bool PackedWeight::has_bias() const { return !data_->bias.empty(); }
 bool PackedWeight::act_order() const { return !data_->perm.empty(); }
 
-Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) try {
-  NIBBLE_RETURN_IF_ERROR(q.validate());
-  const DType zero_type = q.zeros.dtype;
-  NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(q, options));
-  const Layout* layout = packing.layout;
+WeightDesc describe(const QuantTensor& q) {
+  return {.scheme = q.scheme,
+          .n = q.n,
+          .k = q.k,
+          .zero_type = q.zeros.dtype,
+          .filter = q.filter,
+          .act_order = !q.g_idx.empty(),
+          .prescale = !q.prescale.empty(),
+          .static_acts = q.static_acts};
+}
 
+WeightDesc PackedWeight::desc() const {
+  return {.scheme = data_->scheme,
+          .n = data_->n,
+          .k = data_->k,
+          .zero_type = data_->zero_type,
+          .filter = data_->filter,
+          .act_order = !data_->perm.empty(),
+          .prescale = !data_->prescale.empty(),
+          .static_acts = data_->static_acts};
+}
+
+namespace {
+
+/// Executors of a machine that may be chosen for, and run.
+Executor& executor_of(const PackOptions& options) { return options.executor != nullptr ? *options.executor : default_executor(); }
+
+/// Where a weight goes for the plans that `spec` specifies.
+Result<Packing> packing_for(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& options,
+                            const Roofline& machine) {
+  NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight, spec, machine));
+  return choose_packing(problem, spec.m_max, options);
+}
+Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& options, const Roofline& machine) {
+  NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight, spec, machine));
+  if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
+    return packing_for(weight, *linear, options, machine);
+  return choose_packing(problem, spec.batch_max, options);
+}
+
+Result<PackedWeight> pack_in(const QuantTensor& q, const Packing& packing, const PackOptions& options) {
+  const DType zero_type = q.zeros.dtype;
+  const Layout* layout = packing.layout;
   auto packed = std::make_shared<PackedWeightData>();
   packed->layout = layout;
   packed->scheme = q.scheme;
@@ -52,7 +90,7 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) try 
     std::iota(packed->perm.begin(), packed->perm.end(), 0);
     std::ranges::stable_sort(packed->perm, {}, [&](std::int32_t k) { return q.g_idx[static_cast<std::size_t>(k)]; });
   }
-  Executor& executor = options.executor != nullptr ? *options.executor : default_executor();
+  Executor& executor = executor_of(options);
   try {
     if (packing.memory == Backend::cuda) {
       NIBBLE_RETURN_IF_ERROR(cuda::pack(q, *packed, executor));
@@ -65,8 +103,79 @@ Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) try 
                  layout->size(q.scheme, zero_type, q.n, q.k), q.n, q.k, layout->name);
   }
   return PackedWeight(std::move(packed));
+}
+
+template <class Spec>
+Result<PackedWeight> pack_for(const QuantTensor& q, const Spec& spec, const PackOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
+  NIBBLE_RETURN_IF_ERROR(q.validate());
+  NIBBLE_ASSIGN_OR_RETURN(const Packing packing,
+                          packing_for(describe(q), spec, options, assumed_roofline(executor_of(options).threads())));
+  return pack_in(q, packing, options);
 } catch (...) {
   return caught();
+}
+
+/// Judges candidates that read another layout as if the weight were packed for it.
+void judge_others(Explanation::Bucket& bucket, Problem problem, std::string_view chosen, bool allow_reference) {
+  problem.m = bucket.m_high;
+  for (Explanation::Candidate& candidate : bucket.candidates) {
+    const Kernel& kernel = *find_kernel(candidate.kernel);
+    const Layout* const layout = find_layout(kernel.layout);
+    if (candidate.accepted || layout == nullptr || kernel.layout == chosen || layout->backend != problem.memory) continue;
+    problem.layout = kernel.layout;
+    const std::string reason = refusal(*layout, problem.scheme, problem.zero_type, problem.k);
+    candidate = reason.empty() ? judge(kernel, problem, {}, allow_reference)
+                               : Explanation::Candidate{.kernel = kernel.name,
+                                                        .refusal = fmt::format("layout {}: {}", layout->name, reason)};
+  }
+}
+
+template <class Spec>
+Result<Explanation> explain_for(const WeightDesc& weight, const Spec& spec, std::int64_t m_max, Op op, const PackOptions& packing,
+                                const PlanOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, op));
+  const Roofline machine = machine_for(options);
+  NIBBLE_ASSIGN_OR_RETURN(const Packing place, packing_for(weight, spec, packing, machine));
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, machine));
+  problem.layout = place.layout->name;
+  problem.memory = place.memory;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Bucket> buckets, choose_buckets(problem, m_max, forced, options.allow_reference));
+  Explanation explanation = explanation_of(buckets, place.layout->name);
+  if (forced.empty() && packing.layout.empty() && packing.kernel.empty())
+    for (Explanation::Bucket& bucket : explanation.buckets)
+      judge_others(bucket, problem, place.layout->name, options.allow_reference);
+  return explanation;
+} catch (...) {
+  return caught();
+}
+
+}  // namespace
+
+Result<PackedWeight> pack(const QuantTensor& q, const LinearSpec& spec, const PackOptions& options) {
+  return pack_for(q, spec, options);
+}
+
+Result<PackedWeight> pack(const QuantTensor& q, const ConvSpec& spec, const PackOptions& options) {
+  return pack_for(q, spec, options);
+}
+
+Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) {
+  constexpr std::int64_t kTokens = std::int64_t{1} << 13;
+  return pack_for(q, LinearSpec{.m_max = kTokens}, options);
+}
+
+Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& packing,
+                            const PlanOptions& options) {
+  return explain_for(weight, spec, spec.m_max, Op::linear, packing, options);
+}
+
+Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& packing,
+                            const PlanOptions& options) {
+  if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
+    return explain(weight, *linear, packing, options);
+  return explain_for(weight, spec, spec.batch_max, Op::conv, packing, options);
 }
 
 Result<QuantTensor> unpack(const PackedWeight& weight) try {

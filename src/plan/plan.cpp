@@ -10,19 +10,11 @@
 #include "epilogue/epilogue.hpp"
 #include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
+#include "plan/check.hpp"
 #include "plan/choose.hpp"
 
 namespace nibble {
 namespace {
-
-/// What to do for M in [m_low, m_high].
-struct Bucket {
-  std::int64_t m_low = 1, m_high = 1;
-  const Kernel* prepare = nullptr;  // first step, when there is one
-  const Kernel* main = nullptr;
-  double cost_us = 0;
-  std::vector<Explanation::Candidate> candidates;
-};
 
 /// Where the parts of a workspace begin: on the CPU at a cache line, on the GPU where cudaMalloc would begin them.
 std::size_t alignment(Backend memory) { return memory == Backend::cuda ? 256 : Buffer::kAlignment; }
@@ -34,14 +26,6 @@ struct Parts {
   std::size_t prepared = 0, scratch = 0;  // bytes; `prepared` is rounded up to where the scratch begins
   std::size_t total() const { return prepared + scratch; }
 };
-
-/// The question about the step before a kernel that reads activations in `form`.
-Problem preparing(Problem problem, ActForm form) {
-  problem.op = Op::prepare;
-  problem.form = form;
-  problem.layout = {};
-  return problem;
-}
 
 std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
   return kernel.workspace == nullptr ? 0 : kernel.workspace(kernel, problem);
@@ -70,9 +54,6 @@ struct Plan::Impl {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
   }
 
-  /// Decides for every m up to m_max.
-  Status choose(std::int64_t m_max, std::string_view forced, bool allow_reference);
-
   /// `args` holds the caller's a, d, operands, and the executor or the stream; this checks and completes it.
   Status run(const PackedWeight& weight, StepArgs args, std::span<std::byte> workspace_memory) const;
 
@@ -86,50 +67,6 @@ struct Plan::Impl {
 };
 
 namespace {
-
-/// Chooses for one M; an error lists every refusal, or that of the forced kernel.
-Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
-  Choice choice = choose_kernel(problem, forced, allow_reference);
-  if (choice.kernel == nullptr && !forced.empty()) return forced_refusal(problem, choice, forced);
-  if (choice.kernel == nullptr)
-    return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
-                 problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(choice));
-  Bucket bucket{.m_low = problem.m,
-                .m_high = problem.m,
-                .main = choice.kernel,
-                .cost_us = choice.cost_us,
-                .candidates = std::move(choice.candidates)};
-  if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
-    const Choice first = choose_kernel(preparing(problem, choice.kernel->form), {}, true);
-    if (first.kernel == nullptr)
-      return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act,
-                   choice.kernel->name, refusals(first));
-    bucket.prepare = first.kernel;
-    bucket.cost_us += first.cost_us;
-  }
-  return bucket;
-}
-
-Roofline machine_for(const PlanOptions& options) {
-  if (options.machine) return *options.machine;
-  return assumed_roofline(options.threads > 0 ? options.threads : default_executor().threads());
-}
-
-/// What every plan is asked before anything else.
-Status check_options(const PlanOptions& options) {
-  NIBBLE_RETURN_IF_ERROR(check_environment());
-  const int threads = options.machine ? options.machine->threads : options.threads;
-  if (threads < 0 || threads > kMaxThreads)
-    return error(StatusCode::invalid_argument, "a plan for {} threads; {} at most", threads, kMaxThreads);
-  if (!options.machine) return {};
-  for (const Ceiling ceiling : kAllCeilings)
-    if (const double rate = (*options.machine)[ceiling]; !std::isfinite(rate) || rate < 0)
-      return error(StatusCode::invalid_argument, "the machine's {} is {}; measure_roofline() gives finite numbers", name(ceiling),
-                   rate);
-  if (threads > 0 && options.machine->read_gbytes_per_s > 0 && options.machine->f32_gflops > 0) return {};
-  return error(StatusCode::invalid_argument, "the machine was not measured: {} threads, {} GB/s, {} GFLOP/s", threads,
-               options.machine->read_gbytes_per_s, options.machine->f32_gflops);
-}
 
 Status check_matrix(std::string_view what, const ConstTensorView& v) {
   if (v.empty()) return error(StatusCode::invalid_argument, "{} has no data", what);
@@ -145,36 +82,6 @@ Status check_output(const TensorView& d) {
   if (d.dim(0) > 1 && d.stride(0) < d.dim(1))
     return error(StatusCode::invalid_argument, "the rows of D overlap: they are {} elements apart and {} long", d.stride(0),
                  d.dim(1));
-  return {};
-}
-
-/// Which ways of quantizing activations there are.
-Status check_quantize(const LinearSpec& spec, const PackedWeightData& weight) {
-  const ActScheme& act = spec.act_scheme;
-  if (!is_compute_float(spec.a_dtype) && spec.a_dtype != act.codes)
-    return error(StatusCode::unsupported,
-                 "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names",
-                 name(spec.a_dtype));
-  if (act.codes == DType::none) return {};
-  if (act.codes != DType::s8 && act.codes != DType::e4m3)
-    return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(act.codes));
-  if (act.zero != ZeroKind::none && (act.zero != ZeroKind::integer || act.codes != DType::s8))
-    return error(StatusCode::unsupported, "activations of type {} have no zero points; s8 has integers", name(act.codes));
-  if (act.group.n > 1) return error(StatusCode::unsupported, "a scale of activations is not shared by {} tokens", act.group.n);
-  if (act.group == GroupShape::tensor() && is_compute_float(spec.a_dtype) && !weight.static_acts)
-    return error(StatusCode::unsupported,
-                 "a scale per tensor for activations has to be known beforehand, and the weight has no static_acts; use one per "
-                 "token or block");
-  if (act.group == GroupShape::tensor() && act.zero == ZeroKind::none && weight.static_acts && weight.static_acts->zero != 0)
-    return error(StatusCode::unsupported, "the weight's static_acts have the zero point {}; quantize with ZeroKind::integer",
-                 weight.static_acts->zero);
-  if (!is_compute_float(spec.a_dtype) && !weight.prescale.empty())
-    return error(StatusCode::unsupported,
-                 "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
-  const std::int64_t group = weight.scheme.group.k, block = act.group.k;
-  if (block != 0 && group != 0 && group % block != 0 && block % group != 0)
-    return error(StatusCode::unsupported, "activations in blocks of {} do not line up with the weight's groups of {}", block,
-                 group);
   return {};
 }
 
@@ -209,91 +116,35 @@ std::optional<std::int32_t> far_zero(const ActScheme& act, const Operands& args)
   return std::nullopt;
 }
 
-/// What a convolution asks for beyond a linear layer.
-Status check_conv(const ConvSpec& spec, const PackedWeightData& weight) {
-  const ConvGeometry& geometry = spec.geometry;
-  NIBBLE_RETURN_IF_ERROR(check_batch(geometry, spec.batch_max));
-  if (weight.n != geometry.out_channels || weight.k != geometry.k() || weight.filter != geometry.filter)
-    return error(
-        StatusCode::invalid_argument,
-        "the convolution has {} output channels and a kernel of {}x{} elements of {} channels, the weight is W[{},{}] of a "
-        "{}x{} kernel",
-        geometry.out_channels, geometry.filter.h, geometry.filter.w, geometry.group_inputs(), weight.n, weight.k, weight.filter.h,
-        weight.filter.w);
-  NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
-  if (spec.epilogue.row_scale)
-    return error(StatusCode::unsupported,
-                 "a convolution has no row_scale: a scale per pixel is the work of whoever makes the next layer");
-  NIBBLE_RETURN_IF_ERROR(check_quantize({.a_dtype = spec.a_dtype, .act_scheme = spec.act_scheme}, weight));
-  if (!weight.perm.empty() || !weight.prescale.empty())
-    return error(StatusCode::unsupported, "a convolution's weight has no {}", weight.perm.empty() ? "prescale" : "act-order");
-  if (!is_compute_float(spec.a_dtype) && spec.act_scheme.group != GroupShape::tensor())
-    return error(StatusCode::unsupported, "images that come quantized have one scale per tensor; leave other scales to run()");
-  const std::int64_t block = spec.act_scheme.group.k;
-  if (block != 0 && geometry.group_inputs() % block != 0)
-    return error(StatusCode::unsupported, "activations in blocks of {} channels do not divide the {} of a pixel and group", block,
-                 geometry.group_inputs());
-  return {};
-}
-
 }  // namespace
-
-/// Buckets end at powers of two; neighbours that decide alike are one.
-Status Plan::Impl::choose(std::int64_t m_max, std::string_view forced, bool allow_reference) {
-  Problem at = problem;
-  for (std::int64_t low = 1; low <= m_max;) {
-    const std::int64_t high = low == 1 ? 1 : std::min(m_max, (low - 1) * 2);
-    at.m = high;
-    NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(at, forced, allow_reference));
-    bucket.m_low = low;
-    if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare) {
-      bucket.m_low = buckets.back().m_low;
-      buckets.back() = std::move(bucket);
-    } else {
-      buckets.push_back(std::move(bucket));
-    }
-    workspace = std::max(workspace, parts(buckets.back(), at).total());
-    low = high + 1;
-  }
-  return {};
-}
 
 namespace {
 
-/// What every operation with a weight tells the kernels.
-template <typename Spec>
-Problem problem_of(Op op, const PackedWeightData& packed, const Spec& spec, const PlanOptions& options) {
-  return {.op = op,
-          .n = packed.n,
-          .k = packed.k,
-          .scheme = packed.scheme,
-          .zero_type = packed.zero_type,
-          .layout = packed.layout->name,
-          .memory = packed.backend(),
-          .a_dtype = spec.a_dtype,
-          .epilogue = spec.epilogue,
-          .act_scheme = spec.act_scheme,
-          .accumulation = spec.accumulation,
-          .permutes_k = !packed.perm.empty(),
-          .prescales_k = !packed.prescale.empty(),
-          .machine = machine_for(options)};
+/// What every plan is made of.
+Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem problem, std::int64_t m_max,
+                                            std::string_view forced, bool allow_reference) {
+  auto impl = std::make_shared<Plan::Impl>();
+  impl->layout = weight.data().layout;
+  impl->problem = std::move(problem);
+  impl->problem.layout = impl->layout->name;
+  impl->problem.memory = weight.backend();
+  NIBBLE_ASSIGN_OR_RETURN(impl->buckets, choose_buckets(impl->problem, m_max, forced, allow_reference));
+  for (const Bucket& bucket : impl->buckets) {
+    Problem largest = impl->problem;
+    largest.m = bucket.m_high;
+    impl->workspace = std::max(impl->workspace, parts(bucket, largest).total());
+  }
+  return impl;
 }
 
 }  // namespace
 
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
-  NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight.data()));
-  NIBBLE_RETURN_IF_ERROR(check_product(spec.m_max, weight.n(), weight.k()));
-  NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
-
-  auto impl = std::make_shared<Impl>();
-  const PackedWeightData& packed = weight.data();
-  impl->layout = packed.layout;
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, std::move(problem), spec.m_max, forced, options.allow_reference));
   impl->linear = spec;
-  impl->problem = problem_of(Op::linear, packed, spec, options);
-  NIBBLE_RETURN_IF_ERROR(impl->choose(spec.m_max, forced, options.allow_reference));
   return Plan(std::move(impl));
 } catch (...) {
   return caught();
@@ -301,33 +152,16 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
 
 Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
-  NIBBLE_RETURN_IF_ERROR(check_conv(spec, weight.data()));
-  const ConvGeometry& geometry = spec.geometry;
-  const bool flat =
-      (spec.input == ImageLayout::nhwc && spec.output == ImageLayout::nhwc) || geometry.height * geometry.width == 1;
-  std::string_view forced;
-  if (const auto of_conv = forced_kernel(options.kernel, Op::conv); of_conv.ok()) forced = *of_conv;
-  if (geometry.pointwise() && flat && forced.empty()) {
-    const LinearSpec linear{.a_dtype = spec.a_dtype,
-                            .m_max = spec.batch_max * geometry.height * geometry.width,
-                            .epilogue = spec.epilogue,
-                            .act_scheme = spec.act_scheme,
-                            .accumulation = spec.accumulation};
-    NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, options));
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
+  if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel)) {
+    NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, *linear, options));
     auto impl = std::make_shared<Impl>(*plan.impl_);
     impl->conv = spec;
     return Plan(std::move(impl));
   }
-  NIBBLE_ASSIGN_OR_RETURN(forced, forced_kernel(options.kernel, Op::conv));
-  auto impl = std::make_shared<Impl>();
-  const PackedWeightData& packed = weight.data();
-  impl->layout = packed.layout;
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::conv));
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, std::move(problem), spec.batch_max, forced, options.allow_reference));
   impl->conv = spec;
-  impl->problem = problem_of(Op::conv, packed, spec, options);
-  impl->problem.geometry = geometry;
-  impl->problem.input = spec.input;
-  impl->problem.output = spec.output;
-  NIBBLE_RETURN_IF_ERROR(impl->choose(spec.batch_max, forced, options.allow_reference));
   return Plan(std::move(impl));
 } catch (...) {
   return caught();
@@ -338,22 +172,16 @@ Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& 
   if (!is_compute_float(spec.out))
     return error(StatusCode::unsupported, "cannot dequantize to {}; use f32, f16 or bf16", name(spec.out));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
-  auto impl = std::make_shared<Impl>();
-  const PackedWeightData& packed = weight.data();
-  impl->layout = packed.layout;
+  const PackedWeightHeader& packed = weight.data();
+  Problem problem{.op = Op::dequantize,
+                  .n = packed.n,
+                  .k = packed.k,
+                  .scheme = packed.scheme,
+                  .zero_type = packed.zero_type,
+                  .epilogue = {.out = spec.out},
+                  .machine = machine_for(options)};
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, std::move(problem), 1, forced, options.allow_reference));
   impl->dequantize = spec;
-  impl->problem = {.op = Op::dequantize,
-                   .n = packed.n,
-                   .k = packed.k,
-                   .scheme = packed.scheme,
-                   .zero_type = packed.zero_type,
-                   .layout = packed.layout->name,
-                   .memory = packed.backend(),
-                   .epilogue = {.out = spec.out},
-                   .machine = machine_for(options)};
-  NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(impl->problem, forced, options.allow_reference));
-  impl->workspace = parts(bucket, impl->problem).total();
-  impl->buckets.push_back(std::move(bucket));
   return Plan(std::move(impl));
 } catch (...) {
   return caught();
@@ -369,16 +197,7 @@ std::string_view Plan::kernel(std::int64_t m) const {
   return impl_->bucket(std::clamp<std::int64_t>(m, 1, impl_->buckets.back().m_high)).main->name;
 }
 
-Explanation Plan::explain() const {
-  Explanation explanation;
-  for (const Bucket& b : impl_->buckets) {
-    Explanation::Bucket out{.m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = b.candidates};
-    if (b.prepare != nullptr) out.steps.push_back(b.prepare->name);
-    out.steps.push_back(b.main->name);
-    explanation.buckets.push_back(std::move(out));
-  }
-  return explanation;
-}
+Explanation Plan::explain() const { return explanation_of(impl_->buckets, impl_->layout->name); }
 
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();

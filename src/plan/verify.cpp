@@ -184,12 +184,11 @@ Result<VerifyReport> report_of(const Trial& trial, Executor& executor) {
   return report;
 }
 
-Result<PackedWeight> pack_for(const QuantTensor& q, PackOptions options, const PlanOptions& plan, const ActScheme& quantize,
-                              Executor& executor) {
+/// For the kernel that is to be tried, on the threads that verify runs on.
+PackOptions packing_of(PackOptions options, const PlanOptions& plan, Executor& executor) {
   if (options.kernel.empty() && options.layout.empty()) options.kernel = plan.kernel;
   if (options.executor == nullptr) options.executor = &executor;
-  options.act_scheme = quantize;
-  return pack(q, options);
+  return options;
 }
 
 }  // namespace
@@ -199,7 +198,7 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   Executor& on = executor != nullptr ? *executor : default_executor();
   const LinearSpec& linear = spec.linear;
   const std::int64_t m = linear.m_max;
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, spec.pack, spec.plan, linear.act_scheme, on));
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, linear, packing_of(spec.pack, spec.plan, on)));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, spec.plan));
 
   const bool floats = is_compute_float(linear.a_dtype);
@@ -245,10 +244,9 @@ Result<VerifyReport> verify_conv(const QuantTensor& q, const VerifyConvSpec& spe
   const ConvSpec& conv = spec.conv;
   const ConvGeometry& g = conv.geometry;
   const std::int64_t batch = conv.batch_max;
-  PackOptions packing = spec.pack;
   NIBBLE_RETURN_IF_ERROR(check_batch(g, batch));
-  const std::int64_t pixels = packing.m_max = batch * g.out_height() * g.out_width();
-  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack_for(q, packing, spec.plan, conv.act_scheme, on));
+  const std::int64_t pixels = batch * g.out_height() * g.out_width();
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, conv, packing_of(spec.pack, spec.plan, on)));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::conv(weight, conv, spec.plan));
 
   const bool floats = is_compute_float(conv.a_dtype);

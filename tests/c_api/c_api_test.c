@@ -845,11 +845,14 @@ static void test_bad_runs(void) {
   BAD(NIB_INVALID_ARGUMENT, "nib_epilogue.struct_size", epilogue.struct_size = 3);
 #undef BAD
   nib_pack_desc packing = SIZED(nib_pack_desc);
+  nib_linear_desc negative = SIZED(nib_linear_desc);
+  negative.m_max = -4;
   nib_weight* no_weight = NULL;
   FAILS(NIB_NOT_FOUND, "layout", (packing.layout = "zigzag", nib_pack(q, &packing, &no_weight)));
   FAILS(NIB_NOT_FOUND, "kernel", (packing.layout = NULL, packing.kernel = "fast", nib_pack(q, &packing, &no_weight)));
   FAILS(NIB_INVALID_ARGUMENT, "backend 9", (packing.kernel = NULL, packing.backend = 9, nib_pack(q, &packing, &no_weight)));
-  FAILS(NIB_INVALID_ARGUMENT, "m_max", (packing.backend = NIB_CPU, packing.m_max = -4, nib_pack(q, &packing, &no_weight)));
+  FAILS(NIB_INVALID_ARGUMENT, "m_max",
+        (packing.backend = NIB_CPU, packing.linear = &negative, nib_pack(q, &packing, &no_weight)));
   CHECK(none == NULL && no_weight == NULL);
 
   nib_linear_desc precise = SIZED(nib_linear_desc);

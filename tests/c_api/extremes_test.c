@@ -176,7 +176,9 @@ static void test_plans(void) {
     finish(nib_plan_conv(weight, &conv, &options, &plan), &plan); /* pointwise, where nothing is padded */
 
     nib_pack_desc packing = SIZED(nib_pack_desc);
-    packing.m_max = i % 16 == 0 ? any() : beyond();
+    nib_linear_desc wide = SIZED(nib_linear_desc);
+    wide.m_max = i % 16 == 0 ? any() : beyond();
+    packing.linear = &wide;
     nib_weight* packed = NULL;
     const nib_status made = nib_pack(q, &packing, &packed);
     if (made != NIB_OK) refused(made);

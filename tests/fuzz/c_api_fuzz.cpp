@@ -341,8 +341,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   desc.choose(choices);
   if (choices.byte() >= 0x80) desc.value.layout = maker.text({"cpu_n16", "cpu_n32", "plain", "gpu_tile", "gpu_w8"});
   if (choices.byte() >= 0xe0) desc.value.kernel = maker.text({"linear_any_any_any__ref_baseline", ""});
-  if (choices.byte() >= 0xc0) desc.value.act_scheme = choices.of(kActs);
-  if (choices.byte() >= 0xc0) desc.value.m_max = maker.number();
+  Sized<nib_linear_desc> linear;
+  linear.choose(choices);
+  if (choices.byte() >= 0xc0) linear.value.act_scheme = choices.of(kActs);
+  if (choices.byte() >= 0xc0) linear.value.m_max = maker.number();
+  if (choices.byte() >= 0x80) desc.value.linear = &linear.value;
   desc.value.backend = choices.byte() < 0xf8 ? NIB_CPU : choices.byte() % 4;
   Weight weight;
   if (!ok(nib_pack(q.get, &desc.value, &weight.get))) return 0;

@@ -40,10 +40,10 @@ def make(rng, scheme="u4zg16", n=24, c=16, kernel=(3, 3), groups=1, act_scheme="
 def test_rows_are_in_the_order_kh_kw_channel(rng):
     w = rng.standard_normal((8, 4, 3, 2), dtype=np.float32)
     q = nibble.quantize_conv(w, "u8b128c")
-    assert (q.n, q.k, q.kernel) == (8, 24, (3, 2))
+    assert (q.n, q.k, q.filter) == (8, 24, (3, 2))
     assert q == nibble.quantize_conv(nhwc(w), "u8b128c")
     packed = nibble.pack(q)
-    assert packed.kernel == (3, 2) and packed.unpack() == q
+    assert packed.filter == (3, 2) and packed.unpack() == q
     assert distance(packed.dequantize(), w.transpose(0, 2, 3, 1).reshape(8, 24)) < 0.01
     for same in (pickle.loads(pickle.dumps(q)), copy.deepcopy(q), nibble.QuantTensor(**nibble._fields(q))):
         assert same == q and same.kernel == (3, 2)
@@ -61,7 +61,7 @@ def test_rows_are_in_the_order_kh_kw_channel(rng):
 )
 def test_conv_is_the_convolution_with_the_dequantized_weight(rng, scheme, options):
     w, x = make(rng, scheme)
-    exact = conv2d(x, w.dequantize(), w.kernel, nibble._pair(options.get("stride", 1)), nibble._padding(options.get("padding", 0)),
+    exact = conv2d(x, w.dequantize(), w.filter, nibble._pair(options.get("stride", 1)), nibble._padding(options.get("padding", 0)),
                    nibble._pair(options.get("dilation", 1)))  # fmt: skip
     y = w.conv(x, **options)
     assert y.flags.c_contiguous and distance(y, exact) < 1e-6

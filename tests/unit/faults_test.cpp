@@ -463,8 +463,9 @@ TEST(Sizes, OfPlansAreCheckedBeforeTheyAreUsed) {
       EXPECT_FALSE(plan->kernel(any()).empty());
     }
     const std::int64_t m_max = any();
-    EXPECT_EQ(pack(random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(32)}, 8, 32, 1), {.m_max = m_max}).ok(),
-              m_max >= 1 && m_max <= kMaxSize)
+    EXPECT_EQ(
+        pack(random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(32)}, 8, 32, 1), LinearSpec{.m_max = m_max}).ok(),
+        m_max >= 1 && m_max <= kMaxSize)
         << m_max;
   }
   EXPECT_EQ(Plan::linear(*weight, {}, {.threads = 4097}).status().code(), StatusCode::invalid_argument);

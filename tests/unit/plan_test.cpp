@@ -142,7 +142,7 @@ TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
           for (std::int64_t m_max : {1, 40, 8192}) {
             if (way.codes == DType::s8 && info(scheme.codes).kind == DTypeKind::floating)
               continue;  // the reference alone does that
-            const auto weight = pack(q, {.m_max = m_max, .act_scheme = way});
+            const auto weight = pack(q, LinearSpec{.m_max = m_max, .act_scheme = way});
             ASSERT_TRUE(weight.ok()) << weight.status().message();
             const auto plan = Plan::linear(*weight, {.m_max = m_max, .act_scheme = way}, {.allow_reference = false});
             ASSERT_TRUE(plan.ok()) << Scheme{scheme, way}.name() << " W[" << n << "," << k << "], M up to " << m_max << ": "
@@ -171,7 +171,7 @@ TEST(Pack, OneRowOfW8A8HasTheBitsItHasAmongOthers) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i * i % 101) / 7 - 5;
   const auto run = [&](const QuantTensor& q) {
     const ActScheme per_token{DType::s8, GroupShape::channel()};
-    const auto weight = pack(q, {.act_scheme = per_token});
+    const auto weight = pack(q, LinearSpec{.act_scheme = per_token});
     const auto plan = Plan::linear(*weight, {.m_max = kM, .act_scheme = per_token});
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     std::vector<float> d(static_cast<std::size_t>(kM * q.n));
@@ -567,7 +567,7 @@ TEST(Plan, RefusesAZeroPointThatTheSchemeDoesNotName) {
 TEST(Plan, SumsOverAllOfKWhereScalesAllowIt) {
   const QuantTensor q = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, 64, 256, 1);
   const ActScheme per_token{DType::s8, GroupShape::channel()};
-  const auto weight = pack(q, {.act_scheme = per_token});
+  const auto weight = pack(q, LinearSpec{.act_scheme = per_token});
   const auto plan = Plan::linear(*weight, {.act_scheme = per_token});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_THAT(std::string(plan->kernel()), HasSubstr("_whole_"));

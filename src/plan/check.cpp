@@ -1,0 +1,98 @@
+#include "plan/check.hpp"
+
+#include <cmath>
+
+#include "core/environment.hpp"
+#include "core/error.hpp"
+#include "core/sizes.hpp"
+#include "kernels/kernel.hpp"
+
+namespace nibble {
+namespace {
+
+/// Which ways of quantizing activations there are.
+Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
+  const ActScheme& act = spec.act_scheme;
+  if (!is_compute_float(spec.a_dtype) && spec.a_dtype != act.codes)
+    return error(StatusCode::unsupported,
+                 "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names",
+                 name(spec.a_dtype));
+  if (act.codes == DType::none) return {};
+  if (act.codes != DType::s8 && act.codes != DType::e4m3)
+    return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(act.codes));
+  if (act.zero != ZeroKind::none && (act.zero != ZeroKind::integer || act.codes != DType::s8))
+    return error(StatusCode::unsupported, "activations of type {} have no zero points; s8 has integers", name(act.codes));
+  if (act.group.n > 1) return error(StatusCode::unsupported, "a scale of activations is not shared by {} tokens", act.group.n);
+  if (act.group == GroupShape::tensor() && is_compute_float(spec.a_dtype) && !weight.static_acts)
+    return error(StatusCode::unsupported,
+                 "a scale per tensor for activations has to be known beforehand, and the weight has no static_acts; use one per "
+                 "token or block");
+  if (act.group == GroupShape::tensor() && act.zero == ZeroKind::none && weight.static_acts && weight.static_acts->zero != 0)
+    return error(StatusCode::unsupported, "the weight's static_acts have the zero point {}; quantize with ZeroKind::integer",
+                 weight.static_acts->zero);
+  if (!is_compute_float(spec.a_dtype) && weight.prescale)
+    return error(StatusCode::unsupported,
+                 "A comes quantized, but the weight has a prescale, which activations are multiplied by first");
+  const std::int64_t group = weight.scheme.group.k, block = act.group.k;
+  if (block != 0 && group != 0 && group % block != 0 && block % group != 0)
+    return error(StatusCode::unsupported, "activations in blocks of {} do not line up with the weight's groups of {}", block,
+                 group);
+  return {};
+}
+
+}  // namespace
+
+/// What every plan is asked before anything else.
+Status check_options(const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
+  const int threads = options.machine ? options.machine->threads : options.threads;
+  if (threads < 0 || threads > kMaxThreads)
+    return error(StatusCode::invalid_argument, "a plan for {} threads; {} at most", threads, kMaxThreads);
+  if (!options.machine) return {};
+  for (const Ceiling ceiling : kAllCeilings)
+    if (const double rate = (*options.machine)[ceiling]; !std::isfinite(rate) || rate < 0)
+      return error(StatusCode::invalid_argument, "the machine's {} is {}; measure_roofline() gives finite numbers", name(ceiling),
+                   rate);
+  if (threads > 0 && options.machine->read_gbytes_per_s > 0 && options.machine->f32_gflops > 0) return {};
+  return error(StatusCode::invalid_argument, "the machine was not measured: {} threads, {} GB/s, {} GFLOP/s", threads,
+               options.machine->read_gbytes_per_s, options.machine->f32_gflops);
+}
+
+Roofline machine_for(const PlanOptions& options) {
+  if (options.machine) return *options.machine;
+  return assumed_roofline(options.threads > 0 ? options.threads : default_executor().threads());
+}
+
+Status check_spec(const WeightDesc& weight, const LinearSpec& spec) {
+  NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight));
+  NIBBLE_RETURN_IF_ERROR(check_product(spec.m_max, weight.n, weight.k));
+  return spec.epilogue.validate();
+}
+
+Status check_spec(const WeightDesc& weight, const ConvSpec& spec) {
+  const ConvGeometry& geometry = spec.geometry;
+  NIBBLE_RETURN_IF_ERROR(check_batch(geometry, spec.batch_max));
+  if (weight.n != geometry.out_channels || weight.k != geometry.k() || weight.filter != geometry.filter)
+    return error(
+        StatusCode::invalid_argument,
+        "the convolution has {} output channels and a kernel of {}x{} elements of {} channels, the weight is W[{},{}] of a "
+        "{}x{} kernel",
+        geometry.out_channels, geometry.filter.h, geometry.filter.w, geometry.group_inputs(), weight.n, weight.k, weight.filter.h,
+        weight.filter.w);
+  NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
+  if (spec.epilogue.row_scale)
+    return error(StatusCode::unsupported,
+                 "a convolution has no row_scale: a scale per pixel is the work of whoever makes the next layer");
+  NIBBLE_RETURN_IF_ERROR(check_quantize({.a_dtype = spec.a_dtype, .act_scheme = spec.act_scheme}, weight));
+  if (weight.act_order || weight.prescale)
+    return error(StatusCode::unsupported, "a convolution's weight has no {}", weight.act_order ? "act-order" : "prescale");
+  if (!is_compute_float(spec.a_dtype) && spec.act_scheme.group != GroupShape::tensor())
+    return error(StatusCode::unsupported, "images that come quantized have one scale per tensor; leave other scales to run()");
+  const std::int64_t block = spec.act_scheme.group.k;
+  if (block != 0 && geometry.group_inputs() % block != 0)
+    return error(StatusCode::unsupported, "activations in blocks of {} channels do not divide the {} of a pixel and group", block,
+                 geometry.group_inputs());
+  return {};
+}
+
+}  // namespace nibble

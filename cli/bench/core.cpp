@@ -23,13 +23,30 @@ constexpr double kUsualSeconds = 0.2;                       // shorter measureme
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The copies of one weight in one layout, the first of which is there.
-Result<Copies> pack_copies(PackedWeight first, const QuantTensor& q, const BenchWork& work, const PackOptions& options,
-                           std::uint64_t cold_bytes) {
+// A weight packed for the most rows, and for the first type of activations asked for that the layer takes.
+Result<PackedWeight> pack_case(const BenchCase& layer, const QuantTensor& q, const BenchSpec& spec, const PackOptions& options) {
+  BenchWork work{.m = *std::max_element(layer.m.begin(), layer.m.end()),
+                 .n = q.n,
+                 .k = q.k,
+                 .act_scheme = layer.act_scheme,
+                 .accumulation = spec.accumulation,
+                 .conv = layer.conv};
+  Result<PackedWeight> packed = Status(StatusCode::invalid_argument, "no type of activations to measure");
+  for (const DType type : spec.acts) {
+    work.a_dtype = type;
+    packed = work.pack(q, options);
+    if (packed.ok()) break;
+  }
+  return packed;
+}
+
+// Copies of a packed weight, more bytes than caches hold.
+Result<Copies> copies_of(PackedWeight first, const BenchCase& layer, const QuantTensor& q, const BenchSpec& spec,
+                         const PackOptions& options, std::uint64_t cold_bytes) {
   const std::uint64_t bytes = first.bytes().size();
   std::vector<PackedWeight> copies = {std::move(first)};
   while (copies.size() * bytes < cold_bytes && copies.size() < kMaxCopies) {
-    auto packed = work.pack(q, options);
+    auto packed = pack_case(layer, q, spec, options);
     if (!packed.ok()) return packed.status();
     copies.push_back(*std::move(packed));
   }
@@ -60,22 +77,11 @@ PackOptions pack_options(const std::string& kernel, const BenchMachine& machine)
 
 Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTensor& weight, const BenchSpec& spec,
                                         const BenchMachine& machine) {
-  BenchWork work{.m = *std::max_element(layer.m.begin(), layer.m.end()),
-                 .n = weight.n,
-                 .k = weight.k,
-                 .act_scheme = layer.act_scheme,
-                 .accumulation = spec.accumulation,
-                 .conv = layer.conv};
   std::vector<Entry> entries;
   Status refusal;
   for (const std::string& kernel : kernels_to_try(layer, spec, machine.backend())) {
     const PackOptions options = pack_options(kernel, machine);
-    Result<PackedWeight> first = Status();
-    for (const DType type : spec.acts) {  // the first of those asked for that this layer takes
-      work.a_dtype = type;
-      first = work.pack(weight, options);
-      if (first.ok()) break;
-    }
+    auto first = pack_case(layer, weight, spec, options);
     if (!first.ok()) {
       refusal = first.status();
       continue;
@@ -85,7 +91,7 @@ Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTenso
       if (other.copies->front().layout() == first->layout()) entry.copies = other.copies;
     }
     if (!entry.copies) {
-      auto copies = pack_copies(*std::move(first), weight, work, options, machine.cold_bytes());
+      auto copies = copies_of(*std::move(first), layer, weight, spec, options, machine.cold_bytes());
       if (!copies.ok()) return copies.status();
       entry.copies = *std::move(copies);
     }
@@ -490,7 +496,7 @@ Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, Be
   if (!entries.ok()) return entries.status().with_context(layer.name);
   Prepared prepared{layer, *weight, *std::move(entries), {}, {}};
   if (spec.all_kernels) {
-    auto packed = pack(*weight, pack_options(layer, "", machine));
+    auto packed = pack_case(layer, *weight, spec, pack_options("", machine));
     if (!packed.ok()) return packed.status().with_context(layer.name);
     prepared.by_default = *std::move(packed);
   }

@@ -48,9 +48,13 @@ static void fill(float* x, size_t count, unsigned seed) {
   }
 }
 
-static nib_weight* pack(const nib_qtensor* q, const char* quantize) {
+static nib_weight* pack(const nib_qtensor* q, const char* act_scheme) {
+  nib_linear_desc linear = SIZED(nib_linear_desc);
+  linear.act_scheme = act_scheme;
+  if (act_scheme != NULL && strchr(act_scheme, 't') != NULL) linear.a_dtype = NIB_S8; /* A brings its scale */
+  linear.m_max = 8192;
   nib_pack_desc desc = SIZED(nib_pack_desc);
-  desc.act_scheme = quantize;
+  desc.linear = &linear;
   nib_weight* weight = NULL;
   OK(nib_pack(q, &desc, &weight));
   return weight;

@@ -46,7 +46,7 @@ def test_rows_are_in_the_order_kh_kw_channel(rng):
     assert packed.filter == (3, 2) and packed.unpack() == q
     assert distance(packed.dequantize(), w.transpose(0, 2, 3, 1).reshape(8, 24)) < 0.01
     for same in (pickle.loads(pickle.dumps(q)), copy.deepcopy(q), nibble.QuantTensor(**nibble._fields(q))):
-        assert same == q and same.kernel == (3, 2)
+        assert same == q and same.filter == (3, 2)
 
 
 @pytest.mark.parametrize("scheme", ["u4zg16", "u4b8g48", "u8b128c", "s8c", "u3zg16"])
@@ -176,7 +176,7 @@ def test_bad_kernels(rng):
         nibble.quantize_conv(np.ones((8, 16), np.float32))
     q = nibble.quantize(rng.standard_normal((8, 32), dtype=np.float32), "u8b128c")
     with pytest.raises(nibble.InvalidArgument, match="3x1 elements"):
-        nibble.QuantTensor(**nibble._fields(q, kernel=(3, 1)))
+        nibble.QuantTensor(**nibble._fields(q, filter=(3, 1)))
 
 
 def test_jax(rng):

@@ -92,7 +92,7 @@ def test_linear(torch, rng, scheme, dtype):
 def test_conv(torch, rng, groups):
     q = nibble.quantize_conv(rng.standard_normal((96, 64 // groups, 3, 3), dtype=np.float32), "u4b8c")
     here, there = nibble.pack(q), nibble.pack(q, backend="cuda")
-    assert there.kernel == (3, 3) and there.unpack() == q
+    assert there.filter == (3, 3) and there.unpack() == q
     for memory_format in (torch.contiguous_format, torch.channels_last):
         x = torch.randn(2, 64, 12, 14).half().to(memory_format=memory_format)
         options = {"stride": 2, "padding": (1, 1, 0, 2), "groups": groups, "activation": "relu", "out_dtype": "f32"}

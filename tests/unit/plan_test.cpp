@@ -78,7 +78,7 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
         ++seed;
         const QuantTensor q =
             random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = seed % 5 == 0});
-        if (const std::string reason = refusal(*layout, q); !reason.empty()) {
+        if (const std::string reason = refusal(*layout, q.scheme, q.zeros.dtype, q.k); !reason.empty()) {
           const Status status = pack(q, {.layout = std::string(layout->name)}).status();
           EXPECT_EQ(status.code(), StatusCode::unsupported);
           EXPECT_THAT(status.message(), HasSubstr(reason));

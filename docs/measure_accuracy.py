@@ -23,8 +23,9 @@ SETTINGS = [
 def measure(nibble, model, bits, group, symmetric, clip_search):
     with tempfile.TemporaryDirectory() as temporary:
         out = pathlib.Path(temporary) / "quantized"
-        command = [nibble, "quantize", model, out, "--format", "compressed-tensors", "--bits", str(bits), "--group", str(group),
-                   "--symmetric" if symmetric else "--asymmetric"] + (["--clip-search"] if clip_search else [])
+        scheme = f"u{bits}b{1 << (bits - 1)}" if symmetric else f"u{bits}z"
+        scheme += f"g{group}" if group else "c"
+        command = [nibble, "quantize", model, out, "--format", "compressed-tensors", "--scheme", scheme] + (["--clip-search"] if clip_search else [])
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         inspected = json.loads(subprocess.run([nibble, "inspect", out, "--reference", model, "--json"], check=True,
                                               stdout=subprocess.PIPE).stdout)

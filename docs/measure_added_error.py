@@ -129,7 +129,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         quantized, calibration = pathlib.Path(temporary) / "quantized", pathlib.Path(temporary) / "acts.safetensors"
-        run(args.nibble, "quantize", args.model, quantized, "--format", "compressed-tensors", "--bits", 4, "--group", 128, "--asymmetric")
+        run(args.nibble, "quantize", args.model, quantized, "--format", "compressed-tensors", "--scheme", "u4zg128")
         write_safetensors(calibration, inputs_of_layers(args.model, args.text.read_text()))
         name = args.name or args.model.name
         result = {

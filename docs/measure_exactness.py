@@ -23,7 +23,7 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         model, quantized = pathlib.Path(temporary) / "model", pathlib.Path(temporary) / "awq"
         run(nibble, "sample", model, "--shapes", "llama-3.2-1b", "--layers", 1, "--seed", 1)
-        run(nibble, "quantize", model, quantized, "--format", "awq", "--bits", 4, "--group", 128)
+        run(nibble, "quantize", model, quantized, "--format", "awq", "--scheme", "u4zg128")
         for kernel in kernels:
             for act in ["f32", "f16", "bf16"]:
                 if "_bf16_any" in kernel and act != "bf16":

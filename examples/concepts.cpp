@@ -26,7 +26,7 @@ int main() {
   for (float& x : a) x = normal(random);
 
   // A Scheme says what numbers mean; a QuantTensor holds them. Checkpoint::read gives one, too.
-  const auto quantized = quantize(ConstTensorView(w.data(), {n, k}), {.bits = 4, .group_size = 128, .symmetric = false});
+  const auto quantized = quantize(ConstTensorView(w.data(), {n, k}), "u4zg128");
   if (!quantized) return fail(quantized.status());
   std::printf("%s: %s\n", quantized->scheme.name().c_str(), quantized->scheme.describe().c_str());
 

@@ -19,7 +19,7 @@ int main() {
     std::fprintf(stderr, "%s\n", status.message().c_str());
     return 1;
   };
-  const auto quantized = quantize(ConstTensorView(w.data(), {n, k}), {.bits = 4, .group_size = 128, .symmetric = true});
+  const auto quantized = quantize(ConstTensorView(w.data(), {n, k}), "u4b8g128");
   if (!quantized) return fail(quantized.status());
   const auto weight = pack(*quantized);
   if (!weight) return fail(weight.status());

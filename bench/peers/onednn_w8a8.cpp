@@ -93,9 +93,9 @@ void compare(std::int64_t m, std::int64_t n, std::int64_t k) {
   for (auto& code : codes) code = static_cast<std::int8_t>(random());
 
   auto executor = make_executor(1);
-  const PackedWeight weight = *pack(q, {.quantize = per_token});
-  const Plan floats = *Plan::linear(weight, {.m_max = m, .quantize = per_token}, {.threads = 1});
-  const Plan ints = *Plan::linear(weight, {.act = DType::s8, .m_max = m, .quantize = per_token}, {.threads = 1});
+  const PackedWeight weight = *pack(q, LinearSpec{.m_max = m, .act_scheme = per_token});
+  const Plan floats = *Plan::linear(weight, {.m_max = m, .act_scheme = per_token}, {.threads = 1});
+  const Plan ints = *Plan::linear(weight, {.a_dtype = DType::s8, .m_max = m, .act_scheme = per_token}, {.threads = 1});
   std::vector<std::byte> workspace(std::max(floats.workspace_bytes(), ints.workspace_bytes()));
   const TensorView out(d.data(), {m, n});
   OneDnn peer(m, n, k, codes.data(), reinterpret_cast<std::int8_t*>(q.codes.data()), scales, d2.data());

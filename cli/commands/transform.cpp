@@ -18,12 +18,10 @@ namespace {
 
 struct Options {
   std::filesystem::path in, out, calibration;
-  std::string format, dtype, share, backend = "cpu", json, max_shard;
+  std::string format, scheme, dtype, backend = "cpu", json, max_shard;
   std::vector<std::string> only, skip;
-  std::optional<int> bits, group;
   std::optional<double> smooth;
-  bool symmetric = false, asymmetric = false, clip_search = false, is_static = false, convs = false, all = false, dry_run = false,
-       force = false;
+  bool clip_search = false, convs = false, all = false, dry_run = false, force = false;
 };
 
 std::string report_text(const TransformReport& report, const std::filesystem::path& out, std::string_view verb) {
@@ -161,34 +159,13 @@ CLI::Option* add_format(CLI::App& command, Options& options) {
       ->required();
 }
 
-constexpr GroupShape kBlock = GroupShape::block(128, 128);
-
-// What a format is for: weights of few bits alone, or 8-bit codes on both sides.
-Status apply_format(const Options& options, QuantizeCheckpointSpec& spec) {
-  const bool is_float = options.format == "float-quantized" || options.format == "fp8";
-  const bool both_sides = is_float || options.format == "int-quantized";
-  const auto refuse = [&](std::string_view option, std::string_view why) {
-    return Status(StatusCode::invalid_argument, fmt::format("{} with --format {}: {}", option, options.format, why));
-  };
-  if (!both_sides) {
-    if (!options.share.empty()) return refuse("--scales", "a scale is shared by --group inputs");
-    if (options.is_static) return refuse("--static", "activations are not quantized");
-    spec.quantize.bits = options.bits.value_or(4);
-    spec.quantize.group_size = options.group.value_or(128);
-    return {};
-  }
-  if (options.bits.value_or(8) != 8) return refuse("--bits", "codes have 8 bits");
-  spec.quantize.codes = is_float ? DType::e4m3 : DType::s8;
-  spec.quantize.group_size = options.group.value_or(0);
-  if (options.share == "tensor") spec.quantize.group = GroupShape::tensor();
-  if (options.share == "block" || options.format == "fp8") spec.quantize.group = kBlock;
-  if (options.format == "fp8" && (options.group || (!options.share.empty() && options.share != "block")))
-    return refuse(options.group ? "--group" : "--scales", "it has a scale per block of 128×128");
-  const bool blocks = spec.quantize.group == kBlock;
-  if (options.is_static && blocks) return refuse("--static", "with blocks, activations are quantized per token and 128 inputs");
-  spec.act_scheme.codes = spec.quantize.codes;
-  spec.act_scheme.group = options.is_static ? GroupShape::tensor() : blocks ? GroupShape::group(kBlock.k) : GroupShape::channel();
-  return {};
+// What a format holds unless --scheme says otherwise.
+std::string_view usual_scheme(std::string_view format) {
+  if (format == "awq") return "u4zg128";
+  if (format == "int-quantized") return "s8r_s8c";
+  if (format == "float-quantized") return "e4m3r_e4m3c";
+  if (format == "fp8") return "e4m3g128_e4m3b128x128";
+  return "u4b8g128";
 }
 
 // One regular expression that matches what any of `patterns` matches; "" for none.
@@ -213,10 +190,11 @@ Result<Outcome> quantize_command(const Options& options) {
   spec.all = options.all;
   spec.dry_run = options.dry_run;
   spec.convs = options.convs;
-  if (Status applied = apply_format(options, spec); !applied.ok()) return applied;
-  spec.quantize.symmetric = options.symmetric || (!options.asymmetric && options.format != "awq");
-  spec.quantize.scale = parse_dtype(options.dtype).value_or(DType::none);
-  spec.quantize.clip_search = options.clip_search;
+  const auto scheme = Scheme::parse(options.scheme.empty() ? usual_scheme(options.format) : options.scheme);
+  if (!scheme.ok()) return scheme.status().with_context("--scheme");
+  spec.scheme = *scheme;
+  spec.scheme.weight.scale = parse_dtype(options.dtype).value_or(DType::none);
+  spec.clip_search = options.clip_search;
   spec.calibration = options.calibration;
   spec.smooth = options.smooth;
   return transform(options, options.dry_run ? "would be quantized; nothing was written" : "quantized",
@@ -228,28 +206,18 @@ Result<Outcome> quantize_command(const Options& options) {
 void add_quantize(CLI::App& app, Action& action) {
   CLI::App* command =
       add_command(app, "quantize", "Quantize the linear layers of a float checkpoint, to the nearest code",
-                  "  nibble quantize model-f16/ model-awq/ --format awq --bits 4 --group 128 --clip-search\n"
+                  "  nibble quantize model-f16/ model-awq/ --format awq --scheme u4zg128 --clip-search\n"
                   "  nibble quantize model-f16/ model-w8a8/ --format int-quantized --smooth 0.5 --calibration acts.safetensors");
   auto options = std::make_shared<Options>();
   add_paths(*command, *options);
   add_format(*command, *options);
-  command->add_option("--bits", options->bits, "Bits per weight, 2 to 8 (default: 4; int-quantized, float-quantized, fp8: 8)")
-      ->check(between(2, 8))
-      ->type_name("B");
-  CLI::Option* group = command
-                           ->add_option("--group", options->group,
-                                        "Inputs that share a scale; 0: a whole output channel (default: 128; int-quantized, "
-                                        "float-quantized: 0)")
-                           ->check(between(0, 1 << 30))
-                           ->type_name("G");
   command
-      ->add_option("--scales", options->share,
-                   "What shares a scale in int-quantized and float-quantized: tensor, channel or, in the latter, block (128×128)")
-      ->check(one_of({"tensor", "channel", "block"}))
-      ->type_name("WHAT")
-      ->excludes(group);
-  CLI::Option* symmetric = command->add_flag("--symmetric", options->symmetric, "No zero points (default except for awq)");
-  command->add_flag("--asymmetric", options->asymmetric, "Integer zero points (default for awq)")->excludes(symmetric);
+      ->add_option(
+          "--scheme", options->scheme,
+          "Of the weights, as u4b8g128, u4zg32, u3b4c, s8c; activations in front, quantized while running: s8r_s8c, or with "
+          "scales from the calibration s8t_s8c (default: gptq, compressed-tensors u4b8g128; awq u4zg128; int-quantized s8r_s8c; "
+          "float-quantized e4m3r_e4m3c; fp8 e4m3g128_e4m3b128x128)")
+      ->type_name("SCHEME");
   command->add_flag("--convolutions", options->convs,
                     "Convolutions too, weights of 4 dimensions: for compressed-tensors and int-quantized; few loaders know them");
   command->add_flag("--clip-search", options->clip_search, "Per group, shrink the range while that lowers the squared error");
@@ -279,9 +247,6 @@ void add_quantize(CLI::App& app, Action& action) {
                    "SmoothQuant: move the outliers of activations into the weights behind the norms of Llama-like models, 0 to 1")
       ->check(between(0.0, 1.0))
       ->type_name("ALPHA")
-      ->needs(calibration);
-  command
-      ->add_flag("--static", options->is_static, "One scale for all activations, from the calibration (default: one per token)")
       ->needs(calibration);
   command->callback([options, &action] { action = [options] { return quantize_command(*options); }; });
 }

@@ -164,10 +164,11 @@ struct TransformReport {
 /// What quantize_checkpoint writes.
 struct QuantizeCheckpointSpec {
   std::string format = "compressed-tensors";  // one with can_write
-  /// Of every weight that is not skipped. Scales of type none have that of 16-bit weights, to which loaders would round others; for
-  /// f32 weights what suits the format.
-  QuantizeSpec quantize = {.scale = DType::none};
-  ActScheme act_scheme = {};  // how layers are to quantize their activations; one scale per tensor is found in the calibration
+  /// Of every weight that is not skipped, and how layers are to quantize their activations, whose scales per tensor are found in the
+  /// calibration. Scales of type none have that of 16-bit weights, to which loaders would round others; for f32 weights what suits the
+  /// format.
+  Scheme scheme = {{DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::none}};
+  bool clip_search = false;  // as QuantizeSpec has it
   /// What went into layers: a safetensors file with NAME.input_absmax [K] or NAME.input [tokens,K] of modules.
   std::filesystem::path calibration = {};
   /// SmoothQuant's α, from 0 (nothing moves from activations to weights) to 1; needs the calibration. Norms of Llama-like models

@@ -2,7 +2,7 @@
 //
 //   D[B,Co,Oh,Ow] = epilogue( conv2d(A[B,Ci,H,W], W[Co,Ci/groups,Kh,Kw]) )
 //
-//   auto weight = nibble::pack(*nibble::quantize_conv(kernel, {.bits = 4, .group_size = 64}));
+//   auto weight = nibble::pack(*nibble::quantize_conv(kernel, "u4b8g64"));
 //   auto plan   = nibble::Plan::conv(*weight, {.geometry = {.in_channels = 64, .out_channels = 64, .height = 56, .width = 56,
 //                                                           .filter = {3, 3}, .padding = {1, 1, 1, 1}}});
 //   plan->run(*weight, a, d, {}, workspace);

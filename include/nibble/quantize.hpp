@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "nibble/device.hpp"
 #include "nibble/parallel.hpp"
@@ -11,28 +12,25 @@
 
 namespace nibble {
 
-/// The scheme to quantize to, and how ranges are found.
+/// What to quantize to, and how ranges are found.
 struct QuantizeSpec {
-  int bits = 4;                          // 2…8
-  std::int32_t group_size = 128;         // along K; must divide K; 0: one group per output channel
-  bool symmetric = true;                 // true: codes uXbB, no zero points; false: codes uX with integer zero points
-  DType scale = DType::f16;              // f32, f16 or bf16: scales are rounded to this type before codes are chosen
-  bool clip_search = false;              // per group, shrink the range while that lowers the squared error
-  DType codes = DType::none;             // s8 or e4m3: these codes, of 8 bits whatever `bits` says
-  std::optional<GroupShape> group = {};  // per tensor, per channel or in blocks, which may be ragged; in place of group_size
-
-  /// What shares a scale.
-  GroupShape shape() const { return group ? *group : group_size == 0 ? GroupShape::channel() : GroupShape::group(group_size); }
+  /// Codes uXbB (symmetric), uX with integer zero points, s8 with them or without, e4m3; of 2 to 8 bits. Scales per tensor, channel, group
+  /// (which divides K) or block (which may be ragged); they are rounded to f16, bf16 or f32 before codes are chosen.
+  WeightScheme scheme = {DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16};
+  bool clip_search = false;  // per group, shrink the range while that lowers the squared error
 };
 
 /// Rounds w[N,K] (f32, f16 or bf16, last stride 1) to nearest; e4m3 takes the scale max|w| / 448. Bit-identical for any number
-/// of threads. Errors: invalid_argument when K % group_size != 0, for bits outside 2…8, for other codes, for e4m3 with zero
-/// points or a clipping search, or for a NaN or infinity (with its position).
+/// of threads. Errors: unsupported for another scheme; invalid_argument when the group size does not divide K, for e4m3 with zero points or
+/// a clipping search, or for a NaN or infinity (with its position).
 Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
+/// To a scheme by name, "u4zg128", with scales of f16. Errors: those of Scheme::parse too.
+Result<QuantTensor> quantize(const ConstTensorView& w, std::string_view scheme, Executor* executor = nullptr);
 
-/// The same for the kernel of a convolution, w[Co,Ci/groups,Kh,Kw] (any strides): its rows become K = Kh·Kw·Ci/groups long, in the order
-/// kh, kw, ci, so groups of a size that divides Ci/groups lie inside one element of the kernel, and others run on through all of them.
+/// The same for the filters of a convolution, w[Co,Ci/groups,Kh,Kw] (any strides): its rows become K = Kh·Kw·Ci/groups long, in the order
+/// kh, kw, ci, so groups of a size that divides Ci/groups lie inside one element of a filter, and others run on through all of them.
 Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor = nullptr);
+Result<QuantTensor> quantize_conv(const ConstTensorView& w, std::string_view scheme, Executor* executor = nullptr);
 
 /// How far a quantized weight is from the original.
 struct QuantError {

@@ -450,22 +450,6 @@ Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_v
   return weight;
 }
 
-QuantizeSpec quantize_spec(const WeightScheme& wanted, bool clip_search) {
-  QuantizeSpec spec{.bits = bits(wanted.codes),
-                    .symmetric = wanted.zero == ZeroKind::none,
-                    .scale = wanted.scale,
-                    .clip_search = clip_search,
-                    .group = wanted.group};
-  if (wanted.codes == DType::s8 || wanted.codes == DType::e4m3) spec.codes = wanted.codes;
-  return spec;
-}
-
-void check_scheme(const QuantTensor& q, const WeightScheme& wanted) {
-  if (q.scheme != wanted)
-    throw Failure(StatusCode::unsupported,
-                  "floats are not quantized to " + wanted.name() + "; the nearest is " + q.scheme.name());
-}
-
 /// Float weights in host memory; of a matrix whose last stride is not 1, a copy.
 struct Weights {
   explicit Weights(nb::handle w) : input(Input(w, "w").operand().on(Backend::cpu)), view(input.view) {
@@ -478,16 +462,15 @@ struct Weights {
   ConstTensorView view;
 };
 
-/// `how` is quantize or quantize_conv.
-QuantTensor quantize_weight(decltype(quantize)* how, nb::handle w, std::string_view scheme, std::string_view scale,
-                            bool clip_search) {
+/// quantize or quantize_conv.
+using Quantize = Result<QuantTensor>(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor);
+
+QuantTensor quantize_weight(Quantize* how, nb::handle w, std::string_view scheme, std::string_view scale, bool clip_search) {
   const WeightScheme wanted = weight_scheme_from(scheme, dtype_from(scale));
   const Weights input(w);
-  const QuantizeSpec spec = quantize_spec(wanted, clip_search);
+  const QuantizeSpec spec{wanted, clip_search};
   nb::gil_scoped_release release;
-  QuantTensor q = check(how(input.view, spec, nullptr));
-  check_scheme(q, wanted);
-  return q;
+  return check(how(input.view, spec, nullptr));
 }
 
 // --- whole checkpoints --------------------------------------------------------------------------------------------------------
@@ -520,8 +503,8 @@ TransformReport quantize_files(const std::string& in, const std::string& out, st
                                bool all, bool dry_run, bool overwrite, nb::handle progress) {
   const Scheme wanted = check(Scheme::parse(scheme, scale.empty() ? DType::f32 : dtype_from(scale)));
   QuantizeCheckpointSpec spec{.format = format,
-                              .quantize = quantize_spec(wanted.weight, clip_search),
-                              .act_scheme = wanted.act,
+                              .scheme = wanted,
+                              .clip_search = clip_search,
                               .calibration = calibration,
                               .smooth = smooth,
                               .convs = conv,
@@ -529,11 +512,7 @@ TransformReport quantize_files(const std::string& in, const std::string& out, st
                               .skip = skip,
                               .all = all,
                               .dry_run = dry_run};
-  const GroupShape group = wanted.weight.group;
-  const std::int64_t n = std::max<std::int64_t>(group.n, 1), k = std::max<std::int64_t>(group.k, 1);
-  const Tensor zeros(DType::f32, {n, k});
-  check_scheme(check(quantize(ConstTensorView(zeros.bytes.data(), zeros.dtype, {n, k}), spec.quantize)), wanted.weight);
-  if (scale.empty()) spec.quantize.scale = DType::none;  // that of the weights
+  if (scale.empty()) spec.scheme.weight.scale = DType::none;  // that of the weights
   return transform(overwrite, progress, [&](const TransformOptions& how) { return quantize_checkpoint(in, out, spec, how); });
 }
 
@@ -705,7 +684,8 @@ nb::dict roofline() {
 void bind_functions(nb::module_& m) {
   m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "a_dtype"_a = "f32", "act_scheme"_a = "",
         "layout"_a = "", "kernel"_a = "", "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast");
-  for (const auto& [function, how] : {std::pair("quantize", &quantize), std::pair("quantize_conv", &quantize_conv)})
+  for (const auto& [function, how] :
+       std::initializer_list<std::pair<const char*, Quantize*>>{{"quantize", &quantize}, {"quantize_conv", &quantize_conv}})
     m.def(
         function,
         [how = how](nb::handle w, std::string_view scheme, std::string_view scale, bool clip_search) {

@@ -43,9 +43,11 @@ nib_status transform(const char* in, const char* out, const nib_transform_desc* 
 Result<QuantizeCheckpointSpec> checkpoint_spec(const nib_transform_desc& desc) {
   QuantizeCheckpointSpec spec;
   spec.format = text_or(desc.format, spec.format);
-  NIBBLE_ASSIGN_OR_RETURN(spec.quantize, quantize_spec(desc.quantize));
-  if (desc.quantize == nullptr || desc.quantize->scale == 0) spec.quantize.scale = DType::none;
-  NIBBLE_ASSIGN_OR_RETURN(spec.act_scheme, act_scheme(desc.act_scheme));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizeSpec weights, quantize_spec(desc.quantize));
+  spec.scheme.weight = weights.scheme;
+  spec.clip_search = weights.clip_search;
+  if (desc.quantize == nullptr || desc.quantize->scale == 0) spec.scheme.weight.scale = DType::none;
+  NIBBLE_ASSIGN_OR_RETURN(spec.scheme.act, act_scheme(desc.act_scheme));
   spec.calibration = text_or(desc.calibration, "");
   if (desc.smooth != nullptr) spec.smooth = *desc.smooth;
   spec.convs = desc.convs != 0;

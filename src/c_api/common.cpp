@@ -152,18 +152,7 @@ Result<QuantizeSpec> quantize_spec(const nib_quantize_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const DType scale, dtype("nib_quantize_desc.scale", desc.scale, DType::f16));
   const std::string text(text_or(desc.scheme, "u4b8g128"));
   NIBBLE_ASSIGN_OR_RETURN(const WeightScheme scheme, weight_scheme(text.c_str(), scale));
-  const bool symmetric = scheme.zero == ZeroKind::none, own = scheme.codes == DType::s8 || scheme.codes == DType::e4m3;
-  const DTypeKind kind = info(scheme.codes).kind;
-  const bool fits = own || (symmetric ? kind == DTypeKind::biased : kind == DTypeKind::uint);
-  if (!fits || (!symmetric && scheme.zero != ZeroKind::integer))
-    return error(StatusCode::unsupported, "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...), s8 or e4m3",
-                 text);
-  return QuantizeSpec{.bits = bits(scheme.codes),
-                      .symmetric = symmetric,
-                      .scale = scale,
-                      .clip_search = desc.clip_search != 0,
-                      .codes = own ? scheme.codes : DType::none,
-                      .group = scheme.group};
+  return QuantizeSpec{scheme, desc.clip_search != 0};
 }
 
 Result<TensorView> view(std::string_view what, const nib_view* v, bool aligned) {

@@ -106,8 +106,11 @@ nib_qtensor_desc describe(const NamedTensor& named) {
   return out;
 }
 
-/// A float weight by one of the C++ interface's quantizers.
-nib_status quantized(decltype(quantize)* how, const nib_context* context, const nib_view* w, const nib_quantize_desc* desc,
+/// One of the C++ interface's quantizers.
+using Quantize = Result<QuantTensor>(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor);
+
+/// A float weight by one of them.
+nib_status quantized(Quantize* how, const nib_context* context, const nib_view* w, const nib_quantize_desc* desc,
                      nib_qtensor** q) {
   return create(q, [&]() -> Result<QuantTensor> {
     NIBBLE_ASSIGN_OR_RETURN(Executor * threads, executor(context));

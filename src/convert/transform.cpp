@@ -558,25 +558,24 @@ WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
 DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
   if (spec.format == "fp8") return DType::f32;
   if (weight != DType::f32) return weight;
-  return spec.act_scheme.codes == DType::none ? DType::f16 : DType::f32;
+  return spec.scheme.act.codes == DType::none ? DType::f16 : DType::f32;
 }
 
 /// How the module will be stored, or why its shape does not fit. Formats look at N modulo the codes of a word, so `rows` that are
 /// N modulo 32 are enough to ask.
 Result<WeightScheme> stored_as(const codec::Format& format, const Module& module, const QuantizeCheckpointSpec& spec,
                                std::int64_t rows) {
-  if (const GroupShape group = spec.quantize.shape(); group.n == 1 && group.k > 0 && module.k % group.k != 0)
+  if (const GroupShape group = spec.scheme.weight.group; group.n == 1 && group.k > 0 && module.k % group.k != 0)
     return error(StatusCode::invalid_argument,
-                 "K={} is not a multiple of group_size={}; a group size that divides K (0: one group per channel) would take it",
-                 module.k, group.k);
+                 "K={} is not a multiple of the group size {}; a divisor of K, or one scale per channel, would do", module.k,
+                 group.k);
   const Tensor zeros(DType::f32, {rows, module.k});
-  QuantizeSpec plain = spec.quantize;
-  plain.clip_search = false;
-  if (plain.scale == DType::none) plain.scale = scale_type(spec, module.scheme.codes);
+  QuantizeSpec plain{spec.scheme.weight};
+  if (plain.scheme.scale == DType::none) plain.scheme.scale = scale_type(spec, module.scheme.codes);
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor q, quantize(ConstTensorView(zeros.bytes.data(), DType::f32, {rows, module.k}), plain));
   q.filter = module.filter.value_or(Extent{});
-  if (spec.act_scheme.codes != DType::none && spec.act_scheme.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
-  const Status encoded = encode(format, module, q, spec.act_scheme).status();
+  if (spec.scheme.act.codes != DType::none && spec.scheme.act.group == GroupShape::tensor()) q.static_acts = StaticActs{1, 0};
+  const Status encoded = encode(format, module, q, spec.scheme.act).status();
   if (encoded.ok()) return q.scheme;
   if (rows == module.n) return encoded;
   return stored_as(format, module, spec, module.n);  // for an error that says N
@@ -637,7 +636,7 @@ Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out,
   NIBBLE_RETURN_IF_ERROR(check_paths(in.path, out));
   TransformReport report;
   for (std::size_t i = 0; i < chosen.modules.size(); ++i)
-    report.modules.push_back({chosen.modules[i]->name, Scheme{chosen.schemes[i], spec.act_scheme}.name(), std::nullopt});
+    report.modules.push_back({chosen.modules[i]->name, Scheme{chosen.schemes[i], spec.scheme.act}.name(), std::nullopt});
   for (const TensorInfo& tensor : in.shards.tensors) report.bytes_in += tensor.bytes;
   report.notes = group_notes(notes);
   return report;
@@ -676,7 +675,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
   NIBBLE_ASSIGN_OR_RETURN(Chosen chosen, choose(*in, *format, spec));
   const Modules& selected = chosen.modules;
-  const bool is_static = spec.act_scheme.codes != DType::none && spec.act_scheme.group == GroupShape::tensor();
+  const bool is_static = spec.scheme.act.codes != DType::none && spec.scheme.act.group == GroupShape::tensor();
   if (spec.calibration.empty() && (spec.smooth || is_static))
     return error(StatusCode::invalid_argument, "{} needs a calibration", spec.smooth ? "smoothing" : "a static activation scale");
   if (spec.smooth && !(*spec.smooth >= 0 && *spec.smooth <= 1))
@@ -698,8 +697,8 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     if (module.filter) original = as_rows(original);
     const Tensor smoothed = s == nullptr ? Tensor() : scaled_columns(original, *s, executor);
     const auto view = [&](const Tensor& w) { return ConstTensorView(w.bytes.data(), w.dtype, {module.n, module.k}); };
-    QuantizeSpec how = spec.quantize;
-    if (how.scale == DType::none) how.scale = scale_type(spec, original.dtype);
+    QuantizeSpec how{spec.scheme.weight, spec.clip_search};
+    if (how.scheme.scale == DType::none) how.scheme.scale = scale_type(spec, original.dtype);
     Result<QuantTensor> q = quantize(view(s == nullptr ? original : smoothed), how, options.executor);
     if (!q.ok()) return q.status().with_context(module.name);
     q->filter = module.filter.value_or(Extent{});
@@ -713,9 +712,9 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
       } else {
         NIBBLE_ASSIGN_OR_RETURN(absmax, calibration->absmax(module));
       }
-      NIBBLE_ASSIGN_OR_RETURN(q->static_acts, static_scale(module, spec.act_scheme, absmax, s));
+      NIBBLE_ASSIGN_OR_RETURN(q->static_acts, static_scale(module, spec.scheme.act, absmax, s));
     }
-    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q, spec.act_scheme));
+    NIBBLE_ASSIGN_OR_RETURN(Rewritten rewritten, encode(*format, module, *q, spec.scheme.act));
     if (s != nullptr) {  // the norm multiplies by 1/s: with it the weight stands for the original
       q->prescale = Tensor(DType::f32, {module.k});
       for (std::int64_t k = 0; k < module.k; ++k) q->prescale.set(k, 1.0f / (*s)[static_cast<std::size_t>(k)]);
@@ -725,7 +724,7 @@ Result<TransformReport> quantize_checkpoint(const fs::path& in_path, const fs::p
     return rewritten;
   };
   const auto most = [&](const Module& module) {
-    return most_bytes(spec.quantize.codes == DType::none ? spec.quantize.bits : 8, spec.quantize.shape(), module.n, module.k);
+    return most_bytes(bits(spec.scheme.weight.codes), spec.scheme.weight.group, module.n, module.k);
   };
   std::vector<ModuleNote> notes;
   for (const Note& note : smoothing.notes) notes.push_back({"", note});

@@ -137,8 +137,8 @@ class Quantizer {
   Quantizer(const QuantizeSpec& spec, QuantTensor& q)
       : spec_(spec),
         q_(q),
-        is_float_(spec.codes == DType::e4m3),
-        bias_(spec.codes == DType::s8 ? 128.0f : 0.0f),
+        is_float_(spec.scheme.codes == DType::e4m3),
+        bias_(spec.scheme.codes == DType::s8 ? 128.0f : 0.0f),
         top_(static_cast<float>((1 << bits(q.scheme.codes)) - 1)),
         middle_(static_cast<float>(1 << (bits(q.scheme.codes) - 1))) {}
 
@@ -180,10 +180,10 @@ class Quantizer {
     const double low = std::min(0.0, static_cast<double>(range.low)) * shrink;
     const double high = std::max(0.0, static_cast<double>(range.high)) * shrink;
     const double reach = is_float_ ? act_rule::kE4m3Max : 0.5 * top_;
-    const double exact = spec_.symmetric ? std::max(-low, high) / reach : (high - low) / top_;
+    const double exact = symmetric() ? std::max(-low, high) / reach : (high - low) / top_;
     GroupCode code;
-    if (exact > 0) code.scale = round_scale(exact, spec_.scale);  // a group of zeros keeps 1: any scale is right
-    code.zero = spec_.symmetric ? middle_ : clamp(static_cast<float>(std::nearbyint(-low / code.scale)), 0, top_);
+    if (exact > 0) code.scale = round_scale(exact, spec_.scheme.scale);  // a group of zeros keeps 1: any scale is right
+    code.zero = symmetric() ? middle_ : clamp(static_cast<float>(std::nearbyint(-low / code.scale)), 0, top_);
     const double largest = (is_float_ ? reach : std::max(code.zero, top_ - code.zero)) * static_cast<double>(code.scale);
     if (!(largest <= std::numeric_limits<float>::max())) return std::nullopt;
     return code;
@@ -226,9 +226,11 @@ class Quantizer {
     return error(StatusCode::invalid_argument,
                  "w[{}{},{}..{}] reaches from {:g} to {:g}, too much for {} codes with a scale of type {}; {}", piece.n,
                  piece.rows == 1 ? "" : fmt::format("..{}", piece.n + piece.rows - 1), piece.k, piece.k + piece.cols - 1,
-                 range.low, range.high, name(q_.scheme.codes), name(spec_.scale),
-                 spec_.scale == DType::f16 ? "use bf16 or f32 scales" : "scale the weights down");
+                 range.low, range.high, name(q_.scheme.codes), name(spec_.scheme.scale),
+                 spec_.scheme.scale == DType::f16 ? "use bf16 or f32 scales" : "scale the weights down");
   }
+
+  bool symmetric() const { return spec_.scheme.zero == ZeroKind::none; }
 
   const QuantizeSpec& spec_;
   QuantTensor& q_;
@@ -238,36 +240,29 @@ class Quantizer {
 
 Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(check_float_matrix(w));
-  using enum DType;
-  if (spec.codes != none && spec.codes != s8 && spec.codes != e4m3)
-    return error(StatusCode::invalid_argument, "codes of type {} cannot be chosen; use s8 or e4m3, or bits", name(spec.codes));
-  if (spec.codes == e4m3 && !spec.symmetric)
-    return error(StatusCode::invalid_argument, "e4m3 codes have no zero points; use symmetric=true");
-  if (spec.codes == e4m3 && spec.clip_search)
+  const WeightScheme& scheme = spec.scheme;
+  const bool symmetric = scheme.zero == ZeroKind::none, e4m3 = scheme.codes == DType::e4m3, s8 = scheme.codes == DType::s8;
+  const DTypeKind kind = info(scheme.codes).kind;
+  const bool few_bits =
+      bits(scheme.codes) >= 2 && bits(scheme.codes) <= 8 && kind == (symmetric ? DTypeKind::biased : DTypeKind::uint);
+  if (e4m3 && !symmetric) return error(StatusCode::invalid_argument, "e4m3 codes have no zero points, {} has", scheme.name());
+  if ((!e4m3 && !s8 && !few_bits) || (!symmetric && scheme.zero != ZeroKind::integer))
+    return error(StatusCode::unsupported, "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...), s8 or e4m3",
+                 scheme.name());
+  if (e4m3 && spec.clip_search)
     return error(StatusCode::invalid_argument,
                  "a clipping search is for integers: how precise e4m3 is does not depend on the range");
-  if (spec.bits < 2 || spec.bits > 8) return error(StatusCode::invalid_argument, "bits={} is outside 2…8", spec.bits);
-  if (!is_compute_float(spec.scale))
-    return error(StatusCode::invalid_argument, "scales of type {} cannot be chosen; use f16, bf16 or f32", name(spec.scale));
-  if (!spec.group && spec.group_size < 0)
-    return error(StatusCode::invalid_argument, "group_size={} is negative; 0 means one group per channel", spec.group_size);
-  const GroupShape shape = spec.shape();
+  if (!is_compute_float(scheme.scale))
+    return error(StatusCode::invalid_argument, "scales of type {} cannot be chosen; use f16, bf16 or f32", name(scheme.scale));
+  const GroupShape shape = scheme.group;
   if (shape.n < 0 || shape.k < 0 || (shape.n == 0 && shape.k != 0))
     return error(StatusCode::invalid_argument,
                  "a scale cannot be shared by {}×{} weights; use a tensor, a channel, a group or a block", shape.n, shape.k);
   if (shape.n == 1 && shape.k > 0 && w.dim(1) % shape.k != 0)
     return error(StatusCode::invalid_argument,
-                 "K={} is not a multiple of group_size={}; choose a divisor of K, or 0 for one group per channel", w.dim(1),
+                 "K={} is not a multiple of the group size {}; choose a divisor of K, or one scale per channel", w.dim(1),
                  shape.k);
   return {};
-}
-
-DType code_type(const QuantizeSpec& spec) {
-  if (spec.codes != DType::none) return spec.codes;
-  using enum DType;
-  constexpr std::array kSymmetric = {u2b2, u3b4, u4b8, u5b16, u6b32, u7b64, u8b128};
-  constexpr std::array kAsymmetric = {u2, u3, u4, u5, u6, u7, u8};
-  return (spec.symmetric ? kSymmetric : kAsymmetric)[spec.bits - 2];
 }
 
 }  // namespace
@@ -276,16 +271,13 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
   NIBBLE_RETURN_IF_ERROR(check_environment());
   NIBBLE_RETURN_IF_ERROR(check(w, spec));
   QuantTensor q;
-  q.scheme.codes = code_type(spec);
-  q.scheme.zero = spec.symmetric ? ZeroKind::none : ZeroKind::integer;
-  q.scheme.group = spec.shape();
-  q.scheme.scale = spec.scale;
+  q.scheme = spec.scheme;
   q.n = w.dim(0);
   q.k = w.dim(1);
   q.codes.resize(q.n * q.k);
   const std::int64_t bands = q.scheme.group.rows(q.n), height = q.scheme.group.n == 0 ? q.n : q.scheme.group.n;
-  q.scales = Tensor(spec.scale, {bands, q.groups()});
-  if (!spec.symmetric) q.zeros = Tensor(spec.codes == DType::s8 ? DType::s8 : DType::u8, {bands, q.groups()});
+  q.scales = Tensor(q.scheme.scale, {bands, q.groups()});
+  if (q.scheme.zero != ZeroKind::none) q.zeros = Tensor(q.scheme.codes == DType::s8 ? DType::s8 : DType::u8, {bands, q.groups()});
 
   // Of several bands that fail, the first one is reported, whichever thread met its own first.
   std::mutex mutex;
@@ -311,6 +303,28 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
   return q;
 } catch (...) {
   return caught();
+}
+
+namespace {
+
+/// Of weights alone.
+Result<QuantizeSpec> spec_of(std::string_view scheme) {
+  NIBBLE_ASSIGN_OR_RETURN(const Scheme parsed, Scheme::parse(scheme));
+  if (parsed.act.codes == DType::none) return QuantizeSpec{parsed.weight};
+  return error(StatusCode::invalid_argument, "'{}' says how activations are quantized too; a weight is {}", scheme,
+               parsed.weight.name());
+}
+
+}  // namespace
+
+Result<QuantTensor> quantize(const ConstTensorView& w, std::string_view scheme, Executor* executor) {
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizeSpec spec, spec_of(scheme));
+  return quantize(w, spec, executor);
+}
+
+Result<QuantTensor> quantize_conv(const ConstTensorView& w, std::string_view scheme, Executor* executor) {
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizeSpec spec, spec_of(scheme));
+  return quantize_conv(w, spec, executor);
 }
 
 }  // namespace nibble

@@ -138,7 +138,8 @@ std::string Cli::checkpoint(const std::string& name) {
   const std::string path = (scratch() / name).string();
   if (fs::exists(path)) return path;
   const Finished made = name == "float" ? nibble({"sample", path, "--shapes", "tiny", "--vocab", "64"})
-                                        : nibble({"quantize", checkpoint("float"), path, "--format", name, "--group", "16"});
+                                        : nibble({"quantize", checkpoint("float"), path, "--format", name, "--scheme",
+                                                  std::string_view(name) == "awq" ? "u4zg16" : "u4b8g16"});
   EXPECT_EQ(made.exit_code, 0) << made.err;
   return path;
 }

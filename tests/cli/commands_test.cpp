@@ -46,7 +46,7 @@ TEST_F(Cli, JsonMeansTheSameEverywhere) {
       {"verify", awq, "-M", "1"},
       {"bench", "--shapes", at("shapes.txt"), "--scheme", "u4zg64", "-M", "1", "--min-time", "0.001", "--no-baselines"},
       {"bench", "--compare", at("bench.json"), at("bench.json")},
-      {"quantize", checkpoint("float"), out, "--format", "gptq", "--group", "16", "--force"},
+      {"quantize", checkpoint("float"), out, "--format", "gptq", "--scheme", "u4b8g16", "--force"},
       {"convert", awq, out, "--format", "compressed-tensors", "--force"},
       {"dequantize", awq, out, "--force"},
       {"sample", out, "--shapes", "tiny", "--force"},
@@ -100,7 +100,7 @@ TEST_F(Cli, InspectsEveryFormat) {
 
 TEST_F(Cli, InspectSummaryHasEqualModulesInOneRow) {
   ASSERT_EQ(nibble({"sample", at("f"), "--shapes", "tiny", "--layers", "3"}).exit_code, 0);
-  ASSERT_EQ(nibble({"quantize", at("f"), at("q"), "--format", "awq", "--group", "16"}).exit_code, 0);
+  ASSERT_EQ(nibble({"quantize", at("f"), at("q"), "--format", "awq", "--scheme", "u4zg16"}).exit_code, 0);
   const std::vector<std::string> command = {"inspect", at("q"), "--summary", "--reference", at("f")};
   const Finished text = nibble(command);
   EXPECT_TRUE(contains(text.out, "model.layers.*.mlp.up_proj ×3 ")) << text.out;
@@ -614,7 +614,7 @@ TEST_F(Cli, CompareFindsRegressions) {
 }
 
 TEST_F(Cli, QuantizeTellsTheErrorOfEachModule) {
-  const Finished run = nibble({"quantize", checkpoint("float"), at("out"), "--format", "gptq", "--bits", "8", "--group", "0",
+  const Finished run = nibble({"quantize", checkpoint("float"), at("out"), "--format", "gptq", "--scheme", "u8b128c",
                                "--clip-search", "--scale-dtype", "f16", "--skip", "embed|lm_head|q_proj"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_TRUE(contains(run.out, "6 modules quantized")) << run.out;
@@ -629,10 +629,10 @@ TEST_F(Cli, QuantizesBothSides) {
     std::string weight, activations;
   } cases[] = {
       {{"--format", "int-quantized"}, "s8c", "s8r"},
-      {{"--format", "int-quantized", "--asymmetric", "--group", "16"}, "s8zg16", "s8r"},
-      {{"--format", "int-quantized", "--scales", "tensor", "--clip-search"}, "s8t", "s8r"},
+      {{"--format", "int-quantized", "--scheme", "s8r_s8zg16"}, "s8zg16", "s8r"},
+      {{"--format", "int-quantized", "--scheme", "s8r_s8t", "--clip-search"}, "s8t", "s8r"},
       {{"--format", "float-quantized"}, "e4m3c", "e4m3r"},
-      {{"--format", "float-quantized", "--scales", "tensor", "--scale-dtype", "bf16"}, "e4m3t", "e4m3r"},
+      {{"--format", "float-quantized", "--scheme", "e4m3r_e4m3t", "--scale-dtype", "bf16"}, "e4m3t", "e4m3r"},
       {{"--format", "fp8"}, "e4m3b128x128", "e4m3g128"},
   };
   for (const auto& c : cases) {
@@ -684,7 +684,7 @@ TEST_F(Cli, AWayOutWhereActivationsCannotBeAsTheCheckpointSays) {
 }
 
 TEST_F(Cli, QuantizeChoosesByName) {
-  const std::vector<std::string> quantize = {"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16"};
+  const std::vector<std::string> quantize = {"quantize", checkpoint("float"), at("out"), "--format", "awq", "--scheme", "u4zg16"};
   const auto with = [&](std::vector<std::string> more) {
     std::vector<std::string> command = quantize;
     command.insert(command.end(), more.begin(), more.end());
@@ -751,7 +751,7 @@ TEST_F(Cli, SmoothsWithACalibration) {
   }
   ASSERT_TRUE(write_safetensors(at("acts.safetensors"), tensors).ok());
   const Finished run = nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--smooth", "0.5",
-                               "--static", "--calibration", at("acts.safetensors")});
+                               "--scheme", "s8t_s8c", "--calibration", at("acts.safetensors")});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_TRUE(contains(run.out, "5 smoothed")) << run.out;
   EXPECT_TRUE(contains(run.out, "2 of 7 modules do not follow a smoothed norm")) << run.out;

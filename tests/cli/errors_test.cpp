@@ -67,25 +67,17 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", awq, "--fail-under", "0.9"}, "--compare"},
       {{"quantize", checkpoint("float"), out}, "--format"},
       {{"quantize", checkpoint("float"), out, "--format", "gguf"}, "'gguf' is not one of"},
-      {{"quantize", checkpoint("float"), out, "--format", "awq", "--bits", "9"}, "'9'"},
-      {{"quantize", checkpoint("float"), out, "--format", "awq", "--symmetric", "--asymmetric"}, "--symmetric"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--scheme", "u9zg128"}, "u9zg128"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "*"}, "'*' is not a regular expression"},
       {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", std::string(20000, '(')}, "nested more than 100 deep"},
-      {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "(.*)*(.*)*(.*)*!", "--group", "100"}, "100"},
-      {{"quantize", checkpoint("float"), out, "--format", "awq", "--group", "100"}, "100"},
-      {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--bits", "4"}, "--bits with --format int-quantized"},
-      {{"quantize", checkpoint("float"), out, "--format", "fp8", "--group", "64"}, "a scale per block of 128×128"},
-      {{"quantize", checkpoint("float"), out, "--format", "fp8", "--scales", "channel"}, "--scales with --format fp8"},
-      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--scales", "row"}, "'row' is not one of"},
-      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--scales", "channel", "--group", "64"}, "--group"},
-      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--asymmetric"}, "no zero points"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--skip", "(.*)*(.*)*(.*)*!", "--scheme", "u4zg100"}, "100"},
+      {{"quantize", checkpoint("float"), out, "--format", "awq", "--scheme", "u4zg100"}, "100"},
+      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--scheme", "e4m3row"}, "e4m3row"},
+      {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--scheme", "e4m3zc"}, "no zero points"},
       {{"quantize", checkpoint("float"), out, "--format", "float-quantized", "--clip-search"}, "clipping search"},
-      {{"quantize", checkpoint("float"), out, "--format", "awq", "--scales", "tensor"}, "--scales with --format awq"},
-      {{"quantize", checkpoint("float"), out, "--format", "awq", "--static", "--calibration", awq}, "--static with --format awq"},
-      {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--static"}, "--calibration"},
+      {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--scheme", "s8t_s8c"}, "calibration"},
       {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--smooth", "0.5"}, "--calibration"},
       {{"quantize", checkpoint("float"), out, "--format", "int-quantized", "--smooth", "2", "--calibration", awq}, "'2'"},
-      {{"quantize", checkpoint("float"), out, "--format", "fp8", "--static", "--calibration", awq}, "per token and 128 inputs"},
       {{"dequantize", awq, out, "--dtype", "s8"}, "'s8'"},
       {{"dequantize", awq, out, "--max-shard-size", "5 apples"}, "'5 apples' is no size like 5GB"},
       {{"convert", awq, out, "--format", "awq", "--max-shard-size", "0"}, "'0' is no size"},
@@ -129,7 +121,10 @@ TEST_F(Cli, SlipsGetTheNearestName) {
 TEST_F(Cli, WhatCannotBeExpressedExitsWith3) {
   expect_error(nibble({"convert", checkpoint("awq"), at("out"), "--format", "gptq"}), 3, "u4zg16");
   expect_error(nibble({"convert", checkpoint("gptq"), at("out"), "--format", "fp8"}), 3, "a scale per block");
-  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--scales", "block"}), 3,
+  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "fp8", "--scheme", "e4m3r_e4m3c"}), 3,
+               "a scale per block");
+  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--scheme", "s8r_u4zg16"}), 3, "s8r");
+  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--scheme", "s8r_s8b128x128"}), 3,
                "scales per tensor, channel or group");
   expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--smooth", "0.5",
                        "--calibration", checkpoint("float")}),
@@ -166,15 +161,15 @@ TEST_F(Cli, MissingFilesExitWith4) {
   expect_error(nibble({"inspect", checkpoint("awq"), "--reference", at("nowhere")}), 4, "--reference");
   expect_error(nibble({"quantize", at("nowhere"), at("out"), "--format", "awq"}), 4, "nowhere");
   expect_error(nibble({"dequantize", checkpoint("awq"), at("no/such/place")}), 4, "place");
-  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--static", "--calibration",
-                       at("nowhere")}),
+  expect_error(nibble({"quantize", checkpoint("float"), at("out"), "--format", "int-quantized", "--scheme", "s8t_s8c",
+                       "--calibration", at("nowhere")}),
                4, "nowhere");
   EXPECT_TRUE(listing(directory_).empty());
 }
 
 TEST_F(Cli, AnExistingOutputIsNotTouched) {
   spit(at("precious"), "data");
-  expect_error(nibble({"quantize", checkpoint("float"), at("precious"), "--format", "awq", "--group", "16"}), 4, "precious");
+  expect_error(nibble({"quantize", checkpoint("float"), at("precious"), "--format", "awq", "--scheme", "u4zg16"}), 4, "precious");
   expect_error(nibble({"convert", checkpoint("gptq"), at("precious"), "--format", "compressed-tensors"}), 4, "--force");
   expect_error(nibble({"dequantize", checkpoint("awq"), at("precious")}), 4, "precious");
   EXPECT_EQ(slurp(at("precious")), "data");
@@ -252,9 +247,9 @@ TEST_F(Cli, AReaderThatWentAwayIsNoError) {
   const Finished finished = nibble({"inspect", checkpoint("awq"), "--json"}, {.closed_pipe = true});
   EXPECT_EQ(finished.exit_code, 0);
   EXPECT_EQ(finished.err, "");
-  ASSERT_EQ(
-      nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16"}, {.closed_pipe = true}).exit_code,
-      0);
+  ASSERT_EQ(nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--scheme", "u4zg16"}, {.closed_pipe = true})
+                .exit_code,
+            0);
   EXPECT_EQ(nibble_json({"verify", at("out"), "--json"})["passed"], true);
 }
 
@@ -262,7 +257,7 @@ TEST_F(Cli, AReaderThatWentAwayIsNoError) {
 TEST_F(Cli, CtrlCLeavesNoPartialOutput) {
   for (int delay : {1, 5, 20, 60}) {
     const Finished finished =
-        nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16", "--clip-search", "--force"},
+        nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--scheme", "u4zg16", "--clip-search", "--force"},
                {.interrupt_after_ms = delay});
     EXPECT_TRUE(finished.exit_code == 0 || finished.exit_code == 130) << finished.exit_code << finished.err;
     if (finished.exit_code == 0) {
@@ -276,8 +271,9 @@ TEST_F(Cli, CtrlCLeavesNoPartialOutput) {
 // Twice on the same command line, until it is caught while it writes.
 TEST_F(Cli, ASecondCtrlCLeavesNothingEither) {
   const auto quantize = [&](int delay) {
-    return nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16", "--clip-search", "--force"},
-                  {.interrupt_after_ms = delay, .signals = 5});
+    return nibble(
+        {"quantize", checkpoint("float"), at("out"), "--format", "awq", "--scheme", "u4zg16", "--clip-search", "--force"},
+        {.interrupt_after_ms = delay, .signals = 5});
   };
   int interrupted = 0;
   for (int delay = 1; delay < 200 && interrupted < 5; delay = delay * 3 / 2 + 1) {
@@ -291,10 +287,11 @@ TEST_F(Cli, ASecondCtrlCLeavesNothingEither) {
 TEST_F(Cli, IgnoredSignalsStayIgnored) {
   const auto before = std::signal(SIGHUP, SIG_IGN);  // as nohup does
   for (const int delay : {5, 20, 60})
-    EXPECT_EQ(nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--group", "16", "--clip-search", "--force"},
-                     {.interrupt_after_ms = delay, .signal = SIGHUP, .signals = 3})
-                  .exit_code,
-              0);
+    EXPECT_EQ(
+        nibble({"quantize", checkpoint("float"), at("out"), "--format", "awq", "--scheme", "u4zg16", "--clip-search", "--force"},
+               {.interrupt_after_ms = delay, .signal = SIGHUP, .signals = 3})
+            .exit_code,
+        0);
   std::signal(SIGHUP, before);
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"out"});
 }
@@ -305,7 +302,7 @@ TEST_F(Cli, AFileThatMayNotBecomeSoLargeIsAnError) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small{8192, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
-  const Finished finished = nibble({"quantize", input, at("out"), "--format", "awq", "--group", "16"});
+  const Finished finished = nibble({"quantize", input, at("out"), "--format", "awq", "--scheme", "u4zg16"});
   setrlimit(RLIMIT_FSIZE, &before);
   expect_error(finished, 4, "File too large");
   EXPECT_TRUE(listing(directory_).empty());

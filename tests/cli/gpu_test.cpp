@@ -13,7 +13,8 @@ class CliGpu : public Cli {
   }
 
   std::string quantized() const {
-    const Finished made = nibble({"quantize", checkpoint("float"), at("awq"), "--format", "awq", "--group", "128", "--force"});
+    const Finished made =
+        nibble({"quantize", checkpoint("float"), at("awq"), "--format", "awq", "--scheme", "u4zg128", "--force"});
     EXPECT_EQ(made.exit_code, 0) << made.err;
     return at("awq");
   }

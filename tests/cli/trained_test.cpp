@@ -22,14 +22,13 @@ class Trained : public Cli {
 /// What docs/accuracy.md shows for this model, with about 3 dB of slack: a wrong group, zero point or layer order costs far more.
 TEST_F(Trained, QuantizesAccuratelyAndVerifies) {
   struct Case {
-    const char *format, *bits, *group, *symmetry;
+    const char *format, *scheme;
     double least_sqnr_db;
   };
-  for (const Case& c : {Case{"awq", "4", "128", "--asymmetric", 15.0}, Case{"gptq", "4", "128", "--symmetric", 14.0},
-                        Case{"compressed-tensors", "8", "0", "--symmetric", 31.0}}) {
-    const std::string out = at(std::string(c.format) + c.bits);
-    const Finished made =
-        nibble({"quantize", kModel, out, "--format", c.format, "--bits", c.bits, "--group", c.group, c.symmetry});
+  for (const Case& c :
+       {Case{"awq", "u4zg128", 15.0}, Case{"gptq", "u4b8g128", 14.0}, Case{"compressed-tensors", "u8b128c", 31.0}}) {
+    const std::string out = at(std::string(c.format) + c.scheme);
+    const Finished made = nibble({"quantize", kModel, out, "--format", c.format, "--scheme", c.scheme});
     ASSERT_EQ(made.exit_code, 0) << made.err;
     const auto found = nibble_json({"inspect", out, "--reference", kModel, "--json"});
     EXPECT_GE(found["modules"].size(), 36u);  // 6 layers of 6
@@ -45,7 +44,7 @@ TEST_F(Trained, QuantizesAccuratelyAndVerifies) {
 
 TEST_F(Trained, DequantizingToF32IsExactAndKeepsTheOtherTensors) {
   const std::string quantized = at("q"), back = at("back");
-  ASSERT_EQ(nibble({"quantize", kModel, quantized, "--format", "awq", "--bits", "4", "--group", "128"}).exit_code, 0);
+  ASSERT_EQ(nibble({"quantize", kModel, quantized, "--format", "awq", "--scheme", "u4zg128"}).exit_code, 0);
   ASSERT_EQ(nibble({"dequantize", quantized, back, "--dtype", "f32"}).exit_code, 0);
   const auto found = nibble_json({"inspect", quantized, "--reference", back, "--json"});
   for (const auto& module : found["modules"]) EXPECT_EQ(module["error"]["max_abs"], 0.0) << module["name"];

@@ -753,7 +753,8 @@ TEST(Conv, BadGeometrySaysWhatFollowsFromIt) {
 TEST(Conv, AWeightKeepsItsKernelAndIsCheckedAgainstTheGeometry) {
   Tensor w(DType::f32, {6, 16, 3, 2});
   for (std::int64_t i = 0; i < w.numel(); ++i) w.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
-  const auto q = quantize_conv({w.bytes.data(), DType::f32, {6, 16, 3, 2}}, {.bits = 8, .group_size = 16, .scale = DType::f32});
+  const auto q =
+      quantize_conv({w.bytes.data(), DType::f32, {6, 16, 3, 2}}, QuantizeSpec{Scheme::parse("u8b128g16", DType::f32)->weight});
   ASSERT_TRUE(q.ok()) << q.status().message();
   EXPECT_EQ(q->k, 96);
   EXPECT_EQ(q->filter, (Extent{3, 2}));

@@ -11,10 +11,7 @@ int main() {
   for (std::size_t i = 0; i < w.size(); ++i) w[i] = std::sin(0.1f * static_cast<float>(i));
   for (std::size_t i = 0; i < a.size(); ++i) a[i] = std::cos(0.2f * static_cast<float>(i));
 
-  nibble::QuantizeSpec spec;
-  spec.bits = 8;
-  spec.group_size = 32;
-  const auto quantized = nibble::quantize(nibble::ConstTensorView(w.data(), {n, k}), spec);
+  const auto quantized = nibble::quantize(nibble::ConstTensorView(w.data(), {n, k}), "u8b128g32");
   if (!quantized) return std::fprintf(stderr, "%s\n", quantized.status().message().c_str()), 1;
   const auto weight = nibble::pack(*quantized);
   if (!weight) return std::fprintf(stderr, "%s\n", weight.status().message().c_str()), 1;

@@ -69,22 +69,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string format(choices.of(kFormats).name);
   const bool plain = choices.flag();
   QuantizeCheckpointSpec spec{.format = format};
-  spec.quantize.bits = choices.below(10);
   static constexpr int kGroups[] = {16, 0, 8, 32, 1, -1, 128, 3};
-  spec.quantize.group_size = choices.of(kGroups);
-  spec.quantize.symmetric = choices.flag();
-  static constexpr DType kCodes[] = {DType::none, DType::s8, DType::e4m3, DType::u4b8, DType::f16};
-  spec.quantize.codes = choices.of(kCodes);
-  spec.act_scheme.codes = choices.of(kCodes);
+  spec.scheme.weight.group = GroupShape{1, choices.of(kGroups)};
+  static constexpr ZeroKind kZeros[] = {ZeroKind::none, ZeroKind::integer, ZeroKind::offset, ZeroKind::real};
+  spec.scheme.weight.zero = choices.of(kZeros);
+  static constexpr DType kCodes[] = {DType::u4b8, DType::u4, DType::s8,  DType::e4m3,
+                                     DType::u3b4, DType::u8, DType::f16, DType::none};
+  spec.scheme.weight.codes = choices.of(kCodes);
+  spec.scheme.act.codes = choices.of(kCodes);
   static constexpr GroupShape kShapes[] = {GroupShape::channel(), GroupShape::tensor(), GroupShape::group(16),
                                            GroupShape::block(4, 8)};
-  spec.act_scheme.group = choices.of(kShapes);
-  if (choices.flag()) spec.quantize.group = choices.of(kShapes);
-  spec.quantize.clip_search = choices.flag();
+  spec.scheme.act.group = choices.of(kShapes);
+  if (choices.flag()) spec.scheme.weight.group = choices.of(kShapes);
+  spec.clip_search = choices.flag();
   spec.convs = choices.flag();
   static constexpr DType kFloats[] = {DType::f16, DType::bf16, DType::f32, DType::s8};
   const DType dtype = choices.of(kFloats);
-  spec.quantize.scale = dtype;
+  spec.scheme.weight.scale = dtype;
   const std::string_view config = choices.rest();
 
   const fuzz::fs::path in = scratch.root / "in", out = scratch.root / "out";

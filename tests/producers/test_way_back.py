@@ -58,14 +58,14 @@ def check(folder: pathlib.Path, scratch: pathlib.Path, dtype, activations=False,
             assert torch.equal(module.weight, exact[f"{name}.weight"]), name
 
 
-PACK = ["--format", "compressed-tensors", "--bits"]
+PACK = ["--format", "compressed-tensors", "--scheme"]
 FORMATS = {
-    "w4a16": ([*PACK, "4", "--group", "32"], {}),
-    "w4a16_asymmetric": ([*PACK, "4", "--group", "32", "--asymmetric"], {"packed_zeros": True}),
-    "w8a16_channel": ([*PACK, "8", "--group", "0"], {}),
+    "w4a16": ([*PACK, "u4b8g32"], {}),
+    "w4a16_asymmetric": ([*PACK, "u4zg32"], {"packed_zeros": True}),
+    "w8a16_channel": ([*PACK, "u8b128c"], {}),
     "w8a8": (["--format", "int-quantized"], {"activations": True}),
     "fp8": (["--format", "float-quantized"], {"activations": True}),
-    "fp8_block": (["--format", "float-quantized", "--scales", "block"], {"activations": True}),
+    "fp8_block": (["--format", "float-quantized", "--scheme", "e4m3g128_e4m3b128x128"], {"activations": True}),
     "hf_fp8": (["--format", "fp8"], {}),
 }
 
@@ -95,8 +95,8 @@ def test_skipped_layers_are_ignored(name, tmp_path):
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (["--format", "awq", "--group", "32"], "compressed-tensors", {"packed_zeros": True}),
-        (["--format", "gptq", "--group", "32"], "compressed-tensors", {}),
+        (["--format", "awq", "--scheme", "u4zg32"], "compressed-tensors", {"packed_zeros": True}),
+        (["--format", "gptq", "--scheme", "u4b8g32"], "compressed-tensors", {}),
         (["--format", "fp8"], "float-quantized", {"activations": True}),
     ],
     ids=["awq", "gptq", "fp8"],

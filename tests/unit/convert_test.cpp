@@ -67,17 +67,14 @@ TEST(TiedHeads, AreNotQuantizedByTheConfig) {
   const Sources tied{source("model.embed_tokens.weight", counting(DType::bf16, {16, 32})),
                      source("model.layers.0.mlp.up_proj.weight", counting(DType::bf16, {16, 32}))};
   struct Kind {
-    const char *format, *key;
+    const char *format, *key, *scheme;
   };
-  for (const Kind& kind : {Kind{"compressed-tensors", "ignore"}, Kind{"int-quantized", "ignore"},
-                           Kind{"float-quantized", "ignore"}, Kind{"awq", "modules_to_not_convert"}}) {
+  for (const Kind& kind : {Kind{"compressed-tensors", "ignore", "u4b8g32"}, Kind{"int-quantized", "ignore", "s8g32"},
+                           Kind{"float-quantized", "ignore", "e4m3g32"}, Kind{"awq", "modules_to_not_convert", "u4zg32"}}) {
     const char *const format = kind.format, *const key = kind.key;
     QuantizeCheckpointSpec spec;
     spec.format = format;
-    spec.quantize.group_size = 32;
-    spec.quantize.symmetric = std::string_view(format) != "awq";
-    if (std::string_view(format) == "int-quantized") spec.quantize.codes = DType::s8;
-    if (std::string_view(format) == "float-quantized") spec.quantize.codes = DType::e4m3;
+    spec.scheme = *Scheme::parse(kind.scheme, DType::none);
     const auto unquantized = [&](const char* model_type, const Sources& tensors) {
       write(scratch / "in", tensors, json(), {{"model_type", model_type}, {"tie_word_embeddings", true}});
       const auto report =

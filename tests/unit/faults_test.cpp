@@ -203,7 +203,7 @@ TEST(Threads, AnExecutorThatThrowsEndsAsAStatus) {
   } broken;
   const QuantTensor q = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(32)}, 64, 64, 1);
   const std::vector<float> w(64 * 64, 1.0f);
-  EXPECT_EQ(quantize(ConstTensorView(w.data(), {64, 64}), {.group_size = 32}, &broken).status().code(), StatusCode::io_error);
+  EXPECT_EQ(quantize(ConstTensorView(w.data(), {64, 64}), "u4b8g32", &broken).status().code(), StatusCode::io_error);
   EXPECT_EQ(pack(q, {.executor = &broken}).status().code(), StatusCode::io_error);
   EXPECT_EQ(verify_linear(q, {}, &broken).status().code(), StatusCode::io_error);
   const auto weight = pack(q);
@@ -255,7 +255,7 @@ TEST(Environment, WhatIsNotUnderstoodIsAnError) {
                             pack(q).status(),
                             Plan::linear(*weight, {}).status(),
                             Plan::dequantize(*weight, {}).status(),
-                            quantize(ConstTensorView(w.data(), {64, 64}), {}).status(),
+                            quantize(ConstTensorView(w.data(), {64, 64}), QuantizeSpec{}).status(),
                             verify_linear(q, {}).status(),
                             Checkpoint::open("no such directory").status()};
     for (const Status& status : found) {
@@ -346,7 +346,7 @@ TEST(Files, CutOffWhileInUse) {
   const fs::path in = scratch / "in", file = in / "model.safetensors";
   const auto cut = [&] { fs::resize_file(file, 4096); };
   write_floats(in, 20);
-  ASSERT_TRUE(quantize_checkpoint(in, scratch / "coded", {.quantize = {.group_size = 32}}).ok());
+  ASSERT_TRUE(quantize_checkpoint(in, scratch / "coded", {.scheme = *Scheme::parse("u4b8g32", DType::none)}).ok());
 
   const auto opened = Checkpoint::open(in);
   ASSERT_TRUE(opened.ok());
@@ -365,7 +365,8 @@ TEST(Files, CutOffWhileInUse) {
     const TransformOptions options{.progress = [&](std::uint64_t, std::uint64_t, std::string_view) {
       if (++calls == 2) cut();
     }};
-    const auto done = what == "quantize"  ? quantize_checkpoint(in, scratch / "out", {.quantize = {.group_size = 32}}, options)
+    const auto done = what == "quantize"
+                          ? quantize_checkpoint(in, scratch / "out", {.scheme = *Scheme::parse("u4b8g32", DType::none)}, options)
                       : what == "convert" ? convert_checkpoint(in, scratch / "out", "gptq", options)
                                           : dequantize_checkpoint(in, scratch / "out", DType::f16, options);
     EXPECT_EQ(done.status().code(), StatusCode::io_error) << what << ": " << done.status().message();
@@ -395,7 +396,7 @@ TEST(Files, WhatKilledRunsLeftBehindIsRemoved) {
     testing::write_text(scratch / name, "");
   const int lock = open((scratch / locked).c_str(), O_RDONLY);  // as a run in another container has it
   ASSERT_EQ(flock(lock, LOCK_EX), 0);
-  const auto report = quantize_checkpoint(scratch / "in", scratch / "out", {.quantize = {.group_size = 32}});
+  const auto report = quantize_checkpoint(scratch / "in", scratch / "out", {.scheme = *Scheme::parse("u4b8g32", DType::none)});
   close(lock);
   ASSERT_TRUE(report.ok()) << report.status().message();
   EXPECT_EQ(testing::names_in(scratch.path()),
@@ -512,10 +513,10 @@ TEST(Sizes, OfMatricesAreChecked) {
   for (const std::int64_t size : {kMaxSize + 1, std::numeric_limits<std::int64_t>::max()}) {
     ConstTensorView w(&one, {1, 1});
     w.shape[0] = size;
-    EXPECT_EQ(quantize(w, {}).status().code(), StatusCode::invalid_argument);
+    EXPECT_EQ(quantize(w, QuantizeSpec{}).status().code(), StatusCode::invalid_argument);
     ConstTensorView kernel(&one, {1, 1, 1, 1});
     kernel.shape = {size, size, size, size};
-    EXPECT_EQ(quantize_conv(kernel, {}).status().code(), StatusCode::invalid_argument);
+    EXPECT_EQ(quantize_conv(kernel, QuantizeSpec{}).status().code(), StatusCode::invalid_argument);
   }
 }
 

@@ -10,10 +10,13 @@
 #include <random>
 #include <vector>
 
+#include "scheme_parts.hpp"
+
 namespace nibble {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
+using testing::SchemeParts;
 
 /// Standard normal by Box and Muller, from an engine whose output the standard fixes.
 std::vector<float> gaussian(std::int64_t count, std::uint32_t seed = 1) {
@@ -31,7 +34,7 @@ std::vector<float> heavy_tailed(std::int64_t count) {
   return w;
 }
 
-QuantTensor quantized(const std::vector<float>& w, std::int64_t n, const QuantizeSpec& spec, Executor* executor = nullptr) {
+QuantTensor quantized(const std::vector<float>& w, std::int64_t n, const SchemeParts& spec, Executor* executor = nullptr) {
   auto q = quantize({w.data(), {n, static_cast<std::int64_t>(w.size()) / n}}, spec, executor);
   EXPECT_TRUE(q.ok()) << q.status().message();
   return q.ok() ? *std::move(q) : QuantTensor{};
@@ -43,11 +46,11 @@ QuantError error_of(const std::vector<float>& w, const QuantTensor& q, Executor*
   return e.ok() ? *e : QuantError{};
 }
 
-std::string failure(const std::vector<float>& w, std::int64_t n, const QuantizeSpec& spec) {
+std::string failure(const std::vector<float>& w, std::int64_t n, const SchemeParts& spec) {
   auto q = quantize({w.data(), {n, static_cast<std::int64_t>(w.size()) / n}}, spec);
   EXPECT_FALSE(q.ok());
   if (q.ok()) return "";
-  EXPECT_EQ(q.status().code(), StatusCode::invalid_argument);
+  EXPECT_TRUE(q.status().code() == StatusCode::invalid_argument || q.status().code() == StatusCode::unsupported);
   return q.status().message();
 }
 
@@ -64,7 +67,7 @@ TEST(Quantize, ErrorWithinHalfAStep) {
     for (std::int32_t group : {0, 96, 32, 6, 1})
       for (DType scale : {DType::f32, DType::f16, DType::bf16})
         for (bool symmetric : {true, false}) {
-          SCOPED_TRACE(testing::Message() << bits << " bits, group " << group << ", " << name(scale) << ", sym " << symmetric);
+          SCOPED_TRACE(::testing::Message() << bits << " bits, group " << group << ", " << name(scale) << ", sym " << symmetric);
           const QuantTensor q = quantized(w, n, {bits, group, symmetric, scale});
           ASSERT_TRUE(q.validate().ok()) << q.validate().message();
           EXPECT_EQ(nibble::bits(q.scheme.codes), bits);
@@ -119,8 +122,8 @@ TEST(Quantize, S8IsTheUnsignedCodeLess128) {
   for (const std::int32_t group : {0, 32})
     for (const bool symmetric : {true, false})
       for (const bool clip : {true, false}) {
-        const QuantizeSpec spec{.bits = 8, .group_size = group, .symmetric = symmetric, .scale = DType::f32, .clip_search = clip};
-        QuantizeSpec with_sign = spec;
+        const SchemeParts spec{.bits = 8, .group_size = group, .symmetric = symmetric, .scale = DType::f32, .clip_search = clip};
+        SchemeParts with_sign = spec;
         with_sign.bits = 4;  // has no say
         with_sign.codes = DType::s8;
         const QuantTensor u = quantized(w, 6, spec), s = quantized(w, 6, with_sign);
@@ -142,7 +145,7 @@ TEST(Quantize, BlocksAreTheSameForAnyNumberOfThreads) {
   const auto one = make_executor(1), four = make_executor(4);
   for (const DType codes : {DType::s8, DType::e4m3, DType::none})
     for (const GroupShape group : {GroupShape::tensor(), GroupShape::channel(), GroupShape::block(4, 128)}) {
-      const QuantizeSpec spec{.scale = DType::bf16, .clip_search = codes != DType::e4m3, .codes = codes, .group = group};
+      const SchemeParts spec{.scale = DType::bf16, .clip_search = codes != DType::e4m3, .codes = codes, .group = group};
       EXPECT_EQ(quantized(w, 61, spec, one.get()), quantized(w, 61, spec, four.get()));
     }
 }
@@ -183,15 +186,15 @@ TEST(Quantize, InputTypesAgreeOnCommonValues) {
     h.push_back(to_f16(x));
   }
   const QuantTensor q = quantized(w, 4, {.group_size = 32});
-  EXPECT_EQ(*quantize({b.data(), {4, 64}}, {.group_size = 32}), q);
-  EXPECT_EQ(*quantize({h.data(), {4, 64}}, {.group_size = 32}), q);
+  EXPECT_EQ(*quantize({b.data(), {4, 64}}, SchemeParts{.group_size = 32}), q);
+  EXPECT_EQ(*quantize({h.data(), {4, 64}}, SchemeParts{.group_size = 32}), q);
 }
 
 TEST(Quantize, RowStride) {
   const std::vector<float> w = gaussian(4 * 64);
   ConstTensorView left(w.data(), {4, 32});
   left.strides[0] = 64;
-  const auto q = quantize(left, {.group_size = 32});
+  const auto q = quantize(left, SchemeParts{.group_size = 32});
   ASSERT_TRUE(q.ok());
   const QuantTensor whole = quantized(w, 4, {.group_size = 32});
   for (std::int64_t row = 0; row < 4; ++row)
@@ -202,8 +205,8 @@ TEST(Quantize, ClipSearchNeverWorse) {
   for (bool symmetric : {true, false})
     for (int bits : {2, 3, 4, 8})
       for (std::int32_t group : {0, 32, 128}) {
-        SCOPED_TRACE(testing::Message() << bits << " bits, group " << group << ", symmetric " << symmetric);
-        QuantizeSpec spec{bits, group, symmetric};
+        SCOPED_TRACE(::testing::Message() << bits << " bits, group " << group << ", symmetric " << symmetric);
+        SchemeParts spec{bits, group, symmetric};
         for (const std::vector<float>& w : {gaussian(8 * 256), heavy_tailed(8 * 256)}) {
           spec.clip_search = false;
           const QuantTensor plain = quantized(w, 8, spec);
@@ -235,7 +238,7 @@ TEST(Quantize, SameForAnyNumberOfThreads) {
   const std::vector<float> w = heavy_tailed(61 * 128);
   const auto one = make_executor(1), four = make_executor(4);
   for (bool clip : {false, true}) {
-    const QuantizeSpec spec{.group_size = 64, .symmetric = false, .clip_search = clip};
+    const SchemeParts spec{.group_size = 64, .symmetric = false, .clip_search = clip};
     const QuantTensor a = quantized(w, 61, spec, one.get()), b = quantized(w, 61, spec, four.get());
     EXPECT_EQ(a, b);
     const QuantError ea = error_of(w, a, one.get()), eb = error_of(w, b, four.get());
@@ -250,8 +253,8 @@ TEST(Quantize, DegenerateGroups) {
   for (bool symmetric : {true, false})
     for (bool clip : {true, false})
       for (DType scale : {DType::f32, DType::f16, DType::bf16}) {
-        SCOPED_TRACE(testing::Message() << "symmetric " << symmetric << ", clip " << clip << ", " << name(scale));
-        QuantizeSpec spec{.group_size = 32, .symmetric = symmetric, .scale = scale, .clip_search = clip};
+        SCOPED_TRACE(::testing::Message() << "symmetric " << symmetric << ", clip " << clip << ", " << name(scale));
+        SchemeParts spec{.group_size = 32, .symmetric = symmetric, .scale = scale, .clip_search = clip};
         for (float constant : {0.0f, -0.0f, 1.0f, -3.0f, 1e-9f, -1e-20f, 1e-38f, 4e5f}) {
           SCOPED_TRACE(constant);
           const std::vector<float> w(32, constant);
@@ -287,27 +290,25 @@ TEST(Quantize, RefusesWhatItCannotHold) {
   w[0] = std::numeric_limits<float>::max();
   EXPECT_THAT(failure(w, 2, {.bits = 2, .group_size = 32, .scale = DType::f32}), HasSubstr("scale the weights down"));
 
-  EXPECT_THAT(failure(w, 2, {.group_size = 48}), HasSubstr("K=64 is not a multiple of group_size=48"));
-  EXPECT_THAT(failure(w, 2, {.group_size = -1}), HasSubstr("group_size=-1"));
-  EXPECT_THAT(failure(w, 2, {.bits = 1, .group_size = 32}), HasSubstr("bits=1"));
-  EXPECT_THAT(failure(w, 2, {.bits = 9, .group_size = 32}), HasSubstr("bits=9"));
+  EXPECT_THAT(failure(w, 2, {.group_size = 48}), HasSubstr("K=64 is not a multiple of the group size 48"));
+  EXPECT_THAT(failure(w, 2, {.group_size = -1}), HasSubstr("1×-1 weights"));
   EXPECT_THAT(failure(w, 2, {.group_size = 32, .scale = DType::e4m3}), HasSubstr("e4m3"));
   w.assign(2 * 64, 1.0f);
   w[64 + 33] = -INFINITY;
-  const QuantizeSpec fp8{.scale = DType::f16, .codes = DType::e4m3, .group = GroupShape::block(2, 32)};
+  const SchemeParts fp8{.scale = DType::f16, .codes = DType::e4m3, .group = GroupShape::block(2, 32)};
   EXPECT_EQ(failure(w, 2, fp8), "w[1,33] is infinite; only finite weights can be quantized");
   w[64 + 33] = 1e8f;
   EXPECT_EQ(failure(w, 2, fp8),
             "w[0..1,32..63] reaches from 1 to 1e+08, too much for e4m3 codes with a scale of type f16; use bf16 or f32 scales");
   EXPECT_THAT(failure(w, 2, {.symmetric = false, .codes = DType::e4m3}), HasSubstr("no zero points"));
   EXPECT_THAT(failure(w, 2, {.clip_search = true, .codes = DType::e4m3}), HasSubstr("clipping search"));
-  EXPECT_THAT(failure(w, 2, {.codes = DType::e5m2}), HasSubstr("codes of type e5m2"));
+  EXPECT_THAT(failure(w, 2, {.codes = DType::e5m2}), HasSubstr("quantizing to e5m2g128"));
   EXPECT_THAT(failure(w, 2, {.codes = DType::s8, .group = GroupShape{0, 32}}), HasSubstr("0×32 weights"));
   EXPECT_THAT(failure(w, 2, {.codes = DType::s8, .group = GroupShape{-1, 0}}), HasSubstr("-1×0 weights"));
-  EXPECT_THAT(failure(w, 2, {.codes = DType::s8, .group = GroupShape::group(48)}), HasSubstr("group_size=48"));
-  EXPECT_FALSE(quantize({w.data(), {128}}, {.group_size = 32}).ok());
-  EXPECT_FALSE(quantize({w.data(), {0, 128}}, {.group_size = 32}).ok());
-  EXPECT_FALSE(quantize({static_cast<const void*>(w.data()), DType::s8, {2, 64}}, {.group_size = 32}).ok());
+  EXPECT_THAT(failure(w, 2, {.codes = DType::s8, .group = GroupShape::group(48)}), HasSubstr("group size 48"));
+  EXPECT_FALSE(quantize({w.data(), {128}}, SchemeParts{.group_size = 32}).ok());
+  EXPECT_FALSE(quantize({w.data(), {0, 128}}, SchemeParts{.group_size = 32}).ok());
+  EXPECT_FALSE(quantize({static_cast<const void*>(w.data()), DType::s8, {2, 64}}, SchemeParts{.group_size = 32}).ok());
 }
 
 // Rounding a value spread evenly over a step costs s²/12 on average. Symmetric 4-bit steps are max|w|/7.5, and the mean

@@ -57,10 +57,13 @@ const std::set<std::string> kWritten{"model-00001-of-00002.safetensors",
                                      "tokenizer.json",
                                      ".nibble"};
 
+/// Scales of the weights' type unless a test says otherwise.
+WeightScheme weights(const char* scheme, DType scale = DType::none) { return Scheme::parse(scheme, scale)->weight; }
+
 QuantizeCheckpointSpec groups_of_16(std::string format = "compressed-tensors") {
   QuantizeCheckpointSpec spec;
   spec.format = std::move(format);
-  spec.quantize.group_size = 16;
+  spec.scheme.weight = weights("u4b8g16");
   return spec;
 }
 
@@ -105,21 +108,19 @@ TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
   EXPECT_EQ(in.find_module("head")->filter, std::nullopt);
 
   QuantizeCheckpointSpec spec = groups_of_16();
-  spec.quantize.scale = DType::f16;
+  spec.scheme.weight.scale = DType::f16;
   ASSERT_EQ(quantize_checkpoint(scratch / "in", scratch / "linear", spec)->modules.size(), 1u) << "only the linear layer";
   spec.convs = true;
   const auto without = quantize_checkpoint(scratch / "in", scratch / "some", spec);
   ASSERT_TRUE(without.ok()) << without.status().message();
   ASSERT_EQ(without->left.size(), 1u) << "depthwise rows are 6 long";
   EXPECT_EQ(without->left[0].name, "depthwise");
-  EXPECT_NE(without->left[0].why.find("K=6 is not a multiple of group_size=16"), std::string::npos) << without->left[0].why;
+  EXPECT_NE(without->left[0].why.find("K=6 is not a multiple of the group size 16"), std::string::npos) << without->left[0].why;
   spec.skip = "depthwise";
   for (const bool whole_rows : {false, true}) {
     if (whole_rows) {
       spec.format = "int-quantized";
-      spec.quantize.codes = DType::s8;
-      spec.quantize.group_size = 0;
-      spec.quantize.scale = DType::f32;
+      spec.scheme.weight = weights("s8c", DType::f32);
       spec.skip = "";
     }
     const auto report = quantize_checkpoint(scratch / "in", scratch / spec.format, spec);
@@ -141,7 +142,7 @@ TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
       const auto q = out.read(*module);
       ASSERT_TRUE(q.ok()) << q.status().message();
       const TensorInfo& w = *in.find_tensor(std::string(name) + ".weight");
-      auto expected = quantize_conv(in.view(w), spec.quantize);
+      auto expected = quantize_conv(in.view(w), QuantizeSpec{spec.scheme.weight});
       ASSERT_TRUE(expected.ok());
       if (module->has_bias) expected->bias = q->bias;
       EXPECT_TRUE(*q == *expected) << name;
@@ -170,7 +171,7 @@ TEST(Quantize, ConvolutionsWhenAskedAndBackAsTheyWere) {
   EXPECT_EQ(read_text(scratch / "compressed-tensors" / "model.safetensors"), read_text(scratch / "again" / "model.safetensors"));
   EXPECT_EQ(convert_checkpoint(scratch / "compressed-tensors", scratch / "out", "gptq").status().code(), StatusCode::unsupported);
   spec.format = "awq";
-  spec.quantize = {.group_size = 16, .symmetric = false};
+  spec.scheme.weight = weights("u4zg16", DType::f16);
   spec.skip = "depthwise|head";
   expect_error(quantize_checkpoint(scratch / "in", scratch / "out", spec).status(), StatusCode::unsupported,
                {"module stem: a convolution, which awq cannot hold"});
@@ -244,14 +245,14 @@ TEST(Quantize, RefusesWhatItCannotDo) {
   spec.skip = ".*";
   expect_error(quantize(spec), invalid_argument, {"no dense layer"});
   spec = groups_of_16();
-  spec.quantize.group_size = 48;
-  expect_error(quantize(spec), invalid_argument, {"model.a", "K=32", "group_size=48"});
+  spec.scheme.weight = weights("u4b8g48");
+  expect_error(quantize(spec), invalid_argument, {"model.a", "K=32", "group size 48"});
   spec = groups_of_16("ggml");
   expect_error(quantize(spec), not_found, {"\"ggml\"", "compressed-tensors"});
   spec = groups_of_16("dense");
   expect_error(quantize(spec), unsupported, {"\"dense\"", "awq"});
   spec = groups_of_16("gptq");
-  spec.quantize.symmetric = false;
+  spec.scheme.weight = weights("u4zg16");
   expect_error(quantize(spec), unsupported, {"model.a", "gptq", "u4zg16"});
   expect_error(quantize_checkpoint(scratch / "none", scratch / "out", groups_of_16()).status(), not_found, {"none"});
   EXPECT_EQ(names_in(scratch.path()), std::set<std::string>{"in"});
@@ -291,7 +292,7 @@ TEST(Quantize, LeavesWhatIsNoLinearLayer) {
   const Scratch scratch;
   write_mixed_model(scratch / "in");
   auto spec = groups_of_16("awq");
-  spec.quantize.symmetric = false;
+  spec.scheme.weight = weights("u4zg16");
   spec.dry_run = true;
   const auto plan = quantize_checkpoint(scratch / "in", scratch / "out", spec);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
@@ -307,7 +308,7 @@ TEST(Quantize, LeavesWhatIsNoLinearLayer) {
   const std::map<std::string, std::string> left = {{"shared", "an embedding"},
                                                    {"layers.0.mlp.gate", "a router"},
                                                    {"layers.1.mlp.gate", "a router"},
-                                                   {"layers.1.odd", "K=30 is not a multiple of group_size=16"},
+                                                   {"layers.1.odd", "K=30 is not a multiple of the group size 16"},
                                                    {"layers.1.narrow", "[9,32]: N must be a multiple of 8"},
                                                    {"layers.0.SelfAttention.relative_attention_bias", "an embedding"},
                                                    {"head", "N=48 is the size of the vocabulary"},
@@ -628,10 +629,7 @@ QuantizeCheckpointSpec w8a8(const char* format = "int-quantized", const char* sc
   const Scheme parsed = *Scheme::parse(scheme, DType::f32);
   QuantizeCheckpointSpec spec;
   spec.format = format;
-  spec.quantize.scale = DType::f32;
-  spec.quantize.codes = parsed.weight.codes;
-  spec.quantize.group = parsed.weight.group;
-  spec.act_scheme = parsed.act;
+  spec.scheme = parsed;
   return spec;
 }
 
@@ -778,7 +776,7 @@ TEST(Smooth, EvensOutTheActivations) {
   EXPECT_LT(smooth, rough / 4);
   EXPECT_EQ(scale("self_attn.q_proj"), smooth);  // one input, one scale
   spec.format = "float-quantized";
-  spec.quantize.codes = spec.act_scheme.codes = DType::e4m3;
+  spec.scheme.weight.codes = spec.scheme.act.codes = DType::e4m3;
   EXPECT_FLOAT_EQ(scale("self_attn.q_proj") * 448, smooth * 127);
 
   const auto report = quantize_checkpoint(scratch / "in", scratch / "again", spec);
@@ -827,7 +825,7 @@ TEST(Smooth, RefusesWhatItCannotFold) {
                {"no norm can be smoothed", "calibration has no input"});
 
   spec.calibration = scratch / "acts.safetensors";
-  spec.act_scheme = Scheme::parse("s8t_s8c")->act;
+  spec.scheme.act = Scheme::parse("s8t_s8c")->act;
   write(scratch / "bad.safetensors", {source(q + ".input", outliers({3, 32})),
                                       source(std::string(kLayer) + "mlp.up_proj.input", filled(DType::f32, {1, 32}, 0))});
   spec.calibration = scratch / "bad.safetensors";

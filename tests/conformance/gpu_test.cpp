@@ -64,7 +64,7 @@ TEST_F(Gpu, PacksTheBytesTheHostPacks) {
       ++seed;
       const QuantTensor q =
           random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = true});
-      if (!refusal(kGpuTileLayout, q).empty()) continue;
+      if (!refusal(kGpuTileLayout, q.scheme, q.zeros.dtype, q.k).empty()) continue;
       ++packed;
       const auto there = pack(q, {.backend = Backend::cuda});
       ASSERT_TRUE(there.ok()) << there.status().message();

@@ -27,6 +27,7 @@
 #include "kernels/cuda/tasks/decode.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
 #include "layouts/layout.hpp"
+#include "nibble/plan.hpp"
 #include "random_weights.hpp"
 #include "timing.hpp"
 
@@ -139,12 +140,12 @@ void check_weight(const Subject& subject, const QuantTensor& q, DType a_dtype, D
   const OnDevice w(q);
   const auto most = static_cast<std::size_t>(subject.m.front());
   const std::string name = q.scheme.name() + " " + std::to_string(q.n) + "x" + std::to_string(q.k) +
-                           (act == DType::f16 ? " f16" : " bf16") +
+                           (a_dtype == DType::f16 ? " f16" : " bf16") +
                            (out == DType::f32   ? "->f32"
                             : out == DType::f16 ? "->f16"
                                                 : "->bf16");
   const std::int64_t x_stride = q.k + extra_stride, d_stride = q.n + 3;
-  const std::vector<std::uint16_t> x = activations(subject.m.front(), q.k, x_stride, act);
+  const std::vector<std::uint16_t> x = activations(subject.m.front(), q.k, x_stride, a_dtype);
   const DeviceBytes x_device(x.data(), x.size() * 2);
   std::vector<float> bias(static_cast<std::size_t>(q.n));
   for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = random_normal(5, i);
@@ -163,8 +164,8 @@ void check_weight(const Subject& subject, const QuantTensor& q, DType a_dtype, D
     for (int m = 0; m < subject.m.front(); ++m) {
       double sum = with_bias ? bias[static_cast<std::size_t>(columns[c])] : 0.0;
       for (std::int64_t k = 0; k < q.k; ++k)
-        sum +=
-            static_cast<double>(row[static_cast<std::size_t>(k)]) * from_16(x[static_cast<std::size_t>(m * x_stride + k)], act);
+        sum += static_cast<double>(row[static_cast<std::size_t>(k)]) *
+               from_16(x[static_cast<std::size_t>(m * x_stride + k)], a_dtype);
       expected[c * most + static_cast<std::size_t>(m)] = sum;
     }
   }
@@ -172,10 +173,10 @@ void check_weight(const Subject& subject, const QuantTensor& q, DType a_dtype, D
   // Of a few numbers the rounding of the output does not average out.
   const double few = columns.size() < 16 ? 2.0 : 1.0;
   const double rounding = out == DType::f32 ? 1e-5 : out == DType::f16 ? 3e-4 : 2.5e-3;
-  const double tolerance = few * (subject.rounds_weights ? std::max(rounding, act == DType::f16 ? 5e-4 : 4e-3) : rounding);
+  const double tolerance = few * (subject.rounds_weights ? std::max(rounding, a_dtype == DType::f16 ? 5e-4 : 4e-3) : rounding);
   std::vector<std::uint8_t> first_rows;
   for (int m : subject.m) {
-    LinearTask task{.weight = w.weight, .m = m, .a_dtype = act, .x = x_device.get(), .x_stride = x_stride};
+    LinearTask task{.weight = w.weight, .m = m, .a_dtype = a_dtype, .x = x_device.get(), .x_stride = x_stride};
     task.epilogue.out = out;
     task.epilogue.d_stride = d_stride;
     if (with_bias) task.epilogue.bias = {bias_device.get(), DType::f32, 0};
@@ -237,8 +238,8 @@ CheckResult check(const Subject& subject, bool all) {
     for (auto [n, k] : {std::pair{1, 1}, {64, 128}, {190, 1000}, {777, 2051}, {1024, 4096}}) {
       if (!all && n * k > 200'000) continue;
       const DType a_dtype = ++i % 2 ? DType::f16 : DType::bf16;
-      const DType out = i % 3 == 0 ? DType::f32 : act;
-      check_weight(subject, testing::random_weight(s, n, k, 3), act, out, i % 4 == 0, i % 5 == 0 ? 8 : i % 5, result);
+      const DType out = i % 3 == 0 ? DType::f32 : a_dtype;
+      check_weight(subject, testing::random_weight(s, n, k, 3), a_dtype, out, i % 4 == 0, i % 5 == 0 ? 8 : i % 5, result);
     }
   QuantTensor shuffled = testing::random_weight(schemes[0], 190, 1024, 3);  // act-order
   for (std::int32_t k = 0; k < 1024; ++k) shuffled.g_idx.push_back(k % 8);

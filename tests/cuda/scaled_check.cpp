@@ -33,6 +33,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/sm90/gemm/w8a8.hpp"
 #include "kernels/cuda/table/w8a8.hpp"
 #include "kernels/cuda/tasks/w8a8.hpp"
@@ -472,7 +473,7 @@ struct Layer {
       w.layout = &kGpuW8Layout;
       w.n = size.n;
       w.k = size.k;
-      w.bytes = Buffer(room<std::byte>(bytes));
+      w.bytes = as_buffer(room<std::byte>(bytes));
       const std::int64_t all_codes = size.n * size.k;  // whole records: in whatever order
       fill_codes(w.bytes.data(), all_codes, integers, static_cast<std::uint32_t>(copy));
       fill_scales(reinterpret_cast<float*>(w.bytes.data() + all_codes), (bytes - all_codes) / 4, kWeightScale, 100);

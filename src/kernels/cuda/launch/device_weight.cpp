@@ -9,14 +9,17 @@
 #include "nibble/plan.hpp"
 
 namespace nibble {
-namespace {
 
-Buffer as_buffer(DeviceMemory memory) {
+Buffer cuda::as_buffer(DeviceMemory memory) {
   if (memory.data() == nullptr) return {};
   std::byte* const data = memory.data();
   const std::size_t size = memory.size();
   return {data, size, std::make_shared<DeviceMemory>(std::move(memory))};
 }
+
+namespace {
+
+using cuda::as_buffer;
 
 /// A copy in device memory; nothing of nothing.
 Result<DeviceMemory> to_device(std::span<const std::byte> bytes) {

@@ -3,9 +3,13 @@
 
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "layouts/layout.hpp"
+#include "nibble/cuda.hpp"
 #include "nibble/tensor.hpp"
 
 namespace nibble::cuda {
+
+/// Device memory as a packed weight owns it.
+Buffer as_buffer(DeviceMemory memory);
 
 /// Fills packed.bytes and packed.device; the rest of `packed` is set, its layout one of the GPU. Arranges the bytes on the GPU where
 /// it can: one core packs 0.2 GB/s, the GPU as fast as the codes get there.

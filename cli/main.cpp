@@ -1,4 +1,4 @@
-// nibble, the command-line tool: parses, runs one command, maps what happened to an exit code.
+// nibble, the command-line tool: parses, runs one command, maps its status to an exit code.
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
@@ -39,7 +39,7 @@ int out_of_memory() {
   return exit_code(StatusCode::io_error);
 }
 
-// Options as "--name TYPE=default"; what excludes what is for the error messages to say.
+// Options as "--name TYPE=default"; error messages say which options exclude each other.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(28); }
@@ -48,7 +48,7 @@ class HelpFormatter : public CLI::Formatter {
     const std::string value = option->get_default_str();
     return " " + option->get_type_name() + (value.empty() ? "" : "=" + value);
   }
-  // On narrow terminals what an option does is below its name.
+  // On narrow terminals the text of an option is below its name.
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     return laid_out(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
   }
@@ -107,7 +107,7 @@ std::vector<std::string> names_of_options(CLI::App& app) {
   return names;
 }
 
-// What was given and looks like an option, without its value; "" where all such are known.
+// The first unknown option on the command line, without its value; "" when all are known.
 std::string unknown_option(const CLI::App& app) {
   for (const std::string& word : app.remaining(true)) {
     if (word.size() > 1 && word[0] == '-') return word.substr(0, word.find('='));
@@ -115,7 +115,7 @@ std::string unknown_option(const CLI::App& app) {
   return "";
 }
 
-// The terminate handler while CLI11 works, which allocates in functions that may not throw.
+// The terminate handler during CLI11, which allocates in noexcept functions.
 [[noreturn]] void end_without_memory() {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
@@ -166,7 +166,7 @@ int run(int argc, char** argv) {
   return exit_code(result);
 }
 
-/// What is thrown ends here.
+/// Handles every exception.
 int run_or_explain(int argc, char** argv) {
   try {
     return run(argc, argv);
@@ -197,8 +197,8 @@ int exit_code(const Result<Outcome>& result) {
 
 int main(int argc, char** argv) {
   using namespace nibble::tools;
-  signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, not a sudden end that could leave half a file behind
-  signal(SIGXFSZ, SIG_IGN);  // so is a file that would become larger than it may
+  signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, not a signal that could leave half a file behind
+  signal(SIGXFSZ, SIG_IGN);  // so is a file that exceeds its size limit
   try {
     return run_or_explain(argc, argv);
   } catch (...) {  // no memory for the explanation

@@ -40,7 +40,7 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
   q.scales = Tensor(scheme.scale, shape);
   for (std::int64_t i = 0; i < q.scales.numel(); ++i) {
     const auto r = static_cast<float>(random_uniform(seed + 1, static_cast<std::uint64_t>(i)));
-    if (bits(scheme.scale) == 8) {  // e4m3 and e8m0, of which there are too few to round to: any code of a middling number
+    if (bits(scheme.scale) == 8) {  // e4m3 and e8m0 are too coarse to round to: any code of medium magnitude
       const bool e4m3 = scheme.scale == DType::e4m3;
       const float code = with.exact ? (e4m3 ? 0x30 : 126) : e4m3 ? 0x18 + 0x10 * r : 119 + 6 * r;
       q.scales.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(code);
@@ -81,7 +81,7 @@ inline QuantTensor random_weight(const WeightScheme& scheme, std::int64_t n, std
   return q;
 }
 
-/// Weights of one scale per output channel or for all of them, of which integer kernels give exact results (docs/accuracy.md).
+/// Weights of one scale per output channel or for all, for which integer kernels are exact (docs/accuracy.md).
 inline std::vector<WeightScheme> whole_row_schemes() {
   std::vector<WeightScheme> list;
   for (GroupShape group : {GroupShape::tensor(), GroupShape::channel()}) {

@@ -1,5 +1,5 @@
-// OpenBLAS is loaded with as many threads as the benchmark uses, told to stop spinning soon after a call: its workers would
-// otherwise sit on the cores that the next contestant needs.
+// OpenBLAS is loaded with as many threads as the benchmark uses, told to stop spinning soon after a call: its workers would otherwise
+// occupy the cores of the next contestant.
 #include "bench/blas.hpp"
 
 #include <dlfcn.h>

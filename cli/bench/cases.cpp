@@ -1,4 +1,4 @@
-// Where the layers to measure come from: a checkpoint, or a list of shapes.
+// The layers to measure, from a checkpoint or a list of shapes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,7 +35,8 @@ std::vector<std::uint8_t> random_codes(DType codes, std::int64_t count, std::uin
     if (std::isfinite(code_value(codes, static_cast<std::uint8_t>(code)))) usable.push_back(static_cast<std::uint8_t>(code));
   }
   std::vector<std::uint8_t> out(static_cast<std::size_t>(count));
-  constexpr std::int64_t kChunk = 1 << 18;  // each has a generator of its own: any number of threads makes the same weight
+  constexpr std::int64_t kChunk =
+      1 << 18;  // each has its own generator, so that the weight does not depend on the number of threads
   default_executor().parallel_for((count + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
     Random random(seed << 32 | static_cast<std::uint64_t>(chunk));
     const std::int64_t end = std::min(count, (chunk + 1) * kChunk);

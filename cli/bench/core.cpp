@@ -1,5 +1,5 @@
-// Weights are packed as many times as it takes to outgrow the last-level cache, and used in rotation: a layer of a real model
-// is cold when its turn comes. Activations and outputs stay warm, as they are in a model.
+// Weights are copied until they exceed the last-level cache, and the copies are used in rotation: in a model a layer's weights are cold,
+// too. Activations and outputs stay warm, as in a model.
 #include "bench/core.hpp"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr int kRounds = 7;
-constexpr float kCodeScale = 1.0f / 32, kOutScale = 0.25f;  // of activations that come and leave as codes
+constexpr float kCodeScale = 1.0f / 32, kOutScale = 0.25f;  // of activations and outputs that are codes
 constexpr double kUsualSeconds = 0.2;                       // shorter measurements get shorter probes
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -107,7 +107,7 @@ struct Probes {
   std::vector<double> gbytes_per_s, gops;
 };
 
-// Fills in what follows from the times: traffic counts weights, activations and outputs once each.
+// Fills in the values that follow from the times: traffic counts weights, activations and outputs once each.
 void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, const BenchWork& work) {
   const double bytes = static_cast<double>(weight_bytes) + bits(work.a_dtype) / 8.0 * static_cast<double>(work.a_elements()) +
                        bits(work.out()) / 8.0 * static_cast<double>(work.d_elements());
@@ -157,7 +157,7 @@ std::string planned_kernel(const Prepared& prepared, const BenchWork& work, int 
   return plan.ok() ? std::string(plan->kernel(work.m)) : "";
 }
 
-// What the planner says of a kernel that was measured: for a CPU as it was then, for a GPU as it knows it.
+// The planner's prediction for a measured kernel: for a CPU with the ceilings of that moment, for a GPU with the model's.
 double predicted_us(const PackedWeight& weight, const BenchWork& work, const BenchResult& result, const BenchMachine& machine) {
   PlanOptions options;
   options.kernel = result.kernel;
@@ -171,8 +171,8 @@ double predicted_us(const PackedWeight& weight, const BenchWork& work, const Ben
   return plan.ok() ? plan->explain().buckets.back().cost_us : 0.0;
 }
 
-// Plans for what is to be measured. Of all kernels those are left out that are predicted to take many times as long as the best: they
-// are of no interest, and a thousand tokens would keep them busy for minutes.
+// The plans to measure. With all kernels, those predicted to take many times as long as the best are left out: with a thousand tokens they
+// would take minutes.
 struct Planned {
   const Entry* entry;
   Plan plan;
@@ -194,7 +194,7 @@ std::vector<Planned> plan_all(const Prepared& prepared, const BenchWork& work, i
   return planned;
 }
 
-// What a product of dense matrices takes at best.
+// The least time of a product of dense matrices.
 double dense_us(DType type, const BenchWork& work, double gbytes_per_s, const Roofline& roofline) {
   const double bytes = bits(type) / 8.0 * static_cast<double>(work.n * work.k + work.m * work.k + work.m * work.n);
   const double operations = 2 * static_cast<double>(work.m) * static_cast<double>(work.n * work.k);
@@ -219,7 +219,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
                        .bias = !prepared.weight.bias.empty(),
                        .conv = layer.conv};
   std::vector<Contestant> contestants;
-  std::vector<const PackedWeight*> weights;  // of the contestants that are nibble's
+  std::vector<const PackedWeight*> weights;  // of nibble's contestants
   Status refusal;
   for (const Planned& planned : plan_all(prepared, work, machine.executor().threads(), refusal)) {
     auto contestant = machine.contestant(planned.plan, planned.entry->copies, work);
@@ -399,8 +399,8 @@ Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestant
         auto seconds = contestants[c].run();
         return seconds.ok() ? std::move(seconds) : seconds.status().with_context(contestants[c].name);
       };
-      // The threads of the contestant before park, and one untimed run wakes up these. Where a run takes long, waking up does
-      // not matter and only the very first run, which touches new memory, is left out.
+      // The threads of the previous contestant park, and one untimed run wakes up those of this one. For long runs waking up does not
+      // matter, and only the first run, which touches new memory, is dropped.
       if (contestants.size() > 1) std::this_thread::sleep_for(2ms);
       if (samples[c].empty() || samples[c].back() < 0.02) {
         if (auto warmed_up = run(); !warmed_up.ok()) return warmed_up.status();
@@ -425,7 +425,7 @@ Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestant
 
 std::string doubt(const Timing& timing, double best_us) {
   constexpr double kLeastShare = 0.05, kCall = 50,
-                   kSpread = 2;  // of what it needs at best; µs that a call may cost; of the rounds
+                   kSpread = 2;  // over the least time; µs of overhead of a call; between rounds
   if (timing.median_us > best_us / kLeastShare + kCall)
     return fmt::format(
         "took {:.0f} µs, {:.0f} times what its bytes and operations need: its threads were waiting, or do not scale",
@@ -500,7 +500,7 @@ Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, Be
     if (!packed.ok()) return packed.status().with_context(layer.name);
     prepared.by_default = *std::move(packed);
   }
-  if (spec.baselines && !layer.conv) {  // those of a convolution would be the product without its patches
+  if (spec.baselines && !layer.conv) {  // a baseline of a convolution would be the product without its patches
     auto made = machine.baseline(prepared.by_default ? *prepared.by_default : prepared.entries.front().copies->front());
     if (!made.ok()) return made.status().with_context(layer.name);
     prepared.baseline = *std::move(made);

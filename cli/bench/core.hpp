@@ -1,4 +1,4 @@
-// How nibble measures: weights cold, contestants and probes of the ceilings taking turns, medians.
+// How nibble measures: cold weights, contestants and probes of the ceilings interleaved, medians.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,11 @@
 
 namespace nibble::tools {
 
-/// Something to time. `run` does the work, once or more, on the next copies of its weights, and returns the seconds that once
-/// took.
+/// A contestant. `run` does the work once or more, on the next copies of its weights, and returns the seconds per run.
 struct Contestant {
   std::string name;
   std::function<Result<double>()> run;
-  DType dense = DType::none;  // of another library's: the type of the dense matrices that it multiplies
+  DType dense = DType::none;  // for other libraries: the type of the dense matrices that they multiply
 };
 
 struct Timing {
@@ -28,12 +27,12 @@ struct Timing {
   std::vector<double> round_us;  // the median of each round
 };
 
-/// Times each contestant until it has at least seven samples and has run for `min_seconds`. They take turns in seven rounds, so
-/// that a machine that slows down slows all of them; `each_round` is called before each, to look at the machine.
+/// Times each contestant until it has at least seven samples and has run for `min_seconds`. They run interleaved in seven rounds, so that
+/// a machine that slows down slows all of them; `each_round` is called before each round, to probe the machine.
 Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
                                           const std::function<Status()>& each_round = {});
 
-/// Sizes of a convolution, and where its images lie.
+/// Sizes and image layout of a convolution.
 struct ConvShapes {
   ConvGeometry geometry;
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
@@ -45,7 +44,7 @@ struct BenchCase {
   std::function<Result<QuantTensor>()> load;  // its weight; only one case at a time is in memory
   std::vector<std::int64_t> m;                // rows of activations, or images
   ActScheme act_scheme = {};                  // how activations are quantized while running
-  std::vector<std::string> modules = {};      // the ones of a checkpoint that are like it, itself included
+  std::vector<std::string> modules = {};      // equal modules of a checkpoint, itself included
   std::optional<ConvShapes> conv = {};        // absent: a linear layer
 };
 
@@ -59,11 +58,11 @@ struct BenchWork {
   std::optional<ConvShapes> conv = {};
 
   LinearSpec linear() const;
-  /// Of a convolution.
+  /// The specification of a convolution.
   ConvSpec convolution() const;
   Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) const;
   Result<Plan> plan(const PackedWeight& weight, const PlanOptions& options) const;
-  /// Of D: as A is, but no kernel writes FP8.
+  /// The type of D: as A, but no kernel writes FP8.
   DType out() const { return a_dtype == DType::e4m3 ? DType::bf16 : a_dtype; }
   /// Rows of D: m, or the pixels of m images.
   std::int64_t rows() const;
@@ -74,11 +73,11 @@ struct BenchWork {
   TensorView d(void* data) const;
 };
 
-/// A, and where it comes as codes, their scales and zero points.
+/// A and, where it is codes, their scales and zero points.
 struct BenchActs {
   Tensor a, scales, zeros;
 };
-/// Gaussian: zeros take less power than a model does.
+/// Gaussian values: zeros take less power than a model's activations.
 Result<BenchActs> activations_for(const BenchWork& work);
 /// The operands of a run, whose scales and zero points are at these addresses.
 Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros);
@@ -90,38 +89,38 @@ struct BenchResult {
   std::int64_t batch = 1;  // of a convolution
   std::string scheme, a_dtype, backend, kernel, layout;
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
-  // The ceilings, by probes in every round, and how close this came to them: the median over the rounds of the time needed at
-  // best over the time taken.
-  Ceiling peak = Ceiling::f32;  // of the arithmetic it is held against
+  // The ceilings, by probes in every round, and the share of them that was reached: the median over the rounds of the least time over the
+  // measured time.
+  Ceiling peak = Ceiling::f32;  // the peak it is compared with
   double ceiling_gbytes_per_s = 0, ceiling_gops = 0;
   double memory_percent = 0, compute_percent = 0;
   bool memory_bound = true;            // which of the two limits it
-  double roofline_percent = 0;         // of the larger of the two times needed
+  double roofline_percent = 0;         // least time over measured time
   std::vector<double> round_percents;  // roofline_percent, round by round
   std::size_t samples = 0;
   bool chosen = true;                          // what the planner would run
-  double predicted_us = 0;                     // by the planner, for the machine as the probes saw it
+  double predicted_us = 0;                     // by the planner, with the probed ceilings
   std::vector<std::string> modules = {};       // as in BenchCase
   std::map<std::string, double> baselines;     // median µs
-  std::map<std::string, std::string> doubted;  // baselines whose times are not believed, and why
+  std::map<std::string, std::string> doubted;  // baselines with implausible times, and why
 };
 
 struct BenchSpec {
   std::vector<DType> acts = {DType::f32};
   Accumulation accumulation = Accumulation::fast;
-  std::string kernel;        // force; empty: as the planner decides
-  bool all_kernels = false;  // every kernel that accepts, but for the reference
+  std::string kernel;        // forced; empty: the planner's choice
+  bool all_kernels = false;  // every kernel that accepts, except the reference
   double min_seconds = 0.2;
   bool baselines = true;
 };
 
-/// How much slower the planner's choices were than the best kernel measured in their place.
+/// The slowdown of the planner's choices against the best measured kernels.
 struct Regret {
-  std::size_t places = 0;         // layer, M, scheme and activation type, where the choice was among the kernels measured
+  std::size_t places = 0;         // cells (layer, M, scheme, activation type) whose choice was measured
   double worst = 1, median = 1;   // time of the choice over the time of the best
   BenchResult chosen, preferred;  // where it was worst
 };
-/// Of results of all kernels; nothing where no choice was measured.
+/// The regret over results of all kernels; nothing where no choice was measured.
 std::optional<Regret> regret_of(std::span<const BenchResult> results);
 
 /// How far the planner's predictions are from the measured times: |predicted / measured − 1|, over all results.
@@ -131,47 +130,47 @@ struct Misprediction {
 };
 Misprediction misprediction_of(std::span<const BenchResult> results);
 
-/// Copies of one packed weight, used in rotation: so many that each has left the caches before its turn comes again.
+/// Copies of one packed weight, used in rotation: so many that each has left the caches before it is used again.
 using Copies = std::shared_ptr<const std::vector<PackedWeight>>;
 
 /// Other libraries with one layer as dense weights, cold copies of them.
 class Baseline {
  public:
   virtual ~Baseline() = default;
-  /// The products that could take the layer's place.
+  /// The products that could replace the layer.
   virtual Result<std::vector<Contestant>> contestants(const BenchWork& work) = 0;
 };
 
-/// Why the times of a baseline are no measure of it, "" where they are: it takes many times what its own work needs at best, as when its
-/// threads wait for cores that others spin on, or its rounds differ as much. best_us: bytes and operations at the ceilings.
+/// Why the times of a baseline are implausible, or "": it takes many times the least time of its work, as when its threads wait for cores
+/// that others spin on, or its rounds differ as much. best_us: bytes and operations at the ceilings.
 std::string doubt(const Timing& timing, double best_us);
-/// The fastest of the baselines that are believed; end() without one.
+/// The fastest plausible baseline; end() without one.
 std::map<std::string, double>::const_iterator fastest_baseline(const BenchResult& result);
 
-/// What measuring asks of a machine: a CPU or a GPU.
+/// A machine to measure on: a CPU or a GPU.
 class BenchMachine {
  public:
   virtual ~BenchMachine() = default;
 
   virtual Backend backend() const = 0;
-  /// Packs, and on the CPU runs.
+  /// Packs weights and, on the CPU, runs plans.
   virtual Executor& executor() const = 0;
   /// The ceilings at best.
   virtual const Roofline& roofline() const = 0;
   /// A ceiling as it is now, 0 when it cannot be measured; `share` of the usual effort.
   virtual Result<double> probe(Ceiling ceiling, double share) = 0;
-  /// The peak a layer is held against. Kernels may use other instructions to the same accuracy, and pass it.
+  /// The peak that a layer is compared with. Kernels may use other instructions of the same accuracy and exceed it.
   virtual Ceiling peak_for(DType a_dtype, const ActScheme& act_scheme) const = 0;
-  /// How much of one weight there is to be in rotation.
+  /// Bytes of copies of one weight in rotation.
   virtual std::uint64_t cold_bytes() const = 0;
-  /// `plan`, which is the work's, on the copies in turn.
+  /// The contestant that runs `plan` on the copies in rotation.
   virtual Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) = 0;
-  /// Null when there is none, or its copies would not fit.
+  /// The baseline; null when there is none, or its copies would not fit.
   virtual Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) = 0;
-  /// "OpenBLAS 0.3.21 ...", or why there is none.
+  /// The name of the baseline, "OpenBLAS 0.3.21 ...", or why there is none.
   virtual std::string baseline_description() const = 0;
 };
-/// What a CPU of that roofline holds a layer against: int8 with quantized activations; bf16 for bf16 activations where it has
+/// The peak that a CPU of that roofline is compared with: int8 with quantized activations; bf16 for bf16 activations where it has
 /// instructions for them; else f32.
 Ceiling cpu_peak_for(DType a_dtype, const ActScheme& act_scheme, const Roofline& roofline);
 /// All cores of this machine that `executor` uses.
@@ -179,14 +178,14 @@ std::unique_ptr<BenchMachine> cpu_machine(Executor& executor);
 /// The current GPU. Fails with unsupported where there is none.
 Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor& executor);
 
-// What machines have in common.
+// Shared by all machines.
 inline constexpr std::size_t kMaxCopies = 2048;
 double median(std::vector<double> values);
 Tensor activations(DType dtype, std::int64_t m, std::int64_t k);
 
 struct LayerBench {
   std::vector<BenchResult> results;
-  std::vector<std::string> left_out;  // activation types that no kernel takes so, with the reasons
+  std::vector<std::string> left_out;  // activation types that no kernel supports, with the reasons
 };
 /// Measures one layer for each activation type and each of its M. `step` is called before each with a description. Refuses where it has
 /// nothing to measure.

@@ -1,4 +1,4 @@
-// The CPU as a machine to measure on: runs are timed by the clock; OpenBLAS and oneDNN are baselines.
+// The CPU as a Machine: runs are timed by the clock; OpenBLAS and oneDNN are baselines.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -38,7 +38,7 @@ double seconds_of(Work work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// A plan with everything its runs need.
+// A plan with the operands of its runs.
 struct PlanRun {
   Plan plan;
   Copies copies;
@@ -110,7 +110,7 @@ class Dense : public Baseline {
     return std::unique_ptr<Baseline>(new Dense(std::move(copies), machine.executor().threads()));
   }
 
-  // f32 in place of any layer; bf16 of one in bf16, and int8 of one whose activations are, where the library has them.
+  // f32 for any layer; bf16 for layers of bf16, and int8 for layers of int8 activations, where the library has them.
   Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
     std::vector<Contestant> all;
     if (const Blas* blas = Blas::load(threads_)) {
@@ -219,7 +219,7 @@ class Cpu : public BenchMachine {
 }  // namespace
 
 Ceiling cpu_peak_for(DType a_dtype, const ActScheme& act_scheme, const Roofline& roofline) {
-  if (act_scheme.codes == DType::e4m3) return Ceiling::f32;  // FP8 is multiplied as the floats it stands for
+  if (act_scheme.codes == DType::e4m3) return Ceiling::f32;  // FP8 is multiplied as floats
   if (act_scheme.codes != DType::none) return Ceiling::int8;
   return a_dtype == DType::bf16 && roofline.bf16_gflops > 0 ? Ceiling::bf16 : Ceiling::f32;
 }

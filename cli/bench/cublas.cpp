@@ -30,7 +30,7 @@ Cublas* Cublas::load() {
     static auto* const cublas = new Cublas;
     if (library == nullptr || !cublas->find(library)) return nullptr;
     auto workspace =
-        DeviceMemory::allocate(std::size_t{32} << 20);  // what NVIDIA recommends for sm_90; captured work needs its own
+        DeviceMemory::allocate(std::size_t{32} << 20);  // what NVIDIA recommends for sm_90; captured work needs its own workspace
     if (!workspace.ok() || cublas->create_(&cublas->handle_) != CUBLAS_STATUS_SUCCESS) return nullptr;
     cublas->workspace_ = *std::move(workspace);
     int version = 0;

@@ -11,7 +11,7 @@ class Dnnl {
   /// Null when this machine has no oneDNN. The thread count of the first call stays.
   static const Dnnl* load(int threads);
 
-  /// D[M,N] = A[M,K] · W[N,K]ᵀ, all dense and row-major, D in f32, of integers in s32. False where this version has no such product.
+  /// D[M,N] = A[M,K] · W[N,K]ᵀ, all dense and row-major, D in f32, or s32 for integers. False where this version has no such product.
   bool linear(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* w, float* d) const;
   bool linear_bf16(std::int64_t m, std::int64_t n, std::int64_t k, const void* a, const void* w, float* d) const;
   bool linear_s8(std::int64_t m, std::int64_t n, std::int64_t k, const std::int8_t* a, const std::int8_t* w,

@@ -1,5 +1,5 @@
-// A GPU as a machine to measure on. A CUDA graph runs the layer on all cold copies one after the other, as a decoder does, and is
-// replayed between two events; cuBLAS in f16 is the baseline, and measures the peak.
+// A GPU as a Machine. A CUDA graph runs the layer on all cold copies one after the other, as a decoder does, and is replayed between two
+// events; cuBLAS in f16 is the baseline, and measures the peak.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 namespace nibble::tools {
 namespace {
 
-// Replays between two events: as many as make a millisecond or two, which events measure well. A graph of 2048 convolutions needs but one.
+// Replays between two events: enough for a millisecond or two, which events measure well. A graph of 2048 convolutions needs only one.
 constexpr int kMostReplays = 10;
 constexpr double kEnoughSeconds = 2e-3;
 
@@ -21,7 +21,7 @@ Status check(cudaError_t code, std::string_view what) {
   return {StatusCode::internal, fmt::format("CUDA: {}: {}", what, cudaGetErrorString(code))};
 }
 
-// A handle of CUDA's that is destroyed in the end.
+// An owned handle of CUDA.
 template <class Handle, cudaError_t (*kDestroy)(Handle)>
 struct Owned {
   Handle handle = nullptr;
@@ -54,7 +54,7 @@ class Replay {
     return made;
   }
 
-  // Seconds that once took.
+  // Seconds per run.
   Result<double> operator()() const {
     Status status = check(cudaEventRecord(begin_.handle, stream_.handle), "cudaEventRecord");
     for (int i = 0; i < replays_ && status.ok(); ++i)
@@ -72,7 +72,7 @@ class Replay {
     Status status = check(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status.ok()) status = check(cudaEventCreate(&begin_.handle), "cudaEventCreate");
     if (status.ok()) status = check(cudaEventCreate(&end_.handle), "cudaEventCreate");
-    if (status.ok()) status = enqueue(0, stream_.handle);  // loads the code, which a capture cannot
+    if (status.ok()) status = enqueue(0, stream_.handle);  // loads the code, which is not possible during a capture
     if (status.ok()) status = check(cudaStreamSynchronize(stream_.handle), "cudaStreamSynchronize");
     if (status.ok()) status = check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "capture");
     if (!status.ok()) return status;
@@ -139,7 +139,7 @@ class CublasLayer : public Baseline {
     if (!copies.ok()) return copies.status();
     made->copies_ = std::make_shared<DeviceMemory>(*std::move(copies));
     const auto plan = Plan::dequantize(weight, {.out = DType::f16});
-    if (!plan.ok()) return std::unique_ptr<Baseline>();  // a layout that nothing dequantizes: it is for quantized activations
+    if (!plan.ok()) return std::unique_ptr<Baseline>();  // a layout without dequantize kernels: it is for quantized activations
     for (std::size_t i = 0; i < made->count_; ++i) {
       const TensorView w(made->copy(i), DType::f16, {weight.n(), weight.k()});
       if (Status ran = plan->run(weight, {}, w, {}, {}, Stream{}); !ran.ok()) return ran;
@@ -175,7 +175,7 @@ class CublasLayer : public Baseline {
   std::shared_ptr<DeviceMemory> copies_;
 };
 
-// 10⁹ operations per second of a product far larger than what its operands take to read.
+// 10⁹ operations per second of a product for which the time to read operands is negligible.
 Result<double> measure_f16_gflops(Cublas& cublas) {
   constexpr std::int64_t kSize = 8192, kRows = 256;  // of Gaussian numbers, which repeat
   const Tensor block = activations(DType::f16, kRows, kSize);
@@ -227,7 +227,7 @@ class Gpu : public BenchMachine {
   Executor& executor() const override { return executor_; }
   const Roofline& roofline() const override { return roofline_; }
 
-  // The peak is measured once: beside each run it would heat the GPU up.
+  // The peak is measured once: a measurement beside each run would heat the GPU.
   Result<double> probe(Ceiling ceiling, double) override {
     return ceiling == Ceiling::read ? reads_.measure() : roofline_[ceiling];
   }

@@ -1,4 +1,4 @@
-// bench_gpu.cpp in a build without CUDA.
+// gpu.cpp in a build without CUDA.
 #include "bench/core.hpp"
 
 namespace nibble::tools {

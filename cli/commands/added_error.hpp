@@ -1,4 +1,4 @@
-// The error that quantizing activations adds, layer by layer and way by way.
+// The error that quantizing activations adds, per layer and scheme.
 #pragma once
 
 #include <filesystem>
@@ -11,16 +11,17 @@
 
 namespace nibble::tools {
 
-/// The ways that "--act-scheme all" stands for, roughly from the cheapest to the most accurate.
+/// The schemes of "--act-scheme all", roughly from the cheapest to the most accurate.
 std::vector<std::string> usual_activations();
 
-/// Which activations layers are tried with: Gaussian ones, or what a calibration says went into them.
+/// The activations that layers are measured with: Gaussian, or their inputs from a calibration.
 class AddedErrorSource {
  public:
   /// An empty `calibration` stands for Gaussian activations. Errors: those of Checkpoint::open.
   static Result<AddedErrorSource> open(const std::filesystem::path& calibration, float outliers);
 
-  /// Every way, for one module. Empty when the calibration has not seen it. Errors: invalid_argument when its inputs do not fit.
+  /// The errors of every scheme, for one module. Empty when the calibration does not have it. Errors: invalid_argument when its inputs do
+  /// not fit.
   Result<std::vector<ActError>> measure(const Module& module, const QuantTensor& q, const std::vector<ActScheme>& ways) const;
   std::string describe() const;
 
@@ -30,13 +31,13 @@ class AddedErrorSource {
   float outliers_;
 };
 
-/// What was measured for one module.
+/// The errors measured for one module.
 struct AddedErrors {
   std::string module;
   std::vector<ActError> errors;
 };
 
-/// A row per module, a column per way, the worst and the median at the end.
+/// A row per module, a column per scheme, the worst and the median at the end.
 std::string added_error_text(const std::vector<AddedErrors>& modules, const AddedErrorSource& source, bool colour);
 Json added_error_json(const std::vector<ActError>& errors);
 

@@ -21,7 +21,7 @@ struct Options {
   std::filesystem::path path, shapes, conv, report, reference;
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
-  std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the usual one
+  std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the default
   std::string backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
@@ -171,7 +171,7 @@ Result<Outcome> run(const Options& options) {
   return Outcome::ok;
 }
 
-// The ceilings that results were held against, as they are at best: "61.2 GB/s reads, 235 GFLOP/s f32, 940 Gop/s int8".
+// The best measured ceilings that results are compared with: "61.2 GB/s reads, 235 GFLOP/s f32, 940 Gop/s int8".
 std::string ceilings_text(const Benchmark& benchmark) {
   std::string text = fmt::format("{:.1f} GB/s reads", benchmark.roofline.read_gbytes_per_s);
   for (Ceiling ceiling : kAllCeilings) {
@@ -212,7 +212,7 @@ Json regret_json(const Regret& regret) {
             {"best", regret.preferred.kernel}}}};
 }
 
-// What was measured, with its ceilings at best.
+// The results, with the best measured ceilings.
 Json cpu_json(const Roofline& roofline) {
   const DeviceInfo& device = this_device();
   return {{"cpu", device.cpu_name},

@@ -13,25 +13,25 @@
 namespace nibble::tools {
 
 struct Benchmark {
-  Roofline roofline;           // at best, of all probes; each result has the ceilings of its moment, too
-  std::optional<GpuInfo> gpu;  // when it was measured, and not the CPU
-  std::string baseline;        // what the other library is, or why there is none; "" when it was left out
+  Roofline roofline;           // the best of all probes; each result also has the ceilings of its rounds
+  std::optional<GpuInfo> gpu;  // if the GPU was measured, not the CPU
+  std::string baseline;        // the other library, or why there is none; "" when it was left out
   std::string commit, date, accumulation = "fast";
   std::vector<BenchResult> results;
   std::optional<Regret> regret;            // when all kernels were measured
-  std::vector<std::string> left_out = {};  // layers, or activation types of them, that no kernel takes so, with the reasons
+  std::vector<std::string> left_out = {};  // layers, or their activation types, that no kernel supports, with the reasons
 };
 
-/// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many
-/// modules are like it. The cases read from `checkpoint`, which must outlive them.
+/// The layers of a checkpoint, each distinct (N, K, scheme, bias, act-order) once and on its real weights; the name says how many modules
+/// are equal. The cases read from `checkpoint`, which must outlive them.
 Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoint, const std::string& layer,
                                                      const AskedActivations& asked, std::span<const std::int64_t> m_list);
 /// The lines of a shape file in each of the schemes, with random codes and scales. A line that gives M overrides `m_list`.
 Result<std::vector<BenchCase>> cases_from_shapes(const std::filesystem::path& file, const std::string& layer,
                                                  std::span<const std::string> schemes, std::span<const std::int64_t> m_list);
 
-/// The lines of a shape file of convolutions, likewise. Schemes that leave activations alone get `quantize`; lines without B run
-/// with each of `batches`.
+/// The lines of a shape file of convolutions, likewise. Schemes without activations get `quantize`; lines without B run with each of
+/// `batches`.
 struct ConvCasesSpec {
   std::filesystem::path file;
   std::string layer;

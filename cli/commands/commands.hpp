@@ -1,4 +1,4 @@
-// The commands of the tool: each file defines one `add_*`, which declares its options and what it does.
+// The commands of the tool: each file defines one `add_*`, which declares its options and its action.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ class Option;
 
 namespace nibble::tools {
 
-/// How a command that got to its end ended.
+/// The outcome of a completed command.
 enum class Outcome { ok, failed };  // failed: a verification or a comparison did
 using Action = std::function<Result<Outcome>()>;
 
@@ -24,7 +24,7 @@ using Action = std::function<Result<Outcome>()>;
 /// 70 is a bug in nibble.
 int exit_code(const Result<Outcome>& result);
 
-/// When the command line names this command, `action` becomes what to do.
+/// Each add_* declares a command; parsing a command line that names it sets `action`.
 void add_inspect(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
@@ -38,7 +38,7 @@ void add_generate(CLI::App& app, Action& action);  // hidden
 /// A subcommand with its example lines.
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& summary, const std::string& example);
 
-// Options several commands have.
+// Options of several commands.
 CLI::Option* add_act(CLI::App& command, std::string& act);
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help);
 CLI::Option* add_accumulation(CLI::App& command, std::string& accumulation);
@@ -53,10 +53,10 @@ CLI::Option* add_m_list(CLI::App& command, std::vector<std::int64_t>& list, cons
 Result<Pattern> compile_pattern(const std::string& option, const std::string& pattern);
 /// The value of --backend: cpu or cuda.
 Backend parse_backend(const std::string& text);
-/// Of a checked --accumulation.
+/// The value of a checked --accumulation.
 Accumulation parse_accumulation(const std::string& text);
-/// The backend can run here, and the kernel of --kernel, if one is given, is of this build and for that backend. Errors: unsupported
-/// with the reason there is no GPU; invalid_argument.
+/// Ok if the backend runs here and the kernel of --kernel, if given, is of this build and of that backend. Errors: unsupported with the
+/// reason there is no GPU; invalid_argument.
 Status check_backend(const std::string& backend, const std::string& kernel = "");
 
 /// already_exists with the option that helps.
@@ -72,16 +72,16 @@ class Threads {
   std::unique_ptr<Executor> own_;
 };
 
-/// Ok when activations can be quantized like that while running; else an error that names the option and what was asked.
+/// Ok when activations can be quantized by this scheme while running; else an error that names the option and its value.
 Status check_activations(const std::string& option, const std::string& text, const ActScheme& act);
 /// The value of --act-scheme: "s8r", "s8g128"; "" for none. Errors name the option.
 Result<ActScheme> parse_activations(const std::string& option, const std::string& text);
-/// How layers of a checkpoint are to run: as the option says, "none" for activations as they are; nothing without the option: as the
-/// checkpoint says.
+/// The activation scheme for the layers of a checkpoint: the value of the option ("none": not quantized); nothing without the option: as
+/// the checkpoint says.
 using AskedActivations = std::optional<ActScheme>;
 Result<AskedActivations> parse_asked_activations(const std::string& text);
 ActScheme activations_for(const Module& module, const AskedActivations& asked);
-/// Adds the option that runs the layer without quantized activations, where the checkpoint's cannot be had.
+/// Adds a hint to run the layer without quantized activations to the error of an unsupported scheme of the checkpoint.
 Status with_activations_hint(const Status& status, const ActScheme& act, const AskedActivations& asked);
 
 }  // namespace nibble::tools

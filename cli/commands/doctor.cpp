@@ -1,4 +1,4 @@
-// nibble doctor: what this machine and this build can do.
+// nibble doctor: the capabilities of this machine and this build.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -63,7 +63,7 @@ std::string layouts_text(bool colour) {
   return text;
 }
 
-// The ceilings of this machine: the best that was measured, and with --measure how much they move.
+// The ceilings of this machine: the best measurement and, with --measure, the variation.
 struct Ceilings {
   Roofline best;
   std::array<std::vector<double>, kAllCeilings.size()> samples;  // sorted; empty without --measure
@@ -71,7 +71,7 @@ struct Ceilings {
   const std::vector<double>& of(Ceiling ceiling) const { return samples[static_cast<std::size_t>(ceiling)]; }
 };
 
-// Probes as short as a benchmark's, in turns for some seconds.
+// Probes as short as a benchmark's, interleaved for some seconds.
 Ceilings measure_ceilings(Executor& executor, bool repeatedly) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kDuration{4};

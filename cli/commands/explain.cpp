@@ -1,4 +1,4 @@
-// What explain() says of a layer at a few round values of M and of its modes, put together.
+// Merges the explanations of a layer at a few round values of M, and of its modes.
 #include "commands/explain.hpp"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ Result<Explanation> ask(const WeightDesc& weight, const KernelQuestion& question
                         .accumulation = question.accumulation};
   auto explanation = explain(weight, spec, {.backend = question.backend}, {.machine = question.machine});
   if (!explanation.ok()) return explanation.status();
-  // What is wrong with a kernel of the other backend is not the layout.
+  // The reason against a kernel of the other backend is the backend, not the layout.
   for (Explanation::Bucket& bucket : explanation->buckets) {
     for (Explanation::Candidate& candidate : bucket.candidates) {
       const KernelInfo info = info_of(candidate.kernel);
@@ -53,8 +53,7 @@ std::int32_t block_for(const WeightScheme& scheme) {
   return group >= 32 && group <= 256 && group % 8 == 0 ? group : 128;
 }
 
-// Every way to run this layer at a few round values of M: activations as they are, quantized while running, and the dense layer as
-// a machine of this roofline could do it at best.
+// The modes of this layer at a few round values of M: weight-only, quantized activations, and the dense layer at the roofline.
 std::vector<ModeCost> costs_of_modes(const WeightDesc& weight, KernelQuestion question) {
   const GroupShape blocks = GroupShape::group(block_for(weight.scheme));
   const ActScheme modes[] = {{},
@@ -100,7 +99,7 @@ bool runs(const Explanation::Bucket& bucket, std::string_view kernel) {
 
 std::string microseconds(double us) { return us < 1000 ? fmt::format("{:.3g}", us) : fmt::format("{:.0f}", us); }
 
-// A row per way to run the layer: predicted µs, and how many times as fast as weight-only.
+// A row per mode: predicted µs, and the speed-up over weight-only.
 std::string modes_text(const ExplainedShape& shape, bool colour) {
   using enum Table::Align;
   if (shape.modes.size() < 2) return "";
@@ -118,8 +117,8 @@ std::string modes_text(const ExplainedShape& shape, bool colour) {
   return table.render(colour);
 }
 
-// "instead of" for those that could run, "refused" with the reason for those that could not: once for all that share it, as the kernels
-// of a GPU do that is not there.
+// "instead of" for those that could run, "refused" with the reason for those that could not: once for all kernels that share it, such as
+// those of a missing GPU.
 std::string others_text(const ExplainedShape& shape) {
   std::map<std::string_view, std::map<std::string, std::string>> refusals;  // kernel → reason → the first range of M
   std::map<std::string_view, std::string> slower;
@@ -137,7 +136,7 @@ std::string others_text(const ExplainedShape& shape) {
     }
   }
   const auto always = [&](std::string_view kernel) { return refusals[kernel].size() == 1 && !slower.contains(kernel); };
-  std::map<std::string, int> shared;  // a reason → how many kernels it is the only one of
+  std::map<std::string, int> shared;  // a reason → the number of kernels that have only this one
   for (std::string_view kernel : order)
     if (always(kernel)) ++shared[refusals[kernel].begin()->first];
   std::string text;
@@ -145,7 +144,7 @@ std::string others_text(const ExplainedShape& shape) {
     if (slower.contains(kernel)) text += fmt::format("  {}: predicted {}\n", kernel, slower[kernel]);
     for (const auto& [reason, range] : refusals[kernel]) {
       const int kernels = always(kernel) ? std::exchange(shared[reason], 0) : 1;
-      if (kernels == 0) continue;  // said
+      if (kernels == 0) continue;  // reported already
       text += fmt::format("  {}{}: refused{}: {}\n", kernel, kernels == 1 ? "" : fmt::format(" and {} more", kernels - 1),
                           always(kernel) ? "" : " for M " + range, reason);
     }

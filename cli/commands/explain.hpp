@@ -1,4 +1,4 @@
-// Which kernel runs for which M, what it should take, and what the other kernels would have done.
+// Which kernel runs for which M, its predicted time, and the answers of the other kernels.
 #pragma once
 
 #include <cstddef>
@@ -12,25 +12,25 @@
 
 namespace nibble::tools {
 
-/// What the planner expects of one way to run a layer.
+/// The planner's prediction for one mode of a layer.
 struct ModeCost {
   std::string mode;             // "weight-only", "s8g128", "dense f32"
   std::vector<std::int64_t> m;  // one prediction for each
   std::vector<double> us;
 };
 
-/// One (N, K, scheme) that occurs in a checkpoint, and what the planner says about it.
+/// One (N, K, scheme) that occurs in a checkpoint, and the planner's explanation.
 struct ExplainedShape {
   std::int64_t n = 0, k = 0;
   std::string scheme;
   bool act_order = false, bias = false;
-  std::size_t modules = 0;      // how many are like it
+  std::size_t modules = 0;      // how many have this shape
   std::string layout;           // the one that pack() chooses
   std::vector<ModeCost> modes;  // weight-only first; those that have a kernel
   Explanation explanation;      // candidates of other layouts are judged as if the weight were packed for them
 };
 
-/// What is asked about every weight.
+/// The question that is asked for every weight.
 struct KernelQuestion {
   Backend backend = Backend::cpu;
   DType a_dtype = DType::f32;

@@ -1,4 +1,4 @@
-// nibble inspect: what is in a checkpoint, and is it what it says it is?
+// nibble inspect: the contents of a checkpoint, and whether they agree with its config.
 #include "commands/inspect.hpp"
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ void add_note(std::vector<Note>& notes, Note::Severity severity, std::string tex
   notes.push_back({severity, std::move(text)});
 }
 
-// A kernel [Co,Ci/groups,Kh,Kw] as the rows that are quantized, in the order kh, kw, ci.
+// A filter [Co,Ci/groups,Kh,Kw] as the rows that are quantized, in the order kh, kw, ci.
 Tensor rows_of(const Tensor& w) {
   const std::int64_t channels = w.shape[1], elements = w.shape[2] * w.shape[3], k = channels * elements;
   const auto width = static_cast<std::size_t>(bits(w.dtype) / 8);
@@ -80,7 +80,7 @@ std::vector<const Module*> chosen_modules(const Checkpoint& checkpoint, const Pa
   return chosen;
 }
 
-// The values of --act-scheme, "all" spelled out.
+// The values of --act-scheme, with "all" expanded.
 Result<std::vector<ActScheme>> parse_ways(const std::vector<std::string>& texts) {
   std::vector<ActScheme> ways;
   for (const std::string& text : texts == std::vector<std::string>{"all"} ? usual_activations() : texts) {
@@ -91,7 +91,7 @@ Result<std::vector<ActScheme>> parse_ways(const std::vector<std::string>& texts)
   return ways;
 }
 
-// What the command ends with: damage counts more than what is only not supported.
+// The status of the command: damaged data takes precedence over unsupported data.
 Result<Outcome> worst_finding(const Inspection& inspection) {
   std::size_t errors = 0;
   Status worst;

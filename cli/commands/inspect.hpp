@@ -1,4 +1,4 @@
-// What `inspect` finds out about a checkpoint; the report shows the same.
+// The findings of `inspect` about a checkpoint; the report shows the same.
 #pragma once
 
 #include <filesystem>
@@ -18,22 +18,22 @@ struct InspectOptions {
   std::filesystem::path reference;  // a float checkpoint to measure the error against; empty: none
   std::string layer;                // pattern; empty: every module
   std::string backend = "cpu", a_dtype = "f32", accumulation = "fast";
-  std::vector<std::string> activations;  // ways to quantize them: their added error is measured; one of them is explained
-  std::filesystem::path calibration;     // what went into the layers; empty: Gaussian activations
+  std::vector<std::string> activations;  // schemes whose added error is measured; a single one is also explained
+  std::filesystem::path calibration;     // inputs of the layers; empty: Gaussian activations
   float outliers = 1.0f;                 // of Gaussian ones
-  std::string json;                      // what --json says
+  std::string json;                      // the value of --json
   bool explain = false;
   bool headers_only = false;
   bool summary = false;  // equal modules in one row
 };
 
-/// A module with everything that reading its data told.
+/// A module with the findings of reading its data.
 struct InspectedModule {
   Module module;
   std::vector<Note> notes;          // of detection and of the data
   double bits_per_weight = 0;       // as stored, scales and zeros included
   std::optional<QuantError> error;  // against the reference
-  std::vector<ActError> added;      // by every way of quantizing activations
+  std::vector<ActError> added;      // by every activation scheme
   std::optional<StaticActs> static_acts;
   std::optional<float> act_limit;
   Status readable;  // why the data could not be decoded
@@ -47,9 +47,9 @@ struct Inspection {
   std::uint64_t quantized_bytes = 0, dense_bytes = 0, other_bytes = 0;
   std::vector<Note> notes;  // about the checkpoint as a whole
   std::vector<ExplainedShape> shapes;
-  std::optional<AddedErrorSource> added_source;  // of which activations the added errors are
+  std::optional<AddedErrorSource> added_source;  // the activations of the added errors
 
-  bool summary = false;  // what InspectOptions says
+  bool summary = false;  // as in InspectOptions
 
   std::int64_t weights() const;
   double mean_bits() const;

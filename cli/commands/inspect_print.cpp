@@ -1,4 +1,4 @@
-// The two faces of an inspection: text for people, JSON for programs.
+// The outputs of an inspection: text for people, JSON for programs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ std::string activations_of(const Module& module) {
   return scheme.substr(0, scheme.find('_'));
 }
 
-// With what is known of them beforehand: "s8zt, scale 0.0625, zero -3".
+// The same with known scales: "s8zt, scale 0.0625, zero -3".
 std::string activations_text(const InspectedModule& found) {
   std::string text = activations_of(found.module);
   const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
@@ -140,7 +140,7 @@ std::string totals(const Inspection& inspection) {
   return text;
 }
 
-// Notes of a kind are told once, with how many modules they are about.
+// Notes of a kind are printed once, with the number of modules.
 std::string notes_text(const Inspection& inspection, bool colour) {
   std::vector<ModuleNote> all;
   for (const Note& note : inspection.notes) all.push_back({"", note});

@@ -10,11 +10,11 @@
 
 namespace nibble::tools {
 
-/// "; the nearest is 'inspect'" where one of the names is `text` with a slip or two, else "".
+/// "; the nearest is 'inspect'" where one of the names is `text` with one or two typing errors, else "".
 std::string nearest_of(const std::string& text, const std::vector<std::string>& names);
 
 inline CLI::Validator one_of(std::vector<std::string> allowed) {
-  const std::string names = fmt::format("{}", fmt::join(allowed, " "));  // shells are told, by nibble generate
+  const std::string names = fmt::format("{}", fmt::join(allowed, " "));  // nibble generate gives them to shells
   const auto check = [allowed = std::move(allowed)](const std::string& value) {
     if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return std::string();
     return fmt::format("'{}' is not one of {}{}", value, fmt::join(allowed, ", "), nearest_of(value, allowed));
@@ -32,7 +32,7 @@ CLI::Validator between(T low, T high) {
   return {check, ""};
 }
 
-/// More of it, and Gaussian activations are beyond f16.
+/// The largest factor; with a larger one Gaussian activations exceed f16.
 inline CLI::Validator outlier_factor() { return between(1e-3f, 1e4f); }
 
 }  // namespace nibble::tools

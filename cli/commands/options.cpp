@@ -11,7 +11,7 @@
 namespace nibble::tools {
 
 std::string nearest_of(const std::string& text, const std::vector<std::string>& names) {
-  // Letters that are added, dropped or others, and two that have changed places.
+  // The edit distance: letters inserted, deleted, replaced, and neighbours exchanged.
   const auto distance = [&text](const std::string& name) {
     std::vector<std::vector<std::size_t>> d(text.size() + 1, std::vector<std::size_t>(name.size() + 1));
     for (std::size_t i = 0; i <= text.size(); ++i) {
@@ -27,7 +27,7 @@ std::string nearest_of(const std::string& text, const std::vector<std::string>& 
     }
     return d[text.size()][name.size()];
   };
-  constexpr std::size_t kLongest = 200;  // names are short: what is longer is no slip
+  constexpr std::size_t kLongest = 200;  // names are short: longer texts are no typing errors
   if (text.size() > kLongest) return "";
   const auto nearest = std::ranges::min_element(names, {}, distance);
   if (nearest == names.end() || distance(*nearest) > std::max<std::size_t>(1, std::min(text.size(), nearest->size()) / 3))

@@ -1,4 +1,4 @@
-// Gathers what inspect, verify and bench know about each layer into the data of one page.
+// Merges the results of inspect, verify and bench for each layer into the data of one page.
 #include "commands/report_command.hpp"
 
 #include <fmt/format.h>

@@ -57,7 +57,7 @@ std::string size_problem(std::string_view what, std::string_view field, std::int
   return fmt::format("{} is '{}'; expected a whole number from {} to {}", what, field, least, kLargestConv);
 }
 
-/// One number; the error text is empty when it is one.
+/// One number; the error text is empty on success.
 std::string parse_size(std::string_view what, std::string_view field, std::int64_t least, std::int64_t& size) {
   const std::optional<std::int64_t> value = number(field);
   if (!value || *value < least || *value > kLargestConv) return size_problem(what, field, least);
@@ -103,7 +103,7 @@ std::string parse_conv_option(std::string_view field, ConvGeometry& g) {
   return fmt::format("there is no '{}'; write stride=S, padding=P, dilation=D or groups=G", key);
 }
 
-/// As parse_line.
+/// The same for a line of a convolution.
 std::string parse_conv_line(std::vector<std::string_view> fields, ConvShape& shape) {
   ConvGeometry& g = shape.geometry;
   std::vector<std::string_view> options;

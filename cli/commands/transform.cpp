@@ -105,7 +105,7 @@ std::optional<std::uint64_t> parse_bytes(const std::string& text) {
   return count * unit->second;
 }
 
-// Runs `transform` with a progress bar, and in such a way that Ctrl-C leaves nothing behind.
+// Runs `transform` with a progress bar; Ctrl-C leaves no partial output behind.
 Result<Outcome> transform(const Options& options, std::string_view verb,
                           const std::function<Result<TransformReport>(const TransformOptions&)>& work) {
   std::optional<Result<TransformReport>> report;
@@ -116,7 +116,7 @@ Result<Outcome> transform(const Options& options, std::string_view verb,
     how.max_shard_bytes = parse_bytes(options.max_shard).value_or(0);
     if (parse_backend(options.backend) == Backend::cuda) how.dequantize = dequantize_on_gpu;
     report = work(how);
-    if (!report->ok()) Interruptible::check();  // the library says of a loop that ended early that it failed
+    if (!report->ok()) Interruptible::check();  // the library reports a loop that ended early as a failure
   }
   if (!report->ok()) return with_force_hint(report->status());
   const auto text = [&] { return report_text(**report, options.out, verb); };
@@ -172,7 +172,7 @@ std::string_view usual_scheme(std::string_view format) {
 Result<std::string> any_of(const std::string& option, const std::vector<std::string>& patterns) {
   std::string joined;
   for (const std::string& pattern : patterns) {
-    if (pattern.empty()) continue;  // it would match every name
+    if (pattern.empty()) continue;  // an empty expression would match every name
     if (const auto compiled = compile_pattern(option, pattern); !compiled.ok()) return compiled.status();
     joined += fmt::format("{}(?:{})", joined.empty() ? "" : "|", pattern);
   }

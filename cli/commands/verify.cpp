@@ -28,7 +28,7 @@ struct Options {
   std::string json;
 };
 
-// A regular expression that matches `name` and nothing else.
+// A regular expression that matches only `name`.
 std::string exactly(std::string_view name) {
   std::string pattern = "^";
   for (char c : name) {
@@ -167,7 +167,7 @@ Result<Outcome> run(const Options& options) {
   spec.plan.kernel = spec.pack.kernel = options.kernel;
   const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images);
   if (!layers.ok()) return layers.status();
-  if (layers->empty())  // a check of nothing must not look like a success
+  if (layers->empty())  // no check must not look like success
     return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to verify", options.path.string(),
                                                             options.layer.empty() ? "" : " that matches --layer"));
   const auto text = [&] { return verification_text(options, *layers, wants_colour(stdout)); };
@@ -251,7 +251,7 @@ void add_verify(CLI::App& app, Action& action) {
   command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
   add_m_list(*command, options->m, "Rows of activations to run; images, of convolutions");
-  command->add_option("--image", options->image, "Height and width of images for convolutions, padded by half the kernel")
+  command->add_option("--image", options->image, "Height and width of images for convolutions, padded by half the filter")
       ->type_name("HxW")
       ->capture_default_str();
   command->add_option("--image-layout", options->layout, "How images lie: nchw or nhwc")

@@ -12,7 +12,7 @@
 namespace nibble::tools {
 
 struct VerifiedLayer {
-  std::string name, scheme, activations;  // "s8r"; "" where they are left as they are
+  std::string name, scheme, activations;  // "s8r"; "" where they are not quantized
   std::int64_t m = 1, n = 0, k = 0;
   VerifyReport report;
 };
@@ -23,8 +23,8 @@ struct VerifyImages {
   ImageLayout layout = ImageLayout::nchw;
 };
 
-/// A convolution of a checkpoint on such images, of whose sizes it knows only the weight's: kernels of one channel are depthwise, others
-/// have one group; stride and dilation are 1, and images are padded by half the kernel.
+/// A convolution of a checkpoint on such images; the checkpoint has only the sizes of its weight. Filters of one channel are depthwise,
+/// others have one group; stride and dilation are 1, and images are padded by half the filter.
 ConvGeometry verified_geometry(const Module& module, Extent image);
 
 /// verify_linear or verify_conv for every quantized module that matches, and every M, of images for the latter; `spec` gives the rest.

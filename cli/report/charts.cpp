@@ -11,9 +11,9 @@ namespace nibble::tools {
 namespace {
 
 constexpr double kWidth = 960;
-constexpr double kLeastError = 1e-6;  // what zero is drawn as on a logarithmic axis
+constexpr double kLeastError = 1e-6;  // the place of zero on a logarithmic axis
 
-/// "model.layers.3.mlp.down_proj" → "mlp.down_proj": what follows the last number in the path.
+/// "model.layers.3.mlp.down_proj" → "mlp.down_proj": the path after the last number.
 std::string within_block(std::string_view name) {
   std::size_t start = 0, begin = 0;
   while (begin < name.size()) {
@@ -158,7 +158,7 @@ std::string roofline_chart(const ReportData& data) {
     low = std::min(low, slope * left);
     high = std::max(high, highest);
   }
-  std::vector<std::string> labels;  // right of the lines, where no mark can be
+  std::vector<std::string> labels;  // right of the lines, beyond all marks
   double label_width = 0;
   for (Ceiling peak : peaks) {
     labels.push_back(fmt::format("{} {} {}", name(peak), number(data.roofline[peak]), unit_of(peak)));
@@ -224,7 +224,7 @@ std::string efficiency_chart(const ReportData& data) {
         if (const ReportTiming* t = timing_for(*layer, ms[i]); t && std::isfinite(t->roofline_percent)) timings.push_back(t);
       if (timings.empty()) continue;
       std::ranges::sort(timings, {}, &ReportTiming::roofline_percent);
-      const ReportTiming& t = *timings[(timings.size() - 1) / 2];  // the layer in the middle stands for its kind
+      const ReportTiming& t = *timings[(timings.size() - 1) / 2];  // the middle layer represents its kind
       const double least = timings.front()->roofline_percent, greatest = timings.back()->roofline_percent;
       const double share = t.roofline_percent, achieved = t.ceiling == Ceiling::read ? t.gbytes_per_s : t.gflops;
       svg.rect(x.at(0), top, x.at(100) - x.at(0), bar, "track");

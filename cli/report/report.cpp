@@ -28,7 +28,7 @@ struct Step {
   double tokens_per_s() const { return static_cast<double>(m) / us * 1e6; }
 };
 
-/// The modes layers were measured in, in file order: one that is "" where there is but one.
+/// The modes layers were measured in, in file order; a single one is "".
 std::vector<std::string> modes_of(const ReportData& data) {
   std::vector<std::string> modes;
   for (const ReportLayer& layer : data.layers)
@@ -99,7 +99,7 @@ std::string headline(const ReportData& data, const std::vector<Step>& steps) {
     out += tile(duration(step.us),
                 fmt::format("for M={}, {}{}{}", step.m, counted(step.layers, "layer"), step.mode.empty() ? "" : ", ", step.mode),
                 fmt::format("at most {} tokens/s", number(step.tokens_per_s())));
-    // The fastest of several baselines is the one that counts.
+    // Only the fastest of several baselines counts.
     const auto fastest =
         std::ranges::min_element(step.baselines, {}, [](const auto& named) { return named.second.us / named.second.own_us; });
     if (fastest != step.baselines.end())

@@ -21,16 +21,16 @@ struct ReportTiming {
   double gbytes_per_s = 0;                     // weights, activations and outputs moved
   double gflops = 0;                           // 2·M·N·K
   Ceiling ceiling = Ceiling::read;             // what limits this shape
-  Ceiling peak = Ceiling::f32;                 // of the arithmetic it is held against
+  Ceiling peak = Ceiling::f32;                 // the peak it is compared with
   double roofline_percent = 0;                 // of what the ceiling allows
-  std::map<std::string, double> baselines_us;  // the same product by others: "OpenBLAS f32" → µs
+  std::map<std::string, double> baselines_us;  // the same product by other libraries: "OpenBLAS f32" → µs
 };
 
 struct ReportLayer {
   std::string name;
   std::int64_t n = 0, k = 0;
   std::string scheme;
-  std::string mode;  // what tells it from the same layer measured otherwise: "u4b8g128 × bf16"; empty when there is only one
+  std::string mode;  // distinguishes modes of the same layer: "u4b8g128 × bf16"; empty when there is only one
   double bits_per_weight = 0;
   std::string kernel;
   std::vector<Note> notes;
@@ -39,7 +39,7 @@ struct ReportLayer {
   std::vector<ReportTiming> timings;
 };
 
-/// What is missing (0, "", empty, nullopt) is left out of the page.
+/// Missing values (0, "", empty, nullopt) are left out of the page.
 struct ReportData {
   std::string title;
   std::string date;

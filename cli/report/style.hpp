@@ -1,5 +1,5 @@
-// The look of the report: light and dark, screen, phone and paper. Series colours are those of Okabe and Ito (2008), which
-// people with any common colour blindness can tell apart, lightened for the dark page where they would be too dim.
+// The look of the report: light and dark, screen, phone and paper. Series colours are those of Okabe and Ito (2008), distinguishable with
+// any common colour blindness, lightened for the dark page where they would be too dim.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// Small parts of the report: text made safe, numbers made readable, axes, and SVG elements.
+// Building blocks of the report: escaped text, readable numbers, axes, and SVG elements.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ double text_width(std::string_view text);
 
 /// Three significant digits and no exponent where that is readable: 0.0123, 4.56, 789, 12300; "–" for NaN, "∞".
 std::string number(double value);
-/// With a unit of suitable size: "45.6 µs", "1.23 ms".
+/// A time with a suitable unit: "45.6 µs", "1.23 ms".
 std::string duration(double microseconds);
 
 /// A range of values, linear or logarithmic, laid along [from, to] in pixels.
@@ -34,14 +34,14 @@ struct Axis {
 /// An SVG picture of fixed inner size that scales with the page. Colours come from CSS classes.
 class Svg {
  public:
-  /// `label` says what the picture shows to those who cannot see it.
+  /// `label` describes the picture for screen readers.
   Svg(double width, double height, std::string_view label);
   void line(double x1, double y1, double x2, double y2, std::string_view css);
   void rect(double x, double y, double width, double height, std::string_view css, std::string_view tooltip = "");
-  /// anchor: "start", "middle" or "end"; `degrees` turns the text around its anchor.
+  /// anchor: "start", "middle" or "end"; `degrees` rotates the text around its anchor.
   void text(double x, double y, std::string_view content, std::string_view anchor, std::string_view css, double degrees = 0);
   void path(const std::vector<std::pair<double, double>>& points, std::string_view css);
-  /// The mark of series `index`: its own colour and, as colours are not for everyone, its own shape.
+  /// The mark of series `index`: its own colour and, for readers who do not see colours, its own shape.
   void mark(double x, double y, std::size_t index, std::string_view tooltip);
   std::string finish() &&;
 

@@ -1,4 +1,4 @@
-// What commands say, and where: results on standard output, one-line errors on stderr, files that appear whole or not at all.
+// Output of commands: results on standard output, one-line errors on stderr, files that appear whole or not at all.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,19 @@ using Json = OrderedJson;
 void print(std::string_view text);
 /// JSON documents end with a newline; bytes that are not UTF-8 become U+FFFD and infinities null.
 std::string to_text(const Json& json);
-/// What a command found, for people and for programs. `json` is what --json says: "" nothing, "-" the document on standard output in place
-/// of the text, else the file that gets it.
+/// Prints the result of a command. `json` is the value of --json: "" prints the text, "-" the JSON document in its place, else the
+/// document is written to that file.
 Status print_result(const std::string& json, const std::function<std::string()>& text, const std::function<Json()>& document);
-/// What there is to know of a GPU without measuring.
+/// The properties of a GPU that need no measurement.
 Json gpu_description(const GpuInfo& gpu);
-/// Flushes standard output. A reader that went away (`| head`) is not an error, a full disk is.
+/// Flushes standard output. A closed pipe (`| head`) is no error, a full disk is.
 Status finish_output();
 
 /// "nibble: <text>" as one line on stderr.
 void complain(std::string_view text);
 
-/// Writes a file under a temporary name in the same directory and renames it, replacing the file that is there or that a link leads
-/// to. Pipes and character devices are written to; anything else is an error.
+/// Writes a file under a temporary name in the same directory and renames it, replacing an existing file or the target of a link. Pipes
+/// and character devices are written to; anything else is an error.
 Status write_file(const std::filesystem::path& path, std::string_view contents);
 Status read_file(const std::filesystem::path& path, std::string& contents);
 
@@ -44,7 +44,7 @@ std::string human_bytes(double bytes);
 std::string human_binary(std::int64_t bytes);
 /// "7 modules", "1 module".
 std::string counted(std::size_t count, std::string_view noun);
-/// "model.layers.*.mlp.up_proj": what modules of all layers are called in common.
+/// "model.layers.*.mlp.up_proj": the common name of modules of all layers.
 std::string without_numbers(std::string_view name);
 /// The present moment as ISO 8601 in UTC.
 std::string utc_now();

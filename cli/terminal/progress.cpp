@@ -45,7 +45,7 @@ std::string bar(double fraction, int width) {
   return text;
 }
 
-// Shortens from the left: the end of a module name says more than its beginning.
+// Shortens from the left: the end of a module name is more specific than its beginning.
 std::string fit(std::string text, int columns) {
   while (display_width(text) > columns && !text.empty()) text.erase(0, 1);
   return text;

@@ -32,14 +32,13 @@ class ProgressBar {
   bool enabled_ = false, visible_ = false;
 };
 
-/// Thrown out of a progress callback when the user pressed Ctrl-C, so that unfinished outputs are cleaned up on the way out.
+/// Thrown out of a progress callback when the user pressed Ctrl-C, so that unfinished outputs are removed.
 struct Interrupted {
   int signal = 0;
 };
 
-/// While one of these lives, SIGINT, SIGTERM and SIGHUP, but for those that were ignored (nohup), make check() throw Interrupted:
-/// the next progress callback, and every iteration of a loop on executor(). More signals change nothing: what has been written is
-/// cleaned up.
+/// While one of these lives, SIGINT, SIGTERM and SIGHUP, except those that were ignored (nohup), make check() throw Interrupted: the next
+/// progress callback, and every iteration of a loop on executor(). Further signals have no effect: partial outputs are being removed.
 class Interruptible {
  public:
   Interruptible();

@@ -173,7 +173,7 @@ std::string Table::render(bool colour, int columns) const {
   }
   std::string out;
   const auto line = [&](const std::vector<Cell>& cells) {
-    std::string text, gap;  // spaces are held back until something follows them: lines have no trailing blanks
+    std::string text, gap;  // spaces are written only before the next text: lines have no trailing blanks
     for (std::size_t c = 0; c < columns_.size(); ++c) {
       if (widths[c] == 0) continue;
       const Cell& cell = c < cells.size() ? cells[c] : Cell("");

@@ -17,14 +17,14 @@ std::string styled(std::string_view text, Style style, bool colour);
 
 /// How many terminal columns UTF-8 text takes: 2 for wide East Asian characters and emoji, 0 for combining marks.
 int display_width(std::string_view text);
-/// How many columns standard output has: those of the terminal, or of COLUMNS; 0, as many as it takes, where there is neither.
+/// How many columns standard output has: those of the terminal, or of COLUMNS; 0, unlimited, where there is neither.
 int output_columns();
-/// `text`, which begins at `column`, broken between words into lines of at most `columns`; later lines begin at `indent`. Never without
-/// `columns`.
+/// `text`, which begins at `column`, broken between words into lines of at most `columns`; later lines begin at `indent`. `columns` of 0
+/// breaks nothing.
 std::string wrapped(std::string_view text, int columns, int indent, int column = 0);
-/// The lines of a text, those that are too long broken likewise, but for what is laid out with spaces and what is coloured.
+/// Breaks the long lines of a text likewise, except lines laid out with spaces and coloured ones.
 std::string fitted(std::string_view text, int columns = output_columns());
-/// `text` with control characters replaced by '?': names come from files, and a file must not be able to drive the terminal.
+/// `text` with control characters replaced by '?': names come from files, which must not control the terminal.
 std::string printable(std::string_view text);
 
 struct Cell {
@@ -41,13 +41,13 @@ class Table {
   struct Column {
     std::string title;
     Align align = Align::left;
-    bool fold = false;  // when all rows agree, say it once below the table
+    bool fold = false;  // when all rows agree, print the value once below the table
   };
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   /// Missing cells at the end are empty.
   void add(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
-  /// A header line, the rows and a blank line; columns whose cells are all empty are left out. Nothing without rows. What is wider than
+  /// A header line, the rows and a blank line; columns whose cells are all empty are left out. Nothing without rows. A table wider than
   /// `columns` becomes a paragraph for each row: its first cell, then titles and values.
   std::string render(bool colour, int columns = output_columns()) const;
 

@@ -19,13 +19,13 @@
 
 namespace nibble {
 
-/// Something `inspect` should tell the user about a module or a checkpoint.
+/// A finding about a module or a checkpoint, for a person.
 struct Note {
   /// info: worth knowing; warning: likely a mistake; error: data that is broken, or that cannot be used.
   enum class Severity : std::uint8_t { info, warning, error };
   Severity severity = Severity::info;  // how much it matters
   std::string text;                    // one line, with the values
-  StatusCode code = StatusCode::ok;    // of an error that is not about damage: unsupported
+  StatusCode code = StatusCode::ok;    // of an error that is no damage: unsupported; else ok
 };
 
 /// A finding about a module; `module` is empty when it is about the whole checkpoint.
@@ -33,7 +33,7 @@ struct ModuleNote {
   std::string module;
   Note note;
 };
-/// The same finding about many modules is told once, "in 224 modules: ..., e.g. NAME: ...", whatever its numbers; errors first.
+/// Merges findings that differ only in the module and in numbers into one, "in 224 modules: ..., e.g. NAME: ..."; errors come first.
 std::vector<Note> group_notes(std::span<const ModuleNote> notes);
 
 /// One tensor as stored.
@@ -42,27 +42,27 @@ struct TensorInfo {
   DType dtype = DType::none;        // of an element
   std::vector<std::int64_t> shape;  // outermost dimension first
   std::uint64_t bytes = 0;          // storage_bytes(dtype, product of shape)
-  std::string file;                 // the shard it lives in, relative to the checkpoint
-  std::uint64_t file_offset = 0;    // of its first byte
+  std::string file;                 // the file that holds it, relative to the checkpoint
+  std::uint64_t file_offset = 0;    // of its first byte in the file
 };
 
 /// A layer: the tensors that share a module name, recognised by a format. Detection looks at names, dtypes and shapes only;
-/// what needs the data (damaged zero points, NaN scales, ...) is found by Checkpoint::read.
+/// Checkpoint::read finds what needs the data (damaged zero points, NaN scales, ...).
 struct Module {
   std::string name;                  // "model.layers.0.mlp.down_proj"
   std::string format;                // "awq", "gptq", "compressed-tensors", "int-quantized", "dense"
   std::int64_t n = 0, k = 0;         // W is [N,K]
   std::optional<Extent> filter;      // of a convolution, whose weight is [N, K/(Kh·Kw), Kh, Kw]; absent: a linear layer
   WeightScheme scheme;               // as detected; dense: codes is the float type
-  std::optional<Scheme> claimed;     // as config.json says, when it does
-  std::string other_acts;            // what config.json says about activations and no Scheme can; "": nothing
+  std::optional<Scheme> claimed;     // as config.json says; absent when it says nothing
+  std::string other_acts;            // what config.json says about activations that no Scheme expresses; or ""
   bool act_order = false;            // has a g_idx
-  bool has_bias = false;             // which read() returns with the weight
-  std::vector<std::string> tensors;  // full names
+  bool has_bias = false;             // read() returns it with the weight
+  std::vector<std::string> tensors;  // their full names
   std::uint64_t bytes = 0;           // of those tensors
   std::vector<Note> notes;           // findings that need no data
 
-  /// Whether Checkpoint::read takes it.
+  /// Whether Checkpoint::read can decode it.
   bool quantized() const { return format != "dense"; }
 };
 
@@ -73,7 +73,7 @@ class Checkpoint {
   /// Every header is checked completely; errors name the file, tensor and byte offset.
   static Result<Checkpoint> open(const std::filesystem::path& path);
 
-  /// What open() was given.
+  /// The argument of open().
   const std::filesystem::path& path() const;
   /// Every stored tensor, in file order.
   std::span<const TensorInfo> tensors() const;
@@ -85,21 +85,21 @@ class Checkpoint {
   /// The text of config.json ("" when there is none).
   const std::string& config() const;
 
-  /// Null when there is none of that name.
+  /// The tensor of that name; null when there is none.
   const TensorInfo* find_tensor(std::string_view tensor_name) const;
-  /// Null when there is none of that name.
+  /// The module of that name; null when there is none.
   const Module* find_module(std::string_view module_name) const;
   /// A view of the mapped bytes of a tensor of this checkpoint (rank ≤ 4; higher ranks are viewed as rank 1). As with every mapped
-  /// file, touching what another program has cut off raises SIGBUS; load(), read() and the transforms return io_error instead.
+  /// file, touching a page that another program has truncated raises SIGBUS; load(), read() and the transforms return io_error instead.
   ConstTensorView view(const TensorInfo& tensor) const;
   /// The same bytes, read into memory.
   Result<Tensor> load(const TensorInfo& tensor) const;
 
-  /// Decodes a quantized module. Findings that needed the data are appended to `notes`.
+  /// Decodes a quantized module. Findings that need the data are appended to `notes`.
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;
 
   struct Impl;
-  /// What open() ends with.
+  /// For open().
   explicit Checkpoint(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
  private:
@@ -112,7 +112,7 @@ struct NamedView {
   ConstTensorView view;  // host memory, dense; may be unaligned
 };
 
-/// What Checkpoint::read does, for a layer that somebody else has loaded: recognises its format and decodes it. `config` is the
+/// Checkpoint::read for a layer whose tensors are in memory: recognises the format and decodes it. `config` is the
 /// JSON text of the model's quantization_config, or of a config.json that has one; "" when nothing is known beyond the tensors.
 /// Errors: not_found when no format knows such tensors, unsupported when they are not quantized, and those of Checkpoint::read.
 Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config = {},
@@ -127,37 +127,37 @@ struct FormatInfo {
 /// All formats of this build, in the order they are tried.
 std::vector<FormatInfo> formats();
 
-/// Called with (done, total, what) from the calling thread while something long runs.
+/// Called from the calling thread during long work; `done` and `total` have the same unit, `what` is the current item.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total, std::string_view what)>;
 
-/// How a checkpoint is written, whatever is written.
+/// Options of every function that writes a checkpoint.
 struct TransformOptions {
   bool overwrite = false;        // replace an existing file, or a directory in which nibble wrote every file (.nibble lists them)
-  Progress progress = {};        // empty: nobody watches
+  Progress progress = {};        // empty: no reports
   Executor* executor = nullptr;  // null: default_executor()
-  /// dequantize_checkpoint: how a weight becomes W[N,K] of a type, bit for bit what QuantTensor::value says. Empty: on the CPU.
+  /// dequantize_checkpoint: computes W[N,K] of a type, bit for bit QuantTensor::value rounded once. Empty: on the CPU.
   std::function<Result<Tensor>(const QuantTensor& q, DType dtype)> dequantize = {};
-  /// Of a directory: no file holds more bytes of tensors, but for a single layer that has more. 0: as the input is cut.
+  /// Of a directory: the most bytes of tensors in a file; a layer that has more gets a file of its own. 0: as in the input.
   std::uint64_t max_shard_bytes = 0;
 };
 
-/// What happened to each module, for a table.
+/// A module that a transformation changed.
 struct TransformedModule {
   std::string name;                 // Module::name
   std::string scheme;               // of the output
   std::optional<QuantError> error;  // quantize: against the input
-  bool smoothed = false;            // quantize: the norm in front of it took a part of its weights
+  bool smoothed = false;            // quantize: SmoothQuant's factors were folded into the norm in front of it
 };
-/// A float weight that quantize left as it is.
+/// A float weight that quantize_checkpoint left as it is.
 struct LeftModule {
   std::string name;
   std::string why;
 };
-/// What a transformation did.
+/// The result of a transformation.
 struct TransformReport {
-  std::vector<TransformedModule> modules;     // the ones changed
-  std::vector<LeftModule> left;               // quantize: the ones left alone
-  std::vector<Note> notes;                    // what was left alone, and why, many of a kind told once; what reading found
+  std::vector<TransformedModule> modules;     // those that changed
+  std::vector<LeftModule> left;               // quantize: those left as they are
+  std::vector<Note> notes;                    // why modules were left as they are, grouped; findings of reading
   std::uint64_t bytes_in = 0, bytes_out = 0;  // of all tensors
 };
 
@@ -171,43 +171,45 @@ struct QuantizeCheckpointSpec {
   bool clip_search = false;  // as QuantizeSpec has it
   /// What went into layers: a safetensors file with NAME.input_absmax [K] or NAME.input [tokens,K] of modules.
   std::filesystem::path calibration = {};
-  /// SmoothQuant's α, from 0 (nothing moves from activations to weights) to 1; needs the calibration. Norms of Llama-like models
-  /// absorb the factors, which every loader of the format understands; other layers stay as they are, and a note says so.
+  /// SmoothQuant's α, from 0 (nothing moves from activations to weights) to 1; needs the calibration. The factors
+  /// are folded into the norms of Llama-like models, so that loaders need to know nothing of them; other layers stay as they are, with
+  /// a note.
   std::optional<double> smooth = {};
-  bool convs =
-      false;  // also convolutions, of weights [Co,Ci/groups,Kh,Kw]: formats of compressed-tensors hold them, few loaders do
+  bool convs = false;  // also convolutions, of weights [Co,Ci/groups,Kh,Kw]; compressed-tensors holds them, few loaders read them
   /// Regular expressions (Pattern), searched in names: the only modules to quantize (empty: every one), and those to leave alone
   /// (empty: none).
   std::string only = {}, skip = {};
-  /// Also what is stored like a linear layer and is none, or is one that loaders keep in float: embeddings, output heads, routers of
-  /// experts. Names, shapes, biases and the sizes in config.json tell them. Weights stored as [K,N] stay in any case.
+  /// Also weights that are stored like linear layers but are none, or that loaders expect in float: embeddings, output heads, routers of
+  /// experts. They are recognised by names, shapes, biases and the sizes in config.json. Weights stored as [K,N] are never quantized.
   bool all = false;
-  bool dry_run = false;  // the report says what would be done, without errors and sizes; nothing is written
+  bool dry_run = false;  // report what would be done, without errors and sizes; write nothing
 };
 
-/// Each of these writes a new checkpoint and leaves `in` alone. `out` appears whole or not at all: a directory when `in` is
-/// one (shards, config.json, the other small files and folders), else a single file. Errors: already_exists, unsupported
-/// (with the module that cannot be expressed, or quantized tensors that would be left), io_error, and everything open() reports.
+/// Quantizes every linear layer of float weights that is not skipped. Writes a new checkpoint and leaves `in` as it is. `out`
+/// appears whole or not at all: a directory when `in` is one (shards, config.json, the other small files and folders), else a single
+/// file. Errors: already_exists; unsupported, with the module that the format cannot express, or with quantized tensors that would be
+/// left; io_error; and those of open().
 Result<TransformReport> quantize_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out,
                                             const QuantizeCheckpointSpec& spec, const TransformOptions& options = {});
-/// Re-encodes every quantized module in `format`, without loss or not at all.
+/// Re-encodes every quantized module in `format`, without loss or not at all; otherwise as quantize_checkpoint.
 Result<TransformReport> convert_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out,
                                            std::string_view format, const TransformOptions& options = {});
-/// Replaces every quantized module by NAME.weight, [N,K] or a convolution's [Co,Ci/groups,Kh,Kw]; dtype f32, f16 or bf16.
+/// Replaces every quantized module by NAME.weight, [N,K] or a convolution's [Co,Ci/groups,Kh,Kw], of dtype f32, f16 or
+/// bf16; otherwise as quantize_checkpoint.
 Result<TransformReport> dequantize_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out, DType dtype,
                                               const TransformOptions& options = {});
 
-/// A tensor to be written: its description, and where its bytes come from when its turn comes.
+/// A tensor to be written: its description, and a function that makes its bytes.
 struct TensorSource {
   std::string name;                 // unique in the file
-  DType dtype = DType::none;        // of those that safetensors knows
+  DType dtype = DType::none;        // one that safetensors knows
   std::vector<std::int64_t> shape;  // outermost dimension first
   /// Returns exactly storage_bytes(dtype, numel) bytes; called once, in file order.
   std::function<Result<std::vector<std::byte>>()> produce;
 };
 
 /// Writes a safetensors file under a temporary name in the same directory and renames it when complete.
-/// Errors: already_exists unless `overwrite`; io_error (full disk, ...), nothing is left behind then.
+/// Errors: already_exists unless `overwrite`; io_error (full disk, ...), which leaves no file behind.
 Status write_safetensors(const std::filesystem::path& path, std::span<const TensorSource> tensors,
                          const std::vector<std::pair<std::string, std::string>>& metadata = {}, bool overwrite = false);
 

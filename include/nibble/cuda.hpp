@@ -1,8 +1,8 @@
-// NVIDIA GPUs: where packed weights can live and plans can run.
+// NVIDIA GPUs: devices, device memory, and operators on checkpoints' tensors in it.
 //
 //   auto weight = nibble::pack(quant_tensor, {.backend = Backend::cuda});          // bytes in device memory
 //   auto plan   = nibble::Plan::linear(*weight, {.a_dtype = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
-//   plan->run(*weight, a, d, {}, workspace, nibble::Stream{stream});               // device pointers; enqueues, never waits
+//   plan->run(*weight, a, d, {}, workspace, nibble::Stream{stream});               // device pointers; enqueues, does not wait
 //
 // Needs no CUDA header. In a build without CUDA, and on a machine without a GPU, every call fails with the reason.
 #pragma once
@@ -19,17 +19,17 @@
 
 namespace nibble {
 
-/// A CUDA device as nibble sees it.
+/// A CUDA device.
 struct GpuInfo {
   std::string name;                         // "NVIDIA H200"
   int ordinal = 0;                          // as cudaGetDevice counts
   int compute_capability = 0;               // 90 means 9.0
   int sms = 0;                              // multiprocessors
-  std::int64_t shared_bytes_per_block = 0;  // the most a kernel may ask for
+  std::int64_t shared_bytes_per_block = 0;  // shared memory, the most that a kernel may use
   std::int64_t l2_bytes = 0;                // shared by all multiprocessors
   std::int64_t memory_bytes = 0;            // in all, free or not
   double read_gbytes_per_s = 0;             // streaming reads, estimated from the memory's clock and width, not measured
-  std::uint32_t isas = 0;                   // bit i: this build's kernels of level i run on it
+  std::uint32_t isas = 0;                   // bit i: this build has kernels of level i (Isa) that run on it
 
   /// Whether kernels of that level run on it.
   bool has(Isa level) const { return (isas >> static_cast<int>(level) & 1) != 0; }
@@ -37,15 +37,15 @@ struct GpuInfo {
 
 /// The device that is current in the calling thread. Fails with unsupported: built without CUDA, no driver, no device.
 Result<GpuInfo> this_gpu();
-/// Ok when kernels of that level run on the GPU, else what it offers.
+/// Ok when kernels of that level run on the GPU; otherwise unsupported with the level it has.
 Status runs_on(const GpuInfo& gpu, Isa level);
 
 /// Device memory that frees itself; moves, does not copy.
 class DeviceMemory {
  public:
-  /// Nothing: null and 0.
+  /// Holds nothing: null and 0.
   DeviceMemory() = default;
-  /// On the current device, aligned to 256 bytes. Fails with io_error when there is not enough, with unsupported without a GPU.
+  /// Memory of the current device, aligned to 256 bytes. Errors: io_error when there is not enough, unsupported without a GPU.
   static Result<DeviceMemory> allocate(std::size_t bytes);
   DeviceMemory(DeviceMemory&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr, other.size_ = 0; }
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
@@ -57,7 +57,7 @@ class DeviceMemory {
 
   /// A device pointer; null when nothing is held.
   std::byte* data() const { return data_; }
-  /// In bytes.
+  /// Its size in bytes.
   std::size_t size() const { return size_; }
 
  private:
@@ -72,10 +72,10 @@ Status copy_from_device(void* to, const void* from, std::size_t bytes, Stream st
 /// Waits until everything enqueued on the stream has finished; reports what went wrong there.
 Status synchronize(Stream stream = {});
 
-/// Measures streaming reads of the current GPU's memory, as RooflineProbe does on the CPU.
+/// Measures the read bandwidth of the current GPU's memory, as RooflineProbe does for the CPU.
 class GpuReadProbe {
  public:
-  /// Allocates what is read: 4 GiB, or an eighth of the GPU's memory where that is less. Errors: as DeviceMemory::allocate.
+  /// Allocates the buffer to read: 4 GiB, or an eighth of the GPU's memory if that is less. Errors: as DeviceMemory::allocate.
   static Result<GpuReadProbe> make();
   /// GB/s of a few passes; takes some milliseconds.
   Result<double> measure();
@@ -91,7 +91,7 @@ struct CheckpointTensors {
     awq,   // qweight [K, N/8], qzeros [G, N/8]: nibbles in AWQ's order; 4 bits
     gptq,  // qweight [⌈K·b/32⌉, N], qzeros [G, ⌈N·b/32⌉]: dense streams; 2, 3, 4 or 8 bits
   };
-  Format format = Format::awq;    // whose checkpoint
+  Format format = Format::awq;    // how the checkpoint packs
   int bits = 4;                   // per code and zero point
   bool zeros_minus_one = false;   // GPTQ v1: qzeros holds (z − 1) mod 2^bits
   DType scale = DType::f16;       // f16, bf16 or f32

@@ -12,7 +12,7 @@
 
 namespace nibble {
 
-/// Where a kernel runs and memory is; the reference is the oracle, on the CPU.
+/// Where a kernel runs and memory is; `reference` is the reference kernel, on the CPU.
 enum class Backend : std::uint8_t { reference, cpu, cuda };
 /// "ref", "cpu", "cuda".
 std::string_view name(Backend backend);
@@ -33,10 +33,10 @@ inline constexpr std::array kAllIsas{Isa::baseline, Isa::avx2,    Isa::avx2vnni,
 std::string_view name(Isa isa);
 /// The level below; baseline and simt are their own parents.
 Isa parent(Isa isa);
-/// Whose level it is: Backend::cpu or Backend::cuda.
+/// The backend of a level: Backend::cpu or Backend::cuda.
 constexpr Backend backend(Isa isa) { return isa < Isa::simt ? Backend::cpu : Backend::cuda; }
-/// Ok where this machine runs kernels of that level: this_device(), or the GPU that is current in the calling thread. Otherwise
-/// unsupported with the reason: "needs sm90: built without CUDA (NIBBLE_CUDA=ON)", "needs sm90, this NVIDIA A100 offers sm80".
+/// Ok if this machine, or the GPU that is current in the calling thread, runs kernels of that level. Otherwise unsupported with the
+/// reason: "needs sm90: built without CUDA (NIBBLE_CUDA=ON)", "needs sm90, this NVIDIA A100 offers sm80".
 Status runs_here(Isa isa);
 
 /// A CUDA stream, a cudaStream_t, without CUDA's headers.
@@ -44,12 +44,12 @@ struct Stream {
   void* handle = nullptr;  // null: the default stream
 };
 
-/// The CPU, as far as choices depend on it.
+/// The CPU: the properties that choices depend on.
 struct DeviceInfo {
   std::string cpu_name;               // "AMD EPYC 9654"
-  int cores = 1;                      // this process may keep busy: those of its affinity mask, or its control groups' quota
+  int cores = 1;                      // that this process may use: its affinity mask, or the quota of its control groups
   Isa isa = Isa::baseline;            // the best level this machine has; NIBBLE_ISA=name leaves only that level and its parents
-  std::uint32_t isas = 1;             // bit i: has level i; levels of CPUs only
+  std::uint32_t isas = 1;             // bit i: it has level i (Isa); levels of CPUs only
   std::int64_t l1d_bytes = 32 << 10;  // per core
   std::int64_t l2_bytes = 1 << 20;    // per core
   std::int64_t l3_bytes = 0;          // shared; 0 when there is none or it is unknown
@@ -59,29 +59,29 @@ struct DeviceInfo {
   bool has(Isa level) const { return (isas >> static_cast<int>(level) & 1) != 0; }
 };
 
-/// Queried once, then cached.
+/// This machine's CPU; queried once, then cached.
 const DeviceInfo& this_device();
 
-/// Ok where the environment says what nibble knows: NIBBLE_ISA a level of CPUs, NIBBLE_NUM_THREADS 1 … 4096, NIBBLE_KERNEL a row of the
-/// kernel table, or nothing. Else invalid_argument with the value and what is allowed. The calls that depend on it begin with this:
-/// quantize, pack, plans, Checkpoint::open and what is made of them.
+/// Ok if each of these is unset or valid: NIBBLE_ISA, a level of CPUs; NIBBLE_NUM_THREADS, 1 … 4096; NIBBLE_KERNEL, a row of the kernel
+/// table. Otherwise invalid_argument with the value and what is allowed. Every call that depends on them checks this first: quantize,
+/// pack, plans, Checkpoint::open and functions of their results.
 Status check_environment();
 
-/// What bounds the speed of a layer: reading memory, or the peak of one kind of arithmetic.
+/// A bound on the speed of a layer: read bandwidth, or the peak of one kind of arithmetic.
 enum class Ceiling : std::uint8_t { read, f32, bf16, int8, f16 };
 /// Every ceiling, in the order a Roofline holds them.
 inline constexpr std::array kAllCeilings{Ceiling::read, Ceiling::f32, Ceiling::bf16, Ceiling::int8, Ceiling::f16};
 /// "read", "f32", "int8".
 std::string_view name(Ceiling ceiling);
 
-/// What this machine can do at best with `threads` threads, by measurement.
+/// The measured peak rates of this machine with `threads` threads.
 struct Roofline {
   int threads = 1;               // that took part in the measurement
   double read_gbytes_per_s = 0;  // streaming reads of a buffer far larger than the last-level cache
-  double f32_gflops = 0;         // fused multiply-adds (2 operations each) on registers, best ISA of this_device()
+  double f32_gflops = 0;         // fused multiply-adds (2 operations each) on registers, by the best ISA
   double bf16_gflops = 0;        // bf16 dot products accumulated in f32; 0 when the CPU has no instruction for them
-  double int8_gops = 0;          // u8·s8 dot products accumulated in s32, as the best ISA does them
-  double f16_gflops = 0;         // f16 products accumulated in f32: of GPUs, 0 for CPUs
+  double int8_gops = 0;          // u8·s8 dot products accumulated in s32, by the best ISA
+  double f16_gflops = 0;         // f16 products accumulated in f32, of GPUs; 0 for CPUs
 
   /// The field of a ceiling: GB/s, GFLOP/s or Gop/s.
   double& operator[](Ceiling ceiling);
@@ -89,8 +89,8 @@ struct Roofline {
   double operator[](Ceiling ceiling) const;
 };
 
-/// Short measurements of one ceiling at a time. On a machine shared with others the ceilings move; a benchmark that takes a probe
-/// beside each of its own runs compares like with like. One thread at a time may use a probe.
+/// Short measurements of one ceiling at a time. On a shared machine the ceilings change with the load: measure one beside each run of a
+/// benchmark. One thread at a time may use a probe.
 class RooflineProbe {
  public:
   /// `executor` must outlive the probe.
@@ -100,10 +100,10 @@ class RooflineProbe {
   RooflineProbe& operator=(RooflineProbe&&) noexcept;
 
   /// Measures for about `seconds` (at least four passes of half a millisecond) and returns the median pass: GB/s for
-  /// Ceiling::read, 10⁹ operations per second for the others, 0 where the CPU has no instruction. The first probe of the memory
-  /// allocates at least 256 MB and keeps them; 0 when there are none.
+  /// Ceiling::read, 10⁹ operations per second for the others, 0 where the CPU has no instruction. The first measurement of
+  /// the memory allocates a buffer of at least 256 MB and keeps it; 0 when that fails.
   double measure(Ceiling ceiling, double seconds);
-  /// The best of several measurements of each ceiling; takes half a second. Throws what measure does.
+  /// The best of several measurements of each ceiling; takes half a second. Throws what measure() throws.
   Roofline roofline();
 
  private:
@@ -111,7 +111,7 @@ class RooflineProbe {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What RooflineProbe(executor).roofline() returns; takes less than a second.
+/// RooflineProbe(executor).roofline(); takes less than a second.
 Roofline measure_roofline(Executor& executor);
 
 }  // namespace nibble

@@ -1,8 +1,8 @@
 // The canonical epilogue: everything that happens to an output between the accumulator and memory, in one fixed order.
 //
-//   D = quantize( act( row_scale · col_scale · acc + bias ) ∘ gate + residual )
+//   D = quantize( activation( row_scale · col_scale · acc + bias ) ∘ gate + residual )
 //
-// The spec says which parts are present (it is part of a plan); the operands come with each run.
+// EpilogueSpec says which parts are present and belongs to a plan; Operands are given with each run.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace nibble {
 
-/// Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh. All of them, clamp
-/// and relu too, keep NaN.
+/// Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh. NaN stays NaN in
+/// each of them, clamp and relu too.
 enum class Activation : std::uint8_t { none, relu, clamp, gelu_erf, gelu_tanh, silu };
 /// "gelu_tanh".
 std::string_view name(Activation activation);
@@ -29,37 +29,39 @@ std::optional<Activation> parse_activation(std::string_view token);
 ///
 ///   D = quantize( activation( row_scale · col_scale · acc + bias ) ∘ gate + residual )
 struct EpilogueSpec {
-  bool row_scale = false;  // f32 [M]
-  bool col_scale = false;  // f32 [N]
-  bool bias = false;       // [N], any of f32, f16, bf16; the packed weight's own bias when the operand is absent
+  bool row_scale = false;                    // f32 [M]
+  bool col_scale = false;                    // f32 [N]
+  bool bias = false;                         // f32, f16 or bf16 [N]; the packed weight's own bias when the operand is absent
   Activation activation = Activation::none;  // of each element
   float clamp_low = 0.0f;                    // Activation::clamp: min(max(x, low), high); relu6 is clamp with 0 and 6
   float clamp_high = 6.0f;                   // not below clamp_low
-  bool gate = false;                         // [M,N], multiplied in after the activation (silu·mul: gate_up layers)
-  bool residual = false;                     // [M,N], added last
+  bool gate = false;                         // shaped like D: multiplied in after the activation (silu·mul: gate_up layers)
+  bool residual = false;                     // shaped like D: added last
   DType out = DType::f32;                    // f32, f16, bf16 or s8
-  float out_scale = 1.0f;                    // s8: D = saturate(round_to_even(x / out_scale) + out_zero); 0 where x is NaN
-  std::int32_t out_zero = 0;                 // s8: −128 … 127
+  float out_scale = 1.0f;     // s8: D = saturate(round_to_even(x / out_scale) + out_zero); 0 where x is NaN; positive, finite
+  std::int32_t out_zero = 0;  // s8: −128 … 127
 
-  /// "bias+silu+residual->f16"; "->f32" when nothing but the store is left.
+  /// "bias+silu+residual->f16"; "->f32" when the sum is only stored.
   std::string name() const;
-  /// Refuses what cannot be brought into the canonical form, with the reason.
+  /// Ok, or invalid_argument or unsupported with the values and the reason.
   Status validate() const;
   friend bool operator==(const EpilogueSpec&, const EpilogueSpec&) = default;
 };
 
-/// Operands for the parts an EpilogueSpec names; the others are ignored. 2-D operands need a last stride of 1.
+/// What a run reads beside A and W. Operands that the plan does not use are ignored; 2-D operands have a last stride of 1, images the
+/// strides of their layout (ImageLayout).
 struct Operands {
-  // Of an A that comes quantized (LinearSpec::a_dtype s8 or e4m3): A[m,k] = (code − a_zero[m, g])·a_scale[m, g], g = k / group.
-  ConstTensorView a_scale = {};  // f32 [1] per tensor, [M] per token, [M,G] per group, any strides
-  // s32 [1], [M] or [M,G] as a_scale, only where the scheme has zero points: −128 … 127, in device memory unchecked. In host memory any
-  // s32 will do, but for a convolution with padding, which is filled with the code a_zero.
+  // For an A that comes quantized (LinearSpec::a_dtype s8 or e4m3): A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group.k.
+  // f32 [1] per tensor, [M] per token, [M,G] per group, any strides; absent, per tensor: the weight's static_acts, zero point included.
+  ConstTensorView a_scale = {};
+  // s32 [1], [M] or [M,G] as a_scale, where the scheme has zero points. In device memory −128 … 127, not checked. In host memory any
+  // s32; of a convolution with padding −128 … 127, because padding is filled with the code a_zero.
   ConstTensorView a_zero = {};
-  ConstTensorView row_scale = {};  // f32 [M]
-  ConstTensorView col_scale = {};  // f32 [N]
-  ConstTensorView bias = {};       // f32, f16 or bf16 [N]
-  ConstTensorView gate = {};       // f32, f16 or bf16, shaped like D
-  ConstTensorView residual = {};   // f32, f16 or bf16, shaped like D
+  ConstTensorView row_scale = {};  // f32 [M], with EpilogueSpec::row_scale
+  ConstTensorView col_scale = {};  // f32 [N], with col_scale
+  ConstTensorView bias = {};       // f32, f16 or bf16 [N], with bias; absent: the weight's own
+  ConstTensorView gate = {};       // f32, f16 or bf16, shaped like D, with gate
+  ConstTensorView residual = {};   // f32, f16 or bf16, shaped like D, with residual
 };
 
 }  // namespace nibble

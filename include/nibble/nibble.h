@@ -1,36 +1,37 @@
 /* nibble in C: the stable interface of libnibble.so, in C11.
  *
- *   checkpoint ──read──▶ nib_qtensor ──pack──▶ nib_weight ──plan──▶ nib_plan ──execute──▶ D
+ *   checkpoint ──read──▶ nib_qtensor ──pack──▶ nib_weight ──plan──▶ nib_plan ──run──▶ D
  *
  * Everything follows seven rules.
  *
- * Status. A function that can fail returns a nib_status and writes its results last; on failure they are as they were. The text of
- * the calling thread's last failure, with the values and the remedy, is nib_last_error(). nibble never prints, aborts or throws.
+ * Status. A function that can fail returns a nib_status. It writes its results last: on failure they are unchanged, and
+ * nib_last_error() is the text of the calling thread's last failure, with the values and the remedy. nibble never prints, aborts or
+ * throws.
  *
- * Handles. Opaque, made by one function and ended by nib_..._destroy, which takes NULL too. All but a nib_context under execution
- * are immutable: any number of threads may use one at a time, but for the thread that destroys it. Handles are independent: a plan
- * outlives the weight it was made for. A handle of the wrong kind is refused; one that was destroyed is undefined behaviour, which
+ * Handles. Opaque, made by one function and destroyed by nib_..._destroy, which accepts NULL. Handles are immutable: any number of
+ * threads may use one at the same time, but not while a thread destroys it. Handles are independent: a plan outlives the weight it was
+ * made for. A handle of the wrong kind is refused; one that was destroyed is undefined behaviour, which
  * debug builds report as invalid_argument.
  *
  * Structs. The first member is struct_size, sizeof the struct as the caller knows it: set it, and zero the rest, for every struct
- * that is passed in, or that is filled. Zero always means the default. Later versions append members: a smaller struct is
+ * that a function reads or fills. Zero always means the default. Later versions append members: a smaller struct is
  * read as if it ended in zeros, a larger one is refused unless what this library does not know is zero. nib_view and
  * nib_named_view have no size and never change.
  *
- * Strings are UTF-8 and end in NUL. A const char* that comes back belongs to the handle it was asked of, or lives as long as the
- * library; a char* through a char** is the caller's, for nib_text_free. A char** that is NULL: nobody asks.
+ * Strings are UTF-8 and end in NUL. A returned const char* belongs to the handle that was passed, or lives as long as the library; a char*
+ * written through a char** is the caller's, for nib_text_free. A char** may be NULL: the text is not made.
  *
  * Schemes are names: "u4zg128" is 4-bit codes with integer zero points, one scale per 128 input channels. Weights are
  * <codes><z|o|f|><t|c|gSIZE|bNxK>; "z" means (q − z)·s, "o" q·s + z, "f" (q − z)·s with a float z; t, c, g, b: a scale per tensor,
  * per output channel, per group along K, per block. Codes: u2 … u7, u8; u4b8 (code − 8) and the like; s8; e4m3. Activations are
- * <s8|e4m3><z|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one scale known beforehand.
+ * <s8|e4m3><z|><t|r|gSIZE>: "s8r" is int8 with a scale per token (row), "t" one known scale.
  *
- * Sizes. M, N, K, a batch, and the extents, strides, paddings and dilations of images are NIB_MAX_SIZE at most; W, D and A, of a
- * convolution also with its padding and as patches, have NIB_MAX_ELEMENTS at most. A convolution's M is B·Oh·Ow. Beyond:
- * invalid_argument with the values.
+ * Sizes. M, N, K, a batch, and the extents, strides, paddings and dilations of images are NIB_MAX_SIZE at most; W, D and A
+ * (of a convolution also with its padding and as patches) have NIB_MAX_ELEMENTS at most. A convolution's M is B·Oh·Ow. Larger sizes
+ * are refused: invalid_argument with the values.
  *
  * The environment. NIBBLE_ISA, NIBBLE_NUM_THREADS and NIBBLE_KERNEL, where set, name a level of CPUs, 1 to 4096 threads, and a row of
- * nib_kernels; else what makes a handle, nib_get_cpu and nib_measure_roofline return invalid_argument with the value.
+ * nib_kernels. With any other value, functions that make a handle, nib_get_cpu and nib_measure_roofline return invalid_argument.
  *
  * W is [N,K]: output × input channels. A is [M,K], D = A·Wᵀ is [M,N]. Of a convolution K is Kh·Kw·C/groups, in that order; A and D are
  * images, [B,C,H,W] in the order of dimensions whatever the order in memory.
@@ -45,7 +46,7 @@
 extern "C" {
 #endif
 
-/* What the library exports. */
+/* Marks the functions that the library exports. */
 #if defined(__GNUC__)
 #define NIB_API __attribute__((visibility("default")))
 #else
@@ -69,7 +70,7 @@ extern "C" {
 /* What a program can act on. */
 typedef int32_t nib_status;
 enum {
-  NIB_OK = 0,               /* it did what it was asked for */
+  NIB_OK = 0,               /* success */
   NIB_INVALID_ARGUMENT = 1, /* the caller's values contradict each other or the documented range */
   NIB_UNSUPPORTED = 2,      /* well-formed, but nibble has no implementation for it, or the machine no GPU */
   NIB_NOT_FOUND = 3,        /* a file, tensor, module or kernel of that name does not exist */
@@ -127,7 +128,8 @@ enum {
   NIB_CUDA = 1 /* the GPU that is current in the calling thread */
 };
 
-/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are by erf and its approximation by tanh. All of them keep NaN. */
+/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh. NaN stays NaN in
+ * each of them, clamp and relu too. */
 typedef int32_t nib_activation;
 enum {
   NIB_ACTIVATION_NONE = 0,
@@ -138,22 +140,23 @@ enum {
   NIB_ACTIVATION_SILU = 5
 };
 
-/* How images [B,C,H,W] lie in memory. */
+/* Where the elements of an image [B,C,H,W] lie. */
 typedef int32_t nib_image_layout;
 enum {
-  NIB_NCHW = 0, /* pixels of a channel side by side: strides of W 1, of H W; channels and images at any distance */
-  NIB_NHWC = 1  /* channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more */
+  NIB_NCHW =
+      0, /* pixels of a channel side by side: strides of W 1, of H W; channels (but of 1×1 images) and images at any distance */
+  NIB_NHWC = 1 /* channels of a pixel side by side: stride of C 1; pixels evenly spaced through all images, C apart or more */
 };
 
-/* How products of FP8 codes are added up where there is a choice, on GPUs of compute capability 9.0. Every other sum is exact or f32. */
+/* How products of FP8 codes are summed on GPUs of compute capability 9.0. Every other sum is exact or f32. */
 typedef int32_t nib_accumulation;
 enum {
-  NIB_FAST = 0,   /* all of K by tensor cores, which keep 13 bits below the largest addend: the error grows with K */
-  NIB_PRECISE = 1 /* 512 channels by tensor cores, and what they come to in f32 */
+  NIB_FAST = 0,   /* all of K in tensor cores, which keep 13 bits below the largest addend: the error grows with K */
+  NIB_PRECISE = 1 /* 512 channels in tensor cores, these partial sums in f32 */
 };
 
-/* A borrowed array of up to four dimensions. Strides are in elements and not negative; the last one is 1 where a function needs
- * that. `data` is aligned to the element type. Nothing is written through the views a function only reads. */
+/* A borrowed array of up to four dimensions. Strides are in elements and not negative; the last one is 1 where a function says
+ * so. `data` is aligned to the element type. Functions do not write through the views that they read. */
 typedef struct nib_view {
   void* data;         /* of element [0, ..., 0]; NULL: absent */
   nib_dtype dtype;    /* of an element */
@@ -181,57 +184,57 @@ static inline nib_view nib_images(const void* data, nib_dtype dtype, nib_image_l
   return view;
 }
 
-typedef struct nib_context nib_context;       /* threads to run on */
-typedef struct nib_checkpoint nib_checkpoint; /* files, opened and understood; open and memory-mapped until it is destroyed */
+typedef struct nib_context nib_context;       /* the threads to run on */
+typedef struct nib_checkpoint nib_checkpoint; /* a checkpoint; its files stay open and memory-mapped until it is destroyed */
 typedef struct nib_qtensor nib_qtensor;       /* a quantized matrix in canonical form: codes, scales, zero points, ... */
-typedef struct nib_weight nib_weight;         /* the same, packed in the order a kernel streams it */
-typedef struct nib_plan nib_plan;             /* which kernels run, for one shape and scheme and every M up to a limit */
+typedef struct nib_weight nib_weight;         /* the same, packed in the byte order that its kernels read */
+typedef struct nib_plan nib_plan;             /* the kernels to run, for one shape and scheme and every M up to a limit */
 typedef struct nib_gpu_memory nib_gpu_memory; /* bytes on the GPU */
 
 /* ---- The library ----------------------------------------------------------------------------------------------------------- */
 
 /* NIB_ABI_VERSION of the library that is running. */
 NIB_API uint32_t nib_abi_version(void);
-/* "0.1.0", of the project. */
+/* The version of the project: "0.1.0". */
 NIB_API const char* nib_version_string(void);
-/* What went wrong in this thread's last call that failed; "" when none has. Valid until the thread's next call that fails. */
+/* The text of this thread's last failure; "" when no call has failed. Valid until the thread's next failure. */
 NIB_API const char* nib_last_error(void);
-/* "invalid_argument"; "unknown" for a number that is no status. */
+/* The name of a status, "invalid_argument"; "unknown" for a number that is no status. */
 NIB_API const char* nib_status_name(nib_status status);
-/* "bf16"; NULL for a number that is no type. */
+/* The name of a type, "bf16"; NULL for a number that is no type. */
 NIB_API const char* nib_dtype_name(nib_dtype dtype);
-/* NIB_BF16 for "bf16"; NIB_NONE when there is none of that name. */
+/* The type of that name: NIB_BF16 for "bf16"; NIB_NONE when there is none. */
 NIB_API nib_dtype nib_dtype_parse(const char* name);
 /* Frees a text that a function gave to the caller; NULL does nothing. */
 NIB_API void nib_text_free(char* text);
 
-/* The tables of this build, one line a row, fields separated by tabs, in the order they are tried:
- * kernels: name, backend, op, layout, isa, "batch_invariant" or "", summary. */
+/* The tables of this build: one line a row, fields separated by tabs.
+ * Kernels in tie-breaking order, the reference last: name, backend, op, layout, isa, "batch_invariant" or "", summary. */
 NIB_API nib_status nib_kernels(char** text);
-/* layouts: name, backend, then the drawing of the bytes indented on lines of its own. */
+/* Layouts: name, backend, then a drawing of the bytes, indented, on lines of its own. */
 NIB_API nib_status nib_layouts(char** text);
-/* formats: name, "read" or "read+write", summary. */
+/* Checkpoint formats, in the order they are tried: name, "read" or "read+write", summary. */
 NIB_API nib_status nib_formats(char** text);
 
 /* ---- Threads --------------------------------------------------------------------------------------------------------------- */
 
 /* One iteration, which may overlap with others in any order. Does not throw. */
 typedef void (*nib_loop_body)(void* body, int64_t i);
-/* A loop of the engine's: runs call(body, i) for every i in [0, count) and returns when all have finished. */
+/* A loop on the engine's threads: runs call(body, i) for every i in [0, count) and returns when all have finished. */
 typedef void (*nib_parallel_for)(void* user, int64_t count, nib_loop_body call, void* body);
 
-/* Which threads a context is. */
+/* The threads of a context. */
 typedef struct nib_context_desc {
   size_t struct_size;
-  nib_parallel_for parallel_for; /* the engine's threads; NULL: threads of nibble's own */
-  void* user;                    /* for parallel_for */
-  int32_t threads;               /* that take part, the caller's included, 4096 at most; 0: one per core (parallel_for: 1) */
+  nib_parallel_for parallel_for; /* runs loops on the engine's threads; NULL: a pool of nibble's own */
+  void* user;                    /* passed to parallel_for */
+  int32_t threads;               /* how many take part, the caller's included, 4096 at most; 0: one per core (parallel_for: 1) */
   int32_t reserved;
 } nib_context_desc;
 
-/* A context is threads. Where one is asked for, NULL means the process-wide pool: a thread for each of nib_cpu.cores, or
- * NIBBLE_NUM_THREADS. Pools have as many threads as the system gives; a child process after fork() starts its own. A pool runs one loop
- * at a time; others wait. parallel_for is called from whatever threads call nibble. */
+/* Makes a context. Functions that take a context accept NULL: the process-wide pool, with one thread for each of nib_cpu.cores, or
+ * NIBBLE_NUM_THREADS. A pool has as many threads as the system gives, and a child process after fork() starts its own. A pool runs one
+ * loop at a time; others wait. parallel_for is called from the threads that call nibble. */
 NIB_API nib_status nib_context_create(const nib_context_desc* desc, nib_context** context);
 NIB_API nib_status nib_context_destroy(nib_context* context);
 
@@ -241,13 +244,13 @@ NIB_API nib_status nib_context_destroy(nib_context* context);
 typedef struct nib_cpu {
   size_t struct_size;
   char name[64];                         /* "AMD EPYC 9654" */
-  char isa[24];                          /* the best instruction set, of this machine or as NIBBLE_ISA says: "avx512vnni" */
-  int64_t l1d_bytes, l2_bytes, l3_bytes; /* the first two per core; 0: unknown, or none */
+  char isa[24];                          /* the best level of this machine, "avx512vnni", or the one in NIBBLE_ISA */
+  int64_t l1d_bytes, l2_bytes, l3_bytes; /* L1 and L2 per core; 0: unknown, or none */
   int64_t memory_bytes;                  /* in all, free or not */
-  int32_t cores;                         /* this process may keep busy: of its affinity mask, or its control groups' quota */
+  int32_t cores;                         /* that this process may use: its affinity mask, or the quota of its control groups */
   int32_t reserved;
 } nib_cpu;
-/* The CPU this process runs on. */
+/* Describes the CPU that this process runs on. */
 NIB_API nib_status nib_get_cpu(nib_cpu* cpu);
 
 /* A GPU. */
@@ -255,78 +258,78 @@ typedef struct nib_gpu {
   size_t struct_size;
   char name[64];                  /* "NVIDIA H200" */
   char isa[24];                   /* the best level of kernels that runs on it: "sm90" */
-  int64_t l2_bytes, memory_bytes; /* of its memory, free or not */
-  double read_gbytes_per_s;       /* estimated from clock and width */
+  int64_t l2_bytes, memory_bytes; /* in all, free or not */
+  double read_gbytes_per_s;       /* estimated from the memory's clock and width, not measured */
   int32_t ordinal;                /* as cudaGetDevice counts */
   int32_t compute_capability;     /* 90 means 9.0 */
   int32_t multiprocessors;        /* SMs */
   int32_t reserved;
 } nib_gpu;
-/* The GPU that is current in the calling thread. NIB_UNSUPPORTED, with the reason, when there is none. */
+/* Describes the GPU that is current in the calling thread. Errors: unsupported with the reason when there is none. */
 NIB_API nib_status nib_get_gpu(nib_gpu* gpu);
 
-/* What the CPU does at best, measured. */
+/* The measured peak rates of the CPU. */
 typedef struct nib_roofline {
   size_t struct_size;
   double read_gbytes_per_s;                  /* streaming reads of a buffer beyond the caches */
-  double f32_gflops, bf16_gflops, int8_gops; /* 0: no instruction for it */
+  double f32_gflops, bf16_gflops, int8_gops; /* 0: the CPU has no instruction for it */
   int32_t threads;                           /* that took part */
   int32_t reserved;
 } nib_roofline;
-/* Takes half a second and 256 MB. */
+/* Measures them; takes half a second and 256 MB. */
 NIB_API nib_status nib_measure_roofline(const nib_context* context, nib_roofline* roofline);
 
-/* Memory of the current GPU, aligned to 256 bytes. */
+/* Allocates memory of the current GPU, aligned to 256 bytes. Errors: io_error when there is not enough, unsupported without a GPU. */
 NIB_API nib_status nib_gpu_memory_create(size_t bytes, nib_gpu_memory** memory);
-/* Where it begins, a device pointer. */
+/* Its first byte, a device pointer. */
 NIB_API nib_status nib_gpu_memory_data(const nib_gpu_memory* memory, void** data);
 NIB_API nib_status nib_gpu_memory_destroy(nib_gpu_memory* memory);
 /* Copies from the host in the order of the stream (a cudaStream_t; NULL: the default stream) and waits. */
 NIB_API nib_status nib_copy_to_gpu(void* to, const void* from, size_t bytes, void* stream);
 /* Copies to the host, as nib_copy_to_gpu does from there. */
 NIB_API nib_status nib_copy_from_gpu(void* to, const void* from, size_t bytes, void* stream);
-/* Waits for everything on the stream, and reports what went wrong there. */
+/* Waits for everything on the stream and returns its errors. */
 NIB_API nib_status nib_synchronize(void* stream);
 
 /* ---- Quantized matrices ---------------------------------------------------------------------------------------------------- */
 
-/* Describes a matrix to make, and one that there is. G is the number of groups along K.
- * W[n,k] = (q − z)·s·scale2, or q·s + z, as the scheme says, with q from codes[n,k], and s and z of the block (row n, group g) where
- * g = g_idx[k], or k / group without it. */
+/* A quantized matrix, to create or as it is. G is the number of groups along K.
+ * W[n,k] = (q − z)·s·scale2, or q·s + z, as the scheme says, with q from codes[n,k], and s and z of row n and group g =
+ * g_idx[k], or k / group without g_idx. */
 typedef struct nib_qtensor_desc {
   size_t struct_size;
   const char* scheme; /* of weights: "u4zg128" */
   int64_t n, k;       /* output and input channels */
-  nib_view codes;     /* [N,K] a byte each, upper bits zero: u8 (or s8, e4m3, for such codes) */
+  nib_view codes;     /* [N,K], one code a byte, upper bits zero: u8; s8 or e4m3 for such codes */
   nib_view scales;    /* [rows,G] f32, f16, bf16, e4m3 or e8m0; rows: N, ⌈N / block⌉, 1 */
-  nib_view zeros;     /* as scales; u8 or s8 for "z", f32, f16 or bf16 for "o" and "f" */
-  nib_view g_idx;     /* s32 [K], act-order */
+  nib_view zeros;     /* shaped like scales; u8 or s8 for "z", f32, f16 or bf16 for "o" and "f" */
+  nib_view g_idx;     /* s32 [K], the group of each input channel (act-order); absent: k / group */
   nib_view prescale;  /* [K] f32, f16 or bf16: multiplies the activations (AWQ, SmoothQuant) */
   nib_view bias;      /* [N] f32, f16 or bf16 */
   /* One number each; NULL: none. */
   const float* scale2;     /* multiplies W */
-  const float* act_scale;  /* of all activations, for plans with activations "s8t", "e4m3t" */
-  const float* act_limit;  /* activations saturate there before a scale is found */
-  const int32_t* act_zero; /* goes with act_scale */
-  /* Of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of every linear layer. */
-  int64_t filter_height, filter_width; /* of a convolution */
+  const float* act_scale;  /* of all activations, for plans with the act_scheme "s8t" or "e4m3t" */
+  const float* act_limit;  /* the largest magnitude that a scale covers; larger activations saturate */
+  const int32_t* act_zero; /* the zero point that goes with act_scale: of s8 −128 ... 127, of e4m3 0 */
+  /* Kh × Kw of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of linear layers. */
+  int64_t filter_height, filter_width;
 } nib_qtensor_desc;
 
-/* Copies everything; views have any strides, absent ones are zero. Sizes, types and indices are checked.
+/* Makes a matrix from copies of everything. Views may have any strides; absent ones are zero. Sizes, types and indices are checked.
  * Errors: invalid_argument with the member and the values. */
 NIB_API nib_status nib_qtensor_create(const nib_qtensor_desc* desc, nib_qtensor** q);
-/* Describes a matrix; views and strings belong to it. codes are u8. */
+/* Describes a matrix; views and strings belong to it. codes are u8 whatever their type. */
 NIB_API nib_status nib_qtensor_get(const nib_qtensor* q, nib_qtensor_desc* desc);
 NIB_API nib_status nib_qtensor_destroy(nib_qtensor* q);
 
-/* A tensor of a checkpoint that is in memory: {"qweight", ...}. */
+/* A tensor of a module that is already in memory, by its name inside the module: "qweight". */
 typedef struct nib_named_view {
   const char* name; /* without the module's */
-  nib_view view;    /* dense */
+  nib_view view;    /* dense, in host memory */
 } nib_named_view;
 
-/* Decodes the tensors of one layer, as AWQ, GPTQ, compressed-tensors, ... store them: names are without the module's. `config` is the
- * JSON of quantization_config, where one is needed to tell formats apart; NULL: none. `notes`: findings, one a line.
+/* Decodes the tensors of one layer as AWQ, GPTQ, compressed-tensors, ... store them. `config` is the JSON of quantization_config, which
+ * some formats need to be recognised; NULL: none. `notes`: findings, one a line.
  * Errors: not_found when no format knows the tensors, unsupported when they are not quantized; corrupt_data, invalid_argument. */
 NIB_API nib_status nib_read_module(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
                                    char** notes);
@@ -334,29 +337,29 @@ NIB_API nib_status nib_read_module(const nib_named_view* tensors, size_t count, 
 /* How to quantize. */
 typedef struct nib_quantize_desc {
   size_t struct_size;
-  const char* scheme;  /* NULL: "u4b8g128"; uXbB without, uX with zero points, s8, e4m3 */
+  const char* scheme;  /* NULL: "u4b8g128"; uXbB, or uX with zero points, X of 2 ... 8; s8; e4m3 */
   nib_dtype scale;     /* f32, f16 (the default) or bf16: scales are rounded to it before codes are chosen */
-  int32_t clip_search; /* not 0: shrink ranges while that lowers the squared error */
+  int32_t clip_search; /* not 0: per group, shrink the range while that lowers the squared error */
 } nib_quantize_desc;
 
 /* Rounds w[N,K] (f32, f16, bf16; last stride 1) to nearest; desc may be NULL. The same bits for any number of threads.
- * Errors: invalid_argument for a group that does not divide K, or a NaN or infinity, with its place. */
+ * Errors: invalid_argument for a group that does not divide K, or a NaN or infinity, with its position. */
 NIB_API nib_status nib_quantize(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc, nib_qtensor** q);
 
-/* The same for the kernel of a convolution, w[Co,C/groups,Kh,Kw] (any strides). A row is Kh·Kw·C/groups long, in that order: groups
- * whose size divides C/groups lie inside one element of the kernel. */
+/* The same for the filter of a convolution, w[Co,C/groups,Kh,Kw] (any strides). Rows of q are Kh·Kw·C/groups long, in that order: groups
+ * whose size divides C/groups lie inside one element of the filter, others span several elements. */
 NIB_API nib_status nib_quantize_conv(const nib_context* context, const nib_view* w, const nib_quantize_desc* desc,
                                      nib_qtensor** q);
 
 /* How far a quantized matrix is from the original. */
 typedef struct nib_quant_error {
   size_t struct_size;
-  double sqnr_db;     /* 10·log10( Σw² / Σ(w−ŵ)² ) */
+  double sqnr_db;     /* 10·log10( Σw² / Σ(w−ŵ)² ); infinite when equal */
   double cosine;      /* ⟨w,ŵ⟩ / (‖w‖·‖ŵ‖) */
   double max_abs;     /* max |w−ŵ| */
   double relative_l2; /* ‖w−ŵ‖ / ‖w‖ */
 } nib_quant_error;
-/* How far q is from w[N,K] (as for nib_quantize). */
+/* The error of q against w[N,K] (f32, f16, bf16; last stride 1). With a prescale p, w is compared with Ŵ·diag(p). */
 NIB_API nib_status nib_quantization_error(const nib_context* context, const nib_view* w, const nib_qtensor* q,
                                           nib_quant_error* error);
 
@@ -365,8 +368,8 @@ NIB_API nib_status nib_quantization_error(const nib_context* context, const nib_
 /* What is in a checkpoint. */
 typedef struct nib_checkpoint_info {
   size_t struct_size;
-  size_t modules;     /* linear layers, quantized or dense */
-  size_t tensors;     /* of all modules and others */
+  size_t modules;     /* linear layers and convolutions, quantized or dense */
+  size_t tensors;     /* all of them, of modules or not */
   const char* config; /* the text of config.json, or "" */
 } nib_checkpoint_info;
 
@@ -376,12 +379,12 @@ typedef struct nib_module {
   const char* name;   /* "model.layers.0.mlp.down_proj" */
   const char* format; /* "awq", "gptq", ..., "dense" */
   char scheme[48];    /* as detected: "u4zg128"; of dense modules the type: "bf16" */
-  char claimed[48];   /* as config.json says: "s8r_s8c"; "" when it does not */
+  char claimed[48];   /* as config.json says: "s8r_s8c"; "" when it says nothing */
   int64_t n, k;       /* output and input channels; of a convolution K is Kh·Kw·C/groups */
   uint64_t bytes;     /* of its tensors */
-  int32_t quantized;  /* nib_checkpoint_read takes it */
+  int32_t quantized;  /* not 0: nib_checkpoint_read can decode it */
   int32_t act_order;  /* not 0: has a g_idx */
-  int32_t has_bias;   /* not 0: which is read with it */
+  int32_t has_bias;   /* not 0: nib_checkpoint_read returns it with the weight */
   int32_t reserved;
 } nib_module;
 
@@ -390,10 +393,10 @@ typedef struct nib_stored_tensor {
   size_t struct_size;
   const char* name;     /* "model.layers.0.mlp.down_proj.qweight" */
   const char* file;     /* relative to the checkpoint */
-  uint64_t file_offset; /* of its first byte */
+  uint64_t file_offset; /* of its first byte in the file */
   uint64_t bytes;       /* in the file */
-  /* Of the mapped file: read only, any alignment; more than four dimensions are one. As with every mapped file, touching what another
-   * program has cut off raises SIGBUS; nibble's own functions read the file instead, and return io_error. */
+  /* Of the mapped file: read only, any alignment, rank 1 for more than four dimensions. As with every mapped file, touching a page that
+   * another program has truncated raises SIGBUS; nibble's own functions read the file instead and return io_error. */
   nib_view view;
 } nib_stored_tensor;
 
@@ -401,51 +404,51 @@ typedef struct nib_stored_tensor {
  * Errors: not_found, io_error, corrupt_data with file, tensor and byte offset. */
 NIB_API nib_status nib_checkpoint_open(const char* path, nib_checkpoint** checkpoint);
 NIB_API nib_status nib_checkpoint_destroy(nib_checkpoint* checkpoint);
-/* What is in it; the text belongs to the checkpoint. */
+/* Describes a checkpoint; the text belongs to it. */
 NIB_API nib_status nib_checkpoint_get(const nib_checkpoint* checkpoint, nib_checkpoint_info* info);
-/* A module by its index, in file order. invalid_argument when there are not so many. */
+/* A module by its index, in file order. Errors: invalid_argument when there are not so many. */
 NIB_API nib_status nib_checkpoint_module(const nib_checkpoint* checkpoint, size_t index, nib_module* module);
-/* A tensor by its index, in file order. invalid_argument when there are not so many. */
+/* A tensor by its index, in file order. Errors: invalid_argument when there are not so many. */
 NIB_API nib_status nib_checkpoint_tensor(const nib_checkpoint* checkpoint, size_t index, nib_stored_tensor* tensor);
-/* The index of a module's name; not_found. */
+/* The index of the module of that name. Errors: not_found. */
 NIB_API nib_status nib_checkpoint_find_module(const nib_checkpoint* checkpoint, const char* name, size_t* index);
-/* The index of a tensor's name; not_found. */
+/* The index of the tensor of that name. Errors: not_found. */
 NIB_API nib_status nib_checkpoint_find_tensor(const nib_checkpoint* checkpoint, const char* name, size_t* index);
 /* Findings about the checkpoint and its modules, one a line: "warning: model.layers.0.q_proj: ...". */
 NIB_API nib_status nib_checkpoint_notes(const nib_checkpoint* checkpoint, char** text);
-/* Decodes a quantized module; `notes` as above, findings that needed the data. */
+/* Decodes a quantized module. `notes`: findings that need the data, one a line. */
 NIB_API nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t module, nib_qtensor** q, char** notes);
 
-/* Called from the calling thread while something long runs. */
+/* Called from the calling thread during long work; done and total have the same unit, `what` is the current item. */
 typedef void (*nib_progress)(void* user, uint64_t done, uint64_t total, const char* what);
 
 /* How a checkpoint is rewritten. */
 typedef struct nib_transform_desc {
   size_t struct_size;
   const nib_context* context; /* NULL: the process-wide pool */
-  nib_progress progress;      /* NULL: nobody watches */
-  void* user;                 /* for progress */
+  nib_progress progress;      /* NULL: no reports */
+  void* user;                 /* passed to progress */
   const char* format;         /* quantize, convert: of the output; NULL: "compressed-tensors" */
   /* Of nib_checkpoint_quantize: */
   const nib_quantize_desc* quantize; /* NULL: its defaults */
-  const char* act_scheme;            /* "s8r"; "s8t": scales found in the calibration; NULL: none */
-  const char* calibration;           /* file with NAME.input_absmax [K] or NAME.input [tokens,K]; NULL: none */
-  const double* smooth;              /* SmoothQuant's α in [0,1], needs the calibration; NULL: none */
-  const char* skip;                  /* more modules to leave alone, a regular expression; NULL: none */
-  nib_dtype dtype;                   /* nib_checkpoint_dequantize: f32, f16 (the default) or bf16 */
-  int32_t overwrite;                 /* not 0: an existing output is replaced */
-  int32_t convs;                     /* nib_checkpoint_quantize: not 0: convolutions too, of weights [Co,C/groups,Kh,Kw] */
-  int32_t all;                       /* nib_checkpoint_quantize: not 0: embeddings, output heads and routers of experts too */
-  const char* only;                  /* nib_checkpoint_quantize: the only modules, like skip; NULL: every one */
-  int32_t dry_run;                   /* nib_checkpoint_quantize: not 0: the report says what would be done; nothing is written */
+  const char* act_scheme;  /* how layers quantize activations: "s8r"; "s8t": scales come from the calibration; NULL: not */
+  const char* calibration; /* safetensors file with NAME.input_absmax [K] or NAME.input [tokens,K]; NULL: none */
+  const double* smooth;    /* SmoothQuant's α in [0,1], needs the calibration; NULL: none */
+  const char* skip;        /* modules to leave as they are, a regular expression searched in names; NULL: none */
+  nib_dtype dtype;         /* nib_checkpoint_dequantize: f32, f16 (the default) or bf16 */
+  int32_t overwrite;       /* not 0: an existing output is replaced */
+  int32_t convs;           /* nib_checkpoint_quantize: not 0: convolutions too, of weights [Co,C/groups,Kh,Kw] */
+  int32_t all;             /* nib_checkpoint_quantize: not 0: embeddings, output heads and routers of experts too */
+  const char* only;        /* nib_checkpoint_quantize: the only modules, like skip; NULL: every one */
+  int32_t dry_run;         /* nib_checkpoint_quantize: not 0: the report says what would be done; nothing is written */
   int32_t reserved;
-  uint64_t max_shard_bytes; /* of tensors in one file of a directory; 0: as the input is cut */
+  uint64_t max_shard_bytes; /* of tensors in a file of a directory, but for a larger layer; 0: as in the input */
 } nib_transform_desc;
 
-/* Quantizes every linear layer of float weights that is not skipped; scales whose type is not given have that of 16-bit weights. The
- * notes say what was left alone, and why. Writes a new checkpoint, whole or not at all, and leaves `in` alone; desc may be NULL.
- * `report`: a line for every module that changed, "name<tab>scheme", then the notes. Errors: already_exists, unsupported with the
- * module, io_error, and open's. */
+/* Quantizes every linear layer of float weights that is not skipped; scales whose type is not given have that of 16-bit weights. Writes
+ * a new checkpoint, whole or not at all, and leaves `in` as it is; desc may be NULL. `report`: a line for every module that changed,
+ * "name<tab>scheme", then notes on modules that were left as they are, and why. Errors: already_exists; unsupported with the module;
+ * io_error; and those of nib_checkpoint_open. */
 NIB_API nib_status nib_checkpoint_quantize(const char* in, const char* out, const nib_transform_desc* desc, char** report);
 /* Re-encodes every quantized module in desc->format, without loss or not at all. Otherwise as nib_checkpoint_quantize. */
 NIB_API nib_status nib_checkpoint_convert(const char* in, const char* out, const nib_transform_desc* desc, char** report);
@@ -454,19 +457,19 @@ NIB_API nib_status nib_checkpoint_dequantize(const char* in, const char* out, co
 
 /* ---- Packed weights -------------------------------------------------------------------------------------------------------- */
 
-/* For what a weight is packed, and where. */
+/* The plans that a weight is packed for, and where it is packed. */
 typedef struct nib_pack_desc {
   size_t struct_size;
   const nib_context* context;           /* NULL: the process-wide pool */
-  const struct nib_linear_desc* linear; /* the plans to come; NULL: f32 activations and up to 8192 tokens */
-  const struct nib_conv_desc* conv;     /* the same of a convolution, in place of `linear` */
-  const char* layout;                   /* by name; NULL: that of the cheapest kernels for these plans, over all their M */
-  const char* kernel;                   /* pack for this kernel, in place of layout and backend */
-  nib_backend backend;                  /* NIB_CUDA: packed on the GPU, into its memory */
+  const struct nib_linear_desc* linear; /* of the plans; NULL: f32 activations and up to 8192 tokens */
+  const struct nib_conv_desc* conv;     /* for a convolution, in place of `linear` */
+  const char* layout;                   /* by name; NULL: that of the cheapest kernels over all M of the plans */
+  const char* kernel;                   /* pack for this kernel, by name; overrides layout and backend */
+  nib_backend backend;                  /* NIB_CUDA: packed on the current GPU, into its memory */
   int32_t reserved;
 } nib_pack_desc;
 
-/* What a packed weight is. */
+/* A packed weight. */
 typedef struct nib_weight_info {
   size_t struct_size;
   const char* layout;  /* "cpu_n32" */
@@ -474,18 +477,18 @@ typedef struct nib_weight_info {
   size_t bytes;        /* how many they are */
   char scheme[48];     /* "u4zg128" */
   int64_t n, k;        /* output and input channels */
-  nib_backend backend; /* whose memory */
-  int32_t has_bias;    /* not 0: NIB_BIAS adds it when no other is given */
-  int32_t act_order;   /* not 0: input channels are in an order of their own */
+  nib_backend backend; /* NIB_CPU: host memory; NIB_CUDA: the GPU that was current when it was packed */
+  int32_t has_bias;    /* not 0: NIB_BIAS adds it when the operand is absent */
+  int32_t act_order;   /* not 0: input channels are permuted; plans permute A to match */
   int32_t reserved;
-  int64_t filter_height, filter_width; /* 1 of linear layers */
+  int64_t filter_height, filter_width; /* of a convolution; 1 of linear layers */
 } nib_weight_info;
 
-/* desc may be NULL. A layout of the GPU can be packed on any machine, by name and with NIB_CPU; nib_upload takes it to a GPU later.
- * Errors: those of the plans' descriptors; not_found for an unknown layout or kernel; unsupported when it cannot hold the matrix, or
- * without a GPU. */
+/* Rearranges q for the kernels that the plans of desc will choose; desc may be NULL. A layout of the GPU can be packed on any machine,
+ * by name and with NIB_CPU; nib_upload copies the result to a GPU later. Errors: those of the plans' descriptors; not_found for an
+ * unknown layout or kernel; unsupported when the layout cannot hold the matrix, or without a GPU; io_error without memory. */
 NIB_API nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* desc, nib_weight** weight);
-/* The exact inverse. */
+/* The exact inverse: unpack(pack(q)) == q. Copies from device memory first. */
 NIB_API nib_status nib_unpack(const nib_weight* weight, nib_qtensor** q);
 /* A copy in the current GPU's memory of a weight that was packed in the host's for a layout of the GPU. */
 NIB_API nib_status nib_upload(const nib_weight* host, nib_weight** device);
@@ -495,24 +498,24 @@ NIB_API nib_status nib_weight_destroy(nib_weight* weight);
 
 /* ---- Plans ----------------------------------------------------------------------------------------------------------------- */
 
-/* Parts of the epilogue that have operands. */
+/* The parts of the epilogue that have operands, and these. Bias, gate and residual are f32, f16 or bf16. */
 enum {
   NIB_ROW_SCALE = 1, /* f32 [M] */
   NIB_COL_SCALE = 2, /* f32 [N] */
   NIB_BIAS = 4,      /* [N]; the weight's own when the operand is absent */
-  NIB_GATE = 8,      /* as D: [M,N], of a convolution [B,Co,Oh,Ow] in D's layout */
-  NIB_RESIDUAL = 16  /* as D */
+  NIB_GATE = 8,      /* shaped like D, multiplied in after the activation */
+  NIB_RESIDUAL = 16  /* shaped like D, added last */
 };
 
-/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ). Bias, gate and residual: f32, f16 or bf16. */
+/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ), in this order. */
 typedef struct nib_epilogue {
   size_t struct_size;
-  uint32_t operands;           /* NIB_BIAS | NIB_RESIDUAL */
+  uint32_t operands;           /* the parts that are present: NIB_BIAS | NIB_RESIDUAL */
   nib_activation activation;   /* of each element */
-  float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP; both 0: relu6, 0 and 6 */
+  float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP, low ≤ high; both 0: relu6, 0 and 6 */
   nib_dtype out;               /* of D: f32 (the default), f16, bf16 or s8 */
-  float out_scale;             /* s8: saturate(round(x / out_scale) + out_zero), 0 of a NaN; 0: 1 */
-  int32_t out_zero;            /* s8: −128 ... 127 */
+  float out_scale;  /* s8: D = saturate(round_to_even(x / out_scale) + out_zero), 0 where x is NaN; positive, finite; 0: 1 */
+  int32_t out_zero; /* s8: −128 ... 127 */
   int32_t reserved;
 } nib_epilogue;
 
@@ -520,111 +523,119 @@ typedef struct nib_epilogue {
 typedef struct nib_linear_desc {
   size_t struct_size;
   const nib_epilogue* epilogue; /* NULL: D is f32 [M,N] */
-  /* NULL: A is multiplied as it is. "s8r", "e4m3g128", ...: A is quantized while running, and codes are multiplied. */
+  /* NULL: A is multiplied as it is, to f32 accuracy. "s8r", "e4m3g128", ...: nib_plan_run quantizes A and multiplies the codes; "s8t",
+   * "e4m3t": with the weight's act_scale. */
   const char* act_scheme;
-  int64_t m_max;                 /* the plan serves every M in [1, m_max]; 0: 1 */
-  nib_dtype a_dtype;             /* of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `act_scheme` says */
+  int64_t m_max;     /* the plan serves every M in [1, m_max]; 0: 1 */
+  nib_dtype a_dtype; /* type of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `act_scheme` says */
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_linear_desc;
 
-/* D[B,Co,Oh,Ow] = conv2d(A[B,C,H,W], W). The extent of the kernel and Co are the weight's, C is K / (Kh·Kw) · groups; the output is
- * ⌊(H + padding − dilation·(Kh − 1) − 1) / stride⌋ + 1 high, and so wide. Padding is zeros. */
+/* D[B,Co,Oh,Ow] = epilogue(conv2d(A[B,C,H,W], W)). The filter Kh × Kw and Co are the weight's, C is K / (Kh·Kw) · groups;
+ * Oh = ⌊(H + padding − dilation·(Kh − 1) − 1) / stride⌋ + 1, and Ow likewise. Padding is zeros. */
 typedef struct nib_conv_desc {
   size_t struct_size;
   const nib_epilogue* epilogue; /* without NIB_ROW_SCALE; NULL: D is f32 */
-  /* As nib_linear_desc has it: "s8r" is a scale per patch, of gSIZE the size divides C/groups. */
+  /* As nib_linear_desc.act_scheme: "s8r" is a scale per patch; a gSIZE divides C/groups, so that a group lies inside one pixel. */
   const char* act_scheme;
   int64_t batch_max;                                                /* the plan serves every B in [1, batch_max]; 0: 1 */
   int64_t height, width;                                            /* of an input image */
   int64_t stride_height, stride_width;                              /* 0: 1 */
   int64_t padding_top, padding_bottom, padding_left, padding_right; /* pixels */
   int64_t dilation_height, dilation_width;                          /* 0: 1 */
-  int64_t groups;                                                   /* 0: 1; C: depthwise */
+  int64_t groups;                                                   /* 0: 1; divides C and Co; C: depthwise */
   nib_image_layout input, output;                                   /* of A; of D, gate and residual */
-  nib_dtype a_dtype;             /* of A: f32 (the default), f16, bf16; s8: A comes quantized, with "s8t" or "s8zt" */
+  nib_dtype a_dtype;             /* type of A: f32 (the default), f16, bf16; s8: A comes quantized, by "s8t" or "s8zt" */
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_conv_desc;
 
-/* D = W. */
+/* D = W, each element rounded once to `out`. */
 typedef struct nib_dequantize_desc {
   size_t struct_size;
   nib_dtype out;      /* f32 (the default), f16 or bf16 */
   int32_t transposed; /* not 0: D is [K,N], else [N,K] */
 } nib_dequantize_desc;
 
-/* What may be chosen, and for which machine. */
+/* Limits on the choice of kernels, and the machine that costs are predicted for. */
 typedef struct nib_plan_options {
   size_t struct_size;
-  const char* kernel;          /* force this kernel; NULL: NIBBLE_KERNEL from the environment, else the cheapest */
-  const nib_roofline* machine; /* the CPU as it was measured, for predicted times; NULL: a typical one */
-  int32_t threads;             /* the plan will run on, 4096 at most; 0: as many as the process-wide pool has */
+  const char* kernel;          /* force this main kernel; NULL: NIBBLE_KERNEL from the environment, else the cheapest */
+  const nib_roofline* machine; /* the measured CPU, for predicted times; NULL: a typical one; overrides threads */
+  int32_t threads;             /* assumed by the cost model, 4096 at most; 0: as many as the process-wide pool has */
   int32_t forbid_reference;    /* not 0: fail rather than fall back to the reference */
 } nib_plan_options;
 
-/* A plan for a linear layer; desc and options may be NULL. Errors: unsupported when no kernel takes it, with every kernel's reason, or
- * when the forced one does not, with its own; not_found, with the nearest name, when there is none of the forced one's. */
+/* Makes a plan for a linear layer; desc and options may be NULL. Errors: invalid_argument for a descriptor that contradicts itself;
+ * not_found, with the nearest name, for a forced kernel that does not exist; unsupported, with the reasons, when no kernel takes the
+ * layer or the forced one does not. */
 NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
                                    nib_plan** plan);
-/* A plan for a convolution. Errors: invalid_argument with the values, and the size of the output that follows from them, for a geometry that is none. */
+/* Makes a plan for a convolution. Errors: invalid_argument for an impossible geometry, with the values and the size of the output that
+ * they give; otherwise as nib_plan_linear. */
 NIB_API nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options,
                                  nib_plan** plan);
-/* W itself, as a plan: nib_plan_run writes D. */
+/* Makes a plan whose run writes W. Errors: unsupported with the reasons. */
 NIB_API nib_status nib_plan_dequantize(const nib_weight* weight, const nib_dequantize_desc* desc, const nib_plan_options* options,
                                        nib_plan** plan);
-/* Bytes of scratch memory that nib_plan_run needs, for the largest M; in the memory of the weight, with any alignment. */
+/* Bytes of scratch memory that nib_plan_run needs, for the largest M: host or device memory, as the weight's, of any alignment. */
 NIB_API nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes);
-/* The main kernel for this M; of a convolution for so many images. */
+/* The main kernel for this M; of a convolution, for a batch of m images. */
 NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name);
-/* For each range of M: what runs, the predicted time, and why every other kernel does not. */
+/* Per range of M: the kernels that run, their predicted time, and why every other kernel does not run. */
 NIB_API nib_status nib_plan_explain(const nib_plan* plan, char** text);
 NIB_API nib_status nib_plan_destroy(nib_plan* plan);
 
-/* What a run reads and writes; absent operands are NULL. 2-D operands have a last stride of 1, images the strides of their layout.
- * a_zero is −128 ... 127, which is not checked in device memory. In host memory any s32 will do, but for a convolution with padding:
- * padding is filled with the code a_zero. */
+/* What a run reads and writes; absent operands are NULL, those that the plan does not use are ignored. 2-D operands have a last stride
+ * of 1, images the strides of their layout. An A that comes quantized is A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group;
+ * without a_scale, per tensor, the weight's act_scale and act_zero hold.
+ * a_zero: in device memory −128 ... 127, not checked. In host memory any s32; of a convolution with padding −128 ... 127, because padding
+ * is filled with the code a_zero. */
 typedef struct nib_operands {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
   const nib_view* a;          /* [M,K], [B,C,H,W]; NULL for dequantize */
   const nib_view* d;          /* [M,N], [B,Co,Oh,Ow]; written */
-  const nib_view* a_scale;    /* of an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
-  const nib_view* a_zero;     /* s32 [1], [M] or [M,G] as a_scale, where the scheme has zero points; the range is above */
+  const nib_view* a_scale;    /* for an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
+  const nib_view* a_zero;     /* s32 [1], [M] or [M,G] as a_scale, where the scheme has zero points; range: above */
   const nib_view* row_scale;  /* f32 [M], with NIB_ROW_SCALE */
   const nib_view* col_scale;  /* f32 [N], with NIB_COL_SCALE */
-  const nib_view* bias;       /* [N], with NIB_BIAS; NULL: the weight's own */
-  const nib_view* gate;       /* shaped like D, with NIB_GATE */
-  const nib_view* residual;   /* shaped like D, with NIB_RESIDUAL */
+  const nib_view* bias;       /* f32, f16 or bf16 [N], with NIB_BIAS; NULL: the weight's own */
+  const nib_view* gate;       /* f32, f16 or bf16, shaped like D, with NIB_GATE */
+  const nib_view* residual;   /* f32, f16 or bf16, shaped like D, with NIB_RESIDUAL */
 } nib_operands;
 
-/* Runs a plan with a weight of the shape, scheme, layout and backend it was made for. On the CPU `stream` is NULL, and D is there on
- * return. On the GPU everything is device memory, and the work is enqueued on `stream`, a cudaStream_t; it can be captured in a graph
- * once it has run on the device. No allocation, search or synchronisation; the only lock is the thread pool's.
+/* Runs a plan with a weight of the shape, scheme, layout and backend it was made for. On the CPU `stream` is NULL, and D is
+ * written on return. On the GPU all pointers are device memory, and the work is enqueued on `stream`, a cudaStream_t; it can be captured
+ * in a CUDA graph, except for the first run on a device, which loads the kernel's code. No allocation, search or synchronisation; the
+ * only lock is that of the process-wide pool. The dense tier (linear_*_dense) searches in its first run of a shape.
  * Errors: invalid_argument with what does not fit; nothing has been written then. */
 NIB_API nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, const nib_operands* operands, void* workspace,
                                 size_t workspace_bytes, void* stream);
 
 /* ---- Other operators ------------------------------------------------------------------------------------------------------- */
 
-/* a[M,K] → codes: x ≈ (code − zero)·scale. */
+/* Activations a[M,K] → 8-bit codes: x ≈ (code − zero)·scale. */
 typedef struct nib_act_quantize_desc {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
   const char* scheme;         /* "s8r", "s8zr", "e4m3r", "e4m3g128", "s8t", "e4m3t" */
   const nib_view* a;          /* f32, f16 or bf16, last stride 1 */
-  const nib_view* prescale;   /* f32 [K]: a is multiplied by it first; NULL: not */
-  const float* limit;         /* no scale reaches further; NULL: none */
-  const float* static_scale;  /* of "t" */
-  const int32_t* static_zero; /* of "s8t"; NULL: 0 */
+  const nib_view* prescale;   /* f32 [K], dense: a is multiplied by it first; NULL: not */
+  const float* limit;         /* the largest magnitude that a scale covers; larger ones saturate; NULL: none */
+  const float* static_scale;  /* of "t": the known scale */
+  const int32_t* static_zero; /* of "s8t": the known zero point; NULL: 0 */
   const nib_view* codes;      /* written: s8 or e4m3 [M,K], last stride 1 */
   const nib_view* scales;     /* written: f32 [M], or [M,G], any strides; NULL for "t" */
   const nib_view* zeros;      /* written: s32 [M]; of schemes with "z" */
-  const nib_view* sums;       /* written: s32 [M], the sums of a token's codes; NULL: nobody asks */
-  nib_backend backend;        /* NIB_CUDA: all of it, prescale too, is device memory */
+  const nib_view* sums;       /* written: s32 [M], the sum of a token's s8 codes; NULL: not written */
+  nib_backend backend;        /* NIB_CUDA: all views, prescale too, are device memory */
   int32_t reserved;
 } nib_act_quantize_desc;
 
-/* What a plan with `act_scheme` does itself, bit for bit, for engines that quantize once for several layers. On the GPU it is enqueued
- * on `stream`; on the CPU `stream` is NULL. Errors: invalid_argument with the values, unsupported; nothing has been written then. */
+/* Quantizes activations, bit for bit as a plan with that act_scheme does: for engines that quantize once for several layers. On the GPU
+ * the work is enqueued on `stream`; on the CPU `stream` is NULL. A token or group with a NaN or an infinity gets the scale NaN and codes
+ * 0; with a known scale, infinities saturate and a NaN becomes 0 (s8) or NaN (e4m3). Errors: invalid_argument with the values,
+ * unsupported; nothing has been written then. */
 NIB_API nib_status nib_quantize_activations(const nib_act_quantize_desc* activations, void* stream);
 
 /* How qweight and qzeros are packed. */
@@ -641,35 +652,36 @@ typedef struct nib_checkpoint_tensors {
   const void* scales;      /* [G,N] */
   const void* g_idx;       /* s32 [K], each in [0,G), not checked; NULL: k / group */
   int64_t n, k;            /* output and input channels */
-  int64_t group;           /* input channels; 0: all of K */
+  int64_t group;           /* input channels of a group; 0: all of K */
   int32_t packing;         /* NIB_AWQ, NIB_GPTQ */
-  int32_t bits;            /* 0: 4 */
+  int32_t bits;            /* per code and zero point: NIB_AWQ 4, NIB_GPTQ 2, 3, 4 or 8; 0: 4 */
   nib_dtype scale;         /* f16 (the default), bf16 or f32 */
-  int32_t zeros_minus_one; /* not 0: GPTQ v1, qzeros hold z − 1 */
+  int32_t zeros_minus_one; /* not 0: GPTQ v1, qzeros hold (z − 1) mod 2^bits */
 } nib_checkpoint_tensors;
 
-/* Enqueues W → out, dense f16, bf16 or f32 [N,K], or [K,N] when `transposed`; no packing, no allocation. On the GPU: for the CPU see
- * nib_read_module and nib_plan_dequantize, which give the same bits. */
+/* Enqueues W → out, dense f16, bf16 or f32 [N,K], or [K,N] when `transposed` is not 0; no packing, no allocation. For the GPU, of compute
+ * capability 8.0 or later; on the CPU nib_read_module and nib_plan_dequantize give the same bits. Errors: invalid_argument with the
+ * values, unsupported without such a GPU. */
 NIB_API nib_status nib_dequantize_checkpoint_tensors(const nib_checkpoint_tensors* tensors, const nib_view* out,
                                                      int32_t transposed, void* stream);
 
 /* ---- Verification ---------------------------------------------------------------------------------------------------------- */
 
-/* Which layer to try, and how. */
+/* The layer to verify, and how. */
 typedef struct nib_verify_desc {
   size_t struct_size;
   const nib_context* context;    /* NULL: the process-wide pool */
   const nib_linear_desc* linear; /* m_max rows are run; NULL: one row of f32 */
-  const nib_pack_desc* pack;     /* where; NULL: on the CPU */
-  const nib_plan_options* plan;  /* the kernel to try; NULL: the cheapest */
+  const nib_pack_desc* pack;     /* where to run; NULL: on the CPU */
+  const nib_plan_options* plan;  /* the kernel to verify; NULL: the cheapest */
   uint64_t seed;                 /* of activations and operands; 0: 1 */
-  int64_t sample_columns;        /* check so many, evenly spread; 0: all */
-  float outliers;                /* every 256th input channel is so much larger; 0: 1 */
+  int64_t sample_columns;        /* check so many output channels, evenly spread; 0: all */
+  float outliers;                /* every 256th input channel is this many times larger; 0: 1 */
   int32_t reserved;
-  const nib_conv_desc* conv; /* q is a convolution's, batch_max images are run; NULL: a linear layer's */
+  const nib_conv_desc* conv; /* q is a convolution's, and batch_max images are run; NULL: q is a linear layer's */
 } nib_verify_desc;
 
-/* What trying a layer found. */
+/* The result of verifying a layer. */
 typedef struct nib_verify_report {
   size_t struct_size;
   int32_t passed;     /* every output within its bound, round_trip and repeatable */
@@ -679,11 +691,11 @@ typedef struct nib_verify_report {
   int64_t checked;               /* outputs compared */
   double worst_error_over_bound; /* at most 1 when passed */
   double relative_l2;            /* ‖D − oracle‖ / ‖oracle‖ */
-  char kernel[96];               /* that ran */
+  char kernel[96];               /* the kernel that ran */
 } nib_verify_report;
 
-/* Packs q, runs it on random activations and compares with a scalar double-precision oracle, within derived bounds; desc may be NULL.
- * NIB_OK means that it was compared: see report->passed, and `failure`, which says where and by how much, "" when it passed. */
+/* Packs q, runs it on random activations and compares D with a scalar double-precision oracle, within derived bounds; desc may be NULL.
+ * NIB_OK means that D was compared: report->passed is the result, `failure` says where D is wrong and by how much, "" when it passed. */
 NIB_API nib_status nib_verify(const nib_qtensor* q, const nib_verify_desc* desc, nib_verify_report* report, char** failure);
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@
 
 namespace nibble {
 
-/// A borrowed callable `void(std::int64_t)`: what a loop runs. Never owns, never allocates; valid during the call it is passed to.
+/// A borrowed callable `void(std::int64_t)`, the body of a loop. It neither owns nor allocates; valid during the call it is passed to.
 class LoopBody {
  public:
   /// Borrows `body`, which must outlive this.
@@ -31,21 +31,21 @@ class Executor {
   /// How many threads parallel_for uses at most, the caller's included; ≥ 1.
   virtual int threads() const = 0;
   /// Calls body(i) once for every i in [0, count) and returns when all have finished. Calls may overlap in any order; a body may not
-  /// call parallel_for of the same executor. When one throws, those that have not begun are left out, and its exception is thrown
-  /// here once all others have finished: the first one's, whatever thread it was on.
+  /// call parallel_for of the same executor. When a call throws, calls that have not begun are skipped, and once the others have
+  /// finished, parallel_for throws the first exception, whatever thread it was on.
   void parallel_for(std::int64_t count, LoopBody body);
 
  protected:
-  /// What an executor has to do: parallel_for, for a body that never throws.
+  /// The loop of parallel_for, for a body that never throws: what an executor implements.
   virtual void run(std::int64_t count, LoopBody body) = 0;
 };
 
 /// The process-wide pool: a thread for each of this_device().cores, or NIBBLE_NUM_THREADS. Its threads start with the first loop that
-/// has work for two, which is also true of a child process after fork(): it has the caller's thread alone, and gets others of its own.
+/// has more than one iteration. A child process after fork() has only the calling thread and starts its own in the same way.
 Executor& default_executor();
 
 /// A pool of `threads` threads, the caller's included, or of as many as the system gives: threads() says how many. A child process
-/// after fork() starts its own with its first loop.
+/// after fork() starts its own threads with its first loop.
 std::unique_ptr<Executor> make_executor(int threads);
 
 }  // namespace nibble

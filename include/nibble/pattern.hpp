@@ -1,4 +1,4 @@
-// Regular expressions that end: for names and expressions that come from files and command lines.
+// Regular expressions whose search time is bounded: safe for names and expressions from files and command lines.
 #pragma once
 
 #include <bitset>
@@ -11,13 +11,13 @@
 
 namespace nibble {
 
-/// A compiled regular expression. What it has is written as in ECMAScript and Python: characters, `.`, `[a-z]`, `[^a-z]`, `\d \w \s
-/// \D \W \S`, `^`, `$`, `\b`, `\B`, groups, `|`, and `* + ? {n} {n,} {n,m}`, lazy or not. It has no lookaround, no backreferences, no
+/// A compiled regular expression in the syntax of ECMAScript and Python: characters, `.`, `[a-z]`, `[^a-z]`, `\d \w \s
+/// \D \W \S`, `^`, `$`, `\b`, `\B`, groups, `|`, and `* + ? {n} {n,} {n,m}`, lazy or not. There is no lookaround, no backreferences, no
 /// flags and no named groups. A character is a byte.
 class Pattern {
  public:
-  /// invalid_argument: not a regular expression, nested more than 100 deep, or of more than 10,000 steps; unsupported: it has what a
-  /// Pattern has not.
+  /// Errors: invalid_argument for what is not a regular expression, is nested more than 100 deep or has more than 10,000 steps;
+  /// unsupported for a feature that Pattern does not have.
   static Result<Pattern> compile(std::string_view expression);
 
   /// Whether it matches anywhere in `text`.
@@ -32,8 +32,8 @@ class Pattern {
   enum class Op : std::uint8_t { accept, byte, jump, fork, begin, end, boundary, inside };
   struct Step {
     Op op = Op::accept;
-    std::int32_t next = 1, other = 1;  // where to go on, relative to this step
-    std::bitset<256> bytes = {};       // that a `byte` step takes
+    std::int32_t next = 1, other = 1;  // the steps that follow, relative to this one
+    std::bitset<256> bytes = {};       // that a `byte` step matches
   };
 
   bool run(std::string_view text, bool anchored) const;

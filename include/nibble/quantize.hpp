@@ -40,12 +40,12 @@ struct QuantError {
   double relative_l2 = 0;  // ‖w−ŵ‖ / ‖w‖
 };
 
-/// `w` is [N,K] f32, f16 or bf16 with a last stride of 1. A prescale p belongs to the weight here: w is compared with Ŵ·diag(p),
-/// which is what the layer multiplies.
+/// The error of q against w[N,K] (f32, f16 or bf16, last stride 1). With a prescale p, w is compared with Ŵ·diag(p), by which the layer
+/// multiplies its activations.
 Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTensor& q, Executor* executor = nullptr);
 
-// Activations → 8-bit codes, on the CPU and on the GPU: what Plan::run does itself for an A of floats, as a function of its own for engines
-// that quantize once for several layers, or together with something else (LinearSpec::a_dtype s8 or e4m3).
+// Activations → 8-bit codes, on the CPU and on the GPU: bit for bit what Plan::run does with a float A. For engines that quantize once for
+// several layers, or fused with another operator, and give the codes to plans (LinearSpec::a_dtype s8 or e4m3).
 //
 //   x ≈ (code − zero)·scale                              scheme                                                outputs beside codes
 //
@@ -57,32 +57,32 @@ Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTenso
 //   FP8 in groups (per_token_group_quant_fp8)             {.codes = e4m3, .group = GroupShape::group(128)}      scales [M,G]
 //   a scale known beforehand, of either                   {.codes = s8, .group = GroupShape::tensor()}          none
 //
-// The codes, bit for bit, are those that docs/accuracy.md defines, on every machine.
+// The codes are those that docs/accuracy.md defines, bit for bit, on every machine.
 
-/// Where the results go.
+/// Where the results are written.
 struct ActOutputs {
   TensorView codes;        // [M,K] of the scheme's type, last stride 1
-  TensorView scales = {};  // f32 [M], with groups [M,G], any strides: columns M apart are what block-scaled GEMMs read
+  TensorView scales = {};  // f32 [M], with groups [M,G], any strides; block-scaled GEMMs read columns M apart
   TensorView zeros = {};   // s32, shaped like scales, any strides; with ZeroKind::integer
-  TensorView sums = {};    // s32 [M], any stride, of a token's s8 codes: for weights with zero points; absent: nobody asks
+  TensorView sums = {};  // s32 [M], any stride: the sum of a token's s8 codes, for weights with zero points; absent: not written
 };
 
-/// What a quantizer does beyond its scheme; by default nothing.
+/// Options of a quantizer; none by default.
 struct ActOptions {
   ConstTensorView prescale = {};         // f32 [K], dense: activations are multiplied by it first
-  std::optional<float> limit = {};       // no scale reaches further than this; activations beyond it saturate
-  std::optional<StaticActs> known = {};  // GroupShape::tensor(): the scale, and the zero of s8
+  std::optional<float> limit = {};       // the largest magnitude that a scale covers; larger activations saturate
+  std::optional<StaticActs> known = {};  // with GroupShape::tensor(): the scale, and for s8 the zero point
 };
 
-/// Quantizes a[M,K] (f32, f16 or bf16, last stride 1). Groups are multiples of 8 channels; the last one may be shorter. A token, or
-/// group, with a NaN or an infinity gets the scale NaN and codes 0, the others are as without it; a known scale saturates infinities,
-/// and codes a NaN as 0 (s8) or NaN (e4m3).
-/// Errors: invalid_argument with the values, unsupported for a scheme that is none of the above; nothing has been written then.
+/// Quantizes a[M,K] (f32, f16 or bf16, last stride 1). Groups are multiples of 8 channels; the last one may be shorter. A token or
+/// group with a NaN or an infinity gets the scale NaN and codes 0; others are unaffected. With a known scale, infinities saturate
+/// and a NaN becomes 0 (s8) or NaN (e4m3).
+/// Errors: invalid_argument with the values, unsupported for a scheme not listed above; nothing has been written then.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out,
                             const ActOptions& options = {}, Executor* executor = nullptr);
 /// The same in device memory, options.prescale too: enqueues on `stream` and returns, without allocation or synchronisation. Can be
-/// captured in a CUDA graph once it has run on the device. Zero points per group are the CPU's alone.
-/// Errors: as above, unsupported without a GPU, and internal with CUDA's words when the launch fails.
+/// captured in a CUDA graph once it has run on the device. Zero points per group are on the CPU only.
+/// Errors: as above, unsupported without a GPU, and internal with CUDA's message when the launch fails.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream);
 

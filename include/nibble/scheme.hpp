@@ -53,7 +53,7 @@ struct GroupShape {
 /// How weights are quantized.
 struct WeightScheme {
   DType codes = DType::u4b8;                  // of up to 8 bits: u2 … u8, their biased forms, s8, e4m3, ...
-  ZeroKind zero = ZeroKind::none;             // how zero points enter
+  ZeroKind zero = ZeroKind::none;             // how zero points enter W
   GroupShape group = GroupShape::group(128);  // what shares a scale and a zero point
   DType scale = DType::f16;                   // how scales are stored; not part of the name
 
@@ -64,24 +64,24 @@ struct WeightScheme {
   friend bool operator==(const WeightScheme&, const WeightScheme&) = default;
 };
 
-/// How activations are quantized before the product. codes == none: not at all (weight-only).
+/// How activations are quantized before the product. codes == none: they are not (weight-only layers).
 struct ActScheme {
   DType codes = DType::none;                 // s8 or e4m3
-  GroupShape group = GroupShape::channel();  // {0,0} static per tensor "t"; {1,0} dynamic per token "r"; {1,128} "g128"
+  GroupShape group = GroupShape::channel();  // {0,0} one known scale, "t"; {1,0} per token, "r"; {1,128} per 128 channels, "g128"
   ZeroKind zero = ZeroKind::none;            // integer: x ≈ (q − z)·s
   friend bool operator==(const ActScheme&, const ActScheme&) = default;
 };
 
-/// How products of FP8 codes are added up where there is a choice: on GPUs of compute capability 9.0. Every other sum is exact or f32 anyway.
+/// How products of FP8 codes are summed on GPUs of compute capability 9.0. Every other sum is exact or f32.
 enum class Accumulation : std::uint8_t {
-  fast,     // all of K by tensor cores, which keep 13 bits below the largest addend: the error grows with K
-  precise,  // 512 channels by tensor cores, and what they come to in f32; docs/accuracy.md has both bounds
+  fast,     // all of K in tensor cores, which keep 13 bits below the largest addend: the error grows with K
+  precise,  // 512 channels in tensor cores, these partial sums in f32; docs/accuracy.md has both bounds
 };
 
 /// Both sides of a product.
 struct Scheme {
-  WeightScheme weight;  // the part of the name behind "_"
-  ActScheme act;        // by default not quantized
+  WeightScheme weight;  // the part of the name after "_"
+  ActScheme act;        // of activations; by default not quantized
 
   /// "u4zg128", "s8r_s8c".
   std::string name() const;

@@ -17,15 +17,15 @@ namespace nibble {
 enum class StatusCode {
   ok = 0,
   invalid_argument,  // the caller's values contradict each other or the documented range
-  unsupported,       // well-formed, but nibble has no implementation for it
+  unsupported,       // well-formed, but nibble has no implementation for it, or the machine no GPU
   not_found,         // a file, tensor, module or kernel of that name does not exist
   already_exists,    // an output that would be overwritten
-  io_error,          // the operating system refused: permissions, full disk, ...
+  io_error,          // the operating system refused: permissions, full disk, no memory
   corrupt_data,      // a file breaks the rules of its format
   internal,          // a bug in nibble; please report it
 };
 
-/// "invalid_argument", "corrupt_data", ...
+/// The code as text: "invalid_argument", "corrupt_data", ...
 std::string_view name(StatusCode code);
 
 /// Success, or a code and a one-line message.

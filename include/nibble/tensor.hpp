@@ -18,8 +18,8 @@ namespace nibble {
 
 /// The limit of every single size: M, N, K, a batch, and the extents, strides, paddings and dilations of images.
 inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 30;
-/// The limit of a matrix or batch of images, in elements: A, also as patches, and with its padding; D; W. Within both limits no size
-/// that nibble works out overflows, a workspace's included; beyond, calls fail with invalid_argument.
+/// The limit of a matrix or batch of images, in elements: W; D; A, also as patches and with its padding. Within both limits no size
+/// that nibble computes overflows, workspaces included; beyond them, calls fail with invalid_argument.
 inline constexpr std::int64_t kMaxElements = std::int64_t{1} << 46;
 
 // clang-format off
@@ -37,7 +37,8 @@ template <> inline constexpr DType dtype_of<std::int64_t> = DType::s64;
 /// @}
 // clang-format on
 
-/// A borrowed array of up to four dimensions; strides are in elements, the last one must be 1 where a function says so.
+/// A borrowed array of up to four dimensions; strides are in elements and not negative; the last one must be 1 where a
+/// function says so.
 template <class Void>
 struct BasicTensorView {
   Void* data = nullptr;                   // of element [0, …, 0]; null: absent
@@ -48,7 +49,7 @@ struct BasicTensorView {
 
   /// Absent.
   BasicTensorView() = default;
-  /// A dense view of memory of a type that is known when running.
+  /// A dense view of memory whose element type is a run-time value.
   BasicTensorView(Void* d, DType t, std::initializer_list<std::int64_t> dims) : data(d), dtype(t) {
     for (std::int64_t dim : dims) shape[static_cast<std::size_t>(rank++)] = dim;
     std::int64_t stride = 1;
@@ -63,7 +64,7 @@ struct BasicTensorView {
       : BasicTensorView(static_cast<Void*>(d), dtype_of<std::remove_const_t<T>>, dims) {
     static_assert(dtype_of<std::remove_const_t<T>> != DType::none, "no DType for this element type");
   }
-  /// A view one may write through is also one to read through.
+  /// A writable view converts to a read-only one.
   template <class V, class = std::enable_if_t<std::is_const_v<Void> && !std::is_const_v<V>>>
   BasicTensorView(const BasicTensorView<V>& v)  // NOLINT(google-explicit-constructor)
       : data(v.data), dtype(v.dtype), rank(v.rank), shape(v.shape), strides(v.strides) {}
@@ -81,9 +82,9 @@ struct BasicTensorView {
     return product;
   }
 };
-/// A view that is written through.
+/// A writable view.
 using TensorView = BasicTensorView<void>;
-/// A view that is only read through.
+/// A read-only view.
 using ConstTensorView = BasicTensorView<const void>;
 
 /// An owned, dense, row-major array.
@@ -94,12 +95,12 @@ struct Tensor {
 
   /// Empty.
   Tensor() = default;
-  /// Of zero bytes.
+  /// Filled with zero bytes.
   Tensor(DType t, std::vector<std::int64_t> dims);
 
   /// How many elements.
   std::int64_t numel() const;
-  /// Whether there is none.
+  /// Whether it holds nothing.
   bool empty() const { return dtype == DType::none; }
   /// The elements; precondition: dtype is T's.
   template <class T>
@@ -126,13 +127,13 @@ struct StaticActs {
   friend bool operator==(const StaticActs&, const StaticActs&) = default;
 };
 
-/// Along the height and the width of an image.
+/// A height and a width: of a filter, a stride or a dilation.
 struct Extent {
-  std::int64_t h = 1, w = 1;  // elements of the height and of the width
+  std::int64_t h = 1, w = 1;  // elements along the height and along the width
   friend constexpr bool operator==(const Extent&, const Extent&) = default;
 };
 
-/// A quantized weight matrix W[N,K] in canonical form: what formats produce and layouts consume.
+/// A quantized weight matrix W[N,K] in canonical form: formats produce it, layouts pack it.
 ///
 ///   W[n,k] = dequantized value of codes[n,k] under scheme.zero with the scale of block (n / group.n, g),
 ///   where g = g_idx[k] when present (act-order), else k / group.k.
@@ -145,23 +146,23 @@ struct QuantTensor {
   std::int64_t k = 0;               // input channels, as n; n·k at most kMaxElements
   std::vector<std::uint8_t> codes;  // [N,K], one code a byte, upper bits zero
   Tensor scales;                    // [rows, groups], rows = group.rows(n), groups = group.cols(k); dtype scheme.scale
-  Tensor zeros;                     // as scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
+  Tensor zeros;                     // shaped like scales; u8 or s8 for integer, f32/f16/bf16 for offset and real; empty for none
   std::optional<float> scale2;      // second-level, per tensor: multiplies W
   std::vector<std::int32_t> g_idx;  // [K] group of each input channel; empty: k / group.k
   Tensor prescale;                  // [K] multiplies the activations (AWQ/ModelOpt); empty: none
   Tensor bias;                      // [N] float; empty: none
-  Extent filter;                    // of a convolution, whose rows are in the order kh, kw, ci; 1×1 of every linear layer
+  Extent filter;                    // Kh × Kw of a convolution, whose rows are in the order kh, kw, ci; 1×1 of linear layers
   // What the checkpoint says about the activations, for plans that quantize them.
-  std::optional<StaticActs> static_acts;  // for a scale per tensor
+  std::optional<StaticActs> static_acts;  // for plans with one scale per tensor: "s8t", "e4m3t"
   std::optional<float> act_limit;         // magnitudes saturate there before a scale is found (FBGEMM's activation_scale_ub)
 
   /// Groups along K: columns of scales.
   std::int64_t groups() const { return scheme.group.cols(k); }
-  /// Checks every size, dtype and index; all of nibble relies on it. Errors name the field and the values.
+  /// Checks every size, dtype and index. Errors: invalid_argument with the field and the values.
   Status validate() const;
   /// W[n,k] by the formula above. For tests and small inspections; use Plan::dequantize for whole matrices.
   float value(std::int64_t row, std::int64_t col) const;
-  /// Codes, scales, zeros, g_idx, prescale and bias as a checkpoint stores them, in bits per weight.
+  /// The size of codes, scales, zeros, g_idx, prescale and bias as a checkpoint stores them, in bits per weight.
   double bits_per_weight() const;
 
   friend bool operator==(const QuantTensor&, const QuantTensor&) = default;

@@ -32,9 +32,9 @@ enum class DType : std::uint8_t {
 /// How the bits of a DType are read.
 enum class DTypeKind : std::uint8_t { none, floating, sint, uint, biased, other };
 
-/// What there is to know of a DType.
+/// The properties of a DType.
 struct DTypeInfo {
-  DType dtype;            // whose row it is
+  DType dtype;            // the type described
   std::string_view name;  // the token used in scheme and kernel names: "bf16", "u4b8"
   std::uint8_t bits;      // of an element
   DTypeKind kind;         // how they are read
@@ -45,10 +45,10 @@ struct DTypeInfo {
 const DTypeInfo& info(DType dtype);
 /// "bf16".
 inline std::string_view name(DType dtype) { return info(dtype).name; }
-/// Of an element.
+/// Bits of an element.
 inline int bits(DType dtype) { return info(dtype).bits; }
-/// What is subtracted from the unsigned bits of an integer code to get its value: 8 for u4b8; 128 for s8, whose two's complement
-/// bytes packed layouts turn unsigned first.
+/// The number subtracted from the unsigned bits of an integer code to get its value: 8 for u4b8; 128 for s8, because packed layouts
+/// store s8 + 128.
 inline int code_bias(DType dtype) { return dtype == DType::s8 ? 128 : info(dtype).bias; }
 /// "u4b8" → DType::u4b8; nothing for an unknown token.
 std::optional<DType> parse_dtype(std::string_view token);

@@ -87,9 +87,9 @@ def quantize(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_sea
 
 
 def quantize_conv(w: Array, scheme: str = "u4b8g128", *, scale: Any = "f16", clip_search: bool = False) -> QuantTensor:
-    """The same for the kernel of a convolution, w [Co, C/groups, Kh, Kw]: K is Kh·Kw·C/groups, in that order.
+    """The same for the filter of a convolution, w [Co, C/groups, Kh, Kw]: K is Kh·Kw·C/groups, in that order.
 
-    Groups of a size that divides C/groups lie inside one element of the kernel, others run on through all of them.
+    Groups whose size divides C/groups lie inside one element of the filter; others span several elements.
     """
     return _core.quantize_conv(_arrays.export(w), scheme=scheme, scale=_arrays.token(scale), clip_search=clip_search)
 

@@ -1,6 +1,6 @@
-"""Whose array is it? What nibble has to know of each framework to read its arrays in place and to answer with its own kind.
+"""Arrays of each framework: how to read them in place, and how to return results of the same kind.
 
-Nothing here imports a framework that the caller has not imported: an array brings its own.
+Nothing here imports a framework that the caller has not imported: an array's type names its framework.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ContextManager
 
 from .errors import InvalidArgument, Unsupported
 
-# nibble's names of element types, and everybody else's.
+# nibble's names of element types, by the frameworks' names.
 _TOKENS = {
     "float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float8_e8m0fnu": "e8m0",

@@ -290,8 +290,8 @@ _operator(
 
 
 def _eager(x: Tensor) -> bool:
-    """Whether nobody wants to know of the operator: no compiler or other tracer, no gradient, no autocast, no subclass such as a fake
-    tensor; nor more dimensions than nibble has."""
+    """Whether the call may bypass the operator: no compiler or other tracer, no gradient, no autocast, no subclass such as a fake tensor,
+    and no more dimensions than nibble has."""
     return not (
         torch.compiler.is_compiling()
         or type(x) is not Tensor
@@ -486,7 +486,7 @@ def _to_torch(array: np.ndarray) -> Tensor:
 
 
 def read_module(module: nn.Module, config: Mapping[str, Any] | None = None) -> nibble.QuantTensor:
-    """Decodes a quantized layer of somebody else's class by the names of its tensors: qweight, qzeros, scales, g_idx (AWQ, GPTQ),
+    """Decodes a quantized layer of any class by the names of its tensors: qweight, qzeros, scales, g_idx (AWQ, GPTQ),
     weight_packed, weight_scale, weight_zero_point (compressed-tensors), weight, weight_scale_inv (FP8), ...
 
     config: the model's quantization_config. Raises NotFound when no format has such tensors.

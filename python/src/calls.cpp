@@ -212,7 +212,7 @@ Activation activation_from(std::string_view token) {
 
 bool is_code(DType dtype) { return dtype == DType::s8 || dtype == DType::e4m3; }
 
-/// What a plan is told of the epilogue. `out`: the array given for the result, if there is one.
+/// The epilogue of a plan. `out`: the array given for the result, if there is one.
 EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, const Output& out) {
   DType type = is_code(act) ? DType::f32 : act;
   if (!options.out_dtype.is_none()) {
@@ -391,8 +391,8 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
   const std::int64_t n = weight.packed.n(), k = weight.packed.k(), elements = filter.h * filter.w;
   if (dims[1] * elements != k * groups)
     throw invalid("x has shape " + text(dims) + " and groups=" + text(groups) + ", the weight W[" + text(n) + "," + text(k) +
-                  "] is of a kernel of " + text(filter.h) + "x" + text(filter.w) + " elements and takes " +
-                  text(k * groups / elements) + " channels");
+                  "] has a filter of " + text(filter.h) + "x" + text(filter.w) + " and takes " + text(k * groups / elements) +
+                  " channels");
   const DType act = a.view.dtype;
   Output d = call.out(options.out, "out").operand();
   OperandData operands(call, options, true);

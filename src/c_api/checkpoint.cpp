@@ -6,14 +6,14 @@ using namespace nibble;
 namespace nibble::c_api {
 namespace {
 
-/// Element `index` of what a checkpoint has of `what`.
+/// Element `index` of a checkpoint's list of `what`.
 template <class T>
 Result<const T*> at(std::span<const T> all, size_t index, std::string_view what) {
   if (index < all.size()) return &all[index];
   return error(StatusCode::invalid_argument, "there is no {} {}: the checkpoint has {}", what, index, all.size());
 }
 
-/// Where `found`, null when there is none, is among all.
+/// The index of `found` in the list; not_found when it is null.
 template <class T>
 Status index_of(std::span<const T> all, const T* found, const char* name, std::string_view what, size_t* index) {
   if (found == nullptr) return error(StatusCode::not_found, "the checkpoint has no {} called '{}'", what, name);
@@ -21,7 +21,7 @@ Status index_of(std::span<const T> all, const T* found, const char* name, std::s
   return {};
 }
 
-/// What the three transforms have in common: `run` gets the options and the description, and makes a report.
+/// The common part of the three transforms: `run` gets the options and the description, and returns a report.
 template <class Run>
 nib_status transform(const char* in, const char* out, const nib_transform_desc* given, char** report, Run&& run) {
   return guarded([&]() -> Status {

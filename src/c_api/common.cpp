@@ -5,7 +5,7 @@
 namespace nibble::c_api {
 namespace {
 
-// What the C header's numbers mean is fixed; where C++ has another order some day, a table will have to translate.
+// The numbers of the C header are fixed; if the order in C++ changes, a table has to translate.
 #define SAME(c, cpp) static_assert((c) == static_cast<int>(cpp))
 SAME(NIB_OK, StatusCode::ok);
 SAME(NIB_INVALID_ARGUMENT, StatusCode::invalid_argument);
@@ -30,8 +30,8 @@ SAME(NIB_ACTIVATION_GELU_TANH, Activation::gelu_tanh);
 SAME(NIB_ACTIVATION_SILU, Activation::silu);
 #undef SAME
 
-/// The last failure's text; longer ones end in "...". Not a string, whose destructor is registered with memory that there may not be:
-/// the C library ends the process then.
+/// The last failure's text; longer ones end in "...". No std::string: registering its destructor allocates, and without memory the C
+/// library ends the process.
 constexpr std::size_t kLongest = 8192;
 thread_local char last_error[kLongest] = "";
 
@@ -45,7 +45,7 @@ nib_status record(StatusCode code, std::string_view message) noexcept {
 
 std::atomic<Shell*> graveyard{nullptr};
 
-constexpr std::size_t kLargestStruct = 1 << 16;  // a struct_size beyond it was never set
+constexpr std::size_t kLargestStruct = 1 << 16;  // a larger struct_size was never set
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// What every function of the C interface goes through: errors as codes and a text, handles that know what they are, structs of any
-// age, views that are checked before anything is read through them.
+// Shared by every function of the C interface: errors as codes with a text, typed handles, structs of any version, and views that are
+// checked before they are read.
 #pragma once
 
 #include <algorithm>
@@ -24,14 +24,14 @@ namespace nibble::c_api {
 
 // ---- Errors ----
 
-/// What nib_last_error() says.
+/// The text of nib_last_error().
 const char* last_error_text() noexcept;
-/// Records a failure as this thread's last one and gives its code.
+/// Records a failure as this thread's last one and returns its code.
 nib_status report(const Status& status) noexcept;
 /// The same for the exception that is being handled.
 nib_status report_exception() noexcept;
 
-/// Runs a function's body, which returns a Status: nothing is thrown past it.
+/// Runs a function's body, which returns a Status; exceptions become a Status too.
 template <class Body>
 nib_status guarded(Body&& body) noexcept {
   try {
@@ -42,7 +42,7 @@ nib_status guarded(Body&& body) noexcept {
   }
 }
 
-/// Ok when none of the pointers a call cannot do without is null; else the first that is.
+/// Ok when none of the required pointers is null; otherwise invalid_argument with the name of the first that is.
 Status required(std::initializer_list<std::pair<std::string_view, const void*>> pointers);
 
 // ---- Handles ----
@@ -53,7 +53,7 @@ inline constexpr bool kCheckHandles = true;
 inline constexpr bool kCheckHandles = false;
 #endif
 
-/// What is behind a handle. With checked handles the shell of a destroyed one stays, so that a later use finds out.
+/// The object behind a handle. With checked handles the shell of a destroyed handle stays, so that a later use is detected.
 struct Shell {
   explicit Shell(std::uint32_t kind) : magic(kind) {}
   std::atomic<std::uint32_t> magic;
@@ -63,7 +63,7 @@ struct Shell {
 inline constexpr std::uint32_t kDestroyed = 0xdeadbeef;
 void bury(Shell* shell) noexcept;
 
-/// T in a Shell. `Handle` names itself: kMagic, kName.
+/// T in a Shell. `Handle` defines kMagic and kName.
 template <class Handle, class T>
 struct Boxed : Shell {
   template <class... Args>
@@ -93,7 +93,7 @@ nib_status destroy(Handle* handle) noexcept {
   });
 }
 
-/// What is made by `make`, a Result<T>, becomes a new handle.
+/// Makes a new handle of the result of `make`, a Result<T>.
 template <class Handle, class Make>
 nib_status create(Handle** out, Make&& make) noexcept {
   return guarded([&]() -> Status {
@@ -108,7 +108,7 @@ nib_status create(Handle** out, Make&& make) noexcept {
 
 Status check_size(std::string_view name, const void* given, std::size_t size, std::size_t known);
 
-/// A caller's struct as this version knows it: what an older caller lacks is zero. Null is all zeros where `optional`.
+/// A copy of a caller's struct; members that an older caller does not know are zero. Null is all zeros if `optional`.
 template <class T>
 Result<T> read(std::string_view name, const T* given, bool optional = false) {
   T known{};
@@ -122,7 +122,7 @@ Result<T> read(std::string_view name, const T* given, bool optional = false) {
   return known;
 }
 
-/// Fills a caller's struct as far as the caller knows it; struct_size stays.
+/// Fills the members of a caller's struct that the caller knows; struct_size stays.
 template <class T>
 Status write(std::string_view name, T* given, T value) {
   if (given == nullptr) return error(StatusCode::invalid_argument, "{} is NULL", name);
@@ -139,7 +139,7 @@ Status write(std::string_view name, T* given, T value) {
 
 inline std::string_view text_or(const char* text, std::string_view otherwise) { return text == nullptr ? otherwise : text; }
 
-/// A copy for the caller; null `out`: nobody asks.
+/// A copy of a text for the caller; null `out`: none is made.
 Status give(std::string_view text, char** out);
 
 template <std::size_t kSize>
@@ -153,7 +153,7 @@ std::string notes_text(const std::vector<Note>& notes, std::string_view about = 
 
 // ---- Values ----
 
-/// A type by number; none stands for `otherwise`.
+/// A type by number; 0 means `otherwise`.
 Result<DType> dtype(std::string_view what, nib_dtype number, DType otherwise = DType::none);
 /// The scheme of weights called `text`.
 Result<WeightScheme> weight_scheme(const char* text, DType scale);

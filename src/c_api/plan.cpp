@@ -1,4 +1,4 @@
-// The C interface: packed weights, plans, and what runs.
+// The C interface: packed weights, plans, runs, other operators, verification.
 #include "c_api/common.hpp"
 
 using namespace nibble;
@@ -47,7 +47,7 @@ Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   return spec;
 }
 
-/// Of a weight W[n,k] whose rows are the elements of `kernel`.
+/// The specification of a convolution with the weight W[n,k] of this filter.
 Result<ConvSpec> conv_spec(std::int64_t n, std::int64_t k, Extent filter, const nib_conv_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_conv_desc desc, read("nib_conv_desc", given));
   const auto or_one = [](std::int64_t value) { return value == 0 ? 1 : value; };

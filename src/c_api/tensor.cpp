@@ -7,7 +7,7 @@ using namespace nibble;
 namespace nibble::c_api {
 namespace {
 
-/// Element by element into dense memory, whatever the strides. Nothing of W[n,k] has a dimension that is longer than both of W's.
+/// Copies a view of any strides to dense memory, element by element. No part of W[n,k] has a dimension longer than both of W's.
 Result<Tensor> copy(std::string_view what, const nib_view& given, const nib_qtensor_desc& desc) {
   NIBBLE_ASSIGN_OR_RETURN(const TensorView v, view(what, &given));
   if (v.empty()) return Tensor();

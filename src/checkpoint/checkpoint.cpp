@@ -1,4 +1,4 @@
-// Opening a checkpoint: files → tensors → modules, and what is odd about them.
+// Opening a checkpoint: files → tensors → modules, with findings.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using storage::printable;
 namespace {
 
-// A module name ends at the last '.', but for parameters that have parameters of their own (bitsandbytes, quanto).
+// A module name ends at the last '.', except for parameters that have parameters of their own (bitsandbytes, quanto).
 constexpr std::string_view kDeepSuffixes[] = {".weight.absmax", ".weight.quant_map", ".weight.nested_", ".weight.quant_state.",
                                               ".weight._"};
 
@@ -75,7 +75,7 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
       Kind{"negative", info, [](float v, double) { return v < 0; }},  // as auto-round chooses them
       Kind{"subnormal", warning, [](float v, double normal) { return v != 0 && std::fabs(v) < normal; }},
   };
-  const std::span used(kinds.data(), is_scale ? kinds.size() : 2);  // other numbers may be zero or negative
+  const std::span used(kinds.data(), is_scale ? kinds.size() : 2);  // numbers other than scales may be zero or negative
   const double normal = smallest_normal(t.dtype);
   for (std::int64_t i = 0; i < t.numel(); ++i) {
     const float value = t.at(i);
@@ -102,8 +102,8 @@ void note_nan_codes(const QuantTensor& q, std::vector<Note>& notes) {
                                                       q.codes.size(), *first, at / q.k, at % q.k)});
 }
 
-/// The end of every read: what a format decoded is validated, its scales are finite, and it is searched for odd values when
-/// somebody takes the notes. A format's own errors name the module and get the `place` in front.
+/// The last step of every read: validates the decoded tensor, checks that scales are finite and, if the caller wants notes, searches for
+/// odd values. Errors of a format name the module and get `place` as a prefix.
 Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std::string_view place, std::vector<Note> found,
                             std::vector<Note>* out) {
   if (!q.ok()) return place.empty() ? q.status() : q.status().with_context(place);
@@ -188,7 +188,7 @@ void Checkpoint::Impl::detect_modules() {
     }
   }
   for (std::size_t i = 0; i < modules.size(); ++i) module_index.emplace(modules[i].name, i);
-  if (unsupported > 0)  // such a checkpoint has hundreds of them, all alike
+  if (unsupported > 0)  // such a checkpoint has hundreds of equal ones
     notes.push_back({Note::Severity::error,
                      unsupported == 1 ? first_unsupported->message()
                                       : fmt::format("{} (and {} more modules)", first_unsupported->message(), unsupported - 1),
@@ -282,7 +282,7 @@ Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, s
   codec::ModuleTensors parts = module_tensors(group);
   for (const std::size_t i : group.tensors) {
     NIBBLE_ASSIGN_OR_RETURN(Tensor loaded, shards.load(i));
-    memory.push_back(std::move(loaded));  // whose bytes stay where they are
+    memory.push_back(std::move(loaded));  // moving keeps the bytes in place
     parts.by_suffix.find(split(shards.tensors[i].name).suffix)->second.data = memory.back().bytes.data();
   }
   return parts;

@@ -27,7 +27,7 @@ struct Checkpoint::Impl {
 
   ConstTensorView view(std::size_t tensor) const;
   codec::ModuleTensors module_tensors(const Group& group) const;
-  /// The same, of bytes that are read into `memory`.
+  /// The same for a tensor whose bytes are read into `memory`.
   Result<codec::ModuleTensors> load_module(const Group& group, std::vector<Tensor>& memory) const;
   const Module* find_module(std::string_view module_name) const;
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes) const;

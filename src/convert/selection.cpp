@@ -71,22 +71,21 @@ void collect(const Json& json, const std::string& key, std::set<std::int64_t>& v
   }
 }
 
-/// A table from which rows are taken. What it is called is known to be right for weights without a bias: with one, embed_state is
-/// a linear layer.
+/// Whether the weight is an embedding table. Names are reliable only for weights without a bias: with one, embed_state is a linear layer.
 bool is_table(const Place& place) {
   if (place.words.back().starts_with("proj") || place.words.back() == "dense") return false;
   const auto names_a_table = [](const std::string& word) {
     return word.starts_with("emb") || word.find("embedder") != std::string::npos ||
            one_of(word, {"wte", "wpe", "table", "token", "tokens", "pe", "codebook"});
   };
-  if (std::ranges::find(place.words, "patch") != place.words.end()) return false;  // pixels times a matrix
+  if (std::ranges::find(place.words, "patch") != place.words.end()) return false;  // a patch embedding, which is a linear layer
   const bool queries =
       place.words.size() == 2 && one_of(place.words[0], {"query", "queries"}) && place.words[1].starts_with("feat");
   return queries || one_of(place.leaf, {"shared", "reference_points", "bias_values"}) || place.words.back() == "bias" ||
          std::ranges::any_of(place.words, names_a_table);
 }
 
-/// A gate of as many outputs as inputs is a layer like any other, but within a router each layer is part of it.
+/// A gate with as many outputs as inputs is an ordinary layer, but inside of a router every layer belongs to it.
 bool is_router(const Place& place, const WeightShape& w, bool as_many_as_experts) {
   if (std::ranges::any_of(place.parents, [](const std::string& p) { return p == "gate" || p == "router"; })) return true;
   const bool named = one_of(place.leaf, {"gate", "shared_expert_gate"}) || place.words.back() == "router";

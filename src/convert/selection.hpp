@@ -1,4 +1,4 @@
-// Which float weights are linear layers that loaders run quantized. A checkpoint does not say, so names, shapes, biases and the
+// Selects the float weights that are linear layers which loaders run quantized. Checkpoints do not say, so names, shapes, biases and the
 // sizes in config.json decide; tests/unit/selection_test.cpp holds the rules against the models of transformers.
 #pragma once
 
@@ -29,13 +29,13 @@ struct LeftWeight {
 
 class Selection {
  public:
-  /// `config` is config.json, or null; `all` are the weights of the model, for a block of them is stored in one way.
+  /// `config` is config.json, or null; `all` are the weights of the model, because weights of a block are stored alike.
   Selection(const Json& config, std::span<const WeightShape> all);
   /// Nothing for a linear layer or a convolution.
   std::optional<LeftWeight> left(const WeightShape& weight) const;
 
  private:
-  std::set<std::int64_t> vocabulary_, experts_, sizes_;  // what config.json calls so; sizes_ are all other integers
+  std::set<std::int64_t> vocabulary_, experts_, sizes_;  // numbers of config.json by their keys; sizes_ are all others
   std::set<std::string> transposed_;  // "h.0.attn." and "h.0.*.c_proj", where a bias shows that a weight is [K,N]
 };
 

@@ -45,8 +45,8 @@ void raise_to_absmax(const Tensor& w, std::int64_t cols, std::vector<float>& int
   }
 }
 
-/// s for the channels of one norm, and the norm with 1/s in it. The norm is stored in few bits, so s is what it could become:
-/// norm / new norm, which keeps the product.
+/// s for the channels of one norm, and the norm with 1/s in it. The norm is rounded when it is stored, so s is recomputed as norm / new
+/// norm, which keeps the product.
 std::vector<float> fold(Tensor& norm, const std::vector<float>& acts, const std::vector<float>& weights, double alpha) {
   std::vector<float> factors(acts.size(), 1.0f);
   for (std::size_t k = 0; k < factors.size(); ++k) {
@@ -79,7 +79,8 @@ Result<std::optional<std::vector<float>>> Calibration::absmax(const Module& modu
     const ConstTensorView view = file_->view(it->second);
     const int rank = suffix == std::string_view("input") ? 2 : 1;
     const bool fits = is_compute_float(view.dtype) && view.rank == rank && view.dim(0) >= 1 && view.dim(rank - 1) >= 1;
-    const std::int64_t k = module.filter && fits ? view.dim(rank - 1) : module.k;  // a convolution's groups are not known here
+    const std::int64_t k =
+        module.filter && fits ? view.dim(rank - 1) : module.k;  // the groups of a convolution are not known here
     if (!fits || view.dim(rank - 1) != k)
       return error(StatusCode::corrupt_data, "{}: {} is {}; expected f32, f16 or bf16 [{}{}], K={} of the module",
                    file_->path.string(), printable(name), codec::describe(view), rank == 2 ? "tokens," : "", module.k, module.k);

@@ -1,10 +1,10 @@
-// SmoothQuant: what is hard to quantize in activations moves into the weights, where it costs less.
+// SmoothQuant: moves the range of activations that is hard to quantize into the weights, where it costs less.
 //
 //   s[k] = max|x[k]|^α / max|w[k]|^(1−α)      x' = x / s      W' = W·diag(s)      x'·W'ᵀ = x·Wᵀ
 //
-// No checkpoint format has a place for 1/s, so it is folded into the weight of the norm in front, and all layers behind one norm
-// share one s. Which layers those are is a matter of the model's code: it is known for some model types, and others are refused.
-// Source: mit-han-lab/smoothquant smoothquant/smooth.py.
+// No checkpoint format has a place for 1/s, so it is folded into the weight of the preceding norm, and all layers after one norm share one
+// s. Which layers those are depends on the model's code: it is known for some model types, others are refused. Source:
+// mit-han-lab/smoothquant smoothquant/smooth.py.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@
 
 namespace nibble {
 
-/// What went into layers: a safetensors file with, per module, NAME.input_absmax [K] or NAME.input [tokens,K]; f32, f16 or bf16.
+/// The inputs of layers: a safetensors file with, per module, NAME.input_absmax [K] or NAME.input [tokens,K]; f32, f16 or bf16.
 class Calibration {
  public:
   static Result<Calibration> open(const std::filesystem::path& path);
@@ -36,7 +36,7 @@ struct Smoothing {
   std::unordered_map<std::string, std::vector<float>> factors;  // s of each smoothed module
   std::unordered_map<std::string, std::vector<float>> absmax;   // of its inputs before that, over all modules that share them
   std::unordered_map<std::string, Tensor> norms;                // the new weights of norms, by tensor name
-  std::vector<Note> notes;                                      // what was left alone, and why
+  std::vector<Note> notes;                                      // layers left as they are, and why
 };
 
 /// All or nothing per norm: it is folded when all layers behind it are in `selected` and the calibration knows their input.

@@ -29,7 +29,7 @@ namespace {
 
 using Modules = std::vector<const Module*>;
 
-/// What becomes of one module.
+/// The output of one module.
 struct Rewritten {
   std::vector<codec::EncodedTensor> tensors;
   WeightScheme scheme;
@@ -45,7 +45,7 @@ struct Transform {
   Modules selected;  // in the order of in.modules
   std::function<Result<Rewritten>(const Module&)> rewrite;
   const codec::Format* format;                             // of the output; null: not quantized
-  std::function<std::uint64_t(const Module&)> most_bytes;  // an upper bound of what rewrite gives
+  std::function<std::uint64_t(const Module&)> most_bytes;  // an upper bound of the output of rewrite
   const TransformOptions& options;
   Smoothing smoothing = {};            // other tensors that change
   std::vector<ModuleNote> notes = {};  // found before and by `rewrite`
@@ -81,7 +81,7 @@ class Output {
   std::vector<Waiting> later_;
 };
 
-/// compressed-tensors says of each layer how it is stored: codes that it cannot pack are in the bytes of a sister.
+/// compressed-tensors names a format per layer: codes that it cannot pack are stored by a related format, in bytes.
 const codec::Format& format_for(const codec::Format& asked, DType codes) {
   const bool bytes = asked.name == "compressed-tensors" && (codes == DType::s8 || codes == DType::e4m3);
   return bytes ? *codec::find_format(codes == DType::s8 ? "int-quantized" : "float-quantized") : asked;
@@ -111,7 +111,7 @@ bool is_weights(const fs::path& file) {
   return std::ranges::find(kWeights, file.extension().string()) != std::end(kWeights);
 }
 
-/// Tokenizer, generation settings, license, ...: whatever is neither weights nor a description of the old weights.
+/// Whether to copy a file: tokenizer, generation settings, license, ..., but no weights and no description of the old weights.
 bool is_companion(const fs::path& file) {
   const std::string name = file.filename().string();
   return name != "config.json" && !name.ends_with(".index.json") && !is_weights(file) &&
@@ -177,7 +177,7 @@ Status copy_companions(const fs::path& from, const fs::path& inside, const fs::p
   return {};
 }
 
-/// Quantized tensors that belong to no module would stay under a config that no longer tells what they are.
+/// Refuses quantized tensors that belong to no module: the new config would no longer describe them.
 Status check_leftovers(const Transform& t) {
   std::unordered_set<std::string_view> owned;
   for (const Module* module : t.selected) owned.insert(module->tensors.begin(), module->tensors.end());
@@ -214,9 +214,9 @@ Status check_leftovers(const Transform& t) {
       t.in.path.string(), count, count == 1 ? "tensor is" : "tensors are", names, count > 3 ? ", ..." : "");
 }
 
-/// What the output's quantization_config is written for.
+/// The contents of the output's quantization_config.
 codec::WrittenCheckpoint described(const Transform& t, std::vector<codec::WrittenModule> modules) {
-  const bool converted = t.selected.front()->quantized();  // else a config, if there is one, says nothing about these layers
+  const bool converted = t.selected.front()->quantized();  // otherwise the old config does not mention these layers
   codec::WrittenCheckpoint written{std::move(modules), {}, {}, converted ? &t.in.config.quant : nullptr};
   for (const Module& module : t.in.modules)
     if (!std::ranges::binary_search(t.selected, &module)) written.not_quantized.push_back(module.name);
@@ -229,7 +229,7 @@ codec::WrittenCheckpoint described(const Transform& t, std::vector<codec::Writte
   return written;
 }
 
-/// What the config has no place for is said before hours of work.
+/// Reports what the config cannot express before hours of work.
 Status check_config(const Transform& t) {
   if (t.format == nullptr || !t.selected.front()->quantized()) return {};
   std::vector<codec::WrittenModule> expected;
@@ -245,7 +245,7 @@ Status write_text(const fs::path& path, std::string_view text) {
   return file.commit();
 }
 
-/// config.json of the output directory, unless there is nothing to say.
+/// config.json of the output directory; nothing when it would be empty.
 Status write_config(const Transform& t, std::vector<codec::WrittenModule> written, const fs::path& directory) {
   std::optional<Json> config;
   if (t.format != nullptr) {
@@ -357,7 +357,7 @@ Status write_tensors(const Transform& t, const fs::path& path, bool one_file, Tr
   return write_text(path / storage::kIndexName, index.dump(2) + "\n");
 }
 
-/// Loaders give scales the model's type.
+/// Loaders convert scales to the model's type.
 void note_rounded_scales(const Transform& t, const std::vector<codec::WrittenModule>& written, std::vector<Note>& notes) {
   const DType model = t.in.config.dtype;
   if (t.format == nullptr || t.format->name == "fp8" || (model != DType::bf16 && model != DType::f16)) return;
@@ -402,7 +402,7 @@ Result<TransformReport> run(const Transform& t) {
   return report;
 }
 
-/// Opens the input; a module that cannot be read must not pass through unnoticed under a config that no longer fits it.
+/// Opens the input; fails if a module cannot be read: the new config would not fit it.
 Result<std::shared_ptr<const Checkpoint::Impl>> open_input(const fs::path& path) {
   NIBBLE_ASSIGN_OR_RETURN(auto in, Checkpoint::Impl::open(path));
   if (!in->broken.empty()) return in->broken.front().with_context(path.string());
@@ -428,7 +428,7 @@ std::vector<ModuleNote> notes_of(const Checkpoint::Impl& in, const Modules& modu
   return notes;
 }
 
-/// Reads a module; what that finds is added to `notes`.
+/// Reads a module; findings are added to `notes`.
 Result<QuantTensor> read(const Checkpoint::Impl& in, const Module& module, std::vector<ModuleNote>& notes) {
   std::vector<Note> found;
   Result<QuantTensor> q = in.read(module, &found);
@@ -530,7 +530,7 @@ Result<StaticActs> static_scale(const Module& module, const ActScheme& act, cons
   return error(StatusCode::invalid_argument, "module {}: the calibration says that its input is always 0", module.name);
 }
 
-/// What quantize does to a checkpoint: the modules in their order, how each is stored, and those left alone.
+/// The plan of quantize: the modules in order, how each is stored, and those left as they are.
 struct Chosen {
   Modules modules;
   std::vector<WeightScheme> schemes;
@@ -553,16 +553,16 @@ WeightShape shape_of(const Checkpoint::Impl& in, const Module& module) {
   return shape;
 }
 
-/// Loaders give scales the type of a model of 16 bits, so codes are chosen for such scales. In others f16 will do but where it has few bits
-/// left for them: the scales of 8-bit codes are small.
+/// Loaders convert scales to the type of a 16-bit model, so codes are chosen for such scales. For other models f16 suffices except for the
+/// scales of 8-bit codes, which are so small that f16 has few bits left.
 DType scale_type(const QuantizeCheckpointSpec& spec, DType weight) {
   if (spec.format == "fp8") return DType::f32;
   if (weight != DType::f32) return weight;
   return spec.scheme.act.codes == DType::none ? DType::f16 : DType::f32;
 }
 
-/// How the module will be stored, or why its shape does not fit. Formats look at N modulo the codes of a word, so `rows` that are
-/// N modulo 32 are enough to ask.
+/// How the module will be stored, or why its shape does not fit. Formats depend on N modulo the codes of a word, so that N modulo 32
+/// `rows` suffice for the test.
 Result<WeightScheme> stored_as(const codec::Format& format, const Module& module, const QuantizeCheckpointSpec& spec,
                                std::int64_t rows) {
   if (const GroupShape group = spec.scheme.weight.group; group.n == 1 && group.k > 0 && module.k % group.k != 0)
@@ -578,7 +578,7 @@ Result<WeightScheme> stored_as(const codec::Format& format, const Module& module
   const Status encoded = encode(format, module, q, spec.scheme.act).status();
   if (encoded.ok()) return q.scheme;
   if (rows == module.n) return encoded;
-  return stored_as(format, module, spec, module.n);  // for an error that says N
+  return stored_as(format, module, spec, module.n);  // for the real N in the error
 }
 
 Result<Chosen> choose(const Checkpoint::Impl& in, const codec::Format& format, const QuantizeCheckpointSpec& spec) {

@@ -1,4 +1,4 @@
-// Memory for packed weights: aligned and uninitialised on the host, or device memory that somebody else frees.
+// Memory for packed weights: aligned and uninitialised on the host, or device memory owned by another object.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,8 +12,8 @@
 
 namespace nibble {
 
-/// A fixed-size block. On the host it is aligned for every vector width; large ones ask for transparent huge pages, which spare a
-/// core that streams a weight most of its TLB misses.
+/// A fixed-size block. On the host it is aligned for every vector width; large blocks request transparent huge pages, which save a core
+/// that streams a weight most of its TLB misses.
 class Buffer {
  public:
   static constexpr std::size_t kAlignment = 64;

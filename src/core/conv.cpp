@@ -6,8 +6,8 @@
 namespace nibble {
 namespace {
 
-std::int64_t outputs(std::int64_t padded, std::int64_t kernel, std::int64_t dilation, std::int64_t stride) {
-  const std::int64_t covered = dilation * (kernel - 1) + 1;
+std::int64_t outputs(std::int64_t padded, std::int64_t filter, std::int64_t dilation, std::int64_t stride) {
+  const std::int64_t covered = dilation * (filter - 1) + 1;
   return padded < covered || stride < 1 ? 0 : (padded - covered) / stride + 1;
 }
 
@@ -30,13 +30,13 @@ Status ConvGeometry::validate() const {
   if (in_channels < 1 || out_channels < 1 || height < 1 || width < 1)
     wrong = "sizes must be at least 1";
   else if (filter.h < 1 || filter.w < 1 || stride.h < 1 || stride.w < 1 || dilation.h < 1 || dilation.w < 1)
-    wrong = "kernel, stride and dilation must be at least 1";
+    wrong = "filter, stride and dilation must be at least 1";
   else if (padding.top < 0 || padding.bottom < 0 || padding.left < 0 || padding.right < 0)
     wrong = "padding must not be negative";
   else if (groups < 1 || in_channels % groups != 0 || out_channels % groups != 0)
     wrong = "groups must divide both numbers of channels";
   else if (out_height() < 1 || out_width() < 1)
-    wrong = "the kernel does not fit into the padded image";
+    wrong = "the filter does not fit into the padded image";
   if (wrong == nullptr) {
     const std::int64_t k = product({filter.h, filter.w, group_inputs()});
     if (k <= kMaxSize) return {};
@@ -45,7 +45,7 @@ Status ConvGeometry::validate() const {
   }
   return error(
       StatusCode::invalid_argument,
-      "convolution of [{},{},{}] with a kernel [{},{}/{},{},{}], stride {}x{}, padding {},{},{},{} (top, bottom, left, right), "
+      "convolution of [{},{},{}] with a filter [{},{}/{},{},{}], stride {}x{}, padding {},{},{},{} (top, bottom, left, right), "
       "dilation {}x{}, which gives an output of {}x{}: {}",
       in_channels, height, width, out_channels, in_channels, groups, filter.h, filter.w, stride.h, stride.w, padding.top,
       padding.bottom, padding.left, padding.right, dilation.h, dilation.w, out_height(), out_width(), wrong);

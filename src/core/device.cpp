@@ -47,7 +47,7 @@ std::string cpu_model() {
 std::uint32_t bit(Isa isa) { return 1u << static_cast<int>(isa); }
 
 #if defined(__x86_64__)
-/// Tiles of int8 and bf16 that this process may use: 8 KiB of state per thread, for which Linux wants to be asked, once for all threads.
+/// Whether this process may use AMX tiles: they have 8 KiB of state per thread, and Linux grants permission once for all threads.
 bool may_use_tiles() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -61,7 +61,7 @@ bool may_use_tiles() {
 }
 #endif
 
-/// What the CPU says, whatever its levels' parents say.
+/// The levels that the CPU reports, regardless of their parents.
 std::uint32_t reported_isas() {
   std::uint32_t set = bit(Isa::baseline);
 #if defined(__x86_64__)
@@ -85,7 +85,7 @@ std::uint32_t reported_isas() {
 /// The level's own bit and those of all below it.
 std::uint32_t with_parents(Isa isa) { return isa == parent(isa) ? bit(isa) : bit(isa) | with_parents(parent(isa)); }
 
-/// Only levels whose parents are there too, and that NIBBLE_ISA leaves.
+/// Only levels whose parents are present too and that NIBBLE_ISA allows.
 std::uint32_t usable_isas() {
   const std::uint32_t reported = reported_isas();
   std::uint32_t allowed = ~0u;

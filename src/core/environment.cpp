@@ -39,7 +39,7 @@ bool lists(std::string_view list, std::string_view word) {
 /// A hierarchy of control groups that limits CPU time.
 struct Hierarchy {
   bool unified = false;     // version 2
-  std::string mount, root;  // where it is mounted, and which of its groups is seen there
+  std::string mount, root;  // where it is mounted, and which of its groups is visible there
 };
 
 /// From a line of /proc/self/mountinfo: "36 35 0:31 /docker/1a /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct".
@@ -66,7 +66,7 @@ std::optional<std::string> group_in(const Hierarchy& hierarchy, const fs::path& 
   return {};
 }
 
-/// What one group's own files say.
+/// The quota in one group's own files.
 std::optional<double> quota_of(const std::string& group, bool unified) {
   double quota = 0, period = 0;
   if (unified) {
@@ -79,7 +79,7 @@ std::optional<double> quota_of(const std::string& group, bool unified) {
   return quota / period;
 }
 
-/// CPUs in the affinity mask, which Linux writes only where there is room for all the machine could have.
+/// CPUs in the affinity mask, which Linux copies only into a buffer large enough for all CPUs the machine could have.
 int allowed_cpus() {
   for (std::size_t words = 16; words <= 4096; words *= 2) {
     std::vector<unsigned long> mask(words);
@@ -131,7 +131,7 @@ std::optional<double> cpu_quota(const fs::path& root) {
 }
 
 int usable_cores(const fs::path& root) {
-  const double most = std::ceil(cpu_quota(root).value_or(kMaxThreads));  // of a part of a CPU's time a thread makes the most
+  const double most = std::ceil(cpu_quota(root).value_or(kMaxThreads));  // rounded up: a thread can use a fraction of a CPU
   return std::max(1, std::min(allowed_cpus(), static_cast<int>(std::min<double>(most, kMaxThreads))));
 }
 

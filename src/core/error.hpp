@@ -1,4 +1,4 @@
-// Building and passing on errors.
+// Building and propagating errors.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ Status error(StatusCode code, fmt::format_string<Args...> format, Args&&... args
   return {code, fmt::format(format, std::forward<Args>(args)...)};
 }
 
-/// What the exception that is being handled says: io_error for what the system would not give − memory, threads −, else internal.
+/// The Status of the exception that is being handled: io_error for resources that the system refused (memory, threads), else internal.
 Status caught();
 
 #define NIBBLE_CONCAT_INNER(a, b) a##b

@@ -7,7 +7,7 @@
 #define NIBBLE_HOST_DEVICE
 #endif
 
-/// Whether the compiler takes what only kernels use: nvcc does, and that of the emulated GPU in tests/emulator.
+/// Whether the compiler accepts device code: nvcc does, and the compiler of the emulated GPU in tests/emulator.
 #if defined(__CUDACC__) || defined(NIBBLE_EMULATOR)
 #define NIBBLE_DEVICE_CODE 1
 #else

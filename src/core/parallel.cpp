@@ -16,13 +16,13 @@
 namespace nibble {
 namespace {
 
-/// Workers spin for a while after each loop, because the next layer's loop usually follows within microseconds − after one thread
-/// has prepared its activations − and waking a parked thread takes tens of them. Then they park. 4000 pauses are about 50 µs.
+/// Workers spin for a while after each loop, because the next layer's loop usually follows within microseconds, once one thread has
+/// prepared its activations, and waking a parked thread takes tens of microseconds. Then they park. 4000 pauses are about 50 µs.
 constexpr int kSpins = 4000;
-/// In between they offer the core to whoever else wants it.
+/// In between they yield the core to other threads.
 constexpr int kSpinsPerYield = 256;
 
-/// One turn of a waiting loop.
+/// One iteration of a waiting loop.
 void spin(int turn) {
   if (turn % kSpinsPerYield == kSpinsPerYield - 1) {
     std::this_thread::yield();
@@ -35,8 +35,8 @@ void spin(int turn) {
 #endif
 }
 
-/// How many fork()s lie between the first process and this one. A child has the calling thread alone: what the parent's other threads
-/// held stays locked, and they cannot be joined.
+/// The number of fork()s between the first process and this one. A child process has only the calling thread: locks that other threads of
+/// the parent held stay locked, and those threads cannot be joined.
 std::atomic<unsigned> forks{0};
 
 /// Whether forks are counted from now on.
@@ -60,10 +60,10 @@ class Team {
   /// Whether its threads are those of this process.
   bool is_here() const { return born_ == forks.load(std::memory_order_relaxed); }
 
-  /// Threads, the caller's included, after start().
+  /// The number of threads, the caller's included, after start().
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  /// Starts as many workers as there can be, if that has not been done.
+  /// Starts as many workers as the system gives, unless they have been started.
   void start(int threads) {
     if (started_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(loop_);
@@ -71,7 +71,7 @@ class Team {
     try {
       if (counts_forks()) workers_.reserve(static_cast<std::size_t>(threads) - 1);
       while (workers_.size() < workers_.capacity()) workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
-    } catch (const std::exception&) {  // of threads or of memory there are no more
+    } catch (const std::exception&) {  // no more threads, or no memory
     }
     started_.store(true, std::memory_order_release);
   }
@@ -87,17 +87,17 @@ class Team {
     }
     wake_.notify_all();
     run_share();
-    // Whoever has not come by now is not waited for: it may be asleep, or its core another program's.
+    // Closes the loop: workers that have not joined yet are skipped; they may be asleep, or another program has their core.
     gate_.fetch_add(kOpen, std::memory_order_relaxed);
     for (int turn = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++turn)
       turn < kSpins ? spin(turn) : std::this_thread::yield();
   }
 
-  Team* left_behind = nullptr;  // the parent process's, whose threads are not here: never destroyed
+  Team* left_behind = nullptr;  // the parent process's, whose threads do not exist here; never destroyed
 
  private:
-  /// The gate of a loop: how many workers are inside, and above that a count that is odd while the loop is open. A worker goes in
-  /// by compare and exchange, so never into a loop that has been closed; body_ and count_ are read inside only.
+  /// The gate of a loop: how many workers are inside, and above that a count that is odd while the loop is open. A worker enters by
+  /// compare and exchange, so never a loop that has been closed; body_ and count_ are read only inside.
   static constexpr std::uint64_t kOpen = std::uint64_t{1} << 16, kInside = kOpen - 1;
   static bool is_open(std::uint64_t gate) { return (gate & kOpen) != 0; }
 
@@ -124,7 +124,8 @@ class Team {
         wake_.wait(lock, [&] { return stopping_ || is_new(gate_.load(std::memory_order_relaxed)); });
         if (stopping_) return;
       }
-      if (!gate_.compare_exchange_strong(gate, gate + 1, std::memory_order_acquire)) continue;  // closed, or another went in
+      if (!gate_.compare_exchange_strong(gate, gate + 1, std::memory_order_acquire))
+        continue;  // closed, or another worker entered
       seen = gate / kOpen;
       run_share();
       gate_.fetch_sub(1, std::memory_order_release);
@@ -158,7 +159,7 @@ class Pool final : public Executor {
 
   int threads() const override { return threads_.load(std::memory_order_relaxed); }
 
-  /// Also the first loop does that.
+  /// Starts the threads; the first loop does so too.
   Team& start() {
     Team* team = team_.load(std::memory_order_acquire);
     while (team == nullptr || !team->is_here()) {
@@ -177,7 +178,7 @@ class Pool final : public Executor {
     for (std::int64_t i = 0; i < count; ++i) body(i);
   }
 
-  std::atomic<int> threads_;  // wanted, then those there are
+  std::atomic<int> threads_;  // the requested number, then the actual one
   std::atomic<Team*> team_{nullptr};
 };
 
@@ -199,7 +200,7 @@ void Executor::parallel_for(std::int64_t count, LoopBody body) {
 
 Executor& default_executor() {
   static Pool pool([] {
-    const auto wanted = threads_of_environment();  // check_environment() says what is wrong with it
+    const auto wanted = threads_of_environment();  // check_environment() reports the error
     return wanted.ok() ? wanted->value_or(this_device().cores) : this_device().cores;
   }());
   return pool;

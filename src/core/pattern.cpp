@@ -1,5 +1,5 @@
-// An expression becomes steps (Thompson's construction), and a text is followed through all of them at once: no step is taken twice
-// at one place of the text.
+// An expression is compiled to the states of an NFA (Thompson's construction), and a text is matched by following all active states at
+// once: no state is visited twice at one position of the text.
 #include "nibble/pattern.hpp"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ Bytes range(int first, int last) {
   return bytes;
 }
 
-/// What \d, \w or \s stands for; \D, \W and \S are the other bytes.
+/// The bytes of \d, \w or \s; \D, \W and \S are the other bytes.
 std::optional<Bytes> class_of(char letter) {
   switch (letter | 0x20) {
     case 'd': return letter == 'd' ? range('0', '9') : ~range('0', '9');
@@ -40,7 +40,7 @@ std::optional<Bytes> class_of(char letter) {
   }
 }
 
-/// The byte that is all of `bytes`; -1 when there are others.
+/// The only byte in `bytes`; -1 when there are none or several.
 int only(const Bytes& bytes) {
   int c = 0;
   while (c < 256 && !bytes[static_cast<std::size_t>(c)]) ++c;
@@ -66,7 +66,7 @@ class PatternParser {
  private:
   using Op = Pattern::Op;
   using Step = Pattern::Step;
-  using Steps = std::vector<Step>;  // enters at the first, leaves behind the last
+  using Steps = std::vector<Step>;  // entered at the first, left after the last
 
   void fail(std::string_view what, std::size_t at, StatusCode code = StatusCode::invalid_argument) {
     if (!failure_.ok()) return;
@@ -128,7 +128,7 @@ class PatternParser {
     } else {
       return once;
     }
-    take("?");  // lazy: what matches is the same
+    take("?");  // lazy: whether there is a match does not change
     if (more() && std::string_view("*+?{").find(text_[at_]) != std::string_view::npos) fail("a repetition of a repetition", at_);
     const std::size_t copies = most == kForever ? least + 1 : most;
     if (copies * (once.size() + 2) > kMaxSteps) fail(fmt::format("more than {} steps", kMaxSteps), begin);
@@ -206,7 +206,7 @@ class PatternParser {
   Bytes set(std::size_t begin) {
     Bytes bytes;
     const bool negated = take("^");
-    for (bool first = true; failure_.ok() && (first || !take("]")); first = false) {  // a ] that comes first is a character
+    for (bool first = true; failure_.ok() && (first || !take("]")); first = false) {  // a ] in the first place is a character
       const std::size_t from = at_;
       const Bytes low = one(begin);
       if (text_.substr(at_, 1) != "-" || text_.substr(at_ + 1, 1) == "]") {
@@ -243,8 +243,8 @@ Result<Pattern> Pattern::compile(std::string_view expression) { return PatternPa
 bool Pattern::run(std::string_view text, bool anchored) const {
   static const Bytes word = *class_of('w');
   const auto is_word = [&](std::size_t at) { return at < text.size() && word[static_cast<unsigned char>(text[at])]; };
-  std::vector<std::size_t> seen(steps_.size(), 0);  // at which place, plus one
-  std::vector<std::int32_t> reached, waiting;       // steps to take at this place, and those that wait for its byte
+  std::vector<std::size_t> seen(steps_.size(), 0);  // the last position at which a step was reached, plus one
+  std::vector<std::int32_t> reached, waiting;       // steps to follow at this position, and steps that wait for its byte
   for (std::size_t at = 0;; ++at) {
     if (at == 0 || !anchored) reached.push_back(0);
     waiting.clear();

@@ -7,7 +7,7 @@
 
 namespace nibble {
 
-/// The first 100 bytes of `text`, with ? for what is no printable ASCII, and … where that is not all.
+/// The first 100 bytes of `text`, with ? in place of anything but printable ASCII, and … at the end if there is more.
 inline std::string shown(std::string_view text) {
   std::string line(text.substr(0, 100));
   std::ranges::replace_if(

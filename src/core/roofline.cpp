@@ -1,8 +1,8 @@
-// What the machine can do at best, by measurement: streaming reads, and register-only arithmetic with the instructions the best
-// kernels use on the same threads. Every percentage nibble prints is of these.
+// Measures the peaks of the machine: streaming reads, and arithmetic on registers with the instructions of the best kernels on the same
+// threads. Every percentage that nibble prints refers to these.
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define NIBBLE_REGISTER "v"  // how inline assembly calls a vector register
+#define NIBBLE_REGISTER "v"  // the constraint of a vector register in inline assembly
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #define NIBBLE_REGISTER "w"
@@ -26,7 +26,7 @@ namespace baseline_loops {
 constexpr std::size_t kVectorBytes = 16;
 #include "core/roofline_loops.inl"
 
-#if defined(__x86_64__)  // SSE2 is there always: 8 products of 16-bit numbers an instruction
+#if defined(__x86_64__)  // SSE2 is always available: 8 products of 16-bit numbers an instruction
 #define NIBBLE_DOTS dots
 #define NIBBLE_VECTOR Ints
 #define NIBBLE_DOT(acc, a, b) acc + (Ints)_mm_madd_epi16((__m128i)(a), (__m128i)(b))
@@ -104,7 +104,8 @@ NIBBLE_TARGET_BEGIN(NIBBLE_TARGET_AMX)
 namespace amx_loops {
 #include "core/amx_tiles.inl"
 
-/// Tiles of 16 × 16 sums hide the latency of a product, four times as long as it keeps the multipliers. What is in the operands does not matter.
+/// Tiles of 16 × 16 sums hide the latency of a product, four times as long as it keeps the multipliers. The values of the operands do not
+/// matter.
 constexpr int kTileSums = 4;
 constexpr int kInt8Operations = 2 * kTileSums * 16 * 16 * 64, kBf16Operations = kInt8Operations / 2;
 
@@ -171,7 +172,7 @@ double median(std::vector<double>& values) {
   return *middle;
 }
 
-/// A loop on registers, and what one of its rounds counts as.
+/// A loop on registers, and the operations of one of its rounds.
 struct ArithmeticLoop {
   std::uint32_t (*run)(std::int64_t rounds, std::uint32_t seed) = nullptr;  // null: no instruction for it
   int operations_per_round = 0;
@@ -227,8 +228,8 @@ auto read_loop() {
   return baseline_loops::read_lines;
 }
 
-/// A measurement is made of passes this long: as long as a layer takes, so that a machine that is taken away for a moment spoils
-/// as many of either, and the median sees neither.
+/// The length of a pass: about that of a layer, so that interruptions of the machine spoil as many passes of a probe as runs of a layer,
+/// and the median ignores both.
 constexpr double kPassSeconds = 0.5e-3;
 constexpr std::size_t kLine = 64;
 constexpr std::int64_t kChunksPerThread = 4;
@@ -254,7 +255,7 @@ struct RooflineProbe::Impl {
   Executor& executor;
   const int threads;
   std::int64_t rounds[kAllCeilings.size()] = {};  // of a pass; 0: not known yet
-  Buffer memory;                                  // read a pass at a time, round and round
+  Buffer memory;                                  // read cyclically, a part per pass
   std::size_t chunk_bytes = 0, next_chunk = 0;
   std::atomic<std::uint64_t> sink{0};
 
@@ -293,7 +294,7 @@ struct RooflineProbe::Impl {
     return seconds_since(start);
   }
 
-  /// Eight passes, and at least four times the last-level cache: little of a pass is left over from the round before.
+  /// Eight passes, and at least four times the last-level cache: little of it is still cached from the previous round.
   void allocate() {
     const DeviceInfo& device = this_device();
     const std::size_t chunks = static_cast<std::size_t>(8 * kChunksPerThread * threads);
@@ -317,7 +318,7 @@ struct RooflineProbe::Impl {
     return bytes / 1e9 / median_pass(seconds, [&] { return read_pass(); });
   }
 
-  /// One pass to wake the threads up, then as many as it takes.
+  /// One pass to wake the threads up, then as many as the time allows.
   template <class Pass>
   static double median_pass(double seconds, Pass&& pass) {
     pass();
@@ -356,7 +357,7 @@ double Roofline::operator[](Ceiling ceiling) const { return const_cast<Roofline&
 Roofline RooflineProbe::roofline() {
   Roofline best;
   best.threads = impl_->threads;
-  // In turns, so that one bad moment does not hit all measurements of one ceiling.
+  // Interleaved, so that one disturbance does not affect all measurements of one ceiling.
   for (int turn = 0; turn < 6; ++turn)
     for (Ceiling ceiling : kAllCeilings)
       best[ceiling] = std::max(best[ceiling], measure(ceiling, ceiling == Ceiling::read ? 0.04 : 0.02));

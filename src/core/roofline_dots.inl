@@ -1,4 +1,4 @@
-// Included once per way to multiply and add, inside a namespace and a target region, with
+// Included once per kind of dot product, inside a namespace and a target region, with
 //   NIBBLE_DOTS            the name of the function to define
 //   NIBBLE_VECTOR          the type of one register, of the elements that are accumulated: with __m512i GCC copies registers
 //   NIBBLE_DOT(acc, a, b)  acc with the products of a and b added
@@ -15,7 +15,8 @@ std::uint32_t NIBBLE_DOTS(std::int64_t rounds, std::uint32_t seed) {
   do {
 #pragma GCC unroll 12
     for (int i = 0; i < kAccumulators; ++i) {
-      __asm__ volatile("" : "+" NIBBLE_REGISTER(a));  // or the part that does not depend on acc would be done once
+      __asm__ volatile(""
+                       : "+" NIBBLE_REGISTER(a));  // else the part that does not depend on acc would be hoisted out of the loop
       acc[i] = NIBBLE_DOT(acc[i], a, b);
     }
   } while (--rounds > 0);

@@ -1,4 +1,4 @@
-// W row by row: QuantTensor::value for whole rows, with what does not depend on the element worked out once.
+// W row by row: QuantTensor::value for whole rows, with everything that does not depend on the element computed once.
 #pragma once
 
 #include <array>

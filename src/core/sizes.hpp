@@ -1,4 +1,4 @@
-// Sizes that come from outside, checked before anything is worked out from them.
+// Checks of sizes from callers and files, before anything is computed from them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace nibble {
 
-/// The product of sizes that are not negative; the largest number where it is beyond that.
+/// The product of sizes that are not negative, saturated at the largest number.
 constexpr std::int64_t product(std::initializer_list<std::int64_t> sizes) {
   std::int64_t result = 1;
   bool beyond = false;
@@ -32,7 +32,7 @@ inline Status check_sizes(std::initializer_list<std::pair<std::string_view, std:
   return {};
 }
 
-/// Ok when what has so many elements is no larger than a matrix may be: "A" of {m, k}.
+/// Ok when the product of `sizes` is at most kMaxElements; the name is for the message: "A" of {m, k}.
 inline Status check_elements(std::string_view what, std::initializer_list<std::int64_t> sizes) {
   if (product(sizes) <= kMaxElements) return {};
   return error(StatusCode::invalid_argument, "{} would have {} elements; {} at most", what, fmt::join(sizes, "·"), kMaxElements);

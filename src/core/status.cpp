@@ -28,7 +28,7 @@ Status Status::with_context(std::string_view context) const {
 }
 
 Status caught() {
-  // "out of memory" is short enough to be stored without any.
+  // "out of memory" is short enough to be stored without allocation.
   try {
     throw;
   } catch (const std::bad_alloc&) {

@@ -1,6 +1,6 @@
 // Target regions: code between NIBBLE_TARGET_BEGIN("...") and NIBBLE_TARGET_END is compiled for those instruction sets, and
 // nothing outside is. Per-file -m flags would leak: an inline function first emitted by an AVX-512 file is linked into the
-// baseline program too. Regions have no such reach as long as what is inside is not shared between namespaces.
+// baseline program too. Regions do not leak as long as nothing inside is shared between namespaces.
 #pragma once
 
 #define NIBBLE_PRAGMA(text) _Pragma(#text)

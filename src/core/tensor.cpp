@@ -93,7 +93,7 @@ Status QuantTensor::validate() const {
   if (codes.size() != static_cast<std::size_t>(n) * static_cast<std::size_t>(k))
     return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, n * k);
   const int width = bits(scheme.codes);
-  std::uint8_t all = 0;  // bits of any code: a search would be slower than reading memory is
+  std::uint8_t all = 0;  // the OR of all codes: a search for the first bad one would be slower than memory
   for (const std::uint8_t code : codes) all |= code;
   if (all >> width != 0) {
     const auto it = std::ranges::find_if(codes, [width](std::uint8_t c) { return (c >> width) != 0; });
@@ -103,7 +103,7 @@ Status QuantTensor::validate() const {
     }
   }
   if (filter.h < 1 || filter.w < 1 || k % filter.h != 0 || k / filter.h % filter.w != 0)
-    return bad("K={} is not a multiple of the {}x{} elements of the convolution's kernel", k, filter.h, filter.w);
+    return bad("K={} is not a multiple of the {}x{} elements of the convolution's filter", k, filter.h, filter.w);
   if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
   const std::int64_t expected[] = {scheme.group.rows(n), groups()};
   if (scales.dtype != scheme.scale) return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));

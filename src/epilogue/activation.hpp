@@ -1,5 +1,5 @@
-// The functions of one number that the canonical epilogue is made of, for host and device. Adding an activation: a struct here, a
-// value in Activation, a line in with_activation, a line in the oracle.
+// The scalar functions of the canonical epilogue, for host and device. Adding an activation: a struct here, a value in Activation, a line
+// in with_activation, a line in the oracle.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ NIBBLE_HOST_DEVICE inline void with_activation(Activation activation, float clam
   }
 }
 
-/// NaN becomes 0 − as a saturating conversion does it − rather than undefined behaviour.
+/// A NaN becomes 0, as in a saturating conversion, where a cast would be undefined behaviour.
 NIBBLE_HOST_DEVICE inline std::int8_t quantize(float x, float scale, std::int32_t zero) {
   const float q = std::nearbyint(x / scale) + static_cast<float>(zero);
   if (q != q) return 0;

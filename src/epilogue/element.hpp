@@ -1,9 +1,8 @@
-// The canonical epilogue of one output element, for kernels that hold sums in registers: a plain value that goes to a GPU kernel
-// as a parameter. One source for host and device; epilogue.cpp runs the same functions over whole rows.
+// The canonical epilogue of one output element, for kernels that hold sums in registers: a plain value that is passed to GPU kernels as a
+// parameter. One source for host and device; epilogue.cpp runs the same functions over whole rows.
 //
-// A part that is absent costs a branch that all threads take together. Products and sums are rounded one by one, as the host's
-// are. So a device gives the host's bits, but for what is inside the activations: exp, tanh and erf of its own library, and
-// multiply-adds that its compiler contracts.
+// An absent part costs a uniform branch. Products and sums are rounded one by one, as on the host. So a device gives the host's bits,
+// except in activation functions: exp, tanh and erf of its own library, and contracted multiply-adds.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +38,7 @@ struct Operand {
   }
 };
 
-// Rounded on their own: nvcc would contract a product and a sum into one fused operation.
+// Separately rounded: nvcc would contract a product and a sum into one fused operation.
 NIBBLE_HOST_DEVICE inline float multiply(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -55,12 +54,12 @@ NIBBLE_HOST_DEVICE inline float add(float a, float b) {
 #endif
 }
 
-/// Which row of D an element is of, and where column n of that row is in an operand.
+/// A row of D, and the place of its column n in an operand.
 struct Row {
   std::int64_t m;
   NIBBLE_HOST_DEVICE std::int64_t at(const Operand& operand, std::int64_t n) const { return m * operand.stride + n; }
 };
-/// The same where D and the operands are images: a pixel and its channel n, of each at its own distances.
+/// The same for images: a pixel, and the place of its channel n, with the strides of each operand.
 struct Pixel {
   int image, pixel;
   NIBBLE_HOST_DEVICE std::int64_t at(const Operand& operand, std::int64_t n) const {
@@ -81,7 +80,7 @@ struct Element {
   void* d = nullptr;
   std::int64_t d_stride = 0;  // elements between rows
 
-  /// Nothing is left but acc_scale and a store to 16-bit floats, as in most layers: store_plain will do.
+  /// Whether the epilogue is acc_scale and a store to 16-bit floats, as in most layers: store_plain suffices.
   NIBBLE_HOST_DEVICE bool plain() const {
     return row_scale == nullptr && col_scale == nullptr && bias.data == nullptr && activation == Activation::none &&
            gate.data == nullptr && residual.data == nullptr && (out == DType::f16 || out == DType::bf16) && d_stride % 2 == 0 &&
@@ -97,7 +96,8 @@ struct Element {
     else
       *static_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
   }
-  /// Channel n of a pixel and, where it exists, n + 1: elements `at` and `at + step` of D. What there is to do is asked once for the two.
+  /// Channel n of a pixel and, where it exists, n + 1: elements `at` and `at + step` of D. The parts of the epilogue are tested once for
+  /// both.
   __device__ void store_pair(std::int64_t at, std::int64_t step, const Pixel& pixel, std::int64_t n, float2 acc,
                              bool both) const {
     const std::int64_t next = both ? n + 1 : n;
@@ -111,7 +111,7 @@ struct Element {
     write(at, a);
     if (both) write(at + step, b);
   }
-  /// D[m,n] … D[m,n+7] from their sums; n is a multiple of 8. What there is to do is asked once for all.
+  /// D[m,n] … D[m,n+7] from their sums; n is a multiple of 8. The parts of the epilogue are tested once for all.
   __device__ void store_eight(std::int64_t m, std::int64_t n, float (&v)[8]) const {
     const auto each = [&](auto use) {
 #pragma unroll
@@ -211,7 +211,7 @@ struct Element {
   }
 };
 
-/// The epilogue of D as a kernel takes it. The operands must have passed check_args.
+/// The epilogue of D in the form that kernels take. Precondition: check_args has accepted the operands.
 Element element(const EpilogueSpec& spec, const Operands& args, const TensorView& d, float acc_scale);
 
 }  // namespace nibble::epilogue

@@ -13,7 +13,7 @@ namespace nibble::epilogue {
 Status check_args(const EpilogueSpec& spec, const Operands& args, const TensorView& d);
 
 /// Finishes acc[0…count), which are D[m, n0…n0+count), and stores them. `acc` is overwritten.
-/// The operands must have passed check_args.
+/// Precondition: check_args has accepted the operands.
 void store_row(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t n0, std::int64_t count,
                const TensorView& d);
 

@@ -1,4 +1,4 @@
-// The JSON values of the library and of the tool: nlohmann-json's, but for how they end.
+// The JSON values of the library and of the tool: nlohmann-json's, with another way to destroy them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace nibble {
 
-/// Only a name: it makes the values a type of our own, so that what follows changes nothing for others who use nlohmann-json.
+/// A tag that makes a type of our own, so that the specialisation below does not affect other users of nlohmann-json.
 template <class T, class SFINAE = void>
 struct JsonSerializer : nlohmann::adl_serializer<T, SFINAE> {};
 
@@ -19,15 +19,15 @@ template <template <class, class, class...> class Object>
 using BasicJson = nlohmann::basic_json<Object, std::vector, std::string, bool, std::int64_t, std::uint64_t, double,
                                        std::allocator, JsonSerializer>;
 
-/// With the keys of objects sorted, and as they came.
+/// Keys of objects are sorted in Json and keep their order in OrderedJson.
 using Json = BasicJson<std::map>;
 using OrderedJson = BasicJson<nlohmann::ordered_map>;
 
-/// How deep a text that is parsed may be nested: all that values do, they do recursively.
+/// The deepest nesting of a parsed text: operations on values are recursive.
 inline constexpr int kMaxJsonDepth = 64;
 
-/// Ends a value of the type `kind`, and all values in it. nlohmann-json moves them into a vector first, for values that are nested
-/// without end: the destructor allocates, and without memory it ends the process.
+/// Destroys a value of the type `kind`, and all values in it. The destructor of nlohmann-json first moves them into a vector, against
+/// unlimited nesting: it allocates, and without memory it ends the process.
 template <class Value>
 void destroy_json(const Value& value, nlohmann::detail::value_t kind) noexcept {
   const auto end = []<class T>(T* part) {  // null where there was no memory for it

@@ -12,7 +12,7 @@ Result<Image> image_of(std::string_view what, const ConstTensorView& v, ImageLay
                  height, width, v.rank, v.dim(0), v.dim(1), v.dim(2), v.dim(3));
   Image image{.data = const_cast<void*>(v.data), .dtype = v.dtype};
   const std::int64_t pixels = height * width;
-  // A distance along a dimension of 1 means nothing: what is next takes its place.
+  // The stride of a dimension of 1 is arbitrary: the next one takes its place.
   const std::int64_t between_rows = height > 1 ? v.stride(2) : 0;
   bool fits = true;
   if (layout == ImageLayout::nchw) {

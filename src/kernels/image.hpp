@@ -1,4 +1,4 @@
-// The images of a convolution as kernels see them: three distances, whatever the layout.
+// The images of a convolution in kernels: three strides, whatever the layout.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace nibble {
 
 /// Pixels p = h·W + w are evenly spaced in both layouts.
 struct Image {
-  void* data = nullptr;  // only read through, where the view was one to read
+  void* data = nullptr;  // not written if the view was read-only
   DType dtype = DType::none;
   std::int64_t image = 0, pixel = 0, channel = 0;  // elements from one to the next
 
@@ -30,7 +30,8 @@ struct Image {
   }
 };
 
-/// Of a view [B,C,H,W]. Errors: invalid_argument where it is not of that shape, or not as its layout says (ImageLayout), with the values.
+/// The image of a view [B,C,H,W]. Errors: invalid_argument where it is not of that shape, or not as its layout says (ImageLayout), with
+/// the values.
 Result<Image> image_of(std::string_view what, const ConstTensorView& view, ImageLayout layout, std::int64_t batch,
                        std::int64_t channels, std::int64_t height, std::int64_t width);
 

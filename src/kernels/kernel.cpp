@@ -1,4 +1,4 @@
-// What all rows of the kernel table share: names, the questions every kernel asks first, the machine that costs assume.
+// Shared by all rows of the kernel table: names, the first checks of accepts(), the machine that costs assume.
 #include "kernels/kernel.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ const Kernel* find_kernel(std::string_view name) {
 
 namespace {
 
-/// The weight is in the layout the kernel reads, and in the memory it reads from.
+/// Whether the weight is in the layout and the memory that the kernel reads.
 Status accepts_weight(const Kernel& self, const Problem& problem) {
   if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)
     return error(StatusCode::unsupported, "reads layout {}, the weight is packed as {}", self.layout, problem.layout);
@@ -59,14 +59,14 @@ bool needs_prepare(ActForm form, const Problem& p) {
     case ActForm::f32:  // a row of f32 is its own prepared form
       return p.m > 1 || p.a_dtype != DType::f32 || p.permutes_k || p.prescales_k || p.act_scheme.codes != DType::none;
     case ActForm::s8_rows:
-    case ActForm::e4m3_rows: return is_compute_float(p.a_dtype);  // codes are read where they are
+    case ActForm::e4m3_rows: return is_compute_float(p.a_dtype);  // codes are read in place
     default: return true;
   }
 }
 
 Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
-  // What a CPU lacks is the better reason and comes first; asking for a GPU may start its driver and comes last.
+  // A missing CPU feature is the better reason and is checked first; looking for a GPU may start its driver and comes last.
   if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_here(self.isa));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
   if (self.backend != Backend::cuda) return {};
@@ -110,7 +110,7 @@ namespace {
 
 KernelInfo info_of(const Kernel& k) { return {k.name, k.backend, k.op, k.layout, k.isa, k.summary, k.batch_invariant}; }
 
-/// How many characters have to be inserted, deleted or replaced to make one text of the other.
+/// The edit distance: insertions, deletions and replacements that turn one text into the other.
 std::size_t edits(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);  // of the first i characters of `a` and each beginning of `b`
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -132,7 +132,7 @@ std::vector<KernelInfo> kernels() {
 
 Result<KernelInfo> kernel_info(std::string_view name) {
   if (const Kernel* kernel = find_kernel(name)) return info_of(*kernel);
-  constexpr std::size_t kLongest = 128;  // longer texts are like none of the names
+  constexpr std::size_t kLongest = 128;  // longer texts resemble no name
   std::string_view nearest;
   std::size_t fewest = std::min(name.size(), kLongest) / 2 + 1;
   for (const Kernel* kernel : kernel_table()) {

@@ -22,23 +22,23 @@
 
 namespace nibble {
 
-/// With Accumulation::precise, the most channels whose FP8 products are added up with fewer bits than f32 has.
+/// With Accumulation::precise, the most channels whose FP8 products are summed with fewer bits than f32 has.
 inline constexpr int kPreciseChannels = 512;
 
 /// The form in which a kernel reads activations.
 enum class ActForm : std::uint8_t {
-  as_given,   // as the caller passes them: no step goes in front
-  f32,        // CPU, cpu/prepare.hpp draws this form and the next five
+  as_given,   // as the caller passes them, without a prepare step
+  f32,        // CPU; cpu/prepare/prepare.hpp draws this form and the next five
   s8x3,       // 24-bit fixed point
   s8,         // int8
   s8k64,      // int8 in rows for AMX
   bf16,       // pairs of channels
   bf16k32,    // pairs of channels in rows for AMX
-  s8_rows,    // GPU: int8 codes row by row, their scales behind them (cuda/scaled_kernels.cpp)
+  s8_rows,    // GPU: int8 codes row by row, followed by their scales (cuda/table/w8a8.cpp)
   e4m3_rows,  // GPU: the same of FP8 codes
-  s8i16,      // GPU: int8 codes interleaved by 16 channels (cuda/online_kernels.cpp)
+  s8i16,      // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
 };
-/// As kernels' names say it: "s8k64"; rows of the GPU by their type.
+/// The form's token in kernel names: "s8k64"; rows of the GPU by their type.
 constexpr std::string_view name(ActForm form) {
   switch (form) {
     case ActForm::as_given: return "any";
@@ -55,21 +55,21 @@ constexpr std::string_view name(ActForm form) {
   return "unknown";
 }
 
-/// How a kernel adds up products, from which act_model derives the bound of its error (docs/accuracy.md).
+/// How a kernel sums products, from which act_model derives the bound of its error (docs/accuracy.md).
 enum class Sums : std::uint8_t {
   f32,                // f32 multiply-adds in any order
   fixed_point,        // integers of 24-bit fixed-point activations, added as f32 at the end of a segment
   integers,           // int8 codes times codes, over all of K where the scheme allows that, else by segments
   integer_folds,      // the same by folds of a record, codes taken as u − 8 or u − 128
-  tensor_cores,       // tensor cores on 16-bit floats, FP8 codes among them: f32 sums that are cut off, not rounded
+  tensor_cores,       // tensor cores on 16-bit floats, FP8 codes included: f32 sums that are truncated, not rounded
   tensor_core_codes,  // the same on codes as they are stored; zero points are subtracted from the sums of a record
   tensor_core_fp8,    // wgmma on FP8 codes: sums keep 13 bits below the largest addend
 };
 
-/// What a machine of this instruction set is taken to do as long as nobody has measured it.
+/// The roofline assumed for a machine of this instruction set without a measurement.
 Roofline assumed_roofline(int threads);
 
-/// One concrete question to the table: this operation, these sizes and types.
+/// A problem for the table: one operation, with sizes and types.
 struct Problem {
   Op op = Op::linear;
   std::int64_t m = 1, n = 1, k = 1;  // m of a convolution counts images
@@ -80,14 +80,14 @@ struct Problem {
   DType a_dtype = DType::f32;     // of A as the caller passes it
   EpilogueSpec epilogue;          // epilogue.out is the output type of every op
   ActScheme act_scheme;           // how A is quantized before the product, if at all
-  /// Of FP8 codes.
+  /// How sums of FP8 codes are formed.
   Accumulation accumulation = Accumulation::fast;
-  bool permutes_k = false;   // act-order: the packed weight has its own order of input channels
-  bool prescales_k = false;  // A is multiplied by the weight's prescale first
+  bool permutes_k = false;   // act-order: the packed weight's input channels are permuted
+  bool prescales_k = false;  // A is first multiplied by the weight's prescale
   ConvGeometry geometry;     // conv
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
-  ActForm form = ActForm::as_given;        // prepare: the form of activations that is wanted
-  Roofline machine = assumed_roofline(1);  // what costs are worked out for; machine.threads threads will run
+  ActForm form = ActForm::as_given;        // prepare: the form of activations to make
+  Roofline machine = assumed_roofline(1);  // that costs are computed for, with machine.threads threads
   std::optional<GpuInfo> gpu = {};         // the same for kernels of the GPU; none: the current one
 };
 
@@ -101,7 +101,7 @@ struct StepArgs {
   const PackedWeightData* weight = nullptr;
   ConstTensorView a;              // [M,K], the caller's; conv [B,Ci,H,W]
   std::byte* prepared = nullptr;  // A in the form the main kernel reads: written by prepare, read by the main kernel
-  std::span<std::byte> scratch;   // of the main kernel: what its workspace() asked for at this M, aligned to 64 bytes, GPU: 256
+  std::span<std::byte> scratch;   // of the main kernel: workspace() bytes at this M, aligned to 64 bytes, on the GPU to 256
   TensorView d;                   // linear [M,N]; conv [B,Co,Oh,Ow]; dequantize [N,K] or [K,N]
   bool transposed = false;        // dequantize: d is [K,N]
   const EpilogueSpec* epilogue = nullptr;
@@ -110,7 +110,7 @@ struct StepArgs {
   bool far_zeros = false;  // CPU: operands.a_zero has some outside −128 … 127
   Accumulation accumulation = Accumulation::fast;
   const ConvSpec* conv = nullptr;       // conv
-  std::int64_t n_begin = 0, n_end = 0;  // of the output channels, those to work out; 0: to the last
+  std::int64_t n_begin = 0, n_end = 0;  // the output channels to compute; n_end 0: to the last
   int prepare_tile = 1;                 // prepare: rows per tile, the main kernel's tile.m
   Executor* executor = nullptr;         // CPU
   Stream stream = {};                   // GPU: run() enqueues there and does not wait
@@ -125,31 +125,31 @@ struct Kernel {
   /// name of that form; the `out` of a prepare kernel is the name of the form it makes.
   std::string_view out, act, weight;
   std::string_view layout;
-  std::string_view variant = {};  // a word that tells it from kernels of another making, where the fields do not
+  std::string_view variant = {};  // a word for kernels that the other fields do not distinguish
   Tile tile;
   std::string_view summary;
-  /// The fewest rows of A for which it is chosen: with fewer, most of its tile is empty, and it was not measured. Forced by name it
+  /// The fewest rows of A for which choice considers it: with fewer, most of its tile is empty, and it was not measured. Forced by name it
   /// takes every M.
   std::int64_t least_m = 1;
   /// A row of D has the same bits for every M and whatever the other rows are.
   bool batch_invariant = true;
   /// W is rounded to the type of the activations before it is multiplied, and, with rounds_scales, its scales and float zeros
-  /// before that. It decides the bound (docs/accuracy.md, "Kernels that round weights").
+  /// before that. This determines the bound (docs/accuracy.md, "Kernels that round weights").
   bool rounds_weights = false, rounds_scales = false;
-  /// What it reads; of a prepare kernel what it makes.
+  /// The form of activations that it reads; of a prepare kernel, the form it makes.
   ActForm form = ActForm::as_given;
-  /// Reads A as it comes and makes its codes by itself.
+  /// Whether it reads A as given and quantizes it itself.
   bool quantizes = false;
   Sums sums = Sums::f32;
-  /// Of a convolution that multiplies prepared patches: the linear kernel whose loops do it, by name.
+  /// Of a convolution that multiplies prepared patches: the name of the linear kernel whose loops it uses.
   std::string_view linear = {};
 
-  /// Ok, or why not, with the values.
+  /// Ok, or the reason for refusing the problem, with the values.
   Status (*accepts)(const Kernel& self, const Problem& problem);
   /// Predicted microseconds. Only for accepted problems.
   double (*cost_us)(const Kernel& self, const Problem& problem);
   /// Bytes of workspace at problem.m; null: none. Of a prepare kernel what it writes for the main kernel (StepArgs::prepared), of
-  /// every other its own scratch (StepArgs::scratch). Asked in every run, so it only calculates; never less for a larger M.
+  /// every other its own scratch (StepArgs::scratch). Called in every run, so it only calculates; it never decreases with M.
   std::size_t (*workspace)(const Kernel& self, const Problem& problem) = nullptr;
   /// Fails only where the GPU's driver, or a library, refuses a launch.
   Status (*run)(const Kernel& self, const StepArgs& args);
@@ -157,11 +157,11 @@ struct Kernel {
 
 /// All kernels, the reference last.
 std::span<const Kernel* const> kernel_table();
-/// Null when there is none of that name.
+/// The kernel of that name; null when there is none.
 const Kernel* find_kernel(std::string_view name);
 
-/// Whether integer sums over all of K, unscaled, are the result but for one scale of the token and one of the output channel: the
-/// products that docs/accuracy.md calls exact. Codes of 4 and 8 bits; others are rare enough to go by segments.
+/// Whether integer sums over all of K, unscaled, need only one scale of the token and one of the output channel to be the result: the
+/// products that docs/accuracy.md calls exact. Codes of 4 and 8 bits; other codes are rare and use segments.
 inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
   const bool narrow = bits(weight.codes) == 4 || bits(weight.codes) == 8;
   const bool integers =
@@ -169,12 +169,12 @@ inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
   return act.codes == DType::s8 && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
 }
 
-/// Of a prepare kernel: it makes the form that is wanted.
+/// For prepare kernels: whether it makes the requested form.
 Status accepts_form(const Kernel& self, const Problem& problem);
-/// Whether a step that makes `form` goes in front of a linear kernel that reads it.
+/// Whether a linear kernel that reads `form` needs a prepare step that makes it.
 bool needs_prepare(ActForm form, const Problem& problem);
 
-/// What accepts() of every kernel begins with: the operation, the layout, the machine and the place of the weight fit.
+/// The first check of every accepts(): whether the operation, the layout, the machine and the place of the weight fit.
 Status accepts_common(const Kernel& self, const Problem& problem);
 
 /// `op_out_act_weight__backend_isa_tile`, from the fields; with a variant `…_isa_variant_tile`.

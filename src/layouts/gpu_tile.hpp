@@ -11,9 +11,9 @@
 // Why 64 rows: the m64 of wgmma, and the smallest tile that leaves 64 × K/128 records to balance over the SMs. Why 128 channels:
 // the commonest group, so that a slot is 3 % of the record; 4 KiB of 4-bit codes make a copy long enough for full bandwidth.
 //
-// The codes lie as the A operand of m16n8k16 wants them in registers. Warp w's part of wgmma m64k16 (rows 16w … 16w+15) is the
-// very same fragment, so the same bytes feed mma.sync and wgmma. K stays in its natural order: ldmatrix brings activations in
-// whole 32-channel steps, and a wgmma B operand comes as TMA leaves it.
+// The codes are in the order of registers of the A operand of m16n8k16. Warp w's part of wgmma m64k16 (rows 16w … 16w+15) is the same
+// fragment, so the same bytes feed mma.sync and wgmma. K stays in its natural order: ldmatrix loads activations in whole 32-channel steps,
+// and TMA writes the B operand of wgmma.
 //
 //   codes   = vector[step][fragment 0…3][lane 0…31], 16 bytes each     step: 64 channels of 4-bit codes, 32 of 8-bit ones
 //   vector  = one 4-byte word (4 bits) or two (8 bits) per m16n8k16
@@ -27,8 +27,8 @@
 //                      a0.lo a1.lo a2.lo a3.lo  a0.hi  a1.hi  a2.hi  a3.hi       (word >> 8) & 0x00f000f0   → a3, times 16
 //   8 bits: two words. a0.lo a0.hi a1.lo a1.hi | a2.lo a2.hi a3.lo a3.hi
 //
-// Scales and zeros stand in the order of the lanes that use them: rows g, g+8, g+16, g+24 of each half of 32 rows side by side, so
-// that one 8-byte load brings a lane its four 16-bit scales of two fragments (and 4 bytes the two of one).
+// Scales and zeros are in the order of the lanes that use them: rows g, g+8, g+16, g+24 of each half of 32 rows side by side, so that one
+// 8-byte load gives a lane its four 16-bit scales of two fragments (and a 4-byte load the two of one).
 #pragma once
 
 #include <cstddef>
@@ -48,12 +48,12 @@ constexpr int kVectorBytes = 16;
 
 /// Channels of one 16-byte vector per lane.
 NIBBLE_HOST_DEVICE constexpr int step_channels(int bits) { return kVectorBytes * 8 / bits * kLanes / kFragmentRows; }
-/// Where the vector of a lane starts in a record.
+/// The offset of a lane's vector in a record.
 NIBBLE_HOST_DEVICE constexpr int vector_offset(int step, int fragment, int lane) {
   return ((step * kFragments + fragment) * kLanes + lane) * kVectorBytes;
 }
 
-/// Where the code of (row, channel) of a record lives: byte and bit.
+/// The place of the code of (row, channel) in a record: byte and bit.
 struct Place {
   int byte;
   int shift;
@@ -73,11 +73,11 @@ NIBBLE_HOST_DEVICE constexpr Place place(int bits, int row, int channel) {
   return {vector + 8 * mma + 2 * a + half, 0};
 }
 
-/// Which of 16 channels stands at `position` of 16 where both operands are bytes: the order in which a word's even nibbles, read as bytes,
-/// come (code_fragment.cuh). Activations are put into it when they are quantized.
+/// The channel at `position` of 16 where both operands are bytes: the order of a word's even nibbles read as bytes (code_fragment.cuh).
+/// Activations are permuted to it when they are quantized.
 NIBBLE_HOST_DEVICE constexpr int interleaved(int position) { return position / 4 * 2 + position % 2 * 8 + position % 4 / 2; }
 
-/// Where row's scale (or zero) stands among the 64 of its slot.
+/// The position of the row's scale (or zero) among the 64 of its slot.
 NIBBLE_HOST_DEVICE constexpr int slot_position(int row) { return row / 32 * 32 + row % 8 * 4 + row % 32 / 8; }
 
 /// Sizes and offsets of one weight.
@@ -102,7 +102,7 @@ struct Geometry {
   NIBBLE_HOST_DEVICE constexpr std::int64_t total_bytes() const { return record(tiles(), 0); }
 };
 
-// A stage is copied by the bulk copy engine, which moves multiples of 16 bytes.
+// Stages are copied by bulk copies, in multiples of 16 bytes.
 static_assert(Geometry{.zero_bytes = 1}.record_bytes() % 16 == 0);
 
 }  // namespace nibble::gpu_tile
@@ -116,7 +116,7 @@ namespace nibble::gpu_tile {
 
 /// Bits a code takes in this layout: 4 for codes of up to 4 bits, else 8.
 int stored_bits(DType codes);
-/// What is subtracted from a stored, unsigned integer zero to get its value, as code_bias() is from a code: 128 for s8.
+/// The number subtracted from a stored, unsigned integer zero to get its value, like code_bias() of a code: 128 for s8.
 int zero_bias(DType zeros);
 /// Why this layout cannot hold such a weight; empty when it can.
 std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k);

@@ -45,12 +45,12 @@ using gpu_w8::Geometry;
 using gpu_w8::kChannels;
 using gpu_w8::kRows;
 
-/// Unsigned codes are stored as what is left when 128 is subtracted.
+/// Unsigned codes are stored minus 128.
 std::uint8_t flip(DType codes) { return codes == DType::u8 || codes == DType::u8b128 ? 0x80 : 0; }
-/// A zero point minus what its codes have lost; the value of u8b128 has lost it already, and s8 never had it.
+/// A zero point minus the 128 subtracted from its codes; values of u8b128 and s8 need no subtraction.
 std::int32_t stored_zero(DType codes, float zero) { return static_cast<std::int32_t>(zero) - (codes == DType::u8 ? 128 : 0); }
 
-/// Which scale of q belongs to number i of the packed ones.
+/// The index in q.scales of packed scale i.
 std::int64_t scale_of(const WeightScheme& scheme, std::int64_t i) { return scheme.group.n == 0 ? 0 : i; }
 
 std::size_t size(const WeightScheme& scheme, DType, std::int64_t n, std::int64_t k) {

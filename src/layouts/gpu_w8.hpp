@@ -5,14 +5,14 @@
 //   record = row 0 | row 1 | ... | row 63                              128 bytes a row
 //   row    = chunk 0 ^ (row mod 8) | chunk 1 ^ (row mod 8) | ...        16 channels a chunk
 //
-// A record is the A operand of four wgmma m64k32, as shared memory has to hold it with the 128-byte swizzle: a linear copy puts it there,
-// and no tensor map exists. ldmatrix reads the same bytes for mma.sync without bank conflicts.
+// A record is the A operand of four wgmma m64k32, in the 128-byte swizzle of shared memory: a linear copy writes it, without a tensor map.
+// ldmatrix reads the same bytes for mma.sync without bank conflicts.
 //
 // Codes are two's complement (s8; unsigned ones have 128 subtracted, and so have their zeros) or e4m3. Scales are f32:
 //
 //   per tensor, per channel   scales[N]            the tensor's repeated
 //   per block of n×128        scales[N/n][K/128]   n a multiple of 64
-//   sums s32[N]               of a row's codes, which zero points of activations are multiplied by; of integers
+//   sums s32[N]               of a row's codes, the factor of zero points of activations; integer codes only
 //   zeros s32[N]              of asymmetric weights
 //
 // N is rounded up to whole tiles everywhere but in blocks of scales.
@@ -30,7 +30,7 @@ constexpr int kChannels = 128;
 constexpr int kRecordBytes = kRows * kChannels;
 constexpr int kChunk = 16;  // channels
 
-/// Where the code of (row, channel) of a record lives.
+/// The place of the code of (row, channel) in a record.
 NIBBLE_HOST_DEVICE constexpr int place(int row, int channel) {
   return row * kChannels + ((channel / kChunk) ^ (row % 8)) * kChunk + channel % kChunk;
 }

@@ -1,4 +1,4 @@
-// Packed layouts: the byte orders that kernels stream.
+// Packed layouts: the byte orders that kernels read.
 //
 // Adding a layout: one file that fills a Layout, one line in table.cpp. The round-trip test covers it from then on.
 #pragma once
@@ -22,7 +22,7 @@ namespace nibble {
 
 struct Layout;
 
-/// What is common to all layouts. On the host, wherever the packed bytes are.
+/// The data that all layouts share; on the host, even if the packed bytes are not.
 struct PackedWeightHeader {
   const Layout* layout = nullptr;
   WeightScheme scheme;
@@ -43,9 +43,9 @@ struct PackedWeightHeader {
   std::int64_t groups() const { return scheme.group.cols(k); }
 };
 
-/// What a PackedWeight points to.
+/// The data of a PackedWeight.
 struct PackedWeightData : PackedWeightHeader {
-  /// The layout's.
+  /// The backend of the layout.
   Buffer bytes;
   /// Copies for kernels, where `bytes` is in device memory; empty where there is nothing to copy.
   struct OnDevice {
@@ -61,7 +61,7 @@ struct Layout {
   std::string_view name;
   /// The bytes of one record, drawn; printed by `nibble doctor --layouts` and in the docs.
   std::string_view drawing;
-  /// Whose kernels read it: Backend::cpu or Backend::cuda.
+  /// The backend whose kernels read it: cpu or cuda.
   Backend backend = Backend::cpu;
   /// Why it cannot hold such a weight, with the values; empty when it can. Null: it holds everything.
   std::string (*refusal)(const WeightScheme& scheme, DType zero_type, std::int64_t k) = nullptr;
@@ -78,7 +78,7 @@ std::string refusal(const Layout& layout, const WeightScheme& scheme, DType zero
 
 /// All layouts.
 std::span<const Layout* const> layout_table();
-/// Null when there is none of that name.
+/// The layout of that name; null when there is none.
 const Layout* find_layout(std::string_view name);
 
 extern const Layout kGpuTileLayout;

@@ -42,7 +42,7 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
   return static_cast<std::size_t>(tile::geometry(R, scheme, zero_type, n, k).total_bytes());
 }
 
-/// What turns the two's complement bytes of s8, the first `count` of eight, into codes + 128, and back.
+/// The XOR mask that converts the first `count` of eight s8 bytes to codes + 128, and back.
 std::uint64_t sign_flip(DType codes, int count) {
   return codes == DType::s8 ? 0x8080808080808080u >> (8 * (tile::kOctet - count)) : 0;
 }
@@ -66,8 +66,8 @@ void scatter(std::uint64_t eight, std::uint8_t* row, const std::vector<std::int3
   for (int j = 0; j < count; ++j) row[perm.empty() ? k0 + j : perm[static_cast<std::size_t>(k0 + j)]] = codes[j];
 }
 
-/// Row r's eight codes into an octet of zeros, and back. Widths 8 and 4, most of all weights, are whole words: place() says the
-/// same, code by code.
+/// Row r's eight codes into an octet of zeros, and back. Widths 8 and 4, nearly all weights, move whole words; place() defines the same
+/// order code by code.
 template <int R>
 void put_row(std::uint64_t eight, const tile::Planes& planes, int r, std::uint8_t* octet) {
   for (int p = 0; p < planes.count; ++p) {

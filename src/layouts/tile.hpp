@@ -9,7 +9,7 @@
 //   │ scales[R] zeros[R] octets[group / 8]      │
 //
 // An octet is 8 input channels (the last one of a group padded with zero codes). A 4-bit octet of a row is one 32-bit word; the
-// R words stand side by side, so that a vector load brings 8 channels of as many rows as it has lanes:
+// R words stand side by side, so that a vector load reads 8 channels of as many rows as it has lanes:
 //
 //            bits 0…3  4…7  8…11 12…15 16…19 20…23 24…27 28…31
 //   word r:       k0   k4    k1    k5    k2    k6    k3    k7
@@ -20,7 +20,7 @@
 //
 // Other widths are bit planes of width 8, 4, 2 and 1, low bits first. A plane of width w holds w bytes per row and octet; channel
 // j sits in byte j mod w, at bit (j div w)·w, the rows side by side. An 8-bit plane is two halves of 4 channels, each 4 bytes per
-// row, for the sake of the same dot products, which want them unsigned: s8 is stored as code + 128.
+// row, for the same dot products, which take them unsigned: s8 is stored as code + 128.
 #pragma once
 
 #include <array>
@@ -57,7 +57,7 @@ constexpr Planes planes(int bits) {
   return p;
 }
 
-/// Where channel j (0…7) of row r lives in a plane of an octet: byte and bit.
+/// The place of channel j (0…7) of row r in a plane of an octet: byte and bit.
 struct BitPlace {
   int byte;
   int shift;
@@ -91,7 +91,7 @@ struct Geometry {
   static constexpr std::int64_t octets(std::int64_t channels) { return (channels + kOctet - 1) / kOctet; }
   constexpr std::int64_t groups() const { return (k + group - 1) / group; }
   constexpr std::int64_t row_blocks() const { return (n + rows - 1) / rows; }
-  /// Of the record of row block b and group g.
+  /// The offset of the record of row block b and group g.
   constexpr std::int64_t record(std::int64_t b, std::int64_t g) const { return b * row_block_bytes + g * record_bytes; }
   constexpr std::int64_t total_bytes() const { return row_blocks() * row_block_bytes; }
 };

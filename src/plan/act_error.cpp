@@ -1,4 +1,4 @@
-// What quantizing activations adds to the error of a layer, measured with the kernels that would run.
+// Measures the error that quantizing activations adds to a layer, with the kernels that would run.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -12,7 +12,7 @@ reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& 
     case Sums::fixed_point: return {.act_scheme = quantize, .fixed_point = true, .subtracts_zeros = true};
     case Sums::integers:  // over all of K they are exact: only scaling them rounds
       return {.act_scheme = quantize, .subtracts_zeros = !sums_whole_rows(scheme, quantize)};
-    case Sums::integer_folds: {  // exact up to the end of a fold; what zero points differ from the base of codes stands apart
+    case Sums::integer_folds: {  // exact up to the end of a fold; zero points minus the base of codes are a separate term
       const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;
       return {.act_scheme = quantize, .subtracts_zeros = true, .code_offset = centred ? 0.0 : static_cast<double>(base)};
     }
@@ -22,8 +22,8 @@ reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& 
       return {.act_scheme = quantize, .dot_factor = 4};
     case Sums::tensor_core_codes:
       // Zero points are subtracted from the sums of a record of 128 channels; bf16 carries a 4-bit code u as 128 + u. Tensor cores align
-      // products to the largest and truncate, a whole unit in the last place (two rounding units) for every 8 channels, where rounding
-      // to nearest errs by half of one and to both sides.
+      // products to the largest and truncate, a whole unit in the last place (two rounding units) for every 8 channels, where rounding to
+      // nearest errs by half a unit and in both directions.
       return {.act_scheme = quantize,
               .subtracts_zeros = true,
               .part_roundings = 4 + 2.0 * gpu_tile::kChannels / 8,

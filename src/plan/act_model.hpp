@@ -1,4 +1,4 @@
-// What a kernel may do with activations and codes: the model by which verify and the conformance tests bound its error.
+// The model of a kernel's arithmetic, by which verify and the conformance tests bound its error.
 #pragma once
 
 #include "kernels/kernel.hpp"

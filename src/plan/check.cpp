@@ -10,7 +10,7 @@
 namespace nibble {
 namespace {
 
-/// Which ways of quantizing activations there are.
+/// Ok for a supported scheme of quantizing activations.
 Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
   const ActScheme& act = spec.act_scheme;
   if (!is_compute_float(spec.a_dtype) && spec.a_dtype != act.codes)
@@ -42,7 +42,7 @@ Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
 
 }  // namespace
 
-/// What every plan is asked before anything else.
+/// The checks of every plan's options.
 Status check_options(const PlanOptions& options) {
   NIBBLE_RETURN_IF_ERROR(check_environment());
   const int threads = options.machine ? options.machine->threads : options.threads;
@@ -75,14 +75,12 @@ Status check_spec(const WeightDesc& weight, const ConvSpec& spec) {
   if (weight.n != geometry.out_channels || weight.k != geometry.k() || weight.filter != geometry.filter)
     return error(
         StatusCode::invalid_argument,
-        "the convolution has {} output channels and a kernel of {}x{} elements of {} channels, the weight is W[{},{}] of a "
-        "{}x{} kernel",
+        "the convolution has {} output channels and a filter of {}x{} with {} channels, the weight is W[{},{}] of a {}x{} filter",
         geometry.out_channels, geometry.filter.h, geometry.filter.w, geometry.group_inputs(), weight.n, weight.k, weight.filter.h,
         weight.filter.w);
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   if (spec.epilogue.row_scale)
-    return error(StatusCode::unsupported,
-                 "a convolution has no row_scale: a scale per pixel is the work of whoever makes the next layer");
+    return error(StatusCode::unsupported, "a convolution has no row_scale; apply a scale per pixel in the layer that reads D");
   NIBBLE_RETURN_IF_ERROR(check_quantize({.a_dtype = spec.a_dtype, .act_scheme = spec.act_scheme}, weight));
   if (weight.act_order || weight.prescale)
     return error(StatusCode::unsupported, "a convolution's weight has no {}", weight.act_order ? "act-order" : "prescale");

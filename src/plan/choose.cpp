@@ -66,7 +66,7 @@ bool forces_conv(std::string_view requested) {
 
 namespace {
 
-/// What every operation with a weight tells the kernels.
+/// The part of a problem that follows from the weight.
 template <typename Spec>
 Problem ask(Op op, const WeightDesc& weight, const Spec& spec, const Roofline& machine) {
   return {.op = op,
@@ -117,8 +117,8 @@ std::string refusal(const Layout& layout, const Problem& problem) {
   return refusal(layout, problem.scheme, problem.zero_type, problem.k);
 }
 
-/// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max. The reference counts only where
-/// there is no other kernel: what it is predicted to take for a small weight is less than a launch of any other.
+/// The layout whose best kernels have the smallest geometric mean of cost over M = 1, 4, 16, ... m_max. The reference counts only if there
+/// is no other kernel: for a small weight its predicted time is less than a launch of any other.
 Result<const Layout*> cheapest_layout(Problem problem, std::int64_t m_max) {
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
@@ -253,7 +253,7 @@ Status forced_refusal(const Problem& problem, const Choice& choice, std::string_
   const Kernel& kernel = *find_kernel(forced);
   const char* from_environment = std::getenv("NIBBLE_KERNEL");
   const bool by_environment = from_environment != nullptr && forced == from_environment;
-  // What a CPU lacks is told before the layout, which would not help then.
+  // A missing CPU feature is reported before the layout, which would not help then.
   const bool other_layout = !kernel.layout.empty() && kernel.layout != problem.layout;
   const bool repack = other_layout && (kernel.backend == Backend::cuda || runs_here(kernel.isa).ok());
   return error(StatusCode::unsupported, "kernel {}{} does not take {} {} M={} N={} K={} {}: {}; {}", forced,
@@ -266,7 +266,7 @@ Status forced_refusal(const Problem& problem, const Choice& choice, std::string_
 
 std::string refusals(const Choice& choice) {
   struct Reason {
-    std::string_view refusal, kernel;  // the first of those that say so
+    std::string_view refusal, kernel;  // the first kernel with this refusal
     int others = 0;
   };
   std::vector<Reason> reasons;

@@ -14,8 +14,8 @@ namespace {
 constexpr std::byte kPoison{0xff};  // NaN in every float type
 constexpr std::byte kCanary{0xa5};
 constexpr std::size_t kCanaries = 256;  // on each side, which keeps the alignment of an allocation
-/// Before a workspace: what workspace_bytes() counts for alignment is skipped then, on the GPU all but a byte of it, and does not
-/// hide a write past the end.
+/// Canaries before a workspace: they use up the slack that workspace_bytes() includes for alignment (on the GPU all but a byte), so that
+/// it does not hide a write past the end.
 constexpr std::size_t kBeforeWorkspace = kCanaries + 1;
 
 /// `size` bytes of poison behind `before` canaries, and kCanaries past them.
@@ -25,7 +25,7 @@ std::vector<std::byte> poisoned(std::size_t size, std::size_t before) {
   return bytes;
 }
 
-/// Ok, or on which side of `what` canaries are gone.
+/// Ok, or an error that names the side of `what` where canaries were overwritten.
 Status intact(std::span<const std::byte> before, std::span<const std::byte> past, std::string_view what) {
   const auto gone = [](std::byte b) { return b != kCanary; };
   if (std::ranges::any_of(before, gone)) return error(StatusCode::internal, "the kernel wrote before {}", what);
@@ -43,7 +43,7 @@ std::size_t extent_bytes(const ConstTensorView& v) {
 /// Device memory between canaries.
 class OnDevice {
  public:
-  /// `fenced`: `before` canaries, what is to be there, kCanaries.
+  /// `fenced`: `before` canaries, the contents, kCanaries.
   static Result<OnDevice> copy(std::span<const std::byte> fenced, std::size_t before) {
     OnDevice made;
     made.before_ = before;
@@ -93,7 +93,7 @@ Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTe
   TensorView out = d;
   out.data = d_there.span().data();
   const Status launched = plan.run(weight, a_there, out, there, workspace.span(), Stream{});
-  const Status finished = synchronize();  // whatever came of the launch, before the operands go
+  const Status finished = synchronize();  // even after a failed launch, before the operands are freed
   NIBBLE_RETURN_IF_ERROR(launched);
   NIBBLE_RETURN_IF_ERROR(finished);
   NIBBLE_RETURN_IF_ERROR(workspace.intact("its workspace"));

@@ -5,9 +5,9 @@
 
 namespace nibble {
 
-/// Plan::run with `a`, `d` and the operands in host memory. The workspace is filled with NaN, should a kernel read what it did not
-/// write, and stands between canaries: bytes that were written beside it are an internal error. For a weight in device memory
-/// everything is copied there and `d` back, all of it, what lies between its rows included; it has canaries too.
+/// Plan::run with `a`, `d` and the operands in host memory. The workspace is filled with NaN, so that reading unwritten memory shows, and
+/// surrounded by canaries: writes beside it are an internal error. For a weight in device memory all operands are copied there and `d`
+/// back, gaps between its rows included; `d` has canaries too.
 Status run_on_host(const Plan& plan, const PackedWeight& weight, const ConstTensorView& a, const TensorView& d,
                    const Operands& operands, Executor* executor = nullptr);
 

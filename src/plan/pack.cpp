@@ -1,4 +1,4 @@
-// Packing: a layout is chosen, its bytes are filled; and the same question without bytes.
+// Packing: chooses a layout and fills its bytes; explain() does the first without the second.
 #include <algorithm>
 #include <new>
 #include <numeric>
@@ -55,7 +55,7 @@ namespace {
 /// Executors of a machine that may be chosen for, and run.
 Executor& executor_of(const PackOptions& options) { return options.executor != nullptr ? *options.executor : default_executor(); }
 
-/// Where a weight goes for the plans that `spec` specifies.
+/// The target of packing for the plans that `spec` specifies.
 Result<Packing> packing_for(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& options,
                             const Roofline& machine) {
   NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight, spec, machine));

@@ -1,4 +1,4 @@
-// Plans: deciding once, running often.
+// Plans: decide once, run many times.
 #include "nibble/plan.hpp"
 
 #include <algorithm>
@@ -16,12 +16,12 @@
 namespace nibble {
 namespace {
 
-/// Where the parts of a workspace begin: on the CPU at a cache line, on the GPU where cudaMalloc would begin them.
+/// The alignment of the parts of a workspace: a cache line on the CPU, that of cudaMalloc on the GPU.
 std::size_t alignment(Backend memory) { return memory == Backend::cuda ? 256 : Buffer::kAlignment; }
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-/// The workspace of a run: what prepare writes, then the scratch of the main kernel.
+/// The workspace of a run: the output of prepare, then the scratch of the main kernel.
 struct Parts {
   std::size_t prepared = 0, scratch = 0;  // bytes; `prepared` is rounded up to where the scratch begins
   std::size_t total() const { return prepared + scratch; }
@@ -31,7 +31,7 @@ std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
   return kernel.workspace == nullptr ? 0 : kernel.workspace(kernel, problem);
 }
 
-/// What the steps ask for at problem.m. Arithmetic: cheap enough for every run.
+/// The workspace that the steps need at problem.m; cheap arithmetic, done in every run.
 Parts parts(const Bucket& bucket, const Problem& problem) {
   Parts parts{.scratch = workspace_of(*bucket.main, problem)};
   if (bucket.prepare != nullptr)
@@ -43,12 +43,12 @@ Parts parts(const Bucket& bucket, const Problem& problem) {
 
 struct Plan::Impl {
   const Layout* layout = nullptr;
-  Problem problem;  // but for its m. problem.memory is where the weight is, and with it all that run() gets
+  Problem problem;  // without m. problem.memory is that of the weight and of all operands of run()
   LinearSpec linear;
   DequantizeSpec dequantize;
   std::optional<ConvSpec> conv;  // also of a pointwise one, whose problem is the linear layer `linear`
   std::vector<Bucket> buckets;
-  std::size_t workspace = 0;  // of the hungriest M
+  std::size_t workspace = 0;  // the largest over all M
 
   const Bucket& bucket(std::int64_t m) const {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
@@ -103,7 +103,7 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
   return act.zero == ZeroKind::none ? Status() : check_one("a_zero", args.a_zero, DType::s32);
 }
 
-/// The first zero point of an A that comes quantized, in host memory, that is no code; nothing: there is none.
+/// The first zero point of a quantized A in host memory that is not a code; nothing when all are.
 std::optional<std::int32_t> far_zero(const ActScheme& act, const Operands& args) {
   if (act.zero == ZeroKind::none || args.a_scale.empty()) return std::nullopt;
   const ConstTensorView& zeros = args.a_zero;
@@ -120,7 +120,7 @@ std::optional<std::int32_t> far_zero(const ActScheme& act, const Operands& args)
 
 namespace {
 
-/// What every plan is made of.
+/// Makes the plan of a problem: every plan is made here.
 Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem problem, std::int64_t m_max,
                                             std::string_view forced, bool allow_reference) {
   auto impl = std::make_shared<Plan::Impl>();
@@ -203,7 +203,7 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();
   const Problem& p = problem;
   if (conv && w.filter != conv->geometry.filter)
-    return error(StatusCode::invalid_argument, "the plan is for a kernel of {}x{} elements, the weight is of one of {}x{}",
+    return error(StatusCode::invalid_argument, "the plan is for a filter of {}x{}, the weight has one of {}x{}",
                  conv->geometry.filter.h, conv->geometry.filter.w, w.filter.h, w.filter.w);
   if (w.layout != layout || w.scheme != p.scheme || w.n != p.n || w.k != p.k ||
       (p.op == Op::linear && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
@@ -242,7 +242,7 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
     workspace_memory = workspace_memory.subspan(skip, needed.prepared);
   }
   if (bucket.prepare == nullptr) {
-    args.prepared = static_cast<std::byte*>(const_cast<void*>(args.a.data));  // read only: A is its own prepared form
+    args.prepared = static_cast<std::byte*>(const_cast<void*>(args.a.data));  // only read: A is its own prepared form
   } else {
     args.prepared = workspace_memory.data();
     args.prepare_tile = bucket.main->tile.m;

@@ -112,7 +112,7 @@ struct Image {
   }
 };
 
-/// A plan with everything a run of it needs, and what its result is to be.
+/// A plan, the operands of a run, and the expected result.
 struct Trial {
   const QuantTensor& q;
   const PackedWeight& weight;
@@ -124,7 +124,7 @@ struct Trial {
   TensorView d;
   std::function<Tensor()> rows;  // D as a matrix
   std::vector<std::int64_t> columns;
-  std::int64_t group_columns;  // the oracle takes columns of one group at a time
+  std::int64_t group_columns;  // the oracle computes columns of one group at a time
   std::function<std::vector<reference::Expected>(std::span<const std::int64_t> columns)> oracle;
   std::string what;  // for messages: the kernel, sizes and the seed
 };
@@ -184,7 +184,7 @@ Result<VerifyReport> report_of(const Trial& trial, Executor& executor) {
   return report;
 }
 
-/// For the kernel that is to be tried, on the threads that verify runs on.
+/// Plan options for the kernel to verify, on the threads of this run.
 PackOptions packing_of(PackOptions options, const PlanOptions& plan, Executor& executor) {
   if (options.kernel.empty() && options.layout.empty()) options.kernel = plan.kernel;
   if (options.executor == nullptr) options.executor = &executor;
@@ -229,7 +229,7 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
            .what = fmt::format("kernel {}, M={}, seed {}", kernel, m, spec.seed)},
           on));
   if (spec.added_error && floats && linear.act_scheme.codes != DType::none) {
-    // Left out where NIBBLE_KERNEL asks for a kernel that does only the one or the other.
+    // Skipped where NIBBLE_KERNEL names a kernel that supports only one of the two.
     const auto errors = activation_errors(q, {&linear.act_scheme, 1}, {.inputs = view(a), .tokens = m}, &on);
     if (errors.ok() && errors->front().possible.ok()) report.added_error = errors->front().relative_l2;
   }

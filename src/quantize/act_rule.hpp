@@ -7,8 +7,8 @@
 //   e4m3            scale = absmax / 448        q = e4m3( x · (448 / absmax) ), to nearest even, saturating
 //   static          scale and zero are given    q = saturate( rne( x · (1 / scale) ) + zero ), or e4m3( x · (1 / scale) )
 //
-// A range below 2⁻¹¹³ is zero: all codes stand for 0 then. A range with an infinity or a NaN has scale NaN, which spoils its token and no
-// other. Static scales know no range: ±infinity saturates, and a NaN becomes what 0 is in s8, and NaN in e4m3.
+// A range below 2⁻¹¹³ counts as zero: all values are 0 then. A range with an infinity or a NaN has scale NaN, which affects only its
+// token. Static scales have no range: ±infinity saturates, and a NaN becomes the code of 0 in s8, and NaN in e4m3.
 #pragma once
 
 #include <bit>
@@ -30,7 +30,7 @@ constexpr float kLargest = std::numeric_limits<float>::max(), kNan = std::numeri
 
 struct Rule {
   float scale = 1.0f;
-  float inverse = 1.0f;  // what activations are multiplied by
+  float inverse = 1.0f;  // the factor of activations
   std::int32_t zero = 0;
 };
 
@@ -44,7 +44,7 @@ NIBBLE_HOST_DEVICE inline float divide(float a, float b) {
 
 NIBBLE_HOST_DEVICE inline float multiply(float a, float b) {
 #if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);  // not to be contracted with the sum that follows
+  return __fmul_rn(a, b);  // prevents contraction with the sum that follows
 #else
   return a * b;
 #endif
@@ -56,7 +56,7 @@ NIBBLE_HOST_DEVICE inline Rule symmetric(float absmax, float reach) {
   if (absmax < kLeastRange) return {0.0f, 0.0f, 0};
   return {divide(absmax, reach), divide(reach, absmax), 0};
 }
-/// Of s8 with a zero point; low ≤ 0 ≤ high.
+/// The rule of s8 with a zero point; low ≤ 0 ≤ high.
 NIBBLE_HOST_DEVICE inline Rule asymmetric(float low, float high) {
   const float range = high - low;
   if (!(range <= kLargest)) return {kNan, 0.0f, 0};
@@ -73,8 +73,9 @@ NIBBLE_HOST_DEVICE inline std::int8_t to_s8(float x, const Rule& rule) {
 }
 
 /// to_s8 for a rule without a zero point: the lowest byte is the code. Adding 1.5·2²³ leaves the nearest integer, ties to even, in the last
-/// bits of a float: an addition instead of a conversion, of which a GPU does a quarter as many. Where the rule was made of the largest
-/// magnitude there is, nothing saturates: |x · inverse| is 127 and a rounding error at most, or all of it is NaN and the code any.
+/// bits of a float: an addition instead of a conversion, which a GPU executes four times as fast. If the rule was computed from the
+/// largest magnitude, nothing saturates: |x · inverse| is at most 127 plus a rounding error, or all values are NaN and the code does not
+/// matter.
 template <bool kSaturates>
 NIBBLE_HOST_DEVICE inline std::uint32_t s8_bits(float x, float inverse) {
   constexpr float kMagic = 0x1.8p23f;
@@ -99,7 +100,7 @@ NIBBLE_HOST_DEVICE inline std::uint8_t to_e4m3(float x) {
   const float a = std::bit_cast<float>(magnitude);
   if (a >= kE4m3Max) return static_cast<std::uint8_t>(sign | 0x7e);
   if (a < 0x1p-6f) return static_cast<std::uint8_t>(sign | static_cast<std::uint8_t>(std::nearbyint(a * 512.0f)));
-  const std::uint32_t rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;  // three bits of fraction are left
+  const std::uint32_t rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;  // three bits of fraction remain
   return static_cast<std::uint8_t>(sign | (rounded - ((127 - 7) << 3)));
 #endif
 }

@@ -1,4 +1,4 @@
-// What quantize_activations asks of its arguments, on the CPU and on the GPU.
+// Checks of the arguments of quantize_activations, on the CPU and on the GPU.
 #pragma once
 
 #include "nibble/quantize.hpp"

@@ -1,4 +1,4 @@
-// The kernel of a convolution as the matrix that is quantized: [Co,Ci/groups,Kh,Kw] → rows in the order kh, kw, ci.
+// The filter of a convolution as the matrix that is quantized: [Co,Ci/groups,Kh,Kw] → rows in the order kh, kw, ci.
 #include <cstring>
 #include <new>
 
@@ -9,7 +9,7 @@ namespace nibble {
 
 Result<QuantTensor> quantize_conv(const ConstTensorView& w, const QuantizeSpec& spec, Executor* executor) try {
   if (w.empty() || w.rank != 4)
-    return error(StatusCode::invalid_argument, "the kernel of a convolution is [Co,Ci/groups,Kh,Kw], got rank {}", w.rank);
+    return error(StatusCode::invalid_argument, "the filter of a convolution is [Co,Ci/groups,Kh,Kw], got rank {}", w.rank);
   const std::int64_t co = w.dim(0), ci = w.dim(1), kh = w.dim(2), kw = w.dim(3);
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"Co", co}, {"Ci/groups", ci}, {"Kh", kh}, {"Kw", kw}, {"K", product({ci, kh, kw})}}));
   NIBBLE_RETURN_IF_ERROR(check_elements("w", {co, ci, kh, kw}));

@@ -34,7 +34,7 @@ struct Sums {
 
 }  // namespace
 
-// With a prescale p the layer computes (A·diag(p))·Ŵᵀ, so it is Ŵ·diag(p) that stands for the original weight.
+// With a prescale p the layer computes (A·diag(p))·Ŵᵀ, so Ŵ·diag(p) approximates the original weight.
 Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTensor& q, Executor* executor) try {
   NIBBLE_RETURN_IF_ERROR(check_float_matrix(w));
   NIBBLE_RETURN_IF_ERROR(q.validate());

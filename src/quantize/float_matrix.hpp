@@ -1,4 +1,4 @@
-// What the quantizer and its error measure expect of a float matrix.
+// Float matrices as the quantizer and its error measure accept them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Activations to codes, token by token, straight from the rule.
+// Quantizes activations token by token, directly by the rule.
 #include "nibble/quantize.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace nibble {
 namespace {
 
-constexpr std::int64_t kGroupStep = 8;  // channels that kernels take at a time
+constexpr std::int64_t kGroupStep = 8;  // channels that kernels process at a time
 
 Status check_scheme(const ActScheme& scheme, const ActOptions& options) {
   const bool per_tensor = scheme.group == GroupShape::tensor();
@@ -42,7 +42,7 @@ Status check_scheme(const ActScheme& scheme, const ActOptions& options) {
   return {};
 }
 
-/// Whether `v` is there exactly when it is wanted, and then of this type and shape.
+/// Whether `v` is present exactly when it is wanted, and then has this type and shape.
 Status check_output(std::string_view what, const ConstTensorView& v, bool wanted, DType type,
                     std::initializer_list<std::int64_t> shape) {
   if (v.empty() && !wanted) return {};

@@ -1,8 +1,8 @@
-// Round-to-nearest quantization, with an optional search for the range that loses least.
+// Round-to-nearest quantization, with an optional search for the range with the least error.
 //
 // A group of weights becomes a scale s, a zero z and codes u in [0, top], top = 2^bits − 1, that mean (u − z)·s. Symmetric
-// schemes fix z = 2^(bits−1), which their code type uXbB carries; asymmetric ones store it. The same arithmetic serves both, and
-// signed codes, which are u and z less 128. Float codes are e4m3(w / s) with s = max|w| / 448.
+// schemes fix z = 2^(bits−1), which their code type uXbB carries; asymmetric ones store it. The same arithmetic serves both, and signed
+// codes, which are u and z minus 128. Float codes are e4m3(w / s) with s = max|w| / 448.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -26,7 +26,7 @@ namespace {
 constexpr int kClipSteps = 24;
 constexpr double kClipStep = 1.0 / 32;
 
-/// Rows are handed to threads in blocks, to keep the cost of handing out small for short rows.
+/// Rows are assigned to threads in blocks, to keep the overhead small for short rows.
 constexpr std::int64_t kRowsPerTask = 8;
 
 struct GroupCode {
@@ -65,7 +65,7 @@ float clamp(float x, float low, float high) {
   return x > high ? high : x;
 }
 
-/// `bias` is taken off each code.
+/// `bias` is subtracted from each code.
 template <class T>
 void encode(const T* w, std::int64_t count, GroupCode g, float top, float bias, std::uint8_t* codes) {
   const float low = -g.zero, high = top - g.zero, rounder = kRounder + (g.zero - bias);
@@ -100,8 +100,8 @@ double squared_error(const T* w, std::int64_t count, GroupCode g, float top) {
   return total;
 }
 
-/// `exact` > 0 rounded to nearest in `dtype`; infinity when that type ends before. Among subnormals, which have few bits, it
-/// is rounded up instead: half the range could be clipped otherwise, or all of it when the scale became 0.
+/// `exact` > 0 rounded to nearest in `dtype`; infinity beyond the range of that type. Among subnormals, which have few bits, it is rounded
+/// up instead: half the range could be clipped otherwise, or all of it when the scale became 0.
 float round_scale(double exact, DType dtype) {
   const float x = static_cast<float>(exact);
   auto up_if_low = [exact](auto value, auto& bits, double smallest_normal) {
@@ -127,7 +127,7 @@ template <class T>
 struct Piece {
   const T* first;
   std::int64_t stride, rows, cols;
-  std::int64_t n, k;  // where it begins
+  std::int64_t n, k;  // its first row and column
 
   const T* row(std::int64_t i) const { return first + i * stride; }
 };

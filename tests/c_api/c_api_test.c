@@ -1,4 +1,4 @@
-/* The C interface from C11: every function, with values that are known, and with everything a caller can get wrong. */
+/* The C interface from C11: every function, with known values and with every kind of caller's mistake. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <nibble/nibble.h>
@@ -178,7 +178,7 @@ static void test_qtensor(void) {
     for (int g = 0; g < G; ++g) CHECK(((const float*)got.scales.data)[n * G + g] == scales[g * N + n]);
   CHECK(got.scale2 != NULL && *got.scale2 == scale2 && got.act_scale == NULL && got.act_limit == NULL && got.act_zero == NULL);
 
-  /* A description that came out goes in again, and through packing. */
+  /* A description that was read makes an equal matrix, also after packing. */
   nib_qtensor *again = NULL, *unpacked = NULL;
   OK(nib_qtensor_create(&got, &again));
   nib_weight* weight = pack(again, NULL);
@@ -241,7 +241,7 @@ static void test_linear(const nib_context* context) {
     for (int i = 0; i < M * N; ++i) CHECK(fabs(d[i] - expected(i / N, i % N, row_scale, col_scale, gate, residual)) < 1e-4);
   }
 
-  /* What was decided can be seen, forced and refused. */
+  /* The choice can be read, forced and refused. */
   const char* kernel = NULL;
   char* text = NULL;
   OK(nib_plan_kernel(plan, M, &kernel));
@@ -271,7 +271,7 @@ static void test_linear(const nib_context* context) {
   OK(nib_weight_destroy(plain_weight));
   OK(nib_plan_destroy(plan));
 
-  /* s8 out of the epilogue; clamp is relu6 unless told. */
+  /* s8 out of the epilogue; clamp is relu6 by default. */
   int8_t d8[M * N];
   nib_epilogue to_s8 = SIZED(nib_epilogue);
   to_s8.activation = NIB_ACTIVATION_CLAMP;
@@ -298,7 +298,7 @@ static void test_linear(const nib_context* context) {
   OK(nib_qtensor_destroy(q));
 }
 
-/* An engine's own threads: here, none, with the loop backwards. */
+/* An engine's own threads: here none, and the loop runs backwards. */
 static void backwards(void* user, int64_t count, nib_loop_body call, void* body) {
   ++*(int*)user;
   for (int64_t i = count; i-- > 0;) call(body, i);
@@ -406,7 +406,7 @@ static void test_quantize(void) {
   OK(nib_plan_destroy(by_floats));
   OK(nib_plan_destroy(by_codes));
 
-  /* A scale known beforehand; FP8 in groups. */
+  /* A known scale; FP8 in groups. */
   const float known = 1.0f / 64;
   nib_act_quantize_desc fixed = SIZED(nib_act_quantize_desc);
   fixed.scheme = "s8t";
@@ -430,7 +430,7 @@ static void test_quantize(void) {
   OK(nib_qtensor_destroy(q));
 }
 
-/* Convolutions: 2 images of 8 channels, 7x6, through a 3x3 kernel with every distance another. */
+/* Convolutions: 2 images of 8 channels, 7x6, through a 3x3 filter with distinct strides, paddings and dilations. */
 enum { B = 2, C = 8, H = 7, W = 6, CO = 12, KH = 3, KW = 3, OH = 4, OW = 7, CONV_K = KH * KW * C };
 
 static nib_conv_desc conv_desc(void) {
@@ -447,7 +447,7 @@ static size_t at(const nib_view* v, int b, int c, int h, int w) {
   return (size_t)(b * v->strides[0] + c * v->strides[1] + h * v->strides[2] + w * v->strides[3]);
 }
 
-/* One output; x(b, c, h, w) is element i of the image in memory, less `zero`, times `scale`. w is [CO,KH,KW,C]. */
+/* One output; x(b, c, h, w) is element i of the image in memory, minus `zero`, times `scale`. w is [CO,KH,KW,C]. */
 static double conv_value(const nib_view* x, int b, int n, int oh, int ow, const float* w, double zero, double scale) {
   double sum = 0;
   for (int kh = 0; kh < KH; ++kh)
@@ -462,7 +462,7 @@ static double conv_value(const nib_view* x, int b, int n, int oh, int ow, const 
   return sum;
 }
 
-/* Every output of a convolution against the oracle, and what cannot be verified. */
+/* Every output of a convolution against the oracle, and refusals of verification. */
 static void test_verify_conv(const nib_qtensor* q) {
   nib_conv_desc conv = conv_desc();
   conv.output = NIB_NHWC;
@@ -537,7 +537,7 @@ static void test_conv(void) {
   }
   OK(nib_weight_destroy(weight));
 
-  /* 8-bit codes on both sides, images that come as codes with a zero point, which padding then is. */
+  /* 8-bit codes on both sides, images of codes with a zero point, which is the value of padding. */
   const float a_scale = 1.0f / 64;
   const int32_t a_zero = 9;
   how.scheme = "s8c";
@@ -569,7 +569,7 @@ static void test_conv(void) {
 
   nib_conv_desc desc;
 #define BAD(status, part, change) FAILS(status, part, (desc = conv_desc(), change, nib_plan_conv(weight, &desc, NULL, &none)))
-  BAD(NIB_INVALID_ARGUMENT, "an output of 0x3: the kernel does not fit",
+  BAD(NIB_INVALID_ARGUMENT, "an output of 0x3: the filter does not fit",
       (desc.height = 1, desc.padding_bottom = 0, desc.width = 2));
   BAD(NIB_INVALID_ARGUMENT, "sizes must be at least 1", desc.height = 0);
   BAD(NIB_INVALID_ARGUMENT, "at least 1", desc.stride_width = -1);
@@ -651,7 +651,7 @@ static void test_checkpoint(const char* golden, const char* scratch) {
       OK(nib_read_module(tensors, 4, info.config, &q, &notes));
       nib_text_free(notes);
       OK(nib_qtensor_destroy(q));
-      OK(nib_read_module(tensors, 4, NULL, &q, NULL)); /* AWQ's shapes tell enough */
+      OK(nib_read_module(tensors, 4, NULL, &q, NULL)); /* AWQ's shapes suffice */
       nib_qtensor* none = NULL;
       FAILS(NIB_NOT_FOUND, "\"qweight\"", nib_read_module(tensors, 1, NULL, &none, NULL));
       FAILS(NIB_NOT_FOUND, "none", nib_read_module(NULL, 0, NULL, &none, NULL));
@@ -671,7 +671,7 @@ static void test_checkpoint(const char* golden, const char* scratch) {
     OK(nib_qtensor_destroy(q));
   }
 
-  /* AWQ → compressed-tensors → dense → s8: files that others can open. */
+  /* AWQ → compressed-tensors → dense → s8: files that other programs can open. */
   int calls = 0;
   nib_transform_desc transform = SIZED(nib_transform_desc);
   transform.overwrite = 1;
@@ -715,7 +715,7 @@ static void test_checkpoint(const char* golden, const char* scratch) {
         (transform.act_scheme = "s8t", nib_checkpoint_quantize(path, out, &transform, NULL)));
   transform.act_scheme = NULL;
 
-  /* Convolutions only where that is asked for. */
+  /* Convolutions only on request. */
   static const char kHeader[] = "{\"net.conv.weight\":{\"dtype\":\"F32\",\"shape\":[12,8,3,3],\"data_offsets\":[0,3456]}}";
   float kernel[12 * 8 * 3 * 3];
   fill(kernel, sizeof kernel / sizeof *kernel, 13);
@@ -945,7 +945,7 @@ static void test_bad_runs(void) {
   const long before = atomic_load(&allocations);
   OK(nib_plan_run(plan, weight, &good, workspace, bytes, NULL));
   CHECK(atomic_load(&allocations) == before);
-  char* counted = NULL; /* the library's own are seen */
+  char* counted = NULL; /* the library's allocations are counted too */
   OK(nib_plan_explain(plan, &counted));
   CHECK(atomic_load(&allocations) > before);
   nib_text_free(counted);

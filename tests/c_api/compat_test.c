@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
         INFINI_STATUS_BAD_PARAM);
   infiniopDestroyDequantizeAWQDescriptor(descriptor);
 
-  /* What does not fit is refused before anything is made. */
+  /* Mismatched arguments are refused before anything is created. */
   infiniopDequantizeAWQDescriptor_t none = NULL;
 #define REFUSED(status, tensor, change)                                                    \
   do {                                                                                     \

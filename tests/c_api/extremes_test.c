@@ -1,4 +1,4 @@
-/* Every function that takes sizes, with sizes that arithmetic breaks on: an error, whatever comes before or after. */
+/* Every function that takes sizes, with sizes that overflow arithmetic: an error, in any sequence of calls. */
 #include <limits.h>
 #include <math.h>
 #include <nibble/nibble.h>
@@ -24,7 +24,7 @@ static unsigned draw(unsigned below) {
   return (unsigned)(state >> 33) % below;
 }
 
-/* A size that is wrong, or fine. */
+/* An invalid size, or a valid one. */
 static int64_t any(void) {
   static const int64_t sizes[] = {INT64_MAX,
                                   INT64_MAX - 1,
@@ -49,7 +49,7 @@ static int64_t any(void) {
   return sizes[draw(sizeof sizes / sizeof *sizes)];
 }
 static int64_t mostly(int64_t usual) { return draw(4) == 0 ? any() : usual; }
-/* Beyond what any function takes. */
+/* Larger than any function accepts. */
 static int64_t beyond(void) {
   int64_t size;
   do size = any();
@@ -66,7 +66,7 @@ static void refused(nib_status status) {
   CHECK(strlen(nib_last_error()) > 10);
 }
 
-/* A view of memory there is, or one that lies in a way that can be seen. */
+/* A view of existing memory, or a detectably invalid one. */
 static nib_view odd_view(const void* data, nib_dtype dtype, int64_t rows, int64_t columns) {
   nib_view view = nib_matrix(data, dtype, rows, columns);
   switch (draw(6)) {
@@ -173,7 +173,7 @@ static void test_plans(void) {
     const nib_status status = nib_plan_conv(conv_weight, &conv, &options, &plan);
     planned += status == NIB_OK;
     finish(status, &plan);
-    finish(nib_plan_conv(weight, &conv, &options, &plan), &plan); /* pointwise, where nothing is padded */
+    finish(nib_plan_conv(weight, &conv, &options, &plan), &plan); /* pointwise, without padding */
 
     nib_pack_desc packing = SIZED(nib_pack_desc);
     nib_linear_desc wide = SIZED(nib_linear_desc);
@@ -184,7 +184,7 @@ static void test_plans(void) {
     if (made != NIB_OK) refused(made);
     nib_weight_destroy(packed);
 
-    /* Of sizes that are allowed there would be memory to fill. */
+    /* Valid sizes would need memory to fill. */
     linear.m_max = beyond();
     nib_verify_desc verify = SIZED(nib_verify_desc);
     nib_verify_report report = SIZED(nib_verify_report);

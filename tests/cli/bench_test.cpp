@@ -1,4 +1,4 @@
-// How nibble measures: rounds, peaks and regret. The rest of bench is tested through the command.
+// Measuring: rounds, peaks and regret. The rest of bench is tested through the command.
 #include "commands/bench.hpp"
 
 #include <gtest/gtest.h>

@@ -43,7 +43,7 @@ const fs::path& scratch() {
   return made.path();
 }
 
-// A build that was carried to another machine is told where it lies.
+// The path of the tool, also for a build that was copied to another machine.
 std::string program() {
   const char* moved = std::getenv("NIBBLE_CLI");
   return moved != nullptr ? moved : NIBBLE_CLI;

@@ -1,4 +1,4 @@
-// Runs the nibble binary and looks at what it printed, returned and left behind.
+// Runs the nibble binary and returns its output, exit code and files.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,13 +18,13 @@ struct Finished {
 
 struct RunOptions {
   std::string stdout_to = {};  // a path instead of a captured file
-  bool closed_pipe = false;    // stdout is a pipe nobody reads
+  bool closed_pipe = false;    // stdout is a pipe without a reader
   int interrupt_after_ms = 0;  // send `signal` then, `signals` times, 2 ms apart
   int signal = SIGINT, signals = 1;
   std::vector<std::string> environment = {};  // "NAME=value", added
 };
 
-/// Runs `nibble arguments...` to its end; the arguments are not seen by a shell.
+/// Runs `nibble arguments...` to its end, without a shell.
 Finished nibble(const std::vector<std::string>& arguments, const RunOptions& options = {});
 
 /// The parsed standard output of a run that must succeed with valid JSON of schema 1.

@@ -1,4 +1,4 @@
-// Every command on good input: what it prints for people, what it prints for programs, what it writes.
+// Every command on valid input: its text, its JSON and its files.
 #include <algorithm>
 #include <sstream>
 
@@ -141,7 +141,7 @@ TEST_F(Cli, OutputFitsNarrowTerminals) {
     const Finished finished = nibble(command, narrow);
     EXPECT_EQ(finished.exit_code, 0) << finished.err;
     std::string line;
-    bool example = false;  // is to be copied as it is
+    bool example = false;  // copied unchanged
     for (std::istringstream lines(finished.out); std::getline(lines, line);) {
       example = example || line.starts_with("Example");
       const bool word = line.find_first_of(' ', std::min(line.find_first_not_of(' '), line.size())) == line.npos;

@@ -1,4 +1,4 @@
-// Every command on bad input: the exit code, one line that names the trouble, and nothing left behind.
+// Every command on bad input: the exit code, a one-line error, and no files left behind.
 #include <sys/resource.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The commands with --backend cuda, where there is a GPU; what they say without one is in errors_test.cpp.
+// The commands with --backend cuda, on machines with a GPU; errors_test.cpp has the errors without one.
 #include "cli/cli.hpp"
 #include "nibble/nibble.hpp"
 

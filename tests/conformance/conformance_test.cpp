@@ -1,11 +1,10 @@
 // Conformance: every kernel of the table × every scheme × awkward shapes × epilogues, against the oracle.
-//
-// A new kernel is covered the moment it is a row. Two questions are asked of each:
+// A new row of the table is covered without further code. Two properties are tested of each:
 //   bounds  on Gaussian data, is every output within its derived bound?
 //   exact   on data for which f32 arithmetic is exact, are the outputs bit-identical to the oracle's?
 //
-// A kernel that this machine cannot run has its tests too: they are skipped, with the reason. What only some rows do has a suite of its own
-// with those rows, so that a skip always means that something is missing.
+// The tests of a kernel that this machine cannot run are skipped, with the reason. Properties of some rows only have a suite with just
+// those rows, so that a skip always means that something is missing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,10 +48,10 @@ std::vector<Shape> shapes_for(const Kernel& kernel) {
           {5, 64, 640}};
 }
 
-/// Where the kernel reads weights from.
+/// The memory from which the kernel reads weights.
 Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu; }
 
-/// The type of A, by turns; a kernel that multiplies 16-bit floats takes nothing else.
+/// The type of A, varied by the seed; kernels of 16-bit floats take only their type.
 DType act_for(const Kernel& kernel, std::uint64_t turn) {
   if (kernel.act.starts_with("bf16")) return DType::bf16;
   if (kernel.act == "f16") return DType::f16;
@@ -88,7 +87,7 @@ bool takes(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std
   return takes(kernel, scheme, n, k, quantize_for(kernel), act_for(kernel, 0));
 }
 
-/// `wanted`, or, where the kernel does not take it, something close that it takes.
+/// `wanted` or, if the kernel does not take it, something close that it takes.
 WeightScheme scheme_for(const Kernel& kernel, const WeightScheme& wanted, std::int64_t n = 64, std::int64_t k = 1024) {
   std::vector<WeightScheme> candidates(3, wanted);
   candidates[1].group = GroupShape::channel();
@@ -111,7 +110,7 @@ bool takes_prescale(const Kernel& kernel) {
   return kernel.accepts(kernel, problem).ok();
 }
 
-/// The schemes a kernel takes for W[n,k]. The conformance of one that takes none would be an empty promise.
+/// The schemes a kernel takes for W[n,k]. A kernel that takes none would pass without being tested.
 std::vector<WeightScheme> schemes_for(const Kernel& kernel, std::int64_t n = 64, std::int64_t k = 1024) {
   std::vector<WeightScheme> list;
   for (const WeightScheme& scheme : all_schemes())
@@ -127,7 +126,7 @@ std::vector<const Kernel*> kernels_of(Op op, bool (*which)(const Kernel&) = null
   return list;
 }
 
-/// Every linear kernel that takes something, and those that this machine cannot ask.
+/// Every linear kernel that takes a scheme, and those that this machine cannot run.
 std::vector<const Kernel*> linear_kernels_taking(bool (*something)(const Kernel&)) {
   auto list = kernels_of(Op::linear);
   std::erase_if(list, [&](const Kernel* kernel) { return runs_here(kernel->isa).ok() && !something(*kernel); });
@@ -244,8 +243,8 @@ TEST_P(LinearConformance, EveryEpilogue) {
     for (std::uint64_t turn : {0, 1}) expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
 }
 
-/// Layers of the size of real ones: many records along K, shared by clusters, more row tiles than multiprocessors; activations quantized in
-/// turn per block, per token (of 28,672 channels) and in blocks of other sizes than a record. Too slow for a CPU.
+/// Layers of the size of real ones: many records along K, shared by clusters, more row tiles than multiprocessors; activations quantized
+/// per block, per token (of 28,672 channels) and in blocks of other sizes than a record, one after the other. Too slow for a CPU.
 TEST_P(GpuLinearConformance, LargeLayers) {
   const Kernel& kernel = *GetParam();
   const std::array schemes{WeightScheme{DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16},
@@ -274,8 +273,8 @@ TEST_P(GpuLinearConformance, LargeLayers) {
   EXPECT_GT(seed, 1u) << "the kernel took no layer";
 }
 
-/// However many the channels: what a precise sum of FP8 loses does not grow with them, what a fast one of sm_90 loses does, unless CTAs share
-/// the channels.
+/// The error of a precise sum of FP8 does not grow with the number of channels; that of a fast one on sm_90 does, unless CTAs share the
+/// channels.
 TEST(Fp8, PreciseSumsOfManyChannelsAreCloser) {
   int tried = 0;
   const QuantTensor q = random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}, 96, 28672, 1);
@@ -297,8 +296,7 @@ TEST(Fp8, PreciseSumsOfManyChannelsAreCloser) {
   if (tried == 0) GTEST_SKIP() << "no GPU";
 }
 
-/// Small integer activations, power-of-two scales: every product and partial sum is an exact f32, so that no rounding can
-/// excuse a difference.
+/// Small integer activations, power-of-two scales: every product and partial sum is an exact f32, so that any difference is an error.
 TEST_P(LinearConformance, ExactDataGivesExactResults) {
   const Kernel& kernel = *GetParam();
   for (const WeightScheme& scheme : schemes_for(kernel)) {
@@ -306,8 +304,7 @@ TEST_P(LinearConformance, ExactDataGivesExactResults) {
     for (const Shape& shape : shapes_for(kernel)) {
       if (!takes(kernel, scheme, shape.n, shape.k)) continue;
       const LinearSpec spec = spec_for(kernel, shape.m, act_for(kernel, 0), {}, 0).linear;
-      const std::int64_t block =
-          spec.act_scheme.group.k;  // in the packed order, in which act-order would scatter what begins one
+      const std::int64_t block = spec.act_scheme.group.k;  // in the packed order; act-order would scatter the channels of a block
       const QuantTensor q =
           random_weight(scheme, shape.n, shape.k, 11,
                         {.act_order = block == 0, .prescale = shape.m == 5 && takes_prescale(kernel), .exact = true});
@@ -350,7 +347,7 @@ std::vector<ActScheme> ways_to_quantize() {
   return ways;
 }
 
-/// At least one of the ways with at least one of the schemes.
+/// At least one activation scheme with at least one weight scheme.
 bool takes_one_of(const Kernel& kernel, const std::vector<ActScheme>& ways, const std::vector<WeightScheme>& schemes, DType act) {
   return std::ranges::any_of(ways, [&](const ActScheme& way) {
     return std::ranges::any_of(schemes, [&](const WeightScheme& s) { return takes(kernel, s, 64, 1024, way, act); });
@@ -441,8 +438,9 @@ bool takes_exact_blocks(const Kernel& kernel) {
   return takes_one_of(kernel, blocks_with_zero_points(), integer_schemes(), DType::f32);
 }
 
-/// Blocks of activations whose scale is exactly 1 and whose zero points are not 0, power-of-two scales of the weight: integers all the
-/// way, so that results are the oracle's bits. Tokens for one tile, for two, and for more than one task; a K that is no multiple of 8.
+/// Blocks of activations whose scale is exactly 1 and whose zero points are not 0, power-of-two scales of the weight: all sums are
+/// integers, so that results are the oracle's bits. Tokens for one tile, for two, and for more than one task; a K that is no multiple of
+/// 8.
 TEST_P(ExactBlocksConformance, BlocksWithZeroPoints) {
   const Kernel& kernel = *GetParam();
   int compared = 0;
@@ -460,7 +458,7 @@ TEST_P(ExactBlocksConformance, BlocksWithZeroPoints) {
           const std::int64_t channel = i % k % block, shift = (i / k + i % k / block) % 50;
           const auto small = static_cast<float>(static_cast<int>(random_bits(5, static_cast<std::uint64_t>(i)) % 7) - 3);
           const float high = static_cast<float>(200 - shift);
-          const bool far = scheme.zero == ZeroKind::integer && i / k % 4 == 2;  // all as far from the zero point as codes go
+          const bool far = scheme.zero == ZeroKind::integer && i / k % 4 == 2;  // all as far from the zero point as possible
           a.set(i, far ? -255.0f : channel == 1 ? high : channel == 2 ? high - 255 : small);
         }
         const LinearSpec spec{.m_max = m, .act_scheme = way};
@@ -541,7 +539,7 @@ ConstTensorView view_of(const Tensor& t) {
   return {t.bytes.data(), t.dtype, {t.shape[0], t.shape[1]}};
 }
 
-/// The same bits, but for what a NaN is made of.
+/// The same bits, except for the payload of a NaN.
 void expect_same(const Tensor& got, const Tensor& expected) {
   for (std::int64_t i = 0; i < got.numel(); ++i) {
     const float x = got.at(i), y = expected.at(i);
@@ -597,7 +595,8 @@ TEST_P(W8A8Conformance, IsExact) {
                 a_scale.set(i, 0.01f + 0.001f * static_cast<float>(i));
                 a_zero.as<std::int32_t>()[i] = extreme ? 127 : static_cast<std::int32_t>(i * 37 % 256) - 128;
               }
-            } else if (m >= 5 && k > 2) {  // what is no number spoils its token; of a known scale it saturates, or is 0
+            } else if (m >= 5 &&
+                       k > 2) {  // NaN and infinity affect their token only; with a known scale they saturate or become 0
               a.set(k + 1, std::numeric_limits<float>::quiet_NaN());
               a.set(2 * k, std::numeric_limits<float>::infinity());
               a.set(4 * k + 2, -std::numeric_limits<float>::infinity());
@@ -659,7 +658,7 @@ TEST_P(LinearConformance, WritesOnlyItsOutputAndDoesNotDependOnThreads) {
   }
 }
 
-/// For every M up to the plan's largest; run_on_host looks at the canaries around a workspace of exactly workspace_bytes().
+/// For every M up to the plan's largest; run_on_host checks the canaries around a workspace of exactly workspace_bytes().
 TEST_P(LinearConformance, WritesOnlyItsWorkspace) {
   const Kernel& kernel = *GetParam();
   const std::int64_t n = 45, k = 96;
@@ -679,7 +678,7 @@ TEST_P(LinearConformance, WritesOnlyItsWorkspace) {
   }
 }
 
-/// A row gives the same bits alone, among others and in batches of any size, although M may choose the path through a kernel.
+/// A row gives the same bits alone, among others and in batches of any size, although the path through a kernel may depend on M.
 TEST_P(BatchInvariance, ARowDoesNotDependOnTheOthers) {
   const Kernel& kernel = *GetParam();
   const std::int64_t m = 33, n = 45, k = 200;
@@ -713,7 +712,7 @@ TEST_P(BatchInvariance, ARowDoesNotDependOnTheOthers) {
   }
 }
 
-/// An activation that is no number spoils its own token, all of it, and nothing else.
+/// A NaN or infinite activation makes all of its token NaN, and no other.
 TEST_P(LinearConformance, NonFiniteActivationsStayInTheirRow) {
   const Kernel& kernel = *GetParam();
   const std::int64_t m = 8, n = 45, k = 200;
@@ -806,7 +805,7 @@ TEST_P(LinearConformance, ZeroPointsOutsideTheCodes) {
       ASSERT_TRUE(weight.ok()) << weight.status().message();
       const LinearSpec spec{.a_dtype = DType::s8, .m_max = m, .act_scheme = way};
       const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
-      if (!plan.ok() && group.k != 0) continue;  // blocks that do not line up
+      if (!plan.ok() && group.k != 0) continue;  // blocks that do not match the groups
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       Tensor a(DType::s8, {m, k});
       for (std::int64_t i = 0; i < a.numel(); ++i)

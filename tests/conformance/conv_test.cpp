@@ -36,9 +36,9 @@ class Dice {
   std::uint64_t seed_, next_ = 0;
 };
 
-/// Kernel 1…7, stride 1…3, dilation 1…3, padding up to the kernel's size, odd sizes, groups, depthwise. A kernel for sm_90 asks for one
-/// group, and channels that are a multiple of 64; one for sm_80 for channels that are a multiple of 8, or 16 of codes, and, of a group, outputs
-/// of 64. AMX does without patches where channels of a group are a multiple of 64.
+/// Filter 1…7, stride 1…3, dilation 1…3, padding up to the filter's size, odd sizes, groups, depthwise. Kernels for sm_90 need one group,
+/// and channels that are a multiple of 64; kernels for sm_80 need channels that are a multiple of 8, or 16 for codes, and outputs of a
+/// group that are a multiple of 64. AMX multiplies patches in place where channels of a group are a multiple of 64.
 ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
   for (std::uint64_t attempt = 0;; ++attempt) {
     Dice dice(seed * 1000 + attempt);
@@ -54,7 +54,7 @@ ConvGeometry random_geometry(std::uint64_t seed, Isa isa = Isa::baseline) {
     g.stride = {dice.in(1, 3), dice.in(1, 3)};
     g.dilation = {dice.in(1, 3), dice.in(1, 3)};
     g.padding = {dice.in(0, g.filter.h), dice.in(0, g.filter.h), dice.in(0, g.filter.w), dice.in(0, g.filter.w)};
-    if (isa == Isa::amx && (kind < 2 || kind == 4)) {  // patches that are multiplied where they lie
+    if (isa == Isa::amx && (kind < 2 || kind == 4)) {  // patches that are multiplied in place
       g.groups = std::min<std::int64_t>(g.groups, 2);
       g.in_channels = g.groups * 64 * dice.in(1, 2);
       if (g.groups > 1) g.out_channels = g.groups * dice.in(1, 45);
@@ -111,7 +111,7 @@ struct Images {
 struct Case {
   ConvSpec spec;
   std::int64_t batch = 1;
-  std::int64_t more = 0;  // channels of the memory beside A, D, gate and residual
+  std::int64_t more = 0;  // further channels in the memory of A, D, gate and residual
   std::uint64_t seed = 1;
 };
 
@@ -142,7 +142,7 @@ struct OperandData {
   }
 };
 
-/// Packs, plans and runs; D as [B·Oh·Ow, Co]. What lies beside D has to stay.
+/// Packs, plans and runs; D as [B·Oh·Ow, Co]. Memory beside D must not change.
 Tensor run(const QuantTensor& q, const Case& c, const Images& a, const Operands& args, std::string_view kernel,
            Executor* executor = nullptr) {
   const ConvGeometry& g = c.spec.geometry;
@@ -158,7 +158,7 @@ Tensor run(const QuantTensor& q, const Case& c, const Images& a, const Operands&
   const Status ran = run_on_host(*plan, *weight, a.view, d.view, args, executor);
   EXPECT_TRUE(ran.ok()) << ran.message();
   const Tensor result = reference::pixels(d.view);
-  // Blank D out; everything that is left has the old value.
+  // Clear D; all other memory must have the old value.
   const std::int64_t width = bits(d.view.dtype) / 8;
   for (std::int64_t b = 0; b < d.view.dim(0); ++b)
     for (std::int64_t n = 0; n < d.view.dim(1); ++n)
@@ -247,7 +247,7 @@ const std::vector<WeightScheme>& schemes() {
   return kSchemes;
 }
 
-/// Activations as they are, or quantized per patch, per tensor and in blocks of a pixel: whatever the kernel takes.
+/// Activations unquantized, or quantized per patch, per tensor and in blocks of a pixel: every scheme that the kernel takes.
 std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uint64_t seed) {
   std::vector<ActScheme> acts{{},
                               {DType::s8, GroupShape::channel()},
@@ -412,7 +412,7 @@ TEST_P(ConvW8A8Conformance, IsExact) {
   EXPECT_GT(compared, 0) << "the kernel took no layer";
 }
 
-/// Zero points that are no codes, without padding: every integer of 32 bits will do.
+/// Zero points that are no codes, without padding: every 32-bit integer is valid.
 TEST_P(ConvConformance, ZeroPointsOutsideTheCodes) {
   const Kernel& kernel = *GetParam();
   if (kernel.backend == Backend::cuda) GTEST_SKIP() << "takes zero points of a byte";
@@ -496,9 +496,9 @@ TEST_P(ConvInvariance, DoesNotDependOnThreadsLayoutOrBatch) {
   EXPECT_GT(compared, 0) << "the kernel took no layer";
 }
 
-/// Of exact products of int8, whose order does not matter: not the reference, which is in double.
+/// For exact products of int8, whose order does not matter; except the reference, which computes in double.
 bool multiplies_int8(const Kernel& kernel) {
-  if (!runs_here(kernel.isa).ok()) return true;  // nobody to ask: the test will be skipped, with the reason
+  if (!runs_here(kernel.isa).ok()) return true;  // cannot be asked here: the test is skipped, with the reason
   if (kernel.act == "any") return false;
   ConvSpec spec{.geometry = {.in_channels = 128, .out_channels = 64, .height = 9, .width = 9, .filter = {3, 3}},
                 .act_scheme = {DType::s8, GroupShape::tensor()}};
@@ -519,8 +519,8 @@ INSTANTIATE_TEST_SUITE_P(Table, ConvInvariance, ::testing::ValuesIn(conv_kernels
                          })),
                          test_name);
 
-/// Tiles of every size, of one group and of several, which random geometry is too small for: the bits of the direct kernel, which the other
-/// tests compare with the definition.
+/// Tiles of every size, of one group and of several, for which random geometry is too small: compared bit by bit with the direct kernel,
+/// which other tests compare with the definition.
 TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
   if (const Status here = runs_here(Isa::simt); !here.ok()) GTEST_SKIP() << here.message();
   const Extent three{3, 3};
@@ -597,7 +597,7 @@ TEST_P(ConvConformance, NaNGoesThroughEveryEpilogue) {
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 120 && compared == 0; ++seed) {
     const ConvGeometry g = random_geometry(seed, kernel.isa);
-    if (g.group_outputs() < 40 && seed <= 60 && g.groups == 1) continue;  // rather one with whole vectors of outputs
+    if (g.group_outputs() < 40 && seed <= 60 && g.groups == 1) continue;  // prefer one with whole vectors of outputs
     QuantTensor q = conv_weight(schemes()[seed % schemes().size()], g, seed, false);
     q.bias = Tensor(DType::f32, {q.n});
     for (std::int64_t i = 0; i < q.n; ++i) q.bias.set(i, i % 3 == 1 ? std::numeric_limits<float>::quiet_NaN() : 0.5f);
@@ -737,7 +737,7 @@ TEST(Conv, VerifyTakesEveryKindOfLayer) {
 TEST(Conv, BadGeometrySaysWhatFollowsFromIt) {
   ConvGeometry g{.in_channels = 8, .out_channels = 4, .height = 5, .width = 5, .filter = {3, 3}, .dilation = {3, 1}};
   EXPECT_EQ(g.validate().code(), StatusCode::invalid_argument);
-  EXPECT_NE(g.validate().message().find("an output of 0x3: the kernel does not fit"), std::string::npos)
+  EXPECT_NE(g.validate().message().find("an output of 0x3: the filter does not fit"), std::string::npos)
       << g.validate().message();
   g.dilation = {};
   EXPECT_TRUE(g.validate().ok());

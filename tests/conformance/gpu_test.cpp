@@ -1,4 +1,4 @@
-// What only a GPU does: packing there, streams, threads, graphs, checkpoint tensors. Conformance of its kernels is in
+// Features of GPUs only: packing there, streams, threads, graphs, checkpoint tensors. Conformance of its kernels is in
 // conformance_test.cpp. Skipped, with the reason, on a machine without a GPU.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -86,7 +86,7 @@ TEST_F(Gpu, PacksTheBytesTheHostPacks) {
   EXPECT_GT(packed, 50);
 }
 
-/// What a plan works in; nothing where it needs nothing.
+/// The workspace of a plan; empty where it needs none.
 DeviceMemory workspace_of(const Plan& plan) {
   return plan.workspace_bytes() == 0 ? DeviceMemory()
                                      : on_device(std::vector<std::byte>(plan.workspace_bytes(), std::byte{0xff}));
@@ -99,7 +99,7 @@ T must(Result<T> result) {
   return std::move(result).value();
 }
 
-/// A layer on the device, its input, and D as one run in the default stream gives it.
+/// A layer on the device, its input, and D of one run in the default stream.
 class Layer {
  public:
   Layer(std::int64_t m, std::int64_t n, std::int64_t k, std::uint64_t seed)
@@ -123,7 +123,7 @@ class Layer {
     return plan_.run(weight_, ConstTensorView(a_.data(), DType::f16, {m_, k_}), TensorView(d_.data(), DType::f16, {m_, n_}), {},
                      std::span(workspace_.data(), workspace_.size()), stream);
   }
-  /// Spoils D, before it is computed again.
+  /// Overwrites D before it is computed again.
   void clear(Stream stream) const {
     ASSERT_EQ(cudaMemsetAsync(d_.data(), 0xff, d_bytes(), static_cast<cudaStream_t>(stream.handle)), cudaSuccess);
   }
@@ -154,7 +154,7 @@ class CudaStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Prefills deal their work in bands of tokens, and pairs of CTAs share it: a row's bits know nothing of that.
+/// Prefills distribute passes in bands of tokens, and pairs of CTAs share passes: a row's bits do not depend on that.
 TEST_F(Gpu, ManyTokensHaveTheBitsOfFew) {
   if (const Status here = runs_here(Isa::sm90); !here.ok()) GTEST_SKIP() << here.message();
   constexpr std::int64_t kMany = 4500, kFew = 300, kN = 1096, kK = 640;  // 18 row blocks, the last one with 8 rows
@@ -193,8 +193,8 @@ TEST_F(Gpu, ManyTokensHaveTheBitsOfFew) {
   EXPECT_GT(kernels_run, 20);
 }
 
-/// Stream-K cuts passes wherever a CTA's run of records ends and adds up the parts: the sums of the same tile uncut but for their order, the
-/// same in every run, in a workspace that nobody has cleared, and in a graph, whose runs have one ticket.
+/// Stream-K divides passes wherever a CTA's run of records ends and reduces the partial sums: equal to those of the undivided tile except
+/// for their order, and the same in every run, in a workspace that is not cleared, and in a graph, whose runs have one ticket.
 TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
   if (const Status here = runs_here(Isa::sm90); !here.ok()) GTEST_SKIP() << here.message();
   struct Shape {
@@ -253,7 +253,7 @@ TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
       for (std::int64_t i = 0; i < expected.numel(); ++i) squares += std::pow(expected.at(i), 2);
       const double rms = std::sqrt(squares / static_cast<double>(expected.numel()));
       ASSERT_GT(rms, 1e-4);
-      // A rounding to f16 more or less, and what another order of f32 sums makes; wgmma drops what is below 13 bits of sums of e4m3.
+      // One rounding to f16, and another order of f32 sums; wgmma keeps 13 bits of sums of e4m3.
       const double slack = exact ? 0.0 : rms * (e4m3 ? 3e-2 : 1e-4);
       for (std::int64_t i = 0; i < expected.numel(); ++i)
         ASSERT_NEAR(got.at(i), expected.at(i), exact ? 0.0 : slack + std::abs(expected.at(i)) / 512)
@@ -339,8 +339,8 @@ QuantTensor square_layer(std::int64_t size, std::uint64_t seed) {
   return q;
 }
 
-/// A kernel may start before the one in front of it has finished, as long as it waits before it touches what that one writes or
-/// reads. Layers that feed each other through two buffers give other bits when one does not.
+/// A kernel may start before the previous one has finished, if it waits before it touches what that one writes or reads. Layers that feed
+/// each other through two buffers give other bits if one does not wait.
 TEST_F(Gpu, LayersInARowWaitForEachOther) {
   constexpr int kLayers = 40;  // even: the last one writes the first buffer
   const CudaStream stream;
@@ -380,7 +380,7 @@ TEST_F(Gpu, LayersInARowWaitForEachOther) {
         Tensor expected(DType::f16, {m, size});
         expected.bytes = result();
         for (std::int64_t i = 0; i < expected.numel(); ++i) ASSERT_TRUE(std::isfinite(expected.at(i))) << i;
-        double squares = 0;  // numbers of their own, not zeros
+        double squares = 0;  // real values, not zeros
         for (std::int64_t i = 0; i < expected.numel(); ++i) squares += std::pow(expected.at(i), 2);
         ASSERT_GT(squares / static_cast<double>(expected.numel()), 1e-4);
 
@@ -418,7 +418,7 @@ TEST_F(Gpu, RunTellsHostFromDevice) {
   EXPECT_NE(other_memory.message().find("this one is in host memory"), std::string::npos) << other_memory.message();
 }
 
-/// What a format writes is dequantized straight from its tensors to the bits of the definition.
+/// Tensors that a format writes are dequantized directly, to the bits of the definition.
 TEST_F(Gpu, CheckpointTensorsAreBitExact) {
   if (const Status here = runs_here(Isa::sm80); !here.ok()) GTEST_SKIP() << here.message();
   struct Case {

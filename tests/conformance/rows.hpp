@@ -5,7 +5,7 @@
 
 namespace nibble {
 
-/// A row of the GPU is tested where it is compiled: elsewhere every one of a thousand tests would be a process that says it is skipped.
+/// A row of the GPU is tested where it is compiled: elsewhere each of a thousand tests would be a process that only reports a skip.
 inline bool is_built(const Kernel& kernel) { return NIBBLE_WITH_CUDA || backend(kernel.isa) == Backend::cpu; }
 
 }  // namespace nibble

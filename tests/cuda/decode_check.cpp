@@ -1,11 +1,11 @@
-// Correctness and speed of the CUDA decode and GEMM kernels. Needs a GPU; everything else about it is ordinary.
+// Correctness and speed of the CUDA decode and GEMM kernels. Needs a GPU.
 //
-//   decode_check check [--small] [FILE.json]       correctness only; --small: what compute-sanitizer has the patience for
+//   decode_check check [--small] [FILE.json]       correctness only; --small: sizes for compute-sanitizer
 //   decode_check bench [FILE.json] [--split 1,2] [--smem BYTES] [--m 1,8] [--shape NxK] [--no-cublas]
-//                      [--sm80 | --gemm80]       decode without Hopper's copy engine; GEMM for M = 32 … 1024
+//                      [--sm80 | --gemm80]       decode without TMA; GEMM for M = 32 … 1024
 //
 // Method of the bench: a CUDA graph runs the layer over rotating cold copies of the weight (≥ 400 MB in total, L2 is 60 MB); events
-// around 10 replays; the median of 7. Gaussian activations, random codes: zeros would be faster, the card being power-limited.
+// around 10 replays; the median of 7. Gaussian activations, random codes: zeros would be faster, because the GPU is limited by power.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -52,7 +52,7 @@ class DeviceBytes {
   std::size_t size_;
 };
 
-/// A weight as the host packs it, on the device.
+/// A weight packed on the host, on the device.
 struct OnDevice {
   PackedWeight packed;
   DeviceWeight weight;
@@ -66,7 +66,7 @@ std::uint16_t to_16(float v, DType type) { return type == DType::f16 ? to_f16(v)
 float from_16(std::uint16_t v, DType type) { return type == DType::f16 ? to_f32(f16{v}) : to_f32(bf16{v}); }
 int size_of(DType type) { return type == DType::f32 ? 4 : 2; }
 
-/// x[rows, stride] of Gaussian numbers, and what is beyond K poisoned with NaN.
+/// x[rows, stride] of Gaussian numbers; NaN past K.
 std::vector<std::uint16_t> activations(int rows, std::int64_t k, std::int64_t stride, DType type) {
   std::vector<std::uint16_t> x(static_cast<std::size_t>(rows * stride), 0x7fff);
   for (int r = 0; r < rows; ++r)
@@ -83,13 +83,13 @@ cudaError_t run_sm90_one(const LinearTask& task) { return linear_decode_sm90(tas
 cudaError_t run_sm80(const LinearTask& task) { return linear_decode_sm80(task, nullptr); }
 cudaError_t run_gemm80(const LinearTask& task) { return linear_gemm_sm80(task, nullptr); }
 
-/// A kernel to check, and what it is asked for and allowed.
+/// A kernel to check, its configuration and its tolerance.
 struct Subject {
   const char* name;
   Run run;
   bool only_sm90;
   bool rounds_weights;  // to the activations' type
-  std::vector<int> m;   // the first is the largest: the others' rows are compared with its
+  std::vector<int> m;   // the first is the largest; rows of the others are compared with its rows
 };
 const std::vector<int> kDecodeM{33, 1, 2, 7, 8, 9, 16, 17, 33};
 const std::vector<int> kGemmM{129, 1, 8, 17, 32, 33, 64, 65, 100, 128, 129};
@@ -99,7 +99,7 @@ struct CheckResult {
   double worst = 0;  // error over tolerance
 };
 
-/// All of D as the device left it, canaries included.
+/// All of D from the device, canaries included.
 std::vector<std::uint8_t> run_once(const Run& run, LinearTask task, const char* name, CheckResult& result) {
   constexpr std::size_t kCanary = 256;
   const std::size_t bytes = static_cast<std::size_t>(task.m * task.epilogue.d_stride * size_of(task.epilogue.out));
@@ -170,7 +170,7 @@ void check_weight(const Subject& subject, const QuantTensor& q, DType a_dtype, D
     }
   }
 
-  // Of a few numbers the rounding of the output does not average out.
+  // For few numbers the rounding of the output does not average out.
   const double few = columns.size() < 16 ? 2.0 : 1.0;
   const double rounding = out == DType::f32 ? 1e-5 : out == DType::f16 ? 3e-4 : 2.5e-3;
   const double tolerance = few * (subject.rounds_weights ? std::max(rounding, a_dtype == DType::f16 ? 5e-4 : 4e-3) : rounding);
@@ -253,7 +253,7 @@ CheckResult check(const Subject& subject, bool all) {
 
 // ---------------------------------------------------------------------------------------------------------------------- bench
 
-/// cuBLAS, if the machine has it: nothing links against it.
+/// cuBLAS, if the machine has it; loaded at run time.
 class Cublas {
  public:
   Cublas() {

@@ -1,9 +1,9 @@
-// dequantize on the GPU: bit-exactness against the formats' definitions, and speed next to a kernel that only moves the same bytes.
+// dequantize on the GPU: bit-exactness against the formats' definitions, and speed compared with a kernel that only moves the same bytes.
 //
 //   dequantize_check [RESULTS.json]     without a file: correctness only
 //
-// The reference below is written from the definitions alone, a bit at a time, and shares nothing with the kernels but the
-// conversions of nibble/types.hpp. Outputs are poisoned with NaNs and fenced with canaries.
+// The reference below is written from the definitions alone, a bit at a time, and shares only the conversions of nibble/types.hpp with the
+// kernels. Outputs are filled with NaN and surrounded by canaries.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Correctness and speed of the kernels that take packed weights apart without tensor cores. Needs a GPU.
+// Correctness and speed of the kernels that decode packed weights without tensor cores. Needs a GPU.
 //
 //   packed_check check [FILE.json] [--small]    pack_gpu_tile and dequantize_packed bit by bit, linear_simt against the oracle
 //   packed_check bench [FILE.json]              linear_simt and dequantize_packed
@@ -72,7 +72,7 @@ struct Result {
 
 std::size_t size_of(DType type) { return static_cast<std::size_t>(bits(type) / 8); }
 
-/// A weight on the host as packing leaves it, and on the device.
+/// A weight packed on the host, there and on the device.
 struct OnDevice {
   PackedWeightData packed;
   std::unique_ptr<DeviceBytes> records, perm, prescale;
@@ -127,7 +127,7 @@ struct Guarded {
   explicit Guarded(std::size_t size) : bytes(size + 2 * kCanary) { REQUIRE(cudaMemset(bytes.get(), 0xff, bytes.size())); }
   std::uint8_t* get() const { return bytes.get() + kCanary; }
 
-  /// What a kernel left; says whether it stayed inside.
+  /// The contents after a kernel; reports overwritten canaries.
   std::vector<std::byte> finish(cudaError_t launched, const std::string& name, Result& result) const {
     const cudaError_t finished = cudaDeviceSynchronize();
     if (launched != cudaSuccess || finished != cudaSuccess) {
@@ -152,7 +152,7 @@ void check_pack(const QuantTensor& q, const OnDevice& w, const std::string& name
   result.expect(std::memcmp(got.data(), w.packed.bytes.data(), got.size()) == 0, name, "pack: other bytes than on the host");
 }
 
-/// `pad` elements between rows, which must stay as they are.
+/// `pad` elements between rows, which must not change.
 void check_dequantize(const QuantTensor& q, const OnDevice& w, DType out, bool transposed, std::int64_t pad,
                       const std::string& name, Result& result) {
   const std::int64_t rows = transposed ? q.k : q.n, columns = transposed ? q.n : q.k, stride = columns + pad;
@@ -194,7 +194,7 @@ void check_linear(const QuantTensor& q, const OnDevice& w, DType act, DType out,
   const EpilogueSpec spec{.bias = with_bias, .activation = with_bias ? Activation::silu : Activation::none, .out = out};
   Operands args{.bias = ConstTensorView(bias.bytes.data(), bias.dtype, {q.n})};
 
-  std::vector<std::int64_t> columns;  // some: the oracle takes its time
+  std::vector<std::int64_t> columns;  // a sample, because the oracle is slow
   for (std::int64_t n = 0; n < q.n; n += std::max<std::int64_t>(1, q.n / 40)) columns.push_back(n);
   columns.push_back(q.n - 1);
   const auto expected = reference::linear(reference::arrays_of(q), a, spec, args, columns);

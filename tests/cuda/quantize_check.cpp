@@ -3,8 +3,8 @@
 //   quantize_check check                the GPU's codes, scales, zeros and sums against the host's, bit by bit
 //   quantize_check bench [FILE.json]    GB/s from 1 MB to 1 GB, and µs of 1 … 64 tokens
 //
-// Method of the bench: timing.hpp; a call's codes go to a place of their own as its activations come from one. Bytes are those of
-// activations, codes and scales, once. A call waits for the one before it, so the time of few tokens is that of a step in a row of steps.
+// Method of the bench: timing.hpp; each call has its own activations and its own codes. Bytes are those of activations, codes and scales,
+// once. A call waits for the one before it, so the time of few tokens is that of a step in a sequence.
 #include <cuda_runtime_api.h>
 
 #include <bit>
@@ -55,11 +55,11 @@ struct Case {
   }
 };
 
-/// Rows of every kind: ordinary ones, ties, nothing, next to nothing, and what spoils its own row and no other.
+/// Rows of every kind: ordinary ones, ties, zeros, tiny values, and NaN or infinity, which affect only their row.
 constexpr int kKinds = 10;
 float activation(int kind, std::int64_t m, std::int64_t k, std::int64_t columns) {
   static const std::vector<float> kNoise = [] {
-    std::vector<float> noise((1 << 18) + 7);  // no multiple of anything
+    std::vector<float> noise((1 << 18) + 7);  // an odd length
     for (std::size_t i = 0; i < noise.size(); ++i) noise[i] = random_normal(17, i);
     return noise;
   }();
@@ -121,7 +121,7 @@ struct Layout {
   }
 };
 
-/// As a plan calls it: codes past K become 0.
+/// The call of a plan: codes past K become 0.
 Status quantize_padded(const Case& c, const ConstTensorView& a, const ActOutputs& out, const ActOptions& options) {
   QuantizeTask task{.a = a.data, .type = a.dtype, .a_stride = a.stride(0), .m = c.m, .k = c.k};
   task.prescale = static_cast<const float*>(options.prescale.data);
@@ -149,7 +149,7 @@ DeviceMemory on_device(const std::vector<std::byte>& bytes) {
   return memory;
 }
 
-/// Says where the first difference is, and in how many bytes there are more.
+/// Reports the first difference, and the number of differing bytes.
 bool equal(const Case& c, const Layout& layout, const std::vector<std::byte>& host, std::vector<std::byte>& device) {
   const auto word = [](const std::vector<std::byte>& v, std::int64_t at) {
     std::uint32_t w = 0;
@@ -250,7 +250,7 @@ int check() {
   struct Shape {
     std::int64_t m, k;
   };
-  // Each way of the launcher: a row in a CTA of any size, several, parts of rows, a row too long for registers; odd ends.
+  // Each path of the launcher: a row in a CTA of any size, several, parts of rows, a row too long for registers; odd ends.
   constexpr Shape kShapes[] = {{1, 1},      {1, 4096},   {3, 100},    {7, 127},    {5, 129},    {64, 1000},
                                {2, 8192},   {33, 2049},  {10, 14336}, {272, 4096}, {2300, 500}, {11, 40000},
                                {4300, 250}, {4353, 257}, {50, 28672}, {7, 53248}};

@@ -2,16 +2,16 @@
 //
 //   scaled_check check                          every launcher in every configuration against the formula of w8a8_task.hpp
 //   scaled_check bench [FILE.json [1,16,…]]     the kernel table's rows for tensor cores next to cuBLASLt, for these M
-//   scaled_check sums [FILE.json [1,16,…]]      fast and precise sums of e4m3: what they take, and how far they are from f64
+//   scaled_check sums [FILE.json [1,16,…]]      fast and precise sums of e4m3: their times, and their errors against f64
 //
 // Integers have to give the formula's bits. Sums of e4m3 are compared with f64: kWgmmaBound and kFloatBound. Each configuration
-// runs alone first; then all of them, each twice in a row, in one CUDA graph, where a kernel begins before the one before it has
-// ended, and has to give the bits that it gave alone.
+// runs alone first; then all of them, each twice in a row, in one CUDA graph, where a kernel starts before the previous one has ended, and
+// must give the bits that it gave alone.
 //
 // Method of the bench: timing.hpp; a call reads the weight's next copy. cuBLASLt multiplies the same codes, s8 to s32 and e4m3 to
-// f16 with fast accumulation, and leaves scales and zero points to others. Codes are of normal numbers: the GPU is limited by
-// power, and zeros would be faster. Whatever is timed with many tokens has run for a while before, and cuBLASLt and the best rows take
-// turns: on a GPU that has rested anything is faster, and on a hot one slower.
+// f16 with fast accumulation, without scales and zero points. Codes are of normal numbers: the GPU is limited by power, and zeros would be
+// faster. With many tokens the GPU is warmed up first, and cuBLASLt and the best rows run interleaved: a cool GPU is faster than a hot
+// one.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -98,7 +98,7 @@ constexpr Shape kShapes[] = {{1, 64, 128, 0},     {3, 72, 256, 8},      {17, 200
                              {70, 333, 1500, 0},  {300, 520, 4096, 0},  {130, 2048, 2048, 8},
                              {1030, 648, 640, 0}, {2100, 264, 384, 16}, {16, 4096, 14336, 0}};
 
-/// A task without an output, the memory it points to, and what has to come out.
+/// A task without an output, the memory it points to, and the expected result.
 struct Operands {
   const Kind& kind;
   Shape shape;
@@ -147,7 +147,7 @@ struct Operands {
     if (kind.weight_zeros) fill_zeros(const_cast<std::int32_t*>(task.weight.zeros()), geometry.padded_rows(), 3);
   }
 
-  /// What is between the rows of codes is like them: nobody may add it.
+  /// The gaps between rows hold codes too, which must not be summed.
   void make_activations() {
     acts = room<std::byte>(shape.m * pitch);
     fill_codes(acts.data(), shape.m * pitch, kind.integers, 4);
@@ -176,9 +176,9 @@ struct Operands {
 
 // ---- check: subjects
 
-/// wgmma keeps some 13 bits of sums of e4m3, and drops the rest of 32 channels after 32 channels: of 4096, or of as many more as there are.
+/// wgmma keeps about 13 bits of sums of e4m3 and drops the rest for every 32 channels: bounds for 4096 channels or more.
 constexpr float kWgmmaBound = 0.02f, kWgmmaBoundChannels = 4096;
-/// The same where sums of no more than kPreciseChannels are formed so.
+/// The same with at most kPreciseChannels summed in tensor cores.
 constexpr float kPreciseBound = 5e-3f;
 /// Sums in f32, those of mma.sync rounded toward zero.
 constexpr float kFloatBound = 2e-3f;
@@ -187,7 +187,7 @@ struct Subject {
   std::string name;
   std::function<cudaError_t(const ScaledTask&, cudaStream_t)> launch;
   float spread;             // of its bound for e4m3
-  bool may_refuse = false;  // for want of shared memory
+  bool may_refuse = false;  // for lack of shared memory
 };
 
 /// Configurations that linear_scaled_sm90 is made for.
@@ -226,7 +226,7 @@ std::vector<Subject> subjects(const GpuInfo& gpu, bool grouped) {
 
 // ---- check: a case
 
-/// Counts, and ends the program when there is no sense in going on.
+/// Counts failures, and ends the program when it cannot continue.
 struct Tally {
   int runs = 0, failures = 0;
 
@@ -238,7 +238,7 @@ struct Tally {
   }
 };
 
-/// Waits no longer than any of this can take: where two kernels wait for each other, the others' results would be lost.
+/// Waits with a time limit: if two kernels deadlock, the results of the others would be lost.
 void finish(cudaStream_t stream, const std::string& what) {
   constexpr auto kPatience = std::chrono::seconds(20);
   const auto begin = std::chrono::steady_clock::now();
@@ -257,7 +257,7 @@ void finish(cudaStream_t stream, const std::string& what) {
   }
 }
 
-/// One task with one output type, by everybody.
+/// One task with one output type, by every subject.
 class Case {
  public:
   Case(const Operands& operands, DType out, const std::vector<Subject>& subjects, cudaStream_t stream, Tally& tally)
@@ -277,11 +277,11 @@ class Case {
 
  private:
   static constexpr int kTurns = 2;    // of a subject in the graph
-  static constexpr int kReplays = 3;  // a race may be won
+  static constexpr int kReplays = 3;  // repeated, because a race may not show at once
 
   std::int64_t element_bytes() const { return out_ == DType::f32 ? 4 : 2; }
   std::int64_t slots() const { return static_cast<std::int64_t>(subjects_.size()) * (1 + kTurns); }
-  /// Where subject i writes: turn −1 alone, 0 and 1 in the graph.
+  /// The output of subject i: turn −1 alone, 0 and 1 in the graph.
   std::int64_t slot(std::size_t i, int turn) const {
     return turn < 0 ? static_cast<std::int64_t>(i)
                     : static_cast<std::int64_t>(subjects_.size()) + static_cast<std::int64_t>(i) * kTurns + turn;
@@ -374,7 +374,7 @@ class Case {
           if (element(slot(i, -1), at) == element(slot(i, turn), at)) ++at;  // the other half of the word
           tally_.fail(fmt::format("{}: in a graph, turn {}: {} words are not as alone, first {}; alone {:.9g}", name(i), turn,
                                   d.count, describe(slot(i, turn), at), element(slot(i, -1), at)));
-          runs_[i] = false;  // said once
+          runs_[i] = false;  // reported once
         }
   }
 
@@ -388,7 +388,7 @@ class Case {
     must(copy_from_device(&value, static_cast<const T*>(from) + i, sizeof value));
     return value;
   }
-  /// Element i of an output: which it is, what is there and what should be.
+  /// Prints element i of an output: its place, its value and the expected value.
   std::string describe(std::int64_t at, std::int64_t i) const {
     const std::int64_t m = i / stride_, n = i % stride_;
     const char* const beyond = m >= o_.shape.m ? " past M" : n >= o_.shape.n ? " past N" : "";
@@ -441,7 +441,7 @@ struct BenchKind {
   int together = 0;  // ScaledTask::together
 };
 constexpr WeightScheme per_channel(DType codes) { return {codes, ZeroKind::none, GroupShape::channel(), DType::f32}; }
-/// Those of the same codes are neighbours, and share their weights' memory.
+/// Kinds with the same codes are neighbours and share their weights' memory.
 const std::array<std::vector<BenchKind>, 2> kBenchKinds{
     {{{"s8", {DType::s8}, per_channel(DType::s8)},
       {"s8 zero points", {DType::s8, GroupShape::channel(), ZeroKind::integer}, per_channel(DType::s8)}},
@@ -479,7 +479,7 @@ struct Layer {
       fill_scales(reinterpret_cast<float*>(w.bytes.data() + all_codes), (bytes - all_codes) / 4, kWeightScale, 100);
       const gpu_w8::Geometry geometry = gpu_w8::geometry(kBenchKinds[0][0].weight, size.n, size.k);
       auto* const sums = reinterpret_cast<std::int32_t*>(w.bytes.data() + geometry.sums_offset());
-      if (integers) fill_zeros(sums, geometry.padded_rows(), 104);  // as good as true ones
+      if (integers) fill_zeros(sums, geometry.padded_rows(), 104);  // any values do for timing
     }
     const std::int64_t groups = size.k / gpu_w8::kChannels;
     acts = room<std::byte>(most_m * size.k);
@@ -516,7 +516,7 @@ Problem problem_of(const Layer& layer, const BenchKind& kind, std::int64_t m) {
   return p;
 }
 
-/// What a row of sm_90 launches.
+/// The configuration that a row of sm_90 launches.
 ScaledConfig config_of(const Kernel& row) {
   const int blocks = row.tile.n / gpu_w8::kRows;
   const int split = row.variant == "streamk" ? kStreamK : row.variant == "wgmma" ? 1 : row.variant.back() - '0';
@@ -544,7 +544,7 @@ double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int
   args.operands.a_scale = ConstTensorView(as<float>(layer.act_scales), {m});
   if (grouped) {
     args.operands.a_scale = ConstTensorView(as<float>(layer.act_scales), {m, layer.size.k / gpu_w8::kChannels});
-    args.operands.a_scale.strides = {1, m};  // as quantized activations come: a group's scales lie together
+    args.operands.a_scale.strides = {1, m};  // as the quantizer writes them: scales of a group are contiguous
   }
   args.operands.a_zero = ConstTensorView(as<std::int32_t>(layer.act_zeros), {m});
   const std::size_t scratch_bytes = row.workspace == nullptr ? 0 : row.workspace(row, problem);
@@ -565,14 +565,14 @@ double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int
 
 // ---- bench: cuBLASLt
 
-/// Found at run time: nothing links against it.
+/// Loaded at run time.
 class CublasLt {
  public:
   CublasLt() {
     for (const char* file : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
       library_ = dlopen(file, RTLD_NOW | RTLD_LOCAL);
       if (library_ != nullptr && find_all() && create_(&handle_) == CUBLAS_STATUS_SUCCESS) return;
-      handle_ = nullptr;  // one that is newer than the driver
+      handle_ = nullptr;  // the library is newer than the driver
     }
     print("no cuBLASLt\n");
   }
@@ -584,7 +584,7 @@ class CublasLt {
     const bool integers = layer.integers;
     const cudaDataType_t in = integers ? CUDA_R_8I : CUDA_R_8F_E4M3, out = integers ? CUDA_R_32I : CUDA_R_16F;
     const auto [n, k] = layer.size;
-    // It counts by columns: Dᵀ[N,M] = W · xᵀ.
+    // It is column-major: Dᵀ[N,M] = W · xᵀ.
     const Owned<cublasLtMatmulDesc_t> operation = make_operation(integers);
     const Owned<cublasLtMatrixLayout_t> w = make_layout(in, k, n), x = make_layout(in, k, m), d = make_layout(out, n, m);
     const Owned<cublasLtMatmulPreference_t> preference = make_preference();
@@ -676,7 +676,7 @@ class CublasLt {
 
 // ---- bench: all of it
 
-/// What a kind's rows take for one shape and M.
+/// The times of a kind's rows for one shape and M.
 struct Rows {
   const BenchKind* kind = nullptr;
   Problem problem;
@@ -699,8 +699,8 @@ Rows time_rows(Layer& layer, const BenchKind& kind, std::int64_t m) {
   return rows;
 }
 
-/// cuBLASLt, if there is one, and each kind's best row in turns, three of them where times depend on what ran before: the median is what each takes.
-/// 0: cuBLASLt has none.
+/// The times of cuBLASLt, if there is one, and of each kind's best row: interleaved, the median of three where times depend on what ran
+/// before. 0: cuBLASLt has none.
 double take_turns(CublasLt* cublas, Layer& layer, std::vector<Rows>& kinds, std::int64_t m) {
   const int turns = Layer::settle_ms(m) > 0.0 ? 3 : 1;
   std::vector<std::vector<double>> us(kinds.size() + 1);
@@ -763,7 +763,7 @@ int bench(const char* file, const std::vector<std::int64_t>& ms) {
 // ---- sums
 
 constexpr Size kLongRows[] = {{8192, 8192}, {8192, 28672}};
-/// Fast ones, and precise ones of so many channels by tensor cores at a time.
+/// Fast sums, and precise ones with so many channels in tensor cores at a time.
 const std::vector<BenchKind> kSums = [] {
   std::vector<BenchKind> kinds;
   for (const auto& [name, together] : {std::pair("fast", 0), std::pair("1024", 8), std::pair("512", 4), std::pair("256", 2)})
@@ -835,7 +835,7 @@ int sums(const char* file, const std::vector<std::int64_t>& ms) {
   return write(file, all);
 }
 
-/// "1,16" as numbers; empty where that is not what it is.
+/// "1,16" as numbers; empty for anything else.
 std::vector<std::int64_t> parse_ms(std::string_view text) {
   std::vector<std::int64_t> ms;
   for (const char *at = text.data(), *const end = at + text.size();; ++at) {

@@ -63,7 +63,7 @@ __device__ float integer_output(const ScaledTask& t, const std::int8_t* w, std::
   return __fmul_rn(scaled, t.weight.scales()[n]);
 }
 
-/// In f64, where nothing is rounded that matters.
+/// In f64, where rounding does not matter.
 __device__ double2 float_output(const ScaledTask& t, const std::uint8_t* w, std::int64_t m, std::int64_t n) {
   const gpu_w8::Geometry& geo = t.weight.geometry;
   const std::uint8_t* a = static_cast<const std::uint8_t*>(t.acts.codes) + m * t.acts.pitch;
@@ -86,7 +86,7 @@ __device__ void note(Difference* found, std::int64_t at) {
   atomicMin(&found->first, static_cast<unsigned long long>(at));
 }
 
-/// Whether D[m,n], element i, is what it should be.
+/// Whether D[m,n], element i, is within its bound.
 __device__ bool as_expected(const ScaledTask& t, std::int64_t i, float value, float spread, const Bound& bound) {
   const bool wide = t.epilogue.out == DType::f32;
   const __half half = wide ? __half() : static_cast<const __half*>(t.epilogue.d)[i];
@@ -94,7 +94,7 @@ __device__ bool as_expected(const ScaledTask& t, std::int64_t i, float value, fl
   if (bound.spread == 0 && wide) return __float_as_uint(got) == __float_as_uint(value);
   if (bound.spread == 0) return __half_as_ushort(half) == __half_as_ushort(__float2half_rn(value));
   const double error = fabs(static_cast<double>(got) - value);
-  return error <= double{bound.spread} * spread + double{bound.relative} * fabs(value) + bound.absolute;  // never so with a NaN
+  return error <= double{bound.spread} * spread + double{bound.relative} * fabs(value) + bound.absolute;  // false for a NaN
 }
 __device__ bool untouched(const ScaledTask& t, std::int64_t i) {
   return t.epilogue.out == DType::f32 ? static_cast<const std::uint32_t*>(t.epilogue.d)[i] == ~0u

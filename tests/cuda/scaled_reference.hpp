@@ -1,7 +1,7 @@
-// What scaled_check compares with: random codes, their products by definition, and the comparison, all of it on the GPU.
+// The reference of scaled_check: random codes, their products by definition, and the comparison, all on the GPU.
 //
-// A thread makes an output from the formula of w8a8_task.hpp, a product after the other. Of the kernels' sources it uses the
-// layout's index maths alone. Everything runs in the default stream.
+// A thread makes an output from the formula of w8a8_task.hpp, a product after the other. Of the kernels' sources it uses only the layout's
+// index maths. Everything runs in the default stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -39,8 +39,8 @@ struct Bound {
 struct Difference {
   unsigned long long count = 0, first = ~0ull;  // an index
 };
-/// Elements of D that are not as expected, and those beside it that are no longer all ones: of D[M + 1, d_stride], the last row
-/// and what is past N belong to nobody. Adds to *found, which is device memory.
+/// Elements of D that are not as expected, and those beside it that are no longer all ones: of D[M + 1, d_stride], the last row and
+/// columns past N must not change. Adds to *found, which is device memory.
 void compare(const ScaledTask& task, const Expected& expected, const Bound& bound, Difference* found);
 /// Words of 32 bits that differ.
 void compare_words(const void* a, const void* b, std::int64_t words, Difference* found);

@@ -1,4 +1,4 @@
-// How programs of this directory call CUDA and nibble, and take times.
+// Calls of CUDA and nibble, and timing, for the programs of this directory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,12 +34,12 @@ T must(Result<T> result) {
   return std::move(result).value();
 }
 
-/// Copies of what is read, so that none is in L2 (60 MB) when its turn comes again.
+/// Copies of the inputs, so that none is in L2 (60 MB) when it is read again.
 constexpr double kColdBytes = 400e6;
 inline int copies_of(double bytes) { return std::max(2, static_cast<int>(std::ceil(kColdBytes / bytes))); }
 
 /// µs of each of the `copies` calls that a CUDA graph makes: events around `replays` of it, the median of 7. Before them it runs for `settle_ms`:
-/// the clock of a GPU at its power limit follows what ran for the last tenths of a second, and that is to be what is timed.
+/// the clock of a GPU at its power limit depends on the last tenths of a second, which must be the work that is timed.
 inline double time_us(int copies, const std::function<void(int, cudaStream_t)>& launch, int replays = 10,
                       double settle_ms = 0.0) {
   constexpr int kRounds = 7;

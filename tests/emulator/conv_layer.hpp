@@ -1,4 +1,4 @@
-// Convolutions for tests: images whose channels lie side by side, and what becomes of them number by number.
+// Convolutions for tests: channels-last images, and the expected results, element by element.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -43,8 +43,8 @@ struct ConvShape {
     return task;
   }
 
-  /// Has `launch` compute D of `task` as f32, and compares it with the sums of act(i) · weight(n, k): number i of the images, and the weight's
-  /// channels of each element of the kernel in turn. `spread`: what rounding may be, in parts of all products' magnitudes.
+  /// Has `launch` compute D of `task` as f32, and compares it with the sums of act(i) · weight(n, k): number i of the images, and the
+  /// weight's channels, element by element of the filter. `spread`: the bound on rounding, relative to the sum of magnitudes of products.
   template <class Launch, class Act, class Weight>
   void expect_sums(cuda::ConvTask task, Launch launch, Act act, Weight weight, double spread) const {
     std::vector<float> d(static_cast<std::size_t>(images * pixels() * outputs) + 4, 0.5f);

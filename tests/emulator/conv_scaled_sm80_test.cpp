@@ -14,7 +14,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 namespace nibble::cuda {
 
-/// Images that are codes already, and lie as they have to.
+/// Images of codes that need no copy.
 cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t) {
   images = {.x = task.x, .pitch = task.a.pixel, .patches = task.patches};
   return cudaSuccess;
@@ -30,7 +30,7 @@ TEST_P(EmulatedConvScaledSm80, GivesTheSumsOfTheLayer) {
   conv.expect_sums(conv.task(), [](const ConvTask& task) { return conv_scaled_sm80(task, nullptr); });
 }
 
-// Channels of which several of the kernel's elements are a record, strides, dilations, tiles that end in another image.
+// Channels of which several of the filter's elements are a record, strides, dilations, tiles that end in another image.
 constexpr emulator::ConvShape kConvs[] = {
     {2, 9, 7, 16, 72, 3, 1, 1, 1, false},
     {1, 12, 11, 64, 136, 3, 2, 1, 1, true},

@@ -32,7 +32,7 @@ TEST_P(EmulatedConvSm80, GivesTheSumsOfTheLayer) {
       [&](int n, int k) { return emulator::rounded_weight(conv.weight, DType::f16, n, k).value; }, 0x1p-20);
 }
 
-// Records that are parts of several of the kernel's elements, strides, dilations, tiles that end in another image.
+// Records that are parts of several of the filter's elements, strides, dilations, tiles that end in another image.
 constexpr Case kCases[] = {
     {{2, 9, 7, 24, 72, 3, 1, 1, 1, false}, 32},
     {{1, 12, 11, 64, 136, 3, 2, 1, 1, true}, 64},

@@ -1,4 +1,4 @@
-// Decode on GPUs without the copy engine (decode.cu), on the emulated GPU: the launcher and the kernels as they are.
+// Decode on GPUs without TMA (decode.cu), on the emulated GPU: the launcher and the kernels as they are.
 #include <gtest/gtest.h>
 
 #include "emulator/float_layer.hpp"

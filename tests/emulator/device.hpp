@@ -1,4 +1,4 @@
-// The words of CUDA C++ that kernels use, as C++: included in front of everything else.
+// The CUDA C++ that kernels use, as C++: included before everything else.
 #pragma once
 
 #include <algorithm>
@@ -106,7 +106,7 @@ inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32
 inline float __uint_as_float(std::uint32_t x) { return std::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline int __float2int_rn(float x) {  // saturates, and makes 0 of a NaN
+inline int __float2int_rn(float x) {  // saturates; a NaN becomes 0
   return x != x ? 0 : x >= 0x1p31f ? 2147483647 : x <= -0x1p31f ? -2147483647 - 1 : static_cast<int>(std::nearbyint(x));
 }
 /// The larger ones of two signed, or unsigned, halves.

@@ -21,15 +21,15 @@ namespace nibble::emulator {
 inline std::uint16_t to_half(DType type, float x) { return type == DType::f16 ? to_f16(x).bits : to_bf16(x).bits; }
 inline float from_half(DType type, std::uint16_t bits) { return type == DType::f16 ? to_f32(f16{bits}) : to_f32(bf16{bits}); }
 inline float rounded(DType type, float x) { return from_half(type, to_half(type, x)); }
-/// What rounding may be, in parts of a number.
+/// The bound on rounding, relative to a number.
 inline double half_step(DType type) { return type == DType::f16 ? 0x1p-11 : 0x1p-8; }
 
-/// W as a kernel multiplies it, and what else its rounding may be, in parts of its products.
+/// W as a kernel multiplies it, and the further rounding of its products, relative to them.
 struct Multiplied {
   double value, spread;
 };
 
-/// That of kernels that multiply weights: rounded to activations' type, but for a row of one scale, whose sums are scaled.
+/// The W of kernels that multiply weights: rounded to the type of activations, except rows of one scale, whose sums are scaled.
 inline Multiplied rounded_weight(const TileWeight& w, DType a_dtype, int row, int channel) {
   if (w.kind == TileZeros::offset) return {w.value(row, channel), half_step(a_dtype) * 4};
   if (w.group >= w.k) return {w.value(row, channel), 0};
@@ -74,7 +74,7 @@ struct FloatLayer {
     std::iota(order.begin(), order.end(), 0);
     if (permutes) std::shuffle(order.begin(), order.end(), random);
   }
-  /// Activations that online quantization takes without a loss: integers up to ±127, the largest in every `block` channels.
+  /// Activations that online quantization represents exactly: integers up to ±127, the largest in every `block` channels.
   void make_integers(int block) {
     for (int row = 0; row < m; ++row)
       for (int k = 0; k < weight.k; ++k) {
@@ -116,7 +116,7 @@ struct FloatLayer {
         }
         off += std::abs(sum) * half_step(a_dtype) * 1.01;
         const double got = static_cast<double>(from_half(a_dtype, d[static_cast<std::size_t>(token * n + row)]));
-        if (std::abs(got - sum) <= off) continue;  // false of a NaN
+        if (std::abs(got - sum) <= off) continue;  // false for a NaN
         if (++wrong <= 5) ADD_FAILURE() << "D[" << token << "," << row << "] is " << got << ", expected " << sum << " ± " << off;
       }
     }

@@ -27,7 +27,7 @@ TEST_P(EmulatedGemmSm80, GivesTheSumsOfTheLayer) {
       [&](int n, int k) { return emulator::rounded_weight(layer.weight, layer.a_dtype, n, k); });
 }
 
-// Tiles of every shape, of which few multiprocessors take the one of fewest cycles.
+// Tiles of every shape; few multiprocessors choose the one with the fewest cycles.
 constexpr emulator::FloatCase kCases[] = {
     {DType::f16, 4, 128, TileZeros::none, 17, 72, 1424},     {DType::bf16, 4, 128, TileZeros::integer, 40, 200, 640},
     {DType::f16, 4, 128, TileZeros::none, 70, 328, 528},     {DType::f16, 4, 128, TileZeros::integer, 130, 520, 384},

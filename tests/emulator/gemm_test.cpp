@@ -20,7 +20,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 namespace nibble::cuda {
 
-// What no test asks for.
+// Kernels that no test needs.
 GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullptr; }
 cudaError_t channels_last(const ConvTask&, void*, cudaStream_t) { return cudaErrorNotSupported; }
 
@@ -65,7 +65,7 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
       [&](int n, int k) { return multiplied(layer.weight, layer.a_dtype, c.tokens, n, k); });
 }
 
-// Rows, tokens and channels with tails, and more records than a ring has stages; every way to deal passes, every kind of weight.
+// Rows, tokens and channels with tails, and more records than a ring has stages; every distribution of passes, every kind of weight.
 constexpr auto kNone = TileZeros::none, kInteger = TileZeros::integer, kOffset = TileZeros::offset;
 constexpr Case kCases[] = {
     {{DType::f16, 4, 128, kNone, 3, 72, 1936}, 16, 2, 1},

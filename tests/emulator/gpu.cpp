@@ -15,7 +15,7 @@ constexpr std::size_t kStackBytes = 256 * 1024;
 struct Fiber {
   ucontext_t context{};
   bool done = false;
-  std::function<bool()> ready;  // of what it waits for; empty: it may run
+  std::function<bool()> ready;  // whether its wait is over; empty: it may run
   const char* what = "";
   std::uint32_t which = 0;
   std::uint32_t cluster_generation = 0;  // of its cluster's barrier, when it arrived there
@@ -99,7 +99,7 @@ Mbarrier& barrier_at(std::uint32_t address, Cta& cta) {
 
 /// Lets every thread of a CTA run until it waits.
 struct Round {
-  bool moved = false, left = false;  // whether one could go on; whether one is not at its end
+  bool moved = false, left = false;  // whether a thread advanced; whether one is not at its end
 };
 Round run_round(Cta& cta) {
   Round round;
@@ -120,7 +120,7 @@ Round run_round(Cta& cta) {
   return round;
 }
 
-/// Those who wait, the first of neighbours that wait for the same.
+/// The waiting threads; of neighbours that wait for the same thing, the first.
 std::string who_waits(const Cta& cta) {
   std::string text = "block " + std::to_string(cta.index) + " waits for ever:";
   const auto waits_for = [&](int i) {
@@ -203,7 +203,7 @@ void barrier_arrive(std::uint32_t barrier, int bytes_to_come) {
 void barrier_bytes_came(std::uint32_t barrier, int bytes) { barrier_bytes_came(running->rank, barrier, bytes); }
 void barrier_bytes_came(int rank, std::uint32_t barrier, int bytes) {
   Mbarrier& b = barrier_at(barrier, *cluster->ctas.at(static_cast<std::size_t>(rank)));
-  b.bytes -= bytes;  // below 0 where nobody has announced them yet
+  b.bytes -= bytes;  // below 0 until they are announced
   complete(b);
 }
 void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {

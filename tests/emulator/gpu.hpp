@@ -1,12 +1,12 @@
-// A GPU for tests on machines that have none: kernels run as they are written, with other headers in the place of those whose functions
-// are single instructions (include/kernels/cuda). It shows whether indices are right, whether what waits is woken, and whether what is
-// read asynchronously is still there when it is read. It says nothing of time, of registers, or of memory that threads race for.
+// A GPU for tests on machines that have none: kernels run unchanged, with other headers in place of those whose functions are single
+// instructions (include/kernels/cuda). It tests indices, barriers, and whether memory is still valid when it is read asynchronously. It
+// does not model time, registers, or races on memory.
 //
-//   cluster after cluster │ a fiber for each thread, in turn: each runs until it has to wait │ nobody can go on: the test fails, and says
+//   cluster after cluster │ a fiber for each thread, in turn: each runs until it has to wait │ none can advance: the test fails, and says
 //   who waits
 //
-// What the copy engine brings is there at once. Matrix instructions and a thread's own asynchronous copies are done as late as is allowed, when
-// the thread waits for them: so a stage of a ring that is given back too early has something else in it by then.
+// Bulk copies complete at once. Matrix instructions and a thread's own asynchronous copies are executed as late as allowed, when the
+// thread waits for them: a stage of a ring that is released too early has other contents by then.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ namespace nibble::emulator {
 
 /// Few, so that small layers have several rounds.
 constexpr int kMultiprocessors = 3;
-/// Of a CTA: about half of what it has, so that short layers go round their rings of stages.
+/// Shared memory of a CTA: about half of a GPU's, so that short layers wrap around their rings of stages.
 constexpr int kSharedBytes = 126 * 1024;
 constexpr int kWarp = 32;
 
@@ -42,13 +42,13 @@ Shape cta();
 /// to its end.
 void run(Shape grid, Shape cta, const std::function<void()>& kernel, int cluster = 1);
 
-/// Lets the others run until `ready`; `what` is what a test prints that waits for ever.
+/// Lets other threads run until `ready`; a deadlocked test prints `what`.
 void wait_until(const std::function<bool()>& ready, const char* what, std::uint32_t which);
 
 /// The first byte of the CTA's shared memory; addresses there are 32 bits, and nothing lies at 0.
 constexpr std::uint32_t kSharedBase = 1024;
 std::uint8_t* shared_memory();
-/// Says where it is: kernels declare it as an array, which only their own translation unit can define.
+/// Sets its address: kernels declare it as an array, which only their own translation unit can define.
 void use_shared_memory(std::uint8_t* bytes);
 inline std::uint8_t* shared_at(std::uint32_t address) { return shared_memory() + (address - kSharedBase); }
 template <class T>
@@ -61,7 +61,7 @@ template <class T>
 void store_shared(std::uint32_t address, const T& value) {
   std::memcpy(shared_at(address), &value, sizeof value);
 }
-/// Where a byte of rows of 128 or 64 bytes is when their chunks of 16 are swizzled.
+/// The place of a byte of rows of 128 or 64 bytes whose chunks of 16 are swizzled.
 constexpr std::uint32_t swizzled128(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 constexpr std::uint32_t swizzled64(std::uint32_t address) { return address ^ (address >> 7 & 3) << 4; }
 
@@ -84,10 +84,10 @@ int cluster_rank();
 /// A byte of the shared memory of CTA `rank` of the cluster.
 std::uint8_t* shared_of(int rank, std::uint32_t address);
 
-/// Values of all lanes of a warp, which come here together.
+/// The values of all lanes of a warp, which must call this together.
 std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value);
 
-// ---- what runs beside a thread: closures, called when they have to be done
+// ---- asynchronous work: closures, called when they must be complete
 
 enum class Engine { matrix, copies };
 void issue(Engine engine, std::function<void()> work);

@@ -1,4 +1,4 @@
-// What the emulated GPU finds, and what it says.
+// The errors that the emulated GPU finds, and its messages.
 #include "emulator/gpu.hpp"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ TEST(Emulator, ThreadsThatWaitForEachOtherAreNamed) {
   const std::string text = failure(64, [] {
     if (thread() == 0) barrier_init(2048, 1);
     named_barrier(0, 64);
-    barrier_wait(2048, thread() < 32 ? 1 : 0);  // the phase before the first has passed; nobody completes the first
+    barrier_wait(2048, thread() < 32 ? 1 : 0);  // the phase before the first is complete; the first never is
   });
   EXPECT_THAT(text, HasSubstr("block 0 waits for ever"));
   EXPECT_THAT(text, HasSubstr("thread 32 for mbarrier 2048"));
@@ -40,7 +40,7 @@ TEST(Emulator, ArrivalsThatNobodyExpectsAreFound) {
                         barrier_init(2048, 2);
                         barrier_arrive(2048, 16);
                         barrier_arrive(2048);
-                        barrier_arrive(2048);  // the bytes have not come
+                        barrier_arrive(2048);  // the bytes have not arrived
                       }),
               HasSubstr("thread 3: one arrival too many at barrier 2048"));
 }
@@ -63,10 +63,10 @@ TEST(Emulator, ABarrierWaitsForArrivalsAndForBytes) {
                       }
                     }),
             "");
-  EXPECT_EQ(order, "baw");  // thread 2 came last to the named barrier, and went on
+  EXPECT_EQ(order, "baw");  // thread 2 reached the named barrier last, and continued
 }
 
-/// A stage is written again before the instruction that reads it has been waited for: it reads what is there in the end.
+/// A stage is written again before the instruction that reads it has been waited for: it reads the final contents.
 TEST(Emulator, MatrixInstructionsReadAsLateAsTheyMay) {
   const auto read_with = [](bool waits_first) {
     std::uint8_t read = 0;

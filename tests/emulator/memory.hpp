@@ -1,4 +1,4 @@
-// Device memory that tests of launchers hand out.
+// Device memory for tests of launchers.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace nibble::emulator {
 
-/// What stream-K asks for in front of end(), of kernels of up to four multiplying warpgroups.
+/// The memory of stream-K before end(), for kernels of up to four multiplying warpgroups.
 class StreamKMemory {
  public:
   explicit StreamKMemory(int tokens) : bytes_(cuda::stream_k_bytes(tokens, 4, kMultiprocessors)), memory_(bytes_ + kAlignment) {}

@@ -43,7 +43,7 @@ struct OnlineLayer {
     for (int m = 0; m < c.m; ++m)
       for (int k = 0; k < c.k; ++k) values.push_back(below(256) - 128);
     for (int i = 0; i < c.m * folds(); ++i) {
-      const bool same = c.per_token && i % folds() != 0;  // as the fold before
+      const bool same = c.per_token && i % folds() != 0;  // as in the previous fold
       act_scales.push_back(same ? act_scales.back() : 0.001f * static_cast<float>(1 + below(100)));
       offsets.push_back(same ? offsets.back() : c.act_zeros ? below(256) - 128 : 0);
     }
@@ -54,7 +54,7 @@ struct OnlineLayer {
   std::size_t fold_of(int m, int k) const { return static_cast<std::size_t>(m * folds() + k / c.fold()); }
   std::size_t value_of(int m, int k) const { return static_cast<std::size_t>(m * c.k + k); }
 
-  /// D[m,n], and how much its rounding may be.
+  /// D[m,n], and the bound on its rounding.
   std::pair<double, double> expected(int m, int n) const {
     double sum = 0, magnitude = 0;
     for (int k = 0; k < c.k; ++k) {
@@ -77,7 +77,7 @@ struct OnlineLayer {
             .zero_points = c.act_zeros,
             .token_scales = c.per_token ? reinterpret_cast<const float*>(acts.data() + map.scales) : nullptr};
   }
-  /// Has `launch` compute D of `task`, and compares it with what it has to be.
+  /// Has `launch` compute D of `task`, and compares it with the expected result.
   template <class Launch>
   void expect_sums(cuda::OnlineTask task, Launch launch) const {
     std::vector<std::uint16_t> d(static_cast<std::size_t>(c.m * c.n) + 16, 0xa5a5);
@@ -90,7 +90,7 @@ struct OnlineLayer {
       for (int n = 0; n < c.n; ++n) {
         const float got = to_f32(bf16{d[static_cast<std::size_t>(m * c.n + n)]});
         const auto [want, off] = expected(m, n);
-        if (std::abs(static_cast<double>(got) - want) <= off) continue;  // false of a NaN
+        if (std::abs(static_cast<double>(got) - want) <= off) continue;  // false for a NaN
         if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << want << " ± " << off;
       }
     EXPECT_EQ(wrong, 0);

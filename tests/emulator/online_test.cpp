@@ -71,7 +71,7 @@ struct ConvCase {
 
 class EmulatedOnlineConv : public testing::TestWithParam<ConvCase> {};
 
-/// Activations are integers of 255 steps in every block of channels, so that scales are 1 and nothing is lost.
+/// Activations are integers of 255 steps in every block of channels, so that scales are 1 and quantization is exact.
 TEST_P(EmulatedOnlineConv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);

@@ -8,7 +8,7 @@
 
 namespace nibble::emulator {
 
-/// Room for a weight, and its codes [n,k] where they have to be.
+/// Memory for a weight, with its codes [n,k] in place.
 template <class Byte>
 std::vector<std::byte> packed_codes(const gpu_w8::Geometry& geometry, const std::vector<Byte>& codes) {
   std::vector<std::byte> packed(static_cast<std::size_t>(geometry.total_bytes()));

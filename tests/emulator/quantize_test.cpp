@@ -48,13 +48,13 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   const int stride = c.k + c.padding, columns = c.columns(), element = c.type == DType::f32 ? 4 : 2;
   const int group = c.group == 0 ? c.k : c.group, groups = (c.k + group - 1) / group, folds = columns / c.fold();
 
-  // A, as bytes and as what it stands for.
+  // A, as bytes and as values.
   std::vector<std::uint8_t> a(static_cast<std::size_t>(c.m * stride * element));
   std::vector<float> x(static_cast<std::size_t>(c.m * c.k)), prescale;
   for (int k = 0; k < c.k; ++k) prescale.push_back(c.prescaled ? 0.5f + static_cast<float>(random() % 100) / 64 : 1.0f);
   for (int m = 0; m < c.m; ++m)
     for (int k = 0; k < c.k; ++k) {
-      const bool spoiled = m == 1 && k == c.k / 2;  // an infinity, whose row or group has no numbers
+      const bool spoiled = m == 1 && k == c.k / 2;  // an infinity, whose row or group becomes NaN
       const float value = spoiled ? -std::numeric_limits<float>::infinity() : (static_cast<float>(random() % 4001) - 1500) / 512;
       std::uint8_t* to = a.data() + static_cast<std::size_t>((m * stride + k) * element);
       float& read = x[static_cast<std::size_t>(m * c.k + k)];
@@ -117,7 +117,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     }
     const auto code_of = [&](int channel) -> int {
       const act_rule::Rule& rule = rules[static_cast<std::size_t>(std::min(channel, c.k - 1) / group)];
-      if (channel >= c.k) return rule.zero;  // past K: counts for nothing
+      if (channel >= c.k) return rule.zero;  // past K: contributes 0
       const float value = x[static_cast<std::size_t>(m * c.k + channel)];
       if (c.e4m3()) return rule.inverse == 0.0f ? 0 : act_rule::to_e4m3(act_rule::multiply(value, rule.inverse));
       return rule.inverse == 0.0f ? rule.zero : act_rule::to_s8(value, rule);

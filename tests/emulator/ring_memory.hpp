@@ -1,4 +1,4 @@
-// The shared memory of the kernels of decode_ring.cuh, one array for all of them: decode_test.cpp has it.
+// The shared memory of the kernels of decode_ring.cuh, one array for all of them, defined in decode_test.cpp.
 #pragma once
 
 #include <cstdint>

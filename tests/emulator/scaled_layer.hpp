@@ -35,7 +35,7 @@ struct ScaledCase {
   int m, n, k;
   DType out = DType::bf16;
   unsigned extra = 0;
-  int narrow = -1;  // records whose e4m3 products are added up with 13 bits (wgmma8.cuh); 0: all; −1: none
+  int narrow = -1;  // records whose e4m3 products are summed with 13 bits (wgmma8.cuh); 0: all; −1: none
 
   bool integers() const { return codes == Codes::s8; }
   bool grouped() const { return codes == Codes::groups; }
@@ -47,7 +47,7 @@ inline std::string name(const ScaledCase& c) {
   return fmt::format("{}_m{}_n{}_k{}_{}_{}", codes[static_cast<int>(c.codes)], c.m, c.n, c.k, nibble::name(c.out), c.extra);
 }
 
-/// Codes and scales of a layer, and D as it has to be.
+/// Codes and scales of a layer, and the expected D.
 struct ScaledLayer {
   explicit ScaledLayer(const ScaledCase& c) : c(c), records((c.k + 127) / 128), pitch((c.k + 15) / 16 * 16) {
     std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k));
@@ -86,7 +86,7 @@ struct ScaledLayer {
     const int at = geometry.block_rows == 0 ? n : n / geometry.block_rows * records + record;
     return weight_scales[static_cast<std::size_t>(at)];
   }
-  /// D[m,n], and how much its rounding may be.
+  /// D[m,n], and the bound on its rounding.
   std::pair<double, double> expected(int m, int n) const {
     double sum = 0, magnitude = 0, dropped = 0, part = 0, largest = 0;
     for (int r = 0; r < records; ++r) {
@@ -122,7 +122,7 @@ struct ScaledLayer {
     if (c.has(kResidual)) task.epilogue.residual = {.data = residual.data(), .stride = c.n};
     return task;
   }
-  /// D of `task`, which `launch` computes.
+  /// The D of `task` that `launch` computes.
   template <class Launch>
   std::vector<float> computed(cuda::ScaledTask task, Launch launch) const {
     const std::size_t element = c.out == DType::f32 ? 4 : 2, count = static_cast<std::size_t>(c.m * c.n);
@@ -142,7 +142,7 @@ struct ScaledLayer {
     for (std::size_t i = count * element; i < d.size(); ++i) EXPECT_EQ(d[i], 0xa5) << "written past D";
     return values;
   }
-  /// Compares it with what it has to be.
+  /// Compares it with the expected result.
   template <class Launch>
   void expect_sums(const cuda::ScaledTask& task, Launch launch) const {
     const std::vector<float> d = computed(task, launch);

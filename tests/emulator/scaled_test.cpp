@@ -97,7 +97,7 @@ constexpr Case kCases[] = {
 
 INSTANTIATE_TEST_SUITE_P(Scaled, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 
-// The emulated tensor cores drop what those of a GPU drop: a sum of thousands of channels loses more than those of 512 at a time.
+// The emulated tensor cores drop the same bits as those of a GPU: a sum of thousands of channels loses more than sums of 512 at a time.
 TEST(EmulatedScaled, PreciseSumsAreCloser) {
   emulator::use_shared_memory(shared);
   const emulator::ScaledLayer layer({Codes::e4m3, 8, 64, 8192, DType::f32});

@@ -1,4 +1,4 @@
-// A weight in gpu_n64k128, as numbers and as kernels get it.
+// A weight in gpu_n64k128, as numbers and as an argument of kernels.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace nibble::emulator {
 
-/// What a group's rows have beside f16 scales. `offset` takes the place of zeros: W = (u − base)·s + o.
+/// The zeros of a group's rows, beside f16 scales. `offset` takes the place of zeros: W = (u − base)·s + o.
 enum class TileZeros { none, integer, offset };
 
 /// Random codes [n][k] of 4 or 8 bits, scales and zeros of groups of `group` channels.

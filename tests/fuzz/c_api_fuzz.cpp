@@ -1,5 +1,5 @@
-// Any descriptors in the C interface: refused with a text, or a matrix that is packed, planned and run. Memory is as large as a view
-// says and not a byte larger; what only describes may be any number.
+// Any descriptors in the C interface: refused with a text, or a matrix that is packed, planned and run. Memory is exactly as large as a
+// view says; values that only describe may be any number.
 #include <array>
 #include <limits>
 #include <memory>
@@ -34,7 +34,7 @@ using QTensor = Handle<nib_qtensor, nib_qtensor_destroy>;
 using Weight = Handle<nib_weight, nib_weight_destroy>;
 using Plan = Handle<nib_plan, nib_plan_destroy>;
 
-/// A struct with room behind it, of the size it ought to have or another.
+/// A struct followed by spare memory, of the right or another size.
 template <class T>
 struct Sized {
   T value{};
@@ -115,7 +115,7 @@ class Maker {
   }
 
  private:
-  /// As many bytes as the view can reach; a few where it is none; null where they are too many.
+  /// As many bytes as the view can reach; a few for an invalid one; null for too many.
   void* memory_of(const nib_view& v) {
     __int128 elements = 1;
     bool sound = v.rank >= 1 && v.rank <= 4, empty = false;
@@ -357,7 +357,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 }
 
 std::vector<std::string> fuzz_seeds() {
-  // Bytes below 0x60 stand for what is usual; each seed has another matrix, size and operation.
+  // Bytes below 0x60 select usual values; each seed has another matrix, size and operation.
   std::vector<std::string> seeds;
   for (char kind = 0; kind < 8; ++kind)
     for (char operation = 0; operation < 4; ++operation) {

@@ -1,5 +1,5 @@
-// Any text as the config.json of a small checkpoint, and as the index of another: refused or opened, and then every module reads
-// or says why not.
+// Any text as the config.json of a small checkpoint, and as the index of another: refused or opened, and then every module is read or
+// refused with a reason.
 #include <string_view>
 
 #include "fuzz/fuzz.hpp"

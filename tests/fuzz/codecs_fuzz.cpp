@@ -30,7 +30,7 @@ MemoryModule parse(std::string_view input) {
     std::vector<std::int64_t> shape;
     std::int64_t elements = 1;
     for (std::int64_t dim = 0; shape.size() < 4 && words >> dim;) {
-      // A file reader has checked that the bytes are there; sizes that are not are its business.
+      // The file reader has checked that the bytes exist, so sizes beyond them are not tested here.
       if (dim < 0 || (dim > 0 && elements > kMaxElements / dim)) break;
       shape.push_back(dim);
       elements *= dim;
@@ -57,7 +57,7 @@ std::string print(const MemoryModule& m) {
   return text + "\n" + m.config.json.dump() + '\0' + data;
 }
 
-/// Ways to quantize activations that some format could say of this weight.
+/// Activation schemes that some format could have for this weight.
 std::vector<ActScheme> acts_for(const QuantTensor& q) {
   const DType codes = q.scheme.codes == DType::e4m3 ? DType::e4m3 : DType::s8;
   if (!q.static_acts) return {{}, {codes, GroupShape::channel()}, {codes, GroupShape::group(q.scheme.group.k)}};

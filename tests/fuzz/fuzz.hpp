@@ -1,4 +1,4 @@
-// What a fuzz target provides: libFuzzer's entry point, and valid inputs to start from. What targets share.
+// The interface of a fuzz target: libFuzzer's entry point, and valid inputs to start from; and helpers that targets share.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
-/// Small inputs the target accepts, so that mutations of them reach past the first check. Bytes, not text.
+/// Small inputs the target accepts, so that mutations of them pass the first check. Bytes, not text.
 std::vector<std::string> fuzz_seeds();
 
 namespace nibble::fuzz {

@@ -1,5 +1,5 @@
 // Any canonical weight in every layout: refused, or packed and unpacked without a change, whatever its numbers are. Then its packed
-// bytes are changed: unpacking and dequantizing may give other numbers, and read nothing but those bytes.
+// bytes are changed: unpacking and dequantizing may give other numbers, but read only those bytes.
 #include <cmath>
 
 #include "fuzz/fuzz.hpp"

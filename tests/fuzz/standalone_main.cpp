@@ -15,7 +15,7 @@
 
 namespace {
 
-/// splitmix64: short, good enough, and the same everywhere, which the standard's distributions are not.
+/// splitmix64: short, good enough, and the same on every platform, unlike the standard's distributions.
 struct Random {
   std::uint64_t state;
   std::uint64_t next() {

@@ -36,7 +36,7 @@ File parse(std::string_view input) {
     for (std::int64_t dim = 0; words >> dim;) source.shape.push_back(dim);
     const auto bytes = storage::tensor_bytes(source.dtype, source.shape);
     if (bytes.ok() && *bytes > kMaxBytes) continue;
-    // As many bytes as there have to be, but for names that say otherwise.
+    // The right number of bytes, except for names that ask for another.
     const std::size_t size = (bytes.ok() ? *bytes : 0) + (source.name.ends_with("longer") ? 1 : 0);
     source.produce = [size]() -> Result<std::vector<std::byte>> { return std::vector<std::byte>(size, std::byte{7}); };
     file.tensors.push_back(std::move(source));

@@ -1,4 +1,4 @@
-// The codecs against numbers that were made without them: format_vectors.json and the checkpoints of make_golden.py.
+// The codecs against independently made numbers: format_vectors.json and the checkpoints of make_golden.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -129,7 +129,7 @@ TEST(FormatVectors, GptqZeroPoints) {
   EXPECT_THAT(notes[0].text, HasSubstr("1 of 8 stored zero points are 15"));
   EXPECT_THAT(notes[0].text, HasSubstr("the first at group 0, column 1"));
 
-  notes.clear();  // a borrow across fields changes other zero points, and nothing in the word shows it
+  notes.clear();  // a borrow across fields changes other zero points, invisibly in the word
   EXPECT_NE(read_zeros(v["v1_gptqmodel_wordwise_borrow"], "gptq", false, notes), codes(v["z"]));
   EXPECT_EQ(notes.size(), 1u);
 
@@ -180,7 +180,7 @@ struct Case {
   const char* path;
   const char* scheme;             // after reading
   bool exact = true;              // writing gives the same bytes again
-  const char* note = "";          // something a note of reading says
+  const char* note = "";          // part of a note of reading
   const char* claimed = nullptr;  // by the config; null: the scheme, "": nothing
 };
 

@@ -1,4 +1,4 @@
-// A module whose tensors live in memory, to call a format without a file.
+// A module with tensors in memory, to call a format without a file.
 #pragma once
 
 #include <cstring>
@@ -61,7 +61,7 @@ struct MemoryModule {
   }
 };
 
-/// What `format` writes for q, with its config.
+/// The tensors that `format` writes for q, with its config.
 inline Result<MemoryModule> write_module(const codec::Format& format, const QuantTensor& q, const ActScheme& act = {}) {
   auto tensors = format.write(q, act);
   if (!tensors.ok()) return tensors.status();

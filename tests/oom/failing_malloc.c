@@ -1,5 +1,5 @@
 /* Linked into a program, or preloaded into any: FAIL_ALLOCATION=12 lets the twelfth allocation fail, FAIL_ALLOCATION=12+ all
- * after it as well, and COUNT_ALLOCATIONS=FILE writes how many there were. */
+ * after it as well, and COUNT_ALLOCATIONS=FILE writes the number of allocations. */
 #define _GNU_SOURCE
 #include "failing_malloc.h"
 
@@ -19,7 +19,7 @@ extern void* __libc_calloc(size_t count, size_t bytes);
 extern void* __libc_realloc(void* old, size_t bytes);
 extern void* __libc_memalign(size_t alignment, size_t bytes);
 
-static atomic_long seen, first, last; /* that there were, and that fail */
+static atomic_long seen, first, last; /* allocations so far; those that fail */
 
 void fail_allocation(long n, int for_good) {
   atomic_store(&last, 0);
@@ -49,7 +49,7 @@ int posix_memalign(void** to, size_t alignment, size_t bytes) {
   return 0;
 }
 
-/* The first thing that main() of the tool does: nothing could catch what globals, which are CLI11's, throw before. */
+/* The first call of main() of the tool: exceptions of CLI11's globals before it cannot be caught. */
 void (*signal(int number, void (*handler)(int)))(int) {
   static int called;
   const char* const text = getenv("FAIL_ALLOCATION");

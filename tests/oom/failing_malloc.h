@@ -4,7 +4,7 @@
 
 /* The n-th allocation from now on fails, and all after it where `for_good`; 0: none. */
 void fail_allocation(long n, int for_good);
-/* How many there have been since. */
+/* The number of allocations since. */
 long allocations(void);
 
 #endif

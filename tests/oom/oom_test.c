@@ -1,4 +1,4 @@
-/* An allocation that fails, wherever it is, ends as an error that says so: nothing crashes, and nothing is written in part.
+/* A failing allocation, wherever it is, ends as an error that says so: no crash, and no partial output.
  *
  * usage: oom_test GOLDEN SCRATCH NIBBLE SHIM POINTS
  *
@@ -99,7 +99,7 @@ done:
   return status;
 }
 
-/* Whether a directory has more in it than the output "out", whole: it is in place when there is no memory left to report on it. */
+/* Whether a directory holds anything but the complete output "out", which may exist although there was no memory left to report it. */
 static int holds_parts(const char* directory) {
   DIR* const entries = opendir(directory);
   int parts = 0;
@@ -127,10 +127,10 @@ static void complain(const char* what, long n, int for_good, const char* how, in
   printf("%s: allocation %ld fails%s: %s %d\n", what, n, for_good ? " for good" : "", how, code);
 }
 
-/* What memory that runs out is told as: by nibble, or by the system. */
+/* The messages about lack of memory, of nibble and of the system. */
 static int tells_memory(const char* message) { return strstr(message, "memory") != NULL || strstr(message, "Resource") != NULL; }
 
-/* Runs in a child, which says the status it ended with. */
+/* Runs in a child process, and returns its status. */
 static int interface_in_child(const char* in, const char* out, long n, int for_good, long* count) {
   int ends[2];
   if (pipe(ends) != 0) exit(2);
@@ -205,7 +205,7 @@ static int command(const char* line, long n, int for_good, const char* count) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-/* Whether the last command said that there was no memory, and else what it said. */
+/* Whether the last command reported lack of memory; prints its message otherwise. */
 static int said_memory(void) {
   char path[1100], said[4096];
   snprintf(path, sizeof path, "%s/log", scratch);
@@ -217,7 +217,7 @@ static int said_memory(void) {
   return memory;
 }
 
-/* What the commands read beside GOLDEN, or replace: a float model, one quantized, and results of benchmarks. */
+/* Further inputs and outputs of the commands: a float model, a quantized one, and results of benchmarks. */
 static void prepare(void) {
   char line[3000], path[1100];
   snprintf(line, sizeof line, "dequantize %s/awq/g128 %s/model", golden, scratch);

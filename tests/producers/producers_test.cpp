@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 const fs::path kFolder = fs::path(NIBBLE_SOURCE_DIR) / "tests" / "producers";
 constexpr std::string_view kExpected = ".expected.safetensors";
 
-/// What the configuration of a case says of its layers, for every producer that has one of the name.
+/// The claims of the configuration of a case about its layers, for every producer that has a case of the name.
 const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "u4b8g16"},
                                                                {"w4a16_asymmetric", "u4zg16"},
                                                                {"w4a16_act_order", "u4b8g16"},
@@ -55,7 +55,7 @@ const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "
                                                                {"quark/w8a8", "s8r_s8zc"},
                                                                {"quark/w8a8_static", "s8t_s8zt"}};
 
-/// What nibble refuses, and the name that it gives it.
+/// The cases that nibble refuses, and the names in the errors.
 const std::map<std::string, std::string> kRefused{{"modelopt/mxfp8", "MXFP8"},
                                                   {"modelopt/nvfp4", "NVFP4 (ModelOpt, Quark)"},
                                                   {"modelopt/w4a16_awq", "INT4 (ModelOpt W4A16, W4A8)"},

@@ -152,7 +152,7 @@ X = np.ones((1, 16, 5, 5), np.float32)
         (X[:, :8], {}, ValueError, "takes 16 channels"),
         (X, {"groups": 2}, ValueError, "takes 32 channels"),
         (X, {"groups": 0}, ValueError, "groups"),
-        (X[:, :, :2], {}, ValueError, "output of 0x3: the kernel does not fit"),
+        (X[:, :, :2], {}, ValueError, "output of 0x3: the filter does not fit"),
         (X, {"padding": -1}, ValueError, "negative"),
         (X, {"stride": 0}, ValueError, "at least 1"),
         (X, {"stride": 1 << 40}, ValueError, "a size of"),

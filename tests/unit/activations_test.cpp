@@ -1,4 +1,4 @@
-// How activations become 8-bit codes: the rule, its operator, and where a plan keeps the result. Needs no GPU.
+// Quantizing activations to 8-bit codes: the rule, the operator, and the places in a plan's workspace. Needs no GPU.
 #include "nibble/quantize.hpp"
 
 #include <gmock/gmock.h>
@@ -117,7 +117,7 @@ TEST(ActRule, KnownScalesSaturate) {
 
 // ---- the operator
 
-/// Outputs with whatever strides.
+/// Outputs with any strides.
 struct Quantized {
   ActScheme scheme;
   std::int64_t m, k, groups;
@@ -213,7 +213,7 @@ TEST(QuantizeActivations, SpoiltRowsSpoilNoOthers) {
   }
 }
 
-/// Blocks of 8: what each of them holds decides about it and nothing else.
+/// Blocks of 8: the codes of a block depend only on its own values.
 TEST(QuantizeActivations, ZeroPointsOfOddBlocks) {
   const std::vector<float> blocks[] = {
       {3, 3, 3, 3, 3, 3, 3, 3},             // constant: the range begins at 0
@@ -326,7 +326,7 @@ TEST(QuantizeActivations, RefusesWithTheValues) {
               HasSubstr("sums"));
 }
 
-// ---- where a plan keeps it
+// ---- the places in a plan's workspace
 
 TEST(ActMap, PartsDoNotOverlap) {
   for (const ActScheme& scheme : {ActScheme{DType::s8}, ActScheme{DType::s8, GroupShape::channel(), ZeroKind::integer},

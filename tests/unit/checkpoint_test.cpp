@@ -1,4 +1,4 @@
-// Opening checkpoints: sound ones, and every kind of damage a directory of files can have.
+// Opening checkpoints: valid ones, and every kind of damage that a directory of files can have.
 #include "nibble/checkpoint.hpp"
 
 #include <fmt/format.h>
@@ -176,7 +176,7 @@ TEST(Checkpoint, TheIndexIsChecked) {
   expect_error(with_index(R"({"a")").status(), corrupt_data, {kIndex.data(), "byte 18", "not valid JSON"});
 }
 
-// What goes beyond the time that a linear reader takes many times over, on any machine: a quadratic one takes minutes.
+// A generous time limit for a linear reader on any machine: a quadratic one takes minutes.
 TEST(Checkpoint, LargeHeadersAndConfigsTakeLinearTime) {
   const Scratch scratch;
   const auto begin = std::chrono::steady_clock::now();
@@ -247,7 +247,7 @@ TEST(Checkpoint, LinksMayNotLeaveIt) {
   fs::create_symlink(scratch / "secret.json", scratch / "in" / kIndex);
   expect_error(open(), io_error, {std::string(kIndex) + " is a link to"});
   fs::remove(scratch / "in" / kIndex);
-  // What the user names may be a link.
+  // The path that the user gives may be a link.
   fs::create_directory_symlink(scratch / "in", scratch / "link");
   EXPECT_TRUE(Checkpoint::open(scratch / "link").ok());
   fs::create_symlink(scratch / "in/real.safetensors", scratch / "link.safetensors");
@@ -393,7 +393,7 @@ TEST(Checkpoint, OddScalesAreCounted) {
   const auto checkpoint = Checkpoint::open(scratch.path());
   ASSERT_TRUE(checkpoint.ok());
   std::vector<Note> notes;
-  for (std::vector<Note>* taken : {&notes, static_cast<std::vector<Note>*>(nullptr)})  // whether somebody takes notes or not
+  for (std::vector<Note>* taken : {&notes, static_cast<std::vector<Note>*>(nullptr)})  // with and without notes
     expect_error(checkpoint->read(checkpoint->modules()[0], taken).status(), StatusCode::corrupt_data,
                  {"module a: 2 of 32 scales are NaN, the first (nan) at [3,0]"});
   std::string text;

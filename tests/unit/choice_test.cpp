@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-/// A layer, and what each kernel took for it.
+/// A layer, and the time of each kernel.
 struct Cell {
   Problem problem;
   std::string what;
@@ -68,7 +68,7 @@ std::vector<Cell> measured(const std::string& file) {
 
 struct Limits {
   const char* file;
-  std::size_t unmeasured;  // choices that no one timed
+  std::size_t unmeasured;  // choices without a measurement
   double median, worst;    // of the regret: how much slower than the fastest measured kernel the chosen one is
 };
 std::ostream& operator<<(std::ostream& out, const Limits& limits) { return out << limits.file; }

@@ -1,5 +1,5 @@
-// Codecs: write → read is the identity, what cannot be written is refused with the reason, and hostile files are understood or
-// refused. What the numbers must be is tested in tests/golden.
+// Codecs: write → read is the identity, what cannot be written is refused with the reason, and hostile files are read or refused.
+// tests/golden tests the values.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -456,7 +456,7 @@ TEST(Codecs, CompressedTensorsOddities) {
   m.find("weight_shape")->as<std::int64_t>()[1] = std::int64_t{1} << 40;
   EXPECT_THAT(read(m).status.message(), HasSubstr("[9,1099511627776]"));
 
-  // 7-bit codes in the old layout take as many words as 8-bit codes: only the config tells.
+  // 7-bit codes in the old layout take as many words as 8-bit codes: only the config distinguishes them.
   m = written("compressed-tensors", random_weight(scheme("u8b128g32"), 9, 64, 1));
   EXPECT_EQ(read(m).q.scheme.name(), "u8b128g32");
   EXPECT_EQ(read(m).detect_notes, "");

@@ -1,4 +1,4 @@
-// What the config of a written checkpoint says: what the producer's said, or nothing is written.
+// The config of a written checkpoint preserves what the producer's said; otherwise nothing is written.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,10 +40,10 @@ Checkpoint open(const fs::path& path) {
   return *checkpoint;
 }
 
-/// What a checkpoint's config says about quantization.
+/// The quantization config of a checkpoint.
 json quantization(const fs::path& directory) { return json::parse(open(directory).config())["quantization_config"]; }
 
-/// The module as it is read; it has to be there.
+/// Reads a module, which must exist.
 QuantTensor read(const Checkpoint& checkpoint, const char* module) {
   const Module* found = checkpoint.find_module(module);
   EXPECT_NE(found, nullptr) << module;
@@ -113,7 +113,7 @@ TEST(TiedHeads, OfConvertedCheckpoints) {
 
 // --- config groups --------------------------------------------------------------------------------------------------------------
 
-/// Three layers of one weight scheme whose activations differ: only the targets tell them apart.
+/// Three layers of one weight scheme whose activations differ: only the targets distinguish them.
 void write_mixed_activations(const fs::path& directory) {
   const WeightScheme weight = scheme("s8c").weight;
   Sources tensors;
@@ -368,7 +368,7 @@ TEST(MixedPrecision, EachLayerInTheFormOfItsCodes) {
                {"a", "codes are e4m3"});
 }
 
-// --- what cannot be told --------------------------------------------------------------------------------------------------------
+// --- what is undecidable --------------------------------------------------------------------------------------------------------
 
 TEST(Leftovers, QuantizedTensorsOfNoModuleStopIt) {
   const Scratch scratch;

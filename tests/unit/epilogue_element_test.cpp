@@ -1,4 +1,4 @@
-// The epilogue of one element against the epilogue of a row: the same bits, whatever is present.
+// The epilogue of one element against the epilogue of a row: the same bits for every combination of parts.
 #include "epilogue/element.hpp"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kRows = 3, kColumns = 37, kPitch = 41;
 
-/// Numbers of all sizes, and those that are none.
+/// Numbers of all sizes, infinities and NaN.
 Tensor operand(DType type, std::vector<std::int64_t> shape, std::uint64_t seed) {
   Tensor t(type, std::move(shape));
   for (std::int64_t i = 0; i < t.numel(); ++i) t.set(i, random_normal(seed, static_cast<std::uint64_t>(i)));
@@ -144,7 +144,7 @@ TEST(EpilogueElement, NaNStaysAndIsZeroInInt8) {
     EXPECT_TRUE(std::isnan(x)) << name(activation);
   }
   EXPECT_EQ(epilogue::quantize(nan, 0.5f, -3), 0);
-  EXPECT_TRUE(std::signbit(epilogue::Relu{}(-0.0f)));  // as vectors do it
+  EXPECT_TRUE(std::signbit(epilogue::Relu{}(-0.0f)));  // as in vector code
 }
 
 TEST(EpilogueElement, IgnoresOperandsTheSpecDoesNotName) {

@@ -1,5 +1,4 @@
-// What goes wrong around the library: forks, threads that cannot be had, bodies that throw, sizes and an environment that make no
-// sense, the CPU time a container is left.
+// Faults around the library: forks, refused threads, bodies that throw, invalid sizes and environment variables, and limits on CPU time.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -55,8 +54,8 @@ bool runs_all(Executor& executor, std::int64_t count = 100) {
 
 constexpr int kSkipped = 77;
 
-/// What a child process says that runs `body` and leaves by exit(): 0 when it returned true, −signal when it was killed. One that
-/// hangs is, by SIGALRM.
+/// The result of a child process that runs `body` and exits by exit(): 0 when it returned true, −signal when it was killed. SIGALRM kills
+/// one that hangs.
 template <class Body>
 int in_child(Body body) {
   std::fflush(nullptr);  // or exit() writes it again
@@ -93,10 +92,10 @@ TEST(Fork, WhileAnotherThreadHasThePool) {
   });
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(in_child([&] {
-                // What lies on this stack is not destroyed by exit(); the pool is left as it is.
+                // exit() does not destroy objects on this stack; the pool stays as it is.
                 const int result = runs_all(*pool) ? 0 : 1;
 #ifdef NIBBLE_SANITIZED
-                std::_Exit(result);  // what the other thread had allocated is no leak
+                std::_Exit(result);  // memory of the other thread is no leak
 #endif
                 return result;
               }),
@@ -113,7 +112,7 @@ TEST(Threads, OfThoseThatCannotBeHadThereAreFewer) {
     const rlimit limit{3, 3};
     if (setrlimit(RLIMIT_NPROC, &limit) != 0) return kSkipped;
     const auto pool = make_executor(64);
-    if (pool->threads() == 64) return kSkipped;  // nothing limits us here
+    if (pool->threads() == 64) return kSkipped;  // there is no limit here
     if (pool->threads() < 1 || pool->threads() > 3 || pool->threads() != threads_of_this_process()) return 1;
     for (int i = 0; i < 100; ++i)
       if (!runs_all(*pool)) return 2;
@@ -265,7 +264,7 @@ TEST(Environment, WhatIsNotUnderstoodIsAnError) {
   }
   for (const auto& [name, value] : {std::pair{"NIBBLE_ISA", ""},
                                     {"NIBBLE_ISA", "baseline"},
-                                    {"NIBBLE_ISA", "amx"},  // whatever of it there is
+                                    {"NIBBLE_ISA", "amx"},  // if the machine has it
                                     {"NIBBLE_NUM_THREADS", ""},
                                     {"NIBBLE_NUM_THREADS", "1"},
                                     {"NIBBLE_NUM_THREADS", "4096"},
@@ -306,7 +305,7 @@ TEST(Environment, QuotasOfControlGroups) {
   EXPECT_EQ(cpu_quota(root.path()), std::nullopt);
   put("cgroup1/cpu,cpuacct/cpu.cfs_quota_us", "200000\n");
   EXPECT_EQ(cpu_quota(root.path()), 2.0);
-  // Only "cpu" is about time.
+  // Only "cpu" limits time.
   put("proc/self/mountinfo", "37 35 0:32 / /cgroup1/cpuset rw - cgroup cgroup rw,cpuset\n");
   EXPECT_EQ(cpu_quota(root.path()), std::nullopt);
   put("proc/self/mountinfo", "37 35\n - cgroup2\n\n");

@@ -1,4 +1,4 @@
-// How passes are dealt to CTAs: every unit and every record once, evenly, and no pass across two token tiles.
+// The distribution of passes to CTAs: every unit and every record once, evenly, and no pass across two token tiles.
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ std::vector<Pass> passes_of(const Deal& deal, int cluster, int rank) {
   return passes;
 }
 
-/// Every record of every row block and token tile is one CTA's.
+/// Every record of every row block and token tile belongs to one CTA.
 void expect_covered(const Deal& deal) {
   std::vector<int> taken(static_cast<std::size_t>(deal.units() * deal.records));
   for (int cluster = 0; cluster < deal.clusters; ++cluster)
@@ -99,8 +99,8 @@ TEST(GemmSchedule, BandsAreNumberedOneAfterTheOther) {
   }
 }
 
-/// What stream_k.cuh relies on: a CTA leaves one part at most, the first that it multiplies but for whole passes; those that have the records
-/// before a part that is finished are the CTAs before it, one after the other; and nobody waits for a later one.
+/// The invariants of stream_k.cuh: a CTA stores at most one partial sum, of the first pass that it multiplies except for whole passes; the
+/// records before a finished part belong to the preceding CTAs, in order; and no CTA waits for a later one.
 TEST(GemmSchedule, PartsAreFoundWhereTheyWereLeft) {
   for (int row_blocks : {1, 5, 40, 133, 160, 700})
     for (int token_tiles : {1, 3, 17})

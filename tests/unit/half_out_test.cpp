@@ -1,4 +1,4 @@
-// Which outputs leave the wgmma kernels in whole vectors (half_out.hpp).
+// Which outputs the wgmma kernels store in whole vectors (half_out.hpp).
 #include "kernels/cuda/tasks/half_out.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What the decode kernel for online quantized activations (kernels/cuda/sm90/decode/wna8_decode.cu) does with indices, acted out on the host: warps
-// quantize a slice, and a record's matrix instructions find what they want.
+// The index maths of the decode kernel for online quantized activations (kernels/cuda/sm90/decode/wna8_decode.cu), simulated on the host:
+// warps quantize a slice, and a record's matrix instructions read the right operands.
 #include "kernels/cuda/tasks/wna8_slice.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kWarps = 8;
 
-/// Every warp, chunk and lane of a CTA: what it writes, and whom it asks for its scale.
+/// Every warp, chunk and lane of a CTA: the codes that it writes, and the lanes that share its scale.
 TEST(OnlineSlice, EveryCodeOfEveryTokenIsMadeOnce) {
   for (int m = 1; m <= 8; ++m)
     for (int group : {0, 32, 64, 128, 256})
@@ -179,7 +179,7 @@ TEST(OnlineSlice, TheQuickCodesAreTheRules) {
   }
 }
 
-/// A fold's Σ(a − z) and z share a word: all that 128 channels can give.
+/// A fold's Σ(a − z) and z share a word: all values that 128 channels can give.
 TEST(OnlineTerms, SumAndZeroPointComeBack) {
   for (std::int32_t zero : {-128, -37, -1, 0, 1, 127})
     for (std::int32_t sum : {-128 * 255, -1000, -1, 0, 1, 8191, 128 * 255}) {
@@ -189,7 +189,7 @@ TEST(OnlineTerms, SumAndZeroPointComeBack) {
     }
 }
 
-/// What TMA asks of an image's terms: 16 bytes for every box, and pixels at multiples of that. Parts that do not overlap.
+/// TMA's conditions on an image's terms: 16 bytes for every box, and pixels at multiples of that. Parts that do not overlap.
 TEST(OnlineTerms, OfPixelsLieAsTheWalkReadsThem) {
   for (int fold : {32, 128})
     for (std::int64_t channels : {128, 256, 640}) {

@@ -1,4 +1,4 @@
-// Patches as the GPU's kernels see them: what TMA is told is played on the host, and compared with patches as they are defined.
+// Patches in the GPU's kernels: the coordinates for TMA are simulated on the host and compared with the definition of patches.
 #include "kernels/cuda/tasks/patches.hpp"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace nibble::cuda {
 namespace {
 
-/// Kernels of 1×1 to 3×4, strides, dilations, paddings of all sides, one and two groups of 64 channels.
+/// Filters of 1×1 to 3×4, strides, dilations, paddings of all sides, one and two groups of 64 channels.
 std::vector<Patches> geometries(int channels_unit) {
   std::vector<Patches> list;
   std::uint32_t dice = 1;
@@ -46,15 +46,15 @@ struct Pixel {
   int image = 0, h = 0, w = 0;
   bool exists = false;
 };
-/// The pixel under element (kh, kw) of the kernel at an output pixel: the definition.
+/// The pixel under element (kh, kw) of the filter at an output pixel: the definition.
 Pixel under(const Patches& p, int token, int kh, int kw) {
   const int image = token / p.pixels(), oh = token % p.pixels() / p.out_width, ow = token % p.out_width;
   const int h = oh * p.stride_h + kh * p.dilation_h - p.top, w = ow * p.stride_w + kw * p.dilation_w - p.left;
   return {image, h, w, h >= 0 && h < p.height && w >= 0 && w < p.width};
 }
 
-/// What TMA's walk over images brings as pixel `i` of a box: from (w, h) on in steps of the strides, to the bounds and on to the next
-/// row and image; then the shift.
+/// Pixel `i` of a box in TMA's walk over images: from (w, h) on in steps of the strides, to the bounds and on to the next row and image;
+/// then the shift.
 Pixel brought(const Patches& p, int images, const PatchBox& box, int i) {
   const PatchBounds bounds = patch_bounds(p);
   int image = box.image, h = box.h, w = box.w;
@@ -128,7 +128,7 @@ TEST(Patches, APixelIsFoundWhereItIs) {
         }
 }
 
-/// With their padding in memory, as code z, the patches have no other: so integers need nothing that a matrix does not.
+/// With their padding in memory, as code z, patches have no other padding, so integers need no further correction than a matrix.
 TEST(Patches, PaddingInMemoryIsExact) {
   constexpr int kZero = -37, kWeightZero = 5;
   for (Patches p : geometries(1)) {

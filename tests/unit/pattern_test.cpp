@@ -83,7 +83,7 @@ TEST(Pattern, SizesAreBounded) {
   EXPECT_LE(largest->steps(), 10001u);
 }
 
-// Each of these takes std::regex longer than anybody waits, or all of the stack.
+// Each of these takes std::regex far too long, or all of the stack.
 TEST(Pattern, Ends) {
   const std::string name(1024, 'a');
   for (const char* expression :
@@ -91,7 +91,7 @@ TEST(Pattern, Ends) {
     EXPECT_FALSE(search(expression, name)) << expression;
 }
 
-// The standard library's expressions as the reference, on all of what a small grammar makes.
+// The standard library's expressions as the reference, on all expressions of a small grammar.
 TEST(Pattern, AgreesWithTheStandardLibrary) {
   const std::vector<std::string> atoms = {"a", "b", ".", "[ab]", "[^a]", "(a|b)", "(ab)", "(a|)", "^", "$", R"(\b)", R"(\w)"};
   const std::vector<std::string> repeats = {"", "*", "+", "?", "{2}", "{1,2}", "{2,}", "*?"};

@@ -41,7 +41,7 @@ TEST(KernelTable, NamesAreTheFields) {
   EXPECT_EQ(kernel_table().back()->backend, Backend::reference);
 }
 
-/// What is chosen by facts of a row is there, and its name says the same.
+/// The facts of a row that choice depends on are set and agree with its name.
 TEST(KernelTable, FactsOfARowAgree) {
   std::set<ActForm> made;
   for (const Kernel* kernel : kernel_table())
@@ -95,7 +95,7 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
   for (const Layout* layout : layout_table()) EXPECT_GT(held[layout], 50) << layout->name;
 }
 
-/// The planes of every code width tile its bits, and every (plane, row, channel) has a place of its own.
+/// The planes of every code width tile its bits, and every (plane, row, channel) has a distinct place.
 TEST(Layouts, BitPlanesAreAPartition) {
   for (int bits = 1; bits <= 8; ++bits)
     for (int rows : {16, 32}) {
@@ -200,7 +200,7 @@ TEST(Pack, RefusesWhatItCannotPack) {
   EXPECT_EQ(pack(q).status().code(), StatusCode::invalid_argument);
 }
 
-/// A GPU's layout can be packed anywhere; what comes next needs the GPU, and says so.
+/// A GPU's layout can be packed on any machine; the next steps need the GPU, and their errors say so.
 TEST(Gpu, HostPackedWeightsWaitForUpload) {
   const auto weight = pack(random_weight(kAwq, 64, 128, 1), {.layout = "gpu_n64k128"});
   ASSERT_TRUE(weight.ok()) << weight.status().message();
@@ -257,7 +257,7 @@ TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
     }
 }
 
-/// Making codes in the launch that multiplies them costs little beside W4A16, for as many tokens as a launch is for; a scale per token more.
+/// Quantizing in the launch that multiplies costs little over W4A16, up to the capacity of a launch; a scale per token costs more.
 TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
   for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {8192, 8192}, {4096, 14336}, {57344, 8192}})
@@ -275,7 +275,7 @@ TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
     }
 }
 
-/// Adding up in f32 what tensor cores made of 512 channels costs little where they are what takes time, and nothing where memory is.
+/// Adding partial sums of 512 channels in f32 costs little where tensor cores are the limit, and nothing where memory is.
 TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
   Problem p{.n = 8192, .k = 28672, .scheme = {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}};
@@ -294,7 +294,7 @@ TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   EXPECT_EQ(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.0) << "groups are added up in f32 anyway";
 }
 
-/// The bound of a layer is that of the sums that were asked for; only tensor cores of sm_90 have a choice.
+/// The bound of a layer is that of the requested accumulation; only tensor cores of sm_90 have a choice.
 TEST(Gpu, TheBoundFollowsTheAccumulation) {
   const WeightScheme per_channel{DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32};
   const ActScheme per_token{DType::e4m3, GroupShape::channel()}, groups{DType::e4m3, GroupShape::group(128)};
@@ -323,7 +323,7 @@ TEST(Gpu, TheBoundFollowsTheAccumulation) {
   EXPECT_LT(bound(Accumulation::precise), 0.7 * bound(Accumulation::fast));
 }
 
-/// Dequantizing is paid once, however many the tokens: few are cheaper without it, many with it.
+/// The cost of dequantizing does not depend on M: few tokens are cheaper without it, many with it.
 TEST(Gpu, TheDenseTierIsForManyTokens) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
   Problem problem{.n = 4096, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
@@ -399,7 +399,7 @@ TEST(Plan, RefusalsCarryTheReasons) {
   EXPECT_EQ(Plan::dequantize(*weight, {.out = DType::s8}).status().code(), StatusCode::unsupported);
 }
 
-/// Its own reason and what to do about it, not every other kernel's.
+/// The forced kernel's reason and the remedy, not every other kernel's reason.
 TEST(Plan, AForcedKernelThatRefusesSaysWhy) {
   const QuantTensor q = random_weight(kAwq, 64, 64, 1);
   const auto weight = pack(q, {.layout = "cpu_n16"});
@@ -504,7 +504,7 @@ TEST(Plan, RefusesActivationsItCannotQuantize) {
   EXPECT_THAT(with_zeros(512).message(), HasSubstr("256 at most with zero points, not 512"));
 }
 
-/// Codes that come in blocks bring a scale and a zero point for each.
+/// Given codes in blocks come with a scale and a zero point per block.
 TEST(Plan, ChecksTheZeroPointsOfBlocks) {
   const auto weight = pack(random_weight(kAwq, 8, 128, 1));
   const auto plan = Plan::linear(
@@ -524,7 +524,7 @@ TEST(Plan, ChecksTheZeroPointsOfBlocks) {
   EXPECT_THAT(run({}).message(), HasSubstr("a_zero must be s32 [2,2]"));
 }
 
-/// What quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.
+/// The error that quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.
 TEST(ActErrors, FollowTheScales) {
   const QuantTensor q = random_weight(kAwq, 48, 512, 1, {.bias = true});
   const ActScheme modes[] = {{DType::s8},
@@ -553,7 +553,7 @@ TEST(ActErrors, FollowTheScales) {
               HasSubstr("[tokens,512]"));
 }
 
-/// A scale that is known beforehand brings its zero point along, and the plan has to expect one.
+/// A known scale comes with its zero point, and the scheme of the plan must have one.
 TEST(Plan, RefusesAZeroPointThatTheSchemeDoesNotName) {
   QuantTensor q = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, 8, 64, 1);
   q.static_acts = {0.1f, 7};
@@ -576,7 +576,7 @@ TEST(Plan, SumsOverAllOfKWhereScalesAllowIt) {
   EXPECT_THAT(std::string(blocks->kernel()), Not(HasSubstr("_whole_")));
 }
 
-/// CPUs add FP8 up in f32: they satisfy either.
+/// CPUs sum FP8 in f32, which satisfies both accumulations.
 TEST(Plan, EveryAccumulationIsThatOfACpu) {
   const ActScheme per_token{DType::e4m3, GroupShape::channel()};
   const auto weight = pack(random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}, 40, 1024, 1));
@@ -704,7 +704,7 @@ double rounded(DType type, double x) {
   return type == DType::f16 ? to_f32(to_f16(f)) : to_f32(to_bf16(f));
 }
 
-/// W as a kernel multiplies it that rounds weights to `type`: once, or scales and what whole steps leave of an offset before.
+/// W in a kernel that rounds weights to `type`: rounded once, or after rounding scales and the fractional part of an offset.
 double rounded_weight(const QuantTensor& q, std::int64_t n, std::int64_t k, DType type, bool rounds_scales) {
   const std::int64_t at = n * q.groups() + k / q.scheme.group.k;
   const double s = q.scales.at(at), code = code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(n * q.k + k)]);
@@ -749,7 +749,7 @@ TEST(Verify, RoundedWeightsAreWithinTheirBoundAndAWrongCodeIsNot) {
                                             << (rounds_scales ? " scales too" : ""));
           const Comparison right = compared(q);
           EXPECT_EQ(right.failures, 0);
-          EXPECT_GT(right.worst_ratio, 0.02);  // a bound that is far from everything says nothing
+          EXPECT_GT(right.worst_ratio, 0.02);  // a loose bound would test nothing
           if (type == DType::bf16 && rounds_scales) continue;
           QuantTensor bad = q;
           bad.codes[static_cast<std::size_t>(wrong * k + 1234)] ^= 4;

@@ -157,7 +157,7 @@ TEST(Prepare, CodesLieWhereTheFormSays) {
           }
 }
 
-/// A block with a number that is none has scale NaN, and integers that can be added up.
+/// A block with a NaN or an infinity has the scale NaN, and integers whose sums do not overflow.
 TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
   const auto scheme = Scheme::parse("u4b8g32");
   ASSERT_TRUE(scheme.ok());

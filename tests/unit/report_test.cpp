@@ -118,7 +118,7 @@ std::size_t occurrences(const std::string& text, const std::string& what) {
   return count;
 }
 
-/// Renders, checks, and leaves the page beside the test program for a look at it.
+/// Renders and checks the page, and writes it beside the test program for inspection.
 std::string rendered(const ReportData& data, const std::string& name) {
   const std::string html = render_report(data);
   EXPECT_EQ(malformed(html), "");
@@ -143,10 +143,10 @@ TEST(ReportTest, OneBlock) {
 TEST(ReportTest, ManyLayers) {
   const std::string html = rendered(model(32), "224");
   EXPECT_EQ(occurrences(html, "<tr>"), 224 + 4 + 2u);
-  EXPECT_THAT(html, HasSubstr("8 layers</summary>"));  // equal notes are told once
+  EXPECT_THAT(html, HasSubstr("8 layers</summary>"));  // equal notes appear once
 }
 
-/// The same layers in three modes, one of them faster than the peak it is held against.
+/// The same layers in three modes, one of them faster than the peak it is compared with.
 ReportData three_modes() {
   ReportData data = model(1);
   data.roofline = {8, 42.5, 610, 1220, 2440};
@@ -198,7 +198,7 @@ TEST(ReportTest, EveryModeHasItsCeiling) {
   EXPECT_EQ(occurrences(html, "class=\"roof\""), 1 + 3u);                  // a slope and three peaks
   EXPECT_EQ(occurrences(html, "<td>s8r_s8c × f32</td>"), 4u);              // a step for each M
   EXPECT_THAT(html, HasSubstr(">u4b8g128 × bf16 ×7</text>"));              // a bar for each mode, of seven layers
-  EXPECT_THAT(html, testing::ContainsRegex("1[0-9][0-9] %, of the f32"));  // more than the peak is said, not cut
+  EXPECT_THAT(html, testing::ContainsRegex("1[0-9][0-9] %, of the f32"));  // more than the peak is shown, not cut off
 }
 
 TEST(ReportTest, OnlyPeaksThatMatterAreDrawn) {
@@ -207,7 +207,7 @@ TEST(ReportTest, OnlyPeaksThatMatterAreDrawn) {
   const std::string html = rendered(data, "f32");
   EXPECT_THAT(html, Not(HasSubstr(">int8 2440")));
   EXPECT_THAT(html, HasSubstr(">GFLOP/s</text>"));
-  data.roofline.int8_gops = 0;  // a peak nobody measured
+  data.roofline.int8_gops = 0;  // a peak that was not measured
   for (ReportLayer& layer : data.layers)
     for (ReportTiming& timing : layer.timings) timing.peak = timing.ceiling = Ceiling::int8;
   EXPECT_THAT(rendered(data, "no_peak"), Not(HasSubstr("class=\"roof\"")));

@@ -1,4 +1,4 @@
-// The safetensors container: what is refused, with which words, and what a failed write leaves behind.
+// The safetensors container: refusals with their messages, and files after a failed write.
 #include "checkpoint/io/safetensors.hpp"
 
 #include "checkpoint/io/mapped_file.hpp"

@@ -31,7 +31,7 @@ class Sample : public testing::Test {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  /// What lies in dir_: to see that nothing temporary stays behind.
+  /// The files in dir_: nothing temporary may be left.
   std::vector<std::string> entries() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());

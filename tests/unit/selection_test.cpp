@@ -1,4 +1,4 @@
-// What quantize takes for a linear layer, held against the models of transformers (list_weights.py) and cases of its own.
+// The weights that quantize selects as linear layers, for the models of transformers (list_weights.py) and further cases.
 #include "convert/selection.hpp"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ TEST(Selection, KnowsTheLinearLayersOfTransformers) {
       const auto ends = [&](std::string_view end) { return name.ends_with(end); };
       const bool either = ends("shared_expert_gate") || ends("_bias") || ends("modality_router");
       const auto left = selection.left(weights[i]);
-      // Of an output head a model may have several, and some are as small as other layers.
+      // A model may have several output heads, and some are as small as other layers.
       if (either || (kind == "linear" && left && left->why.find("output head") != std::string::npos)) continue;
       ++seen[kind];
       if (kind != "head") {

@@ -1,4 +1,4 @@
-// Shape files: what parses, what is refused and with which words; the files in bench/shapes.
+// Shape files: valid lines, refusals with their messages, and the files in bench/shapes.
 #include "commands/shapes.hpp"
 
 #include <gtest/gtest.h>
@@ -90,9 +90,9 @@ TEST(ConvShapes, SaysWhatIsWrongWhere) {
             "f.txt:1: padding is '-1'; expected a whole number from 0 to 1048576, two as in 3x1, or four as in 0,1,0,1 for top, "
             "bottom, left and right");
   EXPECT_EQ(conv_failure("3 8 4 1 a pad=1"), "f.txt:1: there is no 'pad'; write stride=S, padding=P, dilation=D or groups=G");
-  EXPECT_NE(conv_failure("3 8 4 1 a groups=2").find("f.txt:1: convolution of [3,8,8] with a kernel [4,3/2,1,1]"),
+  EXPECT_NE(conv_failure("3 8 4 1 a groups=2").find("f.txt:1: convolution of [3,8,8] with a filter [4,3/2,1,1]"),
             std::string::npos);
-  EXPECT_NE(conv_failure("3 8 4 9 a").find("an output of 0x0: the kernel does not fit"), std::string::npos);
+  EXPECT_NE(conv_failure("3 8 4 9 a").find("an output of 0x0: the filter does not fit"), std::string::npos);
   EXPECT_EQ(conv_failure("1000000 1000000 4 1 a"), "f.txt:1: an operand has 1e+18 elements; expected at most 1.1e+12");
   EXPECT_EQ(conv_failure(""), "f.txt: no shapes; write '[B] C HxW CO KERNEL name' lines");
   EXPECT_EQ(read_conv_shapes("/nonexistent/f.txt").status().code(), StatusCode::io_error);

@@ -31,7 +31,7 @@ void write(const fs::path& path, const std::vector<TensorSource>& tensors, const
   ASSERT_TRUE(status.ok()) << status.message();
 }
 
-/// A small model as people have them: two shards, a tokenizer, and things that must not be carried over.
+/// A typical small model: two shards, a tokenizer, and files that must not be copied.
 void write_model(const fs::path& directory) {
   write(directory / "model-1.safetensors",
         {source("model.embed_tokens.weight", random_tensor(DType::bf16, {10, 32}, 1)),
@@ -49,7 +49,7 @@ void write_model(const fs::path& directory) {
   fs::create_directory(directory / "folder");
 }
 
-/// What becomes of it.
+/// The expected output.
 const std::set<std::string> kWritten{"model-00001-of-00002.safetensors",
                                      "model-00002-of-00002.safetensors",
                                      "model.safetensors.index.json",
@@ -328,7 +328,7 @@ TEST(Quantize, LeavesWhatIsNoLinearLayer) {
   EXPECT_TRUE(out.notes().empty());
   for (const Module& module : out.modules()) EXPECT_EQ(module.quantized(), !left.contains(module.name)) << module.name;
 
-  spec.all = true;  // but not what cannot be
+  spec.all = true;  // except weights that cannot be quantized
   EXPECT_EQ(quantize_checkpoint(scratch / "in", scratch / "all", spec)->left.size(), 6u)
       << "gates have 4 rows, and 8 share a word";
   spec.only = "^layers";
@@ -380,7 +380,7 @@ TEST(Transform, ProtectsWhatExists) {
   expect_error(quantize(scratch.path(), true), StatusCode::invalid_argument, {"is or contains the input"});
 
   fs::remove_all(scratch / "out");
-  for (int i = 0; i < 2; ++i) {  // what it wrote it replaces
+  for (int i = 0; i < 2; ++i) {  // it replaces its own output
     ASSERT_TRUE(quantize(scratch / "out/", true).ok());
     EXPECT_EQ(names_in(scratch / "out"), kWritten);
     EXPECT_EQ(names_in(scratch.path()), (std::set<std::string>{"in", "out"}));
@@ -398,7 +398,7 @@ TEST(Transform, ProtectsWhatExists) {
   fs::remove(scratch / "out/link");
   fs::remove(scratch / "out/.nibble");
   expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {"which nibble did not write"});
-  write_text(scratch / "out/.nibble", "config.json\nmodel.safetensors\ntokenizer.json\n");  // of somebody else's
+  write_text(scratch / "out/.nibble", "config.json\nmodel.safetensors\ntokenizer.json\n");  // a foreign file
   expect_error(quantize(scratch / "out", true), StatusCode::already_exists, {"which nibble did not write"});
 }
 
@@ -578,7 +578,7 @@ TEST(Convert, CarriesActivationsOrRefuses) {
   expect_same("w4a8", "compressed-tensors", q, "s8r_u4b8g32");
   expect_refused("w4a8", "gptq", "no place for the quantized activations of s8r");
 
-  // Without a config, a static scale alone tells.
+  // Without a config, a static scale is the only sign.
   q = make("file", "int-quantized", "s8c", "s8t");
   fs::rename(scratch / "file/model.safetensors", scratch / "alone.safetensors");
   ASSERT_TRUE(convert_checkpoint(scratch / "alone.safetensors", scratch / "copy.safetensors", "int-quantized").ok());
@@ -601,7 +601,7 @@ const std::pair<const char*, std::int64_t> kLayers[] = {{"self_attn.q_proj", 32}
                                                         {"self_attn.v_proj", 16}, {"self_attn.o_proj", 32},
                                                         {"mlp.gate_proj", 48},    {"mlp.up_proj", 48}};
 
-/// One layer of a Llama with K=32, and what goes into it: channel 5 is 64 times as large as the others.
+/// One layer of a Llama with K=32, and its inputs: channel 5 is 64 times as large as the others.
 void write_llama(const fs::path& directory, const char* model_type = "llama", DType norm = DType::bf16) {
   std::vector<TensorSource> tensors;
   for (const auto& [name, n] : kLayers)
@@ -684,7 +684,7 @@ TEST(QuantizeW8A8, WritesWhatTheConfigSays) {
   EXPECT_FALSE(fs::exists(scratch / "x"));
 }
 
-/// What a layer gives for the calibration's rows: the norm, then W; both as floats.
+/// The output of a layer for the calibration's rows: the norm, then W; both as floats.
 std::vector<double> through(const Checkpoint& model, const std::string& norm, const std::string& module, const Tensor& x) {
   const auto tensor = [&](const std::string& name) {
     const TensorInfo& info = *model.find_tensor(name);

@@ -23,7 +23,7 @@ namespace {
 constexpr std::string_view kMethods[] = {"awq", "awq_marlin", "auto-round", "intel/auto-round"};
 constexpr std::string_view kSuffixes[] = {"qweight", "qzeros", "scales", "bias"};
 
-/// zero_point=false, or what AutoRound writes instead.
+/// Whether the config says zero_point=false, or AutoRound's equivalent.
 bool claims_symmetric(const QuantConfig& config) {
   if (const auto zero_point = config_bool(config.json, {"zero_point"})) return !*zero_point;
   return config_bool(config.json, {"sym"}).value_or(false);
@@ -81,7 +81,7 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
           tensors.module, version, describe(*qweight));
     return std::nullopt;
   }
-  const std::string order = config_text(config.json, {"pack_method"});  // Quark's alone
+  const std::string order = config_text(config.json, {"pack_method"});  // a key of Quark
   if (!order.empty() && (order != "reorder" || claims_symmetric(config)))
     return error(StatusCode::unsupported, "{}: recognised but not yet supported: AWQ by Quark with {} (qweight {}, scales {})",
                  tensors.module, order != "reorder" ? "another order of codes (pack_method)" : "signed codes (zero_point=false)",

@@ -6,13 +6,13 @@
 //                                          per tensor
 //   weight_g_idx       s32  [K]            act-order; −1 means never set; s64 and [0] seen
 //   weight_shape       s64  [2]            N, K (s32 in old files); of a convolution [4]: Co, Ci/groups, Kh, Kw, rows are K = Kh·Kw·Ci/groups
-//                                          long and in that order, input channels of a kernel element side by side
-//   input_scale, ...                       see activations.hpp
+//                                          long and in that order, input channels of a filter element side by side
+//   input_scale, ...                       see act_scales.hpp
 //   bias               f16  [N]            optional
 //
 //   W[n,k] = (q − z)·s
 //
-// Before June 2026 codes of 3, 5, 6 and 7 bits were padded to whole words (32/b a word); the number of columns tells.
+// Before June 2026 codes of 3, 5, 6 and 7 bits were padded to whole words (32/b a word); the number of columns shows which.
 // Source: vllm-project/compressed-tensors src/compressed_tensors/compressors/pack_quantized.
 #include <algorithm>
 #include <cstring>
@@ -58,14 +58,14 @@ Status read_shape(const ModuleTensors& tensors, Module& m) {
   m.k = dims[1];
   if (!conv) return check_dimensions(tensors, m.n, m.k);
   m.filter = Extent{dims[2], dims[3]};
-  // One factor at a time: each product of two numbers that were checked fits.
+  // One factor at a time: the product of two checked numbers fits.
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.filter->h, m.filter->w));
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k *= m.filter->h));
   return check_dimensions(tensors, m.n, m.k *= m.filter->w);
 }
 
-/// The layout that explains the shapes; the config decides between several, and dense is more likely than padded.
+/// The layout that matches the shapes; between several the config decides, and dense is more likely than padded.
 Result<Fit> infer_fit(const ModuleTensors& tensors, const std::vector<CtGroup>& entries, Module& m) {
   const ConstTensorView& packed = *tensors.find("weight_packed");
   const ConstTensorView* zeros = tensors.find("weight_zero_point");

@@ -4,7 +4,7 @@
 //                      weight_scale      f32   see below       FP8_PB_WO; Quark; FBGEMM; Hugging Face "fp8" without blocks
 //   fp8                weight            e4m3  [N,K]           Hugging Face "fp8" (DeepSeek, Qwen)
 //                      weight_scale_inv  f32   see below       a multiplier, whatever it is called
-//   both               input_scale, pre_quant_scale            see activations.hpp
+//   both               input_scale, pre_quant_scale            see act_scales.hpp
 //                      bias              f16   [N]             optional
 //
 //   scales  [], [1] or [1,1]          one
@@ -40,7 +40,7 @@ struct Variant {
 };
 constexpr Variant kFloat{"float-quantized", "weight_scale", kFloatMethods}, kHf{"fp8", "weight_scale_inv", kFp8Methods};
 
-/// What a config says about weights and activations, where it is not in the form of compressed-tensors.
+/// The claims of a config that is not in the form of compressed-tensors.
 std::optional<Scheme> claims(const ModuleTensors& tensors, const QuantConfig& config, DType scale) {
   const auto scheme = [&](GroupShape weight, ActScheme act) { return Scheme{{DType::e4m3, ZeroKind::none, weight, scale}, act}; };
   const ActScheme known{DType::e4m3, GroupShape::tensor()}, per_token{DType::e4m3, GroupShape::channel()};
@@ -72,7 +72,7 @@ std::optional<Scheme> claims(const ModuleTensors& tensors, const QuantConfig& co
   return std::nullopt;
 }
 
-/// The blocks to which the scales belong; a shape that means something else too is left to `preferred`, the config's.
+/// The blocks to which the scales belong; an ambiguous shape is resolved by `preferred`, the config's.
 Result<GroupShape> infer_scale_shape(const ModuleTensors& tensors, const Variant& v, const Module& m,
                                      std::optional<GroupShape> preferred, std::optional<std::int64_t> group_size,
                                      const QuantConfig& config) {
@@ -125,7 +125,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const Variant& v, const Qua
   return m;
 }
 
-/// Scales of powers of two alone (MXFP8) are for another format.
+/// Scales that are only powers of two (MXFP8) belong to another format.
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const Variant& v, const QuantConfig& config) {
   const ConstTensorView *weight = tensors.find("weight"), *scale = tensors.find(v.scales);
   if (weight == nullptr || weight->dtype != DType::e4m3 || scale == nullptr || one_of(scale->dtype, {DType::u8, DType::e8m0}) ||

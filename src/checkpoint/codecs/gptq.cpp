@@ -2,14 +2,14 @@
 //
 //   qweight  s32  [⌈K·b/32⌉, N]  column n is the stream of W[n,·]
 //   qzeros   s32  [G, ⌈N·b/32⌉]  row g is the stream of the zero points of group g; v1 stores z − 1, v2 stores z; absent from some
-//                                symmetric checkpoints, where the config or g_idx has to tell b
+//                                symmetric checkpoints, where b comes from the config or g_idx
 //   scales   f16  [G, N]         bf16 and f32 seen
 //   g_idx    s32  [K]            group of each input channel; only act-order needs it; s64 and [0] seen
 //   bias     f16  [N]            optional
 //
 //   W[n,k] = (q − z)·s  with z and s of group g_idx[k], else k / group_size
 //
-// The shapes give b. Only the config tells v1 from v2 and whether g_idx is meant; both are checked against the data when read.
+// The shapes give b. Only the config distinguishes v1 from v2 and says whether g_idx is used; both are checked against the data when read.
 // Source: AutoGPTQ auto_gptq/nn_modules/qlinear/qlinear_cuda.py; ModelCloud/GPTQModel gptqmodel/nn_modules/qlinear/__init__.py,
 // utils/{model,planar_packing}.py; intel/auto-round auto_round/inference/backend.py.
 #include <algorithm>
@@ -46,7 +46,7 @@ Claims read_claims(const QuantConfig& config) {
   return c;
 }
 
-/// The width that explains all shapes; the config decides between several.
+/// The width that matches all shapes; between several the config decides.
 Result<int> infer_bits(const ModuleTensors& tensors, std::int64_t n, const Claims& claims) {
   const std::int64_t rows = tensors.find("qweight")->dim(0);
   const ConstTensorView *qzeros = tensors.find("qzeros"), *g_idx = find_g_idx(tensors, "g_idx");
@@ -112,7 +112,7 @@ Result<Analysis> analyse(const ModuleTensors& tensors, const QuantConfig& config
   if (a.claims.act_order.value_or(false) && g_idx == nullptr && groups > 1)
     note(m.notes, kWarning, "{} says desc_act=true, but there is no g_idx", config_name(config));
   const auto overrides = std::ranges::count_if(config_child(config.json, "dynamic").items(), [](const auto& item) {
-    return !item.key().starts_with("-:");  // those skip modules
+    return !item.key().starts_with("-:");  // these keys skip modules
   });
   if (overrides > 0)
     note(m.notes, kInfo, "{} has {} \"dynamic\" overrides; nibble goes by the tensors and claims are those without overrides",
@@ -139,7 +139,7 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
   return std::move(analysis->module);
 }
 
-/// Which of the two meanings the stored fields have. Symmetric zero points are all 2^(b−1), so the data itself can answer then.
+/// Whether the stored fields are those of v1 or v2. Symmetric zero points are all 2^(b−1), so that the data can decide.
 bool zeros_are_v2(const std::vector<std::uint8_t>& fields, const Analysis& a, std::vector<Note>& notes) {
   if (a.claims.symmetric == false) return a.claims.v2;
   const int middle = 1 << (a.bits - 1);
@@ -154,8 +154,8 @@ bool zeros_are_v2(const std::vector<std::uint8_t>& fields, const Analysis& a, st
   return a.claims.v2;
 }
 
-/// A v1 writer stores z − 1. For z = 0 that underflows: a good one stores the mask, which decodes to 0 again; AutoGPTQ lets the
-/// borrow set every higher field of the word, and the zero points that were there are gone.
+/// A v1 writer stores z − 1. For z = 0 that underflows: a correct writer stores the mask, which decodes to 0 again; in AutoGPTQ the borrow
+/// sets every higher field of the word, and the zero points there are lost.
 void note_underflow(const std::vector<std::uint8_t>& fields, const Analysis& a, std::vector<Note>& notes) {
   const std::int64_t n = a.module.n;
   const int mask = (1 << a.bits) - 1;
@@ -262,7 +262,7 @@ Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& 
   return out;
 }
 
-/// `name` as a regular expression that matches nothing else.
+/// A regular expression that matches only `name`.
 std::string escaped(const std::string& name) {
   std::string text;
   for (const char c : name) {

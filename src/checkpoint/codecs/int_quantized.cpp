@@ -3,13 +3,13 @@
 //   weight             s8   [N,K], or of a convolution [Co,Ci/groups,Kh,Kw]
 //   weight_scale       f16  [N,G], [N,1], [N] or [1]; or bf16, f32; of a convolution [Co,1,1,1] or [1]
 //   weight_zero_point  s8   like the scales; absent when symmetric
-//   input_scale, input_zero_point, pre_quant_scale    see activations.hpp
+//   input_scale, input_zero_point, pre_quant_scale    see act_scales.hpp
 //   bias               f16  [N]  optional
 //
 //   W[n,k] = (q − z)·s
 //
-// A config of fewer bits (W4A8, ...) means that codes and zero points have no more, each in a byte of its own.
-// Whether activations are quantized while running is known to the config alone; it is in Module::claimed.
+// With a config of fewer bits (W4A8, ...) codes and zero points have so many bits, each in a byte of its own.
+// Only the config says whether activations are quantized while running; see Module::claimed.
 // Source: vllm-project/compressed-tensors src/compressed_tensors/compressors; claims.hpp.
 #include <algorithm>
 #include <cstring>
@@ -27,7 +27,7 @@ constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt", "quar
 constexpr std::string_view kSuffixes[] = {
     "weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "pre_quant_scale", "bias"};
 
-/// Scales of groups would have to say in which order a kernel's weights are counted, so there are none.
+/// Convolutions have no scales of groups: the format does not define the order of a filter's weights.
 Result<GroupShape> conv_scale_group(const ModuleTensors& tensors, std::int64_t n) {
   const ConstTensorView& scale = *tensors.find("weight_scale");
   for (const auto& shape : {std::vector<std::int64_t>{n, 1, 1, 1}, {n, 1}, {n}}) {
@@ -39,7 +39,7 @@ Result<GroupShape> conv_scale_group(const ModuleTensors& tensors, std::int64_t n
                tensors.module, describe(scale), n, describe(*tensors.find("weight")));
 }
 
-/// The bits of the codes that the bytes hold, as the config has it for this module, or for all.
+/// The bits of the codes in the bytes, by the config of this module, or of all.
 int code_bits(const ModuleTensors& tensors, const QuantConfig& config, const std::vector<CtGroup>& entries, bool conv) {
   const CtGroup* entry = ct_entry(config, entries, tensors.module, conv, nullptr);
   if (entry == nullptr && !entries.empty() &&
@@ -75,7 +75,7 @@ std::vector<std::uint8_t> reordered(std::span<const std::uint8_t> codes, std::in
   return out;
 }
 
-/// What a config says that is not in the form of compressed-tensors.
+/// The claims of a config that is not in the form of compressed-tensors.
 std::optional<Scheme> claims(const ModuleTensors& tensors, const QuantConfig& config, ZeroKind zero, DType scale) {
   if (is_quark(config)) return quark_scheme(tensors.module, config, zero, scale);
   const std::string algorithm = modelopt_algorithm(tensors.module, config);
@@ -99,7 +99,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   m.k = weight.dim(1);
   if (conv) {
     m.filter = Extent{weight.dim(2), weight.dim(3)};
-    m.k *= m.filter->h * m.filter->w;  // all of them lie in the file
+    m.k *= m.filter->h * m.filter->w;  // the file has all of them
   }
   NIBBLE_RETURN_IF_ERROR(check_dimensions(tensors, m.n, m.k));
   const auto entries = ct_groups(config, CtType::integer);

@@ -5,10 +5,10 @@
 //   b       f32  []     s_b / s_y, of a bias of integers
 //   bias    s8   [1,N]  or [N]; s32, or a float without b; optional
 //
-//   y = a·(x·Wᵀ) + b·bias, where x are codes and so is y, but for float outputs
+//   y = a·(x·Wᵀ) + b·bias, where x are codes, and so is y unless outputs are floats
 //
-// The product cannot be taken apart, so a stands as the weight's scale and 1 as that of the activations: W[n,k] = q·a, and inputs
-// and outputs keep the checkpoint's units.
+// The factors of the product are not stored, so a becomes the weight's scale and 1 that of the activations: W[n,k] = q·a, and inputs and
+// outputs keep the checkpoint's units.
 // Source: Guangxuan-Xiao/torch-int torch_int/nn/linear.py.
 #include "checkpoint/codecs/table.hpp"
 #include "checkpoint/config/codec_util.hpp"

@@ -1,4 +1,4 @@
-// The list of formats is the order of detection: packed ones first, then what nibble knows but cannot read, dense last.
+// The list of formats is the order of detection: packed ones first, then formats that nibble recognises but cannot read, dense last.
 #include "checkpoint/codecs/table.hpp"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Formats that nibble knows by their tensors but cannot decode yet. Naming them beats listing their parts as dense layers.
+// Formats that nibble recognises by their tensors but cannot decode: an error that names the format is better than a list of dense layers.
 //
-// Each row is a set of suffixes with dtypes; the first row whose tensors are all there names the module. A leading * stands for
-// any beginning. Quark's config names its weights itself. Source: the projects named in each row.
+// Each row is a set of suffixes with dtypes; the first row whose tensors are all present names the module. A leading * stands for any
+// prefix. Quark's config names its weights itself. Source: the projects named in each row.
 #include <algorithm>
 #include <array>
 
@@ -23,7 +23,7 @@ struct Row {
 
 constexpr DType kU8 = DType::u8, kS8 = DType::s8, kS16 = DType::s16, kS32 = DType::s32, kE4m3 = DType::e4m3;
 
-// Rows with more parts stand before rows with a part of them.
+// Rows with more parts precede rows with a subset of them.
 constexpr Row kRows[] = {
     {"MXFP8", {{{"weight", kE4m3}, {"weight_scale", kU8}}}},
     {"MXFP8", {{{"weight", kE4m3}, {"weight_scale", DType::e8m0}}}},

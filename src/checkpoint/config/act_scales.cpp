@@ -1,4 +1,4 @@
-// See activations.hpp.
+// See act_scales.hpp.
 #include "checkpoint/config/act_scales.hpp"
 
 #include <algorithm>

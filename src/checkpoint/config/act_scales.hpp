@@ -1,4 +1,4 @@
-// What 8-bit checkpoints store about a layer's activations, beside what their config says.
+// The tensors in which 8-bit checkpoints store scales of a layer's activations, in addition to their config.
 //
 //   input_scale       f32  []    one static scale, x ≈ (q − z)·s; activation_scale in some Hugging Face files; or [1], f16, bf16
 //   input_zero_point  s8   []    z; absent when symmetric, and 0 where codes are e4m3
@@ -20,7 +20,7 @@ Status analyse_activations(const ModuleTensors& tensors, Module& m, const QuantC
 /// Fills m.other_acts, with a warning, where the config quantizes activations in a way that the format did not claim.
 void find_other_activations(const ModuleTensors& tensors, Module& m, const QuantConfig& config);
 
-/// Fills q.static_acts and q.prescale. A scale or zero point that cannot be one is noted and left out.
+/// Fills q.static_acts and q.prescale. An invalid scale or zero point is noted and ignored.
 void read_activations(const ModuleTensors& tensors, const Module& m, QuantTensor& q, std::vector<Note>& notes);
 
 /// Appends input_scale and input_zero_point [1].

@@ -23,7 +23,7 @@ std::string expression(std::string_view pattern) {
   return text + "$";
 }
 
-/// The first entry whose pattern matches a layer's name; null: none does. Nothing: it cannot be told.
+/// The first entry whose pattern matches a layer's name; null: none does; nothing: undecidable.
 std::optional<const Json*> quark_entry(std::string_view module, const Json& entries) {
   constexpr std::size_t kMaxSteps = 1'000;  // of all patterns, which every layer's name is compared with
   std::size_t steps = 0;
@@ -35,7 +35,7 @@ std::optional<const Json*> quark_entry(std::string_view module, const Json& entr
   return nullptr;
 }
 
-/// Quark's config of a layer: of its name, else of all. Null: it cannot be told.
+/// Quark's config of a layer: by its name, else the one for all; null: undecidable.
 const Json& quark_layer(std::string_view module, const Json& config) {
   static const Json kNull;
   const auto own = quark_entry(module, config_child(config, "layer_quant_config"));
@@ -43,7 +43,7 @@ const Json& quark_layer(std::string_view module, const Json& config) {
   return *own != nullptr ? **own : config_child(config, "global_quant_config");
 }
 
-/// What shares a scale in one of Quark's tensors: all of it, or a channel.
+/// The weights that share a scale in one of Quark's tensors: all, or a channel.
 std::optional<GroupShape> quark_group(const Json& tensor) {
   const std::string scheme = config_text(tensor, {"qscheme"});
   if (scheme == "per_tensor") return GroupShape::tensor();
@@ -63,7 +63,7 @@ std::optional<DType> quark_codes(const Json& tensor) {
 std::string modelopt_algorithm(std::string_view module, const QuantConfig& config) {
   if (config_text(config.json, {"quant_method", "method"}) != "modelopt") return {};
   const Json& inner = config_child(config.json, "quantization");
-  const Json& quantization = inner.is_object() ? inner : config.json;  // hf_quant_config.json has it inside, config.json has not
+  const Json& quantization = inner.is_object() ? inner : config.json;  // nested in hf_quant_config.json, not in config.json
   const std::string algorithm = config_text(quantization, {"quant_algo"});
   if (algorithm != "mixed_precision") return algorithm;
   return config_text(config_child(config_child(quantization, "quantized_layers"), std::string(module).c_str()), {"quant_algo"});

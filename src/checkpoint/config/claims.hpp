@@ -1,4 +1,4 @@
-// What the configs of ModelOpt and Quark say about a layer; ct_config.hpp has those of compressed-tensors.
+// The claims of the configs of ModelOpt and Quark about a layer; ct_config.hpp has those of compressed-tensors.
 //
 // Source: NVIDIA/Model-Optimizer modelopt/torch/export; amd/Quark quark/torch/export and quark/torch/quantization/config.
 #pragma once
@@ -17,11 +17,11 @@ std::string modelopt_algorithm(std::string_view module, const QuantConfig& confi
 bool is_quark(const QuantConfig& config);
 /// Whether the config is Quark's and a layer's scales belong to groups, which Quark transposes, or to the columns of its weight.
 bool is_quark_transposed(std::string_view module, const QuantConfig& config, const ConstTensorView& scale);
-/// What Quark's config says of a layer whose weights are stored with such zero points and scales. Nothing: what nibble does not know.
+/// Quark's claim about a layer whose weights are stored with such zero points and scales; nothing for what nibble does not know.
 std::optional<Scheme> quark_scheme(std::string_view module, const QuantConfig& config, ZeroKind zero, DType scale);
-/// "output_tensors={...}": what quantizes a layer's results, beside the KV cache; "" where nothing does.
+/// "output_tensors={...}": the quantization of a layer's results, except for the KV cache; "" where there is none.
 std::string quark_outputs(std::string_view module, const QuantConfig& config);
-/// "INT4 per group": how Quark calls a layer's weights; "" where it does not, or quantizes them twice.
+/// "INT4 per group": Quark's name for a layer's weights; "" where it has none, or quantizes them twice.
 std::string quark_weights(std::string_view module, const QuantConfig& config);
 
 }  // namespace nibble::codec

@@ -18,7 +18,7 @@ const Json* find(const Json& object, const char* key) {
   return it == object.end() ? nullptr : &*it;
 }
 
-/// nlohmann-json would wrap what does not.
+/// nlohmann-json would wrap numbers that do not fit.
 bool fits_int64(const Json& integer) {
   return !integer.is_number_unsigned() || integer.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
 }
@@ -233,7 +233,8 @@ GroupIndex inspect_g_idx(const ConstTensorView& view, const GroupShape& group, s
       std::int64_t wide = 0;
       std::memcpy(&wide, bytes_of(view) + i * sizeof wide, sizeof wide);
       constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-      index.values[i] = static_cast<std::int32_t>(std::clamp(wide, -kMost, kMost));  // what does not fit is no group either
+      index.values[i] =
+          static_cast<std::int32_t>(std::clamp(wide, -kMost, kMost));  // a number that does not fit is no group either
     }
   } else {
     std::memcpy(index.values.data(), view.data, 4 * index.values.size());

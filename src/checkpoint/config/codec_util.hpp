@@ -1,7 +1,7 @@
-// What the codecs share: careful looks at hostile configs and shapes, and the steps of decoding that do not depend on a packing.
+// Shared by the codecs: checked access to untrusted configs and shapes, and the steps of decoding that do not depend on a packing.
 //
-// Tensors are dense and row-major, at any address. A shape is only multiplied after its dimensions were found to be at least 1
-// and its dtype is right: then its bytes lie in the file, so no product of sizes can overflow.
+// Tensors are dense and row-major, at any address. A shape is multiplied only after its dimensions and dtype have been checked: its bytes
+// are then in the file, so that no product of sizes overflows.
 #pragma once
 
 #include <initializer_list>
@@ -21,7 +21,7 @@ namespace nibble::codec {
 std::optional<std::int64_t> config_int(const Json& object, std::initializer_list<const char*> keys);
 std::optional<double> config_number(const Json& object, std::initializer_list<const char*> keys);
 std::optional<bool> config_bool(const Json& object, std::initializer_list<const char*> keys);
-/// In lower case; "" when absent.
+/// A string in lower case; "" when absent.
 std::string config_text(const Json& object, std::initializer_list<const char*> keys);
 /// A null value when absent.
 const Json& config_child(const Json& object, const char* key);
@@ -87,7 +87,7 @@ Tensor transposed(const ConstTensorView& view);
 /// [N,G] zero points of unsigned codes.
 Tensor zeros_tensor(std::vector<std::uint8_t> zeros, std::int64_t n, std::int64_t groups);
 
-/// The bias, or an empty tensor.
+/// The bias; an empty tensor when there is none.
 inline Tensor read_bias(const ModuleTensors& tensors, std::int64_t n) {
   const ConstTensorView* bias = tensors.find("bias");
   return bias == nullptr ? Tensor() : copy_as(*bias, {n});
@@ -96,7 +96,7 @@ inline Tensor read_bias(const ModuleTensors& tensors, std::int64_t n) {
 /// symmetry is wrong.
 void fold_symmetric(QuantTensor& q, std::vector<Note>& notes);
 
-/// What a stored g_idx turned out to be.
+/// The result of checking a stored g_idx.
 struct GroupIndex {
   enum class Kind { natural, permutation, all_zero, has_negative, invalid } kind;
   std::vector<std::int32_t> values;
@@ -119,7 +119,7 @@ Tensor word_tensor(std::vector<std::byte> words, std::int64_t rows, std::int64_t
 /// Scales and zeros [N,G] → [G,N].
 Tensor by_group(const Tensor& t);
 /// For formats whose config holds one set of parameters and nothing else: all schemes have the bits and the group of the first, and the
-/// source's config says nothing about activations or the KV cache that would be lost.
+/// source's config has no activations or KV cache that would be lost.
 Status check_uniform(std::string_view format, const WrittenCheckpoint& written);
 /// The names of all layers that are not quantized.
 std::vector<std::string> not_quantized(const WrittenCheckpoint& written);

@@ -7,7 +7,7 @@
 namespace nibble::codec {
 namespace {
 
-/// nullopt: quantized in a way that no ActScheme says.
+/// nullopt: quantized in a way that no ActScheme expresses.
 std::optional<ActScheme> activations(const Json& args) {
   if (!args.is_object()) return ActScheme{};
   const std::string type = config_text(args, {"type"});
@@ -30,7 +30,7 @@ std::optional<ActScheme> activations(const Json& args) {
   return act;
 }
 
-/// "input_activations of 4 bits, strategy token", of what activations() cannot say.
+/// "input_activations of 4 bits, strategy token": for activations that no ActScheme expresses.
 std::string activations_text(std::string_view what, const Json& args) {
   std::string text(what);
   for (const char* key : {"num_bits", "type", "strategy", "group_size", "dynamic"})
@@ -74,7 +74,7 @@ std::vector<CtGroup> all_groups(const QuantConfig& config) {
 
 std::string_view ct_name(std::string_view format) { return format == "compressed-tensors" ? "pack-quantized" : format; }
 
-/// What weights and activations have in common.
+/// The common parameters of weights and activations.
 Json args(DType codes, bool symmetric, std::string_view strategy, const Json& group_size) {
   const bool is_float = info(codes).kind == DTypeKind::floating;
   return {{"num_bits", bits(codes)},  {"type", is_float ? "float" : "int"}, {"symmetric", symmetric}, {"strategy", strategy},
@@ -217,7 +217,7 @@ Tensor ct_scale(const Tensor& scales, const GroupShape& group) {
 
 namespace {
 
-/// The source's config, where its groups say what was written: with their targets, and all that nibble does not know.
+/// The source's config, where its groups describe what was written: with their targets and every key that nibble does not know.
 std::optional<Json> kept_config(std::string_view format, const WrittenCheckpoint& written) {
   const Json& source = written.source == nullptr ? Json() : written.source->json;
   if (!config_child(source, "config_groups").is_object()) return std::nullopt;

@@ -18,10 +18,10 @@ struct CtGroup {
   std::string name;  // its key
   bool is_float = false, symmetric = true;
   std::optional<std::int64_t> bits, group_size;
-  std::optional<GroupShape> block, group;  // `group`: what shares a scale
+  std::optional<GroupShape> block, group;  // `group`: the weights that share a scale
   std::string strategy;                    // "tensor", "channel", "group", "block", ...
   ActScheme act = {};                      // codes none: activations are not quantized, or ...
-  std::string other_acts = {};             // ... in a way that no ActScheme says; then this does
+  std::string other_acts = {};             // ... in a way that no ActScheme expresses, named here
 
   bool describes(const WeightScheme& weight) const;
 };
@@ -29,11 +29,11 @@ enum class CtType { integer, floating };
 /// The entries whose weights are of this type.
 std::vector<CtGroup> ct_groups(const QuantConfig& config, CtType type);
 
-/// Which entry of config_groups a layer belongs to, as loaders look it up: by its name, then by regular expressions, then by class.
+/// The entry of config_groups of each layer, looked up as loaders do: by its name, then by regular expressions, then by class.
 class CtTargets {
  public:
   explicit CtTargets(const Json& config);
-  /// The key of the entry; "" when it cannot be told.
+  /// The key of the entry; "" when it is undecidable.
   std::string_view find(std::string_view module, bool conv) const;
 
  private:
@@ -41,8 +41,8 @@ class CtTargets {
   std::vector<std::pair<Pattern, std::string>> patterns_;
 };
 
-/// The entry of a layer: the one that targets it, else the only one. One that does not describe the weight is passed over for another
-/// that does, for targets are names of the model's code, which need not be those of the checkpoint. Null: none.
+/// The entry of a layer: the one that targets it, else the only one. An entry that does not describe the weight gives way to one that
+/// does, because targets are names of the model's code, which may differ from those of the checkpoint. Null: none.
 const CtGroup* ct_entry(const QuantConfig& config, const std::vector<CtGroup>& entries, std::string_view module, bool conv,
                         const WeightScheme* weight);
 
@@ -54,17 +54,17 @@ std::optional<std::int64_t> ct_group_size(const std::vector<CtGroup>& entries, s
 void claim_ct(Module& module, std::string_view name, const QuantConfig& config, const std::vector<CtGroup>& entries,
               std::optional<DType> (*codes)(const CtGroup&));
 
-/// Rotations that are applied while running make the stored weight useless alone.
+/// Refuses rotations that are applied while running: the stored weight alone does not define the layer.
 Status refuse_online_transforms(const ModuleTensors& tensors, const QuantConfig& config);
 
-/// q and its activations are what a config can describe.
+/// Ok if a config can describe q and its activations.
 Status check_ct_writable(std::string_view format, const QuantTensor& q, const ActScheme& act);
 /// weight_scale as it is stored: [1] per tensor, else [rows, groups].
 Tensor ct_scale(const Tensor& scales, const GroupShape& group);
-/// The config groups of the source as they are, when they say what was written; else one per scheme, activations, order and format. A
+/// The config groups of the source as they are, when they describe what was written; else one per scheme, activations, order and format. A
 /// single one targets every Linear; several name their modules. `format` is that of modules that do not name their own.
 Result<Json> ct_config(std::string_view format, const WrittenCheckpoint& written);
-/// What quantizes the KV cache, in the form of compressed-tensors; null when the config says nothing about it.
+/// The quantization of the KV cache, in the form of compressed-tensors; null when the config has none.
 Json kv_cache_scheme(const Json& config);
 
 }  // namespace nibble::codec

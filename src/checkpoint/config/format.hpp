@@ -1,4 +1,4 @@
-// The seam between checkpoints and formats: a format sees the tensors of one module by suffix, and nothing else.
+// The interface between checkpoints and formats: a format sees only the tensors of one module, by suffix.
 //
 // Adding a format: one file that fills a Format, one line in table.cpp, one golden file.
 #pragma once
@@ -32,14 +32,14 @@ struct ModuleTensors {
 
 class CtTargets;
 
-/// What config.json (or quantize_config.json, quant_config.json) says about quantization; an empty object when it says nothing.
+/// The quantization config of config.json (or quantize_config.json, quant_config.json); an empty object when there is none.
 struct QuantConfig {
   Json json = Json::object();
   std::string source;                        // file it came from, for messages
-  std::shared_ptr<const CtTargets> targets;  // of json's config_groups, for those who look up many layers; null: not prepared
+  std::shared_ptr<const CtTargets> targets;  // of json's config_groups, prepared for many look-ups; null: not prepared
 };
 
-/// A tensor a format wants written, ready to store.
+/// A tensor that a format writes, ready to store.
 struct EncodedTensor {
   std::string suffix;
   Tensor tensor;
@@ -52,11 +52,11 @@ struct WrittenModule {
   bool act_order = false;
   ActScheme act = {};
   bool conv = false;
-  std::string_view format = {};  // empty: that whose config it is
+  std::string_view format = {};  // empty: the format of the config
   std::string other_acts = {};   // Module::other_acts
 };
 
-/// What a config is written for.
+/// The contents of a config to be written.
 struct WrittenCheckpoint {
   std::vector<WrittenModule> modules;
   std::vector<std::string> not_quantized;  // the names of other layers
@@ -68,29 +68,28 @@ struct Format {
   std::string_view name;
   std::string_view summary;
   bool can_write;
-  /// What quant_method says in configs of this format.
+  /// The quant_method of configs of this format.
   std::span<const std::string_view> methods;
   /// The suffixes of the tensors it owns; others beside them (k_scale of a quantized KV cache, ...) are carried over unchanged.
   std::span<const std::string_view> suffixes;
 
   /// Recognises a module from suffixes, dtypes and shapes; fills everything of `Module` but name, tensors and bytes.
   /// nullopt: not this format. An error: this format, but broken (message names the tensor and the values).
-  /// The config is only for what shapes cannot tell (GPTQ v1/v2, sym) and for `claimed`; contradictions become notes.
+  /// The config is used only for what shapes do not show (GPTQ v1/v2, sym) and for `claimed`; contradictions become notes.
   std::optional<Result<Module>> (*detect)(const ModuleTensors& tensors, const QuantConfig& config);
 
   /// Decodes; the module is one that detect() returned.
   Result<QuantTensor> (*read)(const ModuleTensors& tensors, const Module& module, const QuantConfig& config,
                               std::vector<Note>& notes);
 
-  /// Encodes without loss, or says why the format cannot hold `q` with activations quantized like `act` (code unsupported). Null
+  /// Encodes without loss. Errors: unsupported with the reason why the format cannot hold `q` with activations quantized like `act`. Null
   /// unless can_write.
   Result<std::vector<EncodedTensor>> (*encode)(const QuantTensor& q, const ActScheme& act);
 
-  /// The `quantization_config` of such a checkpoint, or why the format's config cannot say what the source's does. Null unless
-  /// can_write.
+  /// The `quantization_config` of such a checkpoint, or why the format's config cannot express the source's. Null unless can_write.
   Result<Json> (*write_config)(const WrittenCheckpoint& written);
 
-  /// The same for a convolution, be its kernel one element. Null where the format has none.
+  /// The same for a convolution, even if its filter has one element. Null where the format has none.
   Result<std::vector<EncodedTensor>> (*encode_conv)(const QuantTensor& q, const ActScheme& act) = nullptr;
 
   Result<std::vector<EncodedTensor>> write(const QuantTensor& q, const ActScheme& act = {}) const { return encode(q, act); }
@@ -98,7 +97,7 @@ struct Format {
 
 /// All formats in the order detection tries them; "dense" last.
 std::span<const Format> format_table();
-/// Null when there is no such format.
+/// The format of that name; null when there is none.
 const Format* find_format(std::string_view name);
 
 }  // namespace nibble::codec

@@ -102,7 +102,7 @@ Result<Value> parse_config(std::string_view text, std::string_view source) {
   return json;
 }
 
-/// The integers of quantization configs and what they may be. Anything else would be taken for another number, or for none.
+/// The integers of quantization configs and their ranges. Values outside would be read as other numbers, or as absent.
 struct IntegerKey {
   std::string_view name;
   std::int64_t least, most;
@@ -127,7 +127,7 @@ Status check_integers(const Json& json, std::string_view source, const std::stri
   }
   const auto* row = std::ranges::find(kIntegers, key, &IntegerKey::name);
   if (row == std::end(kIntegers) || json.is_null()) return {};
-  if (json.is_string() && key == "block_structure") return {};       // "128x128", as old files say it
+  if (json.is_string() && key == "block_structure") return {};       // "128x128" in old files
   const double value = json.is_number() ? json.get<double>() : NAN;  // whole or not: exl2 has 4.25 bits
   const bool in_range = value >= static_cast<double>(row->least) && value <= static_cast<double>(row->most);
   if (in_range) return {};
@@ -254,7 +254,7 @@ std::vector<std::string> tied_heads(std::string_view model_type) {
 Result<std::string> edit_model_config(std::string_view text, const std::optional<Json>& quantization_config) {
   if (text.empty() && !quantization_config) return std::string();
   NIBBLE_ASSIGN_OR_RETURN(auto root, parse_config<OrderedJson>(text.empty() ? "{}" : text, "config.json"));
-  OrderedJson* place = nullptr;  // keeps its place, and its position there, when there was one
+  OrderedJson* place = nullptr;  // an existing entry keeps its object and its position
   for (OrderedJson* holder : holders(root))
     if (place == nullptr && holder->contains(kKeys[0])) place = holder;
   for (OrderedJson* holder : holders(root))

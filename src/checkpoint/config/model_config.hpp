@@ -1,4 +1,4 @@
-// What the JSON files beside the weights say about quantization.
+// The JSON files beside the weights: their quantization configs.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@
 
 namespace nibble::storage {
 
-/// Files that hold a quantization config of their own, from the days before config.json did.
+/// Legacy files that hold a quantization config of their own.
 std::span<const std::string_view> legacy_config_names();
 
 struct ModelConfig {
@@ -31,13 +31,13 @@ struct ModelConfig {
 /// config.json counts and a note says so. Missing files are fine; a file that is not a JSON object is corrupt_data.
 Result<ModelConfig> read_model_config(const std::filesystem::path& directory);
 
-/// The quantization config of a text that is a config.json's, or is one itself.
+/// The quantization config in a text: inside of a config.json, or the text itself.
 Result<codec::QuantConfig> parse_quant_config(std::string_view text);
 
 /// The output layers that models of this type may have without a weight of their own: they share the embedding's.
 std::vector<std::string> tied_heads(std::string_view model_type);
 
-/// The text of config.json with its quantization_config replaced, or removed when there is none to put in its place. All else
+/// The text of config.json with its quantization_config replaced, or removed when there is none to put in its place. Everything else
 /// stays, in its order. "" (no config.json) becomes a file with only the quantization_config, or stays "".
 Result<std::string> edit_model_config(std::string_view text, const std::optional<Json>& quantization_config);
 

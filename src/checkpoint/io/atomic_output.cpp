@@ -53,7 +53,7 @@ constexpr std::string_view kManifest = ".nibble";
 constexpr std::string_view kManifestTitle =
     "Written by nibble, which overwrites this directory only while it holds no other files:";
 
-/// Adds the paths below `directory` of what is no directory, relative to `top`.
+/// Adds the paths of everything below `directory` except directories, relative to `top`.
 Status add_files_below(const fs::path& directory, const fs::path& top, std::vector<std::string>& files) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, names_in(directory));
   std::error_code ignored;
@@ -83,10 +83,10 @@ Status write_manifest(const fs::path& directory) {
   return manifest.commit();
 }
 
-/// already_exists unless the directory holds nothing but what its manifest names.
+/// already_exists unless the directory holds only files that its manifest names.
 Status check_own(const fs::path& directory) {
   std::unordered_set<std::string> own{std::string(kManifest)};
-  const Result<std::string> manifest = read_file(directory / kManifest);  // a stream would end early without memory
+  const Result<std::string> manifest = read_file(directory / kManifest);  // without memory a stream would end early
   if (manifest.ok() && manifest->starts_with(kManifestTitle))
     for (std::string_view rest = std::string_view(*manifest).substr(kManifestTitle.size()); !rest.empty();) {
       const std::size_t end = std::min(rest.find('\n'), rest.size());
@@ -114,8 +114,7 @@ Status check_replaceable(const fs::path& path, bool directory, bool overwrite) {
   return directory ? check_own(path) : Status();
 }
 
-/// Calls make(name) with names nobody uses until it succeeds; the process id alone is not enough for two threads, or for
-/// what a killed process left behind.
+/// Calls make(name) with new names until it succeeds; the process id alone is not unique among threads and leftovers of killed processes.
 template <class Make>
 Result<fs::path> make_temporary(const fs::path& path, std::string_view purpose, Make make) {
   static std::atomic<unsigned> counter{0};
@@ -127,11 +126,11 @@ Result<fs::path> make_temporary(const fs::path& path, std::string_view purpose, 
   }
 }
 
-/// An open file or directory as this process's own: sweep() of another one, which may not see this one's id, leaves it alone. Not every
-/// file system has locks; the id is all there is then.
+/// Locks an open file or directory, so that sweep() of another process, which may not see this process's id, leaves it alone. File systems
+/// without locks have only the id.
 void lock(int fd) { ::flock(fd, LOCK_EX | LOCK_NB); }
 
-/// Whether `name` is what make_temporary() called a partial output of `output`, in a process that there is no more.
+/// Whether `name` is a partial output of `output` from make_temporary() in a process that no longer exists.
 bool is_left_behind(std::string_view name, const std::string& output) {
   const std::string prefix = fmt::format(".{}.partial-", output);
   if (!name.starts_with(prefix)) return false;
@@ -145,7 +144,7 @@ bool is_left_behind(std::string_view name, const std::string& output) {
   return second.ec == std::errc() && second.ptr == end && ::kill(process, 0) != 0 && errno == ESRCH;
 }
 
-/// Removes a file, or a directory and all that is in it, without memory: there may be none left, which is why it has to go.
+/// Removes a file, or a directory with its contents, without allocating: lack of memory may be the reason for the removal.
 bool remove_all(int at, const char* path) noexcept {
   if (::unlinkat(at, path, 0) == 0) return true;
   const int fd = ::openat(at, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -269,7 +268,7 @@ Status OutputDirectory::commit() {
   NIBBLE_RETURN_IF_ERROR(check_replaceable(path_, true, overwrite_));
   NIBBLE_RETURN_IF_ERROR(write_manifest(temporary_));
   sync_directory(temporary_);
-  // A directory cannot be renamed onto a full one: the old one steps aside first, and comes back if that fails.
+  // A directory cannot replace a non-empty one by renaming: the old one is renamed first, and restored if the second renaming fails.
   std::error_code failure;
   fs::path old;
   if (fs::exists(fs::symlink_status(path_, failure))) {

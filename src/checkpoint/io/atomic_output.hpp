@@ -12,10 +12,10 @@
 
 namespace nibble::storage {
 
-/// Removes what processes that were killed left behind while they wrote `path`; the names, beside it, of what is gone.
+/// Removes partial outputs of `path` that killed processes left beside it; returns their names.
 std::vector<std::string> sweep(const std::filesystem::path& path);
 
-/// A file that comes into being with commit(); without it, nothing is left behind.
+/// A file that appears with commit(); without it, nothing is left behind.
 class OutputFile {
  public:
   /// already_exists when `path` does, unless `overwrite` and it is a regular file, no link to one.
@@ -45,7 +45,7 @@ class OutputDirectory {
   OutputDirectory& operator=(OutputDirectory&&) = delete;
   ~OutputDirectory();
 
-  /// Where to write until commit(), which adds the list of its files, ".nibble".
+  /// The directory to write to until commit(), which adds ".nibble", the list of its files.
   const std::filesystem::path& path() const { return temporary_; }
   Status commit();
 

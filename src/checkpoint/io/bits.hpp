@@ -149,7 +149,7 @@ inline std::vector<std::byte> pack_rows(const std::uint8_t* codes, Packing packi
 
 namespace detail {
 
-/// Where code `r` of a stream begins.
+/// The first bit of code `r` of a stream.
 struct BitPosition {
   std::int64_t word;
   int shift;

@@ -1,4 +1,4 @@
-// JSON text from files nobody vouches for.
+// JSON text from untrusted files.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ inline std::string printable(std::string_view text) {
   return Json(text.substr(0, 200)).dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
-/// What nlohmann-json says about a syntax error, without its own error code and position, short and in ASCII: it quotes the text.
+/// nlohmann-json's message about a syntax error, which quotes the text, without its error code and position, short and in ASCII.
 inline std::string json_complaint(std::string_view what) {
   if (const std::size_t at = what.find(": "); at != std::string_view::npos) what.remove_prefix(at + 2);
   std::string text(what.substr(0, 160));
@@ -26,7 +26,7 @@ inline std::string json_complaint(std::string_view what) {
   return text;
 }
 
-/// nlohmann-json takes a zero byte for the end of the text, whatever follows.
+/// nlohmann-json stops at a zero byte, whatever follows.
 inline Status check_no_zero_bytes(std::string_view text, std::string_view source) {
   const std::size_t zero = text.find('\0');
   if (zero == std::string_view::npos) return {};

@@ -25,7 +25,7 @@ Status errno_status(std::string_view doing, const std::filesystem::path& path) {
 Status check_inside(const std::filesystem::path& directory, const std::filesystem::path& file) {
   std::error_code failure, ignored;
   const std::filesystem::path real = std::filesystem::canonical(file, failure);
-  if (failure) return {};  // whoever opens it says why
+  if (failure) return {};  // opening it reports the reason
   const std::filesystem::path own = std::filesystem::canonical(directory.empty() ? "." : directory, ignored);
   std::filesystem::path root;
   for (auto part = own.begin(); part != own.end(); ++part) {
@@ -39,7 +39,7 @@ Status check_inside(const std::filesystem::path& directory, const std::filesyste
 }
 
 Result<std::size_t> MappedFile::open() {
-  // O_NONBLOCK: opening a pipe by mistake must not hang.
+  // O_NONBLOCK: opening a pipe must not hang.
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) return errno_status("open", path_);
   struct stat stat {};

@@ -45,7 +45,7 @@ constexpr DTypeName kDTypeNames[] = {
     {DType::u64, "U64"},
 };
 
-/// Walks the header's characters and lets others see how far it is: nlohmann-json does not say where a value stood.
+/// An iterator over the header that publishes its position: nlohmann-json does not report the positions of values.
 struct Cursor {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -64,7 +64,7 @@ struct Cursor {
   friend bool operator==(const Cursor& a, const Cursor& b) { return a.at == b.at; }
 };
 
-/// Takes the header's JSON events; anything a header may not contain ends the parse with `status`.
+/// Receives the header's JSON events; anything a header may not contain ends the parse with `status`.
 class HeaderHandler {
  public:
   struct Entry {
@@ -192,7 +192,7 @@ class HeaderHandler {
   std::unordered_set<std::string> names_, keys_;
 
  public:
-  const char* reached;  // how far the parser has read
+  const char* reached;  // the position of the parser
   std::vector<Entry> entries;
   Metadata metadata;
   Status status;
@@ -221,7 +221,7 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> sh
   bool empty = false;
   for (const std::int64_t dim : shape) {
     empty = empty || dim == 0;
-    // A dimension of 0 does not excuse the others from having a product that fits: strides are made of it.
+    // The product of the other dimensions must fit even beside a dimension of 0, because strides are computed from it.
     if (dim < 0 || (dim > 0 && __builtin_mul_overflow(total, dim, &total)))
       return error(StatusCode::invalid_argument, "shape [{}] of {} does not fit in 63 bits", fmt::join(shape, ","),
                    safetensors_dtype(dtype));

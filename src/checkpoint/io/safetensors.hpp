@@ -31,7 +31,7 @@ struct SafetensorsHeader {
 /// Errors: corrupt_data, with the tensor, the byte offset in the file and the values.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file, std::string_view source, std::uint64_t size = 0);
 
-/// How many bytes of a file parse_safetensors looks at, by its first eight.
+/// The number of bytes that parse_safetensors reads, from the first eight of a file.
 std::uint64_t safetensors_header_bytes(std::span<const std::byte> beginning);
 
 /// "F16" for DType::f16; "" for the types safetensors cannot hold (u4b8, ...).
@@ -54,7 +54,7 @@ class SafetensorsWriter {
   /// An upper bound of what a tensor adds to the header.
   static std::size_t header_bytes(std::string_view tensor_name, std::size_t rank);
 
-  /// `header_room`: bytes reserved for the tensors of the header; the metadata comes on top.
+  /// `header_room`: bytes reserved for the tensors of the header; the metadata is added to it.
   static Result<SafetensorsWriter> create(const std::filesystem::path& path, const Metadata& metadata, std::size_t header_room,
                                           bool overwrite);
 

@@ -19,7 +19,7 @@ Result<std::string> json_string(std::string_view text) {
   }
 }
 
-/// What a tensor adds to the header.
+/// The entry of a tensor in the header.
 Result<std::string> header_entry(std::string_view tensor_name, DType dtype, std::span<const std::int64_t> shape,
                                  std::uint64_t begin, std::uint64_t end) {
   NIBBLE_RETURN_IF_ERROR(check_tensor_name(tensor_name));

@@ -15,7 +15,7 @@ namespace nibble::storage {
 namespace fs = std::filesystem;
 namespace {
 
-/// tensor → file, as the index has it.
+/// tensor → file, from the index.
 using WeightMap = std::map<std::string, std::string, std::less<>>;
 
 Result<WeightMap> read_index(const fs::path& path) {
@@ -41,7 +41,7 @@ Result<WeightMap> read_index(const fs::path& path) {
   return result;
 }
 
-/// Names of the files that end in .safetensors, sorted; hidden ones are what other tools leave behind.
+/// Names of the files that end in .safetensors, sorted; hidden files are left out: other tools leave them behind.
 Result<std::set<std::string>> list_shards(const fs::path& directory) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> all, names_in(directory));
   std::set<std::string> names;
@@ -50,14 +50,14 @@ Result<std::set<std::string>> list_shards(const fs::path& directory) {
   return names;
 }
 
-/// A weight in GGUF is another format altogether.
+/// GGUF is another container, which is not read.
 Status refuse_gguf(const fs::path& path) {
   return error(StatusCode::unsupported,
                "{} is GGUF, llama.cpp's format; nibble reads safetensors: take the checkpoint that it was made from",
                path.string());
 }
 
-/// Of files called model-00001-of-00005.safetensors, all have to be there where no index says which are.
+/// Without an index, all files of a series model-00001-of-00005.safetensors have to be present.
 void note_missing_shards(Shards& shards, const std::set<std::string>& names) {
   constexpr std::string_view kEnd = ".safetensors", kOf = "-of-";
   constexpr std::size_t kDigits = 5;
@@ -86,7 +86,7 @@ Result<SafetensorsHeader> read_header(const MappedFile& file, const fs::path& pa
   return parse_safetensors(bytes, path.string(), size);
 }
 
-/// Whether formats look at its numbers before anybody reads a module: shapes, and the order of input channels.
+/// Whether formats read its numbers during detection: shapes, and the order of input channels.
 bool tells_formats_apart(const TensorInfo& tensor) {
   return tensor.shape.size() == 1 && (tensor.dtype == DType::s32 || tensor.dtype == DType::s64);
 }
@@ -111,7 +111,7 @@ Status add_shard(Shards& shards, const fs::path& directory, const std::string& n
   return {};
 }
 
-/// The index against what the shards really hold.
+/// Compares the index with the contents of the shards.
 Status check_index(Shards& shards, const WeightMap& index, const fs::path& directory) {
   std::size_t unnamed = 0, indexed = 0;
   const TensorInfo* first_unnamed = nullptr;

@@ -19,12 +19,12 @@ struct Shards {
   std::vector<std::shared_ptr<const MappedFile>> files;
   std::vector<TensorInfo> tensors;                  // by file name, then offset
   std::vector<const MappedFile*> file;              // of each tensor
-  std::vector<const std::byte*> data;               // of each tensor: mapped, or, of what formats are told apart by, read
-  std::vector<std::vector<std::byte>> read_before;  // the latter
+  std::vector<const std::byte*> data;               // of each tensor: mapped, or read if detection needs it
+  std::vector<std::vector<std::byte>> read_before;  // those that were read
   Metadata metadata;                                // of all files; the first one to set a key wins
   std::vector<Note> notes;
 
-  /// A tensor's bytes, read.
+  /// Reads a tensor's bytes.
   Result<Tensor> load(std::size_t tensor) const;
 };
 

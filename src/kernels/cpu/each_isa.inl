@@ -1,8 +1,8 @@
 // Includes the file that NIBBLE_LOOPS names once per instruction set, in that set's namespace and target region, after simd.inl.
-// A file that has nothing to offer a set leaves itself empty there, by NIBBLE_ISA.
+// A file that has no code for an instruction set is empty there, by a test of NIBBLE_ISA.
 
-// A loop whose constant arguments make a copy of it at every call. Under a sanitizer, whose checks make compiling the copies a matter of
-// many minutes, there is one and they are variables: it reads and writes the same places.
+// A loop that is copied for each set of constant arguments. Under a sanitizer, where compiling the copies takes many minutes, there is one
+// copy with variable arguments: it makes the same memory accesses.
 #if defined(NIBBLE_SANITIZED)
 #define NIBBLE_VARIANT __attribute__((noinline))
 #else

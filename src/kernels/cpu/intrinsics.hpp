@@ -1,4 +1,4 @@
-// The compiler's intrinsics, declared whatever the file's default target is; target regions decide what may be used where.
+// The compiler's intrinsics, declared whatever the file's default target is; target regions decide where each may be used.
 #pragma once
 
 #if defined(__x86_64__)

@@ -32,7 +32,7 @@ inline Ints load_splat(const void* p) {
 }
 inline Vec to_floats(Ints v) { return __builtin_convertvector(v, Vec); }
 
-/// Of every lane.
+/// The sum of all lanes.
 inline std::int32_t sum_lanes(Ints v) {
 #if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
   v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -49,7 +49,7 @@ inline std::int32_t sum_lanes(Ints v) {
 #endif
 }
 
-/// To the nearest integer, ties to even.
+/// Rounds to the nearest integer, ties to even.
 inline Ints to_ints(Vec v) {
 #if NIBBLE_ISA >= NIBBLE_ISA_AVX512 && NIBBLE_ISA <= NIBBLE_ISA_AMX
   return reinterpret_cast<Ints>(_mm512_maskz_cvtps_epi32(0xffff, v));
@@ -115,7 +115,7 @@ inline Ints load_u8(const std::byte* p) {
 #endif
 }
 
-/// e4m3 codes → floats. A normal code's bits are those of the float but for the bias of its exponent.
+/// e4m3 codes → floats. The bits of a normal code are those of the float except for the exponent's bias.
 inline Vec from_e4m3(Ints code) {
   const Ints magnitude = code & 0x7f;
   const Vec normal = reinterpret_cast<Vec>((magnitude << 20) + ((127 - 7) << 23)), tiny = to_floats(magnitude) * 0x1p-9f;
@@ -141,8 +141,8 @@ inline Vec load_as_floats(const std::byte* p, DType type) {
   }
 }
 
-/// acc + w[0]·a[0] + … + w[3]·a[3] in every 32-bit lane; codes w, signed bytes a. `bits` (4 or 8) is how large codes are; those of
-/// 8 bits are less kByteBias, where the instruction wants them signed.
+/// acc + w[0]·a[0] + … + w[3]·a[3] in every 32-bit lane; codes w, signed bytes a. `bits` (4 or 8) is how large codes are; codes of 8 bits
+/// have kByteBias subtracted where the instruction takes signed bytes.
 #if NIBBLE_ISA >= NIBBLE_ISA_AVX512VNNI && NIBBLE_ISA <= NIBBLE_ISA_AMX
 constexpr int kByteBias = 0;
 inline Ints dot4(Ints acc, Ints w, Ints a, int) {

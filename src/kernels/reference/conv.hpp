@@ -1,4 +1,4 @@
-// The oracle of convolutions: the patches, written out, and the oracle of linear layers.
+// The oracle of convolutions: the patches as a matrix, and the oracle of linear layers.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace nibble::reference {
 
-/// What conv2d(A, W) multiplies with the rows of one group: [B·Oh·Ow, Kh·Kw·Ci/groups] of A's type, in the order kh, kw, ci. Padding is
-/// `pad`: 0, or the code that stands for it. `a` is [B,Ci,H,W] with any strides.
+/// The patches that conv2d(A, W) multiplies by the rows of one group: [B·Oh·Ow, Kh·Kw·Ci/groups] of A's type, in the order kh, kw, ci.
+/// Padding is `pad`: 0, or the code of 0. `a` is [B,Ci,H,W] with any strides.
 Tensor patches(const ConvGeometry& geometry, const ConstTensorView& a, std::int64_t group, float pad);
 
 /// A view [B,C,H,W] of any strides as a dense matrix [B·H·W, C].

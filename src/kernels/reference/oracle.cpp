@@ -30,7 +30,7 @@ double element(const void* data, DType dtype, std::int64_t i) {
   }
 }
 
-/// How far rounding to `out` may move x: half a unit in the last place, or half the smallest subnormal.
+/// The largest error of rounding x to `out`: half a unit in the last place, or half the smallest subnormal.
 double output_rounding(DType out, double x) {
   switch (out) {
     case DType::f16: return std::max(0x1p-11 * std::abs(x), 0x1p-25);
@@ -39,24 +39,24 @@ double output_rounding(DType out, double x) {
   }
 }
 
-/// How many standard deviations a sum of independent rounding errors is taken to stay within.
+/// The bound on a sum of independent rounding errors, in standard deviations.
 constexpr double kLambda = 7.0;
 
 /// Rounding error of a K-term f32 dot product relative to Σ|a·w|, from Higham and Mary (2019), "A new approach to probabilistic
-/// rounding error analysis": λ·√K·u holds with probability 1 − 2K·exp(−λ²/2); λ = 7 leaves 2e-7 at K = 4096 for one element whose
-/// errors all line up at the bound, and in practice nothing. Two more units per term: the rounding of w and of a·prescale.
+/// rounding error analysis": λ·√K·u holds with probability 1 − 2K·exp(−λ²/2); λ = 7 leaves 2e-7 at K = 4096 for an element whose errors
+/// all reach the bound, and in practice nothing. Two more units per term: the rounding of w and of a·prescale.
 double dot_error(double k) { return (kLambda * std::sqrt(k) + 3.0) * kUnit32; }
 
-/// An FP8 tensor core aligns the addends of an instruction of 32 channels to the largest and drops what is below 2⁻¹³ of it. Not all of
-/// them lose as much, nor in one direction: four such losses are taken.
+/// An FP8 tensor core aligns the addends of an instruction of 32 channels to the largest and drops bits below 2⁻¹³ of it. Not all addends
+/// lose as much, nor in the same direction: the bound takes four such losses.
 constexpr std::int64_t kFp8Channels = 32;
 constexpr double kFp8Truncation = 4 * 0x1p-13;
 
 /// Activations in 24-bit fixed point share a power of two per group of the weight, or per this many channels of a longer one.
 constexpr std::int64_t kFixedBlock = 128;
 
-/// The definition of quantized activations (docs/accuracy.md): how the activations of a block become codes, and what codes stand for.
-/// All operations on activations are f32.
+/// The definition of quantized activations (docs/accuracy.md): the codes of the activations of a block, and the values of codes. All
+/// operations on activations are f32.
 class ActQuantizer {
  public:
   /// For a block that reaches from `low` ≤ 0 to `high` ≥ 0 and contains a NaN or an infinity unless `finite`.
@@ -87,7 +87,7 @@ class ActQuantizer {
   }
 
  private:
-  /// By search among the codes, whose values ascend: the even one of two neighbours that are equally near.
+  /// The nearest code, by search among the ascending values; of two equally near ones the even code.
   static double nearest_e4m3(double x) {
     static const std::array<double, 0x7f> kValues = [] {
       std::array<double, 0x7f> values{};
@@ -110,7 +110,7 @@ class ActQuantizer {
 
 struct Activated {
   double value;
-  double slope;  // an upper bound of |act'|: how much an error of the argument grows
+  double slope;  // an upper bound of |act'|, by which an error of the argument grows
 };
 
 Activated activate(const EpilogueSpec& spec, double x) {
@@ -160,7 +160,7 @@ Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, 
   return {x, bound + output_rounding(spec.out, std::abs(x) + bound)};
 }
 
-/// Which of the groups along K position k belongs to, and where its scale and zero stand.
+/// The group along K of position k, and the index of its scale and zero.
 std::int64_t group_of(const WeightArrays& w, std::int64_t k) {
   return w.group_of != nullptr ? w.group_of[k] : w.scheme.group.k == 0 ? 0 : k / w.scheme.group.k;
 }
@@ -169,8 +169,8 @@ std::int64_t scale_index(const WeightArrays& w, std::int64_t n, std::int64_t k) 
   return (group.n == 0 ? 0 : n / group.n) * group.cols(w.k) + group_of(w, k);
 }
 
-/// |q|·s + |z|·s: what W[n,k] is made of when the two products are formed apart. Codes count from 0, the bias is part of z; both
-/// are `offset` larger.
+/// |q|·s + |z|·s: the magnitude behind W[n,k] when the two products are computed separately. Codes count from 0, the bias is part of z;
+/// both are larger by `offset`.
 double weight_parts(const WeightArrays& w, std::int64_t n, std::int64_t k, double offset) {
   const std::int64_t at = scale_index(w, n, k);
   const double s = std::abs(element(w.scales, w.scheme.scale, at) * w.scale2);
@@ -195,7 +195,7 @@ double rounded_to(DType type, double x) {
   return std::isinf(rounded) ? x : rounded;
 }
 
-/// What a row of W loses when it is rounded to the type of the activations.
+/// The error of rounding a row of W to the type of the activations.
 class RowRounding {
  public:
   RowRounding(const WeightArrays& w, const ActModel& model)
@@ -203,7 +203,7 @@ class RowRounding {
     w_.scale2 = 1;  // multiplies the sums, which are not rounded
   }
 
-  /// Takes W[n,:].
+  /// Reads W[n,:].
   void take(std::int64_t n) {
     n_ = n;
     weights_.clear();
@@ -214,15 +214,15 @@ class RowRounding {
     }
   }
 
-  /// How far Σ x·w may be off for it. Rounded once, W is another definite matrix, and the difference can be told.
+  /// The bound on the error of Σ x·w that follows. If W is rounded once, the rounded matrix is known, and the difference is computed.
   double error(const double* x) const {
     if (model_.rounds_scales) return scale2_ * error_of_factors(x);
     return scale2_ * std::abs(std::inner_product(moved_.begin(), moved_.end(), x, 0.0));
   }
 
  private:
-  /// W' = fl( (q − z₀)·fl(s) + fl(r) ): z₀ is the integer z, or of a float zero the nearest integer, as far as codes reach, and r
-  /// the rest, which is half a step at most. An error per weight and two per group, all independent.
+  /// W' = fl( (q − z₀)·fl(s) + fl(r) ): z₀ is the integer z, or the integer nearest to a float zero, within the range of codes, and r is
+  /// the remainder, at most half a step. An error per weight and two per group, all independent.
   double error_of_factors(const double* x) const {
     const bool half = model_.weight_type == DType::f16;
     const double unit = half ? 0x1p-11 : 0x1p-8;
@@ -265,7 +265,7 @@ class RowRounding {
   std::vector<double> weights_, moved_;  // w; fl(w) − w
 };
 
-/// Quantizes activations [M,K] as the model says; or tells how far fixed point may move each of them.
+/// Quantizes activations [M,K] as the model says, or gives the bound on the error of fixed point for each.
 std::vector<double> round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
                                       std::vector<double>& activations) {
   std::vector<double> error;
@@ -344,7 +344,7 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
 
 namespace {
 
-/// What a code of an A that comes quantized stands for.
+/// The value of a code of an A that comes quantized.
 double code_meaning(const WeightArrays& w, const Operands& args, const ActScheme& act, std::int64_t m, std::int64_t k,
                     double code) {
   if (args.a_scale.empty()) return (code - w.static_acts->zero) * static_cast<double>(w.static_acts->scale);
@@ -376,7 +376,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
               ? scale * element(a.data, a.dtype, m * a.stride(0) + channel)
               : code_meaning(w, args, model.act_scheme, m, channel, element(a.data, a.dtype, m * a.stride(0) + channel));
       if (model.act_scheme.codes != DType::none && is_compute_float(a.dtype))
-        x = static_cast<float>(x);  // what is quantized is f32
+        x = static_cast<float>(x);  // quantization starts from f32
     }
   const std::vector<double> moved = round_activations(w, a, model, activations);
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));

@@ -1,5 +1,5 @@
-// The oracle: what every kernel is compared with. Scalar, in double, straight from the definitions; it shares no arithmetic with
-// the fast paths, not even the epilogue, so that one bug cannot hide in both.
+// The oracle, with which every kernel is compared. Scalar, in double, directly from the definitions; it shares no arithmetic with the
+// kernels, not even the epilogue, so that a bug cannot be in both.
 #pragma once
 
 #include <cstdint>
@@ -32,22 +32,22 @@ WeightArrays arrays_of(const QuantTensor& q);
 /// W[n,k] as an exact-as-double real number before it is rounded to f32.
 double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k);
 
-/// One element of D before it is rounded to the output type, and how far a correct kernel may be from it.
+/// One element of D before it is rounded to the output type, and the bound on the error of a correct kernel.
 struct Expected {
   double value = 0;
   double bound = 0;  // on |D_kernel − value|, D's own rounding included
 };
 
-/// What a kernel may do with activations and codes; it decides the bound, and `quantize` the values too.
+/// The arithmetic that a kernel may use; it determines the bound, and act_scheme the values too.
 struct ActModel {
-  ActScheme act_scheme = {};       // to int8 or e4m3: part of the definition of the result
-  bool fixed_point = false;        // activations are rounded to 24-bit fixed point per 128 channels
-  bool subtracts_zeros = false;    // Σa·q and z·Σa are formed apart, so that their rounding does not shrink with q − z
-  double part_roundings = 4;       // of those two sums and their difference, in units of f32
-  double code_offset = 0;          // in both sums codes and zeros are that much larger
-  double dot_factor = 1;           // how much worse than with correctly rounded f32 additions a dot product may be
-  DType weight_type = DType::f32;  // f16 or bf16: W, but for scale2, is rounded to it before it is multiplied
-  bool rounds_scales = false;      // and before that scales, and of float zeros what whole steps leave
+  ActScheme act_scheme = {};     // to int8 or e4m3: part of the definition of the result
+  bool fixed_point = false;      // activations are rounded to 24-bit fixed point per 128 channels
+  bool subtracts_zeros = false;  // Σa·q and z·Σa are computed separately, so that their rounding does not shrink with q − z
+  double part_roundings = 4;     // of those two sums and their difference, in units of f32
+  double code_offset = 0;        // added to codes and zeros in both sums
+  double dot_factor = 1;         // the error of a dot product relative to correctly rounded f32 additions
+  DType weight_type = DType::f32;  // f16 or bf16: W without scale2 is rounded to it before the product
+  bool rounds_scales = false;      // before that, scales and the fractional part of float zeros are rounded too
   /// Sums of e4m3 products keep 13 bits below the largest addend (sm_90's tensor cores), over all of K (0) or so many channels at a
   /// time, at most (128, 512). −1: they are f32.
   int fp8_group = -1;

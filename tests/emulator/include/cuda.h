@@ -1,4 +1,4 @@
-// A tensor map is opaque: here it says what ptx::load_box or ptx::load_patches has to know.
+// A tensor map is opaque: here it holds the arguments of ptx::load_box or ptx::load_patches.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@ struct CUtensorMap {
   std::int64_t pitch;                    // of rows, or of pixels
   std::int64_t m, row_bytes;             // of rows
   int images, height, width;             // of images
-  int lower_w, lower_h, last_w, last_h;  // where a kernel may begin: first and last
+  int lower_w, lower_h, last_w, last_h;  // where a filter may begin: first and last
   int stride_w, stride_h;
   int box_rows, box_bytes;  // rows or pixels of a box, and bytes of each
-  int element;              // bytes of what columns and channels are counted in
+  int element;              // bytes of the unit of columns and channels
 };

@@ -1,4 +1,4 @@
-// The same of bf16.
+// The same for bf16.
 #pragma once
 
 #include "nibble/types.hpp"

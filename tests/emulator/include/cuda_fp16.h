@@ -1,4 +1,4 @@
-// 16-bit floats as kernels name them.
+// The names of 16-bit floats in kernels.
 #pragma once
 
 #include "nibble/types.hpp"

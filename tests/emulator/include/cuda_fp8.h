@@ -1,4 +1,4 @@
-// FP8 as kernels make it of floats, and floats of it.
+// Conversions between floats and FP8.
 #pragma once
 
 #include <cuda_fp16.h>

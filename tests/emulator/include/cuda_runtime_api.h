@@ -1,4 +1,4 @@
-// What the launchers of kernels name of the CUDA runtime, for a machine that has none: the emulated GPU (gpu.hpp).
+// The part of the CUDA runtime that launchers use, on the emulated GPU (gpu.hpp).
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
 }
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
-/// Never none, so that small as it is it takes clusters of every size.
+/// Never 0, so that the small GPU accepts clusters of every size.
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void*, const cudaLaunchConfig_t* config) {
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)

@@ -8,7 +8,7 @@
 namespace nibble::cpu {
 namespace {
 
-/// Tokens of a task: enough to make up for reading the weights from L2 or beyond, and as many as that leave its activations in L2.
+/// Tokens of a task: enough to amortise reading the weights from L2 or memory, few enough to keep its activations in L2.
 constexpr std::int64_t kTokens = kMaxChunkTokens, kFewTokens = 48;
 constexpr std::int64_t kPreparedBytes = 1 << 20;
 
@@ -26,23 +26,23 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
       out_height_(geometry.out_height()),
       out_width_(geometry.out_width()) {
   const std::int64_t k = geometry.k();
-  // Of a depthwise kernel the floats of a pixel.
+  // For depthwise kernels, the floats of a pixel.
   const std::int64_t token_bytes = depthwise_ ? 4 * kernel.tile.n : prepared_token_bytes(kernel.form, quantize, weight, k);
   const std::int64_t tokens = std::clamp(kPreparedBytes / token_bytes, kFewTokens, kTokens);
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;
   rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
-  // Blocks with zero points are quantized with the patches: a pixel's scale has a place, a zero point of its own has none.
+  // Blocks with zero points are quantized per patch: the gathered pixels have room for a scale, but not for a zero point.
   block_ = is_compute_float(act) && quantize.codes == DType::s8 && quantize.zero == ZeroKind::none ? quantize.group.k : 0;
   quantizes_pixels_ =
       is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
-  // A scale for all of the image, octets or rows that do not reach into the next pixel, sums of 32 bits, and tiles that are mostly full.
+  // Requires one scale for the whole image, octets or rows that end inside a pixel, sums that fit 32 bits, and mostly full tiles.
   const std::int64_t unit = in_rows(kernel.form) ? kRowBytes : tile::kOctet;
   multiplies_pixels_ = kernel.variant == "whole" && quantize.group == GroupShape::tensor() &&
                        geometry.group_inputs() % unit == 0 && k <= kMaxInt8Segment;
   transposes_out_ = output == ImageLayout::nchw;
   width_ = quantizes_pixels_ ? 1 : bits(act) / 8;
-  // A kernel of one element leaves out what its stride skips; across a row only where pixels are apart anyway.
+  // With a filter of one element, skipped pixels are not gathered; along a row only if pixels are not contiguous.
   step_ = {geometry.filter.h == 1 ? geometry.stride.h : 1,
            geometry.filter.w == 1 && input == ImageLayout::nhwc ? geometry.stride.w : 1};
   stride_ = {geometry.stride.h / step_.h, geometry.stride.w / step_.w};
@@ -60,7 +60,8 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
     at += round_up(bytes);
     return begin;
   };
-  const std::int64_t past = multiplies_pixels_ && in_rows(kernel.form) ? kRowTokens * stride_.w : 0;  // pixels read, for no token
+  const std::int64_t past =
+      multiplies_pixels_ && in_rows(kernel.form) ? kRowTokens * stride_.w : 0;  // pixels read that belong to no token
   scratch_.pixels = take((gathered_rows(rows_) * row_pixels() + past) * pixel_bytes + kCopyBytes);
   scratch_.floats = take(quantizes_pixels_ ? row_pixels() * inputs_ * bits(act) / 8 : 0);
   scratch_.patch = take(multiplies_pixels_ ? 0 : kTogether * (k * width_ + kCopyBytes));
@@ -143,7 +144,7 @@ void ConvWork::gather_row(const Image& a, const Chunk& chunk, const Part& part, 
   const std::int64_t w0 = chunk.column * geometry_.stride.w - geometry_.padding.left;
   // Pixels [begin, end) of the row are in the image.
   const std::int64_t begin = std::clamp<std::int64_t>((-w0 + step_.w - 1) / step_.w, 0, count);
-  const std::int64_t inside = geometry_.width - w0;  // as far as the image goes
+  const std::int64_t inside = geometry_.width - w0;  // up to the edge of the image
   const std::int64_t end = h < 0 || h >= geometry_.height ? begin : std::clamp((inside + step_.w - 1) / step_.w, begin, count);
   std::memset(to, static_cast<int>(pad), static_cast<std::size_t>(begin * pixel));
   std::memset(to + end * pixel, static_cast<int>(pad), static_cast<std::size_t>((count - end) * pixel));

@@ -1,12 +1,11 @@
-// A convolution as a loop of small linear layers: what a task of it computes, and what it keeps in its scratch.
+// A convolution as a loop of small linear layers: the work of a task, and the contents of its scratch.
 //
 //   for each chunk of output pixels, a rectangle of an image        tokens of one task
-//     the input pixels that its patches cover → scratch             channels last, padding written out, int8 where a known scale says so
+//     the input pixels that its patches cover → scratch             channels last, with padding, as int8 where the scale is known
 //     patches of those pixels → prepared activations                the forms of prepare.hpp
 //     the tile loops of the linear kernels × row blocks             dot_tile, whole_tile, bf16_tile, float_tile
-//     D, by way of scratch where its channels do not come last
-//
-// Nothing larger than a chunk is ever written down, and whatever a linear kernel can do, the convolution can.
+//     D, through scratch where it is not channels-last
+// Nothing larger than a chunk is ever stored, and convolutions support everything that the linear kernels do.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +28,7 @@ struct Chunk {
   std::int64_t tokens() const { return rows * columns; }
 };
 
-/// The outputs that one task makes of a chunk, and the inputs they are made of: those of a group. Of a depthwise convolution a row block.
+/// The output channels of one task, and the input channels they depend on: those of a group; of a depthwise convolution, of a row block.
 struct Part {
   std::int64_t inputs_begin, inputs;
   std::int64_t n_begin, n_end;
@@ -49,7 +48,7 @@ class ConvWork {
       : ConvWork(kernel, args.conv->geometry, args.conv->input, args.conv->output, args.conv->a_dtype, args.conv->epilogue,
                  args.conv->act_scheme, args.weight->scheme) {}
 
-  /// Where the parts of a task's scratch begin, in bytes.
+  /// The offsets of the parts of a task's scratch, in bytes.
   struct Scratch {
     std::size_t pixels, floats, patch, scales, patch_scales, prepared, sums, panel, out, gate, residual, total;
   };
@@ -63,23 +62,23 @@ class ConvWork {
   /// The most rows, and the columns, of a chunk.
   std::int64_t rows() const { return rows_; }
   std::int64_t columns() const { return columns_; }
-  /// Where pixels become codes block by block: how many blocks share a pixel's channels; else 0.
+  /// The number of blocks of a pixel's channels, where pixels are quantized block by block; else 0.
   std::int64_t blocks() const { return block_ == 0 ? 0 : inputs_ / block_; }
-  /// A float A is turned into codes while pixels are gathered, rather than patch by patch.
+  /// Whether a float A is quantized while pixels are gathered, and not patch by patch.
   bool quantizes_pixels() const { return quantizes_pixels_; }
-  /// Patches are multiplied where they lie (PatchTask), not prepared.
+  /// Whether patches are multiplied in place (PatchTask), without being prepared.
   bool multiplies_pixels() const { return multiplies_pixels_; }
-  /// D, gate and residual pass through scratch.
+  /// Whether D, gate and residual go through scratch.
   bool transposes_out() const { return transposes_out_; }
 
-  /// Of gathered pixels: bytes of an element, pixels of a row, and patches in them.
+  /// Gathered pixels: bytes of an element, pixels of a row, and the patches in them.
   std::int64_t width() const { return width_; }
   std::int64_t row_pixels() const { return (columns_ - 1) * stride_.w + (geometry_.filter.w - 1) * geometry_.dilation.w + 1; }
   Patches patches(std::byte* scratch, const Chunk& chunk) const;
   PatchTask patch_task(const Patches& patches, const Chunk& chunk, std::byte* sums) const;
   DepthwiseTask depthwise_task(const Patches& patches, const Chunk& chunk, const Part& part) const;
 
-  /// Gathers what a chunk covers of the inputs of `part`. `codes`: what they stand for, where A comes as codes or its pixels become some.
+  /// Gathers the inputs of `part` that a chunk covers. `codes`: their scale and zero point, where A is or becomes codes.
   void gather(const PrepareIsa& isa, const Image& a, const Chunk& chunk, const Part& part, const StaticActs& codes, float limit,
               std::byte* scratch) const;
 

@@ -1,5 +1,5 @@
-// Squares of 16 bytes a side, by interleaving. Registers of 128 bits, which every machine has: what reads and writes the other way
-// round touches a cache line per row whatever their width.
+// Squares of 16 bytes a side, by interleaving. Registers of 128 bits, which every machine has: wider ones gain nothing, because a
+// transposition touches a cache line per row whatever their width.
 #include "kernels/cpu/conv/transpose.hpp"
 
 #include <cstring>
@@ -65,7 +65,7 @@ void transpose_all(const std::byte* from, std::int64_t from_stride, std::int64_t
       for (std::int64_t c = 0; c < columns; ++c) one(r, c);
     return;
   }
-  // The last squares of a row and a column reach back over what is there already.
+  // The last squares of a row and a column overlap the ones before.
   for (std::int64_t c = 0; c < columns; c += kSide) {
     const std::int64_t column = c + kSide <= columns ? c : columns - kSide;
     for (std::int64_t r = 0; r < rows; r += kSide) {

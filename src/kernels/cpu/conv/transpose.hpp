@@ -1,4 +1,4 @@
-// Matrices of bytes, halves or words the other way round: between images with channels last and channels first.
+// Transposition of matrices of bytes, halves or words: between channels-last and channels-first images.
 #pragma once
 
 #include <cstddef>

@@ -48,7 +48,7 @@ GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& kn
 
 namespace {
 
-/// As memcpy, but `kCopyBytes` at a time: a call costs more than a run of few channels, which a network's first layer has.
+/// As memcpy, but `kCopyBytes` at a time: the call would cost more than copying the few channels of a network's first layer.
 void copy_run(std::byte* to, const std::byte* from, std::int64_t bytes) {
   if (bytes > 8 * kCopyBytes) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));

@@ -1,4 +1,4 @@
-// Prepared activations: A[M,K] as the kernels read it, permuted into the packed weight's order of input channels
+// Prepared activations: A[M,K] in the forms that kernels read, permuted into the packed weight's order of input channels
 // and multiplied by its prescale, in tiles of T tokens (the main kernel's tile.m). Tile t holds tokens tT … tT+H−1, H = min(T, M−tT),
 // and starts at byte tT · token_bytes of its form.
 //
@@ -10,15 +10,15 @@
 //          The zeros are there only where activations have zero points, and Σ is of q − zero then, the Σ of digits of q. Most are
 //          pairs s16[2] in place of an f32 (ActDigits::paired), −Σ(q − zero) and −zero, and both Σ are of q − zero. For kernels over all
 //          of K a tile begins with its zeros instead, s32[H], and sums are of q.
-//   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the rest of which is not written, and in place of the
+//   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the unused part is not written, and in place of the
 //          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
 //   bf16   octets of each segment
 //          octet = 4 pairs of channels (0,2) (4,6) (1,3) (5,7), each: for each token, 2 bf16
 //   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
 //          64 bytes, 4 octets in that order
 //
-// The last octet of a group is padded with zeros, beside pairs with the zero point. Tiles of int8 are as even as they come: where T is 12, 13 tokens are 7 and
-// 6; where it is 32, in sixteens, 72 are 32, 32 and 8.
+// The last octet of a group is padded with zeros, beside pairs with the zero point. Tiles of int8 are as even as possible: with T = 12, 13
+// tokens are tiles of 7 and 6; with T = 32, in steps of 16, 72 are 32, 32 and 8.
 #pragma once
 
 #include <optional>
@@ -31,18 +31,18 @@ namespace nibble::cpu {
 
 /// The forms that hold int8.
 constexpr bool is_int8(ActForm form) { return form == ActForm::s8 || form == ActForm::s8k64; }
-/// Those that hold rows for AMX.
+/// The forms that hold rows for AMX.
 constexpr bool in_rows(ActForm form) { return form == ActForm::s8k64 || form == ActForm::bf16k32; }
 
-/// The height of int8 tiles: as few tiles as there can be of at most `tile` tokens, as even as they come.
+/// The height of int8 tiles: the fewest tiles of at most `tile` tokens, as even as possible.
 inline std::int64_t even_tile(std::int64_t m, std::int64_t tile) {
   const std::int64_t tiles = (m + tile - 1) / tile;
   return (m + tiles - 1) / tiles;
 }
 
-/// What a tile register of AMX holds: rows of this many bytes, of as many tokens.
+/// A tile register of AMX: rows of this many bytes, of so many tokens.
 constexpr std::int64_t kRowBytes = 64, kRowTokens = 16;
-/// Tokens that a form keeps room for at a time.
+/// The multiple of tokens that a form has room for.
 constexpr std::int64_t token_room(ActForm form) { return in_rows(form) ? kRowTokens : 1; }
 
 /// The height of the tiles that m tokens are prepared in for a kernel of tiles of `tile`.
@@ -65,15 +65,14 @@ struct GivenRules {
   std::int64_t zero_row = 0, zero_block = 0;
 };
 
-/// Tokens that are prepared side by side, so that a tile is written 16 bytes at a time, of which a token has 4. A dozen lose most of what
-/// four gain: so many rows are more than the prefetcher follows.
+/// Tokens that are prepared together, so that a tile is written 16 bytes at a time, 4 bytes per token. A dozen lose most of the gain of
+/// four: the prefetcher does not follow so many rows.
 constexpr std::int64_t kTogether = 4;
 
-/// Runs of a patch are copied by so many bytes: that much beyond the pixels is read, and beyond the row written.
+/// Runs of a patch are copied in pieces of so many bytes: up to that much past the pixels is read, and past the row written.
 constexpr std::int64_t kCopyBytes = 16;
 
-/// Tokens that are patches of an image whose pixels lie row by row, the channels of one side by side. A patch is `runs_h` × `runs_w` runs of
-/// bytes; distances are in bytes.
+/// Tokens that are patches of a channels-last image. A patch is `runs_h` × `runs_w` runs of bytes; distances are in bytes.
 struct Patches {
   const std::byte* image;     // where the first token's patch begins
   std::int64_t columns;       // tokens of an output row
@@ -81,18 +80,18 @@ struct Patches {
   std::int64_t runs_h, runs_w;
   std::int64_t run_down, run_beside;  // from a run to the one below and to the next one
   std::int64_t run_bytes;
-  std::byte* row;  // where they are put together, kTogether of them, as long as the runs and kCopyBytes each
+  std::byte* row;  // buffers for kTogether patches, each as long as its runs and kCopyBytes
 
   const std::byte* begin(std::int64_t m) const { return image + m / columns * down + m % columns * beside; }
   /// All channels of token m in order, in place `slot` of kTogether.
   const std::byte* gather(std::int64_t m, std::int64_t slot) const;
-  /// Scales of blocks of channels, which come with int8 pixels: those of a pixel side by side, gathered as its bytes are. Null: none.
+  /// Scales per block of channels of int8 pixels; those of a pixel are contiguous and gathered like its bytes. Null: none.
   const float* scales = nullptr;
   std::int64_t block = 0;       // bytes that share one
-  float* row_scales = nullptr;  // where a token's are put together, one at a time
+  float* row_scales = nullptr;  // buffer for the scales of one token
 };
 
-/// What preparing some tokens needs, in plain values.
+/// The arguments of preparing tokens, plain values.
 struct PrepareTask {
   const std::byte* a;  // row 0 of A
   DType type;
@@ -105,8 +104,8 @@ struct PrepareTask {
   ActDigits digits;
   ActScheme act_scheme;
   std::int64_t block;               // channels that share a rule (act_rule.hpp)
-  std::optional<StaticActs> known;  // the rule of all, where it is known beforehand
-  float limit;                      // magnitudes saturate there before a scale is found; infinity: nowhere
+  std::optional<StaticActs> known;  // the rule of all activations, where it is known
+  float limit;                      // the largest magnitude that a scale covers; infinity: no limit
   GivenRules given;                 // the rules of codes
   int bias;                         // of the weight's codes
   std::int64_t token_bytes;
@@ -123,7 +122,7 @@ struct PrepareTask {
   std::int64_t together() const { return patches != nullptr && patches->scales != nullptr ? 1 : kTogether; }
 };
 
-/// What one instruction set offers: prepares the tile of tokens that begins at token m.
+/// The function of one instruction set: prepares the tile of tokens that begins at token m.
 struct PrepareIsa {
   void (*floats)(const PrepareTask& task, std::int64_t m);
   void (*fixed)(const PrepareTask& task, std::int64_t m);
@@ -145,7 +144,7 @@ struct PrepareIsa {
 /// The loops that go with a kernel for `main`.
 const PrepareIsa& prepare_isa(Isa main);
 
-/// What preparing args.a in `form` for tiles of `tile` tokens needs.
+/// The arguments of preparing args.a in `form` for tiles of `tile` tokens.
 PrepareTask prepare_task(ActForm form, const StepArgs& args, int tile);
 
 }  // namespace nibble::cpu

@@ -37,7 +37,7 @@ inline void gather(const PrepareTask& t, const std::byte* row, std::int64_t k, s
   for (i = count; i % 16 != 0; ++i) x[i] = 0;
 }
 
-/// The same, but where A has them as they are wanted, no copy is made.
+/// The same, without a copy where A has them in this form.
 inline const float* gathered(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count, float* x) {
   if (t.type == DType::f32 && t.perm == nullptr && t.prescale == nullptr && count % 16 == 0)
     return reinterpret_cast<const float*>(row) + k;
@@ -59,7 +59,7 @@ inline std::int32_t largest_bits(const float* x, std::int64_t count) {
 
 struct Scaling {
   float scale;    // of one unit
-  float inverse;  // what activations are multiplied by
+  float inverse;  // the factor of activations
 };
 
 inline float least_of(float a, float b) { return a < b ? a : b; }
@@ -81,7 +81,7 @@ inline Scaling fixed_scaling(std::int32_t largest) {
   return {from_bits((exponent - 22) << 23), from_bits((276 - exponent) << 23)};
 }
 
-/// Makes the last `unit` bytes of `count` zeros, if they are not all there: whoever writes them next has zeros behind.
+/// Zeroes the last, partial unit of `unit` bytes of `count`: the bytes written next are then followed by zeros.
 template <int unit>
 inline void clear_end(std::int8_t* codes, std::int64_t count) {
   if (count % unit != 0) std::memset(codes + count / unit * unit, 0, unit);
@@ -125,7 +125,7 @@ inline void lay_words(const std::byte* const* rows, std::int64_t count, std::int
     for (std::int64_t r = 0; r < count; ++r) std::memcpy(out + 4 * r, rows[r] + 4 * w, 4);
 }
 
-/// The rule of channels [k, end) of a token: given, known beforehand, or found by looking at all of them.
+/// The rule of channels [k, end) of a token: given, known, or computed from all of them.
 inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::int64_t m, std::int64_t k, std::int64_t end) {
   if (t.given.scale != nullptr) {
     const std::int32_t zero = t.given.zero == nullptr ? 0 : t.given.zero[m * t.given.zero_row + k / t.block * t.given.zero_block];
@@ -163,10 +163,10 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
 /// x[0 … count) → codes by act_rule::to_s8, zeros up to the next multiple of 16; their sum.
 inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
   typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
-  constexpr float kFar = 512;  // beyond it codes saturate, wherever the zero point is; and integers hold what is within
+  constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point; smaller ones fit integers
   for (std::int64_t i = 0; i < count; i += kLanes) {
     Vec scaled = load(x + i) * rule.inverse;
-    scaled = scaled == scaled ? scaled : Vec{};  // a NaN is what 0 is
+    scaled = scaled == scaled ? scaled : Vec{};  // a NaN becomes 0
     scaled = scaled > -kFar ? scaled : Vec{} - kFar;
     scaled = scaled < kFar ? scaled : Vec{} + kFar;
     Ints code = to_ints(scaled) + rule.zero;
@@ -203,7 +203,7 @@ float quantize_block(const std::byte* from, DType type, std::int64_t count, floa
   return rule.scale;
 }
 
-/// The codes of an A that comes quantized, with zeros after them up to a multiple of 16; where A has them like that, no copy is made.
+/// The codes of a quantized A, followed by zeros up to a multiple of 16; without a copy where A has them in this form.
 inline const std::int8_t* gathered_codes(const PrepareTask& t, const std::byte* row, std::int64_t k, std::int64_t count,
                                          std::int8_t* codes) {
   if (t.perm == nullptr && count % 16 == 0 && (!t.rows || count % kRowBytes == 0))
@@ -217,7 +217,7 @@ inline const std::int8_t* gathered_codes(const PrepareTask& t, const std::byte* 
   return codes;
 }
 
-/// What e4m3 codes of x[0 … count) stand for, in place: by act_rule::to_e4m3, times the scale.
+/// x[0 … count) → the values of its e4m3 codes, in place: act_rule::to_e4m3, times the scale.
 inline void round_to_e4m3(float* x, std::int64_t count, const act_rule::Rule& rule) {
   typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
   for (std::int64_t i = 0; i < count; i += kLanes) {
@@ -240,7 +240,7 @@ inline std::int32_t total(const std::int32_t* units, std::int64_t count) {
   return sum_lanes(sums);
 }
 
-/// Of tokens [first, first + tokens) of the tile of `height` at m.
+/// 24-bit fixed point; of tokens [first, first + tokens) of the tile of `height` at m.
 inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   constexpr int kDigits = 3;
   alignas(64) float x[kMaxFixedSegment];
@@ -257,7 +257,7 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       const std::int64_t r = first + i;
       gather(t, rows[i], k, end - k, x);
       const Scaling scaling = fixed_scaling(largest_bits(x, end - k));
-      const bool finite = scaling.inverse != 0.0f;  // else the scale alone makes NaN of all sums
+      const bool finite = scaling.inverse != 0.0f;  // else the scale is NaN, and so are all sums
       for (std::int64_t j = 0; j < padded; j += kLanes)
         store_ints(units + j, finite ? to_ints(load(x + j) * scaling.inverse) : Ints{});
       const std::int32_t sum = total(units, end - k);
@@ -268,7 +268,7 @@ inline void fixed_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       for (int d = 0; d < kDigits; ++d) {
         std::int8_t* const digit = bytes[i * kDigits + d];
         for (std::int64_t j = 0; j < padded; ++j) digit[j] = static_cast<std::int8_t>(units[j]);
-        std::int32_t rest = 0;  // Σ of what is left of the integers when the digit has been taken off and they have been shifted
+        std::int32_t rest = 0;  // Σ of the remaining digits
         if (d + 1 < kDigits) {
           for (std::int64_t j = 0; j < padded; j += kLanes) {
             const Ints unit = load_ints(units + j);
@@ -292,8 +292,8 @@ void fixed(const PrepareTask& t, std::int64_t m) {
   for (std::int64_t r = 0; r < height; r += tokens) fixed_of(t, m, height, r, least(tokens, height - r));
 }
 
-/// Codes [begin, begin + count) of a segment of tokens first, first + 1, ... of the tile, and what pads them to whole octets or rows, to where
-/// the form has them; `out` is the segment's place for codes, in a tile with room for `room` tokens. `segment` is how long it is.
+/// Codes [begin, begin + count) of a segment of tokens first, first + 1, ... of the tile, and the padding to whole octets or rows, to
+/// their place in the form; `out` is the segment's place for codes, in a tile with room for `room` tokens. `segment` is how long it is.
 inline void lay_codes(const PrepareTask& t, const std::byte* const* codes, std::int64_t first, std::int64_t tokens,
                       std::int64_t begin, std::int64_t count, std::int64_t room, std::int64_t segment, std::byte* out) {
   if (!t.rows) {

@@ -16,18 +16,20 @@ namespace nibble::cpu {
 
 /// Blocks of activations that share a scale are at most this long, and activations are prepared in pieces of it, in local buffers.
 constexpr std::int64_t kMaxSegment = 512;
-/// Of int8 activations: 2¹⁵ products of a signed byte and an unsigned one, up to 128·255·2¹⁵ < 2³⁰, and what makes up for the bias of the
-/// codes, up to 128·128·2¹⁵, fit 32 bits together.
+/// The longest segment of int8 activations: 2¹⁵ products of a signed byte and an unsigned one, up to 128·255·2¹⁵ < 2³⁰, and the correction
+/// for the bias of the codes, up to 128·128·2¹⁵, fit 32 bits together.
 constexpr std::int64_t kMaxInt8Segment = 1 << 15;
-/// Of int8 activations with zero points: (q_a − z_a)·c with a code c of 8 bits is at most 255·255, and 256 of them, less what makes up for
-/// the bias of the codes, are integers that an f32 holds.
+/// The longest segment of int8 activations with zero points: (q_a − z_a)·c with a code c of 8 bits is at most 255·255, and 256 of them,
+/// minus the correction for the bias of the codes, are integers that an f32 holds.
 constexpr std::int64_t kMaxZeroSegment = 256;
-/// Where Σ(q_a − z_a) and Σc are at most 128·255, they fit 16 bits, and what zero points of both sides subtract is a dot product of pairs.
+/// The longest segment in which Σ(q_a − z_a) and Σc, at most 128·255, fit 16 bits, and the corrections for the zero points of both sides
+/// are one dot product of pairs.
 constexpr std::int64_t kMaxPairedSegment = 128;
-/// Of 24-bit fixed-point activations: the high digit's sum times 256 has to fit in 32 bits with room for the middle digit's.
+/// The longest segment of 24-bit fixed-point activations: the high digit's sum times 256 has to fit in 32 bits with room for the middle
+/// digit's.
 constexpr std::int64_t kMaxFixedSegment = 128;
 
-/// Where the zero points of int8 activations are.
+/// The place of the zero points of int8 activations.
 enum class Zeros : std::uint8_t {
   none,
   per_token,    // of sums over all of K: once a token
@@ -67,7 +69,7 @@ struct ActDigits {
   int segment_header() const { return 8 + 4 * digits + (zeros == Zeros::per_segment ? 4 : 0); }
 };
 
-/// What all kernels ask of blocks of activations that share a scale.
+/// The conditions of all kernels on blocks of activations that share a scale.
 inline Status accepts_block(const ActScheme& act) {
   const std::int64_t longest = act.zero == ZeroKind::none ? kMaxSegment : kMaxZeroSegment;
   if (act.group.k % tile::kOctet == 0 && act.group.k <= longest) return {};
@@ -79,7 +81,7 @@ inline Status accepts_block(const ActScheme& act) {
 struct Segments {
   std::int64_t k, group, piece;
 
-  /// Where the segment that begins at `begin` ends.
+  /// The end of the segment that begins at `begin`.
   std::int64_t end(std::int64_t begin) const {
     const std::int64_t group_end = (begin / group + 1) * group;
     return std::min({k, group_end, begin + piece - (begin % group) % piece});

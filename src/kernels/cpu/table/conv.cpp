@@ -1,4 +1,4 @@
-// The rows of the convolutions: each is a linear kernel's, with its tile loops and its reasons, over patches (conv_work.hpp).
+// The rows of the convolutions: each runs a linear kernel's tile loops over patches (conv_work.hpp) and refuses for the same reasons.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -24,7 +24,7 @@ namespace {
 using Multiply = void (*)(const Kernel& self, const StepArgs& chunk, const Decoder& decoder, std::int64_t begin,
                           std::int64_t end);
 
-/// Row blocks that stay in L2 while the tokens of a chunk go by.
+/// Row blocks that stay in L2 while the tokens of a chunk are multiplied.
 constexpr std::int64_t kBlockBytes = 512 << 10;
 
 std::int64_t blocks_at_once(const Decoder& decoder) {
@@ -111,7 +111,7 @@ void decode_integers(const Decoder& decoder, const PackedWeightData& weight, std
   }
 }
 
-/// How the outputs are dealt out: chunks of rows, and each chunk's row blocks in ranges where there are too few chunks.
+/// How the outputs are divided into tasks: chunks of rows, and ranges of row blocks where there are too few chunks.
 struct Deal {
   std::int64_t rows, chunks_down, chunks_across, ranges, groups, batch;
 
@@ -120,7 +120,7 @@ struct Deal {
   Deal(const ConvWork& work, std::int64_t images, std::int64_t row_blocks, std::int64_t threads)
       : rows(work.rows()), groups(work.parts()), batch(images) {
     chunks_across = (work.out_width() + work.columns() - 1) / work.columns();
-    // The height with the shortest time of the busiest thread; what a chunk costs besides its rows counts as half a row.
+    // The height with the shortest time of the busiest thread; the fixed cost of a chunk counts as half a row.
     double best = std::numeric_limits<double>::infinity();
     for (std::int64_t height = work.rows(); height >= std::max<std::int64_t>(1, work.rows() / 3); --height) {
       const std::int64_t down = (work.out_height() + height - 1) / height, count = images * down * chunks_across * groups;
@@ -185,7 +185,7 @@ Status run(const Kernel& self, const StepArgs& args) {
   if (args.epilogue->residual) {
     NIBBLE_ASSIGN_OR_RETURN(residual, out_image("residual", args.operands.residual));
   }
-  StaticActs codes{1.0f, 0};  // what they stand for, where one scale is for all of them
+  StaticActs codes{1.0f, 0};  // their scale and zero point, where all share one
   if (work.quantizes_pixels() || args.operands.a_scale.empty()) {
     codes = weight.static_acts.value_or(codes);
   } else if (args.a.dtype == DType::s8) {
@@ -204,7 +204,7 @@ Status run(const Kernel& self, const StepArgs& args) {
     std::byte* pixels = scratch + work.scratch().pixels;
     work.gather(prepare, a, chunk, whole, codes, weight.act_limit.value_or(std::numeric_limits<float>::infinity()), scratch);
 
-    // Row blocks that hold channels of the group; those at its ends may hold others' too.
+    // Row blocks that hold channels of the group; the first and last may hold channels of others too.
     const std::int64_t blocks_begin = whole.n_begin / rows, blocks_end = (whole.n_end + rows - 1) / rows;
     const std::int64_t step = (blocks_end - blocks_begin + deal.ranges - 1) / deal.ranges;
     const std::int64_t begin = blocks_begin + range * step, end = std::min(begin + step, blocks_end);
@@ -213,7 +213,7 @@ Status run(const Kernel& self, const StepArgs& args) {
     part.n_begin = std::max(whole.n_begin, begin * rows);
     part.n_end = std::min(whole.n_end, end * rows);
     const std::int64_t n = part.n_begin, channels = part.n_end - part.n_begin;
-    // Rows of A are patches, wherever they are: only its type and shape are asked for.
+    // Rows of A are patches in any place: only the type and the shape matter.
     part.a = ConstTensorView(pixels, work.quantizes_pixels() ? DType::s8 : a.dtype, {tokens, geometry.k()});
     part.prepared = scratch + work.scratch().prepared;
     if (args.epilogue->gate)
@@ -293,7 +293,7 @@ Status accepts(const Kernel& self, const Problem& p) {
   return linear.accepts(linear, of_patches(p));
 }
 
-/// Nanoseconds per activation of a patch of one thread: of codes in rows, which are only copied, and of everything else.
+/// Nanoseconds per activation of a patch, for one thread: for codes in rows, which are only copied, and for everything else.
 constexpr double kCopyNanoseconds = 0.25, kPrepareNanoseconds = 0.7;
 
 double cost_us(const Kernel& self, const Problem& p) {

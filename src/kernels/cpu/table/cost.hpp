@@ -1,6 +1,6 @@
-// What the cost models of the CPU kernels share. A kernel counts *slots*: the time one multiply-add of a whole vector register
-// takes on this machine, which its measured (or assumed) f32 peak gives. What a machine does per slot differs little between
-// CPUs of one instruction set; how long a slot lasts does, and so does its memory.
+// The shared parts of the cost models of the CPU kernels. A kernel counts *slots*: the time one multiply-add of a whole vector register
+// takes on this machine, derived from its measured (or assumed) f32 peak. The work per slot differs little between CPUs of one instruction
+// set; the length of a slot and the memory bandwidth do.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +21,13 @@ inline double read_us(const Problem& p, int rows) {
   return 1e-3 * static_cast<double>(geo.total_bytes()) / p.machine.read_gbytes_per_s;
 }
 
-/// How much longer than its share the busiest thread works when `tasks` equal tasks are dealt out.
+/// The time of the busiest thread relative to an even share, for `tasks` equal tasks.
 inline double imbalance(std::int64_t tasks, int threads) {
   const std::int64_t rounds = (tasks + threads - 1) / threads;
   return static_cast<double>(rounds) * threads / static_cast<double>(tasks);
 }
 
-/// Computing and reading overlap, but not perfectly where both take long: a core sees some twenty lines ahead.
+/// Computing and reading overlap, but not perfectly where both take long: a core reads only some twenty lines ahead.
 inline double overlapped(double compute_us, double memory_us) {
   constexpr double kNorm = 3;  // ∞ would be the larger of the two, 1 their sum
   return std::pow(std::pow(compute_us, kNorm) + std::pow(memory_us, kNorm), 1 / kNorm);

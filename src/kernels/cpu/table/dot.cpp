@@ -17,7 +17,7 @@ Status run(const Kernel& self, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
   const DotTask task(self, args, decoder);
-  // Tasks are whole row blocks; at least four per thread, so that one that is interrupted does not hold up the others.
+  // Tasks are whole row blocks, at least four per thread, so that an interrupted thread does not delay the others.
   const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
   std::int64_t most = std::min(fair, kMaxTaskBlocks);
   if (task.zeros == Zeros::per_segment)
@@ -33,7 +33,7 @@ Status run(const Kernel& self, const StepArgs& args) {
   return {};
 }
 
-/// The word that tells kernels over all of K from those by segments.
+/// The word in the names of kernels that sum over all of K, not by segments.
 constexpr std::string_view kWhole = "whole";
 
 Status accepts_dot(const Kernel& self, const Problem& p) {
@@ -73,10 +73,10 @@ struct DotRates {
   double dot;      // per vector of 4-byte dot products
   double wide;     // the same for codes of more than 4 bits
   double octet;    // per vector and octet: loading and splitting codes
-  double segment;  // per vector and segment: its header, and waiting for the last sums
+  double segment;  // per vector and segment: its header, and the latency of the last sums
   double token;    // per token, vector and segment: applying scales
 };
-/// Per token, vector and segment: subtracting what zero points of activations add.
+/// Per token, vector and segment: the correction for zero points of activations.
 constexpr double kZeroSlots = 1.1;
 
 /// `rates` of the kernels over all of K, which do nothing per segment.
@@ -109,7 +109,7 @@ double cost_us(const Kernel& self, const Problem& p) {
   };
   const std::int64_t full = p.m / tile, tail = p.m % tile, blocks = (p.n + kIsa.rows - 1) / kIsa.rows;
   double tiles = static_cast<double>(full) * slots(tile) + (tail != 0 ? slots(tail) : 0.0);
-  if (zeros)  // the first tile of each task adds up codes
+  if (zeros)  // the first tile of each task sums codes
     tiles += std::ceil(static_cast<double>(p.m) / static_cast<double>(kIsa.task_tokens)) * vectors * octets *
              (width == 4 ? kRates.dot : 2 * kRates.wide);
   const double compute = 1e-3 * static_cast<double>(blocks) * tiles * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
@@ -146,7 +146,7 @@ constexpr DotRates kBaselineWholeRates = whole(kBaselineRates);
 #if defined(__x86_64__)
 constexpr DotRates kAvx512VnniRates{.dot = 1, .wide = 1, .octet = 1.1, .segment = 6, .token = 1.7};
 constexpr DotRates kAvx512VnniWholeRates = whole(kAvx512VnniRates);
-/// Of tiles of 16 tokens; `octet` is their loading.
+/// The rates of AMX are per tile of 16 tokens; `octet` is loading a tile.
 constexpr DotRates kAmxRates{.dot = 0.25, .wide = 0.25, .octet = 2, .segment = 40, .token = 9};
 constexpr DotRates kAmxWholeRates = whole({.dot = 0.25, .wide = 0.25, .octet = 2});
 constexpr DotRates kAvx512Rates{.dot = 2.1, .wide = 3.2, .octet = 1.1, .segment = 6, .token = 1.7};

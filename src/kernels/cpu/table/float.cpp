@@ -20,7 +20,7 @@ Status run_linear(const Kernel& self, const StepArgs& args) {
                        .outputs = Outputs(self.isa, args)};
   const std::int64_t blocks = decoder.geometry.row_blocks();
   const std::int64_t token_blocks = (task.m + kIsa.tokens - 1) / kIsa.tokens;
-  // Row blocks run fastest: the tasks in flight share one block of activations, which then stays in L2.
+  // Row blocks are the inner index: concurrent tasks share one block of activations, which stays in L2.
   args.executor->parallel_for(blocks * token_blocks,
                               [&](std::int64_t i) { kIsa.linear(task, i % blocks, i / blocks * kIsa.tokens); });
   return {};

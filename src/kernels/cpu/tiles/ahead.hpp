@@ -1,4 +1,4 @@
-// Weights that are still in memory, asked for while others are multiplied.
+// Prefetch of the next weights while the current ones are multiplied.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace nibble::cpu {
 
-/// What will be multiplied next: a few lines are asked for, into L2, with every step of what is multiplied now. The hardware sees a stream
-/// only when it has begun, and then reads it no faster than it is multiplied, tile after tile.
+/// The memory that is multiplied next: every step of the current product prefetches a few lines of it into L2. The hardware prefetcher
+/// sees a stream only once it has begun, and then reads it no faster than it is multiplied.
 struct Ahead {
   static constexpr std::int64_t kLine = 64;
   const std::byte* at = nullptr;
@@ -15,7 +15,7 @@ struct Ahead {
   std::int64_t lines = 0;  // a step
 
   Ahead() = default;
-  /// Of [begin, finish), in `steps` steps.
+  /// Prefetches [begin, finish) in `steps` steps.
   Ahead(const std::byte* begin, const std::byte* finish, std::int64_t steps)
       : at(begin), end(finish), lines(((finish - begin) / kLine + steps - 1) / steps) {}
 

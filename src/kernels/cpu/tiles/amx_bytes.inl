@@ -1,7 +1,7 @@
-// Included by the loops that multiply bytes in tiles: signed activations by codes where they lie, or spread.
+// Included by the loops that multiply bytes in tiles: signed activations by codes in place, or unpacked.
 //
 // An octet of 8-bit codes is two quads of 32 output channels, 128 bytes each: of every quad the first half is a row of tmm6, the second
-// one of tmm7. Eight octets fill both, where they lie, with rows 128 bytes apart:
+// one of tmm7. Eight octets fill both in place, with rows 128 bytes apart:
 //
 //   octet 0   quad 0   n0 n1 … n15 | n16 … n31       row 0 of tmm6 | row 0 of tmm7
 //             quad 1   n0 n1 … n15 | n16 … n31       row 1         | row 1
@@ -10,10 +10,10 @@
 
 constexpr int kStepOctets = kTileBytes / tile::kOctet;          // one product's channels of K, of bytes
 constexpr int kStepBytes = kStepOctets * tile::kOctet * kRows;  // their 8-bit codes
-constexpr std::int64_t kTaskBytes = std::int64_t{1} << 62;      // no limit: what has to stay in L2 is a part of a task
+constexpr std::int64_t kTaskBytes = std::int64_t{1} << 62;      // no limit: only a part of a task has to stay in L2
 constexpr std::int64_t kTaskTokens = 256;  // a group of row blocks takes as long to read as to multiply by 200 or so
 
-/// Where the tokens of a tile lie, prepared: 16 rows of 64 channels, then those of the next 64; after all of tmm4's those of tmm5.
+/// The places of the tokens of a prepared tile: 16 rows of 64 channels, then those of the next 64; after all of tmm4's those of tmm5.
 struct PreparedRows {
   const std::byte* a;
   std::int64_t next;
@@ -40,7 +40,8 @@ NIBBLE_VARIANT void multiply_bytes(bool both, const std::byte* a, std::int64_t a
   keep_order();
 }
 
-/// `octets` of them as bytes, as 8-bit ones lie, zeros up to a whole step. `bits` (4 or 8) is a constant at every call.
+/// Unpacks `octets` octets to bytes in the order of 8-bit octets, with zeros up to a whole step. `bits` (4 or 8) is a constant at every
+/// call.
 NIBBLE_VARIANT void spread_octets(int bits, const std::byte* codes, std::int64_t octets, std::byte* panel) {
   for (std::int64_t o = 0; o < kStepOctets; ++o, codes += bits * kRows, panel += 2 * kQuadBytes)
     for (int v = 0; v < kVecs; ++v) {
@@ -53,28 +54,29 @@ NIBBLE_VARIANT void spread_octets(int bits, const std::byte* codes, std::int64_t
 /// Bytes of a token.
 inline std::int64_t row_bytes(std::int64_t octets) { return (octets + kStepOctets - 1) / kStepOctets * kTileBytes; }
 
-/// Row blocks that all tokens of a task are multiplied by before the next ones: in L2 with those that are asked for and a tile of tokens.
+/// Row blocks that all tokens of a task are multiplied by before the next ones: they fit in L2 together with the prefetched ones and a
+/// tile of tokens.
 inline std::int64_t group_blocks(const tile::Geometry& geo, std::int64_t) {
   constexpr std::int64_t kGroupBytes = 512 << 10;
   return kGroupBytes < geo.row_block_bytes ? 1 : kGroupBytes / geo.row_block_bytes;
 }
 
-/// The group after row blocks [begin, end), up to `last`, asked for while `tiles` tiles are multiplied by this one.
+/// Prefetches the group after row blocks [begin, end), up to `last`, while `tiles` tiles are multiplied by this one.
 inline Ahead group_after(const tile::Geometry& geo, const std::byte* weight, std::int64_t begin, std::int64_t end,
                          std::int64_t last, std::int64_t tiles) {
   const std::int64_t steps = (end - begin) * tiles * (row_bytes(tile::Geometry::octets(geo.k)) / kTileBytes);
   return {weight + geo.record(end, 0), weight + geo.record(last, 0), steps};
 }
 
-/// Sums over `octets` octets. Codes of 8 bits are multiplied where they lie. Those of 4 bits, a last step that is not whole and codes that
-/// lie across lines, which would be loaded at half the speed, are spread into a panel in L1, a step ahead: while tiles are multiplied, the
-/// ports that split nibbles have nothing else to do.
+/// Sums over `octets` octets. Codes of 8 bits are multiplied in place. Codes of 4 bits, a partial last step, and codes that cross cache
+/// lines (loaded at half the speed) are unpacked into a panel in L1, a step ahead: the ports that unpack are idle while tiles are
+/// multiplied.
 template <class Rows>
 NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows rows, std::int64_t octets, Ahead& ahead) {
   alignas(64) std::byte panel[2][kStepBytes];
   const std::int64_t steps = (octets + kStepOctets - 1) / kStepOctets;
   const bool lines = reinterpret_cast<std::uintptr_t>(codes) % kTileBytes == 0;
-  const std::int64_t lying = bits == 8 && lines ? octets / kStepOctets : 0;  // steps that are multiplied where they are
+  const std::int64_t lying = bits == 8 && lines ? octets / kStepOctets : 0;  // steps that are multiplied in place
   const std::int64_t step_bytes = kStepBytes * bits / 8;
   clear_sums();
   for (std::int64_t s = lying == 0 ? -1 : 0; s < steps; ++s) {
@@ -88,7 +90,7 @@ NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows 
   }
 }
 
-/// Of prepared tokens.
+/// The same for prepared tokens.
 NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, const std::byte* a, std::int64_t octets,
                               Ahead& ahead) {
   sum_steps(bits, both, codes, PreparedRows{a, row_bytes(octets) * kTileRows}, octets, ahead);

@@ -1,14 +1,14 @@
 // The int8 loops of dot_tile.hpp in tiles of AMX, included by dot_tile.inl. Per segment, 32 tokens × 32 channels of integer sums go through
-// L1 to the vector registers that scale them, while the next segment is multiplied: the two know nothing of each other.
+// L1 to the vector registers that scale them, while the next segment is multiplied: the two do not depend on each other.
 #include "kernels/cpu/tiles/amx_bytes.inl"
 
 constexpr int kInt8Tile = 2 * kTileRows;
 
-/// A segment whose products are done or under way.
+/// A segment whose products are complete or in flight.
 struct Segment {
   alignas(64) std::int32_t acc[kInt8Tile * kRows];
   GroupHeader header;
-  const std::byte* a;  // its prepared tile: scales, sums and starts of the tokens, then their rows
+  const std::byte* a;  // its prepared tile: scales, sums and initial sums of the tokens, then their rows
 };
 
 /// sum[height][R] += scale_m · s ∘ (start + acc − z ∘ Σa)

@@ -1,7 +1,7 @@
 // bf16 dot products over the tile layouts (layouts/tile.hpp), for bf16 activations and integer codes of 4 or 8 bits.
 //
-// The integers q − z are exact in bf16 (8 bits of significand hold ±256), products of two bf16 are exact in f32, and the scale of a
-// group goes on the accumulator; so nothing is rounded but the sums.
+// The integers q − z are exact in bf16 (8 bits of significand hold ±256), products of two bf16 are exact in f32, and the scale of a group
+// multiplies the accumulator; so only sums are rounded.
 //
 //   for each segment of K (segments.hpp)
 //     decode  codes → panel [pairs of channels][R] of 2 bf16            in L1; shared by every token of the task
@@ -12,7 +12,7 @@
 //
 // AMX (amx_tile.inl) multiplies rows of 32 channels of 32 tokens by the same panel, whose pairs are the rows of its second operand.
 //
-// Worth its panel from some ten tokens on; below, the fixed-point kernels of dot_tile.hpp do less work per weight.
+// The panel pays from about ten tokens on; for fewer, the fixed-point kernels of dot_tile.hpp do less work per weight.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ inline void decode_nibbles(const Ints* zeros, const std::byte* octet, Ints* pane
   }
 }
 
-/// The same for any zeros, and for 8-bit octets, by way of floats. `bits` (4 or 8) is a constant at every call.
+/// The same for any zeros, and for 8-bit octets, through floats. `bits` (4 or 8) is a constant at every call.
 NIBBLE_VARIANT void decode_octet(int bits, const Vec* zero, const std::byte* octet, Ints* panel) {
   for (int v = 0; v < kVecs; ++v) {
     const Ints low = load_ints(octet + 4 * v * kLanes);
@@ -61,9 +61,9 @@ inline Vec dot2(Vec acc, Ints w, Ints a) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(a));
 }
 
-/// sum[height][R] += scale ∘ (A'[height] · panel) over `pairs` pairs of channels. `height` is a constant at every call. The next
-/// tile's activations, which begin `next` bytes further on, are asked for on the way: they come in pieces of 2 KiB, too short for the
-/// hardware to see a stream, and may be as far away as L3.
+/// sum[height][R] += scale ∘ (A'[height] · panel) over `pairs` pairs of channels. `height` is a constant at every call. Prefetches the
+/// next tile's activations, which begin `next` bytes further on: pieces of 2 KiB are too short for the hardware to see a stream, and may
+/// be in L3.
 NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, std::int64_t pairs, const Vec* scale,
                              std::int64_t next, float* sum) {
   Vec acc[kTile][kVecs];
@@ -83,7 +83,7 @@ NIBBLE_VARIANT void multiply(int height, const std::byte* a, const Ints* panel, 
     }
 }
 
-/// Not inlined: what the caller keeps in registers would cost accumulators.
+/// Not inlined: values that the caller keeps in registers would cost accumulators.
 __attribute__((noinline)) void multiply_tile(std::int64_t height, const std::byte* a, const Ints* panel, std::int64_t pairs,
                                              const Vec* scale, std::int64_t next, float* sum) {
   switch (height) {
@@ -153,7 +153,7 @@ NIBBLE_VARIANT void multiply_tile(bool both, const std::byte* a, const std::byte
 inline std::int64_t segment_bytes(std::int64_t octets) { return (4 * octets + kStepPairs - 1) / kStepPairs * kTileBytes; }
 
 /// sum[tokens m_begin … m_end][R] += scale ∘ (A' · panel), a segment whose activations begin `offset` bytes per token into the tiles. The
-/// panel is made up with zeros. A tile of tokens is scaled while the next one is multiplied.
+/// panel is padded with zeros. A tile of tokens is scaled while the next one is multiplied.
 inline void multiply_segment(const DotTask& t, std::int64_t m_begin, std::int64_t m_end, std::int64_t offset, Ints* panel,
                              std::int64_t octets, const Vec* scale, float* sum) {
   alignas(64) float acc[2][kTile * kRows];

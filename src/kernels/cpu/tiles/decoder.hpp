@@ -1,4 +1,4 @@
-// What the codes of one packed weight mean, worked out once per run.
+// The values of the codes of a packed weight, computed once per run.
 #pragma once
 
 #include <array>

@@ -1,10 +1,9 @@
-// Depthwise convolutions, where there is nothing to share between output channels: R of them side by side, one multiply-add of a vector per
-// tap and pixel.
+// Depthwise convolutions, where output channels share no inputs: R channels side by side, one multiply-add of a vector per tap and pixel.
 //
 //   for each row block of R output channels
 //     decode  codes → panel [taps][R]                          W, or for W8A8 the integers q − z
 //     expand  pixels → floats [pixels][R]                      channel j under output channel j; for W8A8 the integers q − z
-//     for each few tokens of an output row: acc[few][R] += pixel ∘ panel                registers over all taps
+//     for every few tokens of an output row: acc[few][R] += pixel ∘ panel                registers over all taps
 //     W8A8: the scales; epilogue
 //
 // Integers are multiplied as floats: up to kExactTaps taps the sums stay below 2²⁴, where f32 is exact.
@@ -27,10 +26,10 @@ struct DepthwiseTask {
   float zero;                               // of codes
   std::int64_t taps_h, taps_w, tap_down, tap_beside, row_down, pixel_step;  // as in PatchTask
   const float* panel;                                                       // [taps][R]
-  const float* scale;  // [R]: sums are integers, times `token_scale`, times this, times scale2; null: they are the result
+  const float* scale;  // [R]: sums are integers, times `token_scale`, times this, times scale2; null: sums are the result
   float token_scale, scale2;
   float* floats;  // [pixels][R], scratch
-  float* sums;    // [tokens][R], what comes out
+  float* sums;    // [tokens][R], the result
 };
 
 struct DepthwiseIsa {

@@ -1,4 +1,4 @@
-// What a run of a dot-product kernel, of integers or of bf16, needs to know.
+// The arguments of a run of a dot-product kernel, of integers or of bf16.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct DotTask {
   std::int64_t m;
   Outputs outputs;
 
-  /// Borrows from all three.
+  /// Borrows from all three arguments.
   DotTask(const Kernel& kernel, const StepArgs& args, const Decoder& weight_decoder)
       : DotTask(kernel, args, weight_decoder,
                 ActDigits::make(args.act_scheme, args.weight->scheme, args.weight->k, args.far_zeros)) {}

@@ -1,5 +1,5 @@
 // Included once per instruction set by dot_tile.cpp. See dot_tile.hpp for the algorithm.
-#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // which has the dot products of AVX512VNNI
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // it uses the dot products of AVX512VNNI
 
 /// Scales and zeros of a group: W = (code − bias − zero)·scale + offset. The bias is in the prepared activations.
 struct GroupHeader {
@@ -27,7 +27,7 @@ __attribute__((noinline)) void read_group_header(const Decoder& d, const std::by
   }
 }
 
-/// A float in every lane, straight from memory: where the compiler sees a scalar that is also used elsewhere, it spends a shuffle.
+/// A float in every lane, loaded from memory: if the compiler sees a scalar that is also used elsewhere, it adds a shuffle.
 inline Vec splat_at(const float* p) { return reinterpret_cast<Vec>(load_splat(p)); }
 
 #if NIBBLE_ISA == NIBBLE_ISA_AMX
@@ -47,8 +47,8 @@ constexpr int kInt8Tile = 4;   // 8 + 8, the float sums in L1 between segments
 constexpr int kMaxTile = kInt8Tile;
 constexpr int kMaxRows = 3 * kFixedTile > kInt8Tile ? 3 * kFixedTile : kInt8Tile;
 
-/// A tall tile computes for long enough per line that the hardware's stream detection falls behind; asking for lines this far ahead
-/// helps it by a tenth. A low tile is limited by the memory, and asking only takes misses away from the hardware: a tenth slower.
+/// The distance of prefetches. A tall tile computes for so long per line that the hardware prefetcher falls behind; prefetching this far
+/// ahead makes it a tenth faster. A low tile is limited by memory, and software prefetches compete with the hardware's: a tenth slower.
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
 
@@ -75,7 +75,7 @@ NIBBLE_VARIANT void add_quad(int rows, const std::byte* a, const Ints* w, int bi
   }
 }
 
-/// Σ of the codes of each segment of a row block, by which zero points of activations are multiplied: R floats per segment, of codes less
+/// Σ of the codes of each segment of a row block, by which zero points of activations are multiplied: R floats per segment, of codes minus
 /// their bias, or pairs {the weight's zero point, Σ}, `step` of them apart; where 0, each overwrites the last.
 struct Columns {
   float* sums;  // null: activations have no zero points
@@ -90,13 +90,13 @@ NIBBLE_VARIANT Ints add_codes(Ints sum, Ints low, Ints high, int bits) {
 }
 
 /// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `finds`, whether column sums
-/// are to be found rather than used, are constants at every call; but `finds` of any other width, which is too rare for a loop of its own.
+/// are computed or used, are constants at every call; except `finds` for other widths, which are too rare for a loop of their own.
 NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
                              const std::byte* a, Columns columns, float* out) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   const int rows = height * digits;
-  const bool apart = rows * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
+  const bool apart = rows * kVecs <= 6;  // few sums do not hide the latency of a dot product: use two sets
   const bool has_columns = digits == 1 && columns.sums != nullptr, paired = has_columns && t.paired;
   const bool subtracts =
       !paired && (d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits != 4 && kByteBias != 0));
@@ -195,7 +195,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const
 
 NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
                                     const std::byte* a, Columns columns, float* out) {
-  const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the cases above it vanish
+  const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the compiler drops the cases above it
   switch (height) {
     case 1: return multiply(bits, digits, 1, finds, t, block, a, columns, out);
     case 2: return tile >= 2 ? multiply(bits, digits, 2, finds, t, block, a, columns, out) : void();
@@ -220,9 +220,9 @@ NIBBLE_VARIANT void multiply_any(int digits, int height, bool finds, const DotTa
   }
 }
 
-/// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which
-/// fit in L2 together, go by. With zero points the first tile finds the column sums on its way; where `columns` has room the others
-/// use them.
+/// Tiles of tokens outside, row blocks inside: the activations of a tile stay in L1 and L2 while the row blocks of the task, which fit in
+/// L2 together, are multiplied. With zero points the first tile also computes the column sums; where `columns` has room the other tiles
+/// reuse them.
 NIBBLE_VARIANT void linear(int digits, const DotTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t m_begin,
                            std::int64_t m_end, float* columns) {
   const tile::Geometry& geo = t.decoder->geometry;

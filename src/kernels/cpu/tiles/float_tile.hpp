@@ -1,4 +1,4 @@
-// Float multiply-adds over the tile layouts (layouts/tile.hpp), for every scheme there is.
+// Float multiply-adds over the tile layouts (layouts/tile.hpp), for every scheme.
 //
 // One task is a block of R output channels × up to kTileM·kTilesPerBlock tokens:
 //
@@ -28,7 +28,7 @@ struct FloatTask {
   Outputs outputs;
 };
 
-/// What one instruction set offers.
+/// The loops of one instruction set.
 struct FloatIsa {
   int rows;    // R of the layout
   int lanes;   // of a vector register

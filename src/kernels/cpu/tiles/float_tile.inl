@@ -35,7 +35,7 @@ inline void read_header(const Decoder& d, const std::byte* record, Header& heade
   }
 }
 
-/// An octet of integer codes → W, straight from words to floats. `bits` (4, 8; 0: any other width) is a constant at every call.
+/// An octet of integer codes → W, directly from words to floats. `bits` (4, 8; 0: any other width) is a constant at every call.
 NIBBLE_VARIANT void decode_simple(int bits, const Header& h, const tile::Planes& planes, const std::byte* octet, float* panel) {
   for (int v = 0; v < kVecs; ++v) {
     const Vec zero = load(h.zero + v * kLanes), scale = load(h.scale + v * kLanes);
@@ -117,9 +117,9 @@ NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int
     for (int v = 0; v < kVecs; ++v) store(acc + r * kRows + v * kLanes, c[r][v]);
 }
 
-/// Not inlined: what the caller keeps in registers would cost accumulators.
+/// Not inlined: values that the caller keeps in registers would cost accumulators.
 __attribute__((noinline)) void multiply_tile(std::int64_t height, const float* a, const float* panel, int count, float* acc) {
-  switch (height) {  // cases above kTileM vanish
+  switch (height) {  // the compiler drops cases above kTileM
     case 1: return multiply(1, a, panel, count, acc);
     case 2: return multiply(2, a, panel, count, acc);
     case 3: return kTileM >= 3 ? multiply(3, a, panel, count, acc) : void();

@@ -12,7 +12,7 @@
 namespace nibble::cpu {
 namespace {
 
-/// What of a row of `rows` sums, which are channels from n on, is wanted.
+/// The wanted part of a row of `rows` sums, which are channels from n on.
 void store_part(const Outputs& o, float* sums, std::int64_t n, int rows, std::int64_t m) {
   const std::int64_t begin = std::max(n, o.n_begin), end = std::min(n + rows, o.n_end);
   epilogue::store_row(*o.epilogue, *o.operands, sums + (begin - n), m, begin, end - begin, *o.d);

@@ -1,4 +1,4 @@
-// Where the sums of a task go: through the epilogue into D.
+// The store of a task: its sums go through the epilogue into D.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Included once per instruction set by outputs.cpp: the canonical epilogue of whole row blocks, the operations of epilogue::store_row in
-// their order, a vector at a time. What has exp, tanh or erf in it, and blocks that are not whole, go there.
+// their order, a vector at a time. Activations with exp, tanh or erf, and partial blocks, use store_row itself.
 #if NIBBLE_ISA <= NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX512
 
 inline const std::byte* at(const ConstTensorView& v, std::int64_t i) {
@@ -31,7 +31,7 @@ inline void store_bf16(std::byte* to, Vec x) {
   std::memcpy(to, &halves, sizeof halves);
 }
 
-/// The quotient, rounded once, where codes are not saturated anyway.
+/// The quotient, rounded once; inexact only where codes saturate.
 struct Divisor {
   float by, inverse;
   bool usual;  // and its inverse is rounded to nearest, so that one step of correction gives the quotient's bits
@@ -50,7 +50,7 @@ inline Vec divide(Vec x, const Divisor& d) {
 #else
     const Vec rest = _mm256_fnmadd_ps(q, by, x), better = _mm256_fmadd_ps(rest, inverse, q);
 #endif
-    return better == better ? better : q;  // infinities have no rest
+    return better == better ? better : q;  // for infinities the remainder is NaN
   }
 #endif
   return x / d.by;
@@ -58,11 +58,11 @@ inline Vec divide(Vec x, const Divisor& d) {
 
 /// epilogue::quantize.
 inline void store_codes(std::byte* to, Vec x, const Divisor& scale, std::int32_t zero) {
-  constexpr float kFar = 512;  // beyond it codes saturate, wherever the zero point is
+  constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512
   const Vec most = Vec{} + kFar, least = Vec{} - kFar;
   Vec q;
-  if (scale.usual) {  // the rest of a limited quotient is no NaN, and larger quotients stay beyond the limit
+  if (scale.usual) {  // the remainder of a limited quotient is no NaN, and larger quotients stay beyond the limit
     q = _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, x * scale.inverse, least), most);
     q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, Vec{} + scale.by, x), Vec{} + scale.inverse, q);
   } else {
@@ -124,7 +124,7 @@ NIBBLE_VARIANT void store_any(Activation activation, DType out, const EpilogueSp
   }
 }
 
-/// With gate, residual or both: everything in its order, in place, then what is left.
+/// With gate, residual or both: the parts in their order, in place, then the conversion.
 void store_with_images(const Outputs& o, Vec bias, float* column, std::int64_t i, std::int64_t m, std::int64_t height,
                        std::byte* to) {
   const EpilogueSpec& spec = *o.epilogue;

@@ -9,24 +9,24 @@
 //     I = Σ of acc − z_w·Σq_a − z_a·Σ(q_w − z_w)                            in f64, exact up to 2⁵³; without zero points just acc
 //     scales, epilogue
 //
-// With nothing to do per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a
-// vector of codes is loaded, and split where it holds nibbles, once for H dot products. Σ(q_w − z_w) is added up once per task: the
-// weights are in L2 for the tokens anyway, and no layout has to carry it.
+// Without work per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a vector of
+// codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) is computed once per task: the weights are in L2 for the
+// tokens anyway, and no layout has to store it.
 //
-// AMX multiplies 32 tokens × 32 channels in tile registers (amx_tile.inl), from rows of 64 channels of K instead of quads. Its products are
-// eight times as fast, so that it is memory that counts: row blocks go by in groups, which all tokens of a task are multiplied by while
-// the next group is fetched.
+// AMX multiplies 32 tokens × 32 channels in tile registers (amx_tile.inl), from rows of 64 channels of K instead of quads. Its products
+// are eight times as fast, so that memory is the limit: row blocks are processed in groups; all tokens of a task are multiplied by a group
+// while the next one is prefetched.
 #pragma once
 
 #include "kernels/cpu/tiles/dot_tile.hpp"
 
 namespace nibble::cpu {
 
-/// Tokens of a chunk at most: their sums are kept on the stack.
+/// The most tokens of a chunk: their sums are on the stack.
 constexpr std::int64_t kMaxChunkTokens = 256;
 
-/// Patches of int8 pixels with one scale for all of them, K within one segment: they are multiplied where they lie. A tile's tokens follow
-/// each other in an output row, so they are evenly apart, and no patch is copied.
+/// Patches of int8 pixels with one scale for all of them, K within one segment: they are multiplied in place, without copying patches. A
+/// tile's tokens are consecutive in an output row, so they are evenly spaced.
 struct PatchTask {
   const Patches* patches;                             // of tokens of a row
   std::int64_t rows;                                  // of patches->columns tokens, kMaxChunkTokens in all
@@ -34,7 +34,7 @@ struct PatchTask {
   std::int64_t pixel_bytes;                           // a multiple of an octet
   std::int32_t* pixel_sums;                           // [pixels], scratch
   std::int64_t row_down, pixel_step;                  // pixels from a token to the one below and to the next one
-  std::int64_t taps_h, taps_w, tap_down, tap_beside;  // of the kernel; pixels from one to the next
+  std::int64_t taps_h, taps_w, tap_down, tap_beside;  // of the filter; pixels from one to the next
   const Decoder* decoder;
   const std::byte* weight;
   std::int32_t zero;  // of the activations
@@ -44,14 +44,14 @@ struct PatchTask {
   const Outputs* outputs;
 };
 
-/// How tiles of AMX are cut from the rows of a chunk: `count` lines of `length` places for tokens, evenly apart, 16 to a tile register; each
-/// row has `pitch` of them. Either a row is a line, or all of them are one, edges included.
+/// How the rows of a chunk are divided into tiles of AMX: `count` lines of `length` evenly spaced places for tokens, 16 to a tile
+/// register; each row has `pitch` places. Either each row is a line, or all rows are one line, edges included.
 struct PixelLines {
   std::int64_t count, length, pitch;
   std::int64_t halves() const { return (length + kRowTokens - 1) / kRowTokens; }
 };
 
-/// Whichever multiplies fewer places that no token has; `row_down` and `pixel_step` as in PatchTask.
+/// Chooses the one with fewer unused places; `row_down` and `pixel_step` as in PatchTask.
 inline PixelLines pixel_lines(std::int64_t rows, std::int64_t columns, std::int64_t row_down, std::int64_t pixel_step) {
   const PixelLines apart{rows, columns, columns};
   if (row_down % pixel_step != 0) return apart;
@@ -61,9 +61,9 @@ inline PixelLines pixel_lines(std::int64_t rows, std::int64_t columns, std::int6
 }
 
 struct PatchIsa {
-  /// Σ of each pixel, before the other.
+  /// Σ of each pixel; called before the products.
   void (*sum_pixels)(const PatchTask& task);
-  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and all tokens; those up to `block_next` come next.
+  /// D of row blocks [block, block_end), kMaxTaskBlocks at most, and all tokens; row blocks up to `block_next` come next.
   void (*multiply)(const PatchTask& task, std::int64_t block, std::int64_t block_end, std::int64_t block_next);
 };
 

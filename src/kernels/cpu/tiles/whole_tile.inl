@@ -1,5 +1,5 @@
 // Included once per instruction set by whole_tile.cpp. See whole_tile.hpp for the algorithm.
-#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // which has the dot products of AVX512VNNI
+#if NIBBLE_ISA != NIBBLE_ISA_AVX512BF16  // it uses the dot products of AVX512VNNI
 
 // Tokens per register tile: H·kVecs sums, the codes of a quad of channels and a broadcast.
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX512VNNI
@@ -7,7 +7,7 @@ constexpr int kTile = 12;  // 24 of 32
 #elif NIBBLE_ISA == NIBBLE_ISA_AVX2VNNI
 constexpr int kTile = 6;  // 12 of 16
 #elif NIBBLE_ISA == NIBBLE_ISA_AMX
-constexpr int kTile = 32;  // and not of registers: amx_tile.inl
+constexpr int kTile = 32;  // in tile registers: amx_tile.inl
 #else
 constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot products need registers in between
 #endif
@@ -15,7 +15,7 @@ constexpr int kTile = 4;  // 16 of 32 on AArch64; 8 of 16 on AVX2, whose dot pro
 #if NIBBLE_ISA == NIBBLE_ISA_AMX
 #include "kernels/cpu/tiles/amx_bytes.inl"
 
-/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the starts. Rows that no token has are multiplied too.
+/// out[height][R] = start + Σ q·code over `octets` octets; `a` begins with the initial sums. Rows without a token are multiplied too.
 __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std::byte* codes, const std::byte* a,
                                         std::int64_t octets, std::int32_t* out, Ahead& ahead) {
   const std::byte* tokens = a + 4 * room(height);
@@ -33,12 +33,12 @@ __attribute__((noinline)) void sum_tile(int height, const Decoder& d, const std:
     }
 }
 
-/// Where the tokens of a tile lie in gathered pixels: evenly apart, each with the runs of its patch, of a multiple of 64 channels.
+/// The tokens of a tile in gathered pixels: evenly spaced, each with the runs of its patch, of a multiple of 64 channels.
 struct PixelRows {
   const Patches* p;
   const std::byte* first;
   std::int64_t next;
-  std::int64_t h = 0, w = 0, at = 0;  // the run, and how far in it
+  std::int64_t h = 0, w = 0, at = 0;  // the run, and the offset in it
   std::int64_t apart() const { return p->beside; }
   const std::byte* step() {
     const std::byte* from = first + h * p->run_down + w * p->run_beside + at;
@@ -50,7 +50,7 @@ struct PixelRows {
   }
 };
 
-/// out[32][R], or the first 16 rows, = Σ a·code of tokens where they lie.
+/// out[32][R], or the first 16 rows, = Σ a·code of tokens in place.
 __attribute__((noinline)) void sum_pixel_tile(bool both, const Decoder& d, const std::byte* codes, const PixelRows& rows,
                                               Ahead& ahead, std::int32_t* out) {
   const std::int64_t octets = tile::Geometry::octets(d.geometry.k);
@@ -66,19 +66,20 @@ inline std::int64_t room(std::int64_t height) { return height; }
 inline std::int64_t row_bytes(std::int64_t octets) { return tile::kOctet * octets; }
 inline std::int64_t group_blocks(const tile::Geometry&, std::int64_t of_task) { return of_task; }
 inline Ahead group_after(const tile::Geometry&, const std::byte*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
-  return {};  // the hardware sees to it
+  return {};  // left to the hardware prefetcher
 }
 inline void begin_tiles() {}
 inline void end_tiles() {}
 
-/// A tile from this height on asks for lines this far ahead; see dot_tile.inl.
+/// Tiles from this height on prefetch this far ahead; see dot_tile.inl.
 constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
 
-/// Of patches, what comes next is asked for this often, and at the end of a run.
+/// With patches, the next weights are prefetched this often, and at the end of a run.
 constexpr std::int64_t kAskOctets = 16;
 
-/// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: in threes, which the address of a load adds up by itself.
+/// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: groups of three share a base register, as the addressing
+/// modes allow.
 NIBBLE_VARIANT void add_quad(int height, const std::byte* a, std::int64_t step, const Ints* w, int bits, Ints (*acc)[kVecs]) {
   for (int r = 0; r < height; ++r) {
     const Ints quad = load_splat(a + r * step);
@@ -90,7 +91,7 @@ NIBBLE_VARIANT void add_quad(int height, const std::byte* a, std::int64_t step, 
 /// constants at every call, and for prepared activations so are `step` and `quad`.
 NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, const std::byte* a, std::int64_t step,
                                std::int64_t quad, std::int64_t octets, Ahead* ahead, Ints (*acc)[kVecs], Ints (*more)[kVecs]) {
-  const bool apart = height * kVecs <= 6;  // few sums do not hide the latency of a dot product: two sets of them
+  const bool apart = height * kVecs <= 6;  // few sums do not hide the latency of a dot product: use two sets
   constexpr int kLine = 64;
   const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
   const int octet_bytes = bits * kRows;
@@ -124,7 +125,7 @@ NIBBLE_VARIANT void sum(int bits, int height, const std::byte* codes, const std:
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
 
-/// The same of patches, run by run; `a` is where the first token's patch begins, `starts` are those of the tokens.
+/// The same for patches, run by run; `a` is the first token's patch, `starts` are the initial sums of the tokens.
 NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const std::byte* a, const Patches& p,
                              const std::int32_t* starts, Ahead& asked, std::int32_t* out) {
   Ahead ahead = asked;  // in registers
@@ -144,8 +145,8 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
 
-/// Calls `f`(bits, height, …) with both as constants; heights above kTile vanish. Not inlined: what the caller keeps in registers would
-/// cost sums.
+/// Calls `f`(bits, height, …) with both as constants; the compiler drops heights above kTile. Not inlined: values that the caller keeps in
+/// registers would cost sums.
 #define NIBBLE_EVERY_HEIGHT(f, bits, ...)                            \
   switch (height) {                                                  \
     case 1: return f(bits, 1, __VA_ARGS__);                          \
@@ -177,7 +178,7 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
 
 /// out[R] = Σ of the codes as they are stored. `bits` is a constant at every call.
 NIBBLE_VARIANT void add_codes(int bits, const std::byte* codes, std::int64_t octets, std::int32_t* out) {
-  constexpr int kApart = 4;  // octets with sums of their own, which hide the latency of a dot product
+  constexpr int kApart = 4;  // octets with separate sums, which hide the latency of a dot product
   const Ints ones = splat(0x01010101), flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
   Ints sum[kApart][kVecs];
   for (int j = 0; j < kApart; ++j)
@@ -196,7 +197,7 @@ NIBBLE_VARIANT void add_codes(int bits, const std::byte* codes, std::int64_t oct
 /// Scales and zeros of a row block.
 struct Channels {
   alignas(64) float scale[kRows];
-  alignas(64) float zero[kRows];  // integers, of the codes less their bias
+  alignas(64) float zero[kRows];  // integers, of the codes minus their bias
 };
 
 void read_channels(const Decoder& d, const std::byte* record, Channels& channels) {
@@ -210,7 +211,7 @@ void read_channels(const Decoder& d, const std::byte* record, Channels& channels
   }
 }
 
-/// Σ(q_w − z_w) of each channel of a row block: an integer, where zeros are.
+/// Σ(q_w − z_w) of each channel of a row block: an integer if zeros are.
 void sum_columns(const Decoder& d, const std::byte* record, const Channels& channels, double* columns) {
   alignas(64) std::int32_t sums[kRows];
   const std::byte* codes = record + d.geometry.header_bytes;
@@ -275,7 +276,7 @@ void multiply(const DotTask& t, std::int64_t height, const std::byte* record, co
       for (std::int64_t i = 0; i < kRows; ++i)
         out[r * kRows + i] = static_cast<float>(zero == 0 ? total[r * kRows + i] : total[r * kRows + i] - zero * columns[i]);
     }
-  } else {  // one sum of 32 bits is all there is
+  } else {  // there is a single sum of 32 bits
     alignas(64) std::int32_t acc[kTile * kRows];
     sum_tile(static_cast<int>(height), d, codes, a + 8 * room(height), tile::Geometry::octets(t.segments.k), acc, ahead);
     for (std::int64_t i = 0; i < height * kRows; i += kLanes) store(out + i, to_floats(load_ints(acc + i)));
@@ -343,17 +344,17 @@ void sum_pixels(const PatchTask& t) {
 
 typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
 
-/// sums − zero·columns, in more than 32 bits. Not inlined: lanes by number would take the caller's vectors out of registers.
+/// sums − zero·columns, in more than 32 bits. Not inlined: indexing lanes would spill the caller's vectors.
 __attribute__((noinline)) Vec less_far_zeros(Ints sums, const std::int32_t* columns, double zero) {
   Vec y{};
   for (int lane = 0; lane < kLanes; ++lane) y[lane] = static_cast<float>(sums[lane] - zero * columns[lane]);
   return y;
 }
 
-/// What row blocks need besides their codes.
+/// The data of row blocks besides their codes.
 struct PatchChannels {
   Channels channels[kMaxTaskBlocks];
-  // Integers of 32 bits, like every sum: of the codes, and z_a·Σ(q_w − z_w), or where z_a is far, the Σ alone.
+  // 32-bit integers, like every sum: the sums of codes, and z_a·Σ(q_w − z_w), or only the Σ where z_a is far.
   alignas(64) std::int32_t zeros[kMaxTaskBlocks * kRows], columns[kMaxTaskBlocks * kRows];
   bool has_zeros;
   bool far;  // z_a is outside −128 … 127
@@ -397,7 +398,7 @@ void sum_tokens(const PatchTask& t, std::int32_t* sums) {
 }
 
 #if NIBBLE_ISA != NIBBLE_ISA_AMX
-/// Patches straight from the pixels: tiles are tokens of one row, which are evenly apart.
+/// Patches in place: a tile is tokens of one row, which are evenly spaced.
 void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t block_next) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
@@ -426,9 +427,9 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
     }
 }
 #else
-/// Patches straight from the pixels. Sixteen tokens that are evenly apart fill a tile register, and two of those, which may lie anywhere,
-/// a tile. Between the last token of a row and the first one of the next lie the pixels of the kernel's edge: where those are few, all
-/// rows are one line of tokens, and what comes out for the edge is not stored.
+/// Patches in place. Sixteen evenly spaced tokens fill a tile register, and two registers, from any places, a tile. Between the last token
+/// of a row and the first of the next are the pixels of the filter's edge: where they are few, all rows are one line of tokens, and
+/// results for the edge are not stored.
 void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end, std::int64_t block_next) {
   const Decoder& d = *t.decoder;
   const Patches& p = *t.patches;
@@ -440,7 +441,7 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
   const std::int64_t halves = lines.count * lines.halves();
   const auto place = [&](std::int64_t half) { return half % lines.halves() * kTileRows; };
   const auto address = [&](std::int64_t half) { return p.image + half / lines.halves() * p.down + place(half) * p.beside; };
-  // Start −bias·Σa and zero points −z·Σa are one: a zero point of the code as it is stored.
+  // The bias −bias·Σa and the zero point −z·Σa combine to a zero point of the stored code.
   if (t.bias != 0) {
     for (std::int64_t i = 0; i < (block_end - block_begin) * kRows; ++i) channels.zeros[i] += t.bias;
     channels.has_zeros = true;

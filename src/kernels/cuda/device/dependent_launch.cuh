@@ -1,11 +1,12 @@
-// Programmatic dependent launch for kernels that are compiled for many architectures: they start before the kernel in front of them has
-// ended, where the GPU can do that, and one after the other elsewhere.
+// Programmatic dependent launch for kernels that are compiled for many architectures: where the GPU supports it they start before the
+// previous kernel of the stream has ended; elsewhere they run one after the other.
 //
 //   predecessor ──────────────┤ its writes are visible
 //   kernel        let_go, set up ┤wait┤ read, compute, write
 //   successor                     let_go, set up ──────────┤wait┤ ...
 //
-// Every thread waits before it touches what other kernels write or read, so "finished" is inherited along a stream.
+// Every thread waits before it touches memory that other kernels read or write. So a finished kernel implies that all before it on the
+// stream have finished.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,20 +18,20 @@
 
 namespace nibble::cuda {
 
-/// Lets the next kernel start as soon as all CTAs of this one have.
+/// Lets the next kernel start as soon as all CTAs of this one have called this.
 __device__ inline void let_successor_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   ptx::let_dependents_start();
 #endif
 }
-/// Before this, nothing may be touched that another kernel writes, and nothing written.
+/// Waits for the previous kernels. Before this call a kernel writes nothing and reads nothing that another kernel writes.
 __device__ inline void wait_for_predecessor() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   ptx::wait_for_predecessors();
 #endif
 }
 
-/// Whether the current device starts kernels early.
+/// Whether the current device supports the early start.
 inline bool starts_early() {
   static std::array<std::atomic<int>, 64> known;  // by device: 1 no, 2 yes
   int device = 0, major = 0;
@@ -41,7 +42,7 @@ inline bool starts_early() {
   return cached.load() == 2;
 }
 
-/// kernel<<<grid, block, smem, stream>>>(params), early where that is possible.
+/// kernel<<<grid, block, smem, stream>>>(params), with the early start where the device supports it.
 template <class Params>
 cudaError_t launch_dependent(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params,
                              bool early = starts_early()) {
@@ -57,7 +58,7 @@ cudaError_t launch_dependent(void (*kernel)(Params), dim3 grid, dim3 block, int 
   config.numAttrs = early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params);
 }
-/// The same of kernels that do not wait for their predecessor themselves.
+/// The same for kernels that do not wait for their predecessor themselves.
 template <class Params>
 cudaError_t launch_after(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params) {
   return launch_dependent(kernel, grid, block, smem, stream, params, false);

@@ -1,5 +1,5 @@
-// Where the codes that a lane holds come from, the inverse of gpu_tile::place, and codes and slots as numbers. For the kernels
-// that take the records of gpu_n64k128 apart without tensor cores.
+// The row and channel of each code that a lane holds (the inverse of gpu_tile::place), and codes and slots as numbers. For kernels that
+// decode records of gpu_n64k128 without tensor cores.
 //
 //   word(block, fragment, lane) = what a lane holds of 16 channels (a block) × 16 rows (a fragment): registers a0 … a3
 //   register a, half h of it    = row 16·fragment + lane/4 + 8·(a mod 2), channel 16·block + 2·(lane mod 4) + 8·(a div 2) + h

@@ -1,14 +1,14 @@
-// How sums of wgmma leave where D is 16-bit floats and the epilogue a bias at most: a round of 64 rows × 32 tokens at a time.
+// The store of the wgmma kernels for a D of 16-bit floats and an epilogue of at most a bias: rounds of 64 rows × 32 tokens.
 //
 // The sums are Dᵀ: of every unit of 8 tokens a lane 4g + t of a warp has rows g and g + 8 of the warp's 16, and tokens 2t and 2t + 1.
-// stmatrix brings four units into 4 KiB of shared memory, from where 16 bytes a thread go to D:
+// stmatrix writes four units to 4 KiB of shared memory; from there each thread stores 16 bytes to D:
 //
 //   channels side by side (matrices, NHWC)                 pixels side by side (NCHW)
 //   transposed: token t is 128 bytes,                      as they are: row r is 64 bytes,
 //   chunk c of 8 channels at c ^ (t mod 8)                 unit u at u ^ (r/2 mod 4)
 //
-// Either way the eight addresses of a matrix are in different banks, and so are eight neighbouring threads' when they read. Two buffers
-// take turns: one is read while the next round is written, and a round has one barrier.
+// In both layouts the eight addresses of a matrix are in different banks, as are the reads of eight neighbouring threads. There are two
+// buffers: one is read while the next round is written to the other, so that a round needs one barrier.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,13 +20,13 @@
 
 namespace nibble::cuda {
 
-/// The same number, which the compiler takes for another: what is made of it is made where it is used, and needs no register until then.
+/// Hides x from the optimiser, so that values derived from it are recomputed at each use and not kept in registers.
 __device__ inline int made_again(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-/// Sums of a token for eight rows from `row` on, of n, out of shared memory and through the whole epilogue: the long way.
+/// Sums of a token for eight rows from `row` on, of n, from shared memory through the whole epilogue: the general store.
 __device__ inline void store_rows(const epilogue::Element& e, std::int64_t token, int row, int n, const float* from) {
   if (row >= n) return;
   const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
@@ -43,8 +43,8 @@ __device__ inline void store_rows(const epilogue::Element& e, std::int64_t token
 constexpr int kRoundUnits = 4, kRoundTokens = 8 * kRoundUnits;
 constexpr int kHalfRoundBytes = gpu_tile::kRows * kRoundTokens * 2;
 
-/// A warpgroup's way out. Rounds take turns with the buffers; a named barrier has to be between the last one and the first of the next
-/// pass.
+/// The store of a warpgroup. Rounds alternate between the buffers; the caller puts a named barrier between the last round of a pass and
+/// the first of the next.
 template <bool kPixels>
 struct HalfRounds {
   const epilogue::Element& e;
@@ -58,7 +58,7 @@ struct HalfRounds {
   int warp, lane;         // warp: of the warpgroup
 
   __device__ float2 bias(int block) const {
-    float2 bias{-0.0f, -0.0f};  // which changes no number it is added to
+    float2 bias{-0.0f, -0.0f};  // adding −0 changes no number
     const int row = block * gpu_tile::kRows + warp * 16 + lane / 4;
     if (e.bias.data != nullptr && row < n) bias.x = e.bias.at(row);
     if (e.bias.data != nullptr && row + 8 < n) bias.y = e.bias.at(row + 8);
@@ -91,8 +91,8 @@ struct HalfRounds {
 
   /// The first `tokens` tokens of the round to D, whose number there is `first` on.
   __device__ void flush(int round, int block, int first, int tokens) const {
-    ptx::named_barrier(barrier, 128);  // the buffer's next writers come to another barrier first
-    // Or what is made of them is made once, before the products, whose registers it takes.
+    ptx::named_barrier(barrier, 128);  // the next writers of the buffer pass another barrier first
+    // Keeps the compiler from computing addresses before the products, which need the registers.
     const int lane = made_again(this->lane), pixels = made_again(this->pixels);
     const std::uint32_t from = buffer(round);
     auto* const d = static_cast<std::uint16_t*>(e.d);

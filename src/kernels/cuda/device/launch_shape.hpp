@@ -1,4 +1,4 @@
-// The launch configuration of the sm_90 kernels: clusters, and a start before the kernel before has ended.
+// The launch configuration of the sm_90 kernels: clusters, and programmatic dependent launch.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -5,8 +5,8 @@
 
 namespace nibble::cuda {
 
-/// Where this CTA is. Clusters are neighbouring blocks; and blockIdx, unlike the registers of a cluster, is to the compiler the same for all
-/// threads, which keeps what comes of it in uniform registers.
+/// The position of this CTA. A cluster is neighbouring blocks. blockIdx, unlike the cluster registers, is uniform to the compiler, which
+/// keeps values derived from it in uniform registers.
 __device__ inline int cluster_index(const Deal& deal) { return static_cast<int>(blockIdx.x) >> deal.shift; }
 __device__ inline int cluster_rank(const Deal& deal) {
   return deal.split > 1 ? static_cast<int>(blockIdx.x) & (deal.split - 1) : 0;

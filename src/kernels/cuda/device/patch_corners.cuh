@@ -1,4 +1,4 @@
-// Where the kernel of a convolution begins for each token of a CTA: a Corner in 16 bytes of shared memory, for kernels whose threads copy
+// Where the filter of a convolution begins for each token of a CTA: a Corner in 16 bytes of shared memory, for kernels whose threads copy
 // patches themselves (gemm_kernel.cuh, w8a8_kernel.cuh).
 #pragma once
 
@@ -9,7 +9,7 @@ namespace nibble::cuda {
 
 constexpr int kCornerBytes = 16;
 
-/// That of token `token` of `tokens`; past the last it is outside of any image.
+/// The corner of token `token` of `tokens`; past the last token it is outside of every image.
 __device__ inline void store_corner(std::uint32_t to, const Patches& p, int token, int tokens) {
   constexpr int kNowhere = -(1 << 30);
   const Corner from = corner(p, min(token, tokens - 1));

@@ -1,5 +1,5 @@
-// The instructions that CUDA C++ has no words for, one thin function each. What libcu++ offers of them lacks the cache hints and
-// costs seconds of compile time per file.
+// Instructions that CUDA C++ does not expose, one thin function each. Those that libcu++ has lack cache hints and cost seconds of compile
+// time per file.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace nibble::cuda::ptx {
 
 __device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
 
-/// Any function of the bits of three words in one instruction, which nvcc does not always find: bit 4·a + 2·b + c of the table.
+/// Any bitwise function of three words in one instruction (LOP3), which nvcc does not always find: bit 4·a + 2·b + c of the table.
 template <std::uint32_t kTable>
 __device__ inline std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::uint32_t r;
@@ -89,7 +89,7 @@ __device__ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t
 }
 /// bar.sync among `threads` threads of the CTA that use this id.
 __device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-/// Counts as having come, and goes on.
+/// Arrives at the barrier without waiting.
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -126,7 +126,7 @@ __device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, 
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
-/// A 2-D box of a tensor map at (column, row); what is outside becomes zero. The copy is counted by `barrier`.
+/// A 2-D box of a tensor map at (column, row); elements outside become zero. The copy is counted by `barrier`.
 __device__ inline void load_box(std::uint32_t to, const void* map, int column, int row, std::uint32_t barrier,
                                 std::uint64_t policy) {
   asm volatile(
@@ -135,7 +135,7 @@ __device__ inline void load_box(std::uint32_t to, const void* map, int column, i
       "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
       : "memory");
 }
-/// A box of as many channels and pixels as the map says, in steps of its strides; what is outside becomes zero (tensor_map.hpp).
+/// A box of as many channels and pixels as the map says, in steps of its strides; elements outside become zero (tensor_map.hpp).
 __device__ inline void load_patches(std::uint32_t to, const void* map, const PatchBox& box, std::uint32_t barrier,
                                     std::uint64_t policy) {
   asm volatile(
@@ -153,7 +153,8 @@ __device__ inline void async_copy16(std::uint32_t to, const void* from, int byte
 __device__ inline void async_copy4(std::uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-/// Arrives at a barrier for this thread when its asynchronous copies so far have come; the barrier counts it among those it expects.
+/// Arrives at a barrier once the asynchronous copies that this thread has issued are complete; it is one of the arrivals that the barrier
+/// expects.
 __device__ inline void barrier_arrive_after_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -207,8 +208,8 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&m)[4], std::uint
                : "r"(address));
 }
 
-/// Two 8×8 matrices of 16-bit elements: a lane's registers hold two neighbours of a row, or of a column where they are transposed, and
-/// lane l < 16 says where row l mod 8 of matrix l / 8 goes.
+/// Two 8×8 matrices of 16-bit elements: a lane's registers hold two neighbours of a row, or of a column if transposed; lane l < 16 gives
+/// the address of row l mod 8 of matrix l / 8.
 template <bool kTransposed>
 __device__ inline void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
   if constexpr (kTransposed)
@@ -236,14 +237,14 @@ __device__ inline std::uint32_t map_to_rank(std::uint32_t address, int rank) {
 __device__ inline void store_remote16(std::uint32_t to, float4 v) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
-/// Writes two floats into another CTA's shared memory; its barrier there counts the 8 bytes.
+/// Writes two floats into another CTA's shared memory; a barrier of that CTA counts the 8 bytes.
 __device__ inline void send(std::uint32_t to, float2 value, std::uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
                "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(barrier)
                : "memory");
 }
 
-// ---- registers, moved between the warpgroups of a CTA; all warps of one must ask
+// ---- registers, moved between the warpgroups of a CTA; all warps of a warpgroup must execute these
 
 template <int kLeft>
 __device__ inline void give_registers() {
@@ -256,7 +257,7 @@ __device__ inline void take_registers() {
 
 // ---- programmatic dependent launch
 
-/// The next kernel of the stream may start now; it must not touch what this one writes before it has waited.
+/// The next kernel of the stream may start now; it must wait before it touches what this one writes.
 __device__ inline void let_dependents_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 /// Waits until the kernels before this one have finished and their writes are visible.
 __device__ inline void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

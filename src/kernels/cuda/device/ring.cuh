@@ -1,11 +1,11 @@
-// A place in a ring of stages.
+// A position in a ring of stages.
 #pragma once
 
 #include <cstdint>
 
 namespace nibble::cuda {
 
-/// A place in a ring and the parity of its current use.
+/// A position in a ring, and the parity of its current phase.
 struct Cursor {
   int stage;
   std::uint32_t parity;

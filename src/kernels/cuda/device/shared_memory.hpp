@@ -1,5 +1,5 @@
-// How much shared memory a CTA may have, and the permission to use it. Both belong to the device, or to the kernel and the device, and
-// not to a launch: they are asked for once, and a launch that needs less never lowers what another thread's launch relies on.
+// The limit of shared memory of a CTA, and the attribute that lets a kernel use all of it. Both are set once per device, or per kernel and
+// device, not per launch: a launch that needs less never lowers a limit that another thread's launch relies on.
 #pragma once
 
 #include <cuda_runtime_api.h>

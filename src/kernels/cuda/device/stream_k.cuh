@@ -1,4 +1,4 @@
-// How CTAs leave each other parts of sums, and add them up (stream_k.hpp).
+// Stream-K: CTAs exchange partial sums through device memory and reduce them (stream_k.hpp).
 #pragma once
 
 #include <type_traits>
@@ -8,21 +8,21 @@
 
 namespace nibble::cuda {
 
-constexpr int kPartsBarrier = 9;  // a named barrier, of those that leave a part and the warp that raises its flags
+constexpr int kPartsBarrier = 9;  // a named barrier of the warps that store a partial sum and the warp that sets its flags
 __device__ constexpr int left_threads(int blocks) { return 128 * blocks + 32; }
 
-/// What one warp of a multiplying warpgroup does: warp `warp` of `warps`, with the sums of kUnits units.
+/// The part of one warp of a multiplying warpgroup: warp `warp` of `warps`, with the sums of kUnits units.
 template <class Sum, int kUnits>
 struct Parts {
   const StreamK& memory;
   int warps, warp, lane;
 
   __device__ uint4* part(int cta) const {
-    asm volatile("" : "+r"(cta));  // made when it is wanted: nothing of it is to stand in registers during the products
+    asm volatile("" : "+r"(cta));  // recomputed at each use: values derived from it must not occupy registers during the products
     return reinterpret_cast<uint4*>(memory.parts) + ((cta * warps + warp) * kUnits) * 32 + lane;
   }
 
-  /// To memory, and to the warp that raises the flags: it waits for the stores, while this one goes on.
+  /// Stores a partial sum and signals the warp that sets the flags; that warp waits for the stores while this one continues.
   __device__ void leave(int cta, int blocks, const Sum (&acc)[4 * kUnits]) const {
     uint4* to = part(cta);
 #pragma unroll
@@ -31,9 +31,9 @@ struct Parts {
     ptx::named_barrier_arrive(kPartsBarrier, left_threads(blocks));
   }
 
-  /// Adds what the CTAs before `cta` have of its pass, `missing` records: the nearest first.
+  /// Adds the partial sums of the CTAs before `cta` for its pass, `missing` records in all, the nearest CTA first.
   __device__ void add(const Deal& deal, int cta, int missing, Sum (&acc)[4 * kUnits]) const {
-    constexpr int kBatch = kUnits < 8 ? kUnits : 8;  // units asked for at a time: each would be a trip to L2 otherwise
+    constexpr int kBatch = kUnits < 8 ? kUnits : 8;  // units loaded at a time, to hide the latency of L2
 #pragma unroll 1
     while (missing > 0) {
       --cta;
@@ -53,7 +53,7 @@ struct Parts {
           sums[0] += sum(more[i].x), sums[1] += sum(more[i].y), sums[2] += sum(more[i].z), sums[3] += sum(more[i].w);
         }
       }
-      __syncwarp();  // all lanes have seen it
+      __syncwarp();  // all lanes have seen the flag
       *flag = 0;
     }
   }
@@ -74,8 +74,8 @@ struct Parts {
   }
 };
 
-/// Of a warp that has nothing else to do: raises the flags of what its CTA leaves, when all has been stored: a warpgroup's for each row
-/// block, or for `least` of them where warpgroups are not row blocks.
+/// For an idle warp: sets the flags of its CTA's partial sums once all have been stored: those of one warpgroup per row block, or of at
+/// least `least` warpgroups where warpgroups are not row blocks.
 __device__ inline void raise_flags(const StreamK& memory, const Deal& deal, int cta, int lane, int least = 1) {
   int blocks = deal.left_blocks(cta);
   if (blocks == 0) return;

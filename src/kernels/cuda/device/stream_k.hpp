@@ -1,10 +1,11 @@
-// The memory in which CTAs that share passes along K (kStreamK in gemm_schedule.hpp) leave each other parts of sums.
+// Device memory in which CTAs that share passes along K (kStreamK in gemm_schedule.hpp) exchange partial sums.
 //
 //   parts  [CTA][warp of a multiplying warpgroup][unit of 64 rows × 8 tokens][lane]   four sums, f32 or s32
-//   flags  [CTA][16]                                                                  a warp's part is there when its flag is the ticket
+//   flags  [CTA][16]                                                                  a warp's partial sum is valid when its flag equals
+//          the ticket
 //
-// Nobody clears the memory before a launch: a ticket is a number that no other launch has had, so that what lies there is not taken for one; and
-// who has added a part takes its flag away, so that the next run of a graph, which has the same ticket, does not find it.
+// The memory is not cleared before a launch. A ticket is unique to a launch, so that old contents do not match it; and the reader of a
+// partial sum clears its flag, so that the next run of a CUDA graph, which has the same ticket, does not find it set.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,7 @@ struct StreamK {
 
 constexpr int kPartFlags = 16;  // of a CTA: four warps of up to four warpgroups
 
-/// Of a CTA: 64 rows × `tokens` of each multiplying warpgroup.
+/// Bytes of a CTA's partial sums: 64 rows × `tokens` of each multiplying warpgroup.
 constexpr std::size_t part_bytes(int tokens, int groups) {
   return std::size_t{4} * 64 * static_cast<std::size_t>(tokens * groups);
 }
@@ -33,9 +34,9 @@ constexpr std::size_t stream_k_bytes(int tokens, int groups, int ctas) {
   return (bytes + 255) / 256 * 256;
 }
 
-/// In the stream_k_bytes before `end`, which is aligned to 256.
+/// The memory in the stream_k_bytes before `end`, which is aligned to 256.
 inline StreamK stream_k(void* end, int tokens, int groups, int ctas) {
-  // Odd multiples of the golden ratio: numbers apart, that no sums look like.
+  // Odd multiples of the golden ratio: distinct numbers that are unlikely as bits of sums.
   static std::atomic<std::uint64_t> launches{0};
   const std::uint64_t ticket = (2 * launches.fetch_add(1, std::memory_order_relaxed) + 1) * 0x9e3779b97f4a7c15u;
   auto* const parts = static_cast<std::byte*>(end) - stream_k_bytes(tokens, groups, ctas);

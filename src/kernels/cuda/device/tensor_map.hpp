@@ -20,7 +20,7 @@ Function of_driver(const char* name) {
   return e == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(found) : nullptr;
 }
 
-/// Whether TMA can read m rows where they are: they begin at multiples of 16 bytes and do not overlap.
+/// Whether TMA can read m rows in place: they begin at multiples of 16 bytes and do not overlap.
 inline bool tma_reads(const void* x, std::int64_t pitch, std::int64_t m, std::int64_t row_bytes) {
   return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
 }
@@ -39,7 +39,7 @@ inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int6
   const std::int64_t bytes = bytes_of(type);
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(m)};
   const cuuint64_t strides[1] = {
-      static_cast<cuuint64_t>(m == 1 ? (k * bytes + 15) / 16 * 16 : pitch)};  // of one row it may be anything
+      static_cast<cuuint64_t>(m == 1 ? (k * bytes + 15) / 16 * 16 : pitch)};  // the pitch of a single row does not matter
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / bytes), static_cast<cuuint32_t>(rows)}, steps[2] = {1, 1};
   static const auto encode = of_driver<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   return encode != nullptr && encode(&map, element_of(type), 2, const_cast<void*>(x), sizes, strides, box, steps,
@@ -48,12 +48,13 @@ inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int6
 }
 
 /// Patches of images [B,H,W,C] of f16, bf16 or s8, channels side by side and pixels `pitch` bytes apart: boxes of `tokens` output pixels ×
-/// `channels`, of one element of the kernel at a time. 128 bytes of a pixel are swizzled within as many, 64 within 64, and fewer are not.
+/// `channels`, one element of the filter at a time. Boxes of 128 bytes a pixel have the 128-byte swizzle, of 64 bytes the 64-byte swizzle,
+/// narrower ones none.
 ///
 ///   output pixels (oh, ow) begin at (oh·stride − top, ow·stride − left); a box takes them in order, row by row and image by image, for
 ///   the map knows where a row of them ends: at the lower and upper corner of where kernels may begin
 ///
-/// A kernel's element is a shift of all of them. What is outside of an image becomes zero, which is what padding is; of codes, code 0.
+/// An element of the filter shifts all of them. Elements outside of an image become zero, as padding needs; for codes that is code 0.
 inline bool describe_patches(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t batch,
                              const Patches& p, int channels, int tokens) {
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.channels), static_cast<cuuint64_t>(p.width),

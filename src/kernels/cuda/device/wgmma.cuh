@@ -1,9 +1,9 @@
 // D[64,N] += A[64,16] · B[16,N] by a warpgroup: A in registers, B in shared memory, 16-bit operands, f32 sums.
 //
-// A is what four warps hold as four m16k16 fragments of mma.sync (gpu_tile.hpp). B is N rows of 64 channels, 128 bytes each, as TMA
-// leaves them with the 128-byte swizzle. A lane's sums d[4j … 4j+3]: rows g, g, g+8, g+8 of its warp's 16, columns 8j + 2t and 8j + 2t + 1.
+// A is held by four warps, as four m16k16 fragments of mma.sync (gpu_tile.hpp). B is N rows of 64 channels, 128 bytes each, as TMA leaves
+// them with the 128-byte swizzle. A lane's sums d[4j … 4j+3]: rows g, g, g+8, g+8 of its warp's 16, columns 8j + 2t and 8j + 2t + 1.
 //
-// The instruction is asynchronous: it reads its registers and writes its sums until wgmma_wait says otherwise.
+// The instruction is asynchronous: it reads its operands and writes its sums until wgmma_wait returns.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,7 +22,7 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// None is, and nothing that reads the sums comes before: the compiler takes them for written long ago.
+/// No group is running any more. The sums are operands of the asm, so that the compiler does not move reads of them before it.
 template <class Sum, int kCount>
 __device__ __forceinline__ void wgmma_wait_for(Sum (&sums)[kCount]) {
   wgmma_wait<0>();
@@ -34,7 +34,7 @@ __device__ __forceinline__ void wgmma_wait_for(Sum (&sums)[kCount]) {
       asm volatile("" : "+r"(sums[i]));
 }
 
-/// High halves of what describes an operand: rows of 128 or 64 bytes, swizzled within as many, and how far apart eight rows are.
+/// High halves of operand descriptors: rows of 128 or 64 bytes with the swizzle of that width, and the distance of eight rows.
 constexpr std::uint32_t kWgmmaRows128 = 1u << 30 | 1024 / 16, kWgmmaRows64 = 1u << 31 | 512 / 16;
 /// Describes B at `address`: a multiple of 1024 for channel 0, 32 more for every 16 channels. The low half counts in 16 bytes.
 __device__ inline std::uint32_t wgmma_operand_low(std::uint32_t address) { return address >> 4 | 1u << 16; }
@@ -44,7 +44,7 @@ __device__ inline std::uint64_t wgmma_operand(std::uint32_t low) {
   return operand;
 }
 
-/// The same of rows that `high` tells.
+/// The same for the rows that `high` describes.
 __device__ inline std::uint64_t wgmma_operand(std::uint32_t low, std::uint32_t high) {
   std::uint64_t operand;
   asm("mov.b64 %0, {%1, %2};" : "=l"(operand) : "r"(low), "r"(high));
@@ -55,7 +55,7 @@ template <int kN>
 struct Wgmma;
 
 // The operand lists of inline assembly are literal: %0 … are the sums, then a[0 … 3] and the descriptor.
-// A line is a step of the table, whatever its length.
+// One line per step of the table, whatever its length.
 // clang-format off
 #define NIBBLE_NAMES8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
 #define NIBBLE_NAMES_8 NIBBLE_NAMES8(0, 1, 2, 3, 4, 5, 6, 7)

@@ -21,7 +21,7 @@ struct E4m3 {
 template <class Code, int kN>
 struct Wgmma8;
 
-// A line is a step of the table, whatever its length.
+// One line per step of the table, whatever its length.
 // clang-format off
 #define NIBBLE_SUMS8_8(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define NIBBLE_SUMS8_16(c, i) NIBBLE_SUMS8_8(c, i), NIBBLE_SUMS8_8(c, i + 8)
@@ -47,8 +47,8 @@ struct Wgmma8;
                  : NIBBLE_SUMS8_##sums(c, 0)                                                                                  \
                  : "l"(wgmma_operand(a)), "l"(b), "r"(keep));                                                                  \
   }
-/// begin: d = a · b, whatever d was; renew: the same in the registers that d has; add: d += a · b; add_if: that,
-/// or with keep = 0 d = a · b. a is the low half of A's descriptor, b is all of B's.
+/// begin: d = a · b, d is undefined before; renew: the same, in the registers that d has; add: d += a · b; add_if: add, or d = a · b if
+/// keep = 0. a is the low half of A's descriptor, b is all of B's.
 #define NIBBLE_WGMMA8(Code, c, n, types, scales, kN, ...)                         \
   template <>                                                  \
   struct Wgmma8<Code, kN> {    \
@@ -67,7 +67,7 @@ NIBBLE_WGMMA8_BOTH(64, 32, 32, 33, 34)
 NIBBLE_WGMMA8_BOTH(128, 64, 64, 65, 66)
 NIBBLE_WGMMA8_BOTH(256, 128, 128, 129, 130)
 
-/// The same of s8 with A in registers: what four warps hold as four m16k32 fragments of mma.sync.
+/// The same of s8 with A in registers: four m16k32 fragments of mma.sync in four warps.
 template <int kN>
 struct WgmmaS8;
 

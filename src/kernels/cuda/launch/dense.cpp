@@ -1,5 +1,5 @@
-// The dense tier of launch.hpp. cuBLASLt is no part of nibble and not linked: it is looked for when a plan first asks for it, so
-// that a program without it runs, and one that has loaded it already, as a framework does, shares it.
+// The dense tier of launch.hpp. cuBLASLt is not linked: it is loaded when a plan first asks for it, so that programs run without it and
+// share a copy that a framework has already loaded.
 //
 //   W packed ──dequantize──▶ W [N,K] of the activations' type ──┐
 //                                             x [M,K] ──────────┴─cuBLASLt─▶ D, or f32 sums ──epilogue_rows──▶ D
@@ -22,7 +22,7 @@
 namespace nibble::cuda {
 namespace {
 
-/// What is used of cuBLASLt.
+/// The functions of cuBLASLt that are used.
 struct Library {
   decltype(&cublasLtGetCudartVersion) cuda_version = nullptr;
   decltype(&cublasLtGetStatusString) status_string = nullptr;
@@ -54,7 +54,7 @@ struct Library {
   }
 };
 
-/// One that is in the process already, or else the newest there is for this driver.
+/// The library that the process has loaded already, or else the newest one for this driver.
 Result<Library> load() {
   constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
   int driver = 0;
@@ -89,7 +89,7 @@ Status status_of(cublasStatus_t code, std::string_view what) {
 
 cudaDataType_t native(DType type) { return type == DType::f16 ? CUDA_R_16F : type == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-/// D[M,N] = alpha · x[M,K] · Wᵀ, as far as an algorithm depends on it. cuBLASLt counts by columns: Dᵀ[N,M] = W · xᵀ.
+/// D[M,N] = alpha · x[M,K] · Wᵀ, with everything that the choice of an algorithm depends on. cuBLASLt is column-major: Dᵀ[N,M] = W · xᵀ.
 struct Shape {
   int device = 0;
   std::int64_t m = 1, n = 1, k = 1;
@@ -100,7 +100,7 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 };
 
-/// Up to 16: more makes no difference to any kernel.
+/// The alignment of a pointer, at most 16: no kernel gains from more.
 std::uint32_t alignment(const void* p) {
   std::uint32_t bytes = 16;
   while (reinterpret_cast<std::uintptr_t>(p) % bytes != 0) bytes /= 2;
@@ -110,7 +110,7 @@ std::uint32_t alignment(const void* p) {
 template <class T>
 using Owned = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
 
-/// What cuBLASLt takes to multiply.
+/// The descriptors that cuBLASLt needs for a product.
 struct Gemm {
   cublasLtHandle_t handle = nullptr;
   Owned<cublasLtMatmulDescOpaque_t> operation;
@@ -147,7 +147,7 @@ Result<Gemm> make_gemm(cublasLtHandle_t handle, const Shape& shape) {
     return status_of(lib.preference_set(preference.get(), what, &value, sizeof(value)), "cublasLtMatmulPreferenceSetAttribute");
   };
   NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{DenseScratch::kLibraryBytes}));
-  // Parts of K may be summed apart, but in f32 and in a fixed order: neither in D, whose type may have 16 bits, nor as they come.
+  // Split-K only with f32 partial sums in a fixed order: not in D, which may have 16 bits, and not by atomics.
   NIBBLE_RETURN_IF_ERROR(
       prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)));
   NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{256}));
@@ -164,9 +164,9 @@ Result<Gemm> make_gemm(cublasLtHandle_t handle, const Shape& shape) {
   return Gemm{handle, std::move(operation), std::move(w), std::move(x), std::move(d), best.algo};
 }
 
-/// A run shall not allocate, lock or search, and here it cannot keep all of that: a plan knows neither the strides and pointers of
-/// its operands nor, in a bucket, M, and what cuBLASLt is given depends on them. So the first run of a shape searches, and every
-/// later one finds the answer under a shared lock, without allocating. An entry takes about a kilobyte and stays.
+/// Runs do not allocate, lock or search, except here: the algorithm depends on strides, pointers and M, which a plan does not know. The
+/// first run of a shape searches; later ones look the algorithm up under a shared lock, without allocating. Entries have about a kilobyte
+/// and are never removed.
 Result<const Gemm*> gemm_for(const Shape& shape) {
   struct Known {
     std::shared_mutex mutex;
@@ -217,7 +217,7 @@ Status launch_linear_dense(const LinearTask& task, Stream stream) {
   std::byte* const scratch = static_cast<std::byte*>(task.scratch);
 
   DeviceWeight weight = task.weight;
-  weight.scale2 = 1.0f;  // it is part of acc_scale, so that W is rounded without it
+  weight.scale2 = 1.0f;  // scale2 is part of acc_scale, and W is rounded without it
   NIBBLE_RETURN_IF_ERROR(launch_dequantize(weight, scratch + parts.w, task.a_dtype, parts.w_stride, false, stream));
 
   Shape shape{.m = task.m,
@@ -232,8 +232,8 @@ Status launch_linear_dense(const LinearTask& task, Stream stream) {
   const std::byte* x = static_cast<const std::byte*>(task.x);
   std::byte* d = writes_d ? static_cast<std::byte*>(e.d) : scratch + parts.sums;
   const std::int64_t x_step = task.x_stride * bits(task.a_dtype) / 8, d_step = shape.d_stride * bits(shape.out) / 8;
-  if (task.m > 1 && task.x_stride < geo.k) shape.m = 1;  // rows of x that overlap are no matrix to cuBLASLt: one after the other
-  if (shape.m == 1) shape.x_stride = geo.k, shape.d_stride = geo.n;  // of a single row they mean nothing and may be anything
+  if (task.m > 1 && task.x_stride < geo.k) shape.m = 1;  // cuBLASLt refuses overlapping rows of x: multiply one row at a time
+  if (shape.m == 1) shape.x_stride = geo.k, shape.d_stride = geo.n;  // strides of a single row are arbitrary
   for (std::int64_t row = 0; row < task.m; row += shape.m)
     NIBBLE_RETURN_IF_ERROR(multiply(shape, alpha, scratch + parts.w, x + row * x_step, d + row * d_step, scratch, native_stream));
   if (writes_d) return {};

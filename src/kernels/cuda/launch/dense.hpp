@@ -1,4 +1,4 @@
-// The dense tier: W is dequantized to f16 or bf16 once a run and multiplied by cuBLASLt. What it needs of memory, and who writes D;
+// The dense tier: W is dequantized to f16 or bf16 once a run and multiplied by cuBLASLt. The memory it needs, and which kernel writes D;
 // the rest is behind launch.hpp.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace nibble::cuda {
 
-/// Whether cuBLASLt writes D: nothing but acc_scale is left, and it has the output's type for operands of type `act`. Otherwise
-/// it writes f32 sums, which the epilogue turns into D. The same question to a plan and to a run.
+/// Whether cuBLASLt writes D: the epilogue is acc_scale alone, and cuBLASLt has the output's type for operands of type `act`. Otherwise it
+/// writes f32 sums, and the epilogue writes D. Plans and runs decide by the same function.
 inline bool dense_writes_d(const EpilogueSpec& e, DType act) {
   return !e.row_scale && !e.col_scale && !e.bias && e.activation == Activation::none && !e.gate && !e.residual &&
          (e.out == act || e.out == DType::f32);
@@ -21,14 +21,14 @@ inline bool dense_writes_d(const epilogue::Element& e, DType act) {
          e.gate.data == nullptr && e.residual.data == nullptr && (e.out == act || e.out == DType::f32);
 }
 
-/// Scratch of a run: cuBLASLt's own | W | sums, aligned to 256 bytes each. Rows of W and of sums begin at multiples of 16 bytes
-/// whatever K and N are, as the fast kernels want it.
+/// Scratch of a run: cuBLASLt's workspace | W | sums, each aligned to 256 bytes. Rows of W and of sums begin at multiples of 16 bytes
+/// whatever K and N are, as the fast kernels need.
 struct DenseScratch {
   static constexpr std::size_t kLibraryBytes = std::size_t{32} << 20;  // what NVIDIA recommends for sm_90
 
   std::int64_t w_stride = 0, sums_stride = 0;  // elements between rows
   std::size_t w = 0, sums = 0;                 // where they begin
-  std::size_t bytes = 0;                       // all of it
+  std::size_t bytes = 0;                       // in all
 };
 inline DenseScratch dense_scratch(std::int64_t m, std::int64_t n, std::int64_t k, bool writes_d) {
   const auto round_up = [](std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; };

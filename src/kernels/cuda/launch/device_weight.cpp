@@ -71,7 +71,7 @@ Status pack_tiles(const QuantTensor& q, PackedWeightData& packed) {
                                .zeros = zeros.data(),
                                .perm = reinterpret_cast<const std::int32_t*>(packed.device.perm.data())};
   NIBBLE_RETURN_IF_ERROR(launch_pack(geometry, packed.scheme, packed.zero_type, arrays, bytes.data(), {}));
-  NIBBLE_RETURN_IF_ERROR(synchronize());  // before the arrays go
+  NIBBLE_RETURN_IF_ERROR(synchronize());  // before the arrays are freed
   packed.bytes = as_buffer(std::move(bytes));
   return {};
 }

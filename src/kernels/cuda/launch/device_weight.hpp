@@ -1,4 +1,4 @@
-// Packed weights in device memory: made there, brought there, brought back, and as the kernels see them.
+// Packed weights in device memory: packing, upload, download, and the form that kernels take.
 #pragma once
 
 #include "kernels/cuda/tasks/linear_task.hpp"
@@ -18,7 +18,7 @@ Status pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor);
 /// The same weight with its bytes in host memory.
 Result<PackedWeightData> download(const PackedWeightData& packed);
 
-/// What kernels get of a weight in device memory.
+/// The arguments of kernels for a weight in device memory.
 DeviceWeight device_weight(const PackedWeightData& packed);
 
 }  // namespace nibble::cuda

@@ -32,10 +32,10 @@ Status no_device(cudaError_t code) {
   return error(StatusCode::unsupported, "no CUDA device: {}", cudaGetErrorString(code));
 }
 
-/// Nothing, or what CUDA says of a call. An error that is not sticky is taken back, lest it turn up in the next call.
+/// Ok, or the error of a CUDA call. An error that is not sticky is cleared, so that the next call does not return it.
 Status status_of(cudaError_t code, std::string_view what) {
   if (code == cudaSuccess) return {};
-  // Whichever call is a program's first finds that there is no GPU.
+  // Any call may be a program's first, and so the one that finds no GPU.
   if (code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary) return no_device(code);
   (void)cudaGetLastError();
   const StatusCode status = code == cudaErrorMemoryAllocation ? StatusCode::io_error : StatusCode::internal;
@@ -62,7 +62,7 @@ std::uint32_t usable_isas(int compute_capability) {
   return isas;
 }
 
-/// cudaDeviceProp loses members from one toolkit to the next; what there is an attribute for is asked that way.
+/// cudaDeviceProp loses members between toolkits; attributes are stable and used where they exist.
 Result<GpuInfo> query(int ordinal) {
   const auto attribute = [ordinal](cudaDeviceAttr which) {
     int value = 0;
@@ -82,7 +82,7 @@ Result<GpuInfo> query(int ordinal) {
   constexpr double kReadable = 0.91;
   gpu.read_gbytes_per_s =
       kReadable * 2e-6 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
-  constexpr double kGbytesPerSm = 20;  // where the driver does not tell: what data-centre GPUs have, within a factor of two
+  constexpr double kGbytesPerSm = 20;  // if the driver does not say: what data-centre GPUs have, within a factor of two
   if (gpu.read_gbytes_per_s <= 0) gpu.read_gbytes_per_s = kGbytesPerSm * gpu.sms;
   gpu.isas = usable_isas(gpu.compute_capability);
   return gpu;
@@ -135,7 +135,7 @@ Status synchronize(Stream stream) {
 
 Result<GpuReadProbe> GpuReadProbe::make() {
   NIBBLE_ASSIGN_OR_RETURN(const GpuInfo gpu, this_gpu());
-  constexpr std::size_t kEnough = std::size_t{4} << 30;  // what the L2 keeps of it from one pass to the next does not count
+  constexpr std::size_t kEnough = std::size_t{4} << 30;  // large enough that hits in L2 between passes do not matter
   const std::size_t bytes = std::min(kEnough, static_cast<std::size_t>(gpu.memory_bytes) / 8);
   GpuReadProbe probe;
   NIBBLE_ASSIGN_OR_RETURN(probe.memory_, DeviceMemory::allocate(bytes / cuda::kProbeChunk * cuda::kProbeChunk));
@@ -152,7 +152,7 @@ Result<double> GpuReadProbe::measure() {
   } begin, end;
   NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventCreate(&begin.handle));
   NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventCreate(&end.handle));
-  for (int pass = -1; pass < kPasses; ++pass) {  // the first wakes the GPU up
+  for (int pass = -1; pass < kPasses; ++pass) {  // the first one warms the GPU up
     if (pass == 0) NIBBLE_CUDA_RETURN_IF_ERROR(cudaEventRecord(begin.handle, nullptr));
     NIBBLE_CUDA_RETURN_IF_ERROR(cuda::read_once(memory_.data(), memory_.size(), sink_.data(), nullptr));
   }
@@ -227,7 +227,7 @@ Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Strea
 
 static std::string describe(std::string_view what, const ConvTask& task) {
   const Patches& p = task.patches;
-  return fmt::format("{}, {} images of {}x{}x{}, a kernel of {}x{}", what, task.images, p.channels * p.groups, p.height, p.width,
+  return fmt::format("{}, {} images of {}x{}x{}, a filter of {}x{}", what, task.images, p.channels * p.groups, p.height, p.width,
                      p.filter_h, p.filter_w);
 }
 

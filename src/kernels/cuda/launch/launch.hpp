@@ -1,7 +1,7 @@
 // The launchers behind declarations that need no CUDA: launch.cpp calls them (dense.cpp those of the dense tier), no_cuda.cpp
 // stands in for it in a build without NIBBLE_CUDA. So the rows of the kernel table are the same in every build.
 //
-// All enqueue on `stream` and return; they fail with internal and CUDA's words, or with unsupported without CUDA.
+// All enqueue on `stream` and return; errors are internal with CUDA's message, or unsupported without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace nibble::cuda {
 
-/// `tokens`: what a launch is laid out for, up to 16; more rows take several.
+/// `tokens`: the capacity of a launch, up to 16; more rows take several launches.
 Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream);
 Status launch_linear_sm80(const LinearTask& task, Stream stream);
 /// `tokens` of a pass, `depth` warpgroups and `split` CTAs that share K; see gemm.hpp.
@@ -25,7 +25,7 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
 /// The same with activations that have been quantized; see wna8.hpp.
 Status launch_online_sm80(const OnlineTask& task, Stream stream);
 Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
-/// The same from floats, for few rows; `tokens`: what a launch is laid out for, up to 8.
+/// The same from float activations, for few rows; `tokens`: the capacity of a launch, up to 8.
 Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Stream stream);
 /// Convolutions: conv.hpp. Images of 16-bit floats whose pixels do not begin at multiples of 16 bytes go to the direct kernel.
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);
@@ -39,18 +39,18 @@ Status launch_gemm_sm80(const LinearTask& task, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);
 /// task.a_dtype is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.
 Status launch_linear_dense(const LinearTask& task, Stream stream);
-/// Ok where the dense tier's library can be loaded, else unsupported: what is missing.
+/// Ok if the dense tier's library can be loaded; otherwise unsupported with what is missing.
 Status dense_runs_here();
 
-/// Activations to codes, with whatever task asks for beside them.
+/// Quantizes activations; also writes the scales, sums and terms that the task asks for.
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream);
-/// sums[m] = Σ codes[m,k] of s8 activations that came as codes, [M,K].
+/// sums[m] = Σ codes[m,k] of s8 activations that were given as codes, [M,K].
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
 /// 8-bit codes times 8-bit codes.
 Status launch_scaled_simt(const ScaledTask& task, Stream stream);
 Status launch_scaled_sm80(const ScaledTask& task, Stream stream);
-/// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp. Codes that TMA cannot
-/// read, whose rows do not begin at multiples of 16 bytes, go to sm_80's kernel.
+/// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp. Codes that TMA cannot read
+/// (rows that do not begin at multiples of 16 bytes) use sm_80's kernel.
 Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream);
 
 /// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.
@@ -64,7 +64,7 @@ struct CanonicalArrays {
   const void* zeros = nullptr;         // null: none
   const std::int32_t* perm = nullptr;  // [K]; null: in order
 };
-/// Fills `records` with what kGpuTileLayout.pack makes of the same weight.
+/// Fills `records` with the bytes that kGpuTileLayout.pack makes of the same weight.
 Status launch_pack(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type, const CanonicalArrays& from,
                    void* records, Stream stream);
 

@@ -1,4 +1,4 @@
-// cuda.hpp and launch.hpp in a build without CUDA: every call says so.
+// cuda.hpp and launch.hpp in a build without CUDA: every call returns unsupported.
 #include "kernels/cuda/launch/launch.hpp"
 
 namespace nibble {
@@ -10,7 +10,7 @@ Status no_cuda() { return {StatusCode::unsupported, "built without CUDA (NIBBLE_
 
 Result<GpuInfo> this_gpu() { return no_cuda(); }
 Result<DeviceMemory> DeviceMemory::allocate(std::size_t) { return no_cuda(); }
-DeviceMemory::~DeviceMemory() {}  // there is none
+DeviceMemory::~DeviceMemory() {}  // there is never memory to free
 Status copy_to_device(void*, const void*, std::size_t, Stream) { return no_cuda(); }
 Status copy_from_device(void*, const void*, std::size_t, Stream) { return no_cuda(); }
 Status synchronize(Stream) { return no_cuda(); }

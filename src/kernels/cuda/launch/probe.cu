@@ -1,5 +1,5 @@
-// A CTA reads 64 KB that lie together, a thread 16 loads of 16 bytes of them, eight in flight; many CTAs share an SM, so that
-// hundreds of kilobytes an SM are on their way.
+// A CTA reads 64 KB of consecutive memory; a thread issues 16 loads of 16 bytes, eight in flight. Many CTAs share an SM, so that hundreds
+// of kilobytes per SM are in flight.
 #include "kernels/cuda/launch/probe.hpp"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Streaming reads of device memory, the ceiling that decode kernels are held against.
+// Streaming reads of device memory: the ceiling that decode kernels are compared with.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 
 namespace nibble::cuda {
 
-/// Bytes that a CTA of read_once() reads; what it is given is a multiple.
+/// Bytes that a CTA of read_once() reads; the size of the buffer must be a multiple.
 inline constexpr std::size_t kProbeChunk = std::size_t{64} << 10;
 
 /// Enqueues random bits into `bytes` of device memory: reading zeros takes less power and can be faster.

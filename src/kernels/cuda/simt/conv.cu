@@ -1,10 +1,10 @@
-// Convolutions without tensor cores and without conditions.
+// Convolutions without tensor cores, for every geometry.
 //
 //   CTA  = 128 output pixels × 8 output channels of one group × all of the patch
 //   step = 64 channels of the patch: all threads decode the 8 rows' weights into shared memory, each once; then a thread multiplies
 //          them by its pixel's activations, which it reads where they are, 8 products for each
 //
-//   Neighbouring threads are neighbouring pixels: their reads are one where pixels lie side by side (NCHW), and in L1 where channels do.
+//   Neighbouring threads are neighbouring pixels: their reads coalesce where pixels are contiguous (NCHW), and hit L1 where channels are.
 //
 // Sums run over the patch in its order, in f32 or in integers modulo 2³². Weights are as docs/accuracy.md defines them.
 #include <algorithm>
@@ -48,7 +48,7 @@ __device__ std::int32_t code_at(const ScaledWeight& w, int n, int k) {
   return code - (zeros == nullptr ? 0 : zeros[n]);
 }
 
-/// Activations as the products take them.
+/// Activations as operands of the products.
 struct Floats {
   using Value = float;
   __device__ explicit Floats(const ConvTask&) {}
@@ -62,7 +62,7 @@ struct Codes {
   act_rule::Rule rule;
   __device__ explicit Codes(const ConvTask& t) : rule(rule_of(t.acts)) {}
   __device__ static std::int32_t weight(const ConvTask& t, int n, int k) { return code_at(t.scaled, n, k); }
-  /// Less the zero point: padding is 0.
+  /// Minus the zero point, so that padding is 0.
   __device__ std::int32_t activation(const ConvTask& t, std::int64_t at) const {
     const std::int8_t code =
         t.a_dtype == DType::s8 ? static_cast<const std::int8_t*>(t.x)[at] : act_rule::to_s8(load_float(t.x, at, t.a_dtype), rule);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 4) conv_direct_kernel(const __grid_c
   int channel = 0, kh = 0, kw = 0;
 #pragma unroll 1
   for (int begin = 0; begin < k; begin += kStep) {
-    __syncthreads();  // everybody is done with the weights before
+    __syncthreads();  // all threads have read the previous weights
 #pragma unroll
     for (int i = static_cast<int>(threadIdx.x); i < kStep * kRows; i += kThreads) {
       const int row = i / kStep, at = begin + i % kStep;

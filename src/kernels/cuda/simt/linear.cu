@@ -1,4 +1,4 @@
-// f32 arithmetic on codes as they lie in gpu_n64k128, without tensor cores and without a barrier in the main loop.
+// f32 arithmetic on the codes of gpu_n64k128, without tensor cores and without a barrier in the main loop.
 //
 //   CTA   = F fragments (16·F rows) × T tokens, all of K          one token: F = 1, and 4096 rows are 256 CTAs, enough for any
 //                                                                 GPU; more: F = 2, T = 4, 16 products for each load of x
@@ -12,8 +12,8 @@
 // Per 8 weights of 4 bits: one shift, 8 masks, 8 subtractions (fused with the shift to unit weight), 8·T products. T = 8 would
 // halve the share of unpacking once more, from a third, but 64 sums and what feeds them do not fit into 128 registers.
 //
-// A weight is (u − z) exactly, and the scale goes on the sum of a group. Where the zero is no integer (offset, real), the
-// weight is made in f32 first: forming Σu·x and z·Σx apart would lose what cancels between them.
+// A weight is (u − z) exactly, and the scale multiplies the sum of a group. Where the zero is no integer (offset, real), the weight is
+// computed in f32 first: Σu·x and z·Σx as separate sums would lose accuracy by cancellation.
 //
 // Which records a warp gets, and so the order of every sum, depends on K only. F and T, which depend on M, change no bit.
 #include "kernels/cuda/device/dependent_launch.cuh"
@@ -32,7 +32,7 @@ using gpu_tile::kChannels;
 using gpu_tile::kFragmentRows;
 using gpu_tile::kFragments;
 
-/// K is split over up to so many warps: with 4096 channels each has two records, and both are requested at once.
+/// The most warps that split K: with 4096 channels each has two records, and both are in flight at once.
 constexpr int kMaxWarps = 16;
 constexpr int kQuarters = 4;  // of a record: 32 channels, the smallest group
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
@@ -51,7 +51,7 @@ struct Params {
   DType a_dtype, scale_type, zero_type;
   Zero zero;
   float zero_base;
-  bool in_vectors;  // x: four channels are one aligned load, and nothing is to be done with them
+  bool in_vectors;  // x: four channels are one aligned load, without permutation or prescale
   epilogue::Element epilogue;
 };
 
@@ -60,16 +60,16 @@ struct Params {
 // In shared memory, float4 number 4·block + t of a token holds channels 2t 2t+1 2t+8 2t+9 of the block: the lane writes two
 // halves of two neighbours. Channels past K and tokens past M are zero.
 
-/// Where the lane's first two channels go; the other two are 4 floats on.
+/// The position of the lane's first two channels; the other two are 4 floats further.
 __device__ __forceinline__ float* first_pair(float* x, int lane) {
   const int block = lane / 4, pair = lane % 4 * 2;
   return x + (block * 4 + pair % 4) * 4 + pair / 4 * 2;
 }
 
-/// A record's x on its way, in aligned vectors.
+/// A record's x in flight, in aligned vectors.
 template <int T>
 struct Activations {
-  uint4 raw[T];  // as it lies in memory, so that nothing waits for it before store(); of 16-bit types two words
+  uint4 raw[T];  // as stored, so that nothing waits for the load before store(); of 16-bit types two words
 
   __device__ __forceinline__ void load(const Params& p, int record, int token, int lane) {
     const int first = record * kChannels + lane * 4, bytes = p.a_dtype == DType::f32 ? 4 : 2;
@@ -102,7 +102,7 @@ struct Activations {
   }
 };
 
-/// The same one by one: permuted, prescaled or unaligned.
+/// The same, element by element: permuted, prescaled or unaligned.
 template <int T>
 __device__ __forceinline__ void gather_activations(const Params& p, int record, int token, float* x, int lane) {
   float* const to = first_pair(x, lane);
@@ -130,7 +130,7 @@ __device__ __forceinline__ float2 as_floats(uint2 raw, DType type) {
   return make_float2(half_of(raw.x, 0, type), half_of(raw.x, 1, type));
 }
 
-/// A record's slots on their way: lane 4g+t brings slot t, as far as there are so many, of rows g and g+8.
+/// A record's slots in flight: lane 4g+t loads slot t, if there are so many, of rows g and g+8.
 template <int F>
 struct Slots {
   uint2 scales[F], zeros[F];
@@ -148,7 +148,7 @@ struct Slots {
     }
   }
 
-  /// To shared memory: [slot][fragment][g] of scales of rows g, g+8, zeros of rows g, g+8; integer zeros with their base.
+  /// Writes to shared memory: [slot][fragment][g] of scales of rows g, g+8, zeros of rows g, g+8; integer zeros with their base.
   __device__ __forceinline__ void store(const Params& p, float4* to, int lane) const {
     if (lane % 4 >= p.slots) return;
 #pragma unroll
@@ -193,7 +193,7 @@ struct Group {
 
 // --- codes -------------------------------------------------------------------------------------------------------------------
 
-/// u − z, exactly: 2²³ + u·2^shift, scaled to a unit of 1 and less 2^(23−shift) + z, in one fused operation.
+/// u − z, exactly: 2²³ + u·2^shift, scaled to a unit of 1, minus 2^(23−shift) + z, in one fused operation.
 template <int kShift>
 __device__ __forceinline__ float less_zero(std::uint32_t magic, float zero) {
   constexpr float kUnit = 1.0f / (1 << kShift);
@@ -230,7 +230,7 @@ __device__ __forceinline__ void unpack<8>(float (&w)[2][4], std::uint32_t word0,
 template <int kBits>
 inline constexpr int kSteps = kChannels / gpu_tile::step_channels(kBits);
 
-/// Few tokens live from bytes in flight; many need the registers for sums.
+/// With few tokens bytes in flight are the limit; with many, registers for sums.
 template <int T>
 inline constexpr bool kFew = T == 1;
 /// Steps of codes requested ahead.
@@ -274,7 +274,7 @@ struct Sums {
           group.take(p, slot, lane);
           slot += slot_floats(F) / 4;
         }
-#pragma unroll(kFew <T> ? 2 : 1)       // x loaded for a later block would push sums out of registers
+#pragma unroll(kFew <T> ? 2 : 1)       // loading x for a later block would spill sums
         for (int b = 0; b < 2; ++b) {  // blocks of 16 channels
           float w[F][2][4];
 #pragma unroll
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
   for (int r = warp; r < p.tile_records; r += warps, record += to_next) {
     const bool more = r + warps < p.tile_records;
     if (p.in_vectors) {
-      if (!kFew<T>) activations.load(p, r, token, lane);  // the other warps have work meanwhile
+      if (!kFew<T>) activations.load(p, r, token, lane);  // other warps hide the latency
       activations.store(p, x, lane);
     } else {
       gather_activations<T>(p, r, token, x, lane);
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
     __syncwarp();
   }
 
-  // Sum over the four lanes of a row, then over the warps in order. A warp's part fits where its x was.
+  // Sum over the four lanes of a row, then over the warps in order. A warp's sums take the place of its x.
   constexpr int kRows = F * kFragmentRows;
   static_assert(kRows <= kChannels);
 #pragma unroll
@@ -393,12 +393,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 bool aligned(const void* p, std::uintptr_t to) { return reinterpret_cast<std::uintptr_t>(p) % to == 0; }
 
-/// From four tokens on arithmetic is the limit, and two fragments a float4 of x keep shared memory from being it.
+/// From four tokens on arithmetic is the limit; two fragments per float4 of x keep shared memory from being it.
 constexpr int fragments_for(int tokens) { return tokens >= 4 ? 2 : 1; }
 
 constexpr int warp_floats(int tokens, int slots) { return tokens * kChannels + slots * slot_floats(fragments_for(tokens)); }
 
-/// The most tokens a CTA that fit into shared memory and leave most SMs something to do.
+/// The most tokens of a CTA that fit into shared memory and leave enough CTAs for most SMs.
 cudaError_t choose_tokens(const Params& p, int warps, int& tokens) {
   int device = 0, sms = 0, smem = 0;
   if (const cudaError_t e = most_shared(device, smem)) return e;

@@ -6,8 +6,8 @@
 //            the same tokens, which are broadcast
 //   end    = zero points, scales, epilogue (w8a8_terms.cuh); a warp writes 32 neighbours of a row of D
 //
-// Codes of e4m3 become f32 on their way into shared memory, those of weights in registers. Each record's products are added up in the
-// order of the channels, and, where scales are grouped, scaled before they join the sum.
+// Activation codes of e4m3 are converted to f32 when they are written to shared memory, those of weights in registers. Each record's
+// products are added up in the order of the channels, and, where scales are grouped, scaled before they join the sum.
 #include "kernels/cuda/tasks/w8a8.hpp"
 
 #include <cuda_fp16.h>
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) scaled_simt_kernel(const __grid_cons
   request(0);
 #pragma unroll 1
   for (int record = 0; record < records; ++record) {
-    __syncthreads();  // everybody has read the record before
+    __syncthreads();  // all threads have read the previous record
     take();
     __syncthreads();
     if (record + 1 < records) request(record + 1);

@@ -18,8 +18,8 @@ constexpr Variant variant(int cycles) {
           S::kThreads, S::kSmem + S::kTokens * kCornerBytes,
           cycles,      scaled_sm80_kernel<S, Mode::integers, PatchCopier>};
 }
-/// Cycles are estimates: 8 for each product of a scheduler's warps, 1024, 256 and 64 in all, and what so many warps cannot hide of copies,
-/// ldmatrix and the barrier. They only have to order shapes.
+/// Cycles are estimates: 8 for each product of a scheduler's warps, 1024, 256 and 64 in all, plus the part of copies, ldmatrix and the
+/// barrier that so many warps cannot hide. They only have to rank shapes.
 constexpr Variant kVariants[] = {variant<Many>(1250), variant<Some>(450), variant<Few>(300)};
 static_assert(kVariants[0].smem <= 99 * 1024);  // of the GPUs with the least
 

@@ -1,8 +1,8 @@
-// Decode without Hopper's copy engine: all warps copy chunks of K into a ring with cp.async.
+// Decode without Hopper's TMA: all warps copy chunks of K into a ring with cp.async.
 //
 //   CTA: one row tile, all of K; 8 warps, warp w takes records w, w + 8, w + 16, ...
 //     chunk of K → stage of a ring: eight records, one a warp, and their x, a copy group of all threads, as far ahead as the ring is long
-//   8 parts → shared memory → added in the order of the records, epilogue, store
+//   8 partial sums → shared memory → reduced in the order of the records, epilogue, store
 //
 // The order of every sum depends on K only: a row's bits depend neither on M nor on the other rows.
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr int kMaxStages = 4;  // with 3 chunks ahead 100 KB are in flight
 constexpr int kChunkRecords = kDecodeWarps;
 static_assert(kChunkRecords == kSm80ChunkRecords);
 constexpr int kChunkChannels = kChunkRecords * gpu_tile::kChannels;
-constexpr int kXPitch = kChunkChannels * 2 + 16;  // ldmatrix finds 8 tokens in 8 different bank groups
+constexpr int kXPitch = kChunkChannels * 2 + 16;  // 8 tokens in 8 different bank groups for ldmatrix
 
 struct Params {
   const std::uint8_t* records;
@@ -34,7 +34,7 @@ struct Params {
   int stages;
 };
 
-/// The ring; over it, at the end, the partial sums.
+/// The ring; at the end the partial sums take its place.
 int shared_bytes(int record_bytes, int stages, int m) {
   return std::max(stages * (kChunkRecords * record_bytes + m * kXPitch), part_bytes(m));
 }
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
   for (int s = 0; s < p.stages - 1; ++s) request(s, s);
   for (int chunk = 0, stage = 0; chunk < chunks; ++chunk) {
     wait_for_oldest(p.stages);
-    __syncthreads();  // everybody's copies have landed, and everybody has left the stage that is filled next
+    __syncthreads();  // all copies are complete, and all threads have read the stage that is filled next
     request(chunk + p.stages - 1, stage == 0 ? p.stages - 1 : stage - 1);
     const std::uint32_t from = base + stage * stage_bytes;
     if (chunk * kChunkRecords + warp < p.tile_records) {

@@ -1,4 +1,4 @@
-// The GEMM for GPUs without Hopper's matrix engine (gemm_kernel.cuh), of rows of activations.
+// The GEMM for GPUs without wgmma (gemm_kernel.cuh), of rows of activations.
 #include "kernels/cuda/sm80/gemm_kernel.cuh"
 
 namespace nibble::cuda {

@@ -1,4 +1,4 @@
-// GEMM without Hopper's matrix engine, for more tokens than decode takes: mma.sync with the weights in registers.
+// GEMM without wgmma, for more tokens than decode takes: mma.sync with the weights in registers.
 //
 //   Dᵀ[N,M] = W[N,K] · xᵀ[K,M]       weights are the 16-row A operand of m16n8k16, tokens its 8 columns
 //
@@ -10,29 +10,29 @@
 //      rows of   0 │  warp 0   │  warp 4   │      a warp's part: 16F rows × 64 channels × all tokens, F = 1, 2 or 4, in two
 //               16F│  warp 1   │  warp 5   │      halves of 32 channels with two products (k16) each
 //               32F│  warp 2   │  warp 6   │
-//               48F│  warp 3   │  warp 7   │      no two warps of a CTA make weights of the same codes
+//               48F│  warp 3   │  warp 7   │      no two warps of a CTA decode the same codes
 //                  └───────────┴───────────┘
 //
 //   a half, columns of x in two buffers:
 //
 //     load b1 │ codes → weights · b0 │ load b0 of the next half │ codes → weights · b1, next codes, after a stage next constants
-//                                    └ after a stage: wait until the next one has come, then this one may be filled again
+//                                    └ after a stage: wait until the next one is complete, then this one may be filled again
 //
-//   2 parts along K → shared memory → added, epilogue, store
+//   2 partial sums along K → shared memory → reduced, epilogue, store
 //
 // Eight weights of a lane cost 13 instructions (weight_fragment.cuh); with 64 tokens 8 matrix instructions of 6.3 cycles each use
-// them: with 64 rows a warp, all instructions together fill 70 % of the issue slots while the tensor cores are busy. With 16 rows
-// ldmatrix is the bound, because each warp loads all tokens for them. Fewer rows and tokens are for layers and batches that would
-// leave SMs without a CTA otherwise: the launcher takes the shape of fewest cycles, rounds of all SMs × cycles of a CTA.
+// them: with 64 rows a warp, all instructions together fill 70 % of the issue slots while the tensor cores are busy. With 16 rows ldmatrix
+// is the bound, because each warp loads all tokens for them. Smaller shapes are for layers and batches that would otherwise leave SMs
+// without a CTA: the launcher takes the shape with the fewest cycles, waves × cycles of a CTA.
 //
 // Every shape sums in the same order, which depends on K only: a row's bits depend neither on M nor on the other rows.
 //
-// Of a convolution (kPatches, compiled apart) tokens are output pixels, and what a thread copies of one are 8 channels of a pixel of the
-// image, 16 bytes, or nothing, which leaves zeros: padding, and channels past the last.
+// In a convolution (kPatches, compiled separately) tokens are output pixels. A thread copies 8 channels of a pixel of the image, 16 bytes,
+// or writes zeros: for padding, and for channels past the last.
 //
-//   a thread   chunk t mod 16 of a record's 16, always      ──▶ a channel and an element of the kernel (PatchChannel), one walk
-//              tokens t/16, t/16 + 16, ...                  ──▶ where the kernel begins for them: a table in shared memory, for
-//                                                               registers are all spoken for
+//   a thread   chunk t mod 16 of a record's 16, always      ──▶ a channel and an element of the filter (PatchChannel), one walk
+//              tokens t/16, t/16 + 16, ...                  ──▶ where the filter begins for them: a table in shared memory, because no
+//                                                               registers are free
 //   an address (h₀ + kh·dilation, w₀ + kw·dilation) of the token's image, if it is inside
 #pragma once
 
@@ -60,8 +60,8 @@ constexpr int kHalfChannels = 2 * gpu_tile::kFragmentChannels;  // of a half
 constexpr int kXPitch = gpu_tile::kChannels * 2;                // bytes between tokens of a stage
 constexpr int kXChunks = kXPitch / 16;
 constexpr int kXStep = kThreads / kXChunks;    // tokens that all threads copy at a time
-constexpr int kMinStages = 2, kMaxStages = 8;  // 8 of the smallest shape: 34 KB of weights in flight on every SM
-/// Token tiles whose activations are meant to stay in L2 while all rows pass: 16 MB at K = 8192.
+constexpr int kMinStages = 2, kMaxStages = 8;  // 8 stages of the smallest shape: 34 KB of weights in flight on every SM
+/// Token tiles whose activations should stay in L2 while all rows are multiplied: 16 MB at K = 8192.
 constexpr int kRasterTokens = 16;
 
 struct Params {
@@ -92,10 +92,10 @@ struct Shape {
   /// Floats between tokens of the sums: ≡ 4 mod 32 puts a fragment's 8 rows × 4 token pairs into 32 different banks.
   static constexpr int kSumPitch = kRows + 4;
   static constexpr int kSumBytes = kTokens * kSumPitch * 4;
-  static constexpr int kCtas = kFragments == 1 ? 2 : 1;  // that registers let share an SM
+  static constexpr int kCtas = kFragments == 1 ? 2 : 1;  // that share an SM, as registers allow
 };
 
-/// Bytes of a stage: activations, then records; rounded up so that the swizzle's address bits are the address's.
+/// Bytes of a stage: activations, then records; rounded up to a multiple of the swizzle's period.
 constexpr int stage_bytes(int tokens, int tiles, int record_bytes) {
   return (tokens * kXPitch + tiles * record_bytes + 127) / 128 * 128;
 }
@@ -120,7 +120,7 @@ struct Share {
   static constexpr int kCopies = S::kTokens / kXStep;
   int token, chunk;
   __device__ Share() : token(static_cast<int>(threadIdx.x) / kXChunks), chunk(static_cast<int>(threadIdx.x) % kXChunks) {}
-  /// Where the first of them goes, in a stage; the next are kXStep · kXPitch apart.
+  /// The place of the first of them in a stage; the next are kXStep · kXPitch apart.
   __device__ std::uint32_t place() const { return token * kXPitch + (chunk ^ token % 8) * 16; }
 };
 
@@ -207,7 +207,7 @@ class PatchCopier {
   std::uint32_t at_table_, to_;
 };
 
-/// Copies one record after the other, and its activations, into the ring: a thread's share of it.
+/// Copies records and their activations into the ring: one thread's share.
 template <class S, int kBits, class Activations>
 class Copier {
  public:
@@ -231,13 +231,13 @@ class Copier {
 
  private:
   static constexpr int kPartThreads = kThreads / S::kTiles;  // that copy a record
-  /// A thread's record of the stage's, and where it begins in it.
+  /// The record of the stage that this thread copies, and where its part begins.
   __device__ static int part() { return static_cast<int>(threadIdx.x) / kPartThreads; }
   __device__ static int byte() { return static_cast<int>(threadIdx.x) % kPartThreads * 16; }
   static constexpr int kCodeBytes = gpu_tile::kRows * gpu_tile::kChannels * kBits / 8;
 
   __device__ void copy_record(const RecordFormat& format, std::uint32_t to) const {
-    if (!has_record_) return;  // rows past the last tile: whatever the stage held, nobody stores their sums
+    if (!has_record_) return;  // rows past the last tile: their sums are never stored
 #pragma unroll
     for (int at = 0; at < kCodeBytes; at += kPartThreads * 16) ptx::async_copy16(to + at, record_ + at, 16);
 #pragma unroll 1
@@ -270,7 +270,7 @@ __device__ __forceinline__ uint4 load_codes(std::uint32_t address) {
   return {v.x, v.y, 0, 0};
 }
 
-/// What kernels know at compile time of usual records: groups of 128 channels or more, 16-bit scales, no float zeros.
+/// Usual records, known at compile time: groups of 128 channels or more, 16-bit scales, no float zeros.
 inline bool is_usual(const RecordFormat& f) {
   return f.span == gpu_tile::kChannels && f.scale_type != DType::f32 && f.zero <= Zero::integer;
 }
@@ -363,10 +363,10 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
         multiply<Act, S>(sums[f], a, b[0]);
       }
 
-      // What is loaded from here on is for the next half. After the last record there is none: it is not used.
+      // Loads from here on are for the next half. After the last record their results are not used.
       if (half == 1) {
         wait_for_all_but(p.stages - 2);
-        __syncthreads();  // everybody's copies of the next stage have landed, and everybody has read this one
+        __syncthreads();  // all copies of the next stage are complete, and all threads have read this one
       }
       const std::uint32_t from = half == 0 ? now : next;
       load_columns<S>(b[0], (from + x_at) ^ (half == 0 ? 2 * kNextColumns : 0));
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
     now = next;
   }
 
-  // Both parts of K into one sum of every row and token, in shared memory; over the ring, which nobody needs any more.
+  // Reduces the two partial sums of every row and token in shared memory, in the place of the ring, which is no longer needed.
   float2 factors[S::kFragments];  // of rows g and g + 8
 #pragma unroll
   for (int f = 0; f < S::kFragments; ++f) {
@@ -453,7 +453,7 @@ struct Variant {
   int tokens, tiles;
   int sum_bytes;
   int ctas;    // that share an SM
-  int cycles;  // of an SM for a record, about: the matrix instructions' (6.3 a scheduler), or ldmatrix's, and the barrier's
+  int cycles;  // of an SM for a record, about: of the matrix instructions (6.3 a scheduler) or of ldmatrix, and of the barrier
   Kernel kernels[2][2][2];  // [usual][bf16][8 bits]
 };
 template <class S, bool kPatches>
@@ -469,16 +469,16 @@ constexpr Variant variant(int cycles) {
             {gemm_sm80_kernel<S, __nv_bfloat16, 4, true, kPatches>, gemm_sm80_kernel<S, __nv_bfloat16, 8, true, kPatches>}}}};
 }
 
-/// As many stages as fit, 0 when too few do.
+/// The number of stages that fit; 0 when fewer than kMinStages do.
 int stages_in(int bytes, int stage) {
   const int stages = std::min(bytes / stage, kMaxStages);
   return stages < kMinStages ? 0 : stages;
 }
 
-/// Of a convolution: behind the ring.
+/// Bytes of the table of a convolution, which follows the ring.
 int table_bytes(const Params& p, const Variant& v) { return p.patches.channels == 0 ? 0 : v.tokens * kCornerBytes; }
 
-/// What a weight and an epilogue say.
+/// Fills the parameters that follow from the weight and the epilogue.
 Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int m) {
   const gpu_tile::Geometry& geo = weight.geometry;
   Params p{};
@@ -494,7 +494,7 @@ Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int
   return p;
 }
 
-/// Takes the shape of fewest cycles, makes the ring as long as there is room for, and launches.
+/// Chooses the shape with the fewest cycles and the longest ring that fits, and launches.
 cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, int bits, cudaStream_t stream) {
   int device = 0, most = 0, sms = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;

@@ -1,4 +1,4 @@
-// Launches the GEMM of 8-bit codes for GPUs without Hopper's matrix engine (w8a8_kernel.cuh), of rows of activations.
+// Launches the GEMM of 8-bit codes for GPUs without wgmma (w8a8_kernel.cuh), of rows of activations.
 #include "kernels/cuda/sm80/w8a8_kernel.cuh"
 
 namespace nibble::cuda {
@@ -23,7 +23,7 @@ constexpr Variant kVariant{
     {scaled_sm80_kernel<S, Mode::integers, RowCopier>, scaled_sm80_kernel<S, Mode::floats, RowCopier>, kGrouped}};
 constexpr Variant kFew = kVariant<Few, scaled_sm80_kernel<Few, Mode::grouped, RowCopier>>;
 constexpr Variant kSome = kVariant<Some, scaled_sm80_kernel<Some, Mode::grouped, RowCopier>>;
-constexpr Variant kMany = kVariant<Many, nullptr>;  // no registers for sums and parts
+constexpr Variant kMany = kVariant<Many, nullptr>;  // no registers for both sums and partial sums
 
 }  // namespace
 

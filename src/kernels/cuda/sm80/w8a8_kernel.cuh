@@ -4,19 +4,18 @@
 //
 //   CTA   = R rows × T tokens, all of K; warps side by side along both
 //   stage = a record's part of R rows | T tokens × 128 channels, chunks of 16 bytes swizzled as records are
-//   ring  = asynchronous copies, all but one stage ahead; the weights of the first ones are requested before the kernel in front has
-//           ended
+//   ring  = asynchronous copies, all but one stage ahead; the weights of the first ones are requested before the previous kernel has ended
 //   step  = 32 channels: ldmatrix of 16 rows and of 16 tokens ──▶ one mma of integers, or two of f16
 //   end   = sums through shared memory, where Dᵀ becomes D; zero points, scales, epilogue (w8a8_terms.cuh)
 //
 // A lane's word holds four neighbouring channels of a row. The f16 instruction wants two pairs of them, at k and at k + 8 of its 16; which
-// channels those are is all the same, as long as both operands agree. So a word's codes 0 and 2 are one pair, 1 and 3 the other, and
-// nothing is shuffled.
+// channels those are does not matter as long as both operands agree. So a word's codes 0 and 2 are one pair, 1 and 3 the other, without
+// shuffles.
 //
 // Every sum is one warp's, in the order of the channels, whatever R and T are: a row's bits depend neither on M nor on the other rows.
 //
-// Of a convolution (PatchCopier) tokens are output pixels, and what a thread copies of one are 16 channels of a pixel of the image, or
-// nothing, which leaves zeros: as in gemm_kernel.cuh.
+// In a convolution (PatchCopier) tokens are output pixels. A thread copies 16 channels of a pixel of the image, or writes zeros, as in
+// gemm_kernel.cuh.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +53,7 @@ struct Shape {
   static constexpr int kSmem = std::max(kStages * kStageBytes, kTokens* kSumPitch * 4);
   static_assert(kTiles % 2 == 0 && kFragments > 0 && kRows % 32 == 0);
 };
-/// Few tokens want many CTAs and bytes in flight, many tokens operands that are used often. All fit into 99 KiB.
+/// Few tokens need many CTAs and bytes in flight, many tokens reuse of operands. All shapes fit into 99 KiB.
 using Few = Shape<32, 16, 2, 1, 8>;
 using Some = Shape<64, 64, 2, 2, 4>;
 using Many = Shape<128, 128, 4, 2, 3>;
@@ -69,10 +68,10 @@ struct Params {
 
 // ---- operands
 
-/// Products of halves() are this much too small.
+/// Products of operands from halves() are smaller by this factor.
 constexpr float kHalvesUnit = 0x1p16f;
-/// Four e4m3 codes as f16 times 2⁻⁸: codes 0 and 2, codes 1 and 3. Exponents are biased by 15 there and 7 here; subnormals come out right
-/// by themselves, and 0x7f, the only NaN, is made one.
+/// Four e4m3 codes as f16 times 2⁻⁸: codes 0 and 2, codes 1 and 3. Exponents are biased by 15 there and 7 here; subnormals need no special
+/// case; 0x7f, the only NaN, is converted to a NaN.
 __device__ __forceinline__ uint2 halves(std::uint32_t codes) {
   const auto pair = [](std::uint32_t high) {  // codes in the upper bytes of both halves
     const std::uint32_t magnitude = high & 0x7f007f00u;
@@ -82,7 +81,7 @@ __device__ __forceinline__ uint2 halves(std::uint32_t codes) {
   return {pair(codes << 8), pair(codes)};
 }
 
-/// Waits until all but the last `kPending` stages that were requested are there, for everybody.
+/// Waits until all but the latest `kPending` requested stages are complete, for all threads.
 template <int kPending>
 __device__ __forceinline__ void wait_for_stage() {
   ptx::async_copy_wait<kPending>();
@@ -123,13 +122,13 @@ struct RowCopier {
   }
 };
 
-/// Patches of images: a thread's chunk is the same in every record, so that it walks along the patch.
+/// Patches of images: a thread's chunk is the same in every record, so that it walks along the patch without divisions.
 template <class S>
 class PatchCopier {
  public:
   static constexpr bool kPatches = true;
 
-  /// Everybody's corners are in shared memory when it returns.
+  /// All corners are in shared memory when it returns.
   __device__ PatchCopier(const Params& p, std::uint32_t base, int group, int first_token)
       : p_(p),
         at_(patch_channel(p.patches, chunk() * kChunk)),
@@ -188,7 +187,7 @@ struct Gemm {
 #pragma unroll
     for (int i = 0; i < S::kRows * kChunks / S::kThreads; ++i) {
       const int at = (thread + i * S::kThreads) * kChunk, row = first_row + at / kChannels;
-      if (row >= geo.padded_rows()) continue;  // whatever the stage held: nobody stores these sums
+      if (row >= geo.padded_rows()) continue;  // these sums are never stored
       const std::byte* from = p.task.weight.bytes + geo.record(row / gpu_w8::kRows, record);
       ptx::async_copy16(base + stage * S::kStageBytes + at, from + row % gpu_w8::kRows * kChannels + at % kChannels, kChunk);
     }
@@ -196,7 +195,7 @@ struct Gemm {
 
   // ---- products
 
-  /// A record's products, on top of what is there.
+  /// Adds a record's products to the sums.
   __device__ __forceinline__ void multiply(Sums& sums, int stage) const {
     // Of rows: matrix l/8 of ldmatrix is rows 8·(l/8 mod 2) on, chunk l/16. Of tokens: tokens 8·(l/16) on, chunk l/8 mod 2.
     const int row = warp_row + lane % 16, token = warp_token + lane / 16 * 8 + lane % 8;
@@ -282,7 +281,7 @@ struct Gemm {
     int stage = 0;
 #pragma unroll 1
     for (int record = 0; record < records; ++record) {
-      wait_for_stage<S::kStages - 2>();  // and everybody has read the stage before, which is filled next
+      wait_for_stage<S::kStages - 2>();  // and all threads have read the previous stage, which is filled next
       const int ahead = record + S::kStages - 1, free_stage = stage == 0 ? S::kStages - 1 : stage - 1;
       if (ahead < records) {
         request_weights(ahead, free_stage);
@@ -299,7 +298,7 @@ struct Gemm {
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
     }
 
-    wait_for_stage<0>();  // the ring becomes the place of sums
+    wait_for_stage<0>();  // the sums take the place of the ring
     extern __shared__ __align__(128) std::uint8_t shared[];
     Sum* const all = reinterpret_cast<Sum*>(shared);
 #pragma unroll
@@ -331,9 +330,9 @@ struct Gemm {
     else
       store_scaled(p.task, m, n, sum);
   }
-  /// Of a convolution each group has its sums of codes.
+  /// In a convolution each group has its own sums of codes.
   __device__ std::int64_t sum_row(int m) const { return std::int64_t{group} * p.task.m + m; }
-  /// D whose channels are apart, pixels side by side: a row's 32 tokens are a warp's.
+  /// A D whose pixels are contiguous (NCHW): a warp stores 32 tokens of a row.
   __device__ void store_channels(const Sum* all) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, pixels = p.patches.pixels();
 #pragma unroll 1

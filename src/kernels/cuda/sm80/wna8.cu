@@ -1,4 +1,4 @@
-// Products with online quantized activations (wna8.hpp) without Hopper's matrix engine: mma.sync of signed bytes.
+// Products with online quantized activations (wna8.hpp) without wgmma: mma.sync of signed bytes.
 //
 //   Dᵀ[N,M] = W[N,K] · Âᵀ[K,M]       weights are the 16-row A operand of m16n8k32, tokens its 8 columns
 //
@@ -145,7 +145,7 @@ struct Gemm {
 
   __device__ void run() const {
 #pragma unroll 1
-    for (int r = 0; r < kStages - 1; ++r) request_weights(r);  // which do not depend on the kernel before this one
+    for (int r = 0; r < kStages - 1; ++r) request_weights(r);  // weights do not depend on the previous kernel
     wait_for_predecessor();
 #pragma unroll 1
     for (int r = 0; r < kStages - 1; ++r) {
@@ -156,7 +156,7 @@ struct Gemm {
 #pragma unroll 1
     for (int record = 0; record < p.tile_records; ++record) {
       ptx::async_copy_wait<kStages - 2>();
-      __syncthreads();  // everybody's copies have landed, and everybody has read the stage before, which is filled next
+      __syncthreads();  // all copies are complete, and all threads have read the previous stage, which is filled next
       request_weights(record + kStages - 1);
       request_acts(record + kStages - 1);
       ptx::async_copy_commit();
@@ -164,7 +164,7 @@ struct Gemm {
     }
 
     ptx::async_copy_wait<0>();
-    __syncthreads();  // the ring becomes the place of sums
+    __syncthreads();  // the sums take the place of the ring
     extern __shared__ __align__(128) std::uint8_t shared[];
     float* const sums = reinterpret_cast<float*>(shared);
 #pragma unroll

@@ -1,4 +1,4 @@
-// Activations on their way to becoming codes, eight at a time: for all that quantizes them.
+// Loading and quantizing activations in vectors of eight, for all kernels that quantize.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ constexpr int kEach = 8;  // activations of a vector: 16 bytes of 16-bit floats 
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
-// ---- loads: a vector is raw until it is used, so that all of a thread's are on their way together
+// ---- loads: a vector stays unconverted until it is used, so that all loads of a thread are in flight together
 
 /// A[M,K], and how it may be read.
 struct ActSource {
@@ -47,7 +47,7 @@ struct Raw {
     if constexpr (kType == DType::f32) return __uint_as_float(word[i]);
     return half_of(word[i / 2], i % 2, kType);
   }
-  /// What the compiler has made of it so far is to be forgotten: twice the floats would need twice the registers.
+  /// Makes the compiler drop values derived so far: keeping both forms would take twice the registers.
   __device__ void keep_raw() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(word[i]));
@@ -58,7 +58,7 @@ template <DType kType>
 __device__ __forceinline__ const std::uint8_t* address(const ActSource& p, std::int64_t row, int channel) {
   return static_cast<const std::uint8_t*>(p.a) + (row * p.stride + channel) * (kType == DType::f32 ? 4 : 2);
 }
-/// As many of 8 activations as there are, one by one; the others are 0.
+/// Up to 8 activations, one by one; the others are 0.
 template <DType kType>
 __device__ __forceinline__ void gather(Raw<kType>& raw, const std::uint8_t* from, int count) {
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ __forceinline__ void gather(Raw<kType>& raw, const std::uint8_t* from
       raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from) + i)} << i % 2 * 16;
   }
 }
-/// The same of any channels.
+/// The same for any order of channels.
 template <DType kType>
 __device__ __forceinline__ void gather(Raw<kType>& raw, const ActSource& p, std::int64_t row, int channel) {
 #pragma unroll
@@ -87,8 +87,8 @@ __device__ __forceinline__ void gather(Raw<kType>& raw, const ActSource& p, std:
       raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from))} << i % 2 * 16;
   }
 }
-/// Vectors of 8 activations of a row, number v from channel_of(v) on; past K they are 0. Not through L1, where something older may lie:
-/// the kernel in front may have written A while this one was starting.
+/// Vectors of 8 activations of a row, number v from channel_of(v) on; past K they are 0. Loads bypass L1, which may hold stale lines: the
+/// previous kernel may have written A after this one started.
 template <DType kType, int V, class ChannelOf>
 __device__ __forceinline__ void load(Raw<kType> (&raw)[V], const ActSource& p, std::int64_t row, ChannelOf channel_of) {
   if (p.perm != nullptr) {
@@ -152,14 +152,14 @@ __device__ __forceinline__ std::uint32_t encode_s8(float x, const act_rule::Rule
   return static_cast<std::uint32_t>(min(max(rounded, -128 - rule.zero), 127 - rule.zero) + rule.zero);
 }
 
-/// Of a range whose largest magnitude has these bits, s8 or e4m3 by its `reach`; magnitudes saturate at `limit`.
+/// The rule for a range whose largest magnitude has these bits; `reach` is that of s8 or e4m3, magnitudes saturate at `limit`.
 __device__ __forceinline__ act_rule::Rule rule_of_largest(std::uint32_t largest, float limit, float reach) {
   const float absmax = __uint_as_float(largest);
   return act_rule::symmetric(largest < kInfinityBits ? fminf(absmax, limit) : absmax, reach);
 }
 
 /// Codes of 16 channels, 0 … 7 an even lane's and 8 … 15 the odd one's after it, in the order of gpu_tile::interleaved: the even lane gets
-/// the first half. All lanes of a warp come here.
+/// the first half. All lanes of a warp must call this.
 __device__ __forceinline__ uint2 interleave(uint2 codes) {
   const bool odd = threadIdx.x % 2 != 0;
   const std::uint32_t others = __shfl_xor_sync(kAllLanes, odd ? codes.x : codes.y, 1);

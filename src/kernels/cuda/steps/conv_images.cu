@@ -1,18 +1,18 @@
-// Images brought into the order that tensor cores want, channels side by side, as they are or as codes; and sums of codes.
+// Images converted to the order that tensor cores need, channels contiguous, unchanged or quantized to codes; and sums of codes.
 //
 //                              a square of 64 pixels × 64 channels
 //   [C][H·W] or [H·W][C]  ──▶  in shared memory, pixel by pixel   ──▶  [H'·W'][C], 16 bytes of a pixel a store
 //
-//   Neighbouring threads read what lies side by side, pixels or channels. 256 of them have 16 elements each on their way.
+//   Neighbouring threads read contiguous elements, pixels or channels; 256 threads have 16 elements each in flight.
 //
-// Any strides and sizes go that way, an element at a time. Two kinds of images, the usual ones, go in vectors:
+// This handles any strides and sizes, an element at a time. The two usual kinds of images use vectors:
 //
 //   [C][H·W] of 16-bit elements, 4 or 8 pixels at a time: ldmatrix transposes 8 pixels × 8 channels
-//   [H·W][C] to codes, 16 channels at a time: nothing has to change places
+//   [H·W][C] to codes, 16 channels at a time: no transposition
 //
-// Codes have their padding around them, H' = top + H + bottom: there it is the code z of 0, and every element of a kernel is in the image.
-// So the products of tensor cores need nothing but what those of a matrix need, exactly: I = Σ q·w − z·Σ w, where TMA's own zeros, code 0,
-// would ask every pixel of the border for the sums of the weights that fall inside.
+// Images of codes include their padding, H' = top + H + bottom: it is the code z of 0, and every element of a filter is inside the image.
+// So sums are corrected as those of a matrix, exactly: I = Σ q·w − z·Σ w. The zeros that TMA fills in, code 0, would need the sum of the
+// weights inside the image for every pixel of the border.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -29,10 +29,10 @@ namespace {
 
 constexpr int kSquare = 64;  // pixels, and channels
 constexpr int kThreads = 256;
-constexpr int kCtas = 3;                                 // that registers let share an SM: 24 KB of 16-bit elements on their way
+constexpr int kCtas = 3;  // that share an SM, as registers allow: 24 KB of 16-bit elements in flight
 constexpr int kElements = kSquare * kSquare / kThreads;  // of a thread
 
-/// What is loaded, what it becomes, and what padding is.
+/// The element type that is loaded, its conversion, and the value of padding.
 template <class Bits>
 struct AsItIs {
   using Raw = Bits;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) bring_kernel(const __grid_con
     pixel = channels_first ? quick : slow;
     channel = channels_first ? slow : quick;
   };
-  typename Element::Raw raw[kElements];  // all on their way together
+  typename Element::Raw raw[kElements];  // all in flight together
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
     int pixel, channel;
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant_
 
 // ---- launch
 
-/// Whether vectors of so many bytes lie where they have to.
+/// Whether vectors of so many bytes are aligned.
 bool in_vectors(const ConvTask& t, std::int64_t bytes, std::int64_t element, std::int64_t extent) {
   const auto start = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(t.x));
   const std::int64_t apart = t.a.channel == 1 ? t.a.pixel : t.a.channel;
@@ -251,7 +251,7 @@ cudaError_t bring(const ConvTask& task, void* to, cudaStream_t stream) {
   if (to == nullptr || squares < 1 || b.channels * sizeof(typename Element::Value) % 16 != 0) return cudaErrorInvalidValue;
   if (squares > std::numeric_limits<std::int32_t>::max() || grid.y > 65535) return cudaErrorInvalidConfiguration;
   if constexpr (std::is_same_v<Element, AsItIs<std::uint32_t>>) {
-    // f32 is brought element by element
+    // f32 is copied element by element
   } else if constexpr (std::is_same_v<Element, AsItIs<std::uint16_t>>) {
     if (task.a.pixel == 1 && in_vectors(task, 8, 2, pixels)) {
       const bool eights = in_vectors(task, 16, 2, pixels);
@@ -332,7 +332,7 @@ cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
-  ConvTask bare = task;  // TMA knows padding that is 0
+  ConvTask bare = task;  // TMA can only pad with 0
   bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
   if (task.a_dtype == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
   return bring<AsItIs<std::uint16_t>>(bare, to, stream);

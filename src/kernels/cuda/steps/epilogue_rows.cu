@@ -1,5 +1,5 @@
-// A CTA takes pieces of rows, a thread kEach elements of each: neighbours take neighbours, and its sums are on their way before
-// the first of them is used.
+// A CTA takes pieces of rows, a thread kEach elements of each: neighbouring threads take neighbouring elements, and all sums of a thread
+// are in flight before it uses the first.
 #include "kernels/cuda/steps/epilogue_rows.hpp"
 
 #include <algorithm>

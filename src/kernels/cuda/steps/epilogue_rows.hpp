@@ -1,4 +1,4 @@
-// The canonical epilogue of sums that something else left in memory.
+// The canonical epilogue of sums that are in memory.
 #pragma once
 
 #include <cuda_runtime_api.h>

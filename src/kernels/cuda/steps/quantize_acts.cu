@@ -1,6 +1,6 @@
-// One read of A: a row, or a part of one, waits in registers for its scale.
+// One read of A: a row, or a part of one, stays in registers until its scale is known.
 //
-//   A ──load──▶ V vectors of 8 activations a thread, as they came
+//   A ──load──▶ V vectors of 8 activations a thread, unconverted
 //                 │ × prescale
 //                 ├──▶ range of 8·V ──▶ of a group, by shuffles ──┐
 //                 │                └──▶ of a row, by shuffles and shared memory ──▶ rule: scale, inverse, zero ──▶ scales, zeros
@@ -8,15 +8,15 @@
 //                 └──▶ × inverse, round ◀────────────────────────────────────────────┘ ──▶ codes, Σ codes
 //
 //   thread t of a team of P has vectors t, t + P, ... of its part: neighbours read and write neighbouring bytes
-//   team = what has a scale in common at most: a row where the scale is a row's, else any part of a row
-//   CTA  = one team, or several small ones: x counts a team's threads, y teams. Of the grid x counts CTAs of rows, y parts of a row. So
-//          nothing has to be divided before the loads are on their way
+//   team = the threads of a row where a row has one scale, else of any part of a row
+//   CTA  = one team, or several small ones: x counts a team's threads, y teams. Of the grid x counts CTAs of rows, y parts of a row. So no
+//        division delays the first loads
 //
-// A range is two integers, and a maximum each: as signed numbers the bits of floats are in order from 0 up, as unsigned ones they are
-// from −0 down, and a NaN or an infinity is above all others in its half. So nothing has to look for them.
+// A range is two integers, each a maximum of bits of floats: compared as signed numbers they are ordered from 0 up, as unsigned numbers
+// from −0 down, and NaN and infinity are above all others in each half. So no test for them is needed.
 //
-// A row that has no room in a CTA's registers, or groups that no power of two lanes hold, take the slow way: a CTA a row, segment by
-// segment, each read twice; the second time it is in L2.
+// Rows that do not fit into the registers of a CTA, and groups that no power of two of lanes holds, use the general kernel: a CTA a row,
+// segment by segment, each read twice; the second read hits L2.
 #include "kernels/cuda/steps/quantize_acts.hpp"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ namespace {
 
 using act_rule::Rule;
 
-constexpr int kMaxThreads = 1024;  // of a CTA: all that there can be, for long rows
+constexpr int kMaxThreads = 1024;  // of a CTA: the maximum, for long rows
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kSignBit = 0x80000000u;
 
@@ -44,11 +44,11 @@ struct Params {
   int group_lanes;  // that share a scale, a power of two; 0: the team does
   int group_shift;  // log₂ of a group's channels
   bool vector_stores;
-  bool pairs;  // activations are 16-bit floats, and ranges are those of what came
-  bool whole;  // rows are vectors as they came, in order, and all of them are read and written at once
+  bool pairs;  // activations are 16-bit floats, and ranges are taken before conversion
+  bool whole;  // rows are whole vectors in order, without prescale, all read and written at once
 };
 
-/// What is known of the usual activations, so that the compiler knows it too.
+/// Assumptions on the usual activations, known at compile time.
 template <bool kWhole>
 __device__ __forceinline__ Params known_of(const Params& given) {
   Params p = given;
@@ -111,7 +111,7 @@ __device__ std::int32_t warp_sum(std::int32_t sum) {
 #endif
 }
 
-/// The threads of a team, whole warps of a CTA. All threads of the CTA come to its barriers together.
+/// The threads of a team, whole warps of a CTA. All threads of the CTA must reach its barriers.
 struct Team {
   int first_warp, warps;
   int thread;  // in the team
@@ -154,8 +154,7 @@ struct Pairs {
   template <DType kType>
   __device__ Range range() const {
     const std::uint32_t top = max(high & 0xffff, high >> 16), bottom = max(low & 0xffff, low >> 16);
-    const std::uint32_t least =
-        __float_as_uint(half_of(bottom, 0, kType)) | kSignBit;  // the conversion of a NaN forgets its sign
+    const std::uint32_t least = __float_as_uint(half_of(bottom, 0, kType)) | kSignBit;  // conversion loses the sign of a NaN
     return {__float_as_int(half_of(top, 0, kType)), bottom >> 15 != 0 ? least : 0};
   }
 };
@@ -183,7 +182,7 @@ __device__ __forceinline__ Range range_of(const Raw<kType> (&raw)[V], const Para
   for (int i = 0; i < V; ++i) range.take(range_of(raw[i], p, first + i * step));
   return range;
 }
-/// The bits of the largest |x| of a vector: of f32, or of the 16-bit floats that came.
+/// The bits of the largest |x| of a vector: of f32, or of 16-bit floats before conversion.
 template <DType kType>
 __device__ __forceinline__ std::uint32_t largest_of(const Raw<kType>& raw, const Params& p, int channel) {
   if (kType == DType::f32 || !p.pairs) return range_of(raw, p, channel).largest();
@@ -199,7 +198,7 @@ __device__ std::uint32_t wide(std::uint32_t largest, const Params& p) {
 
 // ---- codes
 
-/// The codes of a vector. Where the inverse is 0 the range is, or has no number: all codes are 0 then.
+/// The codes of a vector. The inverse is 0 where the range is 0 or NaN; all codes are 0 then.
 __device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rule, bool e4m3) {
   std::uint32_t word[2];
 #pragma unroll
@@ -252,8 +251,8 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
   return sum_of(codes);
 }
 
-/// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, which neighbours share out, and the terms of a
-/// fold. What is past K is the zero point, so that it counts for nothing. All lanes of a warp come here.
+/// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, exchanged between neighbours, and the terms of a
+/// fold. Codes past K are the zero point, which contributes 0. All lanes of a warp must call this.
 template <DType kType>
 __device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
                                               const Rule& rule, bool exists) {
@@ -289,9 +288,9 @@ __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t
   if (t.zeros != nullptr) t.zeros[row * t.zero_row] = rule.zero;
 }
 
-// ---- the usual way
+// ---- rows in registers
 
-/// A group is so many lanes at least, among which V rules are shared out.
+/// The least number of lanes of a group, among which V rules are divided.
 constexpr int kLeastGroupLanes = 4;
 
 struct Largest {
@@ -299,8 +298,8 @@ struct Largest {
   __device__ void take(Largest other) { bits = max(bits, other.bits); }
 };
 
-/// V values of each lane become one: lane l gets value l mod V of all lanes of its group. While there are several, half of them go to the
-/// neighbour for the other half of its own, so that 4 values among 16 lanes are 5 shuffles, and not 16.
+/// V values of each lane become one: lane l gets value l mod V of all lanes of its group. While a lane has several values it exchanges
+/// half of them with its neighbour, so that 4 values among 16 lanes take 5 shuffles, not 16.
 template <class Value, int V, class Shuffle>
 __device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, Shuffle from) {
   static_assert((V & (V - 1)) == 0);
@@ -319,12 +318,12 @@ __device__ __forceinline__ Value share_out(Value (&values)[V], int group_lanes, 
   return values[0];
 }
 
-/// V of a thread: few rows are over soonest with many threads; of many rows a thread has 64 bytes on their way.
+/// V of a thread: few rows are fastest with many threads; with many rows a thread has 64 bytes in flight.
 constexpr int kFewVectors = 1;
 template <DType kType>
 constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
-/// Of a CTA of rows that are whole: three of them leave 40 registers a thread, and so 96 KiB of an SM on their way. Longer rows have twice
-/// the vectors of a thread: two CTAs of up to 64 KiB are on an SM then, so that one reads while the other waits for its range.
+/// For CTAs of whole rows: three of them leave 40 registers a thread, and so 96 KiB of an SM in flight. Longer rows use twice the vectors
+/// of a thread: two CTAs of up to 64 KiB share an SM then, and one reads while the other reduces its range.
 constexpr int kWholeThreads = 512;
 template <DType kType>
 constexpr int kLongVectors = 2 * kManyVectors<kType>;
@@ -343,7 +342,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
   const QuantizeTask& t = p.task;
   const std::int64_t own_row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const bool exists = own_row < t.m;
-  const std::int64_t row = exists ? own_row : t.m - 1;  // teams without a row do the last one's work, but for writing
+  const std::int64_t row = exists ? own_row : t.m - 1;  // teams without a row repeat the last row, without writing
   const int step = static_cast<int>(blockDim.x) * kEach;
   const int first = static_cast<int>(blockIdx.y) * V * step + team.thread * kEach;
 
@@ -351,7 +350,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
   Raw<kType> raw[V];
   load(raw, p.source, row, [=](int v) { return first + v * step; });
 
-  constexpr int kRules = V == kLongVectors<kType> ? 1 : V;  // which a vector has of its own
+  constexpr int kRules = V == kLongVectors<kType> ? 1 : V;  // one per vector
   Rule rule[kRules];
   if (t.known) {
 #pragma unroll
@@ -379,7 +378,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
                                           p));
     }
     const int at = first + share * step, place = team.thread & (p.group_lanes - 1);
-    const int group = at >> p.group_shift;  // which begins before K, even where this lane's vector does not
+    const int group = at >> p.group_shift;  // it begins before K, even if this lane's vector does not
     if (place == share && group << p.group_shift < p.k && exists) store_rule(t, row, group, own);
 #pragma unroll
     for (int i = 0; i < kRules; ++i) {
@@ -408,7 +407,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
   if (team.thread == 0 && exists) t.sums[row * t.sum_row] = sum;
 }
 
-// ---- the slow way
+// ---- the general kernel
 
 template <DType kType, bool kOnline>
 __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const __grid_constant__ Params p) {
@@ -435,12 +434,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
         range.take(range_of(raw, p, channel, 0));
       }
       rule = rule_of(t, team.reduce(range, ranges));
-      __syncthreads();  // everybody has read the warps' ranges
+      __syncthreads();  // all threads have read the ranges of the warps
       if (team.thread == 0) store_rule(t, row, begin / segment, rule);
     }
     const int last = end == p.k ? p.columns : end;
 #pragma unroll 1
-    for (int base = begin; base < last; base += step) {  // all lanes together: an online vector's neighbours have a say in it
+    for (int base = begin; base < last; base += step) {  // uniform over the warp: online vectors are exchanged between neighbours
       const int channel = base + team.thread * kEach;
       Raw<kType> raw[1];
       load(raw, p.source, row, [=](int) { return channel; });
@@ -455,7 +454,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
   if (team.thread == 0) t.sums[row * t.sum_row] = sum;
 }
 
-// ---- sums of codes that came without
+// ---- sums of codes that were given without
 
 constexpr int kSumThreads = 256;
 
@@ -504,7 +503,7 @@ const Kernels& kernels_for(DType type) {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
 
-/// Rows that are one: with a known scale nothing tells them apart, and short ones would leave most of a CTA's threads without work.
+/// Contiguous rows as a single one: a known scale is the same for all rows, and short rows would leave most threads of a CTA idle.
 QuantizeTask one_row(const QuantizeTask& task) {
   const bool one = task.known && task.a_stride == task.k && task.pitch == task.k && std::max(task.columns, task.k) == task.k &&
                    task.perm == nullptr && task.prescale == nullptr && task.sums == nullptr && task.terms == nullptr &&
@@ -550,9 +549,9 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
     p.group_lanes = static_cast<int>(task.group) / kEach;
     p.group_shift = std::countr_zero(static_cast<std::uint64_t>(task.group));
   }
-  const bool divisible = (grouped || task.known) && task.sums == nullptr;  // any part of a row stands for itself
+  const bool divisible = (grouped || task.known) && task.sums == nullptr;  // parts of a row are independent
 
-  constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA that gets many rows
+  constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA with many rows
   constexpr int kMostParts = 65535;                       // of a grid's second dimension
   const bool many = task.m * vectors > std::int64_t{kMaxThreads} * sms;
   const auto threads_for = [&](int each) { return ((vectors + each - 1) / each + 31) / 32 * 32; };
@@ -573,7 +572,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
     const Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
     return launch_dependent(kernel, grid, block, 0, stream, p);
   }
-  if (online && grouped) return cudaErrorInvalidValue;  // groups of folds fit lanes
+  if (online && grouped) return cudaErrorInvalidValue;  // groups of online quantization always fit lanes
   const std::int64_t segment = grouped ? task.group : columns;
   const int threads = static_cast<int>(std::min<std::int64_t>((segment / kEach + 31) / 32 * 32, kMaxThreads));
   return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0,

@@ -10,7 +10,7 @@ namespace nibble::cuda {
 /// For any GPU, and any M, K, strides and alignment. Fails with cudaErrorInvalidValue for a group that is no multiple of 8.
 cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream);
 
-/// sums[m] = Σ codes[m,k] of s8 codes that came without.
+/// sums[m] = Σ codes[m,k] of s8 codes that were given without sums.
 cudaError_t sum_codes(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums,
                       cudaStream_t stream);
 

@@ -1,5 +1,4 @@
-// Zero points and scales of w8a8_task.hpp: what the sum of an output becomes before the epilogue, for the kernels that hold one sum at a
-// time.
+// Zero points and scales of w8a8_task.hpp: applied to the sum of an output before the epilogue, in kernels that hold one sum at a time.
 #pragma once
 
 #include "kernels/cuda/tasks/w8a8_task.hpp"
@@ -7,7 +6,7 @@
 
 namespace nibble::cuda {
 
-/// Whether e4m3 sums are scaled every 128 channels, and not at their end.
+/// Whether e4m3 sums are scaled every 128 channels, not once at the end.
 NIBBLE_HOST_DEVICE inline bool is_grouped(const ScaledTask& t) { return t.acts.group != 0 || t.weight.geometry.block_rows != 0; }
 
 #if NIBBLE_DEVICE_CODE
@@ -22,7 +21,7 @@ __device__ inline float act_scale(const QuantizedActs& a, std::int64_t m, int re
   const std::int64_t group = a.group == 0 ? 0 : record;
   return a.scales == nullptr ? a.scale : a.scales[m * a.scale_row + group * a.scale_group];
 }
-/// A weight row's.
+/// A weight row's scale for the channels of a record.
 __device__ inline float weight_scale(const ScaledWeight& w, std::int64_t n, int record) {
   const int rows = w.geometry.block_rows;
   return rows == 0 ? w.scales()[n] : w.scales()[n / rows * w.geometry.records() + record];

@@ -22,7 +22,7 @@ constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are cou
 
 std::int64_t pixels(const ConvGeometry& g) { return g.out_height() * g.out_width(); }
 
-/// What all rows ask.
+/// The conditions of all rows.
 Status accepts_conv(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   const ConvGeometry& g = p.geometry;
@@ -64,7 +64,7 @@ Status accepts_half(const Kernel& self, const Problem& p) {
   return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.a_dtype));
 }
 
-/// Of geometries that TMA can walk over.
+/// The conditions of TMA on a geometry.
 Status accepts_walk(const ConvGeometry& g) {
   if (g.groups != 1) return error(StatusCode::unsupported, "takes one group, not {}", g.groups);
   if (g.in_channels % kPatchChannels != 0)
@@ -87,7 +87,7 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
   return accepts_walk(p.geometry);
 }
 
-/// Of geometries whose patches are gathered, `vector` channels a copy of 16 bytes, for row tiles that are of one group.
+/// The conditions of rows that gather patches, `vector` channels per 16-byte copy, with row tiles within one group.
 Status accepts_gather(const ConvGeometry& g, std::int64_t vector) {
   if (g.group_inputs() % vector != 0)
     return error(StatusCode::unsupported, "{} channels of a group are not a multiple of {}", g.group_inputs(), vector);
@@ -102,8 +102,8 @@ Status accepts_sm80(const Kernel& self, const Problem& p) {
   return accepts_gather(p.geometry, 8);
 }
 
-/// What rows for codes ask that tensor cores multiply: images may have to be read with zeros around them, or with their padding in memory.
-/// `framed`: the latter.
+/// The conditions of rows that multiply codes in tensor cores. Padding is read as zeros around an image or, with `framed`, stored in
+/// memory.
 Status accepts_framed(const Kernel& self, const Problem& p, ConvGeometry& framed) {
   NIBBLE_RETURN_IF_ERROR(accepts_codes(self, p));
   framed = p.geometry;
@@ -122,7 +122,7 @@ Status accepts_codes_sm90(const Kernel& self, const Problem& p) {
   return accepts_walk(framed);
 }
 
-/// Channels whose products are added as integers: all of a record only where they are of one pixel.
+/// Channels whose products are summed as integers: a whole record only where its channels are of one pixel.
 int patch_fold(const ConvGeometry& g, const ActScheme& act, const WeightScheme& weight) {
   return g.in_channels % gpu_tile::kChannels == 0 ? online_fold(act, weight) : 32;
 }
@@ -207,13 +207,13 @@ Status run_direct(const Kernel&, const StepArgs& args) {
   return launch_conv_direct(task, args.stream);
 }
 
-/// With a weight of codes, and what activations are quantized by.
+/// Also the weight for codes, and the rule of the activations.
 Result<ConvTask> codes_of(const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   const PackedWeightData& w = *args.weight;
   task.scaled = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)};
   const ConstTensorView &scale = args.operands.a_scale, &zero = args.operands.a_zero;
-  if (is_compute_float(args.a.dtype) || scale.empty()) {  // the plan has made sure that they are known
+  if (is_compute_float(args.a.dtype) || scale.empty()) {  // static: the plan has checked that the weight has them
     task.acts.scale = w.static_acts->scale;
     task.acts.zero = w.static_acts->zero;
   } else {
@@ -262,7 +262,7 @@ Status run_sm80(const Kernel&, const StepArgs& args) {
   return launch_conv_sm80(task, args.stream);
 }
 
-/// Images brought into another order: a copy.
+/// The time to copy images into another order.
 std::size_t half_workspace(const Kernel&, const Problem& p) {
   const ConvGeometry& g = p.geometry;
   return p.input == ImageLayout::nhwc ? 0 : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
@@ -279,7 +279,7 @@ std::size_t online_workspace(const Kernel&, const Problem& p) {
   return online_image_map(patch_fold(p), in, g.in_channels, bytes).bytes;
 }
 
-/// As a linear layer of as many tokens as there are output pixels.
+/// The same layer as a linear one, with a token per output pixel.
 Problem of_pixels(const Problem& p) {
   Problem pixel_rows = p;
   pixel_rows.op = Op::linear;
@@ -287,10 +287,10 @@ Problem of_pixels(const Problem& p) {
   return pixel_rows;
 }
 
-/// To move so many bytes once, in a kernel of its own.
+/// The time of a kernel that moves so many bytes once.
 double copy_us(const GpuInfo& gpu, double bytes) { return kLaunchUs + 1e-3 * bytes / (0.7 * gpu.read_gbytes_per_s); }
 
-/// Of images of 16-bit floats, into the other order.
+/// The time to copy images of 16-bit floats into the other order.
 double reorder_us(const Kernel& self, const GpuInfo& gpu, const Problem& p) {
   const auto bytes = static_cast<double>(half_workspace(self, p));
   return bytes == 0 ? 0.0 : copy_us(gpu, 2 * bytes);
@@ -303,15 +303,15 @@ double direct_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 2.0 + tokens * static_cast<double>(p.n) * static_cast<double>(p.k) / (kProducts * std::max(1, gpu.sms));
 }
 
-/// A CTA's rows × tokens, and what a record takes it: the kernels' own cycles (conv.cu, conv_w8a8.cu) at 1.6 GHz.
+/// A CTA's rows × tokens, and its time for a record: the kernels' own cycles (conv.cu, conv_w8a8.cu) at 1.6 GHz.
 struct Sm80Shape {
   double rows, tokens, record_us;
 };
 constexpr std::array kHalfShapes{Sm80Shape{128, 64, 0.64}, Sm80Shape{64, 64, 0.46}, Sm80Shape{64, 32, 0.25}};
 constexpr std::array kCodeShapes{Sm80Shape{128, 128, 0.78}, Sm80Shape{64, 64, 0.28}, Sm80Shape{32, 16, 0.19}};
 
-/// An estimate: of all shapes the best, rounds of CTAs over the SMs × microseconds of their records, each of which takes `times` as long, and
-/// of what begins and ends a round. Of p, whose rows are pixels.
+/// An estimate, for p with pixels as rows: the best of all shapes, where a shape takes waves of CTAs × (microseconds of its records, each
+/// `times` as long, plus prologue and epilogue).
 double conv_sm80_cost_us(std::span<const Sm80Shape> shapes, const GpuInfo& gpu, const Problem& p, double times) {
   double best = std::numeric_limits<double>::infinity();
   for (const Sm80Shape& shape : shapes) {
@@ -331,11 +331,11 @@ double sm90_cost_us(const Kernel& self, const Problem& p) {
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  const double times = p.scheme.group.k % gpu_tile::kChannels == 0 ? 1 : 2;  // groups finer than a record
+  const double times = p.scheme.group.k % gpu_tile::kChannels == 0 ? 1 : 2;  // groups smaller than a record
   return conv_sm80_cost_us(kHalfShapes, gpu, of_pixels(p), times) + reorder_us(self, gpu, p);
 }
 
-/// What goes before tensor cores multiply codes: images become codes, or move, and codes are added up.
+/// The time of the steps before the product of codes: quantizing or copying images, and summing codes.
 double code_images_us(const GpuInfo& gpu, const Problem& p) {
   double us = 0;
   const bool as_they_are = p.a_dtype == DType::s8 && p.input == ImageLayout::nhwc &&

@@ -14,7 +14,7 @@ namespace {
 
 /// Sizes are counted in 32 bits inside the kernels.
 constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
-/// Channels whose products of s8 codes have a sum of 32 bits, as large as they may be: −128 … 127, and −255 … 255 with a zero point.
+/// The most channels for which sums of products of s8 codes fit 32 bits: codes are −128 … 127, or −255 … 255 with a zero point.
 std::int64_t most_channels(const Problem& p) {
   const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
   return ((std::int64_t{1} << 31) - 1) / (reach(p.act_scheme.zero) * reach(p.scheme.zero));
@@ -43,7 +43,7 @@ double prepare_cost_us(const Kernel&, const Problem& p) {
 
 std::size_t prepare_workspace(const Kernel&, const Problem& p) { return act_map(p.act_scheme, p.m, p.k).bytes; }
 
-/// Where prepare leaves what the main kernel reads. Nothing has sums but integers, and nobody reads them but weights with zeros.
+/// The workspace between prepare and the main kernel. Only integer codes have sums, and only weights with zeros read them.
 QuantizedActs prepared_acts(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const ActMap map = act_map(args.act_scheme, args.a.dim(0), w.k);
@@ -114,7 +114,7 @@ constexpr Kernel prepare_row(std::string_view row_name, ActForm form, std::strin
 
 // ---- linear
 
-/// What all rows ask.
+/// The conditions of all rows.
 Status accepts_scaled(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   const ActScheme& act = p.act_scheme;
@@ -143,7 +143,7 @@ Status accepts_scaled(const Kernel& self, const Problem& p) {
   return {};
 }
 
-/// Sums of codes that come without are made where the weight's zero points need them.
+/// Whether sums of given codes must be computed, for the weight's zero points.
 bool sums_are_missing(const PackedWeightHeader& weight, DType act) {
   return weight.scheme.zero != ZeroKind::none && !is_compute_float(act);
 }
@@ -157,7 +157,7 @@ QuantizedActs given_acts(const StepArgs& args) {
   const ConstTensorView& scale = args.operands.a_scale;
   const ConstTensorView& zero = args.operands.a_zero;
   const bool per_tensor = args.act_scheme.group == GroupShape::tensor();
-  if (scale.empty()) {  // the plan has made sure that they are known
+  if (scale.empty()) {  // static: the plan has checked that the weight has them
     acts.scale = args.weight->static_acts->scale;
     acts.zero = args.weight->static_acts->zero;
   } else {
@@ -182,8 +182,8 @@ Status run_scaled(const Kernel&, const StepArgs& args) {
   return kLaunch(task, args.stream);
 }
 
-/// A CTA takes its tile of `rows` × `tokens` from the first channel to the last; an SM has `products` done in a microsecond, and one
-/// tile at a time as good as many. Estimates, which only have to order kernels that differ by factors.
+/// A CTA multiplies a tile of `rows` × `tokens` over all of K; an SM computes `products` per microsecond, whether it runs one tile at a
+/// time or several. Estimates, which only have to rank kernels that differ by factors.
 double tiled_cost_us(const Problem& p, int rows, int tokens, double share, double products) {
   const GpuInfo gpu = gpu_of(p);
   const double tiles = std::ceil(static_cast<double>(p.n) / rows) * std::ceil(static_cast<double>(p.m) / tokens);

@@ -1,4 +1,4 @@
-// The CUDA kernels that multiply 8-bit codes by 8-bit codes, and the step before them that makes codes of activations:
+// The CUDA kernels that multiply 8-bit codes by 8-bit codes, and the step before them that quantizes activations:
 //
 //   A (f32, f16, bf16) ──prepare──▶ codes, scales, zeros, sums (ActMap, in the workspace) ──linear──▶ D
 //   A (codes), a_scale, a_zero ─────────────────────────────────────────────────────────────linear──▶ D
@@ -15,11 +15,11 @@
 
 namespace nibble::cuda {
 
-/// The rows. In every build, as those of kernels().
+/// The rows. They are in every build, as kernels() promises.
 std::span<const Kernel> scaled_kernels();
 
-/// What a launcher gets of a step's arguments. Codes that come without the sums that the weight's zero points need have acts.sums in
-/// args.scratch: nobody has filled them yet.
+/// The task of a step. If codes are given without the sums that the weight's zero points need, acts.sums points into args.scratch and is
+/// not filled yet.
 ScaledTask scaled_task(const StepArgs& args);
 
 /// Whether activations have scales per group of channels, or the weight per block.
@@ -30,7 +30,7 @@ double codes_moved_us(const GpuInfo& gpu, const Problem& problem);
 /// Warpgroups that share K where tokens are few: two are better than four.
 constexpr int scaled_sm90_depth(int tokens, int blocks) { return tokens <= 32 && blocks <= 2 ? 2 : 1; }
 
-/// The same kernel where the tensor cores' sums are added up in f32 every so often: an estimate.
+/// The same kernel with partial sums of tensor cores added in f32: an estimate.
 constexpr WgmmaCost precise(WgmmaCost cost) {
   const float extra = cost.tokens > 128 ? 1.08f : 1.03f;
   cost.step_us *= extra, cost.block_us *= extra;
@@ -44,7 +44,7 @@ double scaled_sm90_cost_us(DType codes, const GpuInfo& gpu, const Problem& probl
   static constexpr WgmmaCost kS8 = wgmma_cost(WgmmaFamily::s8, kTokens, kRows, kSplit);
   static constexpr WgmmaCost kE4m3 = wgmma_cost(WgmmaFamily::e4m3, kTokens, kRows, kSplit);
   static constexpr WgmmaCost kPrecise = precise(kE4m3);
-  // Some tiles of 256 tokens refuse groups, and are not asked.
+  // Some tiles of 256 tokens refuse groups and need no cost.
   static constexpr WgmmaCost kGroups =
       wgmma_cost(kTokens > 128 && kBlocks != 2 ? WgmmaFamily::e4m3 : WgmmaFamily::e4m3_groups, kTokens, kRows, kSplit);
   const bool groups = has_groups(problem);

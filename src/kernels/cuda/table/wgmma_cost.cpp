@@ -8,10 +8,9 @@
 
 namespace nibble::cuda {
 
-// A CTA takes its passes one after the other, a pass takes a step for each stage of records, and in a step up to `blocks` warpgroups
-// multiply, for whom the tensor cores are one. Reading and multiplying overlap. With stream-K a CTA has its share of the line's records
-// beside whole passes, and adds up what others have of the pass that it finishes. bench/fit_gpu_costs.py fits the numbers, and has
-// the same formula.
+// A CTA runs its passes one after the other. A pass has one step per stage of records, in which up to `blocks` warpgroups share the tensor
+// cores. Reading and multiplying overlap. With stream-K a CTA also has a share of the records of the remaining passes, and reduces the
+// partial sums of the pass that it finishes. bench/fit_gpu_costs.py fits the numbers and has the same formula.
 double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo& gpu, const Problem& p, double moved) {
   const auto up = [](double a, double b) { return std::ceil(a / b); };
   const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
@@ -20,7 +19,7 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
   const double sms = std::max(8, gpu.sms);
   const double blocks = std::min<double>(deal.blocks, row_blocks);  // of a pass
   const double all = up(row_blocks, blocks) * token_tiles;          // passes
-  double passes, steps, wide = blocks;  // of a CTA: what counts as passes, records; of these, row blocks
+  double passes, steps, wide = blocks;  // of a CTA: equivalent whole passes; records; row blocks of a pass
   if (cost.split == kStreamK) {
     constexpr double kMostUnits = 1e9;  // D has no memory for more; they are counted in 32 bits
     Deal line{.row_blocks = static_cast<int>(row_blocks),
@@ -30,7 +29,7 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
               .split = kStreamK};
     deal_out(line, cost.tokens, static_cast<int>(sms));
     const int rounds = line.whole / line.clusters, each = line.each + (line.more != 0);
-    constexpr double kPart = 0.5;  // what a part that is added takes of what a pass does beside its records
+    constexpr double kPart = 0.5;  // the cost of adding a partial sum, as a share of the fixed cost of a pass
     passes = rounds + (each > 0 ? 1 + kPart * up(records, each) : 0);
     steps = rounds * records + each;
   } else if (cost.split == 1 && !takes_bands(static_cast<int>(token_tiles), cost.tokens)) {

@@ -1,5 +1,5 @@
-// What the planner expects of the kernels that walk over records with wgmma (gemm_kernel.cuh, w8a8_kernel.cuh), as linear
-// layers and as convolutions. One formula; four numbers a kernel, fitted to measurements.
+// The cost model of the wgmma kernels (gemm_kernel.cuh, w8a8_kernel.cuh), for linear layers and convolutions: one formula with four
+// numbers per kernel, fitted to measurements.
 #pragma once
 
 #include <array>
@@ -10,11 +10,11 @@
 
 namespace nibble::cuda {
 
-/// Kernels whose records take different times.
+/// Families of kernels whose records take different times.
 enum class WgmmaFamily {
   floats,         // 16-bit activations; one scale and zero a record, of the common kinds
   float_folds,    // the same activations; every other kind
-  online,         // activations quantized per block; a record's products are one sum
+  online,         // activations quantized per group; a record has one integer sum
   online_tokens,  // per token or tensor without zero points: the scale is not in the terms
   online_folds,
   s8,  // codes on both sides
@@ -31,14 +31,14 @@ inline constexpr std::array kWgmmaCosts = std::to_array<WgmmaCost>({
 #include "kernels/cuda/table/h200_costs.inc"
 });
 
-/// The numbers of a kernel: one without them does not compile.
+/// The numbers of a kernel; a kernel without them does not compile.
 constexpr WgmmaCost wgmma_cost(WgmmaFamily family, int tokens, int rows, int split) {
   for (const WgmmaCost& cost : kWgmmaCosts)
     if (cost.family == family && cost.tokens == tokens && cost.rows == rows && cost.split == split) return cost;
   throw std::logic_error("measure it, and run bench/fit_gpu_costs.py");
 }
 
-/// How a kernel deals its work (gemm_schedule.hpp).
+/// How a kernel distributes its work (gemm_schedule.hpp).
 struct WgmmaDeal {
   int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
 };

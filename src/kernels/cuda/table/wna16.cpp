@@ -37,7 +37,7 @@ constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
 /// A slice of one token's activations has to fit into a CTA's shared memory: an eighth of K on sm_90.
 constexpr std::int64_t kMostChannels = std::int64_t{1} << 19;
 
-/// What all rows ask of a weight.
+/// The conditions of all rows on the weight.
 Status accepts_weight(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
@@ -57,7 +57,7 @@ Status accepts_simt(const Kernel& self, const Problem& p) {
   return {};
 }
 
-/// What rows ask that multiply 16-bit floats as they come.
+/// The conditions of rows that multiply 16-bit floats without quantizing.
 Status accepts_half(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_simt(self, p));
   if (name(p.a_dtype) != self.act)
@@ -68,7 +68,7 @@ Status accepts_half(const Kernel& self, const Problem& p) {
 
 Status accepts_dense(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
-  return p.gpu ? Status() : dense_runs_here();  // loads the library: asked last
+  return p.gpu ? Status() : dense_runs_here();  // last, because it loads the library
 }
 
 Status accepts_tensor_core(const Kernel& self, const Problem& p) {
@@ -80,7 +80,7 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   return {};
 }
 
-/// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have short ways for (zeros_of).
+/// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have fast paths for (zeros_of).
 bool has_whole_records(const Problem& p) {
   const std::int32_t group = p.scheme.group.k;
   return (group == 0 || group % gpu_tile::kChannels == 0) && p.scheme.scale != DType::f32 &&
@@ -195,7 +195,7 @@ constexpr Kernel gemm_sm80_row(std::string_view name, std::string_view act) {
           .run = run_linear<launch_gemm_sm80>};
 }
 
-/// Which algorithm cuBLASLt takes depends on M.
+/// The algorithm of cuBLASLt depends on M, so the row is not batch_invariant.
 constexpr Kernel dense_row(std::string_view name, Isa isa, std::string_view act) {
   return {.name = name,
           .backend = Backend::cuda,
@@ -318,8 +318,8 @@ GpuInfo gpu_of(const Problem& problem) {
 }
 
 // Reading and computing overlap, so the longer of the two counts, for every launch of up to `tokens` rows. Fitted to measurements on
-// an H200 (bench/results/h200/decode-kernels.json), in the units of any GPU: what one SM multiplies in a microsecond, and what a launch costs
-// beside that. It only has to order kernels that differ by factors.
+// an H200 (bench/results/h200/decode-kernels.json), in units that hold for any GPU: weights that one SM multiplies per microsecond, and
+// the cost of a launch. It only has to rank kernels that differ by factors.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
   const double memory = tile_moved_us(gpu, p, bits(p.a_dtype));
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / std::max(1, gpu.sms);  // of one SM
@@ -332,14 +332,15 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
   }
   const bool ring = isa == Isa::sm90;
   const double fixed_us = !ring ? 4.5 : 5.5;
-  // Weights per SM and microsecond, with all tokens of a launch. The tokens of the matrix instruction that are not there cost nothing:
-  // m ≤ 8 are half of 16.
+  // Weights per SM and microsecond, with all tokens of a launch. Absent tokens of a matrix instruction cost nothing: m ≤ 8 takes half the
+  // time of 16.
   double multiplied = tokens <= 8 ? 7.5e4 : p.m <= 8 ? 5.6e4 : 4.2e4;
   if (!ring)
     multiplied = (p.m <= 8 ? 3.9e4 : 2.9e4) * std::min(1.0, 2 * tiles / std::max(1, gpu.sms));  // of few rows, two SMs a tile
   if (ring && tokens <= 8) {
-    // Measured: what begins a launch, and the time until memory is at its full rate, 2.4 µs of 6 µs or more. Laid out for 8 tokens it is
-    // 0.4 µs a token, more where K is long, whose activations take stages from the ring, and less where short row tiles follow each other.
+    // Measured: the start of a launch and the time until memory reaches its full rate are 2.4 µs of 6 µs or more. With capacity for 8
+    // tokens add 0.4 µs a token; more for a long K, whose activations leave fewer stages to the ring, less for consecutive short row
+    // tiles.
     const double m = std::min<double>(static_cast<double>(p.m), tokens), kilo = static_cast<double>(p.k) / 1024;
     const double rounds = static_cast<double>(p.n) / gpu_tile::kRows / std::max(1, gpu.sms);
     const double length = kilo > 8 ? std::min(3.5, 0.3 * (kilo - 8)) : 0.3 * (kilo - 8) * std::clamp((rounds - 1) / 2, 0.0, 1.0);
@@ -354,7 +355,7 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
 // Steps follow each other, so their times add up. Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16,
 // and an A100, 250: a tile of 128 output channels × up to 128 tokens keeps one SM busy, and with fewer tiles than SMs some are idle.
 double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
-  constexpr double kShare = 0.85;  // of the bandwidth, for what only moves
+  constexpr double kShare = 0.85;  // of the bandwidth, for copies
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double bytes_a_us = 1e3 * gpu.read_gbytes_per_s;
   const auto packed = static_cast<double>(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes());

@@ -13,7 +13,7 @@ namespace nibble::cuda {
 
 std::span<const Kernel> kernels();
 
-/// The GPU that a problem is asked for. Asked of problems that accepts_common has accepted: there is one then.
+/// The GPU of a problem; precondition: accepts_common has accepted the problem.
 GpuInfo gpu_of(const Problem& problem);
 /// Kernel::least_m of a tile of so many tokens: more than half of it is full, unless there is no smaller tile.
 constexpr std::int64_t least_m(int tokens) { return tokens <= 16 ? 1 : tokens / 2 + 1; }
@@ -21,7 +21,8 @@ constexpr std::int64_t least_m(int tokens) { return tokens <= 16 ? 1 : tokens / 
 constexpr std::string_view wgmma_variant(int split) {
   return split == kStreamK ? "streamk" : split == 1 ? "wgmma" : split == 2 ? "wgmma2" : "wgmma4";
 }
-/// What a row of tiles of kTokens asks for: kBase's bytes, and behind them, with stream-K, memory for the parts of kGroups warpgroups.
+/// The workspace of a row of tiles of kTokens: kBase's bytes, followed, with stream-K, by memory for the partial sums of kGroups
+/// warpgroups.
 template <int kTokens, int kGroups, int kSplit, std::size_t (*kBase)(const Kernel&, const Problem&)>
 std::size_t wgmma_workspace(const Kernel& self, const Problem& p) {
   std::size_t bytes = 0;
@@ -29,14 +30,15 @@ std::size_t wgmma_workspace(const Kernel& self, const Problem& p) {
   if constexpr (kSplit == kStreamK) bytes = (bytes + 255) / 256 * 256 + stream_k_bytes(kTokens, kGroups, gpu_of(p).sms);
   return bytes;
 }
-/// Where it ends.
+/// The end of that workspace.
 inline void* end_of(std::span<std::byte> scratch) { return scratch.data() + scratch.size(); }
 
-constexpr double kLaunchUs = 1.5;  // what remains of a launch in a stream or graph of them
+constexpr double kLaunchUs = 1.5;  // the cost of a launch among others in a stream or graph
 
 /// Predicted microseconds of a linear kernel of level `isa` on a GPU.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& problem);
-/// Of sm_90's wgmma kernels of 16-bit activations: kTokens × kRows outputs a pass of a CTA, kSplit of which share it along K.
+/// Predicted microseconds of sm_90's wgmma kernels of 16-bit activations: kTokens × kRows outputs a pass of a CTA, kSplit of which share
+/// it along K.
 double floats_cost_us(const WgmmaCost& whole, const WgmmaCost& folds, const GpuInfo& gpu, const Problem& problem);
 template <int kTokens, int kRows, int kSplit>
 double gemm_sm90_cost_us(const GpuInfo& gpu, const Problem& problem) {
@@ -45,7 +47,7 @@ double gemm_sm90_cost_us(const GpuInfo& gpu, const Problem& problem) {
   return floats_cost_us(kWhole, kFolds, gpu, problem);
 }
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
-/// Of the dense tier.
+/// Predicted microseconds of the dense tier.
 double dense_cost_us(const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -14,14 +14,15 @@
 namespace nibble::cuda {
 namespace {
 
-/// What most of these rows read: s8 codes, interleaved by 16 channels (gpu_tile::interleaved), and the terms of folds.
+/// The form of activations that most of these rows read: s8 codes, interleaved by 16 channels (gpu_tile::interleaved), and the terms of
+/// folds.
 constexpr ActForm kForm = ActForm::s8i16;
 
 constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are counted in 32 bits inside the kernels
 /// A token's slice of codes has to fit into a CTA's shared memory: an eighth of K.
 constexpr std::int64_t kMostDecodeChannels = 1 << 19;
 
-/// What all rows ask of activations.
+/// The conditions of all rows on activations.
 Status accepts_acts(const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_online(p));
   if (std::max({p.m, p.n, p.k}) > kMostDimension)
@@ -123,8 +124,8 @@ Status run_decode(const Kernel&, const StepArgs& args) {
   return launch_online_decode_sm90(task, kTokens, args.stream);
 }
 
-/// A CTA takes 64 rows × 16 or 64 tokens from the first channel to the last. What a record takes it alone on an SM, and each of the CTAs that
-/// share one: measured on an H200.
+/// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
+/// was measured on an H200.
 double sm80_cost_us(const Kernel&, const Problem& p) {
   struct Record {
     double alone_us, shared_us;
@@ -140,7 +141,7 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
                   records * std::max(record.alone_us, record.shared_us * tiles / std::max(1, gpu.sms)));
 }
 
-/// Which kernels' records a layer's are like.
+/// The family of kernels (wgmma_cost.hpp) that the layer's records belong to.
 WgmmaFamily family_of(const Problem& p) {
   if (online_fold(p.act_scheme, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
   return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
@@ -311,9 +312,9 @@ Status accepts_online(const Problem& p) {
   return {};
 }
 
-// What W4A16's rows for as many tokens take (linear_cost_us), fitted to measurements, with two things put in by arithmetic: a record is
-// multiplied in two thirds of the cycles; and a CTA quantizes its slice of K, which is all of it where there are as many row tiles
-// as multiprocessors. A scale per token is a second look at the activations, and a word between the CTAs of a cluster.
+// The fitted cost of W4A16's rows for as many tokens (linear_cost_us), with two computed differences: a record takes two thirds of the
+// cycles; and a CTA quantizes its slice of K, which is all of K where there are as many row tiles as multiprocessors. A scale per token
+// costs a second read of the activations, and an exchange between the CTAs of a cluster.
 double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   constexpr double kCodesPerUs = 2e4;  // of an SM
   const double sms = std::max(1, gpu.sms), m = std::min<double>(static_cast<double>(p.m), tokens);
@@ -321,7 +322,7 @@ double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   const double codes = m * static_cast<double>(p.k) * std::clamp(tiles / sms, 0.25, 1.0);
   const bool finds = p.act_scheme.group == GroupShape::channel();
   const double quantize_us = (finds ? 0.8 : 0.3) + (finds && tokens > 1 ? 1.6 : 1.0) * codes / kCodesPerUs;
-  const double fixed_us = tokens == 1 ? 3.0 : 6.0;  // eight tokens: 2 µs more than arithmetic says, measured
+  const double fixed_us = tokens == 1 ? 3.0 : 6.0;  // eight tokens: measured, 2 µs more than computed
   const double multiplied = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
   const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(tile_moved_us(gpu, p, 8), weights_us));

@@ -15,14 +15,14 @@ namespace nibble::cuda {
 
 std::span<const Kernel> online_kernels();
 
-/// Channels whose products are added as integers: all of a record where they share a scale on both sides, and the weight is of a
-/// common kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
+/// Channels whose products are summed as integers: a whole record where they share a scale on both sides, and the weight is of a common
+/// kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
 int online_fold(const ActScheme& act, const WeightScheme& weight);
 
-/// The rule of a step's codes. Where A lies, its size and where codes go are left to the caller.
+/// The quantization rule of a step; the caller adds A, its size and the outputs.
 QuantizeTask online_rule(const StepArgs& args);
 
-/// Whether activations are quantized to int8 codes whose blocks the kernels take.
+/// Whether activations are quantized to int8 codes in groups that the kernels support.
 Status accepts_online(const Problem& problem);
 
 /// Predicted microseconds of sm_90's tiles, the quantizer apart: kTokens × kRows outputs a pass of a CTA, kSplit of which share it; family: an

@@ -12,12 +12,12 @@ namespace nibble::cuda {
 
 /// One thread an output pixel and 8 channels: any geometry, strides, types and GPU. Of task.weight, in f32.
 cudaError_t conv_direct(const ConvTask& task, cudaStream_t stream);
-/// The same of task.scaled, in integers, exact modulo 2³².
+/// The same for task.scaled, in integers, exact modulo 2³².
 cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream);
 
-/// An implicit GEMM on sm_90's matrix engine: f16 or bf16, one group, channels a multiple of 64, strides of 8 at most, distances that
-/// TMA can express (patches_fit). Images whose channels are not side by side are brought into that order first, in task.scratch;
-/// cudaErrorInvalidAddressSpace where TMA cannot read images whose channels are. A row's bits depend neither on the batch nor on the
+/// An implicit GEMM with wgmma on sm_90: f16 or bf16, one group, channels a multiple of 64, strides of 8 at most, strides in memory that
+/// TMA can express (patches_fit). Images in another order are first copied to channels-last order in task.scratch;
+/// cudaErrorInvalidAddressSpace if TMA cannot read channels-last images in place. A row's bits depend neither on the batch nor on the
 /// other pixels.
 cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
 
@@ -25,23 +25,23 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 /// multiple of 8, and where there are groups, their output channels of 64.
 cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
 
-/// On sm_90's matrix engine, of task.scaled and int8 activations, exact: floats become codes in task.scratch first, and codes that cannot
-/// be taken where they are move there (code_images). One group, channels a multiple of 64. The bits do not depend on config.
+/// The implicit GEMM of sm_90 for task.scaled and int8 activations, exact: floats are first quantized into task.scratch, and codes that
+/// cannot be read in place are copied there (code_images). One group, channels a multiple of 64. The bits do not depend on config.
 cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream);
 
-/// On sm_90's matrix engine, of task.weight and floats that become int8 codes in task.scratch first (online_image_map), a scale for blocks of
-/// a pixel's channels or for all: wna8.hpp, of patches. One group, channels a multiple of 64 and of task.fold. A row's bits depend neither
-/// on the batch nor on the other pixels.
+/// The implicit GEMM of sm_90 for task.weight and floats that are first quantized to int8 codes in task.scratch (online_image_map), with a
+/// scale per block of a pixel's channels or one for all: wna8.hpp on patches. One group, channels a multiple of 64 and of task.fold. A
+/// row's bits depend neither on the batch nor on the other pixels.
 cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
 
-/// The same with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, channels of a group a
-/// multiple of 16, and where there are groups, their output channels of 64.
+/// conv_scaled_sm90 with the matrix instructions of compute capability 8.0 and later: any strides, dilations and distances, channels of a
+/// group a multiple of 16, and where there are groups, their output channels of 64.
 cudaError_t conv_scaled_sm80(const ConvTask& task, cudaStream_t stream);
 
 /// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8.
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
 
-/// How D leaves sm_90's kernels where its channels are not side by side.
+/// How sm_90's kernels store a D that is not channels-last.
 template <class Params>
 void leaves_as(const ConvTask& task, Params& p) {
   if (task.d.channel == 1) return;
@@ -50,15 +50,15 @@ void leaves_as(const ConvTask& task, Params& p) {
   p.half = half_out(p.epilogue, p.image_stride, p.channel_stride, task.patches.pixels());
 }
 
-/// Codes as tensor cores take them: [B,H,W,C], pixels `pitch` bytes apart, at multiples of 16; padding that is left is code 0.
+/// Images of codes for tensor cores: [B,H,W,C], pixels `pitch` bytes apart, at multiples of 16; padding outside of memory is code 0.
 struct CodeImages {
   const void* x = nullptr;
   std::int64_t pitch = 0;
   Patches patches;
   const std::int32_t* sums = nullptr;  // [groups][tokens] of the patches' codes; where the weight has zero points
 };
-/// Those of task.x: itself where it is so, else made of it in task.scratch (codes_map), codes of task.acts' scale and zero point with their
-/// padding around them (padded). Channels of a group are a multiple of 16.
+/// The images of codes of task.x: in place where it has this form, else made in task.scratch (codes_map) with task.acts' scale and zero
+/// point, and with their padding in memory (padded). Channels of a group are a multiple of 16.
 cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream);
 
 }  // namespace nibble::cuda

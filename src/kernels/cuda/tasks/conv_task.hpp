@@ -23,13 +23,14 @@ struct ConvTask {
 
   DeviceWeight weight;  // packed as gpu_n64k128, or
   ScaledWeight scaled;  // as gpu_w8n64k128, for activations that are codes:
-  QuantizedActs acts;   // their scale and zero point; codes are x itself, or made of it where act is a float type
+  QuantizedActs acts;   // their scale and zero point; codes are x itself, or quantized from a float x
 
-  QuantizeTask online;  // the rule of codes that `weight` is multiplied by: a, its size and where codes go are not told
-  int fold = 0;         // channels whose products are added as integers: 128, or 32; 0: activations stay what they are
+  QuantizeTask online;  // the rule of codes that `weight` is multiplied by; a, its size and the outputs are not set
+  int fold = 0;         // channels whose products are summed as integers: 128 or 32; 0: activations are not quantized
 };
 
-/// Where an image of codes lies in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each group's patches' codes.
+/// The places of an image of codes in a plan's workspace: codes [B][H'][W'][C] with their padding | sums s32 of each group's patches'
+/// codes.
 struct CodesMap {
   std::size_t sums = 0, bytes = 0;
 };

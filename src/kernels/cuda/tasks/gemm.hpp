@@ -8,10 +8,10 @@
 
 namespace nibble::cuda {
 
-/// For devices without sm_90's matrix engine. A row's bits depend neither on M nor on the other rows.
+/// For devices without wgmma. A row's bits depend neither on M nor on the other rows.
 cudaError_t linear_gemm_sm80(const LinearTask& task, cudaStream_t stream);
 
-/// What a row of the kernel table decides for sm_90: plain values.
+/// The configuration of a row of the kernel table for sm_90: plain values.
 struct GemmConfig {
   int tokens = 128;  // n of the matrix instruction: 16, 32, 64, 128 or 256 a pass
   int split = 1;     // CTAs of a cluster that share K: 1, 2 or 4; fewer where there are fewer records; kStreamK

@@ -1,25 +1,27 @@
-// Which rows, tokens and channels a CTA multiplies, and when: plain arithmetic, the same on the host, where it is tested, and in kernels.
+// The tile scheduler: which rows, tokens and channels a CTA multiplies, and when. Plain arithmetic, the same in kernels and on the host,
+// where it is tested.
 //
 //   D is cut into row blocks of 64 and token tiles. A pass is up to `most` neighbouring row blocks of one token tile, times all of K, which
-//   is a row of records. There are four ways to deal passes, and deal_out() says which:
+//   is a row of records. Passes are distributed in one of four ways, which deal_out() chooses:
 //
 //   units    a unit is one row block of one token tile. Every CTA has a run of U/C units, rounded up or down, and takes it in passes: 57344
 //            rows on 132 CTAs are 6 or 7 blocks each, taken as 4 and 3 (97 % of the time all are busy), where tiles of 256 rows would
 //            take two rounds (85 %)
-//   bands    many tokens: passes are numbered, CTA c takes c, c + C, c + 2·C …; those side by side in time share what they read
+//   bands    many tokens: passes are numbered, CTA c takes c, c + C, c + 2·C …; passes that run at the same time share their inputs
 //   split    a cluster takes a pass, rank r of S the records [r·R/S, (r+1)·R/S)
 //   stream-K whole rounds of passes as bands do, and the records of the others laid in one line, of which every CTA has 1/C:
 //
 //                  pass 0            pass 1            pass 2
-//            ├────────┊────────┼────────┊────────┼─ … ──────────┤     three passes dealt to, say, four CTAs
+//            ├────────┊────────┼────────┊────────┼─ … ──────────┤     three passes on, say, four CTAs
 //            ├── CTA 0 ──┼── CTA 1 ──┼── CTA 2 ──┼── CTA 3 ─────┤
 //                        ◀──         ◀──         ◀──                  a CTA takes its run from the end
 //
-//            Where a run ends within a pass (CTA 0, 1 and 2) the sums of that part are left in memory (stream_k.cuh); it is the first that
-//            the CTA multiplies. The pass is finished by the CTA that has its last record, which multiplies that part last: by then the others
-//            have left theirs. There are no more CTAs than multiprocessors, and one waits only for those before it, which start first.
+//            Where a run ends within a pass (CTA 0, 1 and 2) the partial sums are stored in memory (stream_k.cuh); that part is the first
+//            that the CTA multiplies. The pass is finished by the CTA that has its last record, which multiplies that part last: by then
+//            the others have stored theirs. There are no more CTAs than multiprocessors, and a CTA waits only for those before it, which
+//            start first.
 //
-// A sum is formed in an order that depends on the way and the GPU, and with stream-K on M.
+// The order of a sum depends on the distribution and the GPU, and with stream-K on M.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +30,16 @@
 
 namespace nibble::cuda {
 
-/// Multiplying warpgroups of a CTA, each with a row block: four, or as many as have registers for their sums.
+/// Multiplying warpgroups of a CTA, each with a row block: four, or fewer where sums need more registers.
 NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
 
-/// The same of codes on both sides, whose operands are in shared memory. Sums of groups need registers more than once.
+/// The same for codes on both sides, whose operands are in shared memory. Groups need registers for two sets of sums.
 NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false) {
   if (grouped) return tokens >= 64 ? 2 : 4;
   return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
 }
-/// Tokens are taken in bands of so many, where there are two bands or more (Deal::banded): passes side by side then share what they read.
-/// With K = 8192, 8 or 16 MiB of activations stay in L2 while the weights go by once for each band.
+/// The tokens of a band, where there are two bands or more (Deal::banded): concurrent passes then share their inputs. With K = 8192, 8 or
+/// 16 MiB of activations stay in L2 while the weights are read once per band.
 constexpr int kBandTokens = 1024;
 
 NIBBLE_HOST_DEVICE constexpr bool takes_bands(int token_tiles, int tokens) { return token_tiles * tokens >= 2 * kBandTokens; }
@@ -45,8 +47,8 @@ NIBBLE_HOST_DEVICE constexpr bool takes_bands(int token_tiles, int tokens) { ret
 /// The `split` of kernels whose CTAs share passes along K wherever a run ends; of others it is the CTAs of a cluster.
 constexpr int kStreamK = 0;
 
-/// Division by a number that the host knows, as a product: an integer division in front of the first copy takes a tenth of a
-/// microsecond. Exact for all n ≥ 0: with by ≤ 2^bits < 2·by the inverse ⌈2^(31+bits)/by⌉ is above by less than 2^-31 of itself.
+/// Division by a number known on the host, as a multiplication: an integer division before the first copy takes a tenth of a microsecond.
+/// Exact for all n ≥ 0: with by ≤ 2^bits < 2·by the inverse ⌈2^(31+bits)/by⌉ is above by less than 2^-31 of itself.
 struct Divisor {
   std::uint32_t inverse = std::uint32_t{1} << 31;
   int shift = 31;
@@ -76,8 +78,8 @@ struct Deal {
   int split = 1;           // CTAs of a cluster, which share passes along K: a power of two; kStreamK
   int shift = 0;           // of which 2^shift = split
   int clusters = 1;        // of one CTA, or of `split`
-  int band = 0;            // token tiles of a band of numbered passes; 0: units are dealt
-  int whole = 0;           // numbered passes that are taken whole; the others are the line
+  int band = 0;            // token tiles of a band of numbered passes; 0: units are distributed
+  int whole = 0;           // numbered passes that are run whole; the others form the line of stream-K
   int each = 0, more = 0;  // a cluster's units, or records of the line; the first `more` clusters have one more
   int row_tiles = 1;
   Divisor by_row_blocks{}, by_most{}, by_band{}, by_high{}, by_last{}, by_records{};
@@ -88,9 +90,9 @@ struct Deal {
   constexpr int longest() const {
     if (split == kStreamK) return each + 1 + (whole + clusters - 1) / clusters * records;
     const bool one = band == 0 ? units() <= clusters * most : passes() <= clusters;
-    return one ? (records + split - 1) / split : 2 * records;  // as good as endless
+    return one ? (records + split - 1) / split : 2 * records;  // effectively unlimited
   }
-  /// Where the units or the run of a cluster begin.
+  /// The first unit, or the begin of the run, of a cluster.
   NIBBLE_HOST_DEVICE constexpr int begin(int cluster) const { return cluster * each + (cluster < more ? cluster : more); }
 
   /// The pass that begins at `unit` of a run that stops before `stop`: as many blocks as its siblings in this token tile.
@@ -113,10 +115,10 @@ struct Deal {
             .blocks = row_blocks - block < most ? row_blocks - block : most};
   }
 
-  /// Where a cluster is with its share: one number, for it stands in a register while the cluster multiplies. The unit or pass that is next, or, when
-  /// these are done, −1 − the record up to which its run of the line is still there.
+  /// The progress of a cluster, one number, because it occupies a register during the products: the next unit or pass or, when these are
+  /// done, −1 − the end of the remaining run of the line.
   NIBBLE_HOST_DEVICE constexpr int start(int cluster) const { return band == 0 ? begin(cluster) : cluster; }
-  /// Takes the next pass out of the share of CTA `rank` of a cluster; false when there is none.
+  /// Gets the next pass of CTA `rank` of a cluster; false when there is none.
   NIBBLE_HOST_DEVICE constexpr bool next(int cluster, int rank, int& at, Pass& pass) const {
     const int stop = band == 0 ? begin(cluster + 1) : whole;
     if (at >= 0 && at < stop) {
@@ -136,7 +138,7 @@ struct Deal {
     at = -1 - left;
     return true;
   }
-  /// The row blocks of the part that a cluster leaves; 0: it has none.
+  /// The row blocks of the partial pass that a cluster stores for another; 0: it has none.
   NIBBLE_HOST_DEVICE constexpr int left_blocks(int cluster) const {
     const int from = begin(cluster), to = begin(cluster + 1);
     if (split != kStreamK || from == to) return 0;
@@ -145,7 +147,8 @@ struct Deal {
   }
 };
 
-/// Deals what `deal` says of row blocks, token tiles, records, most and split to `ctas` CTAs, in tiles of `tokens` tokens.
+/// Distributes the row blocks, token tiles and records of `deal`, with its `most` and `split`, to `ctas` CTAs, in tiles of `tokens`
+/// tokens.
 constexpr void deal_out(Deal& deal, int tokens, int ctas) {
   const auto up = [](int a, int b) { return (a + b - 1) / b; };
   const bool bands = takes_bands(deal.token_tiles, tokens);
@@ -168,7 +171,7 @@ constexpr void deal_out(Deal& deal, int tokens, int ctas) {
     const std::int64_t all = std::int64_t{passes} * deal.records;
     deal.clusters = all < ctas ? static_cast<int>(all) : ctas;
     const int rest = passes % deal.clusters;
-    // A pass that many CTAs have a part of takes its last one long to add up: with a whole round in the line they are three at most.
+    // A pass shared by many CTAs takes long to reduce: with a whole round in the line at most three share one.
     constexpr int kFew = 3;
     deal.whole = passes - rest;
     if (rest != 0 && kFew * rest < deal.clusters && deal.whole > 0) deal.whole -= deal.clusters;

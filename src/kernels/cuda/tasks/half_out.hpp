@@ -1,4 +1,4 @@
-// Which D and epilogues the short way out of the wgmma kernels (half_out.cuh) is for.
+// Which D and epilogues the fast store of the wgmma kernels (half_out.cuh) supports.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace nibble::cuda {
 
-/// What of D is side by side, and in how many pieces 16 bytes go there: pixels that are a multiple of 4, and not of 8, in two.
+/// The contiguous dimension of D, and the number of pieces in which 16 bytes are stored: two where the pixels are a multiple of 4 but not
+/// of 8.
 enum class HalfOut : std::uint8_t { no, channels, pixels, pixel_fours };
 
 /// Whether the epilogue is a bias at most, and 16-bit floats.
@@ -20,7 +21,7 @@ inline HalfOut half_out(const epilogue::Element& e, std::int64_t n) {
   const bool whole = n % 8 == 0 && e.d_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(e.d) % 16 == 0;
   return is_short(e) && whole ? HalfOut::channels : HalfOut::no;
 }
-/// The same of a D of images, whose channels are `channel` elements apart.
+/// The same for a D of images, whose channels are `channel` elements apart.
 inline HalfOut half_out(const epilogue::Element& e, std::int64_t image, std::int64_t channel, int pixels) {
   const auto multiple = [&](int of) {
     return image % of == 0 && channel % of == 0 && pixels % of == 0 &&

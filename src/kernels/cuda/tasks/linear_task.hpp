@@ -1,4 +1,4 @@
-// What the launchers of the CUDA kernels take: plain values, host and device, no allocation behind them.
+// The arguments of the launchers of the CUDA kernels: plain values, host and device, which own nothing.
 #pragma once
 
 #include <algorithm>
@@ -40,15 +40,15 @@ struct LinearTask {
   epilogue::Element epilogue;
 };
 
-/// Rows of activations that sm_90's GEMM copies into scratch memory at a time when TMA cannot read them where they are: in another
-/// order of channels, or with rows that do not begin at multiples of 16 bytes. The pointer and the stride, which are known only when
-/// a plan runs, may spoil that too; few rows at a time will do for so rare a case.
+/// Rows of activations that sm_90's GEMM copies into scratch memory at a time when TMA cannot read them in place: permuted channels, or
+/// rows that do not begin at multiples of 16 bytes. The latter can also follow from the pointer and stride, known only when a plan runs;
+/// few rows at a time suffice for so rare a case.
 constexpr int gathered_rows(std::int64_t m, std::int64_t k, bool permuted) {
   return static_cast<int>(std::min<std::int64_t>(m, permuted || k % 8 != 0 ? 1024 : 128));
 }
 constexpr int gathered_pitch(std::int64_t k) { return static_cast<int>((k + 7) / 8 * 8); }  // elements
 
-/// Shared memory that the sm_80 decode kernel cannot do without: two stages of eight records and their activations of one token.
+/// The least shared memory of the sm_80 decode kernel: two stages of eight records and their activations of one token.
 constexpr int kSm80ChunkRecords = 8;
 constexpr int sm80_least_shared(int record_bytes) {
   return 2 * kSm80ChunkRecords * (record_bytes + gpu_tile::kChannels * 2) + 2 * 16;

@@ -1,5 +1,5 @@
-// A convolution as kernels see it: tokens are output pixels, and a token's activations are the patch of its image under the kernel.
-// Plain values, host and device.
+// A convolution in the kernels: tokens are output pixels, and a token's activations are the patch of its image under the filter. Plain
+// values, host and device.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace nibble::cuda {
 
-/// TMA brings so many channels of a pixel at a time, or twice as many: 128 bytes of 16-bit floats, 64 or 128 of codes.
+/// The channels of a pixel in a TMA box, or half of them: 128 bytes of 16-bit floats, 64 or 128 of codes.
 constexpr int kPatchChannels = 64;
 
 struct Patches {
@@ -23,7 +23,7 @@ struct Patches {
   NIBBLE_HOST_DEVICE constexpr int pixels() const { return out_height * out_width; }  // of an output image
 };
 
-/// Where output pixel `token` of all images begins in its image, padding counted: may be negative.
+/// The corner of output pixel `token` of all images in its image, padding counted: may be negative.
 struct Corner {
   int image, h, w;
 };
@@ -32,7 +32,7 @@ NIBBLE_HOST_DEVICE constexpr Corner corner(const Patches& p, int token) {
   return {image, pixel / p.out_width * p.stride_h - p.top, pixel % p.out_width * p.stride_w - p.left};
 }
 
-/// What becomes of the patches when images have their padding around them, in memory.
+/// The patches of images whose padding is in memory.
 NIBBLE_HOST_DEVICE constexpr Patches padded(Patches p) {
   p.height += p.top + p.bottom;
   p.width += p.left + p.right;
@@ -40,7 +40,8 @@ NIBBLE_HOST_DEVICE constexpr Patches padded(Patches p) {
   return p;
 }
 
-/// A channel of the patches: channel c of a pixel, of the kernel's element (kh, kw). Kernels walk along them, which takes no divisions.
+/// A channel of the patches: channel c of a pixel, of the filter's element (kh, kw). Kernels walk along the channels, which takes no
+/// divisions.
 struct PatchChannel {
   int c, kw, kh;
 };
@@ -48,15 +49,15 @@ NIBBLE_HOST_DEVICE constexpr PatchChannel patch_channel(const Patches& p, int ch
   const int element = channel / p.channels;
   return {channel % p.channels, element % p.filter_w, element / p.filter_w};
 }
-/// On by as many channels as `step` is from the first one.
+/// Advances by as many channels as `step` is from the first one.
 NIBBLE_HOST_DEVICE constexpr void advance(PatchChannel& at, const Patches& p, const PatchChannel& step) {
   at.c += step.c, at.kw += step.kw, at.kh += step.kh;
   if (at.c >= p.channels) at.c -= p.channels, ++at.kw;
   if (at.kw >= p.filter_w) at.kw -= p.filter_w, ++at.kh;
 }
 
-/// The pixel under an element of the kernel that begins at `from`, counted through all images; negative where that is padding, and past the
-/// last element.
+/// The index, over all images, of the pixel under an element of the filter that begins at `from`; negative for padding and past the last
+/// element.
 NIBBLE_HOST_DEVICE constexpr int pixel_under(const Patches& p, const Corner& from, const PatchChannel& at) {
   const int h = from.h + at.kh * p.dilation_h, w = from.w + at.kw * p.dilation_w;
   const bool inside = at.kh < p.filter_h && static_cast<unsigned>(h) < static_cast<unsigned>(p.height) &&
@@ -64,8 +65,8 @@ NIBBLE_HOST_DEVICE constexpr int pixel_under(const Patches& p, const Corner& fro
   return inside ? (from.image * p.height + h) * p.width + w : -1;
 }
 
-/// Channels [c, …) of one element of the kernel, for output pixels from one on, as TMA wants to be told (ptx::load_patches): where the
-/// kernel begins at the first of them, and how far from there the element is.
+/// Channels [c, …) of one element of the filter, for consecutive output pixels, as coordinates of TMA (ptx::load_patches): where the
+/// filter begins at the first of them, and the offset of the element.
 struct PatchBox {
   int c, w, h, image;
   int right, down;
@@ -91,7 +92,8 @@ NIBBLE_HOST_DEVICE constexpr PatchWalk patch_walk(const Patches& p, int channel,
   return {patch_channel(p, channel), patch_channel(p, step), corner(p, token)};
 }
 
-/// Where kernels may begin, in TMA's words: from `lower` on, up to the image's far corner and `upper`, which is negative inside of it.
+/// The range in which filters may begin, as TMA's corners: from `lower` to the image's far corner plus `upper`, which is negative inside
+/// of the image.
 struct PatchBounds {
   int lower_w, lower_h, upper_w, upper_h;
 };
@@ -99,8 +101,8 @@ NIBBLE_HOST_DEVICE constexpr PatchBounds patch_bounds(const Patches& p) {
   return {-p.left, -p.top, p.right - (p.filter_w - 1) * p.dilation_w, p.bottom - (p.filter_h - 1) * p.dilation_h};
 }
 
-/// Where channels [32·i, …) of a record of codes begin in shared memory, in units of 16 bytes: `tokens` × 128 channels are one box, whose
-/// rows are 128 bytes, or two of 64, one after the other.
+/// The offset of channels [32·i, …) of a record of codes in shared memory, in units of 16 bytes: `tokens` × 128 channels are one box,
+/// whose rows are 128 bytes, or two of 64, one after the other.
 NIBBLE_HOST_DEVICE constexpr int code_columns(int i, int box_channels, int tokens) {
   return box_channels == kPatchChannels ? i / 2 * tokens * kPatchChannels / 16 + i % 2 * 2 : i * 2;
 }
@@ -110,7 +112,7 @@ struct ImageStrides {
   std::int64_t image = 0, pixel = 0, channel = 0;
 };
 
-/// Where channel 0 of pixel `pixel` of an image is, counted with the padding around it; negative where the pixel is padding, or none.
+/// The place of channel 0 of pixel `pixel` of an image, counted with the padding around it; negative where the pixel is padding, or none.
 NIBBLE_HOST_DEVICE constexpr std::int64_t framed(const Patches& p, const ImageStrides& a, int image, int pixel) {
   const int across = p.left + p.width + p.right, h = pixel / across - p.top, w = pixel % across - p.left;
   if (h < 0 || h >= p.height || w < 0 || w >= p.width) return -1;

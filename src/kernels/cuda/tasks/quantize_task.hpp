@@ -16,11 +16,11 @@ struct QuantizeTask {
   std::int64_t m = 0, k = 0;
   const std::int32_t* perm = nullptr;                    // [K]: position k is input channel perm[k]; null: in order
   const float* prescale = nullptr;                       // [K]: what an input channel is multiplied by first
-  float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit, and what is beyond saturates
+  float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit; larger magnitudes saturate
 
   DType codes_type = DType::s8;  // s8 or e4m3
-  bool zero_points = false;      // a range of its own on both sides of 0; s8 with a scale per token, or where terms are wanted
-  bool known = false;            // `scale` and `zero` are given, and are all of A's
+  bool zero_points = false;      // asymmetric ranges; s8 with a scale per token, or where terms are written
+  bool known = false;            // `scale` and `zero` are given, for all of A
   std::int64_t group = 0;        // channels that share a scale, a multiple of 8; 0: all
   float scale = 1.0f;
   std::int32_t zero = 0;
@@ -32,12 +32,12 @@ struct QuantizeTask {
   std::int64_t scale_row = 0, scale_group = 0;
   std::int32_t* zeros = nullptr;
   std::int64_t zero_row = 0;
-  std::int32_t* sums = nullptr;  // of a token's s8 codes; null: nobody asks
+  std::int32_t* sums = nullptr;  // of a token's s8 codes; null: not written
   std::int64_t sum_row = 0;
 
-  /// float2 {scale, scale·Σ codes} of every `fold` channels of a token; null: nobody asks. With zero points {scale, zero_term} instead
-  /// (wna8_task.hpp). Where they are wanted, codes are s8, of each 16 channels in the order of gpu_tile::interleaved, past K the zero
-  /// point, and columns are a multiple of the fold.
+  /// float2 {scale, scale·Σ codes} of every `fold` channels of a token; null: not written. With zero points {scale, zero_term} instead
+  /// (wna8_task.hpp). With terms, codes are s8, of each 16 channels in the order of gpu_tile::interleaved, past K the zero point, and
+  /// columns are a multiple of the fold.
   ///
   /// A token that has one scale for all of K may leave it out of its terms: they are {1, Σ codes}, or {1, zero_term}, and the scale is
   /// token_scales' [M]; null: it is in the terms.

@@ -1,10 +1,10 @@
-// What the launchers of the kernels take that multiply 8-bit codes by 8-bit codes: plain values, host and device.
+// The arguments of the launchers that multiply 8-bit codes by 8-bit codes: plain values, host and device.
 //
 //   D[m,n] = epilogue( s_a[m] · s_w[n] · Σ_k (Â[m,k] − z_a[m])·(Ŵ[n,k] − z_w[n]) )
 //
 // Integers: the sum I is exact, I = Σ Â·Ŵ − z_a·Σ Ŵ − z_w·Σ Â + K·z_a·z_w, modulo 2³². Then fl(fl(float(I)·s_a)·s_w), and the epilogue.
-// e4m3: s_a and s_w may be per group of 128 channels and per block; the sum of each is scaled, and they are added in f32. Without groups
-// sm_90 has a choice (`together`).
+// e4m3: s_a and s_w may be per group of 128 channels and per block; the sum of each group is scaled and added in f32. Without groups sm_90
+// has a choice (`together`).
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace nibble::cuda {
 
-/// Activations as codes, in device memory. What does not vary has no array and stands in a value.
+/// Activations as codes, in device memory. What is the same for all has a value instead of an array.
 struct QuantizedActs {
   const void* codes = nullptr;  // [M,K], s8 or e4m3
   std::int64_t pitch = 0;       // bytes between rows
@@ -49,13 +49,13 @@ struct ScaledTask {
   ScaledWeight weight;
   QuantizedActs acts;
   int m = 0;
-  int together = 0;  // e4m3 on sm_90: records whose products tensor cores add up, at most; sums of those are f32. 0: all
+  int together = 0;             // e4m3 on sm_90: the most records that are summed in tensor cores before f32; 0: all
   epilogue::Element epilogue;   // acc_scale is the weight's scale2
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
 };
 
-/// Where the parts of quantized activations lie in a plan's workspace: codes[M][pitch] | scales f32[G][M] | zeros s32[M] | sums s32[M].
-/// Static activations have codes and sums alone.
+/// The places of quantized activations in a plan's workspace: codes[M][pitch] | scales f32[G][M] | zeros s32[M] | sums s32[M]. Static
+/// activations have only codes and sums.
 struct ActMap {
   std::int64_t pitch = 0, groups = 1;
   std::size_t scales = 0, zeros = 0, sums = 0, bytes = 0;

@@ -1,15 +1,15 @@
 // How a CTA of the decode kernel for online quantized activations (wna8_decode.cu) keeps the codes of its slice of K in shared memory,
 // and which lane makes which of them: index maths, host and device.
 //
-// A token's row holds all that a lane multiplies and folds with, so that tokens are one stride apart in everything:
+// A token's row holds everything that a lane multiplies and folds with, so that one stride between tokens serves for all:
 //
 //   row   = codes: 128 bytes a record | terms: {s_a, s_a·Σa} of each fold, 8 bytes | tops: the largest |x| of each rank, 8 bytes | gap
 //   codes = of each 16 channels in the order of gpu_tile::interleaved
 //
 // The pitch is an odd number of 16-byte chunks: ldmatrix reads a chunk of each of 8 tokens, from 8 different groups of banks.
 //
-// Codes are made in chunks of 8 records of one token, a warp's: lanes 4g … 4g+3 have record g, four vectors of 8 channels each. So a scale
-// per 128 channels is found among four lanes with two shuffles, of which a row of 16 lanes would need four for every vector.
+// A warp quantizes chunks of 8 records of one token: lanes 4g … 4g+3 have record g, four vectors of 8 channels each. So a scale per 128
+// channels takes two shuffles among four lanes; 16 lanes in a row would take four for every vector.
 //
 //   vector v of lane 4g + q = channels 128·g + 32·(v ^ g mod 4) + 8·q … + 7
 //
@@ -52,7 +52,7 @@ NIBBLE_HOST_DEVICE constexpr TokenRow token_row(int records, int folds) {
 /// chunks w / tokens, and so many on.
 NIBBLE_HOST_DEVICE constexpr int token_shift(int m) { return m <= 1 ? 0 : m <= 2 ? 1 : m <= 4 ? 2 : 3; }
 
-/// Records that a CTA looks at for the scales of its own, [first, end): a scale of 256 channels may be half of a neighbour's.
+/// Records that a CTA reads to find its scales, [first, end): half of a group of 256 channels may belong to a neighbour.
 struct Seen {
   int first, end;
   NIBBLE_HOST_DEVICE constexpr int chunks() const { return (end - first + kChunkRecords - 1) / kChunkRecords; }

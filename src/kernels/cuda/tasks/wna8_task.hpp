@@ -1,4 +1,4 @@
-// What the launcher of products with online quantized activations takes (wna8.hpp), and where a plan's workspace has them.
+// The arguments of the launcher of products with online quantized activations (wna8.hpp), and their places in a plan's workspace.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct OnlineTask {
   epilogue::Element epilogue;
 };
 
-/// The same for the decode kernel, which quantizes by itself: acts.codes, scales, zeros, sums and terms are nobody's.
+/// The same for the decode kernel, which quantizes by itself: it does not use acts.codes, scales, zeros, sums and terms.
 struct OnlineDecodeTask {
   DeviceWeight weight;
   QuantizeTask acts;
@@ -38,8 +38,8 @@ struct OnlineDecodeTask {
   epilogue::Element epilogue;
 };
 
-/// Where the parts of quantized activations lie in a plan's workspace: codes [M][pitch] | terms float4 [folds][term_pitch / 2] | tokens'
-/// scales f32 [term_pitch].
+/// The places of quantized activations in a plan's workspace: codes [M][pitch] | terms float4 [folds][term_pitch / 2] | tokens' scales f32
+/// [term_pitch].
 struct OnlineMap {
   std::int64_t pitch = 0, folds = 0, term_pitch = 0;
   std::size_t terms = 0, scales = 0, bytes = 0;
@@ -58,7 +58,7 @@ constexpr OnlineMap online_map(int fold, std::int64_t m, std::int64_t k) {
 
 /// The same of the pixels of images, channels side by side: codes [B·H·W][C] | terms float2 [B·H·W][C / fold][spread] | and, where channels are
 /// not side by side in A, A as it is with channels last. The terms of a TMA box are 16 bytes of a pixel: two folds of 32 channels, or one
-/// of 128 and as much room again.
+/// of 128 and 8 unused bytes.
 struct OnlineImageMap {
   std::int64_t term_fold = 0, term_row = 0;  // float2 between folds, between pixels
   std::size_t terms = 0, image = 0, bytes = 0;

@@ -6,7 +6,7 @@
 //     (word << 4 ^ 0x80808080) & 0xf0f0f0f0        four bytes 16·(u − 8) of row g: one register of the operand
 //     (word      ^ 0x80808080) & 0xf0f0f0f0        of row g+8: another
 //
-//   The operand wants channels 4t … 4t+3 there. Which channel is which does not matter as long as both sides agree: activations are
+//   The operand has channels 4t … 4t+3 there. The order of channels does not matter as long as both sides agree: activations are
 //   quantized into the order of the words (gpu_tile::interleaved). Bytes of 8-bit codes are taken in the same order, by PRMT, and their
 //   upper bits flipped: u − 128.
 #pragma once
@@ -22,7 +22,7 @@ namespace nibble::cuda {
 
 constexpr int kStepChannels = 32;  // of a matrix instruction
 
-/// What is subtracted from a stored code, and what the operand is in units of that.
+/// The offset of a stored code, and the unit of the operand.
 template <int kBits>
 constexpr float kCodeBase = kBits == 4 ? 8.0f : 128.0f;
 template <int kBits>
@@ -48,14 +48,14 @@ __device__ __forceinline__ void signed_codes(std::uint32_t (&a)[4], const uint4&
   }
 }
 
-/// What a fold's integers of rows g and g+8 are multiplied by, and the sums of activations, to become part of D.
+/// The factors of a fold's integer sums and of the sums of activations, for rows g and g+8.
 struct RowTerms {
   float scale[2];
   float shift[2];
 };
 
-/// A fold's integers of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1, as numbers, onto `to`. `terms`: s_a of both tokens, then s_a·Σa; kPlain:
-/// s_a is 1.
+/// Scales a fold's integer sums of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1 and adds them to `to`. `terms`: s_a of both tokens,
+/// then s_a·Σa; kPlain: s_a is 1.
 template <Zeros kZeros, bool kPlain = false>
 __device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows) {
 #pragma unroll
@@ -74,7 +74,7 @@ __device__ __forceinline__ void add_codes(std::int32_t (&sums)[2], const std::ui
 #pragma unroll
   for (int i = 0; i < 4; ++i) sums[i % 2] = __dp4a(static_cast<std::int32_t>(a[i]), kEachOne, sums[i % 2]);
 }
-/// The four lanes of a row have all of it then.
+/// Reduces over the four lanes of a row; each gets the whole sum.
 __device__ __forceinline__ void share_sums(std::int32_t (&sums)[2]) {
 #pragma unroll
   for (std::int32_t& sum : sums) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void share_sums(std::int32_t (&sums)[2]) {
     sum += __shfl_xor_sync(~0u, sum, 2);
   }
 }
-/// add_fold with zero_terms in the place of s_a·Σa, and the sums of u of both rows.
+/// add_fold with zero_terms in place of s_a·Σa, and with the sums of u of both rows.
 template <Zeros kZeros>
 __device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows,
                                                const std::int32_t (&sums)[2]) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ RowTerms row_terms(const RecordFormat& format, const 
   }
   return rows;
 }
-/// Of any slot.
+/// The same for any slot.
 template <int kBits>
 __device__ __forceinline__ RowTerms load_row_terms(const RecordFormat& format, std::uint32_t slot, int position) {
   const float2 scale = load_row_pair(slot, position, format.scale_type);
@@ -130,7 +130,7 @@ __device__ __forceinline__ RowTerms load_row_terms(const RecordFormat& format, s
           {fmaf(-scale.x, z.x, offset.x), fmaf(-scale.y, z.y, offset.y)}};
 }
 
-/// Which of the kernels folds every `fold` channels; the plan has chosen 32 for all but the common weights.
+/// The kind of kernel for folds of `fold` channels; the plan has chosen 32 for all but the common weights.
 inline Zeros code_zeros_of(const RecordFormat& f, int fold) {
   if (fold != gpu_tile::kChannels) return Zeros::any;
   return f.zero == Zero::integer ? Zeros::integer : Zeros::fixed;

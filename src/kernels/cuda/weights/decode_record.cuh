@@ -3,8 +3,8 @@
 //
 //   acc[64 rows][8T tokens] += s ∘ Σ operand·x + shift ∘ Σx      fragment f: rows 16f … 16f+15; token tile t: tokens 8t … 8t+7
 //
-// Weights are the 16-row A operand of m16n8k16, tokens its 8 columns: a single token wastes tensor throughput, of which there is
-// plenty, and no memory. Sums are in the operand's units (unpack.cuh) until they are stored.
+// Weights are the 16-row A operand of m16n8k16, tokens its 8 columns: a single token wastes tensor throughput, which is abundant, but no
+// bandwidth. Sums are in the operand's units (unpack.cuh) until they are stored.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace nibble::cuda {
 
-/// What is known of a record at compile time: groups of 128 channels or more without float offsets, with 16-bit scales, as nearly
+/// The properties of a record known at compile time: groups of 128 channels or more without float offsets, with 16-bit scales, as nearly
 /// all checkpoints have them, or nothing.
 enum class Known { f16_scales, bf16_scales, nothing };
 
@@ -27,7 +27,7 @@ inline Known known_of(const RecordFormat& f) {
 }
 
 /// Multiplying warps of a CTA: each takes every eighth record, whole. Half records for 4 × 2 or 8 × 2 warps were slower
-/// (docs/kernels/cuda-decode.md): a record's activations, their sums and its bookkeeping are paid for twice.
+/// (docs/kernels/cuda-decode.md): they pay twice for a record's activations, their sums and its bookkeeping.
 constexpr int kDecodeWarps = 8;
 /// A lane's rows of a column of a slot: [2f] is row g of fragment f, [2f + 1] row g + 8.
 struct Rows {
@@ -68,7 +68,7 @@ __device__ inline Rows load_bytes(std::uint32_t column, int lane) {
 template <int kTiles>
 using Sums = float[gpu_tile::kFragments][kTiles][4];
 
-/// What a group's Σx is multiplied by, row by row: −s·(z + offset), or that and the weight's own float offset.
+/// The factor of a group's Σx per row: −s·(z + offset), plus the weight's own float offset, if any.
 template <Known kKnown, class Act, int kBits>
 __device__ __forceinline__ Rows shift_of(const RecordFormat& format, std::uint32_t slot, int lane, const Rows& scale) {
   using Codes = Operand<Act, kBits>;
@@ -96,13 +96,13 @@ __device__ __forceinline__ Rows shift_of(const RecordFormat& format, std::uint32
 template <Known kKnown, int kSpan, int kTiles, class Act, int kBits>
 __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std::uint32_t record,
                                                 const std::uint32_t (&x)[kTiles], Sums<kTiles>& acc) {
-  constexpr int kSteps = gpu_tile::kChannels / 32;  // ldmatrix brings 32 channels
+  constexpr int kSteps = gpu_tile::kChannels / 32;  // ldmatrix loads 32 channels
   constexpr int kVectorProducts = gpu_tile::step_channels(kBits) / gpu_tile::kFragmentChannels;
   const int lane = threadIdx.x % 32;
   const std::uint32_t lane_codes = record + gpu_tile::vector_offset(0, 0, lane);
   std::uint32_t slot = record + format.slots_offset;
 
-  // What comes from shared memory is asked for well before its use: a warp has only one other beside it to hide behind.
+  // Shared memory is read well ahead of use: only one other warp hides the latency.
   constexpr int kAhead = kKnown == Known::nothing && kTiles > 1 ? 1 : kSteps;  // steps of activations in registers
   std::uint32_t b[kAhead][kTiles][4];
   uint4 codes[gpu_tile::kFragments];

@@ -1,6 +1,6 @@
 // Four kernels; docs/kernels/cuda-dequantize.md has the measurements.
 //
-//   rows     [K,N] output: a lane owns the 16 output bytes of one row that its columns give, so nothing crosses lanes
+//   rows     [K,N] output: a lane owns the 16 output bytes of its columns in one row, without exchange between lanes
 //   tile     [N,K] output: codes, zeros and scales of a tile go through shared memory while still packed (a quarter of the bytes
 //            that transposing the output would move), a lane then owns 16 output bytes along K
 //   gather   act-order: every row has its own scales and zeros, which a warp loads along N, where they are dense, for 8 rows at
@@ -9,8 +9,8 @@
 //
 // A code becomes a number by OR-ing it into the mantissa of 1024 (half, ulp 1): two codes for one LOP3, since codes lie in both
 // 16-bit halves of a word. (1024 + u) − (1024 + z) is exact in half; the product with s is one f32 multiplication, exact for 16-bit
-// scales, and is then rounded once to the output type. Rows and tile are bound by memory all the same,
-// so no case has a faster path that would need its own proof of exactness.
+// scales, and is then rounded once to the output type. Rows and tile are bound by memory anyway, so no case needs a faster path with its
+// own proof of exactness.
 #include "kernels/cuda/weights/dequantize.cuh"
 
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@ namespace {
 
 enum class ScaleType : int { f16, bf16, f32 };
 
-/// What the kernels read; passed by value.
+/// The parameters of the kernels, passed by value.
 struct Args {
   const std::uint32_t* qweight;
   const std::uint32_t* qzeros;
@@ -270,8 +270,8 @@ __device__ __forceinline__ void copy_async4(void* shared, const void* global) {
 }
 __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
-/// Where 16-byte chunk `c` (of 4) of row `row` of AWQ words lies: lane l reads rows V·l + j, so l picks both the chunk and which of
-/// two neighbouring rows, and 8 lanes meet 8 different bank groups.
+/// The place of 16-byte chunk `c` (of 4) of row `row` of AWQ words: lane l reads rows V·l + j, so l picks both the chunk and which of two
+/// neighbouring rows, and 8 lanes meet 8 different bank groups.
 template <int V>
 __device__ __forceinline__ int awq_chunk(int row, int c) {
   const int l = row / V;
@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(kGatherThreads, Transposed ? 3 : 4) gather_ker
   const int row_scales = static_cast<int>(a.n), zero_words = static_cast<int>(a.zero_words);  // 32-bit factors: one instruction
   Out* const out = static_cast<Out*>(a.out);
 
-#pragma unroll 1  // one step has all the loads in flight that registers hold
+#pragma unroll 1  // one step fills the registers with loads in flight
   for (int step = 0; step < kSteps; ++step) {
     const std::int64_t k = k0 + step * kK + octet * 8;
     if (n < a.n && k < a.k) {

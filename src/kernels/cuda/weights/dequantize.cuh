@@ -12,7 +12,7 @@
 
 namespace nibble::cuda {
 
-/// How the words of qweight and qzeros are filled.
+/// The packing of the words of qweight and qzeros.
 enum class CheckpointFormat : std::uint8_t {
   awq,   // qweight [K, N/8], qzeros [G, N/8]: nibbles in AWQ's order; 4 bits
   gptq,  // qweight [⌈K·b/32⌉, N], qzeros [G, ⌈N·b/32⌉]: dense streams; 2, 3, 4 or 8 bits
@@ -44,7 +44,7 @@ enum class WeightOrder : std::uint8_t {
 const char* dequantize_refusal(const CheckpointWeight& weight, const void* out, DType out_type);
 
 /// Enqueues the kernel that fills `out` (N·K elements) on `stream`, a cudaStream_t. Returns a cudaError_t: 0, cudaErrorInvalidValue
-/// for refused arguments, or what the launch gave. Neither allocates nor synchronises.
+/// for refused arguments, or the error of the launch. Neither allocates nor synchronises.
 int dequantize(const CheckpointWeight& weight, void* out, DType out_type, WeightOrder order, void* stream);
 
 /// The name of the kernel `dequantize` would choose: "rows", "tile", "gather" or "generic".

@@ -1,4 +1,4 @@
-// A CTA takes pieces of the weight apart, one after the other: 2 or 4 records, chosen so that a warp writes 512 bytes in a row.
+// A CTA dequantizes pieces of the weight, one after the other: 2 or 4 records, chosen so that a warp writes 512 consecutive bytes.
 //
 //     [N,K]   2 records along K                       [K,N]   4 (f32: 2) tiles along N
 //
@@ -8,13 +8,13 @@
 //           └─────────┴─────────┘  of rows g and g+8        └────┴────┴────┴────┘              V = 8, or 4 of f32
 //
 //   1. codes, still packed, scales as f32 and zeros go from registers to shared memory
-//   2. the next piece's loads start; they have until the CTA comes back to 1 to arrive
+//   2. the loads of the next piece start; they must complete before the CTA returns to 1
 //   3. a lane takes the codes of 16-byte pieces of the output from the words of
 //
 //        [N,K]   V/2 neighbouring lanes of its fragment: two codes of row g and two of g+8 each
 //        [K,N]   the V lanes 4g+t, g = 0 … 7: four codes each, channels 2t, 2t+1, 2t+8, 2t+9
 //
-// 512 bytes, because writes are four fifths of the traffic and memory takes 128 at a time, at strides of a row, at half its speed.
+// Writes are four fifths of the traffic, and memory runs at half its speed with 128 bytes at strides of a row: hence 512.
 //
 // Exactness. A code OR-ed into the mantissa of 1024 in half precision is 1024 + u, and (1024 + u) − (1024 + z) is exact; its
 // product with s is one f32 multiplication: what the definition's f64 gives once rounded, because f64 holds the product exactly.
@@ -48,7 +48,7 @@ NIBBLE_HOST_DEVICE constexpr int padded(int offset) { return offset + offset / k
 template <class Out>
 inline constexpr int kPerVector = kVectorBytes / static_cast<int>(sizeof(Out));
 
-/// What is known at compile time: kReal stands for zeros that are no integers.
+/// The compile-time case: kReal means zeros that are no integers.
 template <class Out_, int kBits_, bool kTransposed_, bool kReal_>
 struct Config {
   using Out = Out_;
@@ -61,8 +61,8 @@ struct Config {
   static constexpr int kCodeBytes = kRows * kChannels * kBits / 8;
   static constexpr int kVectors = kCodeBytes / kVectorBytes * kParts / kThreads;  // a thread: 2 or 4
   static constexpr int kCells = kSlotCells * kParts / kThreads;                   // a thread: 2, unused where groups are long
-  /// Whether the next piece's loads start before this one is written. 8-bit codes, 16 registers, would not fit: the SM's other
-  /// CTAs write meanwhile.
+  /// Whether the next piece's loads start before this one is written. 8-bit codes would take 16 more registers; there, other CTAs of the
+  /// SM overlap instead.
   static constexpr bool kAhead = kBits == 4;
   static constexpr int kPitch = padded(kCodeBytes) + kVectorBytes;  // of records; 16 bytes: other banks
 };
@@ -97,7 +97,7 @@ __device__ __forceinline__ Piece piece(const Params& p, int index) {
 template <class C>
 struct Shared {
   alignas(16) std::uint8_t codes[C::kParts * C::kPitch];
-  /// Of (part, slot, row). A zero is the pair (1024 + z, 1024 + z) in half precision, or an f32 when it is no integer.
+  /// Scales and zeros by (part, slot, row). A zero is the pair (1024 + z, 1024 + z) in half precision, or an f32 when it is no integer.
   alignas(16) float scales[C::kParts * kSlotCells];
   alignas(16) std::uint32_t zeros[C::kParts * kSlotCells];
 };
@@ -118,7 +118,7 @@ __device__ __forceinline__ std::uint32_t twice(float v) {
 
 // --- phases 1 and 2 ----------------------------------------------------------------------------------------------------------
 
-/// A thread's share of a piece on its way to shared memory.
+/// A thread's share of a piece, in flight to shared memory.
 template <class C>
 struct InFlight {
   uint4 codes[C::kVectors];
@@ -350,7 +350,7 @@ constexpr int kPromisedThreads = 768;  // pairs of f16 and bf16 take up to 80 re
 #else
 constexpr int kPromisedThreads = kThreadsAnSm;
 #endif
-/// f64 takes the registers it wants.
+/// f64 needs more registers: no limit.
 template <class C>
 inline constexpr int kLeastCtas = C::kReal ? 1 : kPromisedThreads / C::kThreads;
 

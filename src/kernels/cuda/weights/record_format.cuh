@@ -1,11 +1,11 @@
-// What a kernel's main loop needs to know about the records of a weight: plain values, passed as parameters.
+// The format of a weight's records for the mainloop of a kernel: plain values, passed as parameters.
 #pragma once
 
 #include "kernels/cuda/tasks/linear_task.hpp"
 
 namespace nibble::cuda {
 
-/// What the main loop needs to know about a record.
+/// The format of a record.
 struct RecordFormat {
   int bytes;
   int span;          // channels that share a slot: 32, 64 or 128

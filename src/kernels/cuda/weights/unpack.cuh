@@ -7,7 +7,7 @@
 //
 //   f16, 4 and 8 bits   a code in the low bits of a half *is* a number: the subnormal u·2⁻²⁴, which the tensor cores multiply
 //                       exactly and at full speed. Rows g+8 keep their code 4 bits higher and are 16 times as large: no shift.
-//   bf16, 4 bits        a bf16's subnormals would lose their products to f32's own; the code goes into the mantissa of 128:
+//   bf16, 4 bits        products of bf16 subnormals would underflow f32; the code goes into the mantissa of 128:
 //                       128 + u. The sums are about 30 times as large as with u − z and so is their rounding, still in f32.
 //   bf16, 8 bits        does not fit into a mantissa of 7 bits: through f32, where 2²³ + u − (2²³ + 128) is exact, to u − 128.
 #pragma once

@@ -10,7 +10,7 @@
 //   bf16, 4 bits  its mantissa has 7 bits: 128 + u, and three shifts: 7 + 4 + 4.
 //   bf16, 8 bits  through f32 to u − 128 (unpack.cuh): 20 + 4 + 4.
 //
-// Float zeros: z is taken to the nearest integer, which is subtracted exactly, and what is left goes into o, at most half a step.
+// Float zeros: the nearest integer to z is subtracted exactly, and the remainder, at most half a step, becomes part of o.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,8 +57,7 @@ __device__ inline std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint
   else
     return ptx::fma_bf16x2(a, b, c);
 }
-/// Codes as numbers of the activations' type: u + kMagic of rows g, and of rows g+8 u + kMagicUpper, times 16 where
-/// kSixteenths says so.
+/// Codes as numbers of the activations' type: u + kMagic for rows g, u + kMagicUpper for rows g+8, times 16 with kSixteenths.
 template <class Act, int kBits>
 struct Raised;
 template <>
@@ -96,7 +95,7 @@ struct Raised<__nv_bfloat16, kBits> {
   }
 };
 
-/// What turns a lane's codes of one group into weights, each twice in a register: [0] of row g, [1] of row g+8 of a fragment.
+/// The constants that turn a lane's codes of one group into weights, each twice in a register: [0] of row g, [1] of row g+8 of a fragment.
 struct RowConstants {
   std::uint32_t minus[2];   // −(kMagic + z)
   std::uint32_t scale[2];   // s·kScaleUp
@@ -114,7 +113,7 @@ __device__ inline float2 load_row_pair(std::uint32_t column, int position, DType
   return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
 }
 
-/// Where a lane's pair of rows stands in a column of a slot.
+/// The position of a lane's pair of rows in a column of a slot.
 __device__ inline int row_pair_position(int fragment, int lane) { return fragment / 2 * 32 + lane / 4 * 4 + fragment % 2 * 2; }
 
 /// `slot` is the shared-memory address of a group's slot, `position` from row_pair_position. With `scale_after` the operand is
@@ -141,7 +140,7 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
       const float whole = rintf(fminf(fmaxf(steps, -kReach), kReach));
       z[i] += whole;
       if (scale_after)
-        o[i] = whole - steps;  // in units of s: not for offsets, of which a scale of 0 would leave nothing
+        o[i] = whole - steps;  // in units of s; not for offsets, which a scale of 0 would erase
       else
         o[i] = (format.zero == Zero::real ? (whole - steps) * s : fmaf(whole, s, value)) * kScaleUp<Act>;
     }
@@ -155,13 +154,13 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
   return scale;
 }
 
-// ---- The same for what nearly all checkpoints have, without branches: 16-bit scales, no float zeros.
+// ---- The same without branches, for nearly all checkpoints: 16-bit scales, no float zeros.
 
 enum class Zeros {
   fixed,    // groups of 128 or more, zeros in the middle of the codes
   integer,  // the same groups, zeros of their own
   fine,     // groups of 32 and 64, of either kind
-  any,      // load_constants above, and whatever else is unusual
+  any,      // load_constants above, for every other kind
 };
 
 inline Zeros zeros_of(const RecordFormat& f, DType act) {
@@ -171,7 +170,7 @@ inline Zeros zeros_of(const RecordFormat& f, DType act) {
   return f.zero == Zero::fixed ? Zeros::fixed : Zeros::integer;
 }
 
-/// A lane's two scales and two zeros of a group, as they lie in memory: asked for long before they are used.
+/// A lane's two scales and two zeros of a group, as stored, loaded long before use.
 struct RawConstants {
   std::uint32_t scales, zeros;
 };

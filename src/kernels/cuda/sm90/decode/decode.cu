@@ -1,5 +1,5 @@
-// Decode on Hopper: activations that are f16 or bf16, as they come, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by the
-// copy engine, or gathered where channels are in another order, K is no whole number of records, or rows are not aligned.
+// Decode on Hopper with f16 or bf16 activations as they are, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by bulk
+// copies, or gathered element by element where channels are permuted, K is no multiple of a record, or rows are not aligned.
 #include <algorithm>
 
 #include "kernels/cuda/sm90/decode/decode_ring.cuh"
@@ -9,7 +9,7 @@ namespace nibble::cuda {
 namespace {
 
 struct Acts : Activations {
-  bool bulk;  // can be fetched by the copy engine
+  bool bulk;  // can be fetched by bulk copies
 };
 
 template <Known kKnown, int kTokenTiles, class Act, int kBits>
@@ -74,15 +74,15 @@ Kernel kernel_for(const LinearTask& task, int tokens) {
   return tokens <= 8 ? kernel_for<1, __half>(known, bits) : kernel_for<2, __half>(known, bits);
 }
 
-/// Bytes between tokens of a CTA's slice of x: 16 more than a multiple of 128, so that ldmatrix finds 8 tokens in 8 different bank
+/// Bytes between tokens of a CTA's slice of x: 16 more than a multiple of 128, which puts 8 tokens of an ldmatrix into 8 different bank
 /// groups.
 int x_pitch(const gpu_tile::Geometry& geo, int split, int) {
   return (geo.records() + split - 1) / split * gpu_tile::kChannels * 2 + 16;
 }
 
 /// Predicted µs of a launch, to choose the split by; fitted to measurements on an H200 (docs/kernels/cuda-decode.md). The busiest CTA
-/// multiplies `rounds` row tiles of `slice` records; the memory may take longer; the rest is the prologue, the last tile's sums and,
-/// in clusters, their way to the other ranks.
+/// multiplies `rounds` row tiles of `slice` records; memory may take longer. The rest is the prologue, the reduction of the last tile and,
+/// in clusters, sending sums to the other ranks.
 double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
   constexpr double kBytesPerUs = 4.4e6;
   const double record_us = (tokens <= 8 ? 0.10 : 0.13) * (stages >= 3 ? 1.0 : stages == 2 ? 1.6 : 2.2);

@@ -1,5 +1,5 @@
-// The ring that both kinds of decode on Hopper go round: records in, parts of sums out. What a record is multiplied by is a Work: floats as
-// they come (decode.cu), or codes that are made of them first (wna8_decode.cu).
+// The mainloop of both decode kernels on Hopper: a ring of records in, partial sums out. A Work says what records are multiplied by: float
+// activations (decode.cu), or codes quantized from them by this kernel (wna8_decode.cu).
 //
 //   cluster of S CTAs: takes row tiles c, c + C, c + 2C, ...  (C clusters, all resident)
 //     CTA of rank r: records [r·R/S, (r+1)·R/S) of each of them, R = K/128; its slice of x stays in shared memory
@@ -7,22 +7,22 @@
 //       producer warp ──ring of stages──▶ 8 multiplying warps ──parts──▶ finishing warps ──inboxes of the cluster──▶ D
 //
 //       producer    eight records → stage, evict-first, as far ahead as the ring is long; starts before the previous kernel has ended
-//       multiplying warp w: record w of every stage; at the end of a tile its sums → parts
-//       finishing   add the 8 parts in the order of the warps; S = 1: epilogue, store. Else each row's sum goes to the rank that
+//       multiplying warp w: record w of every stage; at the end of a tile its partial sums → parts
+//       finishing   reduce the 8 partial sums in the order of the warps; S = 1: epilogue, store. Else each row's sum goes to the rank that
 //                   owns the row (about 64/S each), which adds S of them in order of rank one tile later
 //
-// So a tile's end stops no warp that multiplies, and only the last tile's shows. Every sum has one order, which depends on K and S:
-// while S stays, a row's bits depend neither on M nor on the other rows. S is chosen for the weight's shape and format, the number of
-// tokens a launch is laid out for, and the GPU.
+// So multiplying warps never wait at the end of a tile, and only the epilogue of the last tile is exposed. The order of a sum depends on K
+// and S: for a given S a row's bits depend neither on M nor on the other rows. S is chosen from the weight's shape and format, the token
+// capacity of a launch, and the GPU.
 //
 // A Work has
 //   Params         RingParams of its own Acts
 //   kTiles         of 8 tokens
 //   place(i)       the kPlaces addresses where a lane finds activations of the slice's first record; record_bytes(i) on, those of the next
 //   multiply, sum  of a record; of a row's parts
-//   request        if it requests(): by the first finishing warp, after the previous kernel has ended: has x fetched
-//   fetch          by the multiplying warps: when it returns x is there or, with kQuantizes, A may be read and other CTAs written to
-//   quantize       with kQuantizes: by the multiplying warps before their first tile, and in the rehearsal: A → codes
+//   request        if it requests(): by the first finishing warp, after the previous kernel has ended: starts the copy of x
+//   fetch          by the multiplying warps: on return x is in shared memory or, with kQuantizes, A may be read and other CTAs written to
+//   quantize       with kQuantizes: by the multiplying warps before their first tile, and in the dummy iteration: A → codes
 #pragma once
 
 #include <algorithm>
@@ -47,14 +47,14 @@ constexpr int kFinishers = kTiles == 1 ? 1 : 3;
 template <int kTiles>
 constexpr int kThreads = kMultipliers + 32 * (1 + kFinishers<kTiles>);
 constexpr int kMaxSplit = 8;  // the largest portable cluster
-/// Rows of a tile that a rank owns: even, for they are sent in pairs.
+/// Rows of a tile that a rank owns: even, because they are sent in pairs.
 __host__ __device__ constexpr int rank_rows(int split) { return (gpu_tile::kRows / 2 + split - 1) / split * 2; }
-/// Floats of the parts that arrive.
+/// Floats of the partial sums that other ranks send.
 __host__ __device__ constexpr int inbox_floats(int split, int m) { return split * rank_rows(split) * m; }
-/// A rank may be two turns ahead of another and reads one turn late: it writes to the box of four turns ago.
+/// Inboxes of a rank. A rank may be two tiles ahead of another, which reads one tile late: it writes to the box used four tiles ago.
 constexpr int kInboxes = 4;
 
-/// A launch. What a kind of work knows of activations is a struct of its own, with the number of tokens, m.
+/// The parameters of a launch. Acts is the Work's own description of activations, with the number of tokens, m.
 template <class Acts>
 struct RingParams {
   const std::uint8_t* records;
@@ -71,7 +71,7 @@ struct RingParams {
   int x_pitch;  // bytes between tokens
 };
 
-/// The part of a row tile that is a CTA's, and where it keeps what it needs of the activations.
+/// A CTA's records of a row tile, and the places of its activations in shared memory.
 struct Slice {
   int rank;
   int first, records;    // of the tile's
@@ -93,7 +93,7 @@ __host__ __device__ constexpr SharedMap shared_map(int stages, int record_bytes,
   s.inbox = s.parts + part_buffers * part_bytes(m);
   s.barriers = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
   const int used = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 1);
-  s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // a rehearsal reads a record from the parts on
+  s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // the dummy iteration reads a record from `parts` on
   return s;
 }
 
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
   const auto stage_of = [&](int r) {
     return min(kDecodeWarps, slice - r) * p.format.bytes;
   };  // bytes from record r of the slice on
-  // The first row tile's records are asked for before anybody else has arrived: nothing else is as far away.
+  // Requests the records of the first row tile before any barrier: their latency is the longest.
   const int early = min(p.stages, (slice + kDecodeWarps - 1) / kDecodeWarps);
   if (warp == kProducer && lane == 0) {
     const std::uint64_t policy = ptx::evict_first();
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
     const int own_rows = rank_rows(p.split);
     const int box_floats = inbox_floats(p.split, p.x.m);
     const bool plain = p.epilogue.plain();
-    bool rehearsal = true;  // as the multiplying warps have one; nothing is sent or stored
+    bool rehearsal = true;  // the dummy iteration of the multiplying warps; nothing is sent or stored
     const auto store = [&](int token, int n, float2 sum) {
       if (rehearsal) return;
       if (plain && n + 1 < p.n) {
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
     };
 
     Cursor from{0, 0}, fills{0, 0}, read{0, 0};
-    const int end = p.tiles + (p.split > 1 ? clusters : 0);  // what other ranks send is finished a turn later
+    const int end = p.tiles + (p.split > 1 ? clusters : 0);  // sums from other ranks are finished one tile later
     for (int tile = first_tile - clusters; tile < end; tile += clusters) {
       rehearsal = tile < first_tile;
       if (tile < p.tiles) {
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
           fills.advance(kInboxes);
         }
       }
-      // A turn later, so that nobody waits for a slower rank. Turn t's parts go where those of t − 4 were: every rank had read them
+      // One tile later, so that no rank waits for a slower one. The sums of tile t overwrite those of t − 4: every rank had read these
       // before it sent those of t − 2, which have been read here.
       if (p.split > 1 && tile != first_tile) {
         finish(tile - clusters, read);
@@ -257,8 +257,8 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
 #pragma unroll
   for (int i = 0; i < Work::kPlaces; ++i) x_at[i] = Work::place(p, base + map.x, lane, i);
 
-  // A turn before the first tile's is a rehearsal: one record of whatever stands where the parts will be, written nowhere, and
-  // activations that are zeros. It brings the instructions out of memory, two microseconds' worth, while there is nothing to multiply yet.
+  // Runs one dummy iteration first, on zero activations and whatever the memory of `parts` holds; its result is dropped. It fetches the
+  // instructions (about 2 µs) while the first weights are in flight.
   const int all = (slice + kDecodeWarps - 1) / kDecodeWarps * kDecodeWarps;
   Cursor from{0, 0}, to{0, 1};
   for (int tile = first_tile - clusters; tile < p.tiles; tile += clusters) {
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
       to.advance(p.part_buffers);
       continue;
     }
-    ptx::named_barrier(3, kMultipliers + 32 * kFinishers<kTiles>);  // all rehearsals are over: shared memory may be written
+    ptx::named_barrier(3, kMultipliers + 32 * kFinishers<kTiles>);  // all dummy iterations are over: shared memory may be written
     Work::fetch(p, first_record, slice, base + map.x, x_full);
   }
   if (!Work::kQuantizes && p.split > 1) ptx::cluster_wait();
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
 
 // ---- launch
 
-/// Two, so that nobody waits for the finishing warps; but activations of more tokens need the room.
+/// Two buffers, so that multiplying warps do not wait for the finishing ones; one where activations of more tokens need the memory.
 inline int part_buffers(int tokens) { return tokens <= 8 ? 2 : 1; }
 
 /// Clusters that can be resident with one CTA per SM; asked once per device, of any kernel for 8 tokens.
@@ -312,7 +312,7 @@ inline cudaError_t resident_clusters(const void* kernel, int split, int device, 
   return cudaSuccess;
 }
 
-/// How a Work lays out and what it takes: functions of the records of a slice, and of the tokens of a launch.
+/// Sizes and predicted times of a Work: functions of the records of a slice and the tokens of a launch.
 struct RingCosts {
   int (*x_pitch)(const gpu_tile::Geometry& geo, int split, int folds);  // bytes between tokens
   /// Predicted µs of a launch, to choose the split by.
@@ -332,7 +332,8 @@ inline int stages_beside(const gpu_tile::Geometry& geo, const RingCosts& costs, 
   return stages;
 }
 
-/// As many tokens a launch as leave room for a ring, then the fastest split. Neither depends on M: a row's sums depend on the split.
+/// Chooses the most tokens a launch that leave room for a ring, then the fastest split. Neither depends on M, because a row's bits depend
+/// on the split.
 inline cudaError_t configure_ring(const gpu_tile::Geometry& geo, const RingCosts& costs, DecodeConfig& config) {
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
@@ -358,7 +359,7 @@ inline cudaError_t configure_ring(const gpu_tile::Geometry& geo, const RingCosts
     if (config.split != 0) break;
     if (config.tokens == 1) return cudaErrorInvalidConfiguration;
   }
-  // Pairs of CTAs for one token are faster with half the ring: 11.6 µs instead of 13.6 for 4096×14336. Why was not found out.
+  // Pairs of CTAs for one token are faster with half the ring: 11.6 µs instead of 13.6 for 4096×14336; the cause is unknown.
   if (asked.smem == 0 && config.tokens == 1 && config.split == 2)
     if (const int stages = stages_beside(geo, costs, 1, 2, most / 2); stages >= 2) config.stages = stages;
   config.smem = shared_map(config.stages, geo.record_bytes(), config.tokens, costs.x_pitch(geo, config.split, costs.folds),
@@ -367,7 +368,7 @@ inline cudaError_t configure_ring(const gpu_tile::Geometry& geo, const RingCosts
   return cudaSuccess;
 }
 
-/// What of a launch's parameters follows from the weight and the configuration.
+/// The parameters of a launch that follow from the weight and the configuration.
 template <class Acts>
 RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element& epilogue, const RingCosts& costs,
                              const DecodeConfig& config) {

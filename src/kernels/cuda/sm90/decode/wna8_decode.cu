@@ -1,16 +1,16 @@
-// Decode with online quantized activations on Hopper: the ring of decode_ring.cuh, whose CTAs take activations as floats, make codes of
-// their slice of K themselves, and multiply integers. No step goes in front: what a quantizer of its own costs at one to eight tokens is
-// a launch, and reading its codes back.
+// Decode with online quantized activations on Hopper: the ring of decode_ring.cuh, whose CTAs read float activations, quantize their slice
+// of K themselves, and multiply integers. There is no separate quantizer: at one to eight tokens that costs a launch, and reading its
+// codes back.
 //
 //   multiplying warps, once      A (f32, f16, bf16) ──load──▶ range of a block ──rule──▶ codes, Σ codes ──▶ shared memory
 //   then, record by record       weights as signed bytes · codes ──m16n8k32──▶ s32 ──fold──▶ f32, as wna8.hpp defines it
 //
-// Every CTA quantizes its own slice: (tokens × K/S) codes, the same work in all row tiles' CTAs. That is cheap where tokens are few (a token of
-// 8192 channels is one vector of 32 channels a thread) and nothing has to be waited for but A; weights fill the ring meanwhile.
+// Every CTA quantizes its own slice: (tokens × K/S) codes, repeated by the CTAs of all row tiles. That is cheap for few tokens (a token of
+// 8192 channels is one vector of 32 channels a thread), waits for nothing but A, and weights fill the ring meanwhile.
 //
 // The phases of a multiplying warp:
-//   1  rehearse   quantize zeros and multiply one record of garbage: brings the instructions, before the previous kernel has ended
-//   2  quantize   chunks of 8 records (wna8_slice.hpp), two at a time on their way; a range, a rule and codes, and the terms of folds
+//   1  warm up    quantize zeros and multiply one dummy record: fetches the instructions before the previous kernel has ended
+//   2  quantize   chunks of 8 records (wna8_slice.hpp), two at a time in flight; a range, a rule and codes, and the terms of folds
 //     2a          a scale per token: first the largest |x| of the slice, by warps, then of the cluster, whose CTAs send each other theirs.
 //                 What fits the registers (16384 channels a token at one token, 2048 at eight) is not read again for its codes
 //   3  multiply   every eighth record of each row tile, as in decode.cu
@@ -18,7 +18,7 @@
 // Integers of a fold are exact. Folds are added in f32 in the order of K within a warp, warps in their order, CTAs of a cluster in theirs: a
 // row's bits depend on S, neither on M nor on the other rows. Codes are act_rule.hpp's, bit for bit.
 //
-// Two rows are launches laid out for 1 and for 8 tokens: a matrix instruction has 8 columns. For more there are the GEMM's tiles of 16.
+// The kernel table has rows for launches of 1 and of 8 tokens: a matrix instruction has 8 columns. More tokens use the GEMM's tiles of 16.
 #include <algorithm>
 #include <limits>
 
@@ -47,9 +47,9 @@ struct Acts {
   ActSource source;  // its row 0 is the launch's first token
   int m;
   DType type;
-  bool plain;      // whole, aligned vectors in order, nothing to multiply by
+  bool plain;      // whole, aligned vectors, in order, without prescale
   int group;       // channels that share a scale; 0: all
-  bool known;      // `rule` is given, and all tokens'
+  bool known;      // `rule` is given and holds for all tokens
   bool saturates;  // a code may lie beyond ±127: the rule is known, or magnitudes are limited
   act_rule::Rule rule;
   float limit;
@@ -78,7 +78,7 @@ __device__ __forceinline__ uint2 encode(const float (&x)[kEach], float inverse, 
   return {word(0), word(4)};
 }
 
-/// kKnown: what is known of a record, and how long folds are: 128 channels where everything is, else 32.
+/// kKnown: what is known of a record at compile time. Folds have 128 channels where everything is, else 32.
 template <Known kKnown, int kBits>
 struct OnlineDecode {
   using Params = RingParams<Acts>;
@@ -148,16 +148,16 @@ struct OnlineDecode {
       ptx::store_shared8(at, {__float_as_uint(scale), __float_as_uint(act_rule::multiply(scale, static_cast<float>(sum)))});
   }
 
-  /// Phase 2. Two passes where a token has one scale that nobody knows yet: its largest |x|, then codes. Not kPlain: channels in another
-  /// order, a prescale, rows that begin anywhere, or half a vector at the end of K. Then a vector is read when it is used, each time.
+  /// Phase 2. Two passes where a token has one scale that is not known yet: its largest |x|, then codes. Not kPlain: permuted channels, a
+  /// prescale, unaligned rows, or half a vector at the end of K; then a vector is read each time it is used.
   template <DType kType, bool kPlain>
   __device__ static __forceinline__ void quantize_as(const Params& p, const Slice& piece, bool rehearsal) {
-    // Chunks on their way, 16 KB each of a CTA's f16, 32 of its f32. Registers hold two of the former beside one rule, but not beside four.
+    // Chunks in flight: 16 KB of f16 or 32 KB of f32 a CTA each. Registers hold two of f16 beside one rule, but not beside four.
     constexpr int kBuffers = kPlain && kType != DType::f32 && kFolds == 1 ? 2 : 1;
     constexpr int kUnrolled = kPlain ? kLaneVectors : 1;
     const Acts& x = p.x;
     int thread = threadIdx.x;
-    // Lest what follows from it be kept in registers through the loop over row tiles, of which this is a part.
+    // Keeps values derived from it out of registers during the loop over row tiles, which contains this.
     asm volatile("" : "+r"(thread));
     const int warp = thread / 32, lane = thread % 32;
     const int shift = token_shift(x.m), token = warp & ((1 << shift) - 1), step = kDecodeWarps >> shift;
@@ -165,7 +165,7 @@ struct OnlineDecode {
     ActSource source = x.source;
     source.k = rehearsal ? 0 : min(source.k, seen.end * gpu_tile::kChannels);
     if (kPlain) {
-      source.k &= -kEach;  // is a multiple already; said, so that nothing is compiled for what is not
+      source.k &= -kEach;  // it is a multiple already: tells the compiler, which then omits the remainder
       source.perm = nullptr, source.prescale = nullptr, source.vector_loads = true;
     }
     const int mine = warp >> shift;                                              // the first of this warp's chunks
@@ -192,7 +192,7 @@ struct OnlineDecode {
             const auto values = [&](float(&to)[kEach], int v) {
               const int channel = channel_of(chunk, v);
               if constexpr (kPlain) {
-                raw[i][v].keep_raw();  // 32 floats, for as long as their range takes, would be too many registers
+                raw[i][v].keep_raw();  // 32 floats would take too many registers until their range is known
                 unpack(to, raw[i][v], source, channel);
               } else {
                 Raw<kType> one[1];
@@ -219,7 +219,7 @@ struct OnlineDecode {
             }
             if (!finding) {
               const int record = seen.first + chunk * kChunkRecords + lane / 4 - piece.first;
-              const bool stored = record >= 0 && record < piece.records;  // lanes of other records only come along
+              const bool stored = record >= 0 && record < piece.records;  // lanes of other records only take part in shuffles
               const std::uint32_t codes_at = row + record * gpu_tile::kChannels, terms_at = row + x.terms + record * kFolds * 8;
               std::int32_t sum = 0;
 #pragma unroll(kUnrolled)
@@ -274,8 +274,8 @@ struct OnlineDecode {
 
   // ---- multiply
 
-  /// Where lane 4g + t reads: 0 the codes that ldmatrix wants of it, token g's; 1 and 2 the terms of tokens 2t and 2t + 1. Tokens past M repeat
-  /// the last one.
+  /// The addresses that lane 4g + t reads: 0 is its ldmatrix row, codes of token g; 1 and 2 are the terms of tokens 2t and 2t + 1. Tokens
+  /// past M repeat the last one.
   static constexpr int kPlaces = 3;
   __device__ static __forceinline__ std::uint32_t place(const Params& p, std::uint32_t x, int lane, int i) {
     const int token = i == 0 ? lane % 8 : lane % 4 * 2 + i - 1;
@@ -288,7 +288,7 @@ struct OnlineDecode {
                                                   const std::uint32_t (&x)[kPlaces], Sums<1>& acc) {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectorSteps = gpu_tile::step_channels(kBits) / kStepChannels;  // of a lane's 16 bytes
-    constexpr int kHalves = 2;                                                    // ldmatrix brings 64 channels
+    constexpr int kHalves = 2;                                                    // ldmatrix loads 64 channels
     constexpr int kUnrolled = kFolds == 1 ? kHalves : 1;  // folds of 32 have no registers for both at once
     const int lane = threadIdx.x % 32;
     const std::uint32_t lane_codes = record + gpu_tile::vector_offset(0, 0, lane);
@@ -350,8 +350,8 @@ Kernel kernel_for(Known known) {
 int longest_slice(const gpu_tile::Geometry& geo, int split) { return (geo.records() + split - 1) / split; }
 int x_pitch(const gpu_tile::Geometry& geo, int split, int folds) { return token_row(longest_slice(geo, split), folds).pitch; }
 
-/// As decode.cu has it for f16, with what differs put in by arithmetic, not by measurement: a record takes two thirds of the cycles
-/// (docs/kernels/cuda-online.md); activations are made instead of fetched.
+/// The model of decode.cu for f16, with two differences computed, not measured: a record takes two thirds of the cycles
+/// (docs/kernels/cuda-online.md); activations are quantized instead of fetched.
 double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
   constexpr double kBytesPerUs = 4.4e6;
   constexpr double kCodesPerUs = 2e4;  // of an SM: five instructions each, and one latency of L2 for two chunks
@@ -401,7 +401,7 @@ cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, int tokens, 
     if (const cudaError_t e = launch_ring(kernel, p, config, stream)) return e;
     p.x.source.a =
         static_cast<const std::uint8_t*>(p.x.source.a) +
-        config.tokens * acts.a_stride * (acts.type == DType::f32 ? 4 : 2);  // vector_loads stays true: strides keep alignment
+        config.tokens * acts.a_stride * (acts.type == DType::f32 ? 4 : 2);  // vector_loads stays true: strides keep the alignment
   }
   return cudaSuccess;
 }

@@ -1,4 +1,4 @@
-// Launches the sm_90 GEMM (gemm_kernel.cuh): which activations it reads, how passes are dealt, how much shared memory there is.
+// Launches the sm_90 GEMM (gemm_kernel.cuh): which activations it reads, how passes are distributed, how much shared memory there is.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -32,7 +32,7 @@ bool readable_by_tma(const LinearTask& task) {
   return task.weight.perm == nullptr && tma_reads(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
 }
 
-/// What the records say, and the depth and split that are wanted.
+/// Fills the parameters that follow from the records, and from the depth and split of the row.
 GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& epilogue, const GemmConfig& config) {
   GemmParams p{};
   p.records = static_cast<const std::uint8_t*>(weight.records);
@@ -48,7 +48,7 @@ GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& ep
   return p;
 }
 
-/// Deals the passes, makes the ring as long as there is room for, and launches. Memory for stream-K ends at `scratch_end`.
+/// Distributes the passes, chooses the longest ring that fits, and launches. Memory for stream-K ends at `scratch_end`.
 cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, void* scratch_end, cudaStream_t stream) {
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
@@ -62,7 +62,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
     p.parts = stream_k(scratch_end, shape.tokens, shape.groups(), ctas);
   }
 
-  // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
+  // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
   const auto map = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, cluster); };
   const int longest = (p.deal.longest() + p.depth - 1) / p.depth;
   p.stages = 1;
@@ -73,7 +73,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
   return cudaLaunchKernelEx(&grid.config, kernel, p);
 }
 
-/// Activations that TMA can read; `first_row` of D is theirs.
+/// For activations that TMA can read; they belong to rows of D from `first_row` on.
 cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task.weight, task.m, task.epilogue, config);

@@ -14,7 +14,7 @@
 
 namespace nibble::cuda {
 
-/// What decides how large the parts of a CTA are.
+/// The values that determine the sizes of a CTA's shared memory.
 struct GemmShape {
   int tokens = 128;
   bool codes = false;  // activations are s8 codes, else 16-bit floats
@@ -22,7 +22,7 @@ struct GemmShape {
   bool patches = false;
 
   NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens); }
-  /// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
+  /// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
   NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
   /// Bytes of a record's activations, and of their terms.
   NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : 2); }
@@ -76,16 +76,16 @@ using GemmKernel = void (*)(GemmParams);
 /// The kernel for n tokens a pass; null when there is none.
 GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits);
 GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits);
-/// Of patches: 64, 128 or 256 tokens.
+/// The kernel for patches: 64, 128 or 256 tokens.
 GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format, int bits);
 GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bits);
-/// Of s8 codes, whose sums are folded every `fold` channels: 32 or 128.
+/// The kernel for s8 codes, whose sums are folded every `fold` channels: 32 or 128.
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
-/// The same of terms without scales.
+/// The same for terms without scales.
 GemmKernel gemm_sm90_s8_plain(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same with zero points.
 GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
-/// Of patches: 64 tokens.
+/// The same for patches: 64 tokens.
 GemmKernel gemm_sm90_patches_s8(int tokens, const RecordFormat& format, int bits, int fold, bool zero_points);
 
 }  // namespace nibble::cuda

@@ -7,26 +7,27 @@
 //   pass   = a row block of 64 for each warpgroup × n tokens × all of K, or a part of it (gemm_schedule.hpp)
 //
 //   With `depth` d > 1 (small layers, few tokens) d warpgroups share a row block: warpgroup g takes records g mod d, g mod d + d, ... A
-//   stage then has d records of a row block, and their activations. The sums meet in shared memory, in the order of the warpgroups.
+//   stage then has d records of a row block, and their activations. Their sums are reduced in shared memory, in the order of the
+//   warpgroups.
 //
 //   A warpgroup takes 64 channels (4 × k16) of its row block at a time:
 //
 //     codes → weights in registers │ 4 wgmma, asynchronous │ codes → weights ...          52 instructions and more │ 4·n/2 cycles
 //
-//   While the tensor cores work for one warpgroup the others turn codes into weights. Four are enough for n ≥ 64 to keep the tensor
-//   cores busy, and below that to keep the memory busy.
+//   While the tensor cores work for one warpgroup the others decode codes into weights. Four are enough to keep the tensor cores busy for
+//   n ≥ 64, and memory busy for smaller n.
 //
-//   Activations may be s8 codes (wna8.hpp), weights are signed bytes in registers then, three instructions for eight of them, and
-//   tensor cores add integers. Those of a fold of 128 channels (32, where scales belong to fewer) become numbers at its end:
+//   Activations may be s8 codes (wna8.hpp). Weights are then signed bytes in registers, three instructions for eight of them, and tensor
+//   cores sum integers. The sum of a fold of 128 channels (32, where fewer share a scale) is scaled at its end:
 //
 //     codes → bytes │ 4 wgmma of k32 │ s_a·s_w·dot onto the sums, 3 instructions each        the others multiply meanwhile
 //
-// A cluster of S CTAs can share a pass along K: rank r has records [r·R/S, (r+1)·R/S). Then each sends its sums of a unit of 64 rows ×
-// 8 tokens to the rank that owns it, through distributed shared memory, where they are added in the order of the ranks. The ring is the
-// inbox: its last stage has been read by then. S and d come from the kernel's row in the table, never from M. With stream-K they share it
-// wherever a CTA's run of records ends, through device memory (stream_k.cuh).
+// A cluster of S CTAs can share a pass along K: rank r has records [r·R/S, (r+1)·R/S). Each then sends its sums of a unit of 64 rows × 8
+// tokens to the rank that owns the unit, through distributed shared memory, and the owner adds them in the order of the ranks. The ring
+// serves as the inbox: its last stage has been read by then. S and d come from the kernel's row in the table, never from M. With stream-K
+// CTAs share a pass wherever a CTA's run of records ends, through device memory (stream_k.cuh).
 //
-// Weights do not depend on the kernel before: the ring is filled with them before it has ended (programmatic dependent launch).
+// Weights do not depend on the previous kernel: the ring is filled with them before that kernel has ended (programmatic dependent launch).
 #pragma once
 
 #include <cuda.h>
@@ -48,7 +49,7 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
-/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away.
+/// Registers of a thread. A CTA has all of an SM's, divided evenly at launch; the producers' warpgroup then gives most of its share away.
 NIBBLE_HOST_DEVICE constexpr int producer_registers(GemmShape shape) { return shape.codes && shape.tokens == 128 ? 32 : 56; }
 NIBBLE_HOST_DEVICE constexpr int consumer_registers(GemmShape shape) {
   const int share = 65536 / shape.threads() / 8 * 8, all = (share + (share - producer_registers(shape)) / shape.groups()) / 8 * 8;
@@ -60,14 +61,14 @@ constexpr int kUnitTokens = 8;       // of a unit of sums: four a lane
 constexpr int kStagePitch = gpu_tile::kRows + 4;
 constexpr int kStagingBytes = kRoundUnits * kUnitTokens * kStagePitch * 4;  // of a warpgroup
 static_assert(2 * kHalfRoundBytes <= kStagingBytes);
-constexpr int kBoxBytesOfToken = 128;  // of TMA: one swizzle
+constexpr int kBoxBytesOfToken = 128;  // of a TMA box: the width of the swizzle
 
-/// v has been computed before this point, and what is computed from it is after it: between a wgmma_fence and the products that follow
-/// no register of theirs may be written, or ptxas lets them run one by one.
+/// Orders the computation of v before this point and its uses after it: if an operand register is written between a wgmma_fence and the
+/// products that follow, ptxas serialises the products.
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
-/// What a fold's terms of activations that are codes are (wna8.hpp): with a scale, without one, with a zero point.
+/// The kind of a fold's terms, of activations that are codes (wna8.hpp): with a scale, without one, with a zero point.
 enum class ActTerms { scaled, plain, zeros };
 
 /// kPatches: tokens are output pixels of a convolution.
@@ -85,16 +86,16 @@ struct Gemm {
   static constexpr int kUnits = kTokens / kUnitTokens;               // of a row block
   static constexpr int kGroups = kShape.groups();
   using Sums = float[kTokens / 2];  // of a lane
-  /// As many sums as go through the staging buffer at once.
+  /// The sums that are staged in shared memory at once.
   static constexpr bool kMayShare = kTokens <= kRoundUnits * kUnitTokens;
-  /// Up to 32 tokens a record's sums are scaled, n/2 instructions, and not its weights, 32.
+  /// For up to 32 tokens a record's sums are scaled (n/2 instructions), not its weights (32 instructions).
   static constexpr bool kScalesSums = kTokens <= 32 && (kZeros == Zeros::fixed || kZeros == Zeros::integer);
-  /// A record's products are complete before the next record's begin: sums that are scaled must be; for n = 256 it is faster; and
-  /// what needs more registers has none for the next record meanwhile.
+  /// Whether a record's products complete before those of the next begin: required where sums are scaled, faster for n = 256, and
+  /// necessary where registers do not suffice for two records.
   static constexpr bool kCompletes = kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::fine ||
                                      kZeros == Zeros::any || (kZeros == Zeros::integer && kTokens == 128);
   static constexpr int kBuffers = kZeros == Zeros::any ? 1 : 2;  // of fragments: one is filled while the other is multiplied
-  /// Warps that release a stage: all where each reads terms from it, else one, for a warpgroup's products end together.
+  /// Warps that release a stage: all where each reads terms from it, else one, because a warpgroup's products end together.
   static constexpr int kReleasing = kCodes ? 4 : 1;
 
   const GemmParams& p;
@@ -102,7 +103,7 @@ struct Gemm {
   std::uint32_t base;
   int rank, cluster, warpgroup, lane, warp;  // warp: of the warpgroup
 
-  /// Warpgroups that share a row block; the one that is this warpgroup's, and which of its records come first.
+  /// Warpgroups that share a row block; this warpgroup's row block; the index of its first record in a stage.
   __device__ int depth() const { return kMayShare ? p.depth : 1; }
   __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
   __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
@@ -113,14 +114,14 @@ struct Gemm {
   /// A stage's records: all of row block 0, then of row block 1, ...
   __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
 
-  // ---- producers: a thread in each of three warps, for a copy takes a thread some time. Two ask for the records of every other row
-  // block, one for activations. All wait for the same empty stages, and a stage is full when all that was announced has come.
+  // ---- producers: one thread in each of three warps, because issuing a copy takes time. Two copy the records of alternate row blocks, one
+  // activations. All wait for the same empty stages, and a stage is full when all announced bytes have arrived.
 
-  /// Weights do not depend on the kernel before this one: nobody waits for it here.
+  /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights(int first_block) const {
     const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
     const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.deal.records) * p.format.bytes;
-    Cursor to{0, 1};  // an unused stage counts as emptied
+    Cursor to{0, 1};  // a stage that was never used counts as empty
     for_each_pass(p.deal, [&](const Pass& pass) {
       const std::uint8_t* from = p.records + pass.block * tile_bytes + pass.first * p.format.bytes;
       for (int left = pass.records(); left > 0; left -= depth()) {
@@ -216,11 +217,11 @@ struct Gemm {
     RowConstants constants;
     if (kZeros == Zeros::fixed) fixed_zeros<Act, kBits>(constants, p.format);
     int r = turn(), previous = -1;  // the stage whose last products may be running
-    if (r < count) do {  // one record at least, or ptxas would see a loop without a product and give up on overlapping them
+    if (r < count) do {             // at least one record: if ptxas sees a path without a product it does not overlap them
         ptx::barrier_wait(full(from.stage), from.parity);
         const std::uint32_t at = first + from.stage * stage_bytes;
         const std::uint32_t operand = first_operand + from.stage * stage_operand;
-        // What comes from shared memory is asked for at once, but for 8-bit codes, whose second half finds its registers taken.
+        // Shared memory is read at once, except the second half of 8-bit codes, for which there are no registers.
         RawConstants raw[kFine ? 2 : 1];
         const auto load_fine = [&](int half) {
 #pragma unroll
@@ -293,21 +294,21 @@ struct Gemm {
       } while ((r += depth()) < count);
     wgmma_wait<0>();
     if (!kCompletes) release(previous);
-    if (r - turn() < count) {  // the last stage has none for this warpgroup
+    if (r - turn() < count) {  // the last stage may have no record for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
     }
   }
 
-  /// The same of codes. A fold's sums are integers, and exact; what they stand for is added as numbers:
+  /// The same for codes. A fold's sums are exact integers; scaled, they are added in f32:
   ///
   ///   acc += s_a·s_w · Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))         base: 8 or 128, which makes u a signed operand
   ///
-  /// With zero points of activations a is a − z_a, in both. The second part is there where zeros are not the base.
+  /// With zero points of activations a stands for a − z_a in both. The second part is present where zeros are not the base.
   ///
-  /// A part is all tokens where nothing but a scale belongs to a row; else 64 at most, or 32 where a fold's constants take still more registers. Sums of
-  /// two kinds for more leave none for a third warpgroup, and it is other warpgroups' products that run while one folds. Products with operands in
-  /// registers hold up their own warpgroup, so that a second set of integers gains nothing.
+  /// A part is all tokens where a row has only a scale; else at most 64, or 32 where the constants of a fold take more registers. Integer
+  /// and f32 sums of more tokens would leave no registers for a third warpgroup, and products of other warpgroups are what overlaps with a
+  /// fold. Products with operands in registers block their own warpgroup, so that a second set of integers gains nothing.
   __device__ __forceinline__ void multiply_codes(int count, Cursor& from, Sums& acc) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
@@ -399,12 +400,12 @@ struct Gemm {
         }
         if (now.index == kFolds - 1) release(now.stage);
       } while (r < count);
-    if (r - turn() < count) {  // the last stage has none for this warpgroup
+    if (r - turn() < count) {  // the last stage may have no record for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
     }
   }
-  /// Scales of tokens that are not in their terms; those beyond M are anything, and nobody's.
+  /// Applies per-token scales that the group sums leave out. Entries past M are never stored.
   __device__ void scale_tokens(const Pass& pass, Sums& acc) const {
     if (p.token_scales == nullptr) return;
     const float* const from = p.token_scales + pass.token_tile * kTokens + made_again(lane) % 4 * 2;
@@ -423,8 +424,8 @@ struct Gemm {
     return wgmma_operand(operand + code_columns(i, p.box_channels, kTokens),
                          p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
   }
-  /// Bytes between tokens' terms. Both scales of a lane's two tokens and both others are 16 bytes, in one piece or, of pixels, two of eight: what a
-  /// weight without zeros wants of them is one read.
+  /// Bytes between tokens' terms. Both scales of a lane's two tokens and both other terms are 16 bytes, contiguous or, for pixels, two
+  /// pieces of eight: a weight without zeros reads only the scales, in one load.
   static constexpr int kTermPitch = kPatches ? 16 : 8;
   __device__ __forceinline__ static uint4 token_terms(std::uint32_t at) {
     if constexpr (!kPatches) return ptx::load_shared16(at);
@@ -432,7 +433,7 @@ struct Gemm {
     return {even.x, odd.x, even.y, odd.y};
   }
 
-  /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
+  /// Reduces the sums of the warpgroups that share a row block, in their order, into the first of them.
   __device__ void sum_turns(Sums& acc) const {
     if constexpr (kMayShare) {
       const auto part = [&](int group) {
@@ -465,12 +466,11 @@ struct Gemm {
     to[8] = sum.z;
     to[kStagePitch + 8] = sum.w;
   }
-  /// Staged units `first` … `first + count − 1` of the CTA's pass to D. A token's 64 rows are eight lanes'.
+  /// Stores staged units `first` … `first + count − 1` of the CTA's pass to D. Eight lanes store a token's 64 rows.
   __device__ void flush(const Pass& pass, int first, int count) const {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
     const float* from = reinterpret_cast<const float*>(shared + p.map.staging + warpgroup * kStagingBytes);
-    if (kPatches &&
-        p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
+    if (kPatches && p.channel_stride != 0) {  // NCHW: pixels are contiguous, a warp stores 32 tokens of a row
       const int unit = first + lane / kUnitTokens;
       const int m = pass.token_tile * kTokens + unit % kUnits * kUnitTokens + lane % kUnitTokens, pixels = p.patches.pixels();
       const epilogue::Pixel pixel{m / pixels, m % pixels};
@@ -495,8 +495,8 @@ struct Gemm {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
   }
 
-  /// Sums become numbers: they are multiplied by what the operands leave out. Scales of channels are the same in all of a row tile's
-  /// records, and read from memory once more rather than kept in registers.
+  /// Multiplies the sums by the scales that the operands leave out. Scales per channel are the same in all records of a row tile; they are
+  /// read from memory again, not kept in registers.
   __device__ void scale(const Pass& pass, Sums& acc) const {
     float low = kScalesSums ? 1.0f : 1.0f / kScaleUp<Act>, high = low;
     if (p.scale_after) {
@@ -531,7 +531,7 @@ struct Gemm {
   __device__ __forceinline__ void store_halves(const Pass& pass, const Sums& acc, float2 bias) const {
     const HalfRounds<kPixels> out = halves<kPixels>();
     const int first_m = pass.token_tile * kTokens;
-    // Rounds are counted at run time, so that there is one copy of what flush does; registers are chosen at compile time.
+    // A run-time loop over rounds, for a single copy of flush's code; registers are indexed at compile time.
 #pragma unroll 1
     for (int first = 0; first < kUnits && first_m + first * kUnitTokens < p.m; first += kRound) {
 #pragma unroll
@@ -611,7 +611,7 @@ struct Gemm {
 
   __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
     Sums acc = {};
-    const float2 bias = halves<false>().bias(pass.block + row_group());  // on its way while the products are formed
+    const float2 bias = halves<false>().bias(pass.block + row_group());  // in flight during the products
     if (row_group() < pass.blocks) {
       if constexpr (kCodes) {
         multiply_codes(pass.records(), from, acc);
@@ -635,7 +635,7 @@ struct Gemm {
     }
     store_own(pass, acc, bias);
   }
-  /// All rings have been read: they are inboxes now.
+  /// All rings have been read and become inboxes.
   __device__ static void exchange_begins() {
     ptx::cluster_arrive();
     ptx::cluster_wait();
@@ -651,10 +651,10 @@ struct Gemm {
       pass_on(from.stage, from.parity);
       from.advance(p.stages);
     }
-    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // the other warps are where the first is
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // keeps the other warps of the warpgroup beside the first
   }
-  /// Releases a stage unread. The releasing warp waits alone: nothing keeps the others beside it, and a barrier that has gone on by two
-  /// phases looks to a late one as if it had not begun.
+  /// Releases a stage unread. Only the releasing warp waits: the others may lag, and a barrier that has advanced by two phases looks to a
+  /// late warp as if it had not advanced.
   __device__ void pass_on(int stage, std::uint32_t parity) const {
     if (warp >= kReleasing) return;
     ptx::barrier_wait(full(stage), parity);
@@ -673,7 +673,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
   using This = Gemm<Act, kBits, kZeros, kTokens, kPatches, kTerms>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.deal.split > 1;
-  const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
+  const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform over the warp, and known to be to the compiler
   constexpr unsigned kProducerWarp = 4 * This::kGroups;         // the last one: warpgroups begin at multiples of four warps
   This gemm{.p = p,
             .shared = shared,
@@ -698,7 +698,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
     if (producer < kWeightProducers && gemm.lane == 0) gemm.produce_weights(producer);
     if (producer == kWeightProducers && gemm.lane == 0) gemm.produce_activations();
     if (producer > kWeightProducers) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane);
-    __syncwarp();  // a warp's threads must come to a barrier of the cluster together
+    __syncwarp();  // a warp must be converged at a barrier of the cluster
     if (clustered) {
       gemm.exchange_begins();
       gemm.exchange_ends();

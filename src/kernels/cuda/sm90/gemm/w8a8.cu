@@ -1,4 +1,4 @@
-// Launches the sm_90 8-bit GEMM (w8a8_kernel.cuh): how passes are dealt, how much shared memory there is.
+// Launches the sm_90 8-bit GEMM (w8a8_kernel.cuh): how passes are distributed, how much shared memory there is.
 #include "kernels/cuda/sm90/gemm/w8a8.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace nibble::cuda {
 namespace {
 
-/// What a weight, activations and an epilogue say.
+/// Fills the parameters that follow from the weight, the activations and the epilogue.
 ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
   ScaledParams p{};
   p.weight = weight;
@@ -26,7 +26,7 @@ ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const
   return p;
 }
 
-/// Deals the passes, makes the ring as long as there is room for, and launches. Memory for stream-K ends at `scratch_end`.
+/// Distributes the passes, chooses the longest ring that fits, and launches. Memory for stream-K ends at `scratch_end`.
 cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wanted, bool grouped, void* scratch_end,
                    cudaStream_t stream) {
   const gpu_w8::Geometry& geo = p.weight.geometry;
@@ -50,7 +50,7 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
     p.parts = stream_k(scratch_end, config.tokens, scaled_groups(config.tokens, grouped), ctas);
   }
 
-  // Never more stages than a CTA has records: what shared memory is left lets the next kernel begin.
+  // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
   const int longest = (p.deal.longest() + config.depth - 1) / config.depth;
   p.stages = 1;
   while (p.stages < longest && scaled_map(p.stages + 1, config, grouped).total <= most) ++p.stages;

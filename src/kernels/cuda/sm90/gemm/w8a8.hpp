@@ -15,22 +15,22 @@
 
 namespace nibble::cuda {
 
-/// The multiplying warpgroups and the producers': registers are handed over by warpgroups.
+/// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
 NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
 
-/// Whether tokens are the 64-row operand, and the weight's rows the other one (w8a8_kernel.cuh): of groups, where no cluster adds up
-/// units of 64 rows.
+/// Whether tokens are the 64-row operand, and the weight's rows the other one (w8a8_kernel.cuh): for groups, without clusters, which
+/// reduce units of 64 rows.
 constexpr bool takes_tokens_as_rows(const ScaledConfig& c, bool grouped) { return grouped && c.tokens >= 128 && c.split <= 1; }
 
-/// Records whose products the tensor cores of a precise kernel add up, at most. 256 tokens keep the stages of that many to read them twice, and a
-/// ring has four. Neither M nor the ring decides, for sums would differ.
+/// The most records whose products a precise kernel sums in tensor cores. With 256 tokens the stages of so many are read twice, and a ring
+/// has four. It depends neither on M nor on the ring, because sums would differ.
 constexpr int scaled_together(const ScaledConfig& c, int wanted) { return c.tokens > 128 && wanted > 2 ? 2 : wanted; }
 
 /// Floats of a record's scales in a stage: its tokens', its row blocks'.
 NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }
 
-/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, what tokens are scaled and shifted by
-/// (per warpgroup), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
+/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, scales and shifts of tokens (per
+/// warpgroup), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
 struct ScaledMap {
   int records, staging, tokens, scales, barriers, total;
 };
@@ -57,7 +57,7 @@ struct ScaledParams {
   int m;
   int first_row;  // of D and the epilogue's operands that belongs to the first row of acts
   int blocks, depth;
-  int together;  // records whose products the tensor cores of a precise kernel add up
+  int together;  // records whose products a precise kernel sums in tensor cores
   int stages;
   ScaledMap map;
   StreamK parts;     // of passes that CTAs share
@@ -74,7 +74,7 @@ ScaledKernel scaled_sm90_s8(int tokens);
 ScaledKernel scaled_sm90_e4m3(int tokens);
 ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows);
 ScaledKernel scaled_sm90_e4m3_precise(int tokens);
-/// Of patches: 64, 128 or 256 tokens.
+/// The kernel for patches: 64, 128 or 256 tokens.
 ScaledKernel scaled_sm90_patches_s8(int tokens);
 
 }  // namespace nibble::cuda

@@ -6,35 +6,36 @@
 //   stage = n tokens × 128 channels (a TMA box, 128-byte swizzle) | a record of 64 rows × 128 channels for each row block of the pass
 //   pass  = up to `blocks` row blocks, one a warpgroup, × n tokens × all of K (gemm_schedule.hpp)
 //
-// Records are swizzled offline (gpu_w8.hpp), so that a linear copy makes them operands: a warpgroup's part of a stage is four
-// instructions, and nothing but the tensor cores and the ring moves.
+// Records are swizzled offline (gpu_w8.hpp), so that a linear copy makes them operands: a warpgroup multiplies its part of a stage with
+// four instructions, without conversions.
 //
 //                        few tokens                                     many tokens
 //   bound by             memory                                         tensor cores, and the epilogue
-//   K is shared by       `depth` warpgroups, `split` CTAs of a cluster  nobody
+//   K is shared by       `depth` warpgroups, `split` CTAs of a cluster  not shared
 //
-// Sums that are shared along K meet as in gemm_kernel.cuh: warpgroups' in shared memory, a cluster's through distributed shared
-// memory, each unit of 64 rows × 8 tokens at the rank that owns it, in the order of the ranks, and stream-K's through device memory
-// (stream_k.cuh).
+// Partial sums along K are reduced as in gemm_kernel.cuh: those of warpgroups in shared memory; those of a cluster through distributed
+// shared memory, each unit of 64 rows × 8 tokens by the rank that owns it, in the order of the ranks; those of stream-K through device
+// memory (stream_k.cuh).
 //
 // Then the scales and zero points (w8a8_task.hpp), and the epilogue: units are staged in shared memory, where Dᵀ becomes D.
 //
-// Of a convolution (kPatches, compiled apart) tokens are output pixels. Their channels come by TMA's walk over the image
-// (tensor_map.hpp): of one element of the kernel 128 at a time, or 64 where Ci is no multiple of 128. Two boxes of 64 are the halves of
-// a record, 64 bytes a token in each:
+// In a convolution (kPatches, compiled separately) tokens are output pixels. TMA walks over the image (tensor_map.hpp) and copies channels
+// of one element of the filter, 128 at a time, or 64 where Ci is no multiple of 128. Two boxes of 64 are the halves of a record, 64 bytes
+// a token in each:
 //
 //                    record, boxes of 128                     record, boxes of 64
 //   token t          chunk 0…7, swizzled by t mod 8           chunk 0…3 │ chunk 4…7, each swizzled by t/2 mod 4
 //   k32 number i     32·i bytes on                            32·(i mod 2) bytes on in box i/2, n·64 bytes behind the first
 //
-// Groups of channels with 128 or 256 tokens (kTokenRows): what a sum costs beside its product is what bounds them, and a lane that has two
-// tokens and many rows scales its sums by four numbers, where one that has two rows and many tokens needs as many as half of its sums.
-// Operands are alike, 64 rows of 128 swizzled bytes; so they change places, and nothing else of a stage does:
+// Groups of channels with 128 or 256 tokens (kTokenRows) are bound by the scaling of sums. A lane with two tokens and many rows scales its
+// sums by four numbers; one with two rows and many tokens needs as many numbers as half of its sums. Both operands have the same form, 64
+// rows of 128 swizzled bytes, so they are exchanged; the rest of a stage stays as it is:
 //
 //   D[M,N] = Â[M,K] · Ŵᵀ[K,N]      a warpgroup has half of the pass's tokens, 64 at a time, and all of its rows, 64 or 128
 //
-// The tensor cores add e4m3 products up with 13 bits. Precise sums (kPrecise) are theirs over a few records, and those of all runs of records are
-// added up in f32. 256 tokens have registers for one half of such sums beside all of the others: the halves take turns over the same stages.
+// Tensor cores sum e4m3 products with 13 bits. Precise sums (kPrecise) use them for a few records at a time and add these partial sums in
+// f32. With 256 tokens registers hold the partial sums of one half of the tokens beside all f32 sums: the halves read the same stages one
+// after the other.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -53,8 +54,8 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 constexpr int kAllConsumers = 8;  // a named barrier; 1 … 4 are a warpgroup's
-/// Registers of a thread. A CTA has all of an SM's, dealt evenly at its launch; the producers' warpgroup gives most of its share away: what it
-/// keeps is what ptxas needs for the places of scales, or for the walk over an image.
+/// Registers of a thread. A CTA has all of an SM's, divided evenly at launch; the producers' warpgroup then gives most of its share away:
+/// it keeps what ptxas needs for the addresses of scales, or for the walk over an image.
 template <bool kGrouped, bool kPatches>
 constexpr int kProducerRegisters = kGrouped || kPatches ? 40 : 32;
 template <int kTokens, bool kGrouped, bool kPatches>
@@ -63,7 +64,7 @@ constexpr int kConsumerRegisters = [] {
   const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
   return most > 240 ? 240 : most;
 }();
-/// Tokens whose sums are both the tensor cores' and f32's at a time.
+/// Tokens that have partial sums in tensor cores and sums in f32 at the same time.
 template <int kTokens>
 constexpr int kPreciseTokens = kTokens < 128 ? kTokens : 128;
 constexpr int kUnitTokens = 8;  // of a unit of sums: four a lane
@@ -79,7 +80,8 @@ struct alignas(16) Four {
   Sum at[4];
 };
 
-/// kPatches: tokens are output pixels of a convolution. kTokenRows: they are the 64-row operand. kPrecise: sums of a few records are f32's.
+/// kPatches: tokens are output pixels of a convolution. kTokenRows: tokens are the 64-row operand. kPrecise: partial sums of a few records
+/// are added in f32.
 template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows, bool kPrecise>
 struct Scaled {
   using Sum = typename Code::Sum;
@@ -90,9 +92,9 @@ struct Scaled {
   static constexpr int kRound = kUnits < kRoundUnits ? kUnits : kRoundUnits;
   static constexpr int kGroups = scaled_groups(kTokens, kGrouped);
   static constexpr int kScaleSlot = scaled_slot(kTokens);
-  /// As many sums as go through the staging buffer at once.
+  /// The sums that are staged in shared memory at once.
   static constexpr bool kMayShare = kTokens <= kRoundUnits * kUnitTokens;
-  /// Of kTokenRows: a warpgroup's tokens, and as many as are an operand.
+  /// With kTokenRows: a warpgroup's tokens, and the tokens of one operand.
   static constexpr int kGroupTokens = kTokens / kGroups, kPartTokens = 64, kParts = kGroupTokens / kPartTokens;
 
   const ScaledParams& p;
@@ -115,11 +117,11 @@ struct Scaled {
 
   // ---- producers: a thread in each of two warps
 
-  /// Weights do not depend on the kernel before this one: nobody waits for it here.
+  /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights() const {
     const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
     const std::int64_t tile_bytes = std::int64_t{p.deal.records} * gpu_w8::kRecordBytes;
-    Cursor to{0, 1};  // an unused stage counts as emptied
+    Cursor to{0, 1};  // a stage that was never used counts as empty
     for_each_pass(p.deal, [&](const Pass& pass) {
       const std::byte* from = p.weight.bytes + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
 #pragma unroll 1
@@ -161,12 +163,13 @@ struct Scaled {
       }
     });
   }
-  /// The scales of a record's activations and of its row blocks: a warp's work, for they come from anywhere, 4 bytes at a time. The copies
-  /// are asynchronous and arrive at the stage's barrier by themselves, so that as many records are on their way as the ring has stages.
+  /// Copies the scales of a record's activations and row blocks: the work of a whole warp, because they are scattered and copied 4 bytes
+  /// at a time. The copies are asynchronous and arrive at the stage's barrier on completion, so that as many records are in flight as the
+  /// ring has stages.
   __device__ std::uint32_t scales_of(int stage, int turn) const {
     return base + p.map.scales + (stage * depth() + turn) * kScaleSlot * 4;
   }
-  /// Those that are not in memory, once for all passes: nothing writes over them.
+  /// Writes the scales that are not in memory, once for all passes: nothing overwrites them.
   __device__ void fill_scales() const {
 #pragma unroll 1
     for (int slot = 0; slot < p.stages * depth(); ++slot)
@@ -191,7 +194,7 @@ struct Scaled {
           if (p.acts.scales != nullptr) {
             const float* tokens = p.acts.scales + record * p.acts.scale_group;
 #pragma unroll
-            for (int i = 0; i < kTokens; i += 32)  // what is beyond M multiplies zeros and is not stored
+            for (int i = 0; i < kTokens; i += 32)  // tokens past M are zero and not stored
               if (i + lane < kTokens) ptx::async_copy4(slot + 4 * i, tokens + min(first + i, p.m - 1) * p.acts.scale_row);
           }
           if (block_rows != 0 && lane < pass.blocks) ptx::async_copy4(slot + 4 * kTokens, rows + record);
@@ -204,7 +207,7 @@ struct Scaled {
 
   // ---- consumers
 
-  /// Where warps read scales from a stage themselves, each has to release it; else a warpgroup's products end together.
+  /// Where each warp reads scales from a stage, each releases it; else one does, because a warpgroup's products end together.
   static constexpr int kReleasing = kGrouped ? 4 : 1;  // warps
   __device__ void release(int stage) const {
     if (kGrouped) __syncwarp();
@@ -218,7 +221,8 @@ struct Scaled {
                          p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
   }
 
-  /// Adds the products of the warpgroup's row block and its share of `count` records. Those of a record run while the next record's are asked for.
+  /// Adds the products of the warpgroup's row block and its share of `count` records. The products of a record run while those of the next
+  /// are issued.
   __device__ __forceinline__ void multiply(int count, Cursor& from, Sums& acc) const {
     const std::uint32_t weights = wgmma_operand_low(records(0)) + (row_group() * depth() + turn()) * (gpu_w8::kRecordBytes / 16);
     const std::uint32_t tokens = wgmma_operand_low(act(0)) + turn() * (kActBytes / 16);
@@ -298,7 +302,7 @@ struct Scaled {
         add_group(acc, group.dot, group.stage);
         release(group.stage);
       };
-      // Two records' sums, where there are registers for them: one is scaled while the other's products run.
+      // Partial sums of two records where registers suffice: one is scaled while the products of the other run.
       Group even, other;
       Group& odd = kTokens <= 64 ? other : even;
       begin(even);
@@ -327,7 +331,7 @@ struct Scaled {
         end(odd);
       }
     }
-    if (r - turn() < count) {  // the last stage has none for this warpgroup
+    if (r - turn() < count) {  // the last stage may have no record for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(p.stages);
     }
@@ -351,7 +355,7 @@ struct Scaled {
   // ---- consumers whose rows are tokens (kTokenRows)
 
   static constexpr int kBlockSums = gpu_w8::kRows / 2;  // of 64 tokens × 64 rows, of a lane
-  /// Adds the products of the warpgroup's tokens and of the pass's rows, a part of 64 tokens after the other.
+  /// Adds the products of the warpgroup's tokens and the pass's rows, 64 tokens at a time.
   template <int kBlocks>
   __device__ __forceinline__ void multiply_tokens(int count, Cursor& from, Sums& acc) const {
     constexpr int kRows = kBlocks * gpu_w8::kRows, kUnitSums = 4;
@@ -387,7 +391,7 @@ struct Scaled {
     }
   }
 
-  /// A warp has 16 tokens of 64 and all of the pass's rows, and needs no other on the way out.
+  /// A warp has 16 tokens of 64 and all of the pass's rows, so that its store needs no other warp.
   __device__ void store_tokens(const Pass& pass, const Sums& acc) const {
     const int first = pass.token_tile * kTokens + warpgroup * kGroupTokens + warp * 16;
     const auto store = [&](int index, const Sum(&sums)[kBlockSums], auto half) {
@@ -410,7 +414,7 @@ struct Scaled {
         store(index, sums, std::true_type());
       }
     } else {
-      // Counted at run time, so that there is one copy of what is done with them; registers are chosen at compile time.
+      // A run-time loop, for a single copy of the code; registers are indexed at compile time.
 #pragma unroll 1
       for (int index = 0; index < 2 * kParts; ++index) {
         Sum sums[kBlockSums];
@@ -422,7 +426,7 @@ struct Scaled {
       }
     }
   }
-  /// What a row's sums are multiplied by, of rows 2t and 2t + 1 of a unit.
+  /// The factors of the sums of rows 2t and 2t + 1 of a unit.
   __device__ float2 row_scales(int row) const {
     if (p.weight.geometry.block_rows != 0) return {1.0f, 1.0f};
     return *reinterpret_cast<const float2*>(p.weight.scales() + row);
@@ -437,7 +441,7 @@ struct Scaled {
       const Sum* v = sums + 4 * unit;
       const int channel = row + unit * 8 + lane % 4 * 2;
       const float2 scale = row_scales(channel);
-      float2 bias{-0.0f, -0.0f};  // which changes no number it is added to
+      float2 bias{-0.0f, -0.0f};  // adding −0 changes no number
       if (e.bias.data != nullptr && channel < n) bias = {e.bias.at(channel), e.bias.at(channel + 1)};
       const auto finish = [&](float a, float b) {
         return float2{__fadd_rn(__fmul_rn(a, scale.x), bias.x), __fadd_rn(__fmul_rn(b, scale.y), bias.y)};
@@ -461,7 +465,7 @@ struct Scaled {
       auto* const to = static_cast<std::uint16_t*>(e.d) + (p.first_row + token + t) * e.d_stride + row + chunk * 8;
       *reinterpret_cast<uint4*>(to) = v;
     }
-    __syncwarp();  // before the next ones are written there
+    __syncwarp();  // before the buffer is written again
   }
   /// The same through the whole epilogue, 8 tokens at a time: g, then g + 8.
   __device__ void store_float_tokens(int token, int row, const Sum (&sums)[kBlockSums]) const {
@@ -500,7 +504,7 @@ struct Scaled {
     store_tokens(pass, acc);
   }
 
-  /// Adds up what the warpgroups of a row block have, in their order, for the first of them.
+  /// Reduces the sums of the warpgroups that share a row block, in their order, into the first of them.
   __device__ void sum_turns(Sums& acc) const {
     if constexpr (kMayShare) {
       const auto part = [&](int group) {
@@ -524,9 +528,9 @@ struct Scaled {
     }
   }
 
-  // ---- sums become numbers
+  // ---- scales and zero points
 
-  /// What multiplies and shifts the sums of a lane's two rows. Rows beyond N have padding.
+  /// Scales and shifts of the sums of a lane's two rows. Rows past N are padding.
   struct Rows {
     float scale[2];
     float2 bias;
@@ -547,8 +551,8 @@ struct Scaled {
     rows.bias = halves<false>().bias(block);
     return rows;
   }
-  /// The same of the pass's tokens, from wherever they are into the warpgroup's shared memory; asked for before the products are, and
-  /// there when tokens_arrived() returns.
+  /// The same for the pass's tokens, copied to the warpgroup's shared memory. Issued before the products; complete when tokens_arrived()
+  /// returns.
   __device__ std::uint32_t token_terms() const { return base + p.map.tokens + warpgroup * 3 * 4 * kTokens; }
   __device__ void ask_for_tokens(const Pass& pass) const {
     const auto take = [&](std::uint32_t to, const void* from, std::uint32_t otherwise) {
@@ -557,10 +561,10 @@ struct Scaled {
       else
         ptx::async_copy4(to, from);
     };
-    ptx::async_copy_wait<0>();  // of a pass whose tokens nobody wanted
+    ptx::async_copy_wait<0>();  // drains the copies issued by a skipped pass
 #pragma unroll
     for (int i = warp * 32 + lane; i < kTokens; i += kGroupThreads) {
-      const std::int64_t row = min(pass.token_tile * kTokens + i, p.m - 1);  // what is beyond is not stored
+      const std::int64_t row = min(pass.token_tile * kTokens + i, p.m - 1);  // tokens past M are not stored
       const std::uint32_t to = token_terms() + 4 * i;
       if (!kGrouped)
         take(to, p.acts.scales == nullptr ? nullptr : p.acts.scales + row * p.acts.scale_row, __float_as_uint(p.acts.scale));
@@ -621,8 +625,7 @@ struct Scaled {
   __device__ void flush(int block, int first_m, int tokens) const {
     ptx::named_barrier(1 + warpgroup, kGroupThreads);
     const float* from = reinterpret_cast<const float*>(staging());
-    if (kPatches &&
-        p.channel_stride != 0) {  // channels of an image are apart, pixels side by side: a row's 32 tokens are a warp's
+    if (kPatches && p.channel_stride != 0) {  // NCHW: pixels are contiguous, a warp stores 32 tokens of a row
       const int m = first_m + lane, pixels = p.patches.pixels();
       const epilogue::Pixel pixel{m / pixels, m % pixels};
       const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
@@ -634,7 +637,7 @@ struct Scaled {
       }
     } else {
 #pragma unroll 1
-      for (int i = warp * 4 + lane / 8; i < tokens; i += 16)  // a token's 64 rows are eight lanes'
+      for (int i = warp * 4 + lane / 8; i < tokens; i += 16)  // eight lanes store a token's 64 rows
         if (first_m + i < p.m)
           store_rows(p.epilogue, p.first_row + first_m + i, block * gpu_w8::kRows + lane % 8 * 8,
                      static_cast<int>(p.weight.geometry.n), from + i * kStagePitch + lane % 8 * 8);
@@ -662,7 +665,7 @@ struct Scaled {
     return {acc[4 * unit], acc[4 * unit + 1], acc[4 * unit + 2], acc[4 * unit + 3]};
   }
 
-  /// A round of kCount units of one row block to D.
+  /// Stores a round of kCount units of one row block to D.
   template <HalfOut kHalf, int kCount>
   __device__ __forceinline__ void store_round(const Pass& pass, int block, int first, int round, Four<Sum> (&sums)[kCount],
                                               const Rows& rows) const {
@@ -679,7 +682,7 @@ struct Scaled {
     else
       halves<kHalf == HalfOut::pixels>().flush(round, block, token_of(pass, first), kCount * kUnitTokens);
   }
-  /// Calls use with the kind of rounds that D takes.
+  /// Calls `use` with the kind of rounds that D needs.
   template <class Use>
   __device__ __forceinline__ void with_half(Use use) const {
     if (p.half == HalfOut::channels)
@@ -704,7 +707,7 @@ struct Scaled {
           if (token_of(pass, first) < p.m) store_round<decltype(half)::value>(pass, block, first, first / kRound, sums, rows);
         }
       } else {
-        // Counted at run time, so that there is one copy of what a round does; registers are chosen at compile time.
+        // A run-time loop over rounds, for a single copy of the code; registers are indexed at compile time.
 #pragma unroll 1
         for (int first = 0; first < kUnits; first += kRound) {
           Four<Sum> sums[kRound];
@@ -733,9 +736,9 @@ struct Scaled {
       ptx::store_remote16(ptx::map_to_rank(to, unit / own), reinterpret_cast<const float4&>(four));
     }
   }
-  /// Received units that are stored in a round: a power of two that divides them, so that a round is within a row block.
+  /// Received units stored in a round: a power of two that divides their number, so that a round stays within a row block.
   __device__ int received_round() const { return min(kRound, owned_units() & -owned_units()); }
-  /// The first owned unit that this warpgroup stores; every kGroups-th round is its own.
+  /// The first owned unit that this warpgroup stores; rounds rotate among the kGroups warpgroups.
   __device__ int first_received() const { return rank * owned_units() + warpgroup * received_round(); }
   __device__ void store_received(const Pass& pass, Rows rows) const {
     tokens_arrived();
@@ -781,13 +784,13 @@ struct Scaled {
 
   __device__ __forceinline__ void consume_pass(const Pass& pass, Cursor& from) const {
     if constexpr (kTokenRows) return consume_tokens(pass, from);
-    // What the epilogue needs is on its way while the products are formed.
+    // Operands of the epilogue are loaded during the products.
     ask_for_tokens(pass);
     const int block = p.deal.split > 1 ? min(first_received() / kUnits, p.blocks - 1) : row_group();
     const Rows rows = rows_of(pass.block + min(block, max(pass.blocks - 1, 0)));
     Sums acc = {};
     if (warpgroup >= active()) {
-      // has no row block, but may store what others send
+      // no row block of its own, but it may own units that other CTAs send
     } else if (row_group() < pass.blocks) {
       multiply(pass.records(), from, acc);
     } else {
@@ -796,7 +799,7 @@ struct Scaled {
     if (depth() > 1 && warpgroup < active()) sum_turns(acc);
     const bool has_sums = warpgroup < active() && turn() == 0 && row_group() < pass.blocks;
     if (p.deal.split > 1) {
-      exchange();  // all rings have been read: they are inboxes now
+      exchange();  // all rings have been read and become inboxes
       if (has_sums) send(acc);
       exchange();  // all sums have arrived
       store_received(pass, rows);
@@ -820,10 +823,10 @@ struct Scaled {
       pass_on(from.stage, from.parity);
       from.advance(p.stages);
     }
-    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // the other warps are where the first is
+    ptx::named_barrier(1 + warpgroup, kGroupThreads);  // keeps the other warps of the warpgroup beside the first
   }
-  /// Releases a stage unread. The releasing warps wait alone: nothing keeps the others beside them, and a barrier that has gone on by two
-  /// phases looks to a late one as if it had not begun.
+  /// Releases a stage unread. Only the releasing warps wait: the others may lag, and a barrier that has advanced by two phases looks to a
+  /// late warp as if it had not advanced.
   __device__ void pass_on(int stage, std::uint32_t parity) const {
     if (warp >= kReleasing) return;
     ptx::barrier_wait(full(stage), parity);
@@ -841,7 +844,7 @@ template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows
 __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
-  const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that a warp's threads stay together
+  const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform over the warp, and known to be to the compiler
   constexpr unsigned kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
   using This = Scaled<Code, kTokens, kGrouped, kPatches, kTokenRows, kPrecise>;
   const This gemm{.p = p,
@@ -855,7 +858,7 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
-      ptx::barrier_init(gemm.full(s), kGrouped ? 1 + 32 : 1);  // weights' producer, and a warp that brings scales
+      ptx::barrier_init(gemm.full(s), kGrouped ? 1 + 32 : 1);  // the producer of weights, and a warp that copies scales
       ptx::barrier_init(gemm.empty(s), gemm.active() * gemm.kReleasing);
     }
     ptx::barrier_init_fence();
@@ -871,7 +874,7 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     if constexpr (kGrouped)
       if (producer == 2) gemm.produce_scales();
     if (producer == 3) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane, kTokenRows ? This::kGroups : 1);
-    __syncwarp();  // a warp's threads must come to a barrier of the cluster together
+    __syncwarp();  // a warp must be converged at a barrier of the cluster
     if (p.deal.split > 1) {
       gemm.exchange();
       gemm.exchange();
@@ -900,7 +903,7 @@ ScaledKernel kernel_for(int tokens) {
   }
   return nullptr;
 }
-/// Of groups, with tokens as the 64-row operand.
+/// The kernel for groups, with tokens as the 64-row operand.
 template <class Code>
 ScaledKernel token_rows_kernel_for(int tokens) {
   switch (tokens) {

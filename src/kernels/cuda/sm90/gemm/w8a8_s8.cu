@@ -1,4 +1,4 @@
-// The sm_90 8-bit GEMM's kernels for this type of codes: a file of its own, for the sake of parallel builds.
+// The sm_90 8-bit GEMM's kernels for this type of codes: a translation unit of their own, so that they compile in parallel.
 #include "kernels/cuda/sm90/gemm/w8a8_kernel.cuh"
 
 namespace nibble::cuda {

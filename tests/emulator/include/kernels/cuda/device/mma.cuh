@@ -1,4 +1,4 @@
-// In the place of src/kernels/cuda/device/mma.cuh: matrix instructions of a warp, done at once.
+// Replaces src/kernels/cuda/device/mma.cuh: matrix instructions of a warp, done at once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,7 +47,7 @@ inline std::array<std::array<std::uint8_t, 32>, 2> operand_columns(std::uint32_t
   return columns;
 }
 
-/// Sums as f32 in the order of K, which nobody promises.
+/// Sums as f32 in the order of K, which hardware does not guarantee.
 template <class Act>
 void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   const auto rows = operand_rows(a), columns = operand_columns(b0, b1);

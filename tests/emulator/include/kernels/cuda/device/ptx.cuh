@@ -1,4 +1,4 @@
-// In the place of src/kernels/cuda/device/ptx.cuh: what each instruction does, in as many words.
+// Replaces src/kernels/cuda/device/ptx.cuh: the semantics of each instruction in C++.
 #pragma once
 
 #include <cuda.h>
@@ -36,7 +36,7 @@ inline float half_of_pair(std::uint32_t pair, int i, f16) { return to_f32(f16{st
 inline float half_of_pair(std::uint32_t pair, int i, bf16) { return to_f32(bf16{static_cast<std::uint16_t>(pair >> 16 * i)}); }
 inline std::uint32_t to_f16x2(float low, float high) { return std::uint32_t{to_f16(high).bits} << 16 | to_f16(low).bits; }
 inline std::uint32_t to_bf16x2(float low, float high) { return std::uint32_t{to_bf16(high).bits} << 16 | to_bf16(low).bits; }
-/// a·b + c of both. What doubles and floats round away on the way, weights and their zero points do not have.
+/// a·b + c of both halves. The intermediate roundings are exact for weights and zero points.
 template <class Half>
 std::array<float, 2> fma_pair(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::array<float, 2> d;
@@ -68,7 +68,7 @@ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) { 
 inline void named_barrier(int id, int threads) { emulator::named_barrier(id, threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
 
-// ---- flags in device memory: who waits lets others run, and CTAs before this one have run already
+// ---- flags in device memory: a waiting thread lets others run, and CTAs before this one have run already
 
 inline std::uint64_t load_acquire(const std::uint64_t* flag) { return *flag; }
 inline void store_release(std::uint64_t* flag, std::uint64_t value) { *flag = value; }

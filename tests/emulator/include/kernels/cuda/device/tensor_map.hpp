@@ -1,4 +1,4 @@
-// In the place of src/kernels/cuda/device/tensor_map.hpp.
+// Replaces src/kernels/cuda/device/tensor_map.hpp.
 #pragma once
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// In the place of src/kernels/cuda/device/wgmma.cuh: how matrix instructions find their operands, and when they are done.
+// Replaces src/kernels/cuda/device/wgmma.cuh: the operands of matrix instructions, and when they are executed.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ inline std::uint8_t operand_byte(std::uint64_t operand, int r, int b) {
   return *emulator::shared_at(wide ? emulator::swizzled128(at) : emulator::swizzled64(at));
 }
 
-/// The first operand, 16 numbers of rows g and g + 8, in registers; sums as f32 in the order of K, which nobody promises.
+/// The first operand, 16 numbers of rows g and g + 8, in registers; sums as f32 in the order of K, which hardware does not guarantee.
 template <int kN>
 struct Wgmma {
   template <class Act>

@@ -1,4 +1,4 @@
-// In the place of src/kernels/cuda/device/wgmma8.cuh.
+// Replaces src/kernels/cuda/device/wgmma8.cuh.
 #pragma once
 
 #include <algorithm>

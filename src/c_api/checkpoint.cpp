@@ -1,5 +1,6 @@
 // The C interface: checkpoints.
 #include "c_api/common.hpp"
+#include "core/printable.hpp"
 
 using namespace nibble;
 
@@ -16,7 +17,7 @@ Result<const T*> at(std::span<const T> all, size_t index, std::string_view what)
 /// The index of `found` in the list; not_found when it is null.
 template <class T>
 Status index_of(std::span<const T> all, const T* found, const char* name, std::string_view what, size_t* index) {
-  if (found == nullptr) return error(StatusCode::not_found, "the checkpoint has no {} called '{}'", what, name);
+  if (found == nullptr) return error(StatusCode::not_found, "the checkpoint has no {} called '{}'", what, shown(name));
   *index = static_cast<size_t>(found - all.data());
   return {};
 }

@@ -1,4 +1,5 @@
 #include "c_api/common.hpp"
+#include "core/printable.hpp"
 
 #include <cstdlib>
 
@@ -117,7 +118,8 @@ Result<WeightScheme> weight_scheme(const char* text, DType scale) {
   NIBBLE_RETURN_IF_ERROR(required({{"scheme", text}}));
   NIBBLE_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::parse(text, scale));
   if (scheme.act.codes == DType::none) return scheme.weight;
-  return error(StatusCode::invalid_argument, "scheme '{}' says how activations are quantized; this one is for weights", text);
+  return error(StatusCode::invalid_argument, "scheme '{}' says how activations are quantized; this one is for weights",
+               shown(text));
 }
 
 Result<ActScheme> act_scheme(const char* text) {
@@ -125,7 +127,7 @@ Result<ActScheme> act_scheme(const char* text) {
   const auto scheme = Scheme::parse(std::string(text) + "_s8c");
   if (!scheme.ok() || std::strchr(text, '_') != nullptr)
     return error(StatusCode::invalid_argument,
-                 "'{}' is no scheme of activations; write <s8|e4m3><z|><t|r|gSIZE>: s8r, s8zr, e4m3g128", text);
+                 "'{}' is no scheme of activations; write <s8|e4m3><z|><t|r|gSIZE>: s8r, s8zr, e4m3g128", shown(text));
   return scheme->act;
 }
 

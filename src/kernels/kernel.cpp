@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/printable.hpp"
 
 namespace nibble {
 
@@ -139,7 +140,7 @@ Result<KernelInfo> kernel_info(std::string_view name) {
     if (name.size() > kLongest) break;
     if (const std::size_t count = edits(name, kernel->name); count < fewest) nearest = kernel->name, fewest = count;
   }
-  return error(StatusCode::not_found, "no kernel is called '{}'{}; nibble doctor --kernels lists them", name,
+  return error(StatusCode::not_found, "no kernel is called '{}'{}; nibble doctor --kernels lists them", shown(name),
                nearest.empty() ? "" : fmt::format(", the nearest is '{}'", nearest));
 }
 

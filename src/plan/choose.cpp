@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/printable.hpp"
 #include "core/sizes.hpp"
 #include "nibble/cuda.hpp"
 #include "plan/check.hpp"
@@ -176,7 +177,8 @@ Result<Packing> choose_packing(const Problem& problem, std::int64_t m_max, const
     return Packing{layout, memory};
   }
   const Layout* layout = find_layout(wanted);
-  if (layout == nullptr) return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", wanted);
+  if (layout == nullptr)
+    return error(StatusCode::not_found, "no layout is called '{}'; see nibble doctor --layouts", shown(wanted));
   if (memory == Backend::cuda && layout->backend != Backend::cuda)
     return error(StatusCode::invalid_argument, "layout {} is not for the GPU; leave the layout or the backend open", wanted);
   if (const std::string reason = refusal(*layout, problem); !reason.empty())

@@ -45,7 +45,8 @@ int code_bits(const ModuleTensors& tensors, const QuantConfig& config, const std
   if (entry == nullptr && !entries.empty() &&
       std::ranges::all_of(entries, [&](const CtGroup& e) { return e.bits == entries.front().bits; }))
     entry = &entries.front();
-  return entry != nullptr && code_type(entry->bits.value_or(8), true) ? static_cast<int>(*entry->bits) : 8;
+  const std::int64_t width = entry == nullptr ? 8 : entry->bits.value_or(8);
+  return code_type(width, true) ? static_cast<int>(width) : 8;
 }
 
 /// Signed bytes as codes of `width` bits that count from 0.

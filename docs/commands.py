@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the commands that the pages of docs/schemes show, each page in the order they stand there: the blocks that begin with ```sh.
+"""Runs the commands that the pages of docs/schemes and docs/howto show, each page in the order they stand there: the blocks that begin with ```sh.
 
 usage: docs/commands.py NIBBLE [PAGE...]
 """
@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ROOT / "docs/schemes"
+PAGES = [ROOT / "docs/schemes", ROOT / "docs/howto"]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -38,7 +38,7 @@ def write_calibration(checkpoint, path):
 
 def main():
     nibble = pathlib.Path(sys.argv[1]).resolve()
-    pages = [pathlib.Path(page).resolve() for page in sys.argv[2:]] or sorted(PAGES.glob("*.md"))
+    pages = [pathlib.Path(page).resolve() for page in sys.argv[2:]] or [page for folder in PAGES for page in sorted(folder.glob("*.md"))]
     with tempfile.TemporaryDirectory() as directory:
         work = pathlib.Path(directory)
         (work / "bin").mkdir()

@@ -8,7 +8,7 @@ A block in a Markdown file looks like this, and everything between the two comme
     <!-- end -->
 
 `source FILE` is a whole program, `source FILE#PART` the lines of it between "docs: begin PART" and "docs: end PART". Of a table,
-FILE#REGEX is the rows whose name begins so.
+FILE#REGEX is the rows whose name begins so. A block of two files has a comma between them.
 
 usage: docs/render.py [--check] [--nibble PATH]
 
@@ -174,6 +174,95 @@ def added_error_picture(data):
         out.append(mark.format(x=x, y=y, l=x - 4, t=y - 4, c=colour) + f'<text x="{x + 12}" y="{y + 4}">{series["activations"]}</text>')
     out.append(f'<text x="{right}" y="{bottom + 48}" text-anchor="end" fill="#555">mark: median of the layers of {data["model"]}, '
                f'{data["weights"]}; line: to the worst</text>')
+    return "\n".join(out + ["</svg>"]) + "\n"
+
+
+README_COLUMNS = (1, 16, 64, 256)
+
+
+def speed_ups(data):
+    """{M: speed-ups of the layers of the first mode, each over the fastest baseline}."""
+    scheme, act = modes_of(data)[0]
+    found = {}
+    for r in data["results"]:
+        if (r["scheme"], r["a_dtype"]) == (scheme, act) and r["baselines"]:
+            found.setdefault(r["m"], []).append(min(r["baselines"].values()) / r["median_us"])
+    return dict(sorted(found.items()))
+
+
+def machine(data):
+    device = data["device"]
+    return device["gpu"] if "gpu" in device else f"{device['cpu']}, {device['threads']} threads"
+
+
+def peers(data):
+    """The library that the speed-ups are over."""
+    names = {"cublas_f16": "cuBLAS in f16", "onednn_f32": "oneDNN", "openblas_f32": "OpenBLAS"}
+    scheme, act = modes_of(data)[0]
+    found = sorted({b for r in data["results"] if (r["scheme"], r["a_dtype"]) == (scheme, act) for b in r["baselines"]})
+    text = " and ".join(names.get(b, b) for b in found)
+    return text if len(found) == 1 else f"the faster of {text} in {found[0].split('_')[1]}"
+
+
+def speed(gpu_data, cpu_data):
+    """A row per layer on either machine: time in microseconds and speed-up. Of the GPU the layers of one model."""
+    def cell(r):
+        if r is None:
+            return ""
+        us = r["median_us"]
+        ratio = f"**{min(r['baselines'].values()) / us:.1f}×**" if r["baselines"] else "–"
+        return f"{us:{'.1f' if us < 100 else ',.0f'}} ({ratio})"
+
+    rows = []
+    for data, prefix in ((gpu_data, "8b_"), (cpu_data, "")):
+        scheme, act = modes_of(data)[0]
+        layers = {}
+        for r in data["results"]:
+            if (r["scheme"], r["a_dtype"]) == (scheme, act) and r["name"].startswith(prefix):
+                layers.setdefault((r["name"].removeprefix(prefix), r["n"], r["k"]), {})[r["m"]] = r
+        for (name, n, k), cells in layers.items():
+            rows.append([machine(data).split(",")[0], f"{name} {n}×{k}"] + [cell(cells.get(m)) for m in README_COLUMNS])
+    return table(["machine", "layer N×K"] + [f"M = {m}" for m in README_COLUMNS], rows)
+
+
+def speed_picture(gpu_data, cpu_data):
+    """The speed-up over M, a panel per machine: a line through the median layers, a band from the slowest to the fastest."""
+    width, height, top, bottom = 840, 372, 92, 300
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif" '
+           f'font-size="13" fill="#24292f" role="img" aria-label="Speed-up of nibble over the fastest library without quantization, by number of tokens">',
+           f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8" fill="#fff" stroke="#d0d7de"/>',
+           '<text x="24" y="30" font-size="16" font-weight="bold">How many times as fast as the same layer without quantization</text>']
+    for data, left, right, ticks, colour in ((gpu_data, 70, 396, range(5), "#1a7f37"), (cpu_data, 490, 816, range(0, 11, 2), "#0969da")):
+        found = speed_ups(data)
+        scheme, act = modes_of(data)[0]
+        steps = math.log2(max(found))
+
+        def x(m):
+            return left + 18 + (right - left - 36) * math.log2(m) / steps
+
+        def y(value):
+            return bottom - (bottom - top) * value / max(ticks)
+
+        out.append(f'<text x="{left}" y="58" font-weight="bold">{machine(data)} ({scheme} × {act})</text>'
+                   f'<text x="{left}" y="76" fill="#57606a">1× is {peers(data)}</text>')
+        for tick in ticks:
+            out.append(f'<line x1="{left}" y1="{y(tick):.1f}" x2="{right}" y2="{y(tick):.1f}" stroke="#eaeef2"/>'
+                       f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#57606a">{tick}×</text>')
+        out.append(f'<line x1="{left}" y1="{y(1):.1f}" x2="{right}" y2="{y(1):.1f}" stroke="#57606a" stroke-dasharray="5 4"/>')
+        band = [f"{x(m):.1f},{y(max(v)):.1f}" for m, v in found.items()] + [f"{x(m):.1f},{y(min(v)):.1f}" for m, v in reversed(found.items())]
+        line = [(x(m), y(statistics.median(v)), statistics.median(v)) for m, v in found.items()]
+        out.append(f'<polygon points="{" ".join(band)}" fill="{colour}" fill-opacity="0.14"/>'
+                   f'<polyline points="{" ".join(f"{px:.1f},{py:.1f}" for px, py, _ in line)}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        for px, py, value in line:
+            out.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="{colour}"/>'
+                       f'<text x="{px + 3:.1f}" y="{py - 10:.1f}" text-anchor="middle" font-weight="bold" fill="{colour}">{value:.1f}</text>')
+        for m in found:
+            out.append(f'<text x="{x(m):.1f}" y="{bottom + 18}" text-anchor="middle">{m}</text>')
+        middle, between = (left + right) / 2, (top + bottom) / 2
+        out.append(f'<text x="{middle}" y="{bottom + 38}" text-anchor="middle">M (tokens)</text>'
+                   f'<text x="{left - 44}" y="{between}" text-anchor="middle" transform="rotate(-90 {left - 44} {between})">speed-up (×)</text>')
+    out.append(f'<text x="24" y="{height - 12}" font-size="12" fill="#57606a">Line and numbers: the median layer; band: from the slowest to the fastest layer. '
+               f'Weights are read from memory, not from caches.</text>')
     return "\n".join(out + ["</svg>"]) + "\n"
 
 
@@ -516,6 +605,7 @@ def rooms(data):
 RENDERERS = {
     "rooms": rooms,
     "bench": bench,
+    "speed": speed,
     "cpu_modes": cpu_modes,
     "gpu": gpu,
     "gpu_modes": gpu_modes,
@@ -539,7 +629,8 @@ RENDERERS = {
     "packed": packed,
     "by_turns": by_turns,
 }
-PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json")}
+PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
+            "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
 MAY_BE_MISSING = {"fp8_sums", "cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
@@ -553,18 +644,21 @@ def registry(nibble):
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
+def read(file):
+    return survey.expand(json.loads((ROOT / file).read_text()))
+
+
 def render(path):
     text = path.read_text()
 
     def replace(match):
         begin, kind, path, end = match.groups()
         path, _, name = path.partition("#")
-        file = ROOT / path
         if kind == "source":
-            return begin + source(file, name) + end
+            return begin + source(ROOT / path, name) + end
         # Only what takes long or a GPU to measure may be missing; its renderer knows.
-        data = None if kind in MAY_BE_MISSING and not file.exists() else survey.expand(json.loads(file.read_text()))
-        return begin + RENDERERS[kind](only(kind, data, name) if name else data) + end
+        several = [None if kind in MAY_BE_MISSING and not (ROOT / file).exists() else read(file) for file in path.split(",")]
+        return begin + RENDERERS[kind](*([only(kind, several[0], name)] if name else several)) + end
 
     return text, BLOCK.sub(replace, text)
 
@@ -586,8 +680,8 @@ def main():
         stale.append(str(path.relative_to(ROOT)))
         if not check:
             path.write_text(new)
-    for name, (draw, source) in PICTURES.items():
-        path, new = ROOT / name, draw(json.loads((ROOT / source).read_text()))
+    for name, (draw, *sources) in PICTURES.items():
+        path, new = ROOT / name, draw(*map(read, sources))
         if path.exists() and path.read_text() == new:
             continue
         stale.append(name)

@@ -15,20 +15,23 @@ int main() {
   for (float& x : w) x = 0.02f * normal(random);
   for (float& x : a) x = normal(random);
 
+  // docs: begin steps
   const auto fail = [](const Status& status) {
     std::fprintf(stderr, "%s\n", status.message().c_str());
     return 1;
   };
   const auto quantized = quantize(ConstTensorView(w.data(), {n, k}), "u4b8g128");
   if (!quantized) return fail(quantized.status());
-  const auto weight = pack(*quantized);
+  const LinearSpec spec{.a_dtype = DType::f32, .m_max = m, .epilogue = {.activation = Activation::silu}};
+  const auto weight = pack(*quantized, spec);
   if (!weight) return fail(weight.status());
-  const auto plan = Plan::linear(*weight, {.a_dtype = DType::f32, .m_max = m, .epilogue = {.activation = Activation::silu}});
+  const auto plan = Plan::linear(*weight, spec);
   if (!plan) return fail(plan.status());
 
   std::vector<std::byte> workspace(plan->workspace_bytes());
   const Status status = plan->run(*weight, ConstTensorView(a.data(), {m, k}), TensorView(d.data(), {m, n}), {}, workspace);
   if (!status) return fail(status);
+  // docs: end steps
 
   double error = 0, norm = 0;
   for (std::int64_t row = 0; row < m; ++row)

@@ -106,7 +106,7 @@ void compare(std::int64_t m, std::int64_t n, std::int64_t k) {
       (void)floats.run(weight, ConstTensorView(a.data(), {m, k}), out, {}, workspace, executor.get());
     }));
     ours_ints.push_back(seconds_of([&] {
-      const EpilogueArgs args{.a_scale = ConstTensorView(a_scale.data(), {m})};
+      const Operands args{.a_scale = ConstTensorView(a_scale.data(), {m})};
       (void)ints.run(weight, ConstTensorView(codes.data(), {m, k}), out, args, workspace, executor.get());
     }));
     ratio.push_back(theirs.back() / ours.back());

@@ -195,7 +195,7 @@ typedef struct nib_gpu_memory nib_gpu_memory; /* bytes on the GPU */
 
 /* NIB_ABI_VERSION of the library that is running. */
 NIB_API uint32_t nib_abi_version(void);
-/* The version of the project: "0.1.0". */
+/* The version of the project: "0.2.0". */
 NIB_API const char* nib_version_string(void);
 /* The text of this thread's last failure; "" when no call has failed. Valid until the thread's next failure. */
 NIB_API const char* nib_last_error(void);

@@ -128,6 +128,8 @@ TEST(Codecs, Fp8RoundTrips) {
       expect_round_trip("fp8", random_weight(scheme("e4m3b8x16", DType::f32), n, k, 1), acts("e4m3g16"));
       expect_round_trip("fp8", random_weight(scheme("e4m3b128x128", DType::f32), n, k, 1, {.bias = true}), acts("e4m3g128"));
     }
+  expect_round_trip("fp8", random_weight(scheme("e4m3g16", DType::f32), 6, 40, 1),
+                    acts("e4m3g16"));  // blocks of a row, the last one short
 }
 
 TEST(Codecs, UnalignedTensorsRead) {

@@ -82,7 +82,7 @@ Result<GroupShape> infer_scale_shape(const ModuleTensors& tensors, const Variant
   const bool matrix = one_of(scale.dtype, kFloats) && (scale.rank == 2 || flat || single);
   const std::int64_t rows = !matrix ? 0 : single ? 1 : scale.dim(0), cols = !matrix ? 0 : single ? 1 : scale.dim(flat ? 2 : 1);
   const auto fits = [&](const GroupShape& block) { return block.rows(m.n) == rows && block.cols(m.k) == cols; };
-  if (matrix && preferred && preferred->n > 1 && fits(*preferred)) return *preferred;
+  if (matrix && preferred && preferred->n >= 1 && preferred->k > 0 && fits(*preferred)) return *preferred;
   if (flat || (matrix && rows != m.n && (rows != 1 || cols != 1))) {
     if (fits(kUsualBlock)) return kUsualBlock;
     if (rows >= 1 && cols >= 1 && m.n % rows == 0 && m.k % cols == 0)

@@ -389,7 +389,7 @@ def conv(data):
         c = r["conv"]
         label = f"`{r['scheme']}` × {r['act']}, {c['input']}"
         columns[label] = None
-        size = f"{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['kernel'][0]}×{c['kernel'][1]}"
+        size = f"{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['filter'][0]}×{c['filter'][1]}"
         layers.setdefault((r["name"], size, c["batch"]), {})[label] = f"{microseconds(r['median_us'])} · {r['roofline_percent']:.0f} %"
     body = [[name, size, str(batch)] + [cells.get(column, "") for column in columns] for (name, size, batch), cells in layers.items()]
     device = data["device"]
@@ -426,7 +426,7 @@ def gpu_conv(data):
     for r in data["results"]:
         c = r["conv"]
         schemes[r["scheme"]] = None
-        size = f"{c['batch']}×{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['kernel'][0]}×{c['kernel'][1]}"
+        size = f"{c['batch']}×{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['filter'][0]}×{c['filter'][1]}"
         layers.setdefault((r["name"], c["batch"], size), {})[r["scheme"]] = r["median_us"]
     layout = data["results"][0]["conv"]["input"]
     body = []

@@ -236,7 +236,7 @@ Json conv_json(const ConvShapes& conv, std::int64_t batch) {
           {"out_channels", g.out_channels},
           {"height", g.height},
           {"width", g.width},
-          {"kernel", {g.filter.h, g.filter.w}},
+          {"filter", {g.filter.h, g.filter.w}},
           {"stride", {g.stride.h, g.stride.w}},
           {"padding", {g.padding.top, g.padding.bottom, g.padding.left, g.padding.right}},
           {"dilation", {g.dilation.h, g.dilation.w}},
@@ -372,7 +372,7 @@ void add_bench(CLI::App& app, Action& action) {
                             ->type_name("FILE");
   CLI::Option* conv = command
                           ->add_option("--conv", options->conv,
-                                       "Measure the convolutions of this file: lines of [B] C HxW CO KERNEL NAME [stride=S] "
+                                       "Measure the convolutions of this file: lines of [B] C HxW CO FILTER NAME [stride=S] "
                                        "[padding=P] [dilation=D] [groups=G]")
                           ->type_name("FILE")
                           ->excludes(shapes)

@@ -77,7 +77,7 @@ std::string module_table(const Inspection& inspection, bool colour) {
                {.title = "activations", .fold = true},
                {"N", right},
                {"K", right},
-               {"kernel"},
+               {"filter"},
                {"bits/w", right},
                {"size", right},
                {"order"},
@@ -166,7 +166,7 @@ Json module_json(const Module& module) {
                {"act_order", module.act_order},
                {"bias", module.has_bias}};
   if (module.claimed) json["claimed"] = module.claimed->name();
-  if (module.filter) json["kernel"] = {module.filter->h, module.filter->w};
+  if (module.filter) json["filter"] = {module.filter->h, module.filter->w};
   return json;
 }
 

@@ -112,7 +112,7 @@ std::string parse_conv_line(std::vector<std::string_view> fields, ConvShape& sha
     fields.pop_back();
   }
   if (fields.size() != 5 && fields.size() != 6)
-    return fmt::format("expected '[B] C HxW CO KERNEL name [stride=S] [padding=P] [dilation=D] [groups=G]', found {} field{}{}",
+    return fmt::format("expected '[B] C HxW CO FILTER name [stride=S] [padding=P] [dilation=D] [groups=G]', found {} field{}{}",
                        fields.size(), fields.size() == 1 ? "" : "s", options.empty() ? "" : " in front of the options");
   std::string problem;
   const auto take = [&](const std::string& found) {
@@ -126,8 +126,8 @@ std::string parse_conv_line(std::vector<std::string_view> fields, ConvShape& sha
   take(parse_size("C", fields[0], 1, g.in_channels));
   take(parse_extent("HxW", fields[1], 1, image));
   take(parse_size("CO", fields[2], 1, g.out_channels));
-  take(parse_extent("KERNEL", fields[3], 1, g.filter));
-  if (number(fields[4])) take(fmt::format("the number {} stands where the name should; a name must follow KERNEL", fields[4]));
+  take(parse_extent("FILTER", fields[3], 1, g.filter));
+  if (number(fields[4])) take(fmt::format("the number {} stands where the name should; a name must follow FILTER", fields[4]));
   for (const std::string_view option : options) take(parse_conv_option(option, g));
   if (!problem.empty()) return problem;
   g.height = image.h, g.width = image.w;
@@ -179,7 +179,7 @@ Result<Extent> parse_extent(std::string_view what, std::string_view text) {
 }
 
 Result<std::vector<ConvShape>> parse_conv_shapes(std::string_view text, std::string_view file) {
-  return parse_lines<ConvShape>(text, file, "[B] C HxW CO KERNEL name", parse_conv_line);
+  return parse_lines<ConvShape>(text, file, "[B] C HxW CO FILTER name", parse_conv_line);
 }
 
 Result<std::vector<ConvShape>> read_conv_shapes(const std::filesystem::path& path) {

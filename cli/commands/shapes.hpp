@@ -34,7 +34,7 @@ struct ConvShape {
 /// "3x1" as height and width, "3" for both, from 1; errors name `what`.
 Result<Extent> parse_extent(std::string_view what, std::string_view text);
 
-/// Lines of "[B] C HxW CO KERNEL name [stride=S] [padding=P] [dilation=D] [groups=G]". KERNEL, S, P and D are one number, or two for
+/// Lines of "[B] C HxW CO FILTER name [stride=S] [padding=P] [dilation=D] [groups=G]". FILTER, S, P and D are one number, or two for
 /// height and width as in 3x1; P may be four, for top, bottom, left and right as in 0,1,0,1.
 Result<std::vector<ConvShape>> parse_conv_shapes(std::string_view text, std::string_view file);
 Result<std::vector<ConvShape>> read_conv_shapes(const std::filesystem::path& path);

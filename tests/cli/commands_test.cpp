@@ -462,12 +462,12 @@ TEST_F(Cli, ConvolutionsOfACheckpoint) {
   ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
 
   const Finished table = nibble({"inspect", at("q.safetensors")});
-  EXPECT_TRUE(contains(table.out, "kernel") && contains(table.out, "3x3")) << table.out;
+  EXPECT_TRUE(contains(table.out, "filter") && contains(table.out, "3x3")) << table.out;
   const auto inspected = nibble_json({"inspect", at("q.safetensors"), "--reference", at("float.safetensors"), "--json"});
   ASSERT_EQ(inspected["modules"].size(), 3u);
   for (const auto& module : inspected["modules"]) {
-    const std::vector<int> kernel = module["name"] == "pointwise" ? std::vector{1, 1} : std::vector{3, 3};
-    EXPECT_EQ(module["kernel"], kernel);
+    const std::vector<int> filter = module["name"] == "pointwise" ? std::vector{1, 1} : std::vector{3, 3};
+    EXPECT_EQ(module["filter"], filter);
     EXPECT_GT(module["error"]["sqnr_db"].get<double>(), 30) << "the reference is compared in the same order";
   }
   for (const std::string layout : {"nchw", "nhwc"}) {

@@ -74,16 +74,16 @@ TEST(ConvShapes, Parses) {
 TEST(ConvShapes, SaysWhatIsWrongWhere) {
   const std::string number = "; expected a whole number from 1 to 1048576", two = ", or two of them as in 3x1";
   EXPECT_EQ(conv_failure("3 8 4 1 a\n3 8 4 a"),
-            "f.txt:2: expected '[B] C HxW CO KERNEL name [stride=S] [padding=P] [dilation=D] [groups=G]', found 4 fields");
+            "f.txt:2: expected '[B] C HxW CO FILTER name [stride=S] [padding=P] [dilation=D] [groups=G]', found 4 fields");
   EXPECT_EQ(
       conv_failure("3 8 4 a stride=2"),
-      "f.txt:1: expected '[B] C HxW CO KERNEL name [stride=S] [padding=P] [dilation=D] [groups=G]', found 4 fields in front "
+      "f.txt:1: expected '[B] C HxW CO FILTER name [stride=S] [padding=P] [dilation=D] [groups=G]', found 4 fields in front "
       "of the options");
   EXPECT_EQ(conv_failure("x 8 4 1 a"), "f.txt:1: C is 'x'" + number);
   EXPECT_EQ(conv_failure("0 3 8 4 1 a"), "f.txt:1: B is '0'" + number);
   EXPECT_EQ(conv_failure("3 8x 4 1 a"), "f.txt:1: HxW is '8x'" + number + two);
-  EXPECT_EQ(conv_failure("3 8 4 0x1 a"), "f.txt:1: KERNEL is '0x1'" + number + two);
-  EXPECT_EQ(conv_failure("3 8 4 1 7"), "f.txt:1: the number 7 stands where the name should; a name must follow KERNEL");
+  EXPECT_EQ(conv_failure("3 8 4 0x1 a"), "f.txt:1: FILTER is '0x1'" + number + two);
+  EXPECT_EQ(conv_failure("3 8 4 1 7"), "f.txt:1: the number 7 stands where the name should; a name must follow FILTER");
   EXPECT_EQ(conv_failure("3 8 4 1 a stride=0"), "f.txt:1: stride is '0'" + number + two);
   EXPECT_EQ(conv_failure("3 8 4 1 a padding=1,x,1,1"), "f.txt:1: padding is 'x'; expected a whole number from 0 to 1048576");
   EXPECT_EQ(conv_failure("3 8 4 1 a padding=-1"),
@@ -94,7 +94,7 @@ TEST(ConvShapes, SaysWhatIsWrongWhere) {
             std::string::npos);
   EXPECT_NE(conv_failure("3 8 4 9 a").find("an output of 0x0: the filter does not fit"), std::string::npos);
   EXPECT_EQ(conv_failure("1000000 1000000 4 1 a"), "f.txt:1: an operand has 1e+18 elements; expected at most 1.1e+12");
-  EXPECT_EQ(conv_failure(""), "f.txt: no shapes; write '[B] C HxW CO KERNEL name' lines");
+  EXPECT_EQ(conv_failure(""), "f.txt: no shapes; write '[B] C HxW CO FILTER name' lines");
   EXPECT_EQ(read_conv_shapes("/nonexistent/f.txt").status().code(), StatusCode::io_error);
 }
 

@@ -52,7 +52,7 @@ WeightDesc PackedWeight::desc() const {
 
 namespace {
 
-/// Executors of a machine that may be chosen for, and run.
+/// The threads that pack, and whose number the costs assume.
 Executor& executor_of(const PackOptions& options) { return options.executor != nullptr ? *options.executor : default_executor(); }
 
 /// The target of packing for the plans that `spec` specifies.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <map>
 #include <set>
@@ -137,14 +138,12 @@ TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
   for (const WeightScheme& scheme : testing::all_schemes())
     for (std::int64_t n : {1, 2, 3, 7, 16, 33})
       for (std::int64_t k : {1, 2, 5, 8, 27, 32, 64}) {
-        const QuantTensor q = random_weight(scheme, n, k, 1);
+        const WeightDesc weight = describe(random_weight(scheme, n, k, 1));
         for (const ActScheme& way : ways)
           for (std::int64_t m_max : {1, 40, 8192}) {
             if (way.codes == DType::s8 && info(scheme.codes).kind == DTypeKind::floating)
               continue;  // the reference alone does that
-            const auto weight = pack(q, LinearSpec{.m_max = m_max, .act_scheme = way});
-            ASSERT_TRUE(weight.ok()) << weight.status().message();
-            const auto plan = Plan::linear(*weight, {.m_max = m_max, .act_scheme = way}, {.allow_reference = false});
+            const auto plan = explain(weight, LinearSpec{.m_max = m_max, .act_scheme = way}, {}, {.allow_reference = false});
             ASSERT_TRUE(plan.ok()) << Scheme{scheme, way}.name() << " W[" << n << "," << k << "], M up to " << m_max << ": "
                                    << plan.status().message();
           }
@@ -522,6 +521,59 @@ TEST(Plan, ChecksTheZeroPointsOfBlocks) {
   EXPECT_TRUE(run(ConstTensorView(zeros.data(), {2, 2})).ok());
   EXPECT_THAT(run(ConstTensorView(zeros.data(), {2})).message(), HasSubstr("a_zero must be s32 [2,2]"));
   EXPECT_THAT(run({}).message(), HasSubstr("a_zero must be s32 [2,2]"));
+}
+
+template <class Spec>
+void expect_explained(const QuantTensor& q, const Spec& spec, const std::function<Result<Plan>(const PackedWeight&)>& plan) {
+  const auto weight = pack(q, spec);
+  ASSERT_TRUE(weight.ok()) << weight.status().message();
+  const auto planned = plan(*weight);
+  const auto explained = explain(describe(q), spec);
+  ASSERT_TRUE(planned.ok()) << planned.status().message();
+  ASSERT_TRUE(explained.ok()) << explained.status().message();
+  EXPECT_EQ(explained->layout, weight->layout());
+  const Explanation expected = planned->explain();
+  ASSERT_EQ(explained->buckets.size(), expected.buckets.size());
+  bool others = false;
+  for (std::size_t i = 0; i < expected.buckets.size(); ++i) {
+    const Explanation::Bucket &got = explained->buckets[i], &want = expected.buckets[i];
+    EXPECT_EQ(got.m_low, want.m_low);
+    EXPECT_EQ(got.m_high, want.m_high);
+    EXPECT_EQ(got.steps, want.steps);
+    EXPECT_EQ(got.cost_us, want.cost_us);
+    for (const Explanation::Candidate& candidate : got.candidates)
+      others |= candidate.accepted && find_kernel(candidate.kernel)->layout != weight->layout();
+  }
+  EXPECT_TRUE(others) << "kernels that read another layout are judged too";
+}
+
+/// The question without bytes has the answer that packing and planning give.
+TEST(Explain, SaysWhatPackingAndPlanningDecide) {
+  for (const char* name : {"u4zg32", "u4b8g64", "s8c", "u3b4g32", "e4m3b128x128"})
+    for (const char* act : {"", "s8r", "s8g32"}) {
+      SCOPED_TRACE(::testing::Message() << act << " " << name);
+      const WeightScheme scheme = Scheme::parse(name)->weight;
+      if (*act != '\0' && scheme.codes == DType::e4m3) continue;
+      const QuantTensor q = random_weight(scheme, 96, 128, 1);
+      LinearSpec spec{.a_dtype = DType::bf16, .m_max = 300, .epilogue = {.out = DType::bf16}};
+      if (*act != '\0') spec.act_scheme = Scheme::parse(std::string(act) + "_s8c")->act;
+      expect_explained(q, spec, [&](const PackedWeight& weight) { return Plan::linear(weight, spec); });
+    }
+  QuantTensor filters = random_weight(kAwq, 24, 9 * 32, 1);
+  filters.filter = {3, 3};
+  for (const std::int64_t padding : {0, 1}) {
+    const ConvSpec spec{.geometry = {.in_channels = 32,
+                                     .out_channels = 24,
+                                     .height = 9,
+                                     .width = 11,
+                                     .filter = {3, 3},
+                                     .padding = {padding, padding, padding, padding}},
+                        .batch_max = 3};
+    expect_explained(filters, spec, [&](const PackedWeight& weight) { return Plan::conv(weight, spec); });
+  }
+  const WeightDesc weight{.scheme = kAwq, .n = 8, .k = 64, .zero_type = DType::u8};
+  EXPECT_EQ(explain(weight, LinearSpec{}, {.layout = "none"}).status().code(), StatusCode::not_found);
+  EXPECT_EQ(explain(weight, LinearSpec{.m_max = -1}).status().code(), StatusCode::invalid_argument);
 }
 
 /// The error that quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.

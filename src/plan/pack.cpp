@@ -173,6 +173,7 @@ Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, co
 
 Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& packing,
                             const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_spec(weight, spec));
   if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
     return explain(weight, *linear, packing, options);
   return explain_for(weight, spec, spec.batch_max, Op::conv, packing, options);

@@ -574,6 +574,9 @@ TEST(Explain, SaysWhatPackingAndPlanningDecide) {
   const WeightDesc weight{.scheme = kAwq, .n = 8, .k = 64, .zero_type = DType::u8};
   EXPECT_EQ(explain(weight, LinearSpec{}, {.layout = "none"}).status().code(), StatusCode::not_found);
   EXPECT_EQ(explain(weight, LinearSpec{.m_max = -1}).status().code(), StatusCode::invalid_argument);
+  // A pointwise convolution is asked for as a linear layer, after its geometry was held against the weight.
+  const ConvSpec other{.geometry = {.in_channels = 32, .out_channels = 8, .height = 1, .width = 1}};
+  EXPECT_EQ(explain(weight, other).status().code(), StatusCode::invalid_argument);
 }
 
 /// The error that quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.

@@ -114,8 +114,7 @@ double cost_us(const Kernel& self, const Problem& p) {
   return 1e-3 * (kAddNs * static_cast<double>(adds) + kProductsNs * static_cast<double>(groups)) / p.machine.threads;
 }
 
-constexpr std::array kKernels{Kernel{.name = "linear_any_f32_any__cpu_baseline_buckets_m4",
-                                     .backend = Backend::cpu,
+constexpr std::array kKernels{Kernel{.backend = Backend::cpu,
                                      .isa = Isa::baseline,
                                      .op = Op::linear,
                                      .out = "any",
@@ -140,14 +139,9 @@ std::span<const Kernel> kernels() { return kKernels; }
 // docs: begin table
 /// In place of src/kernels/registry.cpp, where a family is one name in this list. A step that prepares activations and the reference
 /// are all that the new one needs beside it.
-std::span<const Kernel* const> kernel_table() {
-  static const std::vector<const Kernel*> kTable = [] {
-    std::vector<const Kernel*> table;
-    for (std::span<const Kernel> family : {buckets::kernels(), cpu::prepare_kernels(), reference::kernels()})
-      for (const Kernel& kernel : family) table.push_back(&kernel);
-    return table;
-  }();
-  return kTable;
+std::span<const Kernel> kernel_table() {
+  static const KernelTable kTable({buckets::kernels(), cpu::prepare_kernels(), reference::kernels()});
+  return kTable.rows();
 }
 // docs: end table
 

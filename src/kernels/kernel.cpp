@@ -11,10 +11,22 @@
 
 namespace nibble {
 
+KernelTable::KernelTable(std::initializer_list<std::span<const Kernel>> families) {
+  for (const std::span<const Kernel> family : families) rows_.insert(rows_.end(), family.begin(), family.end());
+  for (const Kernel& row : rows_) names_.push_back(kernel_name(row));
+  for (std::size_t i = 0; i < rows_.size(); ++i) rows_[i].name = names_[i];
+  for (Kernel& row : rows_) {
+    if (row.op != Op::conv || row.form == ActForm::as_given) continue;
+    Kernel linear = row;
+    linear.op = Op::linear;
+    if (const auto it = std::ranges::find(rows_, kernel_name(linear), &Kernel::name); it != rows_.end()) row.linear = &*it;
+  }
+}
+
 const Kernel* find_kernel(std::string_view name) {
-  const auto table = kernel_table();
-  const auto it = std::ranges::find_if(table, [&](const Kernel* kernel) { return kernel->name == name; });
-  return it == table.end() ? nullptr : *it;
+  const std::span<const Kernel> table = kernel_table();
+  const auto it = std::ranges::find(table, name, &Kernel::name);
+  return it == table.end() ? nullptr : &*it;
 }
 
 namespace {
@@ -127,7 +139,7 @@ std::size_t edits(std::string_view a, std::string_view b) {
 
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> list;
-  for (const Kernel* k : kernel_table()) list.push_back(info_of(*k));
+  for (const Kernel& kernel : kernel_table()) list.push_back(info_of(kernel));
   return list;
 }
 
@@ -136,9 +148,9 @@ Result<KernelInfo> kernel_info(std::string_view name) {
   constexpr std::size_t kLongest = 128;  // longer texts resemble no name
   std::string_view nearest;
   std::size_t fewest = std::min(name.size(), kLongest) / 2 + 1;
-  for (const Kernel* kernel : kernel_table()) {
+  for (const Kernel& kernel : kernel_table()) {
     if (name.size() > kLongest) break;
-    if (const std::size_t count = edits(name, kernel->name); count < fewest) nearest = kernel->name, fewest = count;
+    if (const std::size_t count = edits(name, kernel.name); count < fewest) nearest = kernel.name, fewest = count;
   }
   return error(StatusCode::not_found, "no kernel is called '{}'{}; nibble doctor --kernels lists them", shown(name),
                nearest.empty() ? "" : fmt::format(", the nearest is '{}'", nearest));

@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "layouts/layout.hpp"
 #include "nibble/conv.hpp"
@@ -93,6 +95,7 @@ struct Problem {
 
 struct Tile {
   int m = 0, n = 0, k = 0;  // 0: not tiled in that dimension
+  int split = 1;            // GPU: the CTAs that share a tile's K, as a cluster, or cuda::kStreamK
 };
 
 /// Everything a step of a plan gets at run time. All sizes, types and operands have been checked. For a kernel of the GPU every
@@ -117,7 +120,7 @@ struct StepArgs {
 };
 
 struct Kernel {
-  std::string_view name;  // a unit test rebuilds it from the fields below
+  std::string_view name = {};  // given by the table: kernel_name()
   Backend backend;
   Isa isa;  // minimum
   Op op;
@@ -141,8 +144,8 @@ struct Kernel {
   /// Whether it reads A as given and quantizes it itself.
   bool quantizes = false;
   Sums sums = Sums::f32;
-  /// Of a convolution that multiplies prepared patches: the name of the linear kernel whose loops it uses.
-  std::string_view linear = {};
+  /// Of a convolution that multiplies prepared patches: the linear kernel of the same fields, whose loops it uses; given by the table.
+  const Kernel* linear = nullptr;
 
   /// Ok, or the reason for refusing the problem, with the values.
   Status (*accepts)(const Kernel& self, const Problem& problem);
@@ -155,8 +158,20 @@ struct Kernel {
   Status (*run)(const Kernel& self, const StepArgs& args);
 };
 
+/// The rows of some families in their order, each with its name and, if a convolution, its linear twin.
+class KernelTable {
+ public:
+  explicit KernelTable(std::initializer_list<std::span<const Kernel>> families);
+  KernelTable(const KernelTable&) = delete;
+  KernelTable& operator=(const KernelTable&) = delete;
+  std::span<const Kernel> rows() const { return rows_; }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<Kernel> rows_;
+};
 /// All kernels, the reference last.
-std::span<const Kernel* const> kernel_table();
+std::span<const Kernel> kernel_table();
 /// The kernel of that name; null when there is none.
 const Kernel* find_kernel(std::string_view name);
 

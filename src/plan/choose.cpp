@@ -28,13 +28,13 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
 
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice;
-  for (const Kernel* kernel : kernel_table()) {
-    if (kernel->op != problem.op) continue;
-    Explanation::Candidate candidate = judge(*kernel, problem, forced, allow_reference);
+  for (const Kernel& kernel : kernel_table()) {
+    if (kernel.op != problem.op) continue;
+    Explanation::Candidate candidate = judge(kernel, problem, forced, allow_reference);
     const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
-    const bool beats = kernel->backend != Backend::reference && candidate.cost_us < choice.cost_us;
+    const bool beats = kernel.backend != Backend::reference && candidate.cost_us < choice.cost_us;
     if (candidate.accepted && (choice.kernel == nullptr || replaces_reference || beats)) {
-      choice.kernel = kernel;
+      choice.kernel = &kernel;
       choice.cost_us = candidate.cost_us;
     }
     choice.candidates.push_back(std::move(candidate));

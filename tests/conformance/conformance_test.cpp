@@ -121,8 +121,8 @@ std::vector<WeightScheme> schemes_for(const Kernel& kernel, std::int64_t n = 64,
 
 std::vector<const Kernel*> kernels_of(Op op, bool (*which)(const Kernel&) = nullptr) {
   std::vector<const Kernel*> list;
-  for (const Kernel* kernel : kernel_table())
-    if (kernel->op == op && is_built(*kernel) && (which == nullptr || which(*kernel))) list.push_back(kernel);
+  for (const Kernel& kernel : kernel_table())
+    if (kernel.op == op && is_built(kernel) && (which == nullptr || which(kernel))) list.push_back(&kernel);
   return list;
 }
 
@@ -135,9 +135,9 @@ std::vector<const Kernel*> linear_kernels_taking(bool (*something)(const Kernel&
 
 TEST(KernelTable, RowsOfTheGpuAreTestedWhereTheyAreBuilt) {
   int left_out = 0;
-  for (const Kernel* kernel : kernel_table()) {
-    const bool missing = runs_here(kernel->isa).message().find("built without CUDA") != std::string::npos;
-    EXPECT_EQ(is_built(*kernel), !missing) << kernel->name;
+  for (const Kernel& kernel : kernel_table()) {
+    const bool missing = runs_here(kernel.isa).message().find("built without CUDA") != std::string::npos;
+    EXPECT_EQ(is_built(kernel), !missing) << kernel.name;
     left_out += missing ? 1 : 0;
   }
   if (left_out > 0) GTEST_SKIP() << left_out << " rows of the kernel table: built without CUDA (NIBBLE_CUDA=ON)";
@@ -278,18 +278,18 @@ TEST_P(GpuLinearConformance, LargeLayers) {
 TEST(Fp8, PreciseSumsOfManyChannelsAreCloser) {
   int tried = 0;
   const QuantTensor q = random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}, 96, 28672, 1);
-  for (const Kernel* kernel : kernel_table()) {
-    if (kernel->op != Op::linear || kernel->act != "e4m3" || kernel->backend != Backend::cuda || !runs_here(kernel->isa).ok())
+  for (const Kernel& kernel : kernel_table()) {
+    if (kernel.op != Op::linear || kernel.act != "e4m3" || kernel.backend != Backend::cuda || !runs_here(kernel.isa).ok())
       continue;
-    VerifySpec spec = spec_for(*kernel, 16, DType::f32, {}, 1);
+    VerifySpec spec = spec_for(kernel, 16, DType::f32, {}, 1);
     const auto fast = verify_linear(q, spec);
     spec.linear.accumulation = Accumulation::precise;
     const auto precise = verify_linear(q, spec);
-    ASSERT_TRUE(fast.ok() && precise.ok()) << kernel->name;
+    ASSERT_TRUE(fast.ok() && precise.ok()) << kernel.name;
     EXPECT_TRUE(fast->passed && precise->passed) << fast->failure << precise->failure;
-    EXPECT_LT(precise->relative_l2, 7e-4) << kernel->name;
-    if (kernel->variant == "wgmma") {
-      EXPECT_GT(fast->relative_l2, 4 * precise->relative_l2) << kernel->name;
+    EXPECT_LT(precise->relative_l2, 7e-4) << kernel.name;
+    if (kernel.variant == "wgmma") {
+      EXPECT_GT(fast->relative_l2, 4 * precise->relative_l2) << kernel.name;
     }
     ++tried;
   }

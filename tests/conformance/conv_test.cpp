@@ -209,8 +209,8 @@ bool takes(const Kernel& kernel, const QuantTensor& q, const ConvSpec& spec) { r
 
 std::vector<const Kernel*> conv_kernels(bool (*which)(const Kernel&) = nullptr) {
   std::vector<const Kernel*> list;
-  for (const Kernel* kernel : kernel_table())
-    if (kernel->op == Op::conv && is_built(*kernel) && (which == nullptr || which(*kernel))) list.push_back(kernel);
+  for (const Kernel& kernel : kernel_table())
+    if (kernel.op == Op::conv && is_built(kernel) && (which == nullptr || which(kernel))) list.push_back(&kernel);
   return list;
 }
 

@@ -690,8 +690,8 @@ double time_row(const Kernel& row, Layer& layer, const Rows& rows, std::int64_t 
 }
 Rows time_rows(Layer& layer, const BenchKind& kind, std::int64_t m) {
   Rows rows{.kind = &kind, .problem = problem_of(layer, kind, m)};
-  for (const Kernel& row : scaled_kernels()) {
-    if (!worth_timing(row, kind, m) || !row.accepts(row, rows.problem).ok()) continue;
+  for (const Kernel& row : kernel_table()) {
+    if (row.backend != Backend::cuda || !worth_timing(row, kind, m) || !row.accepts(row, rows.problem).ok()) continue;
     const double us = time_row(row, layer, rows, m, Layer::settle_ms(m) / 2);
     rows.us[std::string(row.name)] = us;
     if (rows.best == nullptr || us < rows.best_us) rows.best = &row, rows.best_us = us;

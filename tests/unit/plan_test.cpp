@@ -31,42 +31,42 @@ const WeightScheme kAwq{DType::u4, ZeroKind::integer, GroupShape::group(32), DTy
 
 TEST(KernelTable, NamesAreTheFields) {
   std::set<std::string_view> seen;
-  for (const Kernel* kernel : kernel_table()) {
-    EXPECT_EQ(kernel->name, kernel_name(*kernel));
-    EXPECT_TRUE(seen.insert(kernel->name).second) << kernel->name << " is listed twice";
-    EXPECT_FALSE(kernel->summary.empty()) << kernel->name;
-    if (!kernel->layout.empty()) {
-      EXPECT_NE(find_layout(kernel->layout), nullptr) << kernel->name;
+  for (const Kernel& kernel : kernel_table()) {
+    EXPECT_EQ(kernel.name, kernel_name(kernel));
+    EXPECT_TRUE(seen.insert(kernel.name).second) << kernel.name << " is listed twice";
+    EXPECT_FALSE(kernel.summary.empty()) << kernel.name;
+    if (!kernel.layout.empty()) {
+      EXPECT_NE(find_layout(kernel.layout), nullptr) << kernel.name;
     }
   }
-  EXPECT_EQ(kernel_table().back()->backend, Backend::reference);
+  EXPECT_EQ(kernel_table().back().backend, Backend::reference);
 }
 
 /// The facts of a row that choice depends on are set and agree with its name.
 TEST(KernelTable, FactsOfARowAgree) {
   std::set<ActForm> made;
-  for (const Kernel* kernel : kernel_table())
-    if (kernel->op == Op::prepare) {
-      EXPECT_EQ(kernel->out, name(kernel->form)) << kernel->name;
-      made.insert(kernel->form);
+  for (const Kernel& kernel : kernel_table())
+    if (kernel.op == Op::prepare) {
+      EXPECT_EQ(kernel.out, name(kernel.form)) << kernel.name;
+      made.insert(kernel.form);
     }
-  for (const Kernel* kernel : kernel_table()) {
-    SCOPED_TRACE(kernel->name);
-    if (kernel->op == Op::linear && kernel->form != ActForm::as_given) {
-      EXPECT_EQ(kernel->act, name(kernel->form));
-      EXPECT_TRUE(made.contains(kernel->form)) << "nothing prepares what it reads";
+  for (const Kernel& kernel : kernel_table()) {
+    SCOPED_TRACE(kernel.name);
+    if (kernel.op == Op::linear && kernel.form != ActForm::as_given) {
+      EXPECT_EQ(kernel.act, name(kernel.form));
+      EXPECT_TRUE(made.contains(kernel.form)) << "nothing prepares what it reads";
     }
-    EXPECT_FALSE(kernel->quantizes && kernel->form != ActForm::as_given) << "codes are made twice";
-    if (kernel->linear.empty()) continue;
-    const Kernel* const linear = find_kernel(kernel->linear);
-    ASSERT_NE(linear, nullptr) << kernel->linear;
-    EXPECT_EQ(kernel->op, Op::conv);
+    EXPECT_FALSE(kernel.quantizes && kernel.form != ActForm::as_given) << "codes are made twice";
+    EXPECT_EQ(kernel.linear != nullptr,
+              kernel.op == Op::conv && kernel.form != ActForm::as_given && kernel.variant != "depthwise");
+    if (kernel.linear == nullptr) continue;
+    const Kernel* const linear = kernel.linear;
     EXPECT_EQ(linear->op, Op::linear);
-    EXPECT_EQ(linear->isa, kernel->isa);
-    EXPECT_EQ(linear->layout, kernel->layout);
-    EXPECT_EQ(linear->form, kernel->form);
-    EXPECT_EQ(linear->sums, kernel->sums);
-    EXPECT_EQ(linear->tile.m, kernel->tile.m);
+    EXPECT_EQ(linear->isa, kernel.isa);
+    EXPECT_EQ(linear->layout, kernel.layout);
+    EXPECT_EQ(linear->form, kernel.form);
+    EXPECT_EQ(linear->sums, kernel.sums);
+    EXPECT_EQ(linear->tile.m, kernel.tile.m);
   }
 }
 
@@ -279,18 +279,18 @@ TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
   Problem p{.n = 8192, .k = 28672, .scheme = {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}};
   p.act_scheme = {DType::e4m3, GroupShape::channel()};
-  const auto extra = [&](const auto& cost_us, std::int64_t m) {
+  const auto extra = [&](const Tile& tile, std::int64_t m) {
     p.m = m;
     p.accumulation = Accumulation::fast;
-    const double fast = cost_us(DType::e4m3, h200, p);
+    const double fast = cuda::scaled_sm90_cost_us(tile, DType::e4m3, h200, p);
     p.accumulation = Accumulation::precise;
-    return cost_us(DType::e4m3, h200, p) / fast;
+    return cuda::scaled_sm90_cost_us(tile, DType::e4m3, h200, p) / fast;
   };
-  EXPECT_EQ(extra(cuda::scaled_sm90_cost_us<16, 1, 1>, 1), 1.0);
-  EXPECT_GT(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.01);
-  EXPECT_LT(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.1);
+  EXPECT_EQ(extra({.m = 16, .n = 64}, 1), 1.0);
+  EXPECT_GT(extra({.m = 256, .n = 128}, 4096), 1.01);
+  EXPECT_LT(extra({.m = 256, .n = 128}, 4096), 1.1);
   p.act_scheme.group = GroupShape::group(128);
-  EXPECT_EQ(extra(cuda::scaled_sm90_cost_us<256, 2, 1>, 4096), 1.0) << "groups are added up in f32 anyway";
+  EXPECT_EQ(extra({.m = 256, .n = 128}, 4096), 1.0) << "groups are added up in f32 anyway";
 }
 
 /// The bound of a layer is that of the requested accumulation; only tensor cores of sm_90 have a choice.
@@ -300,13 +300,13 @@ TEST(Gpu, TheBoundFollowsTheAccumulation) {
   const auto channels = [&](std::string_view kernel, const ActScheme& quantize, Accumulation accumulation) {
     return act_model(*find_kernel(kernel), DType::bf16, quantize, per_channel, accumulation).fp8_group;
   };
-  for (const Kernel* kernel : kernel_table()) {
-    if (kernel->op != Op::linear || kernel->act != "e4m3" || kernel->backend != Backend::cuda) continue;
-    const bool sm90 = kernel->isa == Isa::sm90;
-    EXPECT_EQ(channels(kernel->name, per_token, Accumulation::fast), sm90 ? 0 : -1) << kernel->name;
-    EXPECT_EQ(channels(kernel->name, per_token, Accumulation::precise), sm90 ? 512 : -1) << kernel->name;
+  for (const Kernel& kernel : kernel_table()) {
+    if (kernel.op != Op::linear || kernel.act != "e4m3" || kernel.backend != Backend::cuda) continue;
+    const bool sm90 = kernel.isa == Isa::sm90;
+    EXPECT_EQ(channels(kernel.name, per_token, Accumulation::fast), sm90 ? 0 : -1) << kernel.name;
+    EXPECT_EQ(channels(kernel.name, per_token, Accumulation::precise), sm90 ? 512 : -1) << kernel.name;
     for (Accumulation accumulation : {Accumulation::fast, Accumulation::precise})
-      EXPECT_EQ(channels(kernel->name, groups, accumulation), sm90 ? 128 : -1) << kernel->name;
+      EXPECT_EQ(channels(kernel.name, groups, accumulation), sm90 ? 128 : -1) << kernel.name;
   }
 
   const Kernel& kernel = *find_kernel("linear_any_e4m3_any__cuda_sm90_wgmma_m256n128");
@@ -376,7 +376,7 @@ TEST(Plan, BucketsCoverEveryMAndExplainEveryKernel) {
     EXPECT_LE(bucket.steps.size(), 4u);
     EXPECT_EQ(bucket.steps.back(), plan->kernel(bucket.m_low));
     std::size_t linear_kernels = 0;
-    for (const Kernel* kernel : kernel_table()) linear_kernels += kernel->op == Op::linear ? 1 : 0;
+    for (const Kernel& kernel : kernel_table()) linear_kernels += kernel.op == Op::linear ? 1 : 0;
     EXPECT_EQ(bucket.candidates.size(), linear_kernels);
     for (const auto& candidate : bucket.candidates)
       EXPECT_TRUE(candidate.accepted ? candidate.cost_us > 0 : !candidate.refusal.empty()) << candidate.kernel;
@@ -403,9 +403,9 @@ TEST(Plan, AForcedKernelThatRefusesSaysWhy) {
   const QuantTensor q = random_weight(kAwq, 64, 64, 1);
   const auto weight = pack(q, {.layout = "cpu_n16"});
   int refused = 0;
-  for (const Kernel* kernel : kernel_table()) {
-    if (kernel->op != Op::linear) continue;
-    const std::string name(kernel->name);
+  for (const Kernel& kernel : kernel_table()) {
+    if (kernel.op != Op::linear) continue;
+    const std::string name(kernel.name);
     const Status status = Plan::linear(*weight, {}, {.kernel = name}).status();
     if (status.ok()) continue;
     ++refused;
@@ -413,8 +413,8 @@ TEST(Plan, AForcedKernelThatRefusesSaysWhy) {
     EXPECT_LT(status.message().size(), 350u) << status.message();
     EXPECT_THAT(status.message(), HasSubstr("kernel " + name + " does not take linear u4zg32 M=1 N=64 K=64 ->f32: "));
     EXPECT_THAT(status.message(), Not(HasSubstr(" more: ")));
-    if (kernel->backend == Backend::cuda || !runs_here(kernel->isa).ok() || kernel->layout == "cpu_n16") continue;
-    EXPECT_THAT(status.message(), HasSubstr("reads layout " + std::string(kernel->layout) +
+    if (kernel.backend == Backend::cuda || !runs_here(kernel.isa).ok() || kernel.layout == "cpu_n16") continue;
+    EXPECT_THAT(status.message(), HasSubstr("reads layout " + std::string(kernel.layout) +
                                             ", the weight is packed as cpu_n16; pack with kernel=" + name));
   }
   EXPECT_GT(refused, 10);

@@ -89,8 +89,7 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 constexpr std::array kKernels{
-    Kernel{.name = "linear_any_any_any__ref_baseline",
-           .backend = Backend::reference,
+    Kernel{.backend = Backend::reference,
            .isa = Isa::baseline,
            .op = Op::linear,
            .out = "any",
@@ -102,8 +101,7 @@ constexpr std::array kKernels{
            .accepts = accepts_common,
            .cost_us = cost_us,
            .run = run_linear},
-    Kernel{.name = "conv_any_any_any__ref_baseline",
-           .backend = Backend::reference,
+    Kernel{.backend = Backend::reference,
            .isa = Isa::baseline,
            .op = Op::conv,
            .out = "any",
@@ -115,8 +113,7 @@ constexpr std::array kKernels{
            .accepts = accepts_common,
            .cost_us = cost_us,
            .run = run_conv},
-    Kernel{.name = "dequantize_any_none_any__ref_baseline",
-           .backend = Backend::reference,
+    Kernel{.backend = Backend::reference,
            .isa = Isa::baseline,
            .op = Op::dequantize,
            .out = "any",

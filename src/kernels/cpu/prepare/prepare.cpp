@@ -135,12 +135,11 @@ std::size_t workspace(const Kernel& self, const Problem& p) {
 }
 
 template <const PrepareIsa& kIsa, const double& kNanoseconds>
-constexpr Kernel row(std::string_view name, Isa isa, ActForm form, std::string_view summary) {
-  return {.name = name,
-          .backend = Backend::cpu,
+constexpr Kernel row(Isa isa, ActForm form, std::string_view summary) {
+  return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::prepare,
-          .out = nibble::name(form),
+          .out = name(form),
           .act = "any",
           .weight = "none",
           .layout = "",
@@ -171,21 +170,18 @@ constexpr double kAvx512Floats = 0.6, kAvx512Fixed = 0.8, kAvx512Int8 = 0.5, kAv
 
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  row<kAvx512, kAvx512Floats>("prepare_f32_any_none__cpu_avx512", Isa::avx512, ActForm::f32, kFloats),
-      row<kAvx512, kAvx512Fixed>("prepare_s8x3_any_none__cpu_avx512", Isa::avx512, ActForm::s8x3, kFixed),
-      row<kAvx512, kAvx512Int8>("prepare_s8_any_none__cpu_avx512", Isa::avx512, ActForm::s8, kInt8),
-      row<kAvx512, kAvx512Rows>("prepare_s8k64_any_none__cpu_avx512", Isa::avx512, ActForm::s8k64, kInt8Rows),
-      row<kAvx512, kAvx512Halves>("prepare_bf16_any_none__cpu_avx512", Isa::avx512, ActForm::bf16, kHalves),
-      row<kAvx512, kAvx512Halves>("prepare_bf16k32_any_none__cpu_avx512", Isa::avx512, ActForm::bf16k32, kHalfRows),
-      row<kAvx2, kAvx2Floats>("prepare_f32_any_none__cpu_avx2", Isa::avx2, ActForm::f32, kFloats),
-      row<kAvx2, kAvx2Fixed>("prepare_s8x3_any_none__cpu_avx2", Isa::avx2, ActForm::s8x3, kFixed),
-      row<kAvx2, kAvx2Int8>("prepare_s8_any_none__cpu_avx2", Isa::avx2, ActForm::s8, kInt8),
-      row<kAvx2, kAvx2Halves>("prepare_bf16_any_none__cpu_avx2", Isa::avx2, ActForm::bf16, kHalves),
+  row<kAvx512, kAvx512Floats>(Isa::avx512, ActForm::f32, kFloats), row<kAvx512, kAvx512Fixed>(Isa::avx512, ActForm::s8x3, kFixed),
+      row<kAvx512, kAvx512Int8>(Isa::avx512, ActForm::s8, kInt8),
+      row<kAvx512, kAvx512Rows>(Isa::avx512, ActForm::s8k64, kInt8Rows),
+      row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16, kHalves),
+      row<kAvx512, kAvx512Halves>(Isa::avx512, ActForm::bf16k32, kHalfRows),
+      row<kAvx2, kAvx2Floats>(Isa::avx2, ActForm::f32, kFloats), row<kAvx2, kAvx2Fixed>(Isa::avx2, ActForm::s8x3, kFixed),
+      row<kAvx2, kAvx2Int8>(Isa::avx2, ActForm::s8, kInt8), row<kAvx2, kAvx2Halves>(Isa::avx2, ActForm::bf16, kHalves),
 #endif
-      row<kBaseline, kBaselineFloats>("prepare_f32_any_none__cpu_baseline", Isa::baseline, ActForm::f32, kFloats),
-      row<kBaseline, kBaselineFixed>("prepare_s8x3_any_none__cpu_baseline", Isa::baseline, ActForm::s8x3, kFixed),
-      row<kBaseline, kBaselineInt8>("prepare_s8_any_none__cpu_baseline", Isa::baseline, ActForm::s8, kInt8),
-      row<kBaseline, kBaselineHalves>("prepare_bf16_any_none__cpu_baseline", Isa::baseline, ActForm::bf16, kHalves),
+      row<kBaseline, kBaselineFloats>(Isa::baseline, ActForm::f32, kFloats),
+      row<kBaseline, kBaselineFixed>(Isa::baseline, ActForm::s8x3, kFixed),
+      row<kBaseline, kBaselineInt8>(Isa::baseline, ActForm::s8, kInt8),
+      row<kBaseline, kBaselineHalves>(Isa::baseline, ActForm::bf16, kHalves),
 };
 
 }  // namespace

@@ -65,13 +65,12 @@ double cost_us(const Kernel&, const Problem& p) {
 }
 
 template <const Bf16Isa& kIsa, const Bf16Rates& kRates>
-constexpr Kernel row(std::string_view name, Isa isa, ActForm form, Tile tile) {
-  return {.name = name,
-          .backend = Backend::cpu,
+constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
+  return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::linear,
           .out = "any",
-          .act = nibble::name(form),
+          .act = name(form),
           .weight = "any",
           .layout = "cpu_n32",
           .tile = tile,
@@ -86,8 +85,8 @@ constexpr Bf16Rates kAmxRates{.dot = 0.2, .decode = 5.4, .flush = 7.7, .tokens =
 constexpr Bf16Rates kAvx512Rates{.dot = 1.09, .decode = 5.4, .flush = 7.7, .tokens = 2};
 
 constexpr std::array kKernels{
-    row<kAmxBf16, kAmxRates>("linear_any_bf16k32_any__cpu_amx_m32n32", Isa::amx, ActForm::bf16k32, {32, 32, 0}),
-    row<kAvx512Bf16, kAvx512Rates>("linear_any_bf16_any__cpu_avx512bf16_m8n32", Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
+    row<kAmxBf16, kAmxRates>(Isa::amx, ActForm::bf16k32, {32, 32, 0}),
+    row<kAvx512Bf16, kAvx512Rates>(Isa::avx512bf16, ActForm::bf16, {8, 32, 0}),
 };
 
 }  // namespace

@@ -289,15 +289,13 @@ Problem of_patches(const Problem& p) {
 
 Status accepts(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
-  const Kernel& linear = *find_kernel(self.linear);
-  return linear.accepts(linear, of_patches(p));
+  return self.linear->accepts(*self.linear, of_patches(p));
 }
 
 /// Nanoseconds per activation of a patch, for one thread: for codes in rows, which are only copied, and for everything else.
 constexpr double kCopyNanoseconds = 0.25, kPrepareNanoseconds = 0.7;
 
 double cost_us(const Kernel& self, const Problem& p) {
-  const Kernel& linear = *find_kernel(self.linear);
   const Problem patches = of_patches(p);
   const double groups = static_cast<double>(p.geometry.groups);
   const ConvWork work(self, p);
@@ -306,7 +304,7 @@ double cost_us(const Kernel& self, const Problem& p) {
                              : codes && self.form == ActForm::s8k64 ? kCopyNanoseconds
                                                                     : kPrepareNanoseconds;
   const double prepare = 1e-3 * nanoseconds * static_cast<double>(patches.m) * static_cast<double>(patches.k) / p.machine.threads;
-  return groups * (linear.cost_us(linear, patches) + prepare);
+  return groups * (self.linear->cost_us(*self.linear, patches) + prepare);
 }
 
 /// A scratch for every thread the plan expects; with more threads some of them stay idle.
@@ -315,14 +313,12 @@ std::size_t workspace(const Kernel& self, const Problem& p) {
 }
 
 template <Multiply kMultiply, const PatchIsa* kPatches = nullptr>
-constexpr Kernel row(std::string_view name, std::string_view linear, Isa isa, ActForm form, std::string_view layout, Tile tile,
-                     std::string_view variant = {}) {
-  return {.name = name,
-          .backend = Backend::cpu,
+constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, std::string_view variant = {}) {
+  return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::conv,
           .out = "any",
-          .act = nibble::name(form),
+          .act = name(form),
           .weight = "any",
           .layout = layout,
           .variant = variant,
@@ -336,7 +332,6 @@ constexpr Kernel row(std::string_view name, std::string_view linear, Isa isa, Ac
           .sums = form == ActForm::s8x3                           ? Sums::fixed_point
                   : form == ActForm::s8 || form == ActForm::s8k64 ? Sums::integers
                                                                   : Sums::f32,
-          .linear = linear,
           .accepts = accepts,
           .cost_us = cost_us,
           .workspace = workspace,
@@ -367,9 +362,8 @@ double depthwise_cost_us(const Kernel& self, const Problem& p) {
 }
 
 template <const DepthwiseIsa* kPixels>
-constexpr Kernel depthwise_row(std::string_view name, Isa isa, std::string_view layout, Tile tile) {
-  return {.name = name,
-          .backend = Backend::cpu,
+constexpr Kernel depthwise_row(Isa isa, std::string_view layout, Tile tile) {
+  return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::conv,
           .out = "any",
@@ -388,79 +382,42 @@ constexpr Kernel depthwise_row(std::string_view name, Isa isa, std::string_view 
 
 constexpr std::array kKernels {
 #if defined(__x86_64__)
-  depthwise_row<&kAvx512Depthwise>("conv_any_f32_any__cpu_avx512_depthwise_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
-      depthwise_row<&kAvx2Depthwise>("conv_any_f32_any__cpu_avx2_depthwise_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
-      row<multiply_bf16<kAmxBf16>>("conv_any_bf16k32_any__cpu_amx_m32n32", "linear_any_bf16k32_any__cpu_amx_m32n32", Isa::amx,
-                                   ActForm::bf16k32, "cpu_n32", {32, 32, 0}),
-      row<multiply_bf16<kAvx512Bf16>>("conv_any_bf16_any__cpu_avx512bf16_m8n32", "linear_any_bf16_any__cpu_avx512bf16_m8n32",
-                                      Isa::avx512bf16, ActForm::bf16, "cpu_n32", {8, 32, 0}),
-      row<multiply_dots<kAvx512VnniFixed>>("conv_any_s8x3_any__cpu_avx512vnni_m3n32", "linear_any_s8x3_any__cpu_avx512vnni_m3n32",
-                                           Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
-      row<multiply_dots<kAvx512Fixed>>("conv_any_s8x3_any__cpu_avx512_m3n32", "linear_any_s8x3_any__cpu_avx512_m3n32",
-                                       Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
-      row<multiply_dots<kAvx2VnniFixed>>("conv_any_s8x3_any__cpu_avx2vnni_m1n16", "linear_any_s8x3_any__cpu_avx2vnni_m1n16",
-                                         Isa::avx2vnni, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<multiply_dots<kAvx2Fixed>>("conv_any_s8x3_any__cpu_avx2_m1n16", "linear_any_s8x3_any__cpu_avx2_m1n16", Isa::avx2,
-                                     ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<multiply_dots<kAmxInt8>>("conv_any_s8k64_any__cpu_amx_m32n32", "linear_any_s8k64_any__cpu_amx_m32n32", Isa::amx,
-                                   ActForm::s8k64, "cpu_n32", {32, 32, 0}),
-      row<multiply_dots<kAmxWhole>, &kAmxPatches>("conv_any_s8k64_any__cpu_amx_whole_m32n32",
-                                                  "linear_any_s8k64_any__cpu_amx_whole_m32n32", Isa::amx, ActForm::s8k64,
-                                                  "cpu_n32", {32, 32, 0}, "whole"),
-      row<multiply_dots<kAvx512VnniInt8>>("conv_any_s8_any__cpu_avx512vnni_m6n32", "linear_any_s8_any__cpu_avx512vnni_m6n32",
-                                          Isa::avx512vnni, ActForm::s8, "cpu_n32", {6, 32, 0}),
-      row<multiply_dots<kAvx512Int8>>("conv_any_s8_any__cpu_avx512_m6n32", "linear_any_s8_any__cpu_avx512_m6n32", Isa::avx512,
-                                      ActForm::s8, "cpu_n32", {6, 32, 0}),
-      row<multiply_dots<kAvx2VnniInt8>>("conv_any_s8_any__cpu_avx2vnni_m4n16", "linear_any_s8_any__cpu_avx2vnni_m4n16",
-                                        Isa::avx2vnni, ActForm::s8, "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kAvx2Int8>>("conv_any_s8_any__cpu_avx2_m4n16", "linear_any_s8_any__cpu_avx2_m4n16", Isa::avx2,
-                                    ActForm::s8, "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kAvx512VnniWhole>, &kAvx512VnniPatches>("conv_any_s8_any__cpu_avx512vnni_whole_m12n32",
-                                                                "linear_any_s8_any__cpu_avx512vnni_whole_m12n32", Isa::avx512vnni,
-                                                                ActForm::s8, "cpu_n32", {12, 32, 0}, "whole"),
-      row<multiply_dots<kAvx512Whole>, &kAvx512Patches>("conv_any_s8_any__cpu_avx512_whole_m12n32",
-                                                        "linear_any_s8_any__cpu_avx512_whole_m12n32", Isa::avx512, ActForm::s8,
-                                                        "cpu_n32", {12, 32, 0}, "whole"),
-      row<multiply_dots<kAvx2VnniWhole>, &kAvx2VnniPatches>("conv_any_s8_any__cpu_avx2vnni_whole_m6n16",
-                                                            "linear_any_s8_any__cpu_avx2vnni_whole_m6n16", Isa::avx2vnni,
-                                                            ActForm::s8, "cpu_n16", {6, 16, 0}, "whole"),
-      row<multiply_dots<kAvx2Whole>, &kAvx2Patches>("conv_any_s8_any__cpu_avx2_whole_m4n16",
-                                                    "linear_any_s8_any__cpu_avx2_whole_m4n16", Isa::avx2, ActForm::s8, "cpu_n16",
-                                                    {4, 16, 0}, "whole"),
-      row<multiply_floats<kAvx512Float>>("conv_any_f32_any__cpu_avx512_m8n32", "linear_any_f32_any__cpu_avx512_m8n32",
-                                         Isa::avx512, ActForm::f32, "cpu_n32", {8, 32, 0}),
-      row<multiply_floats<kAvx2Float>>("conv_any_f32_any__cpu_avx2_m6n16", "linear_any_f32_any__cpu_avx2_m6n16", Isa::avx2,
-                                       ActForm::f32, "cpu_n16", {6, 16, 0}),
+  depthwise_row<&kAvx512Depthwise>(Isa::avx512, "cpu_n32", {0, 32, 0}),
+      depthwise_row<&kAvx2Depthwise>(Isa::avx2, "cpu_n16", {0, 16, 0}),
+      row<multiply_bf16<kAmxBf16>>(Isa::amx, ActForm::bf16k32, "cpu_n32", {32, 32, 0}),
+      row<multiply_bf16<kAvx512Bf16>>(Isa::avx512bf16, ActForm::bf16, "cpu_n32", {8, 32, 0}),
+      row<multiply_dots<kAvx512VnniFixed>>(Isa::avx512vnni, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+      row<multiply_dots<kAvx512Fixed>>(Isa::avx512, ActForm::s8x3, "cpu_n32", {3, 32, 0}),
+      row<multiply_dots<kAvx2VnniFixed>>(Isa::avx2vnni, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<multiply_dots<kAvx2Fixed>>(Isa::avx2, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<multiply_dots<kAmxInt8>>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0}),
+      row<multiply_dots<kAmxWhole>, &kAmxPatches>(Isa::amx, ActForm::s8k64, "cpu_n32", {32, 32, 0}, "whole"),
+      row<multiply_dots<kAvx512VnniInt8>>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<multiply_dots<kAvx512Int8>>(Isa::avx512, ActForm::s8, "cpu_n32", {6, 32, 0}),
+      row<multiply_dots<kAvx2VnniInt8>>(Isa::avx2vnni, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<multiply_dots<kAvx2Int8>>(Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<multiply_dots<kAvx512VnniWhole>, &kAvx512VnniPatches>(Isa::avx512vnni, ActForm::s8, "cpu_n32", {12, 32, 0}, "whole"),
+      row<multiply_dots<kAvx512Whole>, &kAvx512Patches>(Isa::avx512, ActForm::s8, "cpu_n32", {12, 32, 0}, "whole"),
+      row<multiply_dots<kAvx2VnniWhole>, &kAvx2VnniPatches>(Isa::avx2vnni, ActForm::s8, "cpu_n16", {6, 16, 0}, "whole"),
+      row<multiply_dots<kAvx2Whole>, &kAvx2Patches>(Isa::avx2, ActForm::s8, "cpu_n16", {4, 16, 0}, "whole"),
+      row<multiply_floats<kAvx512Float>>(Isa::avx512, ActForm::f32, "cpu_n32", {8, 32, 0}),
+      row<multiply_floats<kAvx2Float>>(Isa::avx2, ActForm::f32, "cpu_n16", {6, 16, 0}),
 #elif defined(__aarch64__)
-  row<multiply_dots<kI8mmFixed>>("conv_any_s8x3_any__cpu_i8mm_m1n16", "linear_any_s8x3_any__cpu_i8mm_m1n16", Isa::i8mm,
-                                 ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<multiply_dots<kDotprodFixed>>("conv_any_s8x3_any__cpu_dotprod_m1n16", "linear_any_s8x3_any__cpu_dotprod_m1n16",
-                                        Isa::dotprod, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<multiply_dots<kI8mmInt8>>("conv_any_s8_any__cpu_i8mm_m4n16", "linear_any_s8_any__cpu_i8mm_m4n16", Isa::i8mm,
-                                    ActForm::s8, "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kDotprodInt8>>("conv_any_s8_any__cpu_dotprod_m4n16", "linear_any_s8_any__cpu_dotprod_m4n16", Isa::dotprod,
-                                       ActForm::s8, "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kI8mmWhole>, &kI8mmPatches>("conv_any_s8_any__cpu_i8mm_whole_m4n16",
-                                                    "linear_any_s8_any__cpu_i8mm_whole_m4n16", Isa::i8mm, ActForm::s8, "cpu_n16",
-                                                    {4, 16, 0}, "whole"),
-      row<multiply_dots<kDotprodWhole>, &kDotprodPatches>("conv_any_s8_any__cpu_dotprod_whole_m4n16",
-                                                          "linear_any_s8_any__cpu_dotprod_whole_m4n16", Isa::dotprod, ActForm::s8,
-                                                          "cpu_n16", {4, 16, 0}, "whole"),
+  row<multiply_dots<kI8mmFixed>>(Isa::i8mm, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<multiply_dots<kDotprodFixed>>(Isa::dotprod, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<multiply_dots<kI8mmInt8>>(Isa::i8mm, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<multiply_dots<kDotprodInt8>>(Isa::dotprod, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<multiply_dots<kI8mmWhole>, &kI8mmPatches>(Isa::i8mm, ActForm::s8, "cpu_n16", {4, 16, 0}, "whole"),
+      row<multiply_dots<kDotprodWhole>, &kDotprodPatches>(Isa::dotprod, ActForm::s8, "cpu_n16", {4, 16, 0}, "whole"),
 #endif
-      depthwise_row<&kBaselineDepthwise>("conv_any_f32_any__cpu_baseline_depthwise_n16", Isa::baseline, "cpu_n16", {0, 16, 0}),
-      row<multiply_dots<kBaselineFixed>>("conv_any_s8x3_any__cpu_baseline_m1n16", "linear_any_s8x3_any__cpu_baseline_m1n16",
-                                         Isa::baseline, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
-      row<multiply_dots<kBaselineInt8>>("conv_any_s8_any__cpu_baseline_m4n16", "linear_any_s8_any__cpu_baseline_m4n16",
-                                        Isa::baseline, ActForm::s8, "cpu_n16", {4, 16, 0}),
-      row<multiply_dots<kBaselineWhole>, &kBaselinePatches>("conv_any_s8_any__cpu_baseline_whole_m4n16",
-                                                            "linear_any_s8_any__cpu_baseline_whole_m4n16", Isa::baseline,
-                                                            ActForm::s8, "cpu_n16", {4, 16, 0}, "whole"),
+      depthwise_row<&kBaselineDepthwise>(Isa::baseline, "cpu_n16", {0, 16, 0}),
+      row<multiply_dots<kBaselineFixed>>(Isa::baseline, ActForm::s8x3, "cpu_n16", {1, 16, 0}),
+      row<multiply_dots<kBaselineInt8>>(Isa::baseline, ActForm::s8, "cpu_n16", {4, 16, 0}),
+      row<multiply_dots<kBaselineWhole>, &kBaselinePatches>(Isa::baseline, ActForm::s8, "cpu_n16", {4, 16, 0}, "whole"),
 #if defined(__aarch64__)
-      row<multiply_floats<kBaselineFloat>>("conv_any_f32_any__cpu_baseline_m6n16", "linear_any_f32_any__cpu_baseline_m6n16",
-                                           Isa::baseline, ActForm::f32, "cpu_n16", {6, 16, 0}),
+      row<multiply_floats<kBaselineFloat>>(Isa::baseline, ActForm::f32, "cpu_n16", {6, 16, 0}),
 #else
-      row<multiply_floats<kBaselineFloat>>("conv_any_f32_any__cpu_baseline_m2n16", "linear_any_f32_any__cpu_baseline_m2n16",
-                                           Isa::baseline, ActForm::f32, "cpu_n16", {2, 16, 0}),
+      row<multiply_floats<kBaselineFloat>>(Isa::baseline, ActForm::f32, "cpu_n16", {2, 16, 0}),
 #endif
 };
 

@@ -115,9 +115,8 @@ double dequantize_cost_us(const Kernel&, const Problem& p) {
 }
 
 template <const FloatIsa& kIsa, const Rates& kRates>
-constexpr Kernel linear_row(std::string_view name, Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
-  return {.name = name,
-          .backend = Backend::cpu,
+constexpr Kernel linear_row(Isa isa, std::string_view layout, Tile tile, std::string_view summary) {
+  return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::linear,
           .out = "any",
@@ -133,9 +132,8 @@ constexpr Kernel linear_row(std::string_view name, Isa isa, std::string_view lay
 }
 
 template <const FloatIsa& kIsa, const Rates& kRates>
-constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view layout, Tile tile) {
-  return {.name = name,
-          .backend = Backend::cpu,
+constexpr Kernel dequantize_row(Isa isa, std::string_view layout, Tile tile) {
+  return {.backend = Backend::cpu,
           .isa = isa,
           .op = Op::dequantize,
           .out = "any",
@@ -152,30 +150,29 @@ constexpr Kernel dequantize_row(std::string_view name, Isa isa, std::string_view
 constexpr std::array kLinear {
 #if defined(__x86_64__)
   linear_row<kAvx512Float, kAvx512Rates>(
-      "linear_any_f32_any__cpu_avx512_m8n32", Isa::avx512, "cpu_n32", {8, 32, 0},
+      Isa::avx512, "cpu_n32", {8, 32, 0},
       "decode a panel to f32, multiply in 8×32 register tiles; FP8 activations too, as floats"),
       linear_row<kAvx2Float, kAvx2Rates>(
-          "linear_any_f32_any__cpu_avx2_m6n16", Isa::avx2, "cpu_n16", {6, 16, 0},
+          Isa::avx2, "cpu_n16", {6, 16, 0},
           "decode a panel to f32, multiply in 6×16 register tiles; FP8 activations too, as floats"),
 #endif
 #if defined(__aarch64__)
       linear_row<kBaselineFloat, kBaselineRates>(
-          "linear_any_f32_any__cpu_baseline_m6n16", Isa::baseline, "cpu_n16", {6, 16, 0},
+          Isa::baseline, "cpu_n16", {6, 16, 0},
           "decode a panel to f32, multiply in 6×16 register tiles; FP8 activations too, as floats"),
 #else
   linear_row<kBaselineFloat, kBaselineRates>(
-      "linear_any_f32_any__cpu_baseline_m2n16", Isa::baseline, "cpu_n16", {2, 16, 0},
+      Isa::baseline, "cpu_n16", {2, 16, 0},
       "decode a panel to f32, multiply in 2×16 register tiles; FP8 activations too, as floats"),
 #endif
 };
 
 constexpr std::array kDequantize {
 #if defined(__x86_64__)
-  dequantize_row<kAvx512Float, kAvx512Rates>("dequantize_any_none_any__cpu_avx512_n32", Isa::avx512, "cpu_n32", {0, 32, 0}),
-      dequantize_row<kAvx2Float, kAvx2Rates>("dequantize_any_none_any__cpu_avx2_n16", Isa::avx2, "cpu_n16", {0, 16, 0}),
+  dequantize_row<kAvx512Float, kAvx512Rates>(Isa::avx512, "cpu_n32", {0, 32, 0}),
+      dequantize_row<kAvx2Float, kAvx2Rates>(Isa::avx2, "cpu_n16", {0, 16, 0}),
 #endif
-      dequantize_row<kBaselineFloat, kBaselineRates>("dequantize_any_none_any__cpu_baseline_n16", Isa::baseline, "cpu_n16",
-                                                     {0, 16, 0}),
+      dequantize_row<kBaselineFloat, kBaselineRates>(Isa::baseline, "cpu_n16", {0, 16, 0}),
 };
 
 }  // namespace

@@ -1,14 +1,15 @@
-#include "kernels/cuda/table/conv.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/families.hpp"
 #include "kernels/cuda/table/w8a8.hpp"
+#include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/table/wna8.hpp"
 #include "kernels/cuda/tasks/conv_task.hpp"
@@ -228,10 +229,9 @@ Status run_codes(const Kernel&, const StepArgs& args) {
   return launch_conv_direct_s8(task, args.stream);
 }
 
-template <int kTokens, int kBlocks, int kSplit>
-Status run_codes_sm90(const Kernel&, const StepArgs& args) {
+Status run_codes_sm90(const Kernel& self, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
-  return launch_conv_scaled_sm90(task, kTokens, kBlocks, kSplit, args.stream);
+  return launch_conv_scaled_sm90(task, self.tile.m, self.tile.n / gpu_w8::kRows, self.tile.split, args.stream);
 }
 
 Status run_codes_sm80(const Kernel&, const StepArgs& args) {
@@ -239,21 +239,19 @@ Status run_codes_sm80(const Kernel&, const StepArgs& args) {
   return launch_conv_scaled_sm80(task, args.stream);
 }
 
-template <int kTokens, int kRows, int kSplit>
-Status run_sm90(const Kernel&, const StepArgs& args) {
-  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
+Status run_sm90(const Kernel& self, const StepArgs& args) {
+  const int depth = gemm_groups(self.tile.m) * gpu_tile::kRows / self.tile.n;
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   task.weight = device_weight(*args.weight);
-  return launch_conv_sm90(task, kTokens, kDepth, kSplit, args.stream);
+  return launch_conv_sm90(task, self.tile.m, depth, self.tile.split, args.stream);
 }
 
-template <int kTokens, int kSplit>
-Status run_online_sm90(const Kernel&, const StepArgs& args) {
+Status run_online_sm90(const Kernel& self, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   task.weight = device_weight(*args.weight);
   task.online = online_rule(args);
   task.fold = patch_fold(args.conv->geometry, args.act_scheme, args.weight->scheme);
-  return launch_conv_online_sm90(task, kTokens, kSplit, args.stream);
+  return launch_conv_online_sm90(task, self.tile.m, self.tile.split, args.stream);
 }
 
 Status run_sm80(const Kernel&, const StepArgs& args) {
@@ -262,21 +260,27 @@ Status run_sm80(const Kernel&, const StepArgs& args) {
   return launch_conv_sm80(task, args.stream);
 }
 
-/// The time to copy images into another order.
 std::size_t half_workspace(const Kernel&, const Problem& p) {
   const ConvGeometry& g = p.geometry;
   return p.input == ImageLayout::nhwc ? 0 : 2 * static_cast<std::size_t>(p.m * g.height * g.width * g.in_channels);
 }
 
+std::size_t sm90_workspace(const Kernel& self, const Problem& p) {
+  return with_parts(half_workspace(self, p), self, gemm_groups(self.tile.m), p);
+}
+
 std::size_t codes_workspace(const Kernel&, const Problem& p) {
   return codes_map(patches_of(p.geometry), p.m, p.scheme.zero != ZeroKind::none).bytes;
 }
+std::size_t codes_sm90_workspace(const Kernel& self, const Problem& p) {
+  return with_parts(codes_workspace(self, p), self, scaled_groups(self.tile.m), p);
+}
 
-std::size_t online_workspace(const Kernel&, const Problem& p) {
+std::size_t online_workspace(const Kernel& self, const Problem& p) {
   const ConvGeometry& g = p.geometry;
   const std::int64_t in = p.m * g.height * g.width,
                      bytes = p.input == ImageLayout::nhwc ? 0 : in * g.in_channels * bits(p.a_dtype) / 8;
-  return online_image_map(patch_fold(p), in, g.in_channels, bytes).bytes;
+  return with_parts(online_image_map(patch_fold(p), in, g.in_channels, bytes).bytes, self, gemm_groups(self.tile.m), p);
 }
 
 /// The same layer as a linear one, with a token per output pixel.
@@ -323,10 +327,9 @@ double conv_sm80_cost_us(std::span<const Sm80Shape> shapes, const GpuInfo& gpu, 
   return 6.0 + best;  // as linear's
 }
 
-template <int kTokens, int kRows, int kSplit>
 double sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(gpu, of_pixels(p)) + reorder_us(self, gpu, p);
+  return gemm_sm90_cost_us(self.tile, gpu, of_pixels(p)) + reorder_us(self, gpu, p);
 }
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
@@ -350,20 +353,17 @@ double code_images_us(const GpuInfo& gpu, const Problem& p) {
   return us;
 }
 
-template <int kTokens, int kRows, int kSplit>
-double online_conv_cost_us(const Kernel&, const Problem& p) {
+double online_sm90_conv_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
   const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
   const double bytes = bits(p.a_dtype) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
-  return online_sm90_cost_us<kTokens, kRows, kSplit>(
-             gpu, of_pixels(p), patch_fold(p) == gpu_tile::kChannels ? WgmmaFamily::online : WgmmaFamily::online_folds) +
-         reordered + copy_us(gpu, elements * (bytes + 1));
+  const auto family = patch_fold(p) == gpu_tile::kChannels ? WgmmaFamily::online : WgmmaFamily::online_folds;
+  return online_sm90_cost_us(self.tile, gpu, of_pixels(p), family) + reordered + copy_us(gpu, elements * (bytes + 1));
 }
 
-template <int kTokens, int kBlocks, int kSplit>
-double codes_sm90_cost_us(const Kernel&, const Problem& p) {
+double codes_sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(DType::s8, gpu, of_pixels(p)) + code_images_us(gpu, p);
+  return scaled_sm90_cost_us(self.tile, DType::s8, gpu, of_pixels(p)) + code_images_us(gpu, p);
 }
 
 double codes_sm80_cost_us(const Kernel&, const Problem& p) {
@@ -371,209 +371,155 @@ double codes_sm80_cost_us(const Kernel&, const Problem& p) {
   return conv_sm80_cost_us(kCodeShapes, gpu, of_pixels(p), 1) + code_images_us(gpu, p);
 }
 
-constexpr std::string_view kSummary = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers";
-constexpr std::string_view kSplitSummary =
-    "implicit GEMM: patches by TMA, weights in registers; clusters share a row tile along the patch";
-constexpr std::string_view kStreamKSummary =
-    "implicit GEMM: patches by TMA, weights in registers; every CTA has as many channels of all row tiles";
+// ---- rows; a tile is m pixels × n channels
 
-/// kTokens pixels × kRows channels a pass of a CTA; kSplit CTAs share it along the patch.
-template <int kTokens, int kRows, int kSplit>
-constexpr Kernel sm90_row(std::string_view name, std::string_view act) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm90,
-          .op = Op::conv,
-          .out = "any",
-          .act = act,
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .variant = wgmma_variant(kSplit),
-          .tile = {kTokens, kRows, 0},
-          .summary = kSplit == kStreamK ? kStreamKSummary
-                     : kSplit == 1      ? kSummary
-                                        : kSplitSummary,
-          .batch_invariant = kSplit != kStreamK,
-          .rounds_weights = true,
-          .rounds_scales = true,
-          .sums = Sums::tensor_cores,
-          .accepts = accepts_sm90,
-          .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
-          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, half_workspace>,
-          .run = run_sm90<kTokens, kRows, kSplit>};
-}
-
-constexpr Kernel sm80_row(std::string_view name, std::string_view act) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm80,
-          .op = Op::conv,
-          .out = "any",
-          .act = act,
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .variant = "gemm",
-          .tile = {},
-          .summary = "implicit GEMM: asynchronous copies gather patches, mma.sync with the weights in registers; any geometry",
-          .rounds_weights = true,
-          .rounds_scales = true,
-          .sums = Sums::tensor_cores,
-          .accepts = accepts_sm80,
-          .cost_us = sm80_cost_us,
-          .workspace = half_workspace,
-          .run = run_sm80};
-}
-
-constexpr std::string_view kCodesSummary =
-    "W8A8 with a scale for all activations: TMA brings patches of codes, wgmma out of shared memory";
-constexpr std::string_view kCodesSplitSummary =
-    "W8A8 with a scale for all activations: patches by TMA; clusters share a row tile along the patch";
-constexpr std::string_view kCodesStreamKSummary =
-    "W8A8 with a scale for all activations: patches by TMA; every CTA has as many channels of all row tiles";
-
-template <int kTokens, int kBlocks, int kSplit>
-constexpr Kernel codes_row(std::string_view name) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm90,
-          .op = Op::conv,
-          .out = "any",
-          .act = "s8",
-          .weight = "any",
-          .layout = "gpu_w8n64k128",
-          .variant = wgmma_variant(kSplit),
-          .tile = {kTokens, kBlocks * gpu_w8::kRows, 0},
-          .summary = kSplit == kStreamK ? kCodesStreamKSummary
-                     : kSplit == 1      ? kCodesSummary
-                                        : kCodesSplitSummary,
-          .sums = Sums::integers,
-          .accepts = accepts_codes_sm90,
-          .cost_us = codes_sm90_cost_us<kTokens, kBlocks, kSplit>,
-          .workspace = wgmma_workspace<kTokens, scaled_groups(kTokens), kSplit, codes_workspace>,
-          .run = run_codes_sm90<kTokens, kBlocks, kSplit>};
-}
-
-constexpr std::string_view kOnlineSummary =
-    "int8 activations per tensor or block of a pixel: patches of codes by TMA, weights as bytes in registers";
-constexpr std::string_view kOnlineSplitSummary =
-    "int8 activations per tensor or block of a pixel: patches by TMA; clusters share a row tile along the patch";
-constexpr std::string_view kOnlineStreamKSummary =
-    "int8 activations per tensor or block of a pixel: patches by TMA; every CTA has as many channels of all row tiles";
-
-template <int kTokens, int kRows, int kSplit>
-constexpr Kernel online_row(std::string_view name) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm90,
-          .op = Op::conv,
-          .out = "any",
-          .act = "s8i16",
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .variant = wgmma_variant(kSplit),
-          .tile = {kTokens, kRows, 0},
-          .summary = kSplit == kStreamK ? kOnlineStreamKSummary
-                     : kSplit == 1      ? kOnlineSummary
-                                        : kOnlineSplitSummary,
-          .batch_invariant = kSplit != kStreamK,
-          .sums = Sums::integer_folds,
-          .accepts = accepts_online_sm90,
-          .cost_us = online_conv_cost_us<kTokens, kRows, kSplit>,
-          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, online_workspace>,
-          .run = run_online_sm90<kTokens, kSplit>};
-}
-
-constexpr Kernel codes_sm80_row(std::string_view name) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm80,
-          .op = Op::conv,
-          .out = "any",
-          .act = "s8",
-          .weight = "any",
-          .layout = "gpu_w8n64k128",
-          .variant = "gemm",
-          .tile = {},
-          .summary = "W8A8 with a scale for all activations: asynchronous copies gather patches of codes, mma.sync; any geometry",
-          .sums = Sums::integers,
-          .accepts = accepts_codes_sm80,
-          .cost_us = codes_sm80_cost_us,
-          .workspace = codes_workspace,
-          .run = run_codes_sm80};
-}
-
-constexpr Kernel direct_row(std::string_view name, std::string_view act, Sums sums, std::string_view layout,
-                            std::string_view summary, Status (*accepts)(const Kernel&, const Problem&),
-                            Status (*run)(const Kernel&, const StepArgs&)) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::simt,
+constexpr Kernel conv_row(Isa isa, std::string_view act, std::string_view layout, std::string_view variant, Sums sums) {
+  return {.backend = Backend::cuda,
+          .isa = isa,
           .op = Op::conv,
           .out = "any",
           .act = act,
           .weight = "any",
           .layout = layout,
-          .variant = "direct",
-          .tile = {},
-          .summary = summary,
-          .sums = sums,
-          .accepts = accepts,
-          .cost_us = direct_cost_us,
-          .run = run};
+          .variant = variant,
+          .sums = sums};
 }
 
-constexpr std::array kKernels{
-    sm90_row<64, 256, 1>("conv_any_f16_any__cuda_sm90_wgmma_m64n256", "f16"),
-    sm90_row<64, 256, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m64n256", "f16"),
-    sm90_row<128, 192, 1>("conv_any_f16_any__cuda_sm90_wgmma_m128n192", "f16"),
-    sm90_row<128, 192, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m128n192", "f16"),
-    sm90_row<128, 192, 4>("conv_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
-    sm90_row<256, 128, 1>("conv_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
-    sm90_row<256, 128, 2>("conv_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
-    sm90_row<64, 256, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m64n256", "f16"),
-    sm90_row<128, 192, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m128n192", "f16"),
-    sm90_row<256, 128, kStreamK>("conv_any_f16_any__cuda_sm90_streamk_m256n128", "f16"),
-    sm90_row<64, 256, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
-    sm90_row<64, 256, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
-    sm90_row<128, 192, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),
-    sm90_row<128, 192, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m128n192", "bf16"),
-    sm90_row<128, 192, 4>("conv_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
-    sm90_row<256, 128, 1>("conv_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
-    sm90_row<256, 128, 2>("conv_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
-    sm90_row<64, 256, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m64n256", "bf16"),
-    sm90_row<128, 192, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m128n192", "bf16"),
-    sm90_row<256, 128, kStreamK>("conv_any_bf16_any__cuda_sm90_streamk_m256n128", "bf16"),
-    codes_row<64, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n64"),
-    codes_row<64, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n128"),
-    codes_row<64, 4, 1>("conv_any_s8_any__cuda_sm90_wgmma_m64n256"),
-    codes_row<64, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m64n64"),
-    codes_row<64, 1, 4>("conv_any_s8_any__cuda_sm90_wgmma4_m64n64"),
-    codes_row<128, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n64"),
-    codes_row<128, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n128"),
-    codes_row<128, 3, 1>("conv_any_s8_any__cuda_sm90_wgmma_m128n192"),
-    codes_row<128, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m128n64"),
-    codes_row<128, 2, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m128n128"),
-    codes_row<256, 1, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n64"),
-    codes_row<256, 2, 1>("conv_any_s8_any__cuda_sm90_wgmma_m256n128"),
-    codes_row<256, 1, 2>("conv_any_s8_any__cuda_sm90_wgmma2_m256n64"),
-    codes_row<64, 4, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m64n256"),
-    codes_row<128, 3, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m128n192"),
-    codes_row<256, 2, kStreamK>("conv_any_s8_any__cuda_sm90_streamk_m256n128"),
-    online_row<64, 256, 1>("conv_any_s8i16_any__cuda_sm90_wgmma_m64n256"),
-    online_row<64, 256, 2>("conv_any_s8i16_any__cuda_sm90_wgmma2_m64n256"),
-    online_row<64, 256, 4>("conv_any_s8i16_any__cuda_sm90_wgmma4_m64n256"),
-    online_row<64, 256, kStreamK>("conv_any_s8i16_any__cuda_sm90_streamk_m64n256"),
-    sm80_row("conv_any_f16_any__cuda_sm80_gemm", "f16"),
-    sm80_row("conv_any_bf16_any__cuda_sm80_gemm", "bf16"),
-    codes_sm80_row("conv_any_s8_any__cuda_sm80_gemm"),
-    direct_row("conv_any_any_any__cuda_simt_direct", "any", Sums::f32, "gpu_n64k128",
-               "f32 multiply-adds, an output pixel a thread: any images", accepts_floats, run_direct),
-    direct_row("conv_any_s8_any__cuda_simt_direct", "s8", Sums::integers, "gpu_w8n64k128",
-               "W8A8 with a scale for all activations: integers, an output pixel a thread", accepts_codes, run_codes),
+constexpr Kernel float_row(Isa isa, std::string_view act) {
+  Kernel row = conv_row(isa, act, "gpu_n64k128", "gemm", Sums::tensor_cores);
+  row.rounds_weights = row.rounds_scales = true;
+  return row;
+}
+
+constexpr Tile kTiles[] = {
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 256, .split = 4},
+    {.m = 128, .n = 192},
+    {.m = 128, .n = 192, .split = 2},
+    {.m = 128, .n = 192, .split = 4},
+    {.m = 256, .n = 128},
+    {.m = 256, .n = 128, .split = 2},
+    {.m = 64, .n = 256, .split = kStreamK},
+    {.m = 128, .n = 192, .split = kStreamK},
+    {.m = 256, .n = 128, .split = kStreamK},
 };
+constexpr Summaries kSummaries{
+    .whole = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers",
+    .split = "implicit GEMM: patches by TMA, weights in registers; clusters share a row tile along the patch",
+    .stream_k = "implicit GEMM: patches by TMA, weights in registers; every CTA has as many channels of all row tiles"};
+
+constexpr Kernel sm90_family(std::string_view act) {
+  Kernel row = float_row(Isa::sm90, act);
+  row.accepts = accepts_sm90;
+  row.cost_us = sm90_cost_us;
+  row.workspace = sm90_workspace;
+  row.run = run_sm90;
+  return row;
+}
+
+constexpr Kernel sm80_row(std::string_view act) {
+  Kernel row = float_row(Isa::sm80, act);
+  row.summary = "implicit GEMM: asynchronous copies gather patches, mma.sync with the weights in registers; any geometry";
+  row.accepts = accepts_sm80;
+  row.cost_us = sm80_cost_us;
+  row.workspace = half_workspace;
+  row.run = run_sm80;
+  return row;
+}
+
+constexpr Tile kCodesTiles[] = {
+    {.m = 64, .n = 64},
+    {.m = 64, .n = 128},
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 64, .split = 2},
+    {.m = 64, .n = 64, .split = 4},
+    {.m = 128, .n = 64},
+    {.m = 128, .n = 128},
+    {.m = 128, .n = 192},
+    {.m = 128, .n = 64, .split = 2},
+    {.m = 128, .n = 128, .split = 2},
+    {.m = 256, .n = 64},
+    {.m = 256, .n = 128},
+    {.m = 256, .n = 64, .split = 2},
+    {.m = 64, .n = 256, .split = kStreamK},
+    {.m = 128, .n = 192, .split = kStreamK},
+    {.m = 256, .n = 128, .split = kStreamK},
+};
+constexpr Summaries kCodesSummaries{
+    .whole = "W8A8 with a scale for all activations: TMA brings patches of codes, wgmma out of shared memory",
+    .split = "W8A8 with a scale for all activations: patches by TMA; clusters share a row tile along the patch",
+    .stream_k = "W8A8 with a scale for all activations: patches by TMA; every CTA has as many channels of all row tiles"};
+
+constexpr Kernel codes_family() {
+  Kernel row = conv_row(Isa::sm90, "s8", "gpu_w8n64k128", "", Sums::integers);
+  row.accepts = accepts_codes_sm90;
+  row.cost_us = codes_sm90_cost_us;
+  row.workspace = codes_sm90_workspace;
+  row.run = run_codes_sm90;
+  return row;
+}
+
+constexpr Kernel codes_sm80_row() {
+  Kernel row = conv_row(Isa::sm80, "s8", "gpu_w8n64k128", "gemm", Sums::integers);
+  row.summary = "W8A8 with a scale for all activations: asynchronous copies gather patches of codes, mma.sync; any geometry";
+  row.accepts = accepts_codes_sm80;
+  row.cost_us = codes_sm80_cost_us;
+  row.workspace = codes_workspace;
+  row.run = run_codes_sm80;
+  return row;
+}
+
+constexpr Tile kOnlineTiles[] = {
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 256, .split = 2},
+    {.m = 64, .n = 256, .split = 4},
+    {.m = 64, .n = 256, .split = kStreamK},
+};
+constexpr Summaries kOnlineSummaries{
+    .whole = "int8 activations per tensor or block of a pixel: patches of codes by TMA, weights as bytes in registers",
+    .split = "int8 activations per tensor or block of a pixel: patches by TMA; clusters share a row tile along the patch",
+    .stream_k =
+        "int8 activations per tensor or block of a pixel: patches by TMA; every CTA has as many channels of all row tiles"};
+
+constexpr Kernel online_family() {
+  Kernel row = conv_row(Isa::sm90, "s8i16", "gpu_n64k128", "", Sums::integer_folds);
+  row.accepts = accepts_online_sm90;
+  row.cost_us = online_sm90_conv_cost_us;
+  row.workspace = online_workspace;
+  row.run = run_online_sm90;
+  return row;
+}
+
+constexpr Kernel direct_row() {
+  Kernel row = conv_row(Isa::simt, "any", "gpu_n64k128", "direct", Sums::f32);
+  row.summary = "f32 multiply-adds, an output pixel a thread: any images";
+  row.accepts = accepts_floats;
+  row.cost_us = direct_cost_us;
+  row.run = run_direct;
+  return row;
+}
+
+constexpr Kernel direct_codes_row() {
+  Kernel row = conv_row(Isa::simt, "s8", "gpu_w8n64k128", "direct", Sums::integers);
+  row.summary = "W8A8 with a scale for all activations: integers, an output pixel a thread";
+  row.accepts = accepts_codes;
+  row.cost_us = direct_cost_us;
+  row.run = run_codes;
+  return row;
+}
 
 }  // namespace
 
-std::span<const Kernel> conv_kernels() { return kKernels; }
+std::span<const Kernel> conv_kernels() {
+  static const std::vector<Kernel> kRows = [] {
+    std::vector<Kernel> rows;
+    for (const std::string_view act : {"f16", "bf16"}) append(rows, sm90_family(act), kTiles, kSummaries);
+    append(rows, codes_family(), kCodesTiles, kCodesSummaries);
+    append(rows, online_family(), kOnlineTiles, kOnlineSummaries);
+    rows.insert(rows.end(), {sm80_row("f16"), sm80_row("bf16"), codes_sm80_row(), direct_row(), direct_codes_row()});
+    return rows;
+  }();
+  return kRows;
+}
 
 }  // namespace nibble::cuda

@@ -1,12 +1,14 @@
 #include "kernels/cuda/table/w8a8.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <vector>
 
 #include "core/error.hpp"
 #include "epilogue/element.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/families.hpp"
+#include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 
 namespace nibble::cuda {
@@ -94,9 +96,8 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   return launch_quantize_acts(task, args.stream);
 }
 
-constexpr Kernel prepare_row(std::string_view row_name, ActForm form, std::string_view summary) {
-  return {.name = row_name,
-          .backend = Backend::cuda,
+constexpr Kernel prepare_row(ActForm form, std::string_view summary) {
+  return {.backend = Backend::cuda,
           .isa = Isa::simt,
           .op = Op::prepare,
           .out = name(form),
@@ -150,6 +151,9 @@ bool sums_are_missing(const PackedWeightHeader& weight, DType act) {
 std::size_t scaled_workspace(const Kernel&, const Problem& p) {
   return p.scheme.zero != ZeroKind::none && !is_compute_float(p.a_dtype) ? 4 * static_cast<std::size_t>(p.m) : 0;
 }
+std::size_t sm90_workspace(const Kernel& self, const Problem& p) {
+  return with_parts(scaled_workspace(self, p), self, scaled_groups(self.tile.m), p);
+}
 
 /// A as the caller quantized it.
 QuantizedActs given_acts(const StepArgs& args) {
@@ -173,13 +177,25 @@ QuantizedActs given_acts(const StepArgs& args) {
   return acts;
 }
 
-template <Status (*kLaunch)(const ScaledTask&, Stream)>
-Status run_scaled(const Kernel&, const StepArgs& args) {
+/// The task, with the sums that its codes came without.
+Result<ScaledTask> summed_task(const StepArgs& args) {
   const ScaledTask task = scaled_task(args);
   if (sums_are_missing(*args.weight, args.a.dtype))
     NIBBLE_RETURN_IF_ERROR(launch_sum_codes(task.acts, task.m, task.weight.geometry.k,
                                             reinterpret_cast<std::int32_t*>(args.scratch.data()), args.stream));
+  return task;
+}
+
+template <Status (*kLaunch)(const ScaledTask&, Stream)>
+Status run_scaled(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ScaledTask task, summed_task(args));
   return kLaunch(task, args.stream);
+}
+
+Status run_sm90(const Kernel& self, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const ScaledTask task, summed_task(args));
+  const int blocks = self.tile.n / gpu_w8::kRows, depth = scaled_sm90_depth(self.tile.m, blocks);
+  return launch_scaled_sm90(task, self.tile.m, blocks, depth, self.tile.split, args.stream);
 }
 
 /// A CTA multiplies a tile of `rows` × `tokens` over all of K; an SM computes `products` per microsecond, whether it runs one tile at a
@@ -202,11 +218,6 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
   return p.m <= 16 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
 }
 
-template <int kTokens, int kBlocks, int kSplit>
-Status launch_sm90(const ScaledTask& task, Stream stream) {
-  return launch_scaled_sm90(task, kTokens, kBlocks, scaled_sm90_depth(kTokens, kBlocks), kSplit, stream);
-}
-
 Status accepts_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_scaled(self, p));
   if (has_groups(p) && self.tile.m > 128 && self.tile.n != 128)
@@ -216,47 +227,14 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
   return {};
 }
 
-template <int kTokens, int kBlocks, int kSplit>
-double sm90_cost_us(const Kernel&, const Problem& p) {
-  return scaled_sm90_cost_us<kTokens, kBlocks, kSplit>(p.act_scheme.codes, gpu_of(p), p);
+double sm90_cost_us(const Kernel& self, const Problem& p) {
+  return scaled_sm90_cost_us(self.tile, p.act_scheme.codes, gpu_of(p), p);
 }
 
-constexpr std::string_view kSm90Summary = "8-bit codes on both sides: wgmma out of shared memory, TMA";
-constexpr std::string_view kSm90SplitSummary = "8-bit codes on both sides: wgmma out of shared memory, TMA; clusters share K";
-constexpr std::string_view kSm90StreamKSummary =
-    "8-bit codes on both sides: wgmma out of shared memory, TMA; every CTA has as many channels of all row tiles";
+// ---- rows
 
-/// kTokens × 64·kBlocks outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK. Sums of integers are the same in any order.
-template <int kTokens, int kBlocks, int kSplit>
-constexpr Kernel sm90_row(std::string_view row_name, ActForm form) {
-  static_assert(kBlocks * kTokens / 8 >= kSplit, "a CTA of a cluster owns a unit of 64 rows × 8 tokens at least");
-  return {.name = row_name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm90,
-          .op = Op::linear,
-          .out = "any",
-          .act = name(form),
-          .weight = "any",
-          .layout = "gpu_w8n64k128",
-          .variant = wgmma_variant(kSplit),
-          .tile = {kTokens, kBlocks * gpu_w8::kRows, 0},
-          .summary = kSplit == kStreamK ? kSm90StreamKSummary
-                     : kSplit == 1      ? kSm90Summary
-                                        : kSm90SplitSummary,
-          .least_m = least_m(kTokens),
-          .batch_invariant = kSplit != kStreamK || form == ActForm::s8_rows,
-          .form = form,
-          .sums = form == ActForm::s8_rows ? Sums::integers : Sums::tensor_core_fp8,
-          .accepts = accepts_sm90,
-          .cost_us = sm90_cost_us<kTokens, kBlocks, kSplit>,
-          .workspace = wgmma_workspace<kTokens, scaled_groups(kTokens), kSplit, scaled_workspace>,
-          .run = run_scaled<launch_sm90<kTokens, kBlocks, kSplit>>};
-}
-
-constexpr Kernel linear_row(std::string_view row_name, Isa isa, ActForm form, Sums sums, std::string_view summary,
-                            double (*cost_us)(const Kernel&, const Problem&), Status (*run)(const Kernel&, const StepArgs&)) {
-  return {.name = row_name,
-          .backend = Backend::cuda,
+constexpr Kernel linear_row(Isa isa, ActForm form, Sums sums) {
+  return {.backend = Backend::cuda,
           .isa = isa,
           .op = Op::linear,
           .out = "any",
@@ -264,91 +242,100 @@ constexpr Kernel linear_row(std::string_view row_name, Isa isa, ActForm form, Su
           .weight = "any",
           .layout = "gpu_w8n64k128",
           .tile = {0, gpu_w8::kRows, gpu_w8::kChannels},
-          .summary = summary,
           .form = form,
           .sums = sums,
           .accepts = accepts_scaled,
-          .cost_us = cost_us,
-          .workspace = scaled_workspace,
-          .run = run};
+          .workspace = scaled_workspace};
 }
 
-constexpr std::string_view kSimtSummary = "8-bit codes on both sides without tensor cores: dp4a, or f32 multiply-adds";
-
-constexpr std::string_view kSm80Summary = "8-bit codes on both sides: asynchronous copies feed tensor cores";
-
-constexpr std::array kKernels{
-    sm90_row<16, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m16n64", ActForm::s8_rows),
-    sm90_row<16, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m16n128", ActForm::s8_rows),
-    sm90_row<16, 4, 1>("linear_any_s8_any__cuda_sm90_wgmma_m16n256", ActForm::s8_rows),
-    sm90_row<16, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m16n64", ActForm::s8_rows),
-    sm90_row<16, 2, 4>("linear_any_s8_any__cuda_sm90_wgmma4_m16n128", ActForm::s8_rows),
-    sm90_row<32, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m32n64", ActForm::s8_rows),
-    sm90_row<32, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m32n128", ActForm::s8_rows),
-    sm90_row<32, 4, 1>("linear_any_s8_any__cuda_sm90_wgmma_m32n256", ActForm::s8_rows),
-    sm90_row<32, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m32n64", ActForm::s8_rows),
-    sm90_row<64, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m64n64", ActForm::s8_rows),
-    sm90_row<64, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m64n128", ActForm::s8_rows),
-    sm90_row<64, 4, 1>("linear_any_s8_any__cuda_sm90_wgmma_m64n256", ActForm::s8_rows),
-    sm90_row<64, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m64n64", ActForm::s8_rows),
-    sm90_row<64, 1, 4>("linear_any_s8_any__cuda_sm90_wgmma4_m64n64", ActForm::s8_rows),
-    sm90_row<128, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m128n64", ActForm::s8_rows),
-    sm90_row<128, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m128n128", ActForm::s8_rows),
-    sm90_row<128, 3, 1>("linear_any_s8_any__cuda_sm90_wgmma_m128n192", ActForm::s8_rows),
-    sm90_row<128, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m128n64", ActForm::s8_rows),
-    sm90_row<128, 2, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m128n128", ActForm::s8_rows),
-    sm90_row<256, 1, 1>("linear_any_s8_any__cuda_sm90_wgmma_m256n64", ActForm::s8_rows),
-    sm90_row<256, 2, 1>("linear_any_s8_any__cuda_sm90_wgmma_m256n128", ActForm::s8_rows),
-    sm90_row<256, 1, 2>("linear_any_s8_any__cuda_sm90_wgmma2_m256n64", ActForm::s8_rows),
-    sm90_row<16, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m16n256", ActForm::s8_rows),
-    sm90_row<32, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m32n256", ActForm::s8_rows),
-    sm90_row<64, 4, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m64n256", ActForm::s8_rows),
-    sm90_row<128, 3, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m128n192", ActForm::s8_rows),
-    sm90_row<256, 2, kStreamK>("linear_any_s8_any__cuda_sm90_streamk_m256n128", ActForm::s8_rows),
-    sm90_row<16, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n64", ActForm::e4m3_rows),
-    sm90_row<16, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n128", ActForm::e4m3_rows),
-    sm90_row<16, 4, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m16n256", ActForm::e4m3_rows),
-    sm90_row<16, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m16n64", ActForm::e4m3_rows),
-    sm90_row<16, 2, 4>("linear_any_e4m3_any__cuda_sm90_wgmma4_m16n128", ActForm::e4m3_rows),
-    sm90_row<32, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m32n64", ActForm::e4m3_rows),
-    sm90_row<32, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m32n128", ActForm::e4m3_rows),
-    sm90_row<32, 4, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m32n256", ActForm::e4m3_rows),
-    sm90_row<32, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m32n64", ActForm::e4m3_rows),
-    sm90_row<64, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m64n64", ActForm::e4m3_rows),
-    sm90_row<64, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m64n128", ActForm::e4m3_rows),
-    sm90_row<64, 4, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m64n256", ActForm::e4m3_rows),
-    sm90_row<64, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m64n64", ActForm::e4m3_rows),
-    sm90_row<64, 1, 4>("linear_any_e4m3_any__cuda_sm90_wgmma4_m64n64", ActForm::e4m3_rows),
-    sm90_row<128, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m128n64", ActForm::e4m3_rows),
-    sm90_row<128, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m128n128", ActForm::e4m3_rows),
-    sm90_row<128, 3, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m128n192", ActForm::e4m3_rows),
-    sm90_row<128, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m128n64", ActForm::e4m3_rows),
-    sm90_row<128, 2, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m128n128", ActForm::e4m3_rows),
-    sm90_row<256, 1, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m256n64", ActForm::e4m3_rows),
-    sm90_row<256, 2, 1>("linear_any_e4m3_any__cuda_sm90_wgmma_m256n128", ActForm::e4m3_rows),
-    sm90_row<256, 1, 2>("linear_any_e4m3_any__cuda_sm90_wgmma2_m256n64", ActForm::e4m3_rows),
-    sm90_row<16, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m16n256", ActForm::e4m3_rows),
-    sm90_row<32, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m32n256", ActForm::e4m3_rows),
-    sm90_row<64, 4, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m64n256", ActForm::e4m3_rows),
-    sm90_row<128, 3, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m128n192", ActForm::e4m3_rows),
-    sm90_row<256, 2, kStreamK>("linear_any_e4m3_any__cuda_sm90_streamk_m256n128", ActForm::e4m3_rows),
-    linear_row("linear_any_s8_any__cuda_sm80_n64k128", Isa::sm80, ActForm::s8_rows, Sums::integers, kSm80Summary, sm80_cost_us,
-               run_scaled<launch_scaled_sm80>),
-    linear_row("linear_any_e4m3_any__cuda_sm80_n64k128", Isa::sm80, ActForm::e4m3_rows, Sums::tensor_cores, kSm80Summary,
-               sm80_cost_us, run_scaled<launch_scaled_sm80>),
-    linear_row("linear_any_s8_any__cuda_simt_n64k128", Isa::simt, ActForm::s8_rows, Sums::integers, kSimtSummary, simt_cost_us,
-               run_scaled<launch_scaled_simt>),
-    linear_row("linear_any_e4m3_any__cuda_simt_n64k128", Isa::simt, ActForm::e4m3_rows, Sums::f32, kSimtSummary, simt_cost_us,
-               run_scaled<launch_scaled_simt>),
-    prepare_row("prepare_s8_any_none__cuda_simt", ActForm::s8_rows,
-                "activations to int8, per token or tensor or in groups, in one read"),
-    prepare_row("prepare_e4m3_any_none__cuda_simt", ActForm::e4m3_rows,
-                "activations to FP8, per token or tensor or in groups, in one read"),
+/// A CTA of a cluster owns a unit of 64 rows × 8 tokens at least: split ≤ n / 64 · m / 8.
+constexpr Tile kTiles[] = {
+    {.m = 16, .n = 64},
+    {.m = 16, .n = 128},
+    {.m = 16, .n = 256},
+    {.m = 16, .n = 64, .split = 2},
+    {.m = 16, .n = 128, .split = 4},
+    {.m = 32, .n = 64},
+    {.m = 32, .n = 128},
+    {.m = 32, .n = 256},
+    {.m = 32, .n = 64, .split = 2},
+    {.m = 64, .n = 64},
+    {.m = 64, .n = 128},
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 64, .split = 2},
+    {.m = 64, .n = 64, .split = 4},
+    {.m = 128, .n = 64},
+    {.m = 128, .n = 128},
+    {.m = 128, .n = 192},
+    {.m = 128, .n = 64, .split = 2},
+    {.m = 128, .n = 128, .split = 2},
+    {.m = 256, .n = 64},
+    {.m = 256, .n = 128},
+    {.m = 256, .n = 64, .split = 2},
+    {.m = 16, .n = 256, .split = kStreamK},
+    {.m = 32, .n = 256, .split = kStreamK},
+    {.m = 64, .n = 256, .split = kStreamK},
+    {.m = 128, .n = 192, .split = kStreamK},
+    {.m = 256, .n = 128, .split = kStreamK},
 };
+constexpr Summaries kSm90Summaries{
+    .whole = "8-bit codes on both sides: wgmma out of shared memory, TMA",
+    .split = "8-bit codes on both sides: wgmma out of shared memory, TMA; clusters share K",
+    .stream_k = "8-bit codes on both sides: wgmma out of shared memory, TMA; every CTA has as many channels of all row tiles"};
+
+constexpr Kernel sm90_family(ActForm form) {
+  Kernel row = linear_row(Isa::sm90, form, form == ActForm::s8_rows ? Sums::integers : Sums::tensor_core_fp8);
+  row.accepts = accepts_sm90;
+  row.cost_us = sm90_cost_us;
+  row.workspace = sm90_workspace;
+  row.run = run_sm90;
+  return row;
+}
+
+/// e4m3 is unpacked to f16.
+constexpr Kernel sm80_row(ActForm form) {
+  Kernel row = linear_row(Isa::sm80, form, form == ActForm::s8_rows ? Sums::integers : Sums::tensor_cores);
+  row.summary = "8-bit codes on both sides: asynchronous copies feed tensor cores";
+  row.cost_us = sm80_cost_us;
+  row.run = run_scaled<launch_scaled_sm80>;
+  return row;
+}
+
+constexpr Kernel simt_row(ActForm form) {
+  Kernel row = linear_row(Isa::simt, form, form == ActForm::s8_rows ? Sums::integers : Sums::f32);
+  row.summary = "8-bit codes on both sides without tensor cores: dp4a, or f32 multiply-adds";
+  row.cost_us = simt_cost_us;
+  row.run = run_scaled<launch_scaled_simt>;
+  return row;
+}
 
 }  // namespace
 
-std::span<const Kernel> scaled_kernels() { return kKernels; }
+std::span<const Kernel> w8a8_kernels() {
+  static const std::vector<Kernel> kRows = [] {
+    constexpr ActForm kForms[] = {ActForm::s8_rows, ActForm::e4m3_rows};
+    std::vector<Kernel> rows;
+    for (const ActForm form : kForms) append(rows, sm90_family(form), kTiles, kSm90Summaries);
+    for (const ActForm form : kForms) rows.push_back(sm80_row(form));
+    for (const ActForm form : kForms) rows.push_back(simt_row(form));
+    rows.push_back(prepare_row(ActForm::s8_rows, "activations to int8, per token or tensor or in groups, in one read"));
+    rows.push_back(prepare_row(ActForm::e4m3_rows, "activations to FP8, per token or tensor or in groups, in one read"));
+    return rows;
+  }();
+  return kRows;
+}
+
+double scaled_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
+  const bool groups = has_groups(p);
+  WgmmaCost cost = wgmma_cost(codes == DType::s8 ? WgmmaFamily::s8 : groups ? WgmmaFamily::e4m3_groups : WgmmaFamily::e4m3, tile);
+  if (codes == DType::e4m3 && !groups && p.accumulation == Accumulation::precise) {
+    const float extra = tile.m > 128 ? 1.08f : 1.03f;  // partial sums of tensor cores are added in f32: an estimate
+    cost.step_us *= extra, cost.block_us *= extra;
+  }
+  const int most = tile.n / gpu_w8::kRows, depth = scaled_sm90_depth(tile.m, most);
+  const WgmmaDeal deal{.blocks = std::min(most, scaled_groups(tile.m, groups) / depth), .depth = depth};
+  return wgmma_cost_us(cost, deal, gpu, p, codes_moved_us(gpu, p));
+}
 
 double codes_moved_us(const GpuInfo& gpu, const Problem& p) {
   return moved_us(gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);

@@ -8,6 +8,18 @@
 
 namespace nibble::cuda {
 
+WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile) {
+  const auto ratio = [](double a, double b) { return std::abs(std::log2(a / b)); };
+  const auto distance = [&](const WgmmaCost& cost) {
+    if (cost.family != family) return 1e9;
+    return ratio(cost.tokens, tile.m) + ratio(cost.rows, tile.n) + (cost.split == tile.split ? 0.0 : 0.5);
+  };
+  WgmmaCost cost = *std::ranges::min_element(kWgmmaCosts, {}, distance);
+  cost.block_us *= static_cast<float>(tile.m) / static_cast<float>(cost.tokens);
+  cost.tokens = tile.m, cost.rows = tile.n, cost.split = tile.split;
+  return cost;
+}
+
 // A CTA runs its passes one after the other. A pass has one step per stage of records, in which up to `blocks` warpgroups share the tensor
 // cores. Reading and multiplying overlap. With stream-K a CTA also has a share of the records of the remaining passes, and reduces the
 // partial sums of the pass that it finishes. bench/fit_gpu_costs.py fits the numbers and has the same formula.

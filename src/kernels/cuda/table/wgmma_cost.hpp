@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <stdexcept>
 
 #include "kernels/kernel.hpp"
 #include "nibble/cuda.hpp"
@@ -31,12 +30,8 @@ inline constexpr std::array kWgmmaCosts = std::to_array<WgmmaCost>({
 #include "kernels/cuda/table/h200_costs.inc"
 });
 
-/// The numbers of a kernel; a kernel without them does not compile.
-constexpr WgmmaCost wgmma_cost(WgmmaFamily family, int tokens, int rows, int split) {
-  for (const WgmmaCost& cost : kWgmmaCosts)
-    if (cost.family == family && cost.tokens == tokens && cost.rows == rows && cost.split == split) return cost;
-  throw std::logic_error("measure it, and run bench/fit_gpu_costs.py");
-}
+/// The numbers of a tile: measured, or those of the most similar measured tile of the family, in proportion to the tokens.
+WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile);
 
 /// How a kernel distributes its work (gemm_schedule.hpp).
 struct WgmmaDeal {

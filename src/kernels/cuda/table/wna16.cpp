@@ -1,21 +1,22 @@
 #include "kernels/cuda/table/wna16.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <vector>
 
 #include "core/error.hpp"
 #include "epilogue/element.hpp"
 #include "kernels/cuda/launch/dense.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/families.hpp"
+#include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 
 namespace nibble::cuda {
 namespace {
 
-template <Status (*kLaunch)(const LinearTask&, Stream)>
-Status run_linear(const Kernel&, const StepArgs& args) {
+LinearTask linear_task(const StepArgs& args) {
   LinearTask task{.weight = device_weight(*args.weight),
                   .m = static_cast<int>(args.a.dim(0)),
                   .a_dtype = args.a.dtype,
@@ -24,7 +25,21 @@ Status run_linear(const Kernel&, const StepArgs& args) {
                   .scratch = args.scratch.data(),
                   .scratch_end = end_of(args.scratch)};
   task.epilogue = epilogue::element(*args.epilogue, args.operands, args.d, task.weight.scale2);
-  return kLaunch(task, args.stream);
+  return task;
+}
+
+template <Status (*kLaunch)(const LinearTask&, Stream)>
+Status run_linear(const Kernel&, const StepArgs& args) {
+  return kLaunch(linear_task(args), args.stream);
+}
+
+Status run_decode(const Kernel& self, const StepArgs& args) {
+  return launch_linear_sm90(linear_task(args), self.tile.m, args.stream);
+}
+
+Status run_wgmma(const Kernel& self, const StepArgs& args) {
+  const int depth = gemm_groups(self.tile.m) * gpu_tile::kRows / self.tile.n;
+  return launch_linear_wgmma(linear_task(args), self.tile.m, depth, self.tile.split, args.stream);
 }
 
 Status run_dequantize(const Kernel&, const StepArgs& args) {
@@ -90,15 +105,13 @@ bool has_whole_records(const Problem& p) {
 
 double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, gpu_of(p), p); }
 
-template <int kTokens, int kRows, int kSplit>
-double wgmma_row_cost_us(const Kernel&, const Problem& p) {
-  return gemm_sm90_cost_us<kTokens, kRows, kSplit>(gpu_of(p), p);
-}
+double wgmma_cost_us(const Kernel& self, const Problem& p) { return gemm_sm90_cost_us(self.tile, gpu_of(p), p); }
 
 double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(gpu_of(p), p); }
 
-std::size_t gather_workspace(const Kernel&, const Problem& p) {
-  return 2 * static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k)) * static_cast<std::size_t>(gathered_pitch(p.k));
+std::size_t wgmma_workspace(const Kernel& self, const Problem& p) {
+  const auto rows = static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k));
+  return with_parts(2 * rows * static_cast<std::size_t>(gathered_pitch(p.k)), self, gemm_groups(self.tile.m), p);
 }
 
 double dense_row_cost_us(const Kernel&, const Problem& p) { return dense_cost_us(gpu_of(p), p); }
@@ -114,202 +127,132 @@ double dequantize_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
-template <int kTokens>
-Status launch_sm90(const LinearTask& task, Stream stream) {
-  return launch_linear_sm90(task, kTokens, stream);
+// ---- rows
+
+/// What all rows of linear layers have in common.
+constexpr Kernel linear_row(Isa isa, std::string_view act) {
+  return {
+      .backend = Backend::cuda, .isa = isa, .op = Op::linear, .out = "any", .act = act, .weight = "any", .layout = "gpu_n64k128"};
 }
 
-template <Isa kIsa, int kTokens, Status (*kLaunch)(const LinearTask&, Stream)>
-constexpr Kernel tensor_core_row(std::string_view name, std::string_view act, std::string_view summary) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = kIsa,
-          .op = Op::linear,
-          .out = "any",
-          .act = act,
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .tile = {kTokens, gpu_tile::kRows, gpu_tile::kChannels},
-          .summary = summary,
-          .sums = Sums::tensor_core_codes,
-          .accepts = accepts_tensor_core,
-          .cost_us = cost_us,
-          .run = run_linear<kLaunch>};
+constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
+  Kernel row = linear_row(isa, act);
+  row.tile = {tokens, gpu_tile::kRows, gpu_tile::kChannels};
+  row.summary = isa == Isa::sm80 ? "few tokens: asynchronous copies feed tensor cores"
+                : tokens == 1    ? "a token at a time: a ring of bulk copies feeds tensor cores"
+                                 : "few tokens: a ring of bulk copies feeds tensor cores; clusters share a row tile along K";
+  row.sums = Sums::tensor_core_codes;
+  row.accepts = accepts_tensor_core;
+  row.cost_us = cost_us;
+  row.run = isa == Isa::sm80 ? run_linear<launch_linear_sm80> : run_decode;
+  return row;
 }
 
-template <int kTokens, int kRows, int kSplit>
-Status launch_wgmma(const LinearTask& task, Stream stream) {
-  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
-  return launch_linear_wgmma(task, kTokens, kDepth, kSplit, stream);
-}
-
-constexpr std::string_view kWgmmaSummary = "wgmma with the weights in registers, TMA for activations";
-constexpr std::string_view kWgmmaSplitSummary = "wgmma with the weights in registers; clusters share a row tile along K";
-constexpr std::string_view kStreamKSummary =
-    "wgmma with the weights in registers; every CTA has as many channels of all row tiles";
-
-/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK.
-template <int kTokens, int kRows, int kSplit>
-constexpr Kernel wgmma_row(std::string_view name, std::string_view act) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm90,
-          .op = Op::linear,
-          .out = "any",
-          .act = act,
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .variant = wgmma_variant(kSplit),
-          .tile = {kTokens, kRows, 0},
-          .summary = kSplit == kStreamK ? kStreamKSummary
-                     : kSplit == 1      ? kWgmmaSummary
-                                        : kWgmmaSplitSummary,
-          .least_m = least_m(kTokens),
-          .batch_invariant = kSplit != kStreamK,
-          .rounds_weights = true,
-          .rounds_scales = true,
-          .sums = Sums::tensor_cores,
-          .accepts = accepts_half,
-          .cost_us = wgmma_row_cost_us<kTokens, kRows, kSplit>,
-          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, gather_workspace>,
-          .run = run_linear<launch_wgmma<kTokens, kRows, kSplit>>};
-}
-
-constexpr Kernel gemm_sm80_row(std::string_view name, std::string_view act) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm80,
-          .op = Op::linear,
-          .out = "any",
-          .act = act,
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .variant = "gemm",
-          .tile = {},
-          .summary = "more tokens: asynchronous copies feed tensor cores",
-          .rounds_weights = true,
-          .rounds_scales = true,
-          .sums = Sums::tensor_cores,
-          .accepts = accepts_tensor_core,
-          .cost_us = gemm_sm80_row_cost_us,
-          .run = run_linear<launch_gemm_sm80>};
-}
-
-/// The algorithm of cuBLASLt depends on M, so the row is not batch_invariant.
-constexpr Kernel dense_row(std::string_view name, Isa isa, std::string_view act) {
-  return {.name = name,
-          .backend = Backend::cuda,
-          .isa = isa,
-          .op = Op::linear,
-          .out = "any",
-          .act = act,
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .variant = "dense",
-          .tile = {},
-          .summary = "many tokens: W dequantized into the workspace, then cuBLASLt; the bits of a row depend on M",
-          .batch_invariant = false,
-          .rounds_weights = true,
-          .sums = Sums::tensor_cores,
-          .accepts = accepts_dense,
-          .cost_us = dense_row_cost_us,
-          .workspace = dense_workspace,
-          .run = run_linear<launch_linear_dense>};
-}
-
-constexpr std::string_view kOneSummary = "a token at a time: a ring of bulk copies feeds tensor cores";
-constexpr std::string_view kFewSummary =
-    "few tokens: a ring of bulk copies feeds tensor cores; clusters share a row tile along K";
-constexpr std::string_view kSm80Summary = "few tokens: asynchronous copies feed tensor cores";
-
-constexpr std::array kKernels{
-    tensor_core_row<Isa::sm90, 1, launch_sm90<1>>("linear_any_f16_any__cuda_sm90_m1n64k128", "f16", kOneSummary),
-    tensor_core_row<Isa::sm90, 1, launch_sm90<1>>("linear_any_bf16_any__cuda_sm90_m1n64k128", "bf16", kOneSummary),
-    tensor_core_row<Isa::sm90, 8, launch_sm90<8>>("linear_any_f16_any__cuda_sm90_m8n64k128", "f16", kFewSummary),
-    tensor_core_row<Isa::sm90, 8, launch_sm90<8>>("linear_any_bf16_any__cuda_sm90_m8n64k128", "bf16", kFewSummary),
-    tensor_core_row<Isa::sm90, 16, launch_sm90<16>>("linear_any_f16_any__cuda_sm90_m16n64k128", "f16", kFewSummary),
-    tensor_core_row<Isa::sm90, 16, launch_sm90<16>>("linear_any_bf16_any__cuda_sm90_m16n64k128", "bf16", kFewSummary),
-    tensor_core_row<Isa::sm80, 16, launch_linear_sm80>("linear_any_f16_any__cuda_sm80_m16n64k128", "f16", kSm80Summary),
-    tensor_core_row<Isa::sm80, 16, launch_linear_sm80>("linear_any_bf16_any__cuda_sm80_m16n64k128", "bf16", kSm80Summary),
-    wgmma_row<16, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n256", "f16"),
-    wgmma_row<16, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n128", "f16"),
-    wgmma_row<16, 64, 1>("linear_any_f16_any__cuda_sm90_wgmma_m16n64", "f16"),
-    wgmma_row<16, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m16n128", "f16"),
-    wgmma_row<16, 64, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m16n64", "f16"),
-    wgmma_row<32, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n256", "f16"),
-    wgmma_row<32, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n128", "f16"),
-    wgmma_row<32, 64, 1>("linear_any_f16_any__cuda_sm90_wgmma_m32n64", "f16"),
-    wgmma_row<32, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m32n128", "f16"),
-    wgmma_row<32, 64, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m32n64", "f16"),
-    wgmma_row<64, 256, 1>("linear_any_f16_any__cuda_sm90_wgmma_m64n256", "f16"),
-    wgmma_row<64, 256, 4>("linear_any_f16_any__cuda_sm90_wgmma4_m64n256", "f16"),
-    wgmma_row<128, 192, 1>("linear_any_f16_any__cuda_sm90_wgmma_m128n192", "f16"),
-    wgmma_row<128, 192, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m128n192", "f16"),
-    wgmma_row<128, 192, 4>("linear_any_f16_any__cuda_sm90_wgmma4_m128n192", "f16"),
-    wgmma_row<256, 128, 1>("linear_any_f16_any__cuda_sm90_wgmma_m256n128", "f16"),
-    wgmma_row<256, 128, 2>("linear_any_f16_any__cuda_sm90_wgmma2_m256n128", "f16"),
-    wgmma_row<16, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m16n256", "f16"),
-    wgmma_row<32, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m32n256", "f16"),
-    wgmma_row<64, 256, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m64n256", "f16"),
-    wgmma_row<128, 192, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m128n192", "f16"),
-    wgmma_row<256, 128, kStreamK>("linear_any_f16_any__cuda_sm90_streamk_m256n128", "f16"),
-    wgmma_row<16, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n256", "bf16"),
-    wgmma_row<16, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n128", "bf16"),
-    wgmma_row<16, 64, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m16n64", "bf16"),
-    wgmma_row<16, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m16n128", "bf16"),
-    wgmma_row<16, 64, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m16n64", "bf16"),
-    wgmma_row<32, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n256", "bf16"),
-    wgmma_row<32, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n128", "bf16"),
-    wgmma_row<32, 64, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m32n64", "bf16"),
-    wgmma_row<32, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m32n128", "bf16"),
-    wgmma_row<32, 64, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m32n64", "bf16"),
-    wgmma_row<64, 256, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m64n256", "bf16"),
-    wgmma_row<64, 256, 4>("linear_any_bf16_any__cuda_sm90_wgmma4_m64n256", "bf16"),
-    wgmma_row<128, 192, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m128n192", "bf16"),
-    wgmma_row<128, 192, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m128n192", "bf16"),
-    wgmma_row<128, 192, 4>("linear_any_bf16_any__cuda_sm90_wgmma4_m128n192", "bf16"),
-    wgmma_row<256, 128, 1>("linear_any_bf16_any__cuda_sm90_wgmma_m256n128", "bf16"),
-    wgmma_row<256, 128, 2>("linear_any_bf16_any__cuda_sm90_wgmma2_m256n128", "bf16"),
-    wgmma_row<16, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m16n256", "bf16"),
-    wgmma_row<32, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m32n256", "bf16"),
-    wgmma_row<64, 256, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m64n256", "bf16"),
-    wgmma_row<128, 192, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m128n192", "bf16"),
-    wgmma_row<256, 128, kStreamK>("linear_any_bf16_any__cuda_sm90_streamk_m256n128", "bf16"),
-    gemm_sm80_row("linear_any_f16_any__cuda_sm80_gemm", "f16"),
-    gemm_sm80_row("linear_any_bf16_any__cuda_sm80_gemm", "bf16"),
-    dense_row("linear_any_f16_any__cuda_simt_dense", Isa::simt, "f16"),
-    dense_row("linear_any_bf16_any__cuda_sm80_dense", Isa::sm80, "bf16"),  // bf16 products begin with compute capability 8.0
-    Kernel{.name = "linear_any_any_any__cuda_simt_n64k128",
-           .backend = Backend::cuda,
-           .isa = Isa::simt,
-           .op = Op::linear,
-           .out = "any",
-           .act = "any",
-           .weight = "any",
-           .layout = "gpu_n64k128",
-           .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
-           .summary = "f32 multiply-adds without tensor cores: any activations, prescaled too",
-           .accepts = accepts_simt,
-           .cost_us = cost_us,
-           .run = run_linear<launch_linear_simt>},
-    Kernel{.name = "dequantize_any_none_any__cuda_simt_n64k128",
-           .backend = Backend::cuda,
-           .isa = Isa::simt,
-           .op = Op::dequantize,
-           .out = "any",
-           .act = "none",
-           .weight = "any",
-           .layout = "gpu_n64k128",
-           .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
-           .summary = "W to f32, f16 or bf16, bit-exact",
-           .accepts = accepts_weight,
-           .cost_us = dequantize_cost_us,
-           .run = run_dequantize},
+constexpr Tile kTiles[] = {
+    {.m = 16, .n = 256},
+    {.m = 16, .n = 128},
+    {.m = 16, .n = 64},
+    {.m = 16, .n = 128, .split = 2},
+    {.m = 16, .n = 64, .split = 2},
+    {.m = 32, .n = 256},
+    {.m = 32, .n = 128},
+    {.m = 32, .n = 64},
+    {.m = 32, .n = 128, .split = 2},
+    {.m = 32, .n = 64, .split = 2},
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 256, .split = 4},
+    {.m = 128, .n = 192},
+    {.m = 128, .n = 192, .split = 2},
+    {.m = 128, .n = 192, .split = 4},
+    {.m = 256, .n = 128},
+    {.m = 256, .n = 128, .split = 2},
+    {.m = 16, .n = 256, .split = kStreamK},
+    {.m = 32, .n = 256, .split = kStreamK},
+    {.m = 64, .n = 256, .split = kStreamK},
+    {.m = 128, .n = 192, .split = kStreamK},
+    {.m = 256, .n = 128, .split = kStreamK},
 };
+constexpr Summaries kWgmmaSummaries{
+    .whole = "wgmma with the weights in registers, TMA for activations",
+    .split = "wgmma with the weights in registers; clusters share a row tile along K",
+    .stream_k = "wgmma with the weights in registers; every CTA has as many channels of all row tiles"};
+
+constexpr Kernel wgmma_family(std::string_view act) {
+  Kernel row = linear_row(Isa::sm90, act);
+  row.rounds_weights = row.rounds_scales = true;
+  row.sums = Sums::tensor_cores;
+  row.accepts = accepts_half;
+  row.cost_us = wgmma_cost_us;
+  row.workspace = wgmma_workspace;
+  row.run = run_wgmma;
+  return row;
+}
+
+constexpr Kernel gemm_sm80_row(std::string_view act) {
+  Kernel row = linear_row(Isa::sm80, act);
+  row.variant = "gemm";
+  row.summary = "more tokens: asynchronous copies feed tensor cores";
+  row.rounds_weights = row.rounds_scales = true;
+  row.sums = Sums::tensor_cores;
+  row.accepts = accepts_tensor_core;
+  row.cost_us = gemm_sm80_row_cost_us;
+  row.run = run_linear<launch_gemm_sm80>;
+  return row;
+}
+
+/// The algorithm of cuBLASLt depends on M, so the row is not batch_invariant. bf16 products begin with compute capability 8.0.
+constexpr Kernel dense_row(std::string_view act) {
+  Kernel row = linear_row(act == "f16" ? Isa::simt : Isa::sm80, act);
+  row.variant = "dense";
+  row.summary = "many tokens: W dequantized into the workspace, then cuBLASLt; the bits of a row depend on M";
+  row.batch_invariant = false;
+  row.rounds_weights = true;
+  row.sums = Sums::tensor_cores;
+  row.accepts = accepts_dense;
+  row.cost_us = dense_row_cost_us;
+  row.workspace = dense_workspace;
+  row.run = run_linear<launch_linear_dense>;
+  return row;
+}
+
+constexpr Kernel simt_row() {
+  Kernel row = linear_row(Isa::simt, "any");
+  row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
+  row.summary = "f32 multiply-adds without tensor cores: any activations, prescaled too";
+  row.accepts = accepts_simt;
+  row.cost_us = cost_us;
+  row.run = run_linear<launch_linear_simt>;
+  return row;
+}
+
+constexpr Kernel dequantize_row() {
+  Kernel row = linear_row(Isa::simt, "none");
+  row.op = Op::dequantize;
+  row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
+  row.summary = "W to f32, f16 or bf16, bit-exact";
+  row.accepts = accepts_weight;
+  row.cost_us = dequantize_cost_us;
+  row.run = run_dequantize;
+  return row;
+}
 
 }  // namespace
 
-std::span<const Kernel> kernels() { return kKernels; }
+std::span<const Kernel> wna16_kernels() {
+  static const std::vector<Kernel> kRows = [] {
+    constexpr std::string_view kActs[] = {"f16", "bf16"};
+    std::vector<Kernel> rows;
+    for (const int tokens : {1, 8, 16})
+      for (const std::string_view act : kActs) rows.push_back(decode_row(Isa::sm90, tokens, act));
+    for (const std::string_view act : kActs) rows.push_back(decode_row(Isa::sm80, 16, act));
+    for (const std::string_view act : kActs) append(rows, wgmma_family(act), kTiles, kWgmmaSummaries);
+    for (const std::string_view act : kActs) rows.push_back(gemm_sm80_row(act));
+    for (const std::string_view act : kActs) rows.push_back(dense_row(act));
+    rows.insert(rows.end(), {simt_row(), dequantize_row()});
+    return rows;
+  }();
+  return kRows;
+}
 
 GpuInfo gpu_of(const Problem& problem) {
   if (problem.gpu) return *problem.gpu;
@@ -374,10 +317,11 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
   return dequantize_us + kGemmUs + std::max(multiply_us, read_us) + epilogue_us;
 }
 
-double floats_cost_us(const WgmmaCost& whole, const WgmmaCost& folds, const GpuInfo& gpu, const Problem& p) {
-  const int blocks = whole.rows / gpu_tile::kRows;
-  const WgmmaDeal deal{.blocks = blocks, .depth = gemm_groups(whole.tokens) / blocks};
-  return wgmma_cost_us(has_whole_records(p) ? whole : folds, deal, gpu, p, tile_moved_us(gpu, p, bits(p.a_dtype)));
+double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
+  const int blocks = tile.n / gpu_tile::kRows;
+  const WgmmaDeal deal{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
+  const WgmmaCost cost = wgmma_cost(has_whole_records(p) ? WgmmaFamily::floats : WgmmaFamily::float_folds, tile);
+  return wgmma_cost_us(cost, deal, gpu, p, tile_moved_us(gpu, p, bits(p.a_dtype)));
 }
 
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {

@@ -1,12 +1,14 @@
 #include "kernels/cuda/table/wna8.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <vector>
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/families.hpp"
+#include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
@@ -108,20 +110,18 @@ OnlineTask online_task(const StepArgs& args) {
 
 Status run_sm80(const Kernel&, const StepArgs& args) { return launch_online_sm80(online_task(args), args.stream); }
 
-template <int kTokens, int kRows, int kSplit>
-Status run_sm90(const Kernel&, const StepArgs& args) {
-  constexpr int kDepth = gemm_groups(kTokens) * gpu_tile::kRows / kRows;
-  return launch_online_sm90(online_task(args), kTokens, kDepth, kSplit, args.stream);
+Status run_sm90(const Kernel& self, const StepArgs& args) {
+  const int depth = gemm_groups(self.tile.m) * gpu_tile::kRows / self.tile.n;
+  return launch_online_sm90(online_task(args), self.tile.m, depth, self.tile.split, args.stream);
 }
 
-template <int kTokens>
-Status run_decode(const Kernel&, const StepArgs& args) {
+Status run_decode(const Kernel& self, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const OnlineDecodeTask task{.weight = device_weight(w),
                               .acts = quantize_task(args),
                               .fold = online_fold(args.act_scheme, w.scheme),
                               .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
-  return launch_online_decode_sm90(task, kTokens, args.stream);
+  return launch_online_decode_sm90(task, self.tile.m, args.stream);
 }
 
 /// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
@@ -147,132 +147,121 @@ WgmmaFamily family_of(const Problem& p) {
   return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
 }
 
-template <int kTokens, int kRows, int kSplit>
-double sm90_cost_us(const Kernel&, const Problem& p) {
-  return online_sm90_cost_us<kTokens, kRows, kSplit>(gpu_of(p), p, family_of(p));
-}
+double sm90_cost_us(const Kernel& self, const Problem& p) { return online_sm90_cost_us(self.tile, gpu_of(p), p, family_of(p)); }
 
-template <int kTokens>
-double decode_row_cost_us(const Kernel&, const Problem& p) {
-  return online_decode_cost_us(kTokens, gpu_of(p), p);
-}
+double decode_cost_us(const Kernel& self, const Problem& p) { return online_decode_cost_us(self.tile.m, gpu_of(p), p); }
 
-constexpr std::string_view kSummary = "int8 activations per token or block: wgmma with the weights as bytes in registers";
-constexpr std::string_view kSplitSummary =
-    "int8 activations per token or block: wgmma with the weights as bytes in registers; clusters share K";
-constexpr std::string_view kStreamKSummary =
-    "int8 activations per token or block: weights as bytes in registers; every CTA has as many channels of all row tiles";
+std::size_t sm90_workspace(const Kernel& self, const Problem& p) { return with_parts(0, self, gemm_groups(self.tile.m), p); }
 
-/// kTokens × kRows outputs a pass of a CTA; kSplit CTAs share it along K, or kStreamK.
-template <int kTokens, int kRows, int kSplit>
-constexpr Kernel row(std::string_view row_name) {
-  return {.name = row_name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm90,
+// ---- rows
+
+constexpr Kernel linear_row(Isa isa) {
+  return {.backend = Backend::cuda,
+          .isa = isa,
           .op = Op::linear,
           .out = "any",
           .act = name(kForm),
           .weight = "any",
           .layout = "gpu_n64k128",
-          .variant = wgmma_variant(kSplit),
-          .tile = {kTokens, kRows, 0},
-          .summary = kSplit == kStreamK ? kStreamKSummary
-                     : kSplit == 1      ? kSummary
-                                        : kSplitSummary,
-          .least_m = least_m(kTokens),
-          .batch_invariant = kSplit != kStreamK,
           .form = kForm,
           .sums = Sums::integer_folds,
-          .accepts = accepts_linear,
-          .cost_us = sm90_cost_us<kTokens, kRows, kSplit>,
-          .workspace = wgmma_workspace<kTokens, gemm_groups(kTokens), kSplit, nullptr>,
-          .run = run_sm90<kTokens, kRows, kSplit>};
+          .accepts = accepts_linear};
 }
 
-constexpr std::string_view kOneSummary =
-    "int8 activations made in the same launch, a token at a time: a ring of bulk copies feeds tensor cores";
-constexpr std::string_view kFewSummary =
-    "int8 activations of few tokens made in the same launch: a ring of bulk copies feeds tensor cores";
-
-/// Quantizes kTokens tokens at a time by itself.
-template <int kTokens>
-constexpr Kernel decode_row(std::string_view row_name) {
-  return {.name = row_name,
-          .backend = Backend::cuda,
-          .isa = Isa::sm90,
-          .op = Op::linear,
-          .out = "any",
-          .act = "any",
-          .weight = "any",
-          .layout = "gpu_n64k128",
-          .variant = "online",
-          .tile = {kTokens, gpu_tile::kRows, gpu_tile::kChannels},
-          .summary = kTokens == 1 ? kOneSummary : kFewSummary,
-          .quantizes = true,
-          .sums = Sums::integer_folds,
-          .accepts = accepts_linear,
-          .cost_us = decode_row_cost_us<kTokens>,
-          .run = run_decode<kTokens>};
+/// Quantizes `tokens` tokens at a time by itself.
+constexpr Kernel decode_row(int tokens) {
+  Kernel row = linear_row(Isa::sm90);
+  row.act = "any";
+  row.variant = "online";
+  row.tile = {tokens, gpu_tile::kRows, gpu_tile::kChannels};
+  row.summary = tokens == 1
+                    ? "int8 activations made in the same launch, a token at a time: a ring of bulk copies feeds tensor cores"
+                    : "int8 activations of few tokens made in the same launch: a ring of bulk copies feeds tensor cores";
+  row.form = ActForm::as_given;
+  row.quantizes = true;
+  row.cost_us = decode_cost_us;
+  row.run = run_decode;
+  return row;
 }
 
-constexpr std::array kKernels{
-    decode_row<1>("linear_any_any_any__cuda_sm90_online_m1n64k128"),
-    decode_row<8>("linear_any_any_any__cuda_sm90_online_m8n64k128"),
-    row<16, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n256"),
-    row<16, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n128"),
-    row<16, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m16n64"),
-    row<16, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m16n128"),
-    row<16, 64, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m16n64"),
-    row<32, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n256"),
-    row<32, 128, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n128"),
-    row<32, 64, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m32n64"),
-    row<32, 128, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n128"),
-    row<32, 64, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m32n64"),
-    row<64, 256, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m64n256"),
-    row<64, 256, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m64n256"),
-    row<64, 256, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m64n256"),
-    row<128, 192, 1>("linear_any_s8i16_any__cuda_sm90_wgmma_m128n192"),
-    row<128, 192, 2>("linear_any_s8i16_any__cuda_sm90_wgmma2_m128n192"),
-    row<128, 192, 4>("linear_any_s8i16_any__cuda_sm90_wgmma4_m128n192"),
-    row<16, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m16n256"),
-    row<32, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m32n256"),
-    row<64, 256, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m64n256"),
-    row<128, 192, kStreamK>("linear_any_s8i16_any__cuda_sm90_streamk_m128n192"),
-    Kernel{.name = "linear_any_s8i16_any__cuda_sm80_n64k128",
-           .backend = Backend::cuda,
-           .isa = Isa::sm80,
-           .op = Op::linear,
-           .out = "any",
-           .act = name(kForm),
-           .weight = "any",
-           .layout = "gpu_n64k128",
-           .tile = {0, gpu_tile::kRows, gpu_tile::kChannels},
-           .summary = "int8 activations per token or block: asynchronous copies feed tensor cores",
-           .form = kForm,
-           .sums = Sums::integer_folds,
-           .accepts = accepts_linear,
-           .cost_us = sm80_cost_us,
-           .run = run_sm80},
-    Kernel{.name = "prepare_s8i16_any_none__cuda_simt",
-           .backend = Backend::cuda,
-           .isa = Isa::simt,
-           .op = Op::prepare,
-           .out = name(kForm),
-           .act = "any",
-           .weight = "none",
-           .layout = "",
-           .tile = {},
-           .summary = "activations to int8 per token, tensor or block, in the order of gpu_n64k128, and their sums",
-           .form = kForm,
-           .accepts = accepts_prepare,
-           .cost_us = prepare_cost_us,
-           .workspace = prepare_workspace,
-           .run = run_prepare},
+constexpr Tile kTiles[] = {
+    {.m = 16, .n = 256},
+    {.m = 16, .n = 128},
+    {.m = 16, .n = 64},
+    {.m = 16, .n = 128, .split = 2},
+    {.m = 16, .n = 64, .split = 2},
+    {.m = 32, .n = 256},
+    {.m = 32, .n = 128},
+    {.m = 32, .n = 64},
+    {.m = 32, .n = 128, .split = 2},
+    {.m = 32, .n = 64, .split = 2},
+    {.m = 64, .n = 256},
+    {.m = 64, .n = 256, .split = 2},
+    {.m = 64, .n = 256, .split = 4},
+    {.m = 128, .n = 192},
+    {.m = 128, .n = 192, .split = 2},
+    {.m = 128, .n = 192, .split = 4},
+    {.m = 16, .n = 256, .split = kStreamK},
+    {.m = 32, .n = 256, .split = kStreamK},
+    {.m = 64, .n = 256, .split = kStreamK},
+    {.m = 128, .n = 192, .split = kStreamK},
 };
+constexpr Summaries kSm90Summaries{
+    .whole = "int8 activations per token or block: wgmma with the weights as bytes in registers",
+    .split = "int8 activations per token or block: wgmma with the weights as bytes in registers; clusters share K",
+    .stream_k =
+        "int8 activations per token or block: weights as bytes in registers; every CTA has as many channels of all row tiles"};
+
+constexpr Kernel sm90_family() {
+  Kernel row = linear_row(Isa::sm90);
+  row.cost_us = sm90_cost_us;
+  row.workspace = sm90_workspace;
+  row.run = run_sm90;
+  return row;
+}
+
+constexpr Kernel sm80_row() {
+  Kernel row = linear_row(Isa::sm80);
+  row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
+  row.summary = "int8 activations per token or block: asynchronous copies feed tensor cores";
+  row.cost_us = sm80_cost_us;
+  row.run = run_sm80;
+  return row;
+}
+
+constexpr Kernel kPrepareRow{
+    .backend = Backend::cuda,
+    .isa = Isa::simt,
+    .op = Op::prepare,
+    .out = name(kForm),
+    .act = "any",
+    .weight = "none",
+    .layout = "",
+    .tile = {},
+    .summary = "activations to int8 per token, tensor or block, in the order of gpu_n64k128, and their sums",
+    .form = kForm,
+    .accepts = accepts_prepare,
+    .cost_us = prepare_cost_us,
+    .workspace = prepare_workspace,
+    .run = run_prepare};
 
 }  // namespace
 
-std::span<const Kernel> online_kernels() { return kKernels; }
+std::span<const Kernel> wna8_kernels() {
+  static const std::vector<Kernel> kRows = [] {
+    std::vector<Kernel> rows{decode_row(1), decode_row(8)};
+    append(rows, sm90_family(), kTiles, kSm90Summaries);
+    rows.insert(rows.end(), {sm80_row(), kPrepareRow});
+    return rows;
+  }();
+  return kRows;
+}
+
+double online_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
+  const int blocks = tile.n / gpu_tile::kRows;
+  const WgmmaDeal deal{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
+  return wgmma_cost_us(wgmma_cost(family, tile), deal, gpu, p, tile_moved_us(gpu, p, 8));
+}
 
 int online_fold(const ActScheme& act, const WeightScheme& weight) {
   const auto fine = [](std::int32_t group) { return group != 0 && group < gpu_tile::kChannels; };

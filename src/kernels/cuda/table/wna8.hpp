@@ -1,8 +1,6 @@
 // Rows of the kernel table that quantize activations to int8 while running and multiply them with weights in the layout gpu_n64k128.
 #pragma once
 
-#include <span>
-
 #include "kernels/cuda/table/wgmma_cost.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
@@ -12,8 +10,6 @@
 #include "nibble/cuda.hpp"
 
 namespace nibble::cuda {
-
-std::span<const Kernel> online_kernels();
 
 /// Channels whose products are summed as integers: a whole record where they share a scale on both sides, and the weight is of a common
 /// kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
@@ -25,18 +21,8 @@ QuantizeTask online_rule(const StepArgs& args);
 /// Whether activations are quantized to int8 codes in groups that the kernels support.
 Status accepts_online(const Problem& problem);
 
-/// Predicted microseconds of sm_90's tiles, the quantizer apart: kTokens × kRows outputs a pass of a CTA, kSplit of which share it; family: an
-/// online one.
-template <int kTokens, int kRows, int kSplit>
-double online_sm90_cost_us(const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
-  static constexpr WgmmaCost kWhole = wgmma_cost(WgmmaFamily::online, kTokens, kRows, kSplit);
-  static constexpr WgmmaCost kOfTokens = wgmma_cost(WgmmaFamily::online_tokens, kTokens, kRows, kSplit);
-  static constexpr WgmmaCost kFolds = wgmma_cost(WgmmaFamily::online_folds, kTokens, kRows, kSplit);
-  constexpr int kBlocks = kRows / gpu_tile::kRows;
-  constexpr WgmmaDeal kDeal{.blocks = kBlocks, .depth = gemm_groups(kTokens) / kBlocks};
-  const WgmmaCost& cost = family == WgmmaFamily::online ? kWhole : family == WgmmaFamily::online_tokens ? kOfTokens : kFolds;
-  return wgmma_cost_us(cost, kDeal, gpu, p, tile_moved_us(gpu, p, 8));
-}
+/// Predicted microseconds of sm_90's tiles, the quantizer apart; family: an online one.
+double online_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 
 /// Predicted microseconds of the rows that quantize by themselves, `tokens` a launch.
 double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);

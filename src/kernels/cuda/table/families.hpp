@@ -1,0 +1,13 @@
+// The CUDA kernel families. Their rows are in every build; without CUDA, or without a GPU that runs them, they refuse.
+#pragma once
+
+#include <span>
+
+#include "kernels/kernel.hpp"
+
+namespace nibble::cuda {
+std::span<const Kernel> w8a8_kernels();
+std::span<const Kernel> wna8_kernels();
+std::span<const Kernel> wna16_kernels();
+std::span<const Kernel> conv_kernels();
+}  // namespace nibble::cuda

@@ -212,6 +212,7 @@ Json explained_json(const ExplainedShape& shape) {
                        {"steps", bucket.steps},
                        {"predicted_us", bucket.cost_us},
                        {"candidates", candidates}});
+    if (!bucket.unaligned.empty()) buckets.back()["unaligned"] = bucket.unaligned;
   }
   Json modes = Json::array();
   for (const ModeCost& mode : shape.modes) modes.push_back({{"mode", mode.mode}, {"m", mode.m}, {"predicted_us", mode.us}});

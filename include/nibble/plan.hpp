@@ -179,8 +179,9 @@ struct Explanation {
   struct Bucket {
     std::int64_t m_low = 1, m_high = 1;   // both included
     std::vector<std::string_view> steps;  // kernels, in the order that they run
-    double cost_us = 0;                   // predicted microseconds, at m_high
-    std::vector<Candidate> candidates;    // every kernel of the operation
+    std::string_view unaligned;  // runs instead if rows of A do not begin at multiples of 16 bytes; empty: steps read any A
+    double cost_us = 0;          // predicted microseconds, at m_high
+    std::vector<Candidate> candidates;  // every kernel of the operation
   };
   std::vector<Bucket> buckets;  // by rising M, without gaps
   std::string_view layout;      // of the weight; from explain(): the one that pack() chooses
@@ -195,7 +196,7 @@ Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, cons
                             const PlanOptions& options = {});
 
 /// An immutable decision: which kernels to run, in which order, for every M up to m_max. Share it between all layers of one
-/// shape and scheme, and between threads.
+/// shape and scheme, and between threads. A plan for weights in device memory belongs to the GPU that was current when it was made.
 ///
 /// A batch_invariant kernel (KernelInfo) gives a row of D the same bits whatever M and the other rows are. For another M a plan may
 /// choose another kernel, which sums in another order; Explanation says where. To keep the bits for every M, force a batch_invariant

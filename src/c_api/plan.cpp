@@ -94,6 +94,8 @@ std::string explanation_text(const Explanation& explanation) {
   for (const Explanation::Bucket& bucket : explanation.buckets) {
     text +=
         fmt::format("M = {}…{}: {}, {:.1f} µs\n", bucket.m_low, bucket.m_high, fmt::join(bucket.steps, " + "), bucket.cost_us);
+    if (!bucket.unaligned.empty())
+      text += fmt::format("  rows of A that do not begin at multiples of 16 bytes: {}\n", bucket.unaligned);
     for (const Explanation::Candidate& c : bucket.candidates)
       text += c.accepted ? fmt::format("  {}: {:.1f} µs\n", c.kernel, c.cost_us) : fmt::format("  {}: {}\n", c.kernel, c.refusal);
   }

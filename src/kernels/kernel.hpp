@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -91,6 +92,7 @@ struct Problem {
   ActForm form = ActForm::as_given;        // prepare: the form of activations to make
   Roofline machine = assumed_roofline(1);  // that costs are computed for, with machine.threads threads
   std::optional<GpuInfo> gpu = {};         // the same for kernels of the GPU; none: the current one
+  bool any_alignment = false;              // only kernels that read A wherever it lies
 };
 
 struct Tile {
@@ -113,6 +115,7 @@ struct StepArgs {
   bool far_zeros = false;  // CPU: operands.a_zero has some outside −128 … 127
   Accumulation accumulation = Accumulation::fast;
   const ConvSpec* conv = nullptr;       // conv
+  const void* config = nullptr;         // what configure() returned
   std::int64_t n_begin = 0, n_end = 0;  // the output channels to compute; n_end 0: to the last
   int prepare_tile = 1;                 // prepare: rows per tile, the main kernel's tile.m
   Executor* executor = nullptr;         // CPU
@@ -154,7 +157,12 @@ struct Kernel {
   /// Bytes of workspace at problem.m; null: none. Of a prepare kernel what it writes for the main kernel (StepArgs::prepared), of
   /// every other its own scratch (StepArgs::scratch). Called in every run, so it only calculates; it never decreases with M.
   std::size_t (*workspace)(const Kernel& self, const Problem& problem) = nullptr;
-  /// Fails only where the GPU's driver, or a library, refuses a launch.
+  /// What all runs of up to problem.m rows share beside the weight, found once when a plan is made, on its GPU; null: nothing. run() gets
+  /// it as StepArgs::config.
+  Result<std::shared_ptr<const void>> (*configure)(const Kernel& self, const Problem& problem) = nullptr;
+  /// Whether it can read A where it lies, which pointers and strides decide; null: any A. Where it cannot, the plan runs Bucket::unaligned.
+  bool (*reads)(const StepArgs& args) = nullptr;
+  /// Neither searches, nor locks, nor allocates. Fails only where the GPU's driver, or a library, refuses a launch.
   Status (*run)(const Kernel& self, const StepArgs& args);
 };
 

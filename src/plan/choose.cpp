@@ -22,6 +22,8 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
   if (status.ok() && forced.empty() && problem.m < kernel.least_m)
     status = error(StatusCode::unsupported, "is for M of {} and more; {} rows leave most of its tile empty", kernel.least_m,
                    problem.m);
+  if (status.ok() && problem.any_alignment && kernel.reads != nullptr)
+    status = error(StatusCode::unsupported, "reads rows of A that begin at multiples of 16 bytes");
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
   return {.kernel = kernel.name, .accepted = true, .cost_us = kernel.cost_us(kernel, problem)};
 }
@@ -215,6 +217,10 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
                    choice.kernel->name, refusals(first));
     bucket.prepare = first.kernel;
     bucket.cost_us += first.cost_us;
+  } else if (choice.kernel->reads != nullptr) {
+    Problem anywhere = problem;
+    anywhere.any_alignment = true;
+    bucket.unaligned = choose_kernel(anywhere, {}, allow_reference).kernel;
   }
   return bucket;
 }
@@ -228,7 +234,8 @@ Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, 
     problem.m = high;
     NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, allow_reference));
     bucket.m_low = low;
-    if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare) {
+    if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare &&
+        buckets.back().unaligned == bucket.unaligned) {
       bucket.m_low = buckets.back().m_low;
       buckets.back() = std::move(bucket);
     } else {
@@ -245,6 +252,7 @@ Explanation explanation_of(const std::vector<Bucket>& buckets, std::string_view 
     Explanation::Bucket out{.m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = b.candidates};
     if (b.prepare != nullptr) out.steps.push_back(b.prepare->name);
     out.steps.push_back(b.main->name);
+    if (b.unaligned != nullptr) out.unaligned = b.unaligned->name;
     explanation.buckets.push_back(std::move(out));
   }
   return explanation;

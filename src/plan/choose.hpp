@@ -51,7 +51,8 @@ struct Bucket {
   std::int64_t m_low = 1, m_high = 1;
   const Kernel* prepare = nullptr;  // first step, when there is one
   const Kernel* main = nullptr;
-  double cost_us = 0;  // at m_high
+  const Kernel* unaligned = nullptr;  // instead of main, for an A that main cannot read where it lies (Kernel::reads)
+  double cost_us = 0;                 // at m_high
   std::vector<Explanation::Candidate> candidates;
 };
 /// Chooses for every M up to m_max. Buckets end at powers of two; neighbours with the same choice are merged.

@@ -8,6 +8,7 @@
 #include "core/environment.hpp"
 #include "core/sizes.hpp"
 #include "epilogue/epilogue.hpp"
+#include "kernels/cuda/launch/launch.hpp"
 #include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
 #include "plan/check.hpp"
@@ -34,6 +35,7 @@ std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
 /// The workspace that the steps need at problem.m; cheap arithmetic, done in every run.
 Parts parts(const Bucket& bucket, const Problem& problem) {
   Parts parts{.scratch = workspace_of(*bucket.main, problem)};
+  if (bucket.unaligned != nullptr) parts.scratch = std::max(parts.scratch, workspace_of(*bucket.unaligned, problem));
   if (bucket.prepare != nullptr)
     parts.prepared = round_up(workspace_of(*bucket.prepare, preparing(problem, bucket.main->form)), alignment(problem.memory));
   return parts;
@@ -48,7 +50,12 @@ struct Plan::Impl {
   DequantizeSpec dequantize;
   std::optional<ConvSpec> conv;  // also of a pointwise one, whose problem is the linear layer `linear`
   std::vector<Bucket> buckets;
-  std::size_t workspace = 0;  // the largest over all M
+  /// Of a bucket's `main` and `unaligned`: what they were configured to.
+  struct Configs {
+    std::shared_ptr<const void> main, unaligned;
+  };
+  std::vector<Configs> configs;  // by bucket
+  std::size_t workspace = 0;     // the largest over all M
 
   const Bucket& bucket(std::int64_t m) const {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
@@ -120,6 +127,11 @@ std::optional<std::int32_t> far_zero(const ActScheme& act, const Operands& args)
 
 namespace {
 
+Result<std::shared_ptr<const void>> configured(const Kernel* kernel, const Problem& problem) {
+  if (kernel == nullptr || kernel->configure == nullptr) return std::shared_ptr<const void>();
+  return kernel->configure(*kernel, problem);
+}
+
 /// Makes the plan of a problem: every plan is made here.
 Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem problem, std::int64_t m_max,
                                             std::string_view forced, bool allow_reference) {
@@ -129,10 +141,16 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem 
   impl->problem.layout = impl->layout->name;
   impl->problem.memory = weight.backend();
   NIBBLE_ASSIGN_OR_RETURN(impl->buckets, choose_buckets(impl->problem, m_max, forced, allow_reference));
+  if (impl->problem.memory == Backend::cuda) {
+    NIBBLE_ASSIGN_OR_RETURN(impl->problem.gpu, this_gpu());
+  }
   for (const Bucket& bucket : impl->buckets) {
     Problem largest = impl->problem;
     largest.m = bucket.m_high;
     impl->workspace = std::max(impl->workspace, parts(bucket, largest).total());
+    Plan::Impl::Configs& configs = impl->configs.emplace_back();
+    NIBBLE_ASSIGN_OR_RETURN(configs.main, configured(bucket.main, largest));
+    NIBBLE_ASSIGN_OR_RETURN(configs.unaligned, configured(bucket.unaligned, largest));
   }
   return impl;
 }
@@ -222,6 +240,12 @@ Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std:
   if (!on_gpu && args.executor == nullptr)
     return error(StatusCode::invalid_argument, "the weight is in host memory: run() takes no stream for it; see upload()");
   NIBBLE_RETURN_IF_ERROR(check_weight(weight));
+  if (on_gpu) {
+    NIBBLE_ASSIGN_OR_RETURN(const int device, cuda::current_device());
+    if (device != problem.gpu->ordinal)
+      return error(StatusCode::invalid_argument, "the plan is for GPU {}, the current one is {}; make a plan on each GPU",
+                   problem.gpu->ordinal, device);
+  }
   args.weight = &weight.data();
   if (conv) return run_conv(args, workspace_memory);
   return problem.op == Op::linear ? run_linear(args, workspace_memory) : run_dequantize(args, workspace_memory);
@@ -248,6 +272,15 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
     args.prepare_tile = bucket.main->tile.m;
     NIBBLE_RETURN_IF_ERROR(bucket.prepare->run(*bucket.prepare, args));
   }
+  const Configs& config = configs[static_cast<std::size_t>(&bucket - buckets.data())];
+  if (bucket.prepare == nullptr && bucket.main->reads != nullptr && !bucket.main->reads(args)) {
+    if (bucket.unaligned == nullptr)
+      return error(StatusCode::unsupported,
+                   "{} reads rows of A that begin at multiples of 16 bytes, and no other kernel takes this", bucket.main->name);
+    args.config = config.unaligned.get();
+    return bucket.unaligned->run(*bucket.unaligned, args);
+  }
+  args.config = config.main.get();
   return bucket.main->run(*bucket.main, args);
 }
 

@@ -403,6 +403,32 @@ TEST_F(Gpu, LayersInARowWaitForEachOther) {
   }
 }
 
+/// Codes that TMA cannot read where they lie: the plan has a kernel for them, and integers add up to the same bits.
+TEST_F(Gpu, UnalignedCodesGiveTheSameBits) {
+  constexpr std::int64_t m = 7, n = 192, k = 256;
+  const Scheme scheme = *Scheme::parse("s8r_s8c");
+  const QuantTensor q = random_weight(scheme.weight, n, k, 3);
+  const LinearSpec spec{.a_dtype = DType::s8, .m_max = m, .epilogue = {.out = DType::f32}, .act_scheme = scheme.act};
+  const PackedWeight weight = must(pack(q, spec, {.backend = Backend::cuda}));
+  const Plan plan = must(Plan::linear(weight, spec));
+  std::vector<std::byte> codes(m * k + 16);
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::byte>(i * 37);
+  const std::vector<float> scales(m, 0.01f);
+  const DeviceMemory scale = on_device(std::as_bytes(std::span(scales))), workspace = workspace_of(plan);
+  const auto run = [&](std::size_t offset) {
+    std::vector<std::byte> shifted(m * k + 16);
+    std::memcpy(shifted.data() + offset, codes.data(), m * k);
+    const DeviceMemory a = on_device(shifted), d = on_device(std::vector<std::byte>(4 * m * n));
+    const Operands operands{.a_scale = ConstTensorView(scale.data(), DType::f32, {m})};
+    const Status status =
+        plan.run(weight, ConstTensorView(a.data() + offset, DType::s8, {m, k}), TensorView(d.data(), DType::f32, {m, n}),
+                 operands, {const_cast<std::byte*>(workspace.data()), workspace.size()}, Stream{});
+    EXPECT_TRUE(status.ok()) << status.message();
+    return fetch(d.data(), 4 * m * n);
+  };
+  EXPECT_EQ(run(0), run(1));
+}
+
 TEST_F(Gpu, RunTellsHostFromDevice) {
   const Layer layer(1, 64, 128, 7);
   std::vector<std::uint16_t> a(128), d(64);

@@ -77,9 +77,12 @@ std::vector<std::uint16_t> activations(int rows, std::int64_t k, std::int64_t st
 
 using Run = std::function<cudaError_t(const LinearTask&)>;
 
-cudaError_t run_sm90(const LinearTask& task) { return linear_decode_sm90(task, kDecodeTokens, nullptr); }
-cudaError_t run_sm90_eight(const LinearTask& task) { return linear_decode_sm90(task, 8, nullptr); }
-cudaError_t run_sm90_one(const LinearTask& task) { return linear_decode_sm90(task, 1, nullptr); }
+template <int kTokens>
+cudaError_t run_sm90(const LinearTask& task) {
+  DecodeConfig config{.tokens = kTokens};
+  const cudaError_t e = configure_decode_sm90(task.weight.geometry, config);
+  return e != cudaSuccess ? e : linear_decode_sm90(task, config, nullptr);
+}
 cudaError_t run_sm80(const LinearTask& task) { return linear_decode_sm80(task, nullptr); }
 cudaError_t run_gemm80(const LinearTask& task) { return linear_gemm_sm80(task, nullptr); }
 
@@ -347,7 +350,7 @@ void bench_shape(const BenchOptions& options, int n, int k, Cublas* cublas, nloh
     nlohmann::json row = {{"n", n}, {"k", k}, {"m", m}, {"bits", options.bits}, {"copies", copies}, {"floor_us", floor}};
     const bool sm90 = !options.sm80 && !options.gemm80;
     if (sm90) {
-      if (const cudaError_t e = configure_decode_sm90(task, config)) {
+      if (const cudaError_t e = configure_decode_sm90(geo, config)) {
         std::printf("%6d x %6d m=%2d: %s\n", n, k, m, cudaGetErrorString(e));
         continue;
       }
@@ -444,9 +447,9 @@ int run(int argc, char** argv) {
   nlohmann::json out = {{"device", device.name}, {"sms", device.multiProcessorCount}, {"max_clock_mhz", clock / 1000}};
   int failures = 0;
   if (mode == "check") {
-    const Subject subjects[] = {{"sm90 16 tokens", run_sm90, true, false, kDecodeM},
-                                {"sm90 8 tokens", run_sm90_eight, true, false, kDecodeM},
-                                {"sm90 1 token", run_sm90_one, true, false, kDecodeM},
+    const Subject subjects[] = {{"sm90 16 tokens", run_sm90<kDecodeTokens>, true, false, kDecodeM},
+                                {"sm90 8 tokens", run_sm90<8>, true, false, kDecodeM},
+                                {"sm90 1 token", run_sm90<1>, true, false, kDecodeM},
                                 {"sm80", run_sm80, false, false, kDecodeM},
                                 {"gemm sm80", run_gemm80, false, true, kGemmM}};
     for (const Subject& subject : subjects) {

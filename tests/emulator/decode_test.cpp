@@ -31,7 +31,7 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
       layer.task(),
       [&](const LinearTask& task) {
         DecodeConfig config{.tokens = c.tokens, .split = c.split};
-        if (const cudaError_t e = configure_decode_sm90(task, config)) return e;
+        if (const cudaError_t e = configure_decode_sm90(task.weight.geometry, config)) return e;
         return linear_decode_sm90(task, config, nullptr);
       },
       // bf16 codes are multiplied as 128 + u, and f32 sums are as much larger

@@ -40,7 +40,9 @@ TEST_P(EmulatedOnlineDecode, GivesTheSumsOfTheLayer) {
                                                .group = c.act_group},
                                       .fold = whole ? gpu_tile::kChannels : 32,
                                       .epilogue = task.epilogue};
-        return linear_online_decode_sm90(online, c.tokens, nullptr);
+        DecodeConfig config{.tokens = c.tokens};
+        if (const cudaError_t e = configure_online_decode_sm90(online.weight.geometry, online.fold, config)) return e;
+        return linear_online_decode_sm90(online, config, nullptr);
       },
       [&](int n, int k) {
         return emulator::Multiplied{layer.weight.value(n, k), 0x1p-19};

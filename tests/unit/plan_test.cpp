@@ -17,6 +17,7 @@
 #include "layouts/tile.hpp"
 #include "nibble/nibble.hpp"
 #include "plan/act_model.hpp"
+#include "plan/choose.hpp"
 #include "plan/compare.hpp"
 #include "random_weights.hpp"
 
@@ -291,6 +292,29 @@ TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   EXPECT_LT(extra({.m = 256, .n = 128}, 4096), 1.1);
   p.act_scheme.group = GroupShape::group(128);
   EXPECT_EQ(extra({.m = 256, .n = 128}, 4096), 1.0) << "groups are added up in f32 anyway";
+}
+
+/// TMA reads rows that begin at multiples of 16 bytes. Which kernel runs for other pointers is decided, and told, when a plan is made.
+TEST(Gpu, ThePlanNamesTheKernelOfUnalignedRows) {
+  GpuInfo h200{.compute_capability = 90, .sms = 132, .shared_bytes_per_block = 232448};
+  h200.read_gbytes_per_s = 4470;
+  for (const Isa isa : {Isa::simt, Isa::sm80, Isa::sm90}) h200.isas |= 1U << static_cast<int>(isa);
+  Problem p{.n = 4096, .k = 4096, .scheme = Scheme::parse("s8r_s8c")->weight, .layout = "gpu_w8n64k128", .memory = Backend::cuda};
+  p.act_scheme = Scheme::parse("s8r_s8c")->act;
+  p.gpu = h200;
+  p.a_dtype = DType::s8;
+  const auto given = choose_buckets(p, 256, {}, false);
+  for (const Bucket& bucket : *given) {
+    EXPECT_EQ(bucket.main->isa, Isa::sm90);
+    ASSERT_NE(bucket.unaligned, nullptr);
+    EXPECT_EQ(bucket.unaligned->name, "linear_any_s8_any__cuda_sm80_n64k128");
+  }
+  p.a_dtype = DType::f16;  // the codes are the plan's own
+  const auto quantized = choose_buckets(p, 256, {}, false);
+  for (const Bucket& bucket : *quantized) EXPECT_EQ(bucket.unaligned, nullptr);
+
+  const Explanation explanation = explanation_of(*given, p.layout);
+  EXPECT_EQ(explanation.buckets.front().unaligned, "linear_any_s8_any__cuda_sm80_n64k128");
 }
 
 /// The bound of a layer is that of the requested accumulation; only tensor cores of sm_90 have a choice.

@@ -1,5 +1,4 @@
-// The limit of shared memory of a CTA, and the attribute that lets a kernel use all of it. Both are set once per device, or per kernel and
-// device, not per launch: a launch that needs less never lowers a limit that another thread's launch relies on.
+// The limit of shared memory of a CTA, and the attribute that lets a kernel use all of it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,24 +24,28 @@ inline cudaError_t most_shared(int& device, int& bytes) {
   return cudaSuccess;
 }
 
-/// Lets `kernel`, which has no static shared memory, use all of it.
-inline cudaError_t allow_all_shared(const void* kernel) {
-  struct Entry {
-    std::atomic<const void*> kernel;
-    std::atomic<std::uint64_t> devices;  // bit i: done on device i
-  };
-  static std::array<Entry, 512> known;  // more than there are kernels, about 300 with those of convolutions
-  int device = 0, bytes = 0;
-  if (const cudaError_t e = most_shared(device, bytes)) return e;
-  for (Entry& entry : known) {
-    const void* none = nullptr;
-    if (entry.kernel.load() != kernel && !entry.kernel.compare_exchange_strong(none, kernel) && none != kernel) continue;
-    if ((entry.devices.load() >> device & 1) != 0) return cudaSuccess;
-    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return e;
-    entry.devices.fetch_or(std::uint64_t{1} << device);
+/// A kernel without static shared memory, and the devices on which it has been allowed to use all that a CTA may have. That is done once
+/// per device, not per launch: a launch that needs less never lowers the limit that another thread's launch relies on.
+template <class Params>
+struct Launchable {
+  void (*kernel)(Params);
+  mutable std::atomic<std::uint64_t> devices{0};  // bit i: allowed on device i
+
+  cudaError_t allow_all_shared() const {
+    int device = 0, bytes = 0;
+    if (const cudaError_t e = most_shared(device, bytes)) return e;
+    if ((devices.load() >> device & 1) != 0) return cudaSuccess;
+    if (const cudaError_t e =
+            cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+      return e;
+    devices.fetch_or(std::uint64_t{1} << device);
     return cudaSuccess;
   }
-  return cudaErrorInvalidConfiguration;
-}
+};
+template <class Params>
+Launchable(void (*)(Params)) -> Launchable<Params>;
+
+template <auto kKernel>
+inline const Launchable kLaunchable{kKernel};
 
 }  // namespace nibble::cuda

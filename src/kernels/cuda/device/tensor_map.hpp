@@ -20,11 +20,6 @@ Function of_driver(const char* name) {
   return e == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(found) : nullptr;
 }
 
-/// Whether TMA can read m rows in place: they begin at multiples of 16 bytes and do not overlap.
-inline bool tma_reads(const void* x, std::int64_t pitch, std::int64_t m, std::int64_t row_bytes) {
-  return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
-}
-
 /// Elements of f16, bf16 or an 8-bit type.
 inline std::int64_t bytes_of(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
 inline CUtensorMapDataType element_of(DType type) {

@@ -1,5 +1,5 @@
 // The dense tier of launch.hpp. cuBLASLt is not linked: it is loaded when a plan first asks for it, so that programs run without it and
-// share a copy that a framework has already loaded.
+// share a copy that a framework has already loaded. A plan asks it for algorithms; runs neither search nor allocate.
 //
 //   W packed ──dequantize──▶ W [N,K] of the activations' type ──┐
 //                                             x [M,K] ──────────┴─cuBLASLt─▶ D, or f32 sums ──epilogue_rows──▶ D
@@ -10,10 +10,12 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
+#include <optional>
+#include <vector>
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch/launch.hpp"
@@ -27,8 +29,7 @@ struct Library {
   decltype(&cublasLtGetCudartVersion) cuda_version = nullptr;
   decltype(&cublasLtGetStatusString) status_string = nullptr;
   decltype(&cublasLtCreate) create = nullptr;
-  decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
-  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&cublasLtMatrixLayoutInit_internal) layout_init = nullptr;
   decltype(&cublasLtMatmulDescCreate) operation_create = nullptr;
   decltype(&cublasLtMatmulDescDestroy) operation_destroy = nullptr;
   decltype(&cublasLtMatmulDescSetAttribute) operation_set = nullptr;
@@ -44,10 +45,9 @@ struct Library {
       return function != nullptr;
     };
     return found("cublasLtGetCudartVersion", cuda_version) && found("cublasLtGetStatusString", status_string) &&
-           found("cublasLtCreate", create) && found("cublasLtMatrixLayoutCreate", layout_create) &&
-           found("cublasLtMatrixLayoutDestroy", layout_destroy) && found("cublasLtMatmulDescCreate", operation_create) &&
-           found("cublasLtMatmulDescDestroy", operation_destroy) && found("cublasLtMatmulDescSetAttribute", operation_set) &&
-           found("cublasLtMatmulPreferenceCreate", preference_create) &&
+           found("cublasLtCreate", create) && found("cublasLtMatrixLayoutInit_internal", layout_init) &&
+           found("cublasLtMatmulDescCreate", operation_create) && found("cublasLtMatmulDescDestroy", operation_destroy) &&
+           found("cublasLtMatmulDescSetAttribute", operation_set) && found("cublasLtMatmulPreferenceCreate", preference_create) &&
            found("cublasLtMatmulPreferenceDestroy", preference_destroy) &&
            found("cublasLtMatmulPreferenceSetAttribute", preference_set) && found("cublasLtMatmulAlgoGetHeuristic", heuristic) &&
            found("cublasLtMatmul", matmul);
@@ -89,56 +89,66 @@ Status status_of(cublasStatus_t code, std::string_view what) {
 
 cudaDataType_t native(DType type) { return type == DType::f16 ? CUDA_R_16F : type == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-/// D[M,N] = alpha · x[M,K] · Wᵀ, with everything that the choice of an algorithm depends on. cuBLASLt is column-major: Dᵀ[N,M] = W · xᵀ.
-struct Shape {
-  int device = 0;
-  std::int64_t m = 1, n = 1, k = 1;
-  std::int64_t w_stride = 0, x_stride = 0, d_stride = 0;  // elements between rows
-  DType a_dtype = DType::f16, out = DType::f16;
-  std::uint32_t x_alignment = 16, d_alignment = 16;  // bytes; W is aligned to 256
-
-  auto operator<=>(const Shape&) const = default;
-};
-
-/// The alignment of a pointer, at most 16: no kernel gains from more.
-std::uint32_t alignment(const void* p) {
-  std::uint32_t bytes = 16;
-  while (reinterpret_cast<std::uintptr_t>(p) % bytes != 0) bytes /= 2;
-  return bytes;
+/// The alignment of rows of x and D of which the fastest kernels of cuBLASLt make use.
+constexpr int kVector = 16;  // bytes
+bool aligned(const void* p, std::int64_t row_bytes) {
+  return reinterpret_cast<std::uintptr_t>(p) % kVector == 0 && row_bytes % kVector == 0;
 }
 
 template <class T>
 using Owned = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
 
-/// The descriptors that cuBLASLt needs for a product.
-struct Gemm {
-  cublasLtHandle_t handle = nullptr;
-  Owned<cublasLtMatmulDescOpaque_t> operation;
-  Owned<cublasLtMatrixLayoutOpaque_t> w, x, d;
-  cublasLtMatmulAlgo_t algorithm;
+/// A matrix as cuBLASLt describes it, on the stack. It is column-major: a matrix [rows, columns] here is [columns, rows] there.
+struct Matrix {
+  cublasLtMatrixLayoutOpaque_t layout;
+
+  Matrix(DType type, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+    (void)library()->layout_init(&layout, sizeof layout, native(type), static_cast<std::uint64_t>(columns),
+                                 static_cast<std::uint64_t>(rows), stride);  // fails for a wrong size only
+  }
 };
 
-Result<Owned<cublasLtMatrixLayoutOpaque_t>> make_layout(DType type, std::int64_t rows, std::int64_t columns,
-                                                        std::int64_t stride) {
-  cublasLtMatrixLayout_t layout = nullptr;
-  NIBBLE_RETURN_IF_ERROR(status_of(library()->layout_create(&layout, native(type), static_cast<std::uint64_t>(rows),
-                                                            static_cast<std::uint64_t>(columns), stride),
-                                   "cublasLtMatrixLayoutCreate"));
-  return Owned<cublasLtMatrixLayoutOpaque_t>(layout, library()->layout_destroy);
+/// The handle of a device; never destroyed: CUDA is gone before the destructors of statics run.
+Result<cublasLtHandle_t> handle_of(int device) {
+  static std::mutex mutex;
+  static std::map<int, cublasLtHandle_t> handles;
+  const std::scoped_lock lock(mutex);
+  cublasLtHandle_t& handle = handles[device];
+  if (handle == nullptr) NIBBLE_RETURN_IF_ERROR(status_of(library()->create(&handle), "cublasLtCreate"));
+  return handle;
 }
 
-Result<Gemm> make_gemm(cublasLtHandle_t handle, const Shape& shape) {
+}  // namespace
+
+using Algorithm = std::optional<cublasLtMatmulAlgo_t>;  // none: cuBLASLt has none
+
+/// Algorithms for M of each power of two, because the best one depends on M: entry i is for up to 2^i rows.
+struct DenseConfig {
+  struct Algorithms {
+    Algorithm aligned, any;  // rows of x and D at multiples of kVector; of their elements
+  };
+  cublasLtHandle_t handle = nullptr;
+  Owned<cublasLtMatmulDescOpaque_t> operation;
+  std::vector<Algorithms> algorithms;
+
+  const Algorithms& at(std::int64_t m) const {
+    return algorithms[static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(m - 1)))];
+  }
+};
+
+namespace {
+
+/// The algorithm for D[M,N] = alpha · x[M,K] · Wᵀ, if there is one; in cuBLASLt's order Dᵀ = W · xᵀ. `alignment`: bytes of the rows of x and D.
+Result<Algorithm> find_algorithm(const DenseConfig& config, const DenseSpec& spec, std::int64_t m, int alignment) {
   const Library& lib = *library();
-  cublasLtMatmulDesc_t raw_operation = nullptr;
-  NIBBLE_RETURN_IF_ERROR(
-      status_of(lib.operation_create(&raw_operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
-  Owned<cublasLtMatmulDescOpaque_t> operation(raw_operation, lib.operation_destroy);
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  NIBBLE_RETURN_IF_ERROR(
-      status_of(lib.operation_set(operation.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)), "TRANSA"));
-  NIBBLE_ASSIGN_OR_RETURN(auto w, make_layout(shape.a_dtype, shape.k, shape.n, shape.w_stride));
-  NIBBLE_ASSIGN_OR_RETURN(auto x, make_layout(shape.a_dtype, shape.k, shape.m, shape.x_stride));
-  NIBBLE_ASSIGN_OR_RETURN(auto d, make_layout(shape.out, shape.n, shape.m, shape.d_stride));
+  const DType out = spec.writes_d ? spec.out : DType::f32;
+  const DenseScratch scratch = dense_scratch(m, spec.n, spec.k, spec.writes_d);
+  const auto row = [&](std::int64_t elements, DType type) {  // an odd stride where rows begin anywhere
+    const std::int64_t vector = kVector * 8 / bits(type);
+    return alignment == kVector ? (elements + vector - 1) / vector * vector : elements | 1;
+  };
+  Matrix w(spec.a_dtype, spec.n, spec.k, scratch.w_stride), x(spec.a_dtype, m, spec.k, row(spec.k, spec.a_dtype)),
+      d(out, m, spec.n, row(spec.n, out));
 
   cublasLtMatmulPreference_t raw_preference = nullptr;
   NIBBLE_RETURN_IF_ERROR(status_of(lib.preference_create(&raw_preference), "cublasLtMatmulPreferenceCreate"));
@@ -146,69 +156,77 @@ Result<Gemm> make_gemm(cublasLtHandle_t handle, const Shape& shape) {
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
     return status_of(lib.preference_set(preference.get(), what, &value, sizeof(value)), "cublasLtMatmulPreferenceSetAttribute");
   };
+  const auto bytes = static_cast<std::uint32_t>(alignment);
+  const std::uint32_t out_bytes = spec.writes_d ? bytes : kVector;  // sums are in the workspace
   NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{DenseScratch::kLibraryBytes}));
   // Split-K only with f32 partial sums in a fixed order: not in D, which may have 16 bits, and not by atomics.
   NIBBLE_RETURN_IF_ERROR(
       prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)));
   NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{256}));
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.x_alignment));
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape.d_alignment));
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape.d_alignment));
+  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, bytes));
+  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes));
+  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes));
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
-  const cublasStatus_t asked =
-      lib.heuristic(handle, operation.get(), w.get(), x.get(), d.get(), d.get(), preference.get(), 1, &best, &found);
-  if (asked == CUBLAS_STATUS_SUCCESS && found == 0) return status_of(CUBLAS_STATUS_NOT_SUPPORTED, "no algorithm");
+  const cublasStatus_t asked = lib.heuristic(config.handle, config.operation.get(), &w.layout, &x.layout, &d.layout, &d.layout,
+                                             preference.get(), 1, &best, &found);
+  if (asked == CUBLAS_STATUS_NOT_SUPPORTED || (asked == CUBLAS_STATUS_SUCCESS && found == 0)) return Algorithm();
   NIBBLE_RETURN_IF_ERROR(status_of(asked, "cublasLtMatmulAlgoGetHeuristic"));
   NIBBLE_RETURN_IF_ERROR(status_of(best.state, "the algorithm"));
-  return Gemm{handle, std::move(operation), std::move(w), std::move(x), std::move(d), best.algo};
+  return Algorithm(best.algo);
 }
 
-/// Runs do not allocate, lock or search, except here: the algorithm depends on strides, pointers and M, which a plan does not know. The
-/// first run of a shape searches; later ones look the algorithm up under a shared lock, without allocating. Entries have about a kilobyte
-/// and are never removed.
-Result<const Gemm*> gemm_for(const Shape& shape) {
-  struct Known {
-    std::shared_mutex mutex;
-    std::map<int, cublasLtHandle_t> handles;  // by device
-    std::map<Shape, Gemm> gemms;
-  };
-  static Known& known = *new Known;  // never freed: CUDA is gone before the destructors of statics run
-  {
-    const std::shared_lock lock(known.mutex);
-    if (const auto it = known.gemms.find(shape); it != known.gemms.end()) return &it->second;
-  }
-  const std::unique_lock lock(known.mutex);
-  cublasLtHandle_t& handle = known.handles[shape.device];
-  if (handle == nullptr) NIBBLE_RETURN_IF_ERROR(status_of(library()->create(&handle), "cublasLtCreate"));
-  if (const auto it = known.gemms.find(shape); it != known.gemms.end()) return &it->second;
-  Result<Gemm> made = make_gemm(handle, shape);
-  if (!made.ok())
-    return made.status().with_context(fmt::format("M={} N={} K={} {} to {}, rows of x {} apart, of D {}", shape.m, shape.n,
-                                                  shape.k, name(shape.a_dtype), name(shape.out), shape.x_stride, shape.d_stride));
-  return &known.gemms.emplace(shape, *std::move(made)).first->second;
-}
+/// A product of a run: x and D begin `x_stride` and `d_stride` elements apart.
+struct Product {
+  std::int64_t m, n, k, w_stride, x_stride, d_stride;
+  DType a_dtype, out;
+  const void *w, *x;
+  void* d;
+  float alpha;
+};
 
-/// One product. `scratch`: DenseScratch::kLibraryBytes.
-Status multiply(Shape shape, float alpha, const void* w, const void* x, void* d, void* scratch, cudaStream_t stream) {
-  shape.x_alignment = alignment(x);
-  shape.d_alignment = alignment(d);
-  if (const cudaError_t code = cudaGetDevice(&shape.device); code != cudaSuccess)
-    return error(StatusCode::internal, "CUDA: cudaGetDevice: {}", cudaGetErrorString(code));
-  NIBBLE_ASSIGN_OR_RETURN(const Gemm* gemm, gemm_for(shape));
+/// `scratch`: DenseScratch::kLibraryBytes.
+Status multiply(const DenseConfig& config, const Product& p, void* scratch, cudaStream_t stream) {
+  const bool vectors = aligned(p.x, p.x_stride * bits(p.a_dtype) / 8) && aligned(p.d, p.d_stride * bits(p.out) / 8);
+  const DenseConfig::Algorithms& algorithms = config.at(p.m);
+  const auto& algorithm = vectors && algorithms.aligned ? algorithms.aligned : algorithms.any;
+  if (!algorithm)
+    return error(StatusCode::unsupported,
+                 "cuBLASLt has no algorithm for M={} N={} K={} {} to {} with rows of x {} apart and of D {}", p.m, p.n, p.k,
+                 name(p.a_dtype), name(p.out), p.x_stride, p.d_stride);
+  Matrix w(p.a_dtype, p.n, p.k, p.w_stride), x(p.a_dtype, p.m, p.k, p.x_stride), d(p.out, p.m, p.n, p.d_stride);
   const float beta = 0.0f;  // D is not read
-  return status_of(
-      library()->matmul(gemm->handle, gemm->operation.get(), &alpha, w, gemm->w.get(), x, gemm->x.get(), &beta, d, gemm->d.get(),
-                        d, gemm->d.get(), &gemm->algorithm, scratch, DenseScratch::kLibraryBytes, stream),
-      "cublasLtMatmul");
+  return status_of(library()->matmul(config.handle, config.operation.get(), &p.alpha, p.w, &w.layout, p.x, &x.layout, &beta, p.d,
+                                     &d.layout, p.d, &d.layout, &*algorithm, scratch, DenseScratch::kLibraryBytes, stream),
+                   "cublasLtMatmul");
 }
 
 }  // namespace
 
 Status dense_runs_here() { return library().status(); }
 
-Status launch_linear_dense(const LinearTask& task, Stream stream) {
+Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(dense_runs_here());
+  NIBBLE_ASSIGN_OR_RETURN(const int device, current_device());
+  NIBBLE_ASSIGN_OR_RETURN(const cublasLtHandle_t handle, handle_of(device));
+  cublasLtMatmulDesc_t operation = nullptr;
+  NIBBLE_RETURN_IF_ERROR(
+      status_of(library()->operation_create(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+  auto config = std::make_shared<DenseConfig>(
+      DenseConfig{.handle = handle, .operation = {operation, library()->operation_destroy}, .algorithms = {}});
+  const cublasOperation_t transposed = CUBLAS_OP_T;
+  NIBBLE_RETURN_IF_ERROR(
+      status_of(library()->operation_set(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)), "TRANSA"));
+  for (std::int64_t m = 1;; m = std::min(2 * m, spec.m)) {
+    NIBBLE_ASSIGN_OR_RETURN(const auto vectors, find_algorithm(*config, spec, m, kVector));
+    NIBBLE_ASSIGN_OR_RETURN(const auto any, find_algorithm(*config, spec, m, bits(spec.a_dtype) / 8));
+    config->algorithms.push_back({vectors, any});
+    if (m == spec.m) break;
+  }
+  return std::shared_ptr<const DenseConfig>(std::move(config));
+}
+
+Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, Stream stream) {
   const auto native_stream = static_cast<cudaStream_t>(stream.handle);
   const gpu_tile::Geometry& geo = task.weight.geometry;
   const epilogue::Element& e = task.epilogue;
@@ -220,22 +238,28 @@ Status launch_linear_dense(const LinearTask& task, Stream stream) {
   weight.scale2 = 1.0f;  // scale2 is part of acc_scale, and W is rounded without it
   NIBBLE_RETURN_IF_ERROR(launch_dequantize(weight, scratch + parts.w, task.a_dtype, parts.w_stride, false, stream));
 
-  Shape shape{.m = task.m,
-              .n = geo.n,
-              .k = geo.k,
-              .w_stride = parts.w_stride,
-              .x_stride = task.x_stride,
-              .d_stride = writes_d ? e.d_stride : parts.sums_stride,
-              .a_dtype = task.a_dtype,
-              .out = writes_d ? e.out : DType::f32};
-  const float alpha = writes_d ? e.acc_scale : 1.0f;
   const std::byte* x = static_cast<const std::byte*>(task.x);
   std::byte* d = writes_d ? static_cast<std::byte*>(e.d) : scratch + parts.sums;
-  const std::int64_t x_step = task.x_stride * bits(task.a_dtype) / 8, d_step = shape.d_stride * bits(shape.out) / 8;
-  if (task.m > 1 && task.x_stride < geo.k) shape.m = 1;  // cuBLASLt refuses overlapping rows of x: multiply one row at a time
-  if (shape.m == 1) shape.x_stride = geo.k, shape.d_stride = geo.n;  // strides of a single row are arbitrary
-  for (std::int64_t row = 0; row < task.m; row += shape.m)
-    NIBBLE_RETURN_IF_ERROR(multiply(shape, alpha, scratch + parts.w, x + row * x_step, d + row * d_step, scratch, native_stream));
+  Product product{.m = task.m,
+                  .n = geo.n,
+                  .k = geo.k,
+                  .w_stride = parts.w_stride,
+                  .x_stride = task.x_stride,
+                  .d_stride = writes_d ? e.d_stride : parts.sums_stride,
+                  .a_dtype = task.a_dtype,
+                  .out = writes_d ? e.out : DType::f32,
+                  .w = scratch + parts.w,
+                  .x = x,
+                  .d = d,
+                  .alpha = writes_d ? e.acc_scale : 1.0f};
+  const std::int64_t x_step = task.x_stride * bits(task.a_dtype) / 8, d_step = product.d_stride * bits(product.out) / 8;
+  if (task.m > 1 && task.x_stride < geo.k) product.m = 1;  // cuBLASLt refuses overlapping rows of x: multiply one row at a time
+  if (product.m == 1) product.x_stride = geo.k, product.d_stride = geo.n;  // strides of a single row are arbitrary
+  for (std::int64_t row = 0; row < task.m; row += product.m) {
+    product.x = x + row * x_step;
+    product.d = d + row * d_step;
+    NIBBLE_RETURN_IF_ERROR(multiply(config, product, scratch, native_stream));
+  }
   if (writes_d) return {};
   const cudaError_t code = epilogue_rows(e, reinterpret_cast<const float*>(scratch + parts.sums), task.m, static_cast<int>(geo.n),
                                          parts.sums_stride, native_stream);

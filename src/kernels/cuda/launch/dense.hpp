@@ -21,6 +21,15 @@ inline bool dense_writes_d(const epilogue::Element& e, DType act) {
          e.gate.data == nullptr && e.residual.data == nullptr && (e.out == act || e.out == DType::f32);
 }
 
+/// A layer of the dense tier, for up to `m` rows.
+struct DenseSpec {
+  std::int64_t m = 1, n = 1, k = 1;
+  DType a_dtype = DType::f16, out = DType::f16;
+  bool writes_d = false;  // dense_writes_d()
+};
+/// What cuBLASLt answered: dense.cpp.
+struct DenseConfig;
+
 /// Scratch of a run: cuBLASLt's workspace | W | sums, each aligned to 256 bytes. Rows of W and of sums begin at multiples of 16 bytes
 /// whatever K and N are, as the fast kernels need.
 struct DenseScratch {

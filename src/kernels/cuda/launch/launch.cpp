@@ -192,8 +192,21 @@ Status dequantize(const CheckpointTensors& from, const TensorView& out, bool tra
 
 namespace cuda {
 
-Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream) {
-  return status_of(linear_decode_sm90(task, tokens, native(stream)), "linear_decode_sm90");
+Result<int> current_device() {
+  int ordinal = 0;
+  if (const cudaError_t code = cudaGetDevice(&ordinal); code != cudaSuccess) return no_device(code);
+  return ordinal;
+}
+
+Result<DecodeConfig> decode_config(const gpu_tile::Geometry& weight, int tokens) {
+  DecodeConfig config{.tokens = tokens};
+  NIBBLE_RETURN_IF_ERROR(status_of(configure_decode_sm90(weight, config),
+                                   fmt::format("configure_decode_sm90 N={} K={}, {} tokens", weight.n, weight.k, tokens)));
+  return config;
+}
+
+Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, Stream stream) {
+  return status_of(linear_decode_sm90(task, config, native(stream)), "linear_decode_sm90");
 }
 
 Status launch_linear_sm80(const LinearTask& task, Stream stream) {
@@ -219,10 +232,15 @@ Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int spl
                                      task.weight.geometry.k, tokens, split));
 }
 
-Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Stream stream) {
-  return status_of(linear_online_decode_sm90(task, tokens, native(stream)),
-                   fmt::format("linear_online_decode_sm90 M={} N={} K={}, {} tokens", task.acts.m, task.weight.geometry.n,
-                               task.weight.geometry.k, tokens));
+Result<DecodeConfig> online_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens) {
+  DecodeConfig config{.tokens = tokens};
+  NIBBLE_RETURN_IF_ERROR(status_of(configure_online_decode_sm90(weight, fold, config),
+                                   fmt::format("configure_online_decode_sm90 N={} K={}, {} tokens", weight.n, weight.k, tokens)));
+  return config;
+}
+
+Status launch_online_decode_sm90(const OnlineDecodeTask& task, const DecodeConfig& config, Stream stream) {
+  return status_of(linear_online_decode_sm90(task, config, native(stream)), "linear_online_decode_sm90");
 }
 
 static std::string describe(std::string_view what, const ConvTask& task) {
@@ -232,15 +250,12 @@ static std::string describe(std::string_view what, const ConvTask& task) {
 }
 
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream) {
-  const cudaError_t code = conv_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
-  if (code == cudaErrorInvalidAddressSpace) return launch_conv_direct(task, stream);
-  return status_of(code, describe("conv_gemm_sm90", task));
+  return status_of(conv_gemm_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream)),
+                   describe("conv_gemm_sm90", task));
 }
 
 Status launch_conv_sm80(const ConvTask& task, Stream stream) {
-  const cudaError_t code = conv_gemm_sm80(task, native(stream));
-  if (code == cudaErrorInvalidAddressSpace) return launch_conv_direct(task, stream);
-  return status_of(code, describe("conv_gemm_sm80", task));
+  return status_of(conv_gemm_sm80(task, native(stream)), describe("conv_gemm_sm80", task));
 }
 
 Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream) {
@@ -297,7 +312,7 @@ Status launch_scaled_sm80(const ScaledTask& task, Stream stream) {
 Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream) {
   const ScaledConfig config{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
   const cudaError_t code = linear_scaled_sm90(task, config, native(stream));
-  if (code == cudaErrorInvalidAddressSpace) return launch_scaled_sm80(task, stream);
+  if (code == cudaSuccess) return {};
   return status_of(
       code, fmt::format("{}, {} tokens, {} row blocks, {} CTAs", describe("linear_scaled_sm90", task), tokens, blocks, split));
 }

@@ -5,8 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
+#include "kernels/cuda/launch/dense.hpp"
 #include "kernels/cuda/tasks/conv_task.hpp"
+#include "kernels/cuda/tasks/decode_config.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "kernels/cuda/tasks/quantize_task.hpp"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
@@ -17,17 +20,21 @@
 
 namespace nibble::cuda {
 
-/// `tokens`: the capacity of a launch, up to 16; more rows take several launches.
-Status launch_linear_sm90(const LinearTask& task, int tokens, Stream stream);
+/// The launch of a weight on the current GPU, up to `tokens` (16) rows at a time; more rows take several launches.
+Result<DecodeConfig> decode_config(const gpu_tile::Geometry& weight, int tokens);
+Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, Stream stream);
 Status launch_linear_sm80(const LinearTask& task, Stream stream);
+/// The ordinal of the current device.
+Result<int> current_device();
 /// `tokens` of a pass, `depth` warpgroups and `split` CTAs that share K; see gemm.hpp.
 Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream);
 /// The same with activations that have been quantized; see wna8.hpp.
 Status launch_online_sm80(const OnlineTask& task, Stream stream);
 Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
-/// The same from float activations, for few rows; `tokens`: the capacity of a launch, up to 8.
-Status launch_online_decode_sm90(const OnlineDecodeTask& task, int tokens, Stream stream);
-/// Convolutions: conv.hpp. Images of 16-bit floats whose pixels do not begin at multiples of 16 bytes go to the direct kernel.
+/// The same from float activations, for few rows: up to `tokens` (8) at a time.
+Result<DecodeConfig> online_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens);
+Status launch_online_decode_sm90(const OnlineDecodeTask& task, const DecodeConfig& config, Stream stream);
+/// Convolutions: conv.hpp. Pixels of channels-last images of 16-bit floats begin at multiples of 16 bytes (Kernel::reads).
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);
 Status launch_conv_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream);
@@ -37,8 +44,10 @@ Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);
 Status launch_gemm_sm80(const LinearTask& task, Stream stream);
 Status launch_linear_simt(const LinearTask& task, Stream stream);
+/// Asks cuBLASLt for algorithms, on the current GPU.
+Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec& spec);
 /// task.a_dtype is f16 or bf16, task.scratch laid out by dense_scratch() (dense.hpp). Prescale is ignored.
-Status launch_linear_dense(const LinearTask& task, Stream stream);
+Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, Stream stream);
 /// Ok if the dense tier's library can be loaded; otherwise unsupported with what is missing.
 Status dense_runs_here();
 
@@ -49,8 +58,7 @@ Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t 
 /// 8-bit codes times 8-bit codes.
 Status launch_scaled_simt(const ScaledTask& task, Stream stream);
 Status launch_scaled_sm80(const ScaledTask& task, Stream stream);
-/// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp. Codes that TMA cannot read
-/// (rows that do not begin at multiples of 16 bytes) use sm_80's kernel.
+/// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp.
 Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream);
 
 /// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.

@@ -20,12 +20,15 @@ Status dequantize(const CheckpointTensors&, const TensorView&, bool, Stream) { r
 
 namespace cuda {
 
-Status launch_linear_sm90(const LinearTask&, int, Stream) { return no_cuda(); }
+Result<int> current_device() { return no_cuda(); }
+Result<DecodeConfig> decode_config(const gpu_tile::Geometry&, int) { return no_cuda(); }
+Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return no_cuda(); }
 Status launch_linear_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_online_sm80(const OnlineTask&, Stream) { return no_cuda(); }
 Status launch_online_sm90(const OnlineTask&, int, int, int, Stream) { return no_cuda(); }
-Status launch_online_decode_sm90(const OnlineDecodeTask&, int, Stream) { return no_cuda(); }
+Result<DecodeConfig> online_decode_config(const gpu_tile::Geometry&, int, int) { return no_cuda(); }
+Status launch_online_decode_sm90(const OnlineDecodeTask&, const DecodeConfig&, Stream) { return no_cuda(); }
 Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_conv_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_scaled_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
@@ -35,7 +38,8 @@ Status launch_conv_direct(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct_s8(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_simt(const LinearTask&, Stream) { return no_cuda(); }
-Status launch_linear_dense(const LinearTask&, Stream) { return no_cuda(); }
+Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return no_cuda(); }
+Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return no_cuda(); }
 Status dense_runs_here() { return no_cuda(); }
 Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }

@@ -419,9 +419,9 @@ cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   const std::int64_t ctas = static_cast<std::int64_t>(p.token_blocks) * ceil_div(p.n, F * kFragmentRows);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   const int smem = warps * p.warp_floats * 4;
-  const auto kernel = linear_simt_kernel<kBits, kFloat, F, T>;
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-  return launch_after(kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(warps * 32), smem, stream, p);
+  const auto& kernel = kLaunchable<linear_simt_kernel<kBits, kFloat, F, T>>;
+  if (const cudaError_t e = kernel.allow_all_shared()) return e;
+  return launch_after(kernel.kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(warps * 32), smem, stream, p);
 }
 
 template <int kBits, bool kFloat>

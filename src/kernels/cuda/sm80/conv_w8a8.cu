@@ -5,7 +5,7 @@
 namespace nibble::cuda {
 namespace {
 
-using Kernel = void (*)(Params);
+using Kernel = const Launchable<Params>*;
 
 struct Variant {
   int rows, tokens, threads, smem;
@@ -16,7 +16,7 @@ template <class S>
 constexpr Variant variant(int cycles) {
   return {S::kRows,    S::kTokens,
           S::kThreads, S::kSmem + S::kTokens * kCornerBytes,
-          cycles,      scaled_sm80_kernel<S, Mode::integers, PatchCopier>};
+          cycles,      &kLaunchable<scaled_sm80_kernel<S, Mode::integers, PatchCopier>>};
 }
 /// Cycles are estimates: 8 for each product of a scheduler's warps, 1024, 256 and 64 in all, plus the part of copies, ldmatrix and the
 /// barrier that so many warps cannot hide. They only have to rank shapes.
@@ -59,10 +59,10 @@ cudaError_t conv_scaled_sm80(const ConvTask& task, cudaStream_t stream) {
     if (best == nullptr || cycles < best_cycles) best = &v, best_ctas = ctas, best_cycles = cycles;
   }
   if (best == nullptr || best_ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(best->kernel))) return e;
+  if (const cudaError_t e = best->kernel->allow_all_shared()) return e;
   p.token_blocks = (p.task.m + best->tokens - 1) / best->tokens;
-  return launch_dependent(best->kernel, static_cast<unsigned>(best_ctas), static_cast<unsigned>(best->threads), best->smem,
-                          stream, p);
+  return launch_dependent(best->kernel->kernel, static_cast<unsigned>(best_ctas), static_cast<unsigned>(best->threads),
+                          best->smem, stream, p);
 }
 
 }  // namespace nibble::cuda

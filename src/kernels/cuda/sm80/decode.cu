@@ -106,11 +106,11 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
   }
 }
 
-using Kernel = void (*)(Params);
+using Kernel = const Launchable<Params>*;
 
 template <class Act, int kBits>
 Kernel kernel_for(int m) {
-  return m <= 8 ? decode_sm80_kernel<1, Act, kBits> : decode_sm80_kernel<2, Act, kBits>;
+  return m <= 8 ? &kLaunchable<decode_sm80_kernel<1, Act, kBits>> : &kLaunchable<decode_sm80_kernel<2, Act, kBits>>;
 }
 
 }  // namespace
@@ -143,8 +143,9 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
            static_cast<int>(geo.k)};
     const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m) : kernel_for<__nv_bfloat16, 8>(m))
                                : (four ? kernel_for<__half, 4>(m) : kernel_for<__half, 8>(m));
-    if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-    if (const cudaError_t e = launch_after(kernel, static_cast<unsigned>(geo.tiles()), kThreads, smem, stream, p)) return e;
+    if (const cudaError_t e = kernel->allow_all_shared()) return e;
+    if (const cudaError_t e = launch_after(kernel->kernel, static_cast<unsigned>(geo.tiles()), kThreads, smem, stream, p))
+      return e;
   }
   return cudaSuccess;
 }

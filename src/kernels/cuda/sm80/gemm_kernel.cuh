@@ -447,7 +447,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 
 // ---- launch
 
-using Kernel = void (*)(Params);
+using Kernel = const Launchable<Params>*;
 
 struct Variant {
   int tokens, tiles;
@@ -463,10 +463,14 @@ constexpr Variant variant(int cycles) {
           S::kSumBytes,
           S::kCtas,
           cycles,
-          {{{gemm_sm80_kernel<S, __half, 4, false, kPatches>, gemm_sm80_kernel<S, __half, 8, false, kPatches>},
-            {gemm_sm80_kernel<S, __nv_bfloat16, 4, false, kPatches>, gemm_sm80_kernel<S, __nv_bfloat16, 8, false, kPatches>}},
-           {{gemm_sm80_kernel<S, __half, 4, true, kPatches>, gemm_sm80_kernel<S, __half, 8, true, kPatches>},
-            {gemm_sm80_kernel<S, __nv_bfloat16, 4, true, kPatches>, gemm_sm80_kernel<S, __nv_bfloat16, 8, true, kPatches>}}}};
+          {{{&kLaunchable<gemm_sm80_kernel<S, __half, 4, false, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __half, 8, false, kPatches>>},
+            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 4, false, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 8, false, kPatches>>}},
+           {{&kLaunchable<gemm_sm80_kernel<S, __half, 4, true, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __half, 8, true, kPatches>>},
+            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 4, true, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 8, true, kPatches>>}}}};
 }
 
 /// The number of stages that fit; 0 when fewer than kMinStages do.
@@ -522,8 +526,8 @@ cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, int 
   }
   const int smem = std::max(p.stages * p.stage_bytes + table, best->sum_bytes);
   const Kernel kernel = best->kernels[is_usual(p.format)][act == DType::bf16][bits == 8];
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-  return launch_after(kernel, static_cast<unsigned>(best_ctas), kThreads, smem, stream, p);
+  if (const cudaError_t e = kernel->allow_all_shared()) return e;
+  return launch_after(kernel->kernel, static_cast<unsigned>(best_ctas), kThreads, smem, stream, p);
 }
 
 }  // namespace

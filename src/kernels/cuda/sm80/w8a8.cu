@@ -4,7 +4,7 @@
 namespace nibble::cuda {
 namespace {
 
-using Kernel = void (*)(Params);
+using Kernel = const Launchable<Params>*;
 
 struct Variant {
   int rows, tokens, threads, smem;
@@ -15,14 +15,14 @@ struct Variant {
   }
 };
 template <class S, Kernel kGrouped>
-constexpr Variant kVariant{
-    S::kRows,
-    S::kTokens,
-    S::kThreads,
-    S::kSmem,
-    {scaled_sm80_kernel<S, Mode::integers, RowCopier>, scaled_sm80_kernel<S, Mode::floats, RowCopier>, kGrouped}};
-constexpr Variant kFew = kVariant<Few, scaled_sm80_kernel<Few, Mode::grouped, RowCopier>>;
-constexpr Variant kSome = kVariant<Some, scaled_sm80_kernel<Some, Mode::grouped, RowCopier>>;
+constexpr Variant kVariant{S::kRows,
+                           S::kTokens,
+                           S::kThreads,
+                           S::kSmem,
+                           {&kLaunchable<scaled_sm80_kernel<S, Mode::integers, RowCopier>>,
+                            &kLaunchable<scaled_sm80_kernel<S, Mode::floats, RowCopier>>, kGrouped}};
+constexpr Variant kFew = kVariant<Few, &kLaunchable<scaled_sm80_kernel<Few, Mode::grouped, RowCopier>>>;
+constexpr Variant kSome = kVariant<Some, &kLaunchable<scaled_sm80_kernel<Some, Mode::grouped, RowCopier>>>;
 constexpr Variant kMany = kVariant<Many, nullptr>;  // no registers for both sums and partial sums
 
 }  // namespace
@@ -36,14 +36,15 @@ cudaError_t linear_scaled_sm80(const ScaledTask& task, cudaStream_t stream) {
   const Mode mode = geo.integers ? Mode::integers : is_grouped(task) ? Mode::grouped : Mode::floats;
   const Variant& v = task.m <= kFew.tokens ? kFew : mode == Mode::grouped || kMany.ctas(task) < sms ? kSome : kMany;
   const Kernel kernel = v.kernels[static_cast<int>(mode)];
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  if (const cudaError_t e = kernel->allow_all_shared()) return e;
   Params p{};
   p.task = task;
   p.token_blocks = (task.m + v.tokens - 1) / v.tokens;
   p.vector_codes =
       (reinterpret_cast<std::uintptr_t>(task.acts.codes) | static_cast<std::uintptr_t>(task.acts.pitch)) % kChunk == 0;
   if (v.ctas(task) > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-  return launch_dependent(kernel, static_cast<unsigned>(v.ctas(task)), static_cast<unsigned>(v.threads), v.smem, stream, p);
+  return launch_dependent(kernel->kernel, static_cast<unsigned>(v.ctas(task)), static_cast<unsigned>(v.threads), v.smem, stream,
+                          p);
 }
 
 }  // namespace nibble::cuda

@@ -199,13 +199,13 @@ __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) online_sm80
   gemm.run();
 }
 
-using Kernel = void (*)(Params);
+using Kernel = const Launchable<Params>*;
 
 template <int kBits, int kTokens, bool kActZeros>
 Kernel kernel_for(Zeros zeros) {
-  if (zeros == Zeros::fixed) return online_sm80_kernel<kBits, Zeros::fixed, kTokens, kActZeros>;
-  return zeros == Zeros::integer ? online_sm80_kernel<kBits, Zeros::integer, kTokens, kActZeros>
-                                 : online_sm80_kernel<kBits, Zeros::any, kTokens, kActZeros>;
+  if (zeros == Zeros::fixed) return &kLaunchable<online_sm80_kernel<kBits, Zeros::fixed, kTokens, kActZeros>>;
+  return zeros == Zeros::integer ? &kLaunchable<online_sm80_kernel<kBits, Zeros::integer, kTokens, kActZeros>>
+                                 : &kLaunchable<online_sm80_kernel<kBits, Zeros::any, kTokens, kActZeros>>;
 }
 template <int kBits>
 Kernel kernel_for(Zeros zeros, int tokens, bool act_zeros) {
@@ -239,8 +239,8 @@ cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream) {
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
-  return launch_dependent(kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(kThreads), smem, stream, p);
+  if (const cudaError_t e = kernel->allow_all_shared()) return e;
+  return launch_dependent(kernel->kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(kThreads), smem, stream, p);
 }
 
 }  // namespace nibble::cuda

@@ -239,6 +239,13 @@ Status run_codes_sm80(const Kernel&, const StepArgs& args) {
   return launch_conv_scaled_sm80(task, args.stream);
 }
 
+/// Whether 16-byte copies can read the pixels of channels-last images in place; others are copied first.
+bool reads_pixels(const StepArgs& args) {
+  const ConvGeometry& g = args.conv->geometry;
+  const auto a = image_of("A", args.a, args.conv->input, args.a.dim(0), g.in_channels, g.height, g.width);
+  return a.ok() && (a->channel != 1 || (reinterpret_cast<std::uintptr_t>(a->data) % 16 == 0 && a->pixel * 2 % 16 == 0));
+}
+
 Status run_sm90(const Kernel& self, const StepArgs& args) {
   const int depth = gemm_groups(self.tile.m) * gpu_tile::kRows / self.tile.n;
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
@@ -413,6 +420,7 @@ constexpr Kernel sm90_family(std::string_view act) {
   row.accepts = accepts_sm90;
   row.cost_us = sm90_cost_us;
   row.workspace = sm90_workspace;
+  row.reads = reads_pixels;
   row.run = run_sm90;
   return row;
 }
@@ -423,6 +431,7 @@ constexpr Kernel sm80_row(std::string_view act) {
   row.accepts = accepts_sm80;
   row.cost_us = sm80_cost_us;
   row.workspace = half_workspace;
+  row.reads = reads_pixels;
   row.run = run_sm80;
   return row;
 }

@@ -192,6 +192,9 @@ Status run_scaled(const Kernel&, const StepArgs& args) {
   return kLaunch(task, args.stream);
 }
 
+/// Whether TMA can read codes that the caller gives.
+bool reads_codes(const StepArgs& args) { return readable_rows(args.a.data, args.a.stride(0), args.a.dim(0), args.a.dim(1)); }
+
 Status run_sm90(const Kernel& self, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(const ScaledTask task, summed_task(args));
   const int blocks = self.tile.n / gpu_w8::kRows, depth = scaled_sm90_depth(self.tile.m, blocks);
@@ -288,6 +291,7 @@ constexpr Kernel sm90_family(ActForm form) {
   row.accepts = accepts_sm90;
   row.cost_us = sm90_cost_us;
   row.workspace = sm90_workspace;
+  row.reads = reads_codes;
   row.run = run_sm90;
   return row;
 }

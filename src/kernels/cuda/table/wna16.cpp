@@ -33,8 +33,29 @@ Status run_linear(const Kernel&, const StepArgs& args) {
   return kLaunch(linear_task(args), args.stream);
 }
 
-Status run_decode(const Kernel& self, const StepArgs& args) {
-  return launch_linear_sm90(linear_task(args), self.tile.m, args.stream);
+Status run_decode(const Kernel&, const StepArgs& args) {
+  return launch_linear_sm90(linear_task(args), *static_cast<const DecodeConfig*>(args.config), args.stream);
+}
+
+Result<std::shared_ptr<const void>> configure_decode(const Kernel& self, const Problem& p) {
+  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config,
+                          decode_config(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k), self.tile.m));
+  return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
+}
+
+Status run_dense(const Kernel&, const StepArgs& args) {
+  return launch_linear_dense(linear_task(args), *static_cast<const DenseConfig*>(args.config), args.stream);
+}
+
+Result<std::shared_ptr<const void>> configure_dense_row(const Kernel&, const Problem& p) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<const DenseConfig> config,
+                          configure_dense({.m = p.m,
+                                           .n = p.n,
+                                           .k = p.k,
+                                           .a_dtype = p.a_dtype,
+                                           .out = p.epilogue.out,
+                                           .writes_d = dense_writes_d(p.epilogue, p.a_dtype)}));
+  return std::shared_ptr<const void>(config);
 }
 
 Status run_wgmma(const Kernel& self, const StepArgs& args) {
@@ -144,7 +165,12 @@ constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
   row.sums = Sums::tensor_core_codes;
   row.accepts = accepts_tensor_core;
   row.cost_us = cost_us;
-  row.run = isa == Isa::sm80 ? run_linear<launch_linear_sm80> : run_decode;
+  if (isa == Isa::sm80) {
+    row.run = run_linear<launch_linear_sm80>;
+  } else {
+    row.configure = configure_decode;
+    row.run = run_decode;
+  }
   return row;
 }
 
@@ -211,7 +237,8 @@ constexpr Kernel dense_row(std::string_view act) {
   row.accepts = accepts_dense;
   row.cost_us = dense_row_cost_us;
   row.workspace = dense_workspace;
-  row.run = run_linear<launch_linear_dense>;
+  row.configure = configure_dense_row;
+  row.run = run_dense;
   return row;
 }
 

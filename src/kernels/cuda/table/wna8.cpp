@@ -115,13 +115,19 @@ Status run_sm90(const Kernel& self, const StepArgs& args) {
   return launch_online_sm90(online_task(args), self.tile.m, depth, self.tile.split, args.stream);
 }
 
-Status run_decode(const Kernel& self, const StepArgs& args) {
+Result<std::shared_ptr<const void>> configure_decode(const Kernel& self, const Problem& p) {
+  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, online_decode_config(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k),
+                                                                          online_fold(p.act_scheme, p.scheme), self.tile.m));
+  return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
+}
+
+Status run_decode(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const OnlineDecodeTask task{.weight = device_weight(w),
                               .acts = quantize_task(args),
                               .fold = online_fold(args.act_scheme, w.scheme),
                               .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
-  return launch_online_decode_sm90(task, self.tile.m, args.stream);
+  return launch_online_decode_sm90(task, *static_cast<const DecodeConfig*>(args.config), args.stream);
 }
 
 /// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
@@ -180,6 +186,7 @@ constexpr Kernel decode_row(int tokens) {
   row.form = ActForm::as_given;
   row.quantizes = true;
   row.cost_us = decode_cost_us;
+  row.configure = configure_decode;
   row.run = run_decode;
   return row;
 }

@@ -40,6 +40,11 @@ struct LinearTask {
   epilogue::Element epilogue;
 };
 
+/// Whether TMA can read m rows in place: they begin at multiples of 16 bytes and do not overlap.
+inline bool readable_rows(const void* x, std::int64_t pitch, std::int64_t m, std::int64_t row_bytes) {
+  return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+}
+
 /// Rows of activations that sm_90's GEMM copies into scratch memory at a time when TMA cannot read them in place: permuted channels, or
 /// rows that do not begin at multiples of 16 bytes. The latter can also follow from the pointer and stride, known only when a plan runs;
 /// few rows at a time suffice for so rare a case.

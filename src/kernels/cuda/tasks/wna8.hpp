@@ -16,6 +16,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/tasks/decode_config.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
 
@@ -26,9 +27,10 @@ cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream);
 /// For sm_90. A row's bits depend on config.split and config.depth, but neither on M nor on the other rows.
 cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream);
 
-/// For sm_90 and few rows: quantizes in the same launch, before its products. The capacity is `tokens` a launch, 8 at most; M may be any.
-/// A row's bits depend on `tokens` and the GPU, which choose how CTAs share K, but neither on M nor on the other rows. Fails with
-/// cudaErrorInvalidConfiguration when no configuration fits.
-cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, int tokens, cudaStream_t stream);
+/// For the current device; `fold` as the task has it. Fails with cudaErrorInvalidConfiguration when nothing fits.
+cudaError_t configure_online_decode_sm90(const gpu_tile::Geometry& weight, int fold, DecodeConfig& config);
+/// For sm_90 and few rows: quantizes in the same launch, before its products. A launch takes config.tokens, 8 at most; M may be any. A
+/// row's bits depend on config, but neither on M nor on the other rows.
+cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, const DecodeConfig& config, cudaStream_t stream);
 
 }  // namespace nibble::cuda

@@ -54,13 +54,13 @@ struct Decode {
   }
 };
 
-using Kernel = void (*)(RingParams<Acts>);
+using Kernel = const Launchable<RingParams<Acts>>*;
 
 template <int kTiles, class Act, int kBits>
 Kernel kernel_for(Known known) {
-  if (known == Known::f16_scales) return decode_ring_kernel<Decode<Known::f16_scales, kTiles, Act, kBits>>;
-  if (known == Known::bf16_scales) return decode_ring_kernel<Decode<Known::bf16_scales, kTiles, Act, kBits>>;
-  return decode_ring_kernel<Decode<Known::nothing, kTiles, Act, kBits>>;
+  if (known == Known::f16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::f16_scales, kTiles, Act, kBits>>>;
+  if (known == Known::bf16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::bf16_scales, kTiles, Act, kBits>>>;
+  return &kLaunchable<decode_ring_kernel<Decode<Known::nothing, kTiles, Act, kBits>>>;
 }
 template <int kTiles, class Act>
 Kernel kernel_for(Known known, int bits) {
@@ -96,21 +96,20 @@ double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int cl
 }
 
 RingCosts costs() {
-  const Kernel kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, __half, 4>>;
+  const auto kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, __half, 4>>;
   return {x_pitch, predicted_us, reinterpret_cast<const void*>(kernel)};
 }
 
 }  // namespace
 
-cudaError_t configure_decode_sm90(const LinearTask& task, DecodeConfig& config) {
-  const gpu_tile::Geometry& geo = task.weight.geometry;
-  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
-    return cudaErrorInvalidValue;
-  return configure_ring(geo, costs(), config);
+cudaError_t configure_decode_sm90(const gpu_tile::Geometry& weight, DecodeConfig& config) {
+  return configure_ring(weight, costs(), config);
 }
 
 cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
+  if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
+    return cudaErrorInvalidValue;
   RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, costs(), config);
   for (int done = 0; done < task.m; done += config.tokens) {
     const int m = std::min(config.tokens, task.m - done);
@@ -119,15 +118,9 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
     const bool bulk = task.weight.perm == nullptr && geo.k % gpu_tile::kChannels == 0 && task.x_stride % 8 == 0 &&
                       reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
     p.x = {{x, task.x_stride, task.weight.perm, m, static_cast<int>(geo.k)}, bulk};
-    if (const cudaError_t e = launch_ring(kernel_for(task, m), p, config, stream)) return e;
+    if (const cudaError_t e = launch_ring(*kernel_for(task, m), p, config, stream)) return e;
   }
   return cudaSuccess;
-}
-
-cudaError_t linear_decode_sm90(const LinearTask& task, int tokens, cudaStream_t stream) {
-  DecodeConfig config{.tokens = tokens};
-  if (const cudaError_t e = configure_decode_sm90(task, config)) return e;
-  return linear_decode_sm90(task, config, stream);
 }
 
 }  // namespace nibble::cuda

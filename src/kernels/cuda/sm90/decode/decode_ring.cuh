@@ -305,7 +305,7 @@ inline cudaError_t resident_clusters(const void* kernel, int split, int device, 
   std::atomic<int>& cached = known[device][split];
   clusters = cached.load();
   if (clusters != 0) return cudaSuccess;
-  if (const cudaError_t e = allow_all_shared(kernel)) return e;
+  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most)) return e;
   LaunchShape shape(split, split, kThreads<1>, most, nullptr);
   if (const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config)) return e;
   cached.store(clusters);
@@ -389,11 +389,11 @@ RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element
 }
 
 template <class Acts>
-cudaError_t launch_ring(void (*kernel)(RingParams<Acts>), const RingParams<Acts>& p, const DecodeConfig& config,
+cudaError_t launch_ring(const Launchable<RingParams<Acts>>& kernel, const RingParams<Acts>& p, const DecodeConfig& config,
                         cudaStream_t stream) {
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  if (const cudaError_t e = kernel.allow_all_shared()) return e;
   LaunchShape shape(config.grid, config.split, p.x.m <= 8 ? kThreads<1> : kThreads<2>, config.smem, stream);
-  return cudaLaunchKernelEx(&shape.config, kernel, p);
+  return cudaLaunchKernelEx(&shape.config, kernel.kernel, p);
 }
 
 }  // namespace nibble::cuda

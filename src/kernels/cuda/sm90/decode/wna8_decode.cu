@@ -338,13 +338,13 @@ struct OnlineDecode {
   }
 };
 
-using Kernel = void (*)(RingParams<Acts>);
+using Kernel = const Launchable<RingParams<Acts>>*;
 
 template <int kBits>
 Kernel kernel_for(Known known) {
-  if (known == Known::f16_scales) return decode_ring_kernel<OnlineDecode<Known::f16_scales, kBits>>;
-  if (known == Known::bf16_scales) return decode_ring_kernel<OnlineDecode<Known::bf16_scales, kBits>>;
-  return decode_ring_kernel<OnlineDecode<Known::nothing, kBits>>;
+  if (known == Known::f16_scales) return &kLaunchable<decode_ring_kernel<OnlineDecode<Known::f16_scales, kBits>>>;
+  if (known == Known::bf16_scales) return &kLaunchable<decode_ring_kernel<OnlineDecode<Known::bf16_scales, kBits>>>;
+  return &kLaunchable<decode_ring_kernel<OnlineDecode<Known::nothing, kBits>>>;
 }
 
 int longest_slice(const gpu_tile::Geometry& geo, int split) { return (geo.records() + split - 1) / split; }
@@ -363,24 +363,30 @@ double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int cl
          std::max(static_cast<double>(geo.total_bytes()) / kBytesPerUs, rounds * slice * record_us);
 }
 
+RingCosts costs_of(int fold) {
+  const auto kernel = decode_ring_kernel<OnlineDecode<Known::f16_scales, 4>>;
+  return {x_pitch, predicted_us, reinterpret_cast<const void*>(kernel), gpu_tile::kChannels / fold};
+}
+
 }  // namespace
 
-cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, int tokens, cudaStream_t stream) {
+cudaError_t configure_online_decode_sm90(const gpu_tile::Geometry& weight, int fold, DecodeConfig& config) {
+  return configure_ring(weight, costs_of(fold), config);
+}
+
+cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, const DecodeConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   const QuantizeTask& acts = task.acts;
   const RecordFormat format = record_format(task.weight);
   const Known known = task.fold == gpu_tile::kChannels ? known_of(format) : Known::nothing;
   const bool block = acts.group == 32 || acts.group == 64 || acts.group == 128 || acts.group == 256;
-  if (acts.m < 1 || geo.n < 1 || geo.k < 1 || acts.k != geo.k || tokens < 1 || tokens > 8 || acts.zero_points || acts.zero != 0 ||
-      acts.codes_type != DType::s8 || (acts.group != 0 && !block) ||
+  if (acts.m < 1 || geo.n < 1 || geo.k < 1 || acts.k != geo.k || config.tokens < 1 || config.tokens > 8 || acts.zero_points ||
+      acts.zero != 0 || acts.codes_type != DType::s8 || (acts.group != 0 && !block) ||
       (task.fold == gpu_tile::kChannels ? known == Known::nothing || (block && acts.group < task.fold)
                                         : task.fold != kStepChannels))
     return cudaErrorInvalidValue;
 
-  const Kernel first = kernel_for<4>(Known::f16_scales);
-  const RingCosts costs{x_pitch, predicted_us, reinterpret_cast<const void*>(first), gpu_tile::kChannels / task.fold};
-  DecodeConfig config{.tokens = tokens};
-  if (const cudaError_t e = configure_ring(geo, costs, config)) return e;
+  const RingCosts costs = costs_of(task.fold);
   RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, costs, config);
   const TokenRow row = token_row(longest_slice(geo, config.split), costs.folds);
   p.x = {.source = act_source(acts),
@@ -398,7 +404,7 @@ cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, int tokens, 
   for (int done = 0; done < acts.m; done += config.tokens) {
     p.first_token = done;
     p.x.m = static_cast<int>(std::min<std::int64_t>(config.tokens, acts.m - done));
-    if (const cudaError_t e = launch_ring(kernel, p, config, stream)) return e;
+    if (const cudaError_t e = launch_ring(*kernel, p, config, stream)) return e;
     p.x.source.a =
         static_cast<const std::uint8_t*>(p.x.source.a) +
         config.tokens * acts.a_stride * (acts.type == DType::f32 ? 4 : 2);  // vector_loads stays true: strides keep the alignment

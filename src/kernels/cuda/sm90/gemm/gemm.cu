@@ -29,7 +29,7 @@ __global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, 
 }
 
 bool readable_by_tma(const LinearTask& task) {
-  return task.weight.perm == nullptr && tma_reads(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
+  return task.weight.perm == nullptr && readable_rows(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
 }
 
 /// Fills the parameters that follow from the records, and from the depth and split of the row.
@@ -52,7 +52,7 @@ GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& ep
 cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, void* scratch_end, cudaStream_t stream) {
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  if (const cudaError_t e = kernel->allow_all_shared()) return e;
   const int ctas = multiprocessors(device), cluster = std::max(1, p.deal.split);
   p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
   p.deal.most = shape.groups() / p.depth;
@@ -70,7 +70,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
   p.map = map(p.stages);
   if (p.map.total > most) return cudaErrorInvalidConfiguration;
   LaunchShape grid(p.deal.clusters * cluster, cluster, shape.threads(), p.map.total, stream);
-  return cudaLaunchKernelEx(&grid.config, kernel, p);
+  return cudaLaunchKernelEx(&grid.config, kernel->kernel, p);
 }
 
 /// For activations that TMA can read; they belong to rows of D from `first_row` on.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/device/stream_k.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 #include "kernels/cuda/tasks/half_out.hpp"
@@ -72,7 +73,7 @@ struct GemmParams {
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };
 
-using GemmKernel = void (*)(GemmParams);
+using GemmKernel = const Launchable<GemmParams>*;
 /// The kernel for n tokens a pass; null when there is none.
 GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits);
 GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits);

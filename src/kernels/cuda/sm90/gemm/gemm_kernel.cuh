@@ -717,18 +717,19 @@ template <class Act, int kBits, Zeros kZeros, bool kPatches, ActTerms kTerms>
 GemmKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 16, false, kTerms>;
+      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 16, false, kTerms>>;
       return nullptr;
     case 32:
-      if constexpr (!kPatches) return gemm_sm90_kernel<Act, kBits, kZeros, 32, false, kTerms>;
+      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 32, false, kTerms>>;
       return nullptr;
-    case 64: return gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches, kTerms>;
+    case 64: return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches, kTerms>>;
     case 128:
       if constexpr (!kPatches || !std::is_same_v<Act, std::int8_t>)
-        return gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kTerms>;
+        return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kTerms>>;
       return nullptr;
     case 256:
-      if constexpr (!std::is_same_v<Act, std::int8_t>) return gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches, kTerms>;
+      if constexpr (!std::is_same_v<Act, std::int8_t>)
+        return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches, kTerms>>;
       return nullptr;
     default: return nullptr;
   }

@@ -32,7 +32,7 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   const gpu_w8::Geometry& geo = p.weight.geometry;
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
-  if (const cudaError_t e = allow_all_shared(reinterpret_cast<const void*>(kernel))) return e;
+  if (const cudaError_t e = kernel->allow_all_shared()) return e;
 
   ScaledConfig config = wanted;
   config.blocks = std::min(config.blocks, scaled_groups(config.tokens, grouped) / config.depth);
@@ -58,7 +58,7 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
     return cudaErrorInvalidConfiguration;
   LaunchShape shape(p.deal.clusters * cluster, cluster, scaled_threads(config.tokens, grouped), p.map.total, stream);
-  return cudaLaunchKernelEx(&shape.config, kernel, p);
+  return cudaLaunchKernelEx(&shape.config, kernel->kernel, p);
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& confi
                               : task.together > 0 ? scaled_sm90_e4m3_precise(config.tokens)
                                                   : scaled_sm90_e4m3(config.tokens);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
-  if (!tma_reads(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
+  if (!readable_rows(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
   ScaledParams p = params(task.weight, task.acts, task.epilogue, task.m);
   p.together = scaled_together(config, task.together);
   if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/device/stream_k.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 #include "kernels/cuda/tasks/half_out.hpp"
@@ -68,7 +69,7 @@ struct ScaledParams {
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };
 
-using ScaledKernel = void (*)(ScaledParams);
+using ScaledKernel = const Launchable<ScaledParams>*;
 /// The kernel for n tokens a pass; null when there is none.
 ScaledKernel scaled_sm90_s8(int tokens);
 ScaledKernel scaled_sm90_e4m3(int tokens);

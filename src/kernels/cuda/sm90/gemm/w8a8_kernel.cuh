@@ -889,15 +889,15 @@ template <class Code, bool kGrouped, bool kPatches = false, bool kPrecise = fals
 ScaledKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 16, kGrouped, false, false, kPrecise>;
+      if constexpr (!kPatches) return &kLaunchable<scaled_sm90_kernel<Code, 16, kGrouped, false, false, kPrecise>>;
       break;
     case 32:
-      if constexpr (!kPatches) return scaled_sm90_kernel<Code, 32, kGrouped, false, false, kPrecise>;
+      if constexpr (!kPatches) return &kLaunchable<scaled_sm90_kernel<Code, 32, kGrouped, false, false, kPrecise>>;
       break;
-    case 64: return scaled_sm90_kernel<Code, 64, kGrouped, kPatches, false, kPrecise>;
-    case 128: return scaled_sm90_kernel<Code, 128, kGrouped, kPatches, false, kPrecise>;
+    case 64: return &kLaunchable<scaled_sm90_kernel<Code, 64, kGrouped, kPatches, false, kPrecise>>;
+    case 128: return &kLaunchable<scaled_sm90_kernel<Code, 128, kGrouped, kPatches, false, kPrecise>>;
     case 256:
-      if constexpr (!kGrouped) return scaled_sm90_kernel<Code, 256, false, kPatches, false, kPrecise>;
+      if constexpr (!kGrouped) return &kLaunchable<scaled_sm90_kernel<Code, 256, false, kPatches, false, kPrecise>>;
       break;
     default: break;
   }
@@ -907,8 +907,8 @@ ScaledKernel kernel_for(int tokens) {
 template <class Code>
 ScaledKernel token_rows_kernel_for(int tokens) {
   switch (tokens) {
-    case 128: return scaled_sm90_kernel<Code, 128, true, false, true, false>;
-    case 256: return scaled_sm90_kernel<Code, 256, true, false, true, false>;
+    case 128: return &kLaunchable<scaled_sm90_kernel<Code, 128, true, false, true, false>>;
+    case 256: return &kLaunchable<scaled_sm90_kernel<Code, 256, true, false, true, false>>;
     default: return nullptr;
   }
 }

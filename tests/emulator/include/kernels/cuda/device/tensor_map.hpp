@@ -8,9 +8,6 @@
 
 namespace nibble::cuda {
 
-inline bool tma_reads(const void* x, std::int64_t pitch, std::int64_t m, std::int64_t row_bytes) {
-  return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
-}
 inline int element_bytes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
 inline bool describe_rows(CUtensorMap& map, DType type, const void* x, std::int64_t pitch, std::int64_t m, std::int64_t k,
                           int rows) {

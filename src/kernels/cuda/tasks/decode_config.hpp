@@ -1,0 +1,18 @@
+// How the decode kernels of sm_90 (decode.hpp, wna8.hpp) are launched: plain values, without CUDA.
+#pragma once
+
+namespace nibble::cuda {
+
+constexpr int kDecodeTokens = 16;  // of one launch, at most
+
+/// The configuration of a launch on sm_90, found once per plan. The bits of a result depend on `split` only, which depends on the weight's shape
+/// and format, on `tokens` and on the GPU, not on M.
+struct DecodeConfig {
+  int tokens = kDecodeTokens;  // the capacity of a launch; fewer leave a longer ring
+  int split = 0;               // CTAs of a cluster that share a row tile along K; 0: chosen
+  int grid = 0;                // CTAs; chosen
+  int stages = 0;              // of the ring, eight records each; chosen
+  int smem = 0;                // bytes of a CTA; 0: chosen
+};
+
+}  // namespace nibble::cuda

@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 
-KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "conv")
+KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv")
 
 
 def digits(us):

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -17,7 +19,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr int kRounds = 7;
 constexpr float kCodeScale = 1.0f / 32, kOutScale = 0.25f;  // of activations and outputs that are codes
 constexpr double kUsualSeconds = 0.2;                       // shorter measurements get shorter probes
 
@@ -25,7 +26,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // A weight packed for the most rows, and for the first type of activations asked for that the layer takes.
 Result<PackedWeight> pack_case(const BenchCase& layer, const QuantTensor& q, const BenchSpec& spec, const PackOptions& options) {
-  BenchWork work{.m = *std::max_element(layer.m.begin(), layer.m.end()),
+  BenchWork work{.d_dtype = spec.d_dtype,
+                 .m = *std::max_element(layer.m.begin(), layer.m.end()),
                  .n = q.n,
                  .k = q.k,
                  .act_scheme = layer.act_scheme,
@@ -81,16 +83,17 @@ Result<std::vector<Entry>> pack_for_all(const BenchCase& layer, const QuantTenso
   Status refusal;
   for (const std::string& kernel : kernels_to_try(layer, spec, machine.backend())) {
     const PackOptions options = pack_options(kernel, machine);
-    auto first = pack_case(layer, weight, spec, options);
-    if (!first.ok()) {
-      refusal = first.status();
-      continue;
-    }
     Entry entry{kernel, nullptr};
+    const auto info = kernel_info(kernel);
     for (const Entry& other : entries) {
-      if (other.copies->front().layout() == first->layout()) entry.copies = other.copies;
+      if (info.ok() && other.copies->front().layout() == info->layout) entry.copies = other.copies;
     }
     if (!entry.copies) {
+      auto first = pack_case(layer, weight, spec, options);
+      if (!first.ok()) {
+        refusal = first.status();
+        continue;
+      }
       auto copies = copies_of(*std::move(first), layer, weight, spec, options, machine.cold_bytes());
       if (!copies.ok()) return copies.status();
       entry.copies = *std::move(copies);
@@ -171,26 +174,45 @@ double predicted_us(const PackedWeight& weight, const BenchWork& work, const Ben
   return plan.ok() ? plan->explain().buckets.back().cost_us : 0.0;
 }
 
-// The plans to measure. With all kernels, those predicted to take many times as long as the best are left out: with a thousand tokens they
-// would take minutes.
 struct Planned {
   const Entry* entry;
   Plan plan;
 };
-std::vector<Planned> plan_all(const Prepared& prepared, const BenchWork& work, int threads, Status& refusal) {
-  constexpr double kHopeless = 4.0;
+// Whether a plan may choose the kernel for this work, which is then worth a measurement: it accepts, and is not predicted to take many times
+// as long as the best. A model is wrong by less, and such kernels would take minutes with a thousand tokens.
+bool may_be_chosen(const Explanation& explanation, std::string_view kernel) {
+  const std::vector<Explanation::Candidate>& all = explanation.buckets.back().candidates;
+  const auto own = std::ranges::find(all, kernel, &Explanation::Candidate::kernel);
+  if (own == all.end() || !own->accepted) return false;
+  double best = own->cost_us;
+  for (const Explanation::Candidate& other : all)
+    if (other.accepted) best = std::min(best, other.cost_us);
+  const auto info = kernel_info(kernel);
+  const double hopeless = info.ok() && info->backend == Backend::cuda && info->isa != Isa::simt ? 8 : 4;
+  return own->cost_us <= hopeless * best;
+}
+
+// The plans to measure: of a forced kernel, or of all that may be chosen.
+std::vector<Planned> plan_all(const Prepared& prepared, const BenchWork& work, int threads, bool all_kernels, Status& refusal) {
   std::vector<Planned> planned;
-  const auto cost_us = [](const Planned& p) { return p.plan.explain().buckets.back().cost_us; };
+  std::map<const void*, Explanation> explanations;  // by weight
   for (const Entry& entry : prepared.entries) {
-    auto plan = work.plan(entry.copies->front(), {.kernel = entry.kernel, .threads = threads});
+    const PackedWeight& weight = entry.copies->front();
+    if (all_kernels) {
+      auto known = explanations.find(&weight);
+      if (known == explanations.end()) {
+        const auto open = work.plan(weight, {.threads = threads});
+        known = explanations.emplace(&weight, open.ok() ? open->explain() : Explanation{}).first;
+        if (!open.ok()) refusal = open.status();
+      }
+      if (known->second.buckets.empty() || !may_be_chosen(known->second, entry.kernel)) continue;
+    }
+    auto plan = work.plan(weight, {.kernel = entry.kernel, .threads = threads});
     if (plan.ok())
       planned.push_back({&entry, *std::move(plan)});
     else
       refusal = plan.status();
   }
-  double best = std::numeric_limits<double>::infinity();
-  for (const Planned& p : planned) best = std::min(best, cost_us(p));
-  std::erase_if(planned, [&](const Planned& p) { return cost_us(p) > kHopeless * best; });
   return planned;
 }
 
@@ -211,6 +233,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
                                          BenchMachine& machine) {
   const BenchCase& layer = prepared.layer;
   const BenchWork work{.a_dtype = a_dtype,
+                       .d_dtype = spec.d_dtype,
                        .m = m,
                        .n = prepared.weight.n,
                        .k = prepared.weight.k,
@@ -221,7 +244,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
   std::vector<Contestant> contestants;
   std::vector<const PackedWeight*> weights;  // of nibble's contestants
   Status refusal;
-  for (const Planned& planned : plan_all(prepared, work, machine.executor().threads(), refusal)) {
+  for (const Planned& planned : plan_all(prepared, work, machine.executor().threads(), spec.all_kernels, refusal)) {
     auto contestant = machine.contestant(planned.plan, planned.entry->copies, work);
     if (!contestant.ok()) return contestant.status();
     contestants.push_back(*std::move(contestant));
@@ -236,7 +259,8 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
 
   Probes probes{.peak = machine.peak_for(a_dtype, layer.act_scheme), .gbytes_per_s = {}, .gops = {}};
   const double share = std::min(1.0, spec.min_seconds / kUsualSeconds);
-  const auto timings = time_in_turns(contestants, spec.min_seconds, [&]() -> Status {
+  const TimingSpec timing{.min_seconds = spec.min_seconds, .rounds = spec.rounds, .sleeps = machine.backend() == Backend::cpu};
+  const auto timings = time_in_turns(contestants, timing, [&]() -> Status {
     const auto read = machine.probe(Ceiling::read, share), peak = machine.probe(probes.peak, share);
     if (!read.ok()) return read.status();
     if (!peak.ok()) return peak.status();
@@ -257,6 +281,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
     result.conv = layer.conv, result.batch = layer.conv ? m : 1;
     result.scheme = Scheme{prepared.weight.scheme, layer.act_scheme}.name();
     result.a_dtype = name(a_dtype);
+    result.d_dtype = name(work.out());
     result.kernel = contestants[i].name;
     result.backend = backend_of(result.kernel);
     result.layout = weight.layout();
@@ -343,9 +368,15 @@ double median(std::vector<double> values) {
 
 Tensor activations(DType dtype, std::int64_t m, std::int64_t k) {
   Tensor a(dtype, {m, k});
+  constexpr std::int64_t kBlock = 1'000'003;  // numbers, which repeat: a prime, so that rows differ
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  for (std::int64_t i = 0; i < m * k; ++i) a.set(i, normal(random));
+  const std::int64_t count = m * k, drawn = std::min(count, kBlock);
+  for (std::int64_t i = 0; i < drawn; ++i) a.set(i, normal(random));
+  const std::size_t width = static_cast<std::size_t>(bits(dtype)) / 8;
+  for (std::int64_t done = drawn; done < count; done += kBlock)
+    std::copy_n(a.bytes.data(), static_cast<std::size_t>(std::min(kBlock, count - done)) * width,
+                a.bytes.data() + static_cast<std::size_t>(done) * width);
   return a;
 }
 
@@ -388,20 +419,24 @@ Operands operands_of(const BenchActs& acts, const void* scales, const void* zero
   return operands;
 }
 
-Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
+Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, const TimingSpec& spec,
                                           const std::function<Status()>& each_round) {
   std::vector<std::vector<double>> samples(contestants.size());
   std::vector<Timing> timings(contestants.size());
-  for (int round = 0; round < kRounds; ++round) {
+  std::vector<std::size_t> order(contestants.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937 random(1);
+  for (int round = 0; round < spec.rounds; ++round) {
     if (Status looked = each_round ? each_round() : Status(); !looked.ok()) return looked;
-    for (std::size_t c = 0; c < contestants.size(); ++c) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t c : order) {
       const auto run = [&] {
         auto seconds = contestants[c].run();
         return seconds.ok() ? std::move(seconds) : seconds.status().with_context(contestants[c].name);
       };
       // The threads of the previous contestant park, and one untimed run wakes up those of this one. For long runs waking up does not
       // matter, and only the first run, which touches new memory, is dropped.
-      if (contestants.size() > 1) std::this_thread::sleep_for(2ms);
+      if (contestants.size() > 1 && spec.sleeps) std::this_thread::sleep_for(2ms);
       if (samples[c].empty() || samples[c].back() < 0.02) {
         if (auto warmed_up = run(); !warmed_up.ok()) return warmed_up.status();
       }
@@ -411,7 +446,7 @@ Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestant
         const auto seconds = run();
         if (!seconds.ok()) return seconds.status();
         now.push_back(*seconds);
-      } while (seconds_since(start) < min_seconds / kRounds);
+      } while (seconds_since(start) < spec.min_seconds / spec.rounds);
       samples[c].insert(samples[c].end(), now.begin(), now.end());
       timings[c].round_us.push_back(1e6 * median(std::move(now)));
     }

@@ -27,15 +27,23 @@ struct Timing {
   std::vector<double> round_us;  // the median of each round
 };
 
-/// Times each contestant until it has at least seven samples and has run for `min_seconds`. They run interleaved in seven rounds, so that
-/// a machine that slows down slows all of them; `each_round` is called before each round, to probe the machine.
-Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, double min_seconds,
+/// How long measurements take, and in how many rounds.
+struct TimingSpec {
+  double min_seconds = 0.2;
+  int rounds = 7;
+  bool sleeps = true;  // between contestants, for the threads of the last one to park
+};
+/// Times each contestant until it has a sample a round and has run for `min_seconds`. They run interleaved in rounds, in a random order in
+/// each, so that a machine that slows down slows all of them; `each_round` is called before each round, to probe the machine.
+Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, const TimingSpec& spec,
                                           const std::function<Status()>& each_round = {});
 
 /// Sizes and image layout of a convolution.
 struct ConvShapes {
   ConvGeometry geometry;
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
+
+  bool operator==(const ConvShapes&) const = default;
 };
 
 /// A layer to measure.
@@ -50,20 +58,21 @@ struct BenchCase {
 
 /// One measurement's question to the planner: m rows through a linear layer, or m images through a convolution.
 struct BenchWork {
-  DType a_dtype = DType::f32;  // of A; codes come with their scales
+  DType a_dtype = DType::f32;   // of A; codes come with their scales
+  DType d_dtype = DType::none;  // of D; none: as A, but no kernel writes FP8
   std::int64_t m = 1, n = 1, k = 1;
   ActScheme act_scheme = {};
   Accumulation accumulation = Accumulation::fast;
   bool bias = false;
   std::optional<ConvShapes> conv = {};
 
+  bool operator==(const BenchWork&) const = default;
   LinearSpec linear() const;
   /// The specification of a convolution.
   ConvSpec convolution() const;
   Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) const;
   Result<Plan> plan(const PackedWeight& weight, const PlanOptions& options) const;
-  /// The type of D: as A, but no kernel writes FP8.
-  DType out() const { return a_dtype == DType::e4m3 ? DType::bf16 : a_dtype; }
+  DType out() const { return d_dtype != DType::none ? d_dtype : a_dtype == DType::e4m3 ? DType::bf16 : a_dtype; }
   /// Rows of D: m, or the pixels of m images.
   std::int64_t rows() const;
   std::int64_t a_elements() const;
@@ -87,7 +96,7 @@ struct BenchResult {
   std::int64_t m = 1, n = 0, k = 0;  // of the product: m of a convolution counts output pixels
   std::optional<ConvShapes> conv = {};
   std::int64_t batch = 1;  // of a convolution
-  std::string scheme, a_dtype, backend, kernel, layout;
+  std::string scheme, a_dtype, d_dtype, backend, kernel, layout;
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
   // The ceilings, by probes in every round, and the share of them that was reached: the median over the rounds of the least time over the
   // measured time.
@@ -107,10 +116,12 @@ struct BenchResult {
 
 struct BenchSpec {
   std::vector<DType> acts = {DType::f32};
+  DType d_dtype = DType::none;  // BenchWork::d_dtype
   Accumulation accumulation = Accumulation::fast;
   std::string kernel;        // forced; empty: the planner's choice
   bool all_kernels = false;  // every kernel that accepts, except the reference
   double min_seconds = 0.2;
+  int rounds = 7;
   bool baselines = true;
 };
 

@@ -112,21 +112,19 @@ std::size_t f16_bytes(std::int64_t rows, std::int64_t columns) { return 2 * stat
 
 // Activations and outputs stay warm.
 struct OperandData {
-  DeviceMemory a, scales, zeros, d, workspace;
+  DeviceMemory a, scales, zeros, d;
   Operands args;
 
-  static Result<std::shared_ptr<OperandData>> make(const BenchWork& work, std::size_t workspace) {
+  static Result<std::shared_ptr<OperandData>> make(const BenchWork& work) {
     const auto acts = activations_for(work);
     if (!acts.ok()) return acts.status();
     auto a = to_device(acts->a), scales = to_device(acts->scales), zeros = to_device(acts->zeros);
     auto d = DeviceMemory::allocate(static_cast<std::size_t>(work.d_elements()) * sizeof(float));
-    auto scratch = workspace == 0 ? Result<DeviceMemory>(DeviceMemory()) : DeviceMemory::allocate(workspace);
-    for (const auto* memory : {&a, &scales, &zeros, &d, &scratch}) {
+    for (const auto* memory : {&a, &scales, &zeros, &d}) {
       if (!memory->ok()) return memory->status();
     }
     const Operands args = operands_of(*acts, scales->data(), zeros->data());
-    return std::make_shared<OperandData>(
-        OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), *std::move(scratch), args});
+    return std::make_shared<OperandData>(OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), args});
   }
 };
 
@@ -150,7 +148,7 @@ class CublasLayer : public Baseline {
 
   Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
     const std::int64_t m = work.m;
-    const auto operands = OperandData::make({.a_dtype = DType::f16, .m = m, .n = n_, .k = k_}, 0);
+    const auto operands = OperandData::make({.a_dtype = DType::f16, .m = m, .n = n_, .k = k_});
     if (!operands.ok()) return operands.status();
     const auto keep =
         std::make_shared<std::pair<std::shared_ptr<OperandData>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
@@ -241,13 +239,26 @@ class Gpu : public BenchMachine {
   }
 
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
-    auto operands = OperandData::make(work, plan.workspace_bytes());
-    if (!operands.ok()) return operands.status();
-    const OperandData& on_gpu = **operands;
-    const auto keep = std::make_shared<std::pair<std::shared_ptr<OperandData>, Copies>>(*operands, copies);
+    if (operands_ == nullptr || work_ != work) {
+      operands_ = nullptr;  // its memory is freed before more is asked for
+      auto made = OperandData::make(work);
+      if (!made.ok()) return made.status();
+      operands_ = *std::move(made);
+      work_ = work;
+    }
+    auto workspace =
+        plan.workspace_bytes() == 0 ? Result<DeviceMemory>(DeviceMemory()) : DeviceMemory::allocate(plan.workspace_bytes());
+    if (!workspace.ok()) return workspace.status();
+    struct Kept {
+      std::shared_ptr<OperandData> operands;
+      Copies copies;
+      DeviceMemory workspace;
+    };
+    const auto keep = std::make_shared<Kept>(Kept{operands_, copies, *std::move(workspace)});
+    const OperandData& on_gpu = *keep->operands;
     return replaying(std::string(plan.kernel(work.m)), copies->size(), keep, [&](std::size_t i, cudaStream_t stream) {
       return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), on_gpu.args,
-                      std::span(on_gpu.workspace.data(), on_gpu.workspace.size()), Stream{stream});
+                      std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
     });
   }
 
@@ -267,6 +278,8 @@ class Gpu : public BenchMachine {
   GpuReadProbe reads_;
   Cublas* cublas_;
   Roofline roofline_;
+  BenchWork work_;
+  std::shared_ptr<OperandData> operands_;  // of work_: the contestants of a cell share them
 };
 
 }  // namespace

@@ -26,6 +26,8 @@ struct Options {
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
+  int rounds = 7;
+  std::string out;
 };
 
 std::string commit() {
@@ -85,6 +87,8 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   spec.kernel = options.kernel;
   spec.all_kernels = options.all_kernels;
   spec.min_seconds = options.min_seconds;
+  spec.rounds = options.rounds;
+  if (!options.out.empty()) spec.d_dtype = parse_dtype(options.out).value_or(DType::none);
   spec.baselines = !options.no_baselines;
   std::size_t cells = 0, done = 0;
   for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size();
@@ -321,6 +325,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"k", r.k},
             {"scheme", r.scheme},
             {"a_dtype", r.a_dtype},
+            {"d_dtype", r.d_dtype},
             {"backend", r.backend},
             {"kernel", r.kernel},
             {"layout", r.layout},
@@ -405,16 +410,19 @@ void add_bench(CLI::App& app, Action& action) {
   add_accumulation(*command, options->accumulation);
   command
       ->add_option("--a-dtype", options->acts,
-                   "Types of activations and outputs: f32, f16, bf16; or codes, s8 (the output too) or e4m3 (bf16 out)")
+                   "Types of activations: f32, f16, bf16; or codes, s8 or e4m3. The output is of the same type, of e4m3 bf16")
       ->delimiter(',')
       ->check(one_of({"f32", "f16", "bf16", "s8", "e4m3"}))
       ->type_name("TYPE,...")
       ->capture_default_str();
+  command->add_option("--out", options->out, "Type of the output, whatever the activations are: f32, f16, bf16 or s8")
+      ->check(one_of({"f32", "f16", "bf16", "s8"}))
+      ->type_name("TYPE");
   add_backend(*command, options->backend);
   CLI::Option* kernel = add_kernel(*command, options->kernel);
   command
       ->add_flag("--all-kernels", options->all_kernels,
-                 "Measure every kernel that can run, but for those predicted to take over four times the best")
+                 "Measure every kernel that a plan may choose, but for those predicted to take many times as long as the best")
       ->excludes(kernel);
   command->add_flag("--no-baselines", options->no_baselines, "Leave out other libraries");
   add_threads(*command, options->threads);
@@ -422,6 +430,10 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--min-time", options->min_seconds, "Seconds to spend at least on each measurement")
       ->check(positive)
       ->type_name("S")
+      ->capture_default_str();
+  command->add_option("--rounds", options->rounds, "Rounds in which the measured kernels take turns, in a random order in each")
+      ->check(CLI::Range(1, 1000))
+      ->type_name("N")
       ->capture_default_str();
   add_json(*command, options->json);
   CLI::Option* report =

@@ -10,7 +10,7 @@ TEST(Bench, EachRoundIsAnnouncedAndTimed) {
   int rounds = 0, runs[2] = {};
   const std::vector<Contestant> contestants = {{"a", [&]() -> Result<double> { return 1e-6 * ++runs[0]; }},
                                                {"b", [&]() -> Result<double> { return 1e-6 * ++runs[1]; }}};
-  const auto timings = time_in_turns(contestants, 0, [&]() -> Status {
+  const auto timings = time_in_turns(contestants, {.min_seconds = 0}, [&]() -> Status {
     EXPECT_EQ(runs[0], runs[1]);
     ++rounds;
     return {};
@@ -32,11 +32,11 @@ TEST(Bench, AFailureEndsTheMeasurementAndNamesTheContestant) {
                                                   if (++runs == 3) return Status(StatusCode::internal, "it broke");
                                                   return 1e-6;
                                                 }}};
-  const auto timings = time_in_turns(contestants, 0);
+  const auto timings = time_in_turns(contestants, {.min_seconds = 0});
   ASSERT_FALSE(timings.ok());
   EXPECT_EQ(timings.status().message(), "a: it broke");
   EXPECT_EQ(runs, 3);
-  const auto no_look = time_in_turns(contestants, 0, [] { return Status(StatusCode::internal, "no probe"); });
+  const auto no_look = time_in_turns(contestants, {.min_seconds = 0}, [] { return Status(StatusCode::internal, "no probe"); });
   EXPECT_EQ(no_look.status().message(), "no probe");
 }
 

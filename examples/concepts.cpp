@@ -30,13 +30,14 @@ int main() {
   if (!quantized) return fail(quantized.status());
   std::printf("%s: %s\n", quantized->scheme.name().c_str(), quantized->scheme.describe().c_str());
 
-  // A PackedWeight has the same numbers in the order in which kernels read them. It is made once.
-  const auto weight = pack(*quantized, LinearSpec{.m_max = m_max});
+  // A PackedWeight has the same numbers in the order in which the kernels of a specification read them. It is made once.
+  const auto weight = pack(*quantized, LinearSpec{.m_max = m_max, .epilogue = {.activation = Activation::silu}});
   if (!weight) return fail(weight.status());
   std::printf("packed as %s: %zu bytes\n", std::string(weight->layout()).c_str(), weight->bytes().size());
 
-  // A Plan is made once for all layers of one shape and scheme: which kernels run for which M, and how they end.
-  const auto plan = Plan::linear(*weight, {.a_dtype = DType::f32, .m_max = m_max, .epilogue = {.activation = Activation::silu}});
+  // A Plan is made once for all layers of one shape and scheme: which kernels run for which M, and how they end; here for
+  // the specification that the weight was packed for.
+  const auto plan = Plan::linear(*weight);
   if (!plan) return fail(plan.status());
   const Explanation explanation = plan->explain();
   for (const Explanation::Bucket& bucket : explanation.buckets) {

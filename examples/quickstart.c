@@ -23,11 +23,12 @@ int main(void) {
   nib_plan* plan = NULL;
   const nib_quantize_desc how = {.struct_size = sizeof how, .scheme = "u4b8g128"};
   TRY(nib_quantize(NULL, &vw, &how, &q));
-  TRY(nib_pack(q, NULL, &weight));
-  nib_qtensor_destroy(q);
   const nib_epilogue silu = {.struct_size = sizeof silu, .activation = NIB_ACTIVATION_SILU};
   const nib_linear_desc linear = {.struct_size = sizeof linear, .epilogue = &silu, .m_max = M};
-  TRY(nib_plan_linear(weight, &linear, NULL, &plan));
+  const nib_pack_desc packing = {.struct_size = sizeof packing, .linear = &linear};
+  TRY(nib_pack(q, &packing, &weight));
+  nib_qtensor_destroy(q);
+  TRY(nib_plan_linear(weight, NULL, NULL, &plan)); /* for what the weight was packed for */
   size_t workspace_bytes = 0;
   TRY(nib_plan_workspace_size(plan, &workspace_bytes));
   void* workspace = malloc(workspace_bytes);

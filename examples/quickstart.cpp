@@ -25,7 +25,7 @@ int main() {
   const LinearSpec spec{.a_dtype = DType::f32, .m_max = m, .epilogue = {.activation = Activation::silu}};
   const auto weight = pack(*quantized, spec);
   if (!weight) return fail(weight.status());
-  const auto plan = Plan::linear(*weight, spec);
+  const auto plan = Plan::linear(*weight);  // for the same specification
   if (!plan) return fail(plan.status());
 
   std::vector<std::byte> workspace(plan->workspace_bytes());
@@ -45,5 +45,5 @@ int main() {
   std::printf("%s as %s: %zu bytes instead of %zu, kernel %s, relative error %.3f\n", "W[512,1024]",
               weight->scheme().name().c_str(), weight->bytes().size(), w.size() * sizeof(float),
               std::string(plan->kernel(m)).c_str(), std::sqrt(error / norm));
-  return 0;
+  return std::sqrt(error / norm) < 0.2 ? 0 : 1;
 }

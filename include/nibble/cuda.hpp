@@ -1,7 +1,7 @@
 // NVIDIA GPUs: devices, device memory, and operators on checkpoints' tensors in it.
 //
-//   auto weight = nibble::pack(quant_tensor, {.backend = Backend::cuda});          // bytes in device memory
-//   auto plan   = nibble::Plan::linear(*weight, {.a_dtype = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}});
+//   auto weight = nibble::pack(quant_tensor, spec, {.backend = Backend::cuda});    // bytes in device memory
+//   auto plan   = nibble::Plan::linear(*weight);                                   // for that spec
 //   plan->run(*weight, a, d, {}, workspace, nibble::Stream{stream});               // device pointers; enqueues, does not wait
 //
 // Needs no CUDA header. In a build without CUDA, and on a machine without a GPU, every call fails with the reason.

@@ -457,7 +457,7 @@ NIB_API nib_status nib_checkpoint_dequantize(const char* in, const char* out, co
 
 /* ---- Packed weights -------------------------------------------------------------------------------------------------------- */
 
-/* The plans that a weight is packed for, and where it is packed. */
+/* The plans that a weight is packed for, which it remembers, and where it is packed. */
 typedef struct nib_pack_desc {
   size_t struct_size;
   const nib_context* context;           /* NULL: the process-wide pool */
@@ -565,13 +565,14 @@ typedef struct nib_plan_options {
   int32_t forbid_reference;    /* not 0: fail rather than fall back to the reference */
 } nib_plan_options;
 
-/* Makes a plan for a linear layer; desc and options may be NULL. Errors: invalid_argument for a descriptor that contradicts itself;
- * not_found, with the nearest name, for a forced kernel that does not exist; unsupported, with the reasons, when no kernel takes the
- * layer or the forced one does not. */
+/* Makes a plan for a linear layer. desc NULL: for what nib_pack packed the weight for; options may be NULL. Errors: invalid_argument for
+ * a descriptor that contradicts itself, or without one when the weight was packed for a convolution; not_found, with the nearest name,
+ * for a forced kernel that does not exist; unsupported, with the reasons, when no kernel takes the layer or the forced one does not. */
 NIB_API nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc, const nib_plan_options* options,
                                    nib_plan** plan);
-/* Makes a plan for a convolution. Errors: invalid_argument for an impossible geometry, with the values and the size of the output that
- * they give; otherwise as nib_plan_linear. */
+/* Makes a plan for a convolution. desc NULL: for what nib_pack packed the weight for. Errors: invalid_argument for an impossible
+ * geometry, with the values and the size of the output that they give, or without a desc when the weight was packed for a linear layer;
+ * otherwise as nib_plan_linear. */
 NIB_API nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options,
                                  nib_plan** plan);
 /* Makes a plan whose run writes W. Errors: unsupported with the reasons. */

@@ -4,7 +4,7 @@
 //
 //   nibble::LinearSpec spec{.a_dtype = DType::f16, .m_max = 16, .epilogue = {.out = DType::f16}};
 //   auto weight = nibble::pack(quant_tensor, spec);
-//   auto plan   = nibble::Plan::linear(*weight, spec);
+//   auto plan   = nibble::Plan::linear(*weight);  // for the same specification, unless another is given
 //   std::vector<std::byte> workspace(plan->workspace_bytes());
 //   plan->run(*weight, a, d, {}, workspace);
 #pragma once
@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "nibble/conv.hpp"
@@ -31,11 +32,30 @@ namespace nibble {
 struct PackedWeightData;  // src/layouts/layout.hpp
 struct WeightDesc;
 
+/// The specification of a linear layer: for pack(), explain() and Plan::linear().
+struct LinearSpec {
+  DType a_dtype = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `act_scheme` says
+  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max], at most kMaxSize; m_max·N and m_max·K at most kMaxElements
+  EpilogueSpec epilogue = {};  // also the type of D
+  /// codes none: A is multiplied as it is, to f32 accuracy. codes s8 or e4m3: run() quantizes A as docs/accuracy.md defines it, per
+  /// token, per group of group.k input channels, or per tensor with the weight's static_acts, and multiplies the codes.
+  ActScheme act_scheme = {};
+  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
+
+  friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
+};
+
 /// A weight in the byte order that its kernels read. Self-describing and immutable; copies share the bytes, between threads too.
 class PackedWeight {
  public:
+  /// What it was packed for.
+  using Spec = std::variant<LinearSpec, ConvSpec>;
+
   /// For pack(): wraps packed data.
-  explicit PackedWeight(std::shared_ptr<const PackedWeightData> data) : data_(std::move(data)) {}
+  PackedWeight(std::shared_ptr<const PackedWeightData> data, const Spec& spec) : data_(std::move(data)), spec_(spec) {}
+
+  /// The specification that it was packed for, which plans take when none is given.
+  const Spec& spec() const { return spec_; }
 
   /// The scheme of the QuantTensor it was packed from.
   const WeightScheme& scheme() const;
@@ -62,19 +82,7 @@ class PackedWeight {
 
  private:
   std::shared_ptr<const PackedWeightData> data_;
-};
-
-/// The specification of a linear layer: for pack(), explain() and Plan::linear().
-struct LinearSpec {
-  DType a_dtype = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `act_scheme` says
-  std::int64_t m_max = 1;  // the plan serves every M in [1, m_max], at most kMaxSize; m_max·N and m_max·K at most kMaxElements
-  EpilogueSpec epilogue = {};  // also the type of D
-  /// codes none: A is multiplied as it is, to f32 accuracy. codes s8 or e4m3: run() quantizes A as docs/accuracy.md defines it, per
-  /// token, per group of group.k input channels, or per tensor with the weight's static_acts, and multiplies the codes.
-  ActScheme act_scheme = {};
-  Accumulation accumulation = Accumulation::fast;  // of FP8 codes
-
-  friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
+  Spec spec_;
 };
 
 /// The specification of a plan for W itself.
@@ -207,10 +215,14 @@ class Plan {
   /// Errors: invalid_argument for a spec that contradicts itself; not_found, with the nearest name, for a forced kernel that does
   /// not exist; unsupported, with the reasons, when no kernel takes the layer or the forced one does not.
   static Result<Plan> linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options = {});
+  /// The same for the specification that the weight was packed for. Errors: also invalid_argument when that is a convolution's.
+  static Result<Plan> linear(const PackedWeight& weight, const PlanOptions& options = {});
   /// A plan for a convolution. A pointwise one whose images are matrices of pixels (NHWC on both sides, or 1×1 images) is a linear layer
   /// and uses its kernels, unless one of Op::conv is forced.
   /// Errors: invalid_argument for an impossible geometry or one that is not the weight's; otherwise as linear().
   static Result<Plan> conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options = {});
+  /// The same for the specification that the weight was packed for. Errors: also invalid_argument when that is a linear layer's.
+  static Result<Plan> conv(const PackedWeight& weight, const PlanOptions& options = {});
   /// A plan that writes W: bit for bit QuantTensor::value, rounded once to spec.out. Errors: unsupported with the reasons.
   static Result<Plan> dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options = {});
 

@@ -166,7 +166,7 @@ def pack(
 ) -> PackedWeight:  # fmt: skip
     """Rearranges q for the kernels of a backend, "cpu" or "cuda" (the current GPU, into its memory).
 
-    a_dtype: the type of the activations to come. act_scheme: how linear() quantizes them while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
+    a_dtype: the type of the activations to come. The weight remembers it with act_scheme, accumulation and m_max. act_scheme: how linear() quantizes them while running: "s8r" to int8 per token, "s8g128" per 128 channels, "e4m3r" to FP8; "" not at
     all. A whole scheme, "s8r_u4zg128", may be given too. layout, kernel: by name, in place of a choice by cost for M up to m_max.
     accumulation: how products of FP8 codes are added up where there is a choice, on GPUs of compute capability 9.0: "fast", or "precise",
     whose error does not grow with K.
@@ -180,8 +180,13 @@ def pack(
     )
 
 
-def _repack(q: QuantTensor, backend: str, act_scheme: str, layout: str, accumulation: str) -> PackedWeight:
-    return pack(q, backend=backend, act_scheme=act_scheme, layout=layout, accumulation=accumulation)
+def _spec(weight: PackedWeight) -> dict[str, Any]:
+    """What a weight was packed for, as pack() takes it."""
+    return {name: getattr(weight, name) for name in ("a_dtype", "m_max", "act_scheme", "accumulation")}
+
+
+def _repack(q: QuantTensor, backend: str, layout: str, spec: dict[str, Any]) -> PackedWeight:
+    return pack(q, backend=backend, layout=layout, **spec)
 
 
 _FIELDS = ("scheme", "codes", "scales", "zeros", "scale2", "g_idx", "prescale", "bias", "static_acts", "act_limit", "filter")
@@ -221,6 +226,8 @@ class PackedWeight:
 
     def __init__(self, weight: _core.PackedWeight) -> None:
         self._weight = weight
+        self.a_dtype: str = weight.a_dtype
+        self.m_max: int = weight.m_max
         self.act_scheme: str = weight.act_scheme
         self.accumulation: str = weight.accumulation
         self.n: int = weight.n
@@ -244,7 +251,7 @@ class PackedWeight:
         return self  # immutable
 
     def __reduce__(self) -> Any:
-        return _repack, (self.unpack(), self.backend, self.act_scheme, self.layout, self.accumulation)
+        return _repack, (self.unpack(), self.backend, self.layout, _spec(self))
 
     def unpack(self) -> QuantTensor:
         """The QuantTensor it was packed from, bit for bit."""
@@ -351,12 +358,18 @@ class PackedWeight:
         return out
 
     def explain(
-        self, a_dtype: Any = "f32", m_max: int = 1 << 13, *, act_scheme: str | None = None, accumulation: str | None = None, out_dtype: Any = None
+        self, a_dtype: Any = None, m_max: int | None = None, *, act_scheme: str | None = None, accumulation: str | None = None, out_dtype: Any = None
     ) -> list[Bucket]:
-        """Which kernels run for which M up to m_max, what they are predicted to cost, and why the others were refused."""
-        token = _arrays.token(a_dtype)
-        out = _arrays.token(out_dtype) if out_dtype is not None else token
-        return self._weight.explain(token, m_max, out, self.act_scheme if act_scheme is None else act_scheme, accumulation or self.accumulation)
+        """Which kernels run for which M up to m_max, what they are predicted to cost, and why the others were refused.
+
+        What is not given is as the weight was packed for; out_dtype is that of linear(): a_dtype, f32 for codes.
+        """
+        token = self.a_dtype if a_dtype is None else _arrays.token(a_dtype)
+        out = _arrays.token(out_dtype) if out_dtype is not None else token if token in ("f32", "f16", "bf16") else "f32"
+        return self._weight.explain(
+            token, self.m_max if m_max is None else m_max, out, self.act_scheme if act_scheme is None else act_scheme,
+            accumulation or self.accumulation,
+        )  # fmt: skip
 
 
 class Linear:

@@ -337,7 +337,7 @@ class _Quantized(nn.Module):
         self.activation = activation
         # Moves with the module, and changes its type with it.
         self.register_buffer("_where", torch.empty(0, device=device, dtype=dtype or _usual_type(weight)), persistent=False)
-        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, act_scheme, torch.device(device), accumulation))
+        self._set(weight if isinstance(weight, nibble.PackedWeight) else _pack(weight, torch.device(device), act_scheme=act_scheme, accumulation=accumulation))
 
     def _set(self, weight: nibble.PackedWeight) -> None:
         self.weight = TorchWeight(weight, self._where)
@@ -352,7 +352,7 @@ class _Quantized(nn.Module):
         super()._apply(fn, recurse)
         where = self._where
         if where.device.type in ("cpu", "cuda") and where.device.type != self.weight.backend:
-            self._set(_pack(self.weight.unpack(), self.weight.act_scheme, where.device, self.weight.accumulation))
+            self._set(_pack(self.weight.unpack(), where.device, **nibble._spec(self.weight)))
         elif (where.device, where.dtype) != (self.weight.device, self.weight.dtype):
             self._set(self.weight)
         return self
@@ -368,7 +368,7 @@ class _Quantized(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         state = dict(state)
         act_scheme, accumulation = state.pop("act_scheme"), state.pop("accumulation", "fast")
-        self._set(_pack(nibble.QuantTensor(**state), act_scheme, self._where.device, accumulation))
+        self._set(_pack(nibble.QuantTensor(**state), self._where.device, act_scheme=act_scheme, accumulation=accumulation))
 
     def _described(self, shape: str) -> str:
         w = self.weight
@@ -468,11 +468,11 @@ def _parts(scheme: str) -> tuple[str, str]:
     return _core.act_scheme(scheme) if "_" in scheme else "", scheme.rpartition("_")[2]
 
 
-def _pack(q: nibble.QuantTensor, act_scheme: str, device: torch.device, accumulation: str = "fast") -> nibble.PackedWeight:
+def _pack(q: nibble.QuantTensor, device: torch.device, **spec: Any) -> nibble.PackedWeight:
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return nibble.pack(q, act_scheme=act_scheme, backend="cuda", accumulation=accumulation)
-    return nibble.pack(q, act_scheme=act_scheme, accumulation=accumulation)
+            return nibble.pack(q, backend="cuda", **spec)
+    return nibble.pack(q, **spec)
 
 
 def _to_torch(array: np.ndarray) -> Tensor:

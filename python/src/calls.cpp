@@ -351,8 +351,8 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   OperandData operands(call, options, false);
   LinearSpec spec{.a_dtype = act,
                   .epilogue = epilogue(weight, act, options, d),
-                  .act_scheme = weight.act_scheme,
-                  .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.accumulation};
+                  .act_scheme = weight.spec().act_scheme,
+                  .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.spec().accumulation};
   if (options.act_scheme)
     spec.act_scheme = act_from(*options.act_scheme);
   else if (is_code(act))
@@ -410,8 +410,8 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
                 .a_dtype = act,
                 .batch_max = bucket(dims[0]),
                 .epilogue = epilogue(weight, act, options, d),
-                .act_scheme = weight.act_scheme,
-                .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.accumulation};
+                .act_scheme = weight.spec().act_scheme,
+                .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.spec().accumulation};
   spec.output = spec.input;
   if (d.view.rank == 4)
     spec.output = layout_of(d.view);

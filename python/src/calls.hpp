@@ -8,6 +8,7 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "arrays.hpp"
@@ -44,12 +45,13 @@ class Plans {
 /// A packed weight, and what its calls need to know.
 struct Weight {
   PackedWeight packed;
-  ActScheme act_scheme;                            // how activations are quantized unless a call says otherwise
-  Accumulation accumulation = Accumulation::fast;  // likewise
-  int gpu = 0;                                     // that has it
+  int gpu = 0;  // that has it
   Plans<LinearSpec> linear = {};
   Plans<ConvSpec> conv = {};
   Plans<DequantizeSpec> dequantize = {};
+
+  /// What it was packed for; a call may say otherwise.
+  const LinearSpec& spec() const { return std::get<LinearSpec>(packed.spec()); }
 };
 
 /// What linear() and conv() have in common, as Python passes it.

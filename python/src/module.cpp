@@ -388,8 +388,11 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("layout", [](const Weight& w) { return w.packed.layout(); })
       .def_prop_ro("backend", [](const Weight& w) { return name(w.packed.backend()); })
       .def_ro("gpu", &Weight::gpu, "Which has it, of a weight on one.")
-      .def_prop_ro("act_scheme", [](const Weight& w) { return name_of(w.act_scheme); })
-      .def_prop_ro("accumulation", [](const Weight& w) { return w.accumulation == Accumulation::precise ? "precise" : "fast"; })
+      .def_prop_ro("a_dtype", [](const Weight& w) { return name(w.spec().a_dtype); })
+      .def_prop_ro("m_max", [](const Weight& w) { return w.spec().m_max; })
+      .def_prop_ro("act_scheme", [](const Weight& w) { return name_of(w.spec().act_scheme); })
+      .def_prop_ro("accumulation",
+                   [](const Weight& w) { return w.spec().accumulation == Accumulation::precise ? "precise" : "fast"; })
       .def_prop_ro("nbytes", [](const Weight& w) { return w.packed.bytes().size(); })
       .def_prop_ro("has_bias", [](const Weight& w) { return w.packed.has_bias(); })
       .def_prop_ro("act_order", [](const Weight& w) { return w.packed.act_order(); })
@@ -436,16 +439,17 @@ void bind_weights(nb::module_& m) {
 
 Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view a_dtype, std::string_view act_scheme,
                    const std::string& layout, const std::string& kernel, std::int64_t m_max, std::string_view accumulation) {
-  const LinearSpec spec{.a_dtype = dtype_from(a_dtype),
-                        .m_max = m_max,
-                        .act_scheme = act_from(act_scheme),
-                        .accumulation = accumulation_from(accumulation)};
+  LinearSpec spec{.a_dtype = dtype_from(a_dtype),
+                  .m_max = m_max,
+                  .act_scheme = act_from(act_scheme),
+                  .accumulation = accumulation_from(accumulation)};
+  if (is_compute_float(spec.a_dtype)) spec.epilogue.out = spec.a_dtype;  // as linear() answers
   PackOptions options{.layout = layout, .kernel = kernel};
   if (backend != "cpu" && backend != "cuda")
     throw Failure(StatusCode::invalid_argument, "'" + std::string(backend) + "' is no backend; write cpu or cuda");
   options.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
   nb::gil_scoped_release release;
-  Weight weight{.packed = check(pack(q, spec, options)), .act_scheme = spec.act_scheme, .accumulation = spec.accumulation};
+  Weight weight{.packed = check(pack(q, spec, options))};
   if (options.backend == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
   return weight;
 }

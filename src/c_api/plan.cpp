@@ -240,8 +240,9 @@ nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc
                            nib_plan** plan) {
   return create(plan, [&]() -> Result<Plan> {
     NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
-    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc));
     NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
+    if (desc == nullptr) return Plan::linear(*packed, chosen);
+    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc));
     return Plan::linear(*packed, spec, chosen);
   });
 }
@@ -249,8 +250,9 @@ nib_status nib_plan_linear(const nib_weight* weight, const nib_linear_desc* desc
 nib_status nib_plan_conv(const nib_weight* weight, const nib_conv_desc* desc, const nib_plan_options* options, nib_plan** plan) {
   return create(plan, [&]() -> Result<Plan> {
     NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(weight));
-    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(packed->n(), packed->k(), packed->filter(), desc));
     NIBBLE_ASSIGN_OR_RETURN(const PlanOptions chosen, plan_options(options));
+    if (desc == nullptr) return Plan::conv(*packed, chosen);
+    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(packed->n(), packed->k(), packed->filter(), desc));
     return Plan::conv(*packed, spec, chosen);
   });
 }

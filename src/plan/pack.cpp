@@ -68,7 +68,8 @@ Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, cons
   return choose_packing(problem, spec.batch_max, options);
 }
 
-Result<PackedWeight> pack_in(const QuantTensor& q, const Packing& packing, const PackOptions& options) {
+Result<PackedWeight> pack_in(const QuantTensor& q, const PackedWeight::Spec& spec, const Packing& packing,
+                             const PackOptions& options) {
   const DType zero_type = q.zeros.dtype;
   const Layout* layout = packing.layout;
   auto packed = std::make_shared<PackedWeightData>();
@@ -102,7 +103,7 @@ Result<PackedWeight> pack_in(const QuantTensor& q, const Packing& packing, const
     return error(StatusCode::io_error, "no memory for the {} bytes of W[{},{}] packed as {}",
                  layout->size(q.scheme, zero_type, q.n, q.k), q.n, q.k, layout->name);
   }
-  return PackedWeight(std::move(packed));
+  return PackedWeight(std::move(packed), spec);
 }
 
 template <class Spec>
@@ -111,7 +112,7 @@ Result<PackedWeight> pack_for(const QuantTensor& q, const Spec& spec, const Pack
   NIBBLE_RETURN_IF_ERROR(q.validate());
   NIBBLE_ASSIGN_OR_RETURN(const Packing packing,
                           packing_for(describe(q), spec, options, assumed_roofline(executor_of(options).threads())));
-  return pack_in(q, packing, options);
+  return pack_in(q, spec, packing, options);
 } catch (...) {
   return caught();
 }

@@ -185,6 +185,18 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const 
   return caught();
 }
 
+Result<Plan> Plan::linear(const PackedWeight& weight, const PlanOptions& options) {
+  if (const auto* spec = std::get_if<LinearSpec>(&weight.spec())) return linear(weight, *spec, options);
+  return error(StatusCode::invalid_argument, "W[{},{}] was packed for a convolution; call Plan::conv(), or pass a LinearSpec",
+               weight.n(), weight.k());
+}
+
+Result<Plan> Plan::conv(const PackedWeight& weight, const PlanOptions& options) {
+  if (const auto* spec = std::get_if<ConvSpec>(&weight.spec())) return conv(weight, *spec, options);
+  return error(StatusCode::invalid_argument, "W[{},{}] was packed for a linear layer; pass a ConvSpec here or to pack()",
+               weight.n(), weight.k());
+}
+
 Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   if (!is_compute_float(spec.out))

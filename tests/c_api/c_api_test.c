@@ -596,7 +596,17 @@ static void test_conv(void) {
   OK(nib_plan_conv(weight, &earlier, NULL, &plan));
   OK(nib_plan_destroy(plan));
 #undef BAD
-  FAILS(NIB_INVALID_ARGUMENT, "nib_conv_desc is NULL", nib_plan_conv(weight, NULL, NULL, &none));
+  FAILS(NIB_INVALID_ARGUMENT, "was packed for a linear layer", nib_plan_conv(weight, NULL, NULL, &none));
+  const nib_conv_desc images = conv_desc();
+  const nib_pack_desc for_images = {.struct_size = sizeof for_images, .conv = &images};
+  nib_weight* filters = NULL;
+  OK(nib_unpack(weight, &again));
+  OK(nib_pack(again, &for_images, &filters));
+  OK(nib_qtensor_destroy(again));
+  OK(nib_plan_conv(filters, NULL, NULL, &plan)); /* for the images that it was packed for */
+  OK(nib_plan_destroy(plan));
+  FAILS(NIB_INVALID_ARGUMENT, "was packed for a convolution", nib_plan_linear(filters, NULL, NULL, &none));
+  OK(nib_weight_destroy(filters));
   FAILS(NIB_INVALID_ARGUMENT, "got rank 2",
         (got = (nib_qtensor_desc)SIZED(nib_qtensor_desc),
          nib_quantize_conv(NULL, &(nib_view){w, NIB_F32, 2, {CO, C}, {C, 1}}, &how, &again)));

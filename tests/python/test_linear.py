@@ -163,6 +163,16 @@ def test_quant_tensor_of_arrays(rng):
     assert packed.unpack() == again and copy.deepcopy(packed) is packed
 
 
+def test_a_weight_remembers_what_it_was_packed_for(rng):
+    q = nibble.quantize(rng.standard_normal((64, 256), dtype=np.float32), "u4zg64")
+    w = nibble.pack(q, a_dtype="bf16", act_scheme="s8r", m_max=24)
+    for same in (w, pickle.loads(pickle.dumps(w))):
+        assert (same.a_dtype, same.m_max, same.act_scheme) == ("bf16", 24, "s8r")
+        buckets = same.explain()
+        assert buckets[-1].m_high == 32 and [b.steps for b in buckets] == [b.steps for b in same.explain("bf16", 24, act_scheme="s8r")]
+    assert nibble.pack(q).a_dtype == "f32" and w.explain("f32", 8)[-1].m_high == 8
+
+
 def test_accumulation(rng):
     q = nibble.quantize(rng.standard_normal((40, 1024), dtype=np.float32), "e4m3c")
     x = rng.standard_normal((3, 1024), dtype=np.float32)

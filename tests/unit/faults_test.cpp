@@ -206,7 +206,7 @@ TEST(Threads, AnExecutorThatThrowsEndsAsAStatus) {
   EXPECT_EQ(pack(q, {.executor = &broken}).status().code(), StatusCode::io_error);
   EXPECT_EQ(verify_linear(q, {}, &broken).status().code(), StatusCode::io_error);
   const auto weight = pack(q);
-  const auto plan = Plan::linear(*weight, {});
+  const auto plan = Plan::linear(*weight);
   std::vector<float> d(64);
   std::vector<std::byte> workspace(plan->workspace_bytes());
   const Status ran =
@@ -252,7 +252,7 @@ TEST(Environment, WhatIsNotUnderstoodIsAnError) {
     const Variable set(name, value);
     const Status found[] = {check_environment(),
                             pack(q).status(),
-                            Plan::linear(*weight, {}).status(),
+                            Plan::linear(*weight).status(),
                             Plan::dequantize(*weight, {}).status(),
                             quantize(ConstTensorView(w.data(), {64, 64}), QuantizeSpec{}).status(),
                             verify_linear(q, {}).status(),

@@ -235,7 +235,7 @@ TEST(Gpu, PackingForItIsRefusedWithTheReason) {
 
 TEST(Gpu, StreamsAreForWeightsInDeviceMemory) {
   const auto weight = pack(random_weight(kAwq, 8, 32, 1));
-  const auto plan = Plan::linear(*weight, {});
+  const auto plan = Plan::linear(*weight);
   std::vector<float> a(32), d(8);
   const Status status = plan->run(*weight, ConstTensorView(a.data(), {1, 32}), TensorView(d.data(), {1, 8}), {}, {}, Stream{});
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
@@ -447,8 +447,8 @@ TEST(Plan, AForcedKernelThatRefusesSaysWhy) {
   EXPECT_THAT(Plan::linear(*weight, {}, {.kernel = int8}).status().message(),
               HasSubstr("they are to stay exact; force another kernel, or none"));
   ASSERT_EQ(setenv("NIBBLE_KERNEL", int8.c_str(), 1), 0);
-  EXPECT_THAT(Plan::linear(*weight, {}).status().message(), HasSubstr(int8 + " of NIBBLE_KERNEL does not take"));
-  EXPECT_THAT(Plan::linear(*weight, {}).status().message(), HasSubstr("unset NIBBLE_KERNEL"));
+  EXPECT_THAT(Plan::linear(*weight).status().message(), HasSubstr(int8 + " of NIBBLE_KERNEL does not take"));
+  EXPECT_THAT(Plan::linear(*weight).status().message(), HasSubstr("unset NIBBLE_KERNEL"));
   unsetenv("NIBBLE_KERNEL");
 }
 
@@ -467,7 +467,7 @@ TEST(Plan, EnvironmentForcesAKernel) {
   ASSERT_EQ(setenv("NIBBLE_KERNEL", "linear_any_any_any__ref_baseline", 1), 0);
   const auto weight = pack(random_weight(kAwq, 64, 64, 1));
   ASSERT_TRUE(weight.ok());
-  EXPECT_EQ(Plan::linear(*weight, {})->kernel(), "linear_any_any_any__ref_baseline");
+  EXPECT_EQ(Plan::linear(*weight)->kernel(), "linear_any_any_any__ref_baseline");
   EXPECT_TRUE(Plan::dequantize(*pack(random_weight(kAwq, 8, 64, 1), {.layout = "cpu_n16"}), {}).ok());
   ASSERT_EQ(setenv("NIBBLE_KERNEL", "no_such_kernel", 1), 0);
   EXPECT_EQ(pack(random_weight(kAwq, 64, 64, 1)).status().code(), StatusCode::invalid_argument);
@@ -604,6 +604,34 @@ TEST(Explain, SaysWhatPackingAndPlanningDecide) {
 }
 
 /// The error that quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.
+TEST(Plan, IsForWhatTheWeightWasPackedForUnlessItIsTold) {
+  const LinearSpec spec{.a_dtype = DType::bf16, .m_max = 24, .epilogue = {.activation = Activation::silu, .out = DType::f16}};
+  const auto weight = pack(random_weight(kAwq, 64, 128, 1), spec);
+  EXPECT_EQ(std::get<LinearSpec>(weight->spec()), spec);
+  const auto plan = Plan::linear(*weight);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->explain().buckets.back().m_high, 24);
+  std::vector<std::uint16_t> a(24 * 128, 0x3f80), d(24 * 64);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto run = [&](DType a_dtype) {
+    return plan->run(*weight, ConstTensorView(a.data(), a_dtype, {24, 128}), TensorView(d.data(), DType::f16, {24, 64}), {},
+                     workspace);
+  };
+  EXPECT_TRUE(run(DType::bf16).ok());
+  EXPECT_THAT(run(DType::f16).message(), HasSubstr("the plan takes bf16"));
+  EXPECT_EQ(Plan::linear(*weight, {.m_max = 2})->explain().buckets.back().m_high, 2);
+  EXPECT_EQ(Plan::linear(*pack(random_weight(kAwq, 64, 128, 1)))->explain().buckets.back().m_high, 8192);
+  EXPECT_THAT(Plan::conv(*weight).status().message(), HasSubstr("W[64,128] was packed for a linear layer; pass a ConvSpec"));
+
+  const ConvSpec images{.geometry = {.in_channels = 128, .out_channels = 64, .height = 3, .width = 3}, .batch_max = 5};
+  const auto filters = pack(random_weight(kAwq, 64, 128, 1), images);
+  EXPECT_EQ(std::get<ConvSpec>(filters->spec()), images);
+  const auto conv = Plan::conv(*filters);
+  ASSERT_TRUE(conv.ok()) << conv.status().message();
+  EXPECT_EQ(conv->explain().buckets.back().m_high, 5);
+  EXPECT_THAT(Plan::linear(*filters).status().message(), HasSubstr("was packed for a convolution; call Plan::conv()"));
+}
+
 TEST(ActErrors, FollowTheScales) {
   const QuantTensor q = random_weight(kAwq, 48, 512, 1, {.bias = true});
   const ActScheme modes[] = {{DType::s8},

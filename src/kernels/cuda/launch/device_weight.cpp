@@ -50,7 +50,7 @@ Result<PackedWeight> upload(const PackedWeight& weight) try {
   NIBBLE_ASSIGN_OR_RETURN(packed->device, parts_to_device(from));
   NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, to_device(from.bytes.span()));
   packed->bytes = as_buffer(std::move(bytes));
-  return PackedWeight(std::move(packed));
+  return PackedWeight(std::move(packed), weight.spec());
 } catch (const std::bad_alloc&) {
   return error(StatusCode::io_error, "no host memory to upload the {} bytes of W[{},{}]", weight.bytes().size(), weight.n(),
                weight.k());

@@ -28,6 +28,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import survey  # noqa: E402
+PROGRAM = re.compile(r"^```(?:c|cpp|python|cmake)\n(.*)", re.MULTILINE)  # and its first line
 BLOCK = re.compile(r"(<!-- render: (\w+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -562,7 +563,7 @@ def part(file, name):
 
 def source(file, name):
     """A program that the tests build and run, or a part of one."""
-    language = {"hpp": "cpp", "py": "python"}.get(file.suffix[1:], file.suffix[1:])
+    language = {"hpp": "cpp", "py": "python", "txt": "cmake"}.get(file.suffix[1:], file.suffix[1:])
     return f"```{language}\n{part(file, name) if name else file.read_text()}```\n"
 
 
@@ -648,8 +649,8 @@ def read(file):
     return survey.expand(json.loads((ROOT / file).read_text()))
 
 
-def render(path):
-    text = path.read_text()
+def render(page):
+    text = page.read_text()
 
     def replace(match):
         begin, kind, path, end = match.groups()
@@ -660,6 +661,8 @@ def render(path):
         several = [None if kind in MAY_BE_MISSING and not (ROOT / file).exists() else read(file) for file in path.split(",")]
         return begin + RENDERERS[kind](*([only(kind, several[0], name)] if name else several)) + end
 
+    if typed := PROGRAM.search(BLOCK.sub("", text)):
+        raise SystemExit(f"{page}: the program '{typed[1]}' is in no file that tests run; quote one: <!-- render: source FILE#PART -->")
     return text, BLOCK.sub(replace, text)
 
 

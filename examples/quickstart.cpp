@@ -15,7 +15,6 @@ int main() {
   for (float& x : w) x = 0.02f * normal(random);
   for (float& x : a) x = normal(random);
 
-  // docs: begin steps
   const auto fail = [](const Status& status) {
     std::fprintf(stderr, "%s\n", status.message().c_str());
     return 1;
@@ -31,7 +30,6 @@ int main() {
   std::vector<std::byte> workspace(plan->workspace_bytes());
   const Status status = plan->run(*weight, ConstTensorView(a.data(), {m, k}), TensorView(d.data(), {m, n}), {}, workspace);
   if (!status) return fail(status);
-  // docs: end steps
 
   double error = 0, norm = 0;
   for (std::int64_t row = 0; row < m; ++row)

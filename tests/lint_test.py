@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ./dev lint finds: retired words in an interface, and subjects of commits. usage: lint_test.py SOURCE_DIRECTORY"""
+"""What ./dev lint finds: retired words in an interface, subjects of commits, programs in documents that no test runs. usage: lint_test.py SOURCE_DIRECTORY"""
 
 import pathlib
 import shutil
@@ -66,8 +66,26 @@ def subjects(root):
     assert code == 1 and len(lines) == 1 and "73 characters" in lines[0], lines
 
 
+def programs(root):
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(DOCS))
+    import render
+
+    quoted = "<!-- render: source examples/checkpoint.cpp#layers -->\n```cpp\nold\n```\n<!-- end -->\n```\nplain text\n```\n"
+    write(root, "page.md", quoted)
+    assert "weights.push_back" in render.render(root / "page.md")[1]
+    write(root, "page.md", quoted + "```python\nimport nibble\n```\n")
+    try:
+        render.render(root / "page.md")
+    except SystemExit as refused:
+        assert "the program 'import nibble' is in no file that tests run" in str(refused), refused
+    else:
+        raise AssertionError("a program that was typed into a page")
+
+
 with tempfile.TemporaryDirectory() as name:
     vocabulary(pathlib.Path(name) / "tree")
     subjects_root = pathlib.Path(name) / "commits"
     subjects_root.mkdir()
     subjects(subjects_root)
+    programs(pathlib.Path(name) / "pages")

@@ -1,0 +1,193 @@
+"""The Python programs of README and docs/: render.py quotes them from here. Each runs where a small model lies under the names they use."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from conftest import distance
+
+import nibble
+
+try:
+    import torch
+
+    import nibble.torch
+except ImportError:
+    torch = None
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch")
+SIZES = {"self_attn.q_proj": (256, 256), "mlp.gate_proj": (512, 256), "mlp.up_proj": (512, 256), "mlp.down_proj": (256, 512)}
+
+
+def write_safetensors(path, tensors: dict[str, np.ndarray]) -> None:
+    header, data = {}, b""
+    for name, w in tensors.items():
+        header[name] = {"dtype": "F32", "shape": w.shape, "data_offsets": [len(data), len(data) + w.nbytes]}
+        data += w.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch, rng):
+    """Llama-3-8B and Llama-3-8B-AWQ in the working directory: a layer of them, smaller."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Llama-3-8B").mkdir()
+    layer = "model.layers.0."
+    tensors = {f"{layer}{name}.weight": rng.standard_normal(shape, dtype=np.float32) for name, shape in SIZES.items()}
+    tensors |= {f"{layer}{name}.weight": np.ones(256, np.float32) for name in ("input_layernorm", "post_attention_layernorm")}
+    write_safetensors(tmp_path / "Llama-3-8B" / "model.safetensors", tensors)
+    (tmp_path / "Llama-3-8B" / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    absmax = {f"{layer}{name}.input_absmax": np.linspace(1, 9, k, dtype=np.float32) for name, (_, k) in SIZES.items()}
+    write_safetensors(tmp_path / "acts.safetensors", absmax)
+    nibble.quantize_checkpoint("Llama-3-8B", "Llama-3-8B-AWQ", "u4zg128", format="awq")
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((4, 512), dtype=np.float32)
+
+
+@needs_torch
+def test_readme(x):
+    model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.ReLU(), torch.nn.Linear(256, 512)).eval()
+    exact = model(torch.tensor(x))
+    # docs: begin readme
+    import nibble  # pip install .  (no CUDA and no PyTorch needed)
+
+    w = nibble.pack(nibble.open("Llama-3-8B-AWQ").read("model.layers.0.mlp.down_proj"))
+    y = w.linear(x)  # arrays of NumPy, PyTorch, JAX, CuPy, read where they are
+
+    import nibble.torch
+
+    nibble.torch.convert(model, "u4b8g128")  # a PyTorch model in place; then torch.compile it
+    # docs: end readme
+    assert distance(y, x @ w.dequantize().T) < 1e-5
+    assert all(isinstance(model[i], nibble.torch.QuantLinear) for i in (0, 2))
+    assert distance(model(torch.tensor(x)).detach(), exact.detach()) < 0.2
+
+
+def test_a_layer(x, capsys):
+    up = np.ones((4, 256), np.float32)
+    # docs: begin layer
+    import nibble
+
+    checkpoint = nibble.open("Llama-3-8B-AWQ")  # AWQ, GPTQ, compressed-tensors, FP8, ...: docs/checkpoints.md
+    for layer in checkpoint.layers:
+        print(layer.name, layer.format, layer.scheme, layer.n, layer.k, *layer.notes)
+
+    q = checkpoint.read("model.layers.0.mlp.down_proj")  # QuantTensor: q.codes, q.scales, q.zeros, q.g_idx, q.bias, as NumPy arrays
+    w = nibble.pack(q)  # once; backend="cuda" for the GPU
+    y = w.linear(x)  # y[..., N] = x[..., K] · Wᵀ + bias
+    y = w.linear(x, activation="silu", gate=up)  # and the rest of the epilogue
+    print(w.explain(m_max=16), nibble.verify(q))  # which kernel and why; is it right?
+    # docs: end layer
+    exact = x @ w.dequantize().T
+    assert distance(y, exact / (1 + np.exp(-exact))) < 1e-5
+    assert capsys.readouterr().out.startswith("model.layers.0.self_attn.q_proj awq u4zg128 256 256\n")
+    assert nibble.verify(q)
+
+
+def test_convolutions(rng):
+    kernel, x = rng.standard_normal((32, 64, 3, 3), dtype=np.float32), rng.standard_normal((2, 64, 9, 9), dtype=np.float32)
+    # docs: begin convolutions
+    w = nibble.pack(nibble.quantize_conv(kernel, "u4b8g64"))  # kernel [Co, C/groups, Kh, Kw]
+    y = w.conv(x, stride=2, padding=1, activation="relu")  # x [B, C, H, W] → y [B, Co, Oh, Ow]; the epilogue is that of linear
+    layer = nibble.Conv(w, stride=2, padding=(0, 1, 0, 1))  # top, bottom, left, right
+    # docs: end convolutions
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))[:, :, ::2, ::2]
+    exact = np.maximum(np.einsum("bchwij,ocij->bohw", patches, kernel), 0)
+    assert distance(y, exact) < 0.2 and layer(x).shape == (2, 32, 4, 4)
+
+
+def test_whole_checkpoints():
+    q = nibble.open("Llama-3-8B-AWQ").read("model.layers.0.mlp.down_proj")
+    awq = pathlib.Path("Llama-3-8B-AWQ")
+    awq.rename("without-search")
+    # docs: begin checkpoints
+    report = nibble.quantize_checkpoint("Llama-3-8B", "Llama-3-8B-AWQ", "u4zg128", format="awq", clip_search=True)
+    nibble.quantize_checkpoint("Llama-3-8B", "Llama-3-8B-W8A8", "s8r_s8c", smooth=0.5, calibration="acts.safetensors")
+    nibble.convert_checkpoint("Llama-3-8B-AWQ", "Llama-3-8B-CT", "compressed-tensors")  # lossless, or Unsupported with the layer
+    nibble.dequantize_checkpoint("Llama-3-8B-AWQ", "Llama-3-8B-bf16", "bf16")  # bit-exact
+    # docs: end checkpoints
+    name = "model.layers.0.mlp.down_proj"
+    assert awq.is_dir() and len(report.modules) == len(SIZES)
+    w = nibble.open("Llama-3-8B").tensor(f"{name}.weight")
+    searched = nibble.open("Llama-3-8B-AWQ").read(name)
+    assert nibble.quantization_error(w, searched).sqnr_db > nibble.quantization_error(w, q).sqnr_db
+    assert np.array_equal(nibble.open("Llama-3-8B-CT").read(name).codes, searched.codes)
+    assert nibble.open("Llama-3-8B-W8A8").read(name).scheme == "s8c"
+    assert nibble.open("Llama-3-8B-bf16").tensor(f"{name}.weight").shape == (256, 512)
+
+
+@needs_torch
+def test_convert(x):
+    model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.ReLU(), torch.nn.Linear(256, 100), torch.nn.Linear(100, 8)).eval()
+    inputs = torch.tensor(x)
+    exact = model(inputs)
+    # docs: begin convert
+    import nibble.torch
+
+    names = nibble.torch.convert(model, "u4b8g128")  # the scheme of float layers; quantized layers keep their numbers
+    print(names.left)  # layers that stay float, with the reasons
+    model = torch.compile(model)
+    # docs: end convert
+    assert names == ["0", "2"] and [name for name in names.left] == ["3"]
+    assert distance(model(inputs).detach(), exact.detach()) < 0.3
+
+
+@needs_torch
+def test_a_tensor_of_torch(x):
+    x = torch.tensor(x, dtype=torch.bfloat16)
+    # docs: begin tensor
+    import nibble
+
+    q = nibble.open("Llama-3-8B-AWQ").read("model.layers.0.mlp.down_proj")
+    w = nibble.pack(q, a_dtype=x.dtype)  # on an NVIDIA GPU: backend="cuda"
+    y = w.linear(x, activation="silu")  # x is a tensor where the weight is; on a GPU enqueued on PyTorch's current stream
+    # docs: end tensor
+    exact = x.float() @ torch.tensor(w.dequantize()).T
+    assert w.a_dtype == "bf16" and y.dtype == x.dtype
+    assert distance(y.float(), torch.nn.functional.silu(exact)) < 6e-3
+
+
+@needs_torch
+def test_operators(x):
+    x, bias, images = torch.tensor(x), torch.ones(256), torch.randn(2, 64, 9, 9)
+    w = nibble.pack(nibble.open("Llama-3-8B-AWQ").read("model.layers.0.mlp.down_proj"))
+    filters = nibble.pack(nibble.quantize_conv(np.ones((256, 64, 3, 3), np.float32), "u8b128g64"))
+    # docs: begin operators
+    number = nibble.torch.handle(w)  # valid as long as w lives
+    y = torch.ops.nibble.linear(x, number, bias, "silu", torch.bfloat16)
+    codes, scales, zeros = torch.ops.nibble.quantize_activations(x, "s8r")
+    z = torch.ops.nibble.scaled_linear(codes, scales, None, number)
+    W = torch.ops.nibble.dequantize(number, torch.float16, x.device)
+
+    convolution = nibble.torch.handle(filters)  # and its bias; stride, padding, dilation, groups
+    d = torch.ops.nibble.conv2d(images, convolution, [1, 1], [1, 1, 1, 1], [1, 1], 1, bias, "relu", None)
+    # docs: end operators
+    exact = x @ W.float().T
+    assert y.dtype == torch.bfloat16 and distance(y.float(), torch.nn.functional.silu(exact + bias)) < 6e-3
+    assert distance(z.float(), exact) < 0.02 and d.shape == (2, 256, 9, 9)
+
+
+@needs_torch
+def test_tensor_parallel(x):
+    if not torch.distributed.is_available():
+        pytest.skip("PyTorch without torch.distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    checkpoint = nibble.open("Llama-3-8B-AWQ")
+    x = torch.tensor(x[:, :256])
+    try:
+        # docs: begin parallel
+        down = nibble.torch.RowParallelLinear(checkpoint.read("model.layers.0.mlp.down_proj"), input_is_parallel=True)
+        up = nibble.torch.ColumnParallelLinear(checkpoint.read("model.layers.0.mlp.up_proj"), channels=down.channels, activation="silu")
+        y = down(up(x))
+        # docs: end parallel
+    finally:
+        torch.distributed.destroy_process_group()
+    weight = {name: torch.tensor(nibble.pack(checkpoint.read(f"model.layers.0.mlp.{name}")).dequantize()) for name in ("up_proj", "down_proj")}
+    assert distance(y, torch.nn.functional.silu(x @ weight["up_proj"].T) @ weight["down_proj"].T) < 1e-5

@@ -1,5 +1,5 @@
 // Selects the float weights that are linear layers which loaders run quantized. Checkpoints do not say, so names, shapes, biases and the
-// sizes in config.json decide; tests/unit/selection_test.cpp holds the rules against the models of transformers.
+// sizes in config.json decide; tests/unit/convert/selection_test.cpp holds the rules against the models of transformers.
 #pragma once
 
 #include <cstdint>

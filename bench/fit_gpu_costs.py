@@ -7,7 +7,7 @@ For each kernel four numbers, in microseconds, such that the predicted times (wg
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
 `pass` beside a pass's records, `step` of a record however few warpgroups work, and `block` of a record of one row block. Batches that
 fill less than half of a kernel's tokens are left out: another kernel is for them. Files are surveys (bench/survey.py)
-and what `scaled_check bench` writes; convolutions of NHWC images count as layers of as many tokens, for their passes have few records, and those of
+and what `w8a8_check bench` writes; convolutions of NHWC images count as layers of as many tokens, for their passes have few records, and those of
 codes without what their images take to become codes.
 """
 import json
@@ -87,7 +87,7 @@ def tile_of(kernel):
 
 def measurements(path):
     data = expand(json.loads(Path(path).read_text()))
-    for row in data.get("rows", []):  # of scaled_check: codes on both sides, f16 out
+    for row in data.get("rows", []):  # of w8a8_check: codes on both sides, f16 out
         if row["kind"] in SCALED:
             n, k, m = row["n"], row["k"], row["m"]
             for kernel, us in row["us"].items():

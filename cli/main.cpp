@@ -15,7 +15,7 @@
 #include "terminal/progress.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 constexpr int kUsage = 2;
@@ -193,10 +193,10 @@ int exit_code(const Result<Outcome>& result) {
   return exit_code(result.status().code());
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli
 
 int main(int argc, char** argv) {
-  using namespace nibble::tools;
+  using namespace nibble::cli;
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, not a signal that could leave half a file behind
   signal(SIGXFSZ, SIG_IGN);  // so is a file that exceeds its size limit
   try {

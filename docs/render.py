@@ -456,7 +456,7 @@ def gpu_scaled(data):
 def fp8_sums(data):
     """Fast and precise sums of FP8: how far they are from f64, and what the precise ones take more."""
     if data is None:
-        return "Not measured yet: `scaled_check sums FILE.json` on a Hopper GPU.\n"
+        return "Not measured yet: `w8a8_check sums FILE.json` on a Hopper GPU.\n"
     channels = str(data["channels"])
     errors = {}
     for e in data["errors"]:

@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 constexpr int kRowMajor = 101, kNoTranspose = 111, kTranspose = 112;
@@ -44,4 +44,4 @@ void Blas::linear(std::int64_t m, std::int64_t n, std::int64_t k, const float* a
   gemm_(kRowMajor, kNoTranspose, kTranspose, rows, columns, depth, 1.0f, a, depth, w, depth, 0.0f, d, columns);
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

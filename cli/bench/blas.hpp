@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 class Blas {
  public:
@@ -24,4 +24,4 @@ class Blas {
   std::string description_;
 };
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -11,7 +11,7 @@
 #include "commands/option_checks.hpp"
 #include "commands/shapes.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 // A small generator, the same on every machine.
@@ -203,4 +203,4 @@ Result<std::vector<BenchCase>> cases_from_conv_shapes(const ConvCasesSpec& spec)
   return cases;
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -8,7 +8,7 @@
 #include "commands/bench.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 struct Row {
@@ -128,4 +128,4 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
   return comparison;
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

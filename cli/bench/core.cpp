@@ -13,7 +13,7 @@
 #include <random>
 #include <thread>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -562,4 +562,4 @@ Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, Be
   return bench;
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

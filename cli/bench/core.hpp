@@ -12,7 +12,7 @@
 
 #include "nibble/nibble.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// A contestant. `run` does the work once or more, on the next copies of its weights, and returns the seconds per run.
 struct Contestant {
@@ -203,4 +203,4 @@ struct LayerBench {
 Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
                                const std::function<void(const std::string&)>& step);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -8,7 +8,7 @@
 #include "bench/core.hpp"
 #include "bench/dnnl.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 // Page-aligned memory, so that results do not depend on where an allocation happened to land.
@@ -226,4 +226,4 @@ Ceiling cpu_peak_for(DType a_dtype, const ActScheme& act_scheme, const Roofline&
 
 std::unique_ptr<BenchMachine> cpu_machine(Executor& executor) { return std::make_unique<Cpu>(executor); }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 template <class Function>
@@ -54,4 +54,4 @@ Status Cublas::linear(std::int64_t m, std::int64_t n, std::int64_t k, const void
   return {StatusCode::internal, fmt::format("cublasGemmEx of {}×{}×{} failed with status {}", m, n, k, static_cast<int>(status))};
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

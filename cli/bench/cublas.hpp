@@ -8,7 +8,7 @@
 
 #include "nibble/cuda.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 class Cublas {
  public:
@@ -36,4 +36,4 @@ class Cublas {
   std::string description_;
 };
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 /// dnnl_version_t begins so.
@@ -57,4 +57,4 @@ bool Dnnl::linear_s8(std::int64_t m, std::int64_t n, std::int64_t k, const std::
   return gemm_s8_('N', 'T', 'F', m, n, k, 1.0f, a, k, 0, w, k, 0, 0.0f, d, n, &offset) == 0;
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

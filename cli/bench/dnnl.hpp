@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 class Dnnl {
  public:
@@ -32,4 +32,4 @@ class Dnnl {
   std::string description_;
 };
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

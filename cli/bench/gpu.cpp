@@ -9,7 +9,7 @@
 #include "bench/core.hpp"
 #include "bench/cublas.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 // Replays between two events: enough for a millisecond or two, which events measure well. A graph of 2048 convolutions needs only one.
@@ -286,4 +286,4 @@ class Gpu : public BenchMachine {
 
 Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor& executor) { return Gpu::make(executor); }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

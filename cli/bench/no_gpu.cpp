@@ -1,8 +1,8 @@
 // gpu.cpp in a build without CUDA.
 #include "bench/core.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 Result<std::unique_ptr<BenchMachine>> gpu_machine(Executor&) { return this_gpu().status(); }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -7,7 +7,7 @@
 
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 std::string way_name(const ActScheme& act) {
@@ -106,4 +106,4 @@ Json added_error_json(const std::vector<ActError>& errors) {
   return list;
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -9,7 +9,7 @@
 #include "nibble/nibble.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// The schemes of "--act-scheme all", roughly from the cheapest to the most accurate.
 std::vector<std::string> usual_activations();
@@ -41,4 +41,4 @@ struct AddedErrors {
 std::string added_error_text(const std::vector<AddedErrors>& modules, const AddedErrorSource& source, bool colour);
 Json added_error_json(const std::vector<ActError>& errors);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -14,7 +14,7 @@
 #include "terminal/progress.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 struct Options {
@@ -458,4 +458,4 @@ void add_bench(CLI::App& app, Action& action) {
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

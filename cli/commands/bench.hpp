@@ -10,7 +10,7 @@
 #include "nibble/nibble.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 struct Benchmark {
   Roofline roofline;           // the best of all probes; each result also has the ceilings of its rounds
@@ -53,4 +53,4 @@ struct Comparison {  // NOLINT(bugprone-exception-escape): a Json takes memory t
 /// Matches the results of two JSON files by layer, M, scheme, type and backend, and by kernel where a file has several.
 Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const std::filesystem::path& after, bool colour);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -14,7 +14,7 @@ class App;
 class Option;
 }  // namespace CLI
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// The outcome of a completed command.
 enum class Outcome { ok, failed };  // failed: a verification or a comparison did
@@ -84,4 +84,4 @@ ActScheme activations_for(const Module& module, const AskedActivations& asked);
 /// Adds a hint to run the layer without quantized activations to the error of an unsupported scheme of the checkpoint.
 Status with_activations_hint(const Status& status, const ActScheme& act, const AskedActivations& asked);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -11,7 +11,7 @@
 #include "terminal/output.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 struct Options {
@@ -256,4 +256,4 @@ void add_doctor(CLI::App& app, Action& action) {
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

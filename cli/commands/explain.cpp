@@ -10,7 +10,7 @@
 
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 constexpr std::int64_t kRoundM[] = {1, 16, 256, 1024};
@@ -223,4 +223,4 @@ Json explained_json(const ExplainedShape& shape) {
           {"modes", modes}};
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -10,7 +10,7 @@
 #include "nibble/nibble.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// The planner's prediction for one mode of a layer.
 struct ModeCost {
@@ -47,4 +47,4 @@ Result<ExplainedShape> explain_shape(const WeightDesc& weight, const KernelQuest
 std::string explained_text(const ExplainedShape& shape, bool colour);
 Json explained_json(const ExplainedShape& shape);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -10,7 +10,7 @@
 #include "commands/option_checks.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 /// An option or a positional, as shells and man pages need it.
@@ -242,4 +242,4 @@ void add_generate(CLI::App& app, Action& action) {
   });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -12,7 +12,7 @@
 #include "terminal/progress.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 void add_note(std::vector<Note>& notes, Note::Severity severity, std::string text) {
@@ -287,4 +287,4 @@ void add_inspect(CLI::App& app, Action& action) {
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

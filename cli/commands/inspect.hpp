@@ -11,7 +11,7 @@
 #include "nibble/nibble.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 struct InspectOptions {
   std::filesystem::path path;
@@ -70,4 +70,4 @@ Json inspection_json(const Inspection& inspection);
 Json notes_json(const std::vector<Note>& notes);
 Json error_json(const QuantError& error);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -9,7 +9,7 @@
 #include "commands/inspect.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 constexpr std::size_t kNotesShown = 20;
@@ -250,4 +250,4 @@ Json inspection_json(const Inspection& inspection) {
   return json;
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

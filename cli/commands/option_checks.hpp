@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// "; the nearest is 'inspect'" where one of the names is `text` with one or two typing errors, else "".
 std::string nearest_of(const std::string& text, const std::vector<std::string>& names);
@@ -35,4 +35,4 @@ CLI::Validator between(T low, T high) {
 /// The largest factor; with a larger one Gaussian activations exceed f16.
 inline CLI::Validator outlier_factor() { return between(1e-3f, 1e4f); }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

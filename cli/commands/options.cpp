@@ -8,7 +8,7 @@
 #include "commands/commands.hpp"
 #include "commands/option_checks.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 std::string nearest_of(const std::string& text, const std::vector<std::string>& names) {
   // The edit distance: letters inserted, deleted, replaced, and neighbours exchanged.
@@ -166,4 +166,4 @@ Status with_activations_hint(const Status& status, const ActScheme& act, const A
           status.message() + " (the checkpoint says how activations are quantized; --act-scheme none leaves them as they are)"};
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

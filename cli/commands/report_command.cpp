@@ -11,7 +11,7 @@
 #include "commands/verify.hpp"
 #include "report/report.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 ReportTiming timing_of(const BenchResult& result) {
@@ -129,4 +129,4 @@ Status write_report(const ReportRequest& request, const Benchmark& benchmark, Ex
   return write_file(request.output, render_report(data));
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -6,7 +6,7 @@
 
 #include "commands/bench.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 struct ReportRequest {
   std::filesystem::path output;
@@ -19,4 +19,4 @@ struct ReportRequest {
 
 Status write_report(const ReportRequest& request, const Benchmark& benchmark, Executor& executor);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -17,7 +17,7 @@
 #include "nibble/parallel.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -195,4 +195,4 @@ Status write_sample(const fs::path& out, const SampleSpec& spec) {
   return write_checkpoint(out, sources(*a, spec), config(*a, spec), spec.overwrite);
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -10,7 +10,7 @@
 #include "nibble/status.hpp"
 #include "nibble/types.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 struct SampleSpec {
   std::string shapes = "llama-3.2-1b";  // one of sample_shapes()
@@ -28,4 +28,4 @@ std::vector<std::string_view> sample_shapes();
 /// Errors: invalid_argument, already_exists, io_error.
 Status write_sample(const std::filesystem::path& out, const SampleSpec& spec);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -8,7 +8,7 @@
 #include "commands/sample.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 struct Options {
@@ -65,4 +65,4 @@ void add_sample(CLI::App& app, Action& action) {
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

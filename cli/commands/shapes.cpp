@@ -7,7 +7,7 @@
 
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 constexpr std::int64_t kLargest = std::int64_t{1} << 31;  // of a dimension; products then stay within 64 bits
@@ -188,4 +188,4 @@ Result<std::vector<ConvShape>> read_conv_shapes(const std::filesystem::path& pat
   return parse_conv_shapes(text, path.string());
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

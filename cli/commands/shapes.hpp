@@ -11,7 +11,7 @@
 #include "nibble/conv.hpp"
 #include "nibble/status.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 struct Shape {
   std::optional<std::int64_t> m;  // when the file fixes it
@@ -39,4 +39,4 @@ Result<Extent> parse_extent(std::string_view what, std::string_view text);
 Result<std::vector<ConvShape>> parse_conv_shapes(std::string_view text, std::string_view file);
 Result<std::vector<ConvShape>> read_conv_shapes(const std::filesystem::path& path);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -13,7 +13,7 @@
 #include "terminal/progress.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 struct Options {
@@ -287,4 +287,4 @@ void add_dequantize(CLI::App& app, Action& action) {
   });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

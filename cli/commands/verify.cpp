@@ -13,7 +13,7 @@
 #include "terminal/progress.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 struct Options {
@@ -280,4 +280,4 @@ void add_verify(CLI::App& app, Action& action) {
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

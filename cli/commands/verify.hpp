@@ -9,7 +9,7 @@
 #include "commands/commands.hpp"
 #include "nibble/nibble.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 struct VerifiedLayer {
   std::string name, scheme, activations;  // "s8r"; "" where they are not quantized
@@ -33,4 +33,4 @@ Result<std::vector<VerifiedLayer>> verify_checkpoint(const Checkpoint& checkpoin
                                                      const AskedActivations& asked, Executor& executor,
                                                      const VerifyImages& images = {});
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -7,7 +7,7 @@
 
 #include "report/svg.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 constexpr double kWidth = 960;
@@ -374,4 +374,4 @@ std::string kernel_error_chart(const ReportData& data) {
                    });
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

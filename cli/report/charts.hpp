@@ -7,7 +7,7 @@
 
 #include "report/report.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// Layers with the same role in every block: "down_proj" of all of them, in file order. Where layers were measured in several modes, a
 /// mode with all of its layers.
@@ -35,4 +35,4 @@ std::string efficiency_chart(const ReportData& data);
 std::string sqnr_chart(const ReportData& data);
 std::string kernel_error_chart(const ReportData& data);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

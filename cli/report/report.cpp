@@ -11,7 +11,7 @@
 #include "report/svg.hpp"
 #include "terminal/output.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 /// All layers timed in one mode at one M, one after the other.
@@ -323,4 +323,4 @@ std::string render_report(const ReportData& data) {
   return out + "</body>\n</html>\n";
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -12,7 +12,7 @@
 #include "nibble/quantize.hpp"
 #include "nibble/verify.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// One layer run with M rows of activations; weights cold, the median of many runs.
 struct ReportTiming {
@@ -57,4 +57,4 @@ struct ReportData {
 
 std::string render_report(const ReportData& data);
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

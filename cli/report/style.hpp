@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 inline constexpr std::string_view kReportStyle = R"css(
 :root { color-scheme: light dark; --page: #fff; --text: #1b1d21; --quiet: #62666e; --rule: #e1e3e7; --soft: #f4f5f7;
@@ -66,4 +66,4 @@ details { color: var(--quiet); font-size: .85em; }
   figure, .wide, tr { break-inside: avoid; } h2 { break-after: avoid; } }
 )css";
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

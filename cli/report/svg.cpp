@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 bool continues(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
@@ -135,4 +135,4 @@ void Svg::mark(double x, double y, std::size_t index, std::string_view tooltip) 
 
 std::string Svg::finish() && { return std::move(out_) + "</svg>"; }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

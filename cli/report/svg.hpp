@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// Text as HTML or XML content or attribute value.
 std::string escape(std::string_view text);
@@ -52,4 +52,4 @@ class Svg {
 /// Series have this many distinct marks; then they repeat.
 inline constexpr std::size_t kSeries = 6;
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -15,7 +15,7 @@
 #include "nibble/cuda.hpp"
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 int g_output_errno = 0;
@@ -124,4 +124,4 @@ std::string without_numbers(std::string_view name) {
 
 std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -14,7 +14,7 @@ namespace nibble {
 struct GpuInfo;
 }
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 using Json = OrderedJson;
 
@@ -49,4 +49,4 @@ std::string without_numbers(std::string_view name);
 /// The present moment as ISO 8601 in UTC.
 std::string utc_now();
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -12,7 +12,7 @@
 
 #include "terminal/table.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 using namespace std::chrono_literals;
@@ -105,4 +105,4 @@ void Interruptible::check() {
   if (g_signal != 0) throw Interrupted{g_signal};
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

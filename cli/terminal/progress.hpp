@@ -11,7 +11,7 @@
 
 #include "nibble/checkpoint.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 /// Draws nothing unless stderr is a terminal and the work has gone on for half a second; wipes its line when destroyed.
 class ProgressBar {
@@ -55,4 +55,4 @@ class Interruptible {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

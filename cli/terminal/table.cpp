@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 // Decodes the character at `at` and moves past it; a stray byte counts as one character.
@@ -202,4 +202,4 @@ std::string Table::render(bool colour, int columns) const {
   return out + "\n";
 }
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

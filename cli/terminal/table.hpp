@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nibble::tools {
+namespace nibble::cli {
 
 enum class Style { plain, bold, dim, good, warn, bad };
 
@@ -59,4 +59,4 @@ class Table {
   std::vector<std::vector<Cell>> rows_;
 };
 
-}  // namespace nibble::tools
+}  // namespace nibble::cli

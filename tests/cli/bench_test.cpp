@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 TEST(Bench, EachRoundIsAnnouncedAndTimed) {
@@ -149,4 +149,4 @@ TEST(Roofline, EveryCeilingCanBeProbedAlone) {
 }
 
 }  // namespace
-}  // namespace nibble::tools
+}  // namespace nibble::cli

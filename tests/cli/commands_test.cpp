@@ -146,7 +146,7 @@ TEST_F(Cli, OutputFitsNarrowTerminals) {
       example = example || line.starts_with("Example");
       const bool word = line.find_first_of(' ', std::min(line.find_first_not_of(' '), line.size())) == line.npos;
       if (example || word) continue;
-      EXPECT_LE(tools::display_width(line), 60) << command.front() << ": " << line;
+      EXPECT_LE(cli::display_width(line), 60) << command.front() << ": " << line;
     }
   }
 }

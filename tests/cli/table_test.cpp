@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 TEST(Text, WidthsCountColumnsNotBytes) {
@@ -75,4 +75,4 @@ TEST(Table, ColoursOnlyWhenAsked) {
 }
 
 }  // namespace
-}  // namespace nibble::tools
+}  // namespace nibble::cli

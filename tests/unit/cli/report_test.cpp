@@ -10,7 +10,7 @@
 
 #include "report/svg.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 using testing::HasSubstr;
@@ -299,4 +299,4 @@ TEST(ReportText, Ticks) {
 }
 
 }  // namespace
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -12,7 +12,7 @@
 
 #include "nibble/checkpoint.hpp"
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -183,4 +183,4 @@ TEST_F(Sample, RefusesBadSpecs) {
 }
 
 }  // namespace
-}  // namespace nibble::tools
+}  // namespace nibble::cli

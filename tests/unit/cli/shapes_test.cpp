@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-namespace nibble::tools {
+namespace nibble::cli {
 namespace {
 
 std::string conv_failure(std::string_view text) {
@@ -111,4 +111,4 @@ TEST(Shapes, ShippedFilesParse) {
 }
 
 }  // namespace
-}  // namespace nibble::tools
+}  // namespace nibble::cli

@@ -47,7 +47,7 @@ Problem linear(const std::string& scheme, const json& row) {
           .gpu = h200()};
 }
 
-/// Of a survey (bench/survey.py), or of `scaled_check bench`, whose activations come as codes.
+/// Of a survey (bench/survey.py), or of `w8a8_check bench`, whose activations come as codes.
 std::vector<Cell> measured(const std::string& file) {
   std::ifstream in(std::string(NIBBLE_SOURCE_DIR "/bench/results/h200/") + file);
   const json data = json::parse(in);

@@ -1,7 +1,7 @@
 // 8-bit codes on both sides on every GPU (w8a8.cu), on the emulated one: the launcher and the kernels as they are.
 #include <gtest/gtest.h>
 
-#include "emulator/scaled_layer.hpp"
+#include "emulator/w8a8_layer.hpp"
 
 #undef __shared__
 #define __shared__ static
@@ -13,9 +13,9 @@ namespace {
 
 using emulator::Codes;
 
-class EmulatedScaledSimt : public testing::TestWithParam<emulator::ScaledCase> {};
+class EmulatedW8a8Simt : public testing::TestWithParam<emulator::ScaledCase> {};
 
-TEST_P(EmulatedScaledSimt, GivesTheSumsOfTheLayer) {
+TEST_P(EmulatedW8a8Simt, GivesTheSumsOfTheLayer) {
   const emulator::ScaledLayer layer(GetParam());
   layer.expect_sums(layer.task(), [](const ScaledTask& task) { return linear_scaled_simt(task, nullptr); });
 }
@@ -28,7 +28,7 @@ constexpr emulator::ScaledCase kCases[] = {
     {Codes::groups, 50, 136, 528},
     {Codes::groups, 30, 72, 640, DType::f32, emulator::kResidual | emulator::kChannelScales},
 };
-INSTANTIATE_TEST_SUITE_P(Simt, EmulatedScaledSimt, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Simt, EmulatedW8a8Simt, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });
 
 }  // namespace

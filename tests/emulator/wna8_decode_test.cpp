@@ -19,9 +19,9 @@ struct Case {
 
 std::string name(const Case& c) { return fmt::format("{}_acts{}_tokens{}", emulator::name(c.layer), c.act_group, c.tokens); }
 
-class EmulatedOnlineDecode : public testing::TestWithParam<Case> {};
+class EmulatedWna8Decode : public testing::TestWithParam<Case> {};
 
-TEST_P(EmulatedOnlineDecode, GivesTheSumsOfTheLayer) {
+TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
   emulator::FloatLayer layer(c.layer);
@@ -58,7 +58,7 @@ constexpr Case kCases[] = {
     {{DType::f16, 4, 64, kOffset, 4, 100, 1024}, 64, 8}, {{DType::f16, 8, 128, kInteger, 6, 72, 784}, 128, 8},
     {{DType::f16, 8, 128, kNone, 8, 72, 1152}, 0, 8},    {{DType::f16, 4, 128, kNone, 11, 136, 1280}, 128, 8},
 };
-INSTANTIATE_TEST_SUITE_P(Decode, EmulatedOnlineDecode, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Decode, EmulatedWna8Decode, testing::ValuesIn(kCases),
                          [](const auto& info) { return name(info.param); });
 
 }  // namespace

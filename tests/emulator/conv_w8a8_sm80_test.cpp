@@ -22,9 +22,9 @@ cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t) 
 
 namespace {
 
-class EmulatedConvScaledSm80 : public testing::TestWithParam<emulator::ConvShape> {};
+class EmulatedConvW8a8Sm80 : public testing::TestWithParam<emulator::ConvShape> {};
 
-TEST_P(EmulatedConvScaledSm80, GivesTheSumsOfTheLayer) {
+TEST_P(EmulatedConvW8a8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::CodesConv conv(GetParam());
   conv.expect_sums(conv.task(), [](const ConvTask& task) { return conv_scaled_sm80(task, nullptr); });
@@ -37,7 +37,7 @@ constexpr emulator::ConvShape kConvs[] = {
     {3, 10, 10, 48, 64, 3, 1, 2, 2, false},
     {1, 17, 16, 128, 264, 1, 1, 0, 1, true},
 };
-INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedConvScaledSm80, testing::ValuesIn(kConvs));
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedConvW8a8Sm80, testing::ValuesIn(kConvs));
 
 }  // namespace
 }  // namespace nibble::cuda

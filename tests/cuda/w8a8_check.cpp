@@ -1,8 +1,8 @@
 // Correctness and speed of the kernels that multiply 8-bit codes by 8-bit codes. Needs a GPU.
 //
-//   scaled_check check                          every launcher in every configuration against the formula of w8a8_task.hpp
-//   scaled_check bench [FILE.json [1,16,…]]     the kernel table's rows for tensor cores next to cuBLASLt, for these M
-//   scaled_check sums [FILE.json [1,16,…]]      fast and precise sums of e4m3: their times, and their errors against f64
+//   w8a8_check check                          every launcher in every configuration against the formula of w8a8_task.hpp
+//   w8a8_check bench [FILE.json [1,16,…]]     the kernel table's rows for tensor cores next to cuBLASLt, for these M
+//   w8a8_check sums [FILE.json [1,16,…]]      fast and precise sums of e4m3: their times, and their errors against f64
 //
 // Integers have to give the formula's bits. Sums of e4m3 are compared with f64: kWgmmaBound and kFloatBound. Each configuration
 // runs alone first; then all of them, each twice in a row, in one CUDA graph, where a kernel starts before the previous one has ended, and
@@ -40,8 +40,8 @@
 #include "layouts/layout.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/version.hpp"
-#include "scaled_reference.hpp"
 #include "timing.hpp"
+#include "w8a8_reference.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -428,7 +428,7 @@ int check() {
     all = {.runs = all.runs + tally.runs, .failures = tally.failures};
   }
   REQUIRE(cudaStreamDestroy(stream));
-  print("scaled_check: {} runs, {} failures\n", all.runs, all.failures);
+  print("w8a8_check: {} runs, {} failures\n", all.runs, all.failures);
   return all.failures == 0 ? 0 : 1;
 }
 
@@ -725,7 +725,7 @@ int write(const char* file, const nlohmann::json& all) {
   out << all.dump(1) << "\n";
   out.close();
   if (out) return 0;
-  std::fprintf(stderr, "scaled_check: cannot write %s; is its folder there, and is there room?\n", file);
+  std::fprintf(stderr, "w8a8_check: cannot write %s; is its folder there, and is there room?\n", file);
   return 1;
 }
 
@@ -856,6 +856,6 @@ int main(int argc, char** argv) {
   const auto ms = nibble::cuda::parse_ms(argc > 3 ? argv[3] : "1,16,32,64,128,256,512,1024,4096");
   if (mode == "bench" && !ms.empty()) return nibble::cuda::bench(argc > 2 ? argv[2] : nullptr, ms);
   if (mode == "sums" && !ms.empty()) return nibble::cuda::sums(argc > 2 ? argv[2] : nullptr, ms);
-  std::fprintf(stderr, "usage: scaled_check check | bench [FILE.json [M,M,...]] | sums [FILE.json [M,M,...]]\n");
+  std::fprintf(stderr, "usage: w8a8_check check | bench [FILE.json [M,M,...]] | sums [FILE.json [M,M,...]]\n");
   return 2;
 }

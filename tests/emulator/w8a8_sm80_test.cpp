@@ -1,7 +1,7 @@
 // The sm_80 GEMM of 8-bit codes on both sides (w8a8_kernel.cuh) on the emulated GPU: the launcher and the kernels as they are.
 #include <gtest/gtest.h>
 
-#include "emulator/scaled_layer.hpp"
+#include "emulator/w8a8_layer.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -21,9 +21,9 @@ using emulator::kRelu;
 using emulator::kResidual;
 using emulator::kZeros;
 
-class EmulatedScaledSm80 : public testing::TestWithParam<emulator::ScaledCase> {};
+class EmulatedW8a8Sm80 : public testing::TestWithParam<emulator::ScaledCase> {};
 
-TEST_P(EmulatedScaledSm80, GivesTheSumsOfTheLayer) {
+TEST_P(EmulatedW8a8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::ScaledLayer layer(GetParam());
   layer.expect_sums(layer.task(), [](const ScaledTask& task) { return linear_scaled_sm80(task, nullptr); });
@@ -40,7 +40,7 @@ constexpr emulator::ScaledCase kCases[] = {
     {Codes::groups, 70, 192, 896, DType::bf16, kBias},
     {Codes::groups, 30, 72, 640, DType::f32, kResidual | kChannelScales},
 };
-INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedScaledSm80, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedW8a8Sm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include "emulator/conv_layer.hpp"
 #include "emulator/memory.hpp"
-#include "emulator/scaled_layer.hpp"
+#include "emulator/w8a8_layer.hpp"
 #include "kernels/kernel.hpp"
 
 namespace nibble::cuda {
@@ -98,7 +98,7 @@ constexpr Case kCases[] = {
 INSTANTIATE_TEST_SUITE_P(Scaled, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 
 // The emulated tensor cores drop the same bits as those of a GPU: a sum of thousands of channels loses more than sums of 512 at a time.
-TEST(EmulatedScaled, PreciseSumsAreCloser) {
+TEST(EmulatedW8a8, PreciseSumsAreCloser) {
   emulator::use_shared_memory(shared);
   const emulator::ScaledLayer layer({Codes::e4m3, 8, 64, 8192, DType::f32});
   for (const ScaledConfig& config :

@@ -1,4 +1,4 @@
-#include "scaled_reference.hpp"
+#include "w8a8_reference.hpp"
 
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>

@@ -2,7 +2,7 @@
 // kernels as they are.
 #include <gtest/gtest.h>
 
-#include "emulator/online_layer.hpp"
+#include "emulator/wna8_layer.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -15,9 +15,9 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 namespace nibble::cuda {
 namespace {
 
-class EmulatedOnlineSm80 : public testing::TestWithParam<emulator::OnlineCase> {};
+class EmulatedWna8Sm80 : public testing::TestWithParam<emulator::OnlineCase> {};
 
-TEST_P(EmulatedOnlineSm80, GivesTheSumsOfTheLayer) {
+TEST_P(EmulatedWna8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::OnlineLayer layer(GetParam());
   layer.expect_sums(layer.task(), [](const OnlineTask& task) { return linear_online_sm80(task, nullptr); });
@@ -29,7 +29,7 @@ constexpr emulator::OnlineCase kCases[] = {
     {4, 64, false, true, false, 20, 100, 400},  {4, 128, false, false, true, 70, 200, 896},
     {4, 128, true, true, true, 20, 72, 1040},   {8, 128, true, false, true, 90, 72, 640},
 };
-INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedOnlineSm80, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedWna8Sm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });
 
 }  // namespace

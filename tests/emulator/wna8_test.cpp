@@ -5,7 +5,7 @@
 
 #include "emulator/conv_layer.hpp"
 #include "emulator/memory.hpp"
-#include "emulator/online_layer.hpp"
+#include "emulator/wna8_layer.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -32,9 +32,9 @@ std::string name(const Case& c) {
                      c.split == kStreamK ? "_streamk" : fmt::format("_split{}", c.split));
 }
 
-class EmulatedOnline : public testing::TestWithParam<Case> {};
+class EmulatedWna8 : public testing::TestWithParam<Case> {};
 
-TEST_P(EmulatedOnline, GivesTheSumsOfTheLayer) {
+TEST_P(EmulatedWna8, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
   emulator::StreamKMemory scratch(c.tokens);
@@ -58,7 +58,7 @@ constexpr Case kCases[] = {
     {{8, 128, false, false, false, 140, 72, 784}, 128, 1, 1}, {{8, 128, true, true, false, 33, 256, 640}, 64, 1, kStreamK},
 };
 
-INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnline, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Online, EmulatedWna8, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 
 // ---- convolutions, with the quantizer in front
 
@@ -69,10 +69,10 @@ struct ConvCase {
   int split;
 };
 
-class EmulatedOnlineConv : public testing::TestWithParam<ConvCase> {};
+class EmulatedWna8Conv : public testing::TestWithParam<ConvCase> {};
 
 /// Activations are integers of 255 steps in every block of channels, so that scales are 1 and quantization is exact.
-TEST_P(EmulatedOnlineConv, GivesTheSumsOfTheLayer) {
+TEST_P(EmulatedWna8Conv, GivesTheSumsOfTheLayer) {
   const ConvCase& c = GetParam();
   emulator::use_shared_memory(shared);
   emulator::FloatConv conv(c.shape, c.group);
@@ -104,7 +104,7 @@ constexpr ConvCase kConvs[] = {
     {{1, 10, 10, 192, 64, 3, 1, 2, 2, false}, 32, true, kStreamK},
     {{2, 8, 9, 256, 72, 1, 1, 0, 1, true}, 128, true, 1},
 };
-INSTANTIATE_TEST_SUITE_P(Online, EmulatedOnlineConv, testing::ValuesIn(kConvs));
+INSTANTIATE_TEST_SUITE_P(Online, EmulatedWna8Conv, testing::ValuesIn(kConvs));
 
 }  // namespace
 }  // namespace nibble::cuda

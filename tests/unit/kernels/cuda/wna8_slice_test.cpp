@@ -22,7 +22,7 @@ namespace {
 constexpr int kWarps = 8;
 
 /// Every warp, chunk and lane of a CTA: the codes that it writes, and the lanes that share its scale.
-TEST(OnlineSlice, EveryCodeOfEveryTokenIsMadeOnce) {
+TEST(Wna8Slice, EveryCodeOfEveryTokenIsMadeOnce) {
   for (int m = 1; m <= 8; ++m)
     for (int group : {0, 32, 64, 128, 256})
       for (auto [first, records] : {std::pair{0, 1}, {3, 5}, {7, 8}, {0, 17}, {5, 64}}) {
@@ -51,7 +51,7 @@ TEST(OnlineSlice, EveryCodeOfEveryTokenIsMadeOnce) {
 }
 
 /// Shuffles of the kernel: lanes 1 and 2 apart have one fold or record, 4 apart the two records of 256 channels, v and v ^ 1 one 64.
-TEST(OnlineSlice, LanesThatShareAScaleAreNeighbours) {
+TEST(Wna8Slice, LanesThatShareAScaleAreNeighbours) {
   for (int lane = 0; lane < 32; ++lane)
     for (int v = 0; v < kLaneVectors; ++v) {
       const int channel = vector_channel(lane, v);
@@ -63,7 +63,7 @@ TEST(OnlineSlice, LanesThatShareAScaleAreNeighbours) {
     }
 }
 
-TEST(OnlineSlice, CodesGoToDifferentBanks) {
+TEST(Wna8Slice, CodesGoToDifferentBanks) {
   for (int v = 0; v < kLaneVectors; ++v)
     for (int half : {0, 16}) {  // eight bytes a lane: half a warp at a time
       std::set<int> banks;
@@ -81,7 +81,7 @@ TEST(OnlineSlice, CodesGoToDifferentBanks) {
 }
 
 /// A record of 64 rows × 128 channels times 8 tokens, by the instructions' definitions: LOP3 or PRMT, ldmatrix, m16n8k32.
-TEST(OnlineSlice, ARecordTimesItsCodes) {
+TEST(Wna8Slice, ARecordTimesItsCodes) {
   for (int bits : {4, 8}) {
     std::array<std::array<int, 128>, 64> weight{};
     std::array<std::array<int, 128>, 8> act{};
@@ -157,7 +157,7 @@ TEST(OnlineSlice, ARecordTimesItsCodes) {
   }
 }
 
-TEST(OnlineSlice, TheQuickCodesAreTheRules) {
+TEST(Wna8Slice, TheQuickCodesAreTheRules) {
   const auto code = [](std::uint32_t bits) { return static_cast<std::int8_t>(bits & 0xff); };
   std::vector<float> values{0.0f,   -0.0f,  0.5f,   1.5f,    2.5f,    -0.5f,   -1.5f, 126.5f,
                             127.0f, 127.5f, 128.0f, -127.5f, -128.5f, -129.0f, 1e30f, -1e30f};
@@ -180,7 +180,7 @@ TEST(OnlineSlice, TheQuickCodesAreTheRules) {
 }
 
 /// A fold's Σ(a − z) and z share a word: all values that 128 channels can give.
-TEST(OnlineTerms, SumAndZeroPointComeBack) {
+TEST(Wna8Terms, SumAndZeroPointComeBack) {
   for (std::int32_t zero : {-128, -37, -1, 0, 1, 127})
     for (std::int32_t sum : {-128 * 255, -1000, -1, 0, 1, 8191, 128 * 255}) {
       const std::uint32_t term = zero_term(sum, zero);
@@ -190,7 +190,7 @@ TEST(OnlineTerms, SumAndZeroPointComeBack) {
 }
 
 /// TMA's conditions on an image's terms: 16 bytes for every box, and pixels at multiples of that. Parts that do not overlap.
-TEST(OnlineTerms, OfPixelsLieAsTheWalkReadsThem) {
+TEST(Wna8Terms, OfPixelsLieAsTheWalkReadsThem) {
   for (int fold : {32, 128})
     for (std::int64_t channels : {128, 256, 640}) {
       const OnlineImageMap map = online_image_map(fold, 35, channels, 70);

@@ -1,4 +1,4 @@
-// The reference of scaled_check: random codes, their products by definition, and the comparison, all on the GPU.
+// The reference of w8a8_check: random codes, their products by definition, and the comparison, all on the GPU.
 //
 // A thread makes an output from the formula of w8a8_task.hpp, a product after the other. Of the kernels' sources it uses only the layout's
 // index maths. Everything runs in the default stream.

@@ -50,7 +50,9 @@ class HelpFormatter : public CLI::Formatter {
   }
   // On narrow terminals the text of an option is below its name.
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
-    return laid_out(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
+    const bool named = option->get_required() && !is_positional;  // what is positional is in the usage
+    return laid_out(make_option_name(option, is_positional) + make_option_opts(option),
+                    make_option_desc(option) + (named ? " (required)" : ""));
   }
   std::string make_description(const CLI::App* app) const override { return fitted(CLI::Formatter::make_description(app)); }
   std::string make_footer(const CLI::App* app) const override { return fitted(CLI::Formatter::make_footer(app)); }
@@ -79,7 +81,7 @@ void add_commands(CLI::App& app, Action& action) {
   app.require_subcommand(1);
   app.footer(
       "Exit codes: 0 ok, 1 verification failed or regression, 2 usage, 3 unsupported, 4 I/O error or corrupt file.\n"
-      "`nibble COMMAND --help` shows the options of a command and an example.");
+      "`nibble COMMAND --help` shows the options of a command and an example; that of sample needs no model of yours.");
   add_inspect(app, action);
   add_verify(app, action);
   add_bench(app, action);

@@ -124,9 +124,10 @@ Result<std::vector<BenchCase>> cases_from_checkpoint(const Checkpoint& checkpoin
     order.push_back(&group);
   }
   if (order.empty()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("{} has no quantized module{} to measure; convolutions are measured by --conv FILE",
-                              checkpoint.path().string(), layer.empty() ? "" : " that matches --layer"));
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format("{} has no quantized linear layer{}; convolutions are measured by --conv FILE", checkpoint.path().string(),
+                    layer.empty() ? " to measure; nibble quantize makes some" : " whose name matches --layer"));
   }
   std::vector<BenchCase> cases;
   for (const Group* group : order) {

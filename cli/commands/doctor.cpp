@@ -148,7 +148,8 @@ std::string machine_text(const Ceilings& ceilings, const Baselines& found) {
   table.add({"kernels", fmt::format("{} of {} can run here (--kernels)", usable, all.size())});
   table.add({"layouts", fmt::format("{} (--layouts)", layouts().size())});
   std::string names;
-  for (const FormatInfo& format : formats()) names += fmt::format("{}{}", names.empty() ? "" : ", ", format.name);
+  for (const FormatInfo& format : formats())
+    if (format.name != "unsupported") names += fmt::format("{}{}", names.empty() ? "" : ", ", format.name);
   table.add({"formats", names + " (--formats)"});
   table.add({"GPU", gpu_text()});
   table.add({"baselines", found.blas == nullptr && found.dnnl == nullptr

@@ -7,6 +7,7 @@
 #include "commands/added_error.hpp"
 #include "commands/commands.hpp"
 #include "commands/option_checks.hpp"
+#include "nibble/cuda.hpp"
 
 namespace nibble::cli {
 
@@ -121,7 +122,9 @@ Status check_backend(const std::string& backend, const std::string& kernel) {
               fmt::format("--kernel: {} is for --backend {}, not {}", kernel, gpu ? "cpu" : "cuda", backend)};
     }
   }
-  return gpu ? runs_here(Isa::simt).with_context("--backend cuda") : Status();
+  if (!gpu) return {};
+  const Status there = this_gpu().status();
+  return (there.ok() ? runs_here(Isa::simt) : there).with_context("--backend cuda");
 }
 
 Status with_force_hint(const Status& status) {

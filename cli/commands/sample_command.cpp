@@ -37,7 +37,9 @@ Result<Outcome> run(const Options& options) {
 
 void add_sample(CLI::App& app, Action& action) {
   CLI::App* command = add_command(app, "sample", "Write a float checkpoint with random weights in the shapes of a real model",
-                                  "  nibble sample sample/ --shapes llama-3.2-1b --layers 1 --seed 1");
+                                  "  nibble sample float/ --shapes tiny\n"
+                                  "  nibble quantize float/ awq/ --format awq\n"
+                                  "  nibble verify awq/");
   auto options = std::make_shared<Options>();
   std::vector<std::string> shapes;
   for (std::string_view name : sample_shapes()) shapes.emplace_back(name);

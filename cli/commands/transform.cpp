@@ -214,8 +214,11 @@ void add_quantize(CLI::App& app, Action& action) {
   command
       ->add_option(
           "--scheme", options->scheme,
-          "Of the weights, as u4b8g128, u4zg32, u3b4c, s8c; activations in front, quantized while running: s8r_s8c, or with "
-          "scales from the calibration s8t_s8c (default: gptq, compressed-tensors u4b8g128; awq u4zg128; int-quantized s8r_s8c; "
+          "Type of the codes and how many share a scale: u4b8g128 is 4 bits, symmetric, in groups of 128; u4zg32 with zero "
+          "points, "
+          "in groups of 32; u3b4c, s8c per output channel. In front, how activations are quantized while running: s8r_s8c per "
+          "token, s8t_s8c with scales from the calibration (default: gptq, compressed-tensors u4b8g128; awq u4zg128; "
+          "int-quantized s8r_s8c; "
           "float-quantized e4m3r_e4m3c; fp8 e4m3g128_e4m3b128x128)")
       ->type_name("SCHEME");
   command->add_flag("--convolutions", options->convs,

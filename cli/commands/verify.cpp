@@ -168,8 +168,10 @@ Result<Outcome> run(const Options& options) {
   const auto layers = verify_checkpoint(*checkpoint, *layer, options.m, spec, *quantize, threads.executor(), images);
   if (!layers.ok()) return layers.status();
   if (layers->empty())  // no check must not look like success
-    return Status(StatusCode::invalid_argument, fmt::format("{} has no quantized module{} to verify", options.path.string(),
-                                                            options.layer.empty() ? "" : " that matches --layer"));
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{} has no quantized module{}", options.path.string(),
+                              options.layer.empty() ? " to verify; nibble quantize makes some"
+                                                    : " whose name matches --layer; see nibble inspect"));
   const auto text = [&] { return verification_text(options, *layers, wants_colour(stdout)); };
   if (Status written = print_result(options.json, text, [&] { return verification_json(options, *layers); }); !written.ok())
     return written;

@@ -742,7 +742,8 @@ Result<TransformReport> convert_checkpoint(const fs::path& in_path, const fs::pa
   NIBBLE_ASSIGN_OR_RETURN(const codec::Format* format, writable_format(format_name));
   NIBBLE_ASSIGN_OR_RETURN(const auto in, open_input(in_path));
   Modules selected = quantized_modules(*in);
-  if (selected.empty()) return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert");
+  if (selected.empty())
+    return nothing_to_do(in_path, "no module is quantized, so there is nothing to convert; quantize it first");
   Transform transform{*in, out, std::move(selected), {}, format, {}, options};
   transform.notes = notes_of(*in, transform.selected);
   transform.rewrite = [&](const Module& module) -> Result<Rewritten> {

@@ -151,6 +151,31 @@ TEST_F(Cli, OutputFitsNarrowTerminals) {
   }
 }
 
+TEST_F(Cli, HelpSaysWhatIsRequired) {
+  for (const char* command : {"quantize", "convert"}) {
+    const Finished help = nibble({command, "--help"});
+    EXPECT_TRUE(contains(help.out.substr(help.out.find("--format NAME")), "(required)")) << help.out;
+    EXPECT_EQ(nibble({command, at("in"), at("out")}).exit_code, 2);
+  }
+  EXPECT_FALSE(contains(nibble({"verify", "--help"}).out, "(required)"));
+}
+
+/// The example of sample, as a newcomer types it.
+TEST_F(Cli, TheFirstExampleRuns) {
+  std::istringstream lines(nibble({"sample", "--help"}).out);
+  int commands = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  nibble ")) continue;
+    std::vector<std::string> words;
+    std::istringstream text(line.substr(9));
+    for (std::string word; text >> word;) words.push_back(word.ends_with('/') ? at(word) : word);
+    const Finished finished = nibble(words);
+    EXPECT_EQ(finished.exit_code, 0) << line << ": " << finished.err;
+    ++commands;
+  }
+  EXPECT_EQ(commands, 3);
+}
+
 TEST_F(Cli, TheFilesOfExamplesAreTheUsersOrMadeByThem) {
   for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "sample", "doctor"})
     EXPECT_FALSE(contains(nibble({command, "--help"}).out, "bench/")) << command << ": a path of the source tree";

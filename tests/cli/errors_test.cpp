@@ -48,11 +48,11 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"verify", awq, "--backend", "cuda", "--kernel", "linear_any_any_any__ref_baseline"}, "is for --backend cpu, not cuda"},
       {{"inspect", awq, "--backend", "cuda"}, "--explain"},
       {{"bench", awq, "--backend", "cuda", "--report", out}, "--report shows a CPU"},
-      {{"verify", awq, "--layer", "nothing_like_it"}, "no quantized module that matches"},
-      {{"verify", checkpoint("float")}, "no quantized module"},
+      {{"verify", awq, "--layer", "nothing_like_it"}, "no quantized module whose name matches --layer; see nibble inspect"},
+      {{"verify", checkpoint("float")}, "no quantized module to verify; nibble quantize makes some"},
       {{"bench"}, "PATH or --shapes"},
-      {{"bench", awq, "--layer", "nothing_like_it"}, "no quantized module"},
-      {{"bench", checkpoint("float")}, "no quantized module"},
+      {{"bench", awq, "--layer", "nothing_like_it"}, "no quantized linear layer whose name matches --layer"},
+      {{"bench", checkpoint("float")}, "no quantized linear layer to measure; nibble quantize makes some"},
       {{"bench", awq, "--scheme", "u4zg128"}, "PATH excludes --scheme"},
       {{"bench", awq, "--act-scheme", "s8x"}, "'s8x' is not a way to quantize activations"},
       {{"bench", awq, "--a-dtype", "f32,f8"}, "'f8' is not one of"},
@@ -148,7 +148,7 @@ TEST_F(Cli, WithoutAGpuBackendCudaExitsWith3) {
                                                {"dequantize", awq, at("out")}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--backend", "cuda"});
-    expect_error(nibble(command), 3, "--backend cuda: needs simt: " + gpu.status().message());
+    expect_error(nibble(command), 3, "--backend cuda: " + gpu.status().message());
   }
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"shapes.txt"});
 }

@@ -140,7 +140,7 @@ TEST(KernelTable, RowsOfTheGpuAreTestedWhereTheyAreBuilt) {
     EXPECT_EQ(is_built(kernel), !missing) << kernel.name;
     left_out += missing ? 1 : 0;
   }
-  if (left_out > 0) GTEST_SKIP() << left_out << " rows of the kernel table: built without CUDA (NIBBLE_CUDA=ON)";
+  if (left_out > 0) GTEST_SKIP() << left_out << " rows of the kernel table: built without CUDA; configure with NIBBLE_CUDA=ON";
 }
 
 std::string test_name(const ::testing::TestParamInfo<const Kernel*>& info) { return std::string(info.param->name); }

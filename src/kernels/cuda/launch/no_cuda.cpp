@@ -4,7 +4,7 @@
 namespace nibble {
 namespace {
 
-Status no_cuda() { return {StatusCode::unsupported, "built without CUDA (NIBBLE_CUDA=ON)"}; }
+Status no_cuda() { return {StatusCode::unsupported, "built without CUDA; configure with NIBBLE_CUDA=ON"}; }
 
 }  // namespace
 

@@ -153,14 +153,14 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view summary) {
 }
 
 constexpr std::string_view kFloats =
-    "activations, or what FP8 codes of them stand for, to f32 token tiles, in the packed weight's order and scale";
-constexpr std::string_view kFixed = "activations to three signed bytes each, 24-bit fixed point per segment of K";
+    "activations, or the values of their FP8 codes, as f32 in token tiles, permuted and prescaled for the weight";
+constexpr std::string_view kFixed = "activations as 24-bit fixed point, three int8 digits each, with a scale per segment of K";
 constexpr std::string_view kInt8 =
-    "activations to int8: per tensor, token or block of K, with zero points or without; or int8 as it comes";
-constexpr std::string_view kInt8Rows = "activations to int8, in rows of 64 channels for tiles";
-constexpr std::string_view kHalves = "bf16 activations in pairs, in the packed weight's order";
+    "quantizes activations to int8 per tensor, token or block of K; copies those that are int8 already";
+constexpr std::string_view kInt8Rows = "quantizes activations to int8, in rows of 64 channels for AMX tiles";
+constexpr std::string_view kHalves = "bf16 activations in pairs of channels, permuted for the weight";
 
-constexpr std::string_view kHalfRows = "bf16 activations in rows of 32 channels for tiles, in the packed weight's order";
+constexpr std::string_view kHalfRows = "bf16 activations in rows of 32 channels for AMX tiles, permuted for the weight";
 
 constexpr double kBaselineFloats = 0.8, kBaselineFixed = 4.0, kBaselineInt8 = 2.0, kBaselineHalves = 1.0;
 #if defined(__x86_64__)

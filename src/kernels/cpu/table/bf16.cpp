@@ -74,7 +74,7 @@ constexpr Kernel row(Isa isa, ActForm form, Tile tile) {
           .weight = "any",
           .layout = "cpu_n32",
           .tile = tile,
-          .summary = "exact: bf16 dot products of bf16 activations, a panel decoded for many tokens",
+          .summary = "exact: bf16 dot products, weights decoded to a bf16 panel that many tokens share",
           .form = form,
           .accepts = accepts,
           .cost_us = cost_us<kIsa, kRates>,

@@ -323,11 +323,12 @@ constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, 
           .layout = layout,
           .variant = variant,
           .tile = tile,
-          .summary = form == ActForm::s8x3 ? "exact: patches in 24-bit fixed point, integer dot products"
-                     : form == ActForm::bf16 || form == ActForm::bf16k32 ? "exact: patches of bf16, bf16 dot products"
-                     : form == ActForm::f32 ? "patches of floats times decoded panels; FP8 activations too"
-                     : variant == "whole" ? "W8A8: patches of int8, integer dot products over all of them; exact up to the scales"
-                                          : "int8 patches: integer dot products by segments that share scales",
+          .summary = form == ActForm::s8x3 ? "exact: integer dot products, patches as 24-bit fixed point"
+                     : form == ActForm::bf16 || form == ActForm::bf16k32 ? "exact: bf16 dot products with patches of bf16"
+                     : form == ActForm::f32
+                         ? "f32 multiply-adds with patches, weights decoded to an f32 panel; FP8 activations as floats"
+                     : variant == "whole" ? "W8A8: integer dot products over whole patches, exact up to the scales"
+                                          : "int8 patches: integer dot products, scaled once per segment of K",
           .form = form,
           .sums = form == ActForm::s8x3                           ? Sums::fixed_point
                   : form == ActForm::s8 || form == ActForm::s8k64 ? Sums::integers
@@ -372,7 +373,7 @@ constexpr Kernel depthwise_row(Isa isa, std::string_view layout, Tile tile) {
           .layout = layout,
           .variant = kDepthwise,
           .tile = tile,
-          .summary = "a channel by itself: float multiply-adds of a vector of channels per tap; W8A8 too, exactly",
+          .summary = "depthwise: a multiply-add of a vector of channels per filter tap, in f32; W8A8 exactly",
           .form = ActForm::f32,
           .accepts = accepts_depthwise,
           .cost_us = depthwise_cost_us,

@@ -118,25 +118,24 @@ double cost_us(const Kernel& self, const Problem& p) {
 
 template <const DotIsa& kIsa, const DotRates& kRates>
 constexpr Kernel row(Isa isa, ActForm form, std::string_view layout, Tile tile, std::string_view variant = {}) {
-  return {
-      .backend = Backend::cpu,
-      .isa = isa,
-      .op = Op::linear,
-      .out = "any",
-      .act = name(form),
-      .weight = "any",
-      .layout = layout,
-      .variant = variant,
-      .tile = tile,
-      .summary = form == ActForm::s8x3 ? "exact: integer dot products of 24-bit fixed-point activations"
-                 : variant == kWhole
-                     ? "W8A8: integer dot products of int8 activations over all of K, exact up to the scales of token and channel"
-                     : "int8 activations: integer dot products by segments of K that share scales",
-      .form = form,
-      .sums = form == ActForm::s8x3 ? Sums::fixed_point : Sums::integers,
-      .accepts = accepts_dot,
-      .cost_us = cost_us<kIsa, kRates>,
-      .run = run<kIsa>};
+  return {.backend = Backend::cpu,
+          .isa = isa,
+          .op = Op::linear,
+          .out = "any",
+          .act = name(form),
+          .weight = "any",
+          .layout = layout,
+          .variant = variant,
+          .tile = tile,
+          .summary = form == ActForm::s8x3 ? "exact: integer dot products, activations as 24-bit fixed point"
+                     : variant == kWhole
+                         ? "W8A8: integer dot products over all of K, exact up to the scales of token and output channel"
+                         : "int8 activations: integer dot products, scaled once per segment of K",
+          .form = form,
+          .sums = form == ActForm::s8x3 ? Sums::fixed_point : Sums::integers,
+          .accepts = accepts_dot,
+          .cost_us = cost_us<kIsa, kRates>,
+          .run = run<kIsa>};
 }
 
 constexpr DotRates kBaselineRates{.dot = 8.0, .wide = 8.2, .octet = 2, .segment = 90, .token = 6};

@@ -141,7 +141,7 @@ constexpr Kernel dequantize_row(Isa isa, std::string_view layout, Tile tile) {
           .weight = "any",
           .layout = layout,
           .tile = tile,
-          .summary = "W to f32, f16 or bf16, bit-exact",
+          .summary = "writes W as f32, f16 or bf16, bit-exact",
           .accepts = accepts_common,
           .cost_us = dequantize_cost_us<kIsa, kRates>,
           .run = run_dequantize<kIsa>};
@@ -151,19 +151,19 @@ constexpr std::array kLinear {
 #if defined(__x86_64__)
   linear_row<kAvx512Float, kAvx512Rates>(
       Isa::avx512, "cpu_n32", {8, 32, 0},
-      "decode a panel to f32, multiply in 8×32 register tiles; FP8 activations too, as floats"),
+      "f32 multiply-adds in 8×32 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
       linear_row<kAvx2Float, kAvx2Rates>(
           Isa::avx2, "cpu_n16", {6, 16, 0},
-          "decode a panel to f32, multiply in 6×16 register tiles; FP8 activations too, as floats"),
+          "f32 multiply-adds in 6×16 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
 #endif
 #if defined(__aarch64__)
       linear_row<kBaselineFloat, kBaselineRates>(
           Isa::baseline, "cpu_n16", {6, 16, 0},
-          "decode a panel to f32, multiply in 6×16 register tiles; FP8 activations too, as floats"),
+          "f32 multiply-adds in 6×16 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
 #else
   linear_row<kBaselineFloat, kBaselineRates>(
       Isa::baseline, "cpu_n16", {2, 16, 0},
-      "decode a panel to f32, multiply in 2×16 register tiles; FP8 activations too, as floats"),
+      "f32 multiply-adds in 2×16 register tiles, weights decoded to an f32 panel; FP8 activations as floats"),
 #endif
 };
 

@@ -411,9 +411,10 @@ constexpr Tile kTiles[] = {
     {.m = 256, .n = 128, .split = kStreamK},
 };
 constexpr Summaries kSummaries{
-    .whole = "implicit GEMM: TMA brings patches of images, wgmma with the weights in registers",
-    .split = "implicit GEMM: patches by TMA, weights in registers; clusters share a row tile along the patch",
-    .stream_k = "implicit GEMM: patches by TMA, weights in registers; every CTA has as many channels of all row tiles"};
+    .whole = "implicit GEMM: TMA loads patches, wgmma, weights decoded in registers",
+    .split = "implicit GEMM: TMA loads patches, wgmma, weights decoded in registers; the CTAs of a cluster split K",
+    .stream_k =
+        "implicit GEMM: TMA loads patches, wgmma, weights decoded in registers; stream-K: CTAs get equal shares of all tiles"};
 
 constexpr Kernel sm90_family(std::string_view act) {
   Kernel row = float_row(Isa::sm90, act);
@@ -427,7 +428,7 @@ constexpr Kernel sm90_family(std::string_view act) {
 
 constexpr Kernel sm80_row(std::string_view act) {
   Kernel row = float_row(Isa::sm80, act);
-  row.summary = "implicit GEMM: asynchronous copies gather patches, mma.sync with the weights in registers; any geometry";
+  row.summary = "implicit GEMM: cp.async gathers patches, mma.sync, weights decoded in registers; any stride and dilation";
   row.accepts = accepts_sm80;
   row.cost_us = sm80_cost_us;
   row.workspace = half_workspace;
@@ -455,9 +456,9 @@ constexpr Tile kCodesTiles[] = {
     {.m = 256, .n = 128, .split = kStreamK},
 };
 constexpr Summaries kCodesSummaries{
-    .whole = "W8A8 with a scale for all activations: TMA brings patches of codes, wgmma out of shared memory",
-    .split = "W8A8 with a scale for all activations: patches by TMA; clusters share a row tile along the patch",
-    .stream_k = "W8A8 with a scale for all activations: patches by TMA; every CTA has as many channels of all row tiles"};
+    .whole = "W8A8, one scale for all activations: TMA loads patches, wgmma, both operands in shared memory",
+    .split = "W8A8, one scale for all activations: TMA loads patches, wgmma; the CTAs of a cluster split K",
+    .stream_k = "W8A8, one scale for all activations: TMA loads patches, wgmma; stream-K: CTAs get equal shares of all tiles"};
 
 constexpr Kernel codes_family() {
   Kernel row = conv_row(Isa::sm90, "s8", "gpu_w8n64k128", "", Sums::integers);
@@ -470,7 +471,7 @@ constexpr Kernel codes_family() {
 
 constexpr Kernel codes_sm80_row() {
   Kernel row = conv_row(Isa::sm80, "s8", "gpu_w8n64k128", "gemm", Sums::integers);
-  row.summary = "W8A8 with a scale for all activations: asynchronous copies gather patches of codes, mma.sync; any geometry";
+  row.summary = "W8A8, one scale for all activations: cp.async gathers patches, mma.sync; any stride and dilation";
   row.accepts = accepts_codes_sm80;
   row.cost_us = codes_sm80_cost_us;
   row.workspace = codes_workspace;
@@ -485,10 +486,11 @@ constexpr Tile kOnlineTiles[] = {
     {.m = 64, .n = 256, .split = kStreamK},
 };
 constexpr Summaries kOnlineSummaries{
-    .whole = "int8 activations per tensor or block of a pixel: patches of codes by TMA, weights as bytes in registers",
-    .split = "int8 activations per tensor or block of a pixel: patches by TMA; clusters share a row tile along the patch",
+    .whole = "int8 activations per tensor or block of a pixel: TMA loads patches, wgmma, weights as int8 in registers",
+    .split = "int8 activations per tensor or block of a pixel: TMA loads patches, wgmma; the CTAs of a cluster split K",
     .stream_k =
-        "int8 activations per tensor or block of a pixel: patches by TMA; every CTA has as many channels of all row tiles"};
+        "int8 activations per tensor or block of a pixel: TMA loads patches, wgmma; stream-K: CTAs get equal shares of all "
+        "tiles"};
 
 constexpr Kernel online_family() {
   Kernel row = conv_row(Isa::sm90, "s8i16", "gpu_n64k128", "", Sums::integer_folds);
@@ -501,7 +503,7 @@ constexpr Kernel online_family() {
 
 constexpr Kernel direct_row() {
   Kernel row = conv_row(Isa::simt, "any", "gpu_n64k128", "direct", Sums::f32);
-  row.summary = "f32 multiply-adds, an output pixel a thread: any images";
+  row.summary = "f32 multiply-adds, one thread per output pixel: every image, type and GPU";
   row.accepts = accepts_floats;
   row.cost_us = direct_cost_us;
   row.run = run_direct;
@@ -510,7 +512,7 @@ constexpr Kernel direct_row() {
 
 constexpr Kernel direct_codes_row() {
   Kernel row = conv_row(Isa::simt, "s8", "gpu_w8n64k128", "direct", Sums::integers);
-  row.summary = "W8A8 with a scale for all activations: integers, an output pixel a thread";
+  row.summary = "W8A8, one scale for all activations: integer multiply-adds, one thread per output pixel";
   row.accepts = accepts_codes;
   row.cost_us = direct_cost_us;
   row.run = run_codes;

@@ -282,9 +282,9 @@ constexpr Tile kTiles[] = {
     {.m = 256, .n = 128, .split = kStreamK},
 };
 constexpr Summaries kSm90Summaries{
-    .whole = "8-bit codes on both sides: wgmma out of shared memory, TMA",
-    .split = "8-bit codes on both sides: wgmma out of shared memory, TMA; clusters share K",
-    .stream_k = "8-bit codes on both sides: wgmma out of shared memory, TMA; every CTA has as many channels of all row tiles"};
+    .whole = "8-bit codes on both sides: wgmma, both operands in shared memory",
+    .split = "8-bit codes on both sides: wgmma, both operands in shared memory; the CTAs of a cluster split K",
+    .stream_k = "8-bit codes on both sides: wgmma, both operands in shared memory; stream-K: CTAs get equal shares of all tiles"};
 
 constexpr Kernel sm90_family(ActForm form) {
   Kernel row = linear_row(Isa::sm90, form, form == ActForm::s8_rows ? Sums::integers : Sums::tensor_core_fp8);
@@ -299,7 +299,7 @@ constexpr Kernel sm90_family(ActForm form) {
 /// e4m3 is unpacked to f16.
 constexpr Kernel sm80_row(ActForm form) {
   Kernel row = linear_row(Isa::sm80, form, form == ActForm::s8_rows ? Sums::integers : Sums::tensor_cores);
-  row.summary = "8-bit codes on both sides: asynchronous copies feed tensor cores";
+  row.summary = "8-bit codes on both sides: mma.sync, loads by cp.async";
   row.cost_us = sm80_cost_us;
   row.run = run_scaled<launch_scaled_sm80>;
   return row;
@@ -307,7 +307,7 @@ constexpr Kernel sm80_row(ActForm form) {
 
 constexpr Kernel simt_row(ActForm form) {
   Kernel row = linear_row(Isa::simt, form, form == ActForm::s8_rows ? Sums::integers : Sums::f32);
-  row.summary = "8-bit codes on both sides without tensor cores: dp4a, or f32 multiply-adds";
+  row.summary = "8-bit codes on both sides, without tensor cores: dp4a for int8, f32 multiply-adds for FP8";
   row.cost_us = simt_cost_us;
   row.run = run_scaled<launch_scaled_simt>;
   return row;
@@ -322,8 +322,8 @@ std::span<const Kernel> w8a8_kernels() {
     for (const ActForm form : kForms) append(rows, sm90_family(form), kTiles, kSm90Summaries);
     for (const ActForm form : kForms) rows.push_back(sm80_row(form));
     for (const ActForm form : kForms) rows.push_back(simt_row(form));
-    rows.push_back(prepare_row(ActForm::s8_rows, "activations to int8, per token or tensor or in groups, in one read"));
-    rows.push_back(prepare_row(ActForm::e4m3_rows, "activations to FP8, per token or tensor or in groups, in one read"));
+    rows.push_back(prepare_row(ActForm::s8_rows, "quantizes activations to int8 per token, tensor or group"));
+    rows.push_back(prepare_row(ActForm::e4m3_rows, "quantizes activations to FP8 per token, tensor or group"));
     return rows;
   }();
   return kRows;

@@ -159,9 +159,10 @@ constexpr Kernel linear_row(Isa isa, std::string_view act) {
 constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
   Kernel row = linear_row(isa, act);
   row.tile = {tokens, gpu_tile::kRows, gpu_tile::kChannels};
-  row.summary = isa == Isa::sm80 ? "few tokens: asynchronous copies feed tensor cores"
-                : tokens == 1    ? "a token at a time: a ring of bulk copies feeds tensor cores"
-                                 : "few tokens: a ring of bulk copies feeds tensor cores; clusters share a row tile along K";
+  row.summary = isa == Isa::sm80 ? "16-bit activations, few tokens: mma.sync, cp.async streams weights through a ring"
+                : tokens == 1
+                    ? "16-bit activations, one token per launch: mma.sync, bulk copies stream weights through a ring"
+                    : "16-bit activations, few tokens: mma.sync, bulk copies stream weights through a ring; clusters split K";
   row.sums = Sums::tensor_core_codes;
   row.accepts = accepts_tensor_core;
   row.cost_us = cost_us;
@@ -199,9 +200,9 @@ constexpr Tile kTiles[] = {
     {.m = 256, .n = 128, .split = kStreamK},
 };
 constexpr Summaries kWgmmaSummaries{
-    .whole = "wgmma with the weights in registers, TMA for activations",
-    .split = "wgmma with the weights in registers; clusters share a row tile along K",
-    .stream_k = "wgmma with the weights in registers; every CTA has as many channels of all row tiles"};
+    .whole = "16-bit activations: wgmma, weights decoded in registers, activations loaded by TMA",
+    .split = "16-bit activations: wgmma, weights decoded in registers; the CTAs of a cluster split K",
+    .stream_k = "16-bit activations: wgmma, weights decoded in registers; stream-K: CTAs get equal shares of all tiles"};
 
 constexpr Kernel wgmma_family(std::string_view act) {
   Kernel row = linear_row(Isa::sm90, act);
@@ -217,7 +218,7 @@ constexpr Kernel wgmma_family(std::string_view act) {
 constexpr Kernel gemm_sm80_row(std::string_view act) {
   Kernel row = linear_row(Isa::sm80, act);
   row.variant = "gemm";
-  row.summary = "more tokens: asynchronous copies feed tensor cores";
+  row.summary = "16-bit activations, many tokens: mma.sync, weights decoded in registers, loads by cp.async";
   row.rounds_weights = row.rounds_scales = true;
   row.sums = Sums::tensor_cores;
   row.accepts = accepts_tensor_core;
@@ -230,7 +231,7 @@ constexpr Kernel gemm_sm80_row(std::string_view act) {
 constexpr Kernel dense_row(std::string_view act) {
   Kernel row = linear_row(act == "f16" ? Isa::simt : Isa::sm80, act);
   row.variant = "dense";
-  row.summary = "many tokens: W dequantized into the workspace, then cuBLASLt; the bits of a row depend on M";
+  row.summary = "dequantizes W into the workspace and calls cuBLASLt; the bits of a row depend on M";
   row.batch_invariant = false;
   row.rounds_weights = true;
   row.sums = Sums::tensor_cores;
@@ -245,7 +246,7 @@ constexpr Kernel dense_row(std::string_view act) {
 constexpr Kernel simt_row() {
   Kernel row = linear_row(Isa::simt, "any");
   row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
-  row.summary = "f32 multiply-adds without tensor cores: any activations, prescaled too";
+  row.summary = "f32 multiply-adds without tensor cores: every GPU and float type, prescaled activations too";
   row.accepts = accepts_simt;
   row.cost_us = cost_us;
   row.run = run_linear<launch_linear_simt>;
@@ -256,7 +257,7 @@ constexpr Kernel dequantize_row() {
   Kernel row = linear_row(Isa::simt, "none");
   row.op = Op::dequantize;
   row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
-  row.summary = "W to f32, f16 or bf16, bit-exact";
+  row.summary = "writes W as f32, f16 or bf16, bit-exact";
   row.accepts = accepts_weight;
   row.cost_us = dequantize_cost_us;
   row.run = run_dequantize;

@@ -180,9 +180,10 @@ constexpr Kernel decode_row(int tokens) {
   row.act = "any";
   row.variant = "online";
   row.tile = {tokens, gpu_tile::kRows, gpu_tile::kChannels};
-  row.summary = tokens == 1
-                    ? "int8 activations made in the same launch, a token at a time: a ring of bulk copies feeds tensor cores"
-                    : "int8 activations of few tokens made in the same launch: a ring of bulk copies feeds tensor cores";
+  row.summary =
+      tokens == 1
+          ? "quantizes one token to int8 and multiplies it in the same launch; bulk copies stream weights through a ring"
+          : "quantizes few tokens to int8 and multiplies them in the same launch; bulk copies stream weights through a ring";
   row.form = ActForm::as_given;
   row.quantizes = true;
   row.cost_us = decode_cost_us;
@@ -214,10 +215,10 @@ constexpr Tile kTiles[] = {
     {.m = 128, .n = 192, .split = kStreamK},
 };
 constexpr Summaries kSm90Summaries{
-    .whole = "int8 activations per token or block: wgmma with the weights as bytes in registers",
-    .split = "int8 activations per token or block: wgmma with the weights as bytes in registers; clusters share K",
+    .whole = "int8 activations per token or block: wgmma, weights as int8 in registers",
+    .split = "int8 activations per token or block: wgmma, weights as int8 in registers; the CTAs of a cluster split K",
     .stream_k =
-        "int8 activations per token or block: weights as bytes in registers; every CTA has as many channels of all row tiles"};
+        "int8 activations per token or block: wgmma, weights as int8 in registers; stream-K: CTAs get equal shares of all tiles"};
 
 constexpr Kernel sm90_family() {
   Kernel row = linear_row(Isa::sm90);
@@ -230,7 +231,7 @@ constexpr Kernel sm90_family() {
 constexpr Kernel sm80_row() {
   Kernel row = linear_row(Isa::sm80);
   row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
-  row.summary = "int8 activations per token or block: asynchronous copies feed tensor cores";
+  row.summary = "int8 activations per token or block: mma.sync, loads by cp.async";
   row.cost_us = sm80_cost_us;
   row.run = run_sm80;
   return row;
@@ -245,7 +246,7 @@ constexpr Kernel kPrepareRow{
     .weight = "none",
     .layout = "",
     .tile = {},
-    .summary = "activations to int8 per token, tensor or block, in the order of gpu_n64k128, and their sums",
+    .summary = "quantizes activations to int8 per token, tensor or block, in the channel order of gpu_n64k128, with sums",
     .form = kForm,
     .accepts = accepts_prepare,
     .cost_us = prepare_cost_us,

@@ -8,7 +8,7 @@ A block in a Markdown file looks like this, and everything between the two comme
     <!-- end -->
 
 `source FILE` is a whole program, `source FILE#PART` the lines of it between "docs: begin PART" and "docs: end PART". Of a table,
-FILE#REGEX is the rows whose name begins so. A block of two files has a comma between them.
+FILE#REGEX is the rows whose name, scheme, kind, peak or kernel begins so. A block of several files has commas between them.
 
 usage: docs/render.py [--check] [--nibble PATH]
 
@@ -267,40 +267,31 @@ def speed_picture(gpu_data, cpu_data):
     return "\n".join(out + ["</svg>"]) + "\n"
 
 
-def dequantize(data):
-    """A row per format, output type and order, a column per shape: time, bandwidth, share of a copy of as many bytes."""
-    shapes = sorted({(r["n"], r["k"]) for r in data["results"]}, key=lambda s: s[0] * s[1])
-    cells = {}
-    for r in data["results"]:
-        cells.setdefault((r["format"], r["order"], r["out"], r["kernel"]), {})[r["n"], r["k"]] = r
+def dequantize(checkpoints, packed):
+    """A row per source and order of a W in f16, a column per shape: time, bandwidth, share of the speed of a copy of as many bytes."""
     order = {"nk": "[N,K]", "kn": "[K,N]"}
-    rows = []
-    for (layout, to, out, kernel), by in sorted(cells.items(), key=lambda c: c[0][2] != "f16"):
-        row = [f"{layout} → {out} {order[to]}", f"`{kernel}`"]
-        for shape in shapes:
-            r = by.get(shape)
-            row.append("" if r is None else f"{r['us']:.1f} µs · {(r['bytes_in'] + r['bytes_out']) / r['us'] / 1e6:.2f} TB/s · **{100 * r['of_copy']:.0f} %**")
-        rows.append(row)
-    checked = data["correctness"]
-    return (table(["tensors → W", "kernel"] + [f"{n}×{k}" for n, k in shapes], rows)
-            + f"\n{data['device']}, groups of {data['group']}, {data['scales']} scales. Time · bytes moved (codes, zeros, scales and output once each) · **share of the speed of the "
-            f"fastest copy-like kernel**. {data['method'][0].upper() + data['method'][1:]}. Checked in the same run: {checked['runs']} runs, {checked['elements']} outputs, "
-            f"{checked['failures']} differences.\n")
+    rows, shapes = {}, {}
+    for r in checkpoints["results"]:
+        if r["out"] == "f16":
+            key = f"{r['format']} → {order[r['order']]}", f"`{r['kernel']}`"
+            rows.setdefault(key, {})[r["n"], r["k"]] = r["us"], (r["bytes_in"] + r["bytes_out"]) / r["us"] / 1e6, r["of_copy"]
+    for r in packed["rows"]:
+        if r["kernel"] == "dequantize_packed" and r["out"] == "f16":
+            key = f"packed, {r['bits']} bits → {order[r['order']]}", "`packed`"
+            rows.setdefault(key, {})[r["n"], r["k"]] = r["us"], r["tb_per_s"], r["copy_us"] / r["us"]
+    for cells in rows.values():
+        shapes |= dict.fromkeys(cells)
+    shapes = sorted(shapes, key=lambda s: s[0] * s[1])
 
+    def cell(us, speed, of_copy):
+        return f"{us:.1f} · {speed:.2f} · **{100 * of_copy:.0f} %**"
 
-def packed(data):
-    """Dequantizing packed weights, against a copy that moves as many bytes."""
-    cells, shapes = {}, {}
-    for r in data["rows"]:
-        if r["kernel"] != "dequantize_packed":
-            continue
-        order = "[N,K]" if r["order"] == "nk" else "[K,N]"
-        shapes[f"{r['n']}×{r['k']}"] = None
-        text = f"{r['us']:.1f} µs · {r['tb_per_s']:.2f} TB/s · **{100 * r['copy_us'] / r['us']:.0f} %**"
-        cells.setdefault((r["bits"], r["out"], order), {})[f"{r['n']}×{r['k']}"] = text
-    rows = [[f"{bits}-bit → {out} {order}"] + [found.get(s, "") for s in shapes] for (bits, out, order), found in cells.items()]
-    note = f"\n{data['device']}, groups of 128, f16 scales, rotating cold copies. Time · bytes moved · **share of a copy's speed**.\n"
-    return table(["packed → W"] + list(shapes), rows) + note
+    body = [[*key] + [cell(*cells[s]) if s in cells else "" for s in shapes] for key, cells in rows.items()]
+    checked = checkpoints["correctness"]
+    return (table(["source → W in f16", "kernel"] + [f"{n}×{k}" for n, k in shapes], body)
+            + f"\n{checkpoints['device']}, groups of {checkpoints['group']}, {checkpoints['scales']} scales, cold buffers. µs · TB/s of codes, zeros, scales and output, each counted once · "
+            f"**share of the speed of a kernel that copies as many bytes**. The kernels of checkpoint tensors were checked in the same run: {checked['runs']} runs, "
+            f"{checked['elements']} outputs, {checked['failures']} differences.\n")
 
 
 def gpu_table(data, scheme, act):
@@ -335,14 +326,6 @@ def modes_of(data):
     return list(dict.fromkeys((r["scheme"], r["a_dtype"]) for r in data["results"]))
 
 
-def gpu(data):
-    """The first mode of a benchmark on a GPU; nothing until there is one."""
-    if data is None:
-        return ""
-    scheme, act = modes_of(data)[0]
-    return f"On a GPU, `{scheme}` weights and {act} activations:\n\n" + gpu_table(data, scheme, act) + gpu_note(data)
-
-
 def gpu_modes(data):
     """Every mode of a benchmark on a GPU."""
     if data is None:
@@ -350,53 +333,27 @@ def gpu_modes(data):
     return "".join(f"`{scheme}` × {act}:\n\n{gpu_table(data, scheme, act)}\n" for scheme, act in modes_of(data)) + gpu_note(data).lstrip("\n")
 
 
-def gpu_kernels(data):
-    """Every kernel in the place of every other: a row per shape and M, the chosen one in bold."""
-    if data is None:
+def gpu_gemm(*surveys):
+    """The fastest of all kernels: a row per layer, a column per M; time, share of the roofline, speed-up over cuBLAS, kernel."""
+    if None in surveys:
         return "Not measured yet.\n"
-    names, rows = {}, {}
-    for r in data["results"]:
-        label = r["kernel"].split("__cuda_")[1].removesuffix("n64k128").rstrip("_").replace("_", " ")
-        names[label] = None
-        text = f"{r['median_us']:.1f}"
-        rows.setdefault((r["n"], r["k"], r["m"]), {})[label] = f"**{text}**" if r["chosen"] else text
-    body = [[f"{n}×{k}", str(m)] + [cells.get(name, "") for name in names] for (n, k, m), cells in rows.items()]
-    return table(["N×K", "M"] + list(names), body) + gpu_note(data)
+    cells = {}
+    for r in (r for data in surveys for r in data["results"]):
+        layer = cells.setdefault((r["n"], r["k"]), {})
+        if r["m"] not in layer or r["median_us"] < layer[r["m"]]["median_us"]:
+            layer[r["m"]] = r
+    columns = sorted({m for layer in cells.values() for m in layer})
 
+    def cell(r):
+        kernel = r["kernel"].split("__cuda_")[1].replace("sm90_", "", 1).replace("n64k128", "")
+        return f"{r['median_us']:.1f} · {r['roofline_percent']:.0f} %{speed_up(r)}<br>`{kernel}`"
 
-def gpu_gemm(data):
-    """The best and the chosen kernel of all that were measured, and cuBLAS: a row per shape and M."""
-    if data is None:
-        return "Not measured yet.\n"
-    layers = {}
-    for r in data["results"]:
-        layers.setdefault((r["n"], r["k"], r["m"]), []).append(r)
-    label = lambda r: r["kernel"].split("__cuda_")[1].replace("_", " ")
-    body = []
-    for (n, k, m), runs in layers.items():
-        best = min(runs, key=lambda r: r["median_us"])
-        cublas = best["baselines"].get("cublas_f16")
-        body.append([f"{n}×{k}", str(m), label(best), f"{best['median_us']:.1f}", f"{cublas:.1f}" if cublas else "",
-                     f"{cublas / best['median_us']:.2f}×" if cublas else "", f"{best['compute_percent']:.0f} %", f"{best['memory_percent']:.0f} %"])
-    return table(["N×K", "M", "kernel", "µs", "cuBLAS f16", "speed-up", "of peak", "of bandwidth"], body) + gpu_note(data)
-
-
-def conv(data):
-    """A row per layer, a column per scheme, type and layout: time and share of the ceiling."""
-    if data is None:
-        return "Not measured yet.\n"
-    columns, layers = {}, {}
-    for r in data["results"]:
-        c = r["conv"]
-        label = f"`{r['scheme']}` × {r['act']}, {c['input']}"
-        columns[label] = None
-        size = f"{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['filter'][0]}×{c['filter'][1]}"
-        layers.setdefault((r["name"], size, c["batch"]), {})[label] = f"{microseconds(r['median_us'])} · {r['roofline_percent']:.0f} %"
-    body = [[name, size, str(batch)] + [cells.get(column, "") for column in columns] for (name, size, batch), cells in layers.items()]
-    device = data["device"]
-    machine = device["gpu"] if device.get("gpu") else f"{device['cpu']}, {device['isa']}, {device['threads']} thread" + "s" * (device["threads"] > 1)
-    return (table(["layer", "image → channels, kernel", "images"] + list(columns), body) + f"\n{machine}; commit {data['commit']}, {data['date'][:10]}. "
-            "Cold weights, medians. Time · share of the ceiling that is nearer.\n")
+    body = [[f"{n}×{k}"] + [cell(layer[m]) if m in layer else "" for m in columns] for (n, k), layer in cells.items()]
+    device, commits = surveys[0]["device"], ", ".join(dict.fromkeys(data["commit"] for data in surveys))
+    return (table(["N×K"] + [f"M = {m}" for m in columns], body)
+            + f"\n{device['gpu']}; `{surveys[0]['results'][0]['scheme']}` × {surveys[0]['results'][0]['a_dtype']}; commit {commits}. µs · % of the roofline "
+            f"({device['read_gbytes_per_s']:.0f} GB/s, {device['f16_gflops'] / 1000:.0f} TFLOP/s) · speed-up over {surveys[0]['baseline']}; below, the fastest kernel. "
+            "Cold weights, medians.\n")
 
 
 def by_turns(data):
@@ -419,38 +376,39 @@ def sibling(name):
     return survey.expand(json.loads((ROOT / "bench/results/h200" / name).read_text()))
 
 
-def gpu_conv(data):
-    """A row per layer, a column per scheme: times next to cuDNN's in fp16 (conv-cudnn.json)."""
+CONV_SCHEMES = ("u4b8g128", "s8t_s8c", "s8g128_u4b8g128")
+
+
+def gpu_conv(*surveys):
+    """A row per layer, a column per image layout and scheme: times, and speed-ups over cuDNN's in fp16 and that layout (conv-cudnn.json)."""
     peer = sibling("conv-cudnn.json")
     theirs = {(r["name"], r["batch"]): r["us"] for r in peer["runs"]}
-    schemes, layers = {}, {}
-    for r in data["results"]:
+    columns, layers = {}, {}
+    for r in (r for data in surveys for r in data["results"] if r["scheme"] in CONV_SCHEMES):
         c = r["conv"]
-        schemes[r["scheme"]] = None
         size = f"{c['batch']}×{c['in_channels']}×{c['height']}×{c['width']} → {r['n']}, {c['filter'][0]}×{c['filter'][1]}"
-        layers.setdefault((r["name"], c["batch"], size), {})[r["scheme"]] = r["median_us"]
-    layout = data["results"][0]["conv"]["input"]
-    body = []
-    for (name, batch, size), us in layers.items():
-        cudnn = theirs[name, batch]
-        fastest = cudnn[layout]
-        body.append([size] + [f"{us[s]:.1f} · {fastest / us[s]:.2f}×" if s in us else "" for s in schemes] + [f"{cudnn['nchw']:.1f}", f"{cudnn['nhwc']:.1f}"])
-    return (table(["layer"] + [f"`{s}`" for s in schemes] + ["cuDNN fp16 NCHW", "NHWC"], body) +
-            f"\n{data['device']['gpu']}, {layout.upper()} f16 in and out, µs · speed-up over cuDNN in the same layout; cuDNN {peer['cudnn']}; commit "
-            f"{data['commit']}, {data['date'][:10]}. Cold weights, warm images, medians; quantization of images counted.\n")
+        us, fastest = r["median_us"], theirs[r["name"], c["batch"]][c["input"]]
+        columns[c["input"], r["scheme"]] = None
+        layers.setdefault(size, {})[c["input"], r["scheme"]] = f"{us:.1f} · {fastest / us:.2f}×"
+    columns = sorted(columns, key=lambda c: (c[0] != "nhwc", CONV_SCHEMES.index(c[1])))
+    body = [[size] + [cells.get(c, "") for c in columns] for size, cells in layers.items()]
+    commits = ", ".join(dict.fromkeys(data["commit"] for data in surveys))
+    return (table(["layer"] + [f"{layout.upper()} `{scheme}`" for layout, scheme in columns], body) +
+            f"\n{surveys[0]['device']['gpu']}, f16 images in and out: µs · speed-up over cuDNN {peer['cudnn']} in fp16 and the same image layout; commit {commits}. Cold weights, "
+            "warm images, medians; quantizing and reordering images are counted.\n")
 
 
 def gpu_scaled(data):
-    """A table per kind of codes: the best row of each layer and M, and what cuBLASLt takes for the plain product."""
-    rows = {}
+    """A row per kind of codes and layer, a column per M: the fastest row, over what cuBLASLt takes for the plain product."""
+    layers = {}
     for r in data["rows"]:
-        rows.setdefault(r["kind"], {}).setdefault((r["n"], r["k"]), {})[r["m"]] = (r["best_us"], r["cublaslt_us"])
-    text = ""
-    for kind, layers in rows.items():
-        columns = sorted({m for us in layers.values() for m in us})
-        body = [[f"{n}×{k}"] + [f"{us[m][0]:.1f} · {us[m][1] / us[m][0]:.2f}×" if m in us else "" for m in columns] for (n, k), us in layers.items()]
-        text += f"**{kind}**\n\n" + table(["N×K"] + [f"M = {m}" for m in columns], body) + "\n"
-    return text + f"{data['device']}, µs · speed-up over cuBLASLt {data['cublaslt_version']}, which multiplies codes and leaves scales to others. Cold weights.\n"
+        layers.setdefault((r["kind"], r["n"], r["k"]), {})[r["m"]] = f"{r['best_us']:.1f} · {r['cublaslt_us'] / r['best_us']:.2f}×"
+    columns, kinds = sorted({m for us in layers.values() for m in us}), list(dict.fromkeys(kind for kind, _, _ in layers))
+    body = [[kind, f"{n}×{k}"] + [us.get(m, "") for m in columns]
+            for (kind, n, k), us in sorted(layers.items(), key=lambda layer: kinds.index(layer[0][0]))]
+    return (table(["codes", "N×K"] + [f"M = {m}" for m in columns], body)
+            + f"\n{data['device']}; commit {data['commit']}. µs of the fastest kernel · speed-up over cuBLASLt {data['cublaslt_version']}, which multiplies the codes without scales. "
+            "Cold weights.\n")
 
 
 def fp8_sums(data):
@@ -474,19 +432,20 @@ def fp8_sums(data):
 
 
 def gpu_online(data):
-    """What a plan takes for each layer, M and way of quantizing activations, next to the one with f16 activations of the same run."""
+    """A row per layer and act_scheme, a column per M: what a plan takes, next to the one with f16 activations of the same run."""
     us, layers = {}, {}
     for r in data["results"]:
         us[r["scheme"], r["n"], r["k"], r["m"]] = r["median_us"]
         layers.setdefault((r["n"], r["k"]), []).append(r["m"])
     schemes = list(dict.fromkeys(r["scheme"] for r in data["results"]))
     floats, columns = next(s for s in schemes if "_" not in s), sorted({m for ms in layers.values() for m in ms})
-    text = ""
-    for scheme in (s for s in schemes if s != floats):
-        cell = lambda n, k, m: f"{us[scheme, n, k, m]:.1f} · {us[floats, n, k, m] / us[scheme, n, k, m]:.2f}×" if (scheme, n, k, m) in us else ""
-        body = [[f"{n}×{k}"] + [cell(n, k, m) for m in columns] for n, k in layers]
-        text += f"**`{scheme}`**\n\n" + table(["N×K"] + [f"M = {m}" for m in columns], body) + "\n"
-    return text + f"{data['device']['gpu']}, the quantizer counted: µs · speed-up over `{floats}` in the same run; commit {data['commit']}, {data['date'][:10]}.\n"
+
+    def cell(scheme, n, k, m):
+        return f"{us[scheme, n, k, m]:.1f} · {us[floats, n, k, m] / us[scheme, n, k, m]:.2f}×" if (scheme, n, k, m) in us else ""
+
+    body = [[f"`{scheme}`", f"{n}×{k}"] + [cell(scheme, n, k, m) for m in columns] for scheme in schemes if scheme != floats for n, k in layers]
+    return (table(["scheme", "N×K"] + [f"M = {m}" for m in columns], body)
+            + f"\n{data['device']['gpu']}; commit {data['commit']}, {data['date'][:10]}. µs, quantizing counted · speed-up over `{floats}` × f16 in the same run.\n")
 
 
 def quantizers(data):
@@ -567,8 +526,9 @@ def source(file, name):
     return f"```{language}\n{part(file, name) if name else file.read_text()}```\n"
 
 
-# Of a table FILE#REGEX: the list in the JSON and what its rows are called by.
-ROWS = {"formats": ("formats", "name"), "accuracy": ("rows", "scheme")}
+# Of a table FILE#REGEX: the list in the JSON, and the field that the expression matches.
+ROWS = {"formats": ("formats", "name"), "accuracy": ("rows", "scheme"), "cpu_modes": ("results", "peak"), "gpu_scaled": ("rows", "kind"),
+        "gpu_gemm": ("results", "kernel")}
 
 
 def only(kind, data, pattern):
@@ -608,31 +568,27 @@ RENDERERS = {
     "bench": bench,
     "speed": speed,
     "cpu_modes": cpu_modes,
-    "gpu": gpu,
     "gpu_modes": gpu_modes,
     "accuracy": accuracy,
     "kernels": kernels,
     "layouts": layouts,
     "formats": formats,
-    "conv": conv,
     "generation": generation,
     "call_cost": call_cost,
     "exactness": exactness,
     "added_error": added_error,
     "dequantize": dequantize,
-    "gpu_kernels": gpu_kernels,
     "gpu_gemm": gpu_gemm,
     "gpu_conv": gpu_conv,
     "gpu_scaled": gpu_scaled,
     "fp8_sums": fp8_sums,
     "gpu_online": gpu_online,
     "quantizers": quantizers,
-    "packed": packed,
     "by_turns": by_turns,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"fp8_sums", "cpu_modes", "gpu", "gpu_modes", "gpu_kernels", "gpu_gemm", "conv", "generation", "call_cost"}
+MAY_BE_MISSING = {"fp8_sums", "cpu_modes", "gpu_modes", "gpu_gemm", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 
@@ -659,7 +615,7 @@ def render(page):
             return begin + source(ROOT / path, name) + end
         # Only what takes long or a GPU to measure may be missing; its renderer knows.
         several = [None if kind in MAY_BE_MISSING and not (ROOT / file).exists() else read(file) for file in path.split(",")]
-        return begin + RENDERERS[kind](*([only(kind, several[0], name)] if name else several)) + end
+        return begin + RENDERERS[kind](*([only(kind, several[0], name)] if name and several[0] else several)) + end
 
     if typed := PROGRAM.search(BLOCK.sub("", text)):
         raise SystemExit(f"{page}: the program '{typed[1]}' is in no file that tests run; quote one: <!-- render: source FILE#PART -->")

@@ -25,13 +25,21 @@ DATA = {
     ],
 }
 
-text = render.gpu(DATA)
+text = render.gpu_modes(DATA)
 lines = text.splitlines()
 assert lines[2] == "| N×K | floor | M = 1 | M = 8 |", lines
 assert lines[4] == "| 4096×1024 | 2.5 | 5.0 · 50 % · **2.50×** | 8.0 · 50 % · **1.50×** |", lines
-assert len(lines) == 7 and "NVIDIA X1" in lines[6] and "690 TFLOP/s" in lines[6] and "bf16" not in text, lines
-
-text = render.gpu_modes(DATA)
 assert "`u4b8g128` × f16" in text and "`u4b8g128` × bf16" in text and "| 64×64 | 0.5 | 1.0 · 50 % |" in text, text
+assert "NVIDIA X1" in lines[-1] and "690 TFLOP/s" in lines[-1], lines
+assert "./dev gpu" in render.gpu_modes(None)
 
-assert render.gpu(None) == "" and "./dev gpu" in render.gpu_modes(None)
+# The fastest kernel of every layer and M, chosen or not, of several files; one kernel of them by its name.
+FEW, MANY = "linear_any_f16_any__cuda_sm90_m8n64k128", "linear_any_f16_any__cuda_sm90_wgmma_m64n256"
+few = {**DATA, "results": [result(512, 256, 8, "f16", 6.0, {"cublas_f16": 12.0}, kernel=MANY, chosen=True),
+                           result(512, 256, 8, "f16", 4.0, {"cublas_f16": 12.0}, kernel=FEW, chosen=False)]}
+many = {**DATA, "commit": "def", "results": [result(512, 256, 64, "f16", 10.0, {"cublas_f16": 5.0}, kernel=MANY)]}
+lines = render.gpu_gemm(few, many).splitlines()
+assert lines[2] == "| 512×256 | 4.0 · 50 % · **3.00×**<br>`m8` | 10.0 · 50 % · **0.50×**<br>`wgmma_m64n256` |", lines
+assert "abc, def" in lines[-1], lines
+assert "| 512×256 | 6.0 · 50 % · **2.00×**<br>`wgmma_m64n256` |" in render.gpu_gemm(render.only("gpu_gemm", few, MANY))
+assert render.gpu_gemm(None, many) == "Not measured yet.\n"

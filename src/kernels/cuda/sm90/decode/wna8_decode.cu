@@ -351,7 +351,7 @@ int longest_slice(const gpu_tile::Geometry& geo, int split) { return (geo.record
 int x_pitch(const gpu_tile::Geometry& geo, int split, int folds) { return token_row(longest_slice(geo, split), folds).pitch; }
 
 /// The model of decode.cu for f16, with two differences computed, not measured: a record takes two thirds of the cycles
-/// (docs/kernels/cuda-online.md); activations are quantized instead of fetched.
+/// (docs/kernels/cuda-wna8.md); activations are quantized instead of fetched.
 double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
   constexpr double kBytesPerUs = 4.4e6;
   constexpr double kCodesPerUs = 2e4;  // of an SM: five instructions each, and one latency of L2 for two chunks

@@ -256,7 +256,7 @@ inline Quads load_any_quads(const tile::Planes& planes, const std::byte* octet, 
     } else if (width == 2) {  // bytes k0 k2 k4 k6 and k1 k3 k5 k7, from the low bits up
       const Ints word = load_u16(octet + 2 * v * kLanes), rest = word >> 4;
       part = {(word & 0x0303) | ((word & 0x0c0c) << 14), (rest & 0x0303) | ((rest & 0x0c0c) << 14)};
-    } else {  // bit j is channel j: copies 7 bits apart bring it to bit 8j
+    } else {  // bit j is channel j: the sum of copies that are 7 bits apart has it in bit 8j
       const Ints word = load_u8(octet + v * kLanes);
       part = {((word & 15) * 0x00204081) & 0x01010101, ((word >> 4) * 0x00204081) & 0x01010101};
     }

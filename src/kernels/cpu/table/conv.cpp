@@ -112,20 +112,20 @@ void decode_integers(const Decoder& decoder, const PackedWeightData& weight, std
 }
 
 /// How the outputs are divided into tasks: chunks of rows, and ranges of row blocks where there are too few chunks.
-struct Deal {
+struct Division {
   std::int64_t rows, chunks_down, chunks_across, ranges, groups, batch;
 
   std::int64_t tasks() const { return batch * chunks_down * chunks_across * groups * ranges; }
 
-  Deal(const ConvWork& work, std::int64_t images, std::int64_t row_blocks, std::int64_t threads)
+  Division(const ConvWork& work, std::int64_t images, std::int64_t row_blocks, std::int64_t threads)
       : rows(work.rows()), groups(work.parts()), batch(images) {
     chunks_across = (work.out_width() + work.columns() - 1) / work.columns();
     // The height with the shortest time of the busiest thread; the fixed cost of a chunk counts as half a row.
     double best = std::numeric_limits<double>::infinity();
     for (std::int64_t height = work.rows(); height >= std::max<std::int64_t>(1, work.rows() / 3); --height) {
       const std::int64_t down = (work.out_height() + height - 1) / height, count = images * down * chunks_across * groups;
-      const std::int64_t turns = (count + threads - 1) / threads;  // of the busiest thread
-      const double time = static_cast<double>(turns) * (static_cast<double>(height) + 0.5);
+      const std::int64_t rounds = (count + threads - 1) / threads;  // of the busiest thread
+      const double time = static_cast<double>(rounds) * (static_cast<double>(height) + 0.5);
       if (time >= best) continue;
       best = time;
       rows = height;
@@ -195,18 +195,18 @@ Status run(const Kernel& self, const StepArgs& args) {
 
   const std::int64_t slots = std::clamp<std::int64_t>(static_cast<std::int64_t>(args.scratch.size() / work.scratch().total), 1,
                                                       args.executor->threads());
-  const Deal deal(work, batch, kPixels != nullptr ? 1 : (geometry.group_outputs() + rows - 1) / rows, slots);
+  const Division division(work, batch, kPixels != nullptr ? 1 : (geometry.group_outputs() + rows - 1) / rows, slots);
   const auto run_task = [&](std::int64_t task, std::byte* scratch) {
-    const std::int64_t range = task % deal.ranges;
-    const Part whole = work.part(task / deal.ranges % deal.groups);
-    const Chunk chunk = deal.chunk(work, task / deal.ranges / deal.groups);
+    const std::int64_t range = task % division.ranges;
+    const Part whole = work.part(task / division.ranges % division.groups);
+    const Chunk chunk = division.chunk(work, task / division.ranges / division.groups);
     const std::int64_t tokens = chunk.tokens(), first = chunk.row * out_width + chunk.column;
     std::byte* pixels = scratch + work.scratch().pixels;
     work.gather(prepare, a, chunk, whole, codes, weight.act_limit.value_or(std::numeric_limits<float>::infinity()), scratch);
 
     // Row blocks that hold channels of the group; the first and last may hold channels of others too.
     const std::int64_t blocks_begin = whole.n_begin / rows, blocks_end = (whole.n_end + rows - 1) / rows;
-    const std::int64_t step = (blocks_end - blocks_begin + deal.ranges - 1) / deal.ranges;
+    const std::int64_t step = (blocks_end - blocks_begin + division.ranges - 1) / division.ranges;
     const std::int64_t begin = blocks_begin + range * step, end = std::min(begin + step, blocks_end);
     if (begin >= end) return;
     StepArgs part = args;
@@ -271,9 +271,9 @@ Status run(const Kernel& self, const StepArgs& args) {
                 d.channel * d.width());
   };
   std::atomic<std::int64_t> next{0};
-  args.executor->parallel_for(std::min(slots, deal.tasks()), [&](std::int64_t slot) {
+  args.executor->parallel_for(std::min(slots, division.tasks()), [&](std::int64_t slot) {
     std::byte* scratch = args.scratch.data() + static_cast<std::size_t>(slot) * work.scratch().total;
-    for (std::int64_t task = next.fetch_add(1); task < deal.tasks(); task = next.fetch_add(1)) run_task(task, scratch);
+    for (std::int64_t task = next.fetch_add(1); task < division.tasks(); task = next.fetch_add(1)) run_task(task, scratch);
   });
   return {};
 }

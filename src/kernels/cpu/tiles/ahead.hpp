@@ -19,7 +19,7 @@ struct Ahead {
   Ahead(const std::byte* begin, const std::byte* finish, std::int64_t steps)
       : at(begin), end(finish), lines(((finish - begin) / kLine + steps - 1) / steps) {}
 
-  [[gnu::always_inline]] void ask() {
+  [[gnu::always_inline]] void prefetch() {
     for (std::int64_t line = 0; line < lines && at < end; ++line, at += kLine) __builtin_prefetch(at, 0, 2);
   }
 };

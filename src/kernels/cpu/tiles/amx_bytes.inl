@@ -76,17 +76,17 @@ NIBBLE_VARIANT void sum_steps(int bits, bool both, const std::byte* codes, Rows 
   alignas(64) std::byte panel[2][kStepBytes];
   const std::int64_t steps = (octets + kStepOctets - 1) / kStepOctets;
   const bool lines = reinterpret_cast<std::uintptr_t>(codes) % kTileBytes == 0;
-  const std::int64_t lying = bits == 8 && lines ? octets / kStepOctets : 0;  // steps that are multiplied in place
+  const std::int64_t in_place = bits == 8 && lines ? octets / kStepOctets : 0;  // steps that are multiplied in place
   const std::int64_t step_bytes = kStepBytes * bits / 8;
   clear_sums();
-  for (std::int64_t s = lying == 0 ? -1 : 0; s < steps; ++s) {
+  for (std::int64_t s = in_place == 0 ? -1 : 0; s < steps; ++s) {
     const std::int64_t then = s + 1;
-    if (then >= lying && then < steps)
+    if (then >= in_place && then < steps)
       spread_octets(bits, codes + then * step_bytes, octets - then * kStepOctets, panel[then % 2]);
-    ahead.ask();
+    ahead.prefetch();
     if (s < 0) continue;
     const std::byte* a = rows.step();
-    multiply_bytes(both, a, rows.apart(), rows.next, s < lying ? codes + s * step_bytes : panel[s % 2]);
+    multiply_bytes(both, a, rows.apart(), rows.next, s < in_place ? codes + s * step_bytes : panel[s % 2]);
   }
 }
 

@@ -89,9 +89,9 @@ NIBBLE_VARIANT Ints add_codes(Ints sum, Ints low, Ints high, int bits) {
   return dot4(dot4(sum, low, ones, 8), high, ones, 8);
 }
 
-/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `finds`, whether column sums
-/// are computed or used, are constants at every call; except `finds` for other widths, which are too rare for a loop of their own.
-NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
+/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `sums_columns` (column
+/// sums are computed, not loaded) are constants at every call; except `sums_columns` for other widths, too rare for a loop of their own.
+NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
                              const std::byte* a, Columns columns, float* out) {
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
@@ -144,7 +144,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const
         low[v] = bits == 4 ? quads.low : quads.low ^ flip;
         high[v] = bits == 4 ? quads.high : quads.high ^ flip;
       }
-      for (int v = 0; finds && v < kVecs; ++v) column[v] = add_codes(column[v], low[v], high[v], dot_bits);
+      for (int v = 0; sums_columns && v < kVecs; ++v) column[v] = add_codes(column[v], low[v], high[v], dot_bits);
       const int octet_bytes = (bits == 0 ? 8 : bits) * kRows;
       for (int line = 0; rows >= kPrefetchRows && line < octet_bytes; line += 64)
         __builtin_prefetch(codes + kPrefetchBytes + line);
@@ -159,7 +159,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const
     const std::int64_t filled = (length + tile::kOctet - 1) / tile::kOctet * tile::kOctet - length;
     const Ints biases =
         splat(static_cast<std::int32_t>((bits == 4 ? 0 : kByteBias * filled) - static_cast<int>(d.bias) * length));
-    for (int v = 0; finds && v < kVecs; ++v) {
+    for (int v = 0; sums_columns && v < kVecs; ++v) {
       const Ints pair = column[v] << 16 | (to_ints(header.zero[v]) & 0xffff);
       store(columns.sums + v * kLanes, paired ? reinterpret_cast<Vec>(pair) : to_floats(column[v] + biases));
     }
@@ -193,30 +193,30 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool finds, const
     for (int v = 0; v < kVecs; ++v) store(out + m * kRows + v * kLanes, sum[m][v]);
 }
 
-NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool finds, const DotTask& t, const std::byte* block,
+NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
                                     const std::byte* a, Columns columns, float* out) {
   const int tile = digits == 1 ? kInt8Tile : kFixedTile;  // a constant: the compiler drops the cases above it
   switch (height) {
-    case 1: return multiply(bits, digits, 1, finds, t, block, a, columns, out);
-    case 2: return tile >= 2 ? multiply(bits, digits, 2, finds, t, block, a, columns, out) : void();
-    case 3: return tile >= 3 ? multiply(bits, digits, 3, finds, t, block, a, columns, out) : void();
-    case 4: return tile >= 4 ? multiply(bits, digits, 4, finds, t, block, a, columns, out) : void();
-    case 5: return tile >= 5 ? multiply(bits, digits, 5, finds, t, block, a, columns, out) : void();
-    case 6: return tile >= 6 ? multiply(bits, digits, 6, finds, t, block, a, columns, out) : void();
+    case 1: return multiply(bits, digits, 1, sums_columns, t, block, a, columns, out);
+    case 2: return tile >= 2 ? multiply(bits, digits, 2, sums_columns, t, block, a, columns, out) : void();
+    case 3: return tile >= 3 ? multiply(bits, digits, 3, sums_columns, t, block, a, columns, out) : void();
+    case 4: return tile >= 4 ? multiply(bits, digits, 4, sums_columns, t, block, a, columns, out) : void();
+    case 5: return tile >= 5 ? multiply(bits, digits, 5, sums_columns, t, block, a, columns, out) : void();
+    case 6: return tile >= 6 ? multiply(bits, digits, 6, sums_columns, t, block, a, columns, out) : void();
     default: return;
   }
 }
 
-NIBBLE_VARIANT void multiply_any(int digits, int height, bool finds, const DotTask& t, const std::byte* block, const std::byte* a,
-                                 Columns columns, float* out) {
+NIBBLE_VARIANT void multiply_any(int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
+                                 const std::byte* a, Columns columns, float* out) {
   switch (t.decoder->geometry.bits) {
     case 4:
-      return digits == 1 && finds ? multiply_height(4, digits, height, true, t, block, a, columns, out)
-                                  : multiply_height(4, digits, height, false, t, block, a, columns, out);
+      return digits == 1 && sums_columns ? multiply_height(4, digits, height, true, t, block, a, columns, out)
+                                         : multiply_height(4, digits, height, false, t, block, a, columns, out);
     case 8:
-      return digits == 1 && finds ? multiply_height(8, digits, height, true, t, block, a, columns, out)
-                                  : multiply_height(8, digits, height, false, t, block, a, columns, out);
-    default: return multiply_height(0, digits, height, digits == 1 && finds, t, block, a, columns, out);
+      return digits == 1 && sums_columns ? multiply_height(8, digits, height, true, t, block, a, columns, out)
+                                         : multiply_height(8, digits, height, false, t, block, a, columns, out);
+    default: return multiply_height(0, digits, height, digits == 1 && sums_columns, t, block, a, columns, out);
   }
 }
 

@@ -76,7 +76,7 @@ constexpr std::ptrdiff_t kPrefetchBytes = 2048;
 constexpr int kPrefetchRows = 6;
 
 /// With patches, the next weights are prefetched this often, and at the end of a run.
-constexpr std::int64_t kAskOctets = 16;
+constexpr std::int64_t kPrefetchOctets = 16;
 
 /// acc[height][R] += quad of every token · codes. Tokens are `step` bytes apart: groups of three share a base register, as the addressing
 /// modes allow.
@@ -104,7 +104,7 @@ NIBBLE_VARIANT void add_octets(int bits, int height, const std::byte*& codes, co
     }
     for (int line = 0; height >= kPrefetchRows && line < octet_bytes; line += kLine)
       __builtin_prefetch(codes + kPrefetchBytes + line);
-    if (ahead != nullptr && octets % kAskOctets == 1) ahead->ask();
+    if (ahead != nullptr && octets % kPrefetchOctets == 1) ahead->prefetch();
     add_quad(height, a, step, low, bits, acc);
     add_quad(height, a + quad, step, high, bits, apart ? more : acc);
   }
@@ -127,8 +127,8 @@ NIBBLE_VARIANT void sum(int bits, int height, const std::byte* codes, const std:
 
 /// The same for patches, run by run; `a` is the first token's patch, `starts` are the initial sums of the tokens.
 NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const std::byte* a, const Patches& p,
-                             const std::int32_t* starts, Ahead& asked, std::int32_t* out) {
-  Ahead ahead = asked;  // in registers
+                             const std::int32_t* starts, Ahead& next, std::int32_t* out) {
+  Ahead ahead = next;  // in registers
   const bool apart = height * kVecs <= 6;
   Ints acc[kTile][kVecs], more[kTile][kVecs];
   for (int r = 0; r < height; ++r)
@@ -140,7 +140,7 @@ NIBBLE_VARIANT void sum_runs(int bits, int height, const std::byte* codes, const
     for (std::int64_t w = 0; w < p.runs_w; ++w)
       add_octets(bits, height, codes, a + h * p.run_down + w * p.run_beside, p.beside, 4, p.run_bytes / tile::kOctet, &ahead, acc,
                  more);
-  asked = ahead;
+  next = ahead;
   for (int r = 0; r < height; ++r)
     for (int v = 0; v < kVecs; ++v) store_ints(out + r * kRows + v * kLanes, apart ? acc[r][v] + more[r][v] : acc[r][v]);
 }
@@ -409,10 +409,11 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
   std::int32_t sums[kMaxChunkTokens], starts[kMaxChunkTokens];
   sum_tokens(t, sums);
   for (std::int64_t i = 0; i < t.rows * p.columns; ++i) starts[i] = -t.bias * sums[i];
-  const std::int64_t asks = (p.run_bytes / tile::kOctet + kAskOctets - 1) / kAskOctets * p.runs_h * p.runs_w;  // of a tile
+  const std::int64_t prefetches =
+      (p.run_bytes / tile::kOctet + kPrefetchOctets - 1) / kPrefetchOctets * p.runs_h * p.runs_w;  // of a tile
   const std::int64_t tiles = t.rows * ((p.columns + t.tile - 1) / t.tile);
   Ahead ahead(t.weight + geo.record(block_end, 0), t.weight + geo.record(block_next, 0),
-              tiles * (block_end - block_begin) * asks);
+              tiles * (block_end - block_begin) * prefetches);
   for (std::int64_t row = 0; row < t.rows; ++row)
     for (std::int64_t column = 0, height = 0; column < p.columns; column += height) {
       height = least(p.columns - column, t.tile);

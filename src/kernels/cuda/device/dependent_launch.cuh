@@ -1,9 +1,9 @@
 // Programmatic dependent launch for kernels that are compiled for many architectures: where the GPU supports it they start before the
 // previous kernel of the stream has ended; elsewhere they run one after the other.
 //
-//   predecessor ──────────────┤ its writes are visible
-//   kernel        let_go, set up ┤wait┤ read, compute, write
-//   successor                     let_go, set up ──────────┤wait┤ ...
+//   predecessor ──────────────────────┤ its writes are visible
+//   kernel        start successor, set up ┤wait┤ read, compute, write
+//   successor                              start successor, set up ────┤wait┤ ...
 //
 // Every thread waits before it touches memory that other kernels read or write. So a finished kernel implies that all before it on the
 // stream have finished.

@@ -21,7 +21,7 @@
 namespace nibble::cuda {
 
 /// Hides x from the optimiser, so that values derived from it are recomputed at each use and not kept in registers.
-__device__ inline int made_again(int x) {
+__device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
@@ -70,7 +70,7 @@ struct HalfRounds {
   __device__ void stage(int round, int slot, float4 v, float2 bias) const {
     const float a = __fadd_rn(v.x, bias.x), b = __fadd_rn(v.y, bias.x), c = __fadd_rn(v.z, bias.y), d = __fadd_rn(v.w, bias.y);
     std::uint32_t to = buffer(round);
-    const int lane = made_again(this->lane);  // as in flush
+    const int lane = opaque(this->lane);  // as in flush
     if constexpr (kPixels) {
       const int row = warp * 16 + lane % 16;
       to += row * (kRoundTokens * 2) + (slot ^ row / 2 % kRoundUnits) * 16;
@@ -93,7 +93,7 @@ struct HalfRounds {
   __device__ void flush(int round, int block, int first, int tokens) const {
     ptx::named_barrier(barrier, 128);  // the next writers of the buffer pass another barrier first
     // Keeps the compiler from computing addresses before the products, which need the registers.
-    const int lane = made_again(this->lane), pixels = made_again(this->pixels);
+    const int lane = opaque(this->lane), pixels = opaque(this->pixels);
     const std::uint32_t from = buffer(round);
     auto* const d = static_cast<std::uint16_t*>(e.d);
     if constexpr (kPixels) {

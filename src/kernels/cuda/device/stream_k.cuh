@@ -23,7 +23,7 @@ struct Parts {
   }
 
   /// Stores a partial sum and signals the warp that sets the flags; that warp waits for the stores while this one continues.
-  __device__ void leave(int cta, int blocks, const Sum (&acc)[4 * kUnits]) const {
+  __device__ void store(int cta, int blocks, const Sum (&acc)[4 * kUnits]) const {
     uint4* to = part(cta);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
@@ -76,7 +76,7 @@ struct Parts {
 
 /// For an idle warp: sets the flags of its CTA's partial sums once all have been stored: those of one warpgroup per row block, or of at
 /// least `least` warpgroups where warpgroups are not row blocks.
-__device__ inline void raise_flags(const StreamK& memory, const Deal& deal, int cta, int lane, int least = 1) {
+__device__ inline void set_flags(const StreamK& memory, const Deal& deal, int cta, int lane, int least = 1) {
   int blocks = deal.left_blocks(cta);
   if (blocks == 0) return;
   blocks = max(blocks, least);

@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
-#include "kernels/cuda/steps/w8a8_terms.cuh"
+#include "kernels/cuda/steps/w8a8_scales.cuh"
 #include "kernels/cuda/tasks/conv.hpp"
 
 namespace nibble::cuda {

@@ -4,7 +4,7 @@
 //   record = 128 channels: global → registers, a record ahead → shared memory
 //   thread = row t mod 64 × tokens 8·(t / 64) … +7: a warp's lanes read 32 rows, whose swizzled chunks lie in different banks, and
 //            the same tokens, which are broadcast
-//   end    = zero points, scales, epilogue (w8a8_terms.cuh); a warp writes 32 neighbours of a row of D
+//   end    = zero points, scales, epilogue (w8a8_scales.cuh); a warp writes 32 neighbours of a row of D
 //
 // Activation codes of e4m3 are converted to f32 when they are written to shared memory, those of weights in registers. Each record's
 // products are added up in the order of the channels, and, where scales are grouped, scaled before they join the sum.
@@ -17,7 +17,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
-#include "kernels/cuda/steps/w8a8_terms.cuh"
+#include "kernels/cuda/steps/w8a8_scales.cuh"
 
 namespace nibble::cuda {
 namespace {

@@ -400,8 +400,8 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   float* const all_sums = reinterpret_cast<float*>(shared);
   float* const lane_sums = all_sums + lane % 4 * 2 * S::kSumPitch + first_fragment * gpu_tile::kFragmentRows + lane / 4;
 #pragma unroll
-  for (int turn = 1; turn >= 0; --turn) {
-    if (part == turn) {
+  for (int writer = 1; writer >= 0; --writer) {
+    if (part == writer) {
 #pragma unroll
       for (int f = 0; f < S::kFragments; ++f)
 #pragma unroll
@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             float& sum = lane_sums[(8 * t + i % 2) * S::kSumPitch + f * gpu_tile::kFragmentRows + i / 2 * 8];
-            sum = turn == 1 ? sums[f][t][i] : (sums[f][t][i] + sum) * (i / 2 == 0 ? factors[f].x : factors[f].y);
+            sum = writer == 1 ? sums[f][t][i] : (sums[f][t][i] + sum) * (i / 2 == 0 ? factors[f].x : factors[f].y);
           }
     }
     __syncthreads();

@@ -6,7 +6,7 @@
 //   stage = a record's part of R rows | T tokens × 128 channels, chunks of 16 bytes swizzled as records are
 //   ring  = asynchronous copies, all but one stage ahead; the weights of the first ones are requested before the previous kernel has ended
 //   step  = 32 channels: ldmatrix of 16 rows and of 16 tokens ──▶ one mma of integers, or two of f16
-//   end   = sums through shared memory, where Dᵀ becomes D; zero points, scales, epilogue (w8a8_terms.cuh)
+//   end   = sums through shared memory, where Dᵀ becomes D; zero points, scales, epilogue (w8a8_scales.cuh)
 //
 // A lane's word holds four neighbouring channels of a row. The f16 instruction wants two pairs of them, at k and at k + 8 of its 16; which
 // channels those are does not matter as long as both operands agree. So a word's codes 0 and 2 are one pair, 1 and 3 the other, without
@@ -26,7 +26,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/patch_corners.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
-#include "kernels/cuda/steps/w8a8_terms.cuh"
+#include "kernels/cuda/steps/w8a8_scales.cuh"
 #include "kernels/cuda/tasks/w8a8.hpp"
 
 namespace nibble::cuda {

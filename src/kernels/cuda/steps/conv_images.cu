@@ -21,7 +21,7 @@
 #include "kernels/cuda/device/fragment.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/steps/act_vectors.cuh"
-#include "kernels/cuda/steps/w8a8_terms.cuh"
+#include "kernels/cuda/steps/w8a8_scales.cuh"
 #include "kernels/cuda/tasks/conv.hpp"
 
 namespace nibble::cuda {
@@ -59,7 +59,7 @@ struct AsCode {
   __device__ Value padding() const { return static_cast<std::int8_t>(rule.zero); }
 };
 
-struct Bring {
+struct ImageCopy {
   ConvTask task;
   void* to;
   int pixels, channels;  // of an image, padding and all
@@ -67,7 +67,7 @@ struct Bring {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads, kCtas) bring_kernel(const __grid_constant__ Bring b) {
+__global__ void __launch_bounds__(kThreads, kCtas) copy_kernel(const __grid_constant__ ImageCopy b) {
   using Value = typename Element::Value;
   constexpr int kVector = 16 / static_cast<int>(sizeof(Value)), kVectors = kSquare / kVector;  // of a pixel in the square
   // An odd number of words from pixel to pixel: a column of the square is in 32 different banks.
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) bring_kernel(const __grid_con
 /// A warp has 8 of the square's pixels and all of its channels. Rows of shared memory are 128 bytes, whose chunks of 16 are swizzled by the
 /// row.
 template <int kVector>
-__global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_constant__ Bring b) {
+__global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_constant__ ImageCopy b) {
   constexpr int kRowBytes = kSquare * 2, kVectors = kSquare / kVector;  // of a channel's pixels
   __shared__ __align__(128) std::uint8_t channels[kSquare * kRowBytes], pixels[kSquare * kRowBytes];
   let_successor_start();
@@ -182,17 +182,17 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const __grid_consta
 
 // ---- images whose channels are side by side, to codes
 
-constexpr int kCodes = 16;      // channels of a thread
-constexpr int kPixelTurns = 4;  // pixels of a thread
+constexpr int kCodes = 16;  // channels of a thread
+constexpr int kPixels = 4;  // pixels of a thread
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant__ Bring b) {
+__global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant__ ImageCopy b) {
   using Raw = typename Element::Raw;
   constexpr int kQuads = sizeof(Raw);  // 16 bytes each
-  __shared__ std::int64_t from[kThreads * kPixelTurns];
+  __shared__ std::int64_t from[kThreads * kPixels];
   let_successor_start();
   const ConvTask& t = b.task;
-  const int rows = static_cast<int>(blockDim.y), count = rows * kPixelTurns;  // pixels of the CTA
+  const int rows = static_cast<int>(blockDim.y), count = rows * kPixels;  // pixels of the CTA
   const int first = static_cast<int>(blockIdx.x) * count, all = t.images * b.pixels;
   for (int i = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); i < count; i += static_cast<int>(blockDim.x) * rows)
     from[i] = first + i < all ? framed(t.patches, t.a, (first + i) / b.pixels, (first + i) % b.pixels) : -1;
@@ -202,9 +202,9 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant_
   const Element element(t);
   for (int channel = static_cast<int>(threadIdx.x) * kCodes; channel < b.channels;
        channel += static_cast<int>(blockDim.x) * kCodes) {
-    uint4 raw[kPixelTurns][kQuads];
+    uint4 raw[kPixels][kQuads];
 #pragma unroll
-    for (int i = 0; i < kPixelTurns; ++i) {
+    for (int i = 0; i < kPixels; ++i) {
       const std::int64_t pixel = from[i * rows + threadIdx.y];
 #pragma unroll
       for (int q = 0; q < kQuads; ++q)
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(const __grid_constant_
             pixel < 0 ? uint4{} : __ldcg(reinterpret_cast<const uint4*>(static_cast<const Raw*>(t.x) + pixel + channel) + q);
     }
 #pragma unroll
-    for (int i = 0; i < kPixelTurns; ++i) {
+    for (int i = 0; i < kPixels; ++i) {
       const int pixel = i * rows + static_cast<int>(threadIdx.y);
       if (first + pixel >= all) continue;
       const auto* elements = reinterpret_cast<const Raw*>(raw[i]);
@@ -242,10 +242,10 @@ bool in_vectors(const ConvTask& t, std::int64_t bytes, std::int64_t element, std
 }
 
 template <class Element>
-cudaError_t bring(const ConvTask& task, void* to, cudaStream_t stream) {
+cudaError_t copy_images(const ConvTask& task, void* to, cudaStream_t stream) {
   const Patches frame = padded(task.patches);
   const int pixels = frame.height * frame.width;
-  const Bring b{task, to, pixels, frame.channels * frame.groups, (pixels + kSquare - 1) / kSquare};
+  const ImageCopy b{task, to, pixels, frame.channels * frame.groups, (pixels + kSquare - 1) / kSquare};
   const std::int64_t squares = std::int64_t{task.images} * b.squares;
   const dim3 grid(static_cast<unsigned>(squares), static_cast<unsigned>((b.channels + kSquare - 1) / kSquare));
   if (to == nullptr || squares < 1 || b.channels * sizeof(typename Element::Value) % 16 != 0) return cudaErrorInvalidValue;
@@ -260,11 +260,11 @@ cudaError_t bring(const ConvTask& task, void* to, cudaStream_t stream) {
   } else if (task.a.channel == 1 && in_vectors(task, 16, sizeof(typename Element::Raw), b.channels) &&
              std::int64_t{task.images} * pixels <= std::numeric_limits<std::int32_t>::max() / 2) {
     const int across = std::min(b.channels / kCodes, kThreads), rows = kThreads / across;
-    const std::int64_t all = std::int64_t{task.images} * pixels, ctas = (all + rows * kPixelTurns - 1) / (rows * kPixelTurns);
+    const std::int64_t all = std::int64_t{task.images} * pixels, ctas = (all + rows * kPixels - 1) / (rows * kPixels);
     return launch_dependent(encode_kernel<Element>, static_cast<unsigned>(ctas),
                             dim3(static_cast<unsigned>(across), static_cast<unsigned>(rows)), 0, stream, b);
   }
-  return launch_dependent(bring_kernel<Element>, grid, kThreads, 0, stream, b);
+  return launch_dependent(copy_kernel<Element>, grid, kThreads, 0, stream, b);
 }
 
 // ---- sums of the codes of patches, for weights with zero points
@@ -321,10 +321,10 @@ bool readable(const ConvTask& task) {
 
 cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
   switch (task.a_dtype) {
-    case DType::s8: return bring<AsCode<DType::s8>>(task, to, stream);
-    case DType::f16: return bring<AsCode<DType::f16>>(task, to, stream);
-    case DType::bf16: return bring<AsCode<DType::bf16>>(task, to, stream);
-    case DType::f32: return bring<AsCode<DType::f32>>(task, to, stream);
+    case DType::s8: return copy_images<AsCode<DType::s8>>(task, to, stream);
+    case DType::f16: return copy_images<AsCode<DType::f16>>(task, to, stream);
+    case DType::bf16: return copy_images<AsCode<DType::bf16>>(task, to, stream);
+    case DType::f32: return copy_images<AsCode<DType::f32>>(task, to, stream);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -334,8 +334,8 @@ cudaError_t codes_last(const ConvTask& task, void* to, cudaStream_t stream) {
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
   ConvTask bare = task;  // TMA can only pad with 0
   bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
-  if (task.a_dtype == DType::f32) return bring<AsItIs<std::uint32_t>>(bare, to, stream);
-  return bring<AsItIs<std::uint16_t>>(bare, to, stream);
+  if (task.a_dtype == DType::f32) return copy_images<AsItIs<std::uint32_t>>(bare, to, stream);
+  return copy_images<AsItIs<std::uint16_t>>(bare, to, stream);
 }
 
 cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t stream) {

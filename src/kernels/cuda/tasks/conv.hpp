@@ -43,7 +43,7 @@ cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
 
 /// How sm_90's kernels store a D that is not channels-last.
 template <class Params>
-void leaves_as(const ConvTask& task, Params& p) {
+void describe_store(const ConvTask& task, Params& p) {
   if (task.d.channel == 1) return;
   p.image_stride = task.d.image;
   p.channel_stride = task.d.channel;

@@ -95,8 +95,8 @@ struct Deal {
   /// The first unit, or the begin of the run, of a cluster.
   NIBBLE_HOST_DEVICE constexpr int begin(int cluster) const { return cluster * each + (cluster < more ? cluster : more); }
 
-  /// The pass that begins at `unit` of a run that stops before `stop`: as many blocks as its siblings in this token tile.
-  NIBBLE_HOST_DEVICE constexpr Pass dealt(int unit, int stop) const {
+  /// The pass that begins at `unit` of a run that ends before `stop`. Its blocks are divided evenly among the passes of this token tile.
+  NIBBLE_HOST_DEVICE constexpr Pass pass_at(int unit, int stop) const {
     const int tile = unit / by_row_blocks, block = unit - tile * row_blocks;
     const int left = stop - unit < row_blocks - block ? stop - unit : row_blocks - block;
     const int count = (left + most - 1) / by_most;
@@ -122,7 +122,7 @@ struct Deal {
   NIBBLE_HOST_DEVICE constexpr bool next(int cluster, int rank, int& at, Pass& pass) const {
     const int stop = band == 0 ? begin(cluster + 1) : whole;
     if (at >= 0 && at < stop) {
-      pass = band == 0 ? dealt(at, stop) : numbered(at);
+      pass = band == 0 ? pass_at(at, stop) : numbered(at);
       pass.first = split > 1 ? (rank * records) >> shift : 0;
       pass.end = split > 1 ? ((rank + 1) * records) >> shift : records;
       at += band == 0 ? pass.blocks : clusters;

@@ -178,9 +178,9 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
     const int own_rows = rank_rows(p.split);
     const int box_floats = inbox_floats(p.split, p.x.m);
     const bool plain = p.epilogue.plain();
-    bool rehearsal = true;  // the dummy iteration of the multiplying warps; nothing is sent or stored
+    bool warm_up = true;  // the dummy iteration of the multiplying warps; nothing is sent or stored
     const auto store = [&](int token, int n, float2 sum) {
-      if (rehearsal) return;
+      if (warm_up) return;
       if (plain && n + 1 < p.n) {
         p.epilogue.store_plain(p.first_token + token, n, sum);
       } else {
@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
       for_each_sum(buffer, [&](int token, int, float2 sum) { ptx::send(to + token * own_rows * 4, sum, arrived); });
     };
     const auto finish = [&](int tile, const Cursor& box) {
-      if (!rehearsal) ptx::barrier_wait_cluster(inbox_full(box.stage), box.parity);
-      const float* in = rehearsal ? parts : inbox + box.stage * box_floats;
+      if (!warm_up) ptx::barrier_wait_cluster(inbox_full(box.stage), box.parity);
+      const float* in = warm_up ? parts : inbox + box.stage * box_floats;
       const int own = lane % (1 << p.row_lanes) * 2, row = rank * own_rows + own;
       const int step = 32 * kFinishers<kTiles> >> p.row_lanes;
       for (int token = (finisher * 32 + lane) >> p.row_lanes; token < p.x.m && own < own_rows && row < gpu_tile::kRows;
@@ -225,14 +225,14 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
     Cursor from{0, 0}, fills{0, 0}, read{0, 0};
     const int end = p.tiles + (p.split > 1 ? clusters : 0);  // sums from other ranks are finished one tile later
     for (int tile = first_tile - clusters; tile < end; tile += clusters) {
-      rehearsal = tile < first_tile;
+      warm_up = tile < first_tile;
       if (tile < p.tiles) {
-        if (!rehearsal) ptx::barrier_wait(part_full(from.stage), from.parity);
+        if (!warm_up) ptx::barrier_wait(part_full(from.stage), from.parity);
         if (p.split == 1)
           for_each_sum(from.stage, [&](int token, int row, float2 sum) { store(token, tile * gpu_tile::kRows + row, sum); });
-        else if (!rehearsal)
+        else if (!warm_up)
           send(from.stage, fills.stage);
-        if (!rehearsal) {
+        if (!warm_up) {
           ptx::barrier_arrive(part_empty(from.stage));
           from.advance(p.part_buffers);
           fills.advance(kInboxes);
@@ -242,9 +242,9 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
       // before it sent those of t − 2, which have been read here.
       if (p.split > 1 && tile != first_tile) {
         finish(tile - clusters, read);
-        if (!rehearsal) read.advance(kInboxes);
+        if (!warm_up) read.advance(kInboxes);
       }
-      if (!rehearsal) continue;
+      if (!warm_up) continue;
       ptx::wait_for_predecessors();
       if (Work::requests(p) && finisher == 0) Work::request(p, first_record, slice, base + map.x, x_full, lane);
       ptx::named_barrier(3, kMultipliers + 32 * kFinishers<kTiles>);
@@ -262,28 +262,28 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
   const int all = (slice + kDecodeWarps - 1) / kDecodeWarps * kDecodeWarps;
   Cursor from{0, 0}, to{0, 1};
   for (int tile = first_tile - clusters; tile < p.tiles; tile += clusters) {
-    const bool rehearsal = tile < first_tile;
+    const bool warm_up = tile < first_tile;
     if constexpr (Work::kQuantizes)
-      if (tile <= first_tile) Work::quantize(p, piece(), rehearsal);
+      if (tile <= first_tile) Work::quantize(p, piece(), warm_up);
     Sums<kTiles> acc = {};
-    for (int r = warp; r < (rehearsal ? warp + 1 : all); r += kDecodeWarps) {
-      if (!rehearsal) ptx::barrier_wait(full(from.stage), from.parity);
+    for (int r = warp; r < (warm_up ? warp + 1 : all); r += kDecodeWarps) {
+      if (!warm_up) ptx::barrier_wait(full(from.stage), from.parity);
       if (r < slice) {
         std::uint32_t x[Work::kPlaces];
 #pragma unroll
-        for (int i = 0; i < Work::kPlaces; ++i) x[i] = rehearsal ? base + map.parts : x_at[i] + r * Work::record_bytes(i);
-        const std::uint32_t record = base + (rehearsal ? map.parts : from.stage * stage_bytes + warp * p.format.bytes);
+        for (int i = 0; i < Work::kPlaces; ++i) x[i] = warm_up ? base + map.parts : x_at[i] + r * Work::record_bytes(i);
+        const std::uint32_t record = base + (warm_up ? map.parts : from.stage * stage_bytes + warp * p.format.bytes);
         Work::multiply(p.format, record, x, acc);
       }
       __syncwarp();
-      if (!rehearsal) {
+      if (!warm_up) {
         if (lane == 0) ptx::barrier_arrive(empty(from.stage));
         from.advance(p.stages);
       }
     }
-    if (!rehearsal) ptx::barrier_wait(part_empty(to.stage), to.parity);
-    write_part<kTiles>(parts + to.stage * part_floats, warp, rehearsal ? 0 : p.x.m, p.x.m, acc);
-    if (!rehearsal) {
+    if (!warm_up) ptx::barrier_wait(part_empty(to.stage), to.parity);
+    write_part<kTiles>(parts + to.stage * part_floats, warp, warm_up ? 0 : p.x.m, p.x.m, acc);
+    if (!warm_up) {
       ptx::barrier_arrive(part_full(to.stage));
       to.advance(p.part_buffers);
       continue;

@@ -151,7 +151,7 @@ struct OnlineDecode {
   /// Phase 2. Two passes where a token has one scale that is not known yet: its largest |x|, then codes. Not kPlain: permuted channels, a
   /// prescale, unaligned rows, or half a vector at the end of K; then a vector is read each time it is used.
   template <DType kType, bool kPlain>
-  __device__ static __forceinline__ void quantize_as(const Params& p, const Slice& piece, bool rehearsal) {
+  __device__ static __forceinline__ void quantize_as(const Params& p, const Slice& piece, bool warm_up) {
     // Chunks in flight: 16 KB of f16 or 32 KB of f32 a CTA each. Registers hold two of f16 beside one rule, but not beside four.
     constexpr int kBuffers = kPlain && kType != DType::f32 && kFolds == 1 ? 2 : 1;
     constexpr int kUnrolled = kPlain ? kLaneVectors : 1;
@@ -163,32 +163,32 @@ struct OnlineDecode {
     const int shift = token_shift(x.m), token = warp & ((1 << shift) - 1), step = kDecodeWarps >> shift;
     const Seen seen = seen_records(piece.first, piece.records, x.group);
     ActSource source = x.source;
-    source.k = rehearsal ? 0 : min(source.k, seen.end * gpu_tile::kChannels);
+    source.k = warm_up ? 0 : min(source.k, seen.end * gpu_tile::kChannels);
     if (kPlain) {
       source.k &= -kEach;  // it is a multiple already: tells the compiler, which then omits the remainder
       source.perm = nullptr, source.prescale = nullptr, source.vector_loads = true;
     }
-    const int mine = warp >> shift;                                              // the first of this warp's chunks
-    const int chunks = token >= x.m ? 0 : rehearsal ? mine + 1 : seen.chunks();  // where they end
+    const int mine = warp >> shift;                                            // the first of this warp's chunks
+    const int chunks = token >= x.m ? 0 : warm_up ? mine + 1 : seen.chunks();  // where they end
     const std::uint32_t row = piece.x + token * p.x_pitch;
-    const bool finds = !x.known && x.group == 0 && !rehearsal;
+    const bool needs_range = !x.known && x.group == 0 && !warm_up;
     const bool kept = kPlain && mine + kBuffers * step >= chunks;  // in registers, all of them
     act_rule::Rule whole = x.rule;
     float whole_top = 0.0f;
     Raw<kType> raw[kBuffers][kLaneVectors] = {};
 
 #pragma unroll 1
-    for (int pass = finds ? 0 : 1; pass < 2; ++pass) {
-      const bool finding = pass == 0, loads = kPlain && (finding || !finds || !kept);
+    for (int pass = needs_range ? 0 : 1; pass < 2; ++pass) {
+      const bool finds_range = pass == 0, loads = kPlain && (finds_range || !needs_range || !kept);
 #pragma unroll 1
-      for (int turn = mine - kBuffers * step; turn < chunks; turn += kBuffers * step) {
+      for (int first_chunk = mine - kBuffers * step; first_chunk < chunks; first_chunk += kBuffers * step) {
 #pragma unroll
         for (int i = 0; i < kBuffers; ++i) {
-          const int chunk = turn + i * step, next = chunk + kBuffers * step;
+          const int chunk = first_chunk + i * step, next = chunk + kBuffers * step;
           const auto channel_of = [&](int which, int v) {
             return (seen.first + which * kChunkRecords) * gpu_tile::kChannels + vector_channel(lane, v);
           };
-          if (turn >= mine && chunk < chunks) {
+          if (first_chunk >= mine && chunk < chunks) {
             const auto values = [&](float(&to)[kEach], int v) {
               const int channel = channel_of(chunk, v);
               if constexpr (kPlain) {
@@ -203,7 +203,7 @@ struct OnlineDecode {
             act_rule::Rule rule[kFolds];
 #pragma unroll
             for (int fold = 0; fold < kFolds; ++fold) rule[fold] = whole;
-            if (finding || (!x.known && x.group != 0)) {
+            if (finds_range || (!x.known && x.group != 0)) {
               float top[kLaneVectors] = {};
 #pragma unroll(kUnrolled)
               for (int v = 0; v < kLaneVectors; ++v) {
@@ -215,9 +215,9 @@ struct OnlineDecode {
 #pragma unroll
                 for (int j = 0; j < kLaneVectors; ++j) top[j] = j == v ? most : top[j];
               }
-              if (!finding) block_rules(rule, top, x);
+              if (!finds_range) block_rules(rule, top, x);
             }
-            if (!finding) {
+            if (!finds_range) {
               const int record = seen.first + chunk * kChunkRecords + lane / 4 - piece.first;
               const bool stored = record >= 0 && record < piece.records;  // lanes of other records only take part in shuffles
               const std::uint32_t codes_at = row + record * gpu_tile::kChannels, terms_at = row + x.terms + record * kFolds * 8;
@@ -244,25 +244,25 @@ struct OnlineDecode {
           if (loads && next < chunks) load(raw[i], source, token, [&](int v) { return channel_of(next, v); });
         }
       }
-      if (finding) whole = token_rule(p, piece, token, whole_top);
+      if (finds_range) whole = token_rule(p, piece, token, whole_top);
     }
-    if (!rehearsal) ptx::named_barrier(1, kMultipliers);
+    if (!warm_up) ptx::named_barrier(1, kMultipliers);
   }
 
   template <bool kPlain>
-  __device__ static __forceinline__ void quantize_type(const Params& p, const Slice& piece, bool rehearsal) {
+  __device__ static __forceinline__ void quantize_type(const Params& p, const Slice& piece, bool warm_up) {
     if (p.x.type == DType::f16)
-      quantize_as<DType::f16, kPlain>(p, piece, rehearsal);
+      quantize_as<DType::f16, kPlain>(p, piece, warm_up);
     else if (p.x.type == DType::bf16)
-      quantize_as<DType::bf16, kPlain>(p, piece, rehearsal);
+      quantize_as<DType::bf16, kPlain>(p, piece, warm_up);
     else
-      quantize_as<DType::f32, kPlain>(p, piece, rehearsal);
+      quantize_as<DType::f32, kPlain>(p, piece, warm_up);
   }
-  __device__ static __forceinline__ void quantize(const Params& p, const Slice& piece, bool rehearsal) {
+  __device__ static __forceinline__ void quantize(const Params& p, const Slice& piece, bool warm_up) {
     if (p.x.plain)
-      quantize_type<true>(p, piece, rehearsal);
+      quantize_type<true>(p, piece, warm_up);
     else
-      quantize_type<false>(p, piece, rehearsal);
+      quantize_type<false>(p, piece, warm_up);
   }
 
   __device__ static constexpr bool requests(const Params&) { return false; }

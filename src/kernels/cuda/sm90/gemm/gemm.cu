@@ -139,7 +139,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
   p.patches = patches;
   p.images = task.images;
-  leaves_as(task, p);
+  describe_store(task, p);
   if (!describe_patches(p.x, task.a_dtype, x, pitch, task.images, patches, kPatchChannels, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
@@ -155,7 +155,7 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
       patches.channels % task.fold != 0)
     return cudaErrorInvalidValue;
 
-  // Pixels are the quantizer's rows, or one where nothing lies between them: a row may have so many parts (quantize_acts.cu).
+  // A row of the quantizer is a pixel. Contiguous pixels are quantized as one row, if it has at most so many channels (quantize_acts.cu).
   constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
   const std::int64_t element = task.a_dtype == DType::f32 ? 4 : 2;
   const bool reorders = task.a.channel != 1;
@@ -190,8 +190,8 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
   p.patches = patches;
   p.images = task.images;
   p.box_channels = patches.channels % gpu_tile::kChannels == 0 ? gpu_tile::kChannels : kPatchChannels;
-  leaves_as(task, p);
-  Patches of_terms = patches;  // bytes are its channels
+  describe_store(task, p);
+  Patches of_terms = patches;  // as an image of bytes
   of_terms.channels = static_cast<int>(map.term_row * 8);
   if (!describe_patches(p.x, DType::s8, scratch, patches.channels, task.images, patches, p.box_channels, config.tokens) ||
       !describe_patches(p.pixel_terms, DType::s8, scratch + map.terms, of_terms.channels, task.images, of_terms, 16,

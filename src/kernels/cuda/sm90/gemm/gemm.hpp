@@ -61,7 +61,7 @@ struct GemmParams {
   int stages;
   GemmMap map;
   bool scale_after;           // operands are u − z, sums are multiplied by the scale: one group per channel
-  HalfOut half;               // how D leaves
+  HalfOut half;               // how D is stored
   StreamK parts;              // of passes that CTAs share
   const float2* terms;        // of codes: wna8.hpp
   std::int64_t term_pitch;    // tokens between folds

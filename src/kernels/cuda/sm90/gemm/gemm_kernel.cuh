@@ -103,10 +103,10 @@ struct Gemm {
   std::uint32_t base;
   int rank, cluster, warpgroup, lane, warp;  // warp: of the warpgroup
 
-  /// Warpgroups that share a row block; this warpgroup's row block; the index of its first record in a stage.
+  /// Warpgroups that share a row block along K; this warpgroup's row block; its place among them, and so its first record in a stage.
   __device__ int depth() const { return kMayShare ? p.depth : 1; }
   __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
-  __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
+  __device__ int k_index() const { return kMayShare ? warpgroup % p.depth : 0; }
   __device__ std::uint32_t full(int stage) const { return base + p.map.barriers + 8 * stage; }
   __device__ std::uint32_t empty(int stage) const { return base + p.map.barriers + 8 * (p.stages + stage); }
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * kActBytes; }
@@ -207,8 +207,8 @@ struct Gemm {
     const int lane_codes = gpu_tile::vector_offset(0, warp, lane);
     const int stages = p.stages;
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
-    const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
-    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
+    const std::uint32_t first = records(0) + (row_group() * depth() + k_index()) * p.format.bytes;
+    const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * kActBytes),
                         stage_operand = depth() * (kActBytes / 16);
     constexpr bool kFine = kZeros == Zeros::fine;  // constants change within a record, after 32 channels or 64
     const auto fine_slot = [&](int step) {
@@ -216,8 +216,8 @@ struct Gemm {
     };  // of 32 channels
     RowConstants constants;
     if (kZeros == Zeros::fixed) fixed_zeros<Act, kBits>(constants, p.format);
-    int r = turn(), previous = -1;  // the stage whose last products may be running
-    if (r < count) do {             // at least one record: if ptxas sees a path without a product it does not overlap them
+    int r = k_index(), previous = -1;  // the stage whose last products may be running
+    if (r < count) do {                // at least one record: if ptxas sees a path without a product it does not overlap them
         ptx::barrier_wait(full(from.stage), from.parity);
         const std::uint32_t at = first + from.stage * stage_bytes;
         const std::uint32_t operand = first_operand + from.stage * stage_operand;
@@ -294,7 +294,7 @@ struct Gemm {
       } while ((r += depth()) < count);
     wgmma_wait<0>();
     if (!kCompletes) release(previous);
-    if (r - turn() < count) {  // the last stage may have no record for this warpgroup
+    if (r - k_index() < count) {  // the last stage may have no record for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
     }
@@ -325,13 +325,13 @@ struct Gemm {
     };
     const int stages = p.stages, span_shift = 31 - __clz(p.format.span);
     const int stage_bytes = kGroups * p.format.bytes, slots = p.format.slots_offset;
-    const std::uint32_t first = records(0) + (row_group() * depth() + turn()) * p.format.bytes;
+    const std::uint32_t first = records(0) + (row_group() * depth() + k_index()) * p.format.bytes;
     const std::uint32_t first_codes = first + gpu_tile::vector_offset(0, warp, lane);
-    const std::uint32_t first_operand = wgmma_operand_low(act(0) + turn() * kActBytes),
+    const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * kActBytes),
                         stage_operand = depth() * (kActBytes / 16);
-    const std::uint32_t lane_terms = turn() * kTermBytes + lane % 4 * 2 * kTermPitch;  // two tokens'
+    const std::uint32_t lane_terms = k_index() * kTermBytes + lane % 4 * 2 * kTermPitch;  // two tokens'
 
-    int r = turn(), index = 0;  // of the next fold
+    int r = k_index(), index = 0;  // of the next fold
     const auto fetch = [&](Fold& fold, Bytes& bytes) {
       if (index == 0) ptx::barrier_wait(full(from.stage), from.parity);
       fold.stage = from.stage, fold.index = index;
@@ -400,7 +400,7 @@ struct Gemm {
         }
         if (now.index == kFolds - 1) release(now.stage);
       } while (r < count);
-    if (r - turn() < count) {  // the last stage may have no record for this warpgroup
+    if (r - k_index() < count) {  // the last stage may have no record for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(stages);
     }
@@ -408,7 +408,7 @@ struct Gemm {
   /// Applies per-token scales that the group sums leave out. Entries past M are never stored.
   __device__ void scale_tokens(const Pass& pass, Sums& acc) const {
     if (p.token_scales == nullptr) return;
-    const float* const from = p.token_scales + pass.token_tile * kTokens + made_again(lane) % 4 * 2;
+    const float* const from = p.token_scales + pass.token_tile * kTokens + opaque(lane) % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const float2 scale = __ldcg(reinterpret_cast<const float2*>(from + j * kUnitTokens));
@@ -439,12 +439,12 @@ struct Gemm {
       const auto part = [&](int group) {
         return reinterpret_cast<float4*>(shared + p.map.staging + group * kStagingBytes) + warp * 32 + lane;
       };
-      if (turn() != 0)
+      if (k_index() != 0)
 #pragma unroll
         for (int i = 0; i < kUnits; ++i)
           part(warpgroup)[i * kGroupThreads] = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
       ptx::named_barrier(kAllConsumers, kGroups * kGroupThreads);
-      if (turn() == 0)
+      if (k_index() == 0)
 #pragma unroll 1
         for (int t = 1; t < depth(); ++t)
 #pragma unroll
@@ -458,7 +458,7 @@ struct Gemm {
 
   /// Sums of one unit into the warpgroup's staging buffer, as its number `slot`.
   __device__ void stage(int slot, float4 sum) const {
-    const int own = kCodes ? made_again(lane) : lane;
+    const int own = kCodes ? opaque(lane) : lane;
     float* to = reinterpret_cast<float*>(shared + p.map.staging + warpgroup * kStagingBytes) +
                 (slot * kUnitTokens + own % 4 * 2) * kStagePitch + warp * gpu_tile::kFragmentRows + own / 4;
     to[0] = sum.x;
@@ -624,13 +624,13 @@ struct Gemm {
       skip(pass.records(), from);
     }
     if (depth() > 1) sum_turns(acc);
-    const bool mine = turn() == 0 && row_group() < pass.blocks;
+    const bool mine = k_index() == 0 && row_group() < pass.blocks;
     if (p.deal.split > 1) exchange_begins();
     if (!mine) return;
     if (p.deal.split > 1) return send(acc);
     if (p.deal.split == kStreamK) {
       const Parts<float, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
-      if (pass.end < p.deal.records) return parts.leave(cluster, pass.blocks, acc);
+      if (pass.end < p.deal.records) return parts.store(cluster, pass.blocks, acc);
       if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
     }
     store_own(pass, acc, bias);
@@ -697,7 +697,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
     const unsigned producer = warp - kProducerWarp;
     if (producer < kWeightProducers && gemm.lane == 0) gemm.produce_weights(producer);
     if (producer == kWeightProducers && gemm.lane == 0) gemm.produce_activations();
-    if (producer > kWeightProducers) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane);
+    if (producer > kWeightProducers) set_flags(p.parts, p.deal, gemm.cluster, gemm.lane);
     __syncwarp();  // a warp must be converged at a barrier of the cluster
     if (clustered) {
       gemm.exchange_begins();

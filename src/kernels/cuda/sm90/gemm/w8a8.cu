@@ -93,7 +93,7 @@ cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, c
   p.patches = patches;
   p.images = task.images;
   p.box_channels = patches.channels % gpu_w8::kChannels == 0 ? gpu_w8::kChannels : kPatchChannels;
-  leaves_as(task, p);
+  describe_store(task, p);
   if (!describe_patches(p.x, DType::s8, codes.x, codes.pitch, task.images, patches, p.box_channels, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, config, false, task.scratch_end, stream);

@@ -63,7 +63,7 @@ struct ScaledParams {
   ScaledMap map;
   StreamK parts;     // of passes that CTAs share
   bool zero_points;  // of activations or weights
-  HalfOut half;      // how D leaves
+  HalfOut half;      // how D is stored
   Patches patches;   // of a convolution
   int images, box_channels;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are

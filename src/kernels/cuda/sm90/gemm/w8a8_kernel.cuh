@@ -104,7 +104,7 @@ struct Scaled {
 
   __device__ int depth() const { return kMayShare ? p.depth : 1; }
   __device__ int row_group() const { return kMayShare ? warpgroup / p.depth : warpgroup; }
-  __device__ int turn() const { return kMayShare ? warpgroup % p.depth : 0; }
+  __device__ int k_index() const { return kMayShare ? warpgroup % p.depth : 0; }
   __device__ int stage_records() const { return p.blocks * depth(); }
   __device__ int active() const { return kTokenRows ? kGroups : stage_records(); }  // warpgroups
   __device__ std::uint32_t full(int stage) const { return base + p.map.barriers + 8 * stage; }
@@ -166,8 +166,8 @@ struct Scaled {
   /// Copies the scales of a record's activations and row blocks: the work of a whole warp, because they are scattered and copied 4 bytes
   /// at a time. The copies are asynchronous and arrive at the stage's barrier on completion, so that as many records are in flight as the
   /// ring has stages.
-  __device__ std::uint32_t scales_of(int stage, int turn) const {
-    return base + p.map.scales + (stage * depth() + turn) * kScaleSlot * 4;
+  __device__ std::uint32_t scales_of(int stage, int index) const {
+    return base + p.map.scales + (stage * depth() + index) * kScaleSlot * 4;
   }
   /// Writes the scales that are not in memory, once for all passes: nothing overwrites them.
   __device__ void fill_scales() const {
@@ -224,10 +224,11 @@ struct Scaled {
   /// Adds the products of the warpgroup's row block and its share of `count` records. The products of a record run while those of the next
   /// are issued.
   __device__ __forceinline__ void multiply(int count, Cursor& from, Sums& acc) const {
-    const std::uint32_t weights = wgmma_operand_low(records(0)) + (row_group() * depth() + turn()) * (gpu_w8::kRecordBytes / 16);
-    const std::uint32_t tokens = wgmma_operand_low(act(0)) + turn() * (kActBytes / 16);
+    const std::uint32_t weights =
+        wgmma_operand_low(records(0)) + (row_group() * depth() + k_index()) * (gpu_w8::kRecordBytes / 16);
+    const std::uint32_t tokens = wgmma_operand_low(act(0)) + k_index() * (kActBytes / 16);
     const std::uint32_t weight_stage = stage_records() * (gpu_w8::kRecordBytes / 16), token_stage = depth() * (kActBytes / 16);
-    int r = turn();
+    int r = k_index();
     if constexpr (kPrecise) {
       constexpr int kPart = kPreciseTokens<kTokens>, kPartSums = kPart / 2;
       Sum dot[kPartSums] = {};
@@ -331,14 +332,14 @@ struct Scaled {
         end(odd);
       }
     }
-    if (r - turn() < count) {  // the last stage may have no record for this warpgroup
+    if (r - k_index() < count) {  // the last stage may have no record for this warpgroup
       pass_on(from.stage, from.parity);
       from.advance(p.stages);
     }
   }
   /// acc += dot · s_a · s_w of a group of 128 channels.
   __device__ void add_group(Sums& acc, const Sums& dot, int stage) const {
-    const auto* scales = reinterpret_cast<const float*>(shared + (scales_of(stage, turn()) - base));
+    const auto* scales = reinterpret_cast<const float*>(shared + (scales_of(stage, k_index()) - base));
     const float weight_scale = scales[kTokens + row_group()];
     scales += lane % 4 * 2;
 #pragma unroll
@@ -434,7 +435,7 @@ struct Scaled {
   /// 16 tokens × 64 rows as 16-bit floats: token t is 128 bytes in shared memory, chunk c of 8 rows at c ^ (t mod 8).
   __device__ void store_half_tokens(int token, int row, const Sum (&sums)[kBlockSums]) const {
     const epilogue::Element& e = p.epilogue;
-    const int n = static_cast<int>(p.weight.geometry.n), lane = made_again(this->lane);
+    const int n = static_cast<int>(p.weight.geometry.n), lane = opaque(this->lane);
     const std::uint32_t staging = base + p.map.staging + warpgroup * kStagingBytes + warp * (16 * gpu_w8::kRows * 2);
 #pragma unroll
     for (int unit = 0; unit < kBlockSums / 4; ++unit) {
@@ -498,7 +499,7 @@ struct Scaled {
       multiply_tokens<2>(pass.records(), from, acc);
     if (p.deal.split == kStreamK) {
       const Parts<Sum, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
-      if (pass.end < p.deal.records) return parts.leave(cluster, kGroups, acc);
+      if (pass.end < p.deal.records) return parts.store(cluster, kGroups, acc);
       if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
     }
     store_tokens(pass, acc);
@@ -510,12 +511,12 @@ struct Scaled {
       const auto part = [&](int group) {
         return reinterpret_cast<Four<Sum>*>(shared + p.map.staging + group * kStagingBytes) + warp * 32 + lane;
       };
-      if (turn() != 0)
+      if (k_index() != 0)
 #pragma unroll
         for (int i = 0; i < kUnits; ++i)
           part(warpgroup)[i * kGroupThreads] = {acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
       ptx::named_barrier(kAllConsumers, active() * kGroupThreads);
-      if (turn() == 0)
+      if (k_index() == 0)
 #pragma unroll 1
         for (int t = 1; t < depth(); ++t)
 #pragma unroll
@@ -797,7 +798,7 @@ struct Scaled {
       skip(pass.records(), from);
     }
     if (depth() > 1 && warpgroup < active()) sum_turns(acc);
-    const bool has_sums = warpgroup < active() && turn() == 0 && row_group() < pass.blocks;
+    const bool has_sums = warpgroup < active() && k_index() == 0 && row_group() < pass.blocks;
     if (p.deal.split > 1) {
       exchange();  // all rings have been read and become inboxes
       if (has_sums) send(acc);
@@ -806,7 +807,7 @@ struct Scaled {
     } else if (has_sums) {
       if (p.deal.split == kStreamK) {
         const Parts<Sum, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
-        if (pass.end < p.deal.records) return parts.leave(cluster, pass.blocks, acc);
+        if (pass.end < p.deal.records) return parts.store(cluster, pass.blocks, acc);
         if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
       }
       store_own(pass, acc, rows);
@@ -873,7 +874,7 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     if (producer == 1 && gemm.lane == 0) gemm.produce_activations();
     if constexpr (kGrouped)
       if (producer == 2) gemm.produce_scales();
-    if (producer == 3) raise_flags(p.parts, p.deal, gemm.cluster, gemm.lane, kTokenRows ? This::kGroups : 1);
+    if (producer == 3) set_flags(p.parts, p.deal, gemm.cluster, gemm.lane, kTokenRows ? This::kGroups : 1);
     __syncwarp();  // a warp must be converged at a barrier of the cluster
     if (p.deal.split > 1) {
       gemm.exchange();

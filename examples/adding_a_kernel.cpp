@@ -56,7 +56,7 @@ void multiply(const PackedWeightData& w, std::int64_t n, const float* a, float* 
 
   std::fill_n(sums, kHeight, 0.0f);
   for (std::int64_t g = 0; g < groups; ++g) {
-    float met[kCodes][kHeight] = {};  // what each code has met so far
+    float met[kCodes][kHeight] = {};  // the sum of the activations of each code
     for (std::int64_t k = g * group; k < std::min(w.k, (g + 1) * group); ++k)
       for (int r = 0; r < kHeight; ++r) met[codes[k]][r] += a[k * kHeight + r];
     const float scale = number(scales, w.scheme.scale, first + g);
@@ -176,7 +176,7 @@ int verify(const Kernel& kernel) {
 // docs: end verify
 
 // docs: begin choice
-/// Nobody names the kernel here: of the rows that read the weight's layout a plan takes the cheapest.
+/// The kernel is not named here: the plan takes the fastest of the rows that read the weight's layout.
 Status choose_and_run() {
   constexpr std::int64_t m = 8, n = 512, k = 1024;
   const QuantTensor q = testing::random_weight({}, n, k, 1);  // u4b8g128

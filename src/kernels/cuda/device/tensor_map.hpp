@@ -11,7 +11,7 @@
 
 namespace nibble::cuda {
 
-/// A function of the driver; nothing links against it.
+/// A function of the driver, which is found at run time, not linked.
 template <class Function>
 Function of_driver(const char* name) {
   void* found = nullptr;

@@ -114,7 +114,7 @@ __device__ inline void wait_for_all_but(int pending) {
   }
 }
 
-/// A thread's share of the activations of a stage: its 8 channels, of kXStep-th tokens.
+/// A thread's share of the activations of a stage: 8 channels of every kXStep-th token.
 template <class S>
 struct Share {
   static constexpr int kCopies = S::kTokens / kXStep;

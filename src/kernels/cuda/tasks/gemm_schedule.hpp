@@ -86,13 +86,13 @@ struct Deal {
 
   NIBBLE_HOST_DEVICE constexpr int units() const { return row_blocks * token_tiles; }
   NIBBLE_HOST_DEVICE constexpr int passes() const { return row_tiles * token_tiles; }
-  /// At most so many records are one CTA's.
+  /// The most records that one CTA multiplies, or more.
   constexpr int longest() const {
     if (split == kStreamK) return each + 1 + (whole + clusters - 1) / clusters * records;
     const bool one = band == 0 ? units() <= clusters * most : passes() <= clusters;
     return one ? (records + split - 1) / split : 2 * records;  // effectively unlimited
   }
-  /// The first unit, or the begin of the run, of a cluster.
+  /// The first unit of a cluster, or the first record of its run.
   NIBBLE_HOST_DEVICE constexpr int begin(int cluster) const { return cluster * each + (cluster < more ? cluster : more); }
 
   /// The pass that begins at `unit` of a run that ends before `stop`. Its blocks are divided evenly among the passes of this token tile.

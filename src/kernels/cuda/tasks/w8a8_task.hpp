@@ -17,7 +17,7 @@
 
 namespace nibble::cuda {
 
-/// Activations as codes, in device memory. What is the same for all has a value instead of an array.
+/// Activations as codes, in device memory. A null array means one value for all.
 struct QuantizedActs {
   const void* codes = nullptr;  // [M,K], s8 or e4m3
   std::int64_t pitch = 0;       // bytes between rows

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Checks that the interfaces use no retired word of docs/vocabulary.json: each thing has one name in C++, C, Python, options and JSON.
+"""Checks that interfaces, sources and documents use no retired word of docs/vocabulary.json: each thing has one name.
 
 usage: docs/vocabulary.py [ROOT]
 
 A word is a regular expression that is looked for between two word boundaries, in some of these places:
 
-  headers  the code of include/nibble, without comments
-  options  the options that the sources of cli/ name
-  keys     the JSON keys that the sources of cli/ write and read
-  python   the functions and parameters of python/nibble and python/src
+  headers    the code of include/nibble, without comments
+  options    the options that the sources of cli/ name
+  keys       the JSON keys that the sources of cli/ write and read
+  python     the functions and parameters of python/nibble and python/src
+  sources    the code and the comments of src/
+  documents  the Markdown files but CHANGELOG.md
 
 Exits 1 when a retired word is found, and names the place and the word to use.
 """
@@ -24,6 +26,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 OPTION = re.compile(r'"(--[a-z][a-z-]*)')
 KEY = re.compile(r'(?:\[|\{|\.at\(|\.value\(|\.contains\()"(\w+)"')
 BOUND = re.compile(r'"(\w+)"_a\b|\.def\("(\w+)"')
+SOURCES = {".cpp", ".hpp", ".h", ".inl", ".inc", ".cu", ".cuh"}
 
 
 def found(pattern, path):
@@ -37,6 +40,20 @@ def headers(root):
         code = COMMENT.sub(lambda match: "\n" * match.group().count("\n"), path.read_text())
         for number, line in enumerate(code.split("\n"), 1):
             yield path, number, line
+
+
+def lines_of(paths):
+    for path in sorted(paths):
+        for number, line in enumerate(path.read_text().split("\n"), 1):
+            yield path, number, line
+
+
+def sources(root):
+    return lines_of(path for path in (root / "src").rglob("*") if path.suffix in SOURCES)
+
+
+def documents(root):
+    return lines_of(path for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")] if path.name != "CHANGELOG.md")
 
 
 def in_tool(pattern):
@@ -60,11 +77,12 @@ def python(root):
             yield path, number, name
 
 
-PLACES = {"headers": headers, "options": in_tool(OPTION), "keys": in_tool(KEY), "python": python}
+PLACES = {"headers": headers, "options": in_tool(OPTION), "keys": in_tool(KEY), "python": python, "sources": sources,
+          "documents": documents}
 
 
 def problems(root, retired):
-    """One line for each retired word in the interfaces of the source tree `root`."""
+    """One line for each retired word in the source tree `root`."""
     for place, names in PLACES.items():
         words = [(re.compile(rf"(?<![\w-])(?:{word['was']})(?![\w-])"), word) for word in retired if place in word["in"]]
         for path, number, name in names(root):

@@ -41,18 +41,12 @@ using ::testing::HasSubstr;
 using testing::random_weight;
 namespace fs = std::filesystem;
 
-std::int64_t threads_of_this_process() {
-  return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
-}
-
 /// Whether a loop calls every iteration once.
 bool runs_all(Executor& executor, std::int64_t count = 100) {
   std::vector<std::atomic<int>> hits(static_cast<std::size_t>(count));
   executor.parallel_for(count, [&](std::int64_t i) { hits[static_cast<std::size_t>(i)].fetch_add(1); });
   return std::ranges::all_of(hits, [](const std::atomic<int>& hit) { return hit.load() == 1; });
 }
-
-constexpr int kSkipped = 77;
 
 /// The result of a child process that runs `body` and exits by exit(): 0 when it returned true, −signal when it was killed. SIGALRM kills
 /// one that hangs.
@@ -70,6 +64,12 @@ int in_child(Body body) {
 }
 
 #ifndef NIBBLE_NO_FORKS
+
+constexpr int kSkipped = 77;
+
+std::int64_t threads_of_this_process() {
+  return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
+}
 
 TEST(Fork, AChildStartsThreadsOfItsOwnAndEnds) {
   static const auto pool = make_executor(4);  // destroyed by exit(), as the default one is

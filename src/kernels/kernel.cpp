@@ -31,18 +31,27 @@ const Kernel* find_kernel(std::string_view name) {
 
 namespace {
 
-/// Whether the weight is in the layout and the memory that the kernel reads.
+Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu; }
+
+bool reads_layout(const Kernel& self, const Problem& problem) {
+  return problem.layout.empty() || self.layout.empty() || self.layout == problem.layout;
+}
+
+/// The same as reads_weight, with the reason.
 Status accepts_weight(const Kernel& self, const Problem& problem) {
-  if (!problem.layout.empty() && !self.layout.empty() && self.layout != problem.layout)
+  if (!reads_layout(self, problem))
     return error(StatusCode::unsupported, "reads layout {}, the weight is packed as {}", self.layout, problem.layout);
-  const Backend memory = self.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
-  if (memory == problem.memory) return {};
-  return memory == Backend::cuda
+  if (memory_of(self) == problem.memory) return {};
+  return problem.memory == Backend::cpu
              ? error(StatusCode::unsupported, "runs on the GPU, the weight is in host memory; nibble::upload takes it there")
              : error(StatusCode::unsupported, "runs on the CPU, the weight is in device memory");
 }
 
 }  // namespace
+
+bool reads_weight(const Kernel& self, const Problem& problem) {
+  return memory_of(self) == problem.memory && reads_layout(self, problem);
+}
 
 Status accepts_form(const Kernel& self, const Problem& problem) {
   if (self.form == problem.form) return {};

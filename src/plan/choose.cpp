@@ -28,18 +28,33 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
   return {.kernel = kernel.name, .accepted = true, .cost_us = kernel.cost_us(kernel, problem)};
 }
 
+std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
+  std::vector<Explanation::Candidate> candidates;
+  for (const Kernel& kernel : kernel_table())
+    if (kernel.op == problem.op) candidates.push_back(judge(kernel, problem, forced, allow_reference));
+  return candidates;
+}
+
+namespace {
+
+/// Whether judge() would refuse the kernel for a reason that needs no text: most refusals of a choice, whose texts took most of its time.
+bool is_out(const Kernel& kernel, const Problem& problem, std::string_view forced, bool allow_reference) {
+  if (kernel.op != problem.op || !reads_weight(kernel, problem)) return true;
+  if (kernel.backend == Backend::reference && !allow_reference) return true;
+  if (problem.any_alignment && kernel.reads != nullptr) return true;
+  return forced.empty() ? problem.m < kernel.least_m : kernel.name != forced;
+}
+
+}  // namespace
+
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice;
   for (const Kernel& kernel : kernel_table()) {
-    if (kernel.op != problem.op) continue;
-    Explanation::Candidate candidate = judge(kernel, problem, forced, allow_reference);
+    if (is_out(kernel, problem, forced, allow_reference) || !kernel.accepts(kernel, problem).ok()) continue;
+    const double cost_us = kernel.cost_us(kernel, problem);
     const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
-    const bool beats = kernel.backend != Backend::reference && candidate.cost_us < choice.cost_us;
-    if (candidate.accepted && (choice.kernel == nullptr || replaces_reference || beats)) {
-      choice.kernel = &kernel;
-      choice.cost_us = candidate.cost_us;
-    }
-    choice.candidates.push_back(std::move(candidate));
+    const bool beats = kernel.backend != Backend::reference && cost_us < choice.cost_us;
+    if (choice.kernel == nullptr || replaces_reference || beats) choice = {.kernel = &kernel, .cost_us = cost_us};
   }
   return choice;
 }
@@ -200,21 +215,18 @@ namespace {
 
 /// Chooses for one M; an error lists every refusal, or that of the forced kernel.
 Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
-  Choice choice = choose_kernel(problem, forced, allow_reference);
-  if (choice.kernel == nullptr && !forced.empty()) return forced_refusal(problem, choice, forced);
+  const Choice choice = choose_kernel(problem, forced, allow_reference);
+  if (choice.kernel == nullptr && !forced.empty()) return forced_refusal(problem, forced, allow_reference);
   if (choice.kernel == nullptr)
     return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
-                 problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(choice));
-  Bucket bucket{.m_low = problem.m,
-                .m_high = problem.m,
-                .main = choice.kernel,
-                .cost_us = choice.cost_us,
-                .candidates = std::move(choice.candidates)};
+                 problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(judge_all(problem, forced, allow_reference)));
+  Bucket bucket{.m_low = problem.m, .m_high = problem.m, .main = choice.kernel, .cost_us = choice.cost_us};
   if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
-    const Choice first = choose_kernel(preparing(problem, choice.kernel->form), {}, true);
+    const Problem forms = preparing(problem, choice.kernel->form);
+    const Choice first = choose_kernel(forms, {}, true);
     if (first.kernel == nullptr)
       return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act,
-                   choice.kernel->name, refusals(first));
+                   choice.kernel->name, refusals(judge_all(forms, {}, true)));
     bucket.prepare = first.kernel;
     bucket.cost_us += first.cost_us;
   } else if (choice.kernel->reads != nullptr) {
@@ -246,10 +258,12 @@ Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, 
   return buckets;
 }
 
-Explanation explanation_of(const std::vector<Bucket>& buckets, std::string_view layout) {
-  Explanation explanation{.layout = layout};
+Explanation explanation_of(const std::vector<Bucket>& buckets, Problem problem, std::string_view forced, bool allow_reference) {
+  Explanation explanation{.layout = problem.layout};
   for (const Bucket& b : buckets) {
-    Explanation::Bucket out{.m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = b.candidates};
+    problem.m = b.m_high;
+    Explanation::Bucket out{
+        .m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = judge_all(problem, forced, allow_reference)};
     if (b.prepare != nullptr) out.steps.push_back(b.prepare->name);
     out.steps.push_back(b.main->name);
     if (b.unaligned != nullptr) out.unaligned = b.unaligned->name;
@@ -258,8 +272,7 @@ Explanation explanation_of(const std::vector<Bucket>& buckets, std::string_view 
   return explanation;
 }
 
-Status forced_refusal(const Problem& problem, const Choice& choice, std::string_view forced) {
-  const auto own = std::ranges::find(choice.candidates, forced, &Explanation::Candidate::kernel);
+Status forced_refusal(const Problem& problem, std::string_view forced, bool allow_reference) {
   const Kernel& kernel = *find_kernel(forced);
   const char* from_environment = std::getenv("NIBBLE_KERNEL");
   const bool by_environment = from_environment != nullptr && forced == from_environment;
@@ -268,19 +281,19 @@ Status forced_refusal(const Problem& problem, const Choice& choice, std::string_
   const bool repack = other_layout && (kernel.backend == Backend::cuda || runs_here(kernel.isa).ok());
   return error(StatusCode::unsupported, "kernel {}{} does not take {} {} M={} N={} K={} {}: {}; {}", forced,
                by_environment ? " of NIBBLE_KERNEL" : "", name(problem.op), Scheme{problem.scheme, problem.act_scheme}.name(),
-               problem.m, problem.n, problem.k, problem.epilogue.name(), own->refusal,
+               problem.m, problem.n, problem.k, problem.epilogue.name(), judge(kernel, problem, forced, allow_reference).refusal,
                repack           ? fmt::format("pack with kernel={}", forced)
                : by_environment ? "unset NIBBLE_KERNEL, or name another kernel"
                                 : "force another kernel, or none");
 }
 
-std::string refusals(const Choice& choice) {
+std::string refusals(const std::vector<Explanation::Candidate>& candidates) {
   struct Reason {
     std::string_view refusal, kernel;  // the first kernel with this refusal
     int others = 0;
   };
   std::vector<Reason> reasons;
-  for (const Explanation::Candidate& candidate : choice.candidates) {
+  for (const Explanation::Candidate& candidate : candidates) {
     if (candidate.accepted) continue;
     const auto said = std::ranges::find(reasons, candidate.refusal, &Reason::refusal);
     if (said != reasons.end())

@@ -10,16 +10,17 @@
 
 namespace nibble {
 
-/// The result of choosing for one problem: the winner, and the answer of every kernel of the operation.
+/// The result of choosing for one problem.
 struct Choice {
   const Kernel* kernel = nullptr;  // null when every candidate refused
   double cost_us = 0;
-  std::vector<Explanation::Candidate> candidates;
 };
 
 /// The answer of `kernel` to the problem: accepted with its cost, or refused with the reason.
 Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::string_view forced, bool allow_reference);
-/// Asks every kernel of the table. Only a forced kernel can win, if there is one; the reference is chosen only if no other kernel accepts.
+/// The answer of every kernel of the operation, with its text: to explain, not to choose.
+std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference);
+/// The cheapest of the kernels that accept. Only a forced kernel can win, if there is one; the reference is chosen only if no other kernel accepts.
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference);
 
 /// The kernel that NIBBLE_KERNEL names; null when it is unset or empty, invalid_argument when there is no such kernel.
@@ -53,18 +54,18 @@ struct Bucket {
   const Kernel* main = nullptr;
   const Kernel* unaligned = nullptr;  // instead of main, for an A that main cannot read where it lies (Kernel::reads)
   double cost_us = 0;                 // at m_high
-  std::vector<Explanation::Candidate> candidates;
 };
 /// Chooses for every M up to m_max. Buckets end at powers of two; neighbours with the same choice are merged.
 Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, std::string_view forced, bool allow_reference);
 /// The problem of the prepare step of a kernel that reads activations in `form`.
 Problem preparing(Problem problem, ActForm form);
-Explanation explanation_of(const std::vector<Bucket>& buckets, std::string_view layout);
+/// The buckets of a problem with the answer of every kernel.
+Explanation explanation_of(const std::vector<Bucket>& buckets, Problem problem, std::string_view forced, bool allow_reference);
 
 /// Why a plan with a forced kernel is refused: that kernel's reason alone, and the remedy.
-Status forced_refusal(const Problem& problem, const Choice& choice, std::string_view forced);
+Status forced_refusal(const Problem& problem, std::string_view forced, bool allow_reference);
 
 /// "name: reason" of each reason, with the first kernel that has it and the number of others, on one line.
-std::string refusals(const Choice& choice);
+std::string refusals(const std::vector<Explanation::Candidate>& candidates);
 
 }  // namespace nibble

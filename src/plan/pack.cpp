@@ -143,7 +143,7 @@ Result<Explanation> explain_for(const WeightDesc& weight, const Spec& spec, std:
   problem.layout = place.layout->name;
   problem.memory = place.memory;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Bucket> buckets, choose_buckets(problem, m_max, forced, options.allow_reference));
-  Explanation explanation = explanation_of(buckets, place.layout->name);
+  Explanation explanation = explanation_of(buckets, problem, forced, options.allow_reference);
   if (forced.empty() && packing.layout.empty() && packing.kernel.empty())
     for (Explanation::Bucket& bucket : explanation.buckets)
       judge_others(bucket, problem, place.layout->name, options.allow_reference);

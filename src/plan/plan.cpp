@@ -55,7 +55,9 @@ struct Plan::Impl {
     std::shared_ptr<const void> main, unaligned;
   };
   std::vector<Configs> configs;  // by bucket
-  std::size_t workspace = 0;     // the largest over all M
+  std::string_view forced;       // the kernel, for explain(); and whether the reference was allowed
+  bool allow_reference = true;
+  std::size_t workspace = 0;  // the largest over all M
 
   const Bucket& bucket(std::int64_t m) const {
     return *std::ranges::find_if(buckets, [m](const Bucket& b) { return m <= b.m_high; });
@@ -140,6 +142,8 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem 
   impl->problem = std::move(problem);
   impl->problem.layout = impl->layout->name;
   impl->problem.memory = weight.backend();
+  impl->forced = forced;
+  impl->allow_reference = allow_reference;
   NIBBLE_ASSIGN_OR_RETURN(impl->buckets, choose_buckets(impl->problem, m_max, forced, allow_reference));
   if (impl->problem.memory == Backend::cuda) {
     NIBBLE_ASSIGN_OR_RETURN(impl->problem.gpu, this_gpu());
@@ -227,7 +231,11 @@ std::string_view Plan::kernel(std::int64_t m) const {
   return impl_->bucket(std::clamp<std::int64_t>(m, 1, impl_->buckets.back().m_high)).main->name;
 }
 
-Explanation Plan::explain() const { return explanation_of(impl_->buckets, impl_->layout->name); }
+Explanation Plan::explain() const {
+  Problem problem = impl_->problem;
+  problem.gpu.reset();  // asks as the plan's choice did: of a described GPU, kernels do not ask for the libraries that they load
+  return explanation_of(impl_->buckets, std::move(problem), impl_->forced, impl_->allow_reference);
+}
 
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {
   const PackedWeightData& w = weight.data();

@@ -81,7 +81,7 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   std::vector<std::pair<double, std::string>> regrets;
   for (const Cell& cell : measured(limits.file)) {
     const nibble::Choice choice = choose_kernel(cell.problem, {}, true);
-    ASSERT_NE(choice.kernel, nullptr) << refusals(choice);
+    ASSERT_NE(choice.kernel, nullptr) << refusals(judge_all(cell.problem, {}, true));
     const auto fastest = std::ranges::min_element(cell.us, {}, [](const auto& entry) { return entry.second; });
     const auto chosen = cell.us.find(choice.kernel->name);
     const std::string where = fmt::format("{} N={} K={} M={}: {}, the fastest is {}", cell.what, cell.problem.n, cell.problem.k,

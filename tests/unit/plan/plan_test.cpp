@@ -313,7 +313,7 @@ TEST(Gpu, ThePlanNamesTheKernelOfUnalignedRows) {
   const auto quantized = choose_buckets(p, 256, {}, false);
   for (const Bucket& bucket : *quantized) EXPECT_EQ(bucket.unaligned, nullptr);
 
-  const Explanation explanation = explanation_of(*given, p.layout);
+  const Explanation explanation = explanation_of(*given, p, {}, false);
   EXPECT_EQ(explanation.buckets.front().unaligned, "linear_any_s8_any__cuda_sm80_n64k128");
 }
 
@@ -402,10 +402,22 @@ TEST(Plan, BucketsCoverEveryMAndExplainEveryKernel) {
     std::size_t linear_kernels = 0;
     for (const Kernel& kernel : kernel_table()) linear_kernels += kernel.op == Op::linear ? 1 : 0;
     EXPECT_EQ(bucket.candidates.size(), linear_kernels);
-    for (const auto& candidate : bucket.candidates)
+    // Choosing asks without texts; the answers with texts agree.
+    const Explanation::Candidate* cheapest = nullptr;
+    for (const auto& candidate : bucket.candidates) {
       EXPECT_TRUE(candidate.accepted ? candidate.cost_us > 0 : !candidate.refusal.empty()) << candidate.kernel;
+      const bool counts = candidate.accepted && find_kernel(candidate.kernel)->backend != Backend::reference;
+      if (counts && (cheapest == nullptr || candidate.cost_us < cheapest->cost_us)) cheapest = &candidate;
+    }
+    ASSERT_NE(cheapest, nullptr);
+    EXPECT_EQ(cheapest->kernel, bucket.steps.back());
   }
   EXPECT_EQ(next, 101);
+  // A forced kernel is the only one that is accepted.
+  const auto forced = Plan::linear(*weight, {.m_max = 1}, {.kernel = std::string(plan->kernel(100))});
+  ASSERT_TRUE(forced.ok()) << forced.status().message();
+  for (const auto& candidate : forced->explain().buckets.front().candidates)
+    EXPECT_EQ(candidate.accepted, candidate.kernel == plan->kernel(100)) << candidate.kernel;
 }
 
 TEST(Plan, RefusalsCarryTheReasons) {

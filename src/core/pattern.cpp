@@ -91,13 +91,17 @@ class PatternParser {
   Steps alternatives(int depth) {
     if (depth > kMaxDepth) fail(fmt::format("groups nested more than {} deep", kMaxDepth), at_);
     Steps steps = sequence(depth);
+    std::vector<std::int32_t> ends;  // the jumps behind all alternatives but the last
+    std::int32_t last = 0;           // the first step of the last alternative
     while (take("|")) {
-      Steps right = sequence(depth);
-      steps.insert(steps.begin(), {.op = Op::fork, .other = length(steps) + 2});
-      steps.push_back({.op = Op::jump, .next = length(right) + 1});
-      append(steps, right);
+      steps.insert(steps.begin() + last, {.op = Op::fork, .other = length(steps) - last + 2});
+      ends.push_back(length(steps));
+      steps.push_back({.op = Op::jump});
+      last = length(steps);
+      append(steps, sequence(depth));
       check_size(steps);
     }
+    for (const std::int32_t end : ends) steps[static_cast<std::size_t>(end)].next = length(steps) - end;
     return steps;
   }
 

@@ -48,6 +48,15 @@ TEST(Pattern, MatchesWhatItSays) {
   EXPECT_FALSE(search("^a.b$", "a\nb"));
 }
 
+TEST(Pattern, ManyAlternatives) {
+  std::string expression = "^(x0";
+  for (int i = 1; i < 1500; ++i) expression += i == 700 ? "||a|" : "|x" + std::to_string(i);
+  const auto pattern = Pattern::compile(expression + ")$");
+  ASSERT_TRUE(pattern.ok()) << pattern.status().message();
+  for (const char* text : {"x0", "x1", "", "a", "x701", "x1499"}) EXPECT_TRUE(pattern->search(text)) << text;
+  for (const char* text : {"x", "b", "x700", "x1500", "ax0"}) EXPECT_FALSE(pattern->search(text)) << text;
+}
+
 TEST(Pattern, MatchIsAnchoredAtTheBeginning) {
   const auto pattern = Pattern::compile("b|ac");
   ASSERT_TRUE(pattern.ok());

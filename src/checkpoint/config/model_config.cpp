@@ -95,7 +95,8 @@ std::string show_non_finite(std::string text) {
 template <class Value>
 Result<Value> parse_config(std::string_view text, std::string_view source) {
   Result<Value> json = parse_json<Value>(text, source);
-  if (!json.ok())  // errors keep the byte positions of the original text
+  const bool python = text.find("NaN") != text.npos || text.find("Infinity") != text.npos;
+  if (!json.ok() && python)  // errors keep the byte positions of the original text
     if (Result<Value> lenient = parse_json<Value>(hide_non_finite(text), source); lenient.ok()) json = std::move(lenient);
   if (json.ok() && !json->is_object())
     return error(StatusCode::corrupt_data, "{}: a {} at byte 0 where an object is expected", source, json->type_name());

@@ -178,7 +178,9 @@ Result<TensorView> view(std::string_view what, const nib_view* v, bool aligned) 
       return error(StatusCode::invalid_argument, "{}: dimension {} of {} elements and stride {} overflows", what, i, size,
                    stride);
     out.shape[static_cast<std::size_t>(i)] = size;
-    out.strides[static_cast<std::size_t>(i)] = stride;
+    // A dimension of one element is never stepped over and may have any stride; a large one would overflow when counted in bytes.
+    constexpr std::int64_t kLargest = std::int64_t{1} << 31;
+    out.strides[static_cast<std::size_t>(i)] = size > 1 ? stride : std::min(stride, kLargest);
   }
   if (const auto address = reinterpret_cast<std::uintptr_t>(v->data), size = std::uintptr_t(bits(type)) / 8;
       aligned && address % size != 0)

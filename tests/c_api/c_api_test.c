@@ -937,6 +937,14 @@ static void test_bad_runs(void) {
   FAILS(NIB_INVALID_ARGUMENT, "the nib_weight is NULL", nib_plan_run(plan, NULL, &good, workspace, bytes, NULL));
   CHECK(memcmp(&d[0], &untouched, sizeof untouched) == 0);
 
+  /* The stride of a dimension of one element may be any number; UBSan sees whether one is calculated with. */
+  nib_view one_a = nib_matrix(a, NIB_F32, 1, K), one_d = nib_matrix(d, NIB_F32, 1, N);
+  operands = good, operands.a = &one_a, operands.d = &one_d;
+  one_a.strides[0] = one_d.strides[0] = INT64_MAX;
+  OK(nib_plan_run(plan, weight, &operands, workspace, bytes, NULL));
+  CHECK(memcmp(&d[0], &untouched, sizeof untouched) != 0);
+  memset(d, 0x55, sizeof d);
+
   /* One handle in the place of another. */
   FAILS(NIB_INVALID_ARGUMENT, "no nib_plan",
         nib_plan_run((const nib_plan*)(const void*)weight, weight, &good, workspace, bytes, NULL));

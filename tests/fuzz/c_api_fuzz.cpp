@@ -122,7 +122,7 @@ class Maker {
     for (int i = 0; sound && i < v.rank; ++i) {
       sound = v.shape[i] >= 0 && v.strides[i] >= 0;
       empty = empty || v.shape[i] == 0;
-      elements += static_cast<__int128>(v.shape[i] - 1) * v.strides[i];
+      elements += (static_cast<__int128>(v.shape[i]) - 1) * v.strides[i];
     }
     const std::int64_t width = v.dtype == NIB_F64 || v.dtype == NIB_S64 || v.dtype == NIB_U64 || v.dtype == NIB_C64 ? 8 : 4;
     const __int128 bytes = !sound || empty ? 16 : elements * narrow(v.dtype, width);

@@ -1,4 +1,4 @@
-// Any text as the config.json of a small checkpoint, and as the index of another: refused or opened, and then every module is read or
+// Any text as the config.json of a small checkpoint, or as the index of another if it has a map of weights: refused or opened, and then every module is read or
 // refused with a reason.
 #include <string_view>
 
@@ -66,8 +66,10 @@ void Inputs::open(const char* name, const char* file, std::string_view text) con
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const Inputs inputs;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  inputs.open("config", "config.json", text);
-  inputs.open("index", "model.safetensors.index.json", text);
+  if (text.find("weight_map") == text.npos)
+    inputs.open("config", "config.json", text);
+  else
+    inputs.open("index", "model.safetensors.index.json", text);
   return 0;
 }
 

@@ -14,7 +14,7 @@ using namespace nibble;
 using fuzz::require;
 using nibble::testing::MemoryModule;
 
-constexpr std::int64_t kMaxElements = 1 << 14;
+constexpr std::int64_t kMaxElements = 1 << 12;
 
 MemoryModule parse(std::string_view input) {
   const std::size_t zero = std::min(input.find('\0'), input.size());

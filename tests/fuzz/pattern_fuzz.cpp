@@ -10,9 +10,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const std::size_t line = std::min(input.find('\n'), input.size());
   const std::string_view expression = input.substr(0, line);
-  const std::string_view text = input.substr(line).substr(0, 256);
   const auto pattern = Pattern::compile(expression);
   if (!fuzz::ok(pattern.status())) return 0;
+  constexpr std::size_t kVisits = 1 << 14;  // of steps, at most, so that long expressions search short texts
+  const std::string_view text = input.substr(line).substr(0, std::clamp<std::size_t>(kVisits / pattern->steps(), 4, 256));
   const bool found = pattern->search(text);
   fuzz::require(found || !pattern->match(text));
   const auto group = Pattern::compile("(?:" + std::string(expression) + ")");

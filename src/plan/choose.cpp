@@ -249,9 +249,9 @@ Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, 
     if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare &&
         buckets.back().unaligned == bucket.unaligned) {
       bucket.m_low = buckets.back().m_low;
-      buckets.back() = std::move(bucket);
+      buckets.back() = bucket;
     } else {
-      buckets.push_back(std::move(bucket));
+      buckets.push_back(bucket);
     }
     low = high + 1;
   }

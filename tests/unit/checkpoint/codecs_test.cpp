@@ -231,9 +231,9 @@ TEST(Codecs, CompressedTensorsConfigNamesModulesOfSeveralSchemes) {
       format("compressed-tensors")
           .write_config({.modules = {{"a", scheme("u4b8g32")}, {"b", scheme("u8zc")}}, .not_quantized = {"lm_head"}});
   ASSERT_TRUE(config.ok());
-  EXPECT_EQ((*config)["config_groups"]["group_0"]["targets"], json::array({"a"}));
+  EXPECT_EQ((*config)["config_groups"]["group_0"]["targets"], Json::array({"a"}));
   EXPECT_EQ((*config)["config_groups"]["group_1"]["weights"]["strategy"], "channel");
-  EXPECT_EQ((*config)["ignore"], json::array({"lm_head"}));
+  EXPECT_EQ((*config)["ignore"], Json::array({"lm_head"}));
 }
 
 // --- odd files ----------------------------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ TEST(Checkpoint, LargeHeadersAndConfigsTakeLinearTime) {
   write_text(scratch / "dots/a.safetensors", raw_safetensors("{" + dots, 1500));
   write_text(scratch / "dots/config.json", R"({"quantization_config":{"quant_method":"compressed-tensors","ignore":["x"]}})");
   EXPECT_TRUE(Checkpoint::open(scratch / "dots").ok());
-#ifdef NIBBLE_SANITIZED
+#if defined(NIBBLE_SANITIZED) || defined(NIBBLE_EMULATED)
   constexpr int kSeconds = 300;
 #else
   constexpr int kSeconds = 60;

@@ -28,7 +28,9 @@
 #include "random_weights.hpp"
 #include "unit/scratch.hpp"
 
-#if defined(__has_feature)
+#if defined(NIBBLE_EMULATED)
+#define NIBBLE_NO_FORKS  // qemu-user has threads of its own, and fails in children of a process with several
+#elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define NIBBLE_NO_FORKS  // its runtime does not start threads in a child
 #endif

@@ -139,12 +139,15 @@ TEST(Pack, LeavesTheReferenceToThoseWhoAskForIt) {
   for (const WeightScheme& scheme : testing::all_schemes())
     for (std::int64_t n : {1, 2, 3, 7, 16, 33})
       for (std::int64_t k : {1, 2, 5, 8, 27, 32, 64}) {
-        const WeightDesc weight = describe(random_weight(scheme, n, k, 1));
+        const QuantTensor q = random_weight(scheme, n, k, 1);
         for (const ActScheme& way : ways)
           for (std::int64_t m_max : {1, 40, 8192}) {
             if (way.codes == DType::s8 && info(scheme.codes).kind == DTypeKind::floating)
               continue;  // the reference alone does that
-            const auto plan = explain(weight, LinearSpec{.m_max = m_max, .act_scheme = way}, {}, {.allow_reference = false});
+            const LinearSpec spec{.m_max = m_max, .act_scheme = way};
+            const auto weight = pack(q, spec);
+            ASSERT_TRUE(weight.ok()) << weight.status().message();
+            const auto plan = Plan::linear(*weight, spec, {.allow_reference = false});
             ASSERT_TRUE(plan.ok()) << Scheme{scheme, way}.name() << " W[" << n << "," << k << "], M up to " << m_max << ": "
                                    << plan.status().message();
           }
@@ -416,7 +419,8 @@ TEST(Plan, BucketsCoverEveryMAndExplainEveryKernel) {
   // A forced kernel is the only one that is accepted.
   const auto forced = Plan::linear(*weight, {.m_max = 1}, {.kernel = std::string(plan->kernel(100))});
   ASSERT_TRUE(forced.ok()) << forced.status().message();
-  for (const auto& candidate : forced->explain().buckets.front().candidates)
+  const Explanation only = forced->explain();
+  for (const auto& candidate : only.buckets.front().candidates)
     EXPECT_EQ(candidate.accepted, candidate.kernel == plan->kernel(100)) << candidate.kernel;
 }
 

@@ -1,12 +1,12 @@
 // A GPU for tests on machines that have none: kernels run unchanged, with other headers in place of those whose functions are single
-// instructions (include/kernels/cuda). It tests indices, barriers, and whether memory is still valid when it is read asynchronously. It
-// does not model time, registers, or races on memory.
+// instructions (include/kernels/cuda). It tests indices, barriers, asynchronous copies and the order of threads. It does not model time or
+// registers. README.md describes it.
 //
-//   cluster after cluster │ a fiber for each thread, in turn: each runs until it has to wait │ none can advance: the test fails, and says
-//   who waits
+//   CTAs in a random order, as many beside each other as there are multiprocessors │ a fiber for each thread │ the scheduler lets a warp
+//   run until its threads wait, then another, by random priorities │ nothing can advance: the test fails, and says who waits
 //
-// Bulk copies complete at once. Matrix instructions and a thread's own asynchronous copies are executed as late as allowed, when the
-// thread waits for them: a stage of a ring that is released too early has other contents by then.
+// Everything that is asynchronous on a GPU takes place at a random moment between its issue and the latest one that is allowed. A seed
+// determines all of it.
 #pragma once
 
 #include <array>
@@ -26,6 +26,10 @@ constexpr int kMultiprocessors = 3;
 constexpr int kSharedBytes = 126 * 1024;
 constexpr int kWarp = 32;
 
+/// Determines the order of threads, and when copies land, in the launches that follow. Copies land as late as possible if it is a multiple
+/// of 3, at once for the number after that, else at any time.
+void use_seed(std::uint64_t seed);
+
 /// Of the thread that runs, and of its CTA.
 int thread();
 int block();
@@ -38,28 +42,30 @@ struct Shape {
 Shape grid();
 Shape cta();
 
-/// Runs `kernel` as every thread of every CTA, the CTAs of a cluster beside each other. Throws std::runtime_error when one does not come
-/// to its end.
-void run(Shape grid, Shape cta, const std::function<void()>& kernel, int cluster = 1);
+/// Runs `kernel` as every thread of every CTA. CTAs have `shared_bytes` of shared memory; without any, they run one after the other,
+/// because memory that is declared in a kernel is the same for all of them. Throws std::runtime_error when one does not come to its end.
+void run(Shape grid, Shape cta, const std::function<void()>& kernel, int cluster = 1, int shared_bytes = kSharedBytes);
 
-/// Lets other threads run until `ready`; a deadlocked test prints `what`.
-void wait_until(const std::function<bool()>& ready, const char* what, std::uint32_t which);
+// ---- shared memory: addresses are 32 bits, and nothing lies at 0
 
-/// The first byte of the CTA's shared memory; addresses there are 32 bits, and nothing lies at 0.
 constexpr std::uint32_t kSharedBase = 1024;
-std::uint8_t* shared_memory();
-/// Sets its address: kernels declare it as an array, which only their own translation unit can define.
+/// Sets where it begins: kernels declare it as an array, which only their own translation unit can define. With shared memory that is
+/// declared in kernels, an address from which theirs are less than 2 GiB away.
 void use_shared_memory(std::uint8_t* bytes);
-inline std::uint8_t* shared_at(std::uint32_t address) { return shared_memory() + (address - kSharedBase); }
+std::uint32_t shared_address(const void* p);
+/// `bytes` bytes from an address of the CTA that runs on.
+std::uint8_t* shared_at(std::uint32_t address, int bytes = 1);
+/// The byte at an address of CTA `rank` of the cluster.
+std::uint8_t* shared_of(int rank, std::uint32_t address);
 template <class T>
 T load_shared(std::uint32_t address) {
   T value;
-  std::memcpy(&value, shared_at(address), sizeof value);
+  std::memcpy(&value, shared_at(address, sizeof value), sizeof value);
   return value;
 }
 template <class T>
 void store_shared(std::uint32_t address, const T& value) {
-  std::memcpy(shared_at(address), &value, sizeof value);
+  std::memcpy(shared_at(address, sizeof value), &value, sizeof value);
 }
 /// The place of a byte of rows of 128 or 64 bytes whose chunks of 16 are swizzled.
 constexpr std::uint32_t swizzled128(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
@@ -68,9 +74,11 @@ constexpr std::uint32_t swizzled64(std::uint32_t address) { return address ^ (ad
 // ---- barriers
 
 void barrier_init(std::uint32_t barrier, int arrivals);
+/// Of the barriers that the thread has initialised: copies and other CTAs may use them then.
+void barrier_init_fence();
 void barrier_arrive(std::uint32_t barrier, int bytes_to_come = 0);
+/// At a barrier of the CTA, or of CTA `rank` of the cluster.
 void barrier_bytes_came(std::uint32_t barrier, int bytes);
-/// At a barrier of CTA `rank` of the cluster.
 void barrier_bytes_came(int rank, std::uint32_t barrier, int bytes);
 void barrier_wait(std::uint32_t barrier, std::uint32_t parity);
 /// bar.sync and bar.arrive; 0 is __syncthreads'.
@@ -81,19 +89,29 @@ void named_barrier_arrive(int id, int threads);
 void cluster_arrive();
 void cluster_wait();
 int cluster_rank();
-/// A byte of the shared memory of CTA `rank` of the cluster.
-std::uint8_t* shared_of(int rank, std::uint32_t address);
 
 /// The values of all lanes of a warp, which must call this together.
 std::array<std::uint64_t, kWarp> all_lanes(std::uint64_t value);
 
-// ---- asynchronous work: closures, called when they must be complete
+/// The value of a flag in device memory. A thread that reads the same value again waits until it is another.
+std::uint64_t poll(const std::uint64_t* flag);
 
-enum class Engine { matrix, copies };
+// ---- asynchronous work: closures that are called at some time
+
+/// What a thread waits for itself: `remote` stores into other CTAs' shared memory are done when it arrives at the cluster's barrier.
+enum class Engine { matrix, copies, remote };
+constexpr int kEngines = 3;
 void issue(Engine engine, std::function<void()> work);
+/// After all copies that the thread has issued.
+void issue_after_copies(std::function<void()> work);
 /// Makes a group of what the thread has issued since the last one.
 void commit(Engine engine);
 /// All but the thread's `pending` latest groups are done then.
 void wait(Engine engine, int pending);
+/// wgmma.fence: registers may be operands. Matrix instructions need one after the thread's last wait.
+void matrix_fence();
+
+/// A copy into CTA `rank` of the cluster that no thread waits for, but a barrier counts.
+void copy_to(int rank, std::function<void()> work);
 
 }  // namespace nibble::emulator

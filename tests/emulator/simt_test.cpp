@@ -20,6 +20,7 @@ using emulator::TileZeros;
 class EmulatedSimt : public testing::TestWithParam<emulator::FloatCase> {};
 
 TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {
+  emulator::use_shared_memory(reinterpret_cast<std::uint8_t*>(shared));
   const emulator::FloatLayer layer(GetParam());
   layer.expect_sums(
       layer.task(), [](const LinearTask& task) { return linear_simt(task, nullptr); },

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "emulator/packed_codes.hpp"
+#include "kernels/cuda/device/wgmma8.cuh"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "layouts/gpu_w8.hpp"
 #include "nibble/types.hpp"
@@ -79,7 +80,7 @@ struct ScaledLayer {
   float act(int m, int k) const { return value(acts[static_cast<std::size_t>(m * pitch + k)]); }
   float row(int n, int k) const { return value(weight[static_cast<std::size_t>(n * c.k + k)]); }
   float value(std::uint8_t byte) const {
-    return c.integers() ? static_cast<float>(static_cast<std::int8_t>(byte)) : code_value(DType::e4m3, byte);
+    return c.integers() ? static_cast<float>(static_cast<std::int8_t>(byte)) : cuda::kE4m3Values[byte];
   }
   float act_scale(int m, int record) const { return act_scales[static_cast<std::size_t>(c.grouped() ? record * c.m + m : m)]; }
   float weight_scale(int n, int record) const {

@@ -74,6 +74,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   if (config->dynamicSmemBytes > nibble::emulator::kSharedBytes) return cudaErrorInvalidConfiguration;
   const auto shape = [](const dim3& d) { return nibble::emulator::Shape{static_cast<int>(d.x), static_cast<int>(d.y)}; };
   nibble::emulator::run(
-      shape(config->gridDim), shape(config->blockDim), [&] { kernel(args...); }, cluster);
+      shape(config->gridDim), shape(config->blockDim), [&] { kernel(args...); }, cluster,
+      static_cast<int>(config->dynamicSmemBytes));
   return cudaSuccess;
 }

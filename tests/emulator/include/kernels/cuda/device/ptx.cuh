@@ -15,9 +15,7 @@ namespace nibble::cuda::ptx {
 
 using namespace emulator;
 
-inline std::uint32_t shared_address(const void* p) {
-  return kSharedBase + static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(p) - shared_memory());
-}
+inline std::uint32_t shared_address(const void* p) { return emulator::shared_address(p); }
 
 template <std::uint32_t kTable>
 std::uint32_t lop3(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
@@ -60,7 +58,7 @@ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) { return fma_f1
 // ---- mbarrier
 
 inline void barrier_init(std::uint32_t barrier, int arrivals) { emulator::barrier_init(barrier, arrivals); }
-inline void barrier_init_fence() {}
+inline void barrier_init_fence() { emulator::barrier_init_fence(); }
 inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(barrier); }
 inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) { emulator::barrier_arrive(barrier, bytes); }
 inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) { emulator::barrier_wait(barrier, parity); }
@@ -68,55 +66,67 @@ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) { 
 inline void named_barrier(int id, int threads) { emulator::named_barrier(id, threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
 
-// ---- flags in device memory: a waiting thread lets others run, and CTAs before this one have run already
+// ---- flags in device memory
 
-inline std::uint64_t load_acquire(const std::uint64_t* flag) { return *flag; }
+inline std::uint64_t load_acquire(const std::uint64_t* flag) { return poll(flag); }
 inline void store_release(std::uint64_t* flag, std::uint64_t value) { *flag = value; }
 
 // ---- copies
 
 inline std::uint64_t evict_first() { return 0; }
 inline std::uint64_t evict_last() { return 0; }
+/// What lands later: the copy of `bytes` bytes that `copy` makes, counted by `barrier`.
+template <class Copy>
+void land(std::uint32_t barrier, int bytes, Copy copy) {
+  copy_to(emulator::cluster_rank(), [=] {
+    copy();
+    barrier_bytes_came(barrier, bytes);
+  });
+}
 inline void bulk_copy(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier, std::uint64_t) {
-  std::memcpy(shared_at(to), from, static_cast<std::size_t>(bytes));
-  barrier_bytes_came(barrier, bytes);
+  land(barrier, bytes, [=] { std::memcpy(shared_at(to, bytes), from, static_cast<std::size_t>(bytes)); });
 }
 inline void load_box(std::uint32_t to, const CUtensorMap* map, int column, int row, std::uint32_t barrier, std::uint64_t) {
-  for (int r = 0; r < map->box_rows; ++r)
-    for (int b = 0; b < map->box_bytes; ++b) {
-      const int at = column * map->element + b;
-      const bool inside = row + r < map->m && at < map->row_bytes;
-      *shared_at(swizzled128(to + static_cast<std::uint32_t>(r * map->box_bytes + b))) =
-          inside ? map->bytes[(row + r) * map->pitch + at] : std::uint8_t{0};
-    }
-  barrier_bytes_came(barrier, map->box_rows * map->box_bytes);
+  land(barrier, map->box_rows * map->box_bytes, [=, map = *map] {
+    for (int r = 0; r < map.box_rows; ++r)
+      for (int b = 0; b < map.box_bytes; b += map.element) {
+        const int at = column * map.element + b;
+        std::uint8_t* const place = shared_at(swizzled128(to + static_cast<std::uint32_t>(r * map.box_bytes + b)));
+        const auto bytes = static_cast<std::size_t>(map.element);
+        if (row + r < map.m && at < map.row_bytes)
+          std::memcpy(place, map.bytes + ((row + r) * map.pitch + at), bytes);
+        else
+          std::memset(place, 0, bytes);
+      }
+  });
 }
 inline void load_patches(std::uint32_t to, const CUtensorMap* map, const PatchBox& box, std::uint32_t barrier, std::uint64_t) {
-  int image = box.image, h = box.h, w = box.w;
-  for (int pixel = 0; pixel < map->box_rows; ++pixel) {
-    const int y = h + box.down, x = w + box.right;
-    const bool inside = image < map->images && y >= 0 && y < map->height && x >= 0 && x < map->width;
-    for (int b = 0; b < map->box_bytes; ++b) {
-      const std::uint32_t at = to + static_cast<std::uint32_t>(pixel * map->box_bytes + b);
-      const std::uint32_t place = map->box_bytes == 128 ? swizzled128(at) : map->box_bytes == 64 ? swizzled64(at) : at;
-      *shared_at(place) =
-          inside ? map->bytes[((std::int64_t{image} * map->height + y) * map->width + x) * map->pitch + box.c * map->element + b]
-                 : std::uint8_t{0};
+  land(barrier, map->box_rows * map->box_bytes, [=, map = *map] {
+    int image = box.image, h = box.h, w = box.w;
+    for (int pixel = 0; pixel < map.box_rows; ++pixel) {
+      const int y = h + box.down, x = w + box.right;
+      const bool inside = image < map.images && y >= 0 && y < map.height && x >= 0 && x < map.width;
+      for (int b = 0; b < map.box_bytes; ++b) {
+        const std::uint32_t at = to + static_cast<std::uint32_t>(pixel * map.box_bytes + b);
+        const std::uint32_t place = map.box_bytes == 128 ? swizzled128(at) : map.box_bytes == 64 ? swizzled64(at) : at;
+        *shared_at(place) =
+            inside ? map.bytes[((std::int64_t{image} * map.height + y) * map.width + x) * map.pitch + box.c * map.element + b]
+                   : std::uint8_t{0};
+      }
+      w += map.stride_w;
+      if (w > map.last_w) w = map.lower_w, h += map.stride_h;
+      if (h > map.last_h) h = map.lower_h, ++image;
     }
-    w += map->stride_w;
-    if (w > map->last_w) w = map->lower_w, h += map->stride_h;
-    if (h > map->last_h) h = map->lower_h, ++image;
-  }
-  barrier_bytes_came(barrier, map->box_rows * map->box_bytes);
+  });
 }
 inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
   issue(Engine::copies, [=] {
-    std::memset(shared_at(to), 0, 16);
+    std::memset(shared_at(to, 16), 0, 16);
     std::memcpy(shared_at(to), from, static_cast<std::size_t>(bytes));
   });
 }
 inline void async_copy4(std::uint32_t to, const void* from) {
-  issue(Engine::copies, [=] { std::memcpy(shared_at(to), from, 4); });
+  issue(Engine::copies, [=] { std::memcpy(shared_at(to, 4), from, 4); });
 }
 inline void async_copy_commit() { commit(Engine::copies); }
 template <int kPending>
@@ -124,9 +134,7 @@ void async_copy_wait() {
   wait(Engine::copies, kPending);
 }
 inline void barrier_arrive_after_copies(std::uint32_t barrier) {
-  async_copy_commit();
-  async_copy_wait<0>();
-  emulator::barrier_arrive(barrier);
+  issue_after_copies([=] { emulator::barrier_arrive(barrier); });
 }
 
 // ---- shared memory
@@ -175,13 +183,14 @@ inline void cluster_wait() { emulator::cluster_wait(); }
 inline int cluster_rank() { return emulator::cluster_rank(); }
 inline std::uint32_t map_to_rank(std::uint32_t address, int rank) { return address | static_cast<std::uint32_t>(rank) << 24; }
 inline void store_remote16(std::uint32_t to, float4 v) {
-  std::memcpy(shared_of(static_cast<int>(to >> 24), to & 0xffffff), &v, sizeof v);
+  issue(Engine::remote, [=] { std::memcpy(shared_of(static_cast<int>(to >> 24), to & 0xffffff), &v, sizeof v); });
 }
-
 inline void send(std::uint32_t to, float2 value, std::uint32_t barrier) {
   const auto rank = static_cast<int>(to >> 24);
-  std::memcpy(shared_of(rank, to & 0xffffff), &value, sizeof value);
-  barrier_bytes_came(rank, barrier & 0xffffff, sizeof value);
+  copy_to(rank, [=] {
+    std::memcpy(shared_at(to & 0xffffff), &value, sizeof value);
+    barrier_bytes_came(barrier & 0xffffff, sizeof value);
+  });
 }
 
 // ---- registers, and launches: nothing depends on them

@@ -10,7 +10,7 @@
 
 namespace nibble::cuda {
 
-inline void wgmma_fence() {}
+inline void wgmma_fence() { emulator::matrix_fence(); }
 inline void wgmma_commit() { emulator::commit(emulator::Engine::matrix); }
 template <int kPending>
 void wgmma_wait() {
@@ -27,12 +27,24 @@ inline std::uint64_t wgmma_operand(std::uint32_t low, std::uint32_t high = kWgmm
   return std::uint64_t{high} << 32 | low;
 }
 
-/// Byte b of row r of an operand.
-inline std::uint8_t operand_byte(std::uint64_t operand, int r, int b) {
+/// 32 bytes of row r of an operand.
+inline std::array<std::uint8_t, 32> operand_row(std::uint64_t operand, int r) {
   const std::uint32_t address = (static_cast<std::uint32_t>(operand) & 0x3fff) << 4;
   const bool wide = (operand >> 62 & 1) != 0;  // rows of 128 bytes
-  const std::uint32_t at = address + static_cast<std::uint32_t>(r * (wide ? 128 : 64) + b);
-  return *emulator::shared_at(wide ? emulator::swizzled128(at) : emulator::swizzled64(at));
+  std::array<std::uint8_t, 32> row;
+  for (std::uint32_t chunk = 0; chunk < 32; chunk += 16) {
+    const std::uint32_t at = address + static_cast<std::uint32_t>(r * (wide ? 128 : 64)) + chunk;
+    std::memcpy(row.data() + chunk, emulator::shared_at(wide ? emulator::swizzled128(at) : emulator::swizzled64(at)), 16);
+  }
+  return row;
+}
+/// 16-bit floats as numbers.
+template <class Act>
+std::array<float, 16> numbers(const std::array<std::uint8_t, 32>& bytes) {
+  std::array<float, 16> values;
+  for (std::size_t k = 0; k < 16; ++k)
+    values[k] = value_of<Act>(static_cast<std::uint16_t>(bytes[2 * k + 1] << 8 | bytes[2 * k]));
+  return values;
 }
 
 /// The first operand, 16 numbers of rows g and g + 8, in registers; sums as f32 in the order of K, which hardware does not guarantee.
@@ -51,21 +63,15 @@ struct Wgmma {
   template <class Act>
   static void issue(float* d, const std::uint32_t (&a)[4], std::uint64_t b, bool anew) {
     const auto bytes = operand_rows(a);
-    std::array<std::array<float, 16>, 2> rows;
-    for (std::size_t half = 0; half < 2; ++half)
-      for (std::size_t k = 0; k < 16; ++k)
-        rows[half][k] = value_of<Act>(static_cast<std::uint16_t>(bytes[half][2 * k + 1] << 8 | bytes[half][2 * k]));
+    const std::array<std::array<float, 16>, 2> rows{numbers<Act>(bytes[0]), numbers<Act>(bytes[1])};
     const int lane = emulator::thread() % 32;
     emulator::issue(emulator::Engine::matrix, [=] {
       for (int j = 0; j < kN / 8; ++j)
         for (int i = 0; i < 2; ++i) {
+          const std::array<float, 16> values = numbers<Act>(operand_row(b, 8 * j + lane % 4 * 2 + i));
           float sum[2] = {};
-          for (std::size_t k = 0; k < 16; ++k) {
-            const int row = 8 * j + lane % 4 * 2 + i, at = 2 * static_cast<int>(k);
-            const float value =
-                value_of<Act>(static_cast<std::uint16_t>(operand_byte(b, row, at + 1) << 8 | operand_byte(b, row, at)));
-            sum[0] = std::fma(rows[0][k], value, sum[0]), sum[1] = std::fma(rows[1][k], value, sum[1]);
-          }
+          for (std::size_t k = 0; k < 16; ++k)
+            sum[0] = std::fma(rows[0][k], values[k], sum[0]), sum[1] = std::fma(rows[1][k], values[k], sum[1]);
           for (int half = 0; half < 2; ++half) {
             float& to = d[4 * j + 2 * half + i];
             to = (anew ? 0.0f : to) + sum[half];

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -31,11 +32,14 @@ struct E4m3 {
     for (const Sum x : addends) largest = std::max(largest, std::abs(x)), plain += x;
     if (largest == 0 || !std::isfinite(plain)) return plain;
     const int unit = std::ilogb(largest) - 13;
-    const Sum up = std::ldexp(1.0f, -unit);
+    const Sum up = power_of_two(-unit);
     std::int64_t sum = 0;
     for (const Sum x : addends) sum += static_cast<std::int64_t>(x * up);
-    return std::ldexp(static_cast<Sum>(sum), unit);
+    return static_cast<Sum>(sum) * power_of_two(unit);
   }
+
+ private:
+  static Sum power_of_two(int i) { return std::bit_cast<float>((i + 127) << 23); }  // of sums of products: never subnormal
 };
 
 /// d[64,N] += a[64,32] · b[N,32]: what a thread has of it, rows g and g + 8 of its warp's 16.
@@ -45,9 +49,10 @@ void add_products(typename Code::Sum* d, const std::array<std::array<std::uint8_
   using Sum = typename Code::Sum;
   for (int j = 0; j < kN / 8; ++j)
     for (int i = 0; i < 2; ++i) {
+      const auto column = operand_row(b, 8 * j + lane % 4 * 2 + i);
       std::array<Sum, 33> addends[2];
       for (std::size_t k = 0; k < 32; ++k) {
-        const Sum value = Code::value(operand_byte(b, 8 * j + lane % 4 * 2 + i, static_cast<int>(k)));
+        const Sum value = Code::value(column[k]);
         addends[0][k] = Code::value(a[0][k]) * value, addends[1][k] = Code::value(a[1][k]) * value;
       }
       for (int half = 0; half < 2; ++half) {
@@ -71,10 +76,7 @@ struct Wgmma8 {
   static void issue(Sum* d, std::uint64_t a, std::uint64_t b, bool anew) {
     const int lane = emulator::thread() % 32, row = emulator::thread() / 32 % 4 * 16 + lane / 4;
     emulator::issue(emulator::Engine::matrix, [=] {
-      std::array<std::array<std::uint8_t, 32>, 2> rows;
-      for (std::size_t half = 0; half < 2; ++half)
-        for (std::size_t k = 0; k < 32; ++k)
-          rows[half][k] = operand_byte(a, row + 8 * static_cast<int>(half), static_cast<int>(k));
+      const std::array<std::array<std::uint8_t, 32>, 2> rows{operand_row(a, row), operand_row(a, row + 8)};
       add_products<Code, kN>(d, rows, b, lane, anew);
     });
   }

@@ -14,12 +14,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 namespace nibble::cuda {
 
-/// Images of codes that need no copy.
-cudaError_t code_images(const ConvTask& task, CodeImages& images, cudaStream_t) {
-  images = {.x = task.x, .pitch = task.a.pixel, .patches = task.patches};
-  return cudaSuccess;
-}
-
 namespace {
 
 class EmulatedConvW8a8Sm80 : public testing::TestWithParam<emulator::ConvShape> {};

@@ -20,9 +20,8 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 namespace nibble::cuda {
 
-// Kernels that no test needs.
+// A kernel that no test needs.
 GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullptr; }
-cudaError_t channels_last(const ConvTask&, void*, cudaStream_t) { return cudaErrorNotSupported; }
 
 namespace {
 

@@ -58,10 +58,15 @@ cudaError_t launch_dependent(void (*kernel)(Params), dim3 grid, dim3 block, int 
   config.numAttrs = early ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params);
 }
-/// The same for kernels that do not wait for their predecessor themselves.
-template <class Params>
-cudaError_t launch_after(void (*kernel)(Params), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Params& params) {
-  return launch_dependent(kernel, grid, block, smem, stream, params, false);
+/// kernel<<<grid, block, smem, stream>>>(args...): for kernels that do not wait for their predecessor themselves.
+template <class... Params, class... Args>
+cudaError_t launch_after(void (*kernel)(Params...), dim3 grid, dim3 block, int smem, cudaStream_t stream, const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<std::size_t>(smem);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 }  // namespace nibble::cuda

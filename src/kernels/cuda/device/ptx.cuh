@@ -149,6 +149,9 @@ __device__ inline void load_patches(std::uint32_t to, const void* map, const Pat
 __device__ inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+__device__ inline void async_copy16(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 /// Four bytes from global to shared memory.
 __device__ inline void async_copy4(std::uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
@@ -163,6 +166,8 @@ template <int kPending>
 __device__ inline void async_copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+/// Waits for all copies of the thread, committed or not.
+__device__ inline void async_copy_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ---- shared memory
 

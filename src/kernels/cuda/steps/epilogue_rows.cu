@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/cuda/device/dependent_launch.cuh"
+
 namespace nibble::cuda {
 namespace {
 
@@ -38,8 +40,8 @@ cudaError_t epilogue_rows(const epilogue::Element& epilogue, const float* sums, 
   const int pieces = static_cast<int>((static_cast<std::int64_t>(n) + kThreads * kEach - 1) / (kThreads * kEach));
   const std::int64_t all_pieces = m * pieces;
   const auto ctas = std::min<std::int64_t>(all_pieces, std::numeric_limits<std::int32_t>::max());
-  epilogue_rows_kernel<<<static_cast<unsigned>(ctas), kThreads, 0, stream>>>(epilogue, sums, stride, n, pieces, all_pieces);
-  return cudaGetLastError();
+  return launch_after(epilogue_rows_kernel, static_cast<unsigned>(ctas), kThreads, 0, stream, epilogue, sums, stride, n, pieces,
+                      all_pieces);
 }
 
 }  // namespace nibble::cuda

@@ -22,6 +22,9 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/ptx.cuh"
+
 namespace nibble::cuda {
 namespace {
 
@@ -261,14 +264,11 @@ template <class Out>
 inline constexpr int kTileGroups = (kTileK<Out> - 1) / kMinTileGroup + 2;
 
 __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
-               "l"(global));
+  ptx::async_copy16(ptx::shared_address(shared), global);
 }
 __device__ __forceinline__ void copy_async4(void* shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
-               "l"(global));
+  ptx::async_copy4(ptx::shared_address(shared), global);
 }
-__device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 /// The place of 16-byte chunk `c` (of 4) of row `row` of AWQ words: lane l reads rows V·l + j, so l picks both the chunk and which of two
 /// neighbouring rows, and 8 lanes meet 8 different bank groups.
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(kTileThreads) tile_kernel(const Args a, std::i
     const int g = i / kZeroStride, c = i % kZeroStride;
     if (c < zero_words) copy_async4(zeros + i, a.qzeros + (g0 + g) * a.zero_words + n0 * bits / 32 + c);
   }
-  copy_wait();
+  ptx::async_copy_wait_all();
   __syncthreads();
 
   const std::int64_t k = k0 + lane * V;
@@ -618,11 +618,8 @@ cudaError_t launch(const Args& a, Kernel kernel, bool awq, bool transposed, cuda
       const std::int64_t n_tiles = ceil_div(a.n, 32 * kPerVector<Out>);
       const std::int64_t blocks = n_tiles * ceil_div(a.k, kRowsThreads / 32 * warp_rows);
       if (blocks > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-      if (awq)
-        rows_kernel<Out, true><<<grid(blocks), kRowsThreads, 0, stream>>>(a, n_tiles, warp_rows);
-      else
-        rows_kernel<Out, false><<<grid(blocks), kRowsThreads, 0, stream>>>(a, n_tiles, warp_rows);
-      break;
+      return awq ? launch_after(rows_kernel<Out, true>, grid(blocks), kRowsThreads, 0, stream, a, n_tiles, warp_rows)
+                 : launch_after(rows_kernel<Out, false>, grid(blocks), kRowsThreads, 0, stream, a, n_tiles, warp_rows);
     }
     case Kernel::tile: {
       const std::int64_t k_tiles = ceil_div(a.k, kTileK<Out>), blocks = k_tiles * ceil_div(a.n, kTileN);
@@ -630,35 +627,26 @@ cudaError_t launch(const Args& a, Kernel kernel, bool awq, bool transposed, cuda
       const int code_bytes = kTileK<Out> * kTileN * a.bits / 8;
       const int scale_bytes = kTileGroups<Out> * kTileN * (a.scale == ScaleType::f32 ? 4 : 2);
       const int zero_bytes = kTileGroups<Out> * (awq ? kTileN / 2 : kTileN);
-      const auto bytes = static_cast<std::size_t>(code_bytes + scale_bytes + zero_bytes);
-      if (awq)
-        tile_kernel<Out, true><<<grid(blocks), kTileThreads, bytes, stream>>>(a, k_tiles, code_bytes);
-      else
-        tile_kernel<Out, false><<<grid(blocks), kTileThreads, bytes, stream>>>(a, k_tiles, code_bytes);
-      break;
+      const int bytes = code_bytes + scale_bytes + zero_bytes;
+      return awq ? launch_after(tile_kernel<Out, true>, grid(blocks), kTileThreads, bytes, stream, a, k_tiles, code_bytes)
+                 : launch_after(tile_kernel<Out, false>, grid(blocks), kTileThreads, bytes, stream, a, k_tiles, code_bytes);
     }
     case Kernel::gather: {
       const std::int64_t k_blocks = transposed ? ceil_div(a.k, kGatherK<true> * kGatherSteps<Out, true>)
                                                : ceil_div(a.k, kGatherK<false> * kGatherSteps<Out, false>);
       const std::int64_t blocks = k_blocks * ceil_div(a.n, transposed ? kGatherN<true> : kGatherN<false>);
       if (blocks > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-      if (transposed)
-        gather_kernel<Out, true><<<grid(blocks), kGatherThreads, 0, stream>>>(a, k_blocks);
-      else
-        gather_kernel<Out, false><<<grid(blocks), kGatherThreads, 0, stream>>>(a, k_blocks);
-      break;
+      return transposed ? launch_after(gather_kernel<Out, true>, grid(blocks), kGatherThreads, 0, stream, a, k_blocks)
+                        : launch_after(gather_kernel<Out, false>, grid(blocks), kGatherThreads, 0, stream, a, k_blocks);
     }
     case Kernel::generic: {
       const std::int64_t k_tiles = ceil_div(a.k, kGenericK), blocks = k_tiles * ceil_div(a.n, kGenericN);
       if (blocks > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-      if (transposed)
-        generic_kernel<Out, true><<<grid(blocks), kGenericThreads, 0, stream>>>(a, k_tiles, awq);
-      else
-        generic_kernel<Out, false><<<grid(blocks), kGenericThreads, 0, stream>>>(a, k_tiles, awq);
-      break;
+      return transposed ? launch_after(generic_kernel<Out, true>, grid(blocks), kGenericThreads, 0, stream, a, k_tiles, awq)
+                        : launch_after(generic_kernel<Out, false>, grid(blocks), kGenericThreads, 0, stream, a, k_tiles, awq);
     }
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
 
 namespace nibble::cuda {
@@ -392,9 +393,8 @@ cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, cudaStream_t s
   if (pieces > std::numeric_limits<std::int32_t>::max() - ctas) return cudaErrorInvalidConfiguration;
   p.pieces = static_cast<int>(pieces);
   p.in_vectors = reinterpret_cast<std::uintptr_t>(p.out) % kVectorBytes == 0 && p.stride % C::V == 0;
-  const auto kernel = dequantize_packed_kernel<C>;
-  kernel<<<static_cast<unsigned>(pieces < ctas ? pieces : ctas), C::kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_after(dequantize_packed_kernel<C>, static_cast<unsigned>(pieces < ctas ? pieces : ctas), C::kThreads, 0, stream,
+                      p);
 }
 
 template <class Out, int kBits>

@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
 
 namespace nibble::cuda {
@@ -133,8 +134,7 @@ cudaError_t pack_gpu_tile(const gpu_tile::Geometry& geometry, const WeightScheme
   p.groups = scheme.group.cols(geometry.k);
   p.code_flip = scheme.codes == DType::s8 ? 0x80 : 0;
   p.zero_flip = scheme.zero == ZeroKind::integer && zero_type == DType::s8 ? 0x80 : 0;
-  pack_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_after(pack_kernel, static_cast<unsigned>(blocks), kThreads, 0, stream, p);
 }
 
 }  // namespace nibble::cuda

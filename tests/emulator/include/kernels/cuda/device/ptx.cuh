@@ -125,6 +125,7 @@ inline void async_copy16(std::uint32_t to, const void* from, int bytes) {
     std::memcpy(shared_at(to), from, static_cast<std::size_t>(bytes));
   });
 }
+inline void async_copy16(std::uint32_t to, const void* from) { async_copy16(to, from, 16); }
 inline void async_copy4(std::uint32_t to, const void* from) {
   issue(Engine::copies, [=] { std::memcpy(shared_at(to, 4), from, 4); });
 }
@@ -132,6 +133,10 @@ inline void async_copy_commit() { commit(Engine::copies); }
 template <int kPending>
 void async_copy_wait() {
   wait(Engine::copies, kPending);
+}
+inline void async_copy_wait_all() {
+  async_copy_commit();
+  async_copy_wait<0>();
 }
 inline void barrier_arrive_after_copies(std::uint32_t barrier) {
   issue_after_copies([=] { emulator::barrier_arrive(barrier); });

@@ -1,0 +1,48 @@
+// The epilogue of sums in memory (epilogue_rows.cu) on the emulated GPU, bit for bit as on the host.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "emulator/float_layer.hpp"
+
+#include "kernels/cuda/steps/epilogue_rows.cu"
+
+namespace nibble::cuda {
+namespace {
+
+class EmulatedEpilogueRows : public testing::TestWithParam<int> {};
+
+TEST_P(EmulatedEpilogueRows, GivesTheBitsOfTheHost) {
+  const int m = 5, n = GetParam(), stride = n + 3, d_stride = n + 1;
+  std::mt19937 random(static_cast<unsigned>(n));
+  const auto number = [&] { return (static_cast<float>(random() % 4001) - 2000) / 300; };
+  std::vector<float> sums(static_cast<std::size_t>(m * stride)), scales, bias, residual;
+  for (float& sum : sums) sum = number();
+  for (int i = 0; i < n; ++i) scales.push_back(number()), bias.push_back(number());
+  for (int i = 0; i < m * n; ++i) residual.push_back(number());
+  std::vector<std::uint16_t> d(static_cast<std::size_t>(m * d_stride), 0xa5a5);
+  epilogue::Element e;
+  e.acc_scale = 0.7f;
+  e.col_scale = scales.data();
+  e.bias = {bias.data()};
+  e.activation = Activation::relu;
+  e.residual = {residual.data(), DType::f32, n};
+  e.out = DType::f16;
+  e.d = d.data(), e.d_stride = d_stride;
+  ASSERT_EQ(epilogue_rows(e, sums.data(), m, n, stride, nullptr), cudaSuccess);
+  for (int row = 0; row < m; ++row) {
+    for (int i = 0; i < n; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      float v = sums[static_cast<std::size_t>(row * stride + i)] * e.acc_scale;
+      v = std::max(v * scales[at] + bias[at], 0.0f) + residual[static_cast<std::size_t>(row * n + i)];
+      ASSERT_EQ(d[static_cast<std::size_t>(row * d_stride + i)], emulator::to_half(DType::f16, v)) << row << " " << i;
+    }
+    ASSERT_EQ(d[static_cast<std::size_t>(row * d_stride + n)], 0xa5a5) << "written past a row";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, EmulatedEpilogueRows, testing::Values(1, 100, 1024, 2500));
+
+}  // namespace
+}  // namespace nibble::cuda

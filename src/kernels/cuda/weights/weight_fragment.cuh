@@ -31,7 +31,7 @@ namespace nibble::cuda {
 template <class Act>
 constexpr float kScaleUp = 64.0f;
 template <>
-constexpr float kScaleUp<__nv_bfloat16> = 1.0f;
+inline constexpr float kScaleUp<__nv_bfloat16> = 1.0f;
 
 __device__ inline std::uint32_t twice(__half x) { return __half_as_ushort(x) * 0x10001u; }
 __device__ inline std::uint32_t twice(__nv_bfloat16 x) { return __bfloat16_as_ushort(x) * 0x10001u; }

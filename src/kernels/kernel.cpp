@@ -92,7 +92,7 @@ Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_here(self.isa));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
   if (self.backend != Backend::cuda) return {};
-  return problem.gpu ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
+  return problem.gpu != nullptr ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
 }
 
 Roofline assumed_roofline(int threads) {

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -91,7 +90,7 @@ struct Problem {
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;
   ActForm form = ActForm::as_given;        // prepare: the form of activations to make
   Roofline machine = assumed_roofline(1);  // that costs are computed for, with machine.threads threads
-  std::optional<GpuInfo> gpu = {};         // the same for kernels of the GPU; none: the current one
+  const GpuInfo* gpu = nullptr;            // the same for kernels of the GPU; null: the current one
   bool any_alignment = false;              // only kernels that read A wherever it lies
 };
 

@@ -186,7 +186,8 @@ Result<Packing> choose_packing(const Problem& problem, std::int64_t m_max, const
       memory = kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu;
     }
   }
-  if (memory == Backend::cuda && !problem.gpu) NIBBLE_RETURN_IF_ERROR(this_gpu().status().with_context("packing on the GPU"));
+  if (memory == Backend::cuda && problem.gpu == nullptr)
+    NIBBLE_RETURN_IF_ERROR(this_gpu().status().with_context("packing on the GPU"));
   if (wanted.empty()) {
     Problem open = problem;
     open.memory = memory;

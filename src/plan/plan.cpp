@@ -45,6 +45,7 @@ Parts parts(const Bucket& bucket, const Problem& problem) {
 
 struct Plan::Impl {
   const Layout* layout = nullptr;
+  GpuInfo gpu;      // of weights in device memory: the plan's
   Problem problem;  // without m. problem.memory is that of the weight and of all operands of run()
   LinearSpec linear;
   DequantizeSpec dequantize;
@@ -146,7 +147,8 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem 
   impl->allow_reference = allow_reference;
   NIBBLE_ASSIGN_OR_RETURN(impl->buckets, choose_buckets(impl->problem, m_max, forced, allow_reference));
   if (impl->problem.memory == Backend::cuda) {
-    NIBBLE_ASSIGN_OR_RETURN(impl->problem.gpu, this_gpu());
+    NIBBLE_ASSIGN_OR_RETURN(impl->gpu, this_gpu());
+    impl->problem.gpu = &impl->gpu;
   }
   for (const Bucket& bucket : impl->buckets) {
     Problem largest = impl->problem;
@@ -233,8 +235,9 @@ std::string_view Plan::kernel(std::int64_t m) const {
 
 Explanation Plan::explain() const {
   Problem problem = impl_->problem;
-  problem.gpu.reset();  // asks as the plan's choice did: of a described GPU, kernels do not ask for the libraries that they load
-  return explanation_of(impl_->buckets, std::move(problem), impl_->forced, impl_->allow_reference);
+  problem.gpu =
+      nullptr;  // asks as the plan's choice did: of a described GPU, kernels do not ask for the libraries that they load
+  return explanation_of(impl_->buckets, problem, impl_->forced, impl_->allow_reference);
 }
 
 Status Plan::Impl::check_weight(const PackedWeight& weight) const {

@@ -25,12 +25,15 @@ struct Cell {
   std::map<std::string, double, std::less<>> us;
 };
 
-GpuInfo h200() {
-  GpuInfo gpu{.name = "NVIDIA H200", .compute_capability = 90, .sms = 132, .shared_bytes_per_block = 232448};
-  gpu.l2_bytes = 62914560, gpu.memory_bytes = 150109880320;
-  gpu.read_gbytes_per_s = 4381.01664;
-  for (const Isa isa : {Isa::simt, Isa::sm80, Isa::sm90}) gpu.isas |= 1U << static_cast<int>(isa);
-  return gpu;
+const GpuInfo& h200() {
+  static const GpuInfo kGpu = [] {
+    GpuInfo gpu{.name = "NVIDIA H200", .compute_capability = 90, .sms = 132, .shared_bytes_per_block = 232448};
+    gpu.l2_bytes = 62914560, gpu.memory_bytes = 150109880320;
+    gpu.read_gbytes_per_s = 4381.01664;
+    for (const Isa isa : {Isa::simt, Isa::sm80, Isa::sm90}) gpu.isas |= 1U << static_cast<int>(isa);
+    return gpu;
+  }();
+  return kGpu;
 }
 
 Problem linear(const std::string& scheme, const json& row) {
@@ -44,7 +47,7 @@ Problem linear(const std::string& scheme, const json& row) {
           .a_dtype = DType::f16,
           .epilogue = {.out = DType::f16},
           .act_scheme = parsed.act,
-          .gpu = h200()};
+          .gpu = &h200()};
 }
 
 /// Of a survey (bench/survey.py), or of `w8a8_check bench`, whose activations come as codes.

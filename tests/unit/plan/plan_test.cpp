@@ -304,7 +304,7 @@ TEST(Gpu, ThePlanNamesTheKernelOfUnalignedRows) {
   for (const Isa isa : {Isa::simt, Isa::sm80, Isa::sm90}) h200.isas |= 1U << static_cast<int>(isa);
   Problem p{.n = 4096, .k = 4096, .scheme = Scheme::parse("s8r_s8c")->weight, .layout = "gpu_w8n64k128", .memory = Backend::cuda};
   p.act_scheme = Scheme::parse("s8r_s8c")->act;
-  p.gpu = h200;
+  p.gpu = &h200;
   p.a_dtype = DType::s8;
   const auto given = choose_buckets(p, 256, {}, false);
   for (const Bucket& bucket : *given) {

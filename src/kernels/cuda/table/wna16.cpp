@@ -104,7 +104,7 @@ Status accepts_half(const Kernel& self, const Problem& p) {
 
 Status accepts_dense(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
-  return p.gpu ? Status() : dense_runs_here();  // last, because it loads the library
+  return p.gpu != nullptr ? Status() : dense_runs_here();  // last, because it loads the library
 }
 
 Status accepts_tensor_core(const Kernel& self, const Problem& p) {
@@ -283,7 +283,7 @@ std::span<const Kernel> wna16_kernels() {
 }
 
 GpuInfo gpu_of(const Problem& problem) {
-  if (problem.gpu) return *problem.gpu;
+  if (problem.gpu != nullptr) return *problem.gpu;
   Result<GpuInfo> gpu = this_gpu();
   return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
 }

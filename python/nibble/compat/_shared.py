@@ -47,7 +47,7 @@ def awq(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> nibble.PackedWeight:
 
     def make() -> nibble.PackedWeight:
         tensors = {"qweight": _host(qweight), "qzeros": _host(qzeros), "scales": _host(scales)}
-        return _pack(nibble.read_tensors(tensors, {"quant_method": "awq", "bits": 4, "zero_point": True}), "", qweight.device)
+        return _pack(nibble.read_tensors(tensors, {"quant_method": "awq", "bits": 4, "zero_point": True}), qweight.device)
 
     return remember((qweight, scales, qzeros), "awq", make)
 
@@ -84,7 +84,7 @@ def gptq(
             tensors["g_idx"] = index
         config = {"quant_method": "gptq", "bits": bits, "sym": False, "desc_act": g_idx is not None}
         config["checkpoint_format"] = "gptq_v2" if v2 else "gptq"
-        return _pack(nibble.read_tensors(tensors, config), "", qweight.device)
+        return _pack(nibble.read_tensors(tensors, config), qweight.device)
 
     parts = (qweight, qzeros, scales)
     return remember(parts if g_idx is None else (*parts, g_idx), ("gptq", is_order, v2, bits), make)
@@ -107,7 +107,7 @@ def codes(b: Tensor, scale_b: Tensor) -> nibble.PackedWeight:
             raise InvalidArgument(f"scale_b has shape {list(scales.shape)}; b [{k},{n}] takes 1, N or [K/bk, N/bn] scales")
         rows = b.detach().T.contiguous().cpu()
         rows = rows if kind == "s8" else rows.view(torch.uint8)
-        return _pack(nibble.QuantTensor(kind + group, rows, scales), "", b.device)
+        return _pack(nibble.QuantTensor(kind + group, rows, scales), b.device)
 
     return remember((b, scale_b), "codes", make)
 

@@ -3,7 +3,7 @@
 
 usage: bench/survey.py FILE...
 
-Rewrites each FILE that `nibble bench` wrote: a row for each layer, M, scheme and type, with the median of every kernel in `us`, the kernel that
+Rewrites each FILE that `nibble bench` wrote: a row for each layer, M, scheme and type, with the median of every kernel of `kernels` in `us`, the kernel that
 the planner chose, the bytes that have to move and the medians of baselines; one row a line. Other files stay as they are.
 A file of a build whose sources were not committed is refused: nobody could measure it again.
 """
@@ -30,7 +30,18 @@ def compact(data):
             row["chosen"] = r["kernel"]
         if r["baselines"]:
             row["baselines"] = {name: digits(us) for name, us in r["baselines"].items()}
-    return {"survey": 1, **{key: value for key, value in data.items() if key not in ("schema", "results")}, "rows": list(rows.values())}
+    kernels = sorted({kernel for row in rows.values() for kernel in row["us"]})
+    for row in rows.values():
+        row["us"] = [row["us"].get(kernel) for kernel in kernels]
+    head = {key: value for key, value in data.items() if key not in ("schema", "results")}
+    return {"survey": 2, **head, "kernels": kernels, "rows": list(rows.values())}
+
+
+def times(data, row):
+    """The time of each kernel that was measured. A survey lists its kernels once; the first version named them in every row."""
+    if isinstance(row["us"], dict):
+        return row["us"]
+    return {kernel: us for kernel, us in zip(data["kernels"], row["us"]) if us is not None}
 
 
 def expand(data):
@@ -39,7 +50,7 @@ def expand(data):
         return data
     device, results = data["device"], []
     for row in data["rows"]:
-        for kernel, us in row["us"].items():
+        for kernel, us in times(data, row).items():
             memory = 100 * row["bytes"] / (us * 1e3 * device["read_gbytes_per_s"])
             operations = 2 * row["m"] * row["n"] * row["k"]
             compute = 100 * operations / (us * 1e3 * device["f16_gflops"]) if device["f16_gflops"] > 0 else 0.0

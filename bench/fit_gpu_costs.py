@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/table/h200_costs.inc bench/results/h200/{gemm-kernels,gemm-prefill,gemm-groups,gemm-qwen,gemm-deepseek,online-kernels,online-tokens,online-folds,scaled,conv-kernels,conv-nhwc}.json
+  bench/fit_gpu_costs.py src/kernels/cuda/table/h200_costs.inc bench/results/h200/{survey-wna16,survey-int8,survey-fp8,gemm-kernels,gemm-prefill,gemm-groups,gemm-qwen,gemm-deepseek,online-kernels,online-tokens,online-folds,scaled,conv-kernels,conv-nhwc}.json
 
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/table/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
@@ -20,7 +20,11 @@ import numpy as np
 
 from survey import expand
 
-SMS, BYTES_A_US = 132, 4.4e6
+SMS = 132
+BYTES_A_US = 4.4e6  # of an H200, for results that do not say what the planner estimates for their GPU
+# Layers by which choices are judged; nothing is fitted to them.
+LEFT_OUT = {tuple(map(int, line.split()[:2])) for line in (Path(__file__).parent / "shapes/survey-left-out.txt").read_text().splitlines()
+            if line and not line.startswith("#")}
 BAND_TOKENS = 1024
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
 LAUNCH_US = 1.5
@@ -48,7 +52,7 @@ def deal(family, tokens, rows):
 class Measured:
     """A kernel's time for a layer."""
 
-    def __init__(self, family, tile, n, k, m, us, moved):
+    def __init__(self, family, tile, n, k, m, us, moved, bytes_a_us=BYTES_A_US):
         self.family, self.tile, self.layer, self.us = family, tile, (n, k, m), us
         tokens, rows, split = tile
         blocks, self.depth = deal(family, tokens, rows)
@@ -68,7 +72,7 @@ class Measured:
         else:
             self.passes = ceil(passes, RESIDENT[split])
             self.steps = self.passes * ceil(ceil(records, split), self.depth)
-        self.moved_us = moved / BYTES_A_US
+        self.moved_us = moved / bytes_a_us
 
 
 def stream_k(passes, records):
@@ -93,8 +97,16 @@ def measurements(path):
             for kernel, us in row["us"].items():
                 if tile_of(kernel):
                     yield Measured(SCALED[row["kind"]], tile_of(kernel), n, k, m, us, n * k + m * k + 2 * m * n)
+    device = data.get("device")
+    bytes_a_us = 1e3 * device["estimated_gbytes_per_s"] if isinstance(device, dict) and "estimated_gbytes_per_s" in device else BYTES_A_US
     for r in data.get("results", []):
         tile, n, k, m = tile_of(r["kernel"]), r["n"], r["k"], r["m"]
+        if (n, k) in LEFT_OUT and "d_dtype" in r:
+            continue
+        if tile and r.get("a_dtype") in ("s8", "e4m3"):  # codes on both sides
+            yield Measured(S8 if r["a_dtype"] == "s8" else E4M3_GROUPS if "g128" in r["scheme"] else E4M3, tile, n, k, m, r["median_us"],
+                           n * k + m * k + 2 * m * n, bytes_a_us)
+            continue
         if tile and r["kernel"].startswith("conv_any_f16_"):  # images as they are: patches of tokens, of few records often
             c = r["conv"]
             images = c["batch"] * c["height"] * c["width"] * c["in_channels"]
@@ -117,7 +129,7 @@ def measurements(path):
             yield Measured(family, tile, n, k, m, r["median_us"] - quantizer_us, packed + m * k + 2 * m * n)
         else:
             folds = "g32" in weight or "g64" in weight
-            yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed + 2 * m * (n + k))
+            yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed + 2 * m * (n + k), bytes_a_us)
 
 
 def predict(p, x):
@@ -166,7 +178,10 @@ def print_regret(measured, model):
 
 def main():
     to, *paths = sys.argv[1:]
-    measured = [x for path in paths for x in measurements(path)]
+    surveys = [x for path in paths if Path(path).name.startswith("survey-") for x in measurements(path)]
+    surveyed = {x.family for x in surveys}  # measured in a random order: what was measured otherwise does not count beside it
+    measured = surveys + [x for path in paths if not Path(path).name.startswith("survey-") for x in measurements(path)
+                          if x.family not in surveyed]
     lines, model = [], {}
     for family, tile in sorted({(x.family, x.tile) for x in measured}):
         # Few tokens are another kernel's, but of a family whose smallest tile this is; many are few measurements, far from the others.

@@ -331,7 +331,10 @@ std::span<const Kernel> w8a8_kernels() {
 
 double scaled_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
   const bool groups = has_groups(p);
-  WgmmaCost cost = wgmma_cost(codes == DType::s8 ? WgmmaFamily::s8 : groups ? WgmmaFamily::e4m3_groups : WgmmaFamily::e4m3, tile);
+  WgmmaCost cost = wgmma_cost(codes == DType::s8 ? WgmmaFamily::s8
+                              : groups           ? WgmmaFamily::e4m3_groups
+                                                 : WgmmaFamily::e4m3,
+                              tile, gpu);
   if (codes == DType::e4m3 && !groups && p.accumulation == Accumulation::precise) {
     const float extra = tile.m > 128 ? 1.08f : 1.03f;  // partial sums of tensor cores are added in f32: an estimate
     cost.step_us *= extra, cost.block_us *= extra;

@@ -2,19 +2,42 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
 #include "layouts/gpu_tile.hpp"
 
 namespace nibble::cuda {
 
-WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile) {
+namespace {
+
+constexpr WgmmaCost kH100Costs[] = {
+#include "kernels/cuda/table/h100_costs.inc"
+};
+constexpr WgmmaCost kH200Costs[] = {
+#include "kernels/cuda/table/h200_costs.inc"
+};
+
+/// A GPU whose kernels were measured, told by GpuInfo::read_gbytes_per_s.
+struct MeasuredGpu {
+  double read_gbytes_per_s;
+  std::span<const WgmmaCost> costs;
+};
+constexpr MeasuredGpu kMeasuredGpus[] = {{3051, kH100Costs}, {4381, kH200Costs}};
+
+}  // namespace
+
+WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
   const auto ratio = [](double a, double b) { return std::abs(std::log2(a / b)); };
   const auto distance = [&](const WgmmaCost& cost) {
     if (cost.family != family) return 1e9;
     return ratio(cost.tokens, tile.m) + ratio(cost.rows, tile.n) + (cost.split == tile.split ? 0.0 : 0.5);
   };
-  WgmmaCost cost = *std::ranges::min_element(kWgmmaCosts, {}, distance);
+  const auto gpu_distance = [&](const MeasuredGpu& measured) {
+    const bool has = std::ranges::find(measured.costs, family, &WgmmaCost::family) != measured.costs.end();
+    return has ? ratio(measured.read_gbytes_per_s, std::max(1.0, gpu.read_gbytes_per_s)) : 1e9;
+  };
+  WgmmaCost cost = *std::ranges::min_element(std::ranges::min_element(kMeasuredGpus, {}, gpu_distance)->costs, {}, distance);
   cost.block_us *= static_cast<float>(tile.m) / static_cast<float>(cost.tokens);
   cost.tokens = tile.m, cost.rows = tile.n, cost.split = tile.split;
   return cost;

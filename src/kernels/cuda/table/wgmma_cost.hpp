@@ -2,8 +2,6 @@
 // numbers per kernel, fitted to measurements.
 #pragma once
 
-#include <array>
-
 #include "kernels/kernel.hpp"
 #include "nibble/cuda.hpp"
 
@@ -26,12 +24,10 @@ struct WgmmaCost {
   int tokens, rows, split;  // tokens × rows outputs a pass of a CTA; CTAs that share it along K, or kStreamK
   float fixed_us, pass_us, step_us, block_us;
 };
-inline constexpr std::array kWgmmaCosts = std::to_array<WgmmaCost>({
-#include "kernels/cuda/table/h200_costs.inc"
-});
 
-/// The numbers of a tile: measured, or those of the most similar measured tile of the family, in proportion to the tokens.
-WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile);
+/// The numbers of a tile: measured on the GPU whose memory is the most similar of those that the family was measured on, or else of the most
+/// similar tile, in proportion to the tokens.
+WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu);
 
 /// How a kernel distributes its work (gemm_schedule.hpp).
 struct WgmmaDeal {

@@ -188,7 +188,7 @@ typedef struct nib_context nib_context;       /* the threads to run on */
 typedef struct nib_checkpoint nib_checkpoint; /* a checkpoint; its files stay open and memory-mapped until it is destroyed */
 typedef struct nib_qtensor nib_qtensor;       /* a quantized matrix in canonical form: codes, scales, zero points, ... */
 typedef struct nib_weight nib_weight;         /* the same, packed in the byte order that its kernels read */
-typedef struct nib_plan nib_plan;             /* the kernels to run, for one shape and scheme and every M up to a limit, on the GPU that was current */
+typedef struct nib_plan nib_plan; /* the kernels to run, for one shape and scheme, every M up to a limit, and one GPU */
 typedef struct nib_gpu_memory nib_gpu_memory; /* bytes on the GPU */
 
 /* ---- The library ----------------------------------------------------------------------------------------------------------- */

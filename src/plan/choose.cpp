@@ -191,7 +191,7 @@ Result<Packing> choose_packing(const Problem& problem, std::int64_t m_max, const
   if (wanted.empty()) {
     Problem open = problem;
     open.memory = memory;
-    NIBBLE_ASSIGN_OR_RETURN(const Layout* layout, cheapest_layout(std::move(open), m_max));
+    NIBBLE_ASSIGN_OR_RETURN(const Layout* layout, cheapest_layout(open, m_max));
     return Packing{layout, memory};
   }
   const Layout* layout = find_layout(wanted);

@@ -140,7 +140,7 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem 
                                             std::string_view forced, bool allow_reference) {
   auto impl = std::make_shared<Plan::Impl>();
   impl->layout = weight.data().layout;
-  impl->problem = std::move(problem);
+  impl->problem = problem;
   impl->problem.layout = impl->layout->name;
   impl->problem.memory = weight.backend();
   impl->forced = forced;
@@ -167,7 +167,7 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
   NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
-  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, std::move(problem), spec.m_max, forced, options.allow_reference));
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, problem, spec.m_max, forced, options.allow_reference));
   impl->linear = spec;
   return Plan(std::move(impl));
 } catch (...) {
@@ -184,7 +184,7 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const 
     return Plan(std::move(impl));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::conv));
-  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, std::move(problem), spec.batch_max, forced, options.allow_reference));
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, problem, spec.batch_max, forced, options.allow_reference));
   impl->conv = spec;
   return Plan(std::move(impl));
 } catch (...) {
@@ -216,7 +216,7 @@ Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& 
                   .zero_type = packed.zero_type,
                   .epilogue = {.out = spec.out},
                   .machine = machine_for(options)};
-  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, std::move(problem), 1, forced, options.allow_reference));
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, problem, 1, forced, options.allow_reference));
   impl->dequantize = spec;
   return Plan(std::move(impl));
 } catch (...) {

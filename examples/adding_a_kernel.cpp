@@ -198,7 +198,7 @@ Status choose_and_run() {
     best_us = std::min(best_us, took.count());
   }
   std::printf("%s: %.0f µs at best of five\n", std::string(plan.kernel(m)).c_str(), best_us);
-  return plan.kernel(m) == buckets::kernels()[0].name ? Status() : error(StatusCode::internal, "another kernel was chosen");
+  return plan.kernel(m) == kernel_table().front().name ? Status() : error(StatusCode::internal, "another kernel was chosen");
 }
 // docs: end choice
 

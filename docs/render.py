@@ -356,6 +356,26 @@ def gpu_gemm(*surveys):
             "Cold weights, medians.\n")
 
 
+def gpu_survey(*surveys):
+    """The same layers on several GPUs: a row per layer, a column per M; the fastest kernel's time on each, and its share of that GPU's roofline."""
+    if None in surveys:
+        return "Not measured yet.\n"
+    shown = (1, 8, 16, 64, 128, 256, 512, 1024, 4096)
+
+    def fastest(data, n, k, m):
+        return min((r for r in data["results"] if (r["n"], r["k"], r["m"]) == (n, k, m)), key=lambda r: r["median_us"])
+
+    layers = list(dict.fromkeys((r["n"], r["k"]) for r in surveys[0]["results"]))
+    body = [[f"{n}×{k}"] + ["<br>".join(f"{r['median_us']:.1f} · {r['roofline_percent']:.0f} %" for r in (fastest(data, n, k, m) for data in surveys))
+                           for m in shown] for n, k in layers]
+    devices = "; below, ".join(f"{data['device']['gpu']} ({data['device']['read_gbytes_per_s']:.0f} GB/s, {data['device']['f16_gflops'] / 1000:.0f} TFLOP/s of f16)"
+                               for data in surveys)
+    first = surveys[0]["results"][0]
+    return (table(["N×K"] + [f"M = {m}" for m in shown], body)
+            + f"\n{devices}. `{first['scheme']}` × {first['a_dtype']} to {first['d_dtype']}; commit {surveys[0]['commit']}. µs · % of the roofline of f16; cold weights, "
+            "medians of three rounds, the fastest kernel.\n")
+
+
 def by_turns(data):
     """A row per layer: the best round of the first kernel, and how many times as long the others' take."""
     first, *others = data["kernels"]
@@ -579,6 +599,7 @@ RENDERERS = {
     "added_error": added_error,
     "dequantize": dequantize,
     "gpu_gemm": gpu_gemm,
+    "gpu_survey": gpu_survey,
     "gpu_conv": gpu_conv,
     "gpu_scaled": gpu_scaled,
     "fp8_sums": fp8_sums,
@@ -588,7 +609,7 @@ RENDERERS = {
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"fp8_sums", "cpu_modes", "gpu_modes", "gpu_gemm", "generation", "call_cost"}
+MAY_BE_MISSING = {"fp8_sums", "cpu_modes", "gpu_modes", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

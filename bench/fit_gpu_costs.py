@@ -29,6 +29,7 @@ BAND_TOKENS = 1024
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
 LAUNCH_US = 1.5
 STREAM_K = 0  # the split of kernels whose CTAs share passes wherever their run of records ends (gemm_schedule.hpp)
+BEYOND, BEYOND_STREAM_K = 0.008, 0.001  # how much slower a pass is for each of 32 and more tokens of its tile beyond M
 PART = 0.5  # what a part that is added takes of `pass`
 # As WgmmaFamily has them.
 FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_TOKENS, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
@@ -73,6 +74,10 @@ class Measured:
             self.passes = ceil(passes, RESIDENT[split])
             self.steps = self.passes * ceil(ceil(records, split), self.depth)
         self.moved_us = moved / bytes_a_us
+        beyond = tiles * tokens - m  # tokens of the last tile that there are not
+        if beyond >= 32:
+            slower = (BEYOND_STREAM_K if split == STREAM_K else BEYOND) * beyond / max(1.0, self.passes)
+            self.passes, self.steps = self.passes * (1 + slower), self.steps * (1 + slower)
 
 
 def stream_k(passes, records):

@@ -78,6 +78,12 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
     passes = up(all, std::floor(sms * share));
     steps = passes * up(up(records, cost.split), deal.depth);
   }
+  // Measured: copies of tokens beyond M are slow, up to twice the time where all CTAs have such a tile.
+  constexpr double kBeyond = 0.008, kBeyondStreamK = 0.001, kFew = 32;  // of a pass, for each token; fewer cost nothing
+  if (const double beyond = token_tiles * cost.tokens - static_cast<double>(p.m); beyond >= kFew) {
+    const double slower = 1 + (cost.split == kStreamK ? kBeyondStreamK : kBeyond) * beyond / std::max(1.0, passes);
+    passes *= slower, steps *= slower;
+  }
   return cost.fixed_us +
          std::max(moved, passes * cost.pass_us + steps * std::max<double>(cost.step_us, wide * deal.depth * cost.block_us));
 }

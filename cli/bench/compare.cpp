@@ -12,11 +12,13 @@ namespace nibble::cli {
 namespace {
 
 struct Row {
-  std::string name, scheme, a_dtype, backend, kernel;
+  std::string name, scheme, a_dtype, d_dtype, backend, kernel;
   std::int64_t m = 0, n = 0, k = 0;
   double median_us = 0;
 
-  std::string layer_key() const { return fmt::format("{}\n{} {} {} {} {} {}", name, m, n, k, scheme, a_dtype, backend); }
+  std::string layer_key() const {
+    return fmt::format("{}\n{} {} {} {} {} {} {}", name, m, n, k, scheme, a_dtype, d_dtype, backend);
+  }
 };
 
 Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
@@ -30,7 +32,9 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
     if (json.at("schema") != 1) return corrupt("schema is " + json.at("schema").dump());
     std::vector<Row> rows;
     for (const Json& r : json.at("results")) {
-      rows.push_back({r.at("name"), r.at("scheme"), r.at("a_dtype"), r.at("backend"), r.at("kernel"), r.at("m"), r.at("n"),
+      const std::string a_dtype = r.at("a_dtype");
+      const std::string d_dtype = r.value("d_dtype", a_dtype == "e4m3" ? "bf16" : a_dtype);  // older files do not say
+      rows.push_back({r.at("name"), r.at("scheme"), a_dtype, d_dtype, r.at("backend"), r.at("kernel"), r.at("m"), r.at("n"),
                       r.at("k"), r.at("median_us")});
       if (!(rows.back().median_us > 0))
         return corrupt(fmt::format("median_us of {} is {}", rows.back().name, r.at("median_us").dump()));
@@ -81,7 +85,8 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
   for (const Row& row : *old_rows) {
     const Row* now = find_match(*new_rows, row, per_layer[row.layer_key()] == 1);
     if (now == nullptr) {
-      missing += fmt::format("not in {}: {}, M={}, {}, {}\n", after.string(), printable(row.name), row.m, row.scheme, row.kernel);
+      missing += fmt::format("not in {}: {}, M={}, {} to {}, {}\n", after.string(), printable(row.name), row.m, row.scheme,
+                             row.d_dtype, row.kernel);
       unmatched.push_back(
           {{"name", row.name}, {"m", row.m}, {"scheme", row.scheme}, {"a_dtype", row.a_dtype}, {"kernel", row.kernel}});
       continue;

@@ -179,7 +179,7 @@ struct Planned {
   Plan plan;
 };
 // Whether a plan may choose the kernel for this work, which is then worth a measurement: it accepts, and is not predicted to take many times
-// as long as the best. A model is wrong by less, and such kernels would take minutes with a thousand tokens.
+// as long as the best one that reads the same layout. A model is wrong by less, and such kernels would take minutes with a thousand tokens.
 bool may_be_chosen(const Explanation& explanation, std::string_view kernel) {
   const std::vector<Explanation::Candidate>& all = explanation.buckets.back().candidates;
   const auto own = std::ranges::find(all, kernel, &Explanation::Candidate::kernel);

@@ -190,6 +190,8 @@ std::string explained_text(const ExplainedShape& shape, bool colour) {
   Table table({{"M", right}, {"predicted µs", right}, {"runs"}});
   for (const Explanation::Bucket& bucket : shape.explanation.buckets) {
     table.add({m_range(bucket), microseconds(bucket.cost_us), {fmt::format("{}", fmt::join(bucket.steps, " → ")), Style::good}});
+    if (!bucket.unaligned.empty())
+      table.add({"", "", {fmt::format("{}, if rows of A are not 16-byte aligned", bucket.unaligned)}});
   }
   return text + table.render(colour) + modes_text(shape, colour) + others_text(shape);
 }

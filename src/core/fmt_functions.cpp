@@ -1,5 +1,5 @@
-// fmt's functions, once. A wheel may go to a machine without libfmt, and with fmt::fmt-header-only every file compiled them again: half of
-// the time of a build. Here they are inline, and what is pinned below is what the other files call.
+// fmt's functions, once. A wheel may go to a machine without libfmt, and with fmt::fmt-header-only every file compiled them again.
+// Here they are inline, and what is pinned below is what the other files call.
 #define FMT_HEADER_ONLY 1
 #include <fmt/format.h>
 

@@ -298,8 +298,11 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
   const Configs& config = configs[static_cast<std::size_t>(&bucket - buckets.data())];
   if (bucket.prepare == nullptr && bucket.main->reads != nullptr && !bucket.main->reads(args)) {
     if (bucket.unaligned == nullptr)
-      return error(StatusCode::unsupported,
-                   "{} reads rows of A that begin at multiples of 16 bytes, and no other kernel takes this", bucket.main->name);
+      return error(
+          StatusCode::unsupported,
+          "{} reads rows of A that begin at multiples of 16 bytes, and no other kernel takes this layer: A is at {}, its "
+          "rows are {} elements of {} apart; copy it to aligned rows",
+          bucket.main->name, args.a.data, args.a.stride(0), name(args.a.dtype));
     args.config = config.unaligned.get();
     return bucket.unaligned->run(*bucket.unaligned, args);
   }

@@ -636,6 +636,13 @@ TEST_F(Cli, CompareFindsRegressions) {
   EXPECT_EQ(worse.exit_code, 1);
   EXPECT_TRUE(contains(worse.out, "regression: 0.500 is below 0.900")) << worse.out;
   EXPECT_EQ(nibble({"bench", "--compare", at("fast.json"), at("slow.json")}).exit_code, 0) << "no limit was asked for";
+
+  nlohmann::json other = nlohmann::json::parse(result(100));
+  other["results"][0]["d_dtype"] = "f16";  // files that do not say wrote the type of the activations
+  spit(at("other.json"), other.dump());
+  const Finished different = nibble({"bench", "--compare", at("slow.json"), at("other.json")});
+  EXPECT_EQ(different.exit_code, 2);
+  EXPECT_TRUE(contains(different.err, "no result in common")) << different.err;
 }
 
 TEST_F(Cli, QuantizeTellsTheErrorOfEachModule) {

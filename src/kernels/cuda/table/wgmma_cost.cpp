@@ -78,7 +78,7 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
     passes = up(all, std::floor(sms * share));
     steps = passes * up(up(records, cost.split), deal.depth);
   }
-  // Measured: copies of tokens beyond M are slow, up to twice the time where all CTAs have such a tile.
+  // Measured on an H100 and an H200: a tile with so many tokens beyond M takes up to twice as long as a full one. The cause is not known.
   constexpr double kBeyond = 0.008, kBeyondStreamK = 0.001, kFew = 32;  // of a pass, for each token; fewer cost nothing
   if (const double beyond = token_tiles * cost.tokens - static_cast<double>(p.m); beyond >= kFew) {
     const double slower = 1 + (cost.split == kStreamK ? kBeyondStreamK : kBeyond) * beyond / std::max(1.0, passes);

@@ -44,6 +44,10 @@ Parts parts(const Bucket& bucket, const Problem& problem) {
 }  // namespace
 
 struct Plan::Impl {
+  Impl() = default;
+  Impl(const Impl&) = delete;  // problem.gpu points into this one
+  Impl& operator=(const Impl&) = delete;
+
   const Layout* layout = nullptr;
   GpuInfo gpu;      // of weights in device memory: the plan's
   Problem problem;  // without m. problem.memory is that of the weight and of all operands of run()
@@ -161,14 +165,20 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem 
   return impl;
 }
 
-}  // namespace
-
-Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) try {
-  NIBBLE_RETURN_IF_ERROR(check_options(options));
+/// Of a linear layer, or of a pointwise convolution as one.
+Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::linear));
   NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
   NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, problem, spec.m_max, forced, options.allow_reference));
   impl->linear = spec;
+  return impl;
+}
+
+}  // namespace
+
+Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
+  NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, spec, options));
   return Plan(std::move(impl));
 } catch (...) {
   return caught();
@@ -178,8 +188,7 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const 
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
   if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel)) {
-    NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, *linear, options));
-    auto impl = std::make_shared<Impl>(*plan.impl_);
+    NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, *linear, options));
     impl->conv = spec;
     return Plan(std::move(impl));
   }
@@ -235,8 +244,7 @@ std::string_view Plan::kernel(std::int64_t m) const {
 
 Explanation Plan::explain() const {
   Problem problem = impl_->problem;
-  problem.gpu =
-      nullptr;  // asks as the plan's choice did: of a described GPU, kernels do not ask for the libraries that they load
+  problem.gpu = nullptr;  // as the plan's choice asked: of a described GPU, kernels do not ask for the libraries that they load
   return explanation_of(impl_->buckets, problem, impl_->forced, impl_->allow_reference);
 }
 

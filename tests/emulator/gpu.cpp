@@ -24,9 +24,6 @@ namespace nibble::emulator {
 namespace {
 
 constexpr int kWarpgroup = 4 * kWarp;
-/// Steps of a CTA in which a warp that could run is passed over, at most twice as many: a GPU is fair enough that nobody falls behind by a
-/// round of a ring, and a thread that copies nothing into a stage, but follows the ring by the parity of its barriers, relies on that.
-constexpr std::uint64_t kPatience = 32;
 constexpr std::size_t kStackBytes = 256 * 1024;
 
 struct Random {
@@ -119,7 +116,6 @@ struct Warp {
   std::uint64_t priority = 0;
   int first = 0, threads = 0;  // of the CTA's
   int left = 0;                // threads that are not at their end
-  std::uint64_t seen = 0;      // the CTA's step in which it ran or had to wait
   std::array<Wait, kWarp> waits;
   // The values of its lanes in this generation, and in the one before.
   int came = 0;
@@ -137,7 +133,6 @@ struct Cluster {
 };
 struct Cta {
   int index = 0, rank = 0;
-  std::uint64_t steps = 0;
   std::uint64_t priority = 0;
   Cluster* cluster = nullptr;
   std::vector<std::uint8_t> image;  // of its shared memory, while another CTA's is in its place
@@ -320,14 +315,8 @@ bool Launch::step() {
 }
 
 Warp* Launch::next_warp(Cta& of) {
-  ++of.steps;
-  for (Warp* warp : of.order) {
-    if (of.steps - warp->seen < kPatience) continue;
-    warp->seen = of.steps;
-    if (warp->ready()) return warp;
-  }
   for (Warp* warp : of.order)
-    if (warp->ready()) return warp->seen = of.steps, warp;
+    if (warp->ready()) return warp;
   return nullptr;
 }
 

@@ -115,7 +115,8 @@ struct Gemm {
   __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
 
   // ---- producers: one thread in each of three warps, because issuing a copy takes time. Two copy the records of alternate row blocks, one
-  // activations. All wait for the same empty stages, and a stage is full when all announced bytes have arrived.
+  // activations. All wait for the same empty stages. The first two announce bytes, also when they have none to copy: a stage that were full
+  // without one of them could be reused before it looked, twice in the worst case, which looks to a late warp as if it were not yet empty.
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights(int first_block) const {
@@ -127,7 +128,9 @@ struct Gemm {
       for (int left = pass.records(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
-        if (first_block == 0) ptx::barrier_arrive_expect(full(to.stage), count * (kActBytes + kTermBytes) + pass.blocks * bytes);
+        const int copies = (pass.blocks - first_block + kWeightProducers - 1) / kWeightProducers;
+        const int acts = first_block == 0 ? count * (kActBytes + kTermBytes) : 0;
+        ptx::barrier_arrive_expect(full(to.stage), acts + copies * bytes);
 #pragma unroll 1
         for (int b = first_block; b < pass.blocks; b += kWeightProducers)
           ptx::bulk_copy(records(to.stage) + b * depth() * p.format.bytes, from + b * tile_bytes, bytes, full(to.stage), policy);
@@ -653,11 +656,12 @@ struct Gemm {
     }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);  // keeps the other warps of the warpgroup beside the first
   }
-  /// Releases a stage unread. Only the releasing warp waits: the others may lag, and a barrier that has advanced by two phases looks to a
-  /// late warp as if it had not advanced.
+  /// Releases a stage unread. Only the warps that release wait: the others may lag, and a barrier that has advanced by two phases looks to
+  /// a late thread as if it had not advanced.
   __device__ void pass_on(int stage, std::uint32_t parity) const {
     if (warp >= kReleasing) return;
     ptx::barrier_wait(full(stage), parity);
+    __syncwarp();  // all lanes have seen the phase
     release(stage);
   }
   __device__ void consume() const {
@@ -686,7 +690,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
   ptx::let_dependents_start();
   if (warp == kProducerWarp && gemm.lane == 0) {
     for (int s = 0; s < p.stages; ++s) {
-      ptx::barrier_init(gemm.full(s), 1);
+      ptx::barrier_init(gemm.full(s), kWeightProducers);
       ptx::barrier_init(gemm.empty(s), This::kGroups * This::kReleasing);
     }
     ptx::barrier_init_fence();

@@ -826,11 +826,12 @@ struct Scaled {
     }
     ptx::named_barrier(1 + warpgroup, kGroupThreads);  // keeps the other warps of the warpgroup beside the first
   }
-  /// Releases a stage unread. Only the releasing warps wait: the others may lag, and a barrier that has advanced by two phases looks to a
-  /// late warp as if it had not advanced.
+  /// Releases a stage unread. Only the warps that release wait: the others may lag, and a barrier that has advanced by two phases looks to
+  /// a late thread as if it had not advanced.
   __device__ void pass_on(int stage, std::uint32_t parity) const {
     if (warp >= kReleasing) return;
     ptx::barrier_wait(full(stage), parity);
+    __syncwarp();  // all lanes have seen the phase
     release(stage);
   }
   __device__ void consume() const {

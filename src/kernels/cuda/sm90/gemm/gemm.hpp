@@ -50,7 +50,9 @@ NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, GemmShape shape, int d
 }
 
 struct GemmParams {
-  CUtensorMap x;
+  CUtensorMap x;          // boxes of a token tile, or of patches
+  CUtensorMap last_x;     // the box of the last token tile, of the tokens that there are; not of patches
+  int last_tokens;
   const std::uint8_t* records;
   RecordFormat format;
   epilogue::Element epilogue;

@@ -114,6 +114,10 @@ struct Gemm {
   /// A stage's records: all of row block 0, then of row block 1, ...
   __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
 
+  /// The last token tile has a box of the tokens that there are; the rest of its stage is never stored.
+  __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.deal.token_tiles - 1; }
+  __device__ int act_bytes(const Pass& pass) const { return is_last(pass) ? kBoxes * p.last_tokens * kBoxBytesOfToken : kActBytes; }
+
   // ---- producers: one thread in each of three warps, because issuing a copy takes time. Two copy the records of alternate row blocks, one
   // activations. All wait for the same empty stages. The first two announce bytes, also when they have none to copy: a stage that were full
   // without one of them could be reused before it looked, twice in the worst case, which looks to a late warp as if it were not yet empty.
@@ -129,7 +133,7 @@ struct Gemm {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
         const int copies = (pass.blocks - first_block + kWeightProducers - 1) / kWeightProducers;
-        const int acts = first_block == 0 ? count * (kActBytes + kTermBytes) : 0;
+        const int acts = first_block == 0 ? count * (act_bytes(pass) + kTermBytes) : 0;
         ptx::barrier_arrive_expect(full(to.stage), acts + copies * bytes);
 #pragma unroll 1
         for (int b = first_block; b < pass.blocks; b += kWeightProducers)
@@ -149,6 +153,7 @@ struct Gemm {
       const int box_channels = kCodes && kPatches ? p.box_channels : kBoxChannels;
       if constexpr (kPatches)
         walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, pass.token_tile * kTokens);
+      const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
       for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         if constexpr (kCodes && kPatches) {
@@ -161,7 +166,7 @@ struct Gemm {
             if constexpr (kPatches)
               ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
             else
-              ptx::load_box(at, &p.x, channel, pass.token_tile * kTokens, full(to.stage), policy);
+              ptx::load_box(at, x, channel, pass.token_tile * kTokens, full(to.stage), policy);
             if constexpr (kCodes) {
               const float2* from = p.terms + channel / gpu_tile::kChannels * kFolds * p.term_pitch + pass.token_tile * kTokens;
 #pragma unroll 1

@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/launch_shape.hpp"
 #include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/device/tensor_map.hpp"
+#include "kernels/cuda/device/token_tiles.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 
 namespace nibble::cuda {
@@ -74,7 +75,7 @@ cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& confi
   if (!readable_rows(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
   ScaledParams p = params(task.weight, task.acts, task.epilogue, task.m);
   p.together = scaled_together(config, task.together);
-  if (!describe_rows(p.x, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
+  if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, config, grouped, task.scratch_end, stream);
 }

@@ -50,7 +50,9 @@ NIBBLE_HOST_DEVICE constexpr ScaledMap scaled_map(int stages, const ScaledConfig
 }
 
 struct ScaledParams {
-  CUtensorMap x;
+  CUtensorMap x;       // boxes of a token tile, or of patches
+  CUtensorMap last_x;  // the box of the last token tile, of the tokens that there are; not of patches
+  int last_tokens;
   ScaledWeight weight;
   QuantizedActs acts;
   epilogue::Element epilogue;

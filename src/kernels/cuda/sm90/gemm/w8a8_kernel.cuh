@@ -115,6 +115,10 @@ struct Scaled {
     return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes;
   }
 
+  /// The last token tile has a box of the tokens that there are; the rest of its stage is never stored.
+  __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.deal.token_tiles - 1; }
+  __device__ int act_bytes(const Pass& pass) const { return is_last(pass) ? p.last_tokens * gpu_w8::kChannels : kActBytes; }
+
   // ---- producers: a thread in each of two warps
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
@@ -128,7 +132,7 @@ struct Scaled {
       for (int left = pass.records(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         const int count = min(depth(), left), bytes = count * gpu_w8::kRecordBytes;  // consecutive records are one copy
-        ptx::barrier_arrive_expect(full(to.stage), count * kActBytes + pass.blocks * bytes);
+        ptx::barrier_arrive_expect(full(to.stage), count * act_bytes(pass) + pass.blocks * bytes);
 #pragma unroll 1
         for (int b = 0; b < pass.blocks; ++b)
           ptx::bulk_copy(records(to.stage) + b * depth() * gpu_w8::kRecordBytes, from + b * tile_bytes, bytes, full(to.stage),
@@ -146,6 +150,7 @@ struct Scaled {
       PatchWalk walk;
       if constexpr (kPatches)
         walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, pass.token_tile * kTokens);
+      const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
 #pragma unroll 1
       for (int record = pass.first; record < pass.end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
@@ -157,7 +162,7 @@ struct Scaled {
             for (int channel = 0; channel < gpu_w8::kChannels; channel += p.box_channels)
               ptx::load_patches(at + channel * kTokens, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
           } else {
-            ptx::load_box(at, &p.x, record * gpu_w8::kChannels, pass.token_tile * kTokens, full(to.stage), policy);
+            ptx::load_box(at, x, record * gpu_w8::kChannels, pass.token_tile * kTokens, full(to.stage), policy);
           }
         to.advance(p.stages);
       }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the compiler and the linker put around hostile input is in these programs and libraries.
+"""What the compiler and the linker put around hostile input is in these programs and libraries; a Python module keeps to itself.
 
 usage: hardening.py READELF FILE...
 """
@@ -18,6 +18,7 @@ def missing(readelf, file):
         return subprocess.run([readelf, "-W", option, file], capture_output=True, text=True, check=True).stdout
 
     header, segments, dynamic, symbols = map(show, ("-h", "-l", "-d", "--dyn-syms"))
+    defined = re.findall(r"(?:GLOBAL|WEAK|UNIQUE) +DEFAULT +(?!UND)\S+ +(\S+)", symbols)
     landing = next((code for machine, code in LANDING.items() if machine in header), b"")
     wanted = {
         "position independent (-fPIE -pie)": "DYN" in header,
@@ -27,6 +28,8 @@ def missing(readelf, file):
         "stack canaries (-fstack-protector-strong)": "__stack_chk_fail" in symbols,
         "bounds of C's functions (_FORTIFY_SOURCE)": re.search(r"\b__\w+_chk\b", symbols),
         "control-flow protection (-fcf-protection, -mbranch-protection)": pathlib.Path(file).read_bytes().count(landing) > 10,
+        # Other modules of the interpreter have symbols of the same names: of libstdc++, of CUDA's runtime.
+        "its libraries' symbols kept inside (a version script)": "/_core." not in file or all("PyInit" in name for name in defined),
     }
     return [name for name, there in wanted.items() if not there]
 

@@ -29,7 +29,8 @@ BAND_TOKENS = 1024
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
 LAUNCH_US = 1.5
 STREAM_K = 0  # the split of kernels whose CTAs share passes wherever their run of records ends (gemm_schedule.hpp)
-BEYOND, BEYOND_STREAM_K = 0.008, 0.001  # how much slower a pass is for each of 32 and more tokens of its tile beyond M
+# Until then the last token tile was read whole, zeros beyond M too: how much slower a pass was for each of 32 and more such tokens.
+READS_WHOLE_TILES, BEYOND, BEYOND_STREAM_K = "2026-11-25", 0.008, 0.001
 PART = 0.5  # what a part that is added takes of `pass`
 # As WgmmaFamily has them.
 FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_TOKENS, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
@@ -53,7 +54,7 @@ def deal(family, tokens, rows):
 class Measured:
     """A kernel's time for a layer."""
 
-    def __init__(self, family, tile, n, k, m, us, moved, bytes_a_us=BYTES_A_US):
+    def __init__(self, family, tile, n, k, m, us, moved, bytes_a_us=BYTES_A_US, date=""):
         self.family, self.tile, self.layer, self.us = family, tile, (n, k, m), us
         tokens, rows, split = tile
         blocks, self.depth = deal(family, tokens, rows)
@@ -66,18 +67,30 @@ class Measured:
             self.passes = whole + (1 + PART * ceil(records, each) if each else 0)
             self.steps = whole * records + each
         elif split == 1 and not bands:
-            units = ceil(row_blocks * tiles, RESIDENT[1])
-            self.passes = ceil(units, blocks)
+            self.passes, self.wide = most_passes(row_blocks, tiles, blocks)
             self.steps = self.passes * ceil(records, self.depth)
-            self.wide = units / self.passes
         else:
             self.passes = ceil(passes, RESIDENT[split])
             self.steps = self.passes * ceil(ceil(records, split), self.depth)
         self.moved_us = moved / bytes_a_us
         beyond = tiles * tokens - m  # tokens of the last tile that there are not
-        if beyond >= 32:
+        if beyond >= 32 and date < READS_WHOLE_TILES:
             slower = (BEYOND_STREAM_K if split == STREAM_K else BEYOND) * beyond / max(1.0, self.passes)
             self.passes, self.steps = self.passes * (1 + slower), self.steps * (1 + slower)
+
+
+def most_passes(row_blocks, tiles, blocks):
+    """Of a CTA, where units are distributed: its passes, and the row blocks of one. A run that goes on in another token tile takes a pass more."""
+    units = row_blocks * tiles
+    ctas = min(units, RESIDENT[1])
+    each, more = divmod(units, ctas)
+    longest = each + (more > 0)
+    passes = ceil(longest, blocks)
+    for first in range(row_blocks, units, row_blocks):  # of a token tile
+        cta = first // (each + 1) if first < more * (each + 1) else more + (first - more * (each + 1)) // each
+        begin, end = (c * each + min(c, more) for c in (cta, cta + 1))
+        passes = max(passes, ceil(first - begin, blocks) + ceil(end - first, blocks))
+    return passes, longest / passes
 
 
 def stream_k(passes, records):
@@ -102,7 +115,7 @@ def measurements(path):
             for kernel, us in row["us"].items():
                 if tile_of(kernel):
                     yield Measured(SCALED[row["kind"]], tile_of(kernel), n, k, m, us, n * k + m * k + 2 * m * n)
-    device = data.get("device")
+    device, date = data.get("device"), data.get("date", "")
     bytes_a_us = 1e3 * device["estimated_gbytes_per_s"] if isinstance(device, dict) and "estimated_gbytes_per_s" in device else BYTES_A_US
     for r in data.get("results", []):
         tile, n, k, m = tile_of(r["kernel"]), r["n"], r["k"], r["m"]
@@ -110,7 +123,7 @@ def measurements(path):
             continue
         if tile and r.get("a_dtype") in ("s8", "e4m3"):  # codes on both sides
             yield Measured(S8 if r["a_dtype"] == "s8" else E4M3_GROUPS if "g128" in r["scheme"] else E4M3, tile, n, k, m, r["median_us"],
-                           n * k + m * k + 2 * m * n, bytes_a_us)
+                           n * k + m * k + 2 * m * n, bytes_a_us, date)
             continue
         if tile and r["kernel"].startswith("conv_any_f16_"):  # images as they are: patches of tokens, of few records often
             c = r["conv"]
@@ -131,10 +144,10 @@ def measurements(path):
             folds = "g32" in act[0] + weight or "g64" in act[0] + weight
             quantizer_us = LAUNCH_US + m * k * (2 + 1 + 8 / 128) / (0.75 * BYTES_A_US)  # a step of its own in the plan
             family = ONLINE_FOLDS if folds else ONLINE_TOKENS if act[0] in ("s8r", "s8t") else ONLINE
-            yield Measured(family, tile, n, k, m, r["median_us"] - quantizer_us, packed + m * k + 2 * m * n)
+            yield Measured(family, tile, n, k, m, r["median_us"] - quantizer_us, packed + m * k + 2 * m * n, date=date)
         else:
             folds = "g32" in weight or "g64" in weight
-            yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed + 2 * m * (n + k), bytes_a_us)
+            yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed + 2 * m * (n + k), bytes_a_us, date)
 
 
 def predict(p, x):

@@ -132,12 +132,13 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   EXPECT_LE(worst, limits.worst);
 }
 
+// survey-fp8 and the gemm files of the H200 are of kernels that took twice as long where many tokens of a tile were beyond M.
 INSTANTIATE_TEST_SUITE_P(
     Measured, Choice,
-    testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.311}, Limits{"h100/survey-int8.json", 0, 0.0105, 0.468},
-                    Limits{"h100/survey-fp8.json", 0, 0.0075, 0.513}, Limits{"h200/survey-wna16.json", 0, 0.001, 0.196},
-                    Limits{"h200/survey-int8.json", 0, 0.001, 0.39}, Limits{"h200/survey-fp8.json", 0, 0.001, 0.346},
-                    Limits{"h200/gemm-groups.json", 0, 0.001, 0.07}, Limits{"h200/gemm-qwen.json", 0, 0.001, 0.07},
+    testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.309}, Limits{"h100/survey-int8.json", 0, 0.003, 0.437},
+                    Limits{"h100/survey-fp8.json", 0, 0.006, 0.475}, Limits{"h200/survey-wna16.json", 0, 0.001, 0.197},
+                    Limits{"h200/survey-int8.json", 0, 0.001, 0.368}, Limits{"h200/survey-fp8.json", 0, 0.001, 0.432},
+                    Limits{"h200/gemm-groups.json", 0, 0.001, 0.07}, Limits{"h200/gemm-qwen.json", 0, 0.001, 0.13},
                     Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.145}, Limits{"h200/online-kernels.json", 0, 0.001, 0.125},
                     Limits{"h200/online-tokens.json", 0, 0.001, 0.083}, Limits{"h200/online-folds.json", 0, 0.001, 0.032}),
     [](const auto& test) {

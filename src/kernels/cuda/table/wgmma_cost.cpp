@@ -43,6 +43,18 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
   return cost;
 }
 
+/// Of a CTA, where units are distributed. A run that goes on in another token tile takes a pass more.
+int most_passes(const Deal& deal) {
+  const auto passes = [&](int units) { return (units + deal.most - 1) / deal.most; };
+  int most = passes(deal.each + (deal.more != 0));
+  for (int tile = 1; tile < deal.token_tiles; ++tile) {
+    const int first = tile * deal.row_blocks, longer = deal.more * (deal.each + 1);
+    const int cta = first < longer ? first / (deal.each + 1) : deal.more + (first - longer) / deal.each;
+    most = std::max(most, passes(first - deal.begin(cta)) + passes(deal.begin(cta + 1) - first));
+  }
+  return most;
+}
+
 // A CTA runs its passes one after the other. A pass has one step per stage of records, in which up to `blocks` warpgroups share the tensor
 // cores. Reading and multiplying overlap. With stream-K a CTA also has a share of the records of the remaining passes, and reduces the
 // partial sums of the pass that it finishes. bench/fit_gpu_costs.py fits the numbers and has the same formula.
@@ -55,21 +67,21 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
   const double blocks = std::min<double>(deal.blocks, row_blocks);  // of a pass
   const double all = up(row_blocks, blocks) * token_tiles;          // passes
   double passes, steps, wide = blocks;  // of a CTA: equivalent whole passes; records; row blocks of a pass
+  constexpr double kMostUnits = 1e9;    // D has no memory for more; they are counted in 32 bits
+  Deal schedule{.row_blocks = static_cast<int>(row_blocks),
+                .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
+                .records = static_cast<int>(records),
+                .most = deal.blocks,
+                .split = cost.split};
+  if (cost.split <= 1) deal_out(schedule, cost.tokens, static_cast<int>(sms));
   if (cost.split == kStreamK) {
-    constexpr double kMostUnits = 1e9;  // D has no memory for more; they are counted in 32 bits
-    Deal line{.row_blocks = static_cast<int>(row_blocks),
-              .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
-              .records = static_cast<int>(records),
-              .most = deal.blocks,
-              .split = kStreamK};
-    deal_out(line, cost.tokens, static_cast<int>(sms));
-    const int rounds = line.whole / line.clusters, each = line.each + (line.more != 0);
+    const int rounds = schedule.whole / schedule.clusters, each = schedule.each + (schedule.more != 0);
     constexpr double kPart = 0.5;  // the cost of adding a partial sum, as a share of the fixed cost of a pass
     passes = rounds + (each > 0 ? 1 + kPart * up(records, each) : 0);
     steps = rounds * records + each;
-  } else if (cost.split == 1 && !takes_bands(static_cast<int>(token_tiles), cost.tokens)) {
-    const double units = up(row_blocks * token_tiles, sms);
-    passes = up(units, blocks);
+  } else if (cost.split == 1 && schedule.band == 0) {
+    const int units = schedule.each + (schedule.more != 0);
+    passes = most_passes(schedule);
     steps = passes * up(records, deal.depth);
     wide = units / passes;
   } else {
@@ -77,12 +89,6 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
     const double share = cost.split == 1 ? 1.0 : cost.split == 2 ? 0.5 : kFoursOfSms;
     passes = up(all, std::floor(sms * share));
     steps = passes * up(up(records, cost.split), deal.depth);
-  }
-  // Measured on an H100 and an H200: a tile with so many tokens beyond M takes up to twice as long as a full one. The cause is not known.
-  constexpr double kBeyond = 0.008, kBeyondStreamK = 0.001, kFew = 32;  // of a pass, for each token; fewer cost nothing
-  if (const double beyond = token_tiles * cost.tokens - static_cast<double>(p.m); beyond >= kFew) {
-    const double slower = 1 + (cost.split == kStreamK ? kBeyondStreamK : kBeyond) * beyond / std::max(1.0, passes);
-    passes *= slower, steps *= slower;
   }
   return cost.fixed_us +
          std::max(moved, passes * cost.pass_us + steps * std::max<double>(cost.step_us, wide * deal.depth * cost.block_us));

@@ -84,7 +84,8 @@ cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& co
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.first_row = first_row;
   p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
-  if (!describe_token_tiles(p, task.a_dtype, task.x, task.x_stride * 2, task.m, geo.k, config.tokens)) return cudaErrorInvalidValue;
+  if (!describe_token_tiles(p, task.a_dtype, task.x, task.x_stride * 2, task.m, geo.k, config.tokens))
+    return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
 }
 
@@ -211,7 +212,8 @@ cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config,
   p.terms = static_cast<const float2*>(task.terms);
   p.term_pitch = task.term_pitch;
   p.token_scales = task.token_scales;
-  if (!describe_token_tiles(p, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens)) return cudaErrorInvalidValue;
+  if (!describe_token_tiles(p, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens))
+    return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold}, task.scratch_end,
                 stream);
 }

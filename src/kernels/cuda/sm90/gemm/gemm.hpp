@@ -50,8 +50,8 @@ NIBBLE_HOST_DEVICE constexpr GemmMap gemm_map(int stages, GemmShape shape, int d
 }
 
 struct GemmParams {
-  CUtensorMap x;          // boxes of a token tile, or of patches
-  CUtensorMap last_x;     // the box of the last token tile, of the tokens that there are; not of patches
+  CUtensorMap x;       // boxes of a token tile, or of patches
+  CUtensorMap last_x;  // the box of the last token tile, of the tokens that there are; not of patches
   int last_tokens;
   const std::uint8_t* records;
   RecordFormat format;

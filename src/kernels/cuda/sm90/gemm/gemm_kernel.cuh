@@ -116,7 +116,9 @@ struct Gemm {
 
   /// The last token tile has a box of the tokens that there are; the rest of its stage is never stored.
   __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.deal.token_tiles - 1; }
-  __device__ int act_bytes(const Pass& pass) const { return is_last(pass) ? kBoxes * p.last_tokens * kBoxBytesOfToken : kActBytes; }
+  __device__ int act_bytes(const Pass& pass) const {
+    return is_last(pass) ? kBoxes * p.last_tokens * kBoxBytesOfToken : kActBytes;
+  }
 
   // ---- producers: one thread in each of three warps, because issuing a copy takes time. Two copy the records of alternate row blocks, one
   // activations. All wait for the same empty stages. The first two announce bytes, also when they have none to copy: a stage that were full

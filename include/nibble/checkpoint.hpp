@@ -66,6 +66,13 @@ struct Module {
   bool quantized() const { return format != "dense"; }
 };
 
+/// Some of a layer's output channels, or of its input channels.
+struct LayerPart {
+  enum class Of : std::uint8_t { outputs, inputs };
+  Of of = Of::outputs;              // rows of W[N,K], or columns
+  std::int64_t begin = 0, end = 0;  // channels [begin, end): 0 ≤ begin < end ≤ N or K
+};
+
 /// A read-only checkpoint. Files stay open and memory-mapped for its lifetime; copies share them.
 class Checkpoint {
  public:
@@ -97,6 +104,10 @@ class Checkpoint {
 
   /// Decodes a quantized module. Findings that need the data are appended to `notes`.
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;
+  /// Decodes a part of one, as a layer of its own, and reads no bytes of other channels' weights. A part of the input channels has the whole
+  /// bias. Errors: invalid_argument for channels that the module has not; unsupported where a stored word, group or block has channels on
+  /// both sides of a boundary, for input channels in act-order, and for convolutions: read() those whole.
+  Result<QuantTensor> read(const Module& module, const LayerPart& part, std::vector<Note>* notes = nullptr) const;
 
   struct Impl;
   /// For open().

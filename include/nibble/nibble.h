@@ -418,6 +418,18 @@ NIB_API nib_status nib_checkpoint_find_tensor(const nib_checkpoint* checkpoint, 
 NIB_API nib_status nib_checkpoint_notes(const nib_checkpoint* checkpoint, char** text);
 /* Decodes a quantized module. `notes`: findings that need the data, one a line. */
 NIB_API nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t module, nib_qtensor** q, char** notes);
+/* Of which channels a part of a layer is. */
+typedef int32_t nib_channels;
+enum {
+  NIB_OUTPUTS = 0, /* rows of W[N,K] */
+  NIB_INPUTS = 1   /* columns */
+};
+/* The same for channels [begin, end) alone, 0 <= begin < end <= N or K, as a layer of its own, without reading the bytes of other
+ * channels' weights. A part of the input channels has the whole bias. Errors: invalid_argument for channels that the module has not;
+ * unsupported where a stored word, group or block has channels on both sides of a boundary, for input channels in act-order, and for
+ * convolutions: read those whole. */
+NIB_API nib_status nib_checkpoint_read_part(const nib_checkpoint* checkpoint, size_t module, nib_channels of, int64_t begin,
+                                            int64_t end, nib_qtensor** q, char** notes);
 
 /* Called from the calling thread during long work; done and total have the same unit, `what` is the current item. */
 typedef void (*nib_progress)(void* user, uint64_t done, uint64_t total, const char* what);

@@ -765,6 +765,19 @@ def shard_inputs(q: nibble.QuantTensor, begin: int, end: int) -> tuple[nibble.Qu
     return _replace(q, **fields), channels
 
 
+def _read_part(cls: Any, checkpoint: nibble.Checkpoint, name: str, which: str, group: Any, options: dict[str, Any]) -> Any:
+    """The rank's layer from its own bytes of the file, or from all of them where these are not apart."""
+    layer = next((module for module in checkpoint.modules if module.name == name), None)
+    if layer is None:
+        raise NotFound(f"{checkpoint.path}: no module {name}")
+    total, what = (layer.n, "N") if which == "outputs" else (layer.k, "K")
+    try:
+        share = checkpoint.read(layer, **{which: _part(total, what, group)})
+    except Unsupported:
+        return cls(checkpoint.read(layer), group=group, **options)
+    return cls(share, is_share=True, group=group, **options)
+
+
 def _part(total: int, what: str, group: Any) -> tuple[int, int]:
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if total % ranks != 0:
@@ -775,16 +788,19 @@ def _part(total: int, what: str, group: Any) -> tuple[int, int]:
 class ColumnParallelLinear(QuantLinear):
     """A rank's share of the output channels of a layer: y[..., N / ranks] = x · Wᵀ + bias; with gather_output all of y, on every rank.
 
-    channels: which output channels this rank computes, where the next layer wants others than its N / ranks consecutive ones
-    (RowParallelLinear.channels of an act-order layer).
+    q: the whole layer; with is_share this rank's output channels alone, as engines load them. channels: which output channels this rank
+    computes, where the next layer wants others than its N / ranks consecutive ones (RowParallelLinear.channels of an act-order layer).
     """
 
     def __init__(
-        self, q: nibble.QuantTensor, *, channels: Iterable[int] | None = None, gather_output: bool = False, group: Any = None,
-        **options: Any,
+        self, q: nibble.QuantTensor, *, channels: Iterable[int] | None = None, gather_output: bool = False, is_share: bool = False,
+        group: Any = None, **options: Any,
     ) -> None:  # fmt: skip
-        begin, end = _part(q.n, "N", group)
-        if channels is not None:
+        if is_share:
+            if channels is not None:
+                raise InvalidArgument("channels= picks from a whole layer; q is a share")
+        elif channels is not None:
+            _part(q.n, "N", group)
             if gather_output:
                 raise InvalidArgument("gather_output puts consecutive channels together; it takes no channels=")
             if q.group_shape[0] != 1:
@@ -793,9 +809,14 @@ class ColumnParallelLinear(QuantLinear):
             rows = {name: None if getattr(q, name) is None else getattr(q, name)[chosen] for name in ("codes", "scales", "zeros", "bias")}
             q = _replace(q, **rows)
         else:
-            q = shard_outputs(q, begin, end)
+            q = shard_outputs(q, *_part(q.n, "N", group))
         super().__init__(q, **options)
         self.gather_output, self.group = gather_output, group
+
+    @classmethod
+    def read(cls, checkpoint: nibble.Checkpoint, name: str, *, group: Any = None, **options: Any) -> ColumnParallelLinear:
+        """Of a layer of a checkpoint, whose other output channels are not read where the file has them apart."""
+        return _read_part(cls, checkpoint, name, "outputs", group, options)
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -809,6 +830,7 @@ class ColumnParallelLinear(QuantLinear):
 class RowParallelLinear(QuantLinear):
     """A rank's share of the input channels of a layer; y[..., N] is the sum over all ranks, and the same on each.
 
+    q: the whole layer; with is_share this rank's input channels alone, consecutive ones, with the whole bias.
     input_is_parallel: x is this rank's share already, x_whole[..., self.channels]; else x is whole and the share is taken from it.
     Without act-order the channels are consecutive, as a ColumnParallelLinear in front leaves them. With act-order they are those of
     whole groups: give the layer in front channels=self.channels. Activations quantized while running are so from this rank's share.
@@ -816,8 +838,13 @@ class RowParallelLinear(QuantLinear):
 
     channels: Tensor
 
-    def __init__(self, q: nibble.QuantTensor, *, input_is_parallel: bool = False, group: Any = None, **options: Any) -> None:
-        part, channels = shard_inputs(q, *_part(q.k, "K", group))
+    def __init__(
+        self, q: nibble.QuantTensor, *, input_is_parallel: bool = False, is_share: bool = False, group: Any = None, **options: Any
+    ) -> None:
+        if is_share:
+            part, channels = q, np.arange(q.k) + dist.get_rank(group) * q.k
+        else:
+            part, channels = shard_inputs(q, *_part(q.k, "K", group))
         if dist.get_rank(group) != 0 and part.bias is not None:
             part = _replace(part, bias=None)
         if options.get("activation", "none") != "none":
@@ -825,6 +852,12 @@ class RowParallelLinear(QuantLinear):
         super().__init__(part, **options)
         self.register_buffer("channels", torch.from_numpy(np.array(channels)), persistent=False)
         self.input_is_parallel, self.group = input_is_parallel, group
+
+    @classmethod
+    def read(cls, checkpoint: nibble.Checkpoint, name: str, *, group: Any = None, **options: Any) -> RowParallelLinear:
+        """Of a layer of a checkpoint, whose other input channels are not read where the file has them apart: not in act-order, nor where a
+        boundary is inside a group."""
+        return _read_part(cls, checkpoint, name, "inputs", group, options)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.input_is_parallel:

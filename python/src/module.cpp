@@ -333,17 +333,26 @@ void bind_tensors(nb::module_& m) {
           "The names of all tensors.")
       .def(
           "read",
-          [](const Checkpoint& c, nb::handle layer) {
+          [](const Checkpoint& c, nb::handle layer, std::optional<std::pair<std::int64_t, std::int64_t>> outputs,
+             std::optional<std::pair<std::int64_t, std::int64_t>> inputs) {
+            if (outputs && inputs) throw Failure(StatusCode::invalid_argument, "outputs or inputs, not both");
             const std::string wanted =
                 nb::cast<std::string>(nb::isinstance<Module>(layer) ? layer.attr("name") : nb::object(nb::borrow(layer)));
             const Module* module = c.find_module(wanted);
             if (module == nullptr) throw Failure(StatusCode::not_found, c.path().string() + ": no module " + wanted);
             nb::gil_scoped_release release;
+            if (outputs) return check(c.read(*module, LayerPart{LayerPart::Of::outputs, outputs->first, outputs->second}));
+            if (inputs) return check(c.read(*module, LayerPart{LayerPart::Of::inputs, inputs->first, inputs->second}));
             return check(c.read(*module));
           },
-          "layer"_a,
-          "Decodes a layer, by name or Module, into a QuantTensor. Raises NotFound, InvalidArgument for a dense one, "
-          "CorruptData.")
+          "layer"_a, nb::kw_only(), "outputs"_a.none() = nb::none(), "inputs"_a.none() = nb::none(),
+          "Decodes a layer, by name or Module, into a QuantTensor. outputs or inputs: (begin, end), these channels alone, "
+          "without reading "
+          "the bytes of the others; the bias of inputs is the whole one. Raises NotFound, InvalidArgument for a dense one and "
+          "for channels "
+          "that it has not, CorruptData, and Unsupported where a word, a group or a block has channels on both sides of a "
+          "boundary, for "
+          "inputs in act-order, and for convolutions.")
       .def(
           "tensor",
           [](nb::handle self, const std::string& tensor_name) {

@@ -153,6 +153,21 @@ nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t module, 
   });
 }
 
+nib_status nib_checkpoint_read_part(const nib_checkpoint* checkpoint, size_t module, nib_channels of, int64_t begin, int64_t end,
+                                    nib_qtensor** q, char** notes) {
+  return create(q, [&]() -> Result<QuantTensor> {
+    NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
+    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), module, "module"));
+    if (of != NIB_OUTPUTS && of != NIB_INPUTS)
+      return error(StatusCode::invalid_argument, "{} is no nib_channels; use NIB_OUTPUTS or NIB_INPUTS", of);
+    const LayerPart part{of == NIB_OUTPUTS ? LayerPart::Of::outputs : LayerPart::Of::inputs, begin, end};
+    std::vector<Note> findings;
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor decoded, c->read(*m, part, &findings));
+    NIBBLE_RETURN_IF_ERROR(give(notes_text(findings), notes));
+    return decoded;
+  });
+}
+
 nib_status nib_checkpoint_quantize(const char* in, const char* out, const nib_transform_desc* desc, char** report) {
   return transform(in, out, desc, report,
                    [&](const nib_transform_desc& known, const TransformOptions& options) -> Result<TransformReport> {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_impl.hpp"
+#include "checkpoint/codecs/part.hpp"
 #include "checkpoint/config/act_scales.hpp"
 #include "checkpoint/io/json.hpp"
 #include "core/error.hpp"
@@ -131,6 +132,44 @@ Result<QuantTensor> checked(Result<QuantTensor> q, std::string_view module, std:
   return q;
 }
 
+/// Of dense elements; of more dimensions than a view has, as one.
+ConstTensorView dense_view(const std::byte* data, DType dtype, const std::vector<std::int64_t>& shape) {
+  ConstTensorView view;
+  view.data = data;
+  view.dtype = dtype;
+  const bool fits = shape.size() <= view.shape.size();
+  std::int64_t count = 1;
+  for (const std::int64_t dim : shape) count *= dim;
+  view.rank = fits ? static_cast<int>(shape.size()) : 1;
+  if (fits)
+    std::ranges::copy(shape, view.shape.begin());
+  else
+    view.shape[0] = count;
+  std::int64_t stride = 1;
+  for (auto i = static_cast<std::size_t>(view.rank); i-- > 0; stride *= view.shape[i]) view.strides[i] = stride;
+  return view;
+}
+
+/// The elements of a tensor that `cut` names.
+Result<Tensor> load_cut(const storage::Shards& shards, std::size_t tensor, const ConstTensorView& whole, const codec::Cut& cut) {
+  Tensor loaded(whole.dtype, cut.shape);
+  for (std::size_t i = 0; i < cut.numbers.size(); ++i) {
+    if (whole.dtype == DType::s64)
+      loaded.as<std::int64_t>()[i] = cut.numbers[i];
+    else
+      loaded.as<std::int32_t>()[i] = static_cast<std::int32_t>(cut.numbers[i]);
+  }
+  if (!cut.numbers.empty() || loaded.bytes.empty()) return loaded;
+  const std::int64_t pitch = whole.rank < 2 ? cut.cols : whole.numel() / whole.dim(0);
+  const std::int64_t reads = cut.cols == pitch ? 1 : cut.rows;  // rows that are read whole are one piece
+  const std::size_t bytes = loaded.bytes.size() / static_cast<std::size_t>(reads);
+  for (std::int64_t i = 0; i < reads; ++i) {
+    const auto to = std::span(loaded.bytes).subspan(static_cast<std::size_t>(i) * bytes, bytes);
+    NIBBLE_RETURN_IF_ERROR(shards.load(tensor, (cut.row + i) * pitch + cut.col, to));
+  }
+  return loaded;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs::path& path) try {
@@ -178,7 +217,8 @@ void Checkpoint::Impl::detect_modules() {
       if (module.quantized()) codec::find_other_activations(parts, module, config.quant);
       for (const std::size_t i : group.tensors) {
         const std::string_view suffix = split(tensors[i].name).suffix;
-        if (std::ranges::find(format.suffixes, suffix) == format.suffixes.end() || (suffix == "bias" && !module.has_bias))
+        if (std::ranges::find(format.tensors, suffix, &codec::StoredTensor::suffix) == format.tensors.end() ||
+            (suffix == "bias" && !module.has_bias))
           continue;
         module.tensors.push_back(tensors[i].name);
         module.bytes += tensors[i].bytes;
@@ -255,21 +295,7 @@ void Checkpoint::Impl::compare_with_config() {
 }
 
 ConstTensorView Checkpoint::Impl::view(std::size_t tensor) const {
-  const TensorInfo& t = shards.tensors[tensor];
-  ConstTensorView view;
-  view.data = shards.data[tensor];
-  view.dtype = t.dtype;
-  const bool fits = t.shape.size() <= view.shape.size();
-  std::int64_t count = 1;
-  for (const std::int64_t dim : t.shape) count *= dim;
-  view.rank = fits ? static_cast<int>(t.shape.size()) : 1;
-  if (fits)
-    std::ranges::copy(t.shape, view.shape.begin());
-  else
-    view.shape[0] = count;
-  std::int64_t stride = 1;
-  for (auto i = static_cast<std::size_t>(view.rank); i-- > 0; stride *= view.shape[i]) view.strides[i] = stride;
-  return view;
+  return dense_view(shards.data[tensor], shards.tensors[tensor].dtype, shards.tensors[tensor].shape);
 }
 
 codec::ModuleTensors Checkpoint::Impl::module_tensors(const Group& group) const {
@@ -288,12 +314,39 @@ Result<codec::ModuleTensors> Checkpoint::Impl::load_module(const Group& group, s
   return parts;
 }
 
+Result<codec::ModuleTensors> Checkpoint::Impl::load_part(const Module& module, const codec::Format& format, const LayerPart& part,
+                                                         std::vector<Tensor>& memory) const {
+  const std::int64_t channels = part.of == LayerPart::Of::outputs ? module.n : module.k;
+  if (part.begin < 0 || part.begin >= part.end || part.end > channels)
+    return error(StatusCode::invalid_argument, "module {} has no {} channels [{},{}): there are {}", module.name,
+                 part.of == LayerPart::Of::outputs ? "output" : "input", part.begin, part.end, channels);
+  if (module.filter) return error(StatusCode::unsupported, "module {} is a convolution, which is read whole", module.name);
+  const Group& group = groups[group_index.at(module.name)];
+  codec::ModuleTensors parts{group.name, {}, true};
+  for (const std::size_t i : group.tensors) {
+    const std::string_view suffix = split(shards.tensors[i].name).suffix;
+    const auto stored = std::ranges::find(format.tensors, suffix, &codec::StoredTensor::suffix);
+    if (stored == format.tensors.end()) continue;
+    ConstTensorView whole = view(i);
+    Tensor index;
+    if (stored->axes.size() == 1 && stored->axes[0] == codec::Axis::group_of_k) {  // its elements say whether there are parts
+      NIBBLE_ASSIGN_OR_RETURN(index, shards.load(i));
+      whole.data = index.bytes.data();
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const codec::Cut cut, codec::cut(*stored, whole, module, part));
+    NIBBLE_ASSIGN_OR_RETURN(Tensor loaded, load_cut(shards, i, whole, cut));
+    const Tensor& kept = memory.emplace_back(std::move(loaded));  // moving keeps the bytes in place
+    parts.by_suffix.emplace(suffix, dense_view(kept.bytes.data(), kept.dtype, kept.shape));
+  }
+  return parts;
+}
+
 const Module* Checkpoint::Impl::find_module(std::string_view module_name) const {
   const auto it = module_index.find(module_name);
   return it == module_index.end() ? nullptr : &modules[it->second];
 }
 
-Result<QuantTensor> Checkpoint::Impl::read(const Module& module, std::vector<Note>* out) const {
+Result<QuantTensor> Checkpoint::Impl::read(const Module& module, const LayerPart* part, std::vector<Note>* out) const {
   const Module* own = find_module(module.name);
   if (own == nullptr || own->format != module.format)
     return error(StatusCode::not_found, "{}: no {} module {}", path.string(), module.format, printable(module.name));
@@ -303,8 +356,13 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, std::vector<Not
                  own->format);
   std::vector<Note> found;
   std::vector<Tensor> memory;
-  NIBBLE_ASSIGN_OR_RETURN(const codec::ModuleTensors parts, load_module(groups[group_index.at(own->name)], memory));
+  NIBBLE_ASSIGN_OR_RETURN(const codec::ModuleTensors parts, part == nullptr
+                                                                ? load_module(groups[group_index.at(own->name)], memory)
+                                                                : load_part(*own, *format, *part, memory));
   Result<QuantTensor> q = format->read(parts, *own, config.quant, found);
+  if (const GroupShape& group = own->scheme.group;  // a part with a single group may look as if it had no groups
+      q.ok() && group.rows(q->n) == q->scheme.group.rows(q->n) && group.cols(q->k) == q->scheme.group.cols(q->k))
+    q->scheme.group = group;
   return checked(std::move(q), fmt::format("{}: module {}", path.string(), own->name), path.string(), std::move(found), out);
 }
 
@@ -340,7 +398,13 @@ Result<Tensor> Checkpoint::load(const TensorInfo& tensor) const try {
 }
 
 Result<QuantTensor> Checkpoint::read(const Module& module, std::vector<Note>* notes) const try {
-  return impl_->read(module, notes);
+  return impl_->read(module, nullptr, notes);
+} catch (const std::exception&) {
+  return error(StatusCode::io_error, "cannot read module {}: {}", module.name, caught().message());
+}
+
+Result<QuantTensor> Checkpoint::read(const Module& module, const LayerPart& part, std::vector<Note>* notes) const try {
+  return impl_->read(module, &part, notes);
 } catch (const std::exception&) {
   return error(StatusCode::io_error, "cannot read module {}: {}", module.name, caught().message());
 }

@@ -29,8 +29,12 @@ struct Checkpoint::Impl {
   codec::ModuleTensors module_tensors(const Group& group) const;
   /// The same for a tensor whose bytes are read into `memory`.
   Result<codec::ModuleTensors> load_module(const Group& group, std::vector<Tensor>& memory) const;
+  /// What a part of the module needs.
+  Result<codec::ModuleTensors> load_part(const Module& module, const codec::Format& format, const LayerPart& part,
+                                         std::vector<Tensor>& memory) const;
   const Module* find_module(std::string_view module_name) const;
-  Result<QuantTensor> read(const Module& module, std::vector<Note>* notes) const;
+  /// All of a module, or a part of it.
+  Result<QuantTensor> read(const Module& module, const LayerPart* part, std::vector<Note>* notes) const;
 
   std::filesystem::path path;
   storage::Shards shards;

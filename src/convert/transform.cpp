@@ -431,7 +431,7 @@ std::vector<ModuleNote> notes_of(const Checkpoint::Impl& in, const Modules& modu
 /// Reads a module; findings are added to `notes`.
 Result<QuantTensor> read(const Checkpoint::Impl& in, const Module& module, std::vector<ModuleNote>& notes) {
   std::vector<Note> found;
-  Result<QuantTensor> q = in.read(module, &found);
+  Result<QuantTensor> q = in.read(module, nullptr, &found);
   for (Note& note : found) notes.push_back({module.name, std::move(note)});
   return q;
 }

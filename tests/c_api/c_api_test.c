@@ -758,6 +758,11 @@ static void test_checkpoint(const char* golden, const char* scratch) {
   FAILS(NIB_INVALID_ARGUMENT, "tensor 4", nib_checkpoint_tensor(checkpoint, 4, &answer));
   FAILS(NIB_NOT_FOUND, "gguf", (transform.format = "gguf", nib_checkpoint_convert(path, out, &transform, NULL)));
   nib_qtensor* q = NULL;
+  OK(nib_checkpoint_read_part(checkpoint, 0, NIB_OUTPUTS, 0, 8, &q, NULL)); /* all of them */
+  OK(nib_qtensor_destroy(q));
+  q = NULL;
+  FAILS(NIB_INVALID_ARGUMENT, "[0,9)", nib_checkpoint_read_part(checkpoint, 0, NIB_OUTPUTS, 0, 9, &q, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "NIB_INPUTS", nib_checkpoint_read_part(checkpoint, 0, 7, 0, 8, &q, NULL));
   snprintf(path, sizeof path, "%s/dense", scratch);
   nib_checkpoint* dense = NULL;
   OK(nib_checkpoint_open(path, &dense));

@@ -58,6 +58,11 @@ void Inputs::open(const char* name, const char* file, std::string_view text) con
     std::vector<Note> notes;
     const Result<QuantTensor> q = checkpoint->read(module, &notes);
     fuzz::require(!fuzz::ok(q.status()) || q->validate().ok());
+    for (const LayerPart& part :
+         {LayerPart{LayerPart::Of::outputs, 0, module.n / 2}, {LayerPart::Of::inputs, module.k / 2, module.k}}) {
+      const Result<QuantTensor> half = checkpoint->read(module, part);
+      fuzz::require(!fuzz::ok(half.status()) || half->validate().ok());
+    }
   }
 }
 

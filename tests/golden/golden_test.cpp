@@ -10,6 +10,7 @@
 
 #include "checkpoint/io/bits.hpp"
 #include "golden/memory_module.hpp"
+#include "layer_parts.hpp"
 #include "nibble/checkpoint.hpp"
 
 namespace nibble {
@@ -18,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using codec::Packing;
 using nlohmann::json;
+using testing::differences;
 using ::testing::HasSubstr;
 using testing::MemoryModule;
 
@@ -295,6 +297,27 @@ TEST_P(GoldenCheckpoint, ReadsFromMemoryToo) {
   ASSERT_TRUE(from_memory.ok()) << from_memory.status().message();
   EXPECT_TRUE(*from_memory == *q);
   EXPECT_GE(notes_of_memory.size(), notes.size());  // what detection found is among them
+}
+
+TEST_P(GoldenCheckpoint, HalvesAreThoseOfTheWhole) {
+  const auto checkpoint = Checkpoint::open(kFolder / GetParam().path);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  const Module& module = checkpoint->modules()[0];
+  const auto all = checkpoint->read(module);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  for (const bool outputs : {true, false}) {
+    const LayerPart::Of of = outputs ? LayerPart::Of::outputs : LayerPart::Of::inputs;
+    const std::int64_t total = outputs ? module.n : module.k;
+    for (const auto& [begin, end] : {std::pair{std::int64_t{0}, total / 2}, std::pair{total / 2, total}}) {
+      const auto part = checkpoint->read(module, {of, begin, end});
+      if (part.status().code() == StatusCode::unsupported) {  // in layers as small as these
+        EXPECT_THAT(part.status().message(), HasSubstr("whole"));
+        continue;
+      }
+      ASSERT_TRUE(part.ok()) << part.status().message();
+      EXPECT_EQ(differences(*part, *all, outputs ? begin : 0, outputs ? 0 : begin), 0) << outputs << " " << begin;
+    }
+  }
 }
 
 TEST(Golden, WhatIsNoLayerIsRefused) {

@@ -21,7 +21,9 @@ namespace nibble::codec {
 namespace {
 
 constexpr std::string_view kMethods[] = {"awq", "awq_marlin", "auto-round", "intel/auto-round"};
-constexpr std::string_view kSuffixes[] = {"qweight", "qzeros", "scales", "bias"};
+constexpr Axis kWords[] = {Axis::k, Axis::n_words}, kZeros[] = {Axis::k_groups, Axis::n_words},
+               kScales[] = {Axis::k_groups, Axis::n};
+constexpr StoredTensor kTensors[] = {{"qweight", kWords}, {"qzeros", kZeros}, {"scales", kScales}, {"bias", axes::kN}};
 
 /// Whether the config says zero_point=false, or AutoRound's equivalent.
 bool claims_symmetric(const QuantConfig& config) {
@@ -171,7 +173,7 @@ Result<Json> write_config(const WrittenCheckpoint& written) {
 }  // namespace
 
 const Format kAwq{
-    "awq",       "AutoAWQ gemm: 4-bit codes with integer zero points per group", true, kMethods, kSuffixes, detect, read, write,
+    "awq",       "AutoAWQ gemm: 4-bit codes with integer zero points per group", true, kMethods, kTensors, detect, read, write,
     write_config};
 
 }  // namespace nibble::codec

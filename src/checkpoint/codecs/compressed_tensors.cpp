@@ -26,9 +26,16 @@ namespace nibble::codec {
 namespace {
 
 constexpr std::string_view kMethods[] = {"compressed-tensors", "auto-round", "intel/auto-round"};
-constexpr std::string_view kSuffixes[] = {"weight_packed",    "weight_scale",    "weight_zero_point",
-                                          "weight_g_idx",     "weight_shape",    "input_scale",
-                                          "input_zero_point", "pre_quant_scale", "bias"};
+constexpr Axis kWords[] = {Axis::n, Axis::k_words}, kZeros[] = {Axis::n_words, Axis::k_groups};
+constexpr StoredTensor kTensors[] = {{"weight_packed", kWords},
+                                     {"weight_scale", axes::kGroups},
+                                     {"weight_zero_point", kZeros},
+                                     {"weight_g_idx", axes::kGroupOfK},
+                                     {"weight_shape", axes::kSizes},
+                                     {"input_scale"},
+                                     {"input_zero_point"},
+                                     {"pre_quant_scale", axes::kK},
+                                     {"bias", axes::kN}};
 
 struct Fit {
   int bits;
@@ -252,7 +259,7 @@ const Format kCompressedTensors{"compressed-tensors",
                                 "compressed-tensors pack-quantized: 2 to 8-bit codes, act-order",
                                 true,
                                 kMethods,
-                                kSuffixes,
+                                kTensors,
                                 detect,
                                 read,
                                 write,

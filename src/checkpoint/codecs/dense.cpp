@@ -10,7 +10,7 @@
 namespace nibble::codec {
 namespace {
 
-constexpr std::string_view kSuffixes[] = {"weight", "bias"};
+constexpr StoredTensor kTensors[] = {{"weight"}, {"bias"}};
 
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig&) {
   const ConstTensorView* weight = tensors.find("weight");
@@ -39,6 +39,6 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 
 }  // namespace
 
-const Format kDense{"dense", "not quantized: f32, f16 or bf16", false, {}, kSuffixes, detect, read, nullptr, nullptr};
+const Format kDense{"dense", "not quantized: f32, f16 or bf16", false, {}, kTensors, detect, read, nullptr, nullptr};
 
 }  // namespace nibble::codec

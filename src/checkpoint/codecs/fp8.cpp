@@ -29,9 +29,15 @@ namespace {
 
 constexpr std::string_view kFloatMethods[] = {"compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "fp8", "auto-round"};
 constexpr std::string_view kFp8Methods[] = {"fp8", "auto-round"};
-constexpr std::string_view kFloatSuffixes[] = {
-    "weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "pre_quant_scale", "bias"};
-constexpr std::string_view kFp8Suffixes[] = {"weight", "weight_scale_inv", "input_scale", "activation_scale", "bias"};
+constexpr StoredTensor kFloatTensors[] = {{"weight", axes::kCodes},
+                                          {"weight_scale", axes::kGroups},
+                                          {"weight_zero_point", axes::kGroups},
+                                          {"input_scale"},
+                                          {"input_zero_point"},
+                                          {"pre_quant_scale", axes::kK},
+                                          {"bias", axes::kN}};
+constexpr StoredTensor kFp8Tensors[] = {
+    {"weight", axes::kCodes}, {"weight_scale_inv", axes::kGroups}, {"input_scale"}, {"activation_scale"}, {"bias", axes::kN}};
 constexpr GroupShape kUsualBlock = GroupShape::block(128, 128);
 
 struct Variant {
@@ -222,7 +228,7 @@ const Format kFloatQuantized{"float-quantized",
                              "compressed-tensors float-quantized: FP8 weights; ModelOpt, Quark and FBGEMM FP8 are read",
                              true,
                              kFloatMethods,
-                             kFloatSuffixes,
+                             kFloatTensors,
                              detect_as<kFloat>,
                              read_as<kFloat>,
                              write_float,
@@ -231,7 +237,7 @@ const Format kFp8{"fp8",
                   "Hugging Face fp8: FP8 weights, a scale per block of 128×128",
                   true,
                   kFp8Methods,
-                  kFp8Suffixes,
+                  kFp8Tensors,
                   detect_as<kHf>,
                   read_as<kHf>,
                   write_fp8,

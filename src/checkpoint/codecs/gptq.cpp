@@ -23,7 +23,10 @@ namespace {
 
 constexpr std::string_view kMethods[] = {"gptq",      "gptqmodel",  "gptq_marlin",     "marlin",
                                          "auto_gptq", "auto-round", "intel/auto-round"};
-constexpr std::string_view kSuffixes[] = {"qweight", "qzeros", "scales", "g_idx", "bias"};
+constexpr Axis kWords[] = {Axis::k_words, Axis::n}, kZeros[] = {Axis::k_groups, Axis::n_words},
+               kScales[] = {Axis::k_groups, Axis::n};
+constexpr StoredTensor kTensors[] = {
+    {"qweight", kWords}, {"qzeros", kZeros}, {"scales", kScales}, {"g_idx", axes::kGroupOfK}, {"bias", axes::kN}};
 
 struct Claims {
   bool v2 = false;      // zero points are stored as they are
@@ -140,12 +143,16 @@ std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantCo
 }
 
 /// Whether the stored fields are those of v1 or v2. Symmetric zero points are all 2^(b−1), so that the data can decide.
-bool zeros_are_v2(const std::vector<std::uint8_t>& fields, const Analysis& a, std::vector<Note>& notes) {
+Result<bool> zeros_are_v2(const std::vector<std::uint8_t>& fields, const ModuleTensors& tensors, const Analysis& a,
+                          std::vector<Note>& notes) {
   if (a.claims.symmetric == false) return a.claims.v2;
   const int middle = 1 << (a.bits - 1);
   const auto all = [&](int field) { return std::ranges::all_of(fields, [field](std::uint8_t f) { return f == field; }); };
   const bool looks_v1 = all(middle - 1), looks_v2 = all(middle);
   if ((looks_v1 && a.claims.v2) || (looks_v2 && !a.claims.v2)) {
+    if (tensors.part)
+      return error(StatusCode::unsupported, "{}.qzeros: only the whole layer shows whether they are those of v1 or v2",
+                   tensors.module);
     note(notes, kWarning,
          "checkpoint_format would be {}, but all stored zero points are {}, which is symmetric as {}: read as that",
          a.claims.v2 ? "v2" : "v1", looks_v1 ? middle - 1 : middle, looks_v1 ? "v1" : "v2");
@@ -220,7 +227,11 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   auto zeros = qzeros == nullptr
                    ? std::vector(static_cast<std::size_t>(groups * m.n), static_cast<std::uint8_t>(1 << (a.bits - 1)))
                    : unpack_rows(bytes_of(*qzeros), Packing::dense, a.bits, groups, m.n);
-  if (qzeros != nullptr && !zeros_are_v2(zeros, a, notes)) {
+  bool v2 = true;
+  if (qzeros != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(v2, zeros_are_v2(zeros, tensors, a, notes));
+  }
+  if (!v2) {
     if (m.scheme.zero == ZeroKind::integer) note_underflow(zeros, a, notes);
     const unsigned mask = (1u << a.bits) - 1;
     for (std::uint8_t& z : zeros) z = static_cast<std::uint8_t>((z + 1u) & mask);
@@ -295,6 +306,6 @@ Result<Json> write_config(const WrittenCheckpoint& written) {
 }  // namespace
 
 const Format kGptq{
-    "gptq", "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, kMethods, kSuffixes, detect, read, write, write_config};
+    "gptq", "GPTQ v1 and v2: 2, 3, 4 and 8-bit codes, act-order", true, kMethods, kTensors, detect, read, write, write_config};
 
 }  // namespace nibble::codec

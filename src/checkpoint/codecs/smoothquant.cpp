@@ -16,7 +16,7 @@
 namespace nibble::codec {
 namespace {
 
-constexpr std::string_view kSuffixes[] = {"weight", "a", "b", "bias"};
+constexpr StoredTensor kTensors[] = {{"weight", axes::kCodes}, {"a"}, {"b"}, {"bias", axes::kN}};
 
 Result<Module> analyse(const ModuleTensors& tensors) {
   Module m;
@@ -71,7 +71,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
 // docs: begin row
 const Format kSmoothQuant{"smoothquant", "SmoothQuant (torch-int): int8 weights, one scale that includes the activations'",
                           false,         {},
-                          kSuffixes,     detect,
+                          kTensors,      detect,
                           read,          nullptr,
                           nullptr};
 // docs: end row

@@ -23,6 +23,7 @@ namespace nibble::codec {
 struct ModuleTensors {
   std::string module;
   std::map<std::string, ConstTensorView, std::less<>> by_suffix;
+  bool part = false;  // of a layer: what only the whole shows cannot be told
 
   const ConstTensorView* find(std::string_view suffix) const {
     auto it = by_suffix.find(suffix);
@@ -31,6 +32,19 @@ struct ModuleTensors {
 };
 
 class CtTargets;
+
+/// What a dimension's elements are: of output or input channels (n, k), of 32-bit words of their codes, or of groups of them; the group of
+/// every input channel; or the numbers N and K.
+enum class Axis : std::uint8_t { n, k, n_words, k_words, n_groups, k_groups, group_of_k, sizes };
+/// A tensor that a format owns, and its dimensions; those in front of more are of size 1. None: it is of the whole layer.
+struct StoredTensor {
+  std::string_view suffix;
+  std::span<const Axis> axes = {};
+};
+namespace axes {
+inline constexpr Axis kN[] = {Axis::n}, kK[] = {Axis::k}, kGroupOfK[] = {Axis::group_of_k}, kSizes[] = {Axis::sizes},
+                      kCodes[] = {Axis::n, Axis::k}, kGroups[] = {Axis::n_groups, Axis::k_groups};
+}  // namespace axes
 
 /// The quantization config of config.json (or quantize_config.json, quant_config.json); an empty object when there is none.
 struct QuantConfig {
@@ -70,8 +84,8 @@ struct Format {
   bool can_write;
   /// The quant_method of configs of this format.
   std::span<const std::string_view> methods;
-  /// The suffixes of the tensors it owns; others beside them (k_scale of a quantized KV cache, ...) are carried over unchanged.
-  std::span<const std::string_view> suffixes;
+  /// The tensors it owns; others beside them (k_scale of a quantized KV cache, ...) are carried over unchanged.
+  std::span<const StoredTensor> tensors;
 
   /// Recognises a module from suffixes, dtypes and shapes; fills everything of `Module` but name, tensors and bytes.
   /// nullopt: not this format. An error: this format, but broken (message names the tensor and the values).

@@ -146,6 +146,11 @@ Result<Tensor> Shards::load(std::size_t tensor) const {
   return loaded;
 }
 
+Status Shards::load(std::size_t tensor, std::int64_t first, std::span<std::byte> to) const {
+  const TensorInfo& info = tensors[tensor];
+  return file[tensor]->read(info.file_offset + storage_bytes(info.dtype, static_cast<std::uint64_t>(first)), to);
+}
+
 Result<Shards> open_shards(const fs::path& path) {
   std::error_code failure;
   const fs::file_status status = fs::status(path, failure);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct Shards {
 
   /// Reads a tensor's bytes.
   Result<Tensor> load(std::size_t tensor) const;
+  /// Reads `count` elements from number `first` on, to where `to` says.
+  Status load(std::size_t tensor, std::int64_t first, std::span<std::byte> to) const;
 };
 
 /// `path` is one file, or a directory: the files its index names, else every *.safetensors in it.

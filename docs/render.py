@@ -505,6 +505,24 @@ def generation(data):
             "prefill. Logits: relative L2 distance from those of the same numbers as matrices · positions with the same next token.\n")
 
 
+def parallel(data):
+    """A row per number of tokens, a column per pair of layers and scheme: all GPUs against one."""
+    pairs = {}
+    for r in data["results"]:
+        pairs.setdefault((r["pair"], r["scheme"]), {})[r["m"]] = r
+
+    def cell(r):
+        waits = 100 * (1 - r["without_sum_us"] / r["shared_us"])
+        return (f"{r['one_us']:,.0f} → {r['shared_us']:,.0f} · **{r['one_us'] / r['shared_us']:.2f}×** · {waits:.0f} % · "
+                f"{r['f16_shared_us'] / r['shared_us']:.1f}×")
+
+    counts = list(dict.fromkeys(r["m"] for r in data["results"]))
+    rows = [[f"{m:,}"] + [cell(of_m[m]) for of_m in pairs.values()] for m in counts]
+    return (table(["M"] + [f"{pair} `{scheme}`" for pair, scheme in pairs], rows) + f"\n{data['model']} on {data['ranks']} × {data['device']}, NCCL "
+            f"{data['nccl']}, PyTorch {data['torch']}. µs on one GPU → on {data['ranks']} · speed-up, with the all-reduce · share of the all-reduce in the time · "
+            f"over f16 matrices on {data['ranks']} GPUs.\n")
+
+
 def call_cost(data):
     """A row per kind of call, a column per state of the package: microseconds."""
     if data is None:
@@ -595,6 +613,7 @@ RENDERERS = {
     "formats": formats,
     "generation": generation,
     "call_cost": call_cost,
+    "parallel": parallel,
     "exactness": exactness,
     "added_error": added_error,
     "dequantize": dequantize,

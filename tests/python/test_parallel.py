@@ -1,8 +1,12 @@
-"""Shares of a layer: alone, and with two processes over Gloo. Skipped without PyTorch."""
+"""Shares of a layer: alone, and with one, two and four processes over Gloo, or two over NCCL. Skipped without PyTorch."""
 
 from __future__ import annotations
 
+import os
+import pathlib
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -49,13 +53,52 @@ def test_bounds():
         nt.shard_inputs(layer("s8c"), 32, 32)
 
 
-def rank_main(rank: int, port: int, gpus: bool) -> None:
+def written(directory: pathlib.Path) -> pathlib.Path:
+    """A checkpoint of two layers."""
+    torch.manual_seed(5)
+    state = {"up.weight": torch.randn(512, 256), "down.weight": torch.randn(256, 512)}
+    save_file({name: tensor.half() for name, tensor in state.items()}, directory / "model.safetensors")
+    nibble.quantize_checkpoint(directory, directory.parent / "quantized", scheme="u4zg128", format="awq")
+    return directory.parent / "quantized"
+
+
+def save_file(tensors, path):
+    """safetensors, without the package of that name."""
+    import json
+
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        raw = tensor.contiguous().numpy().tobytes()
+        header[name] = {"dtype": "F16", "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_shares_of_a_file(tmp_path):
+    (tmp_path / "float").mkdir()
+    checkpoint = nibble.open(written(tmp_path / "float"))
+    whole = checkpoint.read("up")
+    for begin, end in ((0, 128), (128, 512)):
+        part = checkpoint.read("up", outputs=(begin, end))
+        assert (part.n, part.k) == (end - begin, 256) and np.array_equal(part.codes, whole.codes[begin:end])
+    part = checkpoint.read("down", inputs=(128, 384))
+    assert np.array_equal(nibble.pack(part).dequantize(), nibble.pack(checkpoint.read("down")).dequantize()[:, 128:384])
+    with pytest.raises(nibble.Unsupported, match="groups of 128"):
+        checkpoint.read("down", inputs=(0, 64))
+    with pytest.raises(nibble.InvalidArgument, match="512"):
+        checkpoint.read("up", outputs=(0, 513))
+    with pytest.raises(nibble.InvalidArgument, match="not both"):
+        checkpoint.read("up", outputs=(0, 8), inputs=(0, 128))
+
+
+def rank_main(rank: int, port: int, gpus: bool, ranks: int, path: str) -> None:
     import torch.distributed as dist
 
     device = f"cuda:{rank}" if gpus else "cpu"
     if gpus:
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if gpus else "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("nccl" if gpus else "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     x = torch.randn(5, 256).to(device)
     limit = 1e-5 if gpus else 1e-6
@@ -74,15 +117,35 @@ def rank_main(rank: int, port: int, gpus: bool) -> None:
     up = nt.ColumnParallelLinear(first, channels=down.channels, activation="silu", device=device)
     exact = nt.QuantLinear(second, device=device)(nt.QuantLinear(first, activation="silu", device=device)(x))
     assert distance(down(up(x)).cpu(), exact.cpu()) < 10 * limit
+    # From a file: each rank its own bytes; with eight ranks boundaries are inside groups, and every rank reads all.
+    checkpoint = nibble.open(path)
+    up = nt.ColumnParallelLinear.read(checkpoint, "up", activation="silu", device=device)
+    down = nt.RowParallelLinear.read(checkpoint, "down", input_is_parallel=True, device=device)
+    assert (up.out_features, down.in_features) == (512 // ranks, 512 // ranks)
+    assert down.channels.tolist() == list(range(rank * 512 // ranks, (rank + 1) * 512 // ranks))
+    exact = nt.QuantLinear(checkpoint.read("down"), device=device)(nt.QuantLinear(checkpoint.read("up"), activation="silu", device=device)(x))
+    assert distance(down(up(x)).cpu(), exact.cpu()) < 10 * limit
+    with pytest.raises(nibble.NotFound, match="no module gate"):
+        nt.ColumnParallelLinear.read(checkpoint, "gate")
     dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
-@pytest.mark.parametrize("gpus", [False, True])
-def test_two_processes(gpus):
+@pytest.mark.parametrize("ranks, gpus", [(1, False), (2, False), (4, False), (8, False), (2, True)])
+def test_processes(ranks, gpus, tmp_path):
     if gpus and (torch.cuda.device_count() < 2 or nibble.doctor()["gpu"] is None):
         pytest.skip("two GPUs, and a build with CUDA")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    torch.multiprocessing.spawn(rank_main, args=(port, gpus), nprocs=2)
+    (tmp_path / "float").mkdir()
+    torch.multiprocessing.spawn(rank_main, args=(port, gpus, ranks, str(written(tmp_path / "float"))), nprocs=ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_benchmark_checks_itself(ranks):
+    program = pathlib.Path(__file__).parents[2] / "bench/parallel.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), program, "--device", "cpu", "--model", "tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of its bound") == 4

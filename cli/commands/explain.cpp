@@ -31,7 +31,8 @@ Result<Explanation> ask(const WeightDesc& weight, const KernelQuestion& question
                         .epilogue = {.bias = question.bias, .out = question.a_dtype},
                         .act_scheme = question.act_scheme,
                         .accumulation = question.accumulation};
-  auto explanation = explain(weight, spec, {.backend = question.backend}, {.machine = question.machine});
+  auto explanation = question.gpu ? explain(weight, spec, *question.gpu)
+                                  : explain(weight, spec, {.backend = question.backend}, {.machine = question.machine});
   if (!explanation.ok()) return explanation.status();
   // The reason against a kernel of the other backend is the backend, not the layout.
   for (Explanation::Bucket& bucket : explanation->buckets) {

@@ -38,6 +38,7 @@ struct KernelQuestion {
   Accumulation accumulation = Accumulation::fast;
   bool bias = false;                // the layer has one
   std::optional<Roofline> machine;  // the CPU as it was measured
+  std::optional<GpuInfo> gpu;       // of the backend cuda: one that need not be there
 };
 
 /// Asks the planner; nothing is packed. Buckets are split where the choice changes and at a few round values of M; their costs are at

@@ -194,6 +194,12 @@ Result<Inspection> inspect_checkpoint(const InspectOptions& options) {
                           .accumulation = parse_accumulation(options.accumulation),
                           .machine = {}};
   if (ways->size() == 1) question.act_scheme = ways->front();
+  if (!options.gpu.empty()) {
+    question.backend = Backend::cuda;
+    auto gpu = described_gpu(options.gpu);
+    if (!gpu.ok()) return gpu.status();
+    question.gpu = *std::move(gpu);
+  }
   if (!ways->empty()) {
     auto source = AddedErrorSource::open(options.calibration, options.outliers);
     if (!source.ok()) return source.status();
@@ -259,6 +265,12 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("PATH");
   CLI::Option* explain = command->get_option("--explain");
   add_backend(*command, options->backend)->needs(explain);
+  const std::vector<std::string_view> gpus = described_gpus();
+  command->add_option("--gpu", options->gpu, "Explain for this GPU, which need not be there; in place of --backend")
+      ->check(one_of({gpus.begin(), gpus.end()}))
+      ->type_name("NAME")
+      ->needs(explain)
+      ->excludes("--backend");
   add_act(*command, options->a_dtype);
   CLI::Option* activations =
       command

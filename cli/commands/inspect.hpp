@@ -17,7 +17,7 @@ struct InspectOptions {
   std::filesystem::path path;
   std::filesystem::path reference;  // a float checkpoint to measure the error against; empty: none
   std::string layer;                // pattern; empty: every module
-  std::string backend = "cpu", a_dtype = "f32", accumulation = "fast";
+  std::string backend = "cpu", gpu, a_dtype = "f32", accumulation = "fast";
   std::vector<std::string> activations;  // schemes whose added error is measured; a single one is also explained
   std::filesystem::path calibration;     // inputs of the layers; empty: Gaussian activations
   float outliers = 1.0f;                 // of Gaussian ones

@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "nibble/device.hpp"
 #include "nibble/status.hpp"
@@ -37,6 +39,10 @@ struct GpuInfo {
 
 /// The device that is current in the calling thread. Fails with unsupported: built without CUDA, no driver, no device.
 Result<GpuInfo> this_gpu();
+/// A GPU that need not be there, for explain(): one of described_gpus(). Errors: not_found.
+Result<GpuInfo> described_gpu(std::string_view name);
+/// "h100" and "h200", whose kernels were measured.
+std::vector<std::string_view> described_gpus();
 /// Ok when kernels of that level run on the GPU; otherwise unsupported with the level it has.
 Status runs_on(const GpuInfo& gpu, Isa level);
 

@@ -29,6 +29,8 @@
 
 namespace nibble {
 
+struct GpuInfo;
+
 struct PackedWeightData;  // src/layouts/layout.hpp
 struct WeightDesc;
 
@@ -202,6 +204,10 @@ Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, co
 /// The same for a convolution.
 Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& packing = {},
                             const PlanOptions& options = {});
+/// What they would decide on a GPU that need not be there (described_gpu), nor need this build have CUDA.
+Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const GpuInfo& gpu,
+                            const PlanOptions& options = {});
+Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const GpuInfo& gpu, const PlanOptions& options = {});
 
 /// An immutable decision: which kernels to run, in which order, for every M up to m_max. Share it between all layers of one
 /// shape and scheme, and between threads. A plan for weights in device memory belongs to the GPU that was current when it was made.

@@ -56,15 +56,19 @@ namespace {
 Executor& executor_of(const PackOptions& options) { return options.executor != nullptr ? *options.executor : default_executor(); }
 
 /// The target of packing for the plans that `spec` specifies.
-Result<Packing> packing_for(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& options,
-                            const Roofline& machine) {
-  NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight, spec, machine));
+/// gpu: which to pack for, of the GPU's memory; null: the current one.
+Result<Packing> packing_for(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& options, const Roofline& machine,
+                            const GpuInfo* gpu = nullptr) {
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, machine));
+  problem.gpu = gpu;
   return choose_packing(problem, spec.m_max, options);
 }
-Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& options, const Roofline& machine) {
-  NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight, spec, machine));
+Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& options, const Roofline& machine,
+                            const GpuInfo* gpu = nullptr) {
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, machine));
+  problem.gpu = gpu;
   if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
-    return packing_for(weight, *linear, options, machine);
+    return packing_for(weight, *linear, options, machine, gpu);
   return choose_packing(problem, spec.batch_max, options);
 }
 
@@ -134,12 +138,13 @@ void judge_others(Explanation::Bucket& bucket, Problem problem, std::string_view
 
 template <class Spec>
 Result<Explanation> explain_for(const WeightDesc& weight, const Spec& spec, std::int64_t m_max, Op op, const PackOptions& packing,
-                                const PlanOptions& options) try {
+                                const PlanOptions& options, const GpuInfo* gpu = nullptr) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, op));
   const Roofline machine = machine_for(options);
-  NIBBLE_ASSIGN_OR_RETURN(const Packing place, packing_for(weight, spec, packing, machine));
+  NIBBLE_ASSIGN_OR_RETURN(const Packing place, packing_for(weight, spec, packing, machine, gpu));
   NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, machine));
+  problem.gpu = gpu;
   problem.layout = place.layout->name;
   problem.memory = place.memory;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Bucket> buckets, choose_buckets(problem, m_max, forced, options.allow_reference));
@@ -178,6 +183,16 @@ Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, cons
   if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
     return explain(weight, *linear, packing, options);
   return explain_for(weight, spec, spec.batch_max, Op::conv, packing, options);
+}
+
+Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const GpuInfo& gpu, const PlanOptions& options) {
+  return explain_for(weight, spec, spec.m_max, Op::linear, {.backend = Backend::cuda}, options, &gpu);
+}
+
+Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const GpuInfo& gpu, const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_spec(weight, spec));
+  if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel)) return explain(weight, *linear, gpu, options);
+  return explain_for(weight, spec, spec.batch_max, Op::conv, {.backend = Backend::cuda}, options, &gpu);
 }
 
 Result<QuantTensor> unpack(const PackedWeight& weight) try {

@@ -202,6 +202,10 @@ TEST_F(Cli, InspectExplainsTheChoiceOfKernels) {
       }
     }
   }
+  const auto described =
+      nibble_json({"inspect", NIBBLE_SOURCE_DIR "/tests/golden/awq/g128", "--json", "--explain", "--gpu", "h200"});
+  ASSERT_FALSE(described["shapes"].empty());
+  EXPECT_THAT(described["shapes"].front()["buckets"].back()["steps"].back().get<std::string>(), ::testing::HasSubstr("__cuda_"));
   const Finished text = nibble({"inspect", checkpoint("awq"), "--explain"});
   EXPECT_TRUE(contains(text.out, "predicted µs")) << text.out;
   const Status gpu = runs_here(Isa::simt);

@@ -28,14 +28,7 @@ struct Cell {
   std::map<std::string, double, std::less<>> us;
 };
 
-/// A Hopper GPU as the driver describes it; costs depend on its multiprocessors and its memory.
-GpuInfo hopper(std::string name, double read_gbytes_per_s) {
-  GpuInfo gpu{.name = std::move(name), .compute_capability = 90, .sms = 132, .shared_bytes_per_block = 232448};
-  gpu.read_gbytes_per_s = read_gbytes_per_s;
-  for (const Isa isa : {Isa::simt, Isa::sm80, Isa::sm90}) gpu.isas |= 1U << static_cast<int>(isa);
-  return gpu;
-}
-const GpuInfo kH100 = hopper("NVIDIA H100 80GB HBM3", 3050.6), kH200 = hopper("NVIDIA H200", 4381.0);
+const GpuInfo kH100 = *described_gpu("h100"), kH200 = *described_gpu("h200");
 
 Problem linear(const std::string& scheme, const json& row) {
   const Scheme parsed = *Scheme::parse(scheme);

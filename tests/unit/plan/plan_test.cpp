@@ -619,6 +619,36 @@ TEST(Explain, SaysWhatPackingAndPlanningDecide) {
   EXPECT_EQ(explain(weight, other).status().code(), StatusCode::invalid_argument);
 }
 
+/// For a GPU that need not be there, nor have been built for.
+TEST(Explain, ForADescribedGpu) {
+  const WeightDesc weight{.scheme = Scheme::parse("u4b8g128")->weight, .n = 4096, .k = 4096};
+  const LinearSpec spec{.a_dtype = DType::f16, .m_max = 512, .epilogue = {.out = DType::f16}};
+  std::set<double> answers;
+  for (const std::string_view name : described_gpus()) {
+    const auto gpu = described_gpu(name);
+    ASSERT_TRUE(gpu.ok()) << gpu.status().message();
+    const auto explained = explain(weight, spec, *gpu);
+    ASSERT_TRUE(explained.ok()) << explained.status().message();
+    EXPECT_EQ(explained->layout, "gpu_n64k128");
+    EXPECT_EQ(explained->buckets.back().m_high, 512);
+    for (const Explanation::Bucket& bucket : explained->buckets)
+      EXPECT_THAT(std::string(bucket.steps.back()), HasSubstr("__cuda_sm90_"));
+    answers.insert(explained->buckets.front().cost_us);
+    ConvSpec conv{.geometry = {.in_channels = 64, .out_channels = 64, .height = 28, .width = 28, .filter = {3, 3}},
+                  .a_dtype = DType::f16,
+                  .epilogue = {.out = DType::f16}};
+    const auto images = explain({.scheme = weight.scheme, .n = 64, .k = 9 * 64, .filter = {3, 3}}, conv, *gpu);
+    ASSERT_TRUE(images.ok()) << images.status().message();
+    EXPECT_THAT(std::string(images->buckets.back().steps.back()), HasSubstr("__cuda_"));
+  }
+  EXPECT_EQ(answers.size(), described_gpus().size()) << "the costs of each";
+  GpuInfo old = *described_gpu("h100");
+  old.isas = 1U << static_cast<int>(Isa::simt);
+  EXPECT_THAT(std::string(explain(weight, spec, old)->buckets.back().steps.back()), HasSubstr("__cuda_simt_"));
+  EXPECT_THAT(described_gpu("a100").status().message(), HasSubstr("h100 and h200"));
+  EXPECT_EQ(described_gpu("a100").status().code(), StatusCode::not_found);
+}
+
 /// The error that quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.
 TEST(Plan, IsForWhatTheWeightWasPackedForUnlessItIsTold) {
   const LinearSpec spec{.a_dtype = DType::bf16, .m_max = 24, .epilogue = {.activation = Activation::silu, .out = DType::f16}};

@@ -42,7 +42,7 @@ def ceil(a, b):
     return -(-a // b)
 
 
-def deal(family, tokens, rows):
+def pass_shape(family, tokens, rows):
     """Row blocks of a pass, and warpgroups that share one's K (gemm_groups, scaled_groups, scaled_sm90_depth)."""
     blocks = rows // 64
     if family in (S8, E4M3, E4M3_GROUPS):
@@ -57,7 +57,7 @@ class Measured:
     def __init__(self, family, tile, n, k, m, us, moved, bytes_a_us=BYTES_A_US, date=""):
         self.family, self.tile, self.layer, self.us = family, tile, (n, k, m), us
         tokens, rows, split = tile
-        blocks, self.depth = deal(family, tokens, rows)
+        blocks, self.depth = pass_shape(family, tokens, rows)
         bands = ceil(m, tokens) * tokens >= 2 * BAND_TOKENS
         row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
         blocks = self.wide = min(blocks, row_blocks)  # of a pass
@@ -94,7 +94,7 @@ def most_passes(row_blocks, tiles, blocks):
 
 
 def stream_k(passes, records):
-    """Whole passes of a CTA, and its records of the line (deal_out)."""
+    """Whole passes of a CTA, and its records of the line (distribute)."""
     rest = passes % SMS
     whole = passes - rest
     if rest and 3 * rest < SMS and whole:

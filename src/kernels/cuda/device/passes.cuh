@@ -7,19 +7,19 @@ namespace nibble::cuda {
 
 /// The position of this CTA. A cluster is neighbouring blocks. blockIdx, unlike the cluster registers, is uniform to the compiler, which
 /// keeps values derived from it in uniform registers.
-__device__ inline int cluster_index(const Deal& deal) { return static_cast<int>(blockIdx.x) >> deal.shift; }
-__device__ inline int cluster_rank(const Deal& deal) {
-  return deal.split > 1 ? static_cast<int>(blockIdx.x) & (deal.split - 1) : 0;
+__device__ inline int cluster_index(const Schedule& schedule) { return static_cast<int>(blockIdx.x) >> schedule.shift; }
+__device__ inline int cluster_rank(const Schedule& schedule) {
+  return schedule.split > 1 ? static_cast<int>(blockIdx.x) & (schedule.split - 1) : 0;
 }
 
 /// Calls use(pass) for every pass of this CTA.
 template <class Use>
-__device__ __forceinline__ void for_each_pass(const Deal& deal, Use use) {
-  const int cluster = cluster_index(deal), rank = cluster_rank(deal);
-  int at = deal.start(cluster);
+__device__ __forceinline__ void for_each_pass(const Schedule& schedule, Use use) {
+  const int cluster = cluster_index(schedule), rank = cluster_rank(schedule);
+  int at = schedule.start(cluster);
   Pass pass;
 #pragma unroll 1
-  while (deal.next(cluster, rank, at, pass)) use(pass);
+  while (schedule.next(cluster, rank, at, pass)) use(pass);
 }
 
 }  // namespace nibble::cuda

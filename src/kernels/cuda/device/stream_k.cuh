@@ -32,12 +32,12 @@ struct Parts {
   }
 
   /// Adds the partial sums of the CTAs before `cta` for its pass, `missing` records in all, the nearest CTA first.
-  __device__ void add(const Deal& deal, int cta, int missing, Sum (&acc)[4 * kUnits]) const {
+  __device__ void add(const Schedule& schedule, int cta, int missing, Sum (&acc)[4 * kUnits]) const {
     constexpr int kBatch = kUnits < 8 ? kUnits : 8;  // units loaded at a time, to hide the latency of L2
 #pragma unroll 1
     while (missing > 0) {
       --cta;
-      missing -= deal.begin(cta + 1) - deal.begin(cta);
+      missing -= schedule.begin(cta + 1) - schedule.begin(cta);
       std::uint64_t* flag = memory.flags + cta * kPartFlags + warp;
       while (ptx::load_acquire(flag) != memory.ticket) {
       }
@@ -76,8 +76,8 @@ struct Parts {
 
 /// For an idle warp: sets the flags of its CTA's partial sums once all have been stored: those of one warpgroup per row block, or of at
 /// least `least` warpgroups where warpgroups are not row blocks.
-__device__ inline void set_flags(const StreamK& memory, const Deal& deal, int cta, int lane, int least = 1) {
-  int blocks = deal.left_blocks(cta);
+__device__ inline void set_flags(const StreamK& memory, const Schedule& schedule, int cta, int lane, int least = 1) {
+  int blocks = schedule.left_blocks(cta);
   if (blocks == 0) return;
   blocks = max(blocks, least);
   ptx::named_barrier(kPartsBarrier, left_threads(blocks));

@@ -340,8 +340,8 @@ double scaled_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, co
     cost.step_us *= extra, cost.block_us *= extra;
   }
   const int most = tile.n / gpu_w8::kRows, depth = scaled_sm90_depth(tile.m, most);
-  const WgmmaDeal deal{.blocks = std::min(most, scaled_groups(tile.m, groups) / depth), .depth = depth};
-  return wgmma_cost_us(cost, deal, gpu, p, codes_moved_us(gpu, p));
+  const PassShape shape{.blocks = std::min(most, scaled_groups(tile.m, groups) / depth), .depth = depth};
+  return wgmma_cost_us(cost, shape, gpu, p, codes_moved_us(gpu, p));
 }
 
 double codes_moved_us(const GpuInfo& gpu, const Problem& p) {

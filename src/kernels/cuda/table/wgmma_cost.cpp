@@ -44,13 +44,13 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
 }
 
 /// Of a CTA, where units are distributed. A run that goes on in another token tile takes a pass more.
-int most_passes(const Deal& deal) {
-  const auto passes = [&](int units) { return (units + deal.most - 1) / deal.most; };
-  int most = passes(deal.each + (deal.more != 0));
-  for (int tile = 1; tile < deal.token_tiles; ++tile) {
-    const int first = tile * deal.row_blocks, longer = deal.more * (deal.each + 1);
-    const int cta = first < longer ? first / (deal.each + 1) : deal.more + (first - longer) / deal.each;
-    most = std::max(most, passes(first - deal.begin(cta)) + passes(deal.begin(cta + 1) - first));
+int most_passes(const Schedule& schedule) {
+  const auto passes = [&](int units) { return (units + schedule.most - 1) / schedule.most; };
+  int most = passes(schedule.each + (schedule.more != 0));
+  for (int tile = 1; tile < schedule.token_tiles; ++tile) {
+    const int first = tile * schedule.row_blocks, longer = schedule.more * (schedule.each + 1);
+    const int cta = first < longer ? first / (schedule.each + 1) : schedule.more + (first - longer) / schedule.each;
+    most = std::max(most, passes(first - schedule.begin(cta)) + passes(schedule.begin(cta + 1) - first));
   }
   return most;
 }
@@ -58,22 +58,22 @@ int most_passes(const Deal& deal) {
 // A CTA runs its passes one after the other. A pass has one step per stage of records, in which up to `blocks` warpgroups share the tensor
 // cores. Reading and multiplying overlap. With stream-K a CTA also has a share of the records of the remaining passes, and reduces the
 // partial sums of the pass that it finishes. bench/fit_gpu_costs.py fits the numbers and has the same formula.
-double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo& gpu, const Problem& p, double moved) {
+double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInfo& gpu, const Problem& p, double moved) {
   const auto up = [](double a, double b) { return std::ceil(a / b); };
   const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
                token_tiles = up(static_cast<double>(p.m), cost.tokens);
   const double records = up(static_cast<double>(p.k), gpu_tile::kChannels);
   const double sms = std::max(8, gpu.sms);
-  const double blocks = std::min<double>(deal.blocks, row_blocks);  // of a pass
-  const double all = up(row_blocks, blocks) * token_tiles;          // passes
+  const double blocks = std::min<double>(shape.blocks, row_blocks);  // of a pass
+  const double all = up(row_blocks, blocks) * token_tiles;           // passes
   double passes, steps, wide = blocks;  // of a CTA: equivalent whole passes; records; row blocks of a pass
   constexpr double kMostUnits = 1e9;    // D has no memory for more; they are counted in 32 bits
-  Deal schedule{.row_blocks = static_cast<int>(row_blocks),
-                .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
-                .records = static_cast<int>(records),
-                .most = deal.blocks,
-                .split = cost.split};
-  if (cost.split <= 1) deal_out(schedule, cost.tokens, static_cast<int>(sms));
+  Schedule schedule{.row_blocks = static_cast<int>(row_blocks),
+                    .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
+                    .records = static_cast<int>(records),
+                    .most = shape.blocks,
+                    .split = cost.split};
+  if (cost.split <= 1) distribute(schedule, cost.tokens, static_cast<int>(sms));
   if (cost.split == kStreamK) {
     const int rounds = schedule.whole / schedule.clusters, each = schedule.each + (schedule.more != 0);
     constexpr double kPart = 0.5;  // the cost of adding a partial sum, as a share of the fixed cost of a pass
@@ -82,16 +82,16 @@ double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo
   } else if (cost.split == 1 && schedule.band == 0) {
     const int units = schedule.each + (schedule.more != 0);
     passes = most_passes(schedule);
-    steps = passes * up(records, deal.depth);
+    steps = passes * up(records, shape.depth);
     wide = units / passes;
   } else {
     constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
     const double share = cost.split == 1 ? 1.0 : cost.split == 2 ? 0.5 : kFoursOfSms;
     passes = up(all, std::floor(sms * share));
-    steps = passes * up(up(records, cost.split), deal.depth);
+    steps = passes * up(up(records, cost.split), shape.depth);
   }
   return cost.fixed_us +
-         std::max(moved, passes * cost.pass_us + steps * std::max<double>(cost.step_us, wide * deal.depth * cost.block_us));
+         std::max(moved, passes * cost.pass_us + steps * std::max<double>(cost.step_us, wide * shape.depth * cost.block_us));
 }
 
 double moved_us(const GpuInfo& gpu, const Problem& p, std::int64_t weight_bytes, int act_bits) {

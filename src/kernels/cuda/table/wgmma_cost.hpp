@@ -29,13 +29,13 @@ struct WgmmaCost {
 /// similar tile, in proportion to the tokens.
 WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu);
 
-/// How a kernel distributes its work (gemm_schedule.hpp).
-struct WgmmaDeal {
+/// A pass of a kernel (gemm_schedule.hpp).
+struct PassShape {
   int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
 };
 
 /// Predicted microseconds.
-double wgmma_cost_us(const WgmmaCost& cost, const WgmmaDeal& deal, const GpuInfo& gpu, const Problem& problem, double moved_us);
+double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInfo& gpu, const Problem& problem, double moved_us);
 
 /// Microseconds to read a weight of so many bytes and activations of so many bits each, and to write the result.
 double moved_us(const GpuInfo& gpu, const Problem& problem, std::int64_t weight_bytes, int act_bits);

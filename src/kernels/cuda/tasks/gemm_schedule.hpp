@@ -2,7 +2,7 @@
 // where it is tested.
 //
 //   D is cut into row blocks of 64 and token tiles. A pass is up to `most` neighbouring row blocks of one token tile, times all of K, which
-//   is a row of records. Passes are distributed in one of four ways, which deal_out() chooses:
+//   is a row of records. Passes are distributed in one of four ways, which distribute() chooses:
 //
 //   units    a unit is one row block of one token tile. Every CTA has a run of U/C units, rounded up or down, and takes it in passes: 57344
 //            rows on 132 CTAs are 6 or 7 blocks each, taken as 4 and 3 (97 % of the time all are busy), where tiles of 256 rows would
@@ -38,7 +38,7 @@ NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false)
   if (grouped) return tokens >= 64 ? 2 : 4;
   return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
 }
-/// The tokens of a band, where there are two bands or more (Deal::banded): concurrent passes then share their inputs. With K = 8192, 8 or
+/// The tokens of a band, where there are two bands or more (Schedule::banded): concurrent passes then share their inputs. With K = 8192, 8 or
 /// 16 MiB of activations stay in L2 while the weights are read once per band.
 constexpr int kBandTokens = 1024;
 
@@ -72,7 +72,7 @@ struct Pass {
   NIBBLE_HOST_DEVICE constexpr int records() const { return end - first; }
 };
 
-struct Deal {
+struct Schedule {
   int row_blocks = 1, token_tiles = 1, records = 1;
   int most = 4;            // row blocks of a pass
   int split = 1;           // CTAs of a cluster, which share passes along K: a power of two; kStreamK
@@ -147,44 +147,44 @@ struct Deal {
   }
 };
 
-/// Distributes the row blocks, token tiles and records of `deal`, with its `most` and `split`, to `ctas` CTAs, in tiles of `tokens`
+/// Distributes the row blocks, token tiles and records of `schedule`, with its `most` and `split`, to `ctas` CTAs, in tiles of `tokens`
 /// tokens.
-constexpr void deal_out(Deal& deal, int tokens, int ctas) {
+constexpr void distribute(Schedule& schedule, int tokens, int ctas) {
   const auto up = [](int a, int b) { return (a + b - 1) / b; };
-  const bool bands = takes_bands(deal.token_tiles, tokens);
-  deal.row_tiles = up(deal.row_blocks, deal.most);
-  const int passes = deal.passes();
-  deal.whole = passes;
-  if (deal.split > 1) {
-    while (1 << deal.shift < deal.split) ++deal.shift;
-    deal.clusters = passes;  // one each
-    deal.band = 1;
-  } else if (deal.split == 1 && !bands) {
-    deal.clusters = deal.units() < ctas ? deal.units() : ctas;
-    deal.each = deal.units() / deal.clusters, deal.more = deal.units() % deal.clusters;
-    deal.band = 0;
+  const bool bands = takes_bands(schedule.token_tiles, tokens);
+  schedule.row_tiles = up(schedule.row_blocks, schedule.most);
+  const int passes = schedule.passes();
+  schedule.whole = passes;
+  if (schedule.split > 1) {
+    while (1 << schedule.shift < schedule.split) ++schedule.shift;
+    schedule.clusters = passes;  // one each
+    schedule.band = 1;
+  } else if (schedule.split == 1 && !bands) {
+    schedule.clusters = schedule.units() < ctas ? schedule.units() : ctas;
+    schedule.each = schedule.units() / schedule.clusters, schedule.more = schedule.units() % schedule.clusters;
+    schedule.band = 0;
   } else {
-    deal.band = kBandTokens / tokens < deal.token_tiles ? kBandTokens / tokens : deal.token_tiles;
-    deal.clusters = passes < ctas ? passes : ctas;
+    schedule.band = kBandTokens / tokens < schedule.token_tiles ? kBandTokens / tokens : schedule.token_tiles;
+    schedule.clusters = passes < ctas ? passes : ctas;
   }
-  if (deal.split == kStreamK) {
-    const std::int64_t all = std::int64_t{passes} * deal.records;
-    deal.clusters = all < ctas ? static_cast<int>(all) : ctas;
-    const int rest = passes % deal.clusters;
+  if (schedule.split == kStreamK) {
+    const std::int64_t all = std::int64_t{passes} * schedule.records;
+    schedule.clusters = all < ctas ? static_cast<int>(all) : ctas;
+    const int rest = passes % schedule.clusters;
     // A pass shared by many CTAs takes long to reduce: with a whole round in the line at most three share one.
     constexpr int kFew = 3;
-    deal.whole = passes - rest;
-    if (rest != 0 && kFew * rest < deal.clusters && deal.whole > 0) deal.whole -= deal.clusters;
-    const int line = (passes - deal.whole) * deal.records;
-    deal.each = line / deal.clusters, deal.more = line % deal.clusters;
-    deal.by_records = Divisor(deal.records);
+    schedule.whole = passes - rest;
+    if (rest != 0 && kFew * rest < schedule.clusters && schedule.whole > 0) schedule.whole -= schedule.clusters;
+    const int line = (passes - schedule.whole) * schedule.records;
+    schedule.each = line / schedule.clusters, schedule.more = line % schedule.clusters;
+    schedule.by_records = Divisor(schedule.records);
   }
-  deal.by_row_blocks = Divisor(deal.row_blocks);
-  deal.by_most = Divisor(deal.most);
-  if (deal.band != 0) {
-    deal.by_band = Divisor(deal.band * deal.row_tiles);
-    deal.by_high = Divisor(deal.band);
-    if (const int over = deal.token_tiles % deal.band; over != 0) deal.by_last = Divisor(over);
+  schedule.by_row_blocks = Divisor(schedule.row_blocks);
+  schedule.by_most = Divisor(schedule.most);
+  if (schedule.band != 0) {
+    schedule.by_band = Divisor(schedule.band * schedule.row_tiles);
+    schedule.by_high = Divisor(schedule.band);
+    if (const int over = schedule.token_tiles % schedule.band; over != 0) schedule.by_last = Divisor(over);
   }
 }
 

@@ -14,68 +14,69 @@ namespace {
 
 constexpr int kTokens = 128;
 
-Deal deal_of(int row_blocks, int token_tiles, int records, int most, int split, int ctas, int tokens = kTokens) {
-  Deal deal{.row_blocks = row_blocks, .token_tiles = token_tiles, .records = records, .most = most, .split = split};
-  deal_out(deal, tokens, ctas);
-  return deal;
+Schedule schedule_of(int row_blocks, int token_tiles, int records, int most, int split, int ctas, int tokens = kTokens) {
+  Schedule schedule{.row_blocks = row_blocks, .token_tiles = token_tiles, .records = records, .most = most, .split = split};
+  distribute(schedule, tokens, ctas);
+  return schedule;
 }
 
 /// Every pass of a CTA, as kernels take them.
-std::vector<Pass> passes_of(const Deal& deal, int cluster, int rank) {
+std::vector<Pass> passes_of(const Schedule& schedule, int cluster, int rank) {
   std::vector<Pass> passes;
-  int at = deal.start(cluster);
-  for (Pass pass; deal.next(cluster, rank, at, pass);) passes.push_back(pass);
+  int at = schedule.start(cluster);
+  for (Pass pass; schedule.next(cluster, rank, at, pass);) passes.push_back(pass);
   return passes;
 }
 
 /// Every record of every row block and token tile belongs to one CTA.
-void expect_covered(const Deal& deal) {
-  std::vector<int> taken(static_cast<std::size_t>(deal.units() * deal.records));
-  for (int cluster = 0; cluster < deal.clusters; ++cluster)
-    for (int rank = 0; rank < std::max(1, deal.split); ++rank)
-      for (const Pass& pass : passes_of(deal, cluster, rank)) {
+void expect_covered(const Schedule& schedule) {
+  std::vector<int> taken(static_cast<std::size_t>(schedule.units() * schedule.records));
+  for (int cluster = 0; cluster < schedule.clusters; ++cluster)
+    for (int rank = 0; rank < std::max(1, schedule.split); ++rank)
+      for (const Pass& pass : passes_of(schedule, cluster, rank)) {
         ASSERT_GE(pass.blocks, 1);
-        ASSERT_LE(pass.blocks, deal.most);
-        ASSERT_LE(pass.block + pass.blocks, deal.row_blocks);
-        ASSERT_LT(pass.token_tile, deal.token_tiles);
+        ASSERT_LE(pass.blocks, schedule.most);
+        ASSERT_LE(pass.block + pass.blocks, schedule.row_blocks);
+        ASSERT_LT(pass.token_tile, schedule.token_tiles);
         ASSERT_LT(pass.first, pass.end);
-        ASSERT_LE(pass.end, deal.records);
+        ASSERT_LE(pass.end, schedule.records);
         for (int b = 0; b < pass.blocks; ++b)
           for (int r = pass.first; r < pass.end; ++r)
-            ++taken[static_cast<std::size_t>(((pass.token_tile * deal.row_blocks) + pass.block + b) * deal.records + r)];
+            ++taken[static_cast<std::size_t>(((pass.token_tile * schedule.row_blocks) + pass.block + b) * schedule.records + r)];
       }
   for (int count : taken)
-    ASSERT_EQ(count, 1) << deal.row_blocks << " × " << deal.token_tiles << " × " << deal.records << " split " << deal.split;
+    ASSERT_EQ(count, 1) << schedule.row_blocks << " × " << schedule.token_tiles << " × " << schedule.records << " split "
+                        << schedule.split;
 }
 
-TEST(GemmSchedule, DealsEveryRecordOnce) {
+TEST(GemmSchedule, CoversEveryRecordOnce) {
   for (int row_blocks : {1, 2, 3, 7, 64, 96, 160, 896})
     for (int token_tiles : {1, 2, 5, 19})
       for (int most : {1, 2, 3, 4})
         for (int split : {kStreamK, 1, 2, 4})
           for (int ctas : {1, 66, 132})
             for (int records : {1, 9, 32})
-              if (records >= split) expect_covered(deal_of(row_blocks, token_tiles, records, most, split, ctas));
+              if (records >= split) expect_covered(schedule_of(row_blocks, token_tiles, records, most, split, ctas));
 }
 
-TEST(GemmSchedule, UnitsAreDealtEvenly) {
-  const Deal deal = deal_of(896, 1, 8, 4, 1, 132);
+TEST(GemmSchedule, UnitsAreDistributedEvenly) {
+  const Schedule schedule = schedule_of(896, 1, 8, 4, 1, 132);
   int fewest = 896, most = 0;
-  for (int cluster = 0; cluster < deal.clusters; ++cluster) {
-    const int units = deal.begin(cluster + 1) - deal.begin(cluster);
+  for (int cluster = 0; cluster < schedule.clusters; ++cluster) {
+    const int units = schedule.begin(cluster + 1) - schedule.begin(cluster);
     fewest = std::min(fewest, units), most = std::max(most, units);
   }
   EXPECT_EQ(fewest, 6);
   EXPECT_EQ(most, 7);
-  const std::vector<Pass> first = passes_of(deal, 0, 0);
+  const std::vector<Pass> first = passes_of(schedule, 0, 0);
   ASSERT_EQ(first.size(), 2U);
   EXPECT_EQ(first[0].blocks, 4);  // of 7: 4 and 3
   EXPECT_EQ(first[1].blocks, 3);
 }
 
-TEST(GemmSchedule, DealsUnitsBandsOrAPassEach) {
-  const Deal few = deal_of(128, 8, 64, 3, 1, 132), many = deal_of(128, 16, 64, 3, 1, 132), small = deal_of(7, 1, 64, 4, 1, 132),
-             split = deal_of(128, 8, 64, 3, 2, 132);
+TEST(GemmSchedule, DistributesUnitsBandsOrAPassEach) {
+  const Schedule few = schedule_of(128, 8, 64, 3, 1, 132), many = schedule_of(128, 16, 64, 3, 1, 132),
+                 small = schedule_of(7, 1, 64, 4, 1, 132), split = schedule_of(128, 8, 64, 3, 2, 132);
   EXPECT_EQ(few.band, 0);
   EXPECT_EQ(few.clusters, 132);
   EXPECT_EQ(small.band, 0);
@@ -88,12 +89,12 @@ TEST(GemmSchedule, DealsUnitsBandsOrAPassEach) {
 
 TEST(GemmSchedule, BandsAreNumberedOneAfterTheOther) {
   for (int token_tiles : {16, 19, 24}) {
-    const Deal deal = deal_of(11, token_tiles, 4, 4, 1, 132);
-    ASSERT_EQ(deal.band, 8);
+    const Schedule schedule = schedule_of(11, token_tiles, 4, 4, 1, 132);
+    ASSERT_EQ(schedule.band, 8);
     std::set<std::pair<int, int>> taken;
-    for (int index = 0; index < deal.passes(); ++index) {
-      const Pass pass = deal.numbered(index);
-      EXPECT_EQ(pass.token_tile / 8, index / (8 * deal.row_tiles));
+    for (int index = 0; index < schedule.passes(); ++index) {
+      const Pass pass = schedule.numbered(index);
+      EXPECT_EQ(pass.token_tile / 8, index / (8 * schedule.row_tiles));
       EXPECT_TRUE(taken.insert({pass.token_tile, pass.block}).second);
     }
   }
@@ -105,17 +106,17 @@ TEST(GemmSchedule, PartsAreFoundWhereTheyWereLeft) {
   for (int row_blocks : {1, 5, 40, 133, 160, 700})
     for (int token_tiles : {1, 3, 17})
       for (int records : {1, 2, 32, 224}) {
-        const Deal deal = deal_of(row_blocks, token_tiles, records, 3, kStreamK, 132);
+        const Schedule schedule = schedule_of(row_blocks, token_tiles, records, 3, kStreamK, 132);
         struct Left {
           Pass pass;
           bool any = false;
         };
-        std::vector<Left> left(static_cast<std::size_t>(deal.clusters));
+        std::vector<Left> left(static_cast<std::size_t>(schedule.clusters));
         int longest = 0, shortest = 1 << 30;
-        for (int cta = 0; cta < deal.clusters; ++cta) {
+        for (int cta = 0; cta < schedule.clusters; ++cta) {
           int all = 0;
           bool line = false;
-          for (const Pass& pass : passes_of(deal, cta, 0)) {
+          for (const Pass& pass : passes_of(schedule, cta, 0)) {
             all += pass.records();
             if (pass.end < records) {
               EXPECT_FALSE(line) << "it is the first of the line";
@@ -131,12 +132,12 @@ TEST(GemmSchedule, PartsAreFoundWhereTheyWereLeft) {
               EXPECT_EQ(part.pass.block, pass.block);
               EXPECT_EQ(part.pass.token_tile, pass.token_tile);
               EXPECT_EQ(part.pass.end, missing);
-              missing -= deal.begin(before + 1) - deal.begin(before);
+              missing -= schedule.begin(before + 1) - schedule.begin(before);
             }
           }
           longest = std::max(longest, all), shortest = std::min(shortest, all);
-          EXPECT_LE(all, deal.longest());
-          EXPECT_EQ(deal.left_blocks(cta),
+          EXPECT_LE(all, schedule.longest());
+          EXPECT_EQ(schedule.left_blocks(cta),
                     left[static_cast<std::size_t>(cta)].any ? left[static_cast<std::size_t>(cta)].pass.blocks : 0);
         }
         EXPECT_LE(longest - shortest, 1);

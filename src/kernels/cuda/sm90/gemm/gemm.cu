@@ -41,9 +41,9 @@ GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& ep
   p.epilogue = epilogue;
   p.m = m;
   p.n = static_cast<int>(weight.geometry.n);
-  p.deal.row_blocks = weight.geometry.tiles();
-  p.deal.records = weight.geometry.records();
-  p.deal.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.deal.records))));
+  p.schedule.row_blocks = weight.geometry.tiles();
+  p.schedule.records = weight.geometry.records();
+  p.schedule.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.schedule.records))));
   p.depth = config.depth;
   p.half = half_out(epilogue, p.n);
   return p;
@@ -54,23 +54,23 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
-  const int ctas = multiprocessors(device), cluster = std::max(1, p.deal.split);
-  p.deal.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
-  p.deal.most = shape.groups() / p.depth;
-  deal_out(p.deal, shape.tokens, ctas);
-  if (p.deal.split == kStreamK) {
+  const int ctas = multiprocessors(device), cluster = std::max(1, p.schedule.split);
+  p.schedule.token_tiles = (p.m + shape.tokens - 1) / shape.tokens;
+  p.schedule.most = shape.groups() / p.depth;
+  distribute(p.schedule, shape.tokens, ctas);
+  if (p.schedule.split == kStreamK) {
     if (scratch_end == nullptr) return cudaErrorInvalidValue;
     p.parts = stream_k(scratch_end, shape.tokens, shape.groups(), ctas);
   }
 
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
   const auto map = [&](int stages) { return gemm_map(stages, shape, p.depth, p.format.bytes, cluster); };
-  const int longest = (p.deal.longest() + p.depth - 1) / p.depth;
+  const int longest = (p.schedule.longest() + p.depth - 1) / p.depth;
   p.stages = 1;
   while (p.stages < longest && map(p.stages + 1).total <= most) ++p.stages;
   p.map = map(p.stages);
   if (p.map.total > most) return cudaErrorInvalidConfiguration;
-  LaunchShape grid(p.deal.clusters * cluster, cluster, shape.threads(), p.map.total, stream);
+  LaunchShape grid(p.schedule.clusters * cluster, cluster, shape.threads(), p.map.total, stream);
   return cudaLaunchKernelEx(&grid.config, kernel->kernel, p);
 }
 

@@ -56,7 +56,7 @@ struct GemmParams {
   const std::uint8_t* records;
   RecordFormat format;
   epilogue::Element epilogue;
-  Deal deal;
+  Schedule schedule;
   int m, n;
   int first_row;  // of D and the epilogue's operands that belongs to the first row of x
   int depth;      // warpgroups that share a row block

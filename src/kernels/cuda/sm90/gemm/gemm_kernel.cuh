@@ -115,7 +115,7 @@ struct Gemm {
   __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
 
   /// The last token tile has a box of the tokens that there are; the rest of its stage is never stored.
-  __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.deal.token_tiles - 1; }
+  __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.schedule.token_tiles - 1; }
   __device__ int act_bytes(const Pass& pass) const {
     return is_last(pass) ? kBoxes * p.last_tokens * kBoxBytesOfToken : kActBytes;
   }
@@ -126,10 +126,10 @@ struct Gemm {
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights(int first_block) const {
-    const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
-    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.deal.records) * p.format.bytes;
+    const std::uint64_t policy = p.schedule.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
+    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.schedule.records) * p.format.bytes;
     Cursor to{0, 1};  // a stage that was never used counts as empty
-    for_each_pass(p.deal, [&](const Pass& pass) {
+    for_each_pass(p.schedule, [&](const Pass& pass) {
       const std::uint8_t* from = p.records + pass.block * tile_bytes + pass.first * p.format.bytes;
       for (int left = pass.records(); left > 0; left -= depth()) {
         ptx::barrier_wait(empty(to.stage), to.parity);
@@ -149,7 +149,7 @@ struct Gemm {
     const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass(p.deal, [&](const Pass& pass) {
+    for_each_pass(p.schedule, [&](const Pass& pass) {
       const int end = pass.end * gpu_tile::kChannels;
       PatchWalk walk;
       const int box_channels = kCodes && kPatches ? p.box_channels : kBoxChannels;
@@ -511,7 +511,7 @@ struct Gemm {
     float low = kScalesSums ? 1.0f : 1.0f / kScaleUp<Act>, high = low;
     if (p.scale_after) {
       const std::uint8_t* scales = p.records +
-                                   static_cast<std::int64_t>(pass.block + row_group()) * p.deal.records * p.format.bytes +
+                                   static_cast<std::int64_t>(pass.block + row_group()) * p.schedule.records * p.format.bytes +
                                    p.format.slots_offset;
       const int position = row_pair_position(warp, lane);
       low = load_float(scales, position, p.format.scale_type);
@@ -576,13 +576,13 @@ struct Gemm {
   }
 
   // Units of a split pass: rank u·S/U owns unit u and has a box for it from every rank, 16 bytes a thread of a warpgroup.
-  __device__ int owned_units() const { return kGroups / depth() * kUnits / p.deal.split; }
+  __device__ int owned_units() const { return kGroups / depth() * kUnits / p.schedule.split; }
   __device__ void send(const Sums& acc) const {
     const int own = owned_units();
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const int unit = row_group() * kUnits + j;
-      const std::uint32_t to = base + (((unit % own) * p.deal.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
+      const std::uint32_t to = base + (((unit % own) * p.schedule.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
       const float* d = acc + 4 * j;
       ptx::store_remote16(ptx::map_to_rank(to, unit / own), {d[0], d[1], d[2], d[3]});
     }
@@ -593,9 +593,10 @@ struct Gemm {
 #pragma unroll 1
     for (int i = warpgroup * share; i < min(own, (warpgroup + 1) * share); i += kRoundUnits, ++round) {
       const auto received = [&](int slot) {
-        const auto* box = reinterpret_cast<const float4*>(shared) + (i + slot) * p.deal.split * kGroupThreads + warp * 32 + lane;
+        const auto* box =
+            reinterpret_cast<const float4*>(shared) + (i + slot) * p.schedule.split * kGroupThreads + warp * 32 + lane;
         float4 sum = box[0];
-        for (int r = 1; r < p.deal.split; ++r) {
+        for (int r = 1; r < p.schedule.split; ++r) {
           const float4 part = box[r * kGroupThreads];
           sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
         }
@@ -635,13 +636,13 @@ struct Gemm {
     }
     if (depth() > 1) sum_turns(acc);
     const bool mine = k_index() == 0 && row_group() < pass.blocks;
-    if (p.deal.split > 1) exchange_begins();
+    if (p.schedule.split > 1) exchange_begins();
     if (!mine) return;
-    if (p.deal.split > 1) return send(acc);
-    if (p.deal.split == kStreamK) {
+    if (p.schedule.split > 1) return send(acc);
+    if (p.schedule.split == kStreamK) {
       const Parts<float, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
-      if (pass.end < p.deal.records) return parts.store(cluster, pass.blocks, acc);
-      if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
+      if (pass.end < p.schedule.records) return parts.store(cluster, pass.blocks, acc);
+      if (pass.first > 0) parts.add(p.schedule, cluster, pass.first, acc);
     }
     store_own(pass, acc, bias);
   }
@@ -674,7 +675,7 @@ struct Gemm {
   __device__ void consume() const {
     ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written
     Cursor from{0, 0};
-    for_each_pass(p.deal, [&](const Pass& pass) { consume_pass(pass, from); });
+    for_each_pass(p.schedule, [&](const Pass& pass) { consume_pass(pass, from); });
   }
 };
 
@@ -683,14 +684,14 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
     gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
   using This = Gemm<Act, kBits, kZeros, kTokens, kPatches, kTerms>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
-  const bool clustered = p.deal.split > 1;
+  const bool clustered = p.schedule.split > 1;
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform over the warp, and known to be to the compiler
   constexpr unsigned kProducerWarp = 4 * This::kGroups;         // the last one: warpgroups begin at multiples of four warps
   This gemm{.p = p,
             .shared = shared,
             .base = ptx::shared_address(shared),
-            .rank = cluster_rank(p.deal),
-            .cluster = cluster_index(p.deal),
+            .rank = cluster_rank(p.schedule),
+            .cluster = cluster_index(p.schedule),
             .warpgroup = static_cast<int>(warp / 4),
             .lane = static_cast<int>(threadIdx.x % 32),
             .warp = static_cast<int>(warp % 4)};
@@ -708,7 +709,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
     const unsigned producer = warp - kProducerWarp;
     if (producer < kWeightProducers && gemm.lane == 0) gemm.produce_weights(producer);
     if (producer == kWeightProducers && gemm.lane == 0) gemm.produce_activations();
-    if (producer > kWeightProducers) set_flags(p.parts, p.deal, gemm.cluster, gemm.lane);
+    if (producer > kWeightProducers) set_flags(p.parts, p.schedule, gemm.cluster, gemm.lane);
     __syncwarp();  // a warp must be converged at a barrier of the cluster
     if (clustered) {
       gemm.exchange_begins();
@@ -719,7 +720,7 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
     gemm.consume();
     if (clustered) {
       gemm.exchange_ends();
-      gemm.store_received(p.deal.numbered(gemm.cluster));
+      gemm.store_received(p.schedule.numbered(gemm.cluster));
     }
   }
 }

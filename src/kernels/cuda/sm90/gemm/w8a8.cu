@@ -20,8 +20,8 @@ ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const
   p.acts = acts;
   p.epilogue = epilogue;
   p.m = m;
-  p.deal.row_blocks = weight.geometry.tiles();
-  p.deal.records = weight.geometry.records();
+  p.schedule.row_blocks = weight.geometry.tiles();
+  p.schedule.records = weight.geometry.records();
   p.zero_points = acts.zeros != nullptr || acts.zero != 0 || weight.geometry.has_zeros;
   p.half = half_out(epilogue, weight.geometry.n);
   return p;
@@ -42,23 +42,23 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
   p.blocks = config.blocks;
   p.depth = config.depth;
-  p.deal.token_tiles = (p.m + config.tokens - 1) / config.tokens;
-  p.deal.most = config.blocks;
-  p.deal.split = config.split;
-  deal_out(p.deal, config.tokens, ctas);
+  p.schedule.token_tiles = (p.m + config.tokens - 1) / config.tokens;
+  p.schedule.most = config.blocks;
+  p.schedule.split = config.split;
+  distribute(p.schedule, config.tokens, ctas);
   if (config.split == kStreamK) {
     if (scratch_end == nullptr) return cudaErrorInvalidValue;
     p.parts = stream_k(scratch_end, config.tokens, scaled_groups(config.tokens, grouped), ctas);
   }
 
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
-  const int longest = (p.deal.longest() + config.depth - 1) / config.depth;
+  const int longest = (p.schedule.longest() + config.depth - 1) / config.depth;
   p.stages = 1;
   while (p.stages < longest && scaled_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
   p.map = scaled_map(p.stages, config, grouped);
   if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
     return cudaErrorInvalidConfiguration;
-  LaunchShape shape(p.deal.clusters * cluster, cluster, scaled_threads(config.tokens, grouped), p.map.total, stream);
+  LaunchShape shape(p.schedule.clusters * cluster, cluster, scaled_threads(config.tokens, grouped), p.map.total, stream);
   return cudaLaunchKernelEx(&shape.config, kernel->kernel, p);
 }
 

@@ -56,7 +56,7 @@ struct ScaledParams {
   ScaledWeight weight;
   QuantizedActs acts;
   epilogue::Element epilogue;
-  Deal deal;
+  Schedule schedule;
   int m;
   int first_row;  // of D and the epilogue's operands that belongs to the first row of acts
   int blocks, depth;

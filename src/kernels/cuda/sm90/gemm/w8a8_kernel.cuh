@@ -116,17 +116,17 @@ struct Scaled {
   }
 
   /// The last token tile has a box of the tokens that there are; the rest of its stage is never stored.
-  __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.deal.token_tiles - 1; }
+  __device__ bool is_last(const Pass& pass) const { return !kPatches && pass.token_tile == p.schedule.token_tiles - 1; }
   __device__ int act_bytes(const Pass& pass) const { return is_last(pass) ? p.last_tokens * gpu_w8::kChannels : kActBytes; }
 
   // ---- producers: a thread in each of two warps
 
   /// Weights are constant: this producer does not wait for the previous kernel (PDL).
   __device__ void produce_weights() const {
-    const std::uint64_t policy = p.deal.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
-    const std::int64_t tile_bytes = std::int64_t{p.deal.records} * gpu_w8::kRecordBytes;
+    const std::uint64_t policy = p.schedule.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
+    const std::int64_t tile_bytes = std::int64_t{p.schedule.records} * gpu_w8::kRecordBytes;
     Cursor to{0, 1};  // a stage that was never used counts as empty
-    for_each_pass(p.deal, [&](const Pass& pass) {
+    for_each_pass(p.schedule, [&](const Pass& pass) {
       const std::byte* from = p.weight.bytes + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
 #pragma unroll 1
       for (int left = pass.records(); left > 0; left -= depth()) {
@@ -146,7 +146,7 @@ struct Scaled {
     const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass(p.deal, [&](const Pass& pass) {
+    for_each_pass(p.schedule, [&](const Pass& pass) {
       PatchWalk walk;
       if constexpr (kPatches)
         walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, pass.token_tile * kTokens);
@@ -186,10 +186,10 @@ struct Scaled {
     const int block_rows = p.weight.geometry.block_rows;
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
-    for_each_pass(p.deal, [&](const Pass& pass) {
+    for_each_pass(p.schedule, [&](const Pass& pass) {
       const int first = pass.token_tile * kTokens + lane;
       const float* rows = p.weight.scales();
-      if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.deal.records;
+      if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.schedule.records;
 #pragma unroll 1
       for (int record = pass.first; record < pass.end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
@@ -502,10 +502,10 @@ struct Scaled {
       multiply_tokens<1>(pass.records(), from, acc);
     else
       multiply_tokens<2>(pass.records(), from, acc);
-    if (p.deal.split == kStreamK) {
+    if (p.schedule.split == kStreamK) {
       const Parts<Sum, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
-      if (pass.end < p.deal.records) return parts.store(cluster, kGroups, acc);
-      if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
+      if (pass.end < p.schedule.records) return parts.store(cluster, kGroups, acc);
+      if (pass.first > 0) parts.add(p.schedule, cluster, pass.first, acc);
     }
     store_tokens(pass, acc);
   }
@@ -731,13 +731,13 @@ struct Scaled {
   }
 
   // Units of a split pass: rank u·S/U owns unit u and has a box for it from every rank, 16 bytes a thread of a warpgroup.
-  __device__ int owned_units() const { return p.blocks * kUnits / p.deal.split; }
+  __device__ int owned_units() const { return p.blocks * kUnits / p.schedule.split; }
   __device__ void send(const Sums& acc) const {
     const int own = owned_units();
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const int unit = row_group() * kUnits + j;
-      const std::uint32_t to = base + (((unit % own) * p.deal.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
+      const std::uint32_t to = base + (((unit % own) * p.schedule.split + rank) * kGroupThreads + warp * 32 + lane) * 16;
       const Four<Sum> four = unit_of(acc, j);
       ptx::store_remote16(ptx::map_to_rank(to, unit / own), reinterpret_cast<const float4&>(four));
     }
@@ -756,11 +756,11 @@ struct Scaled {
       if (block >= pass.blocks) break;
       if (round > 0) rows = rows_of(pass.block + block);
       const auto received = [&](int i) {
-        const auto* box = reinterpret_cast<const Four<Sum>*>(shared) + (unit + i - rank * own) * p.deal.split * kGroupThreads +
-                          warp * 32 + lane;
+        const auto* box = reinterpret_cast<const Four<Sum>*>(shared) +
+                          (unit + i - rank * own) * p.schedule.split * kGroupThreads + warp * 32 + lane;
         Four<Sum> sum = box[0];
 #pragma unroll 1
-        for (int r = 1; r < p.deal.split; ++r) {
+        for (int r = 1; r < p.schedule.split; ++r) {
           const Four<Sum> part = box[r * kGroupThreads];
 #pragma unroll
           for (int j = 0; j < 4; ++j) sum.at[j] += part.at[j];
@@ -792,7 +792,7 @@ struct Scaled {
     if constexpr (kTokenRows) return consume_tokens(pass, from);
     // Operands of the epilogue are loaded during the products.
     ask_for_tokens(pass);
-    const int block = p.deal.split > 1 ? min(first_received() / kUnits, p.blocks - 1) : row_group();
+    const int block = p.schedule.split > 1 ? min(first_received() / kUnits, p.blocks - 1) : row_group();
     const Rows rows = rows_of(pass.block + min(block, max(pass.blocks - 1, 0)));
     Sums acc = {};
     if (warpgroup >= active()) {
@@ -804,16 +804,16 @@ struct Scaled {
     }
     if (depth() > 1 && warpgroup < active()) sum_turns(acc);
     const bool has_sums = warpgroup < active() && k_index() == 0 && row_group() < pass.blocks;
-    if (p.deal.split > 1) {
+    if (p.schedule.split > 1) {
       exchange();  // all rings have been read and become inboxes
       if (has_sums) send(acc);
       exchange();  // all sums have arrived
       store_received(pass, rows);
     } else if (has_sums) {
-      if (p.deal.split == kStreamK) {
+      if (p.schedule.split == kStreamK) {
         const Parts<Sum, kUnits> parts{p.parts, 4 * kGroups, 4 * warpgroup + warp, lane};
-        if (pass.end < p.deal.records) return parts.store(cluster, pass.blocks, acc);
-        if (pass.first > 0) parts.add(p.deal, cluster, pass.first, acc);
+        if (pass.end < p.schedule.records) return parts.store(cluster, pass.blocks, acc);
+        if (pass.first > 0) parts.add(p.schedule, cluster, pass.first, acc);
       }
       store_own(pass, acc, rows);
     }
@@ -841,9 +841,9 @@ struct Scaled {
   }
   __device__ void consume() const {
     ptx::wait_for_predecessors();  // before scales and operands of the epilogue are read, and D is written
-    if (warpgroup >= active() && p.deal.split <= 1) return;
+    if (warpgroup >= active() && p.schedule.split <= 1) return;
     Cursor from{0, 0};
-    for_each_pass(p.deal, [&](const Pass& pass) { consume_pass(pass, from); });
+    for_each_pass(p.schedule, [&](const Pass& pass) { consume_pass(pass, from); });
   }
 };
 
@@ -857,8 +857,8 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
   const This gemm{.p = p,
                   .shared = shared,
                   .base = ptx::shared_address(shared),
-                  .rank = cluster_rank(p.deal),
-                  .cluster = cluster_index(p.deal),
+                  .rank = cluster_rank(p.schedule),
+                  .cluster = cluster_index(p.schedule),
                   .warpgroup = static_cast<int>(warp / 4),
                   .lane = static_cast<int>(threadIdx.x % 32),
                   .warp = static_cast<int>(warp % 4)};
@@ -880,9 +880,9 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
     if (producer == 1 && gemm.lane == 0) gemm.produce_activations();
     if constexpr (kGrouped)
       if (producer == 2) gemm.produce_scales();
-    if (producer == 3) set_flags(p.parts, p.deal, gemm.cluster, gemm.lane, kTokenRows ? This::kGroups : 1);
+    if (producer == 3) set_flags(p.parts, p.schedule, gemm.cluster, gemm.lane, kTokenRows ? This::kGroups : 1);
     __syncwarp();  // a warp must be converged at a barrier of the cluster
-    if (p.deal.split > 1) {
+    if (p.schedule.split > 1) {
       gemm.exchange();
       gemm.exchange();
     }

@@ -78,7 +78,7 @@ Status accepts_walk(const ConvGeometry& g) {
       std::max({down - g.padding.bottom, right - g.padding.right}) > kCorner ||
       std::max({g.padding.bottom - down, g.padding.right - right}) >= kCorner)
     return error(StatusCode::unsupported,
-                 "the kernel reaches {}x{} pixels beyond where it begins, with padding {} {} {} {}: too far", down, right,
+                 "the filter reaches {}x{} pixels beyond where it begins, with padding {} {} {} {}: too far", down, right,
                  g.padding.top, g.padding.bottom, g.padding.left, g.padding.right);
   return {};
 }

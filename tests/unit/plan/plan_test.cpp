@@ -1,24 +1,15 @@
-// The kernel table, layouts, plans, and the comparator that verification rests on.
+// Packing, plans and their explanations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <limits>
-#include <map>
 #include <set>
 
-#include "kernels/cuda/table/w8a8.hpp"
-#include "kernels/cuda/table/wna16.hpp"
-#include "kernels/cuda/table/wna8.hpp"
 #include "kernels/kernel.hpp"
-#include "kernels/reference/oracle.hpp"
-#include "layouts/tile.hpp"
 #include "nibble/nibble.hpp"
-#include "plan/act_model.hpp"
 #include "plan/choose.hpp"
-#include "plan/compare.hpp"
 #include "random_weights.hpp"
 
 namespace nibble {
@@ -29,99 +20,6 @@ using ::testing::Not;
 using testing::random_weight;
 
 const WeightScheme kAwq{DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16};
-
-TEST(KernelTable, NamesAreTheFields) {
-  std::set<std::string_view> seen;
-  for (const Kernel& kernel : kernel_table()) {
-    EXPECT_EQ(kernel.name, kernel_name(kernel));
-    EXPECT_TRUE(seen.insert(kernel.name).second) << kernel.name << " is listed twice";
-    EXPECT_FALSE(kernel.summary.empty()) << kernel.name;
-    if (!kernel.layout.empty()) {
-      EXPECT_NE(find_layout(kernel.layout), nullptr) << kernel.name;
-    }
-  }
-  EXPECT_EQ(kernel_table().back().backend, Backend::reference);
-}
-
-/// The facts of a row that choice depends on are set and agree with its name.
-TEST(KernelTable, FactsOfARowAgree) {
-  std::set<ActForm> made;
-  for (const Kernel& kernel : kernel_table())
-    if (kernel.op == Op::prepare) {
-      EXPECT_EQ(kernel.out, name(kernel.form)) << kernel.name;
-      made.insert(kernel.form);
-    }
-  for (const Kernel& kernel : kernel_table()) {
-    SCOPED_TRACE(kernel.name);
-    if (kernel.op == Op::linear && kernel.form != ActForm::as_given) {
-      EXPECT_EQ(kernel.act, name(kernel.form));
-      EXPECT_TRUE(made.contains(kernel.form)) << "nothing prepares what it reads";
-    }
-    EXPECT_FALSE(kernel.quantizes && kernel.form != ActForm::as_given) << "codes are made twice";
-    EXPECT_EQ(kernel.linear != nullptr,
-              kernel.op == Op::conv && kernel.form != ActForm::as_given && kernel.variant != "depthwise");
-    if (kernel.linear == nullptr) continue;
-    const Kernel* const linear = kernel.linear;
-    EXPECT_EQ(linear->op, Op::linear);
-    EXPECT_EQ(linear->isa, kernel.isa);
-    EXPECT_EQ(linear->layout, kernel.layout);
-    EXPECT_EQ(linear->form, kernel.form);
-    EXPECT_EQ(linear->sums, kernel.sums);
-    EXPECT_EQ(linear->tile.m, kernel.tile.m);
-  }
-}
-
-TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
-  std::uint64_t seed = 0;
-  std::map<const Layout*, int> held;
-  for (const Layout* layout : layout_table())
-    for (const WeightScheme& scheme : testing::all_schemes())
-      for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {16, 32}, {33, 129}, {31, 64}, {65, 7}}) {
-        ++seed;
-        const QuantTensor q =
-            random_weight(scheme, n, k, seed, {.act_order = seed % 2 == 0, .prescale = seed % 3 == 0, .bias = seed % 5 == 0});
-        if (const std::string reason = refusal(*layout, q.scheme, q.zeros.dtype, q.k); !reason.empty()) {
-          const Status status = pack(q, {.layout = std::string(layout->name)}).status();
-          EXPECT_EQ(status.code(), StatusCode::unsupported);
-          EXPECT_THAT(status.message(), HasSubstr(reason));
-          continue;
-        }
-        ++held[layout];
-        const auto packed = pack(q, {.layout = std::string(layout->name)});
-        ASSERT_TRUE(packed.ok()) << packed.status().message();
-        EXPECT_EQ(packed->layout(), layout->name);
-        const auto back = unpack(*packed);
-        ASSERT_TRUE(back.ok());
-        EXPECT_TRUE(*back == q) << layout->name << " " << scheme.name() << " [" << n << "," << k << "]";
-      }
-  for (const Layout* layout : layout_table()) EXPECT_GT(held[layout], 50) << layout->name;
-}
-
-/// The planes of every code width tile its bits, and every (plane, row, channel) has a distinct place.
-TEST(Layouts, BitPlanesAreAPartition) {
-  for (int bits = 1; bits <= 8; ++bits)
-    for (int rows : {16, 32}) {
-      const tile::Planes planes = tile::planes(bits);
-      int shift = 0;
-      std::int64_t bytes = 0;
-      for (int p = 0; p < planes.count; ++p) {
-        const auto [width, at] = planes.plane[static_cast<std::size_t>(p)];
-        EXPECT_EQ(at, shift);
-        shift += width;
-        std::set<std::pair<int, int>> places;
-        for (int r = 0; r < rows; ++r)
-          for (int j = 0; j < tile::kOctet; ++j) {
-            const tile::BitPlace place = tile::place(rows, width, r, j);
-            EXPECT_LT(place.byte, rows * width);
-            EXPECT_LE(place.shift + width, 8);
-            EXPECT_TRUE(places.insert({place.byte, place.shift}).second);
-          }
-        bytes += rows * width;
-      }
-      EXPECT_EQ(shift, bits);
-      EXPECT_EQ(bytes, rows * bits);
-    }
-}
 
 TEST(Pack, PacksFourBitWeightsTightly) {
   const QuantTensor q = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16}, 64, 1024, 1);
@@ -245,58 +143,6 @@ TEST(Gpu, StreamsAreForWeightsInDeviceMemory) {
   EXPECT_THAT(status.message(), HasSubstr("in host memory"));
 }
 
-TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
-  const GpuInfo h200{.sms = 132, .read_gbytes_per_s = 4470};
-  const auto cost = [&](Isa isa, std::int64_t m, std::int64_t n) {
-    return cuda::linear_cost_us(isa, 16, h200,
-                                {.m = m, .n = n, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}});
-  };
-  for (Isa isa : {Isa::simt, Isa::sm80, Isa::sm90})
-    for (std::int64_t m = 1; m < 4096; m *= 2) {
-      EXPECT_LE(cost(isa, m, 4096), cost(isa, 2 * m, 4096)) << name(isa) << " M=" << m;
-      EXPECT_LT(cost(isa, m, 4096), cost(isa, m, 8192)) << name(isa) << " M=" << m;
-      EXPECT_LT(cost(Isa::sm90, m, 8192), cost(Isa::sm80, m, 8192)) << "M=" << m;
-      EXPECT_LT(cost(Isa::sm80, m, 4096), cost(Isa::simt, m, 4096)) << "M=" << m;
-    }
-}
-
-/// Quantizing in the launch that multiplies costs little over W4A16, up to the capacity of a launch; a scale per token costs more.
-TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
-  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
-  for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {8192, 8192}, {4096, 14336}, {57344, 8192}})
-    for (std::int64_t m : {1, 2, 4, 8}) {
-      Problem p{.m = m, .n = n, .k = k, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
-      p.act_scheme = {DType::s8, GroupShape::group(128)};
-      const int tokens = m == 1 ? 1 : 8;
-      const double online = cuda::online_decode_cost_us(tokens, h200, p);
-      EXPECT_LT(online, 1.2 * cuda::linear_cost_us(Isa::sm90, tokens, h200, p) + (m == 1 ? 0.5 : 2.5))
-          << "M=" << m << " N=" << n << " K=" << k;
-      p.act_scheme.group = GroupShape::channel();
-      EXPECT_GT(cuda::online_decode_cost_us(tokens, h200, p), online);
-      p.m = 9;
-      EXPECT_GT(cuda::online_decode_cost_us(8, h200, p), 1.5 * online) << "two launches";
-    }
-}
-
-/// Adding partial sums of 512 channels in f32 costs little where tensor cores are the limit, and nothing where memory is.
-TEST(Gpu, PreciseSumsOfFp8CostLittle) {
-  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
-  Problem p{.n = 8192, .k = 28672, .scheme = {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}};
-  p.act_scheme = {DType::e4m3, GroupShape::channel()};
-  const auto extra = [&](const Tile& tile, std::int64_t m) {
-    p.m = m;
-    p.accumulation = Accumulation::fast;
-    const double fast = cuda::scaled_sm90_cost_us(tile, DType::e4m3, h200, p);
-    p.accumulation = Accumulation::precise;
-    return cuda::scaled_sm90_cost_us(tile, DType::e4m3, h200, p) / fast;
-  };
-  EXPECT_EQ(extra({.m = 16, .n = 64}, 1), 1.0);
-  EXPECT_GT(extra({.m = 256, .n = 128}, 4096), 1.01);
-  EXPECT_LT(extra({.m = 256, .n = 128}, 4096), 1.1);
-  p.act_scheme.group = GroupShape::group(128);
-  EXPECT_EQ(extra({.m = 256, .n = 128}, 4096), 1.0) << "groups are added up in f32 anyway";
-}
-
 /// TMA reads rows that begin at multiples of 16 bytes. Which kernel runs for other pointers is decided, and told, when a plan is made.
 TEST(Gpu, ThePlanNamesTheKernelOfUnalignedRows) {
   GpuInfo h200{.compute_capability = 90, .sms = 132, .shared_bytes_per_block = 232448};
@@ -318,77 +164,6 @@ TEST(Gpu, ThePlanNamesTheKernelOfUnalignedRows) {
 
   const Explanation explanation = explanation_of(*given, p, {}, false);
   EXPECT_EQ(explanation.buckets.front().unaligned, "linear_any_s8_any__cuda_sm80_n64k128");
-}
-
-/// The bound of a layer is that of the requested accumulation; only tensor cores of sm_90 have a choice.
-TEST(Gpu, TheBoundFollowsTheAccumulation) {
-  const WeightScheme per_channel{DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32};
-  const ActScheme per_token{DType::e4m3, GroupShape::channel()}, groups{DType::e4m3, GroupShape::group(128)};
-  const auto channels = [&](std::string_view kernel, const ActScheme& quantize, Accumulation accumulation) {
-    return act_model(*find_kernel(kernel), DType::bf16, quantize, per_channel, accumulation).fp8_group;
-  };
-  for (const Kernel& kernel : kernel_table()) {
-    if (kernel.op != Op::linear || kernel.act != "e4m3" || kernel.backend != Backend::cuda) continue;
-    const bool sm90 = kernel.isa == Isa::sm90;
-    EXPECT_EQ(channels(kernel.name, per_token, Accumulation::fast), sm90 ? 0 : -1) << kernel.name;
-    EXPECT_EQ(channels(kernel.name, per_token, Accumulation::precise), sm90 ? 512 : -1) << kernel.name;
-    for (Accumulation accumulation : {Accumulation::fast, Accumulation::precise})
-      EXPECT_EQ(channels(kernel.name, groups, accumulation), sm90 ? 128 : -1) << kernel.name;
-  }
-
-  const Kernel& kernel = *find_kernel("linear_any_e4m3_any__cuda_sm90_wgmma_m256n128");
-  const QuantTensor q = random_weight(per_channel, 1, 8192, 1);
-  const std::vector<float> a(8192, 1.0f);
-  const std::int64_t column = 0;
-  const auto bound = [&](Accumulation accumulation) {
-    return reference::linear(reference::arrays_of(q), ConstTensorView(a.data(), {1, 8192}), {}, {}, {&column, 1},
-                             act_model(kernel, DType::f32, per_token, per_channel, accumulation))
-        .front()
-        .bound;
-  };
-  EXPECT_LT(bound(Accumulation::precise), 0.7 * bound(Accumulation::fast));
-}
-
-/// The cost of dequantizing does not depend on M: few tokens are cheaper without it, many with it.
-TEST(Gpu, TheDenseTierIsForManyTokens) {
-  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
-  Problem problem{.n = 4096, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
-  double last = 0;
-  for (problem.m = 1; problem.m <= 8192; problem.m *= 2) {
-    const double dense = cuda::dense_cost_us(h200, problem);
-    EXPECT_GE(dense, last) << "M=" << problem.m;
-    last = dense;
-    const double decode = cuda::linear_cost_us(Isa::sm90, 16, h200, problem);
-    if (problem.m <= 16 || problem.m >= 256) {
-      EXPECT_EQ(dense < decode, problem.m >= 256) << "M=" << problem.m;
-    }
-    Problem with_bias = problem;
-    with_bias.epilogue.bias = true;
-    EXPECT_GT(cuda::dense_cost_us(h200, with_bias), dense) << "M=" << problem.m;
-  }
-}
-
-/// Scratch of a GPU kernel as a plan counts it: enough for every M, and no less for a larger one.
-TEST(Gpu, TheDenseTierAsksForItsScratch) {
-  const Kernel* kernel = find_kernel("linear_any_f16_any__cuda_simt_dense");
-  ASSERT_NE(kernel, nullptr);
-  Problem problem{.n = 100, .k = 1001, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
-  const std::size_t plain = kernel->workspace(*kernel, problem);
-  EXPECT_GE(plain, (32u << 20) + 2u * 100 * 1008);  // cuBLASLt's own, and W with its rows aligned
-  problem.m = 500;
-  EXPECT_EQ(kernel->workspace(*kernel, problem), plain);
-  problem.epilogue.bias = true;
-  EXPECT_GE(kernel->workspace(*kernel, problem), plain + 4u * 500 * 100);  // sums
-}
-
-TEST(Isa, LevelsOfCpusAndGpusAreTwoTrees) {
-  for (Isa isa : kAllIsas) {
-    EXPECT_EQ(backend(parent(isa)), backend(isa)) << name(isa);
-    EXPECT_LE(parent(isa), isa) << name(isa);
-    EXPECT_FALSE(backend(isa) == Backend::cuda && this_device().has(isa)) << name(isa);
-  }
-  EXPECT_EQ(backend(this_device().isa), Backend::cpu);
-  EXPECT_TRUE(runs_here(Isa::baseline).ok());
 }
 
 TEST(Plan, BucketsCoverEveryMAndExplainEveryKernel) {
@@ -649,7 +424,6 @@ TEST(Explain, ForADescribedGpu) {
   EXPECT_EQ(described_gpu("a100").status().code(), StatusCode::not_found);
 }
 
-/// The error that quantizing activations adds: less with finer scales, nothing where codes hold the activations exactly.
 TEST(Plan, IsForWhatTheWeightWasPackedForUnlessItIsTold) {
   const LinearSpec spec{.a_dtype = DType::bf16, .m_max = 24, .epilogue = {.activation = Activation::silu, .out = DType::f16}};
   const auto weight = pack(random_weight(kAwq, 64, 128, 1), spec);
@@ -676,34 +450,6 @@ TEST(Plan, IsForWhatTheWeightWasPackedForUnlessItIsTold) {
   ASSERT_TRUE(conv.ok()) << conv.status().message();
   EXPECT_EQ(conv->explain().buckets.back().m_high, 5);
   EXPECT_THAT(Plan::linear(*filters).status().message(), HasSubstr("was packed for a convolution; call Plan::conv()"));
-}
-
-TEST(ActErrors, FollowTheScales) {
-  const QuantTensor q = random_weight(kAwq, 48, 512, 1, {.bias = true});
-  const ActScheme modes[] = {{DType::s8},
-                             {DType::s8, GroupShape::channel(), ZeroKind::integer},
-                             {DType::s8, GroupShape::group(32)},
-                             {DType::s8, GroupShape::group(32), ZeroKind::integer},
-                             {DType::s8, GroupShape::group(48)},
-                             {}};
-  const auto plain = activation_errors(q, modes), outliers = activation_errors(q, modes, {.outliers = 100});
-  ASSERT_TRUE(plain.ok() && outliers.ok());
-  const auto error = [&](std::size_t mode) { return (*plain)[mode].relative_l2; };
-  EXPECT_GT(error(0), error(1));
-  EXPECT_GT(error(1), error(2));
-  EXPECT_GT(error(2), error(3));
-  EXPECT_NEAR((*plain)[0].sqnr_db, -20 * std::log10(error(0)), 1e-9);
-  EXPECT_THAT((*plain)[4].possible.message(), HasSubstr("do not line up"));
-  EXPECT_EQ(error(5), 0) << "nothing is quantized";
-  EXPECT_GT((*outliers)[0].relative_l2, 3 * (*outliers)[3].relative_l2);
-
-  std::vector<float> inputs(2 * 512);
-  for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = static_cast<float>(static_cast<int>(i % 255) - 127);
-  const auto exact = activation_errors(q, {modes, 1}, {.inputs = ConstTensorView(inputs.data(), {2, 512})});
-  ASSERT_TRUE(exact.ok());
-  EXPECT_LT((*exact)[0].relative_l2, 1e-6);
-  EXPECT_THAT(activation_errors(q, modes, {.inputs = ConstTensorView(inputs.data(), {4, 256})}).status().message(),
-              HasSubstr("[tokens,512]"));
 }
 
 /// A known scale comes with its zero point, and the scheme of the plan must have one.
@@ -770,188 +516,6 @@ TEST(Plan, UsesTheWeightsOwnBiasWhenNoneIsGiven) {
 }
 
 // ---- the comparator: it must notice errors of both signs, in values of both signs
-
-class Comparator : public ::testing::Test {
- protected:
-  Comparator() : d_(DType::f32, {2, 3}), columns_{0, 1, 2} {
-    const float values[] = {1.0f, -2.0f, 0.0f, -1e-3f, 5e4f, -7.0f};
-    for (std::int64_t i = 0; i < 6; ++i) {
-      d_.set(i, values[i]);
-      expected_.push_back({values[i], 1e-3});
-    }
-  }
-  Comparison run() { return compare(d_, columns_, expected_); }
-
-  Tensor d_;
-  std::vector<std::int64_t> columns_;
-  std::vector<reference::Expected> expected_;
-};
-
-TEST_F(Comparator, AcceptsEqualityAndErrorsWithinTheBound) {
-  EXPECT_EQ(run().failures, 0);
-  EXPECT_EQ(run().checked, 6);
-  for (std::int64_t i = 0; i < 6; ++i)
-    if (i != 4) d_.set(i, static_cast<float>(expected_[static_cast<std::size_t>(i)].value + 0.9e-3));
-  EXPECT_EQ(run().failures, 0);
-}
-
-TEST_F(Comparator, NoticesErrorsOfBothSignsAtEveryPosition) {
-  for (std::int64_t i = 0; i < 6; ++i)
-    for (double error : {-1.1e-2, +1.1e-2}) {
-      const float good = d_.at(i);
-      d_.set(i, static_cast<float>(expected_[static_cast<std::size_t>(i)].value + error));
-      const Comparison c = run();
-      EXPECT_EQ(c.failures, 1) << i << " " << error;
-      EXPECT_EQ(c.worst_m * 3 + c.worst_n, i);
-      d_.set(i, good);
-    }
-}
-
-TEST_F(Comparator, NoticesWrongSignNaNAndInfinity) {
-  for (std::int64_t i : {0, 1, 5}) {
-    const float good = d_.at(i);
-    for (float bad : {-good, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
-                      -std::numeric_limits<float>::infinity()}) {
-      d_.set(i, bad);
-      EXPECT_EQ(run().failures, 1) << i << " " << bad;
-    }
-    d_.set(i, good);
-  }
-}
-
-TEST_F(Comparator, OverflowToInfinityIsRightOnlyWhenTheTypeOverflows) {
-  Tensor half(DType::f16, {1, 1});
-  half.set(0, std::numeric_limits<float>::infinity());
-  const std::int64_t column[] = {0};
-  const std::vector<reference::Expected> big{{70000.0, 1.0}}, small{{60000.0, 1.0}}, negative{{-70000.0, 1.0}};
-  EXPECT_EQ(compare(half, column, big).failures, 0);
-  EXPECT_EQ(compare(half, column, small).failures, 1);
-  EXPECT_EQ(compare(half, column, negative).failures, 1);
-}
-
-/// One wrong code in a real-sized layer must not hide in the tolerance.
-TEST(Verify, OneWrongCodeInALargeLayerIsFound) {
-  const std::int64_t n = 32, k = 4096;
-  const QuantTensor good = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16}, n, k, 3);
-  QuantTensor bad = good;
-  bad.codes[5 * k + 1234] ^= 4;
-  const std::int64_t m = 4;
-  Tensor a(DType::f32, {m, k});
-  for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
-  const ConstTensorView a_view(a.as<float>(), {m, k});
-  const auto weight = pack(bad);
-  const auto plan = Plan::linear(*weight, {.m_max = m});
-  std::vector<std::byte> workspace(plan->workspace_bytes());
-  Tensor d(DType::f32, {m, n});
-  ASSERT_TRUE(plan->run(*weight, a_view, TensorView(d.as<float>(), {m, n}), {}, workspace).ok());
-  std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
-  std::iota(columns.begin(), columns.end(), 0);
-  const Comparison c = compare(d, columns, reference::linear(reference::arrays_of(good), a_view, {}, {}, columns));
-  EXPECT_GE(c.failures, 1);
-  EXPECT_EQ(c.worst_n, 5);
-}
-
-/// x as an f16 or bf16.
-double rounded(DType type, double x) {
-  const auto f = static_cast<float>(x);
-  return type == DType::f16 ? to_f32(to_f16(f)) : to_f32(to_bf16(f));
-}
-
-/// W in a kernel that rounds weights to `type`: rounded once, or after rounding scales and the fractional part of an offset.
-double rounded_weight(const QuantTensor& q, std::int64_t n, std::int64_t k, DType type, bool rounds_scales) {
-  const std::int64_t at = n * q.groups() + k / q.scheme.group.k;
-  const double s = q.scales.at(at), code = code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(n * q.k + k)]);
-  const double offset = q.scheme.zero == ZeroKind::offset ? q.zeros.at(at) : 0.0;
-  if (!rounds_scales) return rounded(type, code * s + offset);
-  const double up = type == DType::f16 ? 64.0 : 1.0;
-  const double whole = std::nearbyint(-offset / s);
-  return rounded(type, (code - whole) * rounded(type, s * up) + rounded(type, (offset + whole * s) * up)) / up;
-}
-
-/// The bounds of kernels that round weights hold, and still show one wrong code: of bf16 only where no scale is rounded, so that
-/// the rounding is known.
-TEST(Verify, RoundedWeightsAreWithinTheirBoundAndAWrongCodeIsNot) {
-  const std::int64_t m = 4, n = 16, k = 4096, wrong = 5;
-  std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
-  std::iota(columns.begin(), columns.end(), 0);
-  for (DType type : {DType::f16, DType::bf16})
-    for (ZeroKind zero : {ZeroKind::none, ZeroKind::offset})
-      for (float scale2 : {1.0f, 1e-3f})
-        for (bool rounds_scales : {false, true}) {
-          const DType codes = zero == ZeroKind::none ? DType::u4b8 : DType::u4;
-          const QuantTensor q = random_weight({codes, zero, GroupShape::group(128), DType::f32}, n, k, 3);
-          QuantTensor good = q;
-          good.scale2 = scale2;
-          Tensor a(type, {m, k});
-          for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
-          const ConstTensorView a_view(a.bytes.data(), type, {m, k});
-          const auto expected = reference::linear(reference::arrays_of(good), a_view, {}, {}, columns,
-                                                  {.dot_factor = 4, .weight_type = type, .rounds_scales = rounds_scales});
-          const auto compared = [&](const QuantTensor& weight) {
-            Tensor d(DType::f32, {m, n});
-            for (std::int64_t row = 0; row < m; ++row)
-              for (std::int64_t column = 0; column < n; ++column) {
-                double sum = 0;
-                for (std::int64_t i = 0; i < k; ++i)
-                  sum += a.at(row * k + i) * rounded_weight(weight, column, i, type, rounds_scales);
-                d.set(row * n + column, static_cast<float>(sum * scale2));
-              }
-            return compare(d, columns, expected);
-          };
-          SCOPED_TRACE(::testing::Message() << name(type) << (zero == ZeroKind::offset ? " offset" : "") << " scale2 " << scale2
-                                            << (rounds_scales ? " scales too" : ""));
-          const Comparison right = compared(q);
-          EXPECT_EQ(right.failures, 0);
-          EXPECT_GT(right.worst_ratio, 0.02);  // a loose bound would test nothing
-          if (type == DType::bf16 && rounds_scales) continue;
-          QuantTensor bad = q;
-          bad.codes[static_cast<std::size_t>(wrong * k + 1234)] ^= 4;
-          const Comparison c = compared(bad);
-          EXPECT_GE(c.failures, 1);
-          EXPECT_EQ(c.worst_n, wrong);
-        }
-}
-
-/// Tiny weights, where f16 has fewer bits or none: the bound has a floor there.
-TEST(Verify, RoundedWeightsMayVanishInHalfPrecision) {
-  const std::int64_t n = 4, k = 256;
-  for (bool rounds_scales : {false, true})
-    for (float scale : {1e-6f, 3e-8f, 1e-9f}) {
-      QuantTensor q = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f32}, n, k, 3);
-      for (std::int64_t i = 0; i < q.scales.numel(); ++i) q.scales.set(i, scale * (1 + 0.01f * static_cast<float>(i)));
-      Tensor a(DType::f16, {1, k}), d(DType::f32, {1, n});
-      for (std::int64_t i = 0; i < k; ++i) a.set(i, random_normal(1, static_cast<std::uint64_t>(i)));
-      for (std::int64_t column = 0; column < n; ++column) {
-        double sum = 0;
-        for (std::int64_t i = 0; i < k; ++i) sum += a.at(i) * rounded_weight(q, column, i, DType::f16, rounds_scales);
-        d.set(column, static_cast<float>(sum));
-      }
-      const std::int64_t columns[] = {0, 1, 2, 3};
-      const auto expected = reference::linear(reference::arrays_of(q), ConstTensorView(a.bytes.data(), DType::f16, {1, k}), {},
-                                              {}, columns, {.weight_type = DType::f16, .rounds_scales = rounds_scales});
-      EXPECT_EQ(compare(d, columns, expected).failures, 0) << scale;
-    }
-}
-
-TEST(Executor, RunsEveryIterationOnceForAnyThreadCountAndBackToBack) {
-  for (int threads : {1, 2, 3, 8}) {
-    auto executor = make_executor(threads);
-    EXPECT_EQ(executor->threads(), threads);
-    for (int round = 0; round < 200; ++round) {
-      std::vector<std::atomic<int>> hits(static_cast<std::size_t>(round % 17));
-      executor->parallel_for(round % 17, [&](std::int64_t i) { hits[static_cast<std::size_t>(i)].fetch_add(1); });
-      for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
-    }
-  }
-}
-
-TEST(Roofline, IsMeasured) {
-  auto executor = make_executor(1);
-  const Roofline roofline = measure_roofline(*executor);
-  EXPECT_GT(roofline.read_gbytes_per_s, 0.1);
-  EXPECT_GT(roofline.f32_gflops, 0.1);
-  EXPECT_EQ(roofline.threads, 1);
-}
 
 }  // namespace
 }  // namespace nibble

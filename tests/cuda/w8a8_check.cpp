@@ -75,7 +75,7 @@ struct Kind {
   bool grouped = false;  // activations per 128 channels, weights per 128×128 block
   bool act_zeros = false, weight_zeros = false;
   bool known = false;  // a scale and a zero point for all tokens
-  int together = 0;    // ScaledTask::together
+  int together = 0;    // W8A8Task::together
 };
 constexpr int kPrecise = kPreciseChannels / gpu_w8::kChannels;
 constexpr Kind kKinds[] = {{.name = "s8"},
@@ -105,7 +105,7 @@ struct Operands {
   gpu_w8::Geometry geometry;
   std::int64_t pitch, groups;
   DeviceMemory plain, weight, acts, act_scales, act_zeros, act_sums, bias, value, spread;
-  ScaledTask task;
+  W8A8Task task;
   Expected expected;
 
   Operands(const Kind& the_kind, const Shape& the_shape)
@@ -185,27 +185,27 @@ constexpr float kFloatBound = 2e-3f;
 
 struct Subject {
   std::string name;
-  std::function<cudaError_t(const ScaledTask&, cudaStream_t)> launch;
+  std::function<cudaError_t(const W8A8Task&, cudaStream_t)> launch;
   float spread;             // of its bound for e4m3
   bool may_refuse = false;  // for lack of shared memory
 };
 
-/// Configurations that linear_scaled_sm90 is made for.
-bool sensible(const ScaledConfig& c, bool grouped) {
-  const int groups = scaled_groups(c.tokens, grouped);
+/// Configurations that linear_w8a8_sm90 is made for.
+bool sensible(const W8A8Config& c, bool grouped) {
+  const int groups = w8a8_groups(c.tokens, grouped);
   if (c.blocks * c.depth > groups || (c.blocks == 3 && groups != 3)) return false;
   if (c.depth > 1 && c.tokens > 32) return false;
   if (grouped && c.tokens == 256) return takes_tokens_as_rows(c, grouped);
   return c.blocks * (c.tokens / 8) % c.split == 0;
 }
 
-std::vector<ScaledConfig> sm90_configs(bool grouped) {
-  std::vector<ScaledConfig> configs;
+std::vector<W8A8Config> sm90_configs(bool grouped) {
+  std::vector<W8A8Config> configs;
   for (int tokens : {16, 32, 64, 128, 256}) {
     for (int blocks : {1, 2, 3, 4})
       for (int depth : {1, 2, 4})
         for (int split : {1, 2, 4, 8}) {
-          const ScaledConfig c{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
+          const W8A8Config c{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
           if (sensible(c, grouped)) configs.push_back(c);
         }
   }
@@ -213,11 +213,11 @@ std::vector<ScaledConfig> sm90_configs(bool grouped) {
 }
 
 std::vector<Subject> subjects(const GpuInfo& gpu, bool grouped) {
-  std::vector<Subject> all{{"simt", linear_scaled_simt, kFloatBound}};
-  if (gpu.has(Isa::sm80)) all.push_back({"sm80", linear_scaled_sm80, kFloatBound});
+  std::vector<Subject> all{{"simt", linear_w8a8_simt, kFloatBound}};
+  if (gpu.has(Isa::sm80)) all.push_back({"sm80", linear_w8a8_sm80, kFloatBound});
   if (!gpu.has(Isa::sm90)) return all;
-  for (const ScaledConfig& c : sm90_configs(grouped)) {
-    const auto launch = [c](const ScaledTask& task, cudaStream_t stream) { return linear_scaled_sm90(task, c, stream); };
+  for (const W8A8Config& c : sm90_configs(grouped)) {
+    const auto launch = [c](const W8A8Task& task, cudaStream_t stream) { return linear_w8a8_sm90(task, c, stream); };
     all.push_back({fmt::format("sm90 tokens {} blocks {} depth {} split {}", c.tokens, c.blocks, c.depth, c.split), launch,
                    kWgmmaBound, c.split > 1});
   }
@@ -293,8 +293,8 @@ class Case {
     return fmt::format("{} -> {}, M {} N {} K {}", o_.kind.name, nibble::name(out_), o_.shape.m, o_.shape.n, o_.shape.k);
   }
   std::string name(std::size_t i) const { return fmt::format("{}, {}", name(), subjects_[i].name); }
-  ScaledTask task(std::int64_t at) const {
-    ScaledTask task = o_.task;
+  W8A8Task task(std::int64_t at) const {
+    W8A8Task task = o_.task;
     task.epilogue.out = out_;
     task.epilogue.d = output(at);
     task.epilogue.d_stride = stride_;
@@ -326,7 +326,7 @@ class Case {
   void run_alone() {
     runs_.assign(subjects_.size(), false);
     for (std::size_t i = 0; i < subjects_.size(); ++i) {
-      const ScaledTask t = task(slot(i, -1));
+      const W8A8Task t = task(slot(i, -1));
       const cudaError_t launched = subjects_[i].launch(t, stream_);
       if (launched != cudaSuccess) {
         (void)cudaGetLastError();
@@ -438,7 +438,7 @@ struct BenchKind {
   std::string_view name;
   ActScheme act;
   WeightScheme weight;
-  int together = 0;  // ScaledTask::together
+  int together = 0;  // W8A8Task::together
 };
 constexpr WeightScheme per_channel(DType codes) { return {codes, ZeroKind::none, GroupShape::channel(), DType::f32}; }
 /// Kinds with the same codes are neighbours and share their weights' memory.
@@ -517,10 +517,10 @@ Problem problem_of(const Layer& layer, const BenchKind& kind, std::int64_t m) {
 }
 
 /// The configuration that a row of sm_90 launches.
-ScaledConfig config_of(const Kernel& row) {
+W8A8Config config_of(const Kernel& row) {
   const int blocks = row.tile.n / gpu_w8::kRows;
   const int split = row.variant == "streamk" ? kStreamK : row.variant == "wgmma" ? 1 : row.variant.back() - '0';
-  return {.tokens = row.tile.m, .blocks = blocks, .depth = scaled_sm90_depth(row.tile.m, blocks), .split = split};
+  return {.tokens = row.tile.m, .blocks = blocks, .depth = w8a8_sm90_depth(row.tile.m, blocks), .split = split};
 }
 
 /// Rows for tensor cores, without those whose tiles have most of their tokens past M, or that read weights many times over.
@@ -556,9 +556,9 @@ double time_row(const Kernel& row, Layer& layer, const BenchKind& kind, std::int
         args.weight = &layer.weights[static_cast<std::size_t>(copy)];
         args.stream = Stream{stream};
         if (kind.together == 0) return must(row.run(row, args));
-        ScaledTask task = scaled_task(args);
+        W8A8Task task = w8a8_task(args);
         task.together = kind.together;
-        REQUIRE(linear_scaled_sm90(task, config_of(row), stream));
+        REQUIRE(linear_w8a8_sm90(task, config_of(row), stream));
       },
       layer.replays(m), settle_ms);
 }
@@ -772,15 +772,15 @@ const std::vector<BenchKind> kSums = [] {
 }();
 
 /// ‖D − exact‖ / ‖exact‖ of a task that writes f32 or bf16.
-double relative_l2(const Operands& operands, const ScaledConfig& config, int together, DType out) {
+double relative_l2(const Operands& operands, const W8A8Config& config, int together, DType out) {
   const std::int64_t count = operands.shape.m * operands.shape.n;
   const DeviceMemory d = room<float>(count);
-  ScaledTask task = operands.task;
+  W8A8Task task = operands.task;
   task.together = together;
   task.epilogue.out = out;
   task.epilogue.d = d.data();
   task.epilogue.d_stride = operands.shape.n;
-  REQUIRE(linear_scaled_sm90(task, config, nullptr));
+  REQUIRE(linear_w8a8_sm90(task, config, nullptr));
   REQUIRE(cudaDeviceSynchronize());
   std::vector<float> got(static_cast<std::size_t>(count)), exact(got.size());
   must(copy_from_device(got.data(), d.data(), got.size() * (out == DType::f32 ? 4 : 2)));
@@ -803,7 +803,7 @@ int sums(const char* file, const std::vector<std::int64_t>& ms) {
   const Kind plain{.name = "e4m3", .integers = false};
   for (const Size& size : kLongRows) {
     const Operands operands(plain, {.m = 64, .n = 1024, .k = size.k, .extra = 0});
-    for (const ScaledConfig& config : {ScaledConfig{.tokens = 64, .blocks = 1}, ScaledConfig{.tokens = 256, .blocks = 2}})
+    for (const W8A8Config& config : {W8A8Config{.tokens = 64, .blocks = 1}, W8A8Config{.tokens = 256, .blocks = 2}})
       for (const BenchKind& kind : kSums) {
         const double f32 = relative_l2(operands, config, kind.together, DType::f32);
         const double bf16 = relative_l2(operands, config, kind.together, DType::bf16);

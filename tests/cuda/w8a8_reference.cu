@@ -52,7 +52,7 @@ __device__ double act_scale_of(const QuantizedActs& a, std::int64_t m, std::int6
   return a.scales == nullptr ? a.scale : a.scales[m * a.scale_row + group * a.scale_group];
 }
 
-__device__ float integer_output(const ScaledTask& t, const std::int8_t* w, std::int64_t m, std::int64_t n) {
+__device__ float integer_output(const W8A8Task& t, const std::int8_t* w, std::int64_t m, std::int64_t n) {
   const std::int64_t k = t.weight.geometry.k;
   const std::int8_t* a = static_cast<const std::int8_t*>(t.acts.codes) + m * t.acts.pitch;
   const int a_zero = t.acts.zeros == nullptr ? t.acts.zero : t.acts.zeros[m * t.acts.zero_row];
@@ -64,7 +64,7 @@ __device__ float integer_output(const ScaledTask& t, const std::int8_t* w, std::
 }
 
 /// In f64, where rounding does not matter.
-__device__ double2 float_output(const ScaledTask& t, const std::uint8_t* w, std::int64_t m, std::int64_t n) {
+__device__ double2 float_output(const W8A8Task& t, const std::uint8_t* w, std::int64_t m, std::int64_t n) {
   const gpu_w8::Geometry& geo = t.weight.geometry;
   const std::uint8_t* a = static_cast<const std::uint8_t*>(t.acts.codes) + m * t.acts.pitch;
   double sum = 0, squares = 0;
@@ -87,7 +87,7 @@ __device__ void note(Difference* found, std::int64_t at) {
 }
 
 /// Whether D[m,n], element i, is within its bound.
-__device__ bool as_expected(const ScaledTask& t, std::int64_t i, float value, float spread, const Bound& bound) {
+__device__ bool as_expected(const W8A8Task& t, std::int64_t i, float value, float spread, const Bound& bound) {
   const bool wide = t.epilogue.out == DType::f32;
   const __half half = wide ? __half() : static_cast<const __half*>(t.epilogue.d)[i];
   const float got = wide ? static_cast<const float*>(t.epilogue.d)[i] : __half2float(half);
@@ -96,7 +96,7 @@ __device__ bool as_expected(const ScaledTask& t, std::int64_t i, float value, fl
   const double error = fabs(static_cast<double>(got) - value);
   return error <= double{bound.spread} * spread + double{bound.relative} * fabs(value) + bound.absolute;  // false for a NaN
 }
-__device__ bool untouched(const ScaledTask& t, std::int64_t i) {
+__device__ bool untouched(const W8A8Task& t, std::int64_t i) {
   return t.epilogue.out == DType::f32 ? static_cast<const std::uint32_t*>(t.epilogue.d)[i] == ~0u
                                       : static_cast<const std::uint16_t*>(t.epilogue.d)[i] == 0xffff;
 }
@@ -141,8 +141,8 @@ void pack_codes(const void* codes, const gpu_w8::Geometry& geometry, std::byte* 
   });
 }
 
-void multiply_codes(const ScaledTask& task, const void* codes, const Expected& expected) {
-  const ScaledTask t = task;
+void multiply_codes(const W8A8Task& task, const void* codes, const Expected& expected) {
+  const W8A8Task t = task;
   const Expected to = expected;
   const auto* const bias = static_cast<const float*>(t.epilogue.bias.data);
   for_all(t.m * t.weight.geometry.n, [=] __device__(std::int64_t i) {
@@ -158,8 +158,8 @@ void multiply_codes(const ScaledTask& task, const void* codes, const Expected& e
   });
 }
 
-void compare(const ScaledTask& task, const Expected& expected, const Bound& bound, Difference* found) {
-  const ScaledTask t = task;
+void compare(const W8A8Task& task, const Expected& expected, const Bound& bound, Difference* found) {
+  const W8A8Task t = task;
   const Expected want = expected;
   const Bound allowed = bound;
   const std::int64_t n = t.weight.geometry.n;

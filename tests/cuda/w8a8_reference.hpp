@@ -29,7 +29,7 @@ struct Expected {
   float* spread = nullptr;  // of e4m3: √Σ p², p an output's products with their scales, as large as a random sum of them is
 };
 /// Of a task whose weight has the codes[N,K]. Of the epilogue there may be a bias in f32.
-void multiply_codes(const ScaledTask& task, const void* codes, const Expected& expected);
+void multiply_codes(const W8A8Task& task, const void* codes, const Expected& expected);
 
 /// |D − value| ≤ spread · Expected::spread + relative · |value| + absolute. All 0: the same bits.
 struct Bound {
@@ -41,7 +41,7 @@ struct Difference {
 };
 /// Elements of D that are not as expected, and those beside it that are no longer all ones: of D[M + 1, d_stride], the last row and
 /// columns past N must not change. Adds to *found, which is device memory.
-void compare(const ScaledTask& task, const Expected& expected, const Bound& bound, Difference* found);
+void compare(const W8A8Task& task, const Expected& expected, const Bound& bound, Difference* found);
 /// Words of 32 bits that differ.
 void compare_words(const void* a, const void* b, std::int64_t words, Difference* found);
 

@@ -31,7 +31,7 @@ enum Extra : unsigned {
   kRelu = 16,          // after the bias, of which every seventh is NaN
 };
 
-struct ScaledCase {
+struct W8A8Case {
   Codes codes;
   int m, n, k;
   DType out = DType::bf16;
@@ -43,14 +43,14 @@ struct ScaledCase {
   bool has(Extra e) const { return (extra & e) != 0; }
 };
 
-inline std::string name(const ScaledCase& c) {
+inline std::string name(const W8A8Case& c) {
   const char* const codes[] = {"s8", "e4m3", "e4m3_groups"};
   return fmt::format("{}_m{}_n{}_k{}_{}_{}", codes[static_cast<int>(c.codes)], c.m, c.n, c.k, nibble::name(c.out), c.extra);
 }
 
 /// Codes and scales of a layer, and the expected D.
-struct ScaledLayer {
-  explicit ScaledLayer(const ScaledCase& c) : c(c), records((c.k + 127) / 128), pitch((c.k + 15) / 16 * 16) {
+struct W8A8Layer {
+  explicit W8A8Layer(const W8A8Case& c) : c(c), records((c.k + 127) / 128), pitch((c.k + 15) / 16 * 16) {
     std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k));
     const auto code = [&] {
       for (;;) {
@@ -111,8 +111,8 @@ struct ScaledLayer {
   }
 
   /// The task without scratch memory and D.
-  cuda::ScaledTask task() const {
-    cuda::ScaledTask task;
+  cuda::W8A8Task task() const {
+    cuda::W8A8Task task;
     task.weight = {packed.data(), geometry};
     task.acts = {.codes = acts.data(), .pitch = pitch, .scales = act_scales.data(), .scale_row = 1};
     if (c.grouped()) task.acts.scale_group = c.m, task.acts.group = 128;
@@ -125,7 +125,7 @@ struct ScaledLayer {
   }
   /// The D of `task` that `launch` computes.
   template <class Launch>
-  std::vector<float> computed(cuda::ScaledTask task, Launch launch) const {
+  std::vector<float> computed(cuda::W8A8Task task, Launch launch) const {
     const std::size_t element = c.out == DType::f32 ? 4 : 2, count = static_cast<std::size_t>(c.m * c.n);
     std::vector<std::uint8_t> d((count + 16) * element, 0xa5);
     task.epilogue.out = c.out;
@@ -145,7 +145,7 @@ struct ScaledLayer {
   }
   /// Compares it with the expected result.
   template <class Launch>
-  void expect_sums(const cuda::ScaledTask& task, Launch launch) const {
+  void expect_sums(const cuda::W8A8Task& task, Launch launch) const {
     const std::vector<float> d = computed(task, launch);
     int wrong = 0;
     for (int m = 0; m < c.m; ++m)
@@ -159,7 +159,7 @@ struct ScaledLayer {
   }
   /// ‖D − exact‖ / ‖exact‖ of what `launch` computes.
   template <class Launch>
-  double relative_l2(const cuda::ScaledTask& task, Launch launch) const {
+  double relative_l2(const cuda::W8A8Task& task, Launch launch) const {
     const std::vector<float> d = computed(task, launch);
     double moved = 0, norm = 0;
     for (int m = 0; m < c.m; ++m)
@@ -170,7 +170,7 @@ struct ScaledLayer {
     return std::sqrt(moved / norm);
   }
 
-  ScaledCase c;
+  W8A8Case c;
   int records, pitch;
   std::vector<std::uint8_t> acts, weight;
   std::vector<float> act_scales, weight_scales, bias, residual;

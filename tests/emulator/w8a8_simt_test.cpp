@@ -13,14 +13,14 @@ namespace {
 
 using emulator::Codes;
 
-class EmulatedW8a8Simt : public testing::TestWithParam<emulator::ScaledCase> {};
+class EmulatedW8a8Simt : public testing::TestWithParam<emulator::W8A8Case> {};
 
 TEST_P(EmulatedW8a8Simt, GivesTheSumsOfTheLayer) {
-  const emulator::ScaledLayer layer(GetParam());
-  layer.expect_sums(layer.task(), [](const ScaledTask& task) { return linear_scaled_simt(task, nullptr); });
+  const emulator::W8A8Layer layer(GetParam());
+  layer.expect_sums(layer.task(), [](const W8A8Task& task) { return linear_w8a8_simt(task, nullptr); });
 }
 
-constexpr emulator::ScaledCase kCases[] = {
+constexpr emulator::W8A8Case kCases[] = {
     {Codes::s8, 3, 72, 1936},
     {Codes::s8, 40, 200, 1040, DType::bf16, emulator::kZeros},
     {Codes::e4m3, 20, 136, 1040, DType::f16, emulator::kBias},

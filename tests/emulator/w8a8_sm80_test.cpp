@@ -21,15 +21,15 @@ using emulator::kRelu;
 using emulator::kResidual;
 using emulator::kZeros;
 
-class EmulatedW8a8Sm80 : public testing::TestWithParam<emulator::ScaledCase> {};
+class EmulatedW8a8Sm80 : public testing::TestWithParam<emulator::W8A8Case> {};
 
 TEST_P(EmulatedW8a8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
-  const emulator::ScaledLayer layer(GetParam());
-  layer.expect_sums(layer.task(), [](const ScaledTask& task) { return linear_scaled_sm80(task, nullptr); });
+  const emulator::W8A8Layer layer(GetParam());
+  layer.expect_sums(layer.task(), [](const W8A8Task& task) { return linear_w8a8_sm80(task, nullptr); });
 }
 
-constexpr emulator::ScaledCase kCases[] = {
+constexpr emulator::W8A8Case kCases[] = {
     {Codes::s8, 3, 72, 1936},
     {Codes::s8, 40, 200, 1040, DType::bf16, kZeros},
     {Codes::s8, 270, 392, 400, DType::f32, kResidual},

@@ -33,10 +33,10 @@ using emulator::kZeros;
 struct Case {
   Codes codes;
   int m, n, k;
-  int tokens, blocks, depth, split;  // ScaledConfig
+  int tokens, blocks, depth, split;  // W8A8Config
   DType out = DType::bf16;
   unsigned extra = 0;
-  int together = 0;  // ScaledTask::together
+  int together = 0;  // W8A8Task::together
 };
 
 std::string name(const Case& c) {
@@ -52,12 +52,12 @@ TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   emulator::StreamKMemory scratch(c.tokens);
   const int narrow = c.codes == Codes::s8 ? -1 : c.codes == Codes::groups ? 1 : c.together;
-  const emulator::ScaledLayer layer({c.codes, c.m, c.n, c.k, c.out, c.extra, narrow});
-  ScaledTask task = layer.task();
+  const emulator::W8A8Layer layer({c.codes, c.m, c.n, c.k, c.out, c.extra, narrow});
+  W8A8Task task = layer.task();
   task.together = c.together;
   task.scratch_end = scratch.end();
-  const ScaledConfig config{.tokens = c.tokens, .blocks = c.blocks, .depth = c.depth, .split = c.split};
-  layer.expect_sums(task, [&](const ScaledTask& t) { return linear_scaled_sm90(t, config, nullptr); });
+  const W8A8Config config{.tokens = c.tokens, .blocks = c.blocks, .depth = c.depth, .split = c.split};
+  layer.expect_sums(task, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
 }
 
 // Rows, tokens and channels with tails, more records than a ring has stages, more passes than there are multiprocessors.
@@ -95,19 +95,18 @@ constexpr Case kCases[] = {
     {Codes::groups, 2100, 136, 256, 256, 2, 1, 1},
 };
 
-INSTANTIATE_TEST_SUITE_P(Scaled, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+INSTANTIATE_TEST_SUITE_P(W8A8, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 
 // The emulated tensor cores drop the same bits as those of a GPU: a sum of thousands of channels loses more than sums of 512 at a time.
 TEST(EmulatedW8a8, PreciseSumsAreCloser) {
   emulator::use_shared_memory(shared);
-  const emulator::ScaledLayer layer({Codes::e4m3, 8, 64, 8192, DType::f32});
-  for (const ScaledConfig& config :
-       {ScaledConfig{.tokens = 16, .blocks = 1, .depth = 2}, ScaledConfig{.tokens = 256, .blocks = 1}}) {
+  const emulator::W8A8Layer layer({Codes::e4m3, 8, 64, 8192, DType::f32});
+  for (const W8A8Config& config : {W8A8Config{.tokens = 16, .blocks = 1, .depth = 2}, W8A8Config{.tokens = 256, .blocks = 1}}) {
     SCOPED_TRACE(config.tokens);
     const auto error = [&](int together) {
-      ScaledTask task = layer.task();
+      W8A8Task task = layer.task();
       task.together = together;
-      return layer.relative_l2(task, [&](const ScaledTask& t) { return linear_scaled_sm90(t, config, nullptr); });
+      return layer.relative_l2(task, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
     };
     const double fast = error(0), precise = error(kPreciseChannels / gpu_w8::kChannels), most = error(1);
     EXPECT_LT(precise, 8e-4);
@@ -118,7 +117,7 @@ TEST(EmulatedW8a8, PreciseSumsAreCloser) {
 
 struct ConvCase {
   emulator::ConvShape shape;
-  int tokens, blocks, split;  // ScaledConfig
+  int tokens, blocks, split;  // W8A8Config
 };
 
 class EmulatedConv : public testing::TestWithParam<ConvCase> {};
@@ -131,7 +130,7 @@ TEST_P(EmulatedConv, GivesTheSumsOfTheLayer) {
   ConvTask task = conv.task();
   task.scratch_end = scratch.end();
   conv.expect_sums(task, [&](const ConvTask& t) {
-    return conv_scaled_sm90(t, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr);
+    return conv_w8a8_sm90(t, {.tokens = c.tokens, .blocks = c.blocks, .split = c.split}, nullptr);
   });
 }
 
@@ -142,7 +141,7 @@ constexpr ConvCase kConvs[] = {
     {{3, 10, 10, 192, 64, 3, 1, 2, 2, false}, 256, 1, 1},
     {{2, 8, 9, 128, 200, 1, 1, 0, 1, true}, 128, 3, kStreamK},
 };
-INSTANTIATE_TEST_SUITE_P(Scaled, EmulatedConv, testing::ValuesIn(kConvs));
+INSTANTIATE_TEST_SUITE_P(W8A8, EmulatedConv, testing::ValuesIn(kConvs));
 
 }  // namespace
 }  // namespace nibble::cuda

@@ -31,18 +31,18 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
       [&](const LinearTask& task) {
         const bool whole = c.layer.zeros != TileZeros::offset && c.layer.group >= gpu_tile::kChannels &&
                            (c.act_group == 0 || c.act_group >= gpu_tile::kChannels);
-        const OnlineDecodeTask online{.weight = task.weight,
-                                      .acts = {.a = task.x,
-                                               .type = DType::f16,
-                                               .a_stride = task.x_stride,
-                                               .m = c.layer.m,
-                                               .k = c.layer.k,
-                                               .group = c.act_group},
-                                      .fold = whole ? gpu_tile::kChannels : 32,
-                                      .epilogue = task.epilogue};
+        const Wna8DecodeTask online{.weight = task.weight,
+                                    .acts = {.a = task.x,
+                                             .type = DType::f16,
+                                             .a_stride = task.x_stride,
+                                             .m = c.layer.m,
+                                             .k = c.layer.k,
+                                             .group = c.act_group},
+                                    .fold = whole ? gpu_tile::kChannels : 32,
+                                    .epilogue = task.epilogue};
         DecodeConfig config{.tokens = c.tokens};
-        if (const cudaError_t e = configure_online_decode_sm90(online.weight.geometry, online.fold, config)) return e;
-        return linear_online_decode_sm90(online, config, nullptr);
+        if (const cudaError_t e = configure_wna8_decode_sm90(online.weight.geometry, online.fold, config)) return e;
+        return linear_wna8_decode_sm90(online, config, nullptr);
       },
       [&](int n, int k) {
         return emulator::Multiplied{layer.weight.value(n, k), 0x1p-19};

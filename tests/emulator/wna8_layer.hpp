@@ -18,7 +18,7 @@
 
 namespace nibble::emulator {
 
-struct OnlineCase {
+struct Wna8Case {
   int bits, group;  // of the weight
   bool weight_zeros, act_zeros;
   bool per_token;  // a scale of activations for all of K, which is not in the terms
@@ -27,15 +27,15 @@ struct OnlineCase {
   int fold() const { return group < gpu_tile::kChannels ? 32 : gpu_tile::kChannels; }
 };
 
-inline std::string name(const OnlineCase& c) {
+inline std::string name(const Wna8Case& c) {
   return fmt::format("u{}g{}{}{}{}_m{}_n{}_k{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "", c.act_zeros ? "_act_zeros" : "",
                      c.per_token ? "_per_token" : "", c.m, c.n, c.k);
 }
 
-struct OnlineLayer {
-  explicit OnlineLayer(const OnlineCase& c)
+struct Wna8Layer {
+  explicit Wna8Layer(const Wna8Case& c)
       : c(c),
-        map(cuda::online_map(c.fold(), c.m, c.k)),
+        map(cuda::wna8_map(c.fold(), c.m, c.k)),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
         weight(c.n, c.k, c.bits, c.group, c.weight_zeros ? TileZeros::integer : TileZeros::none, random),
         acts(map.bytes) {
@@ -66,7 +66,7 @@ struct OnlineLayer {
   }
 
   /// The task without scratch memory and D.
-  cuda::OnlineTask task() const {
+  cuda::Wna8Task task() const {
     return {.weight = weight.device(),
             .m = c.m,
             .codes = acts.data(),
@@ -79,7 +79,7 @@ struct OnlineLayer {
   }
   /// Has `launch` compute D of `task`, and compares it with the expected result.
   template <class Launch>
-  void expect_sums(cuda::OnlineTask task, Launch launch) const {
+  void expect_sums(cuda::Wna8Task task, Launch launch) const {
     std::vector<std::uint16_t> d(static_cast<std::size_t>(c.m * c.n) + 16, 0xa5a5);
     task.epilogue.out = DType::bf16;
     task.epilogue.d = d.data();
@@ -97,8 +97,8 @@ struct OnlineLayer {
     for (std::size_t i = static_cast<std::size_t>(c.m * c.n); i < d.size(); ++i) ASSERT_EQ(d[i], 0xa5a5) << "written past D";
   }
 
-  OnlineCase c;
-  cuda::OnlineMap map;
+  Wna8Case c;
+  cuda::Wna8Map map;
   std::mt19937 random;
   TileWeight weight;
   std::vector<int> values, offsets;

@@ -15,15 +15,15 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 namespace nibble::cuda {
 namespace {
 
-class EmulatedWna8Sm80 : public testing::TestWithParam<emulator::OnlineCase> {};
+class EmulatedWna8Sm80 : public testing::TestWithParam<emulator::Wna8Case> {};
 
 TEST_P(EmulatedWna8Sm80, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
-  const emulator::OnlineLayer layer(GetParam());
-  layer.expect_sums(layer.task(), [](const OnlineTask& task) { return linear_online_sm80(task, nullptr); });
+  const emulator::Wna8Layer layer(GetParam());
+  layer.expect_sums(layer.task(), [](const Wna8Task& task) { return linear_wna8_sm80(task, nullptr); });
 }
 
-constexpr emulator::OnlineCase kCases[] = {
+constexpr emulator::Wna8Case kCases[] = {
     {4, 128, false, false, false, 3, 72, 1936}, {4, 128, true, false, false, 30, 200, 1424},
     {4, 128, true, true, false, 130, 136, 640}, {4, 32, true, false, false, 40, 136, 416},
     {4, 64, false, true, false, 20, 100, 400},  {4, 128, false, false, true, 70, 200, 896},

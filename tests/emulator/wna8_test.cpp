@@ -23,7 +23,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 namespace nibble::cuda {
 namespace {
 
-struct Case : emulator::OnlineCase {
+struct Case : emulator::Wna8Case {
   int tokens, depth, split;  // GemmConfig
 };
 
@@ -38,11 +38,11 @@ TEST_P(EmulatedWna8, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
   emulator::StreamKMemory scratch(c.tokens);
-  const emulator::OnlineLayer layer(c);
-  OnlineTask task = layer.task();
+  const emulator::Wna8Layer layer(c);
+  Wna8Task task = layer.task();
   task.scratch_end = scratch.end();
-  layer.expect_sums(task, [&](const OnlineTask& t) {
-    return linear_online_sm90(t, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr);
+  layer.expect_sums(task, [&](const Wna8Task& t) {
+    return linear_wna8_sm90(t, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr);
   });
 }
 
@@ -58,7 +58,7 @@ constexpr Case kCases[] = {
     {{8, 128, false, false, false, 140, 72, 784}, 128, 1, 1}, {{8, 128, true, true, false, 33, 256, 640}, 64, 1, kStreamK},
 };
 
-INSTANTIATE_TEST_SUITE_P(Online, EmulatedWna8, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 
 // ---- convolutions, with the quantizer in front
 
@@ -87,13 +87,13 @@ TEST_P(EmulatedWna8Conv, GivesTheSumsOfTheLayer) {
   ConvTask task = conv.task();
   task.fold = c.group >= gpu_tile::kChannels ? gpu_tile::kChannels : 32;
   task.online = {.type = DType::f16, .zero_points = c.act_zeros, .group = c.group};
-  const OnlineImageMap map = online_image_map(task.fold, c.shape.images * c.shape.height * c.shape.width, c.shape.channels, 0);
+  const Wna8ImageMap map = wna8_image_map(task.fold, c.shape.images * c.shape.height * c.shape.width, c.shape.channels, 0);
   std::vector<float4> codes(map.bytes / sizeof(float4));
   task.scratch = codes.data();
   emulator::StreamKMemory scratch(64);
   task.scratch_end = scratch.end();
   c.shape.expect_sums(
-      task, [&](const ConvTask& t) { return conv_online_sm90(t, {.tokens = 64, .split = c.split}, nullptr); },
+      task, [&](const ConvTask& t) { return conv_wna8_sm90(t, {.tokens = 64, .split = c.split}, nullptr); },
       [&](std::size_t i) { return conv.act(i); }, [&](int n, int k) { return conv.weight.value(n, k); }, 0x1p-19);
 }
 
@@ -104,7 +104,7 @@ constexpr ConvCase kConvs[] = {
     {{1, 10, 10, 192, 64, 3, 1, 2, 2, false}, 32, true, kStreamK},
     {{2, 8, 9, 256, 72, 1, 1, 0, 1, true}, 128, true, 1},
 };
-INSTANTIATE_TEST_SUITE_P(Online, EmulatedWna8Conv, testing::ValuesIn(kConvs));
+INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8Conv, testing::ValuesIn(kConvs));
 
 }  // namespace
 }  // namespace nibble::cuda

@@ -92,13 +92,13 @@ TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
       Problem p{.m = m, .n = n, .k = k, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
       p.act_scheme = {DType::s8, GroupShape::group(128)};
       const int tokens = m == 1 ? 1 : 8;
-      const double online = cuda::online_decode_cost_us(tokens, h200, p);
+      const double online = cuda::wna8_decode_cost_us(tokens, h200, p);
       EXPECT_LT(online, 1.2 * cuda::linear_cost_us(Isa::sm90, tokens, h200, p) + (m == 1 ? 0.5 : 2.5))
           << "M=" << m << " N=" << n << " K=" << k;
       p.act_scheme.group = GroupShape::channel();
-      EXPECT_GT(cuda::online_decode_cost_us(tokens, h200, p), online);
+      EXPECT_GT(cuda::wna8_decode_cost_us(tokens, h200, p), online);
       p.m = 9;
-      EXPECT_GT(cuda::online_decode_cost_us(8, h200, p), 1.5 * online) << "two launches";
+      EXPECT_GT(cuda::wna8_decode_cost_us(8, h200, p), 1.5 * online) << "two launches";
     }
 }
 
@@ -110,9 +110,9 @@ TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   const auto extra = [&](const Tile& tile, std::int64_t m) {
     p.m = m;
     p.accumulation = Accumulation::fast;
-    const double fast = cuda::scaled_sm90_cost_us(tile, DType::e4m3, h200, p);
+    const double fast = cuda::w8a8_sm90_cost_us(tile, DType::e4m3, h200, p);
     p.accumulation = Accumulation::precise;
-    return cuda::scaled_sm90_cost_us(tile, DType::e4m3, h200, p) / fast;
+    return cuda::w8a8_sm90_cost_us(tile, DType::e4m3, h200, p) / fast;
   };
   EXPECT_EQ(extra({.m = 16, .n = 64}, 1), 1.0);
   EXPECT_GT(extra({.m = 256, .n = 128}, 4096), 1.01);

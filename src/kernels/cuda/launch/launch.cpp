@@ -220,27 +220,27 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
                                      task.weight.geometry.k, tokens, split));
 }
 
-Status launch_online_sm80(const OnlineTask& task, Stream stream) {
-  return status_of(linear_online_sm80(task, native(stream)),
-                   fmt::format("linear_online_sm80 M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
+Status launch_wna8_sm80(const Wna8Task& task, Stream stream) {
+  return status_of(linear_wna8_sm80(task, native(stream)),
+                   fmt::format("linear_wna8_sm80 M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
 }
 
-Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream) {
-  const cudaError_t code = linear_online_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
+Status launch_wna8_sm90(const Wna8Task& task, int tokens, int depth, int split, Stream stream) {
+  const cudaError_t code = linear_wna8_sm90(task, {.tokens = tokens, .split = split, .depth = depth}, native(stream));
   if (code == cudaSuccess) return {};
-  return status_of(code, fmt::format("linear_online_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
+  return status_of(code, fmt::format("linear_wna8_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
                                      task.weight.geometry.k, tokens, split));
 }
 
-Result<DecodeConfig> online_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens) {
+Result<DecodeConfig> wna8_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens) {
   DecodeConfig config{.tokens = tokens};
-  NIBBLE_RETURN_IF_ERROR(status_of(configure_online_decode_sm90(weight, fold, config),
-                                   fmt::format("configure_online_decode_sm90 N={} K={}, {} tokens", weight.n, weight.k, tokens)));
+  NIBBLE_RETURN_IF_ERROR(status_of(configure_wna8_decode_sm90(weight, fold, config),
+                                   fmt::format("configure_wna8_decode_sm90 N={} K={}, {} tokens", weight.n, weight.k, tokens)));
   return config;
 }
 
-Status launch_online_decode_sm90(const OnlineDecodeTask& task, const DecodeConfig& config, Stream stream) {
-  return status_of(linear_online_decode_sm90(task, config, native(stream)), "linear_online_decode_sm90");
+Status launch_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, Stream stream) {
+  return status_of(linear_wna8_decode_sm90(task, config, native(stream)), "linear_wna8_decode_sm90");
 }
 
 static std::string describe(std::string_view what, const ConvTask& task) {
@@ -258,18 +258,17 @@ Status launch_conv_sm80(const ConvTask& task, Stream stream) {
   return status_of(conv_gemm_sm80(task, native(stream)), describe("conv_gemm_sm80", task));
 }
 
-Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream) {
-  return status_of(conv_scaled_sm90(task, {.tokens = tokens, .blocks = blocks, .split = split}, native(stream)),
-                   describe("conv_scaled_sm90", task));
+Status launch_conv_w8a8_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream) {
+  return status_of(conv_w8a8_sm90(task, {.tokens = tokens, .blocks = blocks, .split = split}, native(stream)),
+                   describe("conv_w8a8_sm90", task));
 }
 
-Status launch_conv_online_sm90(const ConvTask& task, int tokens, int split, Stream stream) {
-  return status_of(conv_online_sm90(task, {.tokens = tokens, .split = split}, native(stream)),
-                   describe("conv_online_sm90", task));
+Status launch_conv_wna8_sm90(const ConvTask& task, int tokens, int split, Stream stream) {
+  return status_of(conv_wna8_sm90(task, {.tokens = tokens, .split = split}, native(stream)), describe("conv_wna8_sm90", task));
 }
 
-Status launch_conv_scaled_sm80(const ConvTask& task, Stream stream) {
-  return status_of(conv_scaled_sm80(task, native(stream)), describe("conv_scaled_sm80", task));
+Status launch_conv_w8a8_sm80(const ConvTask& task, Stream stream) {
+  return status_of(conv_w8a8_sm80(task, native(stream)), describe("conv_w8a8_sm80", task));
 }
 
 Status launch_conv_direct(const ConvTask& task, Stream stream) {
@@ -297,24 +296,24 @@ Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t 
   return status_of(sum_codes(acts.codes, acts.pitch, m, k, sums, native(stream)), "sum_codes");
 }
 
-static std::string describe(std::string_view what, const ScaledTask& task) {
+static std::string describe(std::string_view what, const W8A8Task& task) {
   return fmt::format("{} M={} N={} K={}", what, task.m, task.weight.geometry.n, task.weight.geometry.k);
 }
 
-Status launch_scaled_simt(const ScaledTask& task, Stream stream) {
-  return status_of(linear_scaled_simt(task, native(stream)), describe("linear_scaled_simt", task));
+Status launch_w8a8_simt(const W8A8Task& task, Stream stream) {
+  return status_of(linear_w8a8_simt(task, native(stream)), describe("linear_w8a8_simt", task));
 }
 
-Status launch_scaled_sm80(const ScaledTask& task, Stream stream) {
-  return status_of(linear_scaled_sm80(task, native(stream)), describe("linear_scaled_sm80", task));
+Status launch_w8a8_sm80(const W8A8Task& task, Stream stream) {
+  return status_of(linear_w8a8_sm80(task, native(stream)), describe("linear_w8a8_sm80", task));
 }
 
-Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream) {
-  const ScaledConfig config{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
-  const cudaError_t code = linear_scaled_sm90(task, config, native(stream));
+Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth, int split, Stream stream) {
+  const W8A8Config config{.tokens = tokens, .blocks = blocks, .depth = depth, .split = split};
+  const cudaError_t code = linear_w8a8_sm90(task, config, native(stream));
   if (code == cudaSuccess) return {};
   return status_of(
-      code, fmt::format("{}, {} tokens, {} row blocks, {} CTAs", describe("linear_scaled_sm90", task), tokens, blocks, split));
+      code, fmt::format("{}, {} tokens, {} row blocks, {} CTAs", describe("linear_w8a8_sm90", task), tokens, blocks, split));
 }
 
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

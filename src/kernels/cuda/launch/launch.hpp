@@ -29,17 +29,17 @@ Result<int> current_device();
 /// `tokens` of a pass, `depth` warpgroups and `split` CTAs that share K; see gemm.hpp.
 Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int split, Stream stream);
 /// The same with activations that have been quantized; see wna8.hpp.
-Status launch_online_sm80(const OnlineTask& task, Stream stream);
-Status launch_online_sm90(const OnlineTask& task, int tokens, int depth, int split, Stream stream);
+Status launch_wna8_sm80(const Wna8Task& task, Stream stream);
+Status launch_wna8_sm90(const Wna8Task& task, int tokens, int depth, int split, Stream stream);
 /// The same from float activations, for few rows: up to `tokens` (8) at a time.
-Result<DecodeConfig> online_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens);
-Status launch_online_decode_sm90(const OnlineDecodeTask& task, const DecodeConfig& config, Stream stream);
+Result<DecodeConfig> wna8_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens);
+Status launch_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, Stream stream);
 /// Convolutions: conv.hpp. Pixels of channels-last images of 16-bit floats begin at multiples of 16 bytes (Kernel::reads).
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);
 Status launch_conv_sm80(const ConvTask& task, Stream stream);
-Status launch_conv_scaled_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream);
-Status launch_conv_online_sm90(const ConvTask& task, int tokens, int split, Stream stream);
-Status launch_conv_scaled_sm80(const ConvTask& task, Stream stream);
+Status launch_conv_w8a8_sm90(const ConvTask& task, int tokens, int blocks, int split, Stream stream);
+Status launch_conv_wna8_sm90(const ConvTask& task, int tokens, int split, Stream stream);
+Status launch_conv_w8a8_sm80(const ConvTask& task, Stream stream);
 Status launch_conv_direct(const ConvTask& task, Stream stream);
 Status launch_conv_direct_s8(const ConvTask& task, Stream stream);
 Status launch_gemm_sm80(const LinearTask& task, Stream stream);
@@ -56,10 +56,10 @@ Status launch_quantize_acts(const QuantizeTask& task, Stream stream);
 /// sums[m] = Σ codes[m,k] of s8 activations that were given as codes, [M,K].
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
 /// 8-bit codes times 8-bit codes.
-Status launch_scaled_simt(const ScaledTask& task, Stream stream);
-Status launch_scaled_sm80(const ScaledTask& task, Stream stream);
+Status launch_w8a8_simt(const W8A8Task& task, Stream stream);
+Status launch_w8a8_sm80(const W8A8Task& task, Stream stream);
 /// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp.
-Status launch_scaled_sm90(const ScaledTask& task, int tokens, int blocks, int depth, int split, Stream stream);
+Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth, int split, Stream stream);
 
 /// W → `out` [N,K] or (transposed) [K,N] of f32, f16 or bf16, rows `out_stride` elements apart.
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

@@ -25,15 +25,15 @@ Result<DecodeConfig> decode_config(const gpu_tile::Geometry&, int) { return no_c
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return no_cuda(); }
 Status launch_linear_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
-Status launch_online_sm80(const OnlineTask&, Stream) { return no_cuda(); }
-Status launch_online_sm90(const OnlineTask&, int, int, int, Stream) { return no_cuda(); }
-Result<DecodeConfig> online_decode_config(const gpu_tile::Geometry&, int, int) { return no_cuda(); }
-Status launch_online_decode_sm90(const OnlineDecodeTask&, const DecodeConfig&, Stream) { return no_cuda(); }
+Status launch_wna8_sm80(const Wna8Task&, Stream) { return no_cuda(); }
+Status launch_wna8_sm90(const Wna8Task&, int, int, int, Stream) { return no_cuda(); }
+Result<DecodeConfig> wna8_decode_config(const gpu_tile::Geometry&, int, int) { return no_cuda(); }
+Status launch_wna8_decode_sm90(const Wna8DecodeTask&, const DecodeConfig&, Stream) { return no_cuda(); }
 Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_conv_sm80(const ConvTask&, Stream) { return no_cuda(); }
-Status launch_conv_scaled_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
-Status launch_conv_online_sm90(const ConvTask&, int, int, Stream) { return no_cuda(); }
-Status launch_conv_scaled_sm80(const ConvTask&, Stream) { return no_cuda(); }
+Status launch_conv_w8a8_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
+Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return no_cuda(); }
+Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_conv_direct_s8(const ConvTask&, Stream) { return no_cuda(); }
 Status launch_gemm_sm80(const LinearTask&, Stream) { return no_cuda(); }
@@ -43,9 +43,9 @@ Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { retu
 Status dense_runs_here() { return no_cuda(); }
 Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }
-Status launch_scaled_simt(const ScaledTask&, Stream) { return no_cuda(); }
-Status launch_scaled_sm80(const ScaledTask&, Stream) { return no_cuda(); }
-Status launch_scaled_sm90(const ScaledTask&, int, int, int, int, Stream) { return no_cuda(); }
+Status launch_w8a8_simt(const W8A8Task&, Stream) { return no_cuda(); }
+Status launch_w8a8_sm80(const W8A8Task&, Stream) { return no_cuda(); }
+Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return no_cuda(); }
 Status launch_dequantize(const DeviceWeight&, void*, DType, std::int64_t, bool, Stream) { return no_cuda(); }
 Status launch_pack(const gpu_tile::Geometry&, const WeightScheme&, DType, const CanonicalArrays&, void*, Stream) {
   return no_cuda();

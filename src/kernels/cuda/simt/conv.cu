@@ -41,7 +41,7 @@ __device__ float weight_at(const DeviceWeight& w, int n, int k) {
   return 0.0f;
 }
 /// Ŵ[n,k] − z of a weight packed as gpu_w8n64k128.
-__device__ std::int32_t code_at(const ScaledWeight& w, int n, int k) {
+__device__ std::int32_t code_at(const W8A8Weight& w, int n, int k) {
   const std::byte* record = w.bytes + w.geometry.record(n / gpu_w8::kRows, k / gpu_w8::kChannels);
   const auto code = static_cast<std::int8_t>(record[gpu_w8::place(n % gpu_w8::kRows, k % gpu_w8::kChannels)]);
   const std::int32_t* zeros = w.zeros();

@@ -34,7 +34,7 @@ constexpr int kRecordCopies = gpu_w8::kRecordBytes / (kThreads * kChunk);
 static_assert(kTokens * kChunks == kThreads, "a chunk of activations a thread");
 
 struct Params {
-  ScaledTask task;
+  W8A8Task task;
   int token_blocks;
   bool vector_codes;  // rows of codes begin at multiples of 16 bytes
 };
@@ -64,13 +64,13 @@ __device__ inline uint4 load_codes(const Params& p, int token, int channel) {
 }
 
 template <bool kIntegers>
-__global__ void __launch_bounds__(kThreads) scaled_simt_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_constant__ Params p) {
   using Sum = std::conditional_t<kIntegers, std::int32_t, float>;
   constexpr int kActVectors = kIntegers ? 1 : 4;  // of 16 bytes in shared memory, for a chunk
   __shared__ uint4 weights[kRows * kChunks];
   __shared__ uint4 acts[kTokens * kChunks * kActVectors];
   let_successor_start();
-  const ScaledTask& t = p.task;
+  const W8A8Task& t = p.task;
   const int thread = static_cast<int>(threadIdx.x), row = thread % kRows, first = thread / kRows * kEach;
   const int tile = static_cast<int>(blockIdx.x) / p.token_blocks;  // token blocks of the same weights run together
   const int first_token = static_cast<int>(blockIdx.x) % p.token_blocks * kTokens;
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kThreads) scaled_simt_kernel(const __grid_cons
       if constexpr (!kIntegers)
         if (grouped) {
           if (e < count && n < t.weight.geometry.n)
-            sums[e] = add_scaled(parts[e], act_scale(t.acts, first_token + first + e, record), weight_scale(t.weight, n, record),
-                                 sums[e]);
+            sums[e] = add_w8a8(parts[e], act_scale(t.acts, first_token + first + e, record), weight_scale(t.weight, n, record),
+                               sums[e]);
           continue;
         }
       sums[e] += parts[e];
@@ -150,12 +150,12 @@ __global__ void __launch_bounds__(kThreads) scaled_simt_kernel(const __grid_cons
   if (n >= t.weight.geometry.n) return;
 #pragma unroll
   for (int e = 0; e < kEach; ++e)
-    if (e < count) store_scaled(t, first_token + first + e, n, sums[e]);
+    if (e < count) store_w8a8(t, first_token + first + e, n, sums[e]);
 }
 
 }  // namespace
 
-cudaError_t linear_scaled_simt(const ScaledTask& task, cudaStream_t stream) {
+cudaError_t linear_w8a8_simt(const W8A8Task& task, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
   Params p{.task = task, .token_blocks = (task.m + kTokens - 1) / kTokens, .vector_codes = false};
@@ -163,8 +163,8 @@ cudaError_t linear_scaled_simt(const ScaledTask& task, cudaStream_t stream) {
       (reinterpret_cast<std::uintptr_t>(task.acts.codes) | static_cast<std::uintptr_t>(task.acts.pitch)) % kChunk == 0;
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
-  return launch_dependent(geo.integers ? scaled_simt_kernel<true> : scaled_simt_kernel<false>, static_cast<unsigned>(ctas),
-                          kThreads, 0, stream, p);
+  return launch_dependent(geo.integers ? w8a8_simt_kernel<true> : w8a8_simt_kernel<false>, static_cast<unsigned>(ctas), kThreads,
+                          0, stream, p);
 }
 
 }  // namespace nibble::cuda

@@ -16,7 +16,7 @@ template <class S>
 constexpr Variant variant(int cycles) {
   return {S::kRows,    S::kTokens,
           S::kThreads, S::kSmem + S::kTokens * kCornerBytes,
-          cycles,      &kLaunchable<scaled_sm80_kernel<S, Mode::integers, PatchCopier>>};
+          cycles,      &kLaunchable<w8a8_sm80_kernel<S, Mode::integers, PatchCopier>>};
 }
 /// Cycles are estimates: 8 for each product of a scheduler's warps, 1024, 256 and 64 in all, plus the part of copies, ldmatrix and the
 /// barrier that so many warps cannot hide. They only have to rank shapes.
@@ -25,7 +25,7 @@ static_assert(kVariants[0].smem <= 99 * 1024);  // of the GPUs with the least
 
 }  // namespace
 
-cudaError_t conv_scaled_sm80(const ConvTask& task, cudaStream_t stream) {
+cudaError_t conv_w8a8_sm80(const ConvTask& task, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.scaled.geometry;
   if (!geo.integers || geo.block_rows != 0 || task.acts.group != 0 || geo.n < 1 ||
       (task.patches.groups > 1 && task.patches.group_outputs % gpu_w8::kRows != 0))

@@ -10,7 +10,7 @@ struct Variant {
   int rows, tokens, threads, smem;
   Kernel kernels[3];  // by mode
 
-  std::int64_t ctas(const ScaledTask& task) const {
+  std::int64_t ctas(const W8A8Task& task) const {
     return (task.weight.geometry.n + rows - 1) / rows * ((task.m + tokens - 1) / tokens);
   }
 };
@@ -19,15 +19,15 @@ constexpr Variant kVariant{S::kRows,
                            S::kTokens,
                            S::kThreads,
                            S::kSmem,
-                           {&kLaunchable<scaled_sm80_kernel<S, Mode::integers, RowCopier>>,
-                            &kLaunchable<scaled_sm80_kernel<S, Mode::floats, RowCopier>>, kGrouped}};
-constexpr Variant kFew = kVariant<Few, &kLaunchable<scaled_sm80_kernel<Few, Mode::grouped, RowCopier>>>;
-constexpr Variant kSome = kVariant<Some, &kLaunchable<scaled_sm80_kernel<Some, Mode::grouped, RowCopier>>>;
+                           {&kLaunchable<w8a8_sm80_kernel<S, Mode::integers, RowCopier>>,
+                            &kLaunchable<w8a8_sm80_kernel<S, Mode::floats, RowCopier>>, kGrouped}};
+constexpr Variant kFew = kVariant<Few, &kLaunchable<w8a8_sm80_kernel<Few, Mode::grouped, RowCopier>>>;
+constexpr Variant kSome = kVariant<Some, &kLaunchable<w8a8_sm80_kernel<Some, Mode::grouped, RowCopier>>>;
 constexpr Variant kMany = kVariant<Many, nullptr>;  // no registers for both sums and partial sums
 
 }  // namespace
 
-cudaError_t linear_scaled_sm80(const ScaledTask& task, cudaStream_t stream) {
+cudaError_t linear_w8a8_sm80(const W8A8Task& task, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
   int device = 0, sms = 0;

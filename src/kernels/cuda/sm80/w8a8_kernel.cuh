@@ -59,7 +59,7 @@ using Some = Shape<64, 64, 2, 2, 4>;
 using Many = Shape<128, 128, 4, 2, 3>;
 
 struct Params {
-  ScaledTask task;
+  W8A8Task task;
   int token_blocks;
   bool vector_codes;                          // rows of codes begin at multiples of 16 bytes
   Patches patches;                            // of a convolution: codes are images [B,H,W,C], pixels acts.pitch apart
@@ -238,7 +238,7 @@ struct Gemm {
   __device__ int token_of(int t, int i) const { return warp_token + t * kTileTokens + lane % 4 * 2 + i % 2; }
 
   __device__ __forceinline__ void add_grouped(Sums& sums, const Sums& parts, int record) const {
-    const ScaledTask& task = p.task;
+    const W8A8Task& task = p.task;
     float row_scales[S::kFragments][2];
 #pragma unroll
     for (int f = 0; f < S::kFragments; ++f)
@@ -258,7 +258,7 @@ struct Gemm {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             Sum& sum = sums[f][t][2 * i + j];
-            sum = add_scaled(parts[f][t][2 * i + j] * kHalvesUnit, s_a, row_scales[f][i], sum);
+            sum = add_w8a8(parts[f][t][2 * i + j] * kHalvesUnit, s_a, row_scales[f][i], sum);
           }
       }
   }
@@ -328,7 +328,7 @@ struct Gemm {
     if constexpr (Activations::kPatches)
       p.task.epilogue.store(m, n, scaled_sum(p.task, m, n, sum_row(m), sum));
     else
-      store_scaled(p.task, m, n, sum);
+      store_w8a8(p.task, m, n, sum);
   }
   /// In a convolution each group has its own sums of codes.
   __device__ std::int64_t sum_row(int m) const { return std::int64_t{group} * p.task.m + m; }
@@ -352,7 +352,7 @@ struct Gemm {
 };
 
 template <class S, Mode kMode, template <class> class Activations>
-__global__ void __launch_bounds__(S::kThreads, 1) scaled_sm80_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(S::kThreads, 1) w8a8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -186,7 +186,7 @@ struct Gemm {
 };
 
 template <int kBits, Zeros kZeros, int kTokens, bool kActZeros>
-__global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) online_sm80_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int block = static_cast<int>(blockIdx.x);  // those that share weights run together
@@ -203,9 +203,9 @@ using Kernel = const Launchable<Params>*;
 
 template <int kBits, int kTokens, bool kActZeros>
 Kernel kernel_for(Zeros zeros) {
-  if (zeros == Zeros::fixed) return &kLaunchable<online_sm80_kernel<kBits, Zeros::fixed, kTokens, kActZeros>>;
-  return zeros == Zeros::integer ? &kLaunchable<online_sm80_kernel<kBits, Zeros::integer, kTokens, kActZeros>>
-                                 : &kLaunchable<online_sm80_kernel<kBits, Zeros::any, kTokens, kActZeros>>;
+  if (zeros == Zeros::fixed) return &kLaunchable<wna8_sm80_kernel<kBits, Zeros::fixed, kTokens, kActZeros>>;
+  return zeros == Zeros::integer ? &kLaunchable<wna8_sm80_kernel<kBits, Zeros::integer, kTokens, kActZeros>>
+                                 : &kLaunchable<wna8_sm80_kernel<kBits, Zeros::any, kTokens, kActZeros>>;
 }
 template <int kBits>
 Kernel kernel_for(Zeros zeros, int tokens, bool act_zeros) {
@@ -215,7 +215,7 @@ Kernel kernel_for(Zeros zeros, int tokens, bool act_zeros) {
 
 }  // namespace
 
-cudaError_t linear_online_sm80(const OnlineTask& task, cudaStream_t stream) {
+cudaError_t linear_wna8_sm80(const Wna8Task& task, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
   Params p{};

@@ -254,8 +254,8 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
 /// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, exchanged between neighbours, and the terms of a
 /// fold. Codes past K are the zero point, which contributes 0. All lanes of a warp must call this.
 template <DType kType>
-__device__ __forceinline__ void finish_online(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
-                                              const Rule& rule, bool exists) {
+__device__ __forceinline__ void finish_wna8(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
+                                            const Rule& rule, bool exists) {
   const QuantizeTask& t = p.task;
   float x[kEach];
   unpack(x, raw, p.source, channel);
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
   for (int i = 0; i < V; ++i) {
     raw[i].keep_raw();
     if constexpr (kOnline)
-      finish_online(raw[i], p, row, first + i * step, rule[i % kRules], exists);
+      finish_wna8(raw[i], p, row, first + i * step, rule[i % kRules], exists);
     else if (exists)
       sum += finish(raw[i], p, row, first + i * step, rule[i % kRules]);
   }
@@ -444,7 +444,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
       Raw<kType> raw[1];
       load(raw, p.source, row, [=](int) { return channel; });
       if constexpr (kOnline)
-        finish_online(raw[0], p, row, channel, rule, true);
+        finish_wna8(raw[0], p, row, channel, rule, true);
       else if (channel < last)
         sum += finish(raw[0], p, row, channel, rule);
     }

@@ -129,9 +129,9 @@ int patch_fold(const ConvGeometry& g, const ActScheme& act, const WeightScheme& 
 }
 int patch_fold(const Problem& p) { return patch_fold(p.geometry, p.act_scheme, p.scheme); }
 
-Status accepts_online_sm90(const Kernel& self, const Problem& p) {
+Status accepts_wna8_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
-  NIBBLE_RETURN_IF_ERROR(accepts_online(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_wna8(p));
   NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
   const ActScheme& act = p.act_scheme;
   if (act.group == GroupShape::channel() || (act.group.k != 0 && p.geometry.in_channels % act.group.k != 0))
@@ -231,12 +231,12 @@ Status run_codes(const Kernel&, const StepArgs& args) {
 
 Status run_codes_sm90(const Kernel& self, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
-  return launch_conv_scaled_sm90(task, self.tile.m, self.tile.n / gpu_w8::kRows, self.tile.split, args.stream);
+  return launch_conv_w8a8_sm90(task, self.tile.m, self.tile.n / gpu_w8::kRows, self.tile.split, args.stream);
 }
 
 Status run_codes_sm80(const Kernel&, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(const ConvTask task, codes_of(args));
-  return launch_conv_scaled_sm80(task, args.stream);
+  return launch_conv_w8a8_sm80(task, args.stream);
 }
 
 /// Whether 16-byte copies can read the pixels of channels-last images in place; others are copied first.
@@ -253,12 +253,12 @@ Status run_sm90(const Kernel& self, const StepArgs& args) {
   return launch_conv_sm90(task, self.tile.m, depth, self.tile.split, args.stream);
 }
 
-Status run_online_sm90(const Kernel& self, const StepArgs& args) {
+Status run_wna8_sm90(const Kernel& self, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   task.weight = device_weight(*args.weight);
   task.online = online_rule(args);
   task.fold = patch_fold(args.conv->geometry, args.act_scheme, args.weight->scheme);
-  return launch_conv_online_sm90(task, self.tile.m, self.tile.split, args.stream);
+  return launch_conv_wna8_sm90(task, self.tile.m, self.tile.split, args.stream);
 }
 
 Status run_sm80(const Kernel&, const StepArgs& args) {
@@ -280,14 +280,14 @@ std::size_t codes_workspace(const Kernel&, const Problem& p) {
   return codes_map(patches_of(p.geometry), p.m, p.scheme.zero != ZeroKind::none).bytes;
 }
 std::size_t codes_sm90_workspace(const Kernel& self, const Problem& p) {
-  return with_parts(codes_workspace(self, p), self, scaled_groups(self.tile.m), p);
+  return with_parts(codes_workspace(self, p), self, w8a8_groups(self.tile.m), p);
 }
 
-std::size_t online_workspace(const Kernel& self, const Problem& p) {
+std::size_t wna8_workspace(const Kernel& self, const Problem& p) {
   const ConvGeometry& g = p.geometry;
   const std::int64_t in = p.m * g.height * g.width,
                      bytes = p.input == ImageLayout::nhwc ? 0 : in * g.in_channels * bits(p.a_dtype) / 8;
-  return with_parts(online_image_map(patch_fold(p), in, g.in_channels, bytes).bytes, self, gemm_groups(self.tile.m), p);
+  return with_parts(wna8_image_map(patch_fold(p), in, g.in_channels, bytes).bytes, self, gemm_groups(self.tile.m), p);
 }
 
 /// The same layer as a linear one, with a token per output pixel.
@@ -360,17 +360,17 @@ double code_images_us(const GpuInfo& gpu, const Problem& p) {
   return us;
 }
 
-double online_sm90_conv_cost_us(const Kernel& self, const Problem& p) {
+double wna8_sm90_conv_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
   const double elements = static_cast<double>(p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels);
   const double bytes = bits(p.a_dtype) / 8.0, reordered = p.input == ImageLayout::nhwc ? 0.0 : copy_us(gpu, 2 * elements * bytes);
   const auto family = patch_fold(p) == gpu_tile::kChannels ? WgmmaFamily::online : WgmmaFamily::online_folds;
-  return online_sm90_cost_us(self.tile, gpu, of_pixels(p), family) + reordered + copy_us(gpu, elements * (bytes + 1));
+  return wna8_sm90_cost_us(self.tile, gpu, of_pixels(p), family) + reordered + copy_us(gpu, elements * (bytes + 1));
 }
 
 double codes_sm90_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  return scaled_sm90_cost_us(self.tile, DType::s8, gpu, of_pixels(p)) + code_images_us(gpu, p);
+  return w8a8_sm90_cost_us(self.tile, DType::s8, gpu, of_pixels(p)) + code_images_us(gpu, p);
 }
 
 double codes_sm80_cost_us(const Kernel&, const Problem& p) {
@@ -494,10 +494,10 @@ constexpr Summaries kOnlineSummaries{
 
 constexpr Kernel online_family() {
   Kernel row = conv_row(Isa::sm90, "s8i16", "gpu_n64k128", "", Sums::integer_folds);
-  row.accepts = accepts_online_sm90;
-  row.cost_us = online_sm90_conv_cost_us;
-  row.workspace = online_workspace;
-  row.run = run_online_sm90;
+  row.accepts = accepts_wna8_sm90;
+  row.cost_us = wna8_sm90_conv_cost_us;
+  row.workspace = wna8_workspace;
+  row.run = run_wna8_sm90;
   return row;
 }
 

@@ -116,7 +116,7 @@ constexpr Kernel prepare_row(ActForm form, std::string_view summary) {
 // ---- linear
 
 /// The conditions of all rows.
-Status accepts_scaled(const Kernel& self, const Problem& p) {
+Status accepts_w8a8(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   const ActScheme& act = p.act_scheme;
   if (act.codes == DType::none)
@@ -148,11 +148,11 @@ Status accepts_scaled(const Kernel& self, const Problem& p) {
 bool sums_are_missing(const PackedWeightHeader& weight, DType act) {
   return weight.scheme.zero != ZeroKind::none && !is_compute_float(act);
 }
-std::size_t scaled_workspace(const Kernel&, const Problem& p) {
+std::size_t w8a8_workspace(const Kernel&, const Problem& p) {
   return p.scheme.zero != ZeroKind::none && !is_compute_float(p.a_dtype) ? 4 * static_cast<std::size_t>(p.m) : 0;
 }
 std::size_t sm90_workspace(const Kernel& self, const Problem& p) {
-  return with_parts(scaled_workspace(self, p), self, scaled_groups(self.tile.m), p);
+  return with_parts(w8a8_workspace(self, p), self, w8a8_groups(self.tile.m), p);
 }
 
 /// A as the caller quantized it.
@@ -178,17 +178,17 @@ QuantizedActs given_acts(const StepArgs& args) {
 }
 
 /// The task, with the sums that its codes came without.
-Result<ScaledTask> summed_task(const StepArgs& args) {
-  const ScaledTask task = scaled_task(args);
+Result<W8A8Task> summed_task(const StepArgs& args) {
+  const W8A8Task task = w8a8_task(args);
   if (sums_are_missing(*args.weight, args.a.dtype))
     NIBBLE_RETURN_IF_ERROR(launch_sum_codes(task.acts, task.m, task.weight.geometry.k,
                                             reinterpret_cast<std::int32_t*>(args.scratch.data()), args.stream));
   return task;
 }
 
-template <Status (*kLaunch)(const ScaledTask&, Stream)>
-Status run_scaled(const Kernel&, const StepArgs& args) {
-  NIBBLE_ASSIGN_OR_RETURN(const ScaledTask task, summed_task(args));
+template <Status (*kLaunch)(const W8A8Task&, Stream)>
+Status run_w8a8(const Kernel&, const StepArgs& args) {
+  NIBBLE_ASSIGN_OR_RETURN(const W8A8Task task, summed_task(args));
   return kLaunch(task, args.stream);
 }
 
@@ -196,9 +196,9 @@ Status run_scaled(const Kernel&, const StepArgs& args) {
 bool reads_codes(const StepArgs& args) { return readable_rows(args.a.data, args.a.stride(0), args.a.dim(0), args.a.dim(1)); }
 
 Status run_sm90(const Kernel& self, const StepArgs& args) {
-  NIBBLE_ASSIGN_OR_RETURN(const ScaledTask task, summed_task(args));
-  const int blocks = self.tile.n / gpu_w8::kRows, depth = scaled_sm90_depth(self.tile.m, blocks);
-  return launch_scaled_sm90(task, self.tile.m, blocks, depth, self.tile.split, args.stream);
+  NIBBLE_ASSIGN_OR_RETURN(const W8A8Task task, summed_task(args));
+  const int blocks = self.tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(self.tile.m, blocks);
+  return launch_w8a8_sm90(task, self.tile.m, blocks, depth, self.tile.split, args.stream);
 }
 
 /// A CTA multiplies a tile of `rows` × `tokens` over all of K; an SM computes `products` per microsecond, whether it runs one tile at a
@@ -222,7 +222,7 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
 }
 
 Status accepts_sm90(const Kernel& self, const Problem& p) {
-  NIBBLE_RETURN_IF_ERROR(accepts_scaled(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_w8a8(self, p));
   if (has_groups(p) && self.tile.m > 128 && self.tile.n != 128)
     return error(StatusCode::unsupported, "sums of groups of channels, which {} tokens have with 128 rows alone", self.tile.m);
   if (!is_compute_float(p.a_dtype) && p.k % 16 != 0)
@@ -231,7 +231,7 @@ Status accepts_sm90(const Kernel& self, const Problem& p) {
 }
 
 double sm90_cost_us(const Kernel& self, const Problem& p) {
-  return scaled_sm90_cost_us(self.tile, p.act_scheme.codes, gpu_of(p), p);
+  return w8a8_sm90_cost_us(self.tile, p.act_scheme.codes, gpu_of(p), p);
 }
 
 // ---- rows
@@ -247,8 +247,8 @@ constexpr Kernel linear_row(Isa isa, ActForm form, Sums sums) {
           .tile = {0, gpu_w8::kRows, gpu_w8::kChannels},
           .form = form,
           .sums = sums,
-          .accepts = accepts_scaled,
-          .workspace = scaled_workspace};
+          .accepts = accepts_w8a8,
+          .workspace = w8a8_workspace};
 }
 
 /// A CTA of a cluster owns a unit of 64 rows × 8 tokens at least: split ≤ n / 64 · m / 8.
@@ -301,7 +301,7 @@ constexpr Kernel sm80_row(ActForm form) {
   Kernel row = linear_row(Isa::sm80, form, form == ActForm::s8_rows ? Sums::integers : Sums::tensor_cores);
   row.summary = "8-bit codes on both sides: mma.sync, loads by cp.async";
   row.cost_us = sm80_cost_us;
-  row.run = run_scaled<launch_scaled_sm80>;
+  row.run = run_w8a8<launch_w8a8_sm80>;
   return row;
 }
 
@@ -309,7 +309,7 @@ constexpr Kernel simt_row(ActForm form) {
   Kernel row = linear_row(Isa::simt, form, form == ActForm::s8_rows ? Sums::integers : Sums::f32);
   row.summary = "8-bit codes on both sides, without tensor cores: dp4a for int8, f32 multiply-adds for FP8";
   row.cost_us = simt_cost_us;
-  row.run = run_scaled<launch_scaled_simt>;
+  row.run = run_w8a8<launch_w8a8_simt>;
   return row;
 }
 
@@ -329,7 +329,7 @@ std::span<const Kernel> w8a8_kernels() {
   return kRows;
 }
 
-double scaled_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
+double w8a8_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
   const bool groups = has_groups(p);
   WgmmaCost cost = wgmma_cost(codes == DType::s8 ? WgmmaFamily::s8
                               : groups           ? WgmmaFamily::e4m3_groups
@@ -339,8 +339,8 @@ double scaled_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, co
     const float extra = tile.m > 128 ? 1.08f : 1.03f;  // partial sums of tensor cores are added in f32: an estimate
     cost.step_us *= extra, cost.block_us *= extra;
   }
-  const int most = tile.n / gpu_w8::kRows, depth = scaled_sm90_depth(tile.m, most);
-  const PassShape shape{.blocks = std::min(most, scaled_groups(tile.m, groups) / depth), .depth = depth};
+  const int most = tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(tile.m, most);
+  const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth};
   return wgmma_cost_us(cost, shape, gpu, p, codes_moved_us(gpu, p));
 }
 
@@ -350,7 +350,7 @@ double codes_moved_us(const GpuInfo& gpu, const Problem& p) {
 
 bool has_groups(const Problem& p) { return p.act_scheme.group.k != 0 || p.scheme.group.n > 1; }
 
-ScaledTask scaled_task(const StepArgs& args) {
+W8A8Task w8a8_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   return {.weight = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)},
           .acts = is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args),

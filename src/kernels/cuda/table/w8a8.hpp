@@ -14,7 +14,7 @@ namespace nibble::cuda {
 
 /// The task of a step. If codes are given without the sums that the weight's zero points need, acts.sums points into args.scratch and is
 /// not filled yet.
-ScaledTask scaled_task(const StepArgs& args);
+W8A8Task w8a8_task(const StepArgs& args);
 
 /// Whether activations have scales per group of channels, or the weight per block.
 bool has_groups(const Problem& problem);
@@ -22,9 +22,9 @@ bool has_groups(const Problem& problem);
 double codes_moved_us(const GpuInfo& gpu, const Problem& problem);
 
 /// Warpgroups that share K where tokens are few: two are better than four.
-constexpr int scaled_sm90_depth(int tokens, int blocks) { return tokens <= 32 && blocks <= 2 ? 2 : 1; }
+constexpr int w8a8_sm90_depth(int tokens, int blocks) { return tokens <= 32 && blocks <= 2 ? 2 : 1; }
 
 /// Predicted microseconds of sm_90's kernels.
-double scaled_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& problem);
+double w8a8_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -26,7 +26,7 @@ constexpr std::int64_t kMostDecodeChannels = 1 << 19;
 
 /// The conditions of all rows on activations.
 Status accepts_acts(const Problem& p) {
-  NIBBLE_RETURN_IF_ERROR(accepts_online(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_wna8(p));
   if (std::max({p.m, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};
@@ -60,13 +60,13 @@ double prepare_cost_us(const Kernel&, const Problem& p) {
 }
 
 std::size_t prepare_workspace(const Kernel&, const Problem& p) {
-  return online_map(online_fold(p.act_scheme, p.scheme), p.m, p.k).bytes;
+  return wna8_map(online_fold(p.act_scheme, p.scheme), p.m, p.k).bytes;
 }
 
 Status run_prepare(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const int fold = online_fold(args.act_scheme, w.scheme);
-  const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
+  const Wna8Map map = wna8_map(fold, args.a.dim(0), w.k);
   QuantizeTask task = quantize_task(args);
   task.codes = args.prepared;
   task.pitch = map.pitch;
@@ -91,10 +91,10 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
   return {};
 }
 
-OnlineTask online_task(const StepArgs& args) {
+Wna8Task wna8_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const int fold = online_fold(args.act_scheme, w.scheme);
-  const OnlineMap map = online_map(fold, args.a.dim(0), w.k);
+  const Wna8Map map = wna8_map(fold, args.a.dim(0), w.k);
   return {.weight = device_weight(w),
           .m = static_cast<int>(args.a.dim(0)),
           .codes = args.prepared,
@@ -108,26 +108,26 @@ OnlineTask online_task(const StepArgs& args) {
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
 }
 
-Status run_sm80(const Kernel&, const StepArgs& args) { return launch_online_sm80(online_task(args), args.stream); }
+Status run_sm80(const Kernel&, const StepArgs& args) { return launch_wna8_sm80(wna8_task(args), args.stream); }
 
 Status run_sm90(const Kernel& self, const StepArgs& args) {
   const int depth = gemm_groups(self.tile.m) * gpu_tile::kRows / self.tile.n;
-  return launch_online_sm90(online_task(args), self.tile.m, depth, self.tile.split, args.stream);
+  return launch_wna8_sm90(wna8_task(args), self.tile.m, depth, self.tile.split, args.stream);
 }
 
 Result<std::shared_ptr<const void>> configure_decode(const Kernel& self, const Problem& p) {
-  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, online_decode_config(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k),
-                                                                          online_fold(p.act_scheme, p.scheme), self.tile.m));
+  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, wna8_decode_config(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k),
+                                                                        online_fold(p.act_scheme, p.scheme), self.tile.m));
   return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
 }
 
 Status run_decode(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const OnlineDecodeTask task{.weight = device_weight(w),
-                              .acts = quantize_task(args),
-                              .fold = online_fold(args.act_scheme, w.scheme),
-                              .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
-  return launch_online_decode_sm90(task, *static_cast<const DecodeConfig*>(args.config), args.stream);
+  const Wna8DecodeTask task{.weight = device_weight(w),
+                            .acts = quantize_task(args),
+                            .fold = online_fold(args.act_scheme, w.scheme),
+                            .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+  return launch_wna8_decode_sm90(task, *static_cast<const DecodeConfig*>(args.config), args.stream);
 }
 
 /// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
@@ -153,9 +153,9 @@ WgmmaFamily family_of(const Problem& p) {
   return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
 }
 
-double sm90_cost_us(const Kernel& self, const Problem& p) { return online_sm90_cost_us(self.tile, gpu_of(p), p, family_of(p)); }
+double sm90_cost_us(const Kernel& self, const Problem& p) { return wna8_sm90_cost_us(self.tile, gpu_of(p), p, family_of(p)); }
 
-double decode_cost_us(const Kernel& self, const Problem& p) { return online_decode_cost_us(self.tile.m, gpu_of(p), p); }
+double decode_cost_us(const Kernel& self, const Problem& p) { return wna8_decode_cost_us(self.tile.m, gpu_of(p), p); }
 
 std::size_t sm90_workspace(const Kernel& self, const Problem& p) { return with_parts(0, self, gemm_groups(self.tile.m), p); }
 
@@ -265,7 +265,7 @@ std::span<const Kernel> wna8_kernels() {
   return kRows;
 }
 
-double online_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
+double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
   const int blocks = tile.n / gpu_tile::kRows;
   const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
   return wgmma_cost_us(wgmma_cost(family, tile, gpu), shape, gpu, p, tile_moved_us(gpu, p, 8));
@@ -290,7 +290,7 @@ QuantizeTask online_rule(const StepArgs& args) {
   return task;
 }
 
-Status accepts_online(const Problem& p) {
+Status accepts_wna8(const Problem& p) {
   const ActScheme& act = p.act_scheme;
   if (act.codes != DType::s8)
     return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
@@ -312,7 +312,7 @@ Status accepts_online(const Problem& p) {
 // The fitted cost of W4A16's rows for as many tokens (linear_cost_us), with two computed differences: a record takes two thirds of the
 // cycles; and a CTA quantizes its slice of K, which is all of K where there are as many row tiles as multiprocessors. A scale per token
 // costs a second read of the activations, and an exchange between the CTAs of a cluster.
-double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
+double wna8_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   constexpr double kCodesPerUs = 2e4;  // of an SM
   const double sms = std::max(1, gpu.sms), m = std::min<double>(static_cast<double>(p.m), tokens);
   const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);

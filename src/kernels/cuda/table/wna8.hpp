@@ -19,12 +19,12 @@ int online_fold(const ActScheme& act, const WeightScheme& weight);
 QuantizeTask online_rule(const StepArgs& args);
 
 /// Whether activations are quantized to int8 codes in groups that the kernels support.
-Status accepts_online(const Problem& problem);
+Status accepts_wna8(const Problem& problem);
 
 /// Predicted microseconds of sm_90's tiles, the quantizer apart; family: an online one.
-double online_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
+double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 
 /// Predicted microseconds of the rows that quantize by themselves, `tokens` a launch.
-double online_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);
+double wna8_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -22,7 +22,7 @@ struct ConvTask {
   epilogue::Element epilogue;   // d_stride is d.pixel
 
   DeviceWeight weight;  // packed as gpu_n64k128, or
-  ScaledWeight scaled;  // as gpu_w8n64k128, for activations that are codes:
+  W8A8Weight scaled;    // as gpu_w8n64k128, for activations that are codes:
   QuantizedActs acts;   // their scale and zero point; codes are x itself, or quantized from a float x
 
   QuantizeTask online;  // the rule of codes that `weight` is multiplied by; a, its size and the outputs are not set

@@ -34,7 +34,7 @@ namespace nibble::cuda {
 NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens) { return tokens <= 64 ? 4 : tokens == 128 ? 3 : 2; }
 
 /// The same for codes on both sides, whose operands are in shared memory. Groups need registers for two sets of sums.
-NIBBLE_HOST_DEVICE constexpr int scaled_groups(int tokens, bool grouped = false) {
+NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, bool grouped = false) {
   if (grouped) return tokens >= 64 ? 2 : 4;
   return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
 }

@@ -8,19 +8,19 @@
 namespace nibble::cuda {
 
 /// Any M, N, K, alignment and GPU. A row's bits depend neither on M nor on the other rows.
-cudaError_t linear_scaled_simt(const ScaledTask& task, cudaStream_t stream);
+cudaError_t linear_w8a8_simt(const W8A8Task& task, cudaStream_t stream);
 /// The same with the matrix instructions of compute capability 8.0 and later.
-cudaError_t linear_scaled_sm80(const ScaledTask& task, cudaStream_t stream);
+cudaError_t linear_w8a8_sm80(const W8A8Task& task, cudaStream_t stream);
 
 /// The configuration of a row of the kernel table for sm_90: plain values.
-struct ScaledConfig {
+struct W8A8Config {
   int tokens = 128;  // n of the matrix instruction: 16, 32, 64, 128 or 256 a pass
   int blocks = 4;    // row blocks of 64 that a CTA multiplies at a time
-  int depth = 1;     // warpgroups that share K; more than 1 up to 32 tokens only. blocks · depth ≤ scaled_groups(tokens)
+  int depth = 1;     // warpgroups that share K; more than 1 up to 32 tokens only. blocks · depth ≤ w8a8_groups(tokens)
   int split = 1;     // CTAs of a cluster that share K: 1, 2, 4 or 8; at most tokens / 8 · blocks; kStreamK
 };
 /// With wgmma on sm_90; cudaErrorInvalidAddressSpace if TMA cannot read the codes. With integers the bits do not depend on config, with
 /// e4m3 on split and depth, but neither on M nor on the other rows, save with stream-K.
-cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& config, cudaStream_t stream);
+cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cudaStream_t stream);
 
 }  // namespace nibble::cuda

@@ -32,7 +32,7 @@ struct QuantizedActs {
 };
 
 /// A weight packed as gpu_w8n64k128, in device memory, aligned to 256 bytes.
-struct ScaledWeight {
+struct W8A8Weight {
   const std::byte* bytes = nullptr;
   gpu_w8::Geometry geometry;
 
@@ -45,8 +45,8 @@ struct ScaledWeight {
   }
 };
 
-struct ScaledTask {
-  ScaledWeight weight;
+struct W8A8Task {
+  W8A8Weight weight;
   QuantizedActs acts;
   int m = 0;
   int together = 0;             // e4m3 on sm_90: the most records that are summed in tensor cores before f32; 0: all

@@ -16,7 +16,7 @@ NIBBLE_HOST_DEVICE constexpr std::uint32_t zero_term(std::int32_t sum, std::int3
 NIBBLE_HOST_DEVICE constexpr std::int32_t term_sum(std::uint32_t term) { return static_cast<std::int32_t>(term) >> 8; }
 NIBBLE_HOST_DEVICE constexpr std::int32_t term_zero(std::uint32_t term) { return static_cast<std::int32_t>(term << 24) >> 24; }
 
-struct OnlineTask {
+struct Wna8Task {
   DeviceWeight weight;
   int m = 0;
   const void* codes = nullptr;          // [M,K] s8, interleaved, z past K; rows begin at multiples of 16 bytes
@@ -31,7 +31,7 @@ struct OnlineTask {
 };
 
 /// The same for the decode kernel, which quantizes by itself: it does not use acts.codes, scales, zeros, sums and terms.
-struct OnlineDecodeTask {
+struct Wna8DecodeTask {
   DeviceWeight weight;
   QuantizeTask acts;
   int fold = 128;
@@ -40,13 +40,13 @@ struct OnlineDecodeTask {
 
 /// The places of quantized activations in a plan's workspace: codes [M][pitch] | terms float4 [folds][term_pitch / 2] | tokens' scales f32
 /// [term_pitch].
-struct OnlineMap {
+struct Wna8Map {
   std::int64_t pitch = 0, folds = 0, term_pitch = 0;
   std::size_t terms = 0, scales = 0, bytes = 0;
 };
-constexpr OnlineMap online_map(int fold, std::int64_t m, std::int64_t k) {
+constexpr Wna8Map wna8_map(int fold, std::int64_t m, std::int64_t k) {
   const auto round_up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
-  OnlineMap map;
+  Wna8Map map;
   map.pitch = round_up(k, gpu_tile::kChannels);
   map.folds = map.pitch / fold;
   map.term_pitch = round_up(m, 128);  // a pass reads the terms of all its tokens
@@ -59,13 +59,13 @@ constexpr OnlineMap online_map(int fold, std::int64_t m, std::int64_t k) {
 /// The same of the pixels of images, channels side by side: codes [B·H·W][C] | terms float2 [B·H·W][C / fold][spread] | and, where channels are
 /// not side by side in A, A as it is with channels last. The terms of a TMA box are 16 bytes of a pixel: two folds of 32 channels, or one
 /// of 128 and 8 unused bytes.
-struct OnlineImageMap {
+struct Wna8ImageMap {
   std::int64_t term_fold = 0, term_row = 0;  // float2 between folds, between pixels
   std::size_t terms = 0, image = 0, bytes = 0;
 };
-constexpr OnlineImageMap online_image_map(int fold, std::int64_t pixels, std::int64_t channels, std::int64_t reordered_bytes) {
+constexpr Wna8ImageMap wna8_image_map(int fold, std::int64_t pixels, std::int64_t channels, std::int64_t reordered_bytes) {
   const auto round_up = [](std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); };
-  OnlineImageMap map;
+  Wna8ImageMap map;
   map.term_fold = fold == gpu_tile::kChannels ? 2 : 1;
   map.term_row = channels / fold * map.term_fold;
   map.terms = round_up(pixels * channels);

@@ -193,7 +193,7 @@ TEST(Wna8Terms, SumAndZeroPointComeBack) {
 TEST(Wna8Terms, OfPixelsLieAsTheWalkReadsThem) {
   for (int fold : {32, 128})
     for (std::int64_t channels : {128, 256, 640}) {
-      const OnlineImageMap map = online_image_map(fold, 35, channels, 70);
+      const Wna8ImageMap map = wna8_image_map(fold, 35, channels, 70);
       const std::int64_t folds = channels / fold, boxes = fold == 128 ? folds : folds / 2;
       EXPECT_EQ(map.term_row * 8, boxes * 16);
       for (std::int64_t i = 0; i < folds; ++i) EXPECT_EQ(i * map.term_fold * 8, fold == 128 ? i * 16 : i / 2 * 16 + i % 2 * 8);

@@ -80,7 +80,7 @@ __device__ __forceinline__ uint2 encode(const float (&x)[kEach], float inverse, 
 
 /// kKnown: what is known of a record at compile time. Folds have 128 channels where everything is, else 32.
 template <Known kKnown, int kBits>
-struct OnlineDecode {
+struct Wna8Decode {
   using Params = RingParams<Acts>;
   static constexpr int kTiles = 1;
   static constexpr bool kQuantizes = true;
@@ -342,9 +342,9 @@ using Kernel = const Launchable<RingParams<Acts>>*;
 
 template <int kBits>
 Kernel kernel_for(Known known) {
-  if (known == Known::f16_scales) return &kLaunchable<decode_ring_kernel<OnlineDecode<Known::f16_scales, kBits>>>;
-  if (known == Known::bf16_scales) return &kLaunchable<decode_ring_kernel<OnlineDecode<Known::bf16_scales, kBits>>>;
-  return &kLaunchable<decode_ring_kernel<OnlineDecode<Known::nothing, kBits>>>;
+  if (known == Known::f16_scales) return &kLaunchable<decode_ring_kernel<Wna8Decode<Known::f16_scales, kBits>>>;
+  if (known == Known::bf16_scales) return &kLaunchable<decode_ring_kernel<Wna8Decode<Known::bf16_scales, kBits>>>;
+  return &kLaunchable<decode_ring_kernel<Wna8Decode<Known::nothing, kBits>>>;
 }
 
 int longest_slice(const gpu_tile::Geometry& geo, int split) { return (geo.records() + split - 1) / split; }
@@ -364,17 +364,17 @@ double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int cl
 }
 
 RingCosts costs_of(int fold) {
-  const auto kernel = decode_ring_kernel<OnlineDecode<Known::f16_scales, 4>>;
+  const auto kernel = decode_ring_kernel<Wna8Decode<Known::f16_scales, 4>>;
   return {x_pitch, predicted_us, reinterpret_cast<const void*>(kernel), gpu_tile::kChannels / fold};
 }
 
 }  // namespace
 
-cudaError_t configure_online_decode_sm90(const gpu_tile::Geometry& weight, int fold, DecodeConfig& config) {
+cudaError_t configure_wna8_decode_sm90(const gpu_tile::Geometry& weight, int fold, DecodeConfig& config) {
   return configure_ring(weight, costs_of(fold), config);
 }
 
-cudaError_t linear_online_decode_sm90(const OnlineDecodeTask& task, const DecodeConfig& config, cudaStream_t stream) {
+cudaError_t linear_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   const QuantizeTask& acts = task.acts;
   const RecordFormat format = record_format(task.weight);

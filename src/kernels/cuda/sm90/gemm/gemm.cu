@@ -147,7 +147,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
 }
 
-cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
+cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   const Patches& patches = task.patches;
   const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
@@ -161,8 +161,8 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
   constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
   const std::int64_t element = task.a_dtype == DType::f32 ? 4 : 2;
   const bool reorders = task.a.channel != 1;
-  const OnlineImageMap map =
-      online_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);
+  const Wna8ImageMap map =
+      wna8_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);
   auto* const scratch = static_cast<std::byte*>(task.scratch);
   if (reorders)
     if (const cudaError_t e = channels_last(task, scratch + map.image, stream)) return e;
@@ -203,7 +203,7 @@ cudaError_t conv_online_sm90(const ConvTask& task, const GemmConfig& config, cud
                 task.scratch_end, stream);
 }
 
-cudaError_t linear_online_sm90(const OnlineTask& task, const GemmConfig& config, cudaStream_t stream) {
+cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task.weight, task.m, task.epilogue, config);
   const auto kernel_of = task.zero_points ? gemm_sm90_s8_zeros : task.token_scales != nullptr ? gemm_sm90_s8_plain : gemm_sm90_s8;

@@ -14,8 +14,8 @@ namespace nibble::cuda {
 namespace {
 
 /// Fills the parameters that follow from the weight, the activations and the epilogue.
-ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
-  ScaledParams p{};
+W8A8Params params(const W8A8Weight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
+  W8A8Params p{};
   p.weight = weight;
   p.acts = acts;
   p.epilogue = epilogue;
@@ -28,15 +28,15 @@ ScaledParams params(const ScaledWeight& weight, const QuantizedActs& acts, const
 }
 
 /// Distributes the passes, chooses the longest ring that fits, and launches. Memory for stream-K ends at `scratch_end`.
-cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wanted, bool grouped, void* scratch_end,
+cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, bool grouped, void* scratch_end,
                    cudaStream_t stream) {
   const gpu_w8::Geometry& geo = p.weight.geometry;
   int device = 0, most = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
 
-  ScaledConfig config = wanted;
-  config.blocks = std::min(config.blocks, scaled_groups(config.tokens, grouped) / config.depth);
+  W8A8Config config = wanted;
+  config.blocks = std::min(config.blocks, w8a8_groups(config.tokens, grouped) / config.depth);
   const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
   config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
   const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
@@ -48,48 +48,48 @@ cudaError_t launch(ScaledKernel kernel, ScaledParams& p, const ScaledConfig& wan
   distribute(p.schedule, config.tokens, ctas);
   if (config.split == kStreamK) {
     if (scratch_end == nullptr) return cudaErrorInvalidValue;
-    p.parts = stream_k(scratch_end, config.tokens, scaled_groups(config.tokens, grouped), ctas);
+    p.parts = stream_k(scratch_end, config.tokens, w8a8_groups(config.tokens, grouped), ctas);
   }
 
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
   const int longest = (p.schedule.longest() + config.depth - 1) / config.depth;
   p.stages = 1;
-  while (p.stages < longest && scaled_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
-  p.map = scaled_map(p.stages, config, grouped);
+  while (p.stages < longest && w8a8_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
+  p.map = w8a8_map(p.stages, config, grouped);
   if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
     return cudaErrorInvalidConfiguration;
-  LaunchShape shape(p.schedule.clusters * cluster, cluster, scaled_threads(config.tokens, grouped), p.map.total, stream);
+  LaunchShape shape(p.schedule.clusters * cluster, cluster, w8a8_threads(config.tokens, grouped), p.map.total, stream);
   return cudaLaunchKernelEx(&shape.config, kernel->kernel, p);
 }
 
 }  // namespace
 
-cudaError_t linear_scaled_sm90(const ScaledTask& task, const ScaledConfig& config, cudaStream_t stream) {
+cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
-  const ScaledKernel kernel = geo.integers        ? grouped ? nullptr : scaled_sm90_s8(config.tokens)
-                                     : grouped ? scaled_sm90_e4m3_grouped(config.tokens, takes_tokens_as_rows(config, grouped))
-                              : task.together > 0 ? scaled_sm90_e4m3_precise(config.tokens)
-                                                  : scaled_sm90_e4m3(config.tokens);
+  const W8A8Kernel kernel = geo.integers        ? grouped ? nullptr : w8a8_sm90_s8(config.tokens)
+                                   : grouped ? w8a8_sm90_e4m3_grouped(config.tokens, takes_tokens_as_rows(config, grouped))
+                            : task.together > 0 ? w8a8_sm90_e4m3_precise(config.tokens)
+                                                : w8a8_sm90_e4m3(config.tokens);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!readable_rows(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
-  ScaledParams p = params(task.weight, task.acts, task.epilogue, task.m);
-  p.together = scaled_together(config, task.together);
+  W8A8Params p = params(task.weight, task.acts, task.epilogue, task.m);
+  p.together = w8a8_together(config, task.together);
   if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, config, grouped, task.scratch_end, stream);
 }
 
-cudaError_t conv_scaled_sm90(const ConvTask& task, const ScaledConfig& config, cudaStream_t stream) {
+cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.scaled.geometry;
-  const ScaledKernel kernel = scaled_sm90_patches_s8(config.tokens);
+  const W8A8Kernel kernel = w8a8_sm90_patches_s8(config.tokens);
   if (kernel == nullptr || !geo.integers || geo.block_rows != 0 || task.acts.group != 0 || task.patches.groups != 1 ||
       task.patches.channels % kPatchChannels != 0)
     return cudaErrorInvalidValue;
   CodeImages codes;
   if (const cudaError_t e = code_images(task, codes, stream)) return e;
   const Patches& patches = codes.patches;
-  ScaledParams p = params(task.scaled, task.acts, task.epilogue, task.images * patches.pixels());
+  W8A8Params p = params(task.scaled, task.acts, task.epilogue, task.images * patches.pixels());
   p.acts.sums = codes.sums;
   p.patches = patches;
   p.images = task.images;

@@ -17,43 +17,43 @@
 namespace nibble::cuda {
 
 /// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
-NIBBLE_HOST_DEVICE constexpr int scaled_threads(int tokens, bool grouped) { return 128 * (scaled_groups(tokens, grouped) + 1); }
+NIBBLE_HOST_DEVICE constexpr int w8a8_threads(int tokens, bool grouped) { return 128 * (w8a8_groups(tokens, grouped) + 1); }
 
 /// Whether tokens are the 64-row operand, and the weight's rows the other one (w8a8_kernel.cuh): for groups, without clusters, which
 /// reduce units of 64 rows.
-constexpr bool takes_tokens_as_rows(const ScaledConfig& c, bool grouped) { return grouped && c.tokens >= 128 && c.split <= 1; }
+constexpr bool takes_tokens_as_rows(const W8A8Config& c, bool grouped) { return grouped && c.tokens >= 128 && c.split <= 1; }
 
 /// The most records whose products a precise kernel sums in tensor cores. With 256 tokens the stages of so many are read twice, and a ring
 /// has four. It depends neither on M nor on the ring, because sums would differ.
-constexpr int scaled_together(const ScaledConfig& c, int wanted) { return c.tokens > 128 && wanted > 2 ? 2 : wanted; }
+constexpr int w8a8_together(const W8A8Config& c, int wanted) { return c.tokens > 128 && wanted > 2 ? 2 : wanted; }
 
 /// Floats of a record's scales in a stage: its tokens', its row blocks'.
-NIBBLE_HOST_DEVICE constexpr int scaled_slot(int tokens) { return tokens + 4; }
+NIBBLE_HOST_DEVICE constexpr int w8a8_slot(int tokens) { return tokens + 4; }
 
 /// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, scales and shifts of tokens (per
 /// warpgroup), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
-struct ScaledMap {
+struct W8A8Map {
   int records, staging, tokens, scales, barriers, total;
 };
-NIBBLE_HOST_DEVICE constexpr ScaledMap scaled_map(int stages, const ScaledConfig& c, bool grouped) {
+NIBBLE_HOST_DEVICE constexpr W8A8Map w8a8_map(int stages, const W8A8Config& c, bool grouped) {
   constexpr int kStaging = 4 * 8 * (gpu_w8::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
-  ScaledMap map{};
+  W8A8Map map{};
   map.records = stages * c.depth * c.tokens * gpu_w8::kChannels;
   const int ring = map.records + stages * c.blocks * c.depth * gpu_w8::kRecordBytes;
   const int inbox = c.split > 1 ? c.blocks * c.tokens * gpu_w8::kRows * 4 : 0;
   map.staging = ring > inbox ? ring : inbox;
-  map.tokens = map.staging + scaled_groups(c.tokens, grouped) * kStaging;
-  map.scales = map.tokens + scaled_groups(c.tokens, grouped) * 3 * 4 * c.tokens;
-  map.barriers = map.scales + (grouped ? stages * c.depth * scaled_slot(c.tokens) * 4 : 0);
+  map.tokens = map.staging + w8a8_groups(c.tokens, grouped) * kStaging;
+  map.scales = map.tokens + w8a8_groups(c.tokens, grouped) * 3 * 4 * c.tokens;
+  map.barriers = map.scales + (grouped ? stages * c.depth * w8a8_slot(c.tokens) * 4 : 0);
   map.total = map.barriers + 2 * 8 * stages;
   return map;
 }
 
-struct ScaledParams {
+struct W8A8Params {
   CUtensorMap x;       // boxes of a token tile, or of patches
   CUtensorMap last_x;  // the box of the last token tile, of the tokens that there are; not of patches
   int last_tokens;
-  ScaledWeight weight;
+  W8A8Weight weight;
   QuantizedActs acts;
   epilogue::Element epilogue;
   Schedule schedule;
@@ -62,7 +62,7 @@ struct ScaledParams {
   int blocks, depth;
   int together;  // records whose products a precise kernel sums in tensor cores
   int stages;
-  ScaledMap map;
+  W8A8Map map;
   StreamK parts;     // of passes that CTAs share
   bool zero_points;  // of activations or weights
   HalfOut half;      // how D is stored
@@ -71,13 +71,13 @@ struct ScaledParams {
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 };
 
-using ScaledKernel = const Launchable<ScaledParams>*;
+using W8A8Kernel = const Launchable<W8A8Params>*;
 /// The kernel for n tokens a pass; null when there is none.
-ScaledKernel scaled_sm90_s8(int tokens);
-ScaledKernel scaled_sm90_e4m3(int tokens);
-ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows);
-ScaledKernel scaled_sm90_e4m3_precise(int tokens);
+W8A8Kernel w8a8_sm90_s8(int tokens);
+W8A8Kernel w8a8_sm90_e4m3(int tokens);
+W8A8Kernel w8a8_sm90_e4m3_grouped(int tokens, bool token_rows);
+W8A8Kernel w8a8_sm90_e4m3_precise(int tokens);
 /// The kernel for patches: 64, 128 or 256 tokens.
-ScaledKernel scaled_sm90_patches_s8(int tokens);
+W8A8Kernel w8a8_sm90_patches_s8(int tokens);
 
 }  // namespace nibble::cuda

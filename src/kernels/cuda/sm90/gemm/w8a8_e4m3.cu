@@ -3,6 +3,6 @@
 
 namespace nibble::cuda {
 
-ScaledKernel scaled_sm90_e4m3(int tokens) { return kernel_for<E4m3, false>(tokens); }
+W8A8Kernel w8a8_sm90_e4m3(int tokens) { return kernel_for<E4m3, false>(tokens); }
 
 }  // namespace nibble::cuda

@@ -3,7 +3,7 @@
 
 namespace nibble::cuda {
 
-ScaledKernel scaled_sm90_e4m3_grouped(int tokens, bool token_rows) {
+W8A8Kernel w8a8_sm90_e4m3_grouped(int tokens, bool token_rows) {
   return token_rows ? token_rows_kernel_for<E4m3>(tokens) : kernel_for<E4m3, true>(tokens);
 }
 

@@ -3,6 +3,6 @@
 
 namespace nibble::cuda {
 
-ScaledKernel scaled_sm90_e4m3_precise(int tokens) { return kernel_for<E4m3, false, false, true>(tokens); }
+W8A8Kernel w8a8_sm90_e4m3_precise(int tokens) { return kernel_for<E4m3, false, false, true>(tokens); }
 
 }  // namespace nibble::cuda

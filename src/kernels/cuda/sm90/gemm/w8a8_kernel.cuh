@@ -60,8 +60,8 @@ template <bool kGrouped, bool kPatches>
 constexpr int kProducerRegisters = kGrouped || kPatches ? 40 : 32;
 template <int kTokens, bool kGrouped, bool kPatches>
 constexpr int kConsumerRegisters = [] {
-  const int share = 65536 / scaled_threads(kTokens, kGrouped) / 8 * 8;
-  const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / scaled_groups(kTokens, kGrouped)) / 8 * 8;
+  const int share = 65536 / w8a8_threads(kTokens, kGrouped) / 8 * 8;
+  const int most = (share + (share - kProducerRegisters<kGrouped, kPatches>) / w8a8_groups(kTokens, kGrouped)) / 8 * 8;
   return most > 240 ? 240 : most;
 }();
 /// Tokens that have partial sums in tensor cores and sums in f32 at the same time.
@@ -83,21 +83,21 @@ struct alignas(16) Four {
 /// kPatches: tokens are output pixels of a convolution. kTokenRows: tokens are the 64-row operand. kPrecise: partial sums of a few records
 /// are added in f32.
 template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows, bool kPrecise>
-struct Scaled {
+struct W8A8 {
   using Sum = typename Code::Sum;
   using Sums = Sum[kTokens / 2];  // of a lane
   static constexpr bool kIntegers = std::is_same_v<Sum, std::int32_t>;
   static constexpr int kActBytes = kTokens * gpu_w8::kChannels;  // of a record
   static constexpr int kUnits = kTokens / kUnitTokens;           // of a row block
   static constexpr int kRound = kUnits < kRoundUnits ? kUnits : kRoundUnits;
-  static constexpr int kGroups = scaled_groups(kTokens, kGrouped);
-  static constexpr int kScaleSlot = scaled_slot(kTokens);
+  static constexpr int kGroups = w8a8_groups(kTokens, kGrouped);
+  static constexpr int kScaleSlot = w8a8_slot(kTokens);
   /// The sums that are staged in shared memory at once.
   static constexpr bool kMayShare = kTokens <= kRoundUnits * kUnitTokens;
   /// With kTokenRows: a warpgroup's tokens, and the tokens of one operand.
   static constexpr int kGroupTokens = kTokens / kGroups, kPartTokens = 64, kParts = kGroupTokens / kPartTokens;
 
-  const ScaledParams& p;
+  const W8A8Params& p;
   std::uint8_t* shared;
   std::uint32_t base;
   int rank, cluster, warpgroup, lane, warp;  // warp: of the warpgroup
@@ -848,12 +848,11 @@ struct Scaled {
 };
 
 template <class Code, int kTokens, bool kGrouped, bool kPatches, bool kTokenRows, bool kPrecise>
-__global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
-    scaled_sm90_kernel(const __grid_constant__ ScaledParams p) {
+__global__ void __launch_bounds__(w8a8_threads(kTokens, kGrouped), 1) w8a8_sm90_kernel(const __grid_constant__ W8A8Params p) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform over the warp, and known to be to the compiler
-  constexpr unsigned kProducerWarp = 4 * scaled_groups(kTokens, kGrouped);  // the last warpgroup
-  using This = Scaled<Code, kTokens, kGrouped, kPatches, kTokenRows, kPrecise>;
+  constexpr unsigned kProducerWarp = 4 * w8a8_groups(kTokens, kGrouped);  // the last warpgroup
+  using This = W8A8<Code, kTokens, kGrouped, kPatches, kTokenRows, kPrecise>;
   const This gemm{.p = p,
                   .shared = shared,
                   .base = ptx::shared_address(shared),
@@ -893,18 +892,18 @@ __global__ void __launch_bounds__(scaled_threads(kTokens, kGrouped), 1)
 }
 
 template <class Code, bool kGrouped, bool kPatches = false, bool kPrecise = false>
-ScaledKernel kernel_for(int tokens) {
+W8A8Kernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return &kLaunchable<scaled_sm90_kernel<Code, 16, kGrouped, false, false, kPrecise>>;
+      if constexpr (!kPatches) return &kLaunchable<w8a8_sm90_kernel<Code, 16, kGrouped, false, false, kPrecise>>;
       break;
     case 32:
-      if constexpr (!kPatches) return &kLaunchable<scaled_sm90_kernel<Code, 32, kGrouped, false, false, kPrecise>>;
+      if constexpr (!kPatches) return &kLaunchable<w8a8_sm90_kernel<Code, 32, kGrouped, false, false, kPrecise>>;
       break;
-    case 64: return &kLaunchable<scaled_sm90_kernel<Code, 64, kGrouped, kPatches, false, kPrecise>>;
-    case 128: return &kLaunchable<scaled_sm90_kernel<Code, 128, kGrouped, kPatches, false, kPrecise>>;
+    case 64: return &kLaunchable<w8a8_sm90_kernel<Code, 64, kGrouped, kPatches, false, kPrecise>>;
+    case 128: return &kLaunchable<w8a8_sm90_kernel<Code, 128, kGrouped, kPatches, false, kPrecise>>;
     case 256:
-      if constexpr (!kGrouped) return &kLaunchable<scaled_sm90_kernel<Code, 256, false, kPatches, false, kPrecise>>;
+      if constexpr (!kGrouped) return &kLaunchable<w8a8_sm90_kernel<Code, 256, false, kPatches, false, kPrecise>>;
       break;
     default: break;
   }
@@ -912,10 +911,10 @@ ScaledKernel kernel_for(int tokens) {
 }
 /// The kernel for groups, with tokens as the 64-row operand.
 template <class Code>
-ScaledKernel token_rows_kernel_for(int tokens) {
+W8A8Kernel token_rows_kernel_for(int tokens) {
   switch (tokens) {
-    case 128: return &kLaunchable<scaled_sm90_kernel<Code, 128, true, false, true, false>>;
-    case 256: return &kLaunchable<scaled_sm90_kernel<Code, 256, true, false, true, false>>;
+    case 128: return &kLaunchable<w8a8_sm90_kernel<Code, 128, true, false, true, false>>;
+    case 256: return &kLaunchable<w8a8_sm90_kernel<Code, 256, true, false, true, false>>;
     default: return nullptr;
   }
 }

@@ -3,6 +3,6 @@
 
 namespace nibble::cuda {
 
-ScaledKernel scaled_sm90_s8(int tokens) { return kernel_for<S8, false>(tokens); }
+W8A8Kernel w8a8_sm90_s8(int tokens) { return kernel_for<S8, false>(tokens); }
 
 }  // namespace nibble::cuda

@@ -29,13 +29,6 @@ namespace {
 
 constexpr std::string_view kFloatMethods[] = {"compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "fp8", "auto-round"};
 constexpr std::string_view kFp8Methods[] = {"fp8", "auto-round"};
-constexpr StoredTensor kFloatTensors[] = {{"weight", axes::kCodes},
-                                          {"weight_scale", axes::kGroups},
-                                          {"weight_zero_point", axes::kGroups},
-                                          {"input_scale"},
-                                          {"input_zero_point"},
-                                          {"pre_quant_scale", axes::kK},
-                                          {"bias", axes::kN}};
 constexpr StoredTensor kFp8Tensors[] = {
     {"weight", axes::kCodes}, {"weight_scale_inv", axes::kGroups}, {"input_scale"}, {"activation_scale"}, {"bias", axes::kN}};
 constexpr GroupShape kUsualBlock = GroupShape::block(128, 128);
@@ -228,7 +221,7 @@ const Format kFloatQuantized{"float-quantized",
                              "compressed-tensors float-quantized: FP8 weights; ModelOpt, Quark and FBGEMM FP8 are read",
                              true,
                              kFloatMethods,
-                             kFloatTensors,
+                             kByteTensors,
                              detect_as<kFloat>,
                              read_as<kFloat>,
                              write_float,

@@ -24,13 +24,6 @@ namespace nibble::codec {
 namespace {
 
 constexpr std::string_view kMethods[] = {"compressed-tensors", "modelopt", "quark"};
-constexpr StoredTensor kTensors[] = {{"weight", axes::kCodes},
-                                     {"weight_scale", axes::kGroups},
-                                     {"weight_zero_point", axes::kGroups},
-                                     {"input_scale"},
-                                     {"input_zero_point"},
-                                     {"pre_quant_scale", axes::kK},
-                                     {"bias", axes::kN}};
 
 /// Convolutions have no scales of groups: the format does not define the order of a filter's weights.
 Result<GroupShape> conv_scale_group(const ModuleTensors& tensors, std::int64_t n) {
@@ -225,7 +218,7 @@ const Format kIntQuantized{"int-quantized",
                            "compressed-tensors int-quantized: one signed byte a weight, W8A8 and W8A16",
                            true,
                            kMethods,
-                           kTensors,
+                           kByteTensors,
                            detect,
                            read,
                            write,

@@ -14,6 +14,15 @@
 
 namespace nibble::codec {
 
+/// The tensors of layers with a byte a weight, int8 or FP8, these included.
+inline constexpr StoredTensor kByteTensors[] = {{"weight", axes::kCodes},
+                                                {"weight_scale", axes::kGroups},
+                                                {"weight_zero_point", axes::kGroups},
+                                                {"input_scale"},
+                                                {"input_zero_point"},
+                                                {"pre_quant_scale", axes::kK},
+                                                {"bias", axes::kN}};
+
 /// Checks types and shapes, and notes where they contradict m.claimed, which is set.
 Status analyse_activations(const ModuleTensors& tensors, Module& m, const QuantConfig& config);
 

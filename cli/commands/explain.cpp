@@ -90,9 +90,11 @@ std::vector<ModeCost> costs_of_modes(const WeightDesc& weight, KernelQuestion qu
   return costs;
 }
 
-std::string m_range(const Explanation::Bucket& bucket) {
-  return bucket.m_low == bucket.m_high ? fmt::format("{}", bucket.m_low) : fmt::format("{}–{}", bucket.m_low, bucket.m_high);
-}
+struct Range {
+  std::int64_t low, high;
+};
+std::string text_of(const Range& m) { return m.low == m.high ? fmt::format("{}", m.low) : fmt::format("{}–{}", m.low, m.high); }
+std::string m_range(const Explanation::Bucket& bucket) { return text_of({bucket.m_low, bucket.m_high}); }
 
 bool runs(const Explanation::Bucket& bucket, std::string_view kernel) {
   return std::find(bucket.steps.begin(), bucket.steps.end(), kernel) != bucket.steps.end();
@@ -121,7 +123,7 @@ std::string modes_text(const ExplainedShape& shape, bool colour) {
 // "instead of" for those that could run, "refused" with the reason for those that could not: once for all kernels that share it, such as
 // those of a missing GPU.
 std::string others_text(const ExplainedShape& shape) {
-  std::map<std::string_view, std::map<std::string, std::string>> refusals;  // kernel → reason → the first range of M
+  std::map<std::string_view, std::map<std::string, std::vector<Range>>> refusals;  // kernel → reason → for which M
   std::map<std::string_view, std::string> slower;
   std::vector<std::string_view> order;
   for (const Explanation::Bucket& bucket : shape.explanation.buckets) {
@@ -132,7 +134,11 @@ std::string others_text(const ExplainedShape& shape) {
         std::string& list = slower[candidate.kernel];
         list += fmt::format("{}{} µs at M={}", list.empty() ? "" : ", ", microseconds(candidate.cost_us), bucket.m_high);
       } else {
-        refusals[candidate.kernel].try_emplace(candidate.refusal, m_range(bucket));
+        std::vector<Range>& ranges = refusals[candidate.kernel][candidate.refusal];
+        if (!ranges.empty() && ranges.back().high + 1 == bucket.m_low)
+          ranges.back().high = bucket.m_high;
+        else
+          ranges.push_back({bucket.m_low, bucket.m_high});
       }
     }
   }
@@ -143,11 +149,13 @@ std::string others_text(const ExplainedShape& shape) {
   std::string text;
   for (std::string_view kernel : order) {
     if (slower.contains(kernel)) text += fmt::format("  {}: predicted {}\n", kernel, slower[kernel]);
-    for (const auto& [reason, range] : refusals[kernel]) {
+    for (const auto& [reason, ranges] : refusals[kernel]) {
       const int kernels = always(kernel) ? std::exchange(shared[reason], 0) : 1;
       if (kernels == 0) continue;  // reported already
+      std::string where;
+      for (const Range& range : ranges) where += (where.empty() ? " for M " : ", ") + text_of(range);
       text += fmt::format("  {}{}: refused{}: {}\n", kernel, kernels == 1 ? "" : fmt::format(" and {} more", kernels - 1),
-                          always(kernel) ? "" : " for M " + range, reason);
+                          always(kernel) ? "" : where, reason);
     }
   }
   return text.empty() ? "" : "instead of\n" + text;

@@ -20,8 +20,7 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
   if (status.ok() && kernel.backend == Backend::reference && !allow_reference)
     status = error(StatusCode::unsupported, "the reference is not allowed here");
   if (status.ok() && forced.empty() && problem.m < kernel.least_m)
-    status = error(StatusCode::unsupported, "is for M of {} and more; {} rows leave most of its tile empty", kernel.least_m,
-                   problem.m);
+    status = error(StatusCode::unsupported, "is for M of {} and more: fewer rows leave most of its tile empty", kernel.least_m);
   if (status.ok() && problem.any_alignment && kernel.reads != nullptr)
     status = error(StatusCode::unsupported, "reads rows of A that begin at multiples of 16 bytes");
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};

@@ -596,6 +596,9 @@ NIB_API nib_status nib_plan_workspace_size(const nib_plan* plan, size_t* bytes);
 NIB_API nib_status nib_plan_kernel(const nib_plan* plan, int64_t m, const char** name);
 /* Per range of M: the kernels that run, their predicted time, and why every other kernel does not run. */
 NIB_API nib_status nib_plan_explain(const nib_plan* plan, char** text);
+/* The same of the plan that a weight packed so would get; nothing is packed. desc: NULL as for nib_pack. gpu: "h100" or "h200", a GPU that
+ * need not be there, in place of desc's backend; or NULL. Errors: those of nib_pack and of the plan; not_found for another gpu. */
+NIB_API nib_status nib_explain(const nib_qtensor* q, const nib_pack_desc* desc, const char* gpu, char** text);
 NIB_API nib_status nib_plan_destroy(nib_plan* plan);
 
 /* What a run reads and writes; absent operands are NULL, those that the plan does not use are ignored. 2-D operands have a last stride

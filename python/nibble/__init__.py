@@ -45,7 +45,7 @@ __all__ = [
     "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
     "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "QuantError",
     "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
-    "dequantize_checkpoint", "doctor", "errors", "formats", "kernels", "layouts", "open", "pack", "quantization_error", "quantize",
+    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "kernels", "layouts", "open", "pack", "quantization_error", "quantize",
     "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "verify", "verify_conv",
 ]  # fmt: skip
 
@@ -177,6 +177,23 @@ def pack(
             q, backend=backend, a_dtype=_arrays.token(a_dtype), act_scheme=act_scheme, layout=layout, kernel=kernel, m_max=m_max,
             accumulation=accumulation,
         )
+    )
+
+
+def explain(
+    q: QuantTensor, *, gpu: str = "", backend: str = "cpu", a_dtype: Any = "f32", act_scheme: str = "", m_max: int = 1 << 13,
+    accumulation: str = "fast", out_dtype: Any = None,
+) -> list[Bucket]:  # fmt: skip
+    """What pack() and linear() would decide for q: which kernels for which M up to m_max, their predicted times, and why the others do not
+    run. Nothing is packed.
+
+    gpu: "h100" or "h200", a GPU that need not be there, in place of a backend. out_dtype: that of linear(), a_dtype or f32 for codes.
+    Raises NotFound for another GPU, and what pack() does.
+    """
+    token = _arrays.token(a_dtype)
+    out = _arrays.token(out_dtype) if out_dtype is not None else token if token in ("f32", "f16", "bf16") else "f32"
+    return _core.explain(
+        q, backend=backend, gpu=gpu, a_dtype=token, m_max=m_max, out=out, act_scheme=act_scheme, accumulation=accumulation
     )
 
 

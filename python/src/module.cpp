@@ -377,6 +377,12 @@ void bind_tensors(nb::module_& m) {
 
 // --- packed weights -------------------------------------------------------------------------------------------------
 
+Backend backend_from(std::string_view name) {
+  if (name == "cpu") return Backend::cpu;
+  if (name == "cuda") return Backend::cuda;
+  throw Failure(StatusCode::invalid_argument, "'" + std::string(name) + "' is no backend; write cpu or cuda");
+}
+
 std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view a_dtype, std::int64_t m_max, std::string_view out,
                                          std::string_view act_scheme, std::string_view accumulation) {
   LinearSpec spec{.a_dtype = dtype_from(a_dtype),
@@ -385,6 +391,18 @@ std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view a_dtyp
                   .accumulation = accumulation_from(accumulation)};
   spec.epilogue.out = dtype_from(out);
   return weight.linear.get(weight.packed, spec).explain().buckets;
+}
+
+std::vector<Explanation::Bucket> explain_tensor(const QuantTensor& q, std::string_view backend, std::string_view gpu,
+                                                std::string_view a_dtype, std::int64_t m_max, std::string_view out,
+                                                std::string_view act_scheme, std::string_view accumulation) {
+  LinearSpec spec{.a_dtype = dtype_from(a_dtype),
+                  .m_max = m_max,
+                  .act_scheme = act_from(act_scheme),
+                  .accumulation = accumulation_from(accumulation)};
+  spec.epilogue.out = dtype_from(out);
+  if (!gpu.empty()) return check(nibble::explain(describe(q), spec, check(described_gpu(gpu)))).buckets;
+  return check(nibble::explain(describe(q), spec, {.backend = backend_from(backend)})).buckets;
 }
 
 void bind_weights(nb::module_& m) {
@@ -453,10 +471,7 @@ Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_v
                   .act_scheme = act_from(act_scheme),
                   .accumulation = accumulation_from(accumulation)};
   if (is_compute_float(spec.a_dtype)) spec.epilogue.out = spec.a_dtype;  // as linear() answers
-  PackOptions options{.layout = layout, .kernel = kernel};
-  if (backend != "cpu" && backend != "cuda")
-    throw Failure(StatusCode::invalid_argument, "'" + std::string(backend) + "' is no backend; write cpu or cuda");
-  options.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
+  const PackOptions options{.layout = layout, .kernel = kernel, .backend = backend_from(backend)};
   nb::gil_scoped_release release;
   Weight weight{.packed = check(pack(q, spec, options))};
   if (options.backend == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
@@ -614,7 +629,7 @@ VerifyReport verify(const QuantTensor& q, std::string_view a_dtype, std::int64_t
                   .seed = seed,
                   .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
-  spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
+  spec.pack.backend = backend_from(backend);
   return check(verify_linear(q, spec));
 }
 
@@ -645,7 +660,7 @@ VerifyReport verify_images(const QuantTensor& q, std::pair<std::int64_t, std::in
       .seed = seed,
       .sample_columns = sample_columns};
   spec.plan.kernel = spec.pack.kernel = kernel;
-  spec.pack.backend = backend == "cuda" ? Backend::cuda : Backend::cpu;
+  spec.pack.backend = backend_from(backend);
   return check(verify_conv(q, spec));
 }
 
@@ -713,6 +728,8 @@ void bind_functions(nb::module_& m) {
         return check(quantization_error(input.view, q));
       },
       "w"_a, "q"_a, "How far q is from w [N,K], f32, f16 or bf16.");
+  m.def("explain", &explain_tensor, "q"_a, nb::kw_only(), "backend"_a, "gpu"_a, "a_dtype"_a, "m_max"_a, "out"_a, "act_scheme"_a,
+        "accumulation"_a);
   m.def("quantize_activations", &quantize_activations, "x"_a.none(), nb::kw_only(), "scheme"_a, "scale"_a.none(), "zero"_a,
         "limit"_a.none(), "prescale"_a.none(), "codes"_a.none(), "scales"_a.none(), "zeros"_a.none(), "stream"_a.none());
   m.def("quantize_checkpoint", &quantize_files, "source"_a, "target"_a, nb::kw_only(), "scheme"_a, "format"_a, "scale"_a,

@@ -179,6 +179,11 @@ Status dequantize_tensors(const nib_checkpoint_tensors* given, const nib_view* t
   return dequantize(tensors, out, transposed, Stream{stream});
 }
 
+Status one_of_linear_and_conv(const nib_pack_desc& desc) {
+  if (desc.linear == nullptr || desc.conv == nullptr) return {};
+  return error(StatusCode::invalid_argument, "nib_pack_desc has both linear and conv: a weight is packed for one of them");
+}
+
 }  // namespace
 }  // namespace nibble::c_api
 
@@ -189,8 +194,7 @@ nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* given, nib_weight
     NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
     NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
     NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(desc));
-    if (desc.linear != nullptr && desc.conv != nullptr)
-      return error(StatusCode::invalid_argument, "nib_pack_desc has both linear and conv: a weight is packed for one of them");
+    NIBBLE_RETURN_IF_ERROR(one_of_linear_and_conv(desc));
     if (desc.conv != nullptr) {
       NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(named->q.n, named->q.k, named->q.filter, desc.conv));
       return pack(named->q, spec, options);
@@ -291,6 +295,31 @@ nib_status nib_plan_explain(const nib_plan* plan, char** text) {
   return guarded([&]() -> Status {
     NIBBLE_ASSIGN_OR_RETURN(const Plan* p, open(plan));
     return give(explanation_text(p->explain()), text);
+  });
+}
+
+nib_status nib_explain(const nib_qtensor* q, const nib_pack_desc* given, const char* gpu, char** text) {
+  return guarded([&]() -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
+    NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
+    NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(desc));
+    NIBBLE_RETURN_IF_ERROR(one_of_linear_and_conv(desc));
+    const auto explained = [&](const auto& spec) -> Result<Explanation> {
+      if (gpu == nullptr) return explain(describe(named->q), spec, options);
+      NIBBLE_ASSIGN_OR_RETURN(const GpuInfo described, described_gpu(gpu));
+      return explain(describe(named->q), spec, described);
+    };
+    if (desc.conv != nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(named->q.n, named->q.k, named->q.filter, desc.conv));
+      NIBBLE_ASSIGN_OR_RETURN(const Explanation explanation, explained(spec));
+      return give(explanation_text(explanation), text);
+    }
+    LinearSpec spec{.m_max = 1 << 13};  // pack()'s
+    if (desc.linear != nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(spec, linear_spec(desc.linear));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const Explanation explanation, explained(spec));
+    return give(explanation_text(explanation), text);
   });
 }
 

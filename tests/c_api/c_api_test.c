@@ -248,6 +248,10 @@ static void test_linear(const nib_context* context) {
   OK(nib_plan_explain(plan, &text));
   CHECK(strncmp(text, "M = 1", 5) == 0 && strstr(text, kernel) != NULL && strstr(text, "\n  ") != NULL);
   nib_text_free(text);
+  OK(nib_explain(q, NULL, NULL, &text));
+  CHECK(strncmp(text, "M = 1", 5) == 0 && strstr(text, "__cpu_") != NULL);
+  nib_text_free(text);
+  FAILS(NIB_NOT_FOUND, "h100 and h200", nib_explain(q, NULL, "a100", &text));
   OK(nib_kernels(&text));
   CHECK(strstr(text, kernel) != NULL);
   nib_text_free(text);

@@ -196,6 +196,17 @@ def test_explain_verify_and_forced_kernels(rng):
     buckets = w.explain("f32", 64)
     assert buckets[0].m_low == 1 and buckets[-1].m_high == 64
     assert any(c.refusal for b in buckets for c in b.candidates)
+    # Of what is not packed, also for a GPU that is not there.
+    q = w.unpack()
+    here = nibble.explain(q, m_max=64)
+    assert [(b.m_high, b.steps) for b in here] == [(b.m_high, b.steps) for b in nibble.pack(q, m_max=64).explain()]
+    q = nibble.quantize(rng.standard_normal((256, 256), dtype=np.float32), "u4b8g128")
+    there = nibble.explain(q, gpu="h200", a_dtype="f16", m_max=64)
+    assert there[-1].m_high == 64 and all("__cuda_" in b.steps[-1] for b in there)
+    with pytest.raises(nibble.NotFound, match="h100 and h200"):
+        nibble.explain(q, gpu="a100")
+    with pytest.raises(nibble.InvalidArgument, match="write cpu or cuda"):
+        nibble.explain(q, backend="gpu")
     reference = nibble.kernels()[-1].name
     assert "ref" in reference
     slow = nibble.pack(w.unpack(), kernel="linear_any_any_any__ref_baseline")

@@ -347,12 +347,9 @@ void bind_tensors(nb::module_& m) {
           },
           "layer"_a, nb::kw_only(), "outputs"_a.none() = nb::none(), "inputs"_a.none() = nb::none(),
           "Decodes a layer, by name or Module, into a QuantTensor. outputs or inputs: (begin, end), these channels alone, "
-          "without reading "
-          "the bytes of the others; the bias of inputs is the whole one. Raises NotFound, InvalidArgument for a dense one and "
-          "for channels "
-          "that it has not, CorruptData, and Unsupported where a word, a group or a block has channels on both sides of a "
-          "boundary, for "
-          "inputs in act-order, and for convolutions.")
+          "without reading the bytes of the others; the bias of inputs is the whole one. Raises NotFound, InvalidArgument for a "
+          "dense one and for channels that it has not, CorruptData, and Unsupported where a word, a group or a block has "
+          "channels on both sides of a boundary, for inputs in act-order, and for convolutions.")
       .def(
           "tensor",
           [](nb::handle self, const std::string& tensor_name) {

@@ -11,11 +11,11 @@ struct Range {
   std::int64_t begin = 0, end = 0;
 };
 
-/// Cuts channels into runs of `unit`, of which each is `width` elements; the last run may be shorter.
+/// Where an element is of `unit` channels, the last one of the rest.
 Result<Range> whole_runs(const StoredTensor& stored, const Module& module, const LayerPart& part, std::int64_t total,
-                         std::int64_t unit, std::int64_t width, std::string_view what) {
+                         std::int64_t unit, std::string_view what) {
   if (part.begin % unit == 0 && (part.end % unit == 0 || part.end == total))
-    return Range{part.begin / unit * width, part.end == total ? (total * width + unit - 1) / unit : part.end / unit * width};
+    return Range{part.begin / unit, (part.end + unit - 1) / unit};
   return error(StatusCode::unsupported,
                "{}.{}: channels [{},{}) of {} end within {} of {}; cut at multiples of that, or read the whole layer",
                module.name, stored.suffix, part.begin, part.end, total, what, unit);
@@ -36,14 +36,14 @@ Result<Range> range(const StoredTensor& stored, Axis axis, std::int64_t size, co
       constexpr int kWordBits = 32;
       const int width = bits(module.scheme.codes);
       if (kWordBits % width != 0 || size != (total * width + kWordBits - 1) / kWordBits) break;
-      return whole_runs(stored, module, part, total, kWordBits / width, 1, "words");
+      return whole_runs(stored, module, part, total, kWordBits / width, "words");
     }
     case Axis::n_groups:
     case Axis::k_groups: {
       const std::int64_t group = outputs ? module.scheme.group.n : module.scheme.group.k;
       if (size == 1 && (group == 0 || group >= total)) return all;
       if (group == 0 || size != (total + group - 1) / group) break;
-      return whole_runs(stored, module, part, total, group, 1, "groups");
+      return whole_runs(stored, module, part, total, group, "groups");
     }
     default: break;
   }

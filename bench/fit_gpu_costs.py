@@ -63,7 +63,7 @@ class Measured:
         blocks = self.wide = min(blocks, row_blocks)  # of a pass
         passes = ceil(row_blocks, blocks) * tiles
         if split == STREAM_K:
-            whole, each = stream_k(passes, records)
+            whole, each = stream_k(passes, tiles, records)
             self.passes = whole + (1 + PART * ceil(records, each) if each else 0)
             self.steps = whole * records + each
         elif split == 1 and not bands:
@@ -80,26 +80,28 @@ class Measured:
 
 
 def most_passes(row_blocks, tiles, blocks):
-    """Of a CTA, where units are distributed: its passes, and the row blocks of one. A run that goes on in another token tile takes a pass more."""
+    """Of a CTA, where units are distributed: its passes, and the row blocks of one (distribute, Schedule::most_passes)."""
     units = row_blocks * tiles
-    ctas = min(units, RESIDENT[1])
-    each, more = divmod(units, ctas)
-    longest = each + (more > 0)
+    ctas = min(units, SMS)
+    multiple = SMS - SMS % tiles
+    if 0 < multiple < units and ceil(units, multiple) == ceil(units, SMS):
+        ctas = multiple
+    longest = ceil(units, ctas)
     passes = ceil(longest, blocks)
-    for first in range(row_blocks, units, row_blocks):  # of a token tile
-        cta = first // (each + 1) if first < more * (each + 1) else more + (first - more * (each + 1)) // each
-        begin, end = (c * each + min(c, more) for c in (cta, cta + 1))
-        passes = max(passes, ceil(first - begin, blocks) + ceil(end - first, blocks))
+    for end in range(row_blocks, units, row_blocks):  # of a token tile: in whose run?
+        cta = ((end + 1) * ctas - 1) // units
+        passes = max(passes, ceil(end - cta * units // ctas, blocks) + ceil((cta + 1) * units // ctas - end, blocks))
     return passes, longest / passes
 
 
-def stream_k(passes, records):
+def stream_k(passes, tiles, records):
     """Whole passes of a CTA, and its records of the line (distribute)."""
     rest = passes % SMS
     whole = passes - rest
     if rest and 3 * rest < SMS and whole:
         whole -= SMS
-    return whole // SMS, ceil((passes - whole) * records, SMS)
+    alike = whole == 0 and SMS % tiles <= SMS // 16  # CTAs of every token tile
+    return whole // SMS, ceil((passes - whole) * records, SMS - SMS % tiles if alike else SMS)
 
 
 def tile_of(kernel):

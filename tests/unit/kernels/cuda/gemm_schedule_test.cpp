@@ -68,14 +68,34 @@ TEST(GemmSchedule, UnitsAreDistributedEvenly) {
   }
   EXPECT_EQ(fewest, 6);
   EXPECT_EQ(most, 7);
-  const std::vector<Pass> first = passes_of(schedule, 0, 0);
-  ASSERT_EQ(first.size(), 2U);
-  EXPECT_EQ(first[0].blocks, 4);  // of 7: 4 and 3
-  EXPECT_EQ(first[1].blocks, 3);
+  const std::vector<Pass> seven = passes_of(schedule, 1, 0);
+  ASSERT_EQ(seven.size(), 2U);
+  EXPECT_EQ(seven[0].blocks, 4);
+  EXPECT_EQ(seven[1].blocks, 3);
+}
+
+/// 128 row blocks × 3 token tiles are 3 for a CTA. With 44 CTAs for each tile, none has parts of two tiles, which would be two passes.
+TEST(GemmSchedule, RunsEndWithTokenTilesWhereTheyStayAsShort) {
+  for (int row_blocks : {3, 56, 64, 80, 96, 128, 448})
+    for (int token_tiles : {1, 2, 3, 4, 5, 6, 7}) {
+      const Schedule schedule = schedule_of(row_blocks, token_tiles, 8, 3, 1, 132);
+      int longest = 0;
+      std::size_t passes = 0;
+      for (int cluster = 0; cluster < schedule.clusters; ++cluster) {
+        longest = std::max(longest, schedule.begin(cluster + 1) - schedule.begin(cluster));
+        passes = std::max(passes, passes_of(schedule, cluster, 0).size());
+      }
+      const int units = row_blocks * token_tiles, ctas = std::min(units, 132);
+      EXPECT_EQ(longest, (units + ctas - 1) / ctas) << row_blocks << " × " << token_tiles;
+      EXPECT_EQ(longest, schedule.longest_run());
+      EXPECT_EQ(passes, static_cast<std::size_t>(schedule.most_passes())) << row_blocks << " × " << token_tiles;
+    }
+  EXPECT_EQ(schedule_of(128, 3, 8, 3, 1, 132).most_passes(), 1);
+  EXPECT_EQ(schedule_of(128, 7, 8, 3, 1, 132).clusters, 132);  // 18 CTAs a token tile would have runs of 8, not 7
 }
 
 TEST(GemmSchedule, DistributesUnitsBandsOrAPassEach) {
-  const Schedule few = schedule_of(128, 8, 64, 3, 1, 132), many = schedule_of(128, 16, 64, 3, 1, 132),
+  const Schedule few = schedule_of(128, 7, 64, 3, 1, 132), many = schedule_of(128, 16, 64, 3, 1, 132),
                  small = schedule_of(7, 1, 64, 4, 1, 132), split = schedule_of(128, 8, 64, 3, 2, 132);
   EXPECT_EQ(few.band, 0);
   EXPECT_EQ(few.clusters, 132);
@@ -142,6 +162,28 @@ TEST(GemmSchedule, PartsAreFoundWhereTheyWereLeft) {
         }
         EXPECT_LE(longest - shortest, 1);
       }
+}
+
+/// CTAs of different token tiles have the same records of the same rows, so that they read the weights at the same time.
+TEST(GemmSchedule, TokenTilesShareTheLineOfRecords) {
+  for (int token_tiles : {2, 3, 4}) {
+    const Schedule schedule = schedule_of(56, token_tiles, 148, 3, kStreamK, 132);
+    ASSERT_EQ(schedule.clusters, 132);
+    const int a_tile = 132 / token_tiles;
+    for (int cta = 0; cta < a_tile; ++cta) {
+      const std::vector<Pass> first = passes_of(schedule, cta, 0);
+      for (int tile = 1; tile < token_tiles; ++tile) {
+        const std::vector<Pass> same = passes_of(schedule, tile * a_tile + cta, 0);
+        ASSERT_EQ(same.size(), first.size());
+        for (std::size_t i = 0; i < same.size(); ++i) {
+          EXPECT_EQ(same[i].token_tile, tile);
+          EXPECT_EQ(same[i].block, first[i].block);
+          EXPECT_EQ(same[i].first, first[i].first);
+          EXPECT_EQ(same[i].end, first[i].end);
+        }
+      }
+    }
+  }
 }
 
 TEST(GemmSchedule, DividesAsDivisionDoes) {

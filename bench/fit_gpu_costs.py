@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model of the wgmma kernels to measured times.
 
-  bench/fit_gpu_costs.py src/kernels/cuda/table/h200_costs.inc bench/results/h200/{survey-wna16,survey-int8,survey-fp8,gemm-kernels,gemm-prefill,gemm-groups,gemm-qwen,gemm-deepseek,online-kernels,online-tokens,online-folds,scaled,conv-kernels,conv-nhwc}.json
+  bench/fit_gpu_costs.py src/kernels/cuda/table/h200_costs.inc bench/results/h200/{survey-{wna16,int8,fp8,fp8-blocks,groups,online,online-tokens},online-folds}.json
 
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/table/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
@@ -25,13 +25,12 @@ BYTES_A_US = 4.4e6  # of an H200, for results that do not say what the planner e
 # Layers by which choices are judged; nothing is fitted to them.
 LEFT_OUT = {tuple(map(int, line.split()[:2])) for line in (Path(__file__).parent / "shapes/survey-left-out.txt").read_text().splitlines()
             if line and not line.startswith("#")}
+L2_BYTES_A_US = 8.5e6  # to all SMs
 BAND_TOKENS = 1024
 RESIDENT = {1: SMS, 2: SMS // 2, 4: 30}  # clusters
 LAUNCH_US = 1.5
 STREAM_K = 0  # the split of kernels whose CTAs share passes wherever their run of records ends (gemm_schedule.hpp)
-# Until then the last token tile was read whole, zeros beyond M too: how much slower a pass was for each of 32 and more such tokens.
-READS_WHOLE_TILES, BEYOND, BEYOND_STREAM_K = "2026-11-25", 0.008, 0.001
-PART = 0.5  # what a part that is added takes of `pass`
+PART = 0.75  # what a part that is added takes of `pass`
 # As WgmmaFamily has them.
 FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_TOKENS, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
     "floats", "float_folds", "online", "online_tokens", "online_folds", "s8", "e4m3", "e4m3_groups")
@@ -52,19 +51,20 @@ def pass_shape(family, tokens, rows):
 
 
 class Measured:
-    """A kernel's time for a layer."""
+    """A kernel's time for a layer, of a weight and activations of so many bytes and an output of 16 bits."""
 
-    def __init__(self, family, tile, n, k, m, us, moved, bytes_a_us=BYTES_A_US, date=""):
+    def __init__(self, family, tile, n, k, m, us, weight, acts, bytes_a_us=BYTES_A_US):
         self.family, self.tile, self.layer, self.us = family, tile, (n, k, m), us
         tokens, rows, split = tile
         blocks, self.depth = pass_shape(family, tokens, rows)
         bands = ceil(m, tokens) * tokens >= 2 * BAND_TOKENS
         row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
         blocks = self.wide = min(blocks, row_blocks)  # of a pass
-        passes = ceil(row_blocks, blocks) * tiles
+        row_tiles = ceil(row_blocks, blocks)
+        passes, self.parts = row_tiles * tiles, 0  # parts that a CTA adds at the end
         if split == STREAM_K:
             whole, each = stream_k(passes, tiles, records)
-            self.passes = whole + (1 + PART * ceil(records, each) if each else 0)
+            self.passes, self.parts = whole + (each > 0), ceil(records, each) if each else 0
             self.steps = whole * records + each
         elif split == 1 and not bands:
             self.passes, self.wide = most_passes(row_blocks, tiles, blocks)
@@ -72,11 +72,7 @@ class Measured:
         else:
             self.passes = ceil(passes, RESIDENT[split])
             self.steps = self.passes * ceil(ceil(records, split), self.depth)
-        self.moved_us = moved / bytes_a_us
-        beyond = tiles * tokens - m  # tokens of the last tile that there are not
-        if beyond >= 32 and date < READS_WHOLE_TILES:
-            slower = (BEYOND_STREAM_K if split == STREAM_K else BEYOND) * beyond / max(1.0, self.passes)
-            self.passes, self.steps = self.passes * (1 + slower), self.steps * (1 + slower)
+        self.moved_us = max((weight + acts + 2 * m * n) / bytes_a_us, (tiles * weight + row_tiles * acts + 2 * m * n) / L2_BYTES_A_US)
 
 
 def most_passes(row_blocks, tiles, blocks):
@@ -116,8 +112,8 @@ def measurements(path):
             n, k, m = row["n"], row["k"], row["m"]
             for kernel, us in row["us"].items():
                 if tile_of(kernel):
-                    yield Measured(SCALED[row["kind"]], tile_of(kernel), n, k, m, us, n * k + m * k + 2 * m * n)
-    device, date = data.get("device"), data.get("date", "")
+                    yield Measured(SCALED[row["kind"]], tile_of(kernel), n, k, m, us, n * k, m * k)
+    device = data.get("device")
     bytes_a_us = 1e3 * device["estimated_gbytes_per_s"] if isinstance(device, dict) and "estimated_gbytes_per_s" in device else BYTES_A_US
     for r in data.get("results", []):
         tile, n, k, m = tile_of(r["kernel"]), r["n"], r["k"], r["m"]
@@ -125,18 +121,18 @@ def measurements(path):
             continue
         if tile and r.get("a_dtype") in ("s8", "e4m3"):  # codes on both sides
             yield Measured(S8 if r["a_dtype"] == "s8" else E4M3_GROUPS if "g128" in r["scheme"] else E4M3, tile, n, k, m, r["median_us"],
-                           n * k + m * k + 2 * m * n, bytes_a_us, date)
+                           n * k, m * k, bytes_a_us)
             continue
         if tile and r["kernel"].startswith("conv_any_f16_"):  # images as they are: patches of tokens, of few records often
             c = r["conv"]
             images = c["batch"] * c["height"] * c["width"] * c["in_channels"]
             if c["input"] == c["output"] == "nhwc":
-                yield Measured(FLOAT_FOLDS if "g64" in r["scheme"] else FLOATS, tile, n, k, m, r["median_us"], n * k / 2 + 2 * (images + m * n))
+                yield Measured(FLOAT_FOLDS if "g64" in r["scheme"] else FLOATS, tile, n, k, m, r["median_us"], n * k / 2, 2 * images)
         if tile and r["kernel"].startswith("conv_any_s8_") and r["conv"]["input"] == "nhwc":  # f16 images become codes first
             c = r["conv"]
             images = c["batch"] * c["height"] * c["width"] * c["in_channels"]
             codes_us = LAUNCH_US + 3 * images / (0.7 * BYTES_A_US)
-            yield Measured(S8, tile, n, k, m, r["median_us"] - codes_us, n * k + m * k + 2 * m * n)
+            yield Measured(S8, tile, n, k, m, r["median_us"] - codes_us, n * k, m * k)
         if tile is None or not r["kernel"].startswith("linear_any_") or r["kernel"].startswith("linear_any_s8_"):
             continue  # the last: pointwise convolutions of codes, which a step in front makes of images
         *act, weight = r["scheme"].split("_")
@@ -144,27 +140,27 @@ def measurements(path):
         packed = ceil(n, 64) * ceil(k, 128) * (64 * 128 * bits / 8 + 128)
         if act:
             folds = "g32" in act[0] + weight or "g64" in act[0] + weight
-            quantizer_us = LAUNCH_US + m * k * (2 + 1 + 8 / 128) / (0.75 * BYTES_A_US)  # a step of its own in the plan
+            quantizer_us = LAUNCH_US + m * k * (2 + 1 + 8 / 128) / (0.75 * bytes_a_us)  # a step of its own in the plan
             family = ONLINE_FOLDS if folds else ONLINE_TOKENS if act[0] in ("s8r", "s8t") else ONLINE
-            yield Measured(family, tile, n, k, m, r["median_us"] - quantizer_us, packed + m * k + 2 * m * n, date=date)
+            yield Measured(family, tile, n, k, m, r["median_us"] - quantizer_us, packed, m * k, bytes_a_us)
         else:
             folds = "g32" in weight or "g64" in weight
-            yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed + 2 * m * (n + k), bytes_a_us, date)
+            yield Measured(FLOAT_FOLDS if folds else FLOATS, tile, n, k, m, r["median_us"], packed, 2 * m * k, bytes_a_us)
 
 
 def predict(p, x):
     fixed, turn, step, block = p
-    return fixed + max(x.moved_us, x.passes * turn + x.steps * max(step, x.wide * x.depth * block))
+    return fixed + PART * x.parts * turn + max(x.moved_us, x.passes * turn + x.steps * max(step, x.wide * x.depth * block))
 
 
 def fit(data):
     """The four numbers, and how far off they are: random steps, smaller and smaller, from several places."""
-    weight, moved, passes, steps, wide, us = np.array(
-        [(w, x.moved_us, x.passes, x.steps, x.wide * x.depth, x.us) for w, x in data]).T
+    weight, moved, passes, parts, steps, wide, us = np.array(
+        [(w, x.moved_us, x.passes, x.parts, x.steps, x.wide * x.depth, x.us) for w, x in data]).T
 
     def losses(tries):
         fixed, turn, step, block = tries.T[..., None]
-        predicted = fixed + np.maximum(moved, passes * turn + steps * np.maximum(step, wide * block))
+        predicted = fixed + PART * parts * turn + np.maximum(moved, passes * turn + steps * np.maximum(step, wide * block))
         return (weight * np.log(predicted / us) ** 2).sum(1) / weight.sum()
 
     random = np.random.default_rng(1)

@@ -373,7 +373,7 @@ def gpu_survey(*surveys):
     first = surveys[0]["results"][0]
     return (table(["N×K"] + [f"M = {m}" for m in shown], body)
             + f"\n{devices}. `{first['scheme']}` × {first['a_dtype']} to {first['d_dtype']}; commit {surveys[0]['commit']}. µs · % of the roofline of f16; cold weights, "
-            "medians of three rounds, the fastest kernel.\n")
+            "medians, the fastest kernel.\n")
 
 
 def by_turns(data):

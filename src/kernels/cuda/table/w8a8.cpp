@@ -341,7 +341,7 @@ double w8a8_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, cons
   }
   const int most = tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(tile.m, most);
   const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth};
-  return wgmma_cost_us(cost, shape, gpu, p, codes_moved_us(gpu, p));
+  return wgmma_cost_us(cost, shape, gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);
 }
 
 double codes_moved_us(const GpuInfo& gpu, const Problem& p) {

@@ -34,12 +34,15 @@ struct PassShape {
   int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
 };
 
-/// Predicted microseconds.
-double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInfo& gpu, const Problem& problem, double moved_us);
+/// Predicted microseconds for a weight of so many bytes, and activations of so many bits each.
+double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInfo& gpu, const Problem& problem,
+                     std::int64_t weight_bytes, int act_bits);
 
 /// Microseconds to read a weight of so many bytes and activations of so many bits each, and to write the result.
 double moved_us(const GpuInfo& gpu, const Problem& problem, std::int64_t weight_bytes, int act_bits);
-/// The same of a weight in gpu_n64k128.
+/// Bytes of the problem's weight in gpu_n64k128.
+std::int64_t tile_bytes(const Problem& problem);
+/// moved_us of such a weight.
 double tile_moved_us(const GpuInfo& gpu, const Problem& problem, int act_bits);
 
 }  // namespace nibble::cuda

@@ -351,7 +351,7 @@ double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p)
   const int blocks = tile.n / gpu_tile::kRows;
   const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
   const WgmmaCost cost = wgmma_cost(has_whole_records(p) ? WgmmaFamily::floats : WgmmaFamily::float_folds, tile, gpu);
-  return wgmma_cost_us(cost, shape, gpu, p, tile_moved_us(gpu, p, bits(p.a_dtype)));
+  return wgmma_cost_us(cost, shape, gpu, p, tile_bytes(p), bits(p.a_dtype));
 }
 
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {

@@ -268,7 +268,7 @@ std::span<const Kernel> wna8_kernels() {
 double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
   const int blocks = tile.n / gpu_tile::kRows;
   const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
-  return wgmma_cost_us(wgmma_cost(family, tile, gpu), shape, gpu, p, tile_moved_us(gpu, p, 8));
+  return wgmma_cost_us(wgmma_cost(family, tile, gpu), shape, gpu, p, tile_bytes(p), 8);
 }
 
 int online_fold(const ActScheme& act, const WeightScheme& weight) {

@@ -6,8 +6,8 @@
 For each kernel four numbers, in microseconds, such that the predicted times (wgmma_cost_us in src/kernels/cuda/table/wgmma_cost.cpp, which is
 written here once more) are as near to the measured ones as they can be, in the mean of the squared logarithms: `fixed` of a launch,
 `pass` beside a pass's records, `step` of a record however few warpgroups work, and `block` of a record of one row block. Batches that
-fill less than half of a kernel's tokens are left out: another kernel is for them. Files are surveys (bench/survey.py)
-and what `w8a8_check bench` writes; convolutions of NHWC images count as layers of as many tokens, for their passes have few records, and those of
+fill less than half of a kernel's tokens are left out: another kernel is for them. Files are what `nibble bench --json` writes,
+or surveys of it (bench/survey.py); convolutions of NHWC images count as layers of as many tokens, for their passes have few records, and those of
 codes without what their images take to become codes.
 """
 import json
@@ -34,7 +34,6 @@ PART = 0.75  # what a part that is added takes of `pass`
 # As WgmmaFamily has them.
 FLOATS, FLOAT_FOLDS, ONLINE, ONLINE_TOKENS, ONLINE_FOLDS, S8, E4M3, E4M3_GROUPS = (
     "floats", "float_folds", "online", "online_tokens", "online_folds", "s8", "e4m3", "e4m3_groups")
-SCALED = {"s8": S8, "e4m3": E4M3, "e4m3 g128": E4M3_GROUPS}
 
 
 def ceil(a, b):
@@ -107,12 +106,6 @@ def tile_of(kernel):
 
 def measurements(path):
     data = expand(json.loads(Path(path).read_text()))
-    for row in data.get("rows", []):  # of w8a8_check: codes on both sides, f16 out
-        if row["kind"] in SCALED:
-            n, k, m = row["n"], row["k"], row["m"]
-            for kernel, us in row["us"].items():
-                if tile_of(kernel):
-                    yield Measured(SCALED[row["kind"]], tile_of(kernel), n, k, m, us, n * k, m * k)
     device = data.get("device")
     bytes_a_us = 1e3 * device["estimated_gbytes_per_s"] if isinstance(device, dict) and "estimated_gbytes_per_s" in device else BYTES_A_US
     for r in data.get("results", []):

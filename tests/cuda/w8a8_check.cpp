@@ -680,7 +680,6 @@ class CublasLt {
 struct Rows {
   const BenchKind* kind = nullptr;
   Problem problem;
-  nlohmann::json us = nlohmann::json::object();
   const Kernel* best = nullptr;
   double best_us = 0.0;
 };
@@ -693,7 +692,6 @@ Rows time_rows(Layer& layer, const BenchKind& kind, std::int64_t m) {
   for (const Kernel& row : kernel_table()) {
     if (row.backend != Backend::cuda || !worth_timing(row, kind, m) || !row.accepts(row, rows.problem).ok()) continue;
     const double us = time_row(row, layer, rows, m, Layer::settle_ms(m) / 2);
-    rows.us[std::string(row.name)] = us;
     if (rows.best == nullptr || us < rows.best_us) rows.best = &row, rows.best_us = us;
   }
   return rows;
@@ -750,7 +748,6 @@ int bench(const char* file, const std::vector<std::int64_t>& ms) {
                                  {"k", size.k},
                                  {"m", m},
                                  {"copies", layer.copies()},
-                                 {"us", rows.us},
                                  {"best", best},
                                  {"best_us", rows.best_us},
                                  {"cublaslt_us", peer_us > 0.0 ? nlohmann::json(peer_us) : nlohmann::json()}});
@@ -822,13 +819,8 @@ int sums(const char* file, const std::vector<std::int64_t>& ms) {
         const std::string best(rows.best == nullptr ? "" : rows.best->name);
         print("{:6} x {:6} M {:5}  {:>4}  {:9.2f} us  {:+5.1f} %  {}\n", size.n, size.k, m, rows.kind->name, rows.best_us,
               100 * (rows.best_us / kinds.front().best_us - 1), best);
-        all["rows"].push_back({{"n", size.n},
-                               {"k", size.k},
-                               {"m", m},
-                               {"sums", rows.kind->name},
-                               {"us", rows.us},
-                               {"best", best},
-                               {"best_us", rows.best_us}});
+        all["rows"].push_back(
+            {{"n", size.n}, {"k", size.k}, {"m", m}, {"sums", rows.kind->name}, {"best", best}, {"best_us", rows.best_us}});
       }
     }
   }

@@ -43,20 +43,16 @@ Problem linear(const std::string& scheme, const json& row) {
           .act_scheme = parsed.act};
 }
 
-/// Of a survey (bench/survey.py), or of `w8a8_check bench`, whose activations come as codes.
+/// Of a survey (bench/survey.py).
 std::vector<Cell> measured(const std::string& file) {
   std::ifstream in(std::string(NIBBLE_SOURCE_DIR "/bench/results/") + file);
   const json data = json::parse(in);
-  const std::map<std::string, std::string> kinds{
-      {"s8", "s8r_s8c"}, {"e4m3", "e4m3r_e4m3c"}, {"e4m3 g128", "e4m3g128_e4m3b128x128"}};
   std::vector<Cell> cells;
   for (const json& row : data["rows"]) {
-    const bool codes = row.contains("kind");
-    if (codes && !kinds.contains(row["kind"])) continue;
     Cell& cell = cells.emplace_back();
-    cell.what = codes ? kinds.at(row["kind"]) : row["scheme"].get<std::string>();
+    cell.what = row["scheme"];
     cell.problem = linear(cell.what, row);
-    if (codes || row["a_dtype"] == "s8" || row["a_dtype"] == "e4m3") cell.problem.a_dtype = cell.problem.act_scheme.codes;
+    if (row["a_dtype"] == "s8" || row["a_dtype"] == "e4m3") cell.problem.a_dtype = cell.problem.act_scheme.codes;
     cell.problem.gpu = file.starts_with("h100") ? &kH100 : &kH200;
     if (row["us"].is_array()) {
       for (std::size_t i = 0; i < row["us"].size(); ++i)

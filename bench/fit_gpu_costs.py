@@ -41,7 +41,7 @@ def ceil(a, b):
 
 
 def pass_shape(family, tokens, rows):
-    """Row blocks of a pass, and warpgroups that share one's K (gemm_groups, scaled_groups, scaled_sm90_depth)."""
+    """Row blocks of a pass, and warpgroups that share one's K (gemm_groups, w8a8_groups, w8a8_sm90_depth)."""
     blocks = rows // 64
     if family in (S8, E4M3, E4M3_GROUPS):
         depth = 2 if tokens <= 32 and blocks <= 2 else 1
@@ -60,7 +60,7 @@ class Measured:
         row_blocks, tiles, records = ceil(n, 64), ceil(m, tokens), ceil(k, 128)
         blocks = self.wide = min(blocks, row_blocks)  # of a pass
         row_tiles = ceil(row_blocks, blocks)
-        passes, self.parts = row_tiles * tiles, 0  # parts that a CTA adds at the end
+        passes, self.parts = row_tiles * tiles, 0  # of the pass that a CTA finishes
         if split == STREAM_K:
             whole, each = stream_k(passes, tiles, records)
             self.passes, self.parts = whole + (each > 0), ceil(records, each) if each else 0

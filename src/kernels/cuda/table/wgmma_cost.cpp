@@ -25,6 +25,7 @@ struct MeasuredGpu {
 };
 constexpr MeasuredGpu kMeasuredGpus[] = {{3051, kH100Costs}, {4381, kH200Costs}};
 
+/// Of weights, activations and the result.
 double bytes_of(const Problem& p, double weight_bytes, double act_bits) {
   return weight_bytes + static_cast<double>(p.m * p.k) * act_bits / 8 + static_cast<double>(p.m * p.n) * bits(p.epilogue.out) / 8;
 }
@@ -50,8 +51,9 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
 }
 
 // A CTA runs its passes one after the other. A pass has one step per stage of records, in which up to `blocks` warpgroups share the tensor
-// cores. Reading and multiplying overlap; the L2 cache delivers the weights to every token tile, and the activations to every row tile. With stream-K a CTA also has a share of the records of the remaining passes, and adds the partial
-// sums of the pass that it finishes at the end, when nothing is left to read. bench/fit_gpu_costs.py fits the numbers and has the same formula.
+// cores. Reading and multiplying overlap; the L2 cache delivers the weights to every token tile, and the activations to every row tile. With
+// stream-K a CTA also has a share of the records of the remaining passes, and adds the partial sums of the pass that it finishes at the end,
+// when nothing is left to read. bench/fit_gpu_costs.py fits the numbers and has the same formula.
 double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInfo& gpu, const Problem& p,
                      std::int64_t weight_bytes, int act_bits) {
   const auto up = [](double a, double b) { return std::ceil(a / b); };
@@ -62,7 +64,7 @@ double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInf
   const double blocks = std::min<double>(shape.blocks, row_blocks);                // of a pass
   const double row_tiles = up(row_blocks, blocks), all = row_tiles * token_tiles;  // passes
   double passes, steps, wide = blocks;  // of a CTA: passes; records; row blocks of a pass
-  double parts = 0;                     // partial sums that a CTA adds
+  double parts = 0;                     // of the pass that a CTA finishes, its own included
   constexpr double kMostUnits = 1e9;    // D has no memory for more; they are counted in 32 bits
   Schedule schedule{.row_blocks = static_cast<int>(row_blocks),
                     .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),

@@ -182,7 +182,7 @@ struct Explanation {
   struct Candidate {
     std::string_view kernel;  // KernelInfo::name
     bool accepted = false;    // false: `refusal` says why
-    double cost_us = 0;       // predicted microseconds, when accepted
+    double cost_us = 0;       // predicted microseconds with the step that prepares A, when accepted
     std::string refusal;      // the reason with the values, when not accepted
   };
   /// A range of M for which the same kernels run.

@@ -24,7 +24,9 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
   if (status.ok() && problem.any_alignment && kernel.reads != nullptr)
     status = error(StatusCode::unsupported, "reads rows of A that begin at multiples of 16 bytes");
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
-  return {.kernel = kernel.name, .accepted = true, .cost_us = kernel.cost_us(kernel, problem)};
+  return {.kernel = kernel.name,
+          .accepted = true,
+          .cost_us = kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us};
 }
 
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
@@ -46,11 +48,19 @@ bool is_out(const Kernel& kernel, const Problem& problem, std::string_view force
 
 }  // namespace
 
+Choice choose_preparation(const Kernel& kernel, const Problem& problem) {
+  if (problem.op != Op::linear || !needs_prepare(kernel.form, problem)) return {};
+  return choose_kernel(preparing(problem, kernel.form), {}, true);
+}
+
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference) {
-  Choice choice;
+  Choice choice, prepare;
+  const Kernel* prepared = nullptr;  // `prepare` is for this one, and for the next ones that read the same form
   for (const Kernel& kernel : kernel_table()) {
     if (is_out(kernel, problem, forced, allow_reference) || !kernel.accepts(kernel, problem).ok()) continue;
-    const double cost_us = kernel.cost_us(kernel, problem);
+    if (prepared == nullptr || prepared->form != kernel.form) prepare = choose_preparation(kernel, problem);
+    prepared = &kernel;
+    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us;
     const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
     const bool beats = kernel.backend != Backend::reference && cost_us < choice.cost_us;
     if (choice.kernel == nullptr || replaces_reference || beats) choice = {.kernel = &kernel, .cost_us = cost_us};
@@ -222,13 +232,10 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
                  problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(judge_all(problem, forced, allow_reference)));
   Bucket bucket{.m_low = problem.m, .m_high = problem.m, .main = choice.kernel, .cost_us = choice.cost_us};
   if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
-    const Problem forms = preparing(problem, choice.kernel->form);
-    const Choice first = choose_kernel(forms, {}, true);
-    if (first.kernel == nullptr)
+    bucket.prepare = choose_preparation(*choice.kernel, problem).kernel;
+    if (bucket.prepare == nullptr)
       return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act,
-                   choice.kernel->name, refusals(judge_all(forms, {}, true)));
-    bucket.prepare = first.kernel;
-    bucket.cost_us += first.cost_us;
+                   choice.kernel->name, refusals(judge_all(preparing(problem, choice.kernel->form), {}, true)));
   } else if (choice.kernel->reads != nullptr) {
     Problem anywhere = problem;
     anywhere.any_alignment = true;

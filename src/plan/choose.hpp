@@ -13,7 +13,7 @@ namespace nibble {
 /// The result of choosing for one problem.
 struct Choice {
   const Kernel* kernel = nullptr;  // null when every candidate refused
-  double cost_us = 0;
+  double cost_us = 0;              // with the step that prepares its activations
 };
 
 /// The answer of `kernel` to the problem: accepted with its cost, or refused with the reason.
@@ -22,6 +22,9 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference);
 /// The cheapest of the kernels that accept. Only a forced kernel can win, if there is one; the reference is chosen only if no other kernel accepts.
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference);
+
+/// The cheapest step that prepares the activations of a linear kernel; null and 0 where it reads them as given.
+Choice choose_preparation(const Kernel& kernel, const Problem& problem);
 
 /// The kernel that NIBBLE_KERNEL names; null when it is unset or empty, invalid_argument when there is no such kernel.
 Result<const Kernel*> kernel_of_environment();

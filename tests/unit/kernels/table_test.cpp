@@ -102,7 +102,7 @@ TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
     }
 }
 
-/// Adding partial sums of 512 channels in f32 costs little where tensor cores are the limit, and nothing where memory is.
+/// Adding partial sums of 512 channels in f32 costs little where tensor cores are the limit, and next to nothing where memory is.
 TEST(Gpu, PreciseSumsOfFp8CostLittle) {
   const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
   Problem p{.n = 8192, .k = 28672, .scheme = {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}};
@@ -114,7 +114,7 @@ TEST(Gpu, PreciseSumsOfFp8CostLittle) {
     p.accumulation = Accumulation::precise;
     return cuda::w8a8_sm90_cost_us(tile, DType::e4m3, h200, p) / fast;
   };
-  EXPECT_EQ(extra({.m = 16, .n = 64}, 1), 1.0);
+  EXPECT_LT(extra({.m = 16, .n = 64}, 1), 1.002);
   EXPECT_GT(extra({.m = 256, .n = 128}, 4096), 1.01);
   EXPECT_LT(extra({.m = 256, .n = 128}, 4096), 1.1);
   p.act_scheme.group = GroupShape::group(128);

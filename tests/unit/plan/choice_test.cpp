@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <set>
 #include <sstream>
@@ -15,54 +13,12 @@
 
 #include "fmt/format.h"
 #include "plan/choose.hpp"
+#include "survey.hpp"
 
 namespace nibble {
 namespace {
 
-using nlohmann::json;
-
-/// A layer, and the time of each kernel.
-struct Cell {
-  Problem problem;
-  std::string what;
-  std::map<std::string, double, std::less<>> us;
-};
-
-const GpuInfo kH100 = *described_gpu("h100"), kH200 = *described_gpu("h200");
-
-Problem linear(const std::string& scheme, const json& row) {
-  const Scheme parsed = *Scheme::parse(scheme);
-  return {.m = row["m"],
-          .n = row["n"],
-          .k = row["k"],
-          .scheme = parsed.weight,
-          .layout = parsed.weight.codes == DType::s8 || parsed.weight.codes == DType::e4m3 ? "gpu_w8n64k128" : "gpu_n64k128",
-          .memory = Backend::cuda,
-          .a_dtype = DType::f16,
-          .epilogue = {.out = DType::f16},
-          .act_scheme = parsed.act};
-}
-
-/// Of a survey (bench/survey.py).
-std::vector<Cell> measured(const std::string& file) {
-  std::ifstream in(std::string(NIBBLE_SOURCE_DIR "/bench/results/") + file);
-  const json data = json::parse(in);
-  std::vector<Cell> cells;
-  for (const json& row : data["rows"]) {
-    Cell& cell = cells.emplace_back();
-    cell.what = row["scheme"];
-    cell.problem = linear(cell.what, row);
-    if (row["a_dtype"] == "s8" || row["a_dtype"] == "e4m3") cell.problem.a_dtype = cell.problem.act_scheme.codes;
-    cell.problem.gpu = file.starts_with("h100") ? &kH100 : &kH200;
-    if (row["us"].is_array()) {
-      for (std::size_t i = 0; i < row["us"].size(); ++i)
-        if (!row["us"][i].is_null()) cell.us[data["kernels"][i]] = row["us"][i];
-    } else {
-      for (const auto& [kernel, us] : row["us"].items()) cell.us[kernel] = us;
-    }
-  }
-  return cells;
-}
+using testing::SurveyedLayer, testing::surveyed_layers;
 
 struct Limits {
   const char* file;
@@ -84,25 +40,25 @@ bool left_out(const Problem& p) {
   return kLayers.contains({p.n, p.k});
 }
 
-class Choice : public testing::TestWithParam<Limits> {};
+class Choice : public ::testing::TestWithParam<Limits> {};
 
 TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   const Limits& limits = GetParam();
   std::vector<std::string> unmeasured;
   std::vector<std::pair<double, std::string>> regrets;
   std::vector<double> judged;  // of layers that no cost is fitted to
-  for (const Cell& cell : measured(limits.file)) {
-    const nibble::Choice choice = choose_kernel(cell.problem, {}, true);
-    ASSERT_NE(choice.kernel, nullptr) << refusals(judge_all(cell.problem, {}, true));
-    const auto fastest = std::ranges::min_element(cell.us, {}, [](const auto& entry) { return entry.second; });
-    const auto chosen = cell.us.find(choice.kernel->name);
-    const std::string where = fmt::format("{} N={} K={} M={}: {}, the fastest is {}", cell.what, cell.problem.n, cell.problem.k,
-                                          cell.problem.m, choice.kernel->name, fastest->first);
-    if (chosen == cell.us.end())
+  for (const SurveyedLayer& layer : surveyed_layers(NIBBLE_SOURCE_DIR "/bench/results/" + std::string(limits.file))) {
+    const nibble::Choice choice = choose_kernel(layer.problem, {}, true);
+    ASSERT_NE(choice.kernel, nullptr) << refusals(judge_all(layer.problem, {}, true));
+    const auto fastest = std::ranges::min_element(layer.us, {}, [](const auto& entry) { return entry.second; });
+    const auto chosen = layer.us.find(choice.kernel->name);
+    const std::string where = fmt::format("{} N={} K={} M={}: {}, the fastest is {}", layer.scheme, layer.problem.n,
+                                          layer.problem.k, layer.problem.m, choice.kernel->name, fastest->first);
+    if (chosen == layer.us.end())
       unmeasured.push_back(where);
     else
       regrets.emplace_back(chosen->second / fastest->second - 1, where);
-    if (chosen != cell.us.end() && left_out(cell.problem)) judged.push_back(regrets.back().first);
+    if (chosen != layer.us.end() && left_out(layer.problem)) judged.push_back(regrets.back().first);
   }
   ASSERT_FALSE(regrets.empty());
   std::ranges::sort(regrets, std::greater());
@@ -123,15 +79,16 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
 
 INSTANTIATE_TEST_SUITE_P(
     Measured, Choice,
-    testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.14}, Limits{"h100/survey-int8.json", 0, 0.001, 0.22},
-                    Limits{"h100/survey-fp8.json", 0, 0.003, 0.237}, Limits{"h100/survey-fp8-blocks.json", 0, 0.001, 0.14},
-                    Limits{"h100/survey-groups.json", 0, 0.001, 0.146}, Limits{"h100/survey-online.json", 0, 0.001, 0.317},
-                    Limits{"h100/survey-online-tokens.json", 0, 0.001, 0.308}, Limits{"h200/survey-wna16.json", 0, 0.001, 0.201},
-                    Limits{"h200/survey-int8.json", 0, 0.001, 0.174}, Limits{"h200/survey-fp8.json", 0, 0.001, 0.16},
-                    Limits{"h200/survey-fp8-blocks.json", 0, 0.001, 0.187}, Limits{"h200/survey-groups.json", 0, 0.001, 0.254},
-                    Limits{"h200/survey-online.json", 0, 0.001, 0.082}, Limits{"h200/survey-online-tokens.json", 0, 0.001, 0.249},
-                    Limits{"h100/survey-online-folds.json", 0, 0.001, 0.136}, Limits{"h200/online-folds.json", 0, 0.001, 0.032},
-                    Limits{"h200/gemm-qwen.json", 0, 0.001, 0.096}, Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.143}),
+    ::testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.14}, Limits{"h100/survey-int8.json", 0, 0.001, 0.187},
+                      Limits{"h100/survey-fp8.json", 0, 0.003, 0.202}, Limits{"h100/survey-fp8-blocks.json", 0, 0.001, 0.107},
+                      Limits{"h100/survey-groups.json", 0, 0.001, 0.146}, Limits{"h100/survey-online.json", 0, 0.001, 0.155},
+                      Limits{"h100/survey-online-tokens.json", 0, 0.001, 0.163},
+                      Limits{"h200/survey-wna16.json", 0, 0.001, 0.201}, Limits{"h200/survey-int8.json", 0, 0.001, 0.183},
+                      Limits{"h200/survey-fp8.json", 0, 0.001, 0.12}, Limits{"h200/survey-fp8-blocks.json", 0, 0.001, 0.187},
+                      Limits{"h200/survey-groups.json", 0, 0.001, 0.101}, Limits{"h200/survey-online.json", 0, 0.001, 0.13},
+                      Limits{"h200/survey-online-tokens.json", 0, 0.001, 0.165},
+                      Limits{"h100/survey-online-folds.json", 0, 0.001, 0.136}, Limits{"h200/online-folds.json", 0, 0.001, 0.032},
+                      Limits{"h200/gemm-qwen.json", 0, 0.001, 0.052}, Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.143}),
     [](const auto& test) {
       std::string name = test.param.file;
       name.resize(name.find('.'));

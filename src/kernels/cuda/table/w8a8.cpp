@@ -329,19 +329,22 @@ std::span<const Kernel> w8a8_kernels() {
   return kRows;
 }
 
-double w8a8_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
+WgmmaFeatures w8a8_sm90_features(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
   const bool groups = has_groups(p);
-  WgmmaCost cost = wgmma_cost(codes == DType::s8 ? WgmmaFamily::s8
-                              : groups           ? WgmmaFamily::e4m3_groups
-                                                 : WgmmaFamily::e4m3,
-                              tile, gpu);
-  if (codes == DType::e4m3 && !groups && p.accumulation == Accumulation::precise) {
+  const int most = tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(tile.m, most);
+  const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth};
+  const WgmmaFamily family = codes == DType::s8 ? WgmmaFamily::s8 : groups ? WgmmaFamily::e4m3_groups : WgmmaFamily::e4m3;
+  return wgmma_features(family, tile, shape, gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);
+}
+
+double w8a8_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
+  const WgmmaFeatures features = w8a8_sm90_features(tile, codes, gpu, p);
+  WgmmaCost cost = wgmma_cost(features.family, tile, gpu);
+  if (features.family == WgmmaFamily::e4m3 && p.accumulation == Accumulation::precise) {
     const float extra = tile.m > 128 ? 1.08f : 1.03f;  // partial sums of tensor cores are added in f32: an estimate
     cost.step_us *= extra, cost.block_us *= extra;
   }
-  const int most = tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(tile.m, most);
-  const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth};
-  return wgmma_cost_us(cost, shape, gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);
+  return wgmma_cost_us(cost, features);
 }
 
 double codes_moved_us(const GpuInfo& gpu, const Problem& p) {

@@ -25,6 +25,7 @@ double codes_moved_us(const GpuInfo& gpu, const Problem& problem);
 constexpr int w8a8_sm90_depth(int tokens, int blocks) { return tokens <= 32 && blocks <= 2 ? 2 : 1; }
 
 /// Predicted microseconds of sm_90's kernels.
+WgmmaFeatures w8a8_sm90_features(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& problem);
 double w8a8_sm90_cost_us(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -30,7 +30,10 @@ double bytes_of(const Problem& p, double weight_bytes, double act_bits) {
   return weight_bytes + static_cast<double>(p.m * p.k) * act_bits / 8 + static_cast<double>(p.m * p.n) * bits(p.epilogue.out) / 8;
 }
 
-constexpr double kL2GbytesPerS = 8500;  // of an H100 and an H200, to all SMs
+/// The time of two activities that overlap: the longer of the two, and some of the shorter one, for they also wait for each other.
+double overlapped_us(double a, double b, double order) { return std::pow(std::pow(a, order) + std::pow(b, order), 1 / order); }
+
+constexpr double kL2GbytesPerS = 12000;  // of an H100 and an H200, to all SMs
 
 }  // namespace
 
@@ -51,48 +54,54 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
 }
 
 // A CTA runs its passes one after the other. A pass has one step per stage of records, in which up to `blocks` warpgroups share the tensor
-// cores. Reading and multiplying overlap; the L2 cache delivers the weights to every token tile, and the activations to every row tile. With
-// stream-K a CTA also has a share of the records of the remaining passes, and adds the partial sums of the pass that it finishes at the end,
-// when nothing is left to read. bench/fit_gpu_costs.py fits the numbers and has the same formula.
-double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInfo& gpu, const Problem& p,
-                     std::int64_t weight_bytes, int act_bits) {
+// cores. With stream-K a CTA also has a share of the records of the remaining passes.
+WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassShape& shape, const GpuInfo& gpu, const Problem& p,
+                             std::int64_t weight_bytes, int act_bits) {
   const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
-               token_tiles = up(static_cast<double>(p.m), cost.tokens);
+  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows), token_tiles = up(static_cast<double>(p.m), tile.m);
   const double records = up(static_cast<double>(p.k), gpu_tile::kChannels);
   const double sms = std::max(8, gpu.sms);
   const double blocks = std::min<double>(shape.blocks, row_blocks);                // of a pass
   const double row_tiles = up(row_blocks, blocks), all = row_tiles * token_tiles;  // passes
-  double passes, steps, wide = blocks;  // of a CTA: passes; records; row blocks of a pass
-  double parts = 0;                     // of the pass that a CTA finishes, its own included
-  constexpr double kMostUnits = 1e9;    // D has no memory for more; they are counted in 32 bits
+  WgmmaFeatures f{.family = family, .tile = tile, .blocks = blocks * shape.depth};
+  f.memory_us = moved_us(gpu, p, weight_bytes, act_bits);
+  f.l2_us = 1e-3 / kL2GbytesPerS * bytes_of(p, token_tiles * static_cast<double>(weight_bytes), row_tiles * act_bits);
+  constexpr double kMostUnits = 1e9;  // D has no memory for more; they are counted in 32 bits
   Schedule schedule{.row_blocks = static_cast<int>(row_blocks),
                     .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
                     .records = static_cast<int>(records),
                     .most = shape.blocks,
-                    .split = cost.split};
-  if (cost.split <= 1) distribute(schedule, cost.tokens, static_cast<int>(sms));
-  if (cost.split == kStreamK) {
+                    .split = tile.split};
+  if (tile.split <= 1) distribute(schedule, tile.m, static_cast<int>(sms));
+  if (tile.split == kStreamK) {
     const int rounds = schedule.whole / schedule.clusters, each = schedule.longest_run();
-    passes = rounds + (each > 0);
-    parts = each > 0 ? up(records, each) : 0;
-    steps = rounds * records + each;
-  } else if (cost.split == 1 && schedule.band == 0) {
-    passes = schedule.most_passes();
-    steps = passes * up(records, shape.depth);
-    wide = schedule.longest_run() / passes;
+    f.passes = rounds + (each > 0);
+    f.parts = each > 0 ? up(records, each) : 0;
+    f.steps = rounds * records + each;
+  } else if (tile.split == 1 && schedule.band == 0) {
+    f.passes = schedule.most_passes();
+    f.steps = f.passes * up(records, shape.depth);
+    f.blocks = schedule.longest_run() / f.passes * shape.depth;
   } else {
     constexpr double kFoursOfSms = 30.0 / 132;  // clusters of four: some of a GPC's SMs are left over
-    const double share = cost.split == 1 ? 1.0 : cost.split == 2 ? 0.5 : kFoursOfSms;
-    passes = up(all, std::floor(sms * share));
-    steps = passes * up(up(records, cost.split), shape.depth);
+    const double share = tile.split == 1 ? 1.0 : tile.split == 2 ? 0.5 : kFoursOfSms;
+    f.passes = up(all, std::floor(sms * share));
+    f.steps = f.passes * up(up(records, tile.split), shape.depth);
   }
-  constexpr double kPart = 0.75;  // the cost of adding a partial sum, as a share of the fixed cost of a pass
-  const double moved =
-      std::max(moved_us(gpu, p, weight_bytes, act_bits),
-               1e-3 / kL2GbytesPerS * bytes_of(p, token_tiles * static_cast<double>(weight_bytes), row_tiles * act_bits));
-  return cost.fixed_us + kPart * parts * cost.pass_us +
-         std::max(moved, passes * cost.pass_us + steps * std::max<double>(cost.step_us, wide * shape.depth * cost.block_us));
+  return f;
+}
+
+// Partial sums are added at the end, when nothing is left to read. bench/fit_gpu_costs.py has the same formula.
+double wgmma_cost_us(const WgmmaCost& cost, const WgmmaFeatures& f) {
+  constexpr double kPart = 0.75;                 // the cost of adding a partial sum, as a share of the fixed cost of a pass
+  constexpr double kReads = 2.5, kProducts = 4;  // orders with the least regret over the layers measured on an H100 and an H200
+  const double products_us = f.passes * cost.pass_us + f.steps * std::max<double>(cost.step_us, f.blocks * cost.block_us);
+  const double reads_us = overlapped_us(f.memory_us, f.l2_us, kReads);
+  return cost.fixed_us + kPart * f.parts * cost.pass_us + overlapped_us(reads_us, products_us, kProducts);
+}
+
+double wgmma_cost_us(const WgmmaFeatures& features, const GpuInfo& gpu) {
+  return wgmma_cost_us(wgmma_cost(features.family, features.tile, gpu), features);
 }
 
 double moved_us(const GpuInfo& gpu, const Problem& p, std::int64_t weight_bytes, int act_bits) {

@@ -34,9 +34,23 @@ struct PassShape {
   int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
 };
 
-/// Predicted microseconds for a weight of so many bytes, and activations of so many bits each.
-double wgmma_cost_us(const WgmmaCost& cost, const PassShape& shape, const GpuInfo& gpu, const Problem& problem,
-                     std::int64_t weight_bytes, int act_bits);
+/// What the model knows of a kernel and a problem; its four numbers are fitted to these (bench/fit_gpu_costs.py).
+struct WgmmaFeatures {
+  WgmmaFamily family;
+  Tile tile;
+  double memory_us, l2_us;  // reading and writing in memory; what the L2 cache delivers to all token tiles and row tiles
+  double passes, steps;     // of the busiest CTA: passes; steps, which are a record of each of a pass's row blocks
+  double blocks;            // that share the tensor cores during a step: row blocks of a pass, times its depth
+  double parts;             // with stream-K, the partial sums of the pass that a CTA finishes, its own included
+};
+/// Of a weight of so many bytes, and activations of so many bits each.
+WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassShape& shape, const GpuInfo& gpu,
+                             const Problem& problem, std::int64_t weight_bytes, int act_bits);
+
+/// Predicted microseconds.
+double wgmma_cost_us(const WgmmaCost& cost, const WgmmaFeatures& features);
+/// The same with the numbers of wgmma_cost().
+double wgmma_cost_us(const WgmmaFeatures& features, const GpuInfo& gpu);
 
 /// Microseconds to read a weight of so many bytes and activations of so many bits each, and to write the result.
 double moved_us(const GpuInfo& gpu, const Problem& problem, std::int64_t weight_bytes, int act_bits);

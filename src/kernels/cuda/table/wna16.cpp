@@ -302,17 +302,18 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
     return kLaunchUs + std::max(memory / 0.7, compute);
   }
   const bool ring = isa == Isa::sm90;
-  const double fixed_us = !ring ? 4.5 : 5.5;
+  const double m = std::min<double>(static_cast<double>(p.m), tokens);
+  const double fixed_us = ring ? 3.3 + 0.185 * (m - 1) : 4.5;
   // Weights per SM and microsecond, with all tokens of a launch. Absent tokens of a matrix instruction cost nothing: m ≤ 8 takes half the
   // time of 16.
-  double multiplied = tokens <= 8 ? 7.5e4 : p.m <= 8 ? 5.6e4 : 4.2e4;
+  double multiplied = tokens <= 8 ? 7.5e4 : p.m <= 8 ? 4.6e4 : 3.9e4;
   if (!ring)
-    multiplied = (p.m <= 8 ? 3.9e4 : 2.9e4) * std::min(1.0, 2 * tiles / std::max(1, gpu.sms));  // of few rows, two SMs a tile
+    multiplied = (p.m <= 8 ? 3.4e4 : 2.1e4) * std::min(1.0, 2 * tiles / std::max(1, gpu.sms));  // of few rows, two SMs a tile
   if (ring && tokens <= 8) {
     // Measured: the start of a launch and the time until memory reaches its full rate are 2.4 µs of 6 µs or more. With capacity for 8
     // tokens add 0.4 µs a token; more for a long K, whose activations leave fewer stages to the ring, less for consecutive short row
     // tiles.
-    const double m = std::min<double>(static_cast<double>(p.m), tokens), kilo = static_cast<double>(p.k) / 1024;
+    const double kilo = static_cast<double>(p.k) / 1024;
     const double rounds = static_cast<double>(p.n) / gpu_tile::kRows / std::max(1, gpu.sms);
     const double length = kilo > 8 ? std::min(3.5, 0.3 * (kilo - 8)) : 0.3 * (kilo - 8) * std::clamp((rounds - 1) / 2, 0.0, 1.0);
     const double few = tokens == 1 ? 0.0 : 0.4 * (m - 1) + length;
@@ -321,7 +322,7 @@ double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p)
     return std::ceil(static_cast<double>(p.m) / tokens) *
            (start * (2.6 + 2.4 * std::min(1.0, memory / 6)) + few + std::max(1.02 * memory, weights / multiplied));
   }
-  if (ring && tokens == 16 && p.k > 16384) multiplied /= 2.2;  // activations leave room for one stage of weights only
+  if (ring && tokens == 16 && p.k > 24576) multiplied /= 1.6;  // activations leave room for one stage of weights only
   return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + std::max(memory / (ring ? 1.0 : 0.7), weights / multiplied));
 }
 
@@ -347,11 +348,15 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
   return dequantize_us + kGemmUs + std::max(multiply_us, read_us) + epilogue_us;
 }
 
-double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
+WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
   const int blocks = tile.n / gpu_tile::kRows;
   const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
-  const WgmmaCost cost = wgmma_cost(has_whole_records(p) ? WgmmaFamily::floats : WgmmaFamily::float_folds, tile, gpu);
-  return wgmma_cost_us(cost, shape, gpu, p, tile_bytes(p), bits(p.a_dtype));
+  return wgmma_features(has_whole_records(p) ? WgmmaFamily::floats : WgmmaFamily::float_folds, tile, shape, gpu, p, tile_bytes(p),
+                        bits(p.a_dtype));
+}
+
+double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
+  return wgmma_cost_us(gemm_sm90_features(tile, gpu, p), gpu);
 }
 
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {

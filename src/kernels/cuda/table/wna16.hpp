@@ -25,6 +25,7 @@ constexpr double kLaunchUs = 1.5;  // the cost of a launch among others in a str
 /// Predicted microseconds of a linear kernel of level `isa` on a GPU.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& problem);
 /// Predicted microseconds of sm_90's wgmma kernels of 16-bit activations.
+WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
 /// Predicted microseconds of the dense tier.

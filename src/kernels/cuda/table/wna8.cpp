@@ -147,13 +147,7 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
                   records * std::max(record.alone_us, record.shared_us * tiles / std::max(1, gpu.sms)));
 }
 
-/// The family of kernels (wgmma_cost.hpp) that the layer's records belong to.
-WgmmaFamily family_of(const Problem& p) {
-  if (online_fold(p.act_scheme, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
-  return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
-}
-
-double sm90_cost_us(const Kernel& self, const Problem& p) { return wna8_sm90_cost_us(self.tile, gpu_of(p), p, family_of(p)); }
+double sm90_cost_us(const Kernel& self, const Problem& p) { return wna8_sm90_cost_us(self.tile, gpu_of(p), p, wna8_family(p)); }
 
 double decode_cost_us(const Kernel& self, const Problem& p) { return wna8_decode_cost_us(self.tile.m, gpu_of(p), p); }
 
@@ -265,10 +259,19 @@ std::span<const Kernel> wna8_kernels() {
   return kRows;
 }
 
-double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
+WgmmaFeatures wna8_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
   const int blocks = tile.n / gpu_tile::kRows;
   const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
-  return wgmma_cost_us(wgmma_cost(family, tile, gpu), shape, gpu, p, tile_bytes(p), 8);
+  return wgmma_features(family, tile, shape, gpu, p, tile_bytes(p), 8);
+}
+
+double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family) {
+  return wgmma_cost_us(wna8_sm90_features(tile, gpu, p, family), gpu);
+}
+
+WgmmaFamily wna8_family(const Problem& p) {
+  if (online_fold(p.act_scheme, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
+  return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
 }
 
 int online_fold(const ActScheme& act, const WeightScheme& weight) {
@@ -309,20 +312,23 @@ Status accepts_wna8(const Problem& p) {
   return {};
 }
 
-// The fitted cost of W4A16's rows for as many tokens (linear_cost_us), with two computed differences: a record takes two thirds of the
-// cycles; and a CTA quantizes its slice of K, which is all of K where there are as many row tiles as multiprocessors. A scale per token
-// costs a second read of the activations, and an exchange between the CTAs of a cluster.
+// Reading and computing overlap, so the longer of the two counts. A CTA quantizes its slice of K, which is all of K where there are as many
+// row tiles as multiprocessors; a scale per token costs a second read of the activations, and an exchange between the CTAs of a cluster.
+// Fitted to the surveys of an H100 and an H200 (bench/results/{h100,h200}/survey-online*.json): 10 % off in the mean.
 double wna8_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   constexpr double kCodesPerUs = 2e4;  // of an SM
   const double sms = std::max(1, gpu.sms), m = std::min<double>(static_cast<double>(p.m), tokens);
   const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
   const double codes = m * static_cast<double>(p.k) * std::clamp(tiles / sms, 0.25, 1.0);
   const bool finds = p.act_scheme.group == GroupShape::channel();
-  const double quantize_us = (finds ? 0.8 : 0.3) + (finds && tokens > 1 ? 1.6 : 1.0) * codes / kCodesPerUs;
-  const double fixed_us = tokens == 1 ? 3.0 : 3.2 + 0.2 * m;  // of eight tokens: 3.4 to 4.8 µs, as measured
-  const double multiplied = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels ? 1.2e5 : 5e4;
-  const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / multiplied;
-  return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + quantize_us + std::max(tile_moved_us(gpu, p, 8), weights_us));
+  const double quantize_us = (finds ? 0.5 : 0.0) + (finds ? 1.3 : 1.0) * codes / kCodesPerUs;
+  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels;
+  // Until the memory is busy: the faster it is, the longer.
+  const double start = std::clamp(0.83 + 0.17 * (gpu.read_gbytes_per_s - 3051) / 1330, 0.5, 1.0);
+  const double fixed_us = (whole ? 4.6 * start : 6.2) + 0.32 * (m - 1);
+  const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / (whole ? 7e4 : 4e4);
+  return std::ceil(static_cast<double>(p.m) / tokens) *
+         (fixed_us + quantize_us + std::max(0.94 * tile_moved_us(gpu, p, 8), weights_us));
 }
 
 }  // namespace nibble::cuda

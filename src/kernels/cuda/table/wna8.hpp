@@ -21,7 +21,10 @@ QuantizeTask online_rule(const StepArgs& args);
 /// Whether activations are quantized to int8 codes in groups that the kernels support.
 Status accepts_wna8(const Problem& problem);
 
+/// The family of kernels that the records of a linear layer belong to.
+WgmmaFamily wna8_family(const Problem& problem);
 /// Predicted microseconds of sm_90's tiles, the quantizer apart; family: an online one.
+WgmmaFeatures wna8_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 
 /// Predicted microseconds of the rows that quantize by themselves, `tokens` a launch.

@@ -1,0 +1,69 @@
+// What the cost model of the wgmma kernels knows of every measured one, for bench/fit_gpu_costs.py to fit its numbers to.
+//
+//   gpu_features bench/results/h100/survey-*.json
+//
+// A line of JSON for each kernel and layer: its family, tile and layer, the features (WgmmaFeatures), and the measured microseconds less
+// those predicted for the step that prepares its activations. A fit starts from what the planner computes, so the two cannot differ.
+#include <cstdio>
+#include <exception>
+#include <string_view>
+
+#include "fmt/format.h"
+#include "kernels/cuda/table/w8a8.hpp"
+#include "kernels/cuda/table/wna16.hpp"
+#include "kernels/cuda/table/wna8.hpp"
+#include "plan/choose.hpp"
+#include "survey.hpp"
+
+namespace nibble {
+namespace {
+
+using cuda::WgmmaFamily, cuda::WgmmaFeatures;
+
+constexpr std::string_view name(WgmmaFamily family) {
+  switch (family) {
+    case WgmmaFamily::floats: return "floats";
+    case WgmmaFamily::float_folds: return "float_folds";
+    case WgmmaFamily::online: return "online";
+    case WgmmaFamily::online_tokens: return "online_tokens";
+    case WgmmaFamily::online_folds: return "online_folds";
+    case WgmmaFamily::s8: return "s8";
+    case WgmmaFamily::e4m3: return "e4m3";
+    case WgmmaFamily::e4m3_groups: return "e4m3_groups";
+  }
+  return {};
+}
+
+WgmmaFeatures features(const Kernel& kernel, const Problem& p) {
+  const GpuInfo gpu = cuda::gpu_of(p);
+  if (kernel.layout == "gpu_w8n64k128") return cuda::w8a8_sm90_features(kernel.tile, p.act_scheme.codes, gpu, p);
+  if (kernel.form == ActForm::s8i16) return cuda::wna8_sm90_features(kernel.tile, gpu, p, cuda::wna8_family(p));
+  return cuda::gemm_sm90_features(kernel.tile, gpu, p);
+}
+
+void print_features(const std::string& path) {
+  for (const testing::SurveyedLayer& layer : testing::surveyed_layers(path))
+    for (const auto& [kernel_name, us] : layer.us) {
+      const Kernel* kernel = find_kernel(kernel_name);
+      if (kernel == nullptr || kernel->op != Op::linear) continue;  // a row that is gone; a pointwise convolution
+      if (kernel_name.find("sm90_wgmma") == std::string::npos && kernel_name.find("sm90_streamk") == std::string::npos) continue;
+      const WgmmaFeatures f = features(*kernel, layer.problem);
+      fmt::print(R"({{"family": "{}", "tile": [{}, {}, {}], "layer": [{}, {}, {}], "us": {:.4f}, "memory_us": {:.4f}, )"
+                 R"("l2_us": {:.4f}, "passes": {:.6g}, "steps": {:.6g}, "blocks": {:.6g}, "parts": {:.6g}}})"
+                 "\n",
+                 name(f.family), f.tile.m, f.tile.n, f.tile.split, layer.problem.n, layer.problem.k, layer.problem.m,
+                 us - choose_preparation(*kernel, layer.problem).cost_us, f.memory_us, f.l2_us, f.passes, f.steps, f.blocks,
+                 f.parts);
+    }
+}
+
+}  // namespace
+}  // namespace nibble
+
+int main(int argc, char** argv) try {
+  for (int i = 1; i < argc; ++i) nibble::print_features(argv[i]);
+  return argc > 1 ? 0 : 2;
+} catch (const std::exception& e) {
+  fmt::print(stderr, "gpu_features: {}\n", e.what());
+  return 4;
+}

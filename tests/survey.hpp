@@ -1,0 +1,54 @@
+// The layers of a survey of a GPU (bench/survey.py): the problem of each, and what every kernel took.
+#pragma once
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kernels/kernel.hpp"
+#include "nibble/cuda.hpp"
+
+namespace nibble::testing {
+
+/// A layer, and the microseconds of each kernel with the step that prepares its activations.
+struct SurveyedLayer {
+  Problem problem;
+  std::string scheme;
+  std::map<std::string, double, std::less<>> us;
+};
+
+/// The layers of a file under bench/results/h100 or bench/results/h200. Throws what nlohmann::json does.
+inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
+  static const GpuInfo kH100 = *described_gpu("h100"), kH200 = *described_gpu("h200");
+  std::ifstream in(path);
+  const nlohmann::json data = nlohmann::json::parse(in);
+  std::vector<SurveyedLayer> layers;
+  for (const nlohmann::json& row : data["rows"]) {
+    SurveyedLayer& layer = layers.emplace_back();
+    layer.scheme = row["scheme"];
+    const Scheme scheme = *Scheme::parse(layer.scheme);
+    const bool w8 = scheme.weight.codes == DType::s8 || scheme.weight.codes == DType::e4m3;
+    const bool given = row["a_dtype"] == "s8" || row["a_dtype"] == "e4m3";
+    layer.problem = {.m = row["m"],
+                     .n = row["n"],
+                     .k = row["k"],
+                     .scheme = scheme.weight,
+                     .layout = w8 ? "gpu_w8n64k128" : "gpu_n64k128",
+                     .memory = Backend::cuda,
+                     .a_dtype = given ? scheme.act.codes : DType::f16,
+                     .epilogue = {.out = DType::f16},
+                     .act_scheme = scheme.act,
+                     .gpu = path.find("/h100/") != std::string::npos ? &kH100 : &kH200};
+    if (row["us"].is_array()) {
+      for (std::size_t i = 0; i < row["us"].size(); ++i)
+        if (!row["us"][i].is_null()) layer.us[data["kernels"][i]] = row["us"][i];
+    } else {
+      for (const auto& [kernel, us] : row["us"].items()) layer.us[kernel] = us;
+    }
+  }
+  return layers;
+}
+
+}  // namespace nibble::testing

@@ -16,7 +16,7 @@ KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv")
 
 
 def digits(us):
-    return float(f"{us:.5g}")
+    return float(f"{us:.4g}")
 
 
 def compact(data):

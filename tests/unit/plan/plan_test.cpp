@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -422,6 +423,25 @@ TEST(Explain, ForADescribedGpu) {
   EXPECT_THAT(std::string(explain(weight, spec, old)->buckets.back().steps.back()), HasSubstr("__cuda_simt_"));
   EXPECT_THAT(described_gpu("a100").status().message(), HasSubstr("h100 and h200"));
   EXPECT_EQ(described_gpu("a100").status().code(), StatusCode::not_found);
+}
+
+/// A kernel that quantizes by itself competes with others and the step in front of them: at one token it is as fast as their products alone.
+TEST(Explain, CountsTheStepThatPreparesActivations) {
+  const WeightDesc weight{.scheme = Scheme::parse("u4b8g128")->weight, .n = 10240, .k = 8192};
+  const LinearSpec spec{
+      .a_dtype = DType::f16, .m_max = 64, .epilogue = {.out = DType::f16}, .act_scheme = {DType::s8, GroupShape::group(128)}};
+  const auto explained = explain(weight, spec, *described_gpu("h100"));
+  ASSERT_TRUE(explained.ok()) << explained.status().message();
+  const Explanation::Bucket &one = explained->buckets.front(), &many = explained->buckets.back();
+  EXPECT_THAT(std::string(one.steps.back()), HasSubstr("_online_"));
+  ASSERT_EQ(many.steps.size(), 2U);
+  for (const Explanation::Bucket& bucket : explained->buckets) {
+    const auto chosen = std::ranges::find(bucket.candidates, bucket.steps.back(), &Explanation::Candidate::kernel);
+    ASSERT_NE(chosen, bucket.candidates.end());
+    EXPECT_EQ(chosen->cost_us, bucket.cost_us) << chosen->kernel;
+    for (const Explanation::Candidate& candidate : bucket.candidates)
+      EXPECT_FALSE(candidate.accepted && candidate.cost_us < bucket.cost_us) << candidate.kernel;
+  }
 }
 
 TEST(Plan, IsForWhatTheWeightWasPackedForUnlessItIsTold) {

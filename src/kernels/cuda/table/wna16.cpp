@@ -288,9 +288,9 @@ GpuInfo gpu_of(const Problem& problem) {
   return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
 }
 
-// Reading and computing overlap, so the longer of the two counts, for every launch of up to `tokens` rows. Fitted to measurements on
-// an H200 (bench/results/h200/decode-kernels.json), in units that hold for any GPU: weights that one SM multiplies per microsecond, and
-// the cost of a launch. It only has to rank kernels that differ by factors.
+// Reading and computing overlap, so the longer of the two counts, for every launch of up to `tokens` rows. Fitted to measurements on an
+// H200 (bench/results/h200/decode-kernels.json) and, for 16 tokens, to the surveys of an H100 and an H200, in units that hold for any GPU:
+// weights that one SM multiplies per microsecond, and the cost of a launch.
 double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
   const double memory = tile_moved_us(gpu, p, bits(p.a_dtype));
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / std::max(1, gpu.sms);  // of one SM

@@ -29,7 +29,7 @@ install(DIRECTORY include/nibble ${PROJECT_BINARY_DIR}/include/nibble DESTINATIO
 
 configure_package_config_file(cmake/nibbleConfig.cmake.in ${PROJECT_BINARY_DIR}/nibbleConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/nibbleConfigVersion.cmake COMPATIBILITY SameMajorVersion)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/nibbleConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/nibbleConfig.cmake ${PROJECT_BINARY_DIR}/nibbleConfigVersion.cmake
         DESTINATION ${package_dir} COMPONENT development)
 

@@ -352,8 +352,8 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, const LayerPart
     return error(StatusCode::not_found, "{}: no {} module {}", path.string(), module.format, printable(module.name));
   const codec::Format* format = codec::find_format(own->format);
   if (!own->quantized() || format == nullptr)
-    return error(StatusCode::invalid_argument, "{}: module {} is {}: there are no codes to read", path.string(), own->name,
-                 own->format);
+    return error(StatusCode::invalid_argument, "{}: module {} is {}: there are no codes to read; quantize it first",
+                 path.string(), own->name, own->format);
   std::vector<Note> found;
   std::vector<Tensor> memory;
   NIBBLE_ASSIGN_OR_RETURN(const codec::ModuleTensors parts, part == nullptr
@@ -433,7 +433,7 @@ Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_
     if (!found) continue;
     if (!found->ok()) return found->status();
     if (!(*found)->quantized())
-      return error(StatusCode::unsupported, "the layer is {}: there are no codes to read", (*found)->format);
+      return error(StatusCode::unsupported, "the layer is {}: there are no codes to read; quantize it first", (*found)->format);
     std::vector<Note> findings = (*found)->notes;
     Result<QuantTensor> q = format.read(parts, **found, config, findings);
     return checked(std::move(q), "the layer", {}, std::move(findings), notes);

@@ -3,7 +3,7 @@
 //   gpu_features bench/results/h100/survey-*.json
 //
 // A line of JSON for each kernel and layer: its family, tile and layer, the features (WgmmaFeatures), and the measured microseconds less
-// those predicted for the step that prepares its activations. A fit starts from what the planner computes, so the two cannot differ.
+// those predicted for the step that prepares its activations.
 #include <cstdio>
 #include <exception>
 #include <string_view>
@@ -61,8 +61,9 @@ void print_features(const std::string& path) {
 }  // namespace nibble
 
 int main(int argc, char** argv) try {
+  if (argc < 2) return fmt::print(stderr, "usage: gpu_features SURVEY.json...\n"), 2;
   for (int i = 1; i < argc; ++i) nibble::print_features(argv[i]);
-  return argc > 1 ? 0 : 2;
+  return 0;
 } catch (const std::exception& e) {
   fmt::print(stderr, "gpu_features: {}\n", e.what());
   return 4;

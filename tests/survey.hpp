@@ -4,6 +4,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,11 @@ struct SurveyedLayer {
   std::map<std::string, double, std::less<>> us;
 };
 
-/// The layers of a file under bench/results/h100 or bench/results/h200. Throws what nlohmann::json does.
+/// The layers of a file under bench/results/h100 or bench/results/h200. Throws where the file cannot be read.
 inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
   static const GpuInfo kH100 = *described_gpu("h100"), kH200 = *described_gpu("h200");
   std::ifstream in(path);
+  if (!in) throw std::runtime_error("cannot read " + path);
   const nlohmann::json data = nlohmann::json::parse(in);
   std::vector<SurveyedLayer> layers;
   for (const nlohmann::json& row : data["rows"]) {

@@ -21,7 +21,7 @@
 namespace nibble {
 
 /// How the zero point enters W = f(code). q is code_value(codes, code); s, z, o are the group's scale, zero, offset.
-enum class ZeroKind : std::uint8_t {
+enum class ZeroKind {
   none,     // "":  W = q·s
   integer,  // "z": W = (q − z)·s, z an integer in code units (AWQ, GPTQ, compressed-tensors)
   offset,   // "o": W = q·s + o, o a float in weight units (llm-awq, torchao, GGUF Q4_1, MNN)

@@ -341,7 +341,7 @@ void bench_shape(const BenchOptions& options, int n, int k, Cublas* cublas, nloh
     task.epilogue.d = d.get();
     task.epilogue.d_stride = n;
     task.weight.geometry = geo;
-    task.weight.zero = options.zeros ? Zero::integer : Zero::fixed;
+    task.weight.zero = options.zeros ? ZeroKind::integer : ZeroKind::none;
     task.weight.zero_base = options.zeros ? 0.0f : options.bits == 8 ? 128.0f : 8.0f;
     DecodeConfig config = options.config;
     config.tokens = m == 1 ? 1 : m <= 8 ? 8 : kDecodeTokens;

@@ -103,15 +103,8 @@ struct OnDevice {
     weight.geometry = gpu_tile::geometry(q.scheme, packed.zero_type, q.n, q.k);
     weight.scale_type = q.scheme.scale;
     weight.zero_base = static_cast<float>(code_bias(q.scheme.codes));
-    switch (q.scheme.zero) {
-      case ZeroKind::none: weight.zero = Zero::fixed; break;
-      case ZeroKind::integer:
-        weight.zero = Zero::integer;
-        weight.zero_base -= static_cast<float>(gpu_tile::zero_bias(packed.zero_type));
-        break;
-      case ZeroKind::offset: weight.zero = Zero::offset; break;
-      case ZeroKind::real: weight.zero = Zero::real; break;
-    }
+    weight.zero = q.scheme.zero;
+    if (q.scheme.zero == ZeroKind::integer) weight.zero_base -= static_cast<float>(gpu_tile::zero_bias(packed.zero_type));
     if (q.scheme.zero == ZeroKind::offset || q.scheme.zero == ZeroKind::real) weight.zero_type = packed.zero_type;
     weight.scale2 = q.scale2.value_or(1.0f);
     if (perm) weight.perm = reinterpret_cast<const std::int32_t*>(perm->get());

@@ -14,7 +14,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 namespace nibble::cuda {
 namespace {
 
-using emulator::TileZeros;
 
 class EmulatedDecodeSm80 : public testing::TestWithParam<emulator::FloatCase> {};
 
@@ -30,9 +29,9 @@ TEST_P(EmulatedDecodeSm80, GivesTheSumsOfTheLayer) {
 }
 
 constexpr emulator::FloatCase kCases[] = {
-    {DType::f16, 4, 128, TileZeros::none, 1, 136, 8192},   {DType::bf16, 4, 128, TileZeros::integer, 7, 72, 1936},
-    {DType::f16, 4, 32, TileZeros::integer, 16, 72, 1408}, {DType::bf16, 4, 64, TileZeros::offset, 21, 72, 640},
-    {DType::f16, 4, 128, TileZeros::integer, 3, 100, 530}, {DType::f16, 4, 128, TileZeros::none, 5, 72, 640, true},
+    {DType::f16, 4, 128, ZeroKind::none, 1, 136, 8192},   {DType::bf16, 4, 128, ZeroKind::integer, 7, 72, 1936},
+    {DType::f16, 4, 32, ZeroKind::integer, 16, 72, 1408}, {DType::bf16, 4, 64, ZeroKind::offset, 21, 72, 640},
+    {DType::f16, 4, 128, ZeroKind::integer, 3, 100, 530}, {DType::f16, 4, 128, ZeroKind::none, 5, 72, 640, true},
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedDecodeSm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

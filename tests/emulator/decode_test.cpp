@@ -12,7 +12,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what the ring's k
 
 namespace {
 
-using emulator::TileZeros;
 
 struct Case {
   emulator::FloatCase layer;
@@ -41,7 +40,7 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
 }
 
 // Row tiles and channels with tails, more tiles than clusters, more records than the ring has stages, more tokens than a launch.
-constexpr auto kNone = TileZeros::none, kInteger = TileZeros::integer, kOffset = TileZeros::offset;
+constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kOffset = ZeroKind::offset;
 constexpr Case kCases[] = {
     {{DType::f16, 4, 128, kNone, 1, 264, 4096}, 1, 1},        {{DType::bf16, 4, 128, kInteger, 7, 328, 1936}, 8, 1},
     {{DType::f16, 4, 128, kInteger, 16, 200, 1024}, 16, 1},   {{DType::f16, 4, 128, kNone, 3, 200, 2048}, 8, 2},

@@ -14,11 +14,10 @@
 namespace nibble::cuda {
 namespace {
 
-using emulator::TileZeros;
 
 struct Case {
   int bits, group;
-  TileZeros zeros;
+  ZeroKind zeros;
   int n, k, padding;  // padding: elements between rows of W
   bool act_order = false;
 };
@@ -63,9 +62,9 @@ TEST_P(EmulatedDequantizePacked, GivesTheWeight) {
 
 // Rows and channels with tails, more pieces than CTAs, rows of W that are not aligned, channels in another order.
 constexpr Case kCases[] = {
-    {4, 128, TileZeros::none, 264, 400, 0},         {4, 32, TileZeros::integer, 72, 528, 8},
-    {4, 64, TileZeros::offset, 136, 272, 3},        {8, 128, TileZeros::integer, 100, 530, 0},
-    {4, 128, TileZeros::integer, 72, 264, 0, true}, {8, 64, TileZeros::offset, 72, 136, 1, true},
+    {4, 128, ZeroKind::none, 264, 400, 0},         {4, 32, ZeroKind::integer, 72, 528, 8},
+    {4, 64, ZeroKind::offset, 136, 272, 3},        {8, 128, ZeroKind::integer, 100, 530, 0},
+    {4, 128, ZeroKind::integer, 72, 264, 0, true}, {8, 64, ZeroKind::offset, 72, 136, 1, true},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, EmulatedDequantizePacked, testing::ValuesIn(kCases));
 

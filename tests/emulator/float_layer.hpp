@@ -31,7 +31,7 @@ struct Multiplied {
 
 /// The W of kernels that multiply weights: rounded to the type of activations, except rows of one scale, whose sums are scaled.
 inline Multiplied rounded_weight(const TileWeight& w, DType a_dtype, int row, int channel) {
-  if (w.kind == TileZeros::offset) return {w.value(row, channel), half_step(a_dtype) * 4};
+  if (w.kind == ZeroKind::offset) return {w.value(row, channel), half_step(a_dtype) * 4};
   if (w.group >= w.k) return {w.value(row, channel), 0};
   constexpr float kUp = 64.0f;  // f16's weights are as many times as large, out of reach of subnormals
   const float scale = a_dtype == DType::f16 ? kUp * w.scale(row, channel) : rounded(a_dtype, w.scale(row, channel));
@@ -42,7 +42,7 @@ inline Multiplied rounded_weight(const TileWeight& w, DType a_dtype, int row, in
 struct FloatCase {
   DType a_dtype;
   int bits, group;  // of the weight
-  TileZeros zeros;
+  ZeroKind zeros;
   int m, n, k;
   bool act_order = false;
 };

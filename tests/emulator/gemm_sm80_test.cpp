@@ -15,7 +15,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 namespace nibble::cuda {
 namespace {
 
-using emulator::TileZeros;
 
 class EmulatedGemmSm80 : public testing::TestWithParam<emulator::FloatCase> {};
 
@@ -29,11 +28,11 @@ TEST_P(EmulatedGemmSm80, GivesTheSumsOfTheLayer) {
 
 // Tiles of every shape; few multiprocessors choose the one with the fewest cycles.
 constexpr emulator::FloatCase kCases[] = {
-    {DType::f16, 4, 128, TileZeros::none, 17, 72, 1424},     {DType::bf16, 4, 128, TileZeros::integer, 40, 200, 640},
-    {DType::f16, 4, 128, TileZeros::none, 70, 328, 528},     {DType::f16, 4, 128, TileZeros::integer, 130, 520, 384},
-    {DType::f16, 4, 32, TileZeros::integer, 33, 72, 416},    {DType::bf16, 4, 64, TileZeros::offset, 20, 100, 640},
-    {DType::f16, 4, 1024, TileZeros::integer, 40, 72, 1024}, {DType::f16, 8, 128, TileZeros::integer, 33, 136, 784},
-    {DType::bf16, 8, 128, TileZeros::none, 64, 72, 530},     {DType::f16, 4, 128, TileZeros::integer, 20, 72, 640, true},
+    {DType::f16, 4, 128, ZeroKind::none, 17, 72, 1424},     {DType::bf16, 4, 128, ZeroKind::integer, 40, 200, 640},
+    {DType::f16, 4, 128, ZeroKind::none, 70, 328, 528},     {DType::f16, 4, 128, ZeroKind::integer, 130, 520, 384},
+    {DType::f16, 4, 32, ZeroKind::integer, 33, 72, 416},    {DType::bf16, 4, 64, ZeroKind::offset, 20, 100, 640},
+    {DType::f16, 4, 1024, ZeroKind::integer, 40, 72, 1024}, {DType::f16, 8, 128, ZeroKind::integer, 33, 136, 784},
+    {DType::bf16, 8, 128, ZeroKind::none, 64, 72, 530},     {DType::f16, 4, 128, ZeroKind::integer, 20, 72, 640, true},
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedGemmSm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

@@ -26,11 +26,10 @@ GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullpt
 namespace {
 
 using emulator::TileWeight;
-using emulator::TileZeros;
 
 /// Up to 32 tokens the sums of common weights are scaled, and not the weights.
 emulator::Multiplied multiplied(const TileWeight& w, DType act, int tokens, int row, int channel) {
-  if (w.kind != TileZeros::offset && w.group >= gpu_tile::kChannels && tokens <= 32) return {w.value(row, channel), 0};
+  if (w.kind != ZeroKind::offset && w.group >= gpu_tile::kChannels && tokens <= 32) return {w.value(row, channel), 0};
   return emulator::rounded_weight(w, act, row, channel);
 }
 
@@ -65,7 +64,7 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
 }
 
 // Rows, tokens and channels with tails, and more records than a ring has stages; every distribution of passes, every kind of weight.
-constexpr auto kNone = TileZeros::none, kInteger = TileZeros::integer, kOffset = TileZeros::offset;
+constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kOffset = ZeroKind::offset;
 constexpr Case kCases[] = {
     {{DType::f16, 4, 128, kNone, 3, 72, 1936}, 16, 2, 1},
     {{DType::bf16, 4, 128, kInteger, 30, 200, 1424}, 32, 1, kStreamK},

@@ -17,11 +17,10 @@
 namespace nibble::cuda {
 namespace {
 
-using emulator::TileZeros;
 
 struct Case {
   int bits, group;
-  TileZeros zeros;
+  ZeroKind zeros;
   int n, k;
   bool signed_codes = false, act_order = false;
 };
@@ -44,28 +43,28 @@ TEST_P(EmulatedPack, WritesTheRecords) {
   const WeightScheme scheme{.codes = c.signed_codes ? DType::s8
                                      : c.bits == 4  ? DType::u4
                                                     : DType::u8,
-                            .zero = c.zeros == TileZeros::integer  ? ZeroKind::integer
-                                    : c.zeros == TileZeros::offset ? ZeroKind::offset
-                                                                   : ZeroKind::none,
+                            .zero = c.zeros == ZeroKind::integer  ? ZeroKind::integer
+                                    : c.zeros == ZeroKind::offset ? ZeroKind::offset
+                                                                  : ZeroKind::none,
                             .group = c.group >= c.k ? GroupShape::channel() : GroupShape::group(c.group)};
   const gpu_tile::Geometry geometry = weight.device().geometry;
   alignas(16) static std::uint8_t records[1 << 20];
   const auto bytes = static_cast<std::size_t>(geometry.total_bytes());
   ASSERT_LT(bytes, sizeof records);
   std::memset(records, 0xa5, sizeof records);
-  const void* const stored = c.zeros == TileZeros::offset ? static_cast<const void*>(weight.offsets.data()) : zeros.data();
+  const void* const stored = c.zeros == ZeroKind::offset ? static_cast<const void*>(weight.offsets.data()) : zeros.data();
   ASSERT_EQ(
-      pack_gpu_tile(geometry, scheme, c.zeros == TileZeros::offset ? DType::f16 : DType::u8, codes.data(), weight.scales.data(),
-                    c.zeros == TileZeros::none ? nullptr : stored, c.act_order ? order.data() : nullptr, records, nullptr),
+      pack_gpu_tile(geometry, scheme, c.zeros == ZeroKind::offset ? DType::f16 : DType::u8, codes.data(), weight.scales.data(),
+                    c.zeros == ZeroKind::none ? nullptr : stored, c.act_order ? order.data() : nullptr, records, nullptr),
       cudaSuccess);
   for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(records[i], weight.records[i]) << i;
   for (std::size_t i = bytes; i < bytes + 64; ++i) ASSERT_EQ(records[i], 0xa5) << "written past the records";
 }
 
 constexpr Case kCases[] = {
-    {4, 128, TileZeros::none, 72, 400},        {4, 32, TileZeros::integer, 136, 264},
-    {4, 64, TileZeros::offset, 64, 136},       {8, 128, TileZeros::integer, 100, 530},
-    {8, 1024, TileZeros::none, 72, 264, true}, {4, 128, TileZeros::integer, 72, 264, false, true},
+    {4, 128, ZeroKind::none, 72, 400},        {4, 32, ZeroKind::integer, 136, 264},
+    {4, 64, ZeroKind::offset, 64, 136},       {8, 128, ZeroKind::integer, 100, 530},
+    {8, 1024, ZeroKind::none, 72, 264, true}, {4, 128, ZeroKind::integer, 72, 264, false, true},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, EmulatedPack, testing::ValuesIn(kCases));
 

@@ -15,7 +15,6 @@ alignas(1024) float shared[emulator::kSharedBytes / sizeof(float)];  // what ker
 namespace nibble::cuda {
 namespace {
 
-using emulator::TileZeros;
 
 class EmulatedSimt : public testing::TestWithParam<emulator::FloatCase> {};
 
@@ -30,9 +29,9 @@ TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {
 }
 
 constexpr emulator::FloatCase kCases[] = {
-    {DType::f16, 4, 128, TileZeros::none, 1, 72, 1936},        {DType::bf16, 4, 128, TileZeros::integer, 7, 200, 640},
-    {DType::f16, 4, 32, TileZeros::offset, 4, 72, 416},        {DType::f16, 8, 128, TileZeros::integer, 3, 100, 530},
-    {DType::f16, 4, 64, TileZeros::integer, 5, 72, 640, true},
+    {DType::f16, 4, 128, ZeroKind::none, 1, 72, 1936},        {DType::bf16, 4, 128, ZeroKind::integer, 7, 200, 640},
+    {DType::f16, 4, 32, ZeroKind::offset, 4, 72, 416},        {DType::f16, 8, 128, ZeroKind::integer, 3, 100, 530},
+    {DType::f16, 4, 64, ZeroKind::integer, 5, 72, 640, true},
 };
 INSTANTIATE_TEST_SUITE_P(Simt, EmulatedSimt, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

@@ -12,26 +12,23 @@
 
 namespace nibble::emulator {
 
-/// The zeros of a group's rows, beside f16 scales. `offset` takes the place of zeros: W = (u − base)·s + o.
-enum class TileZeros { none, integer, offset };
-
-/// Random codes [n][k] of 4 or 8 bits, scales and zeros of groups of `group` channels.
+/// Random codes [n][k] of 4 or 8 bits, f16 scales and zeros of groups of `group` channels: none, integers or f16 offsets.
 struct TileWeight {
   int n, k, bits, group;
-  TileZeros kind;
+  ZeroKind kind;
   std::vector<int> codes;
   std::vector<f16> scales, offsets;
   std::vector<int> zeros;
   std::vector<std::uint8_t> records;
 
-  TileWeight(int n, int k, int bits, int group, TileZeros kind, std::mt19937& random)
+  TileWeight(int n, int k, int bits, int group, ZeroKind kind, std::mt19937& random)
       : n(n), k(k), bits(bits), group(group), kind(kind) {
     const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
     for (int i = 0; i < n * k; ++i) codes.push_back(below(1 << bits));
     for (int i = 0; i < n * groups(); ++i) {
       scales.push_back(to_f16(0.001f * static_cast<float>(1 + below(100))));
-      zeros.push_back(kind == TileZeros::integer ? below(1 << bits) : base());
-      offsets.push_back(to_f16(kind == TileZeros::offset ? 0.01f * static_cast<float>(below(100)) : 0.0f));
+      zeros.push_back(kind == ZeroKind::integer ? below(1 << bits) : base());
+      offsets.push_back(to_f16(kind == ZeroKind::offset ? 0.01f * static_cast<float>(below(100)) : 0.0f));
     }
     pack();
   }
@@ -49,13 +46,11 @@ struct TileWeight {
   }
 
   cuda::DeviceWeight device() const {
-    const bool own = kind == TileZeros::integer;
+    const bool own = kind == ZeroKind::integer;
     return {.records = records.data(),
             .geometry = geometry(),
             .scale_type = DType::f16,
-            .zero = own                         ? cuda::Zero::integer
-                    : kind == TileZeros::offset ? cuda::Zero::offset
-                                                : cuda::Zero::fixed,
+            .zero = kind,
             .zero_type = DType::f16,
             .zero_base = own ? 0.0f : static_cast<float>(base()),
             .per_channel = group >= k};
@@ -69,9 +64,9 @@ struct TileWeight {
             .bits = bits,
             .span = std::min(group, gpu_tile::kChannels),
             .scale_bytes = 2,
-            .zero_bytes = kind == TileZeros::integer  ? 1
-                          : kind == TileZeros::offset ? 2
-                                                      : 0};
+            .zero_bytes = kind == ZeroKind::integer  ? 1
+                          : kind == ZeroKind::offset ? 2
+                                                     : 0};
   }
   void pack() {
     const gpu_tile::Geometry geo = geometry();
@@ -86,9 +81,9 @@ struct TileWeight {
         const std::size_t from = group_of(row, channel);
         const int slot = in_record / geo.span, position = gpu_tile::slot_position(in_tile);
         std::memcpy(record + geo.scale_offset(slot) + position * 2, &scales[from], 2);
-        if (kind == TileZeros::integer)
+        if (kind == ZeroKind::integer)
           record[geo.zero_offset(slot) + position] = static_cast<std::uint8_t>(zeros[from]);
-        else if (kind == TileZeros::offset)
+        else if (kind == ZeroKind::offset)
           std::memcpy(record + geo.zero_offset(slot) + position * 2, &offsets[from], 2);
       }
   }

@@ -9,7 +9,6 @@
 namespace nibble::cuda {
 namespace {
 
-using emulator::TileZeros;
 
 struct Case {
   emulator::FloatCase layer;
@@ -29,7 +28,7 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
   layer.expect_sums(
       layer.task(),
       [&](const LinearTask& task) {
-        const bool whole = c.layer.zeros != TileZeros::offset && c.layer.group >= gpu_tile::kChannels &&
+        const bool whole = c.layer.zeros != ZeroKind::offset && c.layer.group >= gpu_tile::kChannels &&
                            (c.act_group == 0 || c.act_group >= gpu_tile::kChannels);
         const Wna8DecodeTask online{.weight = task.weight,
                                     .acts = {.a = task.x,
@@ -50,7 +49,7 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
 }
 
 // Scales of a token that ranks of a cluster find together, of blocks, of blocks that are half of a neighbour's.
-constexpr auto kNone = TileZeros::none, kInteger = TileZeros::integer, kOffset = TileZeros::offset;
+constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kOffset = ZeroKind::offset;
 constexpr Case kCases[] = {
     {{DType::f16, 4, 128, kNone, 1, 264, 4096}, 128, 1}, {{DType::f16, 4, 128, kInteger, 7, 200, 1936}, 128, 8},
     {{DType::f16, 4, 128, kNone, 1, 136, 4096}, 0, 1},   {{DType::f16, 4, 128, kInteger, 5, 136, 8192}, 0, 8},

@@ -132,7 +132,7 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
     return {t.given.scale[m * t.given.scale_row + k / t.block * t.given.scale_block], 0.0f, zero};
   }
   if (t.known) return act_rule::known(t.known->scale, t.known->zero);
-  const bool zeros = t.digits.zeros != Zeros::none;
+  const bool zeros = t.digits.zero_sums != ZeroSums::none;
   alignas(64) float x[kMaxSegment];
   Vec low{}, high{};
   std::int32_t largest = 0;
@@ -312,7 +312,7 @@ inline void lay_codes(const PrepareTask& t, const std::byte* const* codes, std::
 /// int8: a rule per token or block of K, then its codes, piece by piece; of tokens [first, first + tokens) of the tile of `height` at m.
 inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   const std::int64_t header = t.digits.segment_header();
-  const bool per_segment = t.digits.zeros == Zeros::per_segment;
+  const bool per_segment = t.digits.zero_sums == ZeroSums::per_segment;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   const std::int64_t step = t.rows ? kRowBytes : tile::kOctet;
   alignas(64) float x[kMaxSegment];
@@ -330,7 +330,7 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
       for (std::int64_t i = 0; i < tokens; ++i) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
     }
-    if (k == 0 && t.digits.zeros == Zeros::per_token) {
+    if (k == 0 && t.digits.zero_sums == ZeroSums::per_token) {
       for (std::int64_t i = 0; i < tokens; ++i) std::memcpy(out + 4 * (first + i), &rules[i].zero, 4);
       out += 4 * room;
     }

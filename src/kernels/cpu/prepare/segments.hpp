@@ -29,18 +29,18 @@ constexpr std::int64_t kMaxPairedSegment = 128;
 /// digit's.
 constexpr std::int64_t kMaxFixedSegment = 128;
 
-/// The place of the zero points of int8 activations.
-enum class Zeros : std::uint8_t {
+/// The sums that the zero points of int8 activations are subtracted from.
+enum class ZeroSums : std::uint8_t {
   none,
-  per_token,    // of sums over all of K: once a token
-  per_segment,  // of sums by segments: beside the scale
+  per_token,    // over all of K: once a token
+  per_segment,  // over a segment: beside its scale
 };
 
 /// How activations become bytes: `digits` signed bytes each, least significant first, and a scale per block.
 struct ActDigits {
   int digits = 3;          // 3: fixed point, 23 bits and a sign under a power of two; 1: int8, absmax / 127
   std::int64_t block = 0;  // of int8: channels that share a scale; 0: the whole row. Fixed point has one per segment
-  Zeros zeros = Zeros::none;
+  ZeroSums zero_sums = ZeroSums::none;
   bool paired = false;  // zeros per segment are subtracted together with the weight's, which are none or integers
   std::int64_t piece = kMaxFixedSegment;
 
@@ -54,19 +54,19 @@ struct ActDigits {
       return form;
     }
     form.digits = 1;
-    if (act.zero != ZeroKind::none) form.zeros = sums_whole_rows(weight, act) ? Zeros::per_token : Zeros::per_segment;
-    form.piece = std::min(group, form.zeros == Zeros::per_segment ? kMaxZeroSegment : kMaxInt8Segment);
+    if (act.zero != ZeroKind::none) form.zero_sums = sums_whole_rows(weight, act) ? ZeroSums::per_token : ZeroSums::per_segment;
+    form.piece = std::min(group, form.zero_sums == ZeroSums::per_segment ? kMaxZeroSegment : kMaxInt8Segment);
     if (act.group.k != 0 && act.group.k < k) {
       form.block = act.group.k;
       form.piece = std::min<std::int64_t>(form.piece, act.group.k);
     }
-    form.paired = !far_zeros && form.zeros == Zeros::per_segment && form.piece <= kMaxPairedSegment &&
+    form.paired = !far_zeros && form.zero_sums == ZeroSums::per_segment && form.piece <= kMaxPairedSegment &&
                   (weight.zero == ZeroKind::none || weight.zero == ZeroKind::integer);
     return form;
   }
   /// Bytes per token that a tile begins with, and per token and segment before the octets.
-  int token_header() const { return zeros == Zeros::per_token ? 4 : 0; }
-  int segment_header() const { return 8 + 4 * digits + (zeros == Zeros::per_segment ? 4 : 0); }
+  int token_header() const { return zero_sums == ZeroSums::per_token ? 4 : 0; }
+  int segment_header() const { return 8 + 4 * digits + (zero_sums == ZeroSums::per_segment ? 4 : 0); }
 };
 
 /// The conditions of all kernels on blocks of activations that share a scale.

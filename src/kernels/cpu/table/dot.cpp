@@ -20,7 +20,7 @@ Status run(const Kernel& self, const StepArgs& args) {
   // Tasks are whole row blocks, at least four per thread, so that an interrupted thread does not delay the others.
   const std::int64_t fair = (geo.row_blocks() + 4 * args.executor->threads() - 1) / (4 * args.executor->threads());
   std::int64_t most = std::min(fair, kMaxTaskBlocks);
-  if (task.zeros == Zeros::per_segment)
+  if (task.zero_sums == ZeroSums::per_segment)
     most = std::clamp<std::int64_t>(kColumnFloats / (task.segments.count() * kIsa.rows), 1, most);
   const std::int64_t step = std::clamp<std::int64_t>(kIsa.task_bytes / geo.row_block_bytes, 1, most);
   const std::int64_t ranges = (geo.row_blocks() + step - 1) / step;
@@ -97,7 +97,7 @@ double cost_us(const Kernel& self, const Problem& p) {
   const double octets = static_cast<double>(tile::Geometry::octets(p.k));
   const double segments = std::ceil(static_cast<double>(p.k) / static_cast<double>(digits.piece));
   const bool narrow = width == 4 || width == 8;
-  const bool zeros = digits.zeros == Zeros::per_segment;
+  const bool zeros = digits.zero_sums == ZeroSums::per_segment;
   const double token = kRates.token + (zeros ? kZeroSlots : 0);
   const auto slots = [&](std::int64_t height) {  // of a tile over all of K
     const std::int64_t room = token_room(self.form);

@@ -17,7 +17,7 @@ struct DotTask {
   const std::byte* activations;  // prepared for the tile's height (prepare.hpp)
   Segments segments;
   std::int64_t token_bytes;
-  Zeros zeros;
+  ZeroSums zero_sums;
   bool paired;
   std::int64_t tile;  // tokens of a prepared tile
   std::int64_t m;
@@ -35,7 +35,7 @@ struct DotTask {
         activations(args.prepared),
         segments{args.weight->k, args.weight->group_size(), digits.piece},
         token_bytes(prepared_token_bytes(kernel.form, args.act_scheme, args.weight->scheme, args.weight->k)),
-        zeros(digits.zeros),
+        zero_sums(digits.zero_sums),
         paired(digits.paired),
         tile(prepared_tile(kernel.form, args.a.dim(0), kernel.tile.m)),
         m(args.a.dim(0)),

@@ -256,7 +256,7 @@ __attribute__((noinline)) void int8_tiles_with_zeros(const DotTask& t, std::int6
   int8_tiles(t, block, block_end, m, m_end, columns);
 }
 void linear_int8(const DotTask& t, std::int64_t block, std::int64_t block_end, std::int64_t m, std::int64_t m_end) {
-  if (t.zeros == Zeros::none) return int8_tiles(t, block, block_end, m, m_end, nullptr);
+  if (t.zero_sums == ZeroSums::none) return int8_tiles(t, block, block_end, m, m_end, nullptr);
   int8_tiles_with_zeros(t, block, block_end, m, m_end);
 }
 

@@ -264,7 +264,7 @@ void multiply(const DotTask& t, std::int64_t height, const std::byte* record, co
               const double* columns, Ahead& ahead, float* out) {
   const Decoder& d = *t.decoder;
   const std::byte* codes = record + d.geometry.header_bytes;
-  const bool zero_points = t.zeros != Zeros::none;
+  const bool zero_points = t.zero_sums != ZeroSums::none;
   const std::byte* zeros = a;
   if (zero_points) a += 4 * room(height);
   if (zero_points || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece) {
@@ -294,7 +294,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
     const std::byte* record = t.weight + geo.record(block_begin + i, 0);
     read_channels(d, record, channels[i]);
-    if (t.zeros != Zeros::none) sum_columns(d, record, channels[i], columns + i * kRows);
+    if (t.zero_sums != ZeroSums::none) sum_columns(d, record, channels[i], columns + i * kRows);
   }
   const std::int64_t group = group_blocks(geo, block_end - block_begin), tiles = (m_end - m_begin + t.tile - 1) / t.tile;
   begin_tiles();

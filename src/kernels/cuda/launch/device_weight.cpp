@@ -102,25 +102,19 @@ DeviceWeight device_weight(const PackedWeightData& packed) {
   DeviceWeight weight{.records = packed.bytes.data(),
                       .geometry = gpu_tile::geometry(packed.scheme, packed.zero_type, packed.n, packed.k),
                       .scale_type = packed.scheme.scale,
+                      .zero = packed.scheme.zero,
                       .zero_base = static_cast<float>(code_bias(packed.scheme.codes)),
                       .scale2 = packed.scale2.value_or(1.0f),
                       .perm = reinterpret_cast<const std::int32_t*>(packed.device.perm.data()),
                       .prescale = reinterpret_cast<const float*>(packed.device.prescale.data()),
                       .per_channel = packed.scheme.group.k == 0 || packed.scheme.group.k >= packed.k};
-  switch (packed.scheme.zero) {
+  switch (weight.zero) {
     case ZeroKind::none: break;
     case ZeroKind::integer:  // code − bias − (zero − its bias)
-      weight.zero = Zero::integer;
       weight.zero_base -= static_cast<float>(gpu_tile::zero_bias(packed.zero_type));
       break;
     case ZeroKind::offset:
-      weight.zero = Zero::offset;
-      weight.zero_type = packed.zero_type;
-      break;
-    case ZeroKind::real:
-      weight.zero = Zero::real;
-      weight.zero_type = packed.zero_type;
-      break;
+    case ZeroKind::real: weight.zero_type = packed.zero_type; break;
   }
   return weight;
 }

@@ -33,10 +33,10 @@ __device__ float weight_at(const DeviceWeight& w, int n, int k) {
   const float scale = load_float(record + geo.scale_offset(slot), position, w.scale_type);
   const std::uint8_t* zeros = record + geo.zero_offset(slot);
   switch (w.zero) {
-    case Zero::fixed: return __fmul_rn(code, scale);
-    case Zero::integer: return __fmul_rn(code - static_cast<float>(zeros[position]), scale);
-    case Zero::offset: return fmaf(code, scale, load_float(zeros, position, w.zero_type));
-    case Zero::real: return __fmul_rn(code - load_float(zeros, position, w.zero_type), scale);
+    case ZeroKind::none: return __fmul_rn(code, scale);
+    case ZeroKind::integer: return __fmul_rn(code - static_cast<float>(zeros[position]), scale);
+    case ZeroKind::offset: return fmaf(code, scale, load_float(zeros, position, w.zero_type));
+    case ZeroKind::real: return __fmul_rn(code - load_float(zeros, position, w.zero_type), scale);
   }
   return 0.0f;
 }

@@ -49,7 +49,7 @@ struct Params {
   int token_blocks;
   int warp_floats;  // of a warp's shared memory: x, slots
   DType a_dtype, scale_type, zero_type;
-  Zero zero;
+  ZeroKind zero;
   float zero_base;
   bool in_vectors;  // x: four channels are one aligned load, without permutation or prescale
   epilogue::Element epilogue;
@@ -141,9 +141,9 @@ struct Slots {
     for (int f = 0; f < F; ++f) {
       const int position = gpu_tile::slot_position((fragment + f) * kFragmentRows + lane / 4);
       scales[f] = load_pair(slot, position, p.scale_type);
-      if (p.zero == Zero::integer)
+      if (p.zero == ZeroKind::integer)
         zeros[f].x = __ldg(reinterpret_cast<const std::uint16_t*>(slot + p.zeros_offset + position));
-      else if (p.zero != Zero::fixed)
+      else if (p.zero != ZeroKind::none)
         zeros[f] = load_pair(slot + p.zeros_offset, position, p.zero_type);
     }
   }
@@ -155,9 +155,9 @@ struct Slots {
     for (int f = 0; f < F; ++f) {
       const float2 s = as_floats(scales[f], p.scale_type);
       float2 z = make_float2(p.zero_base, p.zero_base);
-      if (p.zero == Zero::integer)
+      if (p.zero == ZeroKind::integer)
         z.x += static_cast<float>(zeros[f].x & 0xff), z.y += static_cast<float>(zeros[f].x >> 8);
-      else if (p.zero != Zero::fixed)
+      else if (p.zero != ZeroKind::none)
         z = as_floats(zeros[f], p.zero_type);
       to[(lane % 4 * F + f) * 8 + lane / 4] = make_float4(s.x, s.y, z.x, z.y);
     }
@@ -180,7 +180,7 @@ struct Group {
       const float4 v = slot[f * 8 + lane / 4];
       scale[f][0] = v.x, scale[f][1] = v.y;
       if constexpr (kFloat) {
-        const bool is_offset = p.zero == Zero::offset;
+        const bool is_offset = p.zero == ZeroKind::offset;
         zero[f][0] = zero[f][1] = p.zero_base;
         real[f][0] = is_offset ? 0.0f : v.z, real[f][1] = is_offset ? 0.0f : v.w;
         offset[f][0] = is_offset ? v.z : 0.0f, offset[f][1] = is_offset ? v.w : 0.0f;
@@ -465,7 +465,7 @@ cudaError_t linear_simt(const LinearTask& task, cudaStream_t stream) {
   p.in_vectors = w.perm == nullptr && w.prescale == nullptr && geo.k % 4 == 0 && task.x_stride % 4 == 0 &&
                  aligned(task.x, task.a_dtype == DType::f32 ? 16 : 8);
   p.epilogue = task.epilogue;
-  if (w.zero == Zero::fixed || w.zero == Zero::integer)
+  if (w.zero == ZeroKind::none || w.zero == ZeroKind::integer)
     return geo.bits == 4 ? launch<4, false>(p, stream) : launch<8, false>(p, stream);
   return geo.bits == 4 ? launch<4, true>(p, stream) : launch<8, true>(p, stream);
 }

@@ -272,14 +272,14 @@ __device__ __forceinline__ uint4 load_codes(std::uint32_t address) {
 
 /// Usual records, known at compile time: groups of 128 channels or more, 16-bit scales, no float zeros.
 inline bool is_usual(const RecordFormat& f) {
-  return f.span == gpu_tile::kChannels && f.scale_type != DType::f32 && f.zero <= Zero::integer;
+  return f.span == gpu_tile::kChannels && f.scale_type != DType::f32 && f.zero <= ZeroKind::integer;
 }
 template <bool kUsual>
 __device__ inline RecordFormat known(RecordFormat f) {
   if (kUsual) {
     f.span = gpu_tile::kChannels;
     f.scale_type = f.scale_type == DType::f16 ? DType::f16 : DType::bf16;
-    f.zero = f.zero == Zero::integer ? Zero::integer : Zero::fixed;
+    f.zero = f.zero == ZeroKind::integer ? ZeroKind::integer : ZeroKind::none;
   }
   return f;
 }
@@ -494,7 +494,7 @@ Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int
   p.k = static_cast<int>(geo.k);
   p.tiles = geo.tiles();
   p.tile_records = geo.records();
-  p.scale_after = weight.per_channel && weight.zero != Zero::offset;
+  p.scale_after = weight.per_channel && weight.zero != ZeroKind::offset;
   return p;
 }
 

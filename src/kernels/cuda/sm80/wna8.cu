@@ -51,9 +51,9 @@ constexpr int stage_bytes(int tokens, int folds, int record_bytes) {
 }
 
 /// kActZeros: activations have zero points.
-template <int kBits, Zeros kZeros, int kTokens, bool kActZeros>
+template <int kBits, ConstantsPath kPath, int kTokens, bool kActZeros>
 struct Gemm {
-  static constexpr int kFolds = kZeros == Zeros::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
+  static constexpr int kFolds = kPath == ConstantsPath::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
   static constexpr int kTiles = kTokens / 8;
   static constexpr int kTermsAt = kTokens * kRowBytes, kRecordAt = kTermsAt + kFolds * kTokens * 8;
 
@@ -94,9 +94,9 @@ struct Gemm {
   __device__ static __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
                                               const std::int32_t (&sums)[2]) {
     if constexpr (kActZeros)
-      add_fold_zeros<kZeros>(to, dot, ptx::load_shared16(terms), rows, sums);
+      add_fold_zeros<kPath>(to, dot, ptx::load_shared16(terms), rows, sums);
     else
-      add_fold<kZeros>(to, dot, ptx::load_shared16(terms), rows);
+      add_fold<kPath>(to, dot, ptx::load_shared16(terms), rows);
   }
   __device__ __forceinline__ void add_record(float (&acc)[kTiles][4], int record) const {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
@@ -136,7 +136,7 @@ struct Gemm {
       }
     }
     if constexpr (kFolds == 1) {
-      const RowTerms rows = row_terms<kZeros, kBits>(p.format, load_raw<kZeros>(p.format, slots, position));
+      const RowTerms rows = row_terms<kPath, kBits>(p.format, load_raw<kPath>(p.format, slots, position));
       if (kActZeros) share_sums(sums);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * 8, rows, sums);
@@ -185,32 +185,34 @@ struct Gemm {
   }
 };
 
-template <int kBits, Zeros kZeros, int kTokens, bool kActZeros>
+template <int kBits, ConstantsPath kPath, int kTokens, bool kActZeros>
 __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int block = static_cast<int>(blockIdx.x);  // those that share weights run together
-  const Gemm<kBits, kZeros, kTokens, kActZeros> gemm{.p = p,
-                                                     .base = ptx::shared_address(shared),
-                                                     .tile = block / p.token_blocks,
-                                                     .first_token = block % p.token_blocks * kTokens,
-                                                     .warp = static_cast<int>(threadIdx.x) / 32,
-                                                     .lane = static_cast<int>(threadIdx.x) % 32};
+  const Gemm<kBits, kPath, kTokens, kActZeros> gemm{.p = p,
+                                                    .base = ptx::shared_address(shared),
+                                                    .tile = block / p.token_blocks,
+                                                    .first_token = block % p.token_blocks * kTokens,
+                                                    .warp = static_cast<int>(threadIdx.x) / 32,
+                                                    .lane = static_cast<int>(threadIdx.x) % 32};
   gemm.run();
 }
 
 using Kernel = const Launchable<Params>*;
 
 template <int kBits, int kTokens, bool kActZeros>
-Kernel kernel_for(Zeros zeros) {
-  if (zeros == Zeros::fixed) return &kLaunchable<wna8_sm80_kernel<kBits, Zeros::fixed, kTokens, kActZeros>>;
-  return zeros == Zeros::integer ? &kLaunchable<wna8_sm80_kernel<kBits, Zeros::integer, kTokens, kActZeros>>
-                                 : &kLaunchable<wna8_sm80_kernel<kBits, Zeros::any, kTokens, kActZeros>>;
+Kernel kernel_for(ConstantsPath path) {
+  if (path == ConstantsPath::fixed_zeros)
+    return &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::fixed_zeros, kTokens, kActZeros>>;
+  return path == ConstantsPath::integer_zeros
+             ? &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::integer_zeros, kTokens, kActZeros>>
+             : &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::any, kTokens, kActZeros>>;
 }
 template <int kBits>
-Kernel kernel_for(Zeros zeros, int tokens, bool act_zeros) {
-  if (tokens == kFew) return act_zeros ? kernel_for<kBits, kFew, true>(zeros) : kernel_for<kBits, kFew, false>(zeros);
-  return act_zeros ? kernel_for<kBits, kMany, true>(zeros) : kernel_for<kBits, kMany, false>(zeros);
+Kernel kernel_for(ConstantsPath path, int tokens, bool act_zeros) {
+  if (tokens == kFew) return act_zeros ? kernel_for<kBits, kFew, true>(path) : kernel_for<kBits, kFew, false>(path);
+  return act_zeros ? kernel_for<kBits, kMany, true>(path) : kernel_for<kBits, kMany, false>(path);
 }
 
 }  // namespace
@@ -233,9 +235,9 @@ cudaError_t linear_wna8_sm80(const Wna8Task& task, cudaStream_t stream) {
   const int tokens = task.m <= kFew ? kFew : kMany;
   p.token_blocks = (task.m + tokens - 1) / tokens;
   p.stage_bytes = stage_bytes(tokens, gpu_tile::kChannels / task.fold, p.format.bytes);
-  const Zeros zeros = code_zeros_of(p.format, task.fold);
+  const ConstantsPath path = code_constants_path(p.format, task.fold);
   const Kernel kernel =
-      geo.bits == 4 ? kernel_for<4>(zeros, tokens, task.zero_points) : kernel_for<8>(zeros, tokens, task.zero_points);
+      geo.bits == 4 ? kernel_for<4>(path, tokens, task.zero_points) : kernel_for<8>(path, tokens, task.zero_points);
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;

@@ -116,7 +116,7 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   return {};
 }
 
-/// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have fast paths for (zeros_of).
+/// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have fast paths for (constants_path).
 bool has_whole_records(const Problem& p) {
   const std::int32_t group = p.scheme.group.k;
   return (group == 0 || group % gpu_tile::kChannels == 0) && p.scheme.scale != DType::f32 &&

@@ -6,21 +6,19 @@
 
 #include "epilogue/element.hpp"
 #include "layouts/gpu_tile.hpp"
+#include "nibble/scheme.hpp"
 #include "nibble/types.hpp"
 
 namespace nibble::cuda {
 
-/// W = (u − z)·s, u the stored code. fixed: z is zero_base everywhere; integer: a byte per group plus zero_base; offset: W =
-/// (u − zero_base)·s + o; real: W = (u − zero_base − z)·s, z a float.
-enum class Zero : std::int32_t { fixed, integer, offset, real };
-
-/// A weight packed as gpu_n64k128, in device memory.
+/// A weight packed as gpu_n64k128, in device memory. u is a stored code and b is zero_base: W = (u − b)·s without zeros, (u − b − z)·s
+/// with integer zeros, a byte per group, and with real ones, and (u − b)·s + o with offsets.
 struct DeviceWeight {
   const void* records = nullptr;  // aligned to 16 bytes
   gpu_tile::Geometry geometry;
   DType scale_type = DType::f16;
-  Zero zero = Zero::fixed;
-  DType zero_type = DType::f32;  // of offset and real
+  ZeroKind zero = ZeroKind::none;
+  DType zero_type = DType::f32;  // of offsets and real zeros
   float zero_base = 8.0f;
   float scale2 = 1.0f;
   const std::int32_t* perm = nullptr;  // [K]: packed position k holds input channel perm[k]; null: in order

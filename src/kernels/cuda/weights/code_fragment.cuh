@@ -56,13 +56,13 @@ struct RowTerms {
 
 /// Scales a fold's integer sums of rows g, g, g+8, g+8 and tokens 2t, 2t+1, 2t, 2t+1 and adds them to `to`. `terms`: s_a of both tokens,
 /// then s_a·Σa; kPlain: s_a is 1.
-template <Zeros kZeros, bool kPlain = false>
+template <ConstantsPath kPath, bool kPlain = false>
 __device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float scale = __uint_as_float(i % 2 == 0 ? terms.x : terms.y), sum = __uint_as_float(i % 2 == 0 ? terms.z : terms.w);
     to[i] = fmaf(static_cast<float>(dot[i]), kPlain ? rows.scale[i / 2] : __fmul_rn(scale, rows.scale[i / 2]), to[i]);
-    if (kZeros != Zeros::fixed) to[i] = fmaf(sum, rows.shift[i / 2], to[i]);
+    if (kPath != ConstantsPath::fixed_zeros) to[i] = fmaf(sum, rows.shift[i / 2], to[i]);
   }
 }
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ void share_sums(std::int32_t (&sums)[2]) {
   }
 }
 /// add_fold with zero_terms in place of s_a·Σa, and with the sums of u of both rows.
-template <Zeros kZeros>
+template <ConstantsPath kPath>
 __device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* dot, const uint4& terms, const RowTerms& rows,
                                                const std::int32_t (&sums)[2]) {
 #pragma unroll
@@ -92,17 +92,18 @@ __device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* do
     const std::uint32_t term = i % 2 == 0 ? terms.z : terms.w;
     const std::int32_t centred = dot[i] - term_zero(term) * sums[i / 2];
     to[i] = fmaf(static_cast<float>(centred), __fmul_rn(scale, rows.scale[i / 2]), to[i]);
-    if (kZeros != Zeros::fixed) to[i] = fmaf(__fmul_rn(scale, static_cast<float>(term_sum(term))), rows.shift[i / 2], to[i]);
+    if (kPath != ConstantsPath::fixed_zeros)
+      to[i] = fmaf(__fmul_rn(scale, static_cast<float>(term_sum(term))), rows.shift[i / 2], to[i]);
   }
 }
 
-/// Zeros::fixed and Zeros::integer: groups of 128 channels or more, 16-bit scales.
-template <Zeros kZeros, int kBits>
+/// ConstantsPath::fixed_zeros and ConstantsPath::integer_zeros: groups of 128 channels or more, 16-bit scales.
+template <ConstantsPath kPath, int kBits>
 __device__ __forceinline__ RowTerms row_terms(const RecordFormat& format, const RawConstants& raw) {
   const float2 scale = scales_of(raw, format);
   const float base = format.zero_base - kCodeBase<kBits>;
   RowTerms rows{{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>}, {0.0f, 0.0f}};
-  if (kZeros == Zeros::integer) {
+  if (kPath == ConstantsPath::integer_zeros) {
     rows.shift[0] = -scale.x * (base + static_cast<float>(raw.zeros & 0xffu));
     rows.shift[1] = -scale.y * (base + static_cast<float>(raw.zeros >> 8));
   }
@@ -115,25 +116,25 @@ __device__ __forceinline__ RowTerms load_row_terms(const RecordFormat& format, s
   const float base = format.zero_base - kCodeBase<kBits>;
   const std::uint32_t zeros = slot + format.zeros_offset;
   float2 z{base, base}, offset{0.0f, 0.0f};
-  if (format.zero == Zero::integer) {
+  if (format.zero == ZeroKind::integer) {
     const std::uint32_t raw = ptx::load_shared2(zeros + position);
     z.x += static_cast<float>(raw & 0xffu);
     z.y += static_cast<float>(raw >> 8);
-  } else if (format.zero == Zero::real) {
+  } else if (format.zero == ZeroKind::real) {
     const float2 v = load_row_pair(zeros, position, format.zero_type);
     z.x += v.x;
     z.y += v.y;
-  } else if (format.zero == Zero::offset) {
+  } else if (format.zero == ZeroKind::offset) {
     offset = load_row_pair(zeros, position, format.zero_type);
   }
   return {{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>},
           {fmaf(-scale.x, z.x, offset.x), fmaf(-scale.y, z.y, offset.y)}};
 }
 
-/// The kind of kernel for folds of `fold` channels; the plan has chosen 32 for all but the common weights.
-inline Zeros code_zeros_of(const RecordFormat& f, int fold) {
-  if (fold != gpu_tile::kChannels) return Zeros::any;
-  return f.zero == Zero::integer ? Zeros::integer : Zeros::fixed;
+/// The path for folds of `fold` channels; the plan has chosen 32 for all but the common weights.
+inline ConstantsPath code_constants_path(const RecordFormat& f, int fold) {
+  if (fold != gpu_tile::kChannels) return ConstantsPath::any;
+  return f.zero == ZeroKind::integer ? ConstantsPath::integer_zeros : ConstantsPath::fixed_zeros;
 }
 
 }  // namespace nibble::cuda

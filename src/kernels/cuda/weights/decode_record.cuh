@@ -22,7 +22,7 @@ namespace nibble::cuda {
 enum class Known { f16_scales, bf16_scales, nothing };
 
 inline Known known_of(const RecordFormat& f) {
-  if (f.span != 128 || f.zero > Zero::integer || f.scale_type == DType::f32) return Known::nothing;
+  if (f.span != 128 || f.zero > ZeroKind::integer || f.scale_type == DType::f32) return Known::nothing;
   return f.scale_type == DType::f16 ? Known::f16_scales : Known::bf16_scales;
 }
 
@@ -74,16 +74,16 @@ __device__ __forceinline__ Rows shift_of(const RecordFormat& format, std::uint32
   using Codes = Operand<Act, kBits>;
   Rows shift;
   const float base = format.zero_base + Codes::kOffset;
-  if (format.zero == Zero::fixed || format.zero == Zero::offset) {
+  if (format.zero == ZeroKind::none || format.zero == ZeroKind::offset) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) shift.v[i] = scale.v[i] * (-Codes::unit(i % 2) * base);
-    if (kKnown == Known::nothing && format.zero == Zero::offset) {
+    if (kKnown == Known::nothing && format.zero == ZeroKind::offset) {
       const Rows o = load_floats(slot + format.zeros_offset, lane, format.zero_type);
 #pragma unroll
       for (int i = 0; i < 8; ++i) shift.v[i] = fmaf(o.v[i], Codes::unit(i % 2), shift.v[i]);
     }
   } else {
-    const Rows z = kKnown != Known::nothing || format.zero == Zero::integer
+    const Rows z = kKnown != Known::nothing || format.zero == ZeroKind::integer
                        ? load_bytes(slot + format.zeros_offset, lane)
                        : load_floats(slot + format.zeros_offset, lane, format.zero_type);
 #pragma unroll

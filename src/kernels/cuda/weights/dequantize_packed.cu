@@ -78,7 +78,7 @@ struct Params {
   int slots, slot_bytes, zeros_offset;  // of a record; of a slot
   int block_shift;                      // block >> this: its slot
   DType scale_type, zero_type;
-  Zero zero;
+  ZeroKind zero;
   float zero_base, scale2;
   int pieces, across, along;  // pieces in all and side by side along the rows of `out`; records there
   bool in_vectors;            // rows of `out` are aligned to 16 bytes
@@ -156,7 +156,7 @@ __device__ __forceinline__ void load(const Params& p, const Piece& piece, InFlig
     v.scales[i] = load_bits(scales, position, p.scale_type);
     if constexpr (C::kReal)
       v.zeros[i] = load_bits(zeros, position, p.zero_type);
-    else if (p.zero == Zero::integer)
+    else if (p.zero == ZeroKind::integer)
       v.zeros[i] = __ldcs(zeros + position);
   }
 }
@@ -193,7 +193,7 @@ __device__ __forceinline__ float2 weights(const Params& p, std::uint32_t codes, 
     return make_float2(__fmul_rn(__fmul_rn(q.x, scale.x), p.scale2), __fmul_rn(__fmul_rn(q.y, scale.y), p.scale2));
   } else {
     const auto value = [&](double u, double s, double z) {
-      const double v = p.zero == Zero::offset ? __dadd_rn(__dmul_rn(u, s), z) : __dmul_rn(__dadd_rn(u, -z), s);
+      const double v = p.zero == ZeroKind::offset ? __dadd_rn(__dmul_rn(u, s), z) : __dmul_rn(__dadd_rn(u, -z), s);
       return __fmul_rn(__double2float_rn(v), p.scale2);
     };
     return make_float2(value(q.x, scale.x, zero.x), value(q.y, scale.y, zero.y));
@@ -399,7 +399,7 @@ cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, cudaStream_t s
 
 template <class Out, int kBits>
 cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, bool transposed, cudaStream_t stream) {
-  const bool real = p.zero == Zero::offset || p.zero == Zero::real;
+  const bool real = p.zero == ZeroKind::offset || p.zero == ZeroKind::real;
   if (transposed)
     return real ? launch<Config<Out, kBits, true, true>>(p, geometry, stream)
                 : launch<Config<Out, kBits, true, false>>(p, geometry, stream);

@@ -13,7 +13,7 @@ struct RecordFormat {
   int slot_bytes;
   int zeros_offset;  // in a slot
   DType scale_type;
-  Zero zero;
+  ZeroKind zero;
   DType zero_type;
   float zero_base;
 };

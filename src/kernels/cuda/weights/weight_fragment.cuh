@@ -125,24 +125,24 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
   const float2 scale = load_row_pair(slot, position, format.scale_type);
   float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
   const std::uint32_t zeros = slot + format.zeros_offset;
-  if (format.zero == Zero::integer) {
+  if (format.zero == ZeroKind::integer) {
     const std::uint32_t raw = ptx::load_shared2(zeros + position);
     z[0] += static_cast<float>(raw & 0xffu);
     z[1] += static_cast<float>(raw >> 8);
-  } else if (format.zero != Zero::fixed) {
+  } else if (format.zero != ZeroKind::none) {
     const float2 v = load_row_pair(zeros, position, format.zero_type);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float value = i == 0 ? v.x : v.y, s = i == 0 ? scale.x : scale.y;
       // W = (u − base)·s + value or (u − base − value)·s; in steps of s, the value's nearest integer within the codes' reach.
-      const float steps = format.zero == Zero::real ? value : s != 0.0f ? -value / s : 0.0f;
+      const float steps = format.zero == ZeroKind::real ? value : s != 0.0f ? -value / s : 0.0f;
       constexpr float kReach = kBits == 4 ? 64.0f : 128.0f;  // as far as u − z is exact
       const float whole = rintf(fminf(fmaxf(steps, -kReach), kReach));
       z[i] += whole;
       if (scale_after)
         o[i] = whole - steps;  // in units of s; not for offsets, which a scale of 0 would erase
       else
-        o[i] = (format.zero == Zero::real ? (whole - steps) * s : fmaf(whole, s, value)) * kScaleUp<Act>;
+        o[i] = (format.zero == ZeroKind::real ? (whole - steps) * s : fmaf(whole, s, value)) * kScaleUp<Act>;
     }
   }
   c.minus[0] = twice<Act>(-(Codes::kMagic + z[0]));
@@ -156,27 +156,29 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
 
 // ---- The same without branches, for nearly all checkpoints: 16-bit scales, no float zeros.
 
-enum class Zeros {
-  fixed,    // groups of 128 or more, zeros in the middle of the codes
-  integer,  // the same groups, zeros of their own
-  fine,     // groups of 32 and 64, of either kind
-  any,      // load_constants above, for every other kind
+/// How a kernel reads a record's scales and zeros.
+enum class ConstantsPath {
+  fixed_zeros,    // groups of 128 or more, zeros in the middle of the codes
+  integer_zeros,  // the same groups, zeros of their own
+  fine_groups,    // groups of 32 and 64, of either kind
+  any,            // load_constants above, for every other kind
 };
 
-inline Zeros zeros_of(const RecordFormat& f, DType act) {
-  if (f.scale_type == DType::f32 || f.zero > Zero::integer) return Zeros::any;
-  if (act == DType::f16 && f.scale_type != DType::f16) return Zeros::any;
-  if (f.span != gpu_tile::kChannels) return Zeros::fine;
-  return f.zero == Zero::fixed ? Zeros::fixed : Zeros::integer;
+inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
+  if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
+  if (act == DType::f16 && f.scale_type != DType::f16) return ConstantsPath::any;
+  if (f.span != gpu_tile::kChannels) return ConstantsPath::fine_groups;
+  return f.zero == ZeroKind::none ? ConstantsPath::fixed_zeros : ConstantsPath::integer_zeros;
 }
 
 /// A lane's two scales and two zeros of a group, as stored, loaded long before use.
 struct RawConstants {
   std::uint32_t scales, zeros;
 };
-template <Zeros kZeros>
+template <ConstantsPath kPath>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
-  const bool has_zeros = kZeros == Zeros::integer || (kZeros == Zeros::fine && format.zero == Zero::integer);
+  const bool has_zeros =
+      kPath == ConstantsPath::integer_zeros || (kPath == ConstantsPath::fine_groups && format.zero == ZeroKind::integer);
   return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
 }
 /// Two floats, each twice in a register.
@@ -192,7 +194,7 @@ __device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat&
   using Codes = Raised<Act, kBits>;
   twice<Act>(c.minus, -(Codes::kMagic + format.zero_base), -(Codes::kMagicUpper + format.zero_base));
 }
-template <Zeros kZeros, class Act, int kBits>
+template <ConstantsPath kPath, class Act, int kBits>
 __device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw,
                                                bool scale_after) {
   using Codes = Raised<Act, kBits>;
@@ -206,7 +208,7 @@ __device__ __forceinline__ void make_constants(RowConstants& c, const RecordForm
   if (scale_after) scales = kOnes<Act>;
   c.scale[0] = __byte_perm(scales, 0, 0x1010);
   c.scale[1] = __byte_perm(scales, 0, 0x3232);
-  if (kZeros != Zeros::fixed) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
+  if (kPath != ConstantsPath::fixed_zeros) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
     const float z0 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7440));
     const float z1 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7441));
     twice<Act>(c.minus, (0x1p23f - Codes::kMagic - format.zero_base) - z0,

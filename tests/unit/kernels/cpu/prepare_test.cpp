@@ -81,7 +81,7 @@ std::int64_t up(std::int64_t count, std::int64_t to) { return (count + to - 1) /
 
 void expect_codes(const Prepared& p) {
   const PrepareTask& t = p.task;
-  const bool per_token = t.digits.zeros == Zeros::per_token, per_segment = t.digits.zeros == Zeros::per_segment;
+  const bool per_token = t.digits.zero_sums == ZeroSums::per_token, per_segment = t.digits.zero_sums == ZeroSums::per_segment;
   for (std::int64_t first = 0; first < t.m; first += t.tile) {
     const std::int64_t room = p.room(first), header = t.digits.segment_header();
     std::int64_t at = first * t.token_bytes;

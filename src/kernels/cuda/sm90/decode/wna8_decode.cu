@@ -327,8 +327,8 @@ struct Wna8Decode {
         const Rows shift = shift_of<kKnown, SignedCodes, kBits>(format, slot, lane, scale);
 #pragma unroll
         for (int f = 0; f < gpu_tile::kFragments; ++f)
-          add_fold<Zeros::any>(acc[f][0], dot[f], {even.x, odd.x, even.y, odd.y},
-                               {{scale.v[2 * f], scale.v[2 * f + 1]}, {shift.v[2 * f], shift.v[2 * f + 1]}});
+          add_fold<ConstantsPath::any>(acc[f][0], dot[f], {even.x, odd.x, even.y, odd.y},
+                                       {{scale.v[2 * f], scale.v[2 * f + 1]}, {shift.v[2 * f], shift.v[2 * f + 1]}});
         if (((step + 1) * kStepChannels & (format.span - 1)) == 0) slot += format.slot_bytes;  // the group's last fold
       }
     }

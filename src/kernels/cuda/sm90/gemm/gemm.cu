@@ -83,7 +83,7 @@ cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& co
                                                           : nullptr;
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.first_row = first_row;
-  p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
+  p.scale_after = task.weight.per_channel && task.weight.zero != ZeroKind::offset;
   if (!describe_token_tiles(p, task.a_dtype, task.x, task.x_stride * 2, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
   return launch(kernel, p, {.tokens = config.tokens}, task.scratch_end, stream);
@@ -138,7 +138,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
                             : task.a_dtype == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format, geo.bits)
                                                           : nullptr;
   if (kernel == nullptr) return cudaErrorInvalidValue;
-  p.scale_after = task.weight.per_channel && task.weight.zero != Zero::offset;
+  p.scale_after = task.weight.per_channel && task.weight.zero != ZeroKind::offset;
   p.patches = patches;
   p.images = task.images;
   describe_store(task, p);

@@ -72,11 +72,11 @@ __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0])
 enum class ActTerms { scaled, plain, zeros };
 
 /// kPatches: tokens are output pixels of a convolution.
-template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, ActTerms kTerms>
+template <class Act, int kBits, ConstantsPath kPath, int kTokens, bool kPatches, ActTerms kTerms>
 struct Gemm {
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
   static constexpr bool kActZeros = kTerms == ActTerms::zeros;
-  static constexpr int kFolds = !kCodes ? 0 : kZeros == Zeros::any ? gpu_tile::kChannels / 32 : 1;  // of a record
+  static constexpr int kFolds = !kCodes ? 0 : kPath == ConstantsPath::any ? gpu_tile::kChannels / 32 : 1;  // of a record
   static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches};
   static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
   static constexpr int kBoxChannels = kBoxBytesOfToken / static_cast<int>(sizeof(Act));
@@ -89,12 +89,13 @@ struct Gemm {
   /// The sums that are staged in shared memory at once.
   static constexpr bool kMayShare = kTokens <= kRoundUnits * kUnitTokens;
   /// For up to 32 tokens a record's sums are scaled (n/2 instructions), not its weights (32 instructions).
-  static constexpr bool kScalesSums = kTokens <= 32 && (kZeros == Zeros::fixed || kZeros == Zeros::integer);
+  static constexpr bool kScalesSums =
+      kTokens <= 32 && (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::integer_zeros);
   /// Whether a record's products complete before those of the next begin: required where sums are scaled, faster for n = 256, and
   /// necessary where registers do not suffice for two records.
-  static constexpr bool kCompletes = kScalesSums || kTokens == 256 || kBits == 8 || kZeros == Zeros::fine ||
-                                     kZeros == Zeros::any || (kZeros == Zeros::integer && kTokens == 128);
-  static constexpr int kBuffers = kZeros == Zeros::any ? 1 : 2;  // of fragments: one is filled while the other is multiplied
+  static constexpr bool kCompletes = kScalesSums || kTokens == 256 || kBits == 8 || kPath == ConstantsPath::fine_groups ||
+                                     kPath == ConstantsPath::any || (kPath == ConstantsPath::integer_zeros && kTokens == 128);
+  static constexpr int kBuffers = kPath == ConstantsPath::any ? 1 : 2;  // of fragments: one is filled, one multiplied
   /// Warps that release a stage: all where each reads terms from it, else one, because a warpgroup's products end together.
   static constexpr int kReleasing = kCodes ? 4 : 1;
 
@@ -220,12 +221,12 @@ struct Gemm {
     const std::uint32_t first = records(0) + (row_group() * depth() + k_index()) * p.format.bytes;
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * kActBytes),
                         stage_operand = depth() * (kActBytes / 16);
-    constexpr bool kFine = kZeros == Zeros::fine;  // constants change within a record, after 32 channels or 64
+    constexpr bool kFine = kPath == ConstantsPath::fine_groups;  // constants change within a record, after 32 channels or 64
     const auto fine_slot = [&](int step) {
       return (p.format.span == 64 ? step / 2 : step) * p.format.slot_bytes;
     };  // of 32 channels
     RowConstants constants;
-    if (kZeros == Zeros::fixed) fixed_zeros<Act, kBits>(constants, p.format);
+    if (kPath == ConstantsPath::fixed_zeros) fixed_zeros<Act, kBits>(constants, p.format);
     int r = k_index(), previous = -1;  // the stage whose last products may be running
     if (r < count) do {                // at least one record: if ptxas sees a path without a product it does not overlap them
         ptx::barrier_wait(full(from.stage), from.parity);
@@ -236,12 +237,12 @@ struct Gemm {
         const auto load_fine = [&](int half) {
 #pragma unroll
           for (int i = 0; i < 2; ++i)
-            raw[kFine ? i : 0] = load_raw<kZeros>(p.format, at + slots + fine_slot(half * 2 + i), position);
+            raw[kFine ? i : 0] = load_raw<kPath>(p.format, at + slots + fine_slot(half * 2 + i), position);
         };
         if (kFine)
           load_fine(0);
-        else if (kZeros != Zeros::any)
-          raw[0] = load_raw<kZeros>(p.format, at + slots, position);
+        else if (kPath != ConstantsPath::any)
+          raw[0] = load_raw<kPath>(p.format, at + slots, position);
         uint4 codes[kHalves * kVectors];
         const auto load_codes = [&](int half) {
 #pragma unroll
@@ -250,7 +251,7 @@ struct Gemm {
         };
         load_codes(0);
         if (kBits == 4) load_codes(1);
-        if (!kFine && kZeros != Zeros::any) make_constants<kZeros, Act, kBits>(constants, p.format, raw[0], p.scale_after);
+        if (!kFine && kPath != ConstantsPath::any) make_constants<kPath, Act, kBits>(constants, p.format, raw[0], p.scale_after);
         std::uint32_t fragment[kBuffers][4][4];
         Sums dot;  // of the record, when sums are scaled instead of weights
         Sums& sums = kScalesSums ? dot : acc;
@@ -262,12 +263,12 @@ struct Gemm {
           for (int v = 0; v < kVectors; ++v) pin(codes[half * kVectors + v]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            if (kZeros == Zeros::any && i % 2 == 0)  // groups of 32 are two k16
+            if (kPath == ConstantsPath::any && i % 2 == 0)  // groups of 32 are two k16
               load_constants<Act, kBits>(constants, p.format,
                                          at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes, position,
                                          p.scale_after);
             if (kFine && i % 2 == 0)
-              make_constants<kZeros, Act, kBits>(constants, p.format, raw[kFine ? i / 2 : 0], p.scale_after);
+              make_constants<kPath, Act, kBits>(constants, p.format, raw[kFine ? i / 2 : 0], p.scale_after);
             const uint4& vector = codes[half * kVectors + i / kProducts];
             if (kScalesSums)
               integers<Act, kBits>(a[i], vector, i % kProducts, constants);
@@ -323,9 +324,9 @@ struct Gemm {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
     constexpr int kFoldVectors = kVectors < kFolds ? 1 : kVectors / kFolds;         // of a fold, or that have a fold in them
-    constexpr int kPartTokens = kTokens < 64 || (kZeros == Zeros::fixed && !kActZeros) ? kTokens
-                                : kFolds > 1 || (kActZeros && kTokens == 64)           ? 32
-                                                                                       : 64,
+    constexpr int kPartTokens = kTokens < 64 || (kPath == ConstantsPath::fixed_zeros && !kActZeros) ? kTokens
+                                : kFolds > 1 || (kActZeros && kTokens == 64)                        ? 32
+                                                                                                    : 64,
                   kPartSums = kPartTokens / 2;
     using Part = std::int32_t[kPartSums];
     using Bytes = std::uint32_t[kFoldSteps][4];
@@ -376,7 +377,7 @@ struct Gemm {
       const std::uint32_t slot = first + fold.stage * stage_bytes + slots;
       const int position = row_pair_position(warp, lane);
       if constexpr (kFolds == 1)
-        return row_terms<kZeros, kBits>(p.format, load_raw<kZeros>(p.format, slot, position));
+        return row_terms<kPath, kBits>(p.format, load_raw<kPath>(p.format, slot, position));
       else
         return load_row_terms<kBits>(p.format, slot + (fold.index * kStepChannels >> span_shift) * p.format.slot_bytes, position);
     };
@@ -388,9 +389,9 @@ struct Gemm {
         float* const to = acc + part * kPartSums + 4 * j;
         const uint4 t = token_terms(at + j * kUnitTokens * kTermPitch);
         if constexpr (kActZeros)
-          add_fold_zeros<kZeros>(to, dot + 4 * j, t, rows, fold.sums);
+          add_fold_zeros<kPath>(to, dot + 4 * j, t, rows, fold.sums);
         else
-          add_fold<kZeros, kTerms == ActTerms::plain>(to, dot + 4 * j, t, rows);
+          add_fold<kPath, kTerms == ActTerms::plain>(to, dot + 4 * j, t, rows);
       }
     };
     if (r >= count) {
@@ -679,10 +680,10 @@ struct Gemm {
   }
 };
 
-template <class Act, int kBits, Zeros kZeros, int kTokens, bool kPatches, ActTerms kTerms>
-__global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kTerms>::kShape.threads(), 1)
+template <class Act, int kBits, ConstantsPath kPath, int kTokens, bool kPatches, ActTerms kTerms>
+__global__ void __launch_bounds__(Gemm<Act, kBits, kPath, kTokens, kPatches, kTerms>::kShape.threads(), 1)
     gemm_sm90_kernel(const __grid_constant__ GemmParams p) {
-  using This = Gemm<Act, kBits, kZeros, kTokens, kPatches, kTerms>;
+  using This = Gemm<Act, kBits, kPath, kTokens, kPatches, kTerms>;
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const bool clustered = p.schedule.split > 1;
   const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // uniform over the warp, and known to be to the compiler
@@ -725,39 +726,39 @@ __global__ void __launch_bounds__(Gemm<Act, kBits, kZeros, kTokens, kPatches, kT
   }
 }
 
-template <class Act, int kBits, Zeros kZeros, bool kPatches, ActTerms kTerms>
+template <class Act, int kBits, ConstantsPath kPath, bool kPatches, ActTerms kTerms>
 GemmKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 16, false, kTerms>>;
+      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Act, kBits, kPath, 16, false, kTerms>>;
       return nullptr;
     case 32:
-      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 32, false, kTerms>>;
+      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Act, kBits, kPath, 32, false, kTerms>>;
       return nullptr;
-    case 64: return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 64, kPatches, kTerms>>;
+    case 64: return &kLaunchable<gemm_sm90_kernel<Act, kBits, kPath, 64, kPatches, kTerms>>;
     case 128:
       if constexpr (!kPatches || !std::is_same_v<Act, std::int8_t>)
-        return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 128, kPatches, kTerms>>;
+        return &kLaunchable<gemm_sm90_kernel<Act, kBits, kPath, 128, kPatches, kTerms>>;
       return nullptr;
     case 256:
       if constexpr (!std::is_same_v<Act, std::int8_t>)
-        return &kLaunchable<gemm_sm90_kernel<Act, kBits, kZeros, 256, kPatches, kTerms>>;
+        return &kLaunchable<gemm_sm90_kernel<Act, kBits, kPath, 256, kPatches, kTerms>>;
       return nullptr;
     default: return nullptr;
   }
 }
 template <class Act, int kBits, bool kPatches = false, ActTerms kTerms = ActTerms::scaled>
-GemmKernel kernel_for(int tokens, Zeros zeros) {
-  if (zeros == Zeros::fixed) return kernel_for<Act, kBits, Zeros::fixed, kPatches, kTerms>(tokens);
-  if (zeros == Zeros::integer) return kernel_for<Act, kBits, Zeros::integer, kPatches, kTerms>(tokens);
+GemmKernel kernel_for(int tokens, ConstantsPath path) {
+  if (path == ConstantsPath::fixed_zeros) return kernel_for<Act, kBits, ConstantsPath::fixed_zeros, kPatches, kTerms>(tokens);
+  if (path == ConstantsPath::integer_zeros) return kernel_for<Act, kBits, ConstantsPath::integer_zeros, kPatches, kTerms>(tokens);
   if constexpr (!std::is_same_v<Act, std::int8_t>)
-    if (zeros == Zeros::fine) return kernel_for<Act, kBits, Zeros::fine, kPatches, kTerms>(tokens);
-  return kernel_for<Act, kBits, Zeros::any, kPatches, kTerms>(tokens);
+    if (path == ConstantsPath::fine_groups) return kernel_for<Act, kBits, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
+  return kernel_for<Act, kBits, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
 template <class Act, bool kPatches = false>
 GemmKernel kernel_for(int tokens, const RecordFormat& format, int bits) {
-  const Zeros zeros = zeros_of(format, std::is_same_v<Act, __half> ? DType::f16 : DType::bf16);
-  return bits == 4 ? kernel_for<Act, 4, kPatches>(tokens, zeros) : kernel_for<Act, 8, kPatches>(tokens, zeros);
+  const ConstantsPath path = constants_path(format, std::is_same_v<Act, __half> ? DType::f16 : DType::bf16);
+  return bits == 4 ? kernel_for<Act, 4, kPatches>(tokens, path) : kernel_for<Act, 8, kPatches>(tokens, path);
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 namespace nibble::cuda {
 
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold) {
-  const Zeros zeros = code_zeros_of(format, fold);
-  return bits == 4 ? kernel_for<std::int8_t, 4>(tokens, zeros) : kernel_for<std::int8_t, 8>(tokens, zeros);
+  const ConstantsPath path = code_constants_path(format, fold);
+  return bits == 4 ? kernel_for<std::int8_t, 4>(tokens, path) : kernel_for<std::int8_t, 8>(tokens, path);
 }
 
 }  // namespace nibble::cuda

@@ -18,9 +18,8 @@ namespace {
 
 constexpr int kThreads = 32 * kDecodeWarps;
 constexpr int kMaxStages = 4;  // with 3 chunks ahead 100 KB are in flight
-constexpr int kChunkRecords = kDecodeWarps;
-static_assert(kChunkRecords == kSm80ChunkRecords);
-constexpr int kChunkChannels = kChunkRecords * gpu_tile::kChannels;
+static_assert(kDecodeWarps == kSm80ChunkRecords);
+constexpr int kChunkChannels = kSm80ChunkRecords * gpu_tile::kChannels;
 constexpr int kXPitch = kChunkChannels * 2 + 16;  // 8 tokens in 8 different bank groups for ldmatrix
 
 struct Params {
@@ -36,7 +35,7 @@ struct Params {
 
 /// The ring; at the end the partial sums take its place.
 int shared_bytes(int record_bytes, int stages, int m) {
-  return std::max(stages * (kChunkRecords * record_bytes + m * kXPitch), part_bytes(m));
+  return std::max(stages * (kSm80ChunkRecords * record_bytes + m * kXPitch), part_bytes(m));
 }
 
 /// Waits for all copy groups but the latest stages − 2.
@@ -56,15 +55,15 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int tile = blockIdx.x;
-  const int chunk_bytes = kChunkRecords * p.format.bytes;
+  const int chunk_bytes = kSm80ChunkRecords * p.format.bytes;
   const int stage_bytes = chunk_bytes + p.x.m * kXPitch;  // records, then x
   const std::uint8_t* tile_records = p.records + static_cast<std::int64_t>(tile) * p.tile_records * p.format.bytes;
-  const int chunks = (p.tile_records + kChunkRecords - 1) / kChunkRecords;
+  const int chunks = (p.tile_records + kSm80ChunkRecords - 1) / kSm80ChunkRecords;
 
   const auto request = [&](int chunk, int stage) {
     if (chunk < chunks) {
       const std::uint8_t* from = tile_records + static_cast<std::int64_t>(chunk) * chunk_bytes;
-      const int bytes = min(kChunkRecords, p.tile_records - chunk * kChunkRecords) * p.format.bytes;
+      const int bytes = min(kSm80ChunkRecords, p.tile_records - chunk * kSm80ChunkRecords) * p.format.bytes;
       const std::uint32_t to = base + stage * stage_bytes;
       for (int at = threadIdx.x * 16; at < bytes; at += kThreads * 16) ptx::async_copy16(to + at, from + at, 16);
       stage_activations(p.x, chunk * kChunkChannels, kChunkChannels, to + chunk_bytes, kXPitch, threadIdx.x, kThreads);
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
     __syncthreads();  // all copies are complete, and all threads have read the stage that is filled next
     request(chunk + p.stages - 1, stage == 0 ? p.stages - 1 : stage - 1);
     const std::uint32_t from = base + stage * stage_bytes;
-    if (chunk * kChunkRecords + warp < p.tile_records) {
+    if (chunk * kSm80ChunkRecords + warp < p.tile_records) {
       std::uint32_t x[kTiles];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) x[t] = from + x_tile[t];

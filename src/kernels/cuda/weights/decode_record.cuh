@@ -12,6 +12,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/tasks/decode.hpp"
+#include "kernels/cuda/tasks/decode_ring.hpp"
 #include "kernels/cuda/weights/record_format.cuh"
 #include "kernels/cuda/weights/unpack.cuh"
 
@@ -26,9 +27,6 @@ inline Known known_of(const RecordFormat& f) {
   return f.scale_type == DType::f16 ? Known::f16_scales : Known::bf16_scales;
 }
 
-/// Multiplying warps of a CTA: each takes every eighth record, whole. Half records for 4 × 2 or 8 × 2 warps were slower
-/// (docs/kernels/cuda-decode.md): they pay twice for a record's activations, their sums and its bookkeeping.
-constexpr int kDecodeWarps = 8;
 /// A lane's rows of a column of a slot: [2f] is row g of fragment f, [2f + 1] row g + 8.
 struct Rows {
   float v[2 * gpu_tile::kFragments];
@@ -179,11 +177,6 @@ __device__ __forceinline__ void multiply_record(const RecordFormat& format, std:
 }
 
 // ---- Partial sums in shared memory: part[warp][token][row], to be added in the order of the warps.
-
-/// Floats between tokens: 68 ≡ 4 mod 32 puts a fragment's 8 rows × 4 token pairs into 32 different banks.
-constexpr int kPartPitch = gpu_tile::kRows + 4;
-
-__host__ __device__ constexpr int part_bytes(int m) { return kDecodeWarps * m * kPartPitch * 4; }
 
 template <int kTiles>
 __device__ inline void write_part(float* part, int warp, int tokens, int m, const Sums<kTiles>& acc) {

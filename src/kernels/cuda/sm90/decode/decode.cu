@@ -74,12 +74,6 @@ Kernel kernel_for(const LinearTask& task, int tokens) {
   return tokens <= 8 ? kernel_for<1, __half>(known, bits) : kernel_for<2, __half>(known, bits);
 }
 
-/// Bytes between tokens of a CTA's slice of x: 16 more than a multiple of 128, which puts 8 tokens of an ldmatrix into 8 different bank
-/// groups.
-int x_pitch(const gpu_tile::Geometry& geo, int split, int) {
-  return (geo.records() + split - 1) / split * gpu_tile::kChannels * 2 + 16;
-}
-
 /// Predicted µs of a launch, to choose the split by; fitted to measurements on an H200 (docs/kernels/cuda-decode.md). The busiest CTA
 /// multiplies `rounds` row tiles of `slice` records; memory may take longer. The rest is the prologue, the reduction of the last tile and,
 /// in clusters, sending sums to the other ranks.
@@ -97,7 +91,7 @@ double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int cl
 
 RingCosts costs() {
   const auto kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, __half, 4>>;
-  return {x_pitch, predicted_us, reinterpret_cast<const void*>(kernel)};
+  return {predicted_us, reinterpret_cast<const void*>(kernel)};
 }
 
 }  // namespace

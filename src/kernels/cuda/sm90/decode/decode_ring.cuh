@@ -35,6 +35,7 @@
 #include "kernels/cuda/device/ring.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
+#include "kernels/cuda/tasks/decode_ring.hpp"
 #include "kernels/cuda/weights/decode_record.cuh"
 
 namespace nibble::cuda {
@@ -46,13 +47,6 @@ template <int kTiles>
 constexpr int kFinishers = kTiles == 1 ? 1 : 3;
 template <int kTiles>
 constexpr int kThreads = kMultipliers + 32 * (1 + kFinishers<kTiles>);
-constexpr int kMaxSplit = 8;  // the largest portable cluster
-/// Rows of a tile that a rank owns: even, because they are sent in pairs.
-__host__ __device__ constexpr int rank_rows(int split) { return (gpu_tile::kRows / 2 + split - 1) / split * 2; }
-/// Floats of the partial sums that other ranks send.
-__host__ __device__ constexpr int inbox_floats(int split, int m) { return split * rank_rows(split) * m; }
-/// Inboxes of a rank. A rank may be two tiles ahead of another, which reads one tile late: it writes to the box used four tiles ago.
-constexpr int kInboxes = 4;
 
 /// The parameters of a launch. Acts is the Work's own description of activations, with the number of tokens, m.
 template <class Acts>
@@ -79,23 +73,6 @@ struct Slice {
   std::uint32_t x_full;  // a barrier of one arrival, of one use
   std::uint32_t parts;   // free until the first tile's sums
 };
-
-/// Shared memory of a CTA, in this order.
-struct SharedMap {
-  int x, parts, inbox, barriers, total;
-};
-__host__ __device__ constexpr int align128(int bytes) { return (bytes + 127) / 128 * 128; }
-__host__ __device__ constexpr SharedMap shared_map(int stages, int record_bytes, int m, int x_pitch, int part_buffers,
-                                                   int split) {
-  SharedMap s{};
-  s.x = align128(stages * kDecodeWarps * record_bytes);
-  s.parts = align128(s.x + m * x_pitch);
-  s.inbox = s.parts + part_buffers * part_bytes(m);
-  s.barriers = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
-  const int used = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 1);
-  s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // the dummy iteration reads a record from `parts` on
-  return s;
-}
 
 template <class Work>
 __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(const __grid_constant__ typename Work::Params p) {
@@ -296,9 +273,6 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
 
 // ---- launch
 
-/// Two buffers, so that multiplying warps do not wait for the finishing ones; one where activations of more tokens need the memory.
-inline int part_buffers(int tokens) { return tokens <= 8 ? 2 : 1; }
-
 /// Clusters that can be resident with one CTA per SM; asked once per device, of any kernel for 8 tokens.
 inline cudaError_t resident_clusters(const void* kernel, int split, int device, int most, int& clusters) {
   static std::atomic<int> known[kMaxDevices][kMaxSplit + 1];
@@ -314,23 +288,11 @@ inline cudaError_t resident_clusters(const void* kernel, int split, int device, 
 
 /// Sizes and predicted times of a Work: functions of the records of a slice and the tokens of a launch.
 struct RingCosts {
-  int (*x_pitch)(const gpu_tile::Geometry& geo, int split, int folds);  // bytes between tokens
   /// Predicted µs of a launch, to choose the split by.
   double (*predicted_us)(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages);
   const void* kernel;  // any for 8 tokens
-  int folds = 0;       // of a record; what x_pitch is asked with
+  int folds = 0;       // of a record; 0: x stays 16-bit floats
 };
-
-/// Stages of the ring that fit beside everything else.
-inline int stages_beside(const gpu_tile::Geometry& geo, const RingCosts& costs, int tokens, int split, int bytes) {
-  const auto total = [&](int stages) {
-    return shared_map(stages, geo.record_bytes(), tokens, costs.x_pitch(geo, split, costs.folds), part_buffers(tokens), split)
-        .total;
-  };
-  int stages = std::max(0, (bytes - total(0)) / (kDecodeWarps * geo.record_bytes()));
-  while (stages > 0 && total(stages) > bytes) --stages;
-  return stages;
-}
 
 /// Chooses the most tokens a launch that leave room for a ring, then the fastest split. Neither depends on M, because a row's bits depend
 /// on the split.
@@ -343,7 +305,7 @@ inline cudaError_t configure_ring(const gpu_tile::Geometry& geo, const RingCosts
     double best = 0;
     for (int split = 1; split <= kMaxSplit; ++split) {
       if (asked.split != 0 && split != asked.split) continue;
-      const int stages = stages_beside(geo, costs, config.tokens, split, asked.smem != 0 ? asked.smem : most);
+      const int stages = stages_beside(geo, costs.folds, config.tokens, split, asked.smem != 0 ? asked.smem : most);
       if (stages == 0) continue;
       int resident = 0;
       if (const cudaError_t e = resident_clusters(costs.kernel, split, device, most, resident)) return e;
@@ -361,10 +323,8 @@ inline cudaError_t configure_ring(const gpu_tile::Geometry& geo, const RingCosts
   }
   // Pairs of CTAs for one token are faster with half the ring: 11.6 µs instead of 13.6 for 4096×14336; the cause is unknown.
   if (asked.smem == 0 && config.tokens == 1 && config.split == 2)
-    if (const int stages = stages_beside(geo, costs, 1, 2, most / 2); stages >= 2) config.stages = stages;
-  config.smem = shared_map(config.stages, geo.record_bytes(), config.tokens, costs.x_pitch(geo, config.split, costs.folds),
-                           part_buffers(config.tokens), config.split)
-                    .total;
+    if (const int stages = stages_beside(geo, costs.folds, 1, 2, most / 2); stages >= 2) config.stages = stages;
+  config.smem = ring_bytes(geo, costs.folds, config.tokens, config.split, config.stages);
   return cudaSuccess;
 }
 
@@ -384,7 +344,7 @@ RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element
   p.row_lanes = std::bit_width(static_cast<unsigned>(rank_rows(config.split) / 2 - 1));
   p.stages = config.stages;
   p.part_buffers = part_buffers(config.tokens);
-  p.x_pitch = costs.x_pitch(geo, config.split, costs.folds);
+  p.x_pitch = x_pitch(geo, config.split, costs.folds);
   return p;
 }
 

@@ -40,7 +40,6 @@ struct Operand<SignedCodes, kBits> {
 
 namespace {
 
-static_assert(kMostRanks == kMaxSplit);
 constexpr float kReach = 127.0f;  // of codes without a zero point
 
 struct Acts {
@@ -347,9 +346,6 @@ Kernel kernel_for(Known known) {
   return &kLaunchable<decode_ring_kernel<Wna8Decode<Known::nothing, kBits>>>;
 }
 
-int longest_slice(const gpu_tile::Geometry& geo, int split) { return (geo.records() + split - 1) / split; }
-int x_pitch(const gpu_tile::Geometry& geo, int split, int folds) { return token_row(longest_slice(geo, split), folds).pitch; }
-
 /// The model of decode.cu for f16, with two differences computed, not measured: a record takes two thirds of the cycles
 /// (docs/kernels/cuda-wna8.md); activations are quantized instead of fetched.
 double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
@@ -365,7 +361,7 @@ double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int cl
 
 RingCosts costs_of(int fold) {
   const auto kernel = decode_ring_kernel<Wna8Decode<Known::f16_scales, 4>>;
-  return {x_pitch, predicted_us, reinterpret_cast<const void*>(kernel), gpu_tile::kChannels / fold};
+  return {predicted_us, reinterpret_cast<const void*>(kernel), gpu_tile::kChannels / fold};
 }
 
 }  // namespace

@@ -22,8 +22,11 @@
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "core/row_decoder.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
+#include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
 #include "layouts/layout.hpp"
@@ -75,13 +78,18 @@ std::vector<std::uint16_t> activations(int rows, std::int64_t k, std::int64_t st
   return x;
 }
 
+/// For the current device.
+Result<DecodeConfig> configured(const gpu_tile::Geometry& weight, const DecodeConfig& asked) {
+  NIBBLE_ASSIGN_OR_RETURN(const RingRoom room, ring_room());
+  return configure_decode(weight, 0, room, asked);
+}
+
 using Run = std::function<cudaError_t(const LinearTask&)>;
 
 template <int kTokens>
 cudaError_t run_sm90(const LinearTask& task) {
-  DecodeConfig config{.tokens = kTokens};
-  const cudaError_t e = configure_decode_sm90(task.weight.geometry, config);
-  return e != cudaSuccess ? e : linear_decode_sm90(task, config, nullptr);
+  const Result<DecodeConfig> config = configured(task.weight.geometry, {.tokens = kTokens});
+  return config.ok() ? linear_decode_sm90(task, *config, nullptr) : cudaErrorInvalidConfiguration;
 }
 cudaError_t run_sm80(const LinearTask& task) { return linear_decode_sm80(task, nullptr); }
 cudaError_t run_gemm80(const LinearTask& task) { return linear_gemm_sm80(task, nullptr); }
@@ -350,10 +358,12 @@ void bench_shape(const BenchOptions& options, int n, int k, Cublas* cublas, nloh
     nlohmann::json row = {{"n", n}, {"k", k}, {"m", m}, {"bits", options.bits}, {"copies", copies}, {"floor_us", floor}};
     const bool sm90 = !options.sm80 && !options.gemm80;
     if (sm90) {
-      if (const cudaError_t e = configure_decode_sm90(geo, config)) {
-        std::printf("%6d x %6d m=%2d: %s\n", n, k, m, cudaGetErrorString(e));
+      const Result<DecodeConfig> chosen = configured(geo, config);
+      if (!chosen.ok()) {
+        std::printf("%6d x %6d m=%2d: %s\n", n, k, m, chosen.status().message().c_str());
         continue;
       }
+      config = *chosen;
       row["split"] = config.split;
       row["grid"] = config.grid;
       row["stages"] = config.stages;

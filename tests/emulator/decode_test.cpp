@@ -5,6 +5,7 @@
 #include "emulator/float_layer.hpp"
 #include "emulator/ring_memory.hpp"
 #include "kernels/cuda/sm90/decode/decode.cu"
+#include "kernels/cuda/table/decode_cost.hpp"
 
 namespace nibble::cuda {
 
@@ -29,9 +30,11 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
   layer.expect_sums(
       layer.task(),
       [&](const LinearTask& task) {
-        DecodeConfig config{.tokens = c.tokens, .split = c.split};
-        if (const cudaError_t e = configure_decode_sm90(task.weight.geometry, config)) return e;
-        return linear_decode_sm90(task, config, nullptr);
+        RingRoom room;
+        if (const cudaError_t e = ring_room_sm90(room)) return e;
+        const Result<DecodeConfig> config =
+            configure_decode(task.weight.geometry, 0, room, {.tokens = c.tokens, .split = c.split});
+        return config.ok() ? linear_decode_sm90(task, *config, nullptr) : cudaErrorInvalidConfiguration;
       },
       // bf16 codes are multiplied as 128 + u, and f32 sums are as much larger
       [&](int n, int k) {

@@ -5,6 +5,8 @@
 #include "emulator/float_layer.hpp"
 #include "emulator/ring_memory.hpp"
 #include "kernels/cuda/sm90/decode/wna8_decode.cu"
+#include "kernels/cuda/table/decode_cost.hpp"
+#include "kernels/cuda/tasks/decode.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -39,9 +41,11 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
                                              .group = c.act_group},
                                     .fold = whole ? gpu_tile::kChannels : 32,
                                     .epilogue = task.epilogue};
-        DecodeConfig config{.tokens = c.tokens};
-        if (const cudaError_t e = configure_wna8_decode_sm90(online.weight.geometry, online.fold, config)) return e;
-        return linear_wna8_decode_sm90(online, config, nullptr);
+        RingRoom room;
+        if (const cudaError_t e = ring_room_sm90(room)) return e;
+        const Result<DecodeConfig> config =
+            configure_decode(online.weight.geometry, gpu_tile::kChannels / online.fold, room, {.tokens = c.tokens});
+        return config.ok() ? linear_wna8_decode_sm90(online, *config, nullptr) : cudaErrorInvalidConfiguration;
       },
       [&](int n, int k) {
         return emulator::Multiplied{layer.weight.value(n, k), 0x1p-19};

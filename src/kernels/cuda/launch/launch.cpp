@@ -198,11 +198,10 @@ Result<int> current_device() {
   return ordinal;
 }
 
-Result<DecodeConfig> decode_config(const gpu_tile::Geometry& weight, int tokens) {
-  DecodeConfig config{.tokens = tokens};
-  NIBBLE_RETURN_IF_ERROR(status_of(configure_decode_sm90(weight, config),
-                                   fmt::format("configure_decode_sm90 N={} K={}, {} tokens", weight.n, weight.k, tokens)));
-  return config;
+Result<RingRoom> ring_room() {
+  RingRoom room;
+  NIBBLE_RETURN_IF_ERROR(status_of(ring_room_sm90(room), "ring_room_sm90"));
+  return room;
 }
 
 Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, Stream stream) {
@@ -230,13 +229,6 @@ Status launch_wna8_sm90(const Wna8Task& task, int tokens, int depth, int split, 
   if (code == cudaSuccess) return {};
   return status_of(code, fmt::format("linear_wna8_sm90 M={} N={} K={}, {} tokens, {} CTAs", task.m, task.weight.geometry.n,
                                      task.weight.geometry.k, tokens, split));
-}
-
-Result<DecodeConfig> wna8_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens) {
-  DecodeConfig config{.tokens = tokens};
-  NIBBLE_RETURN_IF_ERROR(status_of(configure_wna8_decode_sm90(weight, fold, config),
-                                   fmt::format("configure_wna8_decode_sm90 N={} K={}, {} tokens", weight.n, weight.k, tokens)));
-  return config;
 }
 
 Status launch_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, Stream stream) {

@@ -20,8 +20,9 @@
 
 namespace nibble::cuda {
 
-/// The launch of a weight on the current GPU, up to `tokens` (16) rows at a time; more rows take several launches.
-Result<DecodeConfig> decode_config(const gpu_tile::Geometry& weight, int tokens);
+/// Of the current GPU, for the decode kernels of sm_90.
+Result<RingRoom> ring_room();
+/// config.tokens rows at a time; more rows take several launches.
 Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, Stream stream);
 Status launch_linear_sm80(const LinearTask& task, Stream stream);
 /// The ordinal of the current device.
@@ -31,8 +32,7 @@ Status launch_linear_wgmma(const LinearTask& task, int tokens, int depth, int sp
 /// The same with activations that have been quantized; see wna8.hpp.
 Status launch_wna8_sm80(const Wna8Task& task, Stream stream);
 Status launch_wna8_sm90(const Wna8Task& task, int tokens, int depth, int split, Stream stream);
-/// The same from float activations, for few rows: up to `tokens` (8) at a time.
-Result<DecodeConfig> wna8_decode_config(const gpu_tile::Geometry& weight, int fold, int tokens);
+/// The same from float activations, for few rows: config.tokens (8) at a time.
 Status launch_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, Stream stream);
 /// Convolutions: conv.hpp. Pixels of channels-last images of 16-bit floats begin at multiples of 16 bytes (Kernel::reads).
 Status launch_conv_sm90(const ConvTask& task, int tokens, int depth, int split, Stream stream);

@@ -21,13 +21,12 @@ Status dequantize(const CheckpointTensors&, const TensorView&, bool, Stream) { r
 namespace cuda {
 
 Result<int> current_device() { return no_cuda(); }
-Result<DecodeConfig> decode_config(const gpu_tile::Geometry&, int) { return no_cuda(); }
+Result<RingRoom> ring_room() { return no_cuda(); }
 Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return no_cuda(); }
 Status launch_linear_sm80(const LinearTask&, Stream) { return no_cuda(); }
 Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_wna8_sm80(const Wna8Task&, Stream) { return no_cuda(); }
 Status launch_wna8_sm90(const Wna8Task&, int, int, int, Stream) { return no_cuda(); }
-Result<DecodeConfig> wna8_decode_config(const gpu_tile::Geometry&, int, int) { return no_cuda(); }
 Status launch_wna8_decode_sm90(const Wna8DecodeTask&, const DecodeConfig&, Stream) { return no_cuda(); }
 Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return no_cuda(); }
 Status launch_conv_sm80(const ConvTask&, Stream) { return no_cuda(); }

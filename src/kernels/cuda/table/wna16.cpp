@@ -9,6 +9,7 @@
 #include "kernels/cuda/launch/dense.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/table/families.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
@@ -37,9 +38,10 @@ Status run_decode(const Kernel&, const StepArgs& args) {
   return launch_linear_sm90(linear_task(args), *static_cast<const DecodeConfig*>(args.config), args.stream);
 }
 
-Result<std::shared_ptr<const void>> configure_decode(const Kernel& self, const Problem& p) {
-  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config,
-                          decode_config(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k), self.tile.m));
+Result<std::shared_ptr<const void>> configure_decode_row(const Kernel& self, const Problem& p) {
+  NIBBLE_ASSIGN_OR_RETURN(const RingRoom room, ring_room());
+  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, configure_decode(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k), 0,
+                                                                      room, {.tokens = self.tile.m}));
   return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
 }
 
@@ -169,7 +171,7 @@ constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
   if (isa == Isa::sm80) {
     row.run = run_linear<launch_linear_sm80>;
   } else {
-    row.configure = configure_decode;
+    row.configure = configure_decode_row;
     row.run = run_decode;
   }
   return row;

@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/table/families.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
@@ -115,9 +116,11 @@ Status run_sm90(const Kernel& self, const StepArgs& args) {
   return launch_wna8_sm90(wna8_task(args), self.tile.m, depth, self.tile.split, args.stream);
 }
 
-Result<std::shared_ptr<const void>> configure_decode(const Kernel& self, const Problem& p) {
-  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, wna8_decode_config(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k),
-                                                                        online_fold(p.act_scheme, p.scheme), self.tile.m));
+Result<std::shared_ptr<const void>> configure_decode_row(const Kernel& self, const Problem& p) {
+  NIBBLE_ASSIGN_OR_RETURN(const RingRoom room, ring_room());
+  const int folds = gpu_tile::kChannels / online_fold(p.act_scheme, p.scheme);
+  NIBBLE_ASSIGN_OR_RETURN(const DecodeConfig config, configure_decode(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k), folds,
+                                                                      room, {.tokens = self.tile.m}));
   return std::shared_ptr<const void>(std::make_shared<const DecodeConfig>(config));
 }
 
@@ -181,7 +184,7 @@ constexpr Kernel decode_row(int tokens) {
   row.form = ActForm::as_given;
   row.quantizes = true;
   row.cost_us = decode_cost_us;
-  row.configure = configure_decode;
+  row.configure = configure_decode_row;
   row.run = run_decode;
   return row;
 }

@@ -9,8 +9,8 @@
 
 namespace nibble::cuda {
 
-/// For the current device. Fails with cudaErrorInvalidConfiguration when nothing fits.
-cudaError_t configure_decode_sm90(const gpu_tile::Geometry& weight, DecodeConfig& config);
+/// Of the current device.
+cudaError_t ring_room_sm90(RingRoom& room);
 /// M may be any.
 cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream);
 

@@ -1,9 +1,17 @@
 // How the decode kernels of sm_90 (decode.hpp, wna8.hpp) are launched: plain values, without CUDA.
 #pragma once
 
+#include <array>
+
 namespace nibble::cuda {
 
 constexpr int kDecodeTokens = 16;  // of one launch, at most
+
+/// The room that a GPU has for rings, of one CTA per SM.
+struct RingRoom {
+  int bytes = 0;                     // of shared memory, of a CTA
+  std::array<int, 9> clusters = {};  // of s CTAs that can be resident
+};
 
 /// The configuration of a launch on sm_90, found once per plan. The bits of a result depend on `split` only, which depends on the weight's shape
 /// and format, on `tokens` and on the GPU, not on M.

@@ -27,8 +27,6 @@ cudaError_t linear_wna8_sm80(const Wna8Task& task, cudaStream_t stream);
 /// For sm_90. A row's bits depend on config.split and config.depth, but neither on M nor on the other rows.
 cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cudaStream_t stream);
 
-/// For the current device; `fold` as the task has it. Fails with cudaErrorInvalidConfiguration when nothing fits.
-cudaError_t configure_wna8_decode_sm90(const gpu_tile::Geometry& weight, int fold, DecodeConfig& config);
 /// For sm_90 and few rows: quantizes in the same launch, before its products. A launch takes config.tokens, 8 at most; M may be any. A
 /// row's bits depend on config, but neither on M nor on the other rows.
 cudaError_t linear_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, cudaStream_t stream);

@@ -74,37 +74,18 @@ Kernel kernel_for(const LinearTask& task, int tokens) {
   return tokens <= 8 ? kernel_for<1, __half>(known, bits) : kernel_for<2, __half>(known, bits);
 }
 
-/// Predicted µs of a launch, to choose the split by; fitted to measurements on an H200 (docs/kernels/cuda-decode.md). The busiest CTA
-/// multiplies `rounds` row tiles of `slice` records; memory may take longer. The rest is the prologue, the reduction of the last tile and,
-/// in clusters, sending sums to the other ranks.
-double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
-  constexpr double kBytesPerUs = 4.4e6;
-  const double record_us = (tokens <= 8 ? 0.10 : 0.13) * (stages >= 3 ? 1.0 : stages == 2 ? 1.6 : 2.2);
-  const double round_us = tokens == 1 ? 0.0 : tokens <= 8 ? 0.15 : 0.3;
-  const double fixed_us = tokens == 1   ? (split == 1 ? 2.5 : 4.8)
-                          : tokens <= 8 ? (split == 1 ? 4.2 : 6.5)
-                                        : (split == 1 ? 5.0 : 6.5);
-  const int rounds = (geo.tiles() + clusters - 1) / clusters, slice = (geo.records() + split - 1) / split;
-  return fixed_us + rounds * round_us +
-         std::max(static_cast<double>(geo.total_bytes()) / kBytesPerUs, rounds * slice * record_us);
-}
-
-RingCosts costs() {
-  const auto kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, __half, 4>>;
-  return {predicted_us, reinterpret_cast<const void*>(kernel)};
-}
-
 }  // namespace
 
-cudaError_t configure_decode_sm90(const gpu_tile::Geometry& weight, DecodeConfig& config) {
-  return configure_ring(weight, costs(), config);
+cudaError_t ring_room_sm90(RingRoom& room) {
+  const auto kernel = decode_ring_kernel<Decode<Known::f16_scales, 1, __half, 4>>;
+  return ring_room(reinterpret_cast<const void*>(kernel), room);
 }
 
 cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1 || (task.a_dtype != DType::f16 && task.a_dtype != DType::bf16))
     return cudaErrorInvalidValue;
-  RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, costs(), config);
+  RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, 0, config);
   for (int done = 0; done < task.m; done += config.tokens) {
     const int m = std::min(config.tokens, task.m - done);
     p.first_token = done;

@@ -25,7 +25,6 @@
 //   quantize       with kQuantizes: by the multiplying warps before their first tile, and in the dummy iteration: A → codes
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstdint>
@@ -273,64 +272,28 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
 
 // ---- launch
 
-/// Clusters that can be resident with one CTA per SM; asked once per device, of any kernel for 8 tokens.
-inline cudaError_t resident_clusters(const void* kernel, int split, int device, int most, int& clusters) {
+/// The room of the current device; asked once per device, of any kernel for 8 tokens.
+inline cudaError_t ring_room(const void* kernel, RingRoom& room) {
   static std::atomic<int> known[kMaxDevices][kMaxSplit + 1];
-  std::atomic<int>& cached = known[device][split];
-  clusters = cached.load();
-  if (clusters != 0) return cudaSuccess;
-  if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most)) return e;
-  LaunchShape shape(split, split, kThreads<1>, most, nullptr);
-  if (const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config)) return e;
-  cached.store(clusters);
-  return cudaSuccess;
-}
-
-/// Sizes and predicted times of a Work: functions of the records of a slice and the tokens of a launch.
-struct RingCosts {
-  /// Predicted µs of a launch, to choose the split by.
-  double (*predicted_us)(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages);
-  const void* kernel;  // any for 8 tokens
-  int folds = 0;       // of a record; 0: x stays 16-bit floats
-};
-
-/// Chooses the most tokens a launch that leave room for a ring, then the fastest split. Neither depends on M, because a row's bits depend
-/// on the split.
-inline cudaError_t configure_ring(const gpu_tile::Geometry& geo, const RingCosts& costs, DecodeConfig& config) {
-  int device = 0, most = 0;
-  if (const cudaError_t e = most_shared(device, most)) return e;
-  const DecodeConfig asked = config;
-  config.split = 0;
-  for (; config.split == 0; config.tokens = (config.tokens + 1) / 2) {
-    double best = 0;
-    for (int split = 1; split <= kMaxSplit; ++split) {
-      if (asked.split != 0 && split != asked.split) continue;
-      const int stages = stages_beside(geo, costs.folds, config.tokens, split, asked.smem != 0 ? asked.smem : most);
-      if (stages == 0) continue;
-      int resident = 0;
-      if (const cudaError_t e = resident_clusters(costs.kernel, split, device, most, resident)) return e;
-      if (resident < 1) continue;
-      const int clusters = std::min(geo.tiles(), resident);
-      const double us = costs.predicted_us(geo, config.tokens, split, clusters, stages);
-      if (config.split != 0 && us >= best) continue;
-      best = us;
-      config.split = split;
-      config.stages = stages;
-      config.grid = clusters * split;
+  int device = 0;
+  if (const cudaError_t e = most_shared(device, room.bytes)) return e;
+  for (int split = 1; split <= kMaxSplit; ++split) {
+    std::atomic<int>& cached = known[device][split];
+    int clusters = cached.load();
+    if (clusters == 0) {
+      if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, room.bytes)) return e;
+      LaunchShape shape(split, split, kThreads<1>, room.bytes, nullptr);
+      if (const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &shape.config)) return e;
+      cached.store(clusters);
     }
-    if (config.split != 0) break;
-    if (config.tokens == 1) return cudaErrorInvalidConfiguration;
+    room.clusters[static_cast<std::size_t>(split)] = clusters;
   }
-  // Pairs of CTAs for one token are faster with half the ring: 11.6 µs instead of 13.6 for 4096×14336; the cause is unknown.
-  if (asked.smem == 0 && config.tokens == 1 && config.split == 2)
-    if (const int stages = stages_beside(geo, costs.folds, 1, 2, most / 2); stages >= 2) config.stages = stages;
-  config.smem = ring_bytes(geo, costs.folds, config.tokens, config.split, config.stages);
   return cudaSuccess;
 }
 
-/// The parameters of a launch that follow from the weight and the configuration.
+/// The parameters of a launch that follow from the weight, the folds of a record (x_pitch) and the configuration.
 template <class Acts>
-RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element& epilogue, const RingCosts& costs,
+RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element& epilogue, int folds,
                              const DecodeConfig& config) {
   const gpu_tile::Geometry& geo = weight.geometry;
   RingParams<Acts> p{};
@@ -344,7 +307,7 @@ RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element
   p.row_lanes = std::bit_width(static_cast<unsigned>(rank_rows(config.split) / 2 - 1));
   p.stages = config.stages;
   p.part_buffers = part_buffers(config.tokens);
-  p.x_pitch = x_pitch(geo, config.split, costs.folds);
+  p.x_pitch = x_pitch(geo, config.split, folds);
   return p;
 }
 

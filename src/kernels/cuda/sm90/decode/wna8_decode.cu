@@ -346,29 +346,7 @@ Kernel kernel_for(Known known) {
   return &kLaunchable<decode_ring_kernel<Wna8Decode<Known::nothing, kBits>>>;
 }
 
-/// The model of decode.cu for f16, with two differences computed, not measured: a record takes two thirds of the cycles
-/// (docs/kernels/cuda-wna8.md); activations are quantized instead of fetched.
-double predicted_us(const gpu_tile::Geometry& geo, int tokens, int split, int clusters, int stages) {
-  constexpr double kBytesPerUs = 4.4e6;
-  constexpr double kCodesPerUs = 2e4;  // of an SM: five instructions each, and one latency of L2 for two chunks
-  const double record_us = 0.07 * (stages >= 3 ? 1.0 : stages == 2 ? 1.6 : 2.2);
-  const double round_us = tokens == 1 ? 0.0 : 0.15;
-  const double fixed_us = (tokens == 1 ? 2.8 : 3.8) + (split == 1 ? 0.0 : 2.3);
-  const int rounds = (geo.tiles() + clusters - 1) / clusters, slice = longest_slice(geo, split);
-  return fixed_us + tokens * slice * gpu_tile::kChannels / kCodesPerUs + rounds * round_us +
-         std::max(static_cast<double>(geo.total_bytes()) / kBytesPerUs, rounds * slice * record_us);
-}
-
-RingCosts costs_of(int fold) {
-  const auto kernel = decode_ring_kernel<Wna8Decode<Known::f16_scales, 4>>;
-  return {predicted_us, reinterpret_cast<const void*>(kernel), gpu_tile::kChannels / fold};
-}
-
 }  // namespace
-
-cudaError_t configure_wna8_decode_sm90(const gpu_tile::Geometry& weight, int fold, DecodeConfig& config) {
-  return configure_ring(weight, costs_of(fold), config);
-}
 
 cudaError_t linear_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
@@ -382,9 +360,9 @@ cudaError_t linear_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConf
                                         : task.fold != kStepChannels))
     return cudaErrorInvalidValue;
 
-  const RingCosts costs = costs_of(task.fold);
-  RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, costs, config);
-  const TokenRow row = token_row(longest_slice(geo, config.split), costs.folds);
+  const int folds = gpu_tile::kChannels / task.fold;
+  RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, folds, config);
+  const TokenRow row = token_row(longest_slice(geo, config.split), folds);
   p.x = {.source = act_source(acts),
          .m = 0,  // set below
          .type = acts.type,

@@ -28,6 +28,8 @@ def measurements(paths):
     """One a kernel and layer: its features and the microseconds it took."""
     lines = subprocess.run([FEATURES, *paths], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     for x in map(json.loads, lines):
+        if "passes" not in x:
+            continue  # of fit_decode_costs.py
         x["kernel"] = (x["family"], *x["tile"])
         x["numbers"] = [x[key] for key in ("memory_us", "l2_us", "passes", "steps", "blocks", "parts", "us")]
         yield x
@@ -42,24 +44,33 @@ def predict(tries, numbers):
     return fixed + PART * parts * turn + (reads**PRODUCTS + products**PRODUCTS) ** (1 / PRODUCTS)
 
 
-def fit(data, fastest):
-    """The four numbers, and how far off they are: random steps, smaller and smaller, from several places."""
-    numbers = np.array([x["numbers"] for x in data]).T
-    # Many tokens are few measurements, far from the others. A kernel that is far from the fastest is not chosen anyway.
-    weight = np.array([(5 if x["layer"][2] >= 512 else 1) * (fastest[x["family"], *x["layer"]] / x["us"]) ** 4 for x in data])
+def search(predict, starts, numbers, weight, turns=200, moved=1.0):
+    """The parameters whose predictions are nearest to the last row of `numbers`, and how far off they are: random steps, smaller and smaller.
+    Each of them moves that share of the parameters."""
     random = np.random.default_rng(1)
     best, found = math.inf, None
-    for start in ((3.0, 0.5, 0.25, 0.1), (1.0, 2.0, 0.1, 0.3), (0.1, 4.0, 0.5, 0.05), (0.1, 0.5, 0.1, 0.7)):
+    for start in starts:
         at, value = np.array(start), math.inf
         for scale in (1.0, 0.5, 0.2, 0.1, 0.05, 0.02):
-            for _ in range(200):
-                tries = np.maximum(1e-3, at * np.exp(scale * random.normal(size=(32, 4))))
+            for _ in range(turns):
+                steps = scale * random.normal(size=(32, len(start)))
+                if moved < 1:
+                    steps *= random.random(steps.shape) < moved
+                tries = np.maximum(1e-3, at * np.exp(steps))
                 losses = (weight * np.log(predict(tries, numbers) / numbers[-1]) ** 2).sum(1) / weight.sum()
                 if losses.min() < value:
                     at, value = tries[losses.argmin()], losses.min()
         if value < best:
             best, found = value, at
     return found, math.sqrt(best)
+
+
+def fit(data, fastest):
+    """The four numbers, and how far off they are."""
+    numbers = np.array([x["numbers"] for x in data]).T
+    # Many tokens are few measurements, far from the others. A kernel that is far from the fastest is not chosen anyway.
+    weight = np.array([(5 if x["layer"][2] >= 512 else 1) * (fastest[x["family"], *x["layer"]] / x["us"]) ** 4 for x in data])
+    return search(predict, ((3.0, 0.5, 0.25, 0.1), (1.0, 2.0, 0.1, 0.3), (0.1, 4.0, 0.5, 0.05), (0.1, 0.5, 0.1, 0.7)), numbers, weight)
 
 
 def print_regret(measured, model):

@@ -1,14 +1,16 @@
-// What the cost model of the wgmma kernels knows of every measured one, for bench/fit_gpu_costs.py to fit its numbers to.
+// What the cost models of the wgmma and of the decode kernels know of every measured one, for bench/fit_gpu_costs.py and
+// bench/fit_decode_costs.py to fit their numbers to.
 //
 //   gpu_features bench/results/h100/survey-*.json
 //
-// A line of JSON for each kernel and layer: its family, tile and layer, the features (WgmmaFeatures), and the measured microseconds less
-// those predicted for the step that prepares its activations.
+// A line of JSON for each kernel and layer: its family, tile and layer, the features (WgmmaFeatures or DecodeFeatures), and the measured
+// microseconds less those predicted for the step that prepares its activations.
 #include <cstdio>
 #include <exception>
 #include <string_view>
 
 #include "fmt/format.h"
+#include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/table/w8a8.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/table/wna8.hpp"
@@ -41,11 +43,27 @@ WgmmaFeatures features(const Kernel& kernel, const Problem& p) {
   return cuda::gemm_sm90_features(kernel.tile, gpu, p);
 }
 
+WgmmaFamily decode_family(const Kernel& kernel, const Problem& p) {
+  return kernel.quantizes ? cuda::wna8_decode_family(p) : cuda::wna16_family(p);
+}
+
 void print_features(const std::string& path) {
   for (const testing::SurveyedLayer& layer : testing::surveyed_layers(path))
     for (const auto& [kernel_name, us] : layer.us) {
       const Kernel* kernel = find_kernel(kernel_name);
       if (kernel == nullptr || kernel->op != Op::linear) continue;  // a row that is gone; a pointwise convolution
+      if (kernel->isa == Isa::sm90 && kernel->configure != nullptr) {
+        const WgmmaFamily family = decode_family(*kernel, layer.problem);
+        const cuda::DecodeFeatures f = cuda::decode_features(family, kernel->tile.m, cuda::gpu_of(layer.problem), layer.problem);
+        fmt::print(
+            R"({{"family": "{}", "tile": [{}, {}, {}], "layer": [{}, {}, {}], "us": {:.4f}, "launches": {}, "tokens": {}, )"
+            R"("stages": {}, "rounds": {}, "records": {}, "clusters": {:d}, "ctas": {}, "early": {:d}, "memory_us": {:.4f}, "fill_us": {:.4f}, "codes": {:.6g}}})"
+            "\n",
+            name(family), kernel->tile.m, kernel->tile.n, kernel->tile.split, layer.problem.n, layer.problem.k, layer.problem.m,
+            us, f.launches, f.tokens, f.stages, f.rounds, f.records, f.clusters, f.ctas, f.early, f.memory_us, f.fill_us,
+            f.codes);
+        continue;
+      }
       if (kernel_name.find("sm90_wgmma") == std::string::npos && kernel_name.find("sm90_streamk") == std::string::npos) continue;
       const WgmmaFeatures f = features(*kernel, layer.problem);
       fmt::print(R"({{"family": "{}", "tile": [{}, {}, {}], "layer": [{}, {}, {}], "us": {:.4f}, "memory_us": {:.4f}, )"

@@ -70,10 +70,12 @@ TEST(Isa, LevelsOfCpusAndGpusAreTwoTrees) {
 }
 
 TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
-  const GpuInfo h200{.sms = 132, .read_gbytes_per_s = 4470};
+  const GpuInfo h200 = *described_gpu("h200");
   const auto cost = [&](Isa isa, std::int64_t m, std::int64_t n) {
-    return cuda::linear_cost_us(isa, 16, h200,
-                                {.m = m, .n = n, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}});
+    const Problem p{.m = m, .n = n, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
+    return isa == Isa::simt   ? cuda::simt_cost_us(h200, p)
+           : isa == Isa::sm80 ? cuda::decode_sm80_cost_us(h200, p)
+                              : cuda::decode_sm90_cost_us(16, h200, p);
   };
   for (Isa isa : {Isa::simt, Isa::sm80, Isa::sm90})
     for (std::int64_t m = 1; m < 4096; m *= 2) {
@@ -86,14 +88,14 @@ TEST(Gpu, CostsGrowWithTheWorkAndOrderTheKernels) {
 
 /// Quantizing in the launch that multiplies costs little over W4A16, up to the capacity of a launch; a scale per token costs more.
 TEST(Gpu, QuantizingInTheSameLaunchCostsLittle) {
-  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
+  const GpuInfo h200 = *described_gpu("h200");
   for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{4096, 4096}, {8192, 8192}, {4096, 14336}, {57344, 8192}})
     for (std::int64_t m : {1, 2, 4, 8}) {
       Problem p{.m = m, .n = n, .k = k, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
       p.act_scheme = {DType::s8, GroupShape::group(128)};
       const int tokens = m == 1 ? 1 : 8;
       const double online = cuda::wna8_decode_cost_us(tokens, h200, p);
-      EXPECT_LT(online, 1.2 * cuda::linear_cost_us(Isa::sm90, tokens, h200, p) + (m == 1 ? 0.5 : 2.5))
+      EXPECT_LT(online, 1.2 * cuda::decode_sm90_cost_us(tokens, h200, p) + (m == 1 ? 0.5 : 2.5))
           << "M=" << m << " N=" << n << " K=" << k;
       p.act_scheme.group = GroupShape::channel();
       EXPECT_GT(cuda::wna8_decode_cost_us(tokens, h200, p), online);
@@ -123,14 +125,14 @@ TEST(Gpu, PreciseSumsOfFp8CostLittle) {
 
 /// The cost of dequantizing does not depend on M: few tokens are cheaper without it, many with it.
 TEST(Gpu, TheDenseTierIsForManyTokens) {
-  const GpuInfo h200{.compute_capability = 90, .sms = 132, .read_gbytes_per_s = 4470};
+  const GpuInfo h200 = *described_gpu("h200");
   Problem problem{.n = 4096, .k = 4096, .a_dtype = DType::f16, .epilogue = {.out = DType::f16}};
   double last = 0;
   for (problem.m = 1; problem.m <= 8192; problem.m *= 2) {
     const double dense = cuda::dense_cost_us(h200, problem);
     EXPECT_GE(dense, last) << "M=" << problem.m;
     last = dense;
-    const double decode = cuda::linear_cost_us(Isa::sm90, 16, h200, problem);
+    const double decode = cuda::decode_sm90_cost_us(16, h200, problem);
     if (problem.m <= 16 || problem.m >= 256) {
       EXPECT_EQ(dense < decode, problem.m >= 256) << "M=" << problem.m;
     }

@@ -81,16 +81,16 @@ INSTANTIATE_TEST_SUITE_P(
     Measured, Choice,
     ::testing::Values(Limits{"h100/survey-wna16.json", 0, 0.001, 0.14}, Limits{"h100/survey-int8.json", 0, 0.001, 0.187},
                       Limits{"h100/survey-fp8.json", 0, 0.003, 0.202}, Limits{"h100/survey-fp8-blocks.json", 0, 0.001, 0.107},
-                      Limits{"h100/survey-groups.json", 0, 0.001, 0.146}, Limits{"h100/survey-online.json", 0, 0.001, 0.155},
+                      Limits{"h100/survey-groups.json", 0, 0.001, 0.078}, Limits{"h100/survey-online.json", 0, 0.001, 0.155},
                       Limits{"h100/survey-online-tokens.json", 0, 0.001, 0.163},
-                      Limits{"h200/survey-wna16.json", 0, 0.001, 0.201}, Limits{"h200/survey-int8.json", 0, 0.001, 0.183},
+                      Limits{"h200/survey-wna16.json", 0, 0.001, 0.092}, Limits{"h200/survey-int8.json", 0, 0.001, 0.183},
                       Limits{"h200/survey-fp8.json", 0, 0.001, 0.12}, Limits{"h200/survey-fp8-blocks.json", 0, 0.001, 0.187},
                       Limits{"h200/survey-groups.json", 0, 0.001, 0.101}, Limits{"h200/survey-online.json", 0, 0.001, 0.13},
                       Limits{"h200/survey-online-tokens.json", 0, 0.001, 0.165},
-                      Limits{"h100/survey-online-folds.json", 0, 0.001, 0.136},
-                      Limits{"h200/survey-online-folds.json", 0, 0.001, 0.129}, Limits{"h100/shards.json", 0, 0.001, 0.101},
-                      Limits{"h200/shards.json", 0, 0.001, 0.146}, Limits{"h200/gemm-qwen.json", 0, 0.001, 0.052},
-                      Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.143}),
+                      Limits{"h100/survey-online-folds.json", 0, 0.001, 0.065},
+                      Limits{"h200/survey-online-folds.json", 0, 0.001, 0.068}, Limits{"h100/shards.json", 0, 0.001, 0.078},
+                      Limits{"h200/shards.json", 0, 0.001, 0.14}, Limits{"h200/gemm-qwen.json", 0, 0.001, 0.02},
+                      Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.024}),
     [](const auto& test) {
       std::string name = test.param.file;
       name.resize(name.find('.'));

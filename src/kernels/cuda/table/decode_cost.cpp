@@ -1,6 +1,7 @@
 #include "kernels/cuda/table/decode_cost.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.hpp"
 #include "kernels/cuda/tasks/decode_ring.hpp"
@@ -11,36 +12,62 @@ namespace {
 // What a split is chosen by: measured for floats with every split, on an H200; codes are computed from it (a record takes two thirds of the
 // cycles, docs/kernels/cuda-wna8.md). Fits do not change it: another split is other bits.
 constexpr double kChoiceBytesPerUs = 4.4e6;
-constexpr DecodeCost kOneToken{.fixed_us = 2.5, .cluster_us = 2.3, .record_us = 0.10};
-constexpr DecodeCost kEightTokens{.fixed_us = 4.2, .cluster_us = 2.3, .round_us = 0.15, .record_us = 0.10};
-constexpr DecodeCost kMoreTokens{.fixed_us = 5.0, .cluster_us = 1.5, .round_us = 0.3, .record16_us = 0.13};
-constexpr DecodeCost kOneTokenCodes{.fixed_us = 2.8, .cluster_us = 2.3, .record_us = 0.07, .code_us = 0.05};
-constexpr DecodeCost kEightTokensCodes{.fixed_us = 3.8, .cluster_us = 2.3, .round_us = 0.15, .record_us = 0.07, .code_us = 0.05};
+constexpr DecodeCost kOneToken{.fixed_us = 2.5, .cluster_us = 2.3, .record_us = 0.10, .stall_us = 0.06};
+constexpr DecodeCost kEightTokens{.fixed_us = 4.2, .cluster_us = 2.3, .round_us = 0.15, .record_us = 0.10, .stall_us = 0.06};
+constexpr DecodeCost kMoreTokens{.fixed_us = 5.0, .cluster_us = 1.5, .round16_us = 0.3, .record16_us = 0.13, .stall_us = 0.078};
+constexpr DecodeCost kOneTokenCodes{.fixed_us = 2.8, .cluster_us = 2.3, .record_us = 0.07, .stall_us = 0.042, .code_us = 0.05};
+constexpr DecodeCost kEightTokensCodes{
+    .fixed_us = 3.8, .cluster_us = 2.3, .round_us = 0.15, .record_us = 0.07, .stall_us = 0.042, .code_us = 0.05};
 
 const DecodeCost& choice_cost(int folds, int tokens) {
   if (folds != 0) return tokens == 1 ? kOneTokenCodes : kEightTokensCodes;
   return tokens == 1 ? kOneToken : tokens <= 8 ? kEightTokens : kMoreTokens;
 }
 
-}  // namespace
+static_assert(std::tuple_size_v<decltype(RingRoom::clusters)> == kMaxSplit + 1);
 
-DecodeFeatures decode_features(const gpu_tile::Geometry& weight, int folds, int tokens, int split, int clusters, int stages) {
+/// The features that do not depend on the speed of memory.
+DecodeFeatures launch_features(const gpu_tile::Geometry& weight, int folds, int tokens, int split, int clusters, int stages) {
   const int slice = longest_slice(weight, split), rounds = (weight.tiles() + clusters - 1) / clusters;
   return {.tokens = tokens,
           .stages = stages,
           .rounds = rounds,
           .records = rounds * slice,
           .clusters = split > 1,
+          .ctas = clusters * split,
           .codes = folds == 0 ? 0 : 1e-3 * tokens * slice * gpu_tile::kChannels};
 }
 
-// The busiest CTA multiplies; memory may take longer.
+struct FamilyCost {
+  WgmmaFamily family;
+  DecodeCost cost;
+};
+constexpr FamilyCost kH100Costs[] = {
+#include "kernels/cuda/table/h100_decode_costs.inc"
+};
+constexpr FamilyCost kH200Costs[] = {
+#include "kernels/cuda/table/h200_decode_costs.inc"
+};
+
+/// The room of a GPU that may not be in this machine. An H100 and an H200 have these clusters; other GPUs are scaled by their number of
+/// multiprocessors. A plan that runs asks the device itself (ring_room).
+RingRoom described_room(const GpuInfo& gpu) {
+  RingRoom room{.bytes = static_cast<int>(gpu.shared_bytes_per_block), .clusters = {0, 132, 66, 39, 30, 22, 17, 15, 15}};
+  for (int& clusters : room.clusters) clusters = clusters * gpu.sms / 132;
+  return room;
+}
+
+}  // namespace
+
+// The busiest CTA multiplies; memory may take longer. bench/fit_decode_costs.py has the same formula.
 double decode_us(const DecodeCost& cost, const DecodeFeatures& f) {
-  const double record_us = (f.tokens <= 8 ? cost.record_us : cost.record16_us) * (f.stages >= 3   ? 1.0
-                                                                                  : f.stages == 2 ? 1.6
-                                                                                                  : 2.2);
-  return cost.fixed_us + (f.clusters ? cost.cluster_us : 0.0) + f.rounds * cost.round_us + f.codes * cost.code_us +
-         std::max(f.memory_us, f.records * record_us);
+  const double start_us = f.early ? cost.fixed_us * (1 - cost.early) : cost.fixed_us + cost.fill * f.fill_us;
+  const bool few = f.tokens <= 8;
+  const double record_us = (few ? cost.record_us : cost.record16_us) + std::max(0, 3 - f.stages) * cost.stall_us;
+  const double memory_us = cost.memory * f.memory_us * std::max(1.0, cost.ctas / f.ctas);
+  return f.launches * (start_us + (f.clusters ? cost.cluster_us : 0.0) + (std::min(f.tokens, 8) - 1) * cost.token_us +
+                       f.rounds * (few ? cost.round_us : cost.round16_us) + f.codes * cost.code_us +
+                       std::max(memory_us, f.records * record_us));
 }
 
 Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int folds, const RingRoom& room,
@@ -54,7 +81,7 @@ Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int fold
       const int stages = stages_beside(weight, folds, config.tokens, split, asked.smem != 0 ? asked.smem : room.bytes);
       const int clusters = std::min(weight.tiles(), room.clusters[static_cast<std::size_t>(split)]);
       if (stages == 0 || clusters < 1) continue;
-      DecodeFeatures features = decode_features(weight, folds, config.tokens, split, clusters, stages);
+      DecodeFeatures features = launch_features(weight, folds, config.tokens, split, clusters, stages);
       features.memory_us = static_cast<double>(weight.total_bytes()) / kChoiceBytesPerUs;
       const double us = decode_us(choice_cost(folds, config.tokens), features);
       if (config.split != 0 && us >= best) continue;
@@ -73,6 +100,33 @@ Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int fold
     if (const int stages = stages_beside(weight, folds, 1, 2, room.bytes / 2); stages >= 2) config.stages = stages;
   config.smem = ring_bytes(weight, folds, config.tokens, config.split, config.stages);
   return config;
+}
+
+DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
+  constexpr double kNever = 1e9;
+  const bool floats = family == WgmmaFamily::floats || family == WgmmaFamily::float_folds;
+  const int folds = floats ? 0 : family == WgmmaFamily::online_folds ? 4 : 1;
+  const gpu_tile::Geometry weight = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k);
+  const RingRoom room = described_room(gpu);
+  const Result<DecodeConfig> config = configure_decode(weight, folds, room, {.tokens = tokens});
+  if (!config.ok()) return {.launches = kNever, .tokens = 1, .stages = 1, .rounds = 1, .records = 1, .ctas = 1};
+  Problem launch = p;
+  launch.m = std::min<std::int64_t>(p.m, config->tokens);
+  DecodeFeatures features =
+      launch_features(weight, folds, static_cast<int>(launch.m), config->split, config->grid / config->split, config->stages);
+  constexpr int kReserved = 1024;  // bytes of every CTA
+  features.launches = std::ceil(static_cast<double>(p.m) / config->tokens);
+  features.early = 2 * config->grid <= gpu.sms || 2 * config->smem + kReserved <= room.bytes;
+  features.memory_us = tile_moved_us(gpu, launch, bits(p.a_dtype));
+  features.fill_us = 1e-3 / gpu.read_gbytes_per_s * config->grid * weight.record_bytes() *
+                     std::min(features.records, config->stages * kDecodeWarps);
+  return features;
+}
+
+double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
+  const bool fast = gpu.read_gbytes_per_s > std::sqrt(3051.0 * 4381);
+  const FamilyCost& cost = *std::ranges::find(fast ? kH200Costs : kH100Costs, family, &FamilyCost::family);
+  return decode_us(cost.cost, decode_features(family, tokens, gpu, p));
 }
 
 }  // namespace nibble::cuda

@@ -1,39 +1,54 @@
 // The cost model of the decode kernels of sm_90 (decode_ring.cuh): one formula, which chooses the split of a weight and tells the planner
-// what a launch takes.
+// what launches take.
 #pragma once
 
+#include "kernels/cuda/table/wgmma_cost.hpp"
 #include "kernels/cuda/tasks/decode_config.hpp"
+#include "kernels/kernel.hpp"
 #include "layouts/gpu_tile.hpp"
-#include "nibble/status.hpp"
+#include "nibble/cuda.hpp"
 
 namespace nibble::cuda {
 
 /// What the model knows of a launch.
 struct DecodeFeatures {
+  double launches = 1;  // of a problem
   int tokens;
-  int stages;        // of the ring
-  int rounds;        // row tiles of the busiest CTA
-  int records;       // that it multiplies, of all of them
-  bool clusters;     // several CTAs share a row tile
+  int stages;     // of the ring
+  int rounds;     // row tiles of the busiest CTA
+  int records;    // that it multiplies, of all of them
+  bool clusters;  // several CTAs share a row tile
+  int ctas;
+  bool early;        // the GPU has room for the next launch beside this one
   double memory_us;  // reading and writing
+  double fill_us;    // reading what the rings hold at first
   double codes;      // thousands that a CTA quantizes
 };
-/// Of `tokens` tokens; folds of a record, 0: activations stay floats.
-DecodeFeatures decode_features(const gpu_tile::Geometry& weight, int folds, int tokens, int split, int clusters, int stages);
 
-/// Microseconds.
 struct DecodeCost {
-  double fixed_us;                // the start of a launch, and the sums of the last tile
-  double cluster_us;              // sending sums to other ranks
-  double round_us;                // a row tile
-  double record_us, record16_us;  // of up to 8, up to 16 tokens
-  double code_us;                 // a thousand
+  double fixed_us;              // the start of a launch, and the sums of the last tile
+  double early;                 // the share of it that the previous launch hides, where it leaves room
+  double cluster_us;            // sending sums to other ranks
+  double token_us;              // each of the second to the eighth
+  double round_us, round16_us;  // a row tile; of up to 8, up to 16 tokens
+  double record_us, record16_us;
+  double stall_us;    // more of a record for each stage that the ring is shorter than three
+  double fill;        // the share of fill_us in which nothing is multiplied, unless hidden too
+  double code_us;     // a thousand
+  double memory = 1;  // the time it takes, as a multiple of what the bandwidth promises
+  double ctas;        // that keep memory busy; fewer take longer
 };
+/// Predicted microseconds of the launches.
 double decode_us(const DecodeCost& cost, const DecodeFeatures& features);
 
 /// Chooses what is 0 in `asked`: the most tokens a launch that leave room for a ring, then the fastest split. Neither depends on M, because a
-/// row's bits depend on the split. Errors: unsupported.
+/// row's bits depend on the split. `folds` of a record; 0: activations stay 16-bit floats. Errors: unsupported.
 Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int folds, const RingRoom& room,
                                       const DecodeConfig& asked);
+
+/// The features of the row that takes so many tokens a launch. The family says whether activations are quantized, and how.
+DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& problem);
+/// Predicted microseconds of the row, with the numbers of the measured GPU whose memory is the most similar (bench/fit_decode_costs.py).
+double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -126,7 +126,11 @@ bool has_whole_records(const Problem& p) {
          (p.a_dtype != DType::f16 || p.scheme.scale == DType::f16);
 }
 
-double cost_us(const Kernel& self, const Problem& p) { return linear_cost_us(self.isa, self.tile.m, gpu_of(p), p); }
+double simt_row_cost_us(const Kernel&, const Problem& p) { return simt_cost_us(gpu_of(p), p); }
+
+double decode_row_cost_us(const Kernel& self, const Problem& p) {
+  return self.isa == Isa::sm80 ? decode_sm80_cost_us(gpu_of(p), p) : decode_sm90_cost_us(self.tile.m, gpu_of(p), p);
+}
 
 double wgmma_cost_us(const Kernel& self, const Problem& p) { return gemm_sm90_cost_us(self.tile, gpu_of(p), p); }
 
@@ -167,7 +171,7 @@ constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
                     : "16-bit activations, few tokens: mma.sync, bulk copies stream weights through a ring; clusters split K";
   row.sums = Sums::tensor_core_codes;
   row.accepts = accepts_tensor_core;
-  row.cost_us = cost_us;
+  row.cost_us = decode_row_cost_us;
   if (isa == Isa::sm80) {
     row.run = run_linear<launch_linear_sm80>;
   } else {
@@ -250,7 +254,7 @@ constexpr Kernel simt_row() {
   row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
   row.summary = "f32 multiply-adds without tensor cores: every GPU and float type, prescaled activations too";
   row.accepts = accepts_simt;
-  row.cost_us = cost_us;
+  row.cost_us = simt_row_cost_us;
   row.run = run_linear<launch_linear_simt>;
   return row;
 }
@@ -290,43 +294,30 @@ GpuInfo gpu_of(const Problem& problem) {
   return gpu.ok() ? *std::move(gpu) : GpuInfo{.sms = 1, .read_gbytes_per_s = 1};
 }
 
-// Reading and computing overlap, so the longer of the two counts, for every launch of up to `tokens` rows. Fitted to measurements on an
-// H200 (bench/results/h200/decode-kernels.json) and, for 16 tokens, to the surveys of an H100 and an H200, in units that hold for any GPU:
-// weights that one SM multiplies per microsecond, and the cost of a launch.
-double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& p) {
-  const double memory = tile_moved_us(gpu, p, bits(p.a_dtype));
-  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / std::max(1, gpu.sms);  // of one SM
-  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
-  if (isa == Isa::simt) {
-    constexpr double kDecoded = 2e4, kMultiplied = 1e5;  // per SM and microsecond: weights; weights times tokens
-    const double busy = std::min(1.0, 3.3 * tiles / std::max(1, gpu.sms));  // of few rows, about three SMs a tile
-    const double compute = weights / busy * (1 / kDecoded + static_cast<double>(p.m) / kMultiplied);
-    return kLaunchUs + std::max(memory / 0.7, compute);
-  }
-  const bool ring = isa == Isa::sm90;
-  const double m = std::min<double>(static_cast<double>(p.m), tokens);
-  const double fixed_us = ring ? 3.3 + 0.185 * (m - 1) : 4.5;
-  // Weights per SM and microsecond, with all tokens of a launch. Absent tokens of a matrix instruction cost nothing: m ≤ 8 takes half the
-  // time of 16.
-  double multiplied = tokens <= 8 ? 7.5e4 : p.m <= 8 ? 4.6e4 : 3.9e4;
-  if (!ring)
-    multiplied = (p.m <= 8 ? 3.4e4 : 2.1e4) * std::min(1.0, 2 * tiles / std::max(1, gpu.sms));  // of few rows, two SMs a tile
-  if (ring && tokens <= 8) {
-    // Measured: the start of a launch and the time until memory reaches its full rate are 2.4 µs of 6 µs or more. With capacity for 8
-    // tokens add 0.4 µs a token; more for a long K, whose activations leave fewer stages to the ring, less for consecutive short row
-    // tiles.
-    const double kilo = static_cast<double>(p.k) / 1024;
-    const double rounds = static_cast<double>(p.n) / gpu_tile::kRows / std::max(1, gpu.sms);
-    const double length = kilo > 8 ? std::min(3.5, 0.3 * (kilo - 8)) : 0.3 * (kilo - 8) * std::clamp((rounds - 1) / 2, 0.0, 1.0);
-    const double few = tokens == 1 ? 0.0 : 0.4 * (m - 1) + length;
-    // The faster the memory, the longer until it is busy: all of this on an H200 (4381 GB/s), 58 % of it on an H100 (3051 GB/s).
-    const double start = std::clamp(0.58 + 0.42 * (gpu.read_gbytes_per_s - 3051) / 1330, 0.3, 1.0);
-    return std::ceil(static_cast<double>(p.m) / tokens) *
-           (start * (2.6 + 2.4 * std::min(1.0, memory / 6)) + few + std::max(1.02 * memory, weights / multiplied));
-  }
-  if (ring && tokens == 16 && p.k > 24576) multiplied /= 1.6;  // activations leave room for one stage of weights only
-  return std::ceil(static_cast<double>(p.m) / tokens) * (fixed_us + std::max(memory / (ring ? 1.0 : 0.7), weights / multiplied));
+// Reading and computing overlap, so the longer of the two counts. The speeds are of one SM.
+double simt_cost_us(const GpuInfo& gpu, const Problem& p) {
+  constexpr double kDecoded = 2e4, kMultiplied = 1e5;  // a microsecond: weights; weights times tokens
+  const double sms = std::max(1, gpu.sms), tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
+  const double busy = std::min(1.0, 3.3 * tiles / sms);  // of few rows, about three SMs a tile
+  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / sms;
+  const double compute = weights / busy * (1 / kDecoded + static_cast<double>(p.m) / kMultiplied);
+  return kLaunchUs + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, compute);
 }
+
+// Absent tokens of a matrix instruction cost nothing: m ≤ 8 takes less than 16. Of few rows, two SMs a tile are busy.
+double decode_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
+  const double sms = std::max(1, gpu.sms), tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
+  const double multiplied = (p.m <= 8 ? 3.4e4 : 2.1e4) * std::min(1.0, 2 * tiles / sms);  // weights a microsecond
+  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / sms;
+  return std::ceil(static_cast<double>(p.m) / kDecodeTokens) *
+         (4.5 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, weights / multiplied));
+}
+
+double decode_sm90_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
+  return decode_cost_us(wna16_family(p), tokens, gpu, p);
+}
+
+WgmmaFamily wna16_family(const Problem& p) { return has_whole_records(p) ? WgmmaFamily::floats : WgmmaFamily::float_folds; }
 
 // Steps follow each other, so their times add up. Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16,
 // and an A100, 250: a tile of 128 output channels × up to 128 tokens keeps one SM busy, and with fewer tiles than SMs some are idle.
@@ -353,8 +344,7 @@ double dense_cost_us(const GpuInfo& gpu, const Problem& p) {
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p) {
   const int blocks = tile.n / gpu_tile::kRows;
   const PassShape shape{.blocks = blocks, .depth = gemm_groups(tile.m) / blocks};
-  return wgmma_features(has_whole_records(p) ? WgmmaFamily::floats : WgmmaFamily::float_folds, tile, shape, gpu, p, tile_bytes(p),
-                        bits(p.a_dtype));
+  return wgmma_features(wna16_family(p), tile, shape, gpu, p, tile_bytes(p), bits(p.a_dtype));
 }
 
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p) {

@@ -22,8 +22,12 @@ inline void* end_of(std::span<std::byte> scratch) { return scratch.data() + scra
 
 constexpr double kLaunchUs = 1.5;  // the cost of a launch among others in a stream or graph
 
-/// Predicted microseconds of a linear kernel of level `isa` on a GPU.
-double linear_cost_us(Isa isa, int tokens, const GpuInfo& gpu, const Problem& problem);
+/// Predicted microseconds of the kernel without tensor cores, and of those for few tokens: of sm_80, of sm_90 with so many a launch.
+double simt_cost_us(const GpuInfo& gpu, const Problem& problem);
+double decode_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
+double decode_sm90_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);
+/// The family of kernels of 16-bit activations that the records of a linear layer belong to.
+WgmmaFamily wna16_family(const Problem& problem);
 /// Predicted microseconds of sm_90's wgmma kernels of 16-bit activations.
 WgmmaFeatures gemm_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& problem);
 double gemm_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& problem);

@@ -152,7 +152,7 @@ double sm80_cost_us(const Kernel&, const Problem& p) {
 
 double sm90_cost_us(const Kernel& self, const Problem& p) { return wna8_sm90_cost_us(self.tile, gpu_of(p), p, wna8_family(p)); }
 
-double decode_cost_us(const Kernel& self, const Problem& p) { return wna8_decode_cost_us(self.tile.m, gpu_of(p), p); }
+double decode_row_cost_us(const Kernel& self, const Problem& p) { return wna8_decode_cost_us(self.tile.m, gpu_of(p), p); }
 
 std::size_t sm90_workspace(const Kernel& self, const Problem& p) { return with_parts(0, self, gemm_groups(self.tile.m), p); }
 
@@ -183,7 +183,7 @@ constexpr Kernel decode_row(int tokens) {
           : "quantizes few tokens to int8 and multiplies them in the same launch; bulk copies stream weights through a ring";
   row.form = ActForm::as_given;
   row.quantizes = true;
-  row.cost_us = decode_cost_us;
+  row.cost_us = decode_row_cost_us;
   row.configure = configure_decode_row;
   row.run = run_decode;
   return row;
@@ -315,23 +315,13 @@ Status accepts_wna8(const Problem& p) {
   return {};
 }
 
-// Reading and computing overlap, so the longer of the two counts. A CTA quantizes its slice of K, which is all of K where there are as many
-// row tiles as multiprocessors; a scale per token costs a second read of the activations, and an exchange between the CTAs of a cluster.
-// Fitted to the surveys of an H100 and an H200 (bench/results/{h100,h200}/survey-online*.json): 10 % off in the mean.
+WgmmaFamily wna8_decode_family(const Problem& p) {
+  if (online_fold(p.act_scheme, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
+  return p.act_scheme.group == GroupShape::channel() ? WgmmaFamily::online_tokens : WgmmaFamily::online;
+}
+
 double wna8_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
-  constexpr double kCodesPerUs = 2e4;  // of an SM
-  const double sms = std::max(1, gpu.sms), m = std::min<double>(static_cast<double>(p.m), tokens);
-  const double tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
-  const double codes = m * static_cast<double>(p.k) * std::clamp(tiles / sms, 0.25, 1.0);
-  const bool finds = p.act_scheme.group == GroupShape::channel();
-  const double quantize_us = (finds ? 0.5 : 0.0) + (finds ? 1.3 : 1.0) * codes / kCodesPerUs;
-  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels;
-  // Until the memory is busy: the faster it is, the longer.
-  const double start = std::clamp(0.83 + 0.17 * (gpu.read_gbytes_per_s - 3051) / 1330, 0.5, 1.0);
-  const double fixed_us = (whole ? 4.6 * start : 6.2) + 0.32 * (m - 1);
-  const double weights_us = static_cast<double>(p.n) * static_cast<double>(p.k) / sms / (whole ? 7e4 : 4e4);
-  return std::ceil(static_cast<double>(p.m) / tokens) *
-         (fixed_us + quantize_us + std::max(0.94 * tile_moved_us(gpu, p, 8), weights_us));
+  return decode_cost_us(wna8_decode_family(p), tokens, gpu, p);
 }
 
 }  // namespace nibble::cuda

@@ -27,7 +27,9 @@ WgmmaFamily wna8_family(const Problem& problem);
 WgmmaFeatures wna8_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 
-/// Predicted microseconds of the rows that quantize by themselves, `tokens` a launch.
+/// The same for the rows that quantize by themselves: a known scale is not looked for.
+WgmmaFamily wna8_decode_family(const Problem& problem);
+/// Predicted microseconds of these rows, `tokens` a launch.
 double wna8_decode_cost_us(int tokens, const GpuInfo& gpu, const Problem& problem);
 
 }  // namespace nibble::cuda

@@ -14,7 +14,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 namespace nibble::cuda {
 namespace {
 
-
 class EmulatedDecodeSm80 : public testing::TestWithParam<emulator::FloatCase> {};
 
 TEST_P(EmulatedDecodeSm80, GivesTheSumsOfTheLayer) {

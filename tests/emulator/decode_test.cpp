@@ -13,7 +13,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what the ring's k
 
 namespace {
 
-
 struct Case {
   emulator::FloatCase layer;
   int tokens, split;  // of a launch; of a cluster

@@ -14,7 +14,6 @@
 namespace nibble::cuda {
 namespace {
 
-
 struct Case {
   int bits, group;
   ZeroKind zeros;

@@ -15,7 +15,6 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 namespace nibble::cuda {
 namespace {
 
-
 class EmulatedGemmSm80 : public testing::TestWithParam<emulator::FloatCase> {};
 
 TEST_P(EmulatedGemmSm80, GivesTheSumsOfTheLayer) {

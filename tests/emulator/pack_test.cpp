@@ -17,7 +17,6 @@
 namespace nibble::cuda {
 namespace {
 
-
 struct Case {
   int bits, group;
   ZeroKind zeros;

@@ -15,7 +15,6 @@ alignas(1024) float shared[emulator::kSharedBytes / sizeof(float)];  // what ker
 namespace nibble::cuda {
 namespace {
 
-
 class EmulatedSimt : public testing::TestWithParam<emulator::FloatCase> {};
 
 TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {

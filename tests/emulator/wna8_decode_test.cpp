@@ -11,7 +11,6 @@
 namespace nibble::cuda {
 namespace {
 
-
 struct Case {
   emulator::FloatCase layer;
   int act_group;  // 0: a scale a token

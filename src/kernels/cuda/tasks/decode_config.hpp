@@ -7,10 +7,10 @@ namespace nibble::cuda {
 
 constexpr int kDecodeTokens = 16;  // of one launch, at most
 
-/// The room that a GPU has for rings, of one CTA per SM.
+/// The room that a GPU has for rings, with one CTA per SM.
 struct RingRoom {
-  int bytes = 0;                     // of shared memory, of a CTA
-  std::array<int, 9> clusters = {};  // of s CTAs that can be resident
+  int bytes = 0;                     // of a CTA's shared memory
+  std::array<int, 9> clusters = {};  // clusters[s]: how many clusters of s CTAs can be resident at once
 };
 
 /// The configuration of a launch on sm_90, found once per plan. The bits of a result depend on `split` only, which depends on the weight's shape

@@ -24,7 +24,7 @@ NIBBLE_HOST_DEVICE constexpr int inbox_floats(int split, int m) { return split *
 /// Inboxes of a rank. A rank may be two tiles ahead of another, which reads one tile late: it writes to the box used four tiles ago.
 constexpr int kInboxes = 4;
 
-/// In this order.
+/// Where its parts begin, in bytes, in this order: the ring at 0, activations, partial sums, inboxes, barriers.
 struct SharedMap {
   int x, parts, inbox, barriers, total;
 };

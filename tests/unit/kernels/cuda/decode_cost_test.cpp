@@ -10,7 +10,7 @@
 namespace nibble::cuda {
 namespace {
 
-/// Of an H100 and of an H200.
+/// The room of an H100, which is an H200's too.
 constexpr RingRoom kRoom{.bytes = 232448, .clusters = {0, 132, 66, 39, 30, 22, 17, 15, 15}};
 
 struct Chosen {

@@ -20,7 +20,7 @@
 
 namespace nibble::cuda {
 
-/// Of the current GPU, for the decode kernels of sm_90.
+/// The room of the current GPU for the decode kernels of sm_90.
 Result<RingRoom> ring_room();
 /// config.tokens rows at a time; more rows take several launches.
 Status launch_linear_sm90(const LinearTask& task, const DecodeConfig& config, Stream stream);

@@ -92,8 +92,10 @@ Result<DecodeConfig> configure_decode(const gpu_tile::Geometry& weight, int fold
     }
     if (config.split != 0) break;
     if (config.tokens == 1)
-      return error(StatusCode::unsupported, "N={} K={}: no ring fits into {} bytes of shared memory", weight.n, weight.k,
-                   room.bytes);
+      return error(
+          StatusCode::unsupported,
+          "N={} K={}: no ring of weights fits beside the activations in {} bytes of shared memory; do not force this kernel",
+          weight.n, weight.k, room.bytes);
   }
   // Pairs of CTAs for one token are faster with half the ring: 11.6 µs instead of 13.6 for 4096×14336; the cause is unknown.
   if (asked.smem == 0 && config.tokens == 1 && config.split == 2)
@@ -118,13 +120,13 @@ DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gp
   features.launches = std::ceil(static_cast<double>(p.m) / config->tokens);
   features.early = 2 * config->grid <= gpu.sms || 2 * config->smem + kReserved <= room.bytes;
   features.memory_us = tile_moved_us(gpu, launch, bits(p.a_dtype));
-  features.fill_us = 1e-3 / gpu.read_gbytes_per_s * config->grid * weight.record_bytes() *
+  features.fill_us = 1e-3 / std::max(1.0, gpu.read_gbytes_per_s) * config->grid * weight.record_bytes() *
                      std::min(features.records, config->stages * kDecodeWarps);
   return features;
 }
 
 double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
-  const bool fast = gpu.read_gbytes_per_s > std::sqrt(3051.0 * 4381);
+  const bool fast = gpu.read_gbytes_per_s > std::sqrt(kH100GbytesPerS * kH200GbytesPerS);
   const FamilyCost& cost = *std::ranges::find(fast ? kH200Costs : kH100Costs, family, &FamilyCost::family);
   return decode_us(cost.cost, decode_features(family, tokens, gpu, p));
 }

@@ -16,7 +16,7 @@ struct DecodeFeatures {
   int tokens;
   int stages;     // of the ring
   int rounds;     // row tiles of the busiest CTA
-  int records;    // that it multiplies, of all of them
+  int records;    // that it multiplies, in all of its row tiles
   bool clusters;  // several CTAs share a row tile
   int ctas;
   bool early;        // the GPU has room for the next launch beside this one

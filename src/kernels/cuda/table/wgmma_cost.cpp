@@ -18,12 +18,12 @@ constexpr WgmmaCost kH200Costs[] = {
 #include "kernels/cuda/table/h200_costs.inc"
 };
 
-/// A GPU whose kernels were measured, told by GpuInfo::read_gbytes_per_s.
+/// A GPU whose kernels were measured.
 struct MeasuredGpu {
   double read_gbytes_per_s;
   std::span<const WgmmaCost> costs;
 };
-constexpr MeasuredGpu kMeasuredGpus[] = {{3051, kH100Costs}, {4381, kH200Costs}};
+constexpr MeasuredGpu kMeasuredGpus[] = {{kH100GbytesPerS, kH100Costs}, {kH200GbytesPerS, kH200Costs}};
 
 /// Of weights, activations and the result.
 double bytes_of(const Problem& p, double weight_bytes, double act_bits) {

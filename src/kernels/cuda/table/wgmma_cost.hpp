@@ -19,6 +19,10 @@ enum class WgmmaFamily {
   e4m3_groups,
 };
 
+/// The read bandwidth (GpuInfo::read_gbytes_per_s) of the GPUs whose kernels were measured. Another GPU takes the costs of the one whose
+/// bandwidth is more similar.
+constexpr double kH100GbytesPerS = 3051, kH200GbytesPerS = 4381;
+
 struct WgmmaCost {
   WgmmaFamily family;
   int tokens, rows, split;  // tokens × rows outputs a pass of a CTA; CTAs that share it along K, or kStreamK

@@ -9,7 +9,7 @@
 
 namespace nibble::cuda {
 
-/// Of the current device.
+/// The room of the current device.
 cudaError_t ring_room_sm90(RingRoom& room);
 /// M may be any.
 cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& config, cudaStream_t stream);

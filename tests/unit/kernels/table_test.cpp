@@ -16,8 +16,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const WeightScheme kAwq{DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16};
-
 TEST(KernelTable, NamesAreTheFields) {
   std::set<std::string_view> seen;
   for (const Kernel& kernel : kernel_table()) {

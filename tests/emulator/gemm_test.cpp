@@ -75,6 +75,9 @@ constexpr Case kCases[] = {
     {{DType::f16, 4, 128, kInteger, 10, 200, 1424}, 16, 2, 2},
     {{DType::bf16, 4, 128, kNone, 70, 264, 896}, 64, 1, 4},
     {{DType::f16, 4, 32, kNone, 40, 264, 416}, 64, 1, 1},
+    // A pass of three row blocks that a cluster shares: a rank owns units of two of them, and few tokens of each exist.
+    {{DType::f16, 4, 128, kInteger, 129, 200, 896}, 128, 1, 2},
+    {{DType::bf16, 4, 128, kNone, 10, 200, 1424}, 128, 1, 4},
     {{DType::f16, 4, 64, kInteger, 130, 136, 640}, 128, 1, 1},
     {{DType::bf16, 4, 32, kInteger, 20, 100, 400}, 16, 4, 1},
     {{DType::f16, 4, 128, kOffset, 40, 72, 528}, 32, 1, 1},

@@ -78,6 +78,7 @@ constexpr Case kCases[] = {
     {Codes::e4m3, 40, 320, 1152, 64, 4, 1, kStreamK, DType::bf16, kBias, 4},
     {Codes::e4m3, 40, 136, 2304, 64, 1, 1, 4, DType::f32, 0, 4},
     {Codes::e4m3, 130, 200, 1408, 128, 3, 1, 1, DType::f16, 0, 4},
+    {Codes::s8, 10, 200, 896, 128, 2, 1, 2},
     {Codes::e4m3, 130, 136, 1408, 128, 2, 1, 2, DType::bf16, 0, 1},
     {Codes::e4m3, 300, 136, 912, 256, 2, 1, 1, DType::bf16, kBias, 4},
     {Codes::e4m3, 300, 72, 128, 256, 1, 1, 1, DType::f32, kResidual, 4},

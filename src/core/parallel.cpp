@@ -8,6 +8,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/environment.hpp"
@@ -45,6 +46,10 @@ bool counts_forks() {
   return counts;
 }
 
+class Team;
+/// The team whose loop this thread runs a share of.
+thread_local const Team* t_inside = nullptr;
+
 /// The threads of a pool in one process.
 class Team {
  public:
@@ -77,6 +82,10 @@ class Team {
   }
 
   void run(std::int64_t count, LoopBody body) {
+    if (t_inside == this) {  // a loop within a loop
+      for (std::int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
     const std::lock_guard one_loop_at_a_time(loop_);
     body_ = &body;
     count_ = count;
@@ -102,11 +111,9 @@ class Team {
   static bool is_open(std::uint64_t gate) { return (gate & kOpen) != 0; }
 
   void run_share() {
-    for (;;) {
-      const std::int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count_) return;
-      (*body_)(i);
-    }
+    const Team* const outer = std::exchange(t_inside, this);
+    for (std::int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) (*body_)(i);
+    t_inside = outer;
   }
 
   void work(const std::stop_token& stop) {

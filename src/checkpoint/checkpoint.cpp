@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <exception>
+#include <limits>
 #include <unordered_set>
 #include <utility>
 
@@ -80,6 +81,7 @@ void note_odd_values(const Tensor& t, std::string_view what, std::int64_t cols, 
   const double normal = smallest_normal(t.dtype);
   for (std::int64_t i = 0; i < t.numel(); ++i) {
     const float value = t.at(i);
+    if (value >= normal && value <= std::numeric_limits<float>::max()) continue;  // of no kind, as nearly all are
     for (Kind& kind : used)
       if (kind.is(value, normal) && kind.count++ == 0) kind.first = i;
   }

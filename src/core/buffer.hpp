@@ -1,23 +1,43 @@
-// Memory for packed weights: aligned and uninitialised on the host, or device memory owned by another object.
+// Memory for weights: packed ones, aligned and uninitialised on the host, or device memory owned by another object; and vectors of bytes.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace nibble {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+/// `size` zero bytes. Before the first is written, large vectors request transparent huge pages: page faults of 4 KiB take longer than
+/// decoding a checkpoint into such a vector.
+template <class Byte>
+std::vector<Byte> zero_bytes(std::size_t size) {
+  static_assert(sizeof(Byte) == 1);
+  constexpr std::size_t kPage = 4096;
+  std::vector<Byte> bytes;
+  bytes.reserve(size);
+  if (size >= 2 * kHugePage) {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+    const std::uintptr_t first = (address + kPage - 1) / kPage * kPage, end = (address + size) / kPage * kPage;
+    (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+  }
+  bytes.resize(size);
+  return bytes;
+}
 
 /// A fixed-size block. On the host it is aligned for every vector width; large blocks request transparent huge pages, which save a core
 /// that streams a weight most of its TLB misses.
 class Buffer {
  public:
   static constexpr std::size_t kAlignment = 64;
-  static constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
   Buffer() = default;
   explicit Buffer(std::size_t size) : size_(size) {

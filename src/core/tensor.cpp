@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/buffer.hpp"
 #include "core/error.hpp"
 #include "core/sizes.hpp"
 
@@ -39,7 +40,7 @@ Status expect_shape(std::string_view what, const Tensor& t, std::span<const std:
 }  // namespace
 
 Tensor::Tensor(DType t, std::vector<std::int64_t> dims) : dtype(t), shape(std::move(dims)) {
-  bytes.resize(storage_bytes(dtype, static_cast<std::uint64_t>(numel())));
+  bytes = zero_bytes<std::byte>(storage_bytes(dtype, static_cast<std::uint64_t>(numel())));
 }
 
 std::int64_t Tensor::numel() const {

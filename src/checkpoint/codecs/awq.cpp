@@ -107,9 +107,9 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.scheme = {DType::u4, ZeroKind::integer, m.scheme.group, scales.dtype};
   q.n = m.n;
   q.k = m.k;
-  q.codes = transpose(unpack_awq(bytes_of(*tensors.find("qweight")), m.k, m.n), m.k, m.n);
+  q.codes = unpack_awq(bytes_of(*tensors.find("qweight")), m.k, m.n);
   const std::int64_t groups = scales.dim(0);
-  q.zeros = zeros_tensor(transpose(unpack_awq(bytes_of(*tensors.find("qzeros")), groups, m.n), groups, m.n), m.n, groups);
+  q.zeros = zeros_tensor(unpack_awq(bytes_of(*tensors.find("qzeros")), groups, m.n), m.n, groups);
   q.scales = transposed(scales);
   if (m.scheme.zero == ZeroKind::none) fold_symmetric(q, notes);
   q.bias = read_bias(tensors, q.n);

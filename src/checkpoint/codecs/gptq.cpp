@@ -221,7 +221,7 @@ Result<QuantTensor> read(const ModuleTensors& tensors, const Module&, const Quan
   q.n = m.n;
   q.k = m.k;
   NIBBLE_RETURN_IF_ERROR(read_g_idx(tensors, a, q, notes));
-  q.codes = transpose(unpack_columns(bytes_of(*tensors.find("qweight")), Packing::dense, a.bits, m.k, m.n), m.k, m.n);
+  q.codes = unpack_streams(bytes_of(*tensors.find("qweight")), Packing::dense, a.bits, m.k, m.n);
 
   const ConstTensorView* qzeros = tensors.find("qzeros");
   auto zeros = qzeros == nullptr

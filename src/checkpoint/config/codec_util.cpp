@@ -188,8 +188,9 @@ Tensor copy_as(const ConstTensorView& view, std::vector<std::int64_t> shape) {
 }
 
 std::vector<std::uint8_t> copy_bytes(const ConstTensorView& view, std::int64_t count) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(bytes_of(view));
-  return {bytes, bytes + count};
+  auto bytes = zero_bytes<std::uint8_t>(static_cast<std::size_t>(count));
+  std::memcpy(bytes.data(), view.data, bytes.size());
+  return bytes;
 }
 
 Tensor transposed(const ConstTensorView& view) {

@@ -18,6 +18,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/buffer.hpp"
+#include "nibble/parallel.hpp"
+
 namespace nibble::codec {
 
 static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian; words are used as they are");
@@ -34,6 +37,19 @@ constexpr std::int64_t words_of(Packing packing, int bits, std::int64_t count) {
   return (count + per_word - 1) / per_word;
 }
 
+/// Nibble i as byte i.
+constexpr std::uint64_t nibbles_to_bytes(std::uint64_t word) {
+  word = (word | word << 16) & 0x0000ffff0000ffff;
+  word = (word | word << 8) & 0x00ff00ff00ff00ff;
+  return (word | word << 4) & 0x0f0f0f0f0f0f0f0f;
+}
+constexpr void store_bytes(std::uint64_t bytes, std::uint8_t* to) {
+  if (!std::is_constant_evaluated())
+    std::memcpy(to, &bytes, sizeof bytes);
+  else
+    for (int i = 0; i < 8; ++i) to[i] = static_cast<std::uint8_t>(bytes >> (8 * i));
+}
+
 /// The smallest run of codes that begins and ends at a word boundary.
 template <int Bits, Packing P>
 struct Block {
@@ -41,6 +57,10 @@ struct Block {
   static constexpr int kCodes = P == Packing::dense ? 32 : 32 / Bits;
 
   static constexpr void unpack(const std::uint32_t* words, std::uint8_t* codes) {
+    if constexpr (Bits == 4) {
+      for (int w = 0; w < kWords; ++w) store_bytes(nibbles_to_bytes(words[w]), codes + 8 * w);
+      return;
+    }
     for (int i = 0; i < kCodes; ++i) {
       const int word = i * Bits / 32, shift = i * Bits % 32;
       std::uint32_t field = words[word] >> shift;
@@ -58,8 +78,13 @@ struct Block {
   }
 };
 
-constexpr void unpack_awq_word(std::uint32_t word, std::uint8_t* codes) {
-  for (std::size_t n = 0; n < 8; ++n) codes[n] = static_cast<std::uint8_t>((word >> (4 * kAwqNibble[n])) & 15u);
+/// The codes of columns 0…7, a byte each: nibbles 0…3 are the even columns, 4…7 the odd ones.
+constexpr std::uint64_t unpack_awq_word(std::uint32_t word) {
+  const auto even_bytes = [](std::uint64_t nibbles) {
+    nibbles = (nibbles | nibbles << 24) & 0x000000ff000000ff;
+    return (nibbles | nibbles << 12) & 0x000f000f000f000f;
+  };
+  return even_bytes(word & 0xffff) | even_bytes(word >> 16) << 8;
 }
 constexpr std::uint32_t pack_awq_word(const std::uint8_t* codes) {
   std::uint32_t word = 0;
@@ -76,6 +101,17 @@ inline std::uint32_t load_word(const std::byte* p) {
 }
 inline void store_word(std::byte* p, std::uint32_t word) { std::memcpy(p, &word, sizeof word); }
 inline std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+/// Calls body(i) for every i in [0, count), on several threads if there is work for them: `codes` each.
+template <class Body>
+void for_each_run(std::int64_t count, std::int64_t codes, Body body) {
+  constexpr std::int64_t kCodesPerTask = 1 << 16;
+  const std::int64_t per_task =
+      std::clamp<std::int64_t>(kCodesPerTask / std::max<std::int64_t>(codes, 1), 1, std::max<std::int64_t>(count, 1));
+  default_executor().parallel_for((count + per_task - 1) / per_task, [&](std::int64_t task) {
+    for (std::int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) body(i);
+  });
+}
 
 template <class F>
 void with_block(Packing packing, int bits, F f) {
@@ -101,10 +137,10 @@ void with_block(Packing packing, int bits, F f) {
 /// words[rows, words_of(cols)] → codes[rows, cols].
 inline std::vector<std::uint8_t> unpack_rows(const std::byte* words, Packing packing, int bits, std::int64_t rows,
                                              std::int64_t cols) {
-  std::vector<std::uint8_t> codes(detail::index(rows * cols));
+  auto codes = zero_bytes<std::uint8_t>(detail::index(rows * cols));
   const std::int64_t row_words = words_of(packing, bits, cols);
   detail::with_block(packing, bits, [&]<class B>(B) {
-    for (std::int64_t r = 0; r < rows; ++r) {
+    detail::for_each_run(rows, cols, [&](std::int64_t r) {
       const std::byte* in = words + 4 * r * row_words;
       std::uint8_t* out = codes.data() + r * cols;
       std::uint32_t block[B::kWords];
@@ -113,13 +149,13 @@ inline std::vector<std::uint8_t> unpack_rows(const std::byte* words, Packing pac
         std::memcpy(block, in, sizeof block);
         B::unpack(block, out + c);
       }
-      if (c == cols) continue;
+      if (c == cols) return;
       std::fill(std::begin(block), std::end(block), 0u);
       std::memcpy(block, in, 4 * detail::index(words_of(packing, bits, cols - c)));
       std::uint8_t tail[B::kCodes];
       B::unpack(block, tail);
       std::copy(tail, tail + (cols - c), out + c);
-    }
+    });
   });
   return codes;
 }
@@ -165,7 +201,7 @@ constexpr BitPosition position(Packing packing, int bits, std::int64_t r) {
 /// words[words_of(rows), cols] → codes[rows, cols].
 inline std::vector<std::uint8_t> unpack_columns(const std::byte* words, Packing packing, int bits, std::int64_t rows,
                                                 std::int64_t cols) {
-  std::vector<std::uint8_t> codes(detail::index(rows * cols));
+  auto codes = zero_bytes<std::uint8_t>(detail::index(rows * cols));
   const std::uint32_t mask = (1u << bits) - 1;
   for (std::int64_t r = 0; r < rows; ++r) {
     const auto [word, shift] = detail::position(packing, bits, r);
@@ -203,10 +239,73 @@ inline std::vector<std::byte> pack_columns(const std::uint8_t* codes, Packing pa
   return words;
 }
 
-/// words[rows, cols/8] → codes[rows, cols]; cols is a multiple of 8.
+/// words[words_of(rows), cols] → codes[cols, rows]: every stream becomes a row.
+inline std::vector<std::uint8_t> unpack_streams(const std::byte* words, Packing packing, int bits, std::int64_t rows,
+                                                std::int64_t cols) {
+  auto codes = zero_bytes<std::uint8_t>(detail::index(rows * cols));
+  constexpr std::int64_t kLine = 64, kStrip = kLine / 4;  // bytes; columns whose words are a line
+  detail::with_block(packing, bits, [&]<class B>(B) {
+    constexpr std::int64_t kRun = std::max<std::int64_t>(1, kLine / B::kCodes) * B::kCodes;  // codes of a stream, a line or more
+    detail::for_each_run((cols + kStrip - 1) / kStrip, kStrip * rows, [&](std::int64_t strip) {
+      const std::int64_t end = std::min(cols, (strip + 1) * kStrip);
+      for (std::int64_t r0 = 0; r0 < rows; r0 += kRun)
+        for (std::int64_t c = strip * kStrip; c < end; ++c)
+          for (std::int64_t r = r0; r < std::min(rows, r0 + kRun); r += B::kCodes) {
+            const std::int64_t count = std::min<std::int64_t>(B::kCodes, rows - r);
+            const std::byte* in = words + 4 * (r / B::kCodes * B::kWords * cols + c);
+            std::uint8_t* out = codes.data() + c * rows + r;
+            std::uint32_t block[B::kWords] = {};
+            for (std::int64_t w = 0; w < words_of(packing, bits, count); ++w) block[w] = detail::load_word(in + 4 * w * cols);
+            if (count == B::kCodes) {
+              B::unpack(block, out);
+            } else {
+              std::uint8_t tail[B::kCodes];
+              B::unpack(block, tail);
+              std::copy(tail, tail + count, out);
+            }
+          }
+    });
+  });
+  return codes;
+}
+
+/// Byte j of x[i] becomes byte i of x[j].
+constexpr void transpose_bytes(std::uint64_t (&x)[8]) {
+  const auto exchange = [&x](std::size_t i, std::size_t distance, std::uint64_t mask) {
+    const unsigned shift = 8 * static_cast<unsigned>(distance);
+    const std::uint64_t t = (x[i] >> shift ^ x[i + distance]) & mask;
+    x[i + distance] ^= t;
+    x[i] ^= t << shift;
+  };
+  for (const std::size_t i : {0, 1, 2, 3}) exchange(i, 4, 0x00000000ffffffff);
+  for (const std::size_t i : {0, 1, 4, 5}) exchange(i, 2, 0x0000ffff0000ffff);
+  for (const std::size_t i : {0, 2, 4, 6}) exchange(i, 1, 0x00ff00ff00ff00ff);
+}
+
+/// words[rows, cols/8] → codes[cols, rows]; cols is a multiple of 8.
 inline std::vector<std::uint8_t> unpack_awq(const std::byte* words, std::int64_t rows, std::int64_t cols) {
-  std::vector<std::uint8_t> codes(detail::index(rows * cols));
-  for (std::int64_t i = 0; i < rows * cols / 8; ++i) unpack_awq_word(detail::load_word(words + 4 * i), codes.data() + 8 * i);
+  auto codes = zero_bytes<std::uint8_t>(detail::index(rows * cols));
+  constexpr std::int64_t kLine = 64, kStrip = kLine / 4;  // bytes; words
+  const std::int64_t row_words = cols / 8;
+  detail::for_each_run((row_words + kStrip - 1) / kStrip, kStrip * 8 * rows, [&](std::int64_t strip) {
+    const std::int64_t first = strip * kStrip, width = std::min(kStrip, row_words - first);
+    for (std::int64_t r0 = 0; r0 < rows; r0 += kLine) {
+      const std::int64_t height = std::min(kLine, rows - r0);
+      std::uint32_t in[kLine][kStrip] = {};
+      for (std::int64_t r = 0; r < height; ++r)
+        std::memcpy(in[r], words + 4 * ((r0 + r) * row_words + first), 4 * detail::index(width));
+      for (std::int64_t w = 0; w < width; ++w) {
+        std::uint8_t tile[8][kLine];
+        for (std::int64_t r = 0; r < kLine; r += 8) {
+          std::uint64_t x[8];
+          for (int i = 0; i < 8; ++i) x[i] = unpack_awq_word(in[r + i][w]);
+          transpose_bytes(x);
+          for (int c = 0; c < 8; ++c) store_bytes(x[c], tile[c] + r);
+        }
+        for (int c = 0; c < 8; ++c) std::memcpy(codes.data() + (8 * (first + w) + c) * rows + r0, tile[c], detail::index(height));
+      }
+    }
+  });
   return codes;
 }
 inline std::vector<std::byte> pack_awq(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols) {

@@ -534,6 +534,14 @@ def call_cost(data):
             f"{data['python']}, PyTorch {data['torch']}. The least of {data['rounds']} interleaved rounds of {data['calls']} calls.\n")
 
 
+def loading(data):
+    """A row per format: milliseconds of reading and of packing, and what that is of the file."""
+    rows = [[f"`{r['format']}`", f"{r['weights'] / 1e6:,.0f} M", f"{r['read_ms']:.0f}", f"{r['pack_ms']:.0f}",
+             f"{r['bytes'] / 1e6 / (r['read_ms'] + r['pack_ms']):.2f}"] for r in data["results"]]
+    return (table(["format", "weights", "read, ms", "pack, ms", "GB/s of file"], rows) + f"\n`bench/loading.py` on {data['cpu']}, `{data['isa']}`, "
+            f"{data['threads']} threads, from the page cache; medians of {data['rounds']} rounds.\n")
+
+
 def exactness(data):
     """A row per kernel and type of activations: the relative L2 error of ordinary and of outlier-ridden activations."""
     cells = {}
@@ -613,6 +621,7 @@ RENDERERS = {
     "formats": formats,
     "generation": generation,
     "call_cost": call_cost,
+    "loading": loading,
     "parallel": parallel,
     "exactness": exactness,
     "added_error": added_error,

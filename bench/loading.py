@@ -22,9 +22,17 @@ import nibble
 ROUNDS = 5
 
 
+def described():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
 def measure(path):
     checkpoint = nibble.open(path)
     modules = [m for m in checkpoint.modules if m.quantized]
+    if not modules:
+        sys.exit(f"loading.py: {path} has no quantized module: make one as the usage says")
     reads, packs = [], []
     for _ in range(ROUNDS):
         read = packed = 0.0
@@ -45,16 +53,15 @@ def main():
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     args = parser.parse_args()
+    commit = described()
+    if args.json and commit.endswith("-dirty"):
+        sys.exit("loading.py: commit the sources first: a result names the commit that reproduces it")
     device = nibble.doctor()
     results = [measure(path) for path in args.checkpoints]
     for r in results:
         print(f"{r['format']:20} {r['weights'] / 1e6:8.0f} M weights  read {r['read_ms']:8.1f} ms  pack {r['pack_ms']:8.1f} ms  "
               f"{r['bytes'] / 1e6 / (r['read_ms'] + r['pack_ms']):.2f} GB/s of file")
     if args.json:
-        root = pathlib.Path(__file__).resolve().parent.parent
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-        if commit.endswith("-dirty"):
-            sys.exit("loading.py: the sources are not committed: nobody could measure this again")
         data = {"commit": commit, "cpu": device["cpu"], "isa": device["isa"], "threads": device["threads"], "rounds": ROUNDS, "results": results}
         args.json.write_text(json.dumps(data, indent=1) + "\n")
 

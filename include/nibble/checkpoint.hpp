@@ -102,7 +102,7 @@ class Checkpoint {
   /// The same bytes, read into memory.
   Result<Tensor> load(const TensorInfo& tensor) const;
 
-  /// Decodes a quantized module. Findings that need the data are appended to `notes`.
+  /// Decodes a quantized module, on the threads of default_executor(). Findings that need the data are appended to `notes`.
   Result<QuantTensor> read(const Module& module, std::vector<Note>* notes = nullptr) const;
   /// Decodes a part of one, as a layer of its own, and reads no bytes of other channels' weights. A part of the input channels has the whole
   /// bias. Errors: invalid_argument for channels that the module has not; unsupported where a stored word, group or block has channels on

@@ -329,7 +329,7 @@ typedef struct nib_named_view {
 } nib_named_view;
 
 /* Decodes the tensors of one layer as AWQ, GPTQ, compressed-tensors, ... store them. `config` is the JSON of quantization_config, which
- * some formats need to be recognised; NULL: none. `notes`: findings, one a line.
+ * some formats need to be recognised; NULL: none. `notes`: findings, one a line. Runs on the threads of the process-wide pool.
  * Errors: not_found when no format knows the tensors, unsupported when they are not quantized; corrupt_data, invalid_argument. */
 NIB_API nib_status nib_read_module(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q,
                                    char** notes);
@@ -416,7 +416,7 @@ NIB_API nib_status nib_checkpoint_find_module(const nib_checkpoint* checkpoint, 
 NIB_API nib_status nib_checkpoint_find_tensor(const nib_checkpoint* checkpoint, const char* name, size_t* index);
 /* Findings about the checkpoint and its modules, one a line: "warning: model.layers.0.q_proj: ...". */
 NIB_API nib_status nib_checkpoint_notes(const nib_checkpoint* checkpoint, char** text);
-/* Decodes a quantized module. `notes`: findings that need the data, one a line. */
+/* Decodes a quantized module, on the threads of the process-wide pool. `notes`: findings that need the data, one a line. */
 NIB_API nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t module, nib_qtensor** q, char** notes);
 /* Of which channels a part of a layer is. */
 typedef int32_t nib_channels;

@@ -31,9 +31,9 @@ class Executor {
   /// How many threads parallel_for uses at most, the caller's included; ≥ 1.
   virtual int threads() const = 0;
   /// Calls body(i) once for every i in [0, count) and returns when all have finished. Calls may overlap in any order. A body may call
-  /// parallel_for of one of nibble's pools: a loop within a loop of the same pool runs on the thread of that body alone. When a call throws,
-  /// calls that have not begun are skipped, and once the others have finished, parallel_for throws the first exception, whatever thread it
-  /// was on.
+  /// parallel_for of the same executor if that is one of nibble's pools, which runs such a loop on the body's thread alone; or of another one,
+  /// unless the bodies there call parallel_for of this one. When a call throws, calls that have not begun are skipped, and once the others
+  /// have finished, parallel_for throws the first exception, whatever thread it was on.
   void parallel_for(std::int64_t count, LoopBody body);
 
  protected:

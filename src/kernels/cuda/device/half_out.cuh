@@ -29,14 +29,13 @@ __device__ inline int opaque(int x) {
 /// Sums of a token for eight rows from `row` on, of n, from shared memory through the whole epilogue: the general store.
 __device__ inline void store_rows(const epilogue::Element& e, std::int64_t token, int row, int n, const float* from) {
   if (row >= n) return;
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-  float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   if (row + 8 <= n) {
+    const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     e.store_eight(token, row, v);
   } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (row + i < n) e.store(token, row + i, v[i]);
+#pragma unroll 1  // of a single row tile: code in every kernel counts more than its time
+    for (int i = 0; row + i < n; ++i) e.store(token, row + i, from[i]);
   }
 }
 

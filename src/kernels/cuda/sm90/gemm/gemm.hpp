@@ -73,6 +73,8 @@ struct GemmParams {
   int box_channels;           // of its codes
   int images;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+
+  NIBBLE_HOST_DEVICE int rows() const { return n; }
 };
 
 using GemmKernel = const Launchable<GemmParams>*;

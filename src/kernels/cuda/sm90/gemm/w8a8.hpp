@@ -69,6 +69,8 @@ struct W8A8Params {
   Patches patches;   // of a convolution
   int images, box_channels;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
+
+  NIBBLE_HOST_DEVICE int rows() const { return static_cast<int>(weight.geometry.n); }
 };
 
 using W8A8Kernel = const Launchable<W8A8Params>*;

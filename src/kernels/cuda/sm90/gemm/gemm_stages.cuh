@@ -1,0 +1,162 @@
+// The sm_90 GEMM's traits, and its first role: producers fill the stages of the ring.
+//
+//   stage  = n tokens × 128 channels, d of them (boxes of 128 bytes a token, 128-byte swizzle)
+//          | terms of its tokens, of activations that are codes (wna8.hpp)
+//          | records: all of row block 0, then of row block 1, …
+#pragma once
+
+#include <cuda.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/stream_k.cuh"
+#include "kernels/cuda/sm90/gemm/cta.cuh"
+#include "kernels/cuda/sm90/gemm/gemm.hpp"
+#include "kernels/cuda/weights/code_fragment.cuh"
+#include "kernels/cuda/weights/weight_fragment.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kWeightProducers = 2;    // warps
+constexpr int kBoxBytesOfToken = 128;  // of a TMA box: the width of the swizzle
+
+/// Orders the computation of v before this point and its uses after it: if an operand register is written between a wgmma_fence and the
+/// products that follow, ptxas serialises the products.
+__device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
+__device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
+
+/// The kind of a fold's terms, of activations that are codes (wna8.hpp): with a scale, without one, with a zero point.
+enum class ActTerms { scaled, plain, zeros };
+
+/// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution.
+template <class ActType, int kWeightBits, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms>
+struct GemmTraits {
+  using Act = ActType;
+  using Sums = float[kPassTokens / 2];  // of a lane
+  static constexpr int kBits = kWeightBits, kTokens = kPassTokens;
+  static constexpr ConstantsPath kPath = kConstants;
+  static constexpr bool kPatches = kFromPatches;
+  static constexpr ActTerms kTerms = kActTerms;
+  static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
+  static constexpr bool kActZeros = kTerms == ActTerms::zeros;
+  static constexpr int kFolds = !kCodes ? 0 : kPath == ConstantsPath::any ? gpu_tile::kChannels / 32 : 1;  // of a record
+  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches};
+  static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
+  static constexpr int kBoxChannels = kBoxBytesOfToken / static_cast<int>(sizeof(Act));
+  static constexpr int kBoxes = gpu_tile::kChannels / kBoxChannels;  // of a record
+  static constexpr int kActBytes = kBoxes * kBoxBytes;               // of a record
+  static constexpr int kTermBytes = kShape.term_bytes();             // of a record
+};
+
+template <class T>
+struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches> {
+  using Base = Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches>;
+  using Base::Base, Base::p, Base::base, Base::depth, Base::empty, Base::full, Base::is_last, Base::kGroups;
+  static constexpr int kProducerRegisters = T::kCodes && T::kTokens == 128 ? 32 : 56;
+
+  __device__ std::uint32_t act(int stage) const { return base + stage * depth() * T::kActBytes; }
+  __device__ std::uint32_t terms(int stage) const { return base + p.map.terms + stage * depth() * T::kTermBytes; }
+  __device__ std::uint32_t records(int stage) const { return base + p.map.records + stage * kGroups * p.format.bytes; }
+
+  __device__ int act_bytes(const Pass& pass) const {
+    return is_last(pass) ? T::kBoxes * p.last_tokens * kBoxBytesOfToken : T::kActBytes;
+  }
+  __device__ static int active() { return kGroups; }
+
+  // One thread in each of three warps, because issuing a copy takes time. Two copy the records of alternate row blocks, one activations.
+  // All wait for the same empty stages. The first two announce bytes, also when they have none to copy: a stage that were full without one
+  // of them could be reused before it looked, twice in the worst case, which looks to a late warp as if it were not yet empty.
+
+  __device__ void prepare(unsigned producer) const {
+    if (producer == 0) this->initialise_barriers(kWeightProducers, active());
+  }
+  __device__ void produce(unsigned producer) const {
+    if (producer < kWeightProducers && this->lane == 0) produce_weights(producer);
+    if (producer == kWeightProducers && this->lane == 0) produce_activations();
+    if (producer > kWeightProducers) set_flags(p.parts, p.schedule, this->cluster, this->lane);
+  }
+
+  /// Weights are constant: this producer does not wait for the previous kernel (PDL).
+  __device__ void produce_weights(int first_block) const {
+    const std::uint64_t policy = p.schedule.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
+    const std::uint64_t tile_bytes = static_cast<std::uint64_t>(p.schedule.records) * p.format.bytes;
+    Cursor to{0, 1};  // a stage that was never used counts as empty
+    for_each_pass(p.schedule, [&](const Pass& pass) {
+      const std::uint8_t* from = p.records + pass.block * tile_bytes + pass.first * p.format.bytes;
+      for (int left = pass.records(); left > 0; left -= depth()) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        const int count = min(depth(), left), bytes = count * p.format.bytes;  // consecutive records are one copy
+        const int copies = (pass.blocks - first_block + kWeightProducers - 1) / kWeightProducers;
+        const int acts = first_block == 0 ? count * (act_bytes(pass) + T::kTermBytes) : 0;
+        ptx::barrier_arrive_expect(full(to.stage), acts + copies * bytes);
+#pragma unroll 1
+        for (int b = first_block; b < pass.blocks; b += kWeightProducers)
+          ptx::bulk_copy(records(to.stage) + b * depth() * p.format.bytes, from + b * tile_bytes, bytes, full(to.stage), policy);
+        from += bytes;
+        to.advance(p.stages);
+      }
+    });
+  }
+  __device__ void produce_activations() const {
+    const std::uint64_t policy = ptx::evict_last();
+    ptx::wait_for_predecessors();
+    Cursor to{0, 1};
+    for_each_pass(p.schedule, [&](const Pass& pass) {
+      const int end = pass.end * gpu_tile::kChannels;
+      PatchWalk walk;
+      const int box_channels = T::kCodes && T::kPatches ? p.box_channels : T::kBoxChannels;
+      if constexpr (T::kPatches)
+        walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, pass.token_tile * T::kTokens);
+      const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
+      for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        if constexpr (T::kCodes && T::kPatches) {
+          request_pixels(to.stage, walk, policy);
+          channel += gpu_tile::kChannels;
+        } else {
+          std::uint32_t at = act(to.stage);
+#pragma unroll 1
+          for (int box = 0; box < T::kBoxes * depth() && channel < end; ++box) {
+            if constexpr (T::kPatches)
+              ptx::load_patches(at, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
+            else
+              ptx::load_box(at, x, channel, pass.token_tile * T::kTokens, full(to.stage), policy);
+            if constexpr (T::kCodes) {
+              const float2* from =
+                  p.terms + channel / gpu_tile::kChannels * T::kFolds * p.term_pitch + pass.token_tile * T::kTokens;
+#pragma unroll 1
+              for (int fold = 0; fold < T::kFolds; ++fold)
+                ptx::bulk_copy(terms(to.stage) + (box * T::kFolds + fold) * T::kTokens * 8, from + fold * p.term_pitch,
+                               T::kTokens * 8, full(to.stage), policy);
+            }
+            at += T::kBoxBytes;
+            channel += T::kBoxChannels;
+          }
+        }
+        to.advance(p.stages);
+      }
+    });
+  }
+  /// A record of codes of patches: a box of 128 channels or two of 64, and 16 bytes of a pixel's terms for every 128 channels or, folds
+  /// being of 32, for every 64.
+  __device__ void request_pixels(int stage, PatchWalk& walk, std::uint64_t policy) const {
+    constexpr int kTermChannels = T::kFolds == 1 ? gpu_tile::kChannels : 2 * kStepChannels;
+    std::uint32_t at = act(stage), at_terms = terms(stage);
+#pragma unroll 1
+    for (int channel = 0; channel < gpu_tile::kChannels; channel += p.box_channels) {
+      PatchBox box = walk.next(p.patches, p.images);
+      ptx::load_patches(at, &p.x, box, full(stage), policy);
+      at += p.box_channels * T::kTokens;
+      box.c = box.c / kTermChannels * 16;
+#pragma unroll 1
+      for (int i = 0; i < p.box_channels; i += kTermChannels, box.c += 16, at_terms += T::kTokens * 16)
+        ptx::load_patches(at_terms, &p.pixel_terms, box, full(stage), policy);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -1,0 +1,158 @@
+// The 8-bit GEMM's traits, and its first role: producers fill the stages of the ring.
+//
+//   stage  = n tokens × 128 channels, d of them (a TMA box, 128-byte swizzle)
+//          | records of 64 rows × 128 channels: all of row block 0, then of row block 1, …
+//          | with groups: the scales of its tokens and row blocks
+//
+// In a convolution tokens are output pixels. TMA walks over the image (tensor_map.hpp) and copies channels of one element of the filter, 128
+// at a time, or 64 where Ci is no multiple of 128. Two boxes of 64 are the halves of a record, 64 bytes a token in each:
+//
+//                    record, boxes of 128                     record, boxes of 64
+//   token t          chunk 0…7, swizzled by t mod 8           chunk 0…3 │ chunk 4…7, each swizzled by t/2 mod 4
+//   k32 number i     32·i bytes on                            32·(i mod 2) bytes on in box i/2, n·64 bytes behind the first
+#pragma once
+
+#include <cuda.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/stream_k.cuh"
+#include "kernels/cuda/sm90/gemm/cta.cuh"
+#include "kernels/cuda/sm90/gemm/w8a8.hpp"
+
+namespace nibble::cuda {
+namespace {
+
+/// What a kernel is compiled for. kGrouped: groups of channels have scales. kPatches: tokens are output pixels of a convolution. kPrecise:
+/// partial sums of a few records are added in f32.
+template <class CodeType, int kPassTokens, bool kHasGroups, bool kFromPatches, bool kAddsInFloat>
+struct W8A8Traits {
+  using Code = CodeType;
+  using Sum = typename Code::Sum;
+  static constexpr int kTokens = kPassTokens;
+  static constexpr bool kGrouped = kHasGroups, kPatches = kFromPatches, kPrecise = kAddsInFloat;
+  static constexpr int kActBytes = kTokens * gpu_w8::kChannels;  // of a record
+};
+
+template <class T>
+struct W8A8Stages : Cta<W8A8Params, T::kTokens, w8a8_groups(T::kTokens, T::kGrouped), T::kGrouped, T::kPatches> {
+  using Base = Cta<W8A8Params, T::kTokens, w8a8_groups(T::kTokens, T::kGrouped), T::kGrouped, T::kPatches>;
+  using Base::Base, Base::p, Base::base, Base::lane, Base::depth, Base::empty, Base::full, Base::is_last;
+  static constexpr int kScaleSlot = w8a8_slot(T::kTokens);
+  /// The producers' warps keep what ptxas needs for the addresses of scales, or for the walk over an image.
+  static constexpr int kProducerRegisters = T::kGrouped || T::kPatches ? 40 : 32;
+
+  __device__ int stage_records() const { return p.blocks * depth(); }
+  __device__ std::uint32_t act(int stage) const { return base + stage * depth() * T::kActBytes; }
+  __device__ std::uint32_t records(int stage) const {
+    return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes;
+  }
+  __device__ int act_bytes(const Pass& pass) const { return is_last(pass) ? p.last_tokens * gpu_w8::kChannels : T::kActBytes; }
+
+  // A thread in each of two warps, and with groups a third warp.
+
+  __device__ void prepare(unsigned producer, int consumers) const {
+    if (producer == 0) this->initialise_barriers(T::kGrouped ? 1 + 32 : 1, consumers);  // weights, and a warp that copies scales
+    if (T::kGrouped && producer == 2) fill_scales();
+  }
+  __device__ void produce(unsigned producer, int storing) const {
+    if (producer == 0 && lane == 0) produce_weights();
+    if (producer == 1 && lane == 0) produce_activations();
+    if constexpr (T::kGrouped)
+      if (producer == 2) produce_scales();
+    if (producer == 3) set_flags(p.parts, p.schedule, this->cluster, lane, storing);
+  }
+
+  /// Weights are constant: this producer does not wait for the previous kernel (PDL).
+  __device__ void produce_weights() const {
+    const std::uint64_t policy = p.schedule.token_tiles == 1 ? ptx::evict_first() : ptx::evict_last();
+    const std::int64_t tile_bytes = std::int64_t{p.schedule.records} * gpu_w8::kRecordBytes;
+    Cursor to{0, 1};  // a stage that was never used counts as empty
+    for_each_pass(p.schedule, [&](const Pass& pass) {
+      const std::byte* from = p.weight.bytes + pass.block * tile_bytes + std::int64_t{pass.first} * gpu_w8::kRecordBytes;
+#pragma unroll 1
+      for (int left = pass.records(); left > 0; left -= depth()) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        const int count = min(depth(), left), bytes = count * gpu_w8::kRecordBytes;  // consecutive records are one copy
+        ptx::barrier_arrive_expect(full(to.stage), count * act_bytes(pass) + pass.blocks * bytes);
+#pragma unroll 1
+        for (int b = 0; b < pass.blocks; ++b)
+          ptx::bulk_copy(records(to.stage) + b * depth() * gpu_w8::kRecordBytes, from + b * tile_bytes, bytes, full(to.stage),
+                         policy);
+        from += bytes;
+        to.advance(p.stages);
+      }
+    });
+  }
+  __device__ void produce_activations() const {
+    const std::uint64_t policy = ptx::evict_last();
+    ptx::wait_for_predecessors();
+    Cursor to{0, 1};
+    for_each_pass(p.schedule, [&](const Pass& pass) {
+      PatchWalk walk;
+      if constexpr (T::kPatches)
+        walk = patch_walk(p.patches, pass.first * gpu_w8::kChannels, p.box_channels, pass.token_tile * T::kTokens);
+      const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
+#pragma unroll 1
+      for (int record = pass.first; record < pass.end;) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+        std::uint32_t at = act(to.stage);
+#pragma unroll 1
+        for (int i = 0; i < depth() && record < pass.end; ++i, ++record, at += T::kActBytes)
+          if constexpr (T::kPatches) {
+#pragma unroll 1
+            for (int channel = 0; channel < gpu_w8::kChannels; channel += p.box_channels)
+              ptx::load_patches(at + channel * T::kTokens, &p.x, walk.next(p.patches, p.images), full(to.stage), policy);
+          } else {
+            ptx::load_box(at, x, record * gpu_w8::kChannels, pass.token_tile * T::kTokens, full(to.stage), policy);
+          }
+        to.advance(p.stages);
+      }
+    });
+  }
+  /// Copies the scales of a record's activations and row blocks: the work of a whole warp, because they are scattered and copied 4 bytes
+  /// at a time. The copies are asynchronous and arrive at the stage's barrier on completion, so that as many records are in flight as the
+  /// ring has stages.
+  __device__ std::uint32_t scales_of(int stage, int index) const {
+    return base + p.map.scales + (stage * depth() + index) * kScaleSlot * 4;
+  }
+  /// Writes the scales that are not in memory, once for all passes: nothing overwrites them.
+  __device__ void fill_scales() const {
+#pragma unroll 1
+    for (int slot = 0; slot < p.stages * depth(); ++slot)
+#pragma unroll 1
+      for (int at = lane; at < kScaleSlot; at += 32)
+        ptx::store_shared4(scales_of(0, slot) + 4 * at, __float_as_uint(at < T::kTokens ? p.acts.scale : 1.0f));
+  }
+  __device__ void produce_scales() const {
+    const int block_rows = p.weight.geometry.block_rows;
+    ptx::wait_for_predecessors();
+    Cursor to{0, 1};
+    for_each_pass(p.schedule, [&](const Pass& pass) {
+      const int first = pass.token_tile * T::kTokens + lane;
+      const float* rows = p.weight.scales();
+      if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.schedule.records;
+#pragma unroll 1
+      for (int record = pass.first; record < pass.end;) {
+        ptx::barrier_wait(empty(to.stage), to.parity);
+#pragma unroll 1
+        for (int d = 0; d < depth() && record < pass.end; ++d, ++record) {
+          const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
+          if (p.acts.scales != nullptr) {
+            const float* tokens = p.acts.scales + record * p.acts.scale_group;
+#pragma unroll
+            for (int i = 0; i < T::kTokens; i += 32)  // tokens past M are zero and not stored
+              if (i + lane < T::kTokens) ptx::async_copy4(slot + 4 * i, tokens + min(first + i, p.m - 1) * p.acts.scale_row);
+          }
+          if (block_rows != 0 && lane < pass.blocks) ptx::async_copy4(slot + 4 * T::kTokens, rows + record);
+        }
+        ptx::barrier_arrive_after_copies(full(to.stage));
+        to.advance(p.stages);
+      }
+    });
+  }
+};
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -192,7 +192,6 @@ constexpr Kernel decode_row(int tokens) {
 constexpr Tile kTiles[] = {
     {.m = 16, .n = 256},
     {.m = 16, .n = 128},
-    {.m = 16, .n = 64},
     {.m = 16, .n = 128, .split = 2},
     {.m = 16, .n = 64, .split = 2},
     {.m = 32, .n = 256},
@@ -204,8 +203,6 @@ constexpr Tile kTiles[] = {
     {.m = 64, .n = 256, .split = 2},
     {.m = 64, .n = 256, .split = 4},
     {.m = 128, .n = 192},
-    {.m = 128, .n = 192, .split = 2},
-    {.m = 128, .n = 192, .split = 4},
     {.m = 16, .n = 256, .split = kStreamK},
     {.m = 32, .n = 256, .split = kStreamK},
     {.m = 64, .n = 256, .split = kStreamK},

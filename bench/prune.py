@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Which tiles of the wgmma kernels a planner could do without.
+
+  bench/prune.py bench/results/{h100,h200}/{survey-*,shards}.json
+
+Of each table of kernels, the tiles that can go together without any measured layer and number of tokens then taking more than 3 % longer with the
+fastest kernel that is left, on any of the GPUs. The one that costs least goes first.
+"""
+import json
+import sys
+from collections import defaultdict
+
+WORST = 1.03
+TABLES = {"f16": "wna16", "bf16": "wna16", "s8": "w8a8", "e4m3": "w8a8", "s8i16": "wna8"}  # by the activations in a kernel's name
+
+
+def measured(paths):
+    """The microseconds by tile of each layer, by table."""
+    tables = defaultdict(list)
+    for path in paths:
+        with open(path) as file:
+            survey = json.load(file)
+        for row in survey["rows"]:
+            times = {name: us for name, us in zip(survey["kernels"], row["us"]) if us}
+            acts = {name.split("_")[2] for name in times if is_tile(name)}
+            if acts:
+                tables[TABLES[acts.pop()]].append({name.split("__")[1]: us for name, us in times.items()})
+    return tables
+
+
+def is_tile(name):
+    return "sm90_wgmma" in name or "sm90_streamk" in name
+
+
+def worst(cells, kept):
+    return max(min((us for name, us in cell.items() if name in kept), default=float("inf")) / min(cell.values()) for cell in cells)
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        sys.exit(__doc__)
+    for table, cells in sorted(measured(sys.argv[1:]).items()):
+        kept = {name for cell in cells for name in cell}
+        print(f"{table}: {len(cells)} layers and numbers of tokens, {sum(map(is_tile, kept))} tiles")
+        while True:
+            ratio, name = min((worst(cells, kept - {name}), name) for name in kept if is_tile(name))
+            if ratio > WORST:
+                break
+            kept.remove(name)
+            print(f"  {name}: {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -23,15 +23,14 @@ std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k)
   if (scheme.zero != ZeroKind::none &&
       (wants_integer ? zero_type != DType::u8 && zero_type != DType::s8 : !is_compute_float(zero_type)))
     return fmt::format("zeros of type {}", name(zero_type));
-  const std::int64_t group = scheme.group.k == 0 ? k : scheme.group.k;
-  if (group < k && group != 32 && group != 64 && group % kChannels != 0)
-    return fmt::format("groups of {} channels are neither 32, 64 nor a multiple of {}", group, kChannels);
+  if (const std::int64_t group = scheme.group.k; group < k && group % kShortestSpan != 0)
+    return fmt::format("groups of {} channels are no multiple of {}", group, kShortestSpan);
   return {};
 }
 
 Geometry geometry(const WeightScheme& scheme, DType zero_type, std::int64_t n, std::int64_t k) {
   Geometry geo{.n = n, .k = k, .bits = stored_bits(scheme.codes), .scale_bytes = bits(scheme.scale) / 8};
-  if (scheme.group.k == 32 || scheme.group.k == 64) geo.span = scheme.group.k;
+  geo.span = span(scheme.group.k);
   if (scheme.zero != ZeroKind::none) geo.zero_bytes = bits(zero_type) / 8;
   return geo;
 }
@@ -143,7 +142,7 @@ const Layout kGpuTileLayout{.name = "gpu_n64k128",
                             .drawing = R"(
 weight   = row tile 0 | row tile 1 | ...                64 output channels each, the last one zero-padded
 row tile = record 0 | record 1 | ...                    128 input channels each (in g_idx order), zero-padded
-record   = codes | slot 0 | slot 1 ...                  a slot per group of 32 or 64; one for longer groups
+record   = codes | slot 0 | slot 1 ...                  a slot per 128, 64 or 32 channels, whichever divides a group first
 codes    = vector[step][fragment 0…3][lane 0…31]        16 bytes each; a step is 64 channels of 4 bits or 32 of 8 bits
            fragment w holds rows 16w … 16w+15 as the A operand of m16n8k16: lane 4g+t has of each 16 channels
            a0 = row g, channels 2t 2t+1   a1 = row g+8   a2 = row g, channels 2t+8 2t+9   a3 = row g+8

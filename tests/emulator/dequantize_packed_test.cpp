@@ -64,6 +64,7 @@ constexpr Case kCases[] = {
     {4, 128, ZeroKind::none, 264, 400, 0},         {4, 32, ZeroKind::integer, 72, 528, 8},
     {4, 64, ZeroKind::offset, 136, 272, 3},        {8, 128, ZeroKind::integer, 100, 530, 0},
     {4, 128, ZeroKind::integer, 72, 264, 0, true}, {8, 64, ZeroKind::offset, 72, 136, 1, true},
+    {4, 96, ZeroKind::integer, 72, 672, 0},        {8, 192, ZeroKind::none, 72, 530, 2, true},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, EmulatedDequantizePacked, testing::ValuesIn(kCases));
 

@@ -29,7 +29,8 @@ using emulator::TileWeight;
 
 /// Up to 32 tokens the sums of common weights are scaled, and not the weights.
 emulator::Multiplied multiplied(const TileWeight& w, DType act, int tokens, int row, int channel) {
-  if (w.kind != ZeroKind::offset && w.group >= gpu_tile::kChannels && tokens <= 32) return {w.value(row, channel), 0};
+  if (w.kind != ZeroKind::offset && gpu_tile::span(w.group) == gpu_tile::kChannels && tokens <= 32)
+    return {w.value(row, channel), 0};
   return emulator::rounded_weight(w, act, row, channel);
 }
 
@@ -75,6 +76,8 @@ constexpr Case kCases[] = {
     {{DType::f16, 4, 128, kInteger, 10, 200, 1424}, 16, 2, 2},
     {{DType::bf16, 4, 128, kNone, 70, 264, 896}, 64, 1, 4},
     {{DType::f16, 4, 32, kNone, 40, 264, 416}, 64, 1, 1},
+    {{DType::f16, 4, 96, kNone, 20, 136, 672}, 32, 2, 1},
+    {{DType::bf16, 4, 192, kInteger, 70, 72, 1000}, 128, 1, kStreamK},
     // A pass of three row blocks that a cluster shares: a rank owns units of two of them, and few tokens of each exist.
     {{DType::f16, 4, 128, kInteger, 129, 200, 896}, 128, 1, 2},
     {{DType::bf16, 4, 128, kNone, 10, 200, 1424}, 128, 1, 4},

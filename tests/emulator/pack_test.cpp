@@ -64,6 +64,7 @@ constexpr Case kCases[] = {
     {4, 128, ZeroKind::none, 72, 400},        {4, 32, ZeroKind::integer, 136, 264},
     {4, 64, ZeroKind::offset, 64, 136},       {8, 128, ZeroKind::integer, 100, 530},
     {8, 1024, ZeroKind::none, 72, 264, true}, {4, 128, ZeroKind::integer, 72, 264, false, true},
+    {4, 96, ZeroKind::integer, 72, 672},      {8, 192, ZeroKind::offset, 72, 530},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, EmulatedPack, testing::ValuesIn(kCases));
 

@@ -30,7 +30,8 @@ TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {
 constexpr emulator::FloatCase kCases[] = {
     {DType::f16, 4, 128, ZeroKind::none, 1, 72, 1936},        {DType::bf16, 4, 128, ZeroKind::integer, 7, 200, 640},
     {DType::f16, 4, 32, ZeroKind::offset, 4, 72, 416},        {DType::f16, 8, 128, ZeroKind::integer, 3, 100, 530},
-    {DType::f16, 4, 64, ZeroKind::integer, 5, 72, 640, true},
+    {DType::f16, 4, 64, ZeroKind::integer, 5, 72, 640, true}, {DType::bf16, 4, 96, ZeroKind::integer, 3, 72, 672},
+    {DType::f16, 8, 192, ZeroKind::offset, 2, 100, 530},
 };
 INSTANTIATE_TEST_SUITE_P(Simt, EmulatedSimt, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

@@ -62,7 +62,7 @@ struct TileWeight {
     return {.n = n,
             .k = k,
             .bits = bits,
-            .span = std::min(group, gpu_tile::kChannels),
+            .span = gpu_tile::span(group),
             .scale_bytes = 2,
             .zero_bytes = kind == ZeroKind::integer  ? 1
                           : kind == ZeroKind::offset ? 2

@@ -29,7 +29,7 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
   layer.expect_sums(
       layer.task(),
       [&](const LinearTask& task) {
-        const bool whole = c.layer.zeros != ZeroKind::offset && c.layer.group >= gpu_tile::kChannels &&
+        const bool whole = c.layer.zeros != ZeroKind::offset && gpu_tile::span(c.layer.group) == gpu_tile::kChannels &&
                            (c.act_group == 0 || c.act_group >= gpu_tile::kChannels);
         const Wna8DecodeTask online{.weight = task.weight,
                                     .acts = {.a = task.x,
@@ -59,6 +59,7 @@ constexpr Case kCases[] = {
     {{DType::f16, 4, 128, kNone, 3, 72, 2816}, 256, 8},  {{DType::f16, 4, 32, kInteger, 2, 72, 1408}, 32, 8},
     {{DType::f16, 4, 64, kOffset, 4, 100, 1024}, 64, 8}, {{DType::f16, 8, 128, kInteger, 6, 72, 784}, 128, 8},
     {{DType::f16, 8, 128, kNone, 8, 72, 1152}, 0, 8},    {{DType::f16, 4, 128, kNone, 11, 136, 1280}, 128, 8},
+    {{DType::f16, 4, 96, kInteger, 3, 72, 1056}, 32, 8}, {{DType::f16, 4, 192, kNone, 2, 72, 1344}, 0, 8},
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedWna8Decode, testing::ValuesIn(kCases),
                          [](const auto& info) { return name(info.param); });

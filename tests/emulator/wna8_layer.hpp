@@ -24,7 +24,7 @@ struct Wna8Case {
   bool per_token;  // a scale of activations for all of K, which is not in the terms
   int m, n, k;
 
-  int fold() const { return group < gpu_tile::kChannels ? 32 : gpu_tile::kChannels; }
+  int fold() const { return gpu_tile::span(group) == gpu_tile::kChannels ? gpu_tile::kChannels : 32; }
 };
 
 inline std::string name(const Wna8Case& c) {

@@ -28,6 +28,7 @@ constexpr emulator::Wna8Case kCases[] = {
     {4, 128, true, true, false, 130, 136, 640}, {4, 32, true, false, false, 40, 136, 416},
     {4, 64, false, true, false, 20, 100, 400},  {4, 128, false, false, true, 70, 200, 896},
     {4, 128, true, true, true, 20, 72, 1040},   {8, 128, true, false, true, 90, 72, 640},
+    {4, 96, true, false, false, 20, 72, 672},   {4, 192, false, false, true, 30, 72, 960},
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedWna8Sm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

@@ -54,6 +54,7 @@ constexpr Case kCases[] = {
     {{4, 128, true, true, false, 130, 136, 640}, 128, 1, 1},  {{4, 32, true, false, false, 40, 264, 416}, 64, 1, 1},
     {{4, 64, false, true, false, 20, 100, 400}, 16, 4, 1},    {{4, 128, false, false, true, 70, 200, 896}, 64, 1, kStreamK},
     {{4, 128, true, false, true, 130, 136, 640}, 128, 1, 1},  {{4, 128, true, true, true, 20, 72, 1040}, 16, 2, 1},
+    {{4, 96, true, false, false, 20, 72, 672}, 32, 1, 1},     {{4, 192, true, false, true, 70, 100, 1000}, 64, 1, kStreamK},
     {{4, 32, false, false, true, 40, 100, 416}, 32, 1, 1},    {{8, 128, true, false, true, 150, 200, 640}, 128, 1, kStreamK},
     {{8, 128, false, false, false, 140, 72, 784}, 128, 1, 1}, {{8, 128, true, true, false, 33, 256, 640}, 64, 1, kStreamK},
 };

@@ -341,7 +341,7 @@ double sm90_cost_us(const Kernel& self, const Problem& p) {
 
 double sm80_cost_us(const Kernel& self, const Problem& p) {
   const GpuInfo gpu = gpu_of(p);
-  const double times = p.scheme.group.k % gpu_tile::kChannels == 0 ? 1 : 2;  // groups smaller than a record
+  const double times = gpu_tile::span(p.scheme.group.k) == gpu_tile::kChannels ? 1 : 2;  // slots within a record
   return conv_sm80_cost_us(kHalfShapes, gpu, of_pixels(p), times) + reorder_us(self, gpu, p);
 }
 

@@ -120,8 +120,7 @@ Status accepts_tensor_core(const Kernel& self, const Problem& p) {
 
 /// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have fast paths for (constants_path).
 bool has_whole_records(const Problem& p) {
-  const std::int32_t group = p.scheme.group.k;
-  return (group == 0 || group % gpu_tile::kChannels == 0) && p.scheme.scale != DType::f32 &&
+  return gpu_tile::span(p.scheme.group.k) == gpu_tile::kChannels && p.scheme.scale != DType::f32 &&
          (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
          (p.a_dtype != DType::f16 || p.scheme.scale == DType::f16);
 }

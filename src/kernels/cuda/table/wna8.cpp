@@ -275,7 +275,7 @@ WgmmaFamily wna8_family(const Problem& p) {
 }
 
 int online_fold(const ActScheme& act, const WeightScheme& weight) {
-  const auto fine = [](std::int32_t group) { return group != 0 && group < gpu_tile::kChannels; };
+  const auto fine = [](std::int32_t group) { return gpu_tile::span(group) != gpu_tile::kChannels; };
   const bool centred = code_bias(weight.codes) == 1 << (gpu_tile::stored_bits(weight.codes) - 1);
   const bool common =
       weight.scale != DType::f32 && (weight.zero == ZeroKind::integer || (weight.zero == ZeroKind::none && centred));

@@ -102,6 +102,15 @@ void decode(const Decoder& d, const std::byte* record, std::int64_t k, int count
   decode_chunk(d, header, record + d.geometry.header_bytes + k / tile::kOctet * d.geometry.octet_bytes, count, panel);
 }
 
+void convert(const float* from, int count, DType type, std::byte* to) {
+  for (int i = 0; i < count; i += kLanes) {
+    if (type == DType::f16)
+      store_f16(to + 2 * i, load(from + i));
+    else
+      store_bf16(to + 2 * i, load(from + i));
+  }
+}
+
 /// acc[height][R] += A'[height] ⊗ panel over `count` input channels. `height` is a constant at every call.
 NIBBLE_VARIANT void multiply(int height, const float* a, const float* panel, int count, float* acc) {
   Vec c[kTileM][kVecs];

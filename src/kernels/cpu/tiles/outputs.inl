@@ -6,31 +6,6 @@ inline const std::byte* at(const ConstTensorView& v, std::int64_t i) {
   return static_cast<const std::byte*>(v.data) + i * (bits(v.dtype) / 8);
 }
 
-inline void store_f16(std::byte* to, Vec x) {
-#if NIBBLE_ISA == NIBBLE_ISA_AVX512
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT));
-#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__aarch64__)
-  const float16x4_t half = vcvt_f16_f32(reinterpret_cast<float32x4_t>(x));
-  std::memcpy(to, &half, 8);
-#else
-  for (int i = 0; i < kLanes; ++i) {
-    const f16 half = to_f16(x[i]);
-    std::memcpy(to + 2 * i, &half, 2);
-  }
-#endif
-}
-
-inline void store_bf16(std::byte* to, Vec x) {
-  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
-  typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-  const Words word = reinterpret_cast<Words>(x);
-  const Words rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16, quiet = (word >> 16) | 0x40;
-  const Halves halves = __builtin_convertvector(x == x ? rounded : quiet, Halves);
-  std::memcpy(to, &halves, sizeof halves);
-}
-
 /// The quotient, rounded once; inexact only where codes saturate.
 struct Divisor {
   float by, inverse;

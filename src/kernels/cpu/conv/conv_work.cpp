@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu/conv/transpose.hpp"
+#include "kernels/cpu/transpose.hpp"
 
 namespace nibble::cpu {
 namespace {

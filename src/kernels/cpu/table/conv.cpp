@@ -8,7 +8,6 @@
 
 #include "core/error.hpp"
 #include "kernels/cpu/conv/conv_work.hpp"
-#include "kernels/cpu/conv/transpose.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/table/cost.hpp"
 #include "kernels/cpu/tiles/bf16_tile.hpp"
@@ -16,6 +15,7 @@
 #include "kernels/cpu/tiles/dot_tile.hpp"
 #include "kernels/cpu/tiles/float_tile.hpp"
 #include "kernels/cpu/tiles/whole_tile.hpp"
+#include "kernels/cpu/transpose.hpp"
 
 namespace nibble::cpu {
 namespace {

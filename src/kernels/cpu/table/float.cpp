@@ -4,11 +4,11 @@
 #include <cstring>
 
 #include "core/error.hpp"
-#include "kernels/cpu/conv/transpose.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/prepare/prepare.hpp"
 #include "kernels/cpu/table/cost.hpp"
 #include "kernels/cpu/tiles/float_tile.hpp"
+#include "kernels/cpu/transpose.hpp"
 
 namespace nibble::cpu {
 namespace {

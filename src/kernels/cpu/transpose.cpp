@@ -1,6 +1,6 @@
 // Squares of 16 bytes a side, by interleaving. Registers of 128 bits, which every machine has: wider ones gain nothing, because a
 // transposition touches a cache line per row whatever their width.
-#include "kernels/cpu/conv/transpose.hpp"
+#include "kernels/cpu/transpose.hpp"
 
 #include <cstring>
 

@@ -17,8 +17,8 @@
 #include "convert/selection.hpp"
 #include "convert/smooth.hpp"
 #include "core/error.hpp"
-#include "core/row_decoder.hpp"
 #include "nibble/pattern.hpp"
+#include "nibble/plan.hpp"
 
 namespace nibble {
 namespace fs = std::filesystem;
@@ -642,29 +642,14 @@ Result<TransformReport> planned(const Checkpoint::Impl& in, const fs::path& out,
   return report;
 }
 
-/// W, each element rounded once to T.
-template <class T>
-void dequantize_rows(const QuantTensor& q, T (*round)(float), T* out, Executor& executor) {
-  constexpr std::int64_t kRowsPerTask = 16;  // to share the buffer of a row
-  const RowDecoder decoder(q);
-  executor.parallel_for((q.n + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t task) {
-    std::vector<float> row(static_cast<std::size_t>(q.k));
-    for (std::int64_t n = task * kRowsPerTask; n < std::min(q.n, (task + 1) * kRowsPerTask); ++n) {
-      decoder.decode(n, row.data());
-      std::ranges::transform(row, out + n * q.k, round);
-    }
-  });
-}
-
-Tensor dequantize(const QuantTensor& q, DType dtype, Executor& executor) {
-  Tensor out(dtype, {q.n, q.k});
-  if (dtype == DType::f16)
-    dequantize_rows<f16>(q, to_f16, out.as<f16>(), executor);
-  else if (dtype == DType::bf16)
-    dequantize_rows<bf16>(q, to_bf16, out.as<bf16>(), executor);
-  else
-    dequantize_rows<float>(q, to_f32, out.as<float>(), executor);
-  return out;
+/// W[N,K], each element rounded once.
+Result<Tensor> dequantize(const QuantTensor& q, DType dtype, Executor& executor) {
+  NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, {.executor = &executor}));
+  NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::dequantize(weight, {.out = dtype}));
+  Tensor w(dtype, {q.n, q.k});
+  std::vector<std::byte> workspace(plan.workspace_bytes());
+  NIBBLE_RETURN_IF_ERROR(plan.run(weight, {}, TensorView(w.bytes.data(), dtype, {q.n, q.k}), {}, workspace, &executor));
+  return w;
 }
 
 }  // namespace

@@ -60,17 +60,20 @@ template <const FloatIsa& kIsa>
 Status run_dequantize(const Kernel&, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
-  args.executor->parallel_for(geo.row_blocks(), [&](std::int64_t block) {
+  const std::int64_t blocks = geo.row_blocks();
+  // A row of [K,N] has pieces of R numbers. A task writes up to four side by side, as long as there are tasks for all threads.
+  const std::int64_t together = args.transposed ? std::clamp<std::int64_t>(blocks / (4 * args.executor->threads()), 1, 4) : 1;
+  args.executor->parallel_for((blocks + together - 1) / together, [&](std::int64_t task) {
     alignas(64) float panel[kChunk * kMostRows];
+    const std::int64_t first = task * together, end = std::min(blocks, first + together);
     for (std::int64_t g = 0; g < geo.groups(); ++g) {
-      const std::byte* record = args.weight->bytes.data() + geo.record(block, g);
-      const std::int64_t k_begin = g * geo.group;
-      const std::int64_t k_end = std::min(geo.k, k_begin + geo.group);
-      for (std::int64_t k = k_begin; k < k_end; k += kChunk) {
-        const int count = static_cast<int>(std::min<std::int64_t>(kChunk, k_end - k));
-        kIsa.decode(decoder, record, k - k_begin, count, panel);
-        store_panel<kIsa>(panel, block * kIsa.rows, k, count, args);
-      }
+      const std::int64_t k_begin = g * geo.group, k_end = std::min(geo.k, k_begin + geo.group);
+      for (std::int64_t k = k_begin; k < k_end; k += kChunk)
+        for (std::int64_t block = first; block < end; ++block) {
+          const int count = static_cast<int>(std::min<std::int64_t>(kChunk, k_end - k));
+          kIsa.decode(decoder, args.weight->bytes.data() + geo.record(block, g), k - k_begin, count, panel);
+          store_panel<kIsa>(panel, block * kIsa.rows, k, count, args);
+        }
     }
   });
   return {};

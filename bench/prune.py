@@ -6,8 +6,9 @@
 Of each table of kernels, the tiles that can go together without any measured layer and number of tokens then taking more than 3 % longer with the
 fastest kernel that is left, on any of the GPUs. The one that costs least goes first.
 """
+
+import argparse
 import json
-import sys
 from collections import defaultdict
 
 WORST = 1.03
@@ -37,9 +38,9 @@ def worst(cells, kept):
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        sys.exit(__doc__)
-    for table, cells in sorted(measured(sys.argv[1:]).items()):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("surveys", nargs="+", metavar="SURVEY")
+    for table, cells in sorted(measured(parser.parse_args().surveys).items()):
         kept = {name for cell in cells for name in cell}
         print(f"{table}: {len(cells)} layers and numbers of tokens, {sum(map(is_tile, kept))} tiles")
         while True:

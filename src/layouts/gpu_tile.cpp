@@ -24,7 +24,7 @@ std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k)
       (wants_integer ? zero_type != DType::u8 && zero_type != DType::s8 : !is_compute_float(zero_type)))
     return fmt::format("zeros of type {}", name(zero_type));
   if (const std::int64_t group = scheme.group.k; group < k && group % kShortestSpan != 0)
-    return fmt::format("groups of {} channels are no multiple of {}", group, kShortestSpan);
+    return fmt::format("groups of {} channels are not a multiple of {}", group, kShortestSpan);
   return {};
 }
 

@@ -46,6 +46,7 @@ struct Slice {
   std::uint32_t parts;   // free until the first tile's sums
 };
 
+/// What every role knows: its CTA's share of the weight, its thread, its barriers.
 template <class Work>
 struct DecodeCta {
   using Params = typename Work::Params;

@@ -10,6 +10,8 @@
 //   kUnrollsStore             16-bit floats are stored by unrolled code: more of it, less time
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/device/stream_k.cuh"
 #include "kernels/cuda/sm90/gemm/reduce.cuh"
 #include "kernels/cuda/sm90/gemm/store.cuh"

@@ -21,7 +21,8 @@ struct CodeProducts : GemmStages<T> {
   static constexpr int kBits = T::kBits, kFolds = T::kFolds, kTokens = T::kTokens;
   static constexpr bool kActZeros = T::kActZeros, kPatches = T::kPatches;
 
-  /// Adds the products of the warpgroup's row block and its share of `count` records. A fold's sums are exact integers; scaled, they are added in f32:
+  /// Adds the products of the warpgroup's row block and its share of the pass's records. A fold's sums are exact integers; scaled, they are
+  /// added in f32:
   ///
   ///   acc += s_a·s_w · Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))         base: 8 or 128, which makes u a signed operand
   ///

@@ -32,7 +32,7 @@ struct FloatProducts : GemmStages<T> {
                                      kPath == ConstantsPath::any || (kPath == ConstantsPath::integer_zeros && T::kTokens == 128);
   static constexpr int kBuffers = kPath == ConstantsPath::any ? 1 : 2;  // of fragments: one is filled, one multiplied
 
-  /// Adds the products of the warpgroup's row block and its share of `count` records.
+  /// Adds the products of the warpgroup's row block and its share of the pass's records.
   __device__ __forceinline__ void multiply(const Pass& pass, Cursor& from, Sums& acc) const {
     const int count = pass.records();
     constexpr int kHalves = 2;                                                               // of 64 channels, four k16

@@ -32,8 +32,8 @@ struct W8A8Products : W8A8Stages<T> {
                          p.box_channels == kPatchChannels ? kWgmmaRows64 : kWgmmaRows128);
   }
 
-  /// Adds the products of the warpgroup's row block and its share of `count` records. The products of a record run while those of the next
-  /// are issued.
+  /// Adds the products of the warpgroup's row block and its share of the pass's records. The products of a record run while those of the
+  /// next are issued.
   __device__ __forceinline__ void multiply(const Pass& pass, Cursor& from, Sums& acc) const {
     const int count = pass.records();
     const std::uint32_t weights =

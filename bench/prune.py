@@ -11,6 +11,8 @@ import argparse
 import json
 from collections import defaultdict
 
+from survey import called
+
 WORST = 1.03
 TABLES = {"f16": "wna16", "bf16": "wna16", "s8": "w8a8", "e4m3": "w8a8", "s8i16": "wna8"}  # by the activations in a kernel's name
 
@@ -21,7 +23,7 @@ def measured(paths):
     for path in paths:
         with open(path) as file:
             survey = json.load(file)
-        for row in survey["rows"]:
+        for row in called(survey["rows"]):
             times = {name: us for name, us in zip(survey["kernels"], row["us"]) if us}
             acts = {name.split("_")[2] for name in times if is_tile(name)}
             if acts:

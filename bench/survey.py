@@ -12,7 +12,14 @@ import json
 import pathlib
 import sys
 
-KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv")
+KEPT = ("name", "n", "k", "m", "scheme", "a_dtype", "d_dtype", "conv", "calls")
+
+BACK_TO_BACK = "back-to-back"  # how calls follow each other where a row does not say
+
+
+def called(rows, calls=BACK_TO_BACK):
+    """The rows, or results, whose calls followed each other in that way."""
+    return [row for row in rows if row.get("calls", BACK_TO_BACK) == calls]
 
 
 def digits(us):
@@ -23,7 +30,7 @@ def compact(data):
     """The survey of a benchmark."""
     rows = {}
     for r in data["results"]:
-        kept = {key: r[key] for key in KEPT if key in r}
+        kept = {key: r[key] for key in KEPT if key in r and r[key] != BACK_TO_BACK}
         row = rows.setdefault(json.dumps(kept), {**kept, "bytes": round(r["gbytes_per_s"] * r["median_us"] * 1e3), "us": {}})
         row["us"][r["kernel"]] = digits(r["median_us"])
         if r.get("chosen", True):

@@ -330,7 +330,11 @@ def gpu_modes(data):
     """Every mode of a benchmark on a GPU."""
     if data is None:
         return "Not measured yet: `./dev gpu` measures it, `./dev docs` puts it here.\n"
-    return "".join(f"`{scheme}` × {act}:\n\n{gpu_table(data, scheme, act)}\n" for scheme, act in modes_of(data)) + gpu_note(data).lstrip("\n")
+    text = ""
+    for calls, results in ("", data["results"]), (", calls isolated", data.get("isolated", [])):
+        part = {**data, "results": results}
+        text += "".join(f"`{scheme}` × {act}{calls}:\n\n{gpu_table(part, scheme, act)}\n" for scheme, act in modes_of(part))
+    return text + gpu_note(data).lstrip("\n")
 
 
 def gpu_gemm(*surveys):
@@ -393,7 +397,7 @@ def by_turns(data):
 
 
 def sibling(name):
-    return survey.expand(json.loads((ROOT / "bench/results/h200" / name).read_text()))
+    return read(f"bench/results/h200/{name}")
 
 
 CONV_SCHEMES = ("u4b8g128", "s8t_s8c", "s8g128_u4b8g128")
@@ -651,7 +655,11 @@ def registry(nibble):
 
 
 def read(file):
-    return survey.expand(json.loads((ROOT / file).read_text()))
+    """A file of results. Of a benchmark, `results` has those of calls back to back and `isolated` the others."""
+    data = survey.expand(json.loads((ROOT / file).read_text()))
+    if isinstance(data, dict) and isinstance(results := data.get("results"), list):
+        data = {**data, "results": survey.called(results), "isolated": survey.called(results, "isolated")}
+    return data
 
 
 def render(page):

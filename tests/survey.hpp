@@ -28,6 +28,7 @@ inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
   const nlohmann::json data = nlohmann::json::parse(in);
   std::vector<SurveyedLayer> layers;
   for (const nlohmann::json& row : data["rows"]) {
+    if (row.value("calls", "back-to-back") != "back-to-back") continue;
     SurveyedLayer& layer = layers.emplace_back();
     layer.scheme = row["scheme"];
     const Scheme scheme = *Scheme::parse(layer.scheme);

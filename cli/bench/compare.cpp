@@ -12,12 +12,12 @@ namespace nibble::cli {
 namespace {
 
 struct Row {
-  std::string name, scheme, a_dtype, d_dtype, backend, kernel;
+  std::string name, scheme, a_dtype, d_dtype, backend, calls, kernel;
   std::int64_t m = 0, n = 0, k = 0;
   double median_us = 0;
 
   std::string layer_key() const {
-    return fmt::format("{}\n{} {} {} {} {} {} {}", name, m, n, k, scheme, a_dtype, d_dtype, backend);
+    return fmt::format("{}\n{} {} {} {} {} {} {} {}", name, m, n, k, scheme, a_dtype, d_dtype, backend, calls);
   }
 };
 
@@ -34,8 +34,8 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
     for (const Json& r : json.at("results")) {
       const std::string a_dtype = r.at("a_dtype");
       const std::string d_dtype = r.value("d_dtype", a_dtype == "e4m3" ? "bf16" : a_dtype);  // older files do not say
-      rows.push_back({r.at("name"), r.at("scheme"), a_dtype, d_dtype, r.at("backend"), r.at("kernel"), r.at("m"), r.at("n"),
-                      r.at("k"), r.at("median_us")});
+      rows.push_back({r.at("name"), r.at("scheme"), a_dtype, d_dtype, r.at("backend"), r.value("calls", "back-to-back"),
+                      r.at("kernel"), r.at("m"), r.at("n"), r.at("k"), r.at("median_us")});
       if (!(rows.back().median_us > 0))
         return corrupt(fmt::format("median_us of {} is {}", rows.back().name, r.at("median_us").dump()));
     }
@@ -85,10 +85,14 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
   for (const Row& row : *old_rows) {
     const Row* now = find_match(*new_rows, row, per_layer[row.layer_key()] == 1);
     if (now == nullptr) {
-      missing += fmt::format("not in {}: {}, M={}, {} to {}, {}\n", after.string(), printable(row.name), row.m, row.scheme,
-                             row.d_dtype, row.kernel);
-      unmatched.push_back(
-          {{"name", row.name}, {"m", row.m}, {"scheme", row.scheme}, {"a_dtype", row.a_dtype}, {"kernel", row.kernel}});
+      missing += fmt::format("not in {}: {}, M={}, {} to {}, {}, {}\n", after.string(), printable(row.name), row.m, row.scheme,
+                             row.d_dtype, row.kernel, row.calls);
+      unmatched.push_back({{"name", row.name},
+                           {"m", row.m},
+                           {"scheme", row.scheme},
+                           {"a_dtype", row.a_dtype},
+                           {"calls", row.calls},
+                           {"kernel", row.kernel}});
       continue;
     }
     const double ratio = row.median_us / now->median_us;
@@ -100,13 +104,14 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
                        {"k", row.k},
                        {"scheme", row.scheme},
                        {"a_dtype", row.a_dtype},
+                       {"calls", row.calls},
                        {"kernel_before", row.kernel},
                        {"kernel", now->kernel},
                        {"before_us", row.median_us},
                        {"after_us", now->median_us},
                        {"speed_up", ratio}});
     const std::string kernel = row.kernel == now->kernel ? row.kernel : row.kernel + " → " + now->kernel;
-    table.add({printable(row.name),
+    table.add({printable(row.name) + (row.calls == "isolated" ? " (isolated)" : ""),
                std::to_string(row.m),
                row.scheme,
                row.a_dtype,

@@ -228,9 +228,9 @@ double dense_us(DType type, const BenchWork& work, double gbytes_per_s, const Ro
   return std::max(bytes / (gbytes_per_s * 1e3), gops > 0 ? operations / (gops * 1e3) : 0.0);
 }
 
-// One activation type and M: plans, contestants, times, results.
-Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype, std::int64_t m, const BenchSpec& spec,
-                                         BenchMachine& machine) {
+// One activation type, M and way of calling: plans, contestants, times, results.
+Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype, std::int64_t m, Calls calls,
+                                         const BenchSpec& spec, BenchMachine& machine) {
   const BenchCase& layer = prepared.layer;
   const BenchWork work{.a_dtype = a_dtype,
                        .d_dtype = spec.d_dtype,
@@ -240,7 +240,8 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
                        .act_scheme = layer.act_scheme,
                        .accumulation = spec.accumulation,
                        .bias = !prepared.weight.bias.empty(),
-                       .conv = layer.conv};
+                       .conv = layer.conv,
+                       .calls = calls};
   std::vector<Contestant> contestants;
   std::vector<const PackedWeight*> weights;  // of nibble's contestants
   Status refusal;
@@ -285,6 +286,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
     result.kernel = contestants[i].name;
     result.backend = backend_of(result.kernel);
     result.layout = weight.layout();
+    result.calls = calls;
     result.chosen = !spec.all_kernels || result.kernel == planned;
     derive(result, (*timings)[i], probes, weight.bytes().size(), work);
     result.predicted_us = predicted_us(weight, work, result, machine);
@@ -301,6 +303,8 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
 }
 
 }  // namespace
+
+std::string_view name(Calls calls) { return calls == Calls::isolated ? "isolated" : "back-to-back"; }
 
 LinearSpec BenchWork::linear() const {
   return {.a_dtype = a_dtype,
@@ -485,7 +489,7 @@ std::optional<Regret> regret_of(std::span<const BenchResult> results) {
   };
   std::map<std::string, Place> places;
   for (const BenchResult& r : results) {
-    Place& place = places[fmt::format("{}\n{} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.a_dtype)];
+    Place& place = places[fmt::format("{}\n{} {} {} {} {} {}", r.name, r.m, r.n, r.k, r.scheme, r.a_dtype, name(r.calls))];
     if (place.best == nullptr || r.median_us < place.best->median_us) place.best = &r;
     if (r.chosen) place.chosen = &r;
   }
@@ -544,16 +548,17 @@ Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, Be
   Status refusal;
   for (DType act : spec.acts) {
     Status refused;
-    for (std::int64_t m : layer.m) {
-      step(fmt::format("{} {} M={}", layer.name, name(act), m));
-      auto measured = bench_m(prepared, act, m, spec, machine);
-      if (!measured.ok()) {
-        if (measured.status().code() != StatusCode::unsupported) return measured.status().with_context(layer.name);
-        refused = measured.status();
-        continue;
+    for (std::int64_t m : layer.m)
+      for (Calls calls : spec.calls) {
+        step(fmt::format("{} {} M={}", layer.name, name(act), m));
+        auto measured = bench_m(prepared, act, m, calls, spec, machine);
+        if (!measured.ok()) {
+          if (measured.status().code() != StatusCode::unsupported) return measured.status().with_context(layer.name);
+          refused = measured.status();
+          continue;
+        }
+        for (BenchResult& result : *measured) bench.results.push_back(std::move(result));
       }
-      for (BenchResult& result : *measured) bench.results.push_back(std::move(result));
-    }
     if (refused.ok()) continue;
     refusal = refused.with_context(layer.name);
     bench.left_out.emplace_back(refused.with_context(fmt::format("{} × {}", layer.name, name(act))).message());

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nibble/nibble.hpp"
@@ -56,6 +57,11 @@ struct BenchCase {
   std::optional<ConvShapes> conv = {};        // absent: a linear layer
 };
 
+/// How the calls of a contestant follow each other: each on the heels of the last, as fast as the GPU lets them begin, or with an ordinary kernel
+/// before each, whose own time is subtracted. On the CPU no call begins before the last one has ended, so there is one way.
+enum class Calls : std::uint8_t { back_to_back, isolated };
+std::string_view name(Calls calls);
+
 /// One measurement's question to the planner: m rows through a linear layer, or m images through a convolution.
 struct BenchWork {
   DType a_dtype = DType::f32;   // of A; codes come with their scales
@@ -65,6 +71,7 @@ struct BenchWork {
   Accumulation accumulation = Accumulation::fast;
   bool bias = false;
   std::optional<ConvShapes> conv = {};
+  Calls calls = Calls::back_to_back;
 
   bool operator==(const BenchWork&) const = default;
   LinearSpec linear() const;
@@ -97,6 +104,7 @@ struct BenchResult {
   std::optional<ConvShapes> conv = {};
   std::int64_t batch = 1;  // of a convolution
   std::string scheme, a_dtype, d_dtype, backend, kernel, layout;
+  Calls calls = Calls::back_to_back;
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
   // The ceilings, by probes in every round, and the share of them that was reached: the median over the rounds of the least time over the
   // measured time.
@@ -118,6 +126,7 @@ struct BenchSpec {
   std::vector<DType> acts = {DType::f32};
   DType d_dtype = DType::none;  // BenchWork::d_dtype
   Accumulation accumulation = Accumulation::fast;
+  std::vector<Calls> calls = {Calls::back_to_back};
   std::string kernel;        // forced; empty: the planner's choice
   bool all_kernels = false;  // every kernel that accepts, except the reference
   double min_seconds = 0.2;
@@ -127,7 +136,7 @@ struct BenchSpec {
 
 /// The slowdown of the planner's choices against the best measured kernels.
 struct Regret {
-  std::size_t places = 0;         // cells (layer, M, scheme, activation type) whose choice was measured
+  std::size_t places = 0;         // cells (layer, M, scheme, activation type, way of calling) whose choice was measured
   double worst = 1, median = 1;   // time of the choice over the time of the best
   BenchResult chosen, preferred;  // where it was worst
 };

@@ -1,5 +1,6 @@
 // A GPU as a Machine. A CUDA graph runs the layer on all cold copies one after the other, as a decoder does, and is replayed between two
-// events; cuBLAS in f16 is the baseline, and measures the peak.
+// events. For isolated calls the graph has an ordinary kernel before each, and a graph of those kernels alone is replayed after it: the
+// difference is the layer's. cuBLAS in f16 is the baseline, and measures the peak.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -40,39 +41,70 @@ using OwnedExec = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
 // Enqueues the work once, on copy i of its weights.
 using Enqueue = std::function<Status(std::size_t i, cudaStream_t stream)>;
 
-// A captured graph of the work on each of `count` copies.
+// What is enqueued before each call; nothing where calls are back to back.
+Enqueue separator(const GpuReadProbe& probe, Calls calls) {
+  if (calls == Calls::back_to_back) return {};
+  return [&probe](std::size_t, cudaStream_t stream) { return probe.separate(Stream{stream}); };
+}
+
+// A captured graph of the work on each of `count` copies; with `separate`, that before each run, and its time is subtracted.
 class Replay {
  public:
-  static Result<Replay> capture(std::size_t count, const Enqueue& enqueue) {
+  static Result<Replay> capture(std::size_t count, const Enqueue& enqueue, const Enqueue& separate = {}) {
     Replay made;
     made.count_ = count;
-    if (Status captured = made.capture_on_stream(enqueue); !captured.ok()) return captured;
-    const auto once = made();
+    if (Status captured = made.capture_all(enqueue, separate); !captured.ok()) return captured;
+    const auto once = made.replay(made.exec_);
     if (!once.ok()) return once.status();
-    const double all = *once * static_cast<double>(count);
-    made.replays_ = std::clamp(static_cast<int>(kEnoughSeconds / all), 1, kMostReplays);
+    made.replays_ = std::clamp(static_cast<int>(kEnoughSeconds / *once), 1, kMostReplays);
     return made;
   }
 
   // Seconds per run.
   Result<double> operator()() const {
+    const auto all = replay(exec_);
+    if (!all.ok()) return all;
+    if (separators_.handle == nullptr) return per_run(*all);
+    const auto separators = replay(separators_);
+    if (!separators.ok()) return separators;
+    if (*all > *separators) return per_run(*all - *separators);
+    return Status(
+        StatusCode::internal,
+        fmt::format("isolated calls took {:.1f} µs, and what separates them {:.1f} µs: the GPU is busy with something else",
+                    1e6 * *all, 1e6 * *separators));
+  }
+
+ private:
+  double per_run(double seconds) const { return seconds / static_cast<double>(count_); }
+
+  // Seconds that one replay takes.
+  Result<double> replay(const OwnedExec& exec) const {
     Status status = check(cudaEventRecord(begin_.handle, stream_.handle), "cudaEventRecord");
     for (int i = 0; i < replays_ && status.ok(); ++i)
-      status = check(cudaGraphLaunch(exec_.handle, stream_.handle), "cudaGraphLaunch");
+      status = check(cudaGraphLaunch(exec.handle, stream_.handle), "cudaGraphLaunch");
     if (status.ok()) status = check(cudaEventRecord(end_.handle, stream_.handle), "cudaEventRecord");
     if (status.ok()) status = check(cudaEventSynchronize(end_.handle), "cudaEventSynchronize");
     float ms = 0;
     if (status.ok()) status = check(cudaEventElapsedTime(&ms, begin_.handle, end_.handle), "cudaEventElapsedTime");
     if (!status.ok()) return status;
-    return 1e-3 * static_cast<double>(ms) / (replays_ * static_cast<double>(count_));
+    return 1e-3 * static_cast<double>(ms) / replays_;
   }
 
- private:
-  Status capture_on_stream(const Enqueue& enqueue) {
+  Status capture_all(const Enqueue& enqueue, const Enqueue& separate) {
     Status status = check(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking), "cudaStreamCreate");
     if (status.ok()) status = check(cudaEventCreate(&begin_.handle), "cudaEventCreate");
     if (status.ok()) status = check(cudaEventCreate(&end_.handle), "cudaEventCreate");
-    if (status.ok()) status = enqueue(0, stream_.handle);  // loads the code, which is not possible during a capture
+    if (!status.ok()) return status;
+    if (!separate) return capture_into(exec_, enqueue);
+    if (Status captured = capture_into(separators_, separate); !captured.ok()) return captured;
+    return capture_into(exec_, [&](std::size_t i, cudaStream_t stream) {
+      const Status separated = separate(i, stream);
+      return separated.ok() ? enqueue(i, stream) : separated;
+    });
+  }
+
+  Status capture_into(OwnedExec& exec, const Enqueue& enqueue) {
+    Status status = enqueue(0, stream_.handle);  // loads the code, which is not possible during a capture
     if (status.ok()) status = check(cudaStreamSynchronize(stream_.handle), "cudaStreamSynchronize");
     if (status.ok()) status = check(cudaStreamBeginCapture(stream_.handle, cudaStreamCaptureModeThreadLocal), "capture");
     if (!status.ok()) return status;
@@ -81,20 +113,21 @@ class Replay {
     const Status ended = check(cudaStreamEndCapture(stream_.handle, &graph.handle), "cudaStreamEndCapture");
     if (!status.ok()) return status;
     if (!ended.ok()) return ended;
-    return check(cudaGraphInstantiate(&exec_.handle, graph.handle, 0), "cudaGraphInstantiate");
+    return check(cudaGraphInstantiate(&exec.handle, graph.handle, 0), "cudaGraphInstantiate");
   }
 
   std::size_t count_ = 1;
   int replays_ = 1;
   OwnedStream stream_;
   OwnedEvent begin_, end_;
-  OwnedExec exec_;
+  OwnedExec exec_, separators_;
 };
 
 // A contestant that replays, and keeps what the graph points to.
 template <class OperandData>
-Result<Contestant> replaying(std::string name, std::size_t count, std::shared_ptr<OperandData> operands, const Enqueue& enqueue) {
-  auto captured = Replay::capture(count, enqueue);
+Result<Contestant> replaying(std::string name, std::size_t count, std::shared_ptr<OperandData> operands, const Enqueue& enqueue,
+                             const Enqueue& separate) {
+  auto captured = Replay::capture(count, enqueue, separate);
   if (!captured.ok()) return captured.status().with_context(name);
   return Contestant{std::move(name), [operands, replay = std::make_shared<Replay>(*std::move(captured))] { return (*replay)(); }};
 }
@@ -131,8 +164,9 @@ struct OperandData {
 // f16 copies of W, one after the other.
 class CublasLayer : public Baseline {
  public:
-  static Result<std::unique_ptr<Baseline>> make(Cublas& cublas, const PackedWeight& weight, std::uint64_t cold_bytes) {
-    std::unique_ptr<CublasLayer> made(new CublasLayer(cublas, weight.n(), weight.k(), cold_bytes));
+  static Result<std::unique_ptr<Baseline>> make(Cublas& cublas, const GpuReadProbe& probe, const PackedWeight& weight,
+                                                std::uint64_t cold_bytes) {
+    std::unique_ptr<CublasLayer> made(new CublasLayer(cublas, probe, weight.n(), weight.k(), cold_bytes));
     auto copies = DeviceMemory::allocate(made->count_ * made->bytes());
     if (!copies.ok()) return copies.status();
     made->copies_ = std::make_shared<DeviceMemory>(*std::move(copies));
@@ -152,22 +186,30 @@ class CublasLayer : public Baseline {
     if (!operands.ok()) return operands.status();
     const auto keep =
         std::make_shared<std::pair<std::shared_ptr<OperandData>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
-    auto made = replaying("cublas_f16", count_, keep, [this, m, &operands](std::size_t i, cudaStream_t stream) {
-      return cublas_.linear(m, n_, k_, (*operands)->a.data(), copy(i), (*operands)->d.data(), stream);
-    });
+    auto made = replaying(
+        "cublas_f16", count_, keep,
+        [this, m, &operands](std::size_t i, cudaStream_t stream) {
+          return cublas_.linear(m, n_, k_, (*operands)->a.data(), copy(i), (*operands)->d.data(), stream);
+        },
+        separator(probe_, work.calls));
     if (!made.ok()) return made.status();
     made->dense = DType::f16;
     return std::vector<Contestant>{*std::move(made)};
   }
 
  private:
-  CublasLayer(Cublas& cublas, std::int64_t n, std::int64_t k, std::uint64_t cold_bytes)
-      : cublas_(cublas), n_(n), k_(k), count_(std::clamp<std::size_t>((cold_bytes + bytes() - 1) / bytes(), 1, kMaxCopies)) {}
+  CublasLayer(Cublas& cublas, const GpuReadProbe& probe, std::int64_t n, std::int64_t k, std::uint64_t cold_bytes)
+      : cublas_(cublas),
+        probe_(probe),
+        n_(n),
+        k_(k),
+        count_(std::clamp<std::size_t>((cold_bytes + bytes() - 1) / bytes(), 1, kMaxCopies)) {}
 
   std::size_t bytes() const { return (f16_bytes(n_, k_) + 255) / 256 * 256; }
   std::byte* copy(std::size_t i) const { return copies_->data() + i * bytes(); }
 
   Cublas& cublas_;
+  const GpuReadProbe& probe_;
   std::int64_t n_, k_;
   std::size_t count_;
   std::shared_ptr<DeviceMemory> copies_;
@@ -239,12 +281,14 @@ class Gpu : public BenchMachine {
   }
 
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
-    if (operands_ == nullptr || work_ != work) {
+    BenchWork shared = work;  // by both ways of calling
+    shared.calls = Calls::back_to_back;
+    if (operands_ == nullptr || work_ != shared) {
       operands_ = nullptr;  // its memory is freed before more is asked for
       auto made = OperandData::make(work);
       if (!made.ok()) return made.status();
       operands_ = *std::move(made);
-      work_ = work;
+      work_ = shared;
     }
     auto workspace =
         plan.workspace_bytes() == 0 ? Result<DeviceMemory>(DeviceMemory()) : DeviceMemory::allocate(plan.workspace_bytes());
@@ -256,16 +300,19 @@ class Gpu : public BenchMachine {
     };
     const auto keep = std::make_shared<Kept>(Kept{operands_, copies, *std::move(workspace)});
     const OperandData& on_gpu = *keep->operands;
-    return replaying(std::string(plan.kernel(work.m)), copies->size(), keep, [&](std::size_t i, cudaStream_t stream) {
-      return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), on_gpu.args,
-                      std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
-    });
+    return replaying(
+        std::string(plan.kernel(work.m)), copies->size(), keep,
+        [&](std::size_t i, cudaStream_t stream) {
+          return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), on_gpu.args,
+                          std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
+        },
+        separator(reads_, work.calls));
   }
 
   Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) override {
     const auto bytes = static_cast<std::int64_t>(f16_bytes(weight.n(), weight.k()));
     if (cublas_ == nullptr || bytes >= info_.memory_bytes / 8) return std::unique_ptr<Baseline>();
-    return CublasLayer::make(*cublas_, weight, cold_bytes());
+    return CublasLayer::make(*cublas_, reads_, weight, cold_bytes());
   }
 
   std::string baseline_description() const override {

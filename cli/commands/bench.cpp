@@ -21,7 +21,7 @@ struct Options {
   std::filesystem::path path, shapes, conv, report, reference;
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
-  std::vector<std::string> schemes, acts = {"f32"};  // no schemes: the default
+  std::vector<std::string> schemes, acts = {"f32"}, calls = {"back-to-back"};  // no schemes: the default
   std::string backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
@@ -84,6 +84,9 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   BenchSpec spec;
   spec.acts = act_types(options);
   spec.accumulation = parse_accumulation(options.accumulation);
+  spec.calls.clear();
+  for (const std::string& calls : options.calls)
+    spec.calls.push_back(calls == "isolated" ? Calls::isolated : Calls::back_to_back);
   spec.kernel = options.kernel;
   spec.all_kernels = options.all_kernels;
   spec.min_seconds = options.min_seconds;
@@ -91,7 +94,7 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   if (!options.out.empty()) spec.d_dtype = parse_dtype(options.out).value_or(DType::none);
   spec.baselines = !options.no_baselines;
   std::size_t cells = 0, done = 0;
-  for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size();
+  for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size() * spec.calls.size();
   ProgressBar progress("measuring");
   Status refusal;
   for (const BenchCase& layer : cases) {
@@ -140,6 +143,11 @@ Result<Outcome> run(const Options& options) {
   }
   if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
     return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
+  if (parse_backend(options.backend) == Backend::cpu && std::ranges::count(options.calls, "isolated") != 0)
+    return Status(
+        StatusCode::invalid_argument,
+        "--calls isolated is of GPUs: on a CPU a call begins when the last one has ended, and is timed alone; leave it out, or "
+        "give --backend cuda");
   if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
   const auto quantize = parse_asked_activations(options.activations);
   if (!quantize.ok()) return quantize.status();
@@ -283,7 +291,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"reached", right},
                {against, right},
                {"chosen"}});
-  bool above_peak = false, any_conv = false;
+  bool above_peak = false, any_conv = false, any_isolated = false;
   for (const BenchResult& r : benchmark.results) {
     const auto other = fastest_baseline(r);
     above_peak = above_peak || r.compute_percent > 100;
@@ -291,16 +299,19 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
     std::string speedup = r.doubted.empty() ? "" : "–";
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
-    table.add({printable(r.name), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k), r.scheme, r.a_dtype, r.kernel,
-               fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
-               r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
-               speedup, benchmark.regret && r.chosen ? "yes" : ""});
+    const bool isolated = r.calls == Calls::isolated;
+    any_isolated = any_isolated || isolated;
+    table.add({printable(r.name) + (isolated ? " (isolated)" : ""), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k),
+               r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s),
+               fmt::format("{:.1f}", r.gflops), r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak",
+               fmt::format("{:.0f} %", r.roofline_percent), speedup, benchmark.regret && r.chosen ? "yes" : ""});
   }
   std::string text = table.render(colour);
   text +=
       fmt::format("roofline at best: {}, {}\n", ceilings_text(benchmark),
                   benchmark.gpu ? benchmark.gpu->name : counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
   text += "reached: of the ceiling as it was beside each run; weights cold, medians\n";
+  if (any_isolated) text += "isolated: an ordinary kernel runs before each call; its time is subtracted\n";
   if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
@@ -329,6 +340,7 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"backend", r.backend},
             {"kernel", r.kernel},
             {"layout", r.layout},
+            {"calls", name(r.calls)},
             {"modules", r.modules.size()},
             {"median_us", r.median_us},
             {"predicted_us", r.predicted_us},
@@ -419,6 +431,15 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(one_of({"f32", "f16", "bf16", "s8"}))
       ->type_name("TYPE");
   add_backend(*command, options->backend);
+  command
+      ->add_option("--calls", options->calls,
+                   "How calls follow each other: back-to-back, as in a graph of layers alone, or isolated (a GPU's): with an "
+                   "ordinary kernel "
+                   "before each, whose time is subtracted")
+      ->delimiter(',')
+      ->check(one_of({"back-to-back", "isolated"}))
+      ->type_name("NAME,...")
+      ->capture_default_str();
   CLI::Option* kernel = add_kernel(*command, options->kernel);
   command
       ->add_flag("--all-kernels", options->all_kernels,

@@ -85,6 +85,9 @@ class GpuReadProbe {
   static Result<GpuReadProbe> make();
   /// GB/s of a few passes; takes some milliseconds.
   Result<double> measure();
+  /// Enqueues a kernel that reads and writes 256 KiB, as a model's norms and activation functions do between its layers. It is an ordinary
+  /// one: it begins when all before it has ended, and what follows begins when it has.
+  Status separate(Stream stream) const;
 
  private:
   DeviceMemory memory_, sink_;

@@ -78,6 +78,23 @@ TEST(Bench, RegretIsOfTheChoiceAgainstTheBest) {
   EXPECT_EQ(regret->preferred.kernel, "fast");
 }
 
+TEST(Bench, IsolatedCallsAreMarkedAndAChoiceOfTheirOwn) {
+  Benchmark benchmark;
+  benchmark.results = {result("a", 1, "fast", 5, true), result("a", 1, "slow", 6, false), result("a", 1, "fast", 10, true),
+                       result("a", 1, "slow", 8, false)};
+  for (BenchResult& r : benchmark.results) r.calls = r.median_us > 6 ? Calls::isolated : Calls::back_to_back;
+  const auto regret = regret_of(benchmark.results);
+  ASSERT_TRUE(regret);
+  EXPECT_EQ(regret->places, 2u);
+  EXPECT_DOUBLE_EQ(regret->worst, 1.25);
+  const std::string text = benchmark_text(benchmark, false);
+  for (const char* part : {"a (isolated)", "isolated: an ordinary kernel runs before each call"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in:\n" << text;
+  const Json json = benchmark_json(benchmark);
+  EXPECT_EQ(json["results"][0]["calls"], "back-to-back");
+  EXPECT_EQ(json["results"][2]["calls"], "isolated");
+}
+
 TEST(Bench, ResultsOfAGpuNameItAndItsBaseline) {
   Benchmark benchmark;
   benchmark.gpu = GpuInfo{.name = "NVIDIA X1", .compute_capability = 90, .sms = 132};

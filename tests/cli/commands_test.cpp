@@ -647,6 +647,17 @@ TEST_F(Cli, CompareFindsRegressions) {
   const Finished different = nibble({"bench", "--compare", at("slow.json"), at("other.json")});
   EXPECT_EQ(different.exit_code, 2);
   EXPECT_TRUE(contains(different.err, "no result in common")) << different.err;
+
+  nlohmann::json both = nlohmann::json::parse(result(100));  // files that do not say called back to back
+  both["results"].push_back(both["results"][0]);
+  both["results"][0]["calls"] = "isolated";
+  both["results"][1]["calls"] = "back-to-back";
+  both["results"][1]["median_us"] = 50;
+  spit(at("both.json"), both.dump());
+  const auto matched = nibble_json({"bench", "--compare", at("slow.json"), at("both.json"), "--json"});
+  ASSERT_EQ(matched["results"].size(), 1u);
+  EXPECT_EQ(matched["results"][0]["speed_up"], 4);
+  EXPECT_TRUE(contains(nibble({"bench", "--compare", at("both.json"), at("both.json")}).out, "a (isolated)"));
 }
 
 TEST_F(Cli, QuantizeTellsTheErrorOfEachModule) {

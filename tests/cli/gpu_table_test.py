@@ -33,6 +33,14 @@ assert "`u4b8g128` × f16" in text and "`u4b8g128` × bf16" in text and "| 64×6
 assert "NVIDIA X1" in lines[-1] and "690 TFLOP/s" in lines[-1], lines
 assert "./dev gpu" in render.gpu_modes(None)
 
+# Isolated calls have tables of their own.
+isolated = render.gpu_modes({**DATA, "isolated": [result(4096, 1024, 1, "f16", 10.0, {}, calls="isolated")]})
+assert "`u4b8g128` × f16, calls isolated:\n\n| N×K | floor | M = 1 |" in isolated and "| 4096×1024 | 5.0 | 10.0 · 50 % |" in isolated, isolated
+assert isolated.startswith(text[:text.index("NVIDIA")])
+kept = render.survey.compact({"schema": 1, "device": DATA["device"], "results": [{**r, "calls": r.get("calls", "back-to-back")} for r in DATA["results"][:1]]
+                              + [result(4096, 1024, 1, "f16", 10.0, {}, calls="isolated")]})["rows"]
+assert [row.get("calls") for row in kept] == [None, "isolated"] and len(render.survey.called(kept)) == 1, kept
+
 # The fastest kernel of every layer and M, chosen or not, of several files; one kernel of them by its name.
 FEW, MANY = "linear_any_f16_any__cuda_sm90_m8n64k128", "linear_any_f16_any__cuda_sm90_wgmma_m64n256"
 few = {**DATA, "results": [result(512, 256, 8, "f16", 6.0, {"cublas_f16": 12.0}, kernel=MANY, chosen=True),

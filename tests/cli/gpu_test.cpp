@@ -62,5 +62,20 @@ TEST_F(CliGpu, BenchMeasuresEveryKernel) {
   EXPECT_EQ(nibble({"bench", "--compare", at("b.json"), at("b.json"), "--fail-under", "0.99"}).exit_code, 0);
 }
 
+/// What runs between isolated calls is subtracted: they take longer than calls that overlap, not several times as long.
+TEST_F(CliGpu, BenchMeasuresBothWaysOfCalling) {
+  spit(at("shapes.txt"), "4096 4096 a\n");
+  const auto json = nibble_json({"bench", "--backend", "cuda", "--shapes", at("shapes.txt"), "-M", "1", "--scheme", "u4b8g128",
+                                 "--a-dtype", "f16", "--calls", "back-to-back,isolated", "--min-time", "0.02", "--json"});
+  ASSERT_EQ(json["results"].size(), 2u);
+  const auto& together = json["results"][0];
+  const auto& alone = json["results"][1];
+  EXPECT_EQ(together["calls"], "back-to-back");
+  EXPECT_EQ(alone["calls"], "isolated");
+  EXPECT_GT(alone["median_us"].get<double>(), 0.5 * together["median_us"].get<double>());
+  EXPECT_LT(alone["median_us"].get<double>(), 4 * together["median_us"].get<double>());
+  EXPECT_EQ(together["baselines"].size(), alone["baselines"].size());
+}
+
 }  // namespace
 }  // namespace nibble::test

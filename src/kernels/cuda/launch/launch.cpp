@@ -163,6 +163,12 @@ Result<double> GpuReadProbe::measure() {
   return 1e-6 * kPasses * static_cast<double>(memory_.size()) / static_cast<double>(ms);
 }
 
+Status GpuReadProbe::separate(Stream stream) const {
+  constexpr std::size_t kActivations = 4 * cuda::kProbeChunk;
+  NIBBLE_CUDA_RETURN_IF_ERROR(cuda::rewrite(memory_.data(), kActivations, native(stream)));
+  return {};
+}
+
 Status dequantize(const CheckpointTensors& from, const TensorView& out, bool transposed, Stream stream) {
   NIBBLE_RETURN_IF_ERROR(runs_here(Isa::sm80));  // compiled with that family
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", from.n}, {"K", from.k}}));

@@ -16,6 +16,7 @@ Status copy_from_device(void*, const void*, std::size_t, Stream) { return no_cud
 Status synchronize(Stream) { return no_cuda(); }
 Result<GpuReadProbe> GpuReadProbe::make() { return no_cuda(); }
 Result<double> GpuReadProbe::measure() { return no_cuda(); }
+Status GpuReadProbe::separate(Stream) const { return no_cuda(); }
 Status dequantize(const CheckpointTensors&, const TensorView&, bool, Stream) { return no_cuda(); }
 
 namespace cuda {

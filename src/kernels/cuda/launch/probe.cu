@@ -38,6 +38,12 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(uint4* data) {
   }
 }
 
+// A vector a thread, as kernels of a model's other operators do.
+__global__ void __launch_bounds__(kThreads) rewrite_kernel(uint4* data) {
+  uint4& v = data[std::size_t{blockIdx.x} * kThreads + threadIdx.x];
+  v = uint4{~v.x, ~v.y, ~v.z, ~v.w};
+}
+
 unsigned chunks(std::size_t bytes) { return static_cast<unsigned>(bytes / kProbeChunk); }
 
 }  // namespace
@@ -49,6 +55,11 @@ cudaError_t fill_random(void* data, std::size_t bytes, cudaStream_t stream) {
 
 cudaError_t read_once(const void* data, std::size_t bytes, void* sink, cudaStream_t stream) {
   read_kernel<<<chunks(bytes), kThreads, 0, stream>>>(static_cast<const uint4*>(data), static_cast<std::uint32_t*>(sink));
+  return cudaGetLastError();
+}
+
+cudaError_t rewrite(void* data, std::size_t bytes, cudaStream_t stream) {
+  rewrite_kernel<<<static_cast<unsigned>(bytes / (kThreads * sizeof(uint4))), kThreads, 0, stream>>>(static_cast<uint4*>(data));
   return cudaGetLastError();
 }
 

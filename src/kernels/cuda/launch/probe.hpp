@@ -1,4 +1,4 @@
-// Streaming reads of device memory: the ceiling that decode kernels are compared with.
+// Streaming reads of device memory, the ceiling that decode kernels are compared with; and an ordinary kernel to put between calls.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,5 +14,8 @@ inline constexpr std::size_t kProbeChunk = std::size_t{64} << 10;
 cudaError_t fill_random(void* data, std::size_t bytes, cudaStream_t stream);
 /// Enqueues one read of everything; `sink`, a word of device memory, keeps the compiler from leaving it out.
 cudaError_t read_once(const void* data, std::size_t bytes, void* sink, cudaStream_t stream);
+
+/// Enqueues an ordinary kernel, without programmatic dependent launch, that reads and writes `bytes`, a multiple of kProbeChunk.
+cudaError_t rewrite(void* data, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace nibble::cuda

@@ -5,6 +5,7 @@
 // EpilogueSpec says which parts are present and belongs to a plan; Operands are given with each run.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -17,12 +18,27 @@
 
 namespace nibble {
 
-/// Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh. NaN stays NaN in
-/// each of them, clamp and relu too.
-enum class Activation : std::uint8_t { none, relu, clamp, gelu_erf, gelu_tanh, silu };
+/// Activation functions. NaN stays NaN in each of them, clamp and relu too.
+enum class Activation : std::uint8_t {
+  none,
+  relu,       // max(x, 0)
+  clamp,      // min(max(x, clamp_low), clamp_high); relu6 is clamp with 0 and 6
+  gelu_erf,   // x·Φ(x)
+  gelu_tanh,  // its approximation by tanh
+  silu,       // x·sigmoid(x)
+  sigmoid,    // 1 / (1 + exp(−x))
+  tanh,
+  hardswish,   // x·min(max(x + 3, 0), 6)/6
+  leaky_relu,  // x, or x·negative_slope where x < 0
+  quick_gelu   // x·sigmoid(1.702·x)
+};
+/// All of them, in order.
+inline constexpr std::array kActivations{
+    Activation::none,    Activation::relu, Activation::clamp,     Activation::gelu_erf,   Activation::gelu_tanh, Activation::silu,
+    Activation::sigmoid, Activation::tanh, Activation::hardswish, Activation::leaky_relu, Activation::quick_gelu};
 /// "gelu_tanh".
 std::string_view name(Activation activation);
-/// The inverse of name(); nothing for an unknown token.
+/// The inverse of name(), and clamp for "relu6", whose bounds are those that EpilogueSpec has by default; nothing for an unknown token.
 std::optional<Activation> parse_activation(std::string_view token);
 
 /// What happens between the sum acc = A·Wᵀ and memory, in this order; by default the sum is stored as it is.
@@ -35,6 +51,7 @@ struct EpilogueSpec {
   Activation activation = Activation::none;  // of each element
   float clamp_low = 0.0f;                    // Activation::clamp: min(max(x, low), high); relu6 is clamp with 0 and 6
   float clamp_high = 6.0f;                   // not below clamp_low
+  float negative_slope = 0.01f;              // Activation::leaky_relu: finite
   bool gate = false;                         // shaped like D: multiplied in after the activation (silu·mul: gate_up layers)
   bool residual = false;                     // shaped like D: added last
   DType out = DType::f32;                    // f32, f16, bf16 or s8

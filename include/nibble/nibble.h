@@ -56,7 +56,7 @@ extern "C" {
 /* A program runs with every library of the same major and the same or a later minor version. */
 #define NIB_ABI_MAJOR 1
 /* Grows with every addition. */
-#define NIB_ABI_MINOR 0
+#define NIB_ABI_MINOR 1
 /* Both in one number, to compare with nib_abi_version(). */
 #define NIB_ABI_VERSION (NIB_ABI_MAJOR * 65536 + NIB_ABI_MINOR)
 
@@ -128,16 +128,20 @@ enum {
   NIB_CUDA = 1 /* the GPU that is current in the calling thread */
 };
 
-/* Activation functions; relu6 is clamp with 0 and 6. The two gelus are x·Φ(x) by erf and its approximation by tanh. NaN stays NaN in
- * each of them, clamp and relu too. */
+/* Activation functions. NaN stays NaN in each of them, clamp and relu too. */
 typedef int32_t nib_activation;
 enum {
   NIB_ACTIVATION_NONE = 0,
-  NIB_ACTIVATION_RELU = 1,
-  NIB_ACTIVATION_CLAMP = 2,
-  NIB_ACTIVATION_GELU_ERF = 3,
-  NIB_ACTIVATION_GELU_TANH = 4,
-  NIB_ACTIVATION_SILU = 5
+  NIB_ACTIVATION_RELU = 1,      /* max(x, 0) */
+  NIB_ACTIVATION_CLAMP = 2,     /* min(max(x, clamp_low), clamp_high); relu6 is clamp with 0 and 6 */
+  NIB_ACTIVATION_GELU_ERF = 3,  /* x·Φ(x) */
+  NIB_ACTIVATION_GELU_TANH = 4, /* its approximation by tanh */
+  NIB_ACTIVATION_SILU = 5,      /* x·sigmoid(x) */
+  NIB_ACTIVATION_SIGMOID = 6,   /* 1 / (1 + exp(−x)) */
+  NIB_ACTIVATION_TANH = 7,
+  NIB_ACTIVATION_HARDSWISH = 8,  /* x·min(max(x + 3, 0), 6)/6 */
+  NIB_ACTIVATION_LEAKY_RELU = 9, /* x, or x·negative_slope where x < 0 */
+  NIB_ACTIVATION_QUICK_GELU = 10 /* x·sigmoid(1.702·x) */
 };
 
 /* Where the elements of an image [B,C,H,W] lie. */
@@ -526,9 +530,9 @@ typedef struct nib_epilogue {
   nib_activation activation;   /* of each element */
   float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP, low ≤ high; both 0: relu6, 0 and 6 */
   nib_dtype out;               /* of D: f32 (the default), f16, bf16 or s8 */
-  float out_scale;  /* s8: D = saturate(round_to_even(x / out_scale) + out_zero), 0 where x is NaN; positive, finite; 0: 1 */
-  int32_t out_zero; /* s8: −128 ... 127 */
-  int32_t reserved;
+  float out_scale;      /* s8: D = saturate(round_to_even(x / out_scale) + out_zero), 0 where x is NaN; positive, finite; 0: 1 */
+  int32_t out_zero;     /* s8: −128 ... 127 */
+  float negative_slope; /* of NIB_ACTIVATION_LEAKY_RELU, finite; 0: 0.01. A library before 1.1 refuses what is not 0 */
 } nib_epilogue;
 
 /* D = epilogue(A·Wᵀ). */

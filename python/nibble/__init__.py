@@ -281,6 +281,7 @@ class PackedWeight:
         bias: Array | bool | None = None,
         activation: str = "none",
         clamp: tuple[float, float] = (0.0, 6.0),
+        negative_slope: float = 0.01,
         gate: Array | None = None,
         residual: Array | None = None,
         row_scale: Array | None = None,
@@ -303,7 +304,8 @@ class PackedWeight:
         [M] or [M,G]) and for zero points a_zero (int32, of the shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32
         will do).
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
-        activation: none, relu, clamp (to `clamp`), gelu_erf, gelu_tanh, silu; all of them keep NaN.
+        activation: none, relu, relu6, clamp (to `clamp`), leaky_relu (with `negative_slope`), gelu_erf, gelu_tanh, quick_gelu
+        (x·sigmoid(1.702·x)), silu, hardswish, sigmoid, tanh; all of them keep NaN.
         act_scheme, accumulation: in place of the weight's, "" for none of the former.
         out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating; 0 of a NaN); that of x, f32 for codes.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
@@ -312,8 +314,8 @@ class PackedWeight:
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """
         return self._weight.linear(
-            x, bias, activation, clamp, gate, residual, row_scale, col_scale, a_scale, a_zero, act_scheme, accumulation, out_dtype,
-            out_scale, out_zero, out, stream, kernel, allow_reference,
+            x, bias, activation, clamp, negative_slope, gate, residual, row_scale, col_scale, a_scale, a_zero, act_scheme, accumulation,
+            out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
         )  # fmt: skip
 
     __call__ = linear
@@ -330,6 +332,7 @@ class PackedWeight:
         bias: Array | bool | None = None,
         activation: str = "none",
         clamp: tuple[float, float] = (0.0, 6.0),
+        negative_slope: float = 0.01,
         gate: Array | None = None,
         residual: Array | None = None,
         col_scale: Array | None = None,
@@ -358,8 +361,9 @@ class PackedWeight:
         Raises InvalidArgument, for a geometry with the size of the output that follows from it; nothing has been written then.
         """
         return self._weight.conv(
-            x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp, gate, residual, col_scale,
-            a_scale, a_zero, act_scheme, accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
+            x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp,
+            negative_slope, gate, residual, col_scale, a_scale, a_zero, act_scheme, accumulation, out_dtype, out_scale, out_zero, out, stream,
+            kernel, allow_reference,
         )  # fmt: skip
 
     def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:

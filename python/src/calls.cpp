@@ -207,7 +207,9 @@ ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& sc
 
 Activation activation_from(std::string_view token) {
   if (const auto activation = parse_activation(token)) return *activation;
-  throw invalid("'" + std::string(token) + "' is no activation; write none, relu, clamp, gelu_erf, gelu_tanh or silu");
+  std::string names;
+  for (Activation activation : kActivations) names += std::string(name(activation)) + ", ";
+  throw invalid("'" + std::string(token) + "' is no activation; write one of " + names + "relu6");
 }
 
 bool is_code(DType dtype) { return dtype == DType::s8 || dtype == DType::e4m3; }
@@ -235,7 +237,10 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
                     .gate = !options.gate.is_none(),
                     .residual = !options.residual.is_none(),
                     .out = type};
-  if (spec.activation != Activation::none) std::tie(spec.clamp_low, spec.clamp_high) = options.clamp;
+  if (spec.activation == Activation::clamp) std::tie(spec.clamp_low, spec.clamp_high) = options.clamp;
+  if (options.activation == "relu6" && (spec.clamp_low != 0 || spec.clamp_high != 6))
+    throw invalid("relu6 is clamp with 0 and 6; for other bounds say activation='clamp'");
+  if (spec.activation == Activation::leaky_relu) spec.negative_slope = options.negative_slope;
   if (type == DType::s8) {
     spec.out_scale = options.out_scale;
     spec.out_zero = options.out_zero;

@@ -59,6 +59,7 @@ struct Options {
   nb::handle bias;  // an array, None or a bool
   std::string_view activation;
   std::pair<float, float> clamp;
+  float negative_slope;
   nb::handle gate, residual, row_scale, col_scale, a_scale, a_zero;  // arrays or None
   std::optional<std::string_view> act_scheme, accumulation;
   nb::handle out_dtype;

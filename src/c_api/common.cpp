@@ -29,6 +29,11 @@ SAME(NIB_ACTIVATION_CLAMP, Activation::clamp);
 SAME(NIB_ACTIVATION_GELU_ERF, Activation::gelu_erf);
 SAME(NIB_ACTIVATION_GELU_TANH, Activation::gelu_tanh);
 SAME(NIB_ACTIVATION_SILU, Activation::silu);
+SAME(NIB_ACTIVATION_SIGMOID, Activation::sigmoid);
+SAME(NIB_ACTIVATION_TANH, Activation::tanh);
+SAME(NIB_ACTIVATION_HARDSWISH, Activation::hardswish);
+SAME(NIB_ACTIVATION_LEAKY_RELU, Activation::leaky_relu);
+SAME(NIB_ACTIVATION_QUICK_GELU, Activation::quick_gelu);
 #undef SAME
 
 /// The last failure's text; longer ones end in "...". No std::string: registering its destructor allocates, and without memory the C

@@ -20,7 +20,7 @@ Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
   constexpr std::uint32_t kKnown = NIB_ROW_SCALE | NIB_COL_SCALE | NIB_BIAS | NIB_GATE | NIB_RESIDUAL;
   if ((e.operands & ~kKnown) != 0)
     return error(StatusCode::unsupported, "nib_epilogue.operands={:#x} has bits this version does not know", e.operands);
-  if (e.activation < NIB_ACTIVATION_NONE || e.activation > NIB_ACTIVATION_SILU)
+  if (e.activation < NIB_ACTIVATION_NONE || e.activation > NIB_ACTIVATION_QUICK_GELU)
     return error(StatusCode::invalid_argument, "nib_epilogue.activation={} is no nib_activation", e.activation);
   EpilogueSpec spec;
   spec.row_scale = (e.operands & NIB_ROW_SCALE) != 0;
@@ -30,6 +30,7 @@ Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
   spec.residual = (e.operands & NIB_RESIDUAL) != 0;
   spec.activation = static_cast<Activation>(e.activation);
   if (e.clamp_low != 0 || e.clamp_high != 0) spec.clamp_low = e.clamp_low, spec.clamp_high = e.clamp_high;
+  if (e.negative_slope != 0) spec.negative_slope = e.negative_slope;
   NIBBLE_ASSIGN_OR_RETURN(spec.out, dtype("nib_epilogue.out", e.out, DType::f32));
   if (e.out_scale != 0) spec.out_scale = e.out_scale;
   spec.out_zero = e.out_zero;

@@ -1,9 +1,11 @@
-// The scalar functions of the canonical epilogue, for host and device. Adding an activation: a struct here, a value in Activation, a line
-// in with_activation, a line in the oracle.
+// The scalar functions of the canonical epilogue, for host and device. Adding an activation: a value in Activation and kActivations, a line
+// in with_activation, a line in the oracle; and a struct here, unless one of them is the same function with other constants. A GPU kernel
+// has the code of each struct at every place where it stores.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "core/host_device.hpp"
 #include "nibble/epilogue.hpp"
@@ -13,35 +15,58 @@ namespace nibble::epilogue {
 struct Identity {
   NIBBLE_HOST_DEVICE float operator()(float x) const { return x; }
 };
-struct Relu {  // of NaN it is NaN, of −0 it is −0
-  NIBBLE_HOST_DEVICE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
-};
-struct Clamp {
+struct Clamp {  // of NaN it is NaN; of −0 it is −0 where low is 0
   float low, high;
   NIBBLE_HOST_DEVICE float operator()(float x) const { return x < low ? low : x > high ? high : x; }
 };
 struct GeluErf {
   NIBBLE_HOST_DEVICE float operator()(float x) const { return 0.5f * x * (1.0f + std::erf(x * 0.70710678f)); }
 };
-struct GeluTanh {  // 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+struct Tanh {  // tanh(x), or gelu: 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+  bool gelu;
   NIBBLE_HOST_DEVICE float operator()(float x) const {
-    return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+    const float t = std::tanh(gelu ? 0.79788456f * (x + 0.044715f * x * x * x) : x);
+    return gelu ? 0.5f * x * (1.0f + t) : t;
   }
 };
-struct Silu {
-  NIBBLE_HOST_DEVICE float operator()(float x) const { return x / (1.0f + std::exp(-x)); }
+struct Sigmoid {  // 1 / (1 + exp(−β·x)), or that times x
+  float beta;
+  bool times_x;
+  NIBBLE_HOST_DEVICE float operator()(float x) const { return (times_x ? x : 1.0f) / (1.0f + std::exp(-beta * x)); }
+};
+struct HardSwish {  // x·min(max(x + 3, 0), 6)/6
+  NIBBLE_HOST_DEVICE float operator()(float x) const {
+    const float share = x * 0.16666667f + 0.5f, above = share > 0.0f ? share : 0.0f;
+    return x * (above < 1.0f ? above : 1.0f);
+  }
+};
+struct LeakyRelu {
+  float slope;
+  NIBBLE_HOST_DEVICE float operator()(float x) const { return x < 0.0f ? x * slope : x; }
 };
 
-/// Calls use(function) with the function that `activation` names.
-template <class Use>
-NIBBLE_HOST_DEVICE inline void with_activation(Activation activation, float clamp_low, float clamp_high, const Use& use) {
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// Calls use(function) with the function of `spec`, an EpilogueSpec or what has its members.
+template <class Spec, class Use>
+NIBBLE_HOST_DEVICE inline void with_activation(const Spec& spec, const Use& use) {
+  const Activation activation = spec.activation;
   switch (activation) {
     case Activation::none: return use(Identity{});
-    case Activation::relu: return use(Relu{});
-    case Activation::clamp: return use(Clamp{clamp_low, clamp_high});
+    case Activation::relu:
+    case Activation::clamp: {
+      const bool clamp = activation == Activation::clamp;
+      return use(Clamp{clamp ? spec.clamp_low : 0.0f, clamp ? spec.clamp_high : kInfinity});
+    }
     case Activation::gelu_erf: return use(GeluErf{});
-    case Activation::gelu_tanh: return use(GeluTanh{});
-    case Activation::silu: return use(Silu{});
+    case Activation::gelu_tanh:
+    case Activation::tanh: return use(Tanh{activation == Activation::gelu_tanh});
+    case Activation::silu:
+    case Activation::sigmoid:
+    case Activation::quick_gelu:
+      return use(Sigmoid{activation == Activation::quick_gelu ? 1.702f : 1.0f, activation != Activation::sigmoid});
+    case Activation::hardswish: return use(HardSwish{});
+    case Activation::leaky_relu: return use(LeakyRelu{spec.negative_slope});
   }
 }
 

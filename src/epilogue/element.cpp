@@ -19,6 +19,7 @@ Element element(const EpilogueSpec& spec, const Operands& args, const TensorView
   e.activation = spec.activation;
   e.clamp_low = spec.clamp_low;
   e.clamp_high = spec.clamp_high;
+  e.negative_slope = spec.negative_slope;
   e.out = d.dtype;
   e.out_scale = spec.out_scale;
   e.out_zero = spec.out_zero;

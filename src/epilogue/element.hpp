@@ -73,7 +73,7 @@ struct Element {
   const float* col_scale = nullptr;
   Operand bias, gate, residual;
   Activation activation = Activation::none;
-  float clamp_low = 0.0f, clamp_high = 6.0f;
+  float clamp_low = 0.0f, clamp_high = 6.0f, negative_slope = 0.01f;
   DType out = DType::f32;
   float out_scale = 1.0f;
   std::int32_t out_zero = 0;
@@ -104,7 +104,7 @@ struct Element {
     float a = multiply(acc.x, acc_scale), b = multiply(acc.y, acc_scale);
     if (col_scale != nullptr) a = multiply(a, col_scale[n]), b = multiply(b, col_scale[next]);
     if (bias.data != nullptr) a = add(a, bias.at(n)), b = add(b, bias.at(next));
-    with_activation(activation, clamp_low, clamp_high, [&](auto function) { a = function(a), b = function(b); });
+    with_activation(*this, [&](auto function) { a = function(a), b = function(b); });
     if (gate.data != nullptr) a = multiply(a, gate.at(pixel.at(gate, n))), b = multiply(b, gate.at(pixel.at(gate, next)));
     if (residual.data != nullptr)
       a = add(a, residual.at(pixel.at(residual, n))), b = add(b, residual.at(pixel.at(residual, next)));
@@ -132,7 +132,7 @@ struct Element {
     const auto product = [](float a, float b) { return multiply(a, b); };
     const auto sum = [](float a, float b) { return add(a, b); };
     if (bias.data != nullptr) combine(bias, n, sum);
-    with_activation(activation, clamp_low, clamp_high, [&](auto function) { each([&](float x, int) { return function(x); }); });
+    with_activation(*this, [&](auto function) { each([&](float x, int) { return function(x); }); });
     if (gate.data != nullptr) combine(gate, m * gate.stride + n, product);
     if (residual.data != nullptr) combine(residual, m * residual.stride + n, sum);
     write_eight(m * d_stride + n, v);
@@ -149,7 +149,7 @@ struct Element {
       if (row_scale != nullptr) acc = multiply(acc, row_scale[where.m]);
     if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
     if (bias.data != nullptr) acc = add(acc, bias.at(n));
-    with_activation(activation, clamp_low, clamp_high, [&acc](auto function) { acc = function(acc); });
+    with_activation(*this, [&acc](auto function) { acc = function(acc); });
     if (gate.data != nullptr) acc = multiply(acc, gate.at(where.at(gate, n)));
     if (residual.data != nullptr) acc = add(acc, residual.at(where.at(residual, n)));
     write(at, acc);

@@ -17,13 +17,18 @@ std::string_view name(Activation activation) {
     case Activation::gelu_erf: return "gelu_erf";
     case Activation::gelu_tanh: return "gelu_tanh";
     case Activation::silu: return "silu";
+    case Activation::sigmoid: return "sigmoid";
+    case Activation::tanh: return "tanh";
+    case Activation::hardswish: return "hardswish";
+    case Activation::leaky_relu: return "leaky_relu";
+    case Activation::quick_gelu: return "quick_gelu";
   }
   return "unknown";
 }
 
 std::optional<Activation> parse_activation(std::string_view token) {
-  for (Activation a :
-       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+  if (token == "relu6") return Activation::clamp;
+  for (Activation a : kActivations)
     if (name(a) == token) return a;
   return std::nullopt;
 }
@@ -44,6 +49,8 @@ Status EpilogueSpec::validate() const {
     return error(StatusCode::unsupported, "output type {} is not one of f32, f16, bf16, s8", nibble::name(out));
   if (activation == Activation::clamp && !(clamp_low <= clamp_high))
     return error(StatusCode::invalid_argument, "clamp range [{}, {}] is empty", clamp_low, clamp_high);
+  if (activation == Activation::leaky_relu && !std::isfinite(negative_slope))
+    return error(StatusCode::invalid_argument, "negative_slope={} must be finite", negative_slope);
   if (out == DType::s8 && !(out_scale > 0.0f && std::isfinite(out_scale)))
     return error(StatusCode::invalid_argument, "out_scale={} must be positive and finite", out_scale);
   if (out == DType::s8 && (out_zero < -128 || out_zero > 127))
@@ -120,8 +127,7 @@ void store_row(const EpilogueSpec& spec, const Operands& args, float* acc, std::
   }
   if (spec.col_scale) for_each(args.col_scale, n0, count, [&](std::int64_t i, float s) { acc[i] *= s; });
   if (spec.bias) for_each(args.bias, n0, count, [&](std::int64_t i, float b) { acc[i] += b; });
-  if (spec.activation != Activation::none)
-    with_activation(spec.activation, spec.clamp_low, spec.clamp_high, [&](auto function) { apply(function, acc, count); });
+  if (spec.activation != Activation::none) with_activation(spec, [&](auto function) { apply(function, acc, count); });
   if (spec.gate) for_each(args.gate, m * args.gate.stride(0) + n0, count, [&](std::int64_t i, float g) { acc[i] *= g; });
   if (spec.residual)
     for_each(args.residual, m * args.residual.stride(0) + n0, count, [&](std::int64_t i, float r) { acc[i] += r; });

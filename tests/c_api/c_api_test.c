@@ -275,6 +275,27 @@ static void test_linear(const nib_context* context) {
   OK(nib_weight_destroy(plain_weight));
   OK(nib_plan_destroy(plan));
 
+  /* leaky_relu has the slope 0.01 where none is given. */
+  nib_epilogue leaky = SIZED(nib_epilogue);
+  leaky.activation = NIB_ACTIVATION_LEAKY_RELU;
+  desc.epilogue = &leaky;
+  for (int given = 0; given < 2; ++given) {
+    leaky.negative_slope = given ? -2.0f : 0.0f;
+    OK(nib_plan_linear(weight, &desc, NULL, &plan));
+    nib_operands no_more = SIZED(nib_operands);
+    no_more.a = &va, no_more.d = &vd;
+    OK(execute(plan, weight, &no_more));
+    int below = 0;
+    for (int i = 0; i < M * N; ++i) {
+      double x = 0;
+      for (int k = 0; k < K; ++k) x += (double)a[i / N * K + k] * prescale[k] * weight_value(i % N, k);
+      below += x < 0;
+      CHECK(fabs(d[i] - (x < 0 ? (given ? -2.0 : 0.01) * x : x)) <= 1e-4 * (1 + fabs(x)));
+    }
+    CHECK(below > 0);
+    OK(nib_plan_destroy(plan));
+  }
+
   /* s8 out of the epilogue; clamp is relu6 by default. */
   int8_t d8[M * N];
   nib_epilogue to_s8 = SIZED(nib_epilogue);
@@ -864,7 +885,8 @@ static void test_bad_runs(void) {
   BAD(NIB_UNSUPPORTED, "s32", epilogue.out = NIB_S32);
   BAD(NIB_INVALID_ARGUMENT, "out_scale", (epilogue.out = NIB_S8, epilogue.out_scale = -1));
   BAD(NIB_INVALID_ARGUMENT, "clamp", (epilogue.activation = NIB_ACTIVATION_CLAMP, epilogue.clamp_low = 1));
-  BAD(NIB_UNSUPPORTED, "reserved", epilogue.reserved = 1);
+  BAD(NIB_INVALID_ARGUMENT, "negative_slope=inf must be finite",
+      (epilogue.activation = NIB_ACTIVATION_LEAKY_RELU, epilogue.negative_slope = INFINITY));
   BAD(NIB_INVALID_ARGUMENT, "nib_epilogue.struct_size", epilogue.struct_size = 3);
 #undef BAD
   nib_pack_desc packing = SIZED(nib_pack_desc);

@@ -226,10 +226,11 @@ TEST_P(LinearConformance, EveryEpilogue) {
   const WeightScheme scheme = scheme_for(kernel, {DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16}, 51, 96);
   const QuantTensor q = random_weight(scheme, 51, 96, 3);
   std::vector<EpilogueSpec> specs;
-  for (Activation act :
-       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+  for (Activation act : kActivations)
     for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
       specs.push_back({.activation = act, .out = out, .out_scale = 0.05f, .out_zero = -3});
+  for (float slope : {-1.5f, 0.0f, 30.0f})
+    specs.push_back({.activation = Activation::leaky_relu, .negative_slope = slope, .out = DType::f32});
   for (int parts = 0; parts < 32; ++parts)
     specs.push_back({.row_scale = (parts & 1) != 0,
                      .col_scale = (parts & 2) != 0,
@@ -411,8 +412,7 @@ bool takes_blocks_with_zero_points(const Kernel& kernel) {
 TEST_P(ZeroPointBlocksConformance, EveryEpilogue) {
   const Kernel& kernel = *GetParam();
   std::uint64_t seed = 1;
-  for (Activation activation :
-       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+  for (Activation activation : kActivations)
     for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
       for (const ActScheme& way : blocks_with_zero_points()) {
         const DType act = act_for(kernel, seed);
@@ -755,8 +755,7 @@ TEST_P(LinearConformance, NaNGoesThroughEveryEpilogue) {
   Tensor bias(DType::f32, {n}), image = gaussian(DType::f16, m, n), a = gaussian(act_for(kernel, 0), m, k);
   for (std::int64_t i = 0; i < n; ++i) bias.set(i, i % 5 == 3 ? nan : 0.5f);
   a.set(dirty * k + 5, nan);
-  for (Activation activation :
-       {Activation::none, Activation::relu, Activation::clamp, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu})
+  for (Activation activation : kActivations)
     for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
       for (bool images : {false, true}) {
         const EpilogueSpec epilogue{.bias = true,

@@ -42,6 +42,25 @@ TEST_P(EmulatedEpilogueRows, GivesTheBitsOfTheHost) {
   }
 }
 
+TEST_P(EmulatedEpilogueRows, HasEveryActivation) {
+  const int m = 3, n = GetParam();
+  std::vector<float> sums(static_cast<std::size_t>(m * n));
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = (static_cast<float>(i * 37 % 4001) - 2000) / 300;
+  for (Activation activation : kActivations) {
+    std::vector<float> d(sums.size()), expected(sums.size());
+    epilogue::Element e;
+    e.activation = activation;
+    e.clamp_low = -2.5f, e.clamp_high = 3.0f, e.negative_slope = -0.3f;
+    e.d = d.data(), e.d_stride = n;
+    ASSERT_EQ(epilogue_rows(e, sums.data(), m, n, n, nullptr), cudaSuccess);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      expected[i] = sums[i];
+      epilogue::with_activation(e, [&](auto function) { expected[i] = function(expected[i]); });
+    }
+    ASSERT_EQ(d, expected) << name(activation);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Steps, EmulatedEpilogueRows, testing::Values(1, 100, 1024, 2500));
 
 }  // namespace

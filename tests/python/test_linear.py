@@ -49,6 +49,23 @@ def test_epilogue(rng):
     got = w.linear(x, bias=bias, row_scale=row, col_scale=col, activation="relu", gate=gate, residual=residual)
     assert distance(got, np.maximum(base * row[:, None] * col + bias, 0) * gate + residual) < 1e-5
     assert distance(w.linear(x, activation="clamp", clamp=(-1, 2)), base.clip(-1, 2)) < 1e-5
+    for activation, exact in (
+        ("sigmoid", 1 / (1 + np.exp(-base))),
+        ("tanh", np.tanh(base)),
+        ("hardswish", base * (base + 3).clip(0, 6) / 6),
+        ("leaky_relu", np.where(base < 0, 0.01 * base, base)),
+        ("quick_gelu", base / (1 + np.exp(-1.702 * base))),
+        ("relu6", base.clip(0, 6)),
+    ):
+        assert distance(w.linear(x, activation=activation), exact) < 1e-5, activation
+    assert distance(w.linear(x, activation="leaky_relu", negative_slope=-2), np.where(base < 0, -2 * base, base)) < 1e-5
+    for wrong, reason in (
+        ({"activation": "leaky_relu", "negative_slope": np.inf}, "negative_slope=inf must be finite"),
+        ({"activation": "relu6", "clamp": (0, 5)}, "relu6 is clamp with 0 and 6"),
+        ({"activation": "swish"}, "no activation; write one of none, relu, clamp"),
+    ):
+        with pytest.raises(nibble.InvalidArgument, match=reason):
+            w.linear(x, **wrong)
     codes = w.linear(x, out_dtype="s8", out_scale=0.5, out_zero=3)
     assert codes.dtype == np.int8 and np.abs(codes - (np.rint(base / 0.5) + 3).clip(-128, 127)).max() <= 1
 
@@ -135,7 +152,7 @@ def test_zero_points_that_are_no_codes(rng):
 def test_nan_stays(rng):
     w, x = make(rng)
     x[1, 7] = np.nan
-    for activation in ("relu", "clamp", "gelu_erf", "gelu_tanh", "silu"):
+    for activation in ("relu", "clamp", "gelu_erf", "gelu_tanh", "silu", "sigmoid", "tanh", "hardswish", "leaky_relu", "quick_gelu", "relu6"):
         y = w.linear(x, activation=activation)
         assert np.isnan(y[1]).all() and np.isfinite(np.delete(y, 1, 0)).all()
     assert (w.linear(x, activation="relu", out_dtype="s8", out_zero=3)[1] == 0).all()

@@ -110,18 +110,32 @@ class ActQuantizer {
 
 struct Activated {
   double value;
-  double slope;  // an upper bound of |act'|, by which an error of the argument grows
+  double slope;         // an upper bound of |act'|, by which an error of the argument grows
+  double rounding = 0;  // of the function's evaluation in f32
 };
 
+/// Rounding in f32: erf, tanh and exp are right to 2 units in the last place, 4u, and the other operations round to u each: 8u of the
+/// argument in all, which covers cancellation in 1 + erf(x) and the rounding of 1.702·x, which moves a sigmoid times x by less than u·|x|.
+/// A sigmoid alone is not small where its argument is: 8u of its value, and what is lost where exp(−x) is infinite. Leaky relu is one product.
 Activated activate(const EpilogueSpec& spec, double x) {
+  const double rounding = 8 * kUnit32 * std::abs(x);
+  const auto sigmoid = [](double y) { return 1 / (1 + std::exp(-y)); };
   switch (spec.activation) {
     case Activation::none: return {x, 1};
     case Activation::relu: return {std::max(x, 0.0), 1};
     case Activation::clamp: return {std::clamp(x, static_cast<double>(spec.clamp_low), static_cast<double>(spec.clamp_high)), 1};
-    case Activation::gelu_erf: return {0.5 * x * (1 + std::erf(x / std::sqrt(2.0))), 1.13};
+    case Activation::gelu_erf: return {0.5 * x * (1 + std::erf(x / std::sqrt(2.0))), 1.13, rounding};
     case Activation::gelu_tanh:
-      return {0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x))), 1.13};
-    case Activation::silu: return {x / (1 + std::exp(-x)), 1.1};
+      return {0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x))), 1.13, rounding};
+    case Activation::silu: return {x * sigmoid(x), 1.1, rounding};
+    case Activation::quick_gelu: return {x * sigmoid(1.702 * x), 1.1, rounding};
+    case Activation::sigmoid: return {sigmoid(x), 0.25, 8 * kUnit32 * sigmoid(x) + 0x1p-126};
+    case Activation::tanh: return {std::tanh(x), 1, rounding};
+    case Activation::hardswish: return {x * std::clamp(x + 3, 0.0, 6.0) / 6, 1.5, rounding};
+    case Activation::leaky_relu: {
+      const double slope = spec.negative_slope;
+      return {x < 0 ? slope * x : x, std::max(1.0, std::abs(slope)), x < 0 ? kUnit32 * std::abs(slope * x) + 0x1p-150 : 0};
+    }
   }
   return {x, 1};
 }
@@ -141,9 +155,7 @@ Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, 
   }
   if (spec.activation != Activation::none) {
     const Activated act = activate(spec, x);
-    // f32 evaluation of erf, tanh and exp: up to 8 units of the argument, which covers cancellation in 1 + erf(x).
-    const bool transcendental = spec.activation != Activation::relu && spec.activation != Activation::clamp;
-    bound = act.slope * bound + (transcendental ? 8 * kUnit32 * std::abs(x) : 0.0);
+    bound = act.slope * bound + act.rounding;
     x = act.value;
   }
   if (spec.gate) scaled(element(args.gate.data, args.gate.dtype, m * args.gate.stride(0) + n));

@@ -164,8 +164,8 @@ Result<double> GpuReadProbe::measure() {
 }
 
 Status GpuReadProbe::separate(Stream stream) const {
-  constexpr std::size_t kActivations = 4 * cuda::kProbeChunk;
-  NIBBLE_CUDA_RETURN_IF_ERROR(cuda::rewrite(memory_.data(), kActivations, native(stream)));
+  constexpr std::size_t kBytes = 4 * cuda::kProbeChunk;
+  NIBBLE_CUDA_RETURN_IF_ERROR(cuda::rewrite(memory_.data(), kBytes, native(stream)));
   return {};
 }
 

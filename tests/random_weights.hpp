@@ -111,7 +111,11 @@ inline std::vector<WeightScheme> all_schemes() {
   for (ZeroKind zero : {ZeroKind::integer, ZeroKind::offset, ZeroKind::real})
     for (GroupShape group : {GroupShape::channel(), GroupShape::group(128)})
       for (DType codes : {DType::u4, DType::u8}) add(codes, zero, group, DType::f16);
-  add(DType::u4b8, ZeroKind::none, GroupShape::group(96), DType::f16);
+  for (int group : {8, 16, 24, 48, 96}) add(DType::u4b8, ZeroKind::none, GroupShape::group(group), DType::f16);
+  for (int group : {8, 16}) add(DType::u4, ZeroKind::offset, GroupShape::group(group), DType::f16);
+  add(DType::u4, ZeroKind::integer, GroupShape::group(8), DType::bf16);
+  add(DType::u8, ZeroKind::integer, GroupShape::group(16), DType::f16);
+  add(DType::s8, ZeroKind::none, GroupShape::group(16), DType::f32);
   add(DType::u4, ZeroKind::integer, GroupShape::group(192), DType::f16);
   add(DType::s8, ZeroKind::integer, GroupShape::channel(), DType::f32);
   add(DType::s8, ZeroKind::integer, GroupShape::tensor(), DType::f32);

@@ -30,7 +30,7 @@ std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k)
 
 Geometry geometry(const WeightScheme& scheme, DType zero_type, std::int64_t n, std::int64_t k) {
   Geometry geo{.n = n, .k = k, .bits = stored_bits(scheme.codes), .scale_bytes = bits(scheme.scale) / 8};
-  geo.span = span(scheme.group.k);
+  geo.span = span(scheme.group.k < k ? scheme.group.k : 0);
   if (scheme.zero != ZeroKind::none) geo.zero_bytes = bits(zero_type) / 8;
   return geo;
 }
@@ -142,7 +142,7 @@ const Layout kGpuTileLayout{.name = "gpu_n64k128",
                             .drawing = R"(
 weight   = row tile 0 | row tile 1 | ...                64 output channels each, the last one zero-padded
 row tile = record 0 | record 1 | ...                    128 input channels each (in g_idx order), zero-padded
-record   = codes | slot 0 | slot 1 ...                  a slot per 128, 64 or 32 channels, whichever divides a group first
+record   = codes | slot 0 | slot 1 ...                  a slot per 128, 64, 32, 16 or 8 channels: the longest that divides a group
 codes    = vector[step][fragment 0…3][lane 0…31]        16 bytes each; a step is 64 channels of 4 bits or 32 of 8 bits
            fragment w holds rows 16w … 16w+15 as the A operand of m16n8k16: lane 4g+t has of each 16 channels
            a0 = row g, channels 2t 2t+1   a1 = row g+8   a2 = row g, channels 2t+8 2t+9   a3 = row g+8

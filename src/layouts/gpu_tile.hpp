@@ -5,8 +5,8 @@
 //
 //   weight  = row tile 0 | row tile 1 | ...                  64 rows each, the last one padded with zero codes and zero scales
 //   tile    = record 0 | record 1 | ...                      128 channels each, the last one padded with zero codes
-//   record  = codes | slot 0 | slot 1 ...                    a slot per 128, 64 or 32 channels, whichever divides a group first
-//   slot    = scales[64] | zeros[64]                         a longer group repeats it: of groups of 96, three slots are the same
+//   record  = codes | slot 0 | slot 1 ...                    a slot per 128, 64, 32, 16 or 8 channels: the longest that divides a group
+//   slot    = scales[64] | zeros[64]                         a longer group repeats it: of groups of 96, three slots of 32 are the same
 //
 // Why 64 rows: the m64 of wgmma, and the smallest tile that leaves 64 × K/128 records to balance over the SMs. Why 128 channels:
 // the commonest group, so that a slot is 3 % of the record; 4 KiB of 4-bit codes make a copy long enough for full bandwidth.
@@ -45,7 +45,7 @@ constexpr int kFragmentChannels = 16;
 constexpr int kFragments = kRows / kFragmentRows;
 constexpr int kLanes = 32;
 constexpr int kVectorBytes = 16;
-constexpr int kShortestSpan = 32;  // channels of a slot: a step of the kernels, two k16
+constexpr int kShortestSpan = 8;  // channels of a slot: of a k16, registers a0 and a1, or a2 and a3
 
 /// Channels of one 16-byte vector per lane.
 NIBBLE_HOST_DEVICE constexpr int step_channels(int bits) { return kVectorBytes * 8 / bits * kLanes / kFragmentRows; }
@@ -83,14 +83,16 @@ NIBBLE_HOST_DEVICE constexpr int slot_position(int row) { return row / 32 * 32 +
 
 /// Channels of a slot, of weights whose groups have so many channels (0: all of K). A group that kShortestSpan does not divide is all of K.
 NIBBLE_HOST_DEVICE constexpr int span(std::int64_t group) {
-  return group % 128 == 0 ? 128 : group % 64 == 0 ? 64 : group % 32 == 0 ? kShortestSpan : 128;
+  for (int channels = kChannels; channels >= kShortestSpan; channels /= 2)
+    if (group % channels == 0) return channels;
+  return kChannels;
 }
 
 /// Sizes and offsets of one weight.
 struct Geometry {
   std::int64_t n = 0, k = 0;
   int bits = 4;         // of a stored code: 4 or 8
-  int span = 128;       // channels of a record that share a slot: 32, 64 or 128
+  int span = 128;       // channels of a record that share a slot: 8, 16, 32, 64 or 128
   int scale_bytes = 2;  // of one scale
   int zero_bytes = 0;   // of one zero or offset; 0: none
 

@@ -80,6 +80,8 @@ Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, std::int64
 
 bool takes(const Kernel& kernel, const WeightScheme& scheme, std::int64_t n, std::int64_t k, const ActScheme& quantize,
            DType act) {
+  const std::int64_t group = scheme.group.k, block = quantize.group.k;
+  if (block != 0 && group != 0 && group % block != 0 && block % group != 0) return false;  // plans refuse it
   return kernel.accepts(kernel, problem_for(kernel, scheme, n, k, quantize, act)).ok();
 }
 
@@ -364,6 +366,7 @@ TEST_P(QuantizedConformance, EveryWay) {
   const Kernel& kernel = *GetParam();
   std::vector<WeightScheme> schemes{{DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16},
                                     {DType::u4, ZeroKind::integer, GroupShape::group(128), DType::f16},
+                                    {DType::u4, ZeroKind::integer, GroupShape::group(96), DType::f16},
                                     {DType::u4, ZeroKind::offset, GroupShape::channel(), DType::f32},
                                     {DType::u4, ZeroKind::real, GroupShape::group(64), DType::f16},
                                     {DType::s8, ZeroKind::none, GroupShape::group(256), DType::f32},

@@ -51,6 +51,7 @@ constexpr Case kCases[] = {
     {{DType::f16, 8, 128, kNone, 1, 100, 1536}, 1, 1},        {{DType::bf16, 8, 128, kInteger, 6, 136, 784}, 8, 1},
     {{DType::f16, 4, 128, kInteger, 4, 72, 640, true}, 8, 1}, {{DType::f16, 4, 128, kNone, 11, 72, 530}, 8, 1},
     {{DType::f16, 4, 96, kInteger, 2, 136, 1056}, 8, 1},      {{DType::bf16, 4, 192, kNone, 9, 72, 1536}, 16, 2},
+    {{DType::f16, 4, 16, kInteger, 1, 136, 1056}, 1, 1},      {{DType::bf16, 8, 48, kOffset, 12, 72, 960}, 16, 2},
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedDecode, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

@@ -65,6 +65,8 @@ constexpr Case kCases[] = {
     {4, 64, ZeroKind::offset, 136, 272, 3},        {8, 128, ZeroKind::integer, 100, 530, 0},
     {4, 128, ZeroKind::integer, 72, 264, 0, true}, {8, 64, ZeroKind::offset, 72, 136, 1, true},
     {4, 96, ZeroKind::integer, 72, 672, 0},        {8, 192, ZeroKind::none, 72, 530, 2, true},
+    {4, 8, ZeroKind::integer, 72, 400, 0},         {4, 16, ZeroKind::offset, 136, 272, 3},
+    {8, 24, ZeroKind::none, 72, 528, 0, true},     {8, 48, ZeroKind::integer, 264, 384, 8},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, EmulatedDequantizePacked, testing::ValuesIn(kCases));
 

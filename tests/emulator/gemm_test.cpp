@@ -87,6 +87,11 @@ constexpr Case kCases[] = {
     {{DType::f16, 4, 1024, kInteger, 70, 72, 1024}, 64, 1, 1},
     {{DType::f16, 8, 128, kInteger, 140, 72, 784}, 128, 1, 1},
     {{DType::bf16, 8, 128, kNone, 33, 256, 640}, 64, 1, kStreamK},
+    {{DType::f16, 4, 16, kNone, 10, 136, 672}, 16, 2, 1},
+    {{DType::f16, 4, 16, kInteger, 40, 72, 416}, 32, 1, 1},
+    {{DType::bf16, 4, 48, kInteger, 70, 136, 672}, 64, 1, 1},
+    {{DType::f16, 8, 16, kInteger, 140, 72, 400}, 128, 1, 1},
+    {{DType::bf16, 8, 16, kNone, 300, 72, 272}, 256, 1, 1},
     {{DType::f16, 4, 128, kInteger, 20, 72, 640, true}, 16, 1, 1},
     {{DType::f16, 4, 128, kNone, 5, 72, 530}, 16, 1, 1},
 };
@@ -119,6 +124,7 @@ constexpr ConvCase kConvs[] = {
     {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 64, 64, 1},
     {{1, 12, 11, 128, 136, 3, 2, 1, 1, true}, 128, 128, 1},
     {{3, 10, 10, 192, 64, 3, 1, 2, 2, false}, 64, 256, kStreamK},
+    {{2, 9, 7, 64, 72, 3, 1, 1, 1, false}, 16, 64, 1},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemmConv, testing::ValuesIn(kConvs));
 

@@ -65,6 +65,7 @@ constexpr Case kCases[] = {
     {4, 64, ZeroKind::offset, 64, 136},       {8, 128, ZeroKind::integer, 100, 530},
     {8, 1024, ZeroKind::none, 72, 264, true}, {4, 128, ZeroKind::integer, 72, 264, false, true},
     {4, 96, ZeroKind::integer, 72, 672},      {8, 192, ZeroKind::offset, 72, 530},
+    {4, 8, ZeroKind::integer, 72, 400},       {8, 48, ZeroKind::offset, 72, 480},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, EmulatedPack, testing::ValuesIn(kCases));
 

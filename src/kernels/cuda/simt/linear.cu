@@ -13,7 +13,8 @@
 // halve the share of unpacking once more, from a third, but 64 sums and what feeds them do not fit into 128 registers.
 //
 // A weight is (u − z) exactly, and the scale multiplies the sum of a group. Where the zero is no integer (offset, real), the weight is
-// computed in f32 first: Σu·x and z·Σx as separate sums would lose accuracy by cancellation.
+// computed in f32 first: Σu·x and z·Σx as separate sums would lose accuracy by cancellation. So it is where a slot has 8 or 16 channels:
+// a sum of so few products is no longer cheaper to scale than they are.
 //
 // Which records a warp gets, and so the order of every sum, depends on K only. F and T, which depend on M, change no bit.
 #include "kernels/cuda/device/dependent_launch.cuh"
@@ -34,7 +35,7 @@ using gpu_tile::kFragments;
 
 /// The most warps that split K: with 4096 channels each has two records, and both are in flight at once.
 constexpr int kMaxWarps = 16;
-constexpr int kQuarters = 4;  // of a record: 32 channels, the smallest group
+constexpr int kQuarters = 4;  // of a record: 32 channels, which have one slot, or several short ones
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
 
 struct Params {
@@ -130,13 +131,20 @@ __device__ __forceinline__ float2 as_floats(uint2 raw, DType type) {
   return make_float2(half_of(raw.x, 0, type), half_of(raw.x, 1, type));
 }
 
-/// A record's slots in flight: lane 4g+t loads slot t, if there are so many, of rows g and g+8.
+/// How the scales of a record are applied.
+enum class Scaling {
+  sums,          // to the sum of a group
+  weights,       // to each weight: the zero is no integer
+  short_groups,  // to each weight: slots have 8 or 16 channels, zeros are of any kind
+};
+
+/// Up to four of a record's slots in flight: lane 4g+t loads one of them, of rows g and g+8.
 template <int F>
 struct Slots {
   uint2 scales[F], zeros[F];
 
-  __device__ __forceinline__ void load(const Params& p, const std::uint8_t* record, int fragment, int lane) {
-    const std::uint8_t* slot = record + p.slots_offset + lane % p.slots * p.slot_bytes;
+  __device__ __forceinline__ void load(const Params& p, const std::uint8_t* record, int fragment, int lane, int number) {
+    const std::uint8_t* slot = record + p.slots_offset + number * p.slot_bytes;
 #pragma unroll
     for (int f = 0; f < F; ++f) {
       const int position = gpu_tile::slot_position((fragment + f) * kFragmentRows + lane / 4);
@@ -149,8 +157,8 @@ struct Slots {
   }
 
   /// Writes to shared memory: [slot][fragment][g] of scales of rows g, g+8, zeros of rows g, g+8; integer zeros with their base.
-  __device__ __forceinline__ void store(const Params& p, float4* to, int lane) const {
-    if (lane % 4 >= p.slots) return;
+  __device__ __forceinline__ void store(const Params& p, float4* to, int lane, int number) const {
+    if (number >= p.slots) return;
 #pragma unroll
     for (int f = 0; f < F; ++f) {
       const float2 s = as_floats(scales[f], p.scale_type);
@@ -159,30 +167,32 @@ struct Slots {
         z.x += static_cast<float>(zeros[f].x & 0xff), z.y += static_cast<float>(zeros[f].x >> 8);
       else if (p.zero != ZeroKind::none)
         z = as_floats(zeros[f], p.zero_type);
-      to[(lane % 4 * F + f) * 8 + lane / 4] = make_float4(s.x, s.y, z.x, z.y);
+      to[(number * F + f) * 8 + lane / 4] = make_float4(s.x, s.y, z.x, z.y);
     }
   }
 };
 /// Shared memory of one slot.
 NIBBLE_HOST_DEVICE constexpr int slot_floats(int fragments) { return fragments * kFragmentRows * 2; }
 
-/// A group of the lane's rows g and g+8 of each fragment. kFloat: the zero is no integer.
-template <int F, bool kFloat>
+/// A group of the lane's rows g and g+8 of each fragment.
+template <int F, Scaling kScaling>
 struct Group {
   float scale[F][2];
   float zero[F][2];    // what is subtracted from a code, exactly
-  float real[F][2];    // kFloat: subtracted next
-  float offset[F][2];  // kFloat: added after scaling
+  float real[F][2];    // subtracted next, of scaled weights
+  float offset[F][2];  // added after scaling, of scaled weights
 
   __device__ __forceinline__ void take(const Params& p, const float4* slot, int lane) {
 #pragma unroll
     for (int f = 0; f < F; ++f) {
       const float4 v = slot[f * 8 + lane / 4];
       scale[f][0] = v.x, scale[f][1] = v.y;
-      if constexpr (kFloat) {
+      if constexpr (kScaling != Scaling::sums) {
         const bool is_offset = p.zero == ZeroKind::offset;
+        // An integer zero is stored with its base.
+        const float base = kScaling == Scaling::short_groups && p.zero != ZeroKind::real ? p.zero_base : 0.0f;
         zero[f][0] = zero[f][1] = p.zero_base;
-        real[f][0] = is_offset ? 0.0f : v.z, real[f][1] = is_offset ? 0.0f : v.w;
+        real[f][0] = is_offset ? 0.0f : v.z - base, real[f][1] = is_offset ? 0.0f : v.w - base;
         offset[f][0] = is_offset ? v.z : 0.0f, offset[f][1] = is_offset ? v.w : 0.0f;
       } else {
         zero[f][0] = v.z, zero[f][1] = v.w;
@@ -237,7 +247,7 @@ inline constexpr bool kFew = T == 1;
 template <int T>
 inline constexpr int kAhead = kFew<T> ? 2 : 1;
 
-template <int kBits, bool kFloat, int F, int T>
+template <int kBits, Scaling kScaling, int F, int T>
 struct Sums {
   float acc[F][2][T] = {};
   uint4 codes[kAhead<T>][F];
@@ -253,9 +263,11 @@ struct Sums {
   __device__ __forceinline__ void multiply(const Params& p, const std::uint8_t* record, int to_next, bool more, int lane,
                                            const float4* slot, const float4* x) {
     constexpr int kQuartersAStep = kQuarters / kSteps<kBits>;
-    const int last = kQuarters / p.slots - 1;  // quarter & last: the place in the group
+    constexpr bool kSums = kScaling == Scaling::sums, kShort = kScaling == Scaling::short_groups;
+    const int last = kShort ? 0 : kQuarters / p.slots - 1;                   // quarter & last: the place in the group
+    const int to_upper = p.slots == kChannels / 8 ? slot_floats(F) / 4 : 0;  // from the slot of channels 0 … 7 to that of 8 … 15
     x += lane % 4;
-    Group<F, kFloat> group;
+    Group<F, kScaling> group, upper;  // upper: of channels 8 … 15 of a block, where they have a slot of their own
     float dot[F][2][T] = {};
 #pragma unroll kAhead < T>
     for (int step = 0; step < kSteps<kBits>; ++step) {
@@ -270,12 +282,17 @@ struct Sums {
 #pragma unroll 1
       for (int q = 0; q < kQuartersAStep; ++q) {
         const int quarter = step * kQuartersAStep + q;
-        if ((quarter & last) == 0) {
+        if (!kShort && (quarter & last) == 0) {
           group.take(p, slot, lane);
           slot += slot_floats(F) / 4;
         }
 #pragma unroll(kFew <T> ? 2 : 1)       // loading x for a later block would spill sums
         for (int b = 0; b < 2; ++b) {  // blocks of 16 channels
+          if constexpr (kShort) {
+            group.take(p, slot, lane);
+            upper.take(p, slot + to_upper, lane);
+            slot += slot_floats(F) / 4 + to_upper;
+          }
           float w[F][2][4];
 #pragma unroll
           for (int f = 0; f < F; ++f) {
@@ -284,11 +301,12 @@ struct Sums {
               now[f].x = now[f].y, now[f].y = now[f].z, now[f].z = now[f].w;
             else
               now[f].x = now[f].z, now[f].y = now[f].w;
-            if constexpr (kFloat) {
+            if constexpr (!kSums) {
 #pragma unroll
               for (int i = 0; i < 8; ++i) {
+                const auto& of = kShort && i % 4 >= 2 ? upper : group;
                 float& v = w[f][i / 4][i % 4];
-                v = fmaf(v - group.real[f][i / 4], group.scale[f][i / 4], group.offset[f][i / 4]);
+                v = fmaf(v - of.real[f][i / 4], of.scale[f][i / 4], of.offset[f][i / 4]);
               }
             }
           }
@@ -299,7 +317,7 @@ struct Sums {
             for (int f = 0; f < F; ++f)
 #pragma unroll
               for (int r = 0; r < 2; ++r) {
-                float& sum = kFloat ? acc[f][r][t] : dot[f][r][t];
+                float& sum = kSums ? dot[f][r][t] : acc[f][r][t];
                 sum = fmaf(w[f][r][0], v.x, sum);
                 sum = fmaf(w[f][r][1], v.y, sum);
                 sum = fmaf(w[f][r][2], v.z, sum);
@@ -307,7 +325,7 @@ struct Sums {
               }
           }
         }
-        if constexpr (!kFloat) {
+        if constexpr (kSums) {
           if (((quarter + 1) & last) != 0) continue;
 #pragma unroll
           for (int f = 0; f < F; ++f)  // the group ends
@@ -325,7 +343,7 @@ struct Sums {
 };
 
 /// Few tokens: two CTAs an SM, 32 warps whose loads fill the memory pipe. Many: one, with 128 registers a lane for the sums.
-template <int kBits, bool kFloat, int F, int T>
+template <int kBits, Scaling kScaling, int F, int T>
 __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -337,15 +355,16 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
   const std::uint8_t* record = p.records + (static_cast<std::int64_t>(tile) * p.tile_records + warp) * p.record_bytes;
   const int to_next = warps * p.record_bytes;
   const int mine = gpu_tile::vector_offset(0, fragment, lane);
+  const int my_slot = lane % min(p.slots, kQuarters);
   float* const x = shared + warp * p.warp_floats;
   float4* const slot = reinterpret_cast<float4*>(x + T * kChannels);
 
-  Sums<kBits, kFloat, F, T> sums;
+  Sums<kBits, kScaling, F, T> sums;
   Slots<F> slots;
   Activations<T> activations;
 #pragma unroll
   for (int step = 0; step < kAhead<T>; ++step) sums.request(record + mine, step);
-  slots.load(p, record, fragment, lane);
+  slots.load(p, record, fragment, lane, my_slot);
   if (kFew<T> && p.in_vectors) activations.load(p, warp, token, lane);
 
   for (int r = warp; r < p.tile_records; r += warps, record += to_next) {
@@ -356,9 +375,17 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
     } else {
       gather_activations<T>(p, r, token, x, lane);
     }
-    slots.store(p, slot, lane);
+    slots.store(p, slot, lane, lane % kQuarters);
+    if constexpr (kScaling == Scaling::short_groups) {  // not ahead: no registers are free
+#pragma unroll 1
+      for (int number = kQuarters + lane % kQuarters; number < p.slots; number += kQuarters) {
+        Slots<F> others;
+        others.load(p, record, fragment, lane, number);
+        others.store(p, slot, lane, number);
+      }
+    }
     __syncwarp();
-    if (more) slots.load(p, record + to_next, fragment, lane);
+    if (more) slots.load(p, record + to_next, fragment, lane, my_slot);
     if (kFew<T> && p.in_vectors && more) activations.load(p, r + warps, token, lane);
     sums.multiply(p, record + mine, to_next, more, lane, slot, reinterpret_cast<const float4*>(x));
     __syncwarp();
@@ -411,7 +438,7 @@ cudaError_t choose_tokens(const Params& p, int warps, int& tokens) {
   return cudaSuccess;
 }
 
-template <int kBits, bool kFloat, int T>
+template <int kBits, Scaling kScaling, int T>
 cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   constexpr int F = fragments_for(T);
   p.token_blocks = ceil_div(p.m, T);
@@ -419,19 +446,19 @@ cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   const std::int64_t ctas = static_cast<std::int64_t>(p.token_blocks) * ceil_div(p.n, F * kFragmentRows);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   const int smem = warps * p.warp_floats * 4;
-  const auto& kernel = kLaunchable<linear_simt_kernel<kBits, kFloat, F, T>>;
+  const auto& kernel = kLaunchable<linear_simt_kernel<kBits, kScaling, F, T>>;
   if (const cudaError_t e = kernel.allow_all_shared()) return e;
   return launch_after(kernel.kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(warps * 32), smem, stream, p);
 }
 
-template <int kBits, bool kFloat>
+template <int kBits, Scaling kScaling>
 cudaError_t launch(Params& p, cudaStream_t stream) {
   const int warps = std::min(kMaxWarps, p.tile_records);
   int tokens = 0;
   if (const cudaError_t e = choose_tokens(p, warps, tokens)) return e;
   switch (tokens) {
-    case 1: return launch<kBits, kFloat, 1>(p, warps, stream);
-    default: return launch<kBits, kFloat, 4>(p, warps, stream);
+    case 1: return launch<kBits, kScaling, 1>(p, warps, stream);
+    default: return launch<kBits, kScaling, 4>(p, warps, stream);
   }
 }
 
@@ -465,9 +492,11 @@ cudaError_t linear_simt(const LinearTask& task, cudaStream_t stream) {
   p.in_vectors = w.perm == nullptr && w.prescale == nullptr && geo.k % 4 == 0 && task.x_stride % 4 == 0 &&
                  aligned(task.x, task.a_dtype == DType::f32 ? 16 : 8);
   p.epilogue = task.epilogue;
+  if (p.slots > kQuarters)
+    return geo.bits == 4 ? launch<4, Scaling::short_groups>(p, stream) : launch<8, Scaling::short_groups>(p, stream);
   if (w.zero == ZeroKind::none || w.zero == ZeroKind::integer)
-    return geo.bits == 4 ? launch<4, false>(p, stream) : launch<8, false>(p, stream);
-  return geo.bits == 4 ? launch<4, true>(p, stream) : launch<8, true>(p, stream);
+    return geo.bits == 4 ? launch<4, Scaling::sums>(p, stream) : launch<8, Scaling::sums>(p, stream);
+  return geo.bits == 4 ? launch<4, Scaling::weights>(p, stream) : launch<8, Scaling::weights>(p, stream);
 }
 
 }  // namespace nibble::cuda

@@ -48,7 +48,7 @@ __device__ inline void wait_for_oldest(int stages) {
     ptx::async_copy_wait<0>();
 }
 
-template <int kTiles, class Act, int kBits>
+template <Known kKnown, int kTiles, class Act, int kBits>
 __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const std::uint32_t base = ptx::shared_address(shared);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
       std::uint32_t x[kTiles];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) x[t] = from + x_tile[t];
-      multiply_record<Known::nothing, kTiles, Act, kBits>(p.format, from + warp * p.format.bytes, x, acc);
+      multiply_record<kKnown, kTiles, Act, kBits>(p.format, from + warp * p.format.bytes, x, acc);
     }
     stage = stage + 1 == p.stages ? 0 : stage + 1;
   }
@@ -108,8 +108,12 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
 using Kernel = const Launchable<Params>*;
 
 template <class Act, int kBits>
-Kernel kernel_for(int m) {
-  return m <= 8 ? &kLaunchable<decode_sm80_kernel<1, Act, kBits>> : &kLaunchable<decode_sm80_kernel<2, Act, kBits>>;
+Kernel kernel_for(int m, int span) {
+  if (span == 16)
+    return m <= 8 ? &kLaunchable<decode_sm80_kernel<Known::groups_of_16, 1, Act, kBits>>
+                  : &kLaunchable<decode_sm80_kernel<Known::groups_of_16, 2, Act, kBits>>;
+  return m <= 8 ? &kLaunchable<decode_sm80_kernel<Known::nothing, 1, Act, kBits>>
+                : &kLaunchable<decode_sm80_kernel<Known::nothing, 2, Act, kBits>>;
 }
 
 }  // namespace
@@ -140,8 +144,8 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
     p.first_token = done;
     p.x = {static_cast<const std::uint16_t*>(task.x) + done * task.x_stride, task.x_stride, task.weight.perm, m,
            static_cast<int>(geo.k)};
-    const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m) : kernel_for<__nv_bfloat16, 8>(m))
-                               : (four ? kernel_for<__half, 4>(m) : kernel_for<__half, 8>(m));
+    const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m, geo.span) : kernel_for<__nv_bfloat16, 8>(m, geo.span))
+                               : (four ? kernel_for<__half, 4>(m, geo.span) : kernel_for<__half, 8>(m, geo.span));
     if (const cudaError_t e = kernel->allow_all_shared()) return e;
     if (const cudaError_t e = launch_after(kernel->kernel, static_cast<unsigned>(geo.tiles()), kThreads, smem, stream, p))
       return e;

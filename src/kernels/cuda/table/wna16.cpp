@@ -112,17 +112,16 @@ Status accepts_dense(const Kernel& self, const Problem& p) {
 Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
   if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
+  NIBBLE_RETURN_IF_ERROR(accepts_slots(p, self.variant == "gemm" ? 32 : 16));
   const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
   if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
     return error(StatusCode::unsupported, "needs {} bytes of shared memory, this GPU has {}", needed, most);
   return {};
 }
 
-/// Whether a record has one scale and one zero a row, of the kinds that the wgmma kernels have fast paths for (constants_path).
-bool has_whole_records(const Problem& p) {
-  return gpu_tile::span(p.scheme.group.k) == gpu_tile::kChannels && p.scheme.scale != DType::f32 &&
-         (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
-         (p.a_dtype != DType::f16 || p.scheme.scale == DType::f16);
+Status accepts_wgmma(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  return accepts_wgmma_slots(p);
 }
 
 double simt_row_cost_us(const Kernel&, const Problem& p) { return simt_cost_us(gpu_of(p), p); }
@@ -212,7 +211,7 @@ constexpr Kernel wgmma_family(std::string_view act) {
   Kernel row = linear_row(Isa::sm90, act);
   row.rounds_weights = row.rounds_scales = true;
   row.sums = Sums::tensor_cores;
-  row.accepts = accepts_half;
+  row.accepts = accepts_wgmma;
   row.cost_us = wgmma_cost_us;
   row.workspace = wgmma_workspace;
   row.run = run_wgmma;
@@ -285,6 +284,29 @@ std::span<const Kernel> wna16_kernels() {
   }();
   return kRows;
 }
+
+namespace {
+
+/// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
+bool has_usual_constants(const Problem& p) {
+  return p.scheme.scale != DType::f32 && (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
+         (p.a_dtype != DType::f16 || p.scheme.scale == DType::f16);
+}
+
+/// Whether a record has one scale and one zero a row, of those kinds.
+bool has_whole_records(const Problem& p) {
+  return gpu_tile::span(p.scheme.group.k) == gpu_tile::kChannels && has_usual_constants(p);
+}
+
+}  // namespace
+
+Status accepts_slots(const Problem& p, int shortest) {
+  if (gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).span >= shortest) return {};
+  return error(StatusCode::unsupported, "decodes weights in groups of a multiple of {} channels, not of {}", shortest,
+               p.scheme.group.k);
+}
+
+Status accepts_wgmma_slots(const Problem& p) { return accepts_slots(p, has_usual_constants(p) ? 16 : 32); }
 
 GpuInfo gpu_of(const Problem& problem) {
   if (problem.gpu != nullptr) return *problem.gpu;

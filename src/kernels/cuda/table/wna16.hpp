@@ -20,6 +20,11 @@ inline std::size_t with_parts(std::size_t bytes, const Kernel& self, int groups,
 /// The end of that workspace.
 inline void* end_of(std::span<std::byte> scratch) { return scratch.data() + scratch.size(); }
 
+/// Refuses weights whose scales change within `shortest` channels.
+Status accepts_slots(const Problem& p, int shortest);
+/// The same for the wgmma kernels of 16-bit activations.
+Status accepts_wgmma_slots(const Problem& p);
+
 constexpr double kLaunchUs = 1.5;  // the cost of a launch among others in a stream or graph
 
 /// Predicted microseconds of the kernel without tensor cores, and of those for few tokens: of sm_80, of sm_90 with so many a launch.

@@ -274,12 +274,19 @@ WgmmaFamily wna8_family(const Problem& p) {
   return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
 }
 
+namespace {
+
+/// Channels of two products of bytes: what a fold has at least.
+constexpr int kShortestFold = 32;
+
+}  // namespace
+
 int online_fold(const ActScheme& act, const WeightScheme& weight) {
   const auto fine = [](std::int32_t group) { return gpu_tile::span(group) != gpu_tile::kChannels; };
   const bool centred = code_bias(weight.codes) == 1 << (gpu_tile::stored_bits(weight.codes) - 1);
   const bool common =
       weight.scale != DType::f32 && (weight.zero == ZeroKind::integer || (weight.zero == ZeroKind::none && centred));
-  return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : 32;
+  return common && !fine(act.group.k) && !fine(weight.group.k) ? gpu_tile::kChannels : kShortestFold;
 }
 
 QuantizeTask online_rule(const StepArgs& args) {
@@ -306,6 +313,7 @@ Status accepts_wna8(const Problem& p) {
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
+  NIBBLE_RETURN_IF_ERROR(accepts_slots(p, kShortestFold));
   if (sums_whole_rows(p.scheme, act))
     return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
                  Scheme{p.scheme, act}.name());

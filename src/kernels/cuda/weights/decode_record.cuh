@@ -19,10 +19,14 @@
 namespace nibble::cuda {
 
 /// The properties of a record known at compile time: groups of 128 channels or more without float offsets, with 16-bit scales, as nearly
-/// all checkpoints have them, or nothing.
-enum class Known { f16_scales, bf16_scales, nothing };
+/// all checkpoints have them; or only that groups are of 16 channels; or that slots have 32 or more.
+enum class Known { f16_scales, bf16_scales, groups_of_16, nothing };
+NIBBLE_HOST_DEVICE constexpr bool knows_constants(Known known) {
+  return known == Known::f16_scales || known == Known::bf16_scales;
+}
 
 inline Known known_of(const RecordFormat& f) {
+  if (f.span == 16) return Known::groups_of_16;
   if (f.span != 128 || f.zero > ZeroKind::integer || f.scale_type == DType::f32) return Known::nothing;
   return f.scale_type == DType::f16 ? Known::f16_scales : Known::bf16_scales;
 }
@@ -75,13 +79,13 @@ __device__ __forceinline__ Rows shift_of(const RecordFormat& format, std::uint32
   if (format.zero == ZeroKind::none || format.zero == ZeroKind::offset) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) shift.v[i] = scale.v[i] * (-Codes::unit(i % 2) * base);
-    if (kKnown == Known::nothing && format.zero == ZeroKind::offset) {
+    if (!knows_constants(kKnown) && format.zero == ZeroKind::offset) {
       const Rows o = load_floats(slot + format.zeros_offset, lane, format.zero_type);
 #pragma unroll
       for (int i = 0; i < 8; ++i) shift.v[i] = fmaf(o.v[i], Codes::unit(i % 2), shift.v[i]);
     }
   } else {
-    const Rows z = kKnown != Known::nothing || format.zero == ZeroKind::integer
+    const Rows z = knows_constants(kKnown) || format.zero == ZeroKind::integer
                        ? load_bytes(slot + format.zeros_offset, lane)
                        : load_floats(slot + format.zeros_offset, lane, format.zero_type);
 #pragma unroll
@@ -101,7 +105,7 @@ __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std:
   std::uint32_t slot = record + format.slots_offset;
 
   // Shared memory is read well ahead of use: only one other warp hides the latency.
-  constexpr int kAhead = kKnown == Known::nothing && kTiles > 1 ? 1 : kSteps;  // steps of activations in registers
+  constexpr int kAhead = !knows_constants(kKnown) && kTiles > 1 ? 1 : kSteps;  // steps of activations in registers
   std::uint32_t b[kAhead][kTiles][4];
   uint4 codes[gpu_tile::kFragments];
   const auto load_x = [&](int step) {
@@ -168,7 +172,9 @@ __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std:
 template <Known kKnown, int kTiles, class Act, int kBits>
 __device__ __forceinline__ void multiply_record(const RecordFormat& format, std::uint32_t record,
                                                 const std::uint32_t (&x)[kTiles], Sums<kTiles>& acc) {
-  if (kKnown != Known::nothing || format.span == 128)
+  if constexpr (kKnown == Known::groups_of_16)
+    multiply_groups<kKnown, 16, kTiles, Act, kBits>(format, record, x, acc);
+  else if (kKnown != Known::nothing || format.span == 128)
     multiply_groups<kKnown, 128, kTiles, Act, kBits>(format, record, x, acc);
   else if (format.span == 64)
     multiply_groups<kKnown, 64, kTiles, Act, kBits>(format, record, x, acc);

@@ -16,6 +16,8 @@
 //
 // Writes are four fifths of the traffic, and memory runs at half its speed with 128 bytes at strides of a row: hence 512.
 //
+// Slots of 8 and 16 channels have a kernel of their own, at the end: shared memory has no room for their scales.
+//
 // Exactness. A code OR-ed into the mantissa of 1024 in half precision is 1024 + u, and (1024 + u) − (1024 + z) is exact; its
 // product with s is one f32 multiplication: what the definition's f64 gives once rounded, because f64 holds the product exactly.
 // A zero that is no integer has no such shortcut and is computed in f64, as defined.
@@ -185,19 +187,25 @@ __device__ __forceinline__ void keep(const Params& p, const InFlight<C>& v, Shar
 
 // --- weights -----------------------------------------------------------------------------------------------------------------
 
+/// QuantTensor::value of a code whose zero is no integer; `code` is u − zero_base.
+__device__ __forceinline__ float real_value(const Params& p, double code, double scale, double zero) {
+  const double v =
+      p.zero == ZeroKind::offset ? __dadd_rn(__dmul_rn(code, scale), zero) : __dmul_rn(__dadd_rn(code, -zero), scale);
+  return __fmul_rn(__double2float_rn(v), p.scale2);
+}
+/// The same of a code whose zero has been subtracted.
+__device__ __forceinline__ float value(const Params& p, float code, float scale) {
+  return __fmul_rn(__fmul_rn(code, scale), p.scale2);
+}
+
 /// QuantTensor::value of two codes, as 1024 + u each. `minus` is a pair as well: 1024 + z, or 1024 + zero_base for real zeros.
 template <class C>
 __device__ __forceinline__ float2 weights(const Params& p, std::uint32_t codes, std::uint32_t minus, float2 scale, float2 zero) {
   const float2 q = __half22float2(__hsub2(as_half2(codes), as_half2(minus)));
-  if constexpr (!C::kReal) {
-    return make_float2(__fmul_rn(__fmul_rn(q.x, scale.x), p.scale2), __fmul_rn(__fmul_rn(q.y, scale.y), p.scale2));
-  } else {
-    const auto value = [&](double u, double s, double z) {
-      const double v = p.zero == ZeroKind::offset ? __dadd_rn(__dmul_rn(u, s), z) : __dmul_rn(__dadd_rn(u, -z), s);
-      return __fmul_rn(__double2float_rn(v), p.scale2);
-    };
-    return make_float2(value(q.x, scale.x, zero.x), value(q.y, scale.y, zero.y));
-  }
+  if constexpr (C::kReal)
+    return make_float2(real_value(p, q.x, scale.x, zero.x), real_value(p, q.y, scale.y, zero.y));
+  else
+    return make_float2(value(p, q.x, scale.x), value(p, q.y, scale.y));
 }
 
 // --- stores ------------------------------------------------------------------------------------------------------------------
@@ -377,7 +385,65 @@ __global__ void __launch_bounds__(C::kThreads, kLeastCtas<C>) dequantize_packed_
   }
 }
 
+// --- slots of 8 and 16 channels ------------------------------------------------------------------------------------------------
+//
+// A CTA dequantizes a record, a thread 8 channels of a row at a time, with one scale and one zero. Neighbouring threads have the next
+// channels of a row, or, transposed, the next rows of a channel.
+
+constexpr int kOctet = 8;
+constexpr int kShortThreads = 256;
+
+template <class Out>
+__global__ void __launch_bounds__(kShortThreads)
+    dequantize_short_kernel(const __grid_constant__ Params p, gpu_tile::Geometry geo, bool transposed) {
+  constexpr int kOctets = kChannels / kOctet;
+  const int index = static_cast<int>(blockIdx.x), across = transposed ? geo.tiles() : geo.records();
+  const int tile = transposed ? index % across : index / across, number = transposed ? index / across : index % across;
+  const std::uint8_t* const record = p.records + geo.record(tile, number);
+  const bool is_real = p.zero == ZeroKind::offset || p.zero == ZeroKind::real;
+  Out* const out = static_cast<Out*>(p.out);
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kOctets; i += kShortThreads) {
+    const int row = transposed ? i % kRows : i / kOctets, first = (transposed ? i / kRows : i % kOctets) * kOctet;
+    const int n = tile * kRows + row, k = number * kChannels + first, left = min(p.k - k, kOctet);
+    if (n >= p.n) continue;
+    const int slot = first / geo.span, position = gpu_tile::slot_position(row);
+    const float scale = load_float(record + geo.scale_offset(slot), position, p.scale_type);
+    const std::uint8_t* const zeros = record + geo.zero_offset(slot);
+    const float zero = is_real                       ? load_float(zeros, position, p.zero_type)
+                       : p.zero == ZeroKind::integer ? static_cast<float>(zeros[position])
+                                                     : 0.0f;
+    alignas(16) Out w[kOctet];
+    const int fragment = row / kFragmentRows, a = row % kFragmentRows / 8 + first % kFragmentChannels / kOctet * 2;  // register a
+    const std::uint8_t* const words =
+        record + word_offset(geo.bits, first / kFragmentChannels, fragment, row % 8 * 4, a);  // of four neighbouring lanes
+#pragma unroll
+    for (int c = 0; c < kOctet; ++c) {
+      const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(words + c / 2 * kVectorBytes);
+      const std::uint32_t bits = word >> code_shift(geo.bits, a, c % 2) & ((1u << geo.bits) - 1);
+      const float code = static_cast<float>(bits) - p.zero_base;
+      w[c] = convert<Out>(is_real ? real_value(p, code, scale, zero) : value(p, code - zero, scale));
+    }
+    if (!transposed && p.in_vectors && p.perm == nullptr && left == kOctet) {
+#pragma unroll
+      for (int v = 0; v < kOctet; v += kPerVector<Out>)
+        __stcs(reinterpret_cast<uint4*>(out + (n * p.stride + k + v)), *reinterpret_cast<const uint4*>(w + v));
+    } else {
+#pragma unroll
+      for (int c = 0; c < kOctet; ++c) {
+        if (c >= left) continue;
+        const int channel = p.perm != nullptr ? __ldg(p.perm + k + c) : k + c;
+        out[transposed ? channel * p.stride + n : n * p.stride + channel] = w[c];
+      }
+    }
+  }
+}
+
 // --- launch ------------------------------------------------------------------------------------------------------------------
+
+/// Whether all rows of `out` begin at multiples of 16 bytes, so many elements.
+bool is_aligned(const Params& p, int elements) {
+  return reinterpret_cast<std::uintptr_t>(p.out) % kVectorBytes == 0 && p.stride % elements == 0;
+}
 
 template <class C>
 cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, cudaStream_t stream) {
@@ -392,7 +458,7 @@ cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, cudaStream_t s
   const int ctas = sms * C::kCtas;
   if (pieces > std::numeric_limits<std::int32_t>::max() - ctas) return cudaErrorInvalidConfiguration;
   p.pieces = static_cast<int>(pieces);
-  p.in_vectors = reinterpret_cast<std::uintptr_t>(p.out) % kVectorBytes == 0 && p.stride % C::V == 0;
+  p.in_vectors = is_aligned(p, C::V);
   return launch_after(dequantize_packed_kernel<C>, static_cast<unsigned>(pieces < ctas ? pieces : ctas), C::kThreads, 0, stream,
                       p);
 }
@@ -408,7 +474,17 @@ cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, bool transpose
 }
 
 template <class Out>
+cudaError_t launch_short(Params& p, const gpu_tile::Geometry& geometry, bool transposed, cudaStream_t stream) {
+  const std::int64_t records = std::int64_t{geometry.tiles()} * geometry.records();
+  if (records > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
+  p.in_vectors = is_aligned(p, kPerVector<Out>);
+  return launch_after(dequantize_short_kernel<Out>, static_cast<unsigned>(records), kShortThreads, 0, stream, p, geometry,
+                      transposed);
+}
+
+template <class Out>
 cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, bool transposed, cudaStream_t stream) {
+  if (geometry.slots() > kMaxSlots) return launch_short<Out>(p, geometry, transposed, stream);
   return geometry.bits == 4 ? launch<Out, 4>(p, geometry, transposed, stream) : launch<Out, 8>(p, geometry, transposed, stream);
 }
 

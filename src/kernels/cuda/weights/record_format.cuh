@@ -8,7 +8,7 @@ namespace nibble::cuda {
 /// The format of a record.
 struct RecordFormat {
   int bytes;
-  int span;          // channels that share a slot: 32, 64 or 128
+  int span;          // channels that share a slot: 8, 16, 32, 64 or 128
   int slots_offset;  // of slot 0 in a record
   int slot_bytes;
   int zeros_offset;  // in a slot

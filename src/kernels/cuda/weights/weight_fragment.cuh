@@ -160,14 +160,18 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
 enum class ConstantsPath {
   fixed_zeros,    // groups of 128 or more, zeros in the middle of the codes
   integer_zeros,  // the same groups, zeros of their own
-  fine_groups,    // groups of 32 and 64, of either kind
-  any,            // load_constants above, for every other kind
+  fine_groups,    // slots of 32 and 64 channels, of either kind
+  groups_of_16,   // slots of 16 channels, of either kind
+  any,            // load_constants above, for every other kind in slots of 32 channels or more
 };
+NIBBLE_HOST_DEVICE constexpr bool is_fine(ConstantsPath path) {
+  return path == ConstantsPath::fine_groups || path == ConstantsPath::groups_of_16;
+}
 
 inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
   if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
   if (act == DType::f16 && f.scale_type != DType::f16) return ConstantsPath::any;
-  if (f.span != gpu_tile::kChannels) return ConstantsPath::fine_groups;
+  if (f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
   return f.zero == ZeroKind::none ? ConstantsPath::fixed_zeros : ConstantsPath::integer_zeros;
 }
 
@@ -177,8 +181,7 @@ struct RawConstants {
 };
 template <ConstantsPath kPath>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
-  const bool has_zeros =
-      kPath == ConstantsPath::integer_zeros || (kPath == ConstantsPath::fine_groups && format.zero == ZeroKind::integer);
+  const bool has_zeros = kPath == ConstantsPath::integer_zeros || (is_fine(kPath) && format.zero == ZeroKind::integer);
   return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
 }
 /// Two floats, each twice in a register.

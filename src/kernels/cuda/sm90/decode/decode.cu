@@ -60,6 +60,7 @@ template <int kTiles, class Act, int kBits>
 Kernel kernel_for(Known known) {
   if (known == Known::f16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::f16_scales, kTiles, Act, kBits>>>;
   if (known == Known::bf16_scales) return &kLaunchable<decode_ring_kernel<Decode<Known::bf16_scales, kTiles, Act, kBits>>>;
+  if (known == Known::groups_of_16) return &kLaunchable<decode_ring_kernel<Decode<Known::groups_of_16, kTiles, Act, kBits>>>;
   return &kLaunchable<decode_ring_kernel<Decode<Known::nothing, kTiles, Act, kBits>>>;
 }
 template <int kTiles, class Act>

@@ -28,7 +28,7 @@ struct FloatProducts : GemmStages<T> {
       T::kTokens <= 32 && (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::integer_zeros);
   /// Whether a record's products complete before those of the next begin: required where sums are scaled, faster for n = 256, and
   /// necessary where registers do not suffice for two records.
-  static constexpr bool kCompletes = kScalesSums || T::kTokens == 256 || kBits == 8 || kPath == ConstantsPath::fine_groups ||
+  static constexpr bool kCompletes = kScalesSums || T::kTokens == 256 || kBits == 8 || is_fine(kPath) ||
                                      kPath == ConstantsPath::any || (kPath == ConstantsPath::integer_zeros && T::kTokens == 128);
   static constexpr int kBuffers = kPath == ConstantsPath::any ? 1 : 2;  // of fragments: one is filled, one multiplied
 
@@ -45,10 +45,11 @@ struct FloatProducts : GemmStages<T> {
     const std::uint32_t first = records(0) + (row_group() * depth() + k_index()) * p.format.bytes;
     const std::uint32_t first_operand = wgmma_operand_low(act(0) + k_index() * T::kActBytes),
                         stage_operand = depth() * (T::kActBytes / 16);
-    constexpr bool kFine = kPath == ConstantsPath::fine_groups;  // constants change within a record, after 32 channels or 64
-    const auto fine_slot = [&](int step) {
-      return (p.format.span == 64 ? step / 2 : step) * p.format.slot_bytes;
-    };  // of 32 channels
+    constexpr bool kFine = is_fine(kPath);                                            // constants change within a record
+    constexpr int kSets = !kFine ? 1 : kPath == ConstantsPath::groups_of_16 ? 4 : 2;  // of constants, of a half
+    const auto fine_slot = [&](int set) {
+      return (kPath == ConstantsPath::fine_groups && p.format.span == 64 ? set / 2 : set) * p.format.slot_bytes;
+    };
     RowConstants constants;
     if (kPath == ConstantsPath::fixed_zeros) fixed_zeros<Act, kBits>(constants, p.format);
     int r = k_index(), previous = -1;  // the stage whose last products may be running
@@ -57,11 +58,10 @@ struct FloatProducts : GemmStages<T> {
         const std::uint32_t at = first + from.stage * stage_bytes;
         const std::uint32_t operand = first_operand + from.stage * stage_operand;
         // Shared memory is read at once, except the second half of 8-bit codes, for which there are no registers.
-        RawConstants raw[kFine ? 2 : 1];
+        RawConstants raw[kSets];
         const auto load_fine = [&](int half) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i)
-            raw[kFine ? i : 0] = load_raw<kPath>(p.format, at + slots + fine_slot(half * 2 + i), position);
+          for (int i = 0; i < kSets; ++i) raw[i] = load_raw<kPath>(p.format, at + slots + fine_slot(half * kSets + i), position);
         };
         if (kFine)
           load_fine(0);
@@ -87,12 +87,12 @@ struct FloatProducts : GemmStages<T> {
           for (int v = 0; v < kVectors; ++v) pin(codes[half * kVectors + v]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            if (kPath == ConstantsPath::any && i % 2 == 0)  // groups of 32 are two k16
+            if (kPath == ConstantsPath::any && i % 2 == 0)  // spans of 32 are two k16
               load_constants<Act, kBits>(constants, p.format,
                                          at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes, position,
                                          p.scale_after);
-            if (kFine && i % 2 == 0)
-              make_constants<kPath, Act, kBits>(constants, p.format, raw[kFine ? i / 2 : 0], p.scale_after);
+            if (kFine && i * kSets % 4 == 0)
+              make_constants<kPath, Act, kBits>(constants, p.format, raw[i * kSets / 4], p.scale_after);
             const uint4& vector = codes[half * kVectors + i / kProducts];
             if (kScalesSums)
               integers<Act, kBits>(a[i], vector, i % kProducts, constants);

@@ -80,8 +80,10 @@ template <class Act, int kBits, bool kPatches = false, ActTerms kTerms = ActTerm
 GemmKernel kernel_for(int tokens, ConstantsPath path) {
   if (path == ConstantsPath::fixed_zeros) return kernel_for<Act, kBits, ConstantsPath::fixed_zeros, kPatches, kTerms>(tokens);
   if (path == ConstantsPath::integer_zeros) return kernel_for<Act, kBits, ConstantsPath::integer_zeros, kPatches, kTerms>(tokens);
-  if constexpr (!std::is_same_v<Act, std::int8_t>)
+  if constexpr (!std::is_same_v<Act, std::int8_t>) {
     if (path == ConstantsPath::fine_groups) return kernel_for<Act, kBits, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
+    if (path == ConstantsPath::groups_of_16) return kernel_for<Act, kBits, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
+  }
   return kernel_for<Act, kBits, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
 template <class Act, bool kPatches = false>

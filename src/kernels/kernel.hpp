@@ -141,6 +141,8 @@ struct Kernel {
   /// W is rounded to the type of the activations before it is multiplied, and, with rounds_scales, its scales and float zeros
   /// before that. This determines the bound (docs/accuracy.md, "Kernels that round weights").
   bool rounds_weights = false, rounds_scales = false;
+  /// Activations times a prescale are rounded to their type before they are multiplied.
+  bool rounds_prescaled = false;
   /// The form of activations that it reads; of a prepare kernel, the form it makes.
   ActForm form = ActForm::as_given;
   /// Whether it reads A as given and quantizes it itself.

@@ -4,8 +4,10 @@
 
 namespace nibble {
 
-reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme,
-                              Accumulation accumulation) {
+namespace {
+
+reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme,
+                                  Accumulation accumulation) {
   const int base = 1 << (gpu_tile::stored_bits(scheme.codes) - 1);  // of codes as they are stored: 8 or 128
   switch (kernel.sums) {
     case Sums::f32: break;
@@ -36,6 +38,15 @@ reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& 
     }
   }
   return {.act_scheme = quantize};
+}
+
+}  // namespace
+
+reference::ActModel act_model(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme,
+                              Accumulation accumulation) {
+  reference::ActModel model = model_of_sums(kernel, act, quantize, scheme, accumulation);
+  if (kernel.rounds_prescaled) model.prescaled_type = act;
+  return model;
 }
 
 }  // namespace nibble

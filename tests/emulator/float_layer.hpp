@@ -44,13 +44,14 @@ struct FloatCase {
   int bits, group;  // of the weight
   ZeroKind zeros;
   int m, n, k;
-  bool act_order = false;
+  bool act_order = false, prescale = false;
 };
 
 inline std::string name(const FloatCase& c) {
   const char* const zeros[] = {"", "_zeros", "_offsets"};
   return fmt::format("{}_u{}g{}{}_m{}_n{}_k{}{}", nibble::name(c.a_dtype), c.bits, c.group, zeros[static_cast<int>(c.zeros)], c.m,
-                     c.n, c.k, c.act_order ? "_act_order" : "");
+                     c.n, c.k, c.act_order ? "_act_order" : "") +
+         (c.prescale ? "_prescale" : "");
 }
 
 struct FloatLayer {
@@ -60,6 +61,7 @@ struct FloatLayer {
   TileWeight weight;
   std::vector<std::uint16_t> x;
   std::vector<std::int32_t> order;  // position k of the weight is channel order[k]
+  std::vector<float> prescale;      // by channel; none: empty
 
   explicit FloatLayer(const FloatCase& c)
       : a_dtype(c.a_dtype),
@@ -73,6 +75,12 @@ struct FloatLayer {
     for (auto& v : x) v = to_half(a_dtype, static_cast<float>(static_cast<int>(random() % 129) - 64) / 16);
     std::iota(order.begin(), order.end(), 0);
     if (permutes) std::shuffle(order.begin(), order.end(), random);
+    for (int i = 0; c.prescale && i < c.k; ++i) prescale.push_back(0.01f * static_cast<float>(50 + random() % 100));
+  }
+  /// An activation as kernels of 16-bit floats multiply it.
+  float activation(int token, std::int32_t channel) const {
+    const float v = from_half(a_dtype, x[static_cast<std::size_t>(token * pitch + channel)]);
+    return prescale.empty() ? v : rounded(a_dtype, v * prescale[static_cast<std::size_t>(channel)]);
   }
   /// Activations that online quantization represents exactly: integers up to ±127, the largest in every `block` channels.
   void make_integers(int block) {
@@ -88,6 +96,7 @@ struct FloatLayer {
     cuda::LinearTask task;
     task.weight = weight.device();
     if (permutes) task.weight.perm = order.data();
+    if (!prescale.empty()) task.weight.prescale = prescale.data();
     task.m = m;
     task.a_dtype = a_dtype;
     task.x = x.data();
@@ -111,7 +120,7 @@ struct FloatLayer {
       for (int token = 0; token < m; ++token) {
         double sum = 0, off = 1e-6;
         for (std::size_t i = 0; i < w.size(); ++i) {
-          const double v = static_cast<double>(from_half(a_dtype, x[static_cast<std::size_t>(token * pitch + order[i])]));
+          const double v = static_cast<double>(activation(token, order[i]));
           sum += w[i].value * v, off += std::abs(w[i].value * v) * (0x1p-20 + w[i].spread);
         }
         off += std::abs(sum) * half_step(a_dtype) * 1.01;

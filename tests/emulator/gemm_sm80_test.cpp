@@ -27,12 +27,20 @@ TEST_P(EmulatedGemmSm80, GivesTheSumsOfTheLayer) {
 
 // Tiles of every shape; few multiprocessors choose the one with the fewest cycles.
 constexpr emulator::FloatCase kCases[] = {
-    {DType::f16, 4, 128, ZeroKind::none, 17, 72, 1424},     {DType::bf16, 4, 128, ZeroKind::integer, 40, 200, 640},
-    {DType::f16, 4, 128, ZeroKind::none, 70, 328, 528},     {DType::f16, 4, 128, ZeroKind::integer, 130, 520, 384},
-    {DType::f16, 4, 32, ZeroKind::integer, 33, 72, 416},    {DType::bf16, 4, 64, ZeroKind::offset, 20, 100, 640},
-    {DType::f16, 4, 1024, ZeroKind::integer, 40, 72, 1024}, {DType::f16, 8, 128, ZeroKind::integer, 33, 136, 784},
-    {DType::bf16, 8, 128, ZeroKind::none, 64, 72, 530},     {DType::f16, 4, 128, ZeroKind::integer, 20, 72, 640, true},
-    {DType::f16, 4, 96, ZeroKind::integer, 18, 72, 672},    {DType::bf16, 4, 192, ZeroKind::none, 40, 72, 960},
+    {DType::f16, 4, 128, ZeroKind::none, 17, 72, 1424},
+    {DType::bf16, 4, 128, ZeroKind::integer, 40, 200, 640},
+    {DType::f16, 4, 128, ZeroKind::none, 70, 328, 528},
+    {DType::f16, 4, 128, ZeroKind::integer, 130, 520, 384},
+    {DType::f16, 4, 32, ZeroKind::integer, 33, 72, 416},
+    {DType::bf16, 4, 64, ZeroKind::offset, 20, 100, 640},
+    {DType::f16, 4, 1024, ZeroKind::integer, 40, 72, 1024},
+    {DType::f16, 8, 128, ZeroKind::integer, 33, 136, 784},
+    {DType::bf16, 8, 128, ZeroKind::none, 64, 72, 530},
+    {DType::f16, 4, 128, ZeroKind::integer, 20, 72, 640, true},
+    {DType::f16, 4, 96, ZeroKind::integer, 18, 72, 672},
+    {DType::bf16, 4, 192, ZeroKind::none, 40, 72, 960},
+    {DType::f16, 4, 128, ZeroKind::integer, 20, 72, 640, false, true},
+    {DType::bf16, 4, 128, ZeroKind::none, 18, 72, 532, true, true},
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedGemmSm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

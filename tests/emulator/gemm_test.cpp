@@ -53,7 +53,9 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   const emulator::FloatLayer layer(c.layer);
   std::vector<std::uint16_t> gathered(
-      static_cast<std::size_t>(gathered_rows(c.layer.m, c.layer.k, c.layer.act_order) * gathered_pitch(c.layer.k)) + 128);
+      static_cast<std::size_t>(gathered_rows(c.layer.m, c.layer.k, c.layer.act_order || c.layer.prescale) *
+                               gathered_pitch(c.layer.k)) +
+      128);
   emulator::StreamKMemory scratch(c.tokens);
   LinearTask task = layer.task();
   task.scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(gathered.data()) + 255) / 256 * 256);
@@ -93,6 +95,8 @@ constexpr Case kCases[] = {
     {{DType::f16, 8, 16, kInteger, 140, 72, 400}, 128, 1, 1},
     {{DType::bf16, 8, 16, kNone, 300, 72, 272}, 256, 1, 1},
     {{DType::f16, 4, 128, kInteger, 20, 72, 640, true}, 16, 1, 1},
+    {{DType::bf16, 4, 128, kInteger, 40, 72, 656, false, true}, 64, 1, 1},
+    {{DType::f16, 4, 128, kNone, 20, 72, 524, true, true}, 32, 1, 1},
     {{DType::f16, 4, 128, kNone, 5, 72, 530}, 16, 1, 1},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemm, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

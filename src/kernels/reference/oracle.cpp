@@ -391,6 +391,9 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
         x = static_cast<float>(x);  // quantization starts from f32
     }
   const std::vector<double> moved = round_activations(w, a, model, activations);
+  std::vector<double> prescaled;  // by how much rounding moves an activation times its prescale
+  if (w.prescale != nullptr && model.prescaled_type != DType::f32)
+    for (const double x : activations) prescaled.push_back(rounded_to(model.prescaled_type, x) - x);
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));
   std::optional<RowRounding> row_rounding;
   if (model.weight_type != DType::f32) row_rounding.emplace(w, model);
@@ -404,6 +407,8 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
     for (std::int64_t m = 0; m < rows; ++m) {
       const double* x = activations.data() + m * w.k;
       double sum = 0, magnitude = 0, error = row_rounding ? row_rounding->error(x) : 0.0;
+      if (!prescaled.empty())
+        error += std::abs(std::inner_product(weights.begin(), weights.end(), prescaled.begin() + m * w.k, 0.0));
       double part = 0, largest = 0;  // of an FP8 sum; the largest addend of an instruction
       for (std::int64_t k = 0; k < w.k; ++k) {
         const double term = x[k] * weights[static_cast<std::size_t>(k)];

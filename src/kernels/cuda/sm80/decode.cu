@@ -142,8 +142,7 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
   for (int done = 0; done < task.m; done += tokens) {
     const int m = std::min(tokens, task.m - done);
     p.first_token = done;
-    p.x = {static_cast<const std::uint16_t*>(task.x) + done * task.x_stride, task.x_stride, task.weight.perm, m,
-           static_cast<int>(geo.k)};
+    p.x = activations(task, done, m);
     const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m, geo.span) : kernel_for<__nv_bfloat16, 8>(m, geo.span))
                                : (four ? kernel_for<__half, 4>(m, geo.span) : kernel_for<__half, 8>(m, geo.span));
     if (const cudaError_t e = kernel->allow_all_shared()) return e;

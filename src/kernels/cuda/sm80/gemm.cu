@@ -16,9 +16,7 @@ cudaError_t linear_gemm_sm80(const LinearTask& task, cudaStream_t stream) {
   Params p = params(task.weight, task.epilogue, task.m);
   p.x = static_cast<const std::uint16_t*>(task.x);
   p.x_stride = task.x_stride;
-  p.perm = task.weight.perm;
-  p.x_vectors =
-      p.perm == nullptr && (reinterpret_cast<std::uintptr_t>(p.x) | static_cast<std::uintptr_t>(p.x_stride * 2)) % 16 == 0;
+  p.rule = gather_rule(task);
   return launch(kVariants, p, task.a_dtype, geo.bits, stream);
 }
 

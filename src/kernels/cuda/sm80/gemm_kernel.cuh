@@ -42,6 +42,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/gather.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/patch_corners.cuh"
 #include "kernels/cuda/device/ptx.cuh"
@@ -68,14 +69,13 @@ struct Params {
   const std::uint8_t* records;
   const std::uint16_t* x;
   std::int64_t x_stride;
-  const std::int32_t* perm;
+  GatherRule rule;
   RecordFormat format;
   epilogue::Element epilogue;
   int m, n, k;
   int tiles, tile_records;
   int row_blocks, token_blocks;  // of the grid
   int stages, stage_bytes;
-  bool x_vectors;                             // x may be copied 16 bytes at a time
   bool scale_after;                           // operands are u − z, sums are multiplied by the scale
   Patches patches;                            // of a convolution: x are images [B,H,W,C], pixels x_stride apart
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
@@ -136,10 +136,10 @@ class RowCopier {
     to_ = share.place();
   }
   __device__ void request(const Params& p, std::uint32_t stage) const {
-    if (p.x_vectors)
+    if (p.rule.changes_nothing())
       copy(p, stage + to_);
     else
-      gather(p, stage + to_);
+      change(p, stage + to_);
   }
   __device__ void advance(const Params&) { channel_ += gpu_tile::kChannels; }
 
@@ -153,19 +153,11 @@ class RowCopier {
       ptx::async_copy16(to + i * kXStep * kXPitch, x_ + (i * kXStep * p.x_stride + channel_), i * kXStep < tokens_ ? bytes : 0);
   }
 
-  /// Element by element: position i is channel perm[i].
-  __device__ void gather(const Params& p, std::uint32_t to) const {
-    const int valid = min(p.k - channel_, 8);
+  __device__ void change(const Params& p, std::uint32_t to) const {
 #pragma unroll 1
-    for (int i = 0; i < kCopies; ++i) {
-      std::uint32_t v[4] = {};
-      const std::uint16_t* const from = x_ + i * kXStep * p.x_stride;
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        if (j < valid && i * kXStep < tokens_)
-          v[j / 2] |= std::uint32_t{from[p.perm != nullptr ? p.perm[channel_ + j] : channel_ + j]} << (j % 2 * 16);
-      ptx::store_shared16(to + i * kXStep * kXPitch, {v[0], v[1], v[2], v[3]});
-    }
+    for (int i = 0; i < kCopies; ++i)
+      ptx::store_shared16(to + i * kXStep * kXPitch,
+                          i * kXStep < tokens_ ? gather(p.rule, x_ + i * kXStep * p.x_stride, channel_) : uint4{});
   }
 
   const std::uint16_t* x_;  // of the first of this thread's tokens

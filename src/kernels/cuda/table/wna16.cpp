@@ -100,12 +100,12 @@ Status accepts_half(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_simt(self, p));
   if (name(p.a_dtype) != self.act)
     return error(StatusCode::unsupported, "multiplies {} activations, they are {}", self.act, name(p.a_dtype));
-  if (p.prescales_k) return error(StatusCode::unsupported, "activations times a prescale are not {}", self.act);
   return {};
 }
 
 Status accepts_dense(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  if (p.prescales_k) return error(StatusCode::unsupported, "reads activations in place, without a prescale");
   return p.gpu != nullptr ? Status() : dense_runs_here();  // last, because it loads the library
 }
 
@@ -135,7 +135,7 @@ double wgmma_cost_us(const Kernel& self, const Problem& p) { return gemm_sm90_co
 double gemm_sm80_row_cost_us(const Kernel&, const Problem& p) { return gemm_sm80_cost_us(gpu_of(p), p); }
 
 std::size_t wgmma_workspace(const Kernel& self, const Problem& p) {
-  const auto rows = static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k));
+  const auto rows = static_cast<std::size_t>(gathered_rows(p.m, p.k, p.permutes_k || p.prescales_k));
   return with_parts(2 * rows * static_cast<std::size_t>(gathered_pitch(p.k)), self, gemm_groups(self.tile.m), p);
 }
 
@@ -167,6 +167,7 @@ constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
                 : tokens == 1
                     ? "16-bit activations, one token per launch: mma.sync, bulk copies stream weights through a ring"
                     : "16-bit activations, few tokens: mma.sync, bulk copies stream weights through a ring; clusters split K";
+  row.rounds_prescaled = true;
   row.sums = Sums::tensor_core_codes;
   row.accepts = accepts_tensor_core;
   row.cost_us = decode_row_cost_us;
@@ -209,7 +210,7 @@ constexpr Summaries kWgmmaSummaries{
 
 constexpr Kernel wgmma_family(std::string_view act) {
   Kernel row = linear_row(Isa::sm90, act);
-  row.rounds_weights = row.rounds_scales = true;
+  row.rounds_weights = row.rounds_scales = row.rounds_prescaled = true;
   row.sums = Sums::tensor_cores;
   row.accepts = accepts_wgmma;
   row.cost_us = wgmma_cost_us;
@@ -222,7 +223,7 @@ constexpr Kernel gemm_sm80_row(std::string_view act) {
   Kernel row = linear_row(Isa::sm80, act);
   row.variant = "gemm";
   row.summary = "16-bit activations, many tokens: mma.sync, weights decoded in registers, loads by cp.async";
-  row.rounds_weights = row.rounds_scales = true;
+  row.rounds_weights = row.rounds_scales = row.rounds_prescaled = true;
   row.sums = Sums::tensor_cores;
   row.accepts = accepts_tensor_core;
   row.cost_us = gemm_sm80_row_cost_us;
@@ -249,7 +250,7 @@ constexpr Kernel dense_row(std::string_view act) {
 constexpr Kernel simt_row() {
   Kernel row = linear_row(Isa::simt, "any");
   row.tile = {0, gpu_tile::kRows, gpu_tile::kChannels};
-  row.summary = "f32 multiply-adds without tensor cores: every GPU and float type, prescaled activations too";
+  row.summary = "f32 multiply-adds without tensor cores: every GPU and float type";
   row.accepts = accepts_simt;
   row.cost_us = simt_row_cost_us;
   row.run = run_linear<launch_linear_simt>;

@@ -43,11 +43,11 @@ inline bool readable_rows(const void* x, std::int64_t pitch, std::int64_t m, std
   return (m == 1 || (pitch % 16 == 0 && pitch >= row_bytes)) && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
 }
 
-/// Rows of activations that sm_90's GEMM copies into scratch memory at a time when TMA cannot read them in place: permuted channels, or
-/// rows that do not begin at multiples of 16 bytes. The latter can also follow from the pointer and stride, known only when a plan runs;
+/// Rows of activations that sm_90's GEMM copies into scratch memory at a time when TMA cannot read them in place: permuted or prescaled
+/// channels (`changed`), or rows that do not begin at multiples of 16 bytes. The latter can also follow from the pointer and stride, known only when a plan runs;
 /// few rows at a time suffice for so rare a case.
-constexpr int gathered_rows(std::int64_t m, std::int64_t k, bool permuted) {
-  return static_cast<int>(std::min<std::int64_t>(m, permuted || k % 8 != 0 ? 1024 : 128));
+constexpr int gathered_rows(std::int64_t m, std::int64_t k, bool changed) {
+  return static_cast<int>(std::min<std::int64_t>(m, changed || k % 8 != 0 ? 1024 : 128));
 }
 constexpr int gathered_pitch(std::int64_t k) { return static_cast<int>((k + 7) / 8 * 8); }  // elements
 

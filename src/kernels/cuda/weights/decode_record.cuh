@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/gather.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/tasks/decode.hpp"
@@ -217,32 +218,31 @@ __device__ __forceinline__ float2 sum_parts(const float* part, int m, int token,
 struct Activations {
   const void* x;
   std::int64_t stride;  // elements between tokens
-  const std::int32_t* perm;
-  int m, k;
+  int m;
+  GatherRule rule;
 };
+/// m tokens of a task, from `first` on.
+inline Activations activations(const LinearTask& task, int first, int m) {
+  return {static_cast<const std::uint16_t*>(task.x) + first * task.x_stride, task.x_stride, m, gather_rule(task)};
+}
 
-/// Copies positions [first, first + channels) of the first m tokens into shared memory, one token every `pitch` bytes, zeros past
-/// k; position i is channel perm[i]. Leaves async copies outstanding: commit, wait for them, then synchronise the threads.
+/// Copies positions [first, first + channels) of the first m tokens into shared memory, one token every `pitch` bytes, as the rule says.
+/// Leaves async copies outstanding: commit, wait for them, then synchronise the threads.
 __device__ inline void stage_activations(const Activations& a, int first, int channels, std::uint32_t to, int pitch, int thread,
                                          int threads) {
   const auto* elements = static_cast<const std::uint16_t*>(a.x);
-  const bool vectors =
-      a.perm == nullptr && (reinterpret_cast<std::uintptr_t>(a.x) | static_cast<std::uintptr_t>(a.stride * 2)) % 16 == 0;
+  const bool copies = a.rule.changes_nothing();
   const int chunks = channels / 8;
   for (int i = thread; i < a.m * chunks; i += threads) {
     const int token = i / chunks, chunk = i - token * chunks;
     const int channel = first + chunk * 8;
     const std::uint32_t at = to + token * pitch + chunk * 16;
-    const int valid = min(max(a.k - channel, 0), 8);
     const std::uint16_t* from = elements + token * a.stride;
-    if (vectors) {
+    if (copies) {
+      const int valid = min(max(a.rule.k - channel, 0), 8);
       ptx::async_copy16(at, from + (valid > 0 ? channel : 0), valid * 2);
     } else {
-      std::uint32_t v[4] = {};
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        if (j < valid) v[j / 2] |= std::uint32_t{from[a.perm != nullptr ? a.perm[channel + j] : channel + j]} << (j % 2 * 16);
-      ptx::store_shared16(at, {v[0], v[1], v[2], v[3]});
+      ptx::store_shared16(at, gather(a.rule, from, channel));
     }
   }
 }

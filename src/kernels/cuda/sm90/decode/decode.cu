@@ -1,5 +1,5 @@
 // Decode on Hopper with f16 or bf16 activations as they are, in the ring of decode_ring.cuh. A CTA's slice of them is fetched by bulk
-// copies, or gathered element by element where channels are permuted, K is no multiple of a record, or rows are not aligned.
+// copies, or gathered where channels are permuted or multiplied by a prescale, K is no multiple of a record, or rows are not aligned.
 #include <algorithm>
 
 #include "kernels/cuda/sm90/decode/decode_ring.cuh"
@@ -90,10 +90,8 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
   for (int done = 0; done < task.m; done += config.tokens) {
     const int m = std::min(config.tokens, task.m - done);
     p.first_token = done;
-    const void* x = static_cast<const std::uint16_t*>(task.x) + done * task.x_stride;
-    const bool bulk = task.weight.perm == nullptr && geo.k % gpu_tile::kChannels == 0 && task.x_stride % 8 == 0 &&
-                      reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
-    p.x = {{x, task.x_stride, task.weight.perm, m, static_cast<int>(geo.k)}, bulk};
+    p.x = {activations(task, done, m)};
+    p.x.bulk = p.x.rule.changes_nothing() && geo.k % gpu_tile::kChannels == 0;
     if (const cudaError_t e = launch_ring(*kernel_for(task, m), p, config, stream)) return e;
   }
   return cudaSuccess;

@@ -3,6 +3,7 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/cuda/device/gather.cuh"
 #include "kernels/cuda/device/launch_shape.hpp"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/shared_memory.hpp"
@@ -17,20 +18,22 @@
 namespace nibble::cuda {
 namespace {
 
-// ---- activations that TMA cannot read: act-order, rows that do not begin at multiples of 16 bytes, rows that overlap
+// ---- activations that TMA cannot read: act-order, a prescale, rows that do not begin at multiples of 16 bytes, rows that overlap
 
-/// A row of blocks per token; position i of a row is channel perm[i].
-__global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, const std::int32_t* perm, int k,
-                                   std::uint16_t* to, int pitch) {
+constexpr int kGatherThreads = 128;
+
+/// A row of blocks per token; eight positions a thread.
+__global__ void gather_activations(const std::uint16_t* x, std::int64_t stride, GatherRule rule, std::uint16_t* to, int pitch) {
   ptx::let_dependents_start();
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= k) return;
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 8;
+  if (i >= pitch) return;
   const std::int64_t row = blockIdx.y;
-  to[row * pitch + i] = x[row * stride + (perm != nullptr ? perm[i] : i)];
+  *reinterpret_cast<uint4*>(to + row * pitch + i) = gather(rule, x + row * stride, i);
 }
 
 bool readable_by_tma(const LinearTask& task) {
-  return task.weight.perm == nullptr && readable_rows(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
+  return task.weight.perm == nullptr && task.weight.prescale == nullptr &&
+         readable_rows(task.x, task.x_stride * 2, task.m, task.weight.geometry.k * 2);
 }
 
 /// Fills the parameters that follow from the records, and from the depth and split of the row.
@@ -96,22 +99,24 @@ cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, c
   if (task.scratch == nullptr) return cudaErrorInvalidValue;
   // As many rows at a time as the scratch memory holds.
   const int k = static_cast<int>(task.weight.geometry.k), pitch = gathered_pitch(k);
-  const int most = gathered_rows(task.m, k, task.weight.perm != nullptr);
+  const int most = gathered_rows(task.m, k, task.weight.perm != nullptr || task.weight.prescale != nullptr);
+  const GatherRule rule = gather_rule(task);
   for (int done = 0; done < task.m; done += most) {
     LinearTask part = task;
     part.m = std::min(most, task.m - done);
-    const dim3 grid(static_cast<unsigned>((k + 255) / 256), static_cast<unsigned>(part.m));
+    const dim3 grid(static_cast<unsigned>((pitch / 8 + kGatherThreads - 1) / kGatherThreads), static_cast<unsigned>(part.m));
     cudaLaunchConfig_t shape{};
     shape.gridDim = grid;
-    shape.blockDim = dim3(256);
+    shape.blockDim = dim3(kGatherThreads);
     shape.stream = stream;
     if (const cudaError_t e =
             cudaLaunchKernelEx(&shape, gather_activations, static_cast<const std::uint16_t*>(task.x) + done * task.x_stride,
-                               task.x_stride, task.weight.perm, k, static_cast<std::uint16_t*>(task.scratch), pitch))
+                               task.x_stride, rule, static_cast<std::uint16_t*>(task.scratch), pitch))
       return e;
     part.x = task.scratch;
     part.x_stride = pitch;
     part.weight.perm = nullptr;
+    part.weight.prescale = nullptr;
     if (const cudaError_t e = run_rows(part, done, config, stream)) return e;
   }
   return cudaSuccess;

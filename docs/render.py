@@ -422,39 +422,6 @@ def gpu_conv(*surveys):
             "warm images, medians; quantizing and reordering images are counted.\n")
 
 
-def gpu_scaled(data):
-    """A row per kind of codes and layer, a column per M: the fastest row, over what cuBLASLt takes for the plain product."""
-    layers = {}
-    for r in data["rows"]:
-        layers.setdefault((r["kind"], r["n"], r["k"]), {})[r["m"]] = f"{r['best_us']:.1f} · {r['cublaslt_us'] / r['best_us']:.2f}×"
-    columns, kinds = sorted({m for us in layers.values() for m in us}), list(dict.fromkeys(kind for kind, _, _ in layers))
-    body = [[kind, f"{n}×{k}"] + [us.get(m, "") for m in columns]
-            for (kind, n, k), us in sorted(layers.items(), key=lambda layer: kinds.index(layer[0][0]))]
-    return (table(["codes", "N×K"] + [f"M = {m}" for m in columns], body)
-            + f"\n{data['device']}; commit {data['commit']}. µs of the fastest kernel · speed-up over cuBLASLt {data['cublaslt_version']}, which multiplies the codes without scales. "
-            "Cold weights.\n")
-
-
-def fp8_sums(data):
-    """Fast and precise sums of FP8: how far they are from f64, and what the precise ones take more."""
-    if data is None:
-        return "Not measured yet: `w8a8_check sums FILE.json` on a Hopper GPU.\n"
-    channels = str(data["channels"])
-    errors = {}
-    for e in data["errors"]:
-        errors.setdefault((e["k"], e["tokens"]), {})[e["sums"]] = e
-    # Tiles of 256 tokens take no more than 256 channels at a time.
-    body = [[f"{k}", f"{tokens}"] + [f"{sums[kind][out]:.1e}" for kind in ("fast", channels) for out in ("f32", "bf16")] for (k, tokens), sums in errors.items()]
-    text = table(["K", "tokens of a tile", "fast, f32", "fast, bf16", "precise, f32", "precise, bf16"], body) + "\n"
-    us = {}
-    for r in data["rows"]:
-        us.setdefault((r["n"], r["k"]), {}).setdefault(r["m"], {})[r["sums"]] = r["best_us"]
-    columns = sorted({m for layer in us.values() for m in layer})
-    body = [[f"{n}×{k}"] + [f"{of[m][channels]:.1f} · {round(100 * (of[m][channels] / of[m]['fast'] - 1)):+d} %" for m in columns] for (n, k), of in us.items()]
-    text += table(["N×K"] + [f"M = {m}" for m in columns], body)
-    return text + f"\nRelative L2 error of outputs in f32 and bf16, and below µs of precise sums · what they take more than fast ones, `e4m3r_e4m3c`. {data['device']}.\n"
-
-
 def gpu_online(data):
     """A row per layer and act_scheme, a column per M: what a plan takes, next to the one with f16 activations of the same run."""
     us, layers = {}, {}
@@ -577,8 +544,7 @@ def source(file, name):
 
 
 # Of a table FILE#REGEX: the list in the JSON, and the field that the expression matches.
-ROWS = {"formats": ("formats", "name"), "accuracy": ("rows", "scheme"), "cpu_modes": ("results", "peak"), "gpu_scaled": ("rows", "kind"),
-        "gpu_gemm": ("results", "kernel")}
+ROWS = {"formats": ("formats", "name"), "accuracy": ("rows", "scheme"), "cpu_modes": ("results", "peak"), "gpu_gemm": ("results", "kernel")}
 
 
 def only(kind, data, pattern):
@@ -633,15 +599,13 @@ RENDERERS = {
     "gpu_gemm": gpu_gemm,
     "gpu_survey": gpu_survey,
     "gpu_conv": gpu_conv,
-    "gpu_scaled": gpu_scaled,
-    "fp8_sums": fp8_sums,
     "gpu_online": gpu_online,
     "quantizers": quantizers,
     "by_turns": by_turns,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"fp8_sums", "cpu_modes", "gpu_modes", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
+MAY_BE_MISSING = {"cpu_modes", "gpu_modes", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

@@ -224,7 +224,7 @@ double dense_us(DType type, const BenchWork& work, double gbytes_per_s, const Ro
                        : type == DType::bf16 ? Ceiling::bf16
                        : type == DType::f16  ? Ceiling::f16
                                              : Ceiling::f32;
-  const double gops = roofline[peak];
+  const double gops = roofline[peak] > 0 ? roofline[peak] : roofline.f16_gflops;  // of a GPU that of f16 is measured
   return std::max(bytes / (gbytes_per_s * 1e3), gops > 0 ? operations / (gops * 1e3) : 0.0);
 }
 
@@ -540,7 +540,7 @@ Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, Be
     prepared.by_default = *std::move(packed);
   }
   if (spec.baselines && !layer.conv) {  // a baseline of a convolution would be the product without its patches
-    auto made = machine.baseline(prepared.by_default ? *prepared.by_default : prepared.entries.front().copies->front());
+    auto made = machine.baseline(*weight, prepared.by_default ? *prepared.by_default : prepared.entries.front().copies->front());
     if (!made.ok()) return made.status().with_context(layer.name);
     prepared.baseline = *std::move(made);
   }

@@ -185,8 +185,8 @@ class BenchMachine {
   virtual std::uint64_t cold_bytes() const = 0;
   /// The contestant that runs `plan` on the copies in rotation.
   virtual Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) = 0;
-  /// The baseline; null when there is none, or its copies would not fit.
-  virtual Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) = 0;
+  /// The baseline of a weight and its packed form; null when there is none, or its copies would not fit.
+  virtual Result<std::unique_ptr<Baseline>> baseline(const QuantTensor& q, const PackedWeight& weight) = 0;
   /// The name of the baseline, "OpenBLAS 0.3.21 ...", or why there is none.
   virtual std::string baseline_description() const = 0;
 };

@@ -194,7 +194,7 @@ class Cpu : public BenchMachine {
     return Contestant{std::string(plan.kernel(work.m)), shared(std::make_shared<PlanRun>(std::move(run)))};
   }
 
-  Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) override {
+  Result<std::unique_ptr<Baseline>> baseline(const QuantTensor&, const PackedWeight& weight) override {
     const std::int64_t bytes = weight.n() * weight.k() * static_cast<std::int64_t>(sizeof(float));
     const bool none = Blas::load(executor_.threads()) == nullptr && Dnnl::load(executor_.threads()) == nullptr;
     if (none || bytes >= this_device().memory_bytes / 8) return std::unique_ptr<Baseline>();

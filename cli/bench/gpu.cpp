@@ -1,6 +1,6 @@
 // A GPU as a Machine. A CUDA graph runs the layer on all cold copies one after the other, as a decoder does, and is replayed between two
 // events. For isolated calls the graph has an ordinary kernel before each, and a graph of those kernels alone is replayed after it: the
-// difference is the layer's. cuBLAS in f16 is the baseline, and measures the peak.
+// difference is the layer's. cuBLAS is the baseline, and in f16 it measures the peak.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -161,58 +161,87 @@ struct OperandData {
   }
 };
 
-// f16 copies of W, one after the other.
+// Cold copies of a dense W[N,K], one after the other.
+struct DenseCopies {
+  DType type;
+  std::size_t bytes, count;
+  DeviceMemory memory;
+
+  static Result<std::shared_ptr<DenseCopies>> make(DType type, std::int64_t n, std::int64_t k, std::uint64_t cold_bytes) {
+    const std::size_t bytes = (static_cast<std::size_t>(n * k * bits(type) / 8) + 255) / 256 * 256;
+    const std::size_t count = std::clamp<std::size_t>((cold_bytes + bytes - 1) / bytes, 1, kMaxCopies);
+    auto memory = DeviceMemory::allocate(count * bytes);
+    if (!memory.ok()) return memory.status();
+    return std::make_shared<DenseCopies>(DenseCopies{type, bytes, count, *std::move(memory)});
+  }
+  std::byte* at(std::size_t i) const { return memory.data() + i * bytes; }
+};
+
+// Where A comes as codes and those of W have 8 bits, their product by cuBLASLt; else that of f16 with the dequantized weight.
 class CublasLayer : public Baseline {
  public:
-  static Result<std::unique_ptr<Baseline>> make(Cublas& cublas, const GpuReadProbe& probe, const PackedWeight& weight,
-                                                std::uint64_t cold_bytes) {
-    std::unique_ptr<CublasLayer> made(new CublasLayer(cublas, probe, weight.n(), weight.k(), cold_bytes));
-    auto copies = DeviceMemory::allocate(made->count_ * made->bytes());
-    if (!copies.ok()) return copies.status();
-    made->copies_ = std::make_shared<DeviceMemory>(*std::move(copies));
-    const auto plan = Plan::dequantize(weight, {.out = DType::f16});
-    if (!plan.ok()) return std::unique_ptr<Baseline>();  // a layout without dequantize kernels: it is for quantized activations
-    for (std::size_t i = 0; i < made->count_; ++i) {
-      const TensorView w(made->copy(i), DType::f16, {weight.n(), weight.k()});
-      if (Status ran = plan->run(weight, {}, w, {}, {}, Stream{}); !ran.ok()) return ran;
-    }
-    if (Status done = synchronize(); !done.ok()) return done;
-    return std::unique_ptr<Baseline>(std::move(made));
-  }
+  CublasLayer(Cublas& cublas, const GpuReadProbe& probe, const QuantTensor& q, const PackedWeight& weight,
+              std::uint64_t cold_bytes)
+      : cublas_(cublas), probe_(probe), q_(q), weight_(weight), cold_bytes_(cold_bytes) {}
 
   Result<std::vector<Contestant>> contestants(const BenchWork& work) override {
-    const std::int64_t m = work.m;
-    const auto operands = OperandData::make({.a_dtype = DType::f16, .m = m, .n = n_, .k = k_});
+    const bool floats = info(q_.scheme.codes).kind == DTypeKind::floating;
+    const bool codes = bits(q_.scheme.codes) == 8 && work.a_dtype == (floats ? DType::e4m3 : DType::s8);
+    const BenchWork dense = codes ? work : BenchWork{.a_dtype = DType::f16, .m = work.m, .n = work.n, .k = work.k};
+    std::optional<GpuCodesProduct> product;
+    if (codes) {
+      auto made = GpuCodesProduct::make(work.m, work.n, work.k, work.a_dtype, work.out(), work.accumulation);
+      if (made.status().code() == StatusCode::unsupported) return std::vector<Contestant>();
+      if (!made.ok()) return made.status();
+      product = *std::move(made);
+    }
+    if (Status copied = copy(dense.a_dtype); !copied.ok()) return copied;
+    if (copies_ == nullptr) return std::vector<Contestant>();
+    const auto operands = OperandData::make(dense);
     if (!operands.ok()) return operands.status();
-    const auto keep =
-        std::make_shared<std::pair<std::shared_ptr<OperandData>, std::shared_ptr<DeviceMemory>>>(*operands, copies_);
+    struct Kept {
+      std::shared_ptr<OperandData> operands;
+      std::shared_ptr<DenseCopies> copies;
+      std::optional<GpuCodesProduct> product;
+    };
+    const auto keep = std::make_shared<Kept>(Kept{*operands, copies_, std::move(product)});
     auto made = replaying(
-        "cublas_f16", count_, keep,
-        [this, m, &operands](std::size_t i, cudaStream_t stream) {
-          return cublas_.linear(m, n_, k_, (*operands)->a.data(), copy(i), (*operands)->d.data(), stream);
+        codes ? fmt::format("cublaslt_{}", name(work.a_dtype)) : "cublas_f16", copies_->count, keep,
+        [&](std::size_t i, cudaStream_t stream) {
+          const std::byte *const a = keep->operands->a.data(), *const w = keep->copies->at(i);
+          std::byte* const d = keep->operands->d.data();
+          return keep->product ? keep->product->run(a, w, d, Stream{stream})
+                               : cublas_.linear(work.m, work.n, work.k, a, w, d, stream);
         },
         separator(probe_, work.calls));
     if (!made.ok()) return made.status();
-    made->dense = DType::f16;
+    made->dense = dense.a_dtype;
     return std::vector<Contestant>{*std::move(made)};
   }
 
  private:
-  CublasLayer(Cublas& cublas, const GpuReadProbe& probe, std::int64_t n, std::int64_t k, std::uint64_t cold_bytes)
-      : cublas_(cublas),
-        probe_(probe),
-        n_(n),
-        k_(k),
-        count_(std::clamp<std::size_t>((cold_bytes + bytes() - 1) / bytes(), 1, kMaxCopies)) {}
-
-  std::size_t bytes() const { return (f16_bytes(n_, k_) + 255) / 256 * 256; }
-  std::byte* copy(std::size_t i) const { return copies_->data() + i * bytes(); }
+  // Null where the layout has no dequantize kernels: it is for activations in codes.
+  Status copy(DType type) {
+    if (copies_ != nullptr && copies_->type == type) return {};
+    copies_ = nullptr;  // its memory is freed before more is asked for
+    const auto plan = Plan::dequantize(weight_, {.out = DType::f16});
+    if (type == DType::f16 && !plan.ok()) return {};
+    auto made = DenseCopies::make(type, q_.n, q_.k, cold_bytes_);
+    if (!made.ok()) return made.status();
+    copies_ = *std::move(made);
+    Status copied;
+    for (std::size_t i = 0; i < copies_->count && copied.ok(); ++i)
+      copied = type == DType::f16 ? plan->run(weight_, {}, TensorView(copies_->at(i), type, {q_.n, q_.k}), {}, {}, Stream{})
+                                  : copy_to_device(copies_->at(i), q_.codes.data(), q_.codes.size());
+    return copied.ok() ? synchronize() : copied;
+  }
 
   Cublas& cublas_;
   const GpuReadProbe& probe_;
-  std::int64_t n_, k_;
-  std::size_t count_;
-  std::shared_ptr<DeviceMemory> copies_;
+  const QuantTensor& q_;
+  const PackedWeight& weight_;
+  std::uint64_t cold_bytes_;
+  std::shared_ptr<DenseCopies> copies_;
 };
 
 // 10⁹ operations per second of a product for which the time to read operands is negligible.
@@ -309,14 +338,15 @@ class Gpu : public BenchMachine {
         separator(reads_, work.calls));
   }
 
-  Result<std::unique_ptr<Baseline>> baseline(const PackedWeight& weight) override {
+  Result<std::unique_ptr<Baseline>> baseline(const QuantTensor& q, const PackedWeight& weight) override {
     const auto bytes = static_cast<std::int64_t>(f16_bytes(weight.n(), weight.k()));
     if (cublas_ == nullptr || bytes >= info_.memory_bytes / 8) return std::unique_ptr<Baseline>();
-    return CublasLayer::make(*cublas_, reads_, weight, cold_bytes());
+    return std::unique_ptr<Baseline>(new CublasLayer(*cublas_, reads_, q, weight, cold_bytes()));
   }
 
   std::string baseline_description() const override {
-    return cublas_ == nullptr ? "none: there is no libcublas.so.13 or .12" : cublas_->description() + ", the same layer in f16";
+    return cublas_ == nullptr ? "none: there is no libcublas.so.13 or .12"
+                              : cublas_->description() + ", the same layer in f16, or its codes without scales";
   }
 
  private:

@@ -9,12 +9,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "nibble/device.hpp"
+#include "nibble/scheme.hpp"
 #include "nibble/status.hpp"
 #include "nibble/tensor.hpp"
 #include "nibble/types.hpp"
@@ -91,6 +93,21 @@ class GpuReadProbe {
 
  private:
   DeviceMemory memory_, sink_;
+};
+
+/// D[M,N] = A[M,K] · W[N,K]ᵀ of dense 8-bit codes by cuBLASLt, without scales: what kernels that multiply codes are compared with.
+class GpuCodesProduct {
+ public:
+  /// Of s8 codes to s8, or else to their s32 sums; of e4m3 codes to `out`, summed as `accumulation` says. By the algorithm that cuBLASLt
+  /// recommends. Errors: unsupported where there is no cuBLASLt, or it has no algorithm.
+  static Result<GpuCodesProduct> make(std::int64_t m, std::int64_t n, std::int64_t k, DType codes, DType out,
+                                      Accumulation accumulation);
+  /// Enqueues the product of device memory, whose rows are dense.
+  Status run(const void* a, const void* w, void* d, Stream stream) const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
 };
 
 /// A quantized matrix as it lies in an AWQ or GPTQ checkpoint, in device memory; every tensor is dense.

@@ -77,5 +77,21 @@ TEST_F(CliGpu, BenchMeasuresBothWaysOfCalling) {
   EXPECT_EQ(together["baselines"].size(), alone["baselines"].size());
 }
 
+/// Layers of 8-bit codes on both sides next to cuBLASLt's product of the codes, whatever the output's type is.
+TEST_F(CliGpu, BenchComparesCodesWithCublasLt) {
+  spit(at("shapes.txt"), "1024 2048 a\n");
+  for (const char* out : {"f16", "bf16", "s8"}) {
+    const auto json = nibble_json({"bench", "--backend", "cuda", "--shapes", at("shapes.txt"), "-M", "1,64", "--scheme",
+                                   "s8r_s8c,e4m3r_e4m3c", "--a-dtype", "s8,e4m3", "--out", out, "--min-time", "0.01", "--json"});
+    if (json["device"]["f16_gflops"] == 0) GTEST_SKIP() << json["baseline"];
+    ASSERT_EQ(json["results"].size(), 4u);
+    for (const auto& r : json["results"]) {
+      const std::string type = r["a_dtype"];
+      const bool has = type == "s8" || std::string_view(out) != "s8";  // cuBLASLt writes no s8 of e4m3
+      EXPECT_EQ(r["baselines"].contains("cublaslt_" + type) || r.contains("baselines_left_out"), has) << r;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nibble::test

@@ -1,5 +1,6 @@
-// The dense tier of launch.hpp. cuBLASLt is not linked: it is loaded when a plan first asks for it, so that programs run without it and
-// share a copy that a framework has already loaded. A plan asks it for algorithms; runs neither search nor allocate.
+// The dense tier of launch.hpp, and products of codes to compare with. cuBLASLt is not linked: it is loaded when a plan first asks for it,
+// so that programs run without it and share a copy that a framework has already loaded. A plan asks it for algorithms; runs neither search
+// nor allocate.
 //
 //   W packed ──dequantize──▶ W [N,K] of the activations' type ──┐
 //                                             x [M,K] ──────────┴─cuBLASLt─▶ D, or f32 sums ──epilogue_rows──▶ D
@@ -87,7 +88,16 @@ Status status_of(cublasStatus_t code, std::string_view what) {
   return error(StatusCode::internal, "cuBLASLt: {}: {}", what, library()->status_string(code));
 }
 
-cudaDataType_t native(DType type) { return type == DType::f16 ? CUDA_R_16F : type == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t native(DType type) {
+  switch (type) {
+    case DType::f16: return CUDA_R_16F;
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::s8: return CUDA_R_8I;
+    case DType::s32: return CUDA_R_32I;
+    case DType::e4m3: return CUDA_R_8F_E4M3;
+    default: return CUDA_R_32F;
+  }
+}
 
 /// The alignment of rows of x and D of which the fastest kernels of cuBLASLt make use.
 constexpr int kVector = 16;  // bytes
@@ -97,6 +107,17 @@ bool aligned(const void* p, std::int64_t row_bytes) {
 
 template <class T>
 using Owned = std::unique_ptr<T, cublasStatus_t (*)(T*)>;
+
+/// x · Wᵀ, in cuBLASLt's order Dᵀ = W · xᵀ; the types of its sums and of alpha.
+Result<Owned<cublasLtMatmulDescOpaque_t>> make_operation(cublasComputeType_t sums, cudaDataType_t alpha) {
+  cublasLtMatmulDesc_t raw = nullptr;
+  NIBBLE_RETURN_IF_ERROR(status_of(library()->operation_create(&raw, sums, alpha), "cublasLtMatmulDescCreate"));
+  Owned<cublasLtMatmulDescOpaque_t> operation(raw, library()->operation_destroy);
+  const cublasOperation_t transposed = CUBLAS_OP_T;
+  NIBBLE_RETURN_IF_ERROR(
+      status_of(library()->operation_set(raw, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)), "TRANSA"));
+  return operation;
+}
 
 /// A matrix as cuBLASLt describes it, on the stack. It is column-major: a matrix [rows, columns] here is [columns, rows] there.
 struct Matrix {
@@ -138,9 +159,33 @@ struct DenseConfig {
 
 namespace {
 
-/// The algorithm for D[M,N] = alpha · x[M,K] · Wᵀ, if there is one; in cuBLASLt's order Dᵀ = W · xᵀ. `alignment`: bytes of the rows of x and D.
-Result<Algorithm> find_algorithm(const DenseConfig& config, const DenseSpec& spec, std::int64_t m, int alignment) {
+/// What a search prefers, beside the size of the workspace.
+using Preferences = std::vector<std::pair<cublasLtMatmulPreferenceAttributes_t, std::uint32_t>>;
+
+/// The algorithm that cuBLASLt puts first for these matrices, if it has one.
+Result<Algorithm> best_algorithm(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, Matrix& w, Matrix& x, Matrix& d,
+                                 const Preferences& preferences) {
   const Library& lib = *library();
+  cublasLtMatmulPreference_t raw = nullptr;
+  NIBBLE_RETURN_IF_ERROR(status_of(lib.preference_create(&raw), "cublasLtMatmulPreferenceCreate"));
+  const Owned<cublasLtMatmulPreferenceOpaque_t> preference(raw, lib.preference_destroy);
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
+    return status_of(lib.preference_set(raw, what, &value, sizeof(value)), "cublasLtMatmulPreferenceSetAttribute");
+  };
+  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{DenseScratch::kLibraryBytes}));
+  for (const auto& [what, value] : preferences) NIBBLE_RETURN_IF_ERROR(prefer(what, value));
+  cublasLtMatmulHeuristicResult_t best{};
+  int found = 0;
+  const cublasStatus_t asked =
+      lib.heuristic(handle, operation, &w.layout, &x.layout, &d.layout, &d.layout, preference.get(), 1, &best, &found);
+  if (asked == CUBLAS_STATUS_NOT_SUPPORTED || (asked == CUBLAS_STATUS_SUCCESS && found == 0)) return Algorithm();
+  NIBBLE_RETURN_IF_ERROR(status_of(asked, "cublasLtMatmulAlgoGetHeuristic"));
+  NIBBLE_RETURN_IF_ERROR(status_of(best.state, "the algorithm"));
+  return Algorithm(best.algo);
+}
+
+/// The algorithm for D[M,N] = alpha · x[M,K] · Wᵀ, if there is one. `alignment`: bytes of the rows of x and D.
+Result<Algorithm> find_algorithm(const DenseConfig& config, const DenseSpec& spec, std::int64_t m, int alignment) {
   const DType out = spec.writes_d ? spec.out : DType::f32;
   const DenseScratch scratch = dense_scratch(m, spec.n, spec.k, spec.writes_d);
   const auto row = [&](std::int64_t elements, DType type) {  // an odd stride where rows begin anywhere
@@ -149,31 +194,15 @@ Result<Algorithm> find_algorithm(const DenseConfig& config, const DenseSpec& spe
   };
   Matrix w(spec.a_dtype, spec.n, spec.k, scratch.w_stride), x(spec.a_dtype, m, spec.k, row(spec.k, spec.a_dtype)),
       d(out, m, spec.n, row(spec.n, out));
-
-  cublasLtMatmulPreference_t raw_preference = nullptr;
-  NIBBLE_RETURN_IF_ERROR(status_of(lib.preference_create(&raw_preference), "cublasLtMatmulPreferenceCreate"));
-  const Owned<cublasLtMatmulPreferenceOpaque_t> preference(raw_preference, lib.preference_destroy);
-  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
-    return status_of(lib.preference_set(preference.get(), what, &value, sizeof(value)), "cublasLtMatmulPreferenceSetAttribute");
-  };
   const auto bytes = static_cast<std::uint32_t>(alignment);
   const std::uint32_t out_bytes = spec.writes_d ? bytes : kVector;  // sums are in the workspace
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{DenseScratch::kLibraryBytes}));
   // Split-K only with f32 partial sums in a fixed order: not in D, which may have 16 bits, and not by atomics.
-  NIBBLE_RETURN_IF_ERROR(
-      prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)));
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{256}));
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, bytes));
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes));
-  NIBBLE_RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes));
-  cublasLtMatmulHeuristicResult_t best{};
-  int found = 0;
-  const cublasStatus_t asked = lib.heuristic(config.handle, config.operation.get(), &w.layout, &x.layout, &d.layout, &d.layout,
-                                             preference.get(), 1, &best, &found);
-  if (asked == CUBLAS_STATUS_NOT_SUPPORTED || (asked == CUBLAS_STATUS_SUCCESS && found == 0)) return Algorithm();
-  NIBBLE_RETURN_IF_ERROR(status_of(asked, "cublasLtMatmulAlgoGetHeuristic"));
-  NIBBLE_RETURN_IF_ERROR(status_of(best.state, "the algorithm"));
-  return Algorithm(best.algo);
+  return best_algorithm(config.handle, config.operation.get(), w, x, d,
+                        {{CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 256},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, bytes},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_bytes},
+                         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_bytes}});
 }
 
 /// A product of a run: x and D begin `x_stride` and `d_stride` elements apart.
@@ -209,14 +238,8 @@ Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec& spec
   NIBBLE_RETURN_IF_ERROR(dense_runs_here());
   NIBBLE_ASSIGN_OR_RETURN(const int device, current_device());
   NIBBLE_ASSIGN_OR_RETURN(const cublasLtHandle_t handle, handle_of(device));
-  cublasLtMatmulDesc_t operation = nullptr;
-  NIBBLE_RETURN_IF_ERROR(
-      status_of(library()->operation_create(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
-  auto config = std::make_shared<DenseConfig>(
-      DenseConfig{.handle = handle, .operation = {operation, library()->operation_destroy}, .algorithms = {}});
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  NIBBLE_RETURN_IF_ERROR(
-      status_of(library()->operation_set(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)), "TRANSA"));
+  NIBBLE_ASSIGN_OR_RETURN(auto operation, make_operation(CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  auto config = std::make_shared<DenseConfig>(DenseConfig{.handle = handle, .operation = std::move(operation), .algorithms = {}});
   for (std::int64_t m = 1;; m = std::min(2 * m, spec.m)) {
     NIBBLE_ASSIGN_OR_RETURN(const auto vectors, find_algorithm(*config, spec, m, kVector));
     NIBBLE_ASSIGN_OR_RETURN(const auto any, find_algorithm(*config, spec, m, bits(spec.a_dtype) / 8));
@@ -267,3 +290,51 @@ Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, St
 }
 
 }  // namespace nibble::cuda
+
+namespace nibble {
+
+struct GpuCodesProduct::Impl {
+  cublasLtHandle_t handle;
+  cuda::Owned<cublasLtMatmulDescOpaque_t> operation;
+  mutable cuda::Matrix w, x, d;  // cuBLASLt takes them without const
+  cublasLtMatmulAlgo_t algorithm;
+  bool sums;  // D is s32, and so are alpha and beta
+  DeviceMemory workspace;
+};
+
+Result<GpuCodesProduct> GpuCodesProduct::make(std::int64_t m, std::int64_t n, std::int64_t k, DType codes, DType out,
+                                              Accumulation accumulation) {
+  NIBBLE_RETURN_IF_ERROR(cuda::dense_runs_here());
+  NIBBLE_ASSIGN_OR_RETURN(const int device, cuda::current_device());
+  NIBBLE_ASSIGN_OR_RETURN(const cublasLtHandle_t handle, cuda::handle_of(device));
+  const bool integers = codes == DType::s8, sums = integers && out != DType::s8;
+  NIBBLE_ASSIGN_OR_RETURN(
+      auto operation, cuda::make_operation(integers ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, sums ? CUDA_R_32I : CUDA_R_32F));
+  if (const std::int8_t fast = accumulation == Accumulation::fast; !integers)
+    NIBBLE_RETURN_IF_ERROR(cuda::status_of(
+        cuda::library()->operation_set(operation.get(), CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast), "FAST_ACCUM"));
+  cuda::Matrix w(codes, n, k, k), x(codes, m, k, k), d(sums ? DType::s32 : out, m, n, n);
+  NIBBLE_ASSIGN_OR_RETURN(const cuda::Algorithm algorithm, cuda::best_algorithm(handle, operation.get(), w, x, d, {}));
+  if (!algorithm)
+    return error(StatusCode::unsupported, "cuBLASLt has no algorithm for M={} N={} K={} {} to {}", m, n, k, name(codes),
+                 name(out));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory workspace, DeviceMemory::allocate(cuda::DenseScratch::kLibraryBytes));
+  GpuCodesProduct product;
+  product.impl_ =
+      std::make_shared<const Impl>(Impl{handle, std::move(operation), w, x, d, *algorithm, sums, std::move(workspace)});
+  return product;
+}
+
+Status GpuCodesProduct::run(const void* a, const void* w, void* d, Stream stream) const {
+  const Impl& p = *impl_;
+  const float one = 1, zero = 0;
+  const std::int32_t integer_one = 1, integer_zero = 0;
+  const auto alpha = p.sums ? static_cast<const void*>(&integer_one) : &one,
+             beta = p.sums ? static_cast<const void*>(&integer_zero) : &zero;
+  return cuda::status_of(cuda::library()->matmul(p.handle, p.operation.get(), alpha, w, &p.w.layout, a, &p.x.layout, beta, d,
+                                                 &p.d.layout, d, &p.d.layout, &p.algorithm, p.workspace.data(),
+                                                 p.workspace.size(), static_cast<cudaStream_t>(stream.handle)),
+                         "cublasLtMatmul");
+}
+
+}  // namespace nibble

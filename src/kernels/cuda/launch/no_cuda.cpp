@@ -17,6 +17,10 @@ Status synchronize(Stream) { return no_cuda(); }
 Result<GpuReadProbe> GpuReadProbe::make() { return no_cuda(); }
 Result<double> GpuReadProbe::measure() { return no_cuda(); }
 Status GpuReadProbe::separate(Stream) const { return no_cuda(); }
+Result<GpuCodesProduct> GpuCodesProduct::make(std::int64_t, std::int64_t, std::int64_t, DType, DType, Accumulation) {
+  return no_cuda();
+}
+Status GpuCodesProduct::run(const void*, const void*, void*, Stream) const { return no_cuda(); }
 Status dequantize(const CheckpointTensors&, const TensorView&, bool, Stream) { return no_cuda(); }
 
 namespace cuda {

@@ -267,31 +267,22 @@ def speed_picture(gpu_data, cpu_data):
     return "\n".join(out + ["</svg>"]) + "\n"
 
 
-def dequantize(checkpoints, packed):
-    """A row per source and order of a W in f16, a column per shape: time, bandwidth, share of the speed of a copy of as many bytes."""
-    order = {"nk": "[N,K]", "kn": "[K,N]"}
-    rows, shapes = {}, {}
-    for r in checkpoints["results"]:
-        if r["out"] == "f16":
-            key = f"{r['format']} → {order[r['order']]}", f"`{r['kernel']}`"
-            rows.setdefault(key, {})[r["n"], r["k"]] = r["us"], (r["bytes_in"] + r["bytes_out"]) / r["us"] / 1e6, r["of_copy"]
-    for r in packed["rows"]:
-        if r["kernel"] == "dequantize_packed" and r["out"] == "f16":
-            key = f"packed, {r['bits']} bits → {order[r['order']]}", "`packed`"
-            rows.setdefault(key, {})[r["n"], r["k"]] = r["us"], r["tb_per_s"], r["copy_us"] / r["us"]
-    for cells in rows.values():
-        shapes |= dict.fromkeys(cells)
-    shapes = sorted(shapes, key=lambda s: s[0] * s[1])
-
-    def cell(us, speed, of_copy):
-        return f"{us:.1f} · {speed:.2f} · **{100 * of_copy:.0f} %**"
-
-    body = [[*key] + [cell(*cells[s]) if s in cells else "" for s in shapes] for key, cells in rows.items()]
-    checked = checkpoints["correctness"]
-    return (table(["source → W in f16", "kernel"] + [f"{n}×{k}" for n, k in shapes], body)
-            + f"\n{checkpoints['device']}, groups of {checkpoints['group']}, {checkpoints['scales']} scales, cold buffers. µs · TB/s of codes, zeros, scales and output, each counted once · "
-            f"**share of the speed of a kernel that copies as many bytes**. The kernels of checkpoint tensors were checked in the same run: {checked['runs']} runs, "
-            f"{checked['elements']} outputs, {checked['failures']} differences.\n")
+def bandwidth(data):
+    """Of an operation without a product: a row per kernel, scheme and types, a column per matrix; time, GB/s and share of the bandwidth."""
+    if data is None:
+        return "Not measured yet: `./dev gpu` measures it, `./dev docs` puts it here.\n"
+    rows, columns = {}, {}
+    for r in data["results"]:
+        quantizes = r["operation"] == "quantize"
+        order = "" if quantizes else " [K,N]" if r.get("transposed") else " [N,K]"
+        key = f"`{r['scheme']}`", f"{r['a_dtype']} → {r['d_dtype']}" if quantizes else r["d_dtype"] + order, f"`{r['kernel']}`"
+        column = f"{r['m' if quantizes else 'n']}×{r['k']}"
+        columns[column] = None
+        rows.setdefault(key, {})[column] = f"{r['median_us']:.1f} · {r['gbytes_per_s']:.0f} · {r['memory_percent']:.0f} %"
+    device = data["device"]
+    return (table(["scheme", "types", "kernel", *columns], [[*key, *(cells.get(c, "") for c in columns)] for key, cells in rows.items()])
+            + f"\n{device['gpu']}; commit {data['commit']}, {data['date'][:10]}. µs · GB/s · % of the {device['read_gbytes_per_s']:.0f} GB/s that reads reach. Cold inputs and "
+            "outputs, medians.\n")
 
 
 def gpu_table(data, scheme, act):
@@ -439,18 +430,6 @@ def gpu_online(data):
             + f"\n{data['device']['gpu']}; commit {data['commit']}, {data['date'][:10]}. µs, quantizing counted · speed-up over `{floats}` × f16 in the same run.\n")
 
 
-def quantizers(data):
-    """A row per kind of quantizer, type and length of a row: the share of the bandwidth of its largest matrix."""
-    largest = {}
-    for r in data["results"]:
-        key = r["scheme"], r["a_dtype"], r["k"]
-        if key not in largest or r["m"] > largest[key]["m"]:
-            largest[key] = r
-    body = [[scheme, act, f"{r['m']}×{r['k']}", f"{r['us']:.0f}", f"{r['gbytes_per_s']:.0f}", f"{100 * r['gbytes_per_s'] / data['read_gbytes_per_s']:.0f} %"]
-            for (scheme, act, _), r in largest.items()]
-    return table(["codes", "from", "matrix", "µs", "GB/s", "of bandwidth"], body) + f"\n{data['gpu']}, {data['read_gbytes_per_s']:.0f} GB/s measured.\n"
-
-
 def generation(data):
     """A row per kind of weights: tokens per second and prefill of each batch, and how far logits are from the same numbers' as floats."""
     if data is None:
@@ -595,17 +574,16 @@ RENDERERS = {
     "parallel": parallel,
     "exactness": exactness,
     "added_error": added_error,
-    "dequantize": dequantize,
+    "bandwidth": bandwidth,
     "gpu_gemm": gpu_gemm,
     "gpu_survey": gpu_survey,
     "gpu_conv": gpu_conv,
     "gpu_online": gpu_online,
-    "quantizers": quantizers,
     "by_turns": by_turns,
 }
 PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results/added-error.json"),
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
-MAY_BE_MISSING = {"cpu_modes", "gpu_modes", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
+MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
 
 

@@ -12,12 +12,12 @@ namespace nibble::cli {
 namespace {
 
 struct Row {
-  std::string name, scheme, a_dtype, d_dtype, backend, calls, kernel;
+  std::string name, scheme, a_dtype, d_dtype, backend, calls, operation, kernel;
   std::int64_t m = 0, n = 0, k = 0;
   double median_us = 0;
 
   std::string layer_key() const {
-    return fmt::format("{}\n{} {} {} {} {} {} {} {}", name, m, n, k, scheme, a_dtype, d_dtype, backend, calls);
+    return fmt::format("{}\n{} {} {} {} {} {} {} {} {}", name, m, n, k, scheme, a_dtype, d_dtype, backend, calls, operation);
   }
 };
 
@@ -35,7 +35,8 @@ Result<std::vector<Row>> read_results(const std::filesystem::path& path) {
       const std::string a_dtype = r.at("a_dtype");
       const std::string d_dtype = r.value("d_dtype", a_dtype == "e4m3" ? "bf16" : a_dtype);  // older files do not say
       rows.push_back({r.at("name"), r.at("scheme"), a_dtype, d_dtype, r.at("backend"), r.value("calls", "back-to-back"),
-                      r.at("kernel"), r.at("m"), r.at("n"), r.at("k"), r.at("median_us")});
+                      r.value("operation", "linear") + (r.value("transposed", false) ? " transposed" : ""), r.at("kernel"),
+                      r.at("m"), r.at("n"), r.at("k"), r.at("median_us")});
       if (!(rows.back().median_us > 0))
         return corrupt(fmt::format("median_us of {} is {}", rows.back().name, r.at("median_us").dump()));
     }

@@ -32,7 +32,8 @@ Result<PackedWeight> pack_case(const BenchCase& layer, const QuantTensor& q, con
                  .k = q.k,
                  .act_scheme = layer.act_scheme,
                  .accumulation = spec.accumulation,
-                 .conv = layer.conv};
+                 .conv = layer.conv,
+                 .operation = spec.operation};
   Result<PackedWeight> packed = Status(StatusCode::invalid_argument, "no type of activations to measure");
   for (const DType type : spec.acts) {
     work.a_dtype = type;
@@ -111,10 +112,12 @@ struct Probes {
 };
 
 // Fills in the values that follow from the times: traffic counts weights, activations and outputs once each.
-void derive(BenchResult& result, const Timing& timing, const Probes& probes, std::size_t weight_bytes, const BenchWork& work) {
-  const double bytes = static_cast<double>(weight_bytes) + bits(work.a_dtype) / 8.0 * static_cast<double>(work.a_elements()) +
+void derive(BenchResult& result, const Timing& timing, const Probes& probes, double weight_bytes, const BenchWork& work) {
+  const double bytes = weight_bytes + bits(work.a_dtype) / 8.0 * static_cast<double>(work.a_elements()) +
                        bits(work.out()) / 8.0 * static_cast<double>(work.d_elements());
-  const double operations = 2 * static_cast<double>(result.m) * static_cast<double>(result.n) * static_cast<double>(result.k);
+  const bool multiplies = work.operation == Operation::linear;
+  const double operations =
+      multiplies ? 2 * static_cast<double>(result.m) * static_cast<double>(result.n) * static_cast<double>(result.k) : 0.0;
   result.median_us = timing.median_us;
   result.samples = timing.samples;
   result.gbytes_per_s = bytes / (result.median_us * 1e3);
@@ -228,28 +231,32 @@ double dense_us(DType type, const BenchWork& work, double gbytes_per_s, const Ro
   return std::max(bytes / (gbytes_per_s * 1e3), gops > 0 ? operations / (gops * 1e3) : 0.0);
 }
 
-// One activation type, M and way of calling: plans, contestants, times, results.
-Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype, std::int64_t m, Calls calls,
-                                         const BenchSpec& spec, BenchMachine& machine) {
+// One cell: plans, contestants, times, results.
+Result<std::vector<BenchResult>> bench_work(const Prepared& prepared, const BenchWork& work, const BenchSpec& spec,
+                                            BenchMachine& machine) {
   const BenchCase& layer = prepared.layer;
-  const BenchWork work{.a_dtype = a_dtype,
-                       .d_dtype = spec.d_dtype,
-                       .m = m,
-                       .n = prepared.weight.n,
-                       .k = prepared.weight.k,
-                       .act_scheme = layer.act_scheme,
-                       .accumulation = spec.accumulation,
-                       .bias = !prepared.weight.bias.empty(),
-                       .conv = layer.conv,
-                       .calls = calls};
   std::vector<Contestant> contestants;
-  std::vector<const PackedWeight*> weights;  // of nibble's contestants
+  struct Source {
+    const PackedWeight* weight;  // null: of an operator
+    std::string layout;
+    double bytes;
+  };
+  std::vector<Source> sources;  // of nibble's contestants
   Status refusal;
   for (const Planned& planned : plan_all(prepared, work, machine.executor().threads(), spec.all_kernels, refusal)) {
     auto contestant = machine.contestant(planned.plan, planned.entry->copies, work);
     if (!contestant.ok()) return contestant.status();
     contestants.push_back(*std::move(contestant));
-    weights.push_back(&planned.entry->copies->front());
+    const PackedWeight& weight = planned.entry->copies->front();
+    sources.push_back({&weight, std::string(weight.layout()), static_cast<double>(weight.bytes().size())});
+  }
+  if (work.operation != Operation::linear) {
+    auto operators = machine.operators(prepared.weight, work);
+    if (!operators.ok()) return operators.status();
+    for (Operator& each : *operators) {
+      contestants.push_back(std::move(each.contestant));
+      sources.push_back({nullptr, each.layout, each.bytes});
+    }
   }
   if (contestants.empty()) return refusal;
   if (prepared.baseline) {
@@ -258,7 +265,7 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
     for (Contestant& other : *others) contestants.push_back(std::move(other));
   }
 
-  Probes probes{.peak = machine.peak_for(a_dtype, layer.act_scheme), .gbytes_per_s = {}, .gops = {}};
+  Probes probes{.peak = machine.peak_for(work.a_dtype, layer.act_scheme), .gbytes_per_s = {}, .gops = {}};
   const double share = std::min(1.0, spec.min_seconds / kUsualSeconds);
   const TimingSpec timing{.min_seconds = spec.min_seconds, .rounds = spec.rounds, .sleeps = machine.backend() == Backend::cpu};
   const auto timings = time_in_turns(contestants, timing, [&]() -> Status {
@@ -273,24 +280,26 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
 
   const std::string planned = planned_kernel(prepared, work, machine.executor().threads());
   std::vector<BenchResult> results;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const PackedWeight& weight = *weights[i];
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const Source& source = sources[i];
     BenchResult& result = results.emplace_back();
     result.name = layer.name;
     result.modules = layer.modules;
-    result.m = work.rows(), result.n = weight.n(), result.k = weight.k();
-    result.conv = layer.conv, result.batch = layer.conv ? m : 1;
+    result.m = work.rows(), result.n = work.n, result.k = work.k;
+    result.conv = layer.conv, result.batch = layer.conv ? work.m : 1;
     result.scheme = Scheme{prepared.weight.scheme, layer.act_scheme}.name();
-    result.a_dtype = name(a_dtype);
+    result.a_dtype = name(work.a_dtype);
     result.d_dtype = name(work.out());
     result.kernel = contestants[i].name;
-    result.backend = backend_of(result.kernel);
-    result.layout = weight.layout();
-    result.calls = calls;
+    result.backend = source.weight == nullptr ? name(machine.backend()) : backend_of(result.kernel);
+    result.layout = source.layout;
+    result.calls = work.calls;
+    result.operation = work.operation;
+    result.transposed = work.transposed;
     result.chosen = !spec.all_kernels || result.kernel == planned;
-    derive(result, (*timings)[i], probes, weight.bytes().size(), work);
-    result.predicted_us = predicted_us(weight, work, result, machine);
-    for (std::size_t b = weights.size(); b < contestants.size(); ++b) {
+    derive(result, (*timings)[i], probes, source.bytes, work);
+    if (source.weight != nullptr) result.predicted_us = predicted_us(*source.weight, work, result, machine);
+    for (std::size_t b = sources.size(); b < contestants.size(); ++b) {
       const Contestant& other = contestants[b];
       std::string why = doubt((*timings)[b], dense_us(other.dense, work, median(probes.gbytes_per_s), machine.roofline()));
       if (why.empty())
@@ -305,6 +314,19 @@ Result<std::vector<BenchResult>> bench_m(const Prepared& prepared, DType a_dtype
 }  // namespace
 
 std::string_view name(Calls calls) { return calls == Calls::isolated ? "isolated" : "back-to-back"; }
+
+std::string_view name(Operation operation) {
+  switch (operation) {
+    case Operation::dequantize: return "dequantize";
+    case Operation::quantize: return "quantize";
+    default: return "linear";
+  }
+}
+
+DType BenchWork::out() const {
+  if (operation == Operation::quantize) return act_scheme.codes;
+  return d_dtype != DType::none ? d_dtype : a_dtype == DType::e4m3 ? DType::bf16 : a_dtype;
+}
 
 LinearSpec BenchWork::linear() const {
   return {.a_dtype = a_dtype,
@@ -330,12 +352,24 @@ Result<PackedWeight> BenchWork::pack(const QuantTensor& q, const PackOptions& op
 }
 
 Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& options) const {
+  if (operation == Operation::dequantize) return Plan::dequantize(weight, {.out = out(), .transposed = transposed}, options);
   return conv ? Plan::conv(weight, convolution(), options) : Plan::linear(weight, linear(), options);
 }
 
 std::int64_t BenchWork::rows() const { return conv ? m * conv->geometry.out_height() * conv->geometry.out_width() : m; }
 
+std::int64_t BenchWork::d_elements() const {
+  return operation == Operation::dequantize ? n * k : operation == Operation::quantize ? m * k : rows() * n;
+}
+
+std::size_t BenchWork::d_copies(std::uint64_t cold_bytes) const {
+  if (operation == Operation::linear) return 1;
+  const auto bytes = static_cast<std::uint64_t>(d_elements() * bits(out()) / 8);
+  return std::clamp<std::size_t>((cold_bytes + bytes - 1) / bytes, 1, kMaxCopies);
+}
+
 std::int64_t BenchWork::a_elements() const {
+  if (operation == Operation::dequantize) return 0;
   return conv ? m * conv->geometry.in_channels * conv->geometry.height * conv->geometry.width : m * k;
 }
 
@@ -352,12 +386,14 @@ View laid_out(View view, ImageLayout layout) {
 }  // namespace
 
 ConstTensorView BenchWork::a(const void* data) const {
+  if (operation == Operation::dequantize) return {};
   if (!conv) return {data, a_dtype, {m, k}};
   const ConvGeometry& g = conv->geometry;
   return laid_out(ConstTensorView(data, a_dtype, {m, g.in_channels, g.height, g.width}), conv->input);
 }
 
 TensorView BenchWork::d(void* data) const {
+  if (operation == Operation::dequantize) return transposed ? TensorView(data, out(), {k, n}) : TensorView(data, out(), {n, k});
   if (!conv) return {data, out(), {m, n}};
   const ConvGeometry& g = conv->geometry;
   return laid_out(TensorView(data, out(), {m, g.out_channels, g.out_height(), g.out_width()}), conv->output);
@@ -395,6 +431,7 @@ ConstTensorView view(const Tensor& t, const void* data) {
 }  // namespace
 
 Result<BenchActs> activations_for(const BenchWork& work) {
+  if (work.operation == Operation::dequantize) return BenchActs();
   if (work.a_dtype != DType::s8 && work.a_dtype != DType::e4m3)
     return BenchActs{activations(work.a_dtype, 1, work.a_elements()), {}, {}};
   const Tensor floats = activations(DType::f32, 1, work.a_elements());
@@ -421,6 +458,18 @@ Operands operands_of(const BenchActs& acts, const void* scales, const void* zero
   if (!acts.scales.empty()) operands.a_scale = view(acts.scales, scales);
   if (!acts.zeros.empty()) operands.a_zero = view(acts.zeros, zeros);
   return operands;
+}
+
+QuantizerMemory::QuantizerMemory(const BenchWork& work) {
+  const auto up = [](std::int64_t size) { return static_cast<std::size_t>((size + 255) / 256 * 256); };
+  const std::int64_t of_groups = 4 * work.m * work.act_scheme.group.cols(work.k);
+  codes = up(work.m * work.k * bits(work.a_dtype) / 8);
+  scales = codes + up(work.m * work.k);
+  zeros = scales + up(of_groups);
+  bytes = zeros + up(of_groups);
+  scale_bytes = work.act_scheme.group == GroupShape::tensor()
+                    ? 0.0
+                    : static_cast<double>(of_groups) * (work.act_scheme.zero == ZeroKind::none ? 1 : 2);
 }
 
 Result<std::vector<Timing>> time_in_turns(std::span<const Contestant> contestants, const TimingSpec& spec,
@@ -515,6 +564,7 @@ Misprediction misprediction_of(std::span<const BenchResult> results) {
   Misprediction found;
   std::vector<double> errors;
   for (const BenchResult& r : results) {
+    if (!(r.predicted_us > 0)) continue;
     const double error = std::abs(r.predicted_us / r.median_us - 1);
     if (errors.empty() || error > found.worst) {
       found.worst = error;
@@ -526,39 +576,60 @@ Misprediction misprediction_of(std::span<const BenchResult> results) {
   return found;
 }
 
+std::vector<bool> orders_of(Operation operation) {
+  return operation == Operation::dequantize ? std::vector{false, true} : std::vector{false};
+}
+
 Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,
                                const std::function<void(const std::string&)>& step) {
   const auto weight = layer.load();
   if (!weight.ok()) return weight.status().with_context(layer.name);
-  step(fmt::format("{} packing", layer.name));
-  auto entries = pack_for_all(layer, *weight, spec, machine);
-  if (!entries.ok()) return entries.status().with_context(layer.name);
-  Prepared prepared{layer, *weight, *std::move(entries), {}, {}};
+  if (spec.operation == Operation::quantize && layer.act_scheme.codes == DType::none)
+    return Status(StatusCode::unsupported,
+                  fmt::format("{}: its scheme does not quantize activations, as s8r_s8c does", layer.name));
+  Prepared prepared{layer, *weight, {}, {}, {}};
+  if (spec.operation != Operation::quantize) {
+    step(fmt::format("{} packing", layer.name));
+    auto entries = pack_for_all(layer, *weight, spec, machine);
+    if (!entries.ok()) return entries.status().with_context(layer.name);
+    prepared.entries = *std::move(entries);
+  }
   if (spec.all_kernels) {
     auto packed = pack_case(layer, *weight, spec, pack_options("", machine));
     if (!packed.ok()) return packed.status().with_context(layer.name);
     prepared.by_default = *std::move(packed);
   }
-  if (spec.baselines && !layer.conv) {  // a baseline of a convolution would be the product without its patches
+  if (spec.baselines && spec.operation == Operation::linear &&
+      !layer.conv) {  // a baseline of a convolution would be the product without its patches
     auto made = machine.baseline(*weight, prepared.by_default ? *prepared.by_default : prepared.entries.front().copies->front());
     if (!made.ok()) return made.status().with_context(layer.name);
     prepared.baseline = *std::move(made);
   }
   LayerBench bench;
   Status refusal;
+  BenchWork work{.d_dtype = spec.d_dtype,
+                 .n = weight->n,
+                 .k = weight->k,
+                 .act_scheme = layer.act_scheme,
+                 .accumulation = spec.accumulation,
+                 .bias = !weight->bias.empty(),
+                 .conv = layer.conv,
+                 .operation = spec.operation};
   for (DType act : spec.acts) {
     Status refused;
     for (std::int64_t m : layer.m)
-      for (Calls calls : spec.calls) {
-        step(fmt::format("{} {} M={}", layer.name, name(act), m));
-        auto measured = bench_m(prepared, act, m, calls, spec, machine);
-        if (!measured.ok()) {
-          if (measured.status().code() != StatusCode::unsupported) return measured.status().with_context(layer.name);
-          refused = measured.status();
-          continue;
+      for (Calls calls : spec.calls)
+        for (bool transposed : orders_of(spec.operation)) {
+          step(fmt::format("{} {} M={}", layer.name, name(act), m));
+          work.a_dtype = act, work.m = m, work.calls = calls, work.transposed = transposed;
+          auto measured = bench_work(prepared, work, spec, machine);
+          if (!measured.ok()) {
+            if (measured.status().code() != StatusCode::unsupported) return measured.status().with_context(layer.name);
+            refused = measured.status();
+            continue;
+          }
+          for (BenchResult& result : *measured) bench.results.push_back(std::move(result));
         }
-        for (BenchResult& result : *measured) bench.results.push_back(std::move(result));
-      }
     if (refused.ok()) continue;
     refusal = refused.with_context(layer.name);
     bench.left_out.emplace_back(refused.with_context(fmt::format("{} × {}", layer.name, name(act))).message());

@@ -62,16 +62,23 @@ struct BenchCase {
 enum class Calls : std::uint8_t { back_to_back, isolated };
 std::string_view name(Calls calls);
 
-/// One measurement's question to the planner: m rows through a linear layer, or m images through a convolution.
+/// What is measured of a layer: its product (or convolution), W written as floats, or its activations quantized. The last two are bound by
+/// memory, and have no baseline.
+enum class Operation : std::uint8_t { linear, dequantize, quantize };
+std::string_view name(Operation operation);
+
+/// One measurement's question to the planner: m rows through a linear layer, m images through a convolution, W, or the codes of m rows.
 struct BenchWork {
   DType a_dtype = DType::f32;   // of A; codes come with their scales
-  DType d_dtype = DType::none;  // of D; none: as A, but no kernel writes FP8
+  DType d_dtype = DType::none;  // of D; none: as A, but no kernel writes FP8; a quantizer writes codes
   std::int64_t m = 1, n = 1, k = 1;
   ActScheme act_scheme = {};
   Accumulation accumulation = Accumulation::fast;
   bool bias = false;
   std::optional<ConvShapes> conv = {};
   Calls calls = Calls::back_to_back;
+  Operation operation = Operation::linear;
+  bool transposed = false;  // W as [K,N]
 
   bool operator==(const BenchWork&) const = default;
   LinearSpec linear() const;
@@ -79,11 +86,13 @@ struct BenchWork {
   ConvSpec convolution() const;
   Result<PackedWeight> pack(const QuantTensor& q, const PackOptions& options) const;
   Result<Plan> plan(const PackedWeight& weight, const PlanOptions& options) const;
-  DType out() const { return d_dtype != DType::none ? d_dtype : a_dtype == DType::e4m3 ? DType::bf16 : a_dtype; }
+  DType out() const;
   /// Rows of D: m, or the pixels of m images.
   std::int64_t rows() const;
   std::int64_t a_elements() const;
-  std::int64_t d_elements() const { return rows() * n; }
+  std::int64_t d_elements() const;
+  /// Outputs in rotation, so that none is in a cache that holds less than `cold_bytes`: of what is bound by writing them.
+  std::size_t d_copies(std::uint64_t cold_bytes) const;
   /// Views of dense memory.
   ConstTensorView a(const void* data) const;
   TensorView d(void* data) const;
@@ -98,6 +107,32 @@ Result<BenchActs> activations_for(const BenchWork& work);
 /// The operands of a run, whose scales and zero points are at these addresses.
 Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros);
 
+/// The memory of a quantizer's input and outputs, one after the other.
+struct QuantizerMemory {
+  std::size_t codes, scales, zeros;  // where they begin; A is at 0
+  std::size_t bytes;                 // in all
+  double scale_bytes;                // of scales and zero points
+
+  explicit QuantizerMemory(const BenchWork& work);
+  /// Reads and writes the memory that begins at `memory`, by the CPU or on a stream of the GPU.
+  template <class Where>
+  Status run(const BenchWork& work, const std::optional<StaticActs>& known, std::byte* memory, Where where) const {
+    const ActScheme& scheme = work.act_scheme;
+    const std::int64_t m = work.m, groups = scheme.group.cols(work.k);
+    const auto of_groups = [&](std::size_t at, DType type) {
+      TensorView view(memory + at, type, {m, groups});
+      view.strides = {1, m};  // as block-scaled GEMMs read them
+      return scheme.group.k == 0 ? TensorView(memory + at, type, {m}) : view;
+    };
+    ActOutputs out{.codes = TensorView(memory + codes, scheme.codes, {m, work.k})};
+    if (scheme.group != GroupShape::tensor()) {
+      out.scales = of_groups(scales, DType::f32);
+      if (scheme.zero != ZeroKind::none) out.zeros = of_groups(zeros, DType::s32);
+    }
+    return quantize_activations(ConstTensorView(memory, work.a_dtype, {m, work.k}), scheme, out, {.known = known}, where);
+  }
+};
+
 struct BenchResult {
   std::string name;
   std::int64_t m = 1, n = 0, k = 0;  // of the product: m of a convolution counts output pixels
@@ -105,6 +140,8 @@ struct BenchResult {
   std::int64_t batch = 1;  // of a convolution
   std::string scheme, a_dtype, d_dtype, backend, kernel, layout;
   Calls calls = Calls::back_to_back;
+  Operation operation = Operation::linear;
+  bool transposed = false;
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
   // The ceilings, by probes in every round, and the share of them that was reached: the median over the rounds of the least time over the
   // measured time.
@@ -116,13 +153,14 @@ struct BenchResult {
   std::vector<double> round_percents;  // roofline_percent, round by round
   std::size_t samples = 0;
   bool chosen = true;                          // what the planner would run
-  double predicted_us = 0;                     // by the planner, with the probed ceilings
+  double predicted_us = 0;                     // by the planner, with the probed ceilings; 0: it was not asked
   std::vector<std::string> modules = {};       // as in BenchCase
   std::map<std::string, double> baselines;     // median µs
   std::map<std::string, std::string> doubted;  // baselines with implausible times, and why
 };
 
 struct BenchSpec {
+  Operation operation = Operation::linear;
   std::vector<DType> acts = {DType::f32};
   DType d_dtype = DType::none;  // BenchWork::d_dtype
   Accumulation accumulation = Accumulation::fast;
@@ -143,15 +181,22 @@ struct Regret {
 /// The regret over results of all kernels; nothing where no choice was measured.
 std::optional<Regret> regret_of(std::span<const BenchResult> results);
 
-/// How far the planner's predictions are from the measured times: |predicted / measured − 1|, over all results.
+/// How far the planner's predictions are from the measured times: |predicted / measured − 1|, over all results that have one.
 struct Misprediction {
   double median = 0, worst = 0;
-  BenchResult at;  // where it was worst
+  BenchResult at;  // where it was worst; without a name: there are no predictions
 };
 Misprediction misprediction_of(std::span<const BenchResult> results);
 
 /// Copies of one packed weight, used in rotation: so many that each has left the caches before it is used again.
 using Copies = std::shared_ptr<const std::vector<PackedWeight>>;
+
+/// What does a layer's operation without a plan.
+struct Operator {
+  Contestant contestant;
+  std::string layout;  // of what it reads; "": of nothing packed
+  double bytes = 0;    // that move, beside A and D
+};
 
 /// Other libraries with one layer as dense weights, cold copies of them.
 class Baseline {
@@ -185,6 +230,8 @@ class BenchMachine {
   virtual std::uint64_t cold_bytes() const = 0;
   /// The contestant that runs `plan` on the copies in rotation.
   virtual Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) = 0;
+  /// What quantizes A; or what writes W from tensors as checkpoints have them, beside the plan that reads a packed weight.
+  virtual Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) = 0;
   /// The baseline of a weight and its packed form; null when there is none, or its copies would not fit.
   virtual Result<std::unique_ptr<Baseline>> baseline(const QuantTensor& q, const PackedWeight& weight) = 0;
   /// The name of the baseline, "OpenBLAS 0.3.21 ...", or why there is none.
@@ -207,6 +254,8 @@ struct LayerBench {
   std::vector<BenchResult> results;
   std::vector<std::string> left_out;  // activation types that no kernel supports, with the reasons
 };
+/// [N,K] and transposed [K,N] of W; otherwise there is one order.
+std::vector<bool> orders_of(Operation operation);
 /// Measures one layer for each activation type and each of its M. `step` is called before each with a description. Refuses where it has
 /// nothing to measure.
 Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, BenchMachine& machine,

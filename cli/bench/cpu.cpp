@@ -45,16 +45,38 @@ struct PlanRun {
   Executor& executor;
   BenchWork work;
   BenchActs acts;
+  std::size_t d_copies;
   Buffer d, workspace;
   std::size_t next = 0;
 
+  static std::size_t d_bytes(const BenchWork& work) { return static_cast<std::size_t>(work.d_elements()) * sizeof(float); }
+
   Result<double> operator()() {
-    const PackedWeight& weight = (*copies)[next++ % copies->size()];
+    const PackedWeight& weight = (*copies)[next % copies->size()];
     const ConstTensorView in = work.a(acts.a.bytes.data());
-    const TensorView out = work.d(d.as<std::byte>());
+    const TensorView out = work.d(d.as<std::byte>() + next++ % d_copies * d_bytes(work));
     const Operands operands = operands_of(acts, acts.scales.bytes.data(), acts.zeros.bytes.data());
     Status ran;
     const double seconds = seconds_of([&] { ran = plan.run(weight, in, out, operands, workspace.span(), &executor); });
+    if (!ran.ok()) return ran;
+    return seconds;
+  }
+};
+
+// A quantizer, on the next copy of its activations.
+struct QuantizeRun {
+  BenchWork work;
+  std::optional<StaticActs> known;
+  Executor& executor;
+  QuantizerMemory parts;
+  std::size_t copies;
+  Buffer memory;
+  std::size_t next = 0;
+
+  Result<double> operator()() {
+    std::byte* const at = memory.as<std::byte>() + next++ % copies * parts.bytes;
+    Status ran;
+    const double seconds = seconds_of([&] { ran = parts.run(work, known, at, &executor); });
     if (!ran.ok()) return ran;
     return seconds;
   }
@@ -189,9 +211,22 @@ class Cpu : public BenchMachine {
                 .executor = executor_,
                 .work = work,
                 .acts = *std::move(acts),
-                .d = Buffer(static_cast<std::size_t>(work.d_elements()) * sizeof(float)),
+                .d_copies = work.d_copies(cold_bytes()),
+                .d = Buffer(work.d_copies(cold_bytes()) * PlanRun::d_bytes(work)),
                 .workspace = Buffer(plan.workspace_bytes())};
     return Contestant{std::string(plan.kernel(work.m)), shared(std::make_shared<PlanRun>(std::move(run)))};
+  }
+
+  Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {
+    if (work.operation != Operation::quantize) return std::vector<Operator>();
+    const QuantizerMemory parts(work);
+    const std::size_t copies = work.d_copies(cold_bytes());
+    const auto run =
+        std::make_shared<QuantizeRun>(QuantizeRun{work, q.static_acts, executor_, parts, copies, Buffer(copies * parts.bytes)});
+    const Tensor a = activations(work.a_dtype, work.m, work.k);
+    for (std::size_t i = 0; i < copies; ++i)
+      std::copy(a.bytes.begin(), a.bytes.end(), run->memory.as<std::byte>() + i * parts.bytes);
+    return std::vector{Operator{{"quantize_activations", shared(run)}, "", parts.scale_bytes}};
   }
 
   Result<std::unique_ptr<Baseline>> baseline(const QuantTensor&, const PackedWeight& weight) override {

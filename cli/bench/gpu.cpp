@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <random>
 #include <utility>
 
 #include "bench/core.hpp"
@@ -140,24 +142,32 @@ Result<DeviceMemory> to_device(const Tensor& tensor) {
   return memory;
 }
 
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
 // Of a [M,K] or [N,K] matrix of f16.
 std::size_t f16_bytes(std::int64_t rows, std::int64_t columns) { return 2 * static_cast<std::size_t>(rows * columns); }
 
-// Activations and outputs stay warm.
+// Activations stay warm, and so do the outputs of products.
 struct OperandData {
   DeviceMemory a, scales, zeros, d;
   Operands args;
+  std::size_t d_bytes, d_copies;
 
-  static Result<std::shared_ptr<OperandData>> make(const BenchWork& work) {
+  std::byte* d_at(std::size_t i) const { return d.data() + i % d_copies * d_bytes; }
+
+  static Result<std::shared_ptr<OperandData>> make(const BenchWork& work, std::uint64_t cold_bytes) {
     const auto acts = activations_for(work);
     if (!acts.ok()) return acts.status();
     auto a = to_device(acts->a), scales = to_device(acts->scales), zeros = to_device(acts->zeros);
-    auto d = DeviceMemory::allocate(static_cast<std::size_t>(work.d_elements()) * sizeof(float));
+    const std::size_t d_bytes = aligned(static_cast<std::size_t>(work.d_elements()) * sizeof(float));
+    const std::size_t d_copies = work.d_copies(cold_bytes);
+    auto d = DeviceMemory::allocate(d_copies * d_bytes);
     for (const auto* memory : {&a, &scales, &zeros, &d}) {
       if (!memory->ok()) return memory->status();
     }
     const Operands args = operands_of(*acts, scales->data(), zeros->data());
-    return std::make_shared<OperandData>(OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), args});
+    return std::make_shared<OperandData>(
+        OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), args, d_bytes, d_copies});
   }
 };
 
@@ -168,7 +178,7 @@ struct DenseCopies {
   DeviceMemory memory;
 
   static Result<std::shared_ptr<DenseCopies>> make(DType type, std::int64_t n, std::int64_t k, std::uint64_t cold_bytes) {
-    const std::size_t bytes = (static_cast<std::size_t>(n * k * bits(type) / 8) + 255) / 256 * 256;
+    const std::size_t bytes = aligned(static_cast<std::size_t>(n * k * bits(type) / 8));
     const std::size_t count = std::clamp<std::size_t>((cold_bytes + bytes - 1) / bytes, 1, kMaxCopies);
     auto memory = DeviceMemory::allocate(count * bytes);
     if (!memory.ok()) return memory.status();
@@ -197,7 +207,7 @@ class CublasLayer : public Baseline {
     }
     if (Status copied = copy(dense.a_dtype); !copied.ok()) return copied;
     if (copies_ == nullptr) return std::vector<Contestant>();
-    const auto operands = OperandData::make(dense);
+    const auto operands = OperandData::make(dense, cold_bytes_);
     if (!operands.ok()) return operands.status();
     struct Kept {
       std::shared_ptr<OperandData> operands;
@@ -242,6 +252,61 @@ class CublasLayer : public Baseline {
   const PackedWeight& weight_;
   std::uint64_t cold_bytes_;
   std::shared_ptr<DenseCopies> copies_;
+};
+
+// Cold copies of the tensors of a weight in an AWQ or GPTQ checkpoint, which have its scales and, in whatever order, its codes.
+struct StoredWeight {
+  CheckpointTensors shape;
+  std::size_t qzeros, scales, g_idx, bytes, copies;  // where they begin; qweight is at 0
+  DeviceMemory memory;
+
+  static bool has(const QuantTensor& q, CheckpointTensors::Format format) {
+    const DTypeInfo& codes = info(q.scheme.codes);
+    const bool integers = codes.kind == DTypeKind::uint || codes.kind == DTypeKind::biased;
+    const bool exact = q.scheme.zero == ZeroKind::none || q.scheme.zero == ZeroKind::integer;
+    const bool awq = format == CheckpointTensors::Format::awq;
+    return integers && exact && q.scheme.group.n == 1 && q.scheme.group.k > 0 &&
+           (codes.bits == 4 || (!awq && (codes.bits < 4 || codes.bits == 8))) && !(awq && q.n % 8 != 0);
+  }
+
+  static Result<std::shared_ptr<StoredWeight>> make(const QuantTensor& q, CheckpointTensors::Format format,
+                                                    std::uint64_t cold_bytes) {
+    const bool awq = format == CheckpointTensors::Format::awq;
+    const std::int64_t b = bits(q.scheme.codes), weight_words = awq ? q.k * (q.n / 8) : (q.k * b + 31) / 32 * q.n,
+                       zero_words = q.groups() * (awq ? q.n / 8 : (q.n * b + 31) / 32);
+    auto made = std::make_shared<StoredWeight>();
+    made->shape = {
+        .format = format, .bits = static_cast<int>(b), .scale = q.scheme.scale, .n = q.n, .k = q.k, .group = q.scheme.group.k};
+    made->qzeros = aligned(static_cast<std::size_t>(4 * weight_words));
+    made->scales = made->qzeros + aligned(static_cast<std::size_t>(4 * zero_words));
+    made->g_idx = made->scales + aligned(q.scales.bytes.size());
+    made->bytes = made->g_idx + aligned(static_cast<std::size_t>(4 * q.k));
+    std::vector<std::byte> host(made->bytes);
+    for (std::size_t i = 0; i < made->scales; ++i)
+      host[i] = static_cast<std::byte>(q.codes[2 * i % q.codes.size()] | q.codes[(2 * i + 1) % q.codes.size()] << 4);
+    std::copy(q.scales.bytes.begin(), q.scales.bytes.end(), host.begin() + static_cast<std::ptrdiff_t>(made->scales));
+    std::vector<std::int32_t> groups;
+    for (std::int64_t k = 0; k < q.k; ++k) groups.push_back(static_cast<std::int32_t>(k / q.scheme.group.k));
+    std::shuffle(groups.begin(), groups.end(), std::mt19937(1));
+    std::memcpy(host.data() + made->g_idx, groups.data(), 4 * groups.size());
+    made->copies = std::clamp<std::size_t>((cold_bytes + made->bytes - 1) / made->bytes, 1, kMaxCopies);
+    auto memory = DeviceMemory::allocate(made->copies * made->bytes);
+    if (!memory.ok()) return memory.status();
+    made->memory = *std::move(memory);
+    for (std::size_t i = 0; i < made->copies; ++i) {
+      if (Status copied = copy_to_device(made->memory.data() + i * made->bytes, host.data(), host.size()); !copied.ok())
+        return copied;
+    }
+    return made;
+  }
+
+  CheckpointTensors at(std::size_t i, bool act_order) const {
+    const std::byte* const first = memory.data() + i * bytes;
+    CheckpointTensors tensors = shape;
+    tensors.qweight = first, tensors.qzeros = first + qzeros, tensors.scales = first + scales;
+    if (act_order) tensors.g_idx = first + g_idx;
+    return tensors;
+  }
 };
 
 // 10⁹ operations per second of a product for which the time to read operands is negligible.
@@ -314,7 +379,7 @@ class Gpu : public BenchMachine {
     shared.calls = Calls::back_to_back;
     if (operands_ == nullptr || work_ != shared) {
       operands_ = nullptr;  // its memory is freed before more is asked for
-      auto made = OperandData::make(work);
+      auto made = OperandData::make(work, cold_bytes());
       if (!made.ok()) return made.status();
       operands_ = *std::move(made);
       work_ = shared;
@@ -332,10 +397,30 @@ class Gpu : public BenchMachine {
     return replaying(
         std::string(plan.kernel(work.m)), copies->size(), keep,
         [&](std::size_t i, cudaStream_t stream) {
-          return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d.data()), on_gpu.args,
+          return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d_at(i)), on_gpu.args,
                           std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
         },
         separator(reads_, work.calls));
+  }
+
+  Result<std::vector<Operator>> operators(const QuantTensor& q, const BenchWork& work) override {
+    std::vector<Operator> made;
+    if (work.operation == Operation::quantize) {
+      auto quantizer = quantizer_of(q, work);
+      if (!quantizer.ok()) return quantizer.status();
+      made.push_back(*std::move(quantizer));
+      return made;
+    }
+    for (const auto& [name, format, act_order] : {std::tuple("awq", CheckpointTensors::Format::awq, false),
+                                                  {"gptq", CheckpointTensors::Format::gptq, false},
+                                                  {"gptq_act_order", CheckpointTensors::Format::gptq, true}}) {
+      if (!StoredWeight::has(q, format)) continue;
+      auto dequantizer = dequantizer_of(q, work, name, format, act_order);
+      if (dequantizer.status().code() == StatusCode::unsupported) continue;
+      if (!dequantizer.ok()) return dequantizer.status();
+      made.push_back(*std::move(dequantizer));
+    }
+    return made;
   }
 
   Result<std::unique_ptr<Baseline>> baseline(const QuantTensor& q, const PackedWeight& weight) override {
@@ -350,6 +435,45 @@ class Gpu : public BenchMachine {
   }
 
  private:
+  Result<Operator> quantizer_of(const QuantTensor& q, const BenchWork& work) {
+    const QuantizerMemory parts(work);
+    const std::size_t copies = work.d_copies(cold_bytes());
+    auto memory = DeviceMemory::allocate(copies * parts.bytes);
+    if (!memory.ok()) return memory.status();
+    const auto keep = std::make_shared<DeviceMemory>(*std::move(memory));
+    const Tensor a = activations(work.a_dtype, work.m, work.k);
+    for (std::size_t i = 0; i < copies; ++i) {
+      if (Status copied = copy_to_device(keep->data() + i * parts.bytes, a.bytes.data(), a.bytes.size()); !copied.ok())
+        return copied;
+    }
+    auto made = replaying(
+        "quantize_activations", copies, keep,
+        [&](std::size_t i, cudaStream_t stream) {
+          return parts.run(work, q.static_acts, keep->data() + i * parts.bytes, Stream{stream});
+        },
+        separator(reads_, work.calls));
+    if (!made.ok()) return made.status();
+    return Operator{*std::move(made), "", parts.scale_bytes};
+  }
+
+  Result<Operator> dequantizer_of(const QuantTensor& q, const BenchWork& work, const std::string& format_name,
+                                  CheckpointTensors::Format format, bool act_order) {
+    const auto stored = StoredWeight::make(q, format, cold_bytes());
+    if (!stored.ok()) return stored.status();
+    const auto operands = OperandData::make(work, cold_bytes());
+    if (!operands.ok()) return operands.status();
+    const auto keep =
+        std::make_shared<std::pair<std::shared_ptr<StoredWeight>, std::shared_ptr<OperandData>>>(*stored, *operands);
+    auto made = replaying(
+        "dequantize_" + format_name, (*stored)->copies, keep,
+        [&](std::size_t i, cudaStream_t stream) {
+          return dequantize((*stored)->at(i, act_order), work.d((*operands)->d_at(i)), work.transposed, Stream{stream});
+        },
+        separator(reads_, work.calls));
+    if (!made.ok()) return made.status();
+    return Operator{*std::move(made), format_name, static_cast<double>((*stored)->bytes)};
+  }
+
   Executor& executor_;
   GpuInfo info_;
   GpuReadProbe reads_;

@@ -22,7 +22,7 @@ struct Options {
   std::vector<std::filesystem::path> compare;
   std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
   std::vector<std::string> schemes, acts = {"f32"}, calls = {"back-to-back"};  // no schemes: the default
-  std::string backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
+  std::string operation = "linear", backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
   bool all_kernels = false, no_baselines = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
@@ -64,6 +64,12 @@ std::vector<DType> act_types(const Options& options) {
   return types;
 }
 
+Operation operation_of(const Options& options) {
+  return options.operation == "dequantize" ? Operation::dequantize
+         : options.operation == "quantize" ? Operation::quantize
+                                           : Operation::linear;
+}
+
 Result<std::unique_ptr<BenchMachine>> machine_of(Backend backend, Executor& executor) {
   if (backend == Backend::cuda) return gpu_machine(executor);
   return cpu_machine(executor);
@@ -77,11 +83,13 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   if ((*machine)->backend() == Backend::cuda) {
     if (auto gpu = this_gpu(); gpu.ok()) benchmark.gpu = *std::move(gpu);
   }
-  if (!options.no_baselines && options.conv.empty()) benchmark.baseline = (*machine)->baseline_description();
+  if (!options.no_baselines && options.conv.empty() && options.operation == "linear")
+    benchmark.baseline = (*machine)->baseline_description();
   benchmark.commit = commit();
   benchmark.date = utc_now();
   benchmark.accumulation = options.accumulation;
   BenchSpec spec;
+  spec.operation = operation_of(options);
   spec.acts = act_types(options);
   spec.accumulation = parse_accumulation(options.accumulation);
   spec.calls.clear();
@@ -94,7 +102,8 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   if (!options.out.empty()) spec.d_dtype = parse_dtype(options.out).value_or(DType::none);
   spec.baselines = !options.no_baselines;
   std::size_t cells = 0, done = 0;
-  for (const BenchCase& layer : cases) cells += layer.m.size() * spec.acts.size() * spec.calls.size();
+  for (const BenchCase& layer : cases)
+    cells += layer.m.size() * spec.acts.size() * spec.calls.size() * orders_of(spec.operation).size();
   ProgressBar progress("measuring");
   Status refusal;
   for (const BenchCase& layer : cases) {
@@ -141,6 +150,10 @@ Result<Outcome> run(const Options& options) {
     return Status(StatusCode::invalid_argument,
                   "bench needs one of PATH or --shapes FILE or --conv FILE; see nibble bench --help");
   }
+  if (options.operation != "linear" && (!options.report.empty() || !options.kernel.empty() || options.all_kernels))
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--report, --kernel and --all-kernels are of products; leave them out with --operation {}",
+                              options.operation));
   if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
     return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
   if (parse_backend(options.backend) == Backend::cpu && std::ranges::count(options.calls, "isolated") != 0)
@@ -160,10 +173,12 @@ Result<Outcome> run(const Options& options) {
     if (!opened.ok()) return opened.status();
     checkpoint = *std::move(opened);
   }
-  const auto cases = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
-                     : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
-                                            : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
+  auto cases = checkpoint             ? cases_from_checkpoint(*checkpoint, options.layer, *quantize, options.m)
+               : options.conv.empty() ? cases_from_shapes(options.shapes, options.layer, schemes_of(options), options.m)
+                                      : cases_from_conv_shapes(conv_cases(options, quantize->value_or(ActScheme{})));
   if (!cases.ok()) return cases.status();
+  if (operation_of(options) == Operation::dequantize)
+    for (BenchCase& layer : *cases) layer.m = {1};
   Threads threads(options.threads);
   const auto benchmark = measure(options, *cases, threads.executor());
   if (!benchmark.ok()) return benchmark.status();
@@ -301,10 +316,11 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
     const bool isolated = r.calls == Calls::isolated;
     any_isolated = any_isolated || isolated;
-    table.add({printable(r.name) + (isolated ? " (isolated)" : ""), std::to_string(r.m), std::to_string(r.n), std::to_string(r.k),
-               r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us), fmt::format("{:.2f}", r.gbytes_per_s),
-               fmt::format("{:.1f}", r.gflops), r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak",
-               fmt::format("{:.0f} %", r.roofline_percent), speedup, benchmark.regret && r.chosen ? "yes" : ""});
+    table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + (isolated ? " (isolated)" : ""), std::to_string(r.m),
+               std::to_string(r.n), std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
+               fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
+               r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
+               speedup, benchmark.regret && r.chosen ? "yes" : ""});
   }
   std::string text = table.render(colour);
   text +=
@@ -319,8 +335,9 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
   for (std::size_t i = 0; i < std::min(kShown, doubts.size()); ++i) text += doubts[i];
   if (doubts.size() > kShown) text += fmt::format("… and {} more without; --json has them all\n", doubts.size() - kShown);
   const Misprediction off = misprediction_of(benchmark.results);
-  text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
-                      100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.a_dtype, off.at.kernel);
+  if (!off.at.name.empty())
+    text += fmt::format("predicted times: {:.0f} % off in the median, {:.0f} % at worst: {} M={} {} {}, {}\n", 100 * off.median,
+                        100 * off.worst, printable(off.at.name), off.at.m, off.at.scheme, off.at.a_dtype, off.at.kernel);
   if (benchmark.regret) text += regret_text(*benchmark.regret);
   for (const std::string& layer : benchmark.left_out) text += fmt::format("left out: {}\n", printable(layer));
   return text;
@@ -358,6 +375,8 @@ Json benchmark_json(const Benchmark& benchmark) {
             {"baselines", Json(r.baselines)}};
     if (!r.doubted.empty()) json["baselines_left_out"] = r.doubted;
     if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
+    if (r.operation != Operation::linear) json["operation"] = name(r.operation);
+    if (r.transposed) json["transposed"] = true;
     if (benchmark.regret) json["chosen"] = r.chosen;
   }
   Json document = {{"schema", 1},
@@ -379,6 +398,7 @@ void add_bench(CLI::App& app, Action& action) {
                                   "  echo '4096 14336 down_proj' > layers.txt\n"
                                   "  nibble bench --shapes layers.txt --scheme u4zg128,s8g128_u4zg128\n"
                                   "  nibble bench --backend cuda --shapes layers.txt --scheme u4b8g128 --a-dtype f16,bf16\n"
+                                  "  nibble bench --shapes layers.txt --operation dequantize --a-dtype bf16\n"
                                   "  echo '64 56x56 64 3 conv padding=1' > convs.txt\n"
                                   "  nibble bench --conv convs.txt --scheme s8t_s8c,u4b8g32 --image-layout nhwc\n"
                                   "  nibble bench --compare before.json now.json --fail-under 0.9");
@@ -430,6 +450,14 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--out", options->out, "Type of the output, whatever the activations are: f32, f16, bf16 or s8")
       ->check(one_of({"f32", "f16", "bf16", "s8"}))
       ->type_name("TYPE");
+  command
+      ->add_option("--operation", options->operation,
+                   "linear: the product of the layer; dequantize: W in the types of --a-dtype, as [N,K] and [K,N]; quantize: "
+                   "activations, as the scheme says")
+      ->check(one_of({"linear", "dequantize", "quantize"}))
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->excludes(conv);
   add_backend(*command, options->backend);
   command
       ->add_option("--calls", options->calls,

@@ -590,6 +590,45 @@ TEST_F(Cli, BenchTakesActivationsThatAreCodes) {
   EXPECT_TRUE(contains(floats.err, "activations of type s8")) << floats.err;
 }
 
+TEST_F(Cli, BenchOfOperationsWithoutAProduct) {
+  spit(at("shapes.txt"), "40 256 a\n3 24 512 b\n");
+  const auto bench = [&](const char* operation, const char* schemes) {
+    const Finished run = nibble({"bench", "--shapes", at("shapes.txt"), "-M", "1,4", "--operation", operation, "--scheme",
+                                 schemes, "--a-dtype", "f32,bf16", "--min-time", "0.001", "--json", at("b.json")});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_FALSE(contains(run.out, "baseline")) << run.out;
+    EXPECT_EQ(nibble({"bench", "--compare", at("b.json"), at("b.json"), "--fail-under", "1"}).exit_code, 0);
+    auto json = nlohmann::json::parse(slurp(at("b.json")));
+    for (const auto& r : json["results"]) {
+      EXPECT_EQ(r["operation"], operation);
+      EXPECT_EQ(r["bound"], "memory");
+      EXPECT_GT(r["memory_percent"], 0);
+      EXPECT_EQ(r["compute_percent"], 0);
+      EXPECT_TRUE(r["baselines"].empty());
+      const double bytes = r["gbytes_per_s"].get<double>() * r["median_us"].get<double>() * 1e3;
+      const double n = r["n"], k = r["k"], m = r["m"], a = r["a_dtype"] == "f32" ? 4 : 2;
+      if (r["scheme"] == "s8r_s8c") {
+        EXPECT_NEAR(bytes, m * k * (a + 1) + 4 * m, 1);
+      } else if (r["scheme"] == "s8zg128_u4zg128") {
+        EXPECT_NEAR(bytes, m * k * (a + 1) + 2 * 4 * m * k / 128, 1);
+      } else {
+        EXPECT_GT(bytes, n * k * (a + 0.5));
+      }
+    }
+    return json;
+  };
+  // Two layers and two types, each in two orders.
+  const auto dequantized = bench("dequantize", "u4zg128");
+  ASSERT_EQ(dequantized["results"].size(), 8u);
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(dequantized["results"][i].value("transposed", false), i % 2 == 1);
+  // Two schemes and two types; the second layer has an M of its own.
+  const auto quantized = bench("quantize", "s8r_s8c,s8zg128_u4zg128,u4zg128");
+  EXPECT_EQ(quantized["results"].size(), 12u);
+  EXPECT_TRUE(contains(quantized["left_out"][0], "does not quantize activations"));
+  const Finished none = nibble({"bench", "--shapes", at("shapes.txt"), "--operation", "quantize"});
+  EXPECT_TRUE(contains(none.err, "does not quantize activations")) << none.err;
+}
+
 TEST_F(Cli, BenchOfACheckpointQuantizesActivations) {
   const Finished run = nibble({"bench", checkpoint("gptq"), "-M", "2", "--layer", "k_proj", "--act-scheme", "s8r",
                                "--no-baselines", "--min-time", "0.001", "--json", at("b.json"), "--report", at("r.html")});

@@ -68,6 +68,8 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"bench", awq, "--reference", awq}, "--report"},
       {{"doctor", "--measure", "--kernels"}, "--measure"},
       {{"bench", awq, "--fail-under", "0.9"}, "--compare"},
+      {{"bench", awq, "--operation", "dequantize", "--all-kernels"}, "leave them out with --operation dequantize"},
+      {{"bench", "--conv", awq, "--operation", "quantize"}, "excludes --"},
       {{"bench", awq, "--calls", "alone"}, "'alone' is not one of back-to-back, isolated"},
       {{"bench", awq, "--calls", "back-to-back,isolated"}, "leave it out, or give --backend cuda"},
       {{"quantize", checkpoint("float"), out}, "--format"},

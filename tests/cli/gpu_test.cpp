@@ -1,4 +1,6 @@
 // The commands with --backend cuda, on machines with a GPU; errors_test.cpp has the errors without one.
+#include <map>
+
 #include "cli/cli.hpp"
 #include "nibble/nibble.hpp"
 
@@ -90,6 +92,30 @@ TEST_F(CliGpu, BenchComparesCodesWithCublasLt) {
       const bool has = type == "s8" || std::string_view(out) != "s8";  // cuBLASLt writes no s8 of e4m3
       EXPECT_EQ(r["baselines"].contains("cublaslt_" + type) || r.contains("baselines_left_out"), has) << r;
     }
+  }
+}
+
+/// Writing W and quantizing activations: bound by memory, and not faster than it.
+TEST_F(CliGpu, BenchMeasuresWhatIsBoundByMemory) {
+  spit(at("shapes.txt"), "4096 4096 a\n");
+  const auto bench = [&](const char* operation, const char* schemes) {
+    return nibble_json({"bench", "--backend", "cuda", "--shapes", at("shapes.txt"), "-M", "2048", "--operation", operation,
+                        "--scheme", schemes, "--a-dtype", "bf16", "--min-time", "0.02", "--json"})["results"];
+  };
+  std::map<std::string, int> kernels;
+  for (const auto& r : bench("dequantize", "u4zg128,u8b128g128")) {
+    ++kernels[r["layout"]];
+    EXPECT_EQ(r["operation"], "dequantize");
+    EXPECT_GT(r["memory_percent"], 20) << r;
+    EXPECT_LT(r["memory_percent"], 110) << r;
+  }
+  EXPECT_EQ(kernels, (std::map<std::string, int>{{"gpu_n64k128", 4}, {"awq", 2}, {"gptq", 4}, {"gptq_act_order", 4}}));
+  const auto quantized = bench("quantize", "s8r_s8c,s8zr_s8c,s8t_s8c,e4m3r_e4m3c,e4m3g128_e4m3b128x128");
+  EXPECT_EQ(quantized.size(), 5u);
+  for (const auto& r : quantized) {
+    EXPECT_EQ(r["d_dtype"], r["scheme"].get<std::string>().starts_with("s8") ? "s8" : "e4m3");
+    EXPECT_GT(r["memory_percent"], 20) << r;
+    EXPECT_LT(r["memory_percent"], 110) << r;
   }
 }
 

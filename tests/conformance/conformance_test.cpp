@@ -661,6 +661,36 @@ TEST_P(LinearConformance, WritesOnlyItsOutputAndDoesNotDependOnThreads) {
   }
 }
 
+/// Rows of A with NaN between them: as far from each other as kernels read them fast, which changes no bit, and off every alignment, where another
+/// kernel may have to step in.
+TEST_P(LinearConformance, RowsOfAMayLieApart) {
+  const Kernel& kernel = *GetParam();
+  const std::int64_t m = 19, n = 45, k = 96;
+  const WeightScheme scheme = scheme_for(kernel, {DType::u4, ZeroKind::integer, GroupShape::group(32), DType::f16}, n, k);
+  const auto weight = pack(random_weight(scheme, n, k, 5), {.kernel = std::string(kernel.name)});
+  const LinearSpec spec = spec_for(kernel, m, act_for(kernel, 0), {}, 0).linear;
+  const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<float> dense;
+  for (const std::int64_t gap : {0, 16, 1}) {
+    Tensor a(spec.a_dtype, {m, k + gap});
+    for (std::int64_t i = 0; i < a.numel(); ++i) {
+      const std::int64_t row = i / (k + gap), column = i % (k + gap);
+      a.set(i, column < k ? random_normal(9, static_cast<std::uint64_t>(row * k + column))
+                          : std::numeric_limits<float>::quiet_NaN());
+    }
+    ConstTensorView view(a.bytes.data(), a.dtype, {m, k});
+    view.strides[0] = k + gap;
+    std::vector<float> d(static_cast<std::size_t>(m * n));
+    const Status ran = run_on_host(*plan, *weight, view, TensorView(d.data(), {m, n}), {});
+    ASSERT_TRUE(ran.ok()) << ran.message();
+    if (dense.empty()) dense = d;
+    double moved = 0, norm = 0;
+    for (std::size_t i = 0; i < d.size(); ++i) moved += std::pow(d[i] - dense[i], 2), norm += std::pow(dense[i], 2);
+    EXPECT_LE(moved, gap == 16 ? 0.0 : 1e-4 * norm) << "a gap of " << gap;
+  }
+}
+
 /// For every M up to the plan's largest; run_on_host checks the canaries around a workspace of exactly workspace_bytes().
 TEST_P(LinearConformance, WritesOnlyItsWorkspace) {
   const Kernel& kernel = *GetParam();
@@ -866,7 +896,7 @@ TEST_P(DequantizeConformance, BitExact) {
   std::uint64_t seed = 1;
   int compared = 0;
   for (const WeightScheme& scheme : all_schemes())
-    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {33, 61}, {64, 256}}) {
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {33, 61}, {136, 264}}) {
       QuantTensor q = random_weight(scheme, n, k, ++seed, {.act_order = true});
       if (!takes(kernel, scheme, n, k)) continue;
       if (seed % 5 == 0) q.scale2 = 0.7f;
@@ -878,14 +908,16 @@ TEST_P(DequantizeConformance, BitExact) {
               Plan::dequantize(*weight, {.out = out, .transposed = transposed}, {.kernel = std::string(kernel.name)});
           ASSERT_TRUE(plan.ok()) << plan.status().message();
           EXPECT_EQ(plan->kernel(), kernel.name);
-          Tensor d(out, {transposed ? k : n, transposed ? n : k});
-          const TensorView view(d.bytes.data(), out, {d.shape[0], d.shape[1]});
+          const std::int64_t rows = transposed ? k : n, columns = transposed ? n : k, pitch = columns + (seed % 2 == 0 ? 8 : 3);
+          Tensor d(out, {rows, pitch});  // columns past W stay as they are
+          TensorView view(d.bytes.data(), out, {rows, columns});
+          view.strides[0] = pitch;
           const Status ran = run_on_host(*plan, *weight, {}, view, {});
           ASSERT_TRUE(ran.ok()) << ran.message();
           Tensor expected(out, d.shape);
           for (std::int64_t row = 0; row < n; ++row)
             for (std::int64_t col = 0; col < k; ++col)
-              expected.set(transposed ? col * n + row : row * k + col, q.value(row, col));
+              expected.set(transposed ? col * pitch + row : row * pitch + col, q.value(row, col));
           ASSERT_EQ(d.bytes, expected.bytes) << scheme.name() << " [" << n << "," << k << "] to " << name(out);
           ++compared;
         }

@@ -1,12 +1,11 @@
-// W from the tensors of AWQ and GPTQ checkpoints (dequantize.cu) on the emulated GPU, bit for bit. The reference reads the formats a bit at
-// a time.
+// W from the tensors of AWQ and GPTQ checkpoints (dequantize.cu) on the emulated GPU, bit for bit.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <vector>
 
+#include "checkpoint_words.hpp"
 #include "emulator/float_layer.hpp"
 
 // Valid for arrays of a kernel, and for what it declares extern: this file has both.
@@ -34,9 +33,7 @@ struct Case {
   bool act_order = false;
   std::size_t skew = 0;  // elements that pointers are off their alignment
 
-  int groups() const { return (k + group - 1) / group; }
   bool awq() const { return format == CheckpointFormat::awq; }
-  int zero_words() const { return awq() ? n / 8 : (n * bits + 31) / 32; }
 };
 
 std::string name(const Case& c) {
@@ -53,51 +50,30 @@ struct Aligned {
     while (reinterpret_cast<std::uintptr_t>(first) % 16 != 0) ++first;
     first += skew;
   }
+  Aligned(const T* from, std::size_t count, std::size_t skew) : Aligned(count, skew) { std::copy_n(from, count, first); }
 };
 
-class EmulatedDequantize : public testing::TestWithParam<Case> {
+class EmulatedDequantize : public ::testing::TestWithParam<Case> {
  protected:
   template <class Out>
   void expect_weights(const Case& c, DType type) {
     emulator::use_shared_memory(reinterpret_cast<std::uint8_t*>(shared));
-    std::mt19937 random(static_cast<unsigned>(c.n * 7 + c.k));
-    const auto n = static_cast<std::size_t>(c.n), k = static_cast<std::size_t>(c.k),
-               groups = static_cast<std::size_t>(c.groups());
-    const auto zero_words = static_cast<std::size_t>(c.zero_words()), bits = static_cast<std::size_t>(c.bits);
-    Aligned<std::uint32_t> codes(c.awq() ? k * n / 8 : (k * bits + 31) / 32 * n, c.skew), zeros(groups * zero_words, c.skew);
-    for (auto& word : codes.memory) word = static_cast<std::uint32_t>(random());
-    for (auto& word : zeros.memory) word = static_cast<std::uint32_t>(random());
-    Aligned<float> wide(groups * n, c.skew);
-    Aligned<std::uint16_t> narrow(groups * n, c.skew);
-    std::vector<float> scales(groups * n);
-    for (std::size_t i = 0; i < scales.size(); ++i) {
-      wide.first[i] = scales[i] = (static_cast<float>(random() % 2001) - 1000) / 4096;
-      if (c.scale == DType::f32) continue;
-      narrow.first[i] = emulator::to_half(c.scale, scales[i]);
-      scales[i] = emulator::from_half(c.scale, narrow.first[i]);
-    }
-    Aligned<std::int32_t> g_idx(k, c.skew);
-    for (std::size_t i = 0; i < k; ++i) g_idx.first[i] = static_cast<std::int32_t>(i) / c.group;
-    if (c.act_order) std::shuffle(g_idx.first, g_idx.first + k, random);
-
-    // Code `at` of a row of words `stride` apart: in order, or in AWQ's of eight neighbours.
-    const auto stream = [&](const std::uint32_t* words, std::size_t stride, std::size_t at) {
-      unsigned code = 0;
-      for (std::size_t bit = at * bits, i = 0; i < bits; ++i, ++bit) code |= (words[bit / 32 * stride] >> bit % 32 & 1) << i;
-      return code;
-    };
-    const auto awq = [](const std::uint32_t* row, std::size_t at) {
-      constexpr int kPlaces[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-      return row[at / 8] >> 4 * kPlaces[at % 8] & 15;
-    };
+    const testing::CheckpointWords words({.format = c.awq() ? CheckpointTensors::Format::awq : CheckpointTensors::Format::gptq,
+                                          .bits = c.bits,
+                                          .zeros_minus_one = c.minus_one,
+                                          .scale = c.scale,
+                                          .n = c.n,
+                                          .k = c.k,
+                                          .group = c.group},
+                                         c.act_order, static_cast<unsigned>(c.n * 7 + c.k));
+    const auto n = static_cast<std::size_t>(c.n), k = static_cast<std::size_t>(c.k);
+    const Aligned codes(words.qweight.data(), words.qweight.size(), c.skew),
+        zeros(words.qzeros.data(), words.qzeros.size(), c.skew);
+    const Aligned scales(words.scales.bytes.data(), words.scales.bytes.size(),
+                         c.skew * static_cast<std::size_t>(bits(c.scale) / 8));
+    const Aligned g_idx(words.g_idx.data(), k, c.skew);
     const auto weight = [&](std::size_t row, std::size_t channel) {
-      const auto g = static_cast<std::size_t>(g_idx.first[channel]);
-      const std::uint32_t* of_group = zeros.first + g * zero_words;
-      const unsigned code = c.awq() ? awq(codes.first + channel * n / 8, row) : stream(codes.first + row, n, channel);
-      const unsigned zero = c.awq()       ? awq(of_group, row)
-                            : c.minus_one ? (stream(of_group, 1, row) + 1) % (1u << bits)
-                                          : stream(of_group, 1, row);
-      return static_cast<float>(static_cast<int>(code) - static_cast<int>(zero)) * scales[g * n + row];
+      return words.value(static_cast<std::int64_t>(row), static_cast<std::int64_t>(channel));
     };
 
     for (const WeightOrder order : {WeightOrder::nk, WeightOrder::kn}) {
@@ -114,7 +90,7 @@ class EmulatedDequantize : public testing::TestWithParam<Case> {
                                .group = c.group == c.k ? 0 : c.group,
                                .qweight = codes.first,
                                .qzeros = zeros.first,
-                               .scales = c.scale == DType::f32 ? static_cast<const void*>(wide.first) : narrow.first,
+                               .scales = scales.first,
                                .g_idx = c.act_order ? g_idx.first : nullptr};
       if (type == DType::f16 && order == WeightOrder::nk) {
         EXPECT_STREQ(dequantize_kernel(w, out.first, type, order), c.kernel);
@@ -153,7 +129,7 @@ constexpr Case kCases[] = {
     {"generic", kGptq, 3, true, DType::f16, 40, 96, 32},         {"generic", kAwq, 4, false, DType::bf16, 40, 100, 32, false, 1},
     {"generic", kGptq, 4, false, DType::f32, 33, 72, 24, true},  {"generic", kGptq, 8, true, DType::f16, 41, 70, 16},
 };
-INSTANTIATE_TEST_SUITE_P(Weights, EmulatedDequantize, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Weights, EmulatedDequantize, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_{}", info.index, name(info.param)); });
 
 }  // namespace

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Says which GPU kernels of two builds differ in their machine code.
 
-usage: tests/cuda/sass.py OLD NEW
+usage: bench/sass.py OLD NEW
 
 OLD and NEW are build folders, archives or objects. Every kernel's SASS is hashed with its encodings, but without the names of symbols:
 a kernel that was renamed or moved, and nothing else, has the same hash. Prints the kernels whose code changed, those that are only in

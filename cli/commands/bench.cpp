@@ -318,7 +318,7 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
     any_isolated = any_isolated || isolated;
     table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + (isolated ? " (isolated)" : ""), std::to_string(r.m),
                std::to_string(r.n), std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
-               fmt::format("{:.2f}", r.gbytes_per_s), fmt::format("{:.1f}", r.gflops),
+               fmt::format("{:.2f}", r.gbytes_per_s), r.gflops > 0 ? fmt::format("{:.1f}", r.gflops) : "",
                r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
                speedup, benchmark.regret && r.chosen ? "yes" : ""});
   }

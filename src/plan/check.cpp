@@ -15,7 +15,7 @@ Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
   const ActScheme& act = spec.act_scheme;
   if (!is_compute_float(spec.a_dtype) && spec.a_dtype != act.codes)
     return error(StatusCode::unsupported,
-                 "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::quantize names",
+                 "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::act_scheme names",
                  name(spec.a_dtype));
   if (act.codes == DType::none) return {};
   if (act.codes != DType::s8 && act.codes != DType::e4m3)

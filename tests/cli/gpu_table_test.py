@@ -51,3 +51,11 @@ assert lines[2] == "| 512×256 | 4.0 · 50 % · **3.00×**<br>`m8` | 10.0 · 50 
 assert "abc, def" in lines[-1], lines
 assert "| 512×256 | 6.0 · 50 % · **2.00×**<br>`wgmma_m64n256` |" in render.gpu_gemm(render.only("gpu_gemm", few, MANY))
 assert render.gpu_gemm(None, many) == "Not measured yet.\n"
+
+# Operations without a product: a row per kernel and types, a column per matrix.
+moved = {"memory_percent": 50.0, "kernel": "dequantize_awq", "d_dtype": "f16", "operation": "dequantize"}
+lines = render.bandwidth({**DATA, "results": [result(512, 256, 1, "f16", 6.0, {}, **moved, **more) for more in ({}, {"transposed": True})]}).splitlines()
+assert lines[0] == "| scheme | types | kernel | 512×256 |", lines
+assert lines[2:4] == [f"| `u4b8g128` | f16 {order} | `dequantize_awq` | 6.0 · 2000 · 50 % |" for order in ("[N,K]", "[K,N]")], lines
+quantized = {**DATA, "results": [result(128, 256, 8, "bf16", 6.0, {}, **{**moved, "operation": "quantize", "d_dtype": "s8"})]}
+assert "| `u4b8g128` | bf16 → s8 | `dequantize_awq` | 6.0 · 2000 · 50 % |" in render.bandwidth(quantized) and "8×256" in render.bandwidth(quantized)

@@ -304,10 +304,12 @@ struct GpuCodesProduct::Impl {
 
 Result<GpuCodesProduct> GpuCodesProduct::make(std::int64_t m, std::int64_t n, std::int64_t k, DType codes, DType out,
                                               Accumulation accumulation) {
+  const bool integers = codes == DType::s8, sums = integers && out != DType::s8;
+  if (!integers && !is_compute_float(out))
+    return error(StatusCode::unsupported, "cuBLASLt does not multiply {} to {}", name(codes), name(out));
   NIBBLE_RETURN_IF_ERROR(cuda::dense_runs_here());
   NIBBLE_ASSIGN_OR_RETURN(const int device, cuda::current_device());
   NIBBLE_ASSIGN_OR_RETURN(const cublasLtHandle_t handle, cuda::handle_of(device));
-  const bool integers = codes == DType::s8, sums = integers && out != DType::s8;
   NIBBLE_ASSIGN_OR_RETURN(
       auto operation, cuda::make_operation(integers ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F, sums ? CUDA_R_32I : CUDA_R_32F));
   if (const std::int8_t fast = accumulation == Accumulation::fast; !integers)

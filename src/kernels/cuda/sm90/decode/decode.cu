@@ -90,8 +90,8 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
   for (int done = 0; done < task.m; done += config.tokens) {
     const int m = std::min(config.tokens, task.m - done);
     p.first_token = done;
-    p.x = {activations(task, done, m)};
-    p.x.bulk = p.x.rule.changes_nothing() && geo.k % gpu_tile::kChannels == 0;
+    const Activations x = activations(task, done, m);
+    p.x = {x, x.rule.changes_nothing() && geo.k % gpu_tile::kChannels == 0};
     if (const cudaError_t e = launch_ring(*kernel_for(task, m), p, config, stream)) return e;
   }
   return cudaSuccess;

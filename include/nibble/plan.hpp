@@ -204,10 +204,25 @@ Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, co
 /// The same for a convolution.
 Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& packing = {},
                             const PlanOptions& options = {});
-/// What they would decide on a GPU that need not be there (described_gpu), nor need this build have CUDA.
-Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const GpuInfo& gpu,
+
+/// A machine that need not be there, for explain(): a GPU (described_gpu), or a CPU that has this level and its parents, and no other.
+/// This build need not have CUDA; rows of another processor's instruction sets are not in its table.
+struct Machine {
+  const GpuInfo* gpu = nullptr;  // has to outlive the call
+  Isa cpu = Isa::baseline;       // without a GPU
+  /// A GPU.
+  Machine(const GpuInfo& which) : gpu(&which) {}  // NOLINT(google-explicit-constructor)
+  /// A CPU of that level.
+  Machine(Isa level) : cpu(level) {}  // NOLINT(google-explicit-constructor)
+};
+/// What they would decide on that machine. Errors: also invalid_argument for a level of GPUs.
+Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const Machine& machine,
                             const PlanOptions& options = {});
-Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const GpuInfo& gpu, const PlanOptions& options = {});
+Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const Machine& machine,
+                            const PlanOptions& options = {});
+/// The same for Plan::dequantize() of a weight in that layout.
+Result<Explanation> explain(const WeightDesc& weight, const DequantizeSpec& spec, std::string_view layout, const Machine& machine,
+                            const PlanOptions& options = {});
 
 /// An immutable decision: which kernels to run, in which order, for every M up to m_max. Share it between all layers of one
 /// shape and scheme, and between threads. A plan for weights in device memory belongs to the GPU that was current when it was made.

@@ -75,6 +75,21 @@ Status runs_on(const GpuInfo& gpu, Isa level) {
   return error(StatusCode::unsupported, "needs {}, this {} offers {}", name(level), gpu.name, best);
 }
 
+namespace {
+
+/// Whether a CPU of that level runs kernels of `needed`: it is the level or one of its parents.
+bool includes(Isa level, Isa needed) {
+  while (level != needed && level != parent(level)) level = parent(level);
+  return level == needed;
+}
+
+Status runs_on(Isa cpu, Isa needed) {
+  if (includes(cpu, needed)) return {};
+  return error(StatusCode::unsupported, "needs {}, this CPU offers {}", name(needed), name(cpu));
+}
+
+}  // namespace
+
 bool needs_prepare(ActForm form, const Problem& p) {
   switch (form) {
     case ActForm::as_given: return false;
@@ -89,21 +104,22 @@ bool needs_prepare(ActForm form, const Problem& p) {
 Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
   // A missing CPU feature is the better reason and is checked first; looking for a GPU may start its driver and comes last.
-  if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_here(self.isa));
+  if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(problem.cpu ? runs_on(*problem.cpu, self.isa) : runs_here(self.isa));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
   if (self.backend != Backend::cuda) return {};
   return problem.gpu != nullptr ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
 }
 
-Roofline assumed_roofline(int threads) {
+Roofline assumed_roofline(int threads, std::optional<Isa> cpu) {
+  const auto has = [cpu](Isa level) { return cpu ? includes(*cpu, level) : this_device().has(level); };
   // One thread of a server core of 2022; the memory is shared and two threads saturate it.
-  const bool wide = this_device().has(Isa::avx2);
-  const bool dots = this_device().has(Isa::avx512vnni) || this_device().has(Isa::avx2vnni);
+  const bool wide = has(Isa::avx2);
+  const bool dots = has(Isa::avx512vnni) || has(Isa::avx2vnni);
   Roofline machine{.threads = threads};
   machine.read_gbytes_per_s = std::min(24.0 * threads, 45.0);
   machine.f32_gflops = (wide ? 118.0 : 59.0) * threads;
-  const bool tiles = this_device().has(Isa::amx);
-  machine.bf16_gflops = tiles ? 16 * machine.f32_gflops : this_device().has(Isa::avx512bf16) ? 2 * machine.f32_gflops : 0.0;
+  const bool tiles = has(Isa::amx);
+  machine.bf16_gflops = tiles ? 16 * machine.f32_gflops : has(Isa::avx512bf16) ? 2 * machine.f32_gflops : 0.0;
   machine.int8_gops = (tiles ? 32 : dots ? 4 : 1) * machine.f32_gflops;
   return machine;
 }

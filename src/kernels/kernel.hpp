@@ -68,8 +68,8 @@ enum class Sums : std::uint8_t {
   tensor_core_fp8,    // wgmma on FP8 codes: sums keep 13 bits below the largest addend
 };
 
-/// The roofline assumed for a machine of this instruction set without a measurement.
-Roofline assumed_roofline(int threads);
+/// The roofline assumed for this CPU, or for one of that level, without a measurement.
+Roofline assumed_roofline(int threads, std::optional<Isa> cpu = {});
 
 /// A problem for the table: one operation, with sizes and types.
 struct Problem {
@@ -91,6 +91,7 @@ struct Problem {
   ActForm form = ActForm::as_given;        // prepare: the form of activations to make
   Roofline machine = assumed_roofline(1);  // that costs are computed for, with machine.threads threads
   const GpuInfo* gpu = nullptr;            // the same for kernels of the GPU; null: the current one
+  std::optional<Isa> cpu = {};             // of a CPU that need not be there: its level; absent: this one's
   bool any_alignment = false;              // only kernels that read A wherever it lies
 };
 

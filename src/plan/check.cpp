@@ -58,9 +58,9 @@ Status check_options(const PlanOptions& options) {
                options.machine->read_gbytes_per_s, options.machine->f32_gflops);
 }
 
-Roofline machine_for(const PlanOptions& options) {
+Roofline machine_for(const PlanOptions& options, std::optional<Isa> cpu) {
   if (options.machine) return *options.machine;
-  return assumed_roofline(options.threads > 0 ? options.threads : default_executor().threads());
+  return assumed_roofline(options.threads > 0 ? options.threads : default_executor().threads(), cpu);
 }
 
 Status check_spec(const WeightDesc& weight, const LinearSpec& spec) {

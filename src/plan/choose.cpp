@@ -126,6 +126,18 @@ Result<Problem> problem_of(const WeightDesc& weight, const ConvSpec& spec, const
   return problem;
 }
 
+Result<Problem> problem_of(const WeightDesc& weight, const DequantizeSpec& spec, const Roofline& machine) {
+  if (!is_compute_float(spec.out))
+    return error(StatusCode::unsupported, "cannot dequantize to {}; use f32, f16 or bf16", name(spec.out));
+  return Problem{.op = Op::dequantize,
+                 .n = weight.n,
+                 .k = weight.k,
+                 .scheme = weight.scheme,
+                 .zero_type = weight.zero_type,
+                 .epilogue = {.out = spec.out},
+                 .machine = machine};
+}
+
 std::optional<LinearSpec> as_linear(const ConvSpec& spec) {
   const ConvGeometry& geometry = spec.geometry;
   const bool flat =
@@ -174,9 +186,18 @@ Result<const Layout*> cheapest_layout(Problem problem, std::int64_t m_max) {
       }
     }
   }
-  if (best == nullptr)
+  if (best == nullptr) {
+    problem.m = m_max;
+    for (const Layout* layout : candidates) {
+      problem.layout = layout->name;
+      std::vector<Explanation::Candidate> readers;
+      for (const Kernel& kernel : kernel_table())
+        if (kernel.op == problem.op && reads_weight(kernel, problem)) readers.push_back(judge(kernel, problem, {}, true));
+      if (!readers.empty()) reasons += fmt::format("; layout {}: {}", layout->name, refusals(readers));
+    }
     return error(StatusCode::unsupported, "no {} kernel of this build takes scheme {} (W[{},{}]){}", name(problem.memory),
                  Scheme{problem.scheme, problem.act_scheme}.name(), problem.n, problem.k, reasons);
+  }
   return best;
 }
 

@@ -39,6 +39,7 @@ bool forces_conv(std::string_view requested);
 /// (check.hpp).
 Result<Problem> problem_of(const WeightDesc& weight, const LinearSpec& spec, const Roofline& machine);
 Result<Problem> problem_of(const WeightDesc& weight, const ConvSpec& spec, const Roofline& machine);
+Result<Problem> problem_of(const WeightDesc& weight, const DequantizeSpec& spec, const Roofline& machine);
 /// A pointwise convolution whose images are matrices of pixels, as a linear layer.
 std::optional<LinearSpec> as_linear(const ConvSpec& spec);
 

@@ -55,20 +55,39 @@ namespace {
 /// The threads that pack, and whose number the costs assume.
 Executor& executor_of(const PackOptions& options) { return options.executor != nullptr ? *options.executor : default_executor(); }
 
+/// The level of a described CPU.
+std::optional<Isa> level_of(const Machine* machine) {
+  return machine == nullptr || machine->gpu != nullptr ? std::nullopt : std::optional(machine->cpu);
+}
+
+/// Puts the problem on the machine; null: this one.
+void place(Problem& problem, const Machine* machine) {
+  problem.gpu = machine == nullptr ? nullptr : machine->gpu;
+  problem.cpu = level_of(machine);
+}
+
+/// Where a weight is for it.
+Backend memory_of(const Machine& machine) { return machine.gpu != nullptr ? Backend::cuda : Backend::cpu; }
+
+Status check_machine(const Machine& machine) {
+  if (machine.gpu != nullptr || backend(machine.cpu) == Backend::cpu) return {};
+  return error(StatusCode::invalid_argument, "{} is a level of GPUs; describe a GPU by its GpuInfo", name(machine.cpu));
+}
+
 /// The target of packing for the plans that `spec` specifies.
-/// gpu: which to pack for, of the GPU's memory; null: the current one.
-Result<Packing> packing_for(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& options, const Roofline& machine,
-                            const GpuInfo* gpu = nullptr) {
-  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, machine));
-  problem.gpu = gpu;
+/// on: the machine to pack for; null: this one.
+Result<Packing> packing_for(const WeightDesc& weight, const LinearSpec& spec, const PackOptions& options,
+                            const Roofline& roofline, const Machine* on = nullptr) {
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, roofline));
+  place(problem, on);
   return choose_packing(problem, spec.m_max, options);
 }
-Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& options, const Roofline& machine,
-                            const GpuInfo* gpu = nullptr) {
-  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, machine));
-  problem.gpu = gpu;
+Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, const PackOptions& options, const Roofline& roofline,
+                            const Machine* on = nullptr) {
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, roofline));
+  place(problem, on);
   if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
-    return packing_for(weight, *linear, options, machine, gpu);
+    return packing_for(weight, *linear, options, roofline, on);
   return choose_packing(problem, spec.batch_max, options);
 }
 
@@ -138,20 +157,20 @@ void judge_others(Explanation::Bucket& bucket, Problem problem, std::string_view
 
 template <class Spec>
 Result<Explanation> explain_for(const WeightDesc& weight, const Spec& spec, std::int64_t m_max, Op op, const PackOptions& packing,
-                                const PlanOptions& options, const GpuInfo* gpu = nullptr) try {
+                                const PlanOptions& options, const Machine* on = nullptr) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, op));
-  const Roofline machine = machine_for(options);
-  NIBBLE_ASSIGN_OR_RETURN(const Packing place, packing_for(weight, spec, packing, machine, gpu));
-  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, machine));
-  problem.gpu = gpu;
-  problem.layout = place.layout->name;
-  problem.memory = place.memory;
+  const Roofline roofline = machine_for(options, level_of(on));
+  NIBBLE_ASSIGN_OR_RETURN(const Packing packed, packing_for(weight, spec, packing, roofline, on));
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, roofline));
+  place(problem, on);
+  problem.layout = packed.layout->name;
+  problem.memory = packed.memory;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<Bucket> buckets, choose_buckets(problem, m_max, forced, options.allow_reference));
   Explanation explanation = explanation_of(buckets, problem, forced, options.allow_reference);
   if (forced.empty() && packing.layout.empty() && packing.kernel.empty())
     for (Explanation::Bucket& bucket : explanation.buckets)
-      judge_others(bucket, problem, place.layout->name, options.allow_reference);
+      judge_others(bucket, problem, packed.layout->name, options.allow_reference);
   return explanation;
 } catch (...) {
   return caught();
@@ -185,14 +204,36 @@ Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, cons
   return explain_for(weight, spec, spec.batch_max, Op::conv, packing, options);
 }
 
-Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const GpuInfo& gpu, const PlanOptions& options) {
-  return explain_for(weight, spec, spec.m_max, Op::linear, {.backend = Backend::cuda}, options, &gpu);
+Result<Explanation> explain(const WeightDesc& weight, const LinearSpec& spec, const Machine& machine,
+                            const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_machine(machine));
+  return explain_for(weight, spec, spec.m_max, Op::linear, {.backend = memory_of(machine)}, options, &machine);
 }
 
-Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const GpuInfo& gpu, const PlanOptions& options) {
+Result<Explanation> explain(const WeightDesc& weight, const ConvSpec& spec, const Machine& machine, const PlanOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_machine(machine));
   NIBBLE_RETURN_IF_ERROR(check_spec(weight, spec));
-  if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel)) return explain(weight, *linear, gpu, options);
-  return explain_for(weight, spec, spec.batch_max, Op::conv, {.backend = Backend::cuda}, options, &gpu);
+  if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
+    return explain(weight, *linear, machine, options);
+  return explain_for(weight, spec, spec.batch_max, Op::conv, {.backend = memory_of(machine)}, options, &machine);
+}
+
+Result<Explanation> explain(const WeightDesc& weight, const DequantizeSpec& spec, std::string_view layout, const Machine& machine,
+                            const PlanOptions& options) try {
+  NIBBLE_RETURN_IF_ERROR(check_machine(machine));
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
+  const Roofline roofline = machine_for(options, level_of(&machine));
+  NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight, spec, roofline));
+  place(problem, &machine);
+  NIBBLE_ASSIGN_OR_RETURN(const Packing packed,
+                          choose_packing(problem, 1, {.layout = std::string(layout), .backend = memory_of(machine)}));
+  problem.layout = packed.layout->name;
+  problem.memory = packed.memory;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Bucket> buckets, choose_buckets(problem, 1, forced, options.allow_reference));
+  return explanation_of(buckets, problem, forced, options.allow_reference);
+} catch (...) {
+  return caught();
 }
 
 Result<QuantTensor> unpack(const PackedWeight& weight) try {

@@ -214,17 +214,8 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const PlanOptions& options) 
 
 Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
-  if (!is_compute_float(spec.out))
-    return error(StatusCode::unsupported, "cannot dequantize to {}; use f32, f16 or bf16", name(spec.out));
+  NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
-  const PackedWeightHeader& packed = weight.data();
-  Problem problem{.op = Op::dequantize,
-                  .n = packed.n,
-                  .k = packed.k,
-                  .scheme = packed.scheme,
-                  .zero_type = packed.zero_type,
-                  .epilogue = {.out = spec.out},
-                  .machine = machine_for(options)};
   NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, problem, 1, forced, options.allow_reference));
   impl->dequantize = spec;
   return Plan(std::move(impl));

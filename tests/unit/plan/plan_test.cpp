@@ -425,6 +425,38 @@ TEST(Explain, ForADescribedGpu) {
   EXPECT_EQ(described_gpu("a100").status().code(), StatusCode::not_found);
 }
 
+/// For a CPU that need not be there: kernels of its level, of the levels below and of no other.
+TEST(Explain, ForADescribedCpu) {
+  const WeightDesc weight{.scheme = Scheme::parse("u4b8g128")->weight, .n = 4096, .k = 4096};
+  const LinearSpec spec{.m_max = 64};
+  const auto baseline = explain(weight, spec, Isa::baseline);
+  ASSERT_TRUE(baseline.ok()) << baseline.status().message();
+  for (const Explanation::Bucket& bucket : baseline->buckets)
+    for (const Explanation::Candidate& candidate : bucket.candidates)
+      EXPECT_TRUE(!candidate.accepted || candidate.kernel.find("_baseline") != std::string_view::npos) << candidate.kernel;
+  const auto dequantized = explain(weight, DequantizeSpec{}, baseline->layout, Isa::baseline);
+  ASSERT_TRUE(dequantized.ok()) << dequantized.status().message();
+  EXPECT_THAT(std::string(dequantized->buckets.front().steps.back()), HasSubstr("dequantize_"));
+  EXPECT_EQ(explain(weight, DequantizeSpec{.out = DType::s8}, baseline->layout, Isa::baseline).status().code(),
+            StatusCode::unsupported);
+  EXPECT_EQ(explain(weight, spec, Isa::sm90).status().code(), StatusCode::invalid_argument);
+#if defined(__x86_64__)
+  EXPECT_THAT(std::string(explain(weight, spec, Isa::avx2)->buckets.back().steps.back()), HasSubstr("__cpu_avx2_"));
+  EXPECT_THAT(std::string(explain(weight, spec, Isa::amx)->buckets.back().steps.back()), HasSubstr("__cpu_a"));
+#endif
+}
+
+/// Packing for a GPU that has no kernel for the weight says why, of every layout that holds it.
+TEST(Explain, SaysWhyNoKernelTakesTheWeight) {
+  GpuInfo old = *described_gpu("h100");
+  old.isas = 0;
+  const WeightDesc weight{.scheme = Scheme::parse("u4b8g128")->weight, .n = 4096, .k = 4096};
+  const Status status = explain(weight, LinearSpec{}, old).status();
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_THAT(status.message(), HasSubstr("layout gpu_n64k128: "));
+  EXPECT_THAT(status.message(), HasSubstr("needs simt"));
+}
+
 /// A kernel that quantizes by itself competes with others and the step in front of them: at one token it is as fast as their products alone.
 TEST(Explain, CountsTheStepThatPreparesActivations) {
   const WeightDesc weight{.scheme = Scheme::parse("u4b8g128")->weight, .n = 10240, .k = 8192};

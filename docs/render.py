@@ -8,12 +8,13 @@ A block in a Markdown file looks like this, and everything between the two comme
     <!-- end -->
 
 `source FILE` is a whole program, `source FILE#PART` the lines of it between "docs: begin PART" and "docs: end PART". Of a table,
-FILE#REGEX is the rows whose name, scheme, kind, peak or kernel begins so. A block of several files has commas between them.
+FILE#REGEX is the rows whose name, scheme, kind, peak, kernel or operation begins so. A block of several files has commas between them.
 
 usage: docs/render.py [--check] [--nibble PATH]
 
 --check         change nothing, exit 1 when a block is out of date
---nibble PATH   first refresh what the tool says of itself: its kernels, layouts and formats (docs/results/registry.json)
+--nibble PATH   first refresh what the tool says of itself: its kernels, layouts and formats (docs/results/registry.json), and which
+                weights run on which machines (docs/results/support.json)
 """
 
 import json
@@ -523,7 +524,8 @@ def source(file, name):
 
 
 # Of a table FILE#REGEX: the list in the JSON, and the field that the expression matches.
-ROWS = {"formats": ("formats", "name"), "accuracy": ("rows", "scheme"), "cpu_modes": ("results", "peak"), "gpu_gemm": ("results", "kernel")}
+ROWS = {"formats": ("formats", "name"), "accuracy": ("rows", "scheme"), "cpu_modes": ("results", "peak"), "gpu_gemm": ("results", "kernel"),
+        "support": ("tables", "operation"), "activations": ("activations", "operation")}
 
 
 def only(kind, data, pattern):
@@ -548,6 +550,29 @@ def formats(data):
                  numbers=False)
 
 
+def support(data):
+    """For machines that answer alike a table: a row for weights that do, a column for activations."""
+    def code(names):
+        return ", ".join(f"`{name}`" for name in names.split(", "))
+
+    text = []
+    for t in data["tables"]:
+        on = "On " + ", ".join(f"**{machine}**" for machine in t["machines"])
+        rows = [[code(row["weights"])] + row["cells"] for row in t["rows"]]
+        text.append(on + (":\n\n" + table(["weights"] + [code(column) for column in t["columns"]], rows, numbers=False) if t["columns"]
+                          else f", all of it: {t['rows'][0]['cells'][0]}.\n"))
+    return "\n".join(text)
+
+
+def refusals(data):
+    return "".join(f"{i}. {reason}\n" for i, reason in enumerate(data["refusals"], 1))
+
+
+def named(key, title, about):
+    """A renderer of the list of that key: names and what is behind them."""
+    return lambda data: table([title, about], [[f"`{row['name']}`", row["about"]] for row in data[key]], numbers=False)
+
+
 def rooms(data):
     """The map that docs/rooms.py checks."""
     rows = [[f"`src/{room['room']}`", room["holds"], ", ".join(f"`{used}`" for used in room["uses"]) or "nothing"] for room in data["rooms"]]
@@ -568,6 +593,11 @@ RENDERERS = {
     "kernels": kernels,
     "layouts": layouts,
     "formats": formats,
+    "support": support,
+    "refusals": refusals,
+    "words": named("words", "cell", "what runs"),
+    "machines": named("machines", "machine", "stands for"),
+    "activations": named("activations", "activations", "are"),
     "generation": generation,
     "call_cost": call_cost,
     "loading": loading,
@@ -585,6 +615,7 @@ PICTURES = {"docs/pictures/added-error.svg": (added_error_picture, "docs/results
             "docs/pictures/speed.svg": (speed_picture, "bench/results/h200/decode-bench.json", "bench/results/cpu-llama-3.2-1b.json")}
 MAY_BE_MISSING = {"bandwidth", "cpu_modes", "gpu_modes", "gpu_gemm", "gpu_survey", "generation", "call_cost"}
 REGISTRY = ROOT / "docs/results/registry.json"
+SUPPORT = ROOT / "docs/results/support.json"
 
 
 def registry(nibble):
@@ -594,6 +625,13 @@ def registry(nibble):
     for kernel in data["kernels"]:
         del kernel["runs_here"]
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+def matrix(nibble):
+    """Its support matrix: the planner's answers, a line for each row."""
+    said = subprocess.run([nibble, "doctor", "--matrix", "--json"], check=True, stdout=subprocess.PIPE).stdout
+    text = json.dumps(json.loads(said)["matrix"], indent=1, ensure_ascii=False)
+    return re.sub(r'("(?:machines|columns|cells)": )\[\s+("[^\]]*")\s+\]', lambda found: found[1] + "[" + re.sub(r"\n\s+", " ", found[2]) + "]", text) + "\n"
 
 
 def read(file):
@@ -626,11 +664,13 @@ def main():
     check = "--check" in arguments
     stale = []
     if "--nibble" in arguments:
-        current = registry(arguments[arguments.index("--nibble") + 1])
-        if not REGISTRY.exists() or REGISTRY.read_text() != current:
-            stale.append(str(REGISTRY.relative_to(ROOT)))
+        nibble = arguments[arguments.index("--nibble") + 1]
+        for file, current in ((REGISTRY, registry(nibble)), (SUPPORT, matrix(nibble))):
+            if file.exists() and file.read_text() == current:
+                continue
+            stale.append(str(file.relative_to(ROOT)))
             if not check:
-                REGISTRY.write_text(current)
+                file.write_text(current)
     for path in [ROOT / "README.md", ROOT / "HACKING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         old, new = render(path)
         if old == new:

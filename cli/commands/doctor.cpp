@@ -8,6 +8,7 @@
 #include "bench/blas.hpp"
 #include "bench/dnnl.hpp"
 #include "commands/commands.hpp"
+#include "commands/matrix.hpp"
 #include "terminal/output.hpp"
 #include "terminal/table.hpp"
 
@@ -15,7 +16,7 @@ namespace nibble::cli {
 namespace {
 
 struct Options {
-  bool kernels = false, layouts = false, formats = false, measure = false;
+  bool kernels = false, layouts = false, formats = false, matrix = false, measure = false;
   std::string json;
   int threads = 0;
 };
@@ -158,7 +159,7 @@ std::string machine_text(const Ceilings& ceilings, const Baselines& found) {
   return table.render(wants_colour(stdout));
 }
 
-Json list_json(const Options& options) {
+Json list_json(const Options& options, const SupportMatrix& matrix) {
   Json json = {{"schema", 1}};
   for (const KernelInfo& k : kernels()) {
     if (options.kernels) {
@@ -177,6 +178,7 @@ Json list_json(const Options& options) {
   for (const FormatInfo& f : formats()) {
     if (options.formats) json["formats"].push_back({{"name", f.name}, {"summary", f.summary}, {"can_write", f.can_write}});
   }
+  if (options.matrix) json["matrix"] = matrix_json(matrix);
   return json;
 }
 
@@ -211,14 +213,21 @@ Json machine_json(const Ceilings& ceilings, const Baselines& found) {
 }
 
 Result<Outcome> run(const Options& options) {
-  const bool lists = options.kernels || options.layouts || options.formats;
+  const bool lists = options.kernels || options.layouts || options.formats || options.matrix;
   const bool colour = wants_colour(stdout);
+  SupportMatrix matrix;
+  if (options.matrix) {
+    auto asked = support_matrix();
+    if (!asked.ok()) return asked.status();
+    matrix = std::move(*asked);
+  }
   const auto list_text = [&] {
     return (options.kernels ? kernels_text(colour) : "") + (options.layouts ? layouts_text(colour) : "") +
-           (options.formats ? formats_text(colour) : "");
+           (options.formats ? formats_text(colour) : "") + (options.matrix ? matrix_text(matrix, colour) : "");
   };
   if (lists) {
-    if (Status written = print_result(options.json, list_text, [&] { return list_json(options); }); !written.ok()) return written;
+    if (Status written = print_result(options.json, list_text, [&] { return list_json(options, matrix); }); !written.ok())
+      return written;
     return Outcome::ok;
   }
   Threads threads(options.threads);
@@ -239,19 +248,24 @@ Result<Outcome> run(const Options& options) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Action& action) {
-  CLI::App* command = add_command(app, "doctor", "Show what this machine and this build can do",
-                                  "  nibble doctor\n  nibble doctor --measure\n  nibble doctor --kernels --json");
+  CLI::App* command =
+      add_command(app, "doctor", "Show what this machine and this build can do",
+                  "  nibble doctor\n  nibble doctor --measure\n  nibble doctor --kernels --json\n  nibble doctor --matrix");
   auto options = std::make_shared<Options>();
   CLI::Option* kernels = command->add_flag("--kernels", options->kernels, "List the kernels of this build");
   CLI::Option* layouts =
       command->add_flag("--layouts", options->layouts, "List the packed layouts, with a drawing of their bytes");
   CLI::Option* formats = command->add_flag("--formats", options->formats, "List the checkpoint formats");
+  CLI::Option* matrix = command->add_flag(
+      "--matrix", options->matrix,
+      "Tell which weights run on which machines, for each operation: by a fast kernel, a generic one, or not, with the reason");
   command
       ->add_flag("--measure", options->measure,
                  "Repeat the measurement of the ceilings for some seconds: median and spread, for machines shared with others")
       ->excludes(kernels)
       ->excludes(layouts)
-      ->excludes(formats);
+      ->excludes(formats)
+      ->excludes(matrix);
   add_threads(*command, options->threads);
   add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });

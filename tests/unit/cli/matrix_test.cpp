@@ -1,0 +1,107 @@
+// The support matrix: complete, true to the planner, and with reasons that are one line.
+#include "commands/matrix.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+namespace nibble::cli {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(SupportMatrix, HasNoEmptyCell) {
+  const auto matrix = support_matrix();
+  ASSERT_TRUE(matrix.ok()) << matrix.status().message();
+  ASSERT_GE(matrix->machines.size(), 5U);
+  EXPECT_EQ(std::set<std::string>(matrix->weights.begin(), matrix->weights.end()).size(), matrix->weights.size());
+  std::set<std::string> operations;
+  for (const SupportMatrix::Question& question : matrix->questions) {
+    operations.insert(question.operation);
+    EXPECT_FALSE(question.name.empty() || question.about.empty());
+    ASSERT_EQ(question.cells.size(), matrix->weights.size()) << question.name;
+    for (const auto& row : question.cells) {
+      ASSERT_EQ(row.size(), matrix->machines.size()) << question.name;
+      for (const std::size_t answer : row) ASSERT_LT(answer, matrix->answers.size());
+    }
+  }
+  EXPECT_EQ(operations, (std::set<std::string>{"linear", "conv", "dequantize"}));
+  for (const std::string& answer : matrix->answers) {
+    if (answer == "fast" || answer == "generic" || answer == "reference") continue;
+    EXPECT_TRUE(answer.starts_with("no: ")) << answer;
+    EXPECT_EQ(answer.find('\n'), std::string::npos) << answer;
+    EXPECT_GT(answer.size(), 12U) << answer;
+    EXPECT_LT(answer.size(), 160U) << answer;
+    EXPECT_EQ(answer.find("__"), std::string::npos) << "the name of a kernel: " << answer;
+  }
+}
+
+TEST(SupportMatrix, SaysWhatThePlannerSays) {
+  const auto matrix = support_matrix();
+  ASSERT_TRUE(matrix.ok()) << matrix.status().message();
+  const auto cell = [&](std::string_view operation, std::string_view question, std::string_view weight,
+                        std::string_view machine) {
+    const auto q = std::ranges::find_if(matrix->questions,
+                                        [&](const auto& one) { return one.operation == operation && one.name == question; });
+    const auto w = std::ranges::find(matrix->weights, weight);
+    const auto m = std::ranges::find(matrix->machines, machine, &SupportMatrix::Column::name);
+    if (q == matrix->questions.end() || w == matrix->weights.end() || m == matrix->machines.end())
+      return std::string("not asked");
+    return matrix->answers[q->cells[static_cast<std::size_t>(w - matrix->weights.begin())]
+                                   [static_cast<std::size_t>(m - matrix->machines.begin())]];
+  };
+  EXPECT_EQ(cell("linear", "f16", "u4b8g128", "sm_90"), "fast");
+  EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_90"), "generic");
+  EXPECT_EQ(cell("linear", "f32", "u4b8g8", "baseline"), "fast");
+  EXPECT_THAT(cell("linear", "f16", "u4b8g128", "sm_70"), HasSubstr("nothing this build has code for"));
+  EXPECT_THAT(cell("linear", "f16→s8g128", "u4zg128", "sm_75"), HasSubstr("needs sm80"));
+  EXPECT_EQ(cell("linear", "f16→s8g128", "u4zg128", "sm_80"), "fast");
+  EXPECT_THAT(cell("linear", "f16→s8g128", "u4b8g96", "baseline"), HasSubstr("do not line up"));
+  EXPECT_EQ(cell("linear", "f16→s8r", "e5m2c", "baseline"), "reference");
+  EXPECT_EQ(cell("dequantize", "→f16", "u4zg128 act-order", "sm_80"), "generic");
+  EXPECT_THAT(cell("conv", "f16", "u4b8g128 act-order", "sm_90"), HasSubstr("no act-order"));
+}
+
+/// Tables for readers: what answers alike is shown once, a machine that runs nothing in one cell, and refusals have numbers.
+TEST(SupportMatrix, GroupsWhatAnswersAlike) {
+  SupportMatrix matrix;
+  matrix.machines = {{"old", ""}, {"new", ""}, {"newer", ""}};
+  matrix.weights = {"u4b8g128", "u4b8g64", "u4zg128", "u4zg64", "u8b128g32", "u8b128c", "s8c", "s8c prescale", "e4m3b128x128"};
+  matrix.answers = {"no: too old", "fast", "no: of a kind"};
+  const std::vector<std::size_t> runs{0, 1, 1}, never{0, 2, 2};
+  const std::vector<std::vector<std::size_t>> cells{runs, runs, runs, runs, runs, runs, runs, runs, never};
+  matrix.questions = {{"linear", "f16", "", cells}, {"linear", "bf16", "", cells}};
+  const SupportTables all = tables_of(matrix);
+  ASSERT_EQ(all.tables.size(), 2U);
+  EXPECT_EQ(all.tables[0].machines, (std::vector<std::string>{"old"}));
+  EXPECT_TRUE(all.tables[0].columns.empty());
+  ASSERT_EQ(all.tables[0].rows.size(), 1U);
+  EXPECT_EQ(all.tables[0].rows[0].cells, (std::vector<std::string>{"no (1)"}));
+  EXPECT_EQ(all.tables[1].machines, (std::vector<std::string>{"new", "newer"}));
+  EXPECT_EQ(all.tables[1].columns, (std::vector<std::string>{"f16, bf16"}));
+  ASSERT_EQ(all.tables[1].rows.size(), 2U);
+  EXPECT_EQ(all.tables[1].rows[0].weights, "u4{b8,z}g{128,64}, u8b128{g32,c}, s8c, s8c prescale");
+  EXPECT_EQ(all.tables[1].rows[0].cells, (std::vector<std::string>{"fast"}));
+  EXPECT_EQ(all.tables[1].rows[1].weights, "e4m3b128x128");
+  EXPECT_EQ(all.tables[1].rows[1].cells, (std::vector<std::string>{"no (2)"}));
+  EXPECT_EQ(all.refusals, (std::vector<std::string>{"too old", "of a kind"}));
+}
+
+TEST(SupportMatrix, ShortensRefusals) {
+  const std::string layouts =
+      "no cuda kernel of this build takes scheme u4b8g8 (W[8,64]); layout one: groups of 8; layout two: codes";
+  EXPECT_EQ(shortened(layouts), "groups of 8");
+  const std::string kernels =
+      "no kernel takes linear u4b8g128 M=1 N=8 K=64 ->f16: linear_a_b_c__cuda_sm90_x: needs sm90, this one offers simt; "
+      "linear_a_b_d__cuda_sm80 and 4 more: multiplies floats, A is not; linear_q__cuda_sm80_y: multiplies bytes; of one kind";
+  EXPECT_EQ(shortened(kernels), "multiplies bytes; of one kind");
+  EXPECT_EQ(shortened(kernels, "sm90"), "needs sm90, this one offers simt");
+  EXPECT_EQ(shortened("layout one: no; layout two: linear__cuda_z: needs sm90, not simt"), "no");
+  EXPECT_EQ(shortened("activations in blocks of 128"), "activations in blocks of 128");
+}
+
+}  // namespace
+}  // namespace nibble::cli

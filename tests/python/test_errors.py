@@ -45,7 +45,7 @@ X = np.ones((3, 256), np.float32)
         (X, {"residual": np.ones((3, 41), np.float32)}, ValueError, "residual"),
         (X, {"row_scale": np.ones(4, np.float32)}, ValueError, "row_scale"),
         (X, {"col_scale": np.ones(40, np.float16)}, ValueError, "col_scale"),
-        (X, {"activation": "tanh"}, ValueError, "tanh"),
+        (X, {"activation": "softplus"}, ValueError, "softplus"),
         (X, {"out_dtype": "f99"}, ValueError, "f99"),
         (X, {"act_scheme": "s9r"}, ValueError, "s9r"),
         (X, {"kernel": "none_such"}, KeyError, "none_such"),

@@ -98,8 +98,8 @@ TEST(GpuTile, RecordsAreWholeCopies) {
 }
 
 TEST(GpuTile, RefusalsSayWhy) {
-  EXPECT_EQ(gpu_tile::refusal({.group = GroupShape::group(48)}, DType::none, 4096),
-            "groups of 48 channels are not a multiple of 32");
+  EXPECT_EQ(gpu_tile::refusal({.group = GroupShape::group(12)}, DType::none, 4096),
+            "groups of 12 channels are not a multiple of 8");
   EXPECT_EQ(gpu_tile::refusal({.codes = DType::e4m3}, DType::none, 4096), "codes of type e4m3 are not integers of up to 8 bits");
   EXPECT_EQ(gpu_tile::refusal({.scale = DType::e8m0}, DType::none, 4096), "scales of type e8m0 are not f32, f16 or bf16");
   EXPECT_EQ(gpu_tile::refusal({}, DType::none, 4096), "");

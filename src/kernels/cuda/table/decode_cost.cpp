@@ -125,23 +125,17 @@ DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gp
   return features;
 }
 
-namespace {
-
-/// How much longer records take whose slots are shorter than the 64 channels of the layers that costs are fitted to: a slot's sums are scaled
-/// at its end. Measured on an H200.
-double short_slots(WgmmaFamily family, const Problem& p) {
-  if (family != WgmmaFamily::float_folds) return 1;
+double short_slots(const Problem& p) {
   const int span = gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).span;
   const bool zeros = p.scheme.zero != ZeroKind::none;
   return span > 32 ? 1 : span == 32 ? (zeros ? 1.25 : 1.15) : (zeros ? 1.75 : 1.5);
 }
 
-}  // namespace
-
 double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
   const bool fast = gpu.read_gbytes_per_s > std::sqrt(kH100GbytesPerS * kH200GbytesPerS);
   const FamilyCost& cost = *std::ranges::find(fast ? kH200Costs : kH100Costs, family, &FamilyCost::family);
-  return short_slots(family, p) * decode_us(cost.cost, decode_features(family, tokens, gpu, p));
+  const double longer = family == WgmmaFamily::float_folds ? short_slots(p) : 1.0;
+  return longer * decode_us(cost.cost, decode_features(family, tokens, gpu, p));
 }
 
 }  // namespace nibble::cuda

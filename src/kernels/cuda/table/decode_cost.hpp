@@ -51,4 +51,8 @@ DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gp
 /// Predicted microseconds of the row, with the numbers of the measured GPU whose memory is the most similar (bench/fit_decode_costs.py).
 double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& problem);
 
+/// How much longer decode with 16-bit activations takes where slots are shorter than the 64 channels of the layers that costs are fitted to:
+/// a slot's sums are scaled at its end. Measured on an H200.
+double short_slots(const Problem& problem);
+
 }  // namespace nibble::cuda

@@ -330,7 +330,7 @@ double decode_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
   const double sms = std::max(1, gpu.sms), tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
   const double multiplied = (p.m <= 8 ? 3.4e4 : 2.1e4) * std::min(1.0, 2 * tiles / sms);  // weights a microsecond
   const double weights = static_cast<double>(p.n) * static_cast<double>(p.k) / sms;
-  return std::ceil(static_cast<double>(p.m) / kDecodeTokens) *
+  return short_slots(p) * std::ceil(static_cast<double>(p.m) / kDecodeTokens) *
          (4.5 + std::max(tile_moved_us(gpu, p, bits(p.a_dtype)) / 0.7, weights / multiplied));
 }
 

@@ -342,9 +342,11 @@ struct Sums {
   }
 };
 
-/// Few tokens: two CTAs an SM, 32 warps whose loads fill the memory pipe. Many: one, with 128 registers a lane for the sums.
+/// Few tokens: two CTAs an SM, 32 warps whose loads fill the memory pipe. Many: one, with 128 registers a lane for the sums; short groups
+/// always, whose constants do not fit into 64.
 template <int kBits, Scaling kScaling, int F, int T>
-__global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling::short_groups ? 2 : 1)
+    linear_simt_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
@@ -355,7 +357,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
   const std::uint8_t* record = p.records + (static_cast<std::int64_t>(tile) * p.tile_records + warp) * p.record_bytes;
   const int to_next = warps * p.record_bytes;
   const int mine = gpu_tile::vector_offset(0, fragment, lane);
-  const int my_slot = lane % min(p.slots, kQuarters);
+  constexpr bool kShort = kScaling == Scaling::short_groups;
+  const auto my_slot = [&] { return lane % (kShort ? kQuarters : p.slots); };
   float* const x = shared + warp * p.warp_floats;
   float4* const slot = reinterpret_cast<float4*>(x + T * kChannels);
 
@@ -364,7 +367,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
   Activations<T> activations;
 #pragma unroll
   for (int step = 0; step < kAhead<T>; ++step) sums.request(record + mine, step);
-  slots.load(p, record, fragment, lane, my_slot);
+  slots.load(p, record, fragment, lane, my_slot());
   if (kFew<T> && p.in_vectors) activations.load(p, warp, token, lane);
 
   for (int r = warp; r < p.tile_records; r += warps, record += to_next) {
@@ -376,7 +379,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
       gather_activations<T>(p, r, token, x, lane);
     }
     slots.store(p, slot, lane, lane % kQuarters);
-    if constexpr (kScaling == Scaling::short_groups) {  // not ahead: no registers are free
+    if constexpr (kShort) {  // not ahead: no registers are free
 #pragma unroll 1
       for (int number = kQuarters + lane % kQuarters; number < p.slots; number += kQuarters) {
         Slots<F> others;
@@ -385,7 +388,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T> ? 2 : 1) linear_simt_k
       }
     }
     __syncwarp();
-    if (more) slots.load(p, record + to_next, fragment, lane, my_slot);
+    if (more) slots.load(p, record + to_next, fragment, lane, my_slot());
     if (kFew<T> && p.in_vectors && more) activations.load(p, r + warps, token, lane);
     sums.multiply(p, record + mine, to_next, more, lane, slot, reinterpret_cast<const float4*>(x));
     __syncwarp();

@@ -52,7 +52,7 @@ DecodeFeatures decode_features(WgmmaFamily family, int tokens, const GpuInfo& gp
 double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& problem);
 
 /// How much longer decode with 16-bit activations takes where slots are shorter than the 64 channels of the layers that costs are fitted to:
-/// a slot's sums are scaled at its end. Measured on an H200.
+/// a slot's sums are scaled at its end. Measured on an H200 (short-groups.json).
 double short_slots(const Problem& problem);
 
 }  // namespace nibble::cuda

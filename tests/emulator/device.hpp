@@ -15,6 +15,7 @@
 #define __shared__  // of what is declared extern; of other arrays a test says static, for all threads of a CTA are one thread's fibers
 #define __grid_constant__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __align__(n)
 

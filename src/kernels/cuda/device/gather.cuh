@@ -17,8 +17,8 @@ struct GatherRule {
   bool vectors;           // rows begin at multiples of 16 bytes
   int k;
 
-  /// Whether rows are what kernels multiply, so that they may be copied, 16 bytes at a time.
-  NIBBLE_HOST_DEVICE bool changes_nothing() const { return perm == nullptr && prescale == nullptr && vectors; }
+  /// Whether kernels multiply rows as they are in memory, and may copy them 16 bytes at a time.
+  NIBBLE_HOST_DEVICE bool copies_rows() const { return perm == nullptr && prescale == nullptr && vectors; }
 };
 inline GatherRule gather_rule(const LinearTask& task) {
   const bool vectors = reinterpret_cast<std::uintptr_t>(task.x) % 16 == 0 && task.x_stride % 8 == 0;

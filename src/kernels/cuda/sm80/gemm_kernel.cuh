@@ -136,7 +136,7 @@ class RowCopier {
     to_ = share.place();
   }
   __device__ void request(const Params& p, std::uint32_t stage) const {
-    if (p.rule.changes_nothing())
+    if (p.rule.copies_rows())
       copy(p, stage + to_);
     else
       change(p, stage + to_);

@@ -91,7 +91,7 @@ cudaError_t linear_decode_sm90(const LinearTask& task, const DecodeConfig& confi
     const int m = std::min(config.tokens, task.m - done);
     p.first_token = done;
     const Activations x = activations(task, done, m);
-    p.x = {x, x.rule.changes_nothing() && geo.k % gpu_tile::kChannels == 0};
+    p.x = {x, x.rule.copies_rows() && geo.k % gpu_tile::kChannels == 0};
     if (const cudaError_t e = launch_ring(*kernel_for(task, m), p, config, stream)) return e;
   }
   return cudaSuccess;

@@ -107,6 +107,9 @@ std::vector<std::string> fuzz_seeds() {
   add("compressed-tensors", DType::u5, GroupShape::channel(), ZeroKind::integer, false);
   seeds.push_back("weight s8 6 10\nweight_scale bf16 6 1\nweight_zero_point s8 6 1\ninput_scale f32 1\n\n{}");
   seeds.push_back("weight s8 6 10\nweight_scale f32 6\ninput_scale f32\ninput_zero_point s8 1\npre_quant_scale f16 10\n\n{}");
+  seeds.push_back(
+      "weight u8 3 8\nweight_scale f32 6 2\nweight_scale_2 f32\ninput_scale f32\npre_quant_scale bf16 8\n\n"
+      "{\"quant_method\":\"modelopt\",\"quantization\":{\"quant_algo\":\"W4A8_AWQ\",\"group_size\":4}}");
   seeds.push_back("weight s8 6 10\na f32\nb f32 1\nbias s8 1 6\n\n{}");
   seeds.push_back(
       "weight e4m3 6 10\nweight_scale bf16 6 1\ninput_scale f32\n\n{\"quant_method\":\"fbgemm_fp8\",\"activation_scale_ub\":9}");

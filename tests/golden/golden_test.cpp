@@ -161,6 +161,21 @@ TEST(FormatVectors, CompressedTensors) {
   EXPECT_EQ(codec::pack_columns(codes(z["zp"], 8).data(), Packing::dense, 4, 16, 1), words(z["packed_dim0"]));
 }
 
+TEST(FormatVectors, ModelOptInt4) {
+  const json& v = vectors()["modelopt_int4"];
+  Tensor weight(DType::u8, {2, 3});
+  std::size_t i = 0;
+  for_each_leaf(v["weight_uint8"], [&](const json& hex) {
+    weight.bytes[i++] = static_cast<std::byte>(std::stoul(hex.get<std::string>(), nullptr, 16));
+  });
+  const MemoryModule m{{{"weight", std::move(weight)}, constant("weight_scale", {4, 1}, 0.5f)}, {}};
+  std::vector<Note> notes;
+  const auto q = m.read(notes);
+  ASSERT_TRUE(q.ok()) << q.status().message();
+  EXPECT_EQ(q->scheme.name(), "u4b8c");
+  EXPECT_EQ(q->codes, codes(v["v"], 8));
+}
+
 TEST(FormatVectors, CodeValues) {
   const auto code_of = [](const std::string& key) { return static_cast<std::uint8_t>(std::stoul(key.substr(1), nullptr, 16)); };
   for (const auto& [key, value] : vectors()["e4m3fn_checks"].items())
@@ -232,6 +247,8 @@ constexpr Case kCases[] = {
     {"float-quantized/hf_tensor_static", "e4m3t", false, "", "e4m3t_e4m3t"},
     {"fp8/blocks_ragged", "e4m3b8x16", true, "", "e4m3g16_e4m3b8x16"},
     {"fp8/tensor_static", "e4m3t", false, "", "e4m3t_e4m3t"},
+    {"modelopt-int4/w4a16", "u4b8g32", false},
+    {"modelopt-int4/w4a8", "u4b8g32", false, "", "e4m3t_u4b8g32"},
     {"smoothquant/int8_output", "s8t", false, "", ""},
     {"smoothquant/float_output", "s8t", false, "", ""},
 };
@@ -252,7 +269,8 @@ TEST_P(GoldenCheckpoint, ReadsAsExpected) {
   EXPECT_EQ(module.scheme.name(), c.scheme);
   EXPECT_EQ(module.claimed ? module.claimed->name() : "", c.claimed == nullptr ? c.scheme : c.claimed);
   for (const Note& note : module.notes) EXPECT_EQ(note.severity, Note::Severity::info) << note.text;
-  EXPECT_EQ(module.notes.size(), module.format == "smoothquant" ? 1u : 0u);
+  const bool explained = module.format == "smoothquant" || checkpoint->find_tensor("model.proj.weight_scale_2") != nullptr;
+  EXPECT_EQ(module.notes.size(), explained ? 1u : 0u);
 
   std::vector<Note> notes;
   const auto q = checkpoint->read(module, &notes);
@@ -318,6 +336,15 @@ TEST_P(GoldenCheckpoint, HalvesAreThoseOfTheWhole) {
       EXPECT_EQ(differences(*part, *all, outputs ? begin : 0, outputs ? 0 : begin), 0) << outputs << " " << begin;
     }
   }
+}
+
+TEST(Golden, TwoChannelsOfAByteStayTogether) {
+  const auto checkpoint = Checkpoint::open(kFolder / "modelopt-int4/w4a16");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  const auto part = checkpoint->read(checkpoint->modules()[0], {LayerPart::Of::outputs, 2, 5});
+  EXPECT_EQ(part.status().code(), StatusCode::unsupported);
+  EXPECT_THAT(part.status().message(),
+              HasSubstr("model.proj.weight: channels [2,5) of 12 end within bytes of 2; cut at multiples"));
 }
 
 TEST(Golden, WhatIsNoLayerIsRefused) {
@@ -393,6 +420,10 @@ TEST(Golden, ActivationsAreRead) {
   for (const char* path : {"float-quantized/ct_tensor_static", "float-quantized/modelopt_fp8", "float-quantized/hf_tensor_static",
                            "fp8/tensor_static"})
     EXPECT_EQ(read(path).static_acts, (StaticActs{0.015625f, 0})) << path;
+  const QuantTensor w4a8 = read("modelopt-int4/w4a8"), w4a16 = read("modelopt-int4/w4a16");
+  EXPECT_EQ(w4a8.static_acts, (StaticActs{0.015625f, 0}));
+  EXPECT_FALSE(w4a16.static_acts);
+  for (const QuantTensor& q : {w4a8, w4a16}) EXPECT_EQ(q.prescale.shape, std::vector{q.k});
   EXPECT_EQ(read("float-quantized/fbgemm").act_limit, 1200.0f);
   EXPECT_FALSE(read("float-quantized/modelopt_channel").act_limit);
 

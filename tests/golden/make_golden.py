@@ -37,7 +37,7 @@ def encode(dtype, x):
     if dtype == "BF16":
         assert struct.pack("<f", x)[:2] == b"\0\0"
         return struct.pack("<f", x)[2:]
-    return struct.pack({"F16": "<e", "F32": "<f", "I8": "<b", "I32": "<i", "I64": "<q", "F8_E4M3": "<B"}[dtype], x)
+    return struct.pack({"F16": "<e", "F32": "<f", "U8": "<B", "I8": "<b", "I32": "<i", "I64": "<q", "F8_E4M3": "<B"}[dtype], x)
 
 
 def save(path, tensors):
@@ -266,9 +266,21 @@ def ct_fp8(strategy, acts, block=None):
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": args, "input_activations": acts}}, "ignore": []}
 
 
-def modelopt(algorithm):
+def modelopt(algorithm, **more):
     return {"producer": {"name": "modelopt", "version": "0.33.0"},
-            "quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}}
+            "quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": None, **more, "exclude_modules": ["lm_head"]}}
+
+
+def modelopt_int4(name, seed, config, n=12, k=64, g=32, dtype="F32", fp8_acts=False, file_name="config.json"):
+    random, codes, scales, _, bias = random_layer(seed, n, k, k // g, 4, dtype)
+    signed_codes = [[q - 8 for q in row] for row in codes]
+    pairs = [[low & 15 | (high & 15) << 4 for low, high in zip(*signed_codes[i:i + 2])] for i in range(0, n, 2)]
+    tensors = [("weight", "U8", [n // 2, k], flat(pairs)), ("weight_scale", dtype, [n, k // g], flat(scales)),
+               ("pre_quant_scale", "BF16", [k], [(128 + random.below(128)) / 128 for _ in range(k)]), ("bias", "F16", [n], bias)]
+    if fp8_acts:
+        tensors += [("weight_scale_2", "F32", [], [f32(0.0002)]), ("input_scale", "F32", [], [0.015625])]
+    save_case(f"modelopt-int4/{name}", config,
+              {"model.proj": (tensors, weights(signed_codes, scales, [[0] * (k // g)] * n, natural(k, g)))}, file_name)
 
 
 def smoothquant(name, seed, n=10, k=48, int8_output=True):
@@ -331,6 +343,10 @@ def main():
         suffix="weight_scale_inv", block=(8, 16))
     fp8("fp8/tensor_static", 89, hf | {"activation_scheme": "static", "weight_block_size": None}, 1, 1, [],
         suffix="weight_scale_inv", static=("activation_scale", []))
+
+    modelopt_int4("w4a16", 92, modelopt("W4A16_AWQ", group_size=32, has_zero_point=False, pre_quant_scale=True), dtype="BF16",
+                  file_name="hf_quant_config.json")
+    modelopt_int4("w4a8", 93, {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, fp8_acts=True)
 
     smoothquant("int8_output", 90)
     smoothquant("float_output", 91, int8_output=False)

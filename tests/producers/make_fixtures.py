@@ -9,6 +9,7 @@ Llama with random weights, and its own code says what the quantized weights are 
 the type they are computed in, and producers_test.cpp reads PRODUCER/CASE bit for bit. versions.json says what made what.
 
 Of AutoAWQ, GPTQModel and transformers, the code that packs is called alone, by choice: quantizing with them wants a GPU or calibration.
+ModelOpt has no code that reads its int4: what that is worth follows from the code that packs it.
 A case without expected values is one that nibble has to refuse.
 """
 
@@ -407,6 +408,9 @@ def modelopt():
     from safetensors.torch import load_file
 
     def value(weight, scale, block):
+        if weight.dtype == torch.uint8:  # the inverse of pack_int4_in_uint8; e4m3 of W4A8 comes while running
+            codes = (torch.stack([weight & 15, weight >> 4], 1).flatten(0, 1).int() ^ 8) - 8
+            return codes.float() * scale.repeat_interleave(codes.shape[1] // scale.shape[1], 1)
         kind = INT8QTensor if weight.dtype == torch.int8 else FP8QTensor
         how = {"scale": scale[:, None] if scale.dim() == 1 else scale}
         if block:
@@ -426,10 +430,10 @@ def modelopt():
         "w8a16": (mtq.INT8_WEIGHT_ONLY_CFG, 32, 64, 0),
         "w8a8_smooth": (mtq.INT8_SMOOTHQUANT_CFG, 32, 64, 0),
         "mixed": ({"quant_cfg": fp8 + w8a16_mlp, "algorithm": "max"}, 32, 64, 0),
+        "w4a16_awq": (mtq.INT4_AWQ_CFG, 128, 128, 0),
+        "w4a8_awq": (mtq.W4A8_AWQ_BETA_CFG, 128, 128, 0),
     }
     refused = {
-        "w4a16_awq": (mtq.INT4_AWQ_CFG, 128, 128),
-        "w4a8_awq": (mtq.W4A8_AWQ_BETA_CFG, 128, 128),
         "nvfp4": (mtq.NVFP4_DEFAULT_CFG, 32, 64),
         "w4a16_nvfp4": (mtq.W4A16_NVFP4_CFG, 32, 64),
         "w4a8_mxfp4": (mtq.W4A8_MXFP4_FP8_CFG, 64, 64),

@@ -51,6 +51,8 @@ const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "
                                                                {"w8a8_asymmetric", "s8zt_s8zt"},
                                                                {"awq_custom", "u4zg32"},
                                                                {"modelopt/mixed", "e4m3t_e4m3t s8c"},
+                                                               {"modelopt/w4a16_awq", "u4b8c"},
+                                                               {"modelopt/w4a8_awq", "e4m3t_u4b8c"},
                                                                {"quark/mixed", "e4m3r_e4m3c e4m3t_e4m3t"},
                                                                {"quark/w8a8", "s8r_s8zc"},
                                                                {"quark/w8a8_static", "s8t_s8zt"}};
@@ -58,9 +60,7 @@ const std::map<std::string, std::string, std::less<>> kClaimed{{"w4a16_group", "
 /// The cases that nibble refuses, and the names in the errors.
 const std::map<std::string, std::string> kRefused{{"modelopt/mxfp8", "MXFP8"},
                                                   {"modelopt/nvfp4", "NVFP4 (ModelOpt, Quark)"},
-                                                  {"modelopt/w4a16_awq", "INT4 (ModelOpt W4A16, W4A8)"},
                                                   {"modelopt/w4a16_nvfp4", "NVFP4 (ModelOpt, Quark)"},
-                                                  {"modelopt/w4a8_awq", "INT4 (ModelOpt W4A16, W4A8)"},
                                                   {"modelopt/w4a8_mxfp4", "MXFP4 (ModelOpt, Quark)"},
                                                   {"quark/amdfp4", "AMDFP4 per group (Quark)"},
                                                   {"quark/awq_custom_order", "AWQ by Quark with another order of codes"},

@@ -23,7 +23,7 @@ Result<Range> whole_runs(const StoredTensor& stored, const Module& module, const
 
 Result<Range> range(const StoredTensor& stored, Axis axis, std::int64_t size, const Module& module, const LayerPart& part) {
   const Range all{0, size};
-  const bool outputs = axis == Axis::n || axis == Axis::n_words || axis == Axis::n_groups;
+  const bool outputs = axis == Axis::n || axis == Axis::n_pairs || axis == Axis::n_words || axis == Axis::n_groups;
   if (outputs != (part.of == LayerPart::Of::outputs)) return all;
   const std::int64_t total = outputs ? module.n : module.k;
   switch (axis) {
@@ -31,6 +31,9 @@ Result<Range> range(const StoredTensor& stored, Axis axis, std::int64_t size, co
     case Axis::k:
       if (size == total) return Range{part.begin, part.end};
       break;
+    case Axis::n_pairs:
+      if (2 * size != total) break;
+      return whole_runs(stored, module, part, total, 2, "bytes");
     case Axis::n_words:
     case Axis::k_words: {
       constexpr int kWordBits = 32;

@@ -5,6 +5,7 @@
 
 namespace nibble::codec {
 
-extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant, kUnsupported, kDense;
+extern const Format kAwq, kGptq, kCompressedTensors, kIntQuantized, kFloatQuantized, kFp8, kSmoothQuant, kModelOptInt4,
+    kUnsupported, kDense;
 
 }  // namespace nibble::codec

@@ -36,7 +36,7 @@ constexpr Row kRows[] = {
     {"quanto", {{{"weight._data"}, {"weight._scale"}}}},
     {"INT4 (Quark)", {{{"weight", kS32}, {"weight_scale"}}}},
     {"MXFP4 (ModelOpt, Quark)", {{{"weight", kU8}, {"weight_scale", kU8}}}},
-    {"INT4 (ModelOpt W4A16, W4A8)", {{{"weight", kU8}, {"weight_scale"}}}},
+    {"unsigned bytes with scales (Quark, stacked experts of ModelOpt)", {{{"weight", kU8}, {"weight_scale"}}}},
     {"MXFP4 (gpt-oss)", {{{"*_blocks", kU8}, {"*_scales", kU8}}}},
     {"MXFP4 (gpt-oss)", {{{"blocks", kU8}, {"scales", kU8}}}},
     {"LLM.int8 (bitsandbytes)", {{{"weight", kS8}, {"SCB"}}}},

@@ -43,6 +43,16 @@ const Json& quark_layer(std::string_view module, const Json& config) {
   return *own != nullptr ? **own : config_child(config, "global_quant_config");
 }
 
+/// ModelOpt's config of a layer, or of all; null: another producer's.
+const Json& modelopt_layer(std::string_view module, const Json& config) {
+  static const Json kNull;
+  if (config_text(config, {"quant_method", "method"}) != "modelopt") return kNull;
+  const Json& inner = config_child(config, "quantization");
+  const Json& quantization = inner.is_object() ? inner : config;  // nested in hf_quant_config.json, not in config.json
+  if (config_text(quantization, {"quant_algo"}) != "mixed_precision") return quantization;
+  return config_child(config_child(quantization, "quantized_layers"), std::string(module).c_str());
+}
+
 /// The weights that share a scale in one of Quark's tensors: all, or a channel.
 std::optional<GroupShape> quark_group(const Json& tensor) {
   const std::string scheme = config_text(tensor, {"qscheme"});
@@ -61,12 +71,11 @@ std::optional<DType> quark_codes(const Json& tensor) {
 }  // namespace
 
 std::string modelopt_algorithm(std::string_view module, const QuantConfig& config) {
-  if (config_text(config.json, {"quant_method", "method"}) != "modelopt") return {};
-  const Json& inner = config_child(config.json, "quantization");
-  const Json& quantization = inner.is_object() ? inner : config.json;  // nested in hf_quant_config.json, not in config.json
-  const std::string algorithm = config_text(quantization, {"quant_algo"});
-  if (algorithm != "mixed_precision") return algorithm;
-  return config_text(config_child(config_child(quantization, "quantized_layers"), std::string(module).c_str()), {"quant_algo"});
+  return config_text(modelopt_layer(module, config.json), {"quant_algo"});
+}
+
+std::optional<std::int64_t> modelopt_group_size(std::string_view module, const QuantConfig& config) {
+  return config_int(modelopt_layer(module, config.json), {"group_size"});
 }
 
 bool is_quark(const QuantConfig& config) { return config_text(config.json, {"quant_method"}) == "quark"; }

@@ -13,6 +13,8 @@ namespace nibble::codec {
 
 /// ModelOpt's quant_algo for a layer, in lower case; "" where the config is another producer's.
 std::string modelopt_algorithm(std::string_view module, const QuantConfig& config);
+/// ModelOpt's group_size for a layer; nothing where its config has none or is another producer's.
+std::optional<std::int64_t> modelopt_group_size(std::string_view module, const QuantConfig& config);
 
 bool is_quark(const QuantConfig& config);
 /// Whether the config is Quark's and a layer's scales belong to groups, which Quark transposes, or to the columns of its weight.

@@ -33,9 +33,9 @@ struct ModuleTensors {
 
 class CtTargets;
 
-/// What a dimension's elements are: of output or input channels (n, k), of 32-bit words of their codes, or of groups of them; the group of
-/// every input channel; or the numbers N and K.
-enum class Axis : std::uint8_t { n, k, n_words, k_words, n_groups, k_groups, group_of_k, sizes };
+/// What a dimension's elements are: of output or input channels (n, k), of two output channels, of 32-bit words of their codes, or of groups
+/// of them; the group of every input channel; or the numbers N and K.
+enum class Axis : std::uint8_t { n, k, n_pairs, n_words, k_words, n_groups, k_groups, group_of_k, sizes };
 /// A tensor that a format owns, and its dimensions; those in front of more are of size 1. None: it is of the whole layer.
 struct StoredTensor {
   std::string_view suffix;

@@ -628,6 +628,80 @@ TEST(Codecs, Fp8ConfigsThatContradict) {
   EXPECT_EQ(m.detect().module->claimed->name(), "e4m3t_e4m3t");
 }
 
+TEST(Codecs, ModelOptInt4) {
+  const auto layer = [](std::vector<std::int64_t> weight, std::vector<std::int64_t> scale, const char* algorithm,
+                        DType scales = DType::f32) {
+    MemoryModule m = valued({{"weight", DType::u8, std::move(weight)}, {"weight_scale", scales, std::move(scale)}},
+                            {{"weight", 0x87}, {"weight_scale", 0.5f}});
+    m.config = {json{{"quant_method", "modelopt"}, {"quantization", {{"quant_algo", algorithm}}}}, "config.json"};
+    return m;
+  };
+  const auto add = [](MemoryModule& m, const char* suffix, Tensor t, float value) {
+    for (std::int64_t i = 0; i < t.numel(); ++i) t.set(i, value);
+    m.tensors.push_back({suffix, std::move(t)});
+  };
+  const auto claimed = [](const MemoryModule& m) { return m.detect().module->claimed->name(); };
+  MemoryModule m = layer({4, 64}, {8, 2}, "W4A16_AWQ");
+  EXPECT_EQ(m.detect().format->name, "modelopt-int4");
+  Reading r = read(m);
+  ASSERT_TRUE(r.status.ok()) << r.status.message();
+  EXPECT_EQ(r.q.scheme.name(), "u4b8g32");
+  EXPECT_EQ(r.q.value(6, 63), 3.5f);
+  EXPECT_EQ(r.q.value(7, 0), -4.0f);
+  EXPECT_EQ(claimed(m), "u4b8g32") << "the config does not say which groups";
+  EXPECT_EQ(r.detect_notes + r.notes, "");
+
+  m.config.json["quantization"]["group_size"] = 64;
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("config.json says u4b8g64, the tensors are u4b8g32"));
+  m.config.json["quantization"] = {{"quant_algo", "MIXED_PRECISION"},
+                                   {"quantized_layers", {{"m", {{"quant_algo", "W4A8_AWQ"}, {"group_size", 32}}}}}};
+  EXPECT_EQ(claimed(m), "e4m3t_u4b8g32");
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("says e4m3t_u4b8g32, but input_scale is missing"));
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("says w4a8_awq, but weight_scale_2 is missing"));
+  add(m, "input_scale", Tensor(DType::f32, {}), 0.25f);
+  add(m, "weight_scale_2", Tensor(DType::f32, {1}), 0.125f);
+  add(m, "pre_quant_scale", Tensor(DType::bf16, {64}), 2.0f);
+  r = read(m);
+  EXPECT_THAT(r.detect_notes, HasSubstr("rounded to e4m3 in steps of weight_scale_2"));
+  EXPECT_EQ(r.q.static_acts, (StaticActs{0.25f, 0}));
+  EXPECT_EQ(r.q.prescale.at(63), 2.0f);
+  EXPECT_EQ(r.q.value(7, 0), -4.0f) << "weight_scale_2 does not multiply W";
+  m.config.json = json::object();
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("input_scale is present"));
+  m.set("quant_method", "awq");
+  EXPECT_THAT(read(m).detect_notes, HasSubstr("quant_method \"awq\", the tensors are modelopt-int4"));
+
+  const auto error = [](const MemoryModule& broken) {
+    const Status status = broken.detect().module.status();
+    EXPECT_EQ(status.code(), StatusCode::corrupt_data) << status.message();
+    return status.message();
+  };
+  for (auto& [suffix, tensor] : m.tensors) {
+    if (suffix != "pre_quant_scale" && !suffix.starts_with("weight_scale_2")) continue;
+    const Tensor good = std::exchange(tensor, Tensor(DType::f32, {63}));
+    EXPECT_THAT(error(m), HasSubstr("m." + suffix + " is f32 [63], expected f16|bf16|f32 ["));
+    tensor = good;
+  }
+  EXPECT_THAT(
+      error(layer({4, 64}, {7, 2}, "W4A16_AWQ")),
+      HasSubstr("m.weight_scale is f32 [7,2], expected f16|bf16|f32 [8,groups] beside the weight u8 [4,64], which has two "
+                "output channels a byte"));
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{}, {8}, {9, 2}, {8, 0}, {2, 8}, {8, 65}, {8, 2, 1}})
+    EXPECT_THAT(error(layer({4, 64}, shape, "W4A16_AWQ")), HasSubstr("expected f16|bf16|f32 [8,groups]"));
+  EXPECT_THAT(error(layer({4, 64}, {8, 2}, "W4A16_AWQ", DType::s8)), HasSubstr("m.weight_scale is s8 [8,2]"));
+  EXPECT_THAT(error(layer({4}, {8, 2}, "W4A16_AWQ")), HasSubstr("m.weight is u8 [4], expected u8 [any,any]"));
+  EXPECT_THAT(error(layer({4, 64}, {8, 3}, "W4A16_AWQ")), HasSubstr("K=64 cannot be split evenly into 3 groups"));
+  m = layer({4, 200}, {8, 2}, "W4A16_AWQ");
+  EXPECT_EQ(read(m).q.scheme.name(), "u4b8g100");
+  m.config.json["quantization"]["group_size"] = 128;
+  EXPECT_THAT(error(m), HasSubstr("K=200 is no multiple of group_size=128 in config.json"));
+  m = layer({4, 64}, {8, 1}, "W4A16_AWQ");
+  m.config.json["quantization"]["group_size"] = 128;
+  EXPECT_TRUE(read(m).status.ok()) << "a group that is longer than the row";
+  m.erase("weight_scale");
+  EXPECT_THAT(error(m), HasSubstr("m.weight_scale is missing"));
+}
+
 TEST(Codecs, QuarkConfigs) {
   MemoryModule m = valued({{"weight", DType::s8, {8, 16}}, {"weight_scale", DType::bf16, {8}}}, {{"weight_scale", 1.0f}});
   const auto tensor = [](const char* dtype, const char* scheme, bool dynamic, int axis = 1) {
@@ -714,7 +788,8 @@ TEST(Codecs, KnownButUnsupportedFormatsAreNamed) {
        "NVFP4 (compressed-tensors)"},
       {stored({{"weight", DType::u8, {64, 32}}, {"weight_scale", DType::e4m3, {64, 4}}, {"weight_scale_2", DType::f32, {}}}),
        "NVFP4 (ModelOpt, Quark)"},
-      {stored({{"weight", DType::u8, {32, 64}}, {"weight_scale", DType::f16, {64, 1}}}), "INT4 (ModelOpt"},
+      {stored({{"weight", DType::u8, {64, 64}}, {"weight_scale", DType::f32, {64, 1}}}), "unsigned bytes with scales"},
+      {stored({{"weight", DType::u8, {4, 32, 64}}, {"weight_scale", DType::f16, {4, 64, 1}}}), "stacked experts of ModelOpt"},
       {stored({{"gate_up_proj_blocks", DType::u8, {2, 4, 2, 16}}, {"gate_up_proj_scales", DType::u8, {2, 4, 2}}}), "gpt-oss"},
       {stored({{"weight", DType::u8, {2048, 1}}, {"weight.absmax", DType::f32, {64}}}), "bitsandbytes"},
       {stored({{"weight", DType::s8, {64, 64}}, {"SCB", DType::f32, {64}}}), "LLM.int8"},

@@ -86,7 +86,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   return m;
 }
 
-/// By a byte for two scales, or where the config says so, by bytes.
+/// Bytes are of this format where each row of them has two rows of scales, or where the config says so.
 std::optional<Result<Module>> detect(const ModuleTensors& tensors, const QuantConfig& config) {
   const ConstTensorView *weight = tensors.find("weight"), *scale = tensors.find("weight_scale");
   if (weight == nullptr || weight->dtype != DType::u8 || weight->rank > 2 || is_quark(config)) return std::nullopt;

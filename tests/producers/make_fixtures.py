@@ -9,7 +9,7 @@ Llama with random weights, and its own code says what the quantized weights are 
 the type they are computed in, and producers_test.cpp reads PRODUCER/CASE bit for bit. versions.json says what made what.
 
 Of AutoAWQ, GPTQModel and transformers, the code that packs is called alone, by choice: quantizing with them wants a GPU or calibration.
-ModelOpt has no code that reads its int4: what that is worth follows from the code that packs it.
+ModelOpt has no code that reads its int4: the expected values of w4a16_awq and w4a8_awq are the inverse of its code that packs.
 A case without expected values is one that nibble has to refuse.
 """
 

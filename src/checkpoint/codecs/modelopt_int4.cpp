@@ -76,7 +76,7 @@ Result<Module> analyse(const ModuleTensors& tensors, const QuantConfig& config) 
   if (tensors.find("weight_scale_2") != nullptr) {
     NIBBLE_RETURN_IF_ERROR(expect_scalar(tensors, "weight_scale_2", kFloats));
     note(m.notes, kInfo,
-         "ModelOpt's weights are rounded to e4m3 in steps of weight_scale_2 while they run: nibble does not round them, "
+         "TensorRT-LLM rounds these weights to e4m3 in steps of weight_scale_2 while it runs them; nibble does not: "
          "W is the code times weight_scale");
   } else if (fp8_acts) {
     note(m.notes, kWarning, "{} says {}, but weight_scale_2 is missing", config_name(config), algorithm);

@@ -662,7 +662,7 @@ TEST(Codecs, ModelOptInt4) {
   add(m, "weight_scale_2", Tensor(DType::f32, {1}), 0.125f);
   add(m, "pre_quant_scale", Tensor(DType::bf16, {64}), 2.0f);
   r = read(m);
-  EXPECT_THAT(r.detect_notes, HasSubstr("rounded to e4m3 in steps of weight_scale_2"));
+  EXPECT_THAT(r.detect_notes, HasSubstr("rounds these weights to e4m3 in steps of weight_scale_2"));
   EXPECT_EQ(r.q.static_acts, (StaticActs{0.25f, 0}));
   EXPECT_EQ(r.q.prescale.at(63), 2.0f);
   EXPECT_EQ(r.q.value(7, 0), -4.0f) << "weight_scale_2 does not multiply W";

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
   if (n >= t.weight.geometry.n) return;
 #pragma unroll
   for (int e = 0; e < kEach; ++e)
-    if (e < count) store_w8a8(t, first_token + first + e, n, sums[e]);
+    if (const int m = first_token + first + e; e < count) t.epilogue.store(m, n, scaled_sum(t, m, n, m, sums[e]));
 }
 
 }  // namespace

@@ -170,6 +170,7 @@ template <class S, Mode kMode, class Activations>
 struct Gemm {
   static constexpr bool kIntegers = kMode == Mode::integers;
   using Sum = std::conditional_t<kIntegers, std::int32_t, float>;
+  using Four = std::conditional_t<kIntegers, int4, float4>;
   using Sums = Sum[S::kFragments][S::kTiles][4];
 
   const Params& p;
@@ -314,24 +315,29 @@ struct Gemm {
     __syncthreads();
     if constexpr (Activations::kPatches)
       if (p.channel_stride != 0) return store_channels(all);
-    constexpr int kUnits = S::kTokens * (S::kRows / 32);  // 32 rows of a token: a warp's
-    for (int unit = static_cast<int>(threadIdx.x) / 32; unit < kUnits; unit += S::kThreads / 32) {
-      const int token = unit / (S::kRows / 32), row = unit % (S::kRows / 32) * 32 + lane;
-      if (first_token + token >= p.task.m) break;
-      if (first_row + row >= p.task.weight.geometry.n) continue;
-      store(first_token + token, first_row + row, all[token * S::kSumPitch + row]);
-    }
+    constexpr int kEights = S::kRows / 8;  // threads that store a token
+    const int row = static_cast<int>(threadIdx.x) % kEights * 8;
+#pragma unroll 1
+    for (int token = static_cast<int>(threadIdx.x) / kEights; token < S::kTokens; token += S::kThreads / kEights)
+      if (first_token + token < p.task.m) store(first_token + token, first_row + row, all + token * S::kSumPitch + row);
   }
 
-  /// D[m,n], where its channels are side by side.
-  __device__ void store(int m, int n, Sum sum) const {
-    if constexpr (Activations::kPatches)
-      p.task.epilogue.store(m, n, scaled_sum(p.task, m, n, sum_row(m), sum));
-    else
-      store_w8a8(p.task, m, n, sum);
+  /// D[m,n] … D[m,n+7], where its channels are side by side. Their loads are in flight together.
+  __device__ void store(int m, int n, const Sum* sums) const {
+    const auto scaled = [&](int i, Sum sum) { return scaled_sum(p.task, m, n + i, sum_row(m), sum); };
+    const int rows = static_cast<int>(p.task.weight.geometry.n) - n;
+    if (rows >= 8) {
+      const Four low = reinterpret_cast<const Four*>(sums)[0], high = reinterpret_cast<const Four*>(sums)[1];
+      float v[8] = {scaled(0, low.x),  scaled(1, low.y),  scaled(2, low.z),  scaled(3, low.w),
+                    scaled(4, high.x), scaled(5, high.y), scaled(6, high.z), scaled(7, high.w)};
+      p.task.epilogue.store_eight(m, n, v);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < rows; ++i) p.task.epilogue.store(m, n + i, scaled(i, sums[i]));
+    }
   }
   /// In a convolution each group has its own sums of codes.
-  __device__ std::int64_t sum_row(int m) const { return std::int64_t{group} * p.task.m + m; }
+  __device__ std::int64_t sum_row(int m) const { return Activations::kPatches ? std::int64_t{group} * p.task.m + m : m; }
   /// A D whose pixels are contiguous (NCHW): a warp stores 32 tokens of a row.
   __device__ void store_channels(const Sum* all) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, pixels = p.patches.pixels();

@@ -46,12 +46,8 @@ __device__ inline float scaled_sum(const W8A8Task& t, std::int64_t m, std::int64
   const auto sum = static_cast<float>(without_zeros(t, m, n, sum_row, dot));
   return __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0));
 }
-__device__ inline void store_w8a8(const W8A8Task& t, std::int64_t m, std::int64_t n, std::int32_t dot) {
-  t.epilogue.store(m, n, scaled_sum(t, m, n, m, dot));
-}
-__device__ inline void store_w8a8(const W8A8Task& t, std::int64_t m, std::int64_t n, float sum) {
-  if (!is_grouped(t)) sum = __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0));
-  t.epilogue.store(m, n, sum);
+__device__ inline float scaled_sum(const W8A8Task& t, std::int64_t m, std::int64_t n, std::int64_t, float sum) {
+  return is_grouped(t) ? sum : __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0));
 }
 /// A record's part of an e4m3 sum: the product of the scales is rounded, then the multiply-add.
 __device__ inline float add_w8a8(float part, float s_a, float s_w, float sum) { return fmaf(part, __fmul_rn(s_a, s_w), sum); }

@@ -202,14 +202,15 @@ Status run_sm90(const Kernel& self, const StepArgs& args) {
 }
 
 /// A CTA multiplies a tile of `rows` × `tokens` over all of K; an SM computes `products` per microsecond, whether it runs one tile at a
-/// time or several. Estimates, which only have to rank kernels that differ by factors.
+/// time or several, and none while a tile's first operands arrive and its sums are stored. Estimates, which only have to rank kernels that
+/// differ by factors.
 double tiled_cost_us(const Problem& p, int rows, int tokens, double share, double products) {
   const GpuInfo gpu = gpu_of(p);
   const double tiles = std::ceil(static_cast<double>(p.n) / rows) * std::ceil(static_cast<double>(p.m) / tokens);
   const double rounds = std::max(1.0, tiles / std::max(1, gpu.sms));
-  const double compute =
-      rounds * rows * std::min<double>(tokens, static_cast<double>(p.m) + 8) * static_cast<double>(p.k) / products;
-  return kLaunchUs + 2.0 + std::max(codes_moved_us(gpu, p) / share, compute);
+  constexpr double kEndsUs = 3;
+  const double compute = rows * std::min<double>(tokens, static_cast<double>(p.m) + 8) * static_cast<double>(p.k) / products;
+  return kLaunchUs + std::max(2.0 + codes_moved_us(gpu, p) / share, rounds * (kEndsUs + compute));
 }
 
 double simt_cost_us(const Kernel&, const Problem& p) {
@@ -217,7 +218,7 @@ double simt_cost_us(const Kernel&, const Problem& p) {
 }
 
 double sm80_cost_us(const Kernel&, const Problem& p) {
-  const double products = p.act_scheme.codes == DType::s8 ? 1.2e6 : 3e5;  // e4m3 is unpacked to f16
+  const double products = p.act_scheme.codes == DType::s8 ? 1.9e6 : 3e5;  // e4m3 is unpacked to f16
   return p.m <= 16 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
 }
 

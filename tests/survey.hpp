@@ -10,6 +10,7 @@
 
 #include "kernels/kernel.hpp"
 #include "nibble/cuda.hpp"
+#include "plan/choose.hpp"
 
 namespace nibble::testing {
 
@@ -19,6 +20,21 @@ struct SurveyedLayer {
   std::string scheme;
   std::map<std::string, double, std::less<>> us;
 };
+
+/// The geometry of a surveyed convolution, as `nibble bench` writes it.
+inline ConvGeometry conv_geometry(const nlohmann::json& conv) {
+  const auto extent = [&](const char* key) { return Extent{conv[key][0], conv[key][1]}; };
+  const nlohmann::json& padding = conv["padding"];
+  return {.in_channels = conv["in_channels"],
+          .out_channels = conv["out_channels"],
+          .height = conv["height"],
+          .width = conv["width"],
+          .filter = extent("filter"),
+          .stride = extent("stride"),
+          .padding = {padding[0], padding[1], padding[2], padding[3]},
+          .dilation = extent("dilation"),
+          .groups = conv["groups"]};
+}
 
 /// The layers of a file under bench/results/h100 or bench/results/h200. Throws where the file cannot be read.
 inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
@@ -33,17 +49,31 @@ inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
     layer.scheme = row["scheme"];
     const Scheme scheme = *Scheme::parse(layer.scheme);
     const bool w8 = scheme.weight.codes == DType::s8 || scheme.weight.codes == DType::e4m3;
-    const bool given = row["a_dtype"] == "s8" || row["a_dtype"] == "e4m3";
+    const DType a_dtype = *parse_dtype(row["a_dtype"].get<std::string>());
+    const DType out = is_compute_float(a_dtype) ? a_dtype : DType::f16;
     layer.problem = {.m = row["m"],
                      .n = row["n"],
                      .k = row["k"],
                      .scheme = scheme.weight,
                      .layout = w8 ? "gpu_w8n64k128" : "gpu_n64k128",
                      .memory = Backend::cuda,
-                     .a_dtype = given ? scheme.act.codes : DType::f16,
-                     .epilogue = {.out = DType::f16},
+                     .a_dtype = a_dtype,
+                     .epilogue = {.out = out},
                      .act_scheme = scheme.act,
                      .gpu = path.find("/h100/") != std::string::npos ? &kH100 : &kH200};
+    if (row.contains("conv")) {
+      // A pointwise convolution is a linear layer of its pixels, as for a plan.
+      const ConvSpec spec{.geometry = conv_geometry(row["conv"]),
+                          .input = row["conv"]["input"] == "nhwc" ? ImageLayout::nhwc : ImageLayout::nchw,
+                          .output = row["conv"]["output"] == "nhwc" ? ImageLayout::nhwc : ImageLayout::nchw};
+      if (!as_linear(spec)) {
+        layer.problem.op = Op::conv;
+        layer.problem.m = row["conv"]["batch"];
+        layer.problem.geometry = spec.geometry;
+        layer.problem.input = spec.input;
+        layer.problem.output = spec.output;
+      }
+    }
     if (row["us"].is_array()) {
       for (std::size_t i = 0; i < row["us"].size(); ++i)
         if (!row["us"][i].is_null()) layer.us[data["kernels"][i]] = row["us"][i];

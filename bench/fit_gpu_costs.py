@@ -84,7 +84,7 @@ def print_regret(measured, model):
         regrets = sorted(((min(c)[1] / min(us for _, us, _ in c) - 1, layer, min(c)[2], min((us, t) for _, us, t in c)[1])
                           for (f, layer), c in layers.items() if f == family), reverse=True)
         print(f"{family}: median {100 * regrets[len(regrets) // 2][0]:.1f} %")
-        for regret, (n, k, m), chosen, best in regrets[:4]:
+        for regret, (n, k, m, _), chosen, best in regrets[:4]:
             print(f"  {100 * regret:5.1f} %  N={n} K={k} M={m}: {chosen} instead of {best}")
 
 

@@ -3,13 +3,14 @@
 //
 //   gpu_features bench/results/h100/survey-*.json
 //
-// A line of JSON for each kernel and layer: its family, tile and layer, the features (WgmmaFeatures or DecodeFeatures), and the measured
+// A line of JSON for each kernel and layer: its family, tile and layer (N, K, M, pixels of an image), the features (WgmmaFeatures or DecodeFeatures), and the measured
 // microseconds less those predicted for the step that prepares its activations.
 #include <cstdio>
 #include <exception>
 #include <string_view>
 
 #include "fmt/format.h"
+#include "kernels/cuda/table/conv.hpp"
 #include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/table/w8a8.hpp"
 #include "kernels/cuda/table/wna16.hpp"
@@ -26,10 +27,12 @@ constexpr std::string_view name(WgmmaFamily family) {
   switch (family) {
     case WgmmaFamily::floats: return "floats";
     case WgmmaFamily::float_folds: return "float_folds";
+    case WgmmaFamily::float_patches: return "float_patches";
     case WgmmaFamily::online: return "online";
     case WgmmaFamily::online_tokens: return "online_tokens";
     case WgmmaFamily::online_folds: return "online_folds";
     case WgmmaFamily::s8: return "s8";
+    case WgmmaFamily::s8_patches: return "s8_patches";
     case WgmmaFamily::e4m3: return "e4m3";
     case WgmmaFamily::e4m3_groups: return "e4m3_groups";
   }
@@ -43,15 +46,22 @@ WgmmaFeatures features(const Kernel& kernel, const Problem& p) {
   return cuda::gemm_sm90_features(kernel.tile, gpu, p);
 }
 
+/// The predicted time of the steps before the kernel.
+double steps_us(const Kernel& kernel, const Problem& p) {
+  if (p.op == Op::conv) return p.act_scheme.codes == DType::s8 ? cuda::code_images_us(cuda::gpu_of(p), p) : 0;
+  return choose_preparation(kernel, p).cost_us;
+}
+
 WgmmaFamily decode_family(const Kernel& kernel, const Problem& p) {
   return kernel.quantizes ? cuda::wna8_decode_family(p) : cuda::wna16_family(p);
 }
 
 void print_features(const std::string& path) {
-  for (const testing::SurveyedLayer& layer : testing::surveyed_layers(path))
+  for (const testing::SurveyedLayer& layer : testing::surveyed_layers(path)) {
+    if (layer.conv && layer.problem.op == Op::linear) continue;  // of linear layers there are better surveys
     for (const auto& [kernel_name, us] : layer.us) {
       const Kernel* kernel = find_kernel(kernel_name);
-      if (kernel == nullptr || kernel->op != Op::linear) continue;  // a row that is gone; a pointwise convolution
+      if (kernel == nullptr || kernel->op != layer.problem.op) continue;  // a row that is gone
       if (kernel->isa == Isa::sm90 && kernel->configure != nullptr) {
         const WgmmaFamily family = decode_family(*kernel, layer.problem);
         const cuda::DecodeFeatures f = cuda::decode_features(family, kernel->tile.m, cuda::gpu_of(layer.problem), layer.problem);
@@ -66,13 +76,15 @@ void print_features(const std::string& path) {
       }
       if (kernel_name.find("sm90_wgmma") == std::string::npos && kernel_name.find("sm90_streamk") == std::string::npos) continue;
       const WgmmaFeatures f = features(*kernel, layer.problem);
-      fmt::print(R"({{"family": "{}", "tile": [{}, {}, {}], "layer": [{}, {}, {}], "us": {:.4f}, "memory_us": {:.4f}, )"
+      const ConvGeometry& g = layer.problem.geometry;
+      const std::int64_t rows = layer.problem.m * (layer.problem.op == Op::conv ? g.out_height() * g.out_width() : 1);
+      fmt::print(R"({{"family": "{}", "tile": [{}, {}, {}], "layer": [{}, {}, {}, {}], "us": {:.4f}, "memory_us": {:.4f}, )"
                  R"("l2_us": {:.4f}, "passes": {:.6g}, "steps": {:.6g}, "blocks": {:.6g}, "parts": {:.6g}}})"
                  "\n",
-                 name(f.family), f.tile.m, f.tile.n, f.tile.split, layer.problem.n, layer.problem.k, layer.problem.m,
-                 us - choose_preparation(*kernel, layer.problem).cost_us, f.memory_us, f.l2_us, f.passes, f.steps, f.blocks,
-                 f.parts);
+                 name(f.family), f.tile.m, f.tile.n, f.tile.split, layer.problem.n, layer.problem.k, rows, g.height * g.width,
+                 us - steps_us(*kernel, layer.problem), f.memory_us, f.l2_us, f.passes, f.steps, f.blocks, f.parts);
     }
+  }
 }
 
 }  // namespace

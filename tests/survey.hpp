@@ -19,6 +19,7 @@ struct SurveyedLayer {
   Problem problem;
   std::string scheme;
   std::map<std::string, double, std::less<>> us;
+  bool conv = false;  // the problem of a pointwise convolution is a linear one
 };
 
 /// The geometry of a surveyed convolution, as `nibble bench` writes it.
@@ -61,7 +62,8 @@ inline std::vector<SurveyedLayer> surveyed_layers(const std::string& path) {
                      .epilogue = {.out = out},
                      .act_scheme = scheme.act,
                      .gpu = path.find("/h100/") != std::string::npos ? &kH100 : &kH200};
-    if (row.contains("conv")) {
+    layer.conv = row.contains("conv");
+    if (layer.conv) {
       // A pointwise convolution is a linear layer of its pixels, as for a plan.
       const ConvSpec spec{.geometry = conv_geometry(row["conv"]),
                           .input = row["conv"]["input"] == "nhwc" ? ImageLayout::nhwc : ImageLayout::nchw,

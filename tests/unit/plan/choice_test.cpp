@@ -90,7 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Limits{"h100/survey-online-folds.json", 0, 0.001, 0.065},
                       Limits{"h200/survey-online-folds.json", 0, 0.001, 0.068}, Limits{"h100/shards.json", 0, 0.001, 0.078},
                       Limits{"h200/shards.json", 0, 0.001, 0.14}, Limits{"h200/gemm-qwen.json", 0, 0.001, 0.02},
-                      Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.024}, Limits{"h200/conv-kernels.json", 0, 0.04, 0.208}),
+                      Limits{"h200/gemm-deepseek.json", 0, 0.001, 0.024}, Limits{"h200/conv-kernels.json", 0, 0.002, 0.208},
+                      Limits{"h100/conv-kernels.json", 0, 0.005, 0.181}, Limits{"h100/survey-bf16.json", 0, 0.001, 0.131}),
     [](const auto& test) {
       std::string name = test.param.file;
       name.resize(name.find('.'));

@@ -331,7 +331,9 @@ WgmmaFeatures w8a8_sm90_features(const Tile& tile, DType codes, const GpuInfo& g
   const bool groups = has_groups(p);
   const int most = tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(tile.m, most);
   const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth};
-  const WgmmaFamily family = codes == DType::s8 ? WgmmaFamily::s8 : groups ? WgmmaFamily::e4m3_groups : WgmmaFamily::e4m3;
+  const WgmmaFamily family = codes != DType::s8 ? groups ? WgmmaFamily::e4m3_groups : WgmmaFamily::e4m3
+                             : p.op == Op::conv ? WgmmaFamily::s8_patches
+                                                : WgmmaFamily::s8;
   return wgmma_features(family, tile, shape, gpu, p, gpu_w8::geometry(p.scheme, p.n, p.k).total_bytes(), 8);
 }
 

@@ -25,9 +25,16 @@ struct MeasuredGpu {
 };
 constexpr MeasuredGpu kMeasuredGpus[] = {{kH100GbytesPerS, kH100Costs}, {kH200GbytesPerS, kH200Costs}};
 
-/// Of weights, activations and the result.
-double bytes_of(const Problem& p, double weight_bytes, double act_bits) {
-  return weight_bytes + static_cast<double>(p.m * p.k) * act_bits / 8 + static_cast<double>(p.m * p.n) * bits(p.epilogue.out) / 8;
+/// Rows of A and of D: tokens, or the output pixels of a convolution.
+std::int64_t rows_of(const Problem& p) { return p.op == Op::conv ? p.m * p.geometry.out_height() * p.geometry.out_width() : p.m; }
+/// Elements of A in memory. An image has fewer than its patches, to which a pixel belongs several times.
+std::int64_t activations_of(const Problem& p) {
+  return p.op == Op::conv ? p.m * p.geometry.height * p.geometry.width * p.geometry.in_channels : p.m * p.k;
+}
+/// Of weights, so many activations, and the result.
+double bytes_of(const Problem& p, double weight_bytes, std::int64_t activations, double act_bits) {
+  return weight_bytes + static_cast<double>(activations) * act_bits / 8 +
+         static_cast<double>(rows_of(p) * p.n) * bits(p.epilogue.out) / 8;
 }
 
 /// The time of two activities that overlap: the longer of the two, and some of the shorter one, for they also wait for each other.
@@ -58,14 +65,16 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu) {
 WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassShape& shape, const GpuInfo& gpu, const Problem& p,
                              std::int64_t weight_bytes, int act_bits) {
   const auto up = [](double a, double b) { return std::ceil(a / b); };
-  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows), token_tiles = up(static_cast<double>(p.m), tile.m);
+  const double row_blocks = up(static_cast<double>(p.n), gpu_tile::kRows),
+               token_tiles = up(static_cast<double>(rows_of(p)), tile.m);
   const double records = up(static_cast<double>(p.k), gpu_tile::kChannels);
   const double sms = std::max(8, gpu.sms);
   const double blocks = std::min<double>(shape.blocks, row_blocks);                // of a pass
   const double row_tiles = up(row_blocks, blocks), all = row_tiles * token_tiles;  // passes
   WgmmaFeatures f{.family = family, .tile = tile, .blocks = blocks * shape.depth};
   f.memory_us = moved_us(gpu, p, weight_bytes, act_bits);
-  f.l2_us = 1e-3 / kL2GbytesPerS * bytes_of(p, token_tiles * static_cast<double>(weight_bytes), row_tiles * act_bits);
+  f.l2_us =
+      1e-3 / kL2GbytesPerS * bytes_of(p, token_tiles * static_cast<double>(weight_bytes), rows_of(p) * p.k, row_tiles * act_bits);
   constexpr double kMostUnits = 1e9;  // D has no memory for more; they are counted in 32 bits
   Schedule schedule{.row_blocks = static_cast<int>(row_blocks),
                     .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
@@ -105,7 +114,7 @@ double wgmma_cost_us(const WgmmaFeatures& features, const GpuInfo& gpu) {
 }
 
 double moved_us(const GpuInfo& gpu, const Problem& p, std::int64_t weight_bytes, int act_bits) {
-  return 1e-3 / gpu.read_gbytes_per_s * bytes_of(p, static_cast<double>(weight_bytes), act_bits);
+  return 1e-3 / gpu.read_gbytes_per_s * bytes_of(p, static_cast<double>(weight_bytes), activations_of(p), act_bits);
 }
 
 std::int64_t tile_bytes(const Problem& p) { return gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).total_bytes(); }

@@ -11,10 +11,12 @@ namespace nibble::cuda {
 enum class WgmmaFamily {
   floats,         // 16-bit activations; one scale and zero a record, of the common kinds
   float_folds,    // the same activations; every other kind
+  float_patches,  // of a convolution: as `floats`
   online,         // activations quantized per group; a record has one integer sum
   online_tokens,  // per token or tensor without zero points: the scale is not in the terms
   online_folds,
-  s8,  // codes on both sides
+  s8,          // codes on both sides
+  s8_patches,  // the same of a convolution
   e4m3,
   e4m3_groups,
 };

@@ -338,7 +338,10 @@ double decode_sm90_cost_us(int tokens, const GpuInfo& gpu, const Problem& p) {
   return decode_cost_us(wna16_family(p), tokens, gpu, p);
 }
 
-WgmmaFamily wna16_family(const Problem& p) { return has_whole_records(p) ? WgmmaFamily::floats : WgmmaFamily::float_folds; }
+WgmmaFamily wna16_family(const Problem& p) {
+  if (!has_whole_records(p)) return WgmmaFamily::float_folds;
+  return p.op == Op::conv ? WgmmaFamily::float_patches : WgmmaFamily::floats;
+}
 
 // Steps follow each other, so their times add up. Estimates from what cuBLAS reaches for large M on an H200, 700 TFLOP/s in f16,
 // and an A100, 250: a tile of 128 output channels × up to 128 tokens keeps one SM busy, and with fewer tiles than SMs some are idle.

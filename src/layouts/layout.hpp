@@ -38,6 +38,9 @@ struct PackedWeightHeader {
   Tensor bias;
   std::optional<StaticActs> static_acts;
   std::optional<float> act_limit;
+  /// Σ(q − z) over K of each output channel: integers, by which a zero point of the activations is multiplied (W8A8). Of weights in host
+  /// memory with one scale per channel and integer codes and zeros, else empty; followed by zeros, up to a whole row block.
+  std::vector<double> channel_sums;
 
   std::int64_t group_size() const { return scheme.group.k == 0 ? k : scheme.group.k; }
   std::int64_t groups() const { return scheme.group.cols(k); }

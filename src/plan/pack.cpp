@@ -1,5 +1,6 @@
 // Packing: chooses a layout and fills its bytes; explain() does the first without the second.
 #include <algorithm>
+#include <array>
 #include <new>
 #include <numeric>
 
@@ -91,6 +92,27 @@ Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, cons
   return choose_packing(problem, spec.batch_max, options);
 }
 
+/// PackedWeightHeader::channel_sums.
+std::vector<double> channel_sums(const QuantTensor& q, Executor& executor) {
+  constexpr std::int64_t kRowBlock = 32;  // the longest of the CPU's layouts
+  const bool zeros = q.scheme.zero == ZeroKind::integer;
+  if (q.scheme.group.k != 0 || info(q.scheme.codes).kind == DTypeKind::floating || (q.scheme.zero != ZeroKind::none && !zeros))
+    return {};
+  std::array<std::int32_t, 256> value;
+  for (std::size_t code = 0; code < value.size(); ++code)
+    value[code] = static_cast<std::int32_t>(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
+  std::vector<double> sums(static_cast<std::size_t>((q.n + kRowBlock - 1) / kRowBlock * kRowBlock));
+  executor.parallel_for(q.n, [&](std::int64_t n) {
+    const std::span<const std::uint8_t> row =
+        std::span(q.codes).subspan(static_cast<std::size_t>(n * q.k), static_cast<std::size_t>(q.k));
+    const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0},
+                                             [&](std::int64_t total, std::uint8_t code) { return total + value[code]; });
+    const double zero = zeros ? static_cast<double>(q.zeros.at(q.scheme.group.n == 0 ? 0 : n / q.scheme.group.n)) : 0.0;
+    sums[static_cast<std::size_t>(n)] = static_cast<double>(sum) - zero * static_cast<double>(q.k);
+  });
+  return sums;
+}
+
 Result<PackedWeight> pack_in(const QuantTensor& q, const PackedWeight::Spec& spec, const Packing& packing,
                              const PackOptions& options) {
   const DType zero_type = q.zeros.dtype;
@@ -121,6 +143,7 @@ Result<PackedWeight> pack_in(const QuantTensor& q, const PackedWeight::Spec& spe
     } else {
       packed->bytes = Buffer(layout->size(q.scheme, zero_type, q.n, q.k));
       layout->pack(q, *packed, executor);
+      packed->channel_sums = channel_sums(q, executor);
     }
   } catch (const std::bad_alloc&) {
     return error(StatusCode::io_error, "no memory for the {} bytes of W[{},{}] packed as {}",

@@ -252,6 +252,7 @@ Status run(const Kernel& self, const StepArgs& args) {
       PatchTask patch_task = work.patch_task(patches, chunk, scratch + work.scratch().sums);
       patch_task.decoder = &decoder;
       patch_task.weight = weight.bytes.data();
+      patch_task.channel_sums = weight.channel_sums.data();
       patch_task.zero = codes.zero;
       patch_task.scale = codes.scale;
       patch_task.bias = code_bias(weight.scheme.codes);

@@ -18,6 +18,7 @@ struct DotTask {
   Segments segments;
   std::int64_t token_bytes;
   ZeroSums zero_sums;
+  const double* channel_sums;  // PackedWeightHeader's
   bool paired;
   std::int64_t tile;  // tokens of a prepared tile
   std::int64_t m;
@@ -36,6 +37,7 @@ struct DotTask {
         segments{args.weight->k, args.weight->group_size(), digits.piece},
         token_bytes(prepared_token_bytes(kernel.form, args.act_scheme, args.weight->scheme, args.weight->k)),
         zero_sums(digits.zero_sums),
+        channel_sums(args.weight->channel_sums.data()),
         paired(digits.paired),
         tile(prepared_tile(kernel.form, args.a.dim(0), kernel.tile.m)),
         m(args.a.dim(0)),

@@ -10,8 +10,7 @@
 //     scales, epilogue
 //
 // Without work per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a vector of
-// codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) is computed once per task: the weights are in L2 for the
-// tokens anyway, and no layout has to store it.
+// codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) comes with the packed weight (channel_sums).
 //
 // AMX multiplies 32 tokens × 32 channels in tile registers (amx_tile.inl), from rows of 64 channels of K instead of quads. Its products
 // are eight times as fast, so that memory is the limit: row blocks are processed in groups; all tokens of a task are multiplied by a group
@@ -37,7 +36,8 @@ struct PatchTask {
   std::int64_t taps_h, taps_w, tap_down, tap_beside;  // of the filter; pixels from one to the next
   const Decoder* decoder;
   const std::byte* weight;
-  std::int32_t zero;  // of the activations
+  const double* channel_sums;  // PackedWeightHeader's
+  std::int32_t zero;           // of the activations
   float scale;
   std::int32_t bias;  // of the weight's codes
   std::int64_t tile;  // tokens of a tile

@@ -176,24 +176,6 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
 #undef NIBBLE_EVERY_HEIGHT
 #endif
 
-/// out[R] = Σ of the codes as they are stored. `bits` is a constant at every call.
-NIBBLE_VARIANT void add_codes(int bits, const std::byte* codes, std::int64_t octets, std::int32_t* out) {
-  constexpr int kApart = 4;  // octets with separate sums, which hide the latency of a dot product
-  const Ints ones = splat(0x01010101), flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
-  Ints sum[kApart][kVecs];
-  for (int j = 0; j < kApart; ++j)
-    for (int v = 0; v < kVecs; ++v) sum[j][v] = Ints{};
-  for (std::int64_t left = octets; left > 0; left -= kApart)
-    for (int j = 0; j < kApart && j < left; ++j, codes += bits * kRows)
-      for (int v = 0; v < kVecs; ++v) {
-        const Quads quads = load_quads(bits, codes, v);
-        sum[j][v] = bits == 4 ? dot4(sum[j][v], quads.low + quads.high, ones, 4)
-                              : dot4(dot4(sum[j][v], quads.low ^ flip, ones, 8), quads.high ^ flip, ones, 8);
-      }
-  const Ints flipped = splat(bits == 4 ? 0 : static_cast<std::int32_t>(kByteBias * tile::kOctet * octets));
-  for (int v = 0; v < kVecs; ++v) store_ints(out + v * kLanes, ((sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v])) + flipped);
-}
-
 /// Scales and zeros of a row block.
 struct Channels {
   alignas(64) float scale[kRows];
@@ -209,20 +191,6 @@ void read_channels(const Decoder& d, const std::byte* record, Channels& channels
     if (d.zero != ZeroKind::none) zero += load_as_floats(record + d.geometry.scale_bytes + v * zero_step, d.zero_type);
     store(channels.zero + v * kLanes, zero);
   }
-}
-
-/// Σ(q_w − z_w) of each channel of a row block: an integer if zeros are.
-void sum_columns(const Decoder& d, const std::byte* record, const Channels& channels, double* columns) {
-  alignas(64) std::int32_t sums[kRows];
-  const std::byte* codes = record + d.geometry.header_bytes;
-  const std::int64_t octets = tile::Geometry::octets(d.geometry.k);
-  if (d.geometry.bits == 4)
-    add_codes(4, codes, octets, sums);
-  else
-    add_codes(8, codes, octets, sums);
-  const double bias = static_cast<double>(d.bias) + (d.geometry.bits == 4 ? 0 : kByteBias);
-  for (int i = 0; i < kRows; ++i)
-    columns[i] = sums[i] - (bias + static_cast<double>(channels.zero[i])) * static_cast<double>(d.geometry.k);
 }
 
 float float_at(const std::byte* p) {
@@ -289,12 +257,9 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   const Decoder& d = *t.decoder;
   const tile::Geometry& geo = d.geometry;
   Channels channels[kMaxTaskBlocks];
-  alignas(64) double columns[kMaxTaskBlocks * kRows];
   alignas(64) float out[kTile * kRows];
   for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-    const std::byte* record = t.weight + geo.record(block_begin + i, 0);
-    read_channels(d, record, channels[i]);
-    if (t.zero_sums != ZeroSums::none) sum_columns(d, record, channels[i], columns + i * kRows);
+    read_channels(d, t.weight + geo.record(block_begin + i, 0), channels[i]);
   }
   const std::int64_t group = group_blocks(geo, block_end - block_begin), tiles = (m_end - m_begin + t.tile - 1) / t.tile;
   begin_tiles();
@@ -305,8 +270,8 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
       const std::int64_t height = least(t.m - m, t.tile);
       for (std::int64_t block = begin; block < end; ++block) {
         const std::int64_t i = block - block_begin;
-        multiply(t, height, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, channels[i], columns + i * kRows,
-                 ahead, out);
+        multiply(t, height, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, channels[i],
+                 t.channel_sums + block * kRows, ahead, out);
         t.outputs.store(out, block, m, height);
       }
     }
@@ -367,8 +332,7 @@ struct PatchChannels {
       read_channels(*t.decoder, record, channels[i]);
       for (int v = 0; v < kVecs; ++v) store_ints(zeros + i * kRows + v * kLanes, to_ints(load(channels[i].zero + v * kLanes)));
       if (t.zero == 0) continue;
-      double sums[kRows];
-      sum_columns(*t.decoder, record, channels[i], sums);
+      const double* sums = t.channel_sums + (block_begin + i) * kRows;
       for (int j = 0; j < kRows; ++j) columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * (far ? 1 : t.zero);
     }
   }

@@ -44,7 +44,11 @@ std::optional<Activation> parse_activation(std::string_view token);
 /// What happens between the sum acc = A·Wᵀ and memory, in this order; by default the sum is stored as it is.
 ///
 ///   D = quantize( activation( row_scale · col_scale · acc + bias ) ∘ gate + residual )
+///
+/// Of W8A8, where acc = s_a · s_w · I with the integer sums I = Σ (q_a − z_a)·(q_w − z_w), sum_bias is added to I, modulo 2³², and a D
+/// of s32 is I. W8A8 is an A of int8 with a scale per token or tensor, and a W of integers with one per output channel.
 struct EpilogueSpec {
+  bool sum_bias = false;                     // s32 [N], of W8A8: added to the integer sums, before their scales
   bool row_scale = false;                    // f32 [M]
   bool col_scale = false;                    // f32 [N]
   bool bias = false;                         // f32, f16 or bf16 [N]; the packed weight's own bias when the operand is absent
@@ -54,10 +58,16 @@ struct EpilogueSpec {
   float negative_slope = 0.01f;              // Activation::leaky_relu: finite
   bool gate = false;                         // shaped like D: multiplied in after the activation (silu·mul: gate_up layers)
   bool residual = false;                     // shaped like D: added last
-  DType out = DType::f32;                    // f32, f16, bf16 or s8
-  float out_scale = 1.0f;     // s8: D = saturate(round_to_even(x / out_scale) + out_zero); 0 where x is NaN; positive, finite
-  std::int32_t out_zero = 0;  // s8: −128 … 127
+  /// f32, f16, bf16, s8 or u8; or s32 of an A that comes as codes: the sums I, without any part but sum_bias.
+  DType out = DType::f32;
+  /// s8, u8: D = clamp(round_to_even(x / out_scale) + out_zero, the type's range and [out_low, out_high]); 0, clamped, where x is NaN.
+  float out_scale = 1.0f;     // positive, finite
+  std::int32_t out_zero = 0;  // a value of the type
+  bool out_scales = false;    // they are Operands::out_scale and out_zero instead, known at run time
+  std::int32_t out_low = std::numeric_limits<std::int32_t>::min(), out_high = std::numeric_limits<std::int32_t>::max();
 
+  /// Whether it needs the integer sums of W8A8.
+  bool reads_sums() const { return sum_bias || out == DType::s32; }
   /// "bias+silu+residual->f16"; "->f32" when the sum is only stored.
   std::string name() const;
   /// Ok, or invalid_argument or unsupported with the values and the reason.
@@ -69,16 +79,21 @@ struct EpilogueSpec {
 /// strides of their layout (ImageLayout).
 struct Operands {
   // For an A that comes quantized (LinearSpec::a_dtype s8 or e4m3): A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group.k.
-  // f32 [1] per tensor, [M] per token, [M,G] per group, any strides; absent, per tensor: the weight's static_acts, zero point included.
+  // f32 [1] per tensor, [M] or, for all tokens, [1] per token, [M,G] per group, any strides; absent, per tensor: the weight's
+  // static_acts, zero point included. A D of s32 does not need it.
   ConstTensorView a_scale = {};
-  // s32 [1], [M] or [M,G] as a_scale, where the scheme has zero points. In device memory −128 … 127, not checked. In host memory any
-  // s32; of a convolution with padding −128 … 127, because padding is filled with the code a_zero.
+  // s32 of the shapes of a_scale, where the scheme has zero points; one of the two may be [1] and the other [M]. In device memory
+  // −128 … 127, not checked. In host memory any s32; of a convolution with padding −128 … 127, because padding is filled with the code
+  // a_zero.
   ConstTensorView a_zero = {};
   ConstTensorView row_scale = {};  // f32 [M], with EpilogueSpec::row_scale
   ConstTensorView col_scale = {};  // f32 [N], with col_scale
   ConstTensorView bias = {};       // f32, f16 or bf16 [N], with bias; absent: the weight's own
   ConstTensorView gate = {};       // f32, f16 or bf16, shaped like D, with gate
   ConstTensorView residual = {};   // f32, f16 or bf16, shaped like D, with residual
+  ConstTensorView sum_bias = {};   // s32 [N], with sum_bias
+  ConstTensorView out_scale = {};  // f32 [1] or [N], with out_scales: positive, finite, not checked
+  ConstTensorView out_zero = {};   // s32 [1], with out_scales: a value of D's type, not checked; absent: 0
 };
 
 }  // namespace nibble

@@ -56,7 +56,7 @@ extern "C" {
 /* A program runs with every library of the same major and the same or a later minor version. */
 #define NIB_ABI_MAJOR 1
 /* Grows with every addition. */
-#define NIB_ABI_MINOR 1
+#define NIB_ABI_MINOR 2
 /* Both in one number, to compare with nib_abi_version(). */
 #define NIB_ABI_VERSION (NIB_ABI_MAJOR * 65536 + NIB_ABI_MINOR)
 
@@ -520,19 +520,26 @@ enum {
   NIB_COL_SCALE = 2, /* f32 [N] */
   NIB_BIAS = 4,      /* [N]; the weight's own when the operand is absent */
   NIB_GATE = 8,      /* shaped like D, multiplied in after the activation */
-  NIB_RESIDUAL = 16  /* shaped like D, added last */
+  NIB_RESIDUAL = 16, /* shaped like D, added last */
+  NIB_SUM_BIAS = 32, /* s32 [N], of W8A8: added to the integer sums, before their scales. Since 1.2 */
+  NIB_OUT_SCALE = 64 /* out_scale, f32 [1] or [N], and out_zero, s32 [1], are operands of a run. Since 1.2 */
 };
 
-/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ), in this order. */
+/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ), in this order.
+ * Of W8A8, where A·Wᵀ is s_a · s_w · I with the integer sums I = Σ (q_a − z_a)·(q_w − z_w), NIB_SUM_BIAS is added to I, modulo 2³², and a D
+ * of s32 is I. W8A8 is an A of int8 with a scale per token or tensor, and a W of integers with one per output channel. */
 typedef struct nib_epilogue {
   size_t struct_size;
   uint32_t operands;           /* the parts that are present: NIB_BIAS | NIB_RESIDUAL */
   nib_activation activation;   /* of each element */
   float clamp_low, clamp_high; /* of NIB_ACTIVATION_CLAMP, low ≤ high; both 0: relu6, 0 and 6 */
-  nib_dtype out;               /* of D: f32 (the default), f16, bf16 or s8 */
-  float out_scale;      /* s8: D = saturate(round_to_even(x / out_scale) + out_zero), 0 where x is NaN; positive, finite; 0: 1 */
-  int32_t out_zero;     /* s8: −128 ... 127 */
-  float negative_slope; /* of NIB_ACTIVATION_LEAKY_RELU, finite; 0: 0.01. A library before 1.1 refuses what is not 0 */
+  nib_dtype
+      out; /* of D: f32 (the default), f16, bf16, s8; since 1.2 u8; and, of an A that comes as codes, s32: I + NIB_SUM_BIAS alone */
+  /* s8, u8: D = clamp(round_to_even(x / out_scale) + out_zero, the type's range and [out_low, out_high]); 0, clamped, where x is NaN. */
+  float out_scale;           /* positive, finite; 0: 1 */
+  int32_t out_zero;          /* a value of the type */
+  float negative_slope;      /* of NIB_ACTIVATION_LEAKY_RELU, finite; 0: 0.01. A library before 1.1 refuses what is not 0 */
+  int32_t out_low, out_high; /* of s8 and u8, low ≤ high; both 0: the range of the type. Since 1.2 */
 } nib_epilogue;
 
 /* D = epilogue(A·Wᵀ). */
@@ -615,13 +622,19 @@ typedef struct nib_operands {
   const nib_context* context; /* of a run on the CPU */
   const nib_view* a;          /* [M,K], [B,C,H,W]; NULL for dequantize */
   const nib_view* d;          /* [M,N], [B,Co,Oh,Ow]; written */
-  const nib_view* a_scale;    /* for an A that comes quantized: f32 [1] per tensor, [M] per token, [M,G] per group, any strides */
-  const nib_view* a_zero;     /* s32 [1], [M] or [M,G] as a_scale, where the scheme has zero points; range: above */
-  const nib_view* row_scale;  /* f32 [M], with NIB_ROW_SCALE */
-  const nib_view* col_scale;  /* f32 [N], with NIB_COL_SCALE */
-  const nib_view* bias;       /* f32, f16 or bf16 [N], with NIB_BIAS; NULL: the weight's own */
-  const nib_view* gate;       /* f32, f16 or bf16, shaped like D, with NIB_GATE */
-  const nib_view* residual;   /* f32, f16 or bf16, shaped like D, with NIB_RESIDUAL */
+  const nib_view*
+      a_scale; /* for an A that comes quantized: f32 [1] per tensor, [M] or, for all tokens, [1] per token, [M,G] per group,
+                                 any strides. A D of s32 does not need it */
+  const nib_view*
+      a_zero; /* s32 of the shapes of a_scale, where the scheme has zero points; one of the two may be [1]; range: above */
+  const nib_view* row_scale; /* f32 [M], with NIB_ROW_SCALE */
+  const nib_view* col_scale; /* f32 [N], with NIB_COL_SCALE */
+  const nib_view* bias;      /* f32, f16 or bf16 [N], with NIB_BIAS; NULL: the weight's own */
+  const nib_view* gate;      /* f32, f16 or bf16, shaped like D, with NIB_GATE */
+  const nib_view* residual;  /* f32, f16 or bf16, shaped like D, with NIB_RESIDUAL */
+  const nib_view* sum_bias;  /* s32 [N], with NIB_SUM_BIAS */
+  const nib_view* out_scale; /* f32 [1] or [N], with NIB_OUT_SCALE: positive, finite, not checked */
+  const nib_view* out_zero;  /* s32 [1], with NIB_OUT_SCALE: a value of D's type, not checked; NULL: 0 */
 } nib_operands;
 
 /* Runs a plan with a weight of the shape, scheme, layout and backend it was made for. On the CPU `stream` is NULL, and D is

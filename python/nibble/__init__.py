@@ -291,8 +291,10 @@ class PackedWeight:
         act_scheme: str | None = None,
         accumulation: str | None = None,
         out_dtype: Any = None,
-        out_scale: float = 1.0,
-        out_zero: int = 0,
+        out_scale: float | Array = 1.0,
+        out_zero: int | Array = 0,
+        out_range: tuple[int, int] | None = None,
+        sum_bias: Array | None = None,
         out: Array | None = None,
         stream: Any = None,
         kernel: str = "",
@@ -307,7 +309,10 @@ class PackedWeight:
         activation: none, relu, relu6, clamp (to `clamp`), leaky_relu (with `negative_slope`), gelu_erf, gelu_tanh, quick_gelu
         (x·sigmoid(1.702·x)), silu, hardswish, sigmoid, tanh; all of them keep NaN.
         act_scheme, accumulation: in place of the weight's, "" for none of the former.
-        out_dtype: f32, f16, bf16 or int8 (round(y / out_scale) + out_zero, saturating; 0 of a NaN); that of x, f32 for codes.
+        out_dtype: f32, f16, bf16; int8 or uint8 (round(y / out_scale) + out_zero, within the type and out_range, both ends included; 0 of
+        a NaN); int32, of W8A8 with x as codes: the integer sums, without scales; that of x, f32 for codes.
+        out_scale, out_zero: numbers that a plan is made for; or arrays, f32 [1] or [N] and int32 [1], which may change with every call.
+        sum_bias: int32 [N], of W8A8: added to the integer sums, before their scales.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
 
@@ -315,7 +320,7 @@ class PackedWeight:
         """
         return self._weight.linear(
             x, bias, activation, clamp, negative_slope, gate, residual, row_scale, col_scale, a_scale, a_zero, act_scheme, accumulation,
-            out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference,
+            out_dtype, out_scale, out_zero, out_range, sum_bias, out, stream, kernel, allow_reference,
         )  # fmt: skip
 
     __call__ = linear
@@ -341,8 +346,10 @@ class PackedWeight:
         act_scheme: str | None = None,
         accumulation: str | None = None,
         out_dtype: Any = None,
-        out_scale: float = 1.0,
-        out_zero: int = 0,
+        out_scale: float | Array = 1.0,
+        out_zero: int | Array = 0,
+        out_range: tuple[int, int] | None = None,
+        sum_bias: Array | None = None,
         out: Array | None = None,
         stream: Any = None,
         kernel: str = "",
@@ -362,8 +369,8 @@ class PackedWeight:
         """
         return self._weight.conv(
             x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp,
-            negative_slope, gate, residual, col_scale, a_scale, a_zero, act_scheme, accumulation, out_dtype, out_scale, out_zero, out, stream,
-            kernel, allow_reference,
+            negative_slope, gate, residual, col_scale, a_scale, a_zero, act_scheme, accumulation, out_dtype, out_scale, out_zero, out_range,
+            sum_bias, out, stream, kernel, allow_reference,
         )  # fmt: skip
 
     def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:

@@ -212,6 +212,9 @@ Activation activation_from(std::string_view token) {
   throw invalid("'" + std::string(token) + "' is no activation; write one of " + names + "relu6");
 }
 
+/// Not an array.
+bool is_number(nb::handle x) { return PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr()); }
+
 bool is_code(DType dtype) { return dtype == DType::s8 || dtype == DType::e4m3; }
 
 /// The epilogue of a plan. `out`: the array given for the result, if there is one.
@@ -220,9 +223,9 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
   if (!options.out_dtype.is_none()) {
     const nb::object token = arrays_module().attr("token")(options.out_dtype);
     type = dtype_from(nb::cast<std::string_view>(token));
-    if (!is_compute_float(type) && type != DType::s8)
+    if (!is_compute_float(type) && type != DType::s8 && type != DType::u8 && type != DType::s32)
       throw Failure(StatusCode::unsupported,
-                    "out_dtype is " + python_name(type) + ", which is none of float32, float16, bfloat16 and int8");
+                    "out_dtype is " + python_name(type) + ", which is none of float32, float16, bfloat16, int8, uint8 and int32");
   }
   if (!options.out.is_none()) {
     if (!options.out_dtype.is_none() && out.view.dtype != type)
@@ -230,9 +233,10 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
     type = out.view.dtype;
   }
   const bool own_bias = options.bias.is_none() || options.bias.is(Py_True);
-  EpilogueSpec spec{.row_scale = !options.row_scale.is_none(),
+  EpilogueSpec spec{.sum_bias = !options.sum_bias.is_none(),
+                    .row_scale = !options.row_scale.is_none(),
                     .col_scale = !options.col_scale.is_none(),
-                    .bias = own_bias ? weight.packed.has_bias() : !options.bias.is(Py_False),
+                    .bias = own_bias ? weight.packed.has_bias() && type != DType::s32 : !options.bias.is(Py_False),
                     .activation = activation_from(options.activation),
                     .gate = !options.gate.is_none(),
                     .residual = !options.residual.is_none(),
@@ -241,16 +245,22 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
   if (options.activation == "relu6" && (spec.clamp_low != 0 || spec.clamp_high != 6))
     throw invalid("relu6 is clamp with 0 and 6; for other bounds say activation='clamp'");
   if (spec.activation == Activation::leaky_relu) spec.negative_slope = options.negative_slope;
-  if (type == DType::s8) {
-    spec.out_scale = options.out_scale;
-    spec.out_zero = options.out_zero;
+  if (type == DType::s8 || type == DType::u8) {
+    if (is_number(options.out_scale) != is_number(options.out_zero))
+      throw invalid("out_scale and out_zero are two numbers or two arrays");
+    spec.out_scales = !is_number(options.out_scale);
+    if (!spec.out_scales) {
+      spec.out_scale = nb::cast<float>(options.out_scale);
+      spec.out_zero = nb::cast<std::int32_t>(options.out_zero);
+    }
+    if (options.out_range) std::tie(spec.out_low, spec.out_high) = *options.out_range;
   }
   return spec;
 }
 
 /// The arrays of an epilogue, opened.
 struct OperandData {
-  Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual;
+  Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual, sum_bias, out_scale, out_zero;
 
   OperandData(const Call& call, const Options& options, bool images)
       : a_scale(call.in(options.a_scale, "a_scale")),
@@ -258,7 +268,10 @@ struct OperandData {
         row_scale(call.in(options.row_scale, "row_scale", 1).vector()),
         col_scale(call.in(options.col_scale, "col_scale", 1).vector()),
         gate(call.in(options.gate, "gate", images ? 0 : 2)),
-        residual(call.in(options.residual, "residual", images ? 0 : 2)) {
+        residual(call.in(options.residual, "residual", images ? 0 : 2)),
+        sum_bias(call.in(options.sum_bias, "sum_bias", 1).vector()) {
+    if (!is_number(options.out_scale)) out_scale = call.in(options.out_scale, "out_scale", 1).vector();
+    if (!is_number(options.out_zero)) out_zero = call.in(options.out_zero, "out_zero", 1).vector();
     if (!PyBool_Check(options.bias.ptr())) bias = call.in(options.bias, "bias", 1);
   }
 
@@ -273,10 +286,15 @@ struct OperandData {
             .col_scale = col_scale.view,
             .bias = bias.view,
             .gate = gate.view,
-            .residual = residual.view};
+            .residual = residual.view,
+            .sum_bias = sum_bias.view,
+            .out_scale = out_scale.view,
+            .out_zero = out_zero.view};
   }
   void check_beside(const Output& d) const {
-    for (const Input* input : {&a_scale, &a_zero, &row_scale, &col_scale, &bias, &gate, &residual}) input->beside(d);
+    for (const Input* input :
+         {&a_scale, &a_zero, &row_scale, &col_scale, &bias, &gate, &residual, &sum_bias, &out_scale, &out_zero})
+      input->beside(d);
   }
 };
 

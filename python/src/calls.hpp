@@ -63,8 +63,9 @@ struct Options {
   nb::handle gate, residual, row_scale, col_scale, a_scale, a_zero;  // arrays or None
   std::optional<std::string_view> act_scheme, accumulation;
   nb::handle out_dtype;
-  float out_scale;
-  std::int32_t out_zero;
+  nb::handle out_scale, out_zero;  // numbers or arrays
+  std::optional<std::pair<std::int32_t, std::int32_t>> out_range;
+  nb::handle sum_bias;  // an array or None
   nb::handle out, stream;
   std::string_view kernel;
   bool allow_reference;

@@ -431,32 +431,37 @@ void bind_weights(nb::module_& m) {
           [](Weight& self, nb::handle x, nb::handle bias, std::string_view activation, std::pair<float, float> clamp,
              float negative_slope, nb::handle gate, nb::handle residual, nb::handle row_scale, nb::handle col_scale,
              nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme,
-             std::optional<std::string_view> accumulation, nb::handle out_dtype, float out_scale, std::int32_t out_zero,
-             nb::handle out, nb::handle stream, std::string_view kernel, bool allow_reference) {
+             std::optional<std::string_view> accumulation, nb::handle out_dtype, nb::handle out_scale, nb::handle out_zero,
+             std::optional<std::pair<std::int32_t, std::int32_t>> out_range, nb::handle sum_bias, nb::handle out,
+             nb::handle stream, std::string_view kernel, bool allow_reference) {
             return linear(self, x,
-                          {bias, activation, clamp, negative_slope, gate, residual, row_scale, col_scale, a_scale, a_zero,
-                           act_scheme, accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
+                          {bias,     activation, clamp,      negative_slope, gate,           residual,  row_scale, col_scale,
+                           a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,  out_range,
+                           sum_bias, out,        stream,     kernel,         allow_reference});
           },
           "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(),
           "row_scale"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(),
-          "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out"_a.none(), "stream"_a.none(),
-          "kernel"_a, "allow_reference"_a)
+          "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(),
+          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
       .def(
           "conv",
           [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,
              Pair dilation, std::int64_t groups, std::optional<bool> channels_last, nb::handle bias, std::string_view activation,
              std::pair<float, float> clamp, float negative_slope, nb::handle gate, nb::handle residual, nb::handle col_scale,
              nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme,
-             std::optional<std::string_view> accumulation, nb::handle out_dtype, float out_scale, std::int32_t out_zero,
-             nb::handle out, nb::handle stream, std::string_view kernel, bool allow_reference) {
+             std::optional<std::string_view> accumulation, nb::handle out_dtype, nb::handle out_scale, nb::handle out_zero,
+             std::optional<std::pair<std::int32_t, std::int32_t>> out_range, nb::handle sum_bias, nb::handle out,
+             nb::handle stream, std::string_view kernel, bool allow_reference) {
             return conv(self, x, stride, padding, dilation, groups, channels_last,
-                        {bias, activation, clamp, negative_slope, gate, residual, nb::none(), col_scale, a_scale, a_zero,
-                         act_scheme, accumulation, out_dtype, out_scale, out_zero, out, stream, kernel, allow_reference});
+                        {bias,     activation, clamp,      negative_slope, gate,           residual,  nb::none(), col_scale,
+                         a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,   out_range,
+                         sum_bias, out,        stream,     kernel,         allow_reference});
           },
           "x"_a.none(), "stride"_a, "padding"_a, "dilation"_a, "groups"_a, "channels_last"_a.none(), "bias"_a.none(),
           "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(), "col_scale"_a.none(),
           "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(), "accumulation"_a.none(), "out_dtype"_a.none(),
-          "out_scale"_a, "out_zero"_a, "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
+          "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(), "out"_a.none(), "stream"_a.none(), "kernel"_a,
+          "allow_reference"_a)
       .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none());
 }
 

@@ -17,12 +17,14 @@ Result<PackOptions> pack_options(const nib_pack_desc& desc) {
 
 Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
   NIBBLE_ASSIGN_OR_RETURN(const nib_epilogue e, read("nib_epilogue", given, true));
-  constexpr std::uint32_t kKnown = NIB_ROW_SCALE | NIB_COL_SCALE | NIB_BIAS | NIB_GATE | NIB_RESIDUAL;
+  constexpr std::uint32_t kKnown =
+      NIB_ROW_SCALE | NIB_COL_SCALE | NIB_BIAS | NIB_GATE | NIB_RESIDUAL | NIB_SUM_BIAS | NIB_OUT_SCALE;
   if ((e.operands & ~kKnown) != 0)
     return error(StatusCode::unsupported, "nib_epilogue.operands={:#x} has bits this version does not know", e.operands);
   if (e.activation < NIB_ACTIVATION_NONE || e.activation > NIB_ACTIVATION_QUICK_GELU)
     return error(StatusCode::invalid_argument, "nib_epilogue.activation={} is no nib_activation", e.activation);
   EpilogueSpec spec;
+  spec.sum_bias = (e.operands & NIB_SUM_BIAS) != 0;
   spec.row_scale = (e.operands & NIB_ROW_SCALE) != 0;
   spec.col_scale = (e.operands & NIB_COL_SCALE) != 0;
   spec.bias = (e.operands & NIB_BIAS) != 0;
@@ -34,6 +36,8 @@ Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
   NIBBLE_ASSIGN_OR_RETURN(spec.out, dtype("nib_epilogue.out", e.out, DType::f32));
   if (e.out_scale != 0) spec.out_scale = e.out_scale;
   spec.out_zero = e.out_zero;
+  spec.out_scales = (e.operands & NIB_OUT_SCALE) != 0;
+  if (e.out_low != 0 || e.out_high != 0) spec.out_low = e.out_low, spec.out_high = e.out_high;
   return spec;
 }
 
@@ -120,6 +124,9 @@ Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, con
   NIBBLE_ASSIGN_OR_RETURN(args.bias, view("bias", operands.bias));
   NIBBLE_ASSIGN_OR_RETURN(args.gate, view("gate", operands.gate));
   NIBBLE_ASSIGN_OR_RETURN(args.residual, view("residual", operands.residual));
+  NIBBLE_ASSIGN_OR_RETURN(args.sum_bias, view("sum_bias", operands.sum_bias));
+  NIBBLE_ASSIGN_OR_RETURN(args.out_scale, view("out_scale", operands.out_scale));
+  NIBBLE_ASSIGN_OR_RETURN(args.out_zero, view("out_zero", operands.out_zero));
   const std::span<std::byte> scratch(static_cast<std::byte*>(workspace), workspace_bytes);
   if (weight->backend() == Backend::cuda) return plan->run(*weight, a, d, args, scratch, Stream{stream});
   if (stream != nullptr)

@@ -70,11 +70,21 @@ NIBBLE_HOST_DEVICE inline void with_activation(const Spec& spec, const Use& use)
   }
 }
 
-/// A NaN becomes 0, as in a saturating conversion, where a cast would be undefined behaviour.
-NIBBLE_HOST_DEVICE inline std::int8_t quantize(float x, float scale, std::int32_t zero) {
-  const float q = std::nearbyint(x / scale) + static_cast<float>(zero);
-  if (q != q) return 0;
-  return static_cast<std::int8_t>(q < -128.0f ? -128.0f : q > 127.0f ? 127.0f : q);
+/// The codes that a D of s8 or u8 may have: whole numbers.
+struct CodeRange {
+  float low, high;
+};
+inline CodeRange code_range(const EpilogueSpec& spec) {
+  const std::int32_t low = spec.out == DType::u8 ? 0 : -128, high = low + 255;
+  return {static_cast<float>(spec.out_low > low ? spec.out_low : low),
+          static_cast<float>(spec.out_high < high ? spec.out_high : high)};
+}
+
+/// A code. A NaN becomes 0, as in a saturating conversion, where a cast would be undefined behaviour.
+NIBBLE_HOST_DEVICE inline std::int32_t quantize(float x, float scale, std::int32_t zero, CodeRange range) {
+  float q = std::nearbyint(x / scale) + static_cast<float>(zero);
+  if (q != q) q = 0.0f;
+  return static_cast<std::int32_t>(q < range.low ? range.low : q > range.high ? range.high : q);
 }
 
 }  // namespace nibble::epilogue

@@ -11,6 +11,7 @@ Element element(const EpilogueSpec& spec, const Operands& args, const TensorView
   };
   Element e;
   e.acc_scale = acc_scale;
+  if (spec.sum_bias) e.sum_bias = static_cast<const std::int32_t*>(args.sum_bias.data);
   e.row_scale = floats(spec.row_scale, args.row_scale);
   e.col_scale = floats(spec.col_scale, args.col_scale);
   e.bias = operand(spec.bias, args.bias);
@@ -23,6 +24,13 @@ Element element(const EpilogueSpec& spec, const Operands& args, const TensorView
   e.out = d.dtype;
   e.out_scale = spec.out_scale;
   e.out_zero = spec.out_zero;
+  e.out_range = code_range(spec);
+  if (spec.out_scales) {
+    e.out_scales = static_cast<const float*>(args.out_scale.data);
+    e.out_scale_each = args.out_scale.dim(0) > 1;
+    e.out_zero = 0;
+    e.out_zeros = static_cast<const std::int32_t*>(args.out_zero.data);
+  }
   e.d = d.data;
   e.d_stride = d.stride(0);
   return e;

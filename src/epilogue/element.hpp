@@ -67,16 +67,22 @@ struct Pixel {
   }
 };
 
+/// The epilogue. Sums for a D of s32, the integers of W8A8, are passed as floats of the same bits and stored as they are.
 struct Element {
-  float acc_scale = 1.0f;  // on the sum, before everything else: a weight's second-level scale
+  float acc_scale = 1.0f;                  // on the sum, before everything else: a weight's second-level scale
+  const std::int32_t* sum_bias = nullptr;  // of W8A8: whoever has the integer sums adds it
   const float* row_scale = nullptr;
   const float* col_scale = nullptr;
   Operand bias, gate, residual;
   Activation activation = Activation::none;
   float clamp_low = 0.0f, clamp_high = 6.0f, negative_slope = 0.01f;
   DType out = DType::f32;
-  float out_scale = 1.0f;
+  float out_scale = 1.0f;  // of s8 and u8, as the next four
   std::int32_t out_zero = 0;
+  CodeRange out_range = {-128.0f, 127.0f};
+  const float* out_scales = nullptr;  // in place of out_scale: one, or one per channel
+  bool out_scale_each = false;
+  const std::int32_t* out_zeros = nullptr;  // one, in place of out_zero
   void* d = nullptr;
   std::int64_t d_stride = 0;  // elements between rows
 
@@ -101,6 +107,11 @@ struct Element {
   __device__ void store_pair(std::int64_t at, std::int64_t step, const Pixel& pixel, std::int64_t n, float2 acc,
                              bool both) const {
     const std::int64_t next = both ? n + 1 : n;
+    if (out == DType::s32) {
+      write(at, n, acc.x);
+      if (both) write(at + step, next, acc.y);
+      return;
+    }
     float a = multiply(acc.x, acc_scale), b = multiply(acc.y, acc_scale);
     if (col_scale != nullptr) a = multiply(a, col_scale[n]), b = multiply(b, col_scale[next]);
     if (bias.data != nullptr) a = add(a, bias.at(n)), b = add(b, bias.at(next));
@@ -108,11 +119,12 @@ struct Element {
     if (gate.data != nullptr) a = multiply(a, gate.at(pixel.at(gate, n))), b = multiply(b, gate.at(pixel.at(gate, next)));
     if (residual.data != nullptr)
       a = add(a, residual.at(pixel.at(residual, n))), b = add(b, residual.at(pixel.at(residual, next)));
-    write(at, a);
-    if (both) write(at + step, b);
+    write(at, n, a);
+    if (both) write(at + step, next, b);
   }
   /// D[m,n] … D[m,n+7] from their sums; n is a multiple of 8. The parts of the epilogue are tested once for all.
   __device__ void store_eight(std::int64_t m, std::int64_t n, float (&v)[8]) const {
+    if (out == DType::s32) return write_eight(m * d_stride + n, n, v);
     const auto each = [&](auto use) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) v[i] = use(v[i], i);
@@ -135,7 +147,7 @@ struct Element {
     with_activation(*this, [&](auto function) { each([&](float x, int) { return function(x); }); });
     if (gate.data != nullptr) combine(gate, m * gate.stride + n, product);
     if (residual.data != nullptr) combine(residual, m * residual.stride + n, sum);
-    write_eight(m * d_stride + n, v);
+    write_eight(m * d_stride + n, n, v);
   }
 #endif
 
@@ -144,6 +156,7 @@ struct Element {
   /// Channel n of a row, or of a pixel of images, which have no row_scale: element `at` of D.
   template <class Where>
   NIBBLE_HOST_DEVICE void store_at(std::int64_t at, const Where& where, std::int64_t n, float acc) const {
+    if (out == DType::s32) return write(at, n, acc);
     acc = multiply(acc, acc_scale);
     if constexpr (std::is_same_v<Where, Row>)
       if (row_scale != nullptr) acc = multiply(acc, row_scale[where.m]);
@@ -152,19 +165,26 @@ struct Element {
     with_activation(*this, [&acc](auto function) { acc = function(acc); });
     if (gate.data != nullptr) acc = multiply(acc, gate.at(where.at(gate, n)));
     if (residual.data != nullptr) acc = add(acc, residual.at(where.at(residual, n)));
-    write(at, acc);
+    write(at, n, acc);
   }
 
  private:
+  /// The code of a value of channel n.
+  NIBBLE_HOST_DEVICE std::int32_t code(std::int64_t n, float x) const {
+    const float scale = out_scales == nullptr ? out_scale : out_scales[out_scale_each ? n : 0];
+    return quantize(x, scale, out_zeros == nullptr ? out_zero : *out_zeros, out_range);
+  }
 #if NIBBLE_DEVICE_CODE
-  __device__ void write_eight(std::int64_t i, const float (&v)[8]) const {
+  /// Elements i … i + 7 of D, channels n … n + 7.
+  __device__ void write_eight(std::int64_t i, std::int64_t n, const float (&v)[8]) const {
     if (d_stride % 8 != 0 || reinterpret_cast<std::uintptr_t>(d) % 16 != 0) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) write(i + j, v[j]);
+      for (int j = 0; j < 8; ++j) write(i + j, n + j, v[j]);
       return;
     }
     switch (out) {
-      case DType::f32: {
+      case DType::f32:
+      case DType::s32: {
         auto* const to = reinterpret_cast<float4*>(static_cast<float*>(d) + i);
         to[0] = {v[0], v[1], v[2], v[3]};
         to[1] = {v[4], v[5], v[6], v[7]};
@@ -189,16 +209,17 @@ struct Element {
       default: {
         std::uint32_t word[2] = {};
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
-          word[j / 4] |= std::uint32_t{static_cast<std::uint8_t>(quantize(v[j], out_scale, out_zero))} << j % 4 * 8;
+        for (int j = 0; j < 8; ++j) word[j / 4] |= (static_cast<std::uint32_t>(code(n + j, v[j])) & 0xff) << j % 4 * 8;
         *reinterpret_cast<uint2*>(static_cast<std::int8_t*>(d) + i) = {word[0], word[1]};
       }
     }
   }
 #endif
-  NIBBLE_HOST_DEVICE void write(std::int64_t i, float x) const {
+  /// Element i of D, of channel n.
+  NIBBLE_HOST_DEVICE void write(std::int64_t i, std::int64_t n, float x) const {
     switch (out) {
-      case DType::f32: static_cast<float*>(d)[i] = x; break;
+      case DType::f32:
+      case DType::s32: static_cast<float*>(d)[i] = x; break;
 #if defined(__CUDA_ARCH__)
       case DType::f16: static_cast<__half*>(d)[i] = __float2half_rn(x); break;
       case DType::bf16: static_cast<__nv_bfloat16*>(d)[i] = __float2bfloat16_rn(x); break;
@@ -206,7 +227,7 @@ struct Element {
       case DType::f16: static_cast<f16*>(d)[i] = to_f16(x); break;
       case DType::bf16: static_cast<bf16*>(d)[i] = to_bf16(x); break;
 #endif
-      default: static_cast<std::int8_t*>(d)[i] = quantize(x, out_scale, out_zero);
+      default: static_cast<std::uint8_t*>(d)[i] = static_cast<std::uint8_t>(code(n, x));
     }
   }
 };

@@ -35,6 +35,7 @@ std::optional<Activation> parse_activation(std::string_view token) {
 
 std::string EpilogueSpec::name() const {
   std::vector<std::string_view> parts;
+  if (sum_bias) parts.push_back("sum_bias");
   if (row_scale) parts.push_back("row_scale");
   if (col_scale) parts.push_back("col_scale");
   if (bias) parts.push_back("bias");
@@ -45,16 +46,27 @@ std::string EpilogueSpec::name() const {
 }
 
 Status EpilogueSpec::validate() const {
-  if (!is_compute_float(out) && out != DType::s8)
-    return error(StatusCode::unsupported, "output type {} is not one of f32, f16, bf16, s8", nibble::name(out));
+  const bool codes = out == DType::s8 || out == DType::u8;
+  if (!is_compute_float(out) && !codes && out != DType::s32)
+    return error(StatusCode::unsupported, "output type {} is not one of f32, f16, bf16, s8, u8, s32", nibble::name(out));
+  if (out == DType::s32 && (row_scale || col_scale || bias || activation != Activation::none || gate || residual))
+    return error(StatusCode::unsupported, "a D of s32 is the integer sums: {} is for other types, sum_bias is added to them",
+                 name());
   if (activation == Activation::clamp && !(clamp_low <= clamp_high))
     return error(StatusCode::invalid_argument, "clamp range [{}, {}] is empty", clamp_low, clamp_high);
   if (activation == Activation::leaky_relu && !std::isfinite(negative_slope))
     return error(StatusCode::invalid_argument, "negative_slope={} must be finite", negative_slope);
-  if (out == DType::s8 && !(out_scale > 0.0f && std::isfinite(out_scale)))
+  if (!codes && out_scales)
+    return error(StatusCode::invalid_argument, "a D of {} has no out_scale; s8 and u8 do", nibble::name(out));
+  if (!codes) return {};
+  if (!(out_scale > 0.0f && std::isfinite(out_scale)))
     return error(StatusCode::invalid_argument, "out_scale={} must be positive and finite", out_scale);
-  if (out == DType::s8 && (out_zero < -128 || out_zero > 127))
-    return error(StatusCode::invalid_argument, "out_zero={} is outside [-128, 127]", out_zero);
+  const std::int32_t low = out == DType::u8 ? 0 : -128, high = low + 255;
+  if (out_zero < low || out_zero > high)
+    return error(StatusCode::invalid_argument, "out_zero={} is outside [{}, {}]", out_zero, low, high);
+  if (out_low > out_high || out_low > high || out_high < low)
+    return error(StatusCode::invalid_argument, "the range of codes [{}, {}] holds none of [{}, {}]", out_low, out_high, low,
+                 high);
   return {};
 }
 
@@ -81,6 +93,14 @@ Status check_matrix(std::string_view what, const ConstTensorView& v, const Tenso
   return {};
 }
 
+/// A vector of s32, or for out_scale of f32 that may be one number for all channels.
+Status check_numbers(std::string_view what, const ConstTensorView& v, DType type, std::int64_t length, bool one) {
+  if (v.empty()) return error(StatusCode::invalid_argument, "the plan's epilogue needs {}, none was given", what);
+  if (v.dtype == type && v.rank == 1 && v.stride(0) == 1 && (v.dim(0) == length || (one && v.dim(0) == 1))) return {};
+  return error(StatusCode::invalid_argument, "{} must be a contiguous vector of {} {}{}, got rank {} and {} elements of {}", what,
+               length, name(type), one && length != 1 ? " or one" : "", v.rank, v.numel(), name(v.dtype));
+}
+
 /// f(i, element i as f32) for a run of `count` elements of a float view starting at element `start`.
 template <class F>
 void for_each(const ConstTensorView& v, std::int64_t start, std::int64_t count, F&& f) {
@@ -97,14 +117,18 @@ void apply(Function function, float* acc, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) acc[i] = function(acc[i]);
 }
 
-void store(const EpilogueSpec& spec, const float* acc, std::int64_t count, const TensorView& d, std::int64_t start) {
+void store(const EpilogueSpec& spec, const Operands& args, const float* acc, std::int64_t n0, std::int64_t count,
+           const TensorView& d, std::int64_t start) {
   switch (d.dtype) {
     case DType::f32: std::copy(acc, acc + count, static_cast<float*>(d.data) + start); break;
     case DType::f16: std::transform(acc, acc + count, static_cast<f16*>(d.data) + start, to_f16); break;
     case DType::bf16: std::transform(acc, acc + count, static_cast<bf16*>(d.data) + start, to_bf16); break;
-    default:
-      std::transform(acc, acc + count, static_cast<std::int8_t*>(d.data) + start,
-                     [&](float x) { return quantize(x, spec.out_scale, spec.out_zero); });
+    default: {
+      const OutCodes codes(spec, args);
+      auto* const to = static_cast<std::uint8_t*>(d.data) + start;
+      for (std::int64_t i = 0; i < count; ++i)
+        to[i] = static_cast<std::uint8_t>(quantize(acc[i], codes.scale(n0 + i), codes.zero, codes.range));
+    }
   }
 }
 
@@ -114,6 +138,11 @@ Status check_args(const EpilogueSpec& spec, const Operands& args, const TensorVi
   if (spec.row_scale) NIBBLE_RETURN_IF_ERROR(check_vector("row_scale", args.row_scale, d.dim(0), true));
   if (spec.col_scale) NIBBLE_RETURN_IF_ERROR(check_vector("col_scale", args.col_scale, d.dim(1), true));
   if (spec.bias) NIBBLE_RETURN_IF_ERROR(check_vector("bias", args.bias, d.dim(1), false));
+  if (spec.sum_bias) NIBBLE_RETURN_IF_ERROR(check_numbers("sum_bias", args.sum_bias, DType::s32, d.dim(1), false));
+  if (spec.out_scales) {
+    NIBBLE_RETURN_IF_ERROR(check_numbers("out_scale", args.out_scale, DType::f32, d.dim(1), true));
+    if (!args.out_zero.empty()) NIBBLE_RETURN_IF_ERROR(check_numbers("out_zero", args.out_zero, DType::s32, 1, false));
+  }
   if (spec.gate) NIBBLE_RETURN_IF_ERROR(check_matrix("gate", args.gate, d));
   if (spec.residual) NIBBLE_RETURN_IF_ERROR(check_matrix("residual", args.residual, d));
   return {};
@@ -131,7 +160,7 @@ void store_row(const EpilogueSpec& spec, const Operands& args, float* acc, std::
   if (spec.gate) for_each(args.gate, m * args.gate.stride(0) + n0, count, [&](std::int64_t i, float g) { acc[i] *= g; });
   if (spec.residual)
     for_each(args.residual, m * args.residual.stride(0) + n0, count, [&](std::int64_t i, float r) { acc[i] += r; });
-  store(spec, acc, count, d, m * d.stride(0) + n0);
+  store(spec, args, acc, n0, count, d, m * d.stride(0) + n0);
 }
 
 }  // namespace epilogue

@@ -103,6 +103,9 @@ bool needs_prepare(ActForm form, const Problem& p) {
 
 Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
+  if (problem.epilogue.reads_sums() && self.op != Op::prepare && self.backend != Backend::reference &&
+      self.sums != Sums::integers)
+    return error(StatusCode::unsupported, "has no integer sums, which {} needs", problem.epilogue.name());
   // A missing CPU feature is the better reason and is checked first; looking for a GPU may start its driver and comes last.
   if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(problem.cpu ? runs_on(*problem.cpu, self.isa) : runs_here(self.isa));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));

@@ -40,6 +40,25 @@ Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
   return {};
 }
 
+/// Ok unless the epilogue needs integer sums, and the schemes have none, or they may not fit.
+Status check_sums(const EpilogueSpec& epilogue, DType a_dtype, const ActScheme& act, const WeightDesc& weight) {
+  if (!epilogue.reads_sums()) return {};
+  if (!sums_whole_rows(weight.scheme, act))
+    return error(
+        StatusCode::unsupported,
+        "{} is for W8A8, int8 activations with a scale per token or tensor and integer weights with one per output channel; "
+        "this is {}",
+        epilogue.name(), Scheme{weight.scheme, act}.name());
+  if (epilogue.out == DType::s32 && is_compute_float(a_dtype))
+    return error(StatusCode::unsupported, "a D of s32 is the sums of codes that the caller has: pass A as s8, not {}",
+                 name(a_dtype));
+  const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
+  const std::int64_t most = ((std::int64_t{1} << 31) - 1) / (reach(act.zero) * reach(weight.scheme.zero));
+  if (weight.k <= most) return {};
+  return error(StatusCode::unsupported, "K={}: integer sums of more than {} such products do not fit into 32 bits", weight.k,
+               most);
+}
+
 }  // namespace
 
 /// The checks of every plan's options.
@@ -66,7 +85,8 @@ Roofline machine_for(const PlanOptions& options, std::optional<Isa> cpu) {
 Status check_spec(const WeightDesc& weight, const LinearSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight));
   NIBBLE_RETURN_IF_ERROR(check_product(spec.m_max, weight.n, weight.k));
-  return spec.epilogue.validate();
+  NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
+  return check_sums(spec.epilogue, spec.a_dtype, spec.act_scheme, weight);
 }
 
 Status check_spec(const WeightDesc& weight, const ConvSpec& spec) {
@@ -82,6 +102,7 @@ Status check_spec(const WeightDesc& weight, const ConvSpec& spec) {
   if (spec.epilogue.row_scale)
     return error(StatusCode::unsupported, "a convolution has no row_scale; apply a scale per pixel in the layer that reads D");
   NIBBLE_RETURN_IF_ERROR(check_quantize({.a_dtype = spec.a_dtype, .act_scheme = spec.act_scheme}, weight));
+  NIBBLE_RETURN_IF_ERROR(check_sums(spec.epilogue, spec.a_dtype, spec.act_scheme, weight));
   if (weight.act_order || weight.prescale)
     return error(StatusCode::unsupported, "a convolution's weight has no {}", weight.act_order ? "act-order" : "prescale");
   if (!is_compute_float(spec.a_dtype) && spec.act_scheme.group != GroupShape::tensor())

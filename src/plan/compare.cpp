@@ -9,6 +9,11 @@ namespace {
 /// The largest finite value of an output type; beyond it a correct kernel stores infinity.
 double largest(DType dtype) { return dtype == DType::f16 ? 65504.0 : 3.3895313892515355e38; }
 
+/// Element i. Integers of 32 bits are more than a float holds.
+double value_at(const Tensor& d, std::int64_t i) {
+  return d.dtype == DType::s32 ? static_cast<double>(d.as<std::int32_t>()[i]) : static_cast<double>(d.at(i));
+}
+
 /// |got − expected| / bound, where NaN and infinity agree only with themselves or with a value that overflows.
 double error_ratio(double got, const reference::Expected& e, DType dtype) {
   if (std::isnan(e.value)) return std::isnan(got) ? 0.0 : std::numeric_limits<double>::infinity();
@@ -34,7 +39,7 @@ Comparison compare(const Tensor& d, std::span<const std::int64_t> columns, std::
     for (std::int64_t j = 0; j < width; ++j) {
       const std::int64_t column = columns[static_cast<std::size_t>(j)];
       const reference::Expected& e = expected[static_cast<std::size_t>(m * width + j)];
-      const double got = d.at(m * n + column);
+      const double got = value_at(d, m * n + column);
       const double ratio = error_ratio(got, e, d.dtype);
       ++c.checked;
       if (ratio > 1.0) ++c.failures;

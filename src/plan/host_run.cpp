@@ -81,8 +81,8 @@ Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTe
   std::vector<OnDevice> keep;
   ConstTensorView a_there = a;
   Operands there = operands;
-  for (ConstTensorView* operand :
-       {&a_there, &there.a_scale, &there.a_zero, &there.row_scale, &there.col_scale, &there.bias, &there.gate, &there.residual}) {
+  for (ConstTensorView* operand : {&a_there, &there.a_scale, &there.a_zero, &there.row_scale, &there.col_scale, &there.bias,
+                                   &there.gate, &there.residual, &there.sum_bias, &there.out_scale, &there.out_zero}) {
     if (operand->empty()) continue;  // an absent operand stays absent
     NIBBLE_ASSIGN_OR_RETURN(OnDevice copy, OnDevice::copy(*operand));
     operand->data = copy.span().data();

@@ -107,14 +107,23 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
   if (args.a_scale.empty() && per_tensor && weight.static_acts) return {};
   const std::int64_t rows = per_tensor ? 1 : m, groups = act.group.cols(weight.k);
   const auto check_one = [&](std::string_view what, const ConstTensorView& v, DType type) {
-    const bool shaped =
-        act.group.k == 0 ? v.rank == 1 && v.dim(0) == rows : v.rank == 2 && v.dim(0) == rows && v.dim(1) == groups;
+    const bool shaped = act.group.k == 0 ? v.rank == 1 && (v.dim(0) == rows || v.dim(0) == 1)
+                                         : v.rank == 2 && v.dim(0) == rows && v.dim(1) == groups;
     if (!v.empty() && v.dtype == type && shaped) return Status();
     return error(StatusCode::invalid_argument, "A comes quantized: {} must be {} [{}{}], got {} of rank {} and {} elements", what,
                  name(type), rows, act.group.k == 0 ? "" : fmt::format(",{}", groups), name(v.dtype), v.rank, v.numel());
   };
+  if (args.a_scale.empty() && spec.epilogue.out == DType::s32)
+    return act.zero == ZeroKind::none ? Status() : check_one("a_zero", args.a_zero, DType::s32);
   NIBBLE_RETURN_IF_ERROR(check_one("a_scale", args.a_scale, DType::f32));
   return act.zero == ZeroKind::none ? Status() : check_one("a_zero", args.a_zero, DType::s32);
+}
+
+/// For a D of s32, which no scale is for, in host memory: a scale of 1 where the caller gives none.
+void take_no_scale(const LinearSpec& spec, const PackedWeightData& weight, Operands& args) {
+  static constexpr float kOne = 1.0f;
+  const bool known = spec.act_scheme.group == GroupShape::tensor() && weight.static_acts;
+  if (spec.epilogue.out == DType::s32 && args.a_scale.empty() && !known) args.a_scale = ConstTensorView(&kOne, DType::f32, {1});
 }
 
 /// The first zero point of a quantized A in host memory that is not a code; nothing when all are.
@@ -335,8 +344,10 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
   take_own_bias(args);
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
   NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
-  if (problem.memory != Backend::cuda && !is_compute_float(linear.a_dtype))
+  if (problem.memory != Backend::cuda && !is_compute_float(linear.a_dtype)) {
+    take_no_scale(linear, *args.weight, args.operands);
     args.far_zeros = far_zero(linear.act_scheme, args.operands).has_value();
+  }
   return run_steps(bucket(m), m, args, workspace_memory);
 }
 
@@ -376,9 +387,10 @@ Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory
   EpilogueSpec vectors = conv->epilogue;
   vectors.gate = vectors.residual = false;
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(vectors, args.operands, args.d));
-  NIBBLE_RETURN_IF_ERROR(
-      check_act_args({.a_dtype = conv->a_dtype, .act_scheme = conv->act_scheme}, *args.weight, args.operands, 1));
-  if (problem.memory != Backend::cuda && !is_compute_float(conv->a_dtype))
+  const LinearSpec acts{.a_dtype = conv->a_dtype, .epilogue = conv->epilogue, .act_scheme = conv->act_scheme};
+  NIBBLE_RETURN_IF_ERROR(check_act_args(acts, *args.weight, args.operands, 1));
+  if (problem.memory != Backend::cuda && !is_compute_float(conv->a_dtype)) {
+    take_no_scale(acts, *args.weight, args.operands);
     if (const auto zero = far_zero(conv->act_scheme, args.operands)) {
       if (geometry.padding != Padding{})
         return error(StatusCode::invalid_argument,
@@ -387,6 +399,7 @@ Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory
                      *zero);
       args.far_zeros = true;
     }
+  }
   return run_steps(bucket(batch), batch, args, workspace_memory);
 }
 

@@ -30,7 +30,7 @@ ConstTensorView view(const Tensor& t) {
 
 /// Seeded operands for the parts the spec names.
 struct OperandData {
-  Tensor a_scale, a_zero, row_scale, col_scale, bias, gate, residual;
+  Tensor a_scale, a_zero, row_scale, col_scale, bias, gate, residual, sum_bias, out_scale, out_zero;
 
   /// `float_type`: of bias, gate and residual.
   OperandData(const LinearSpec& linear, std::int64_t m, std::int64_t n, std::int64_t k, DType float_type, std::uint64_t seed) {
@@ -42,11 +42,13 @@ struct OperandData {
       if (quantize.group.k != 0) shape.push_back(quantize.group.cols(k));
       a_scale = gaussian(DType::f32, shape, seed + 6, 0.001f, 0.01f);
       if (quantize.zero == ZeroKind::integer) {
-        a_zero = Tensor(DType::s32, shape);
-        for (std::int64_t i = 0; i < a_zero.numel(); ++i)
-          a_zero.as<std::int32_t>()[i] =
-              static_cast<std::int32_t>(random_bits(seed + 7, static_cast<std::uint64_t>(i)) % 256) - 128;
+        a_zero = integers(shape, seed + 7, -128, 256);
       }
+    }
+    if (spec.sum_bias) sum_bias = integers({n}, seed + 8, -100000, 200000);
+    if (spec.out_scales) {  // like the layer's results: of the sums of K products of two such factors
+      out_scale = gaussian(DType::f32, {n}, seed + 9, 0.005f, 0.05f);
+      out_zero = integers({1}, seed + 10, spec.out == DType::u8 ? 100 : -20, 40);
     }
     if (spec.row_scale) row_scale = gaussian(DType::f32, {m}, seed + 1, 0.1f, 1.0f);
     if (spec.col_scale) col_scale = gaussian(DType::f32, {n}, seed + 2, 0.1f, 1.0f);
@@ -61,7 +63,19 @@ struct OperandData {
             .col_scale = view(col_scale),
             .bias = view(bias),
             .gate = view(gate),
-            .residual = view(residual)};
+            .residual = view(residual),
+            .sum_bias = view(sum_bias),
+            .out_scale = view(out_scale),
+            .out_zero = view(out_zero)};
+  }
+
+ private:
+  /// Seeded numbers of s32 in [low, low + count).
+  static Tensor integers(const std::vector<std::int64_t>& shape, std::uint64_t seed, std::int32_t low, std::uint64_t count) {
+    Tensor t(DType::s32, shape);
+    for (std::int64_t i = 0; i < t.numel(); ++i)
+      t.as<std::int32_t>()[i] = static_cast<std::int32_t>(random_bits(seed, static_cast<std::uint64_t>(i)) % count) + low;
+    return t;
   }
 };
 

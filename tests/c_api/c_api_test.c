@@ -323,6 +323,68 @@ static void test_linear(const nib_context* context) {
   OK(nib_qtensor_destroy(q));
 }
 
+/* Integers: the sums of W8A8 as they are, with a bias; codes of u8 with a scale per channel and a range. */
+static void test_integer_sums(void) {
+  enum { M = 3, N = 5, K = 32 };
+  static float w[N * K];
+  int8_t a[M * K];
+  int32_t bias[N], sums[M * N], zero = 7;
+  uint8_t codes[M * N];
+  float scales[N], a_scale = 0.01f;
+  for (int i = 0; i < N * K; ++i) w[i] = (float)((i * 37) % 255 - 127);
+  for (int i = 0; i < N; ++i) w[i * K] = 127, bias[i] = 1000 * i - 1500, scales[i] = 1.0f + (float)i;
+  for (int i = 0; i < M * K; ++i) a[i] = (int8_t)((i * 91) % 256 - 128);
+  nib_qtensor* q;
+  nib_weight* weight;
+  nib_plan* plan;
+  const nib_view vw = nib_matrix(w, NIB_F32, N, K), va = nib_matrix(a, NIB_S8, M, K), vsums = nib_matrix(sums, NIB_S32, M, N);
+  const nib_view vcodes = nib_matrix(codes, NIB_U8, M, N), vbias = nib_vector(bias, NIB_S32, N);
+  const nib_view vscales = nib_vector(scales, NIB_F32, N), vzero = nib_vector(&zero, NIB_S32, 1);
+  const nib_view va_scale = nib_vector(&a_scale, NIB_F32, 1);
+  nib_quantize_desc rounding = SIZED(nib_quantize_desc);
+  rounding.scheme = "s8c", rounding.scale = NIB_F32;
+  OK(nib_quantize(NULL, &vw, &rounding, &q));
+  OK(nib_pack(q, NULL, &weight));
+  nib_qtensor_desc parts = SIZED(nib_qtensor_desc);
+  OK(nib_qtensor_get(q, &parts));
+  const float* w_scale = parts.scales.data;
+
+  nib_epilogue epilogue = SIZED(nib_epilogue);
+  epilogue.operands = NIB_SUM_BIAS;
+  epilogue.out = NIB_S32;
+  nib_linear_desc desc = SIZED(nib_linear_desc);
+  desc.epilogue = &epilogue, desc.a_dtype = NIB_S8, desc.act_scheme = "s8r", desc.m_max = M;
+  OK(nib_plan_linear(weight, &desc, NULL, &plan));
+  nib_operands run = SIZED(nib_operands);
+  run.a = &va, run.d = &vsums;
+  FAILS(NIB_INVALID_ARGUMENT, "needs sum_bias", execute(plan, weight, &run));
+  run.sum_bias = &vbias;
+  OK(execute(plan, weight, &run));
+  OK(nib_plan_destroy(plan));
+  for (int i = 0; i < M * N; ++i) {
+    int64_t sum = bias[i % N];
+    for (int k = 0; k < K; ++k) sum += (int64_t)a[i / N * K + k] * (int64_t)w[i % N * K + k];
+    CHECK(sums[i] == sum);
+  }
+
+  epilogue.operands = NIB_SUM_BIAS | NIB_OUT_SCALE;
+  epilogue.out = NIB_U8, epilogue.out_low = 3, epilogue.out_high = 200;
+  OK(nib_plan_linear(weight, &desc, NULL, &plan));
+  run.d = &vcodes, run.a_scale = &va_scale, run.out_scale = &vscales, run.out_zero = &vzero;
+  OK(execute(plan, weight, &run));
+  int low = 0, inside = 0;
+  for (int i = 0; i < M * N; ++i) {
+    double code = sums[i] * 0.01 * w_scale[i % N] / scales[i % N] + zero;
+    code = code < 3 ? 3 : code > 200 ? 200 : code;
+    CHECK(fabs(codes[i] - code) <= 0.51);
+    low += codes[i] == 3, inside += codes[i] > 3;
+  }
+  CHECK(low > 0 && inside > 0);
+  OK(nib_plan_destroy(plan));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(q));
+}
+
 /* An engine's own threads: here none, and the loop runs backwards. */
 static void backwards(void* user, int64_t count, nib_loop_body call, void* body) {
   ++*(int*)user;
@@ -1146,6 +1208,7 @@ int main(int argc, char** argv) {
   test_library();
   test_qtensor();
   test_linear(NULL);
+  test_integer_sums();
   test_contexts();
   test_quantize();
   test_conv();

@@ -231,6 +231,11 @@ TEST_P(LinearConformance, EveryEpilogue) {
   for (Activation act : kActivations)
     for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
       specs.push_back({.activation = act, .out = out, .out_scale = 0.05f, .out_zero = -3});
+  for (DType out : {DType::s8, DType::u8}) {
+    specs.push_back({.bias = true, .out = out, .out_scale = 0.05f, .out_zero = 90, .out_low = 70, .out_high = 111});
+    specs.push_back({.activation = Activation::relu, .out = out, .out_scales = true});
+    specs.push_back({.residual = true, .out = out, .out_scales = true, .out_low = -5, .out_high = 300});
+  }
   for (float slope : {-1.5f, 0.0f, 30.0f})
     specs.push_back({.activation = Activation::leaky_relu, .negative_slope = slope, .out = DType::f32});
   for (int parts = 0; parts < 32; ++parts)
@@ -526,13 +531,17 @@ Tensor exact_w8a8(const QuantTensor& q, const ConstTensorView& a, const LinearSp
         const float value = code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(c * k + i)]);
         sum += codes[static_cast<std::size_t>(i)] * (static_cast<std::int64_t>(value) - zero);
       }
+      if (spec.epilogue.sum_bias) sum += static_cast<const std::int32_t*>(args.sum_bias.data)[c];
+      if (spec.epilogue.reads_sums()) sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum));
+      if (d.dtype == DType::s32) d.as<std::int32_t>()[r * n + c] = static_cast<std::int32_t>(sum);
       float y = static_cast<float>(sum);
       y = y * rule.scale;
       y = y * q.scales.at(at);
       if (q.scale2) y = y * *q.scale2;
       row[static_cast<std::size_t>(c)] = y;
     }
-    epilogue::store_row(spec.epilogue, args, row.data(), r, 0, n, TensorView(d.bytes.data(), d.dtype, {m, n}));
+    if (d.dtype != DType::s32)
+      epilogue::store_row(spec.epilogue, args, row.data(), r, 0, n, TensorView(d.bytes.data(), d.dtype, {m, n}));
   }
   return d;
 }
@@ -545,6 +554,10 @@ ConstTensorView view_of(const Tensor& t) {
 /// The same bits, except for the payload of a NaN.
 void expect_same(const Tensor& got, const Tensor& expected) {
   for (std::int64_t i = 0; i < got.numel(); ++i) {
+    if (got.dtype == DType::s32) {
+      ASSERT_EQ(got.as<std::int32_t>()[i], expected.as<std::int32_t>()[i]) << "element " << i;
+      continue;
+    }
     const float x = got.at(i), y = expected.at(i);
     if (std::isnan(x) && std::isnan(y)) continue;
     ASSERT_EQ(std::bit_cast<std::uint32_t>(x), std::bit_cast<std::uint32_t>(y)) << "element " << i << ": " << x << " and " << y;
@@ -564,7 +577,11 @@ TEST_P(W8A8Conformance, IsExact) {
       {},
       {.bias = true, .activation = Activation::clamp, .out = DType::s8, .out_scale = 0.37f, .out_zero = 5},
       {.bias = true, .out = DType::f16},
-      {.row_scale = true, .col_scale = true, .bias = true, .activation = Activation::relu, .gate = true, .residual = true}};
+      {.row_scale = true, .col_scale = true, .bias = true, .activation = Activation::relu, .gate = true, .residual = true},
+      {.sum_bias = true, .bias = true, .out = DType::bf16},
+      {.sum_bias = true, .out = DType::s32},
+      {.out = DType::s32},
+      {.sum_bias = true, .out = DType::u8, .out_scales = true, .out_high = 200}};
   std::vector<Shape> shapes = shapes_for(kernel);
   shapes.insert(shapes.end(), {{2, 3, 65536}, {1, 2, 70001}, {1, 2, 131072}, {13, 40, 4096}});
   std::uint64_t seed = 1;
@@ -583,10 +600,14 @@ TEST_P(W8A8Conformance, IsExact) {
             if (group == GroupShape::tensor() && (!comes_quantized || seed % 2 == 0))
               q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
             EpilogueSpec epilogue = epilogues[seed % epilogues.size()];
+            const bool fits = k <= (std::int64_t{1} << 31) / (zero == ZeroKind::none ? 128 : 255) / 255;  // into 32 bits
+            if (epilogue.reads_sums() && (!fits || (epilogue.out == DType::s32 && !comes_quantized))) epilogue = {};
             const LinearSpec spec{.a_dtype = act, .m_max = m, .epilogue = epilogue, .act_scheme = way};
 
             Tensor a = gaussian(comes_quantized ? DType::f32 : act, m, k);
-            Tensor a_scale(DType::f32, {group == GroupShape::tensor() ? 1 : m}), a_zero(DType::s32, a_scale.shape);
+            // One for all tokens, where the scheme has one a token, in every second and third case.
+            Tensor a_scale(DType::f32, {group == GroupShape::tensor() || seed % 2 == 0 ? 1 : m});
+            Tensor a_zero(DType::s32, {group == GroupShape::tensor() || seed % 3 == 0 ? 1 : m});
             if (comes_quantized) {
               a = Tensor(DType::s8, {m, k});
               const bool extreme = k > 60000;  // the largest sums there are
@@ -594,10 +615,9 @@ TEST_P(W8A8Conformance, IsExact) {
                 a.as<std::int8_t>()[i] =
                     extreme ? std::int8_t{-128} : static_cast<std::int8_t>(random_bits(seed, static_cast<std::uint64_t>(i)));
               if (extreme) std::ranges::fill(q.codes, scheme.codes == DType::s8 ? std::uint8_t{0x80} : std::uint8_t{0});
-              for (std::int64_t i = 0; i < a_scale.numel(); ++i) {
-                a_scale.set(i, 0.01f + 0.001f * static_cast<float>(i));
-                a_zero.as<std::int32_t>()[i] = extreme ? 127 : static_cast<std::int32_t>(i * 37 % 256) - 128;
-              }
+              for (std::int64_t i = 0; i < a_scale.numel(); ++i) a_scale.set(i, 0.01f + 0.001f * static_cast<float>(i));
+              for (std::int64_t i = 0; i < a_zero.numel(); ++i)
+                a_zero.as<std::int32_t>()[i] = extreme ? 127 : static_cast<std::int32_t>((i + 1) * 37 % 256) - 128;
             } else if (m >= 5 &&
                        k > 2) {  // NaN and infinity affect their token only; with a known scale they saturate or become 0
               a.set(k + 1, std::numeric_limits<float>::quiet_NaN());
@@ -609,13 +629,21 @@ TEST_P(W8A8Conformance, IsExact) {
               row_scale.set(i, 1.0f + 0.1f * random_normal(seed, static_cast<std::uint64_t>(i)));
             for (std::int64_t i = 0; i < n; ++i)
               col_scale.set(i, 1.0f - 0.1f * random_normal(seed, static_cast<std::uint64_t>(i)));
+            Tensor sum_bias(DType::s32, {n}), out_scale(DType::f32, {seed % 4 == 1 ? 1 : n}), out_zero(DType::s32, {1});
+            for (std::int64_t i = 0; i < n; ++i)
+              sum_bias.as<std::int32_t>()[i] = static_cast<std::int32_t>(i * 7919 % 40000) - 20000;
+            for (std::int64_t i = 0; i < out_scale.numel(); ++i) out_scale.set(i, 0.3f + 0.07f * static_cast<float>(i % 9));
+            out_zero.as<std::int32_t>()[0] = 77;
             Operands args{.row_scale = view_of(row_scale),
                           .col_scale = view_of(col_scale),
                           .bias = view_of(q.bias),
                           .gate = view_of(gate),
-                          .residual = view_of(gate)};
+                          .residual = view_of(gate),
+                          .sum_bias = view_of(sum_bias),
+                          .out_scale = view_of(out_scale),
+                          .out_zero = view_of(out_zero)};
             if (comes_quantized && !q.static_acts) {
-              args.a_scale = view_of(a_scale);
+              if (epilogue.out != DType::s32) args.a_scale = view_of(a_scale);
               if (zero != ZeroKind::none) args.a_zero = view_of(a_zero);
             }
             SCOPED_TRACE(::testing::Message() << name_of(scheme, way) << " M=" << m << " N=" << n << " K=" << k

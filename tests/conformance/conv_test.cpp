@@ -117,11 +117,18 @@ struct Case {
 
 struct OperandData {
   Images gate, residual;
-  Tensor col_scale;
+  Tensor col_scale, sum_bias, out_scale;
   explicit OperandData(const Case& c)
-      : gate(make(c, 1)), residual(make(c, 2)), col_scale(DType::f32, {c.spec.geometry.out_channels}) {
-    for (std::int64_t i = 0; i < col_scale.numel(); ++i)
+      : gate(make(c, 1)),
+        residual(make(c, 2)),
+        col_scale(DType::f32, {c.spec.geometry.out_channels}),
+        sum_bias(DType::s32, col_scale.shape),
+        out_scale(DType::f32, col_scale.shape) {
+    for (std::int64_t i = 0; i < col_scale.numel(); ++i) {
       col_scale.set(i, 1.0f - 0.1f * random_normal(c.seed, static_cast<std::uint64_t>(i)));
+      sum_bias.as<std::int32_t>()[i] = static_cast<std::int32_t>((i + 1) * 7919 % 4000) - 2000;
+      out_scale.set(i, 0.2f + 0.05f * static_cast<float>(i % 7));
+    }
   }
   Operands args(const QuantTensor& q) const {
     Operands args;
@@ -129,6 +136,8 @@ struct OperandData {
     if (!q.bias.empty()) args.bias = ConstTensorView(q.bias.bytes.data(), q.bias.dtype, {q.n});
     args.gate = gate.view;
     args.residual = residual.view;
+    args.sum_bias = ConstTensorView(sum_bias.bytes.data(), DType::s32, {sum_bias.shape[0]});
+    args.out_scale = ConstTensorView(out_scale.bytes.data(), DType::f32, {out_scale.shape[0]});
     return args;
   }
 
@@ -351,12 +360,15 @@ Tensor exact_w8a8(const QuantTensor& q, const Case& c, const Images& a, const Op
           sum += code *
                  (static_cast<std::int64_t>(code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(n * q.k + i)])) - zero);
         }
+        if (c.spec.epilogue.sum_bias) sum += static_cast<const std::int32_t*>(args.sum_bias.data)[n];
+        if (d.dtype == DType::s32) d.as<std::int32_t>()[r * q.n + n] = static_cast<std::int32_t>(sum);
         float y = static_cast<float>(sum);
         y = y * rule.scale;
         y = y * q.scales.at(at);
         if (q.scale2) y = y * *q.scale2;
         sums.push_back(y);
       }
+      if (d.dtype == DType::s32) continue;
       epilogue::store_row(c.spec.epilogue, flat, sums.data(), r, group * g.group_outputs(), g.group_outputs(),
                           TensorView(d.bytes.data(), d.dtype, {d.shape[0], d.shape[1]}));
     }
@@ -370,7 +382,10 @@ TEST_P(ConvW8A8Conformance, IsExact) {
       {},
       {.bias = true, .activation = Activation::clamp, .out = DType::s8, .out_scale = 0.37f, .out_zero = 5},
       {.bias = true, .out = DType::f16},
-      {.col_scale = true, .bias = true, .activation = Activation::relu, .gate = true, .residual = true, .out = DType::bf16}};
+      {.col_scale = true, .bias = true, .activation = Activation::relu, .gate = true, .residual = true, .out = DType::bf16},
+      {.sum_bias = true, .bias = true, .out = DType::f16},
+      {.sum_bias = true, .out = DType::s32},
+      {.sum_bias = true, .out = DType::u8, .out_scales = true, .out_low = 2}};
   int compared = 0;
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
     const ConvGeometry g = random_geometry(seed + 500, kernel.isa);
@@ -389,6 +404,7 @@ TEST_P(ConvW8A8Conformance, IsExact) {
           c.spec.output = layout_of(seed / 4);
           c.spec.batch_max = c.batch;
           c.spec.epilogue = epilogues[seed % epilogues.size()];
+          if (c.spec.epilogue.out == DType::s32 && !comes_quantized) c.spec.epilogue = {};
           QuantTensor q = conv_weight(scheme, g, seed, true);
           if (!takes(kernel, q, c.spec)) continue;
           if (group == GroupShape::tensor()) q.static_acts = {0.013f, zero == ZeroKind::none ? 0 : 21};
@@ -403,9 +419,13 @@ TEST_P(ConvW8A8Conformance, IsExact) {
           const Tensor d = run(q, c, a, args, kernel.name);
           if (HasFailure()) return;
           const Tensor expected = exact_w8a8(q, c, a, args);
-          for (std::int64_t i = 0; i < d.numel(); ++i)
-            ASSERT_EQ(std::bit_cast<std::uint32_t>(d.at(i)), std::bit_cast<std::uint32_t>(expected.at(i)))
+          ASSERT_EQ(d.bytes.size(), expected.bytes.size());
+          const auto width = static_cast<std::size_t>(bits(d.dtype) / 8);
+          for (std::int64_t i = 0; i < d.numel(); ++i) {
+            const std::size_t at = static_cast<std::size_t>(i) * width;
+            ASSERT_EQ(std::memcmp(d.bytes.data() + at, expected.bytes.data() + at, width), 0)
                 << "pixel " << i / q.n << ", channel " << i % q.n << ": " << d.at(i) << " and " << expected.at(i);
+          }
           ++compared;
         }
   }

@@ -203,13 +203,14 @@ void make_matrix(Choices& choices, Maker& maker, QTensor& q) {
 nib_epilogue* epilogue(Choices& choices, Maker& maker, Sized<nib_epilogue>& e) {
   if (choices.byte() < 0x60) return nullptr;
   e.choose(choices);
-  e.value.operands = choices.byte() < 0xf0 ? choices.byte() & 0x1f : choices.raw<std::uint32_t>();
+  e.value.operands = choices.byte() < 0xf0 ? choices.byte() & 0x7f : choices.raw<std::uint32_t>();
   e.value.activation = choices.byte() % 8;
   e.value.clamp_low = choices.raw<float>();
   e.value.clamp_high = choices.raw<float>();
   e.value.out = choices.byte() % 40;
   e.value.out_scale = choices.flag() ? 0.5f : choices.raw<float>();
   e.value.out_zero = static_cast<std::int32_t>(maker.number());
+  if (choices.flag()) e.value.out_low = static_cast<std::int32_t>(maker.number()), e.value.out_high = choices.byte();
   return &e.value;
 }
 
@@ -240,12 +241,16 @@ void run(Choices& choices, Maker& maker, const Weight& weight, const Plan& plan,
                             maker.view(NIB_F32, {rows}),
                             maker.view(NIB_F32, {columns}),
                             maker.view(NIB_F32, {columns}),
-                            maker.view(out == NIB_S8 ? NIB_F32 : out, d),
-                            maker.view(NIB_F32, d)};
+                            maker.view(out == NIB_S8 || out == NIB_U8 ? NIB_F32 : out, d),
+                            maker.view(NIB_F32, d),
+                            maker.view(NIB_S32, {columns}),
+                            maker.view(NIB_F32, {columns}),
+                            maker.view(NIB_S32, {1})};
   nib_operands& o = operands.value;
   o.context = one_thread;
-  const nib_view** members[] = {&o.a, &o.d, &o.a_scale, &o.a_zero, &o.row_scale, &o.col_scale, &o.bias, &o.gate, &o.residual};
-  const std::uint8_t present = choices.byte();
+  const nib_view** members[] = {&o.a,    &o.d,    &o.a_scale,  &o.a_zero,   &o.row_scale, &o.col_scale,
+                                &o.bias, &o.gate, &o.residual, &o.sum_bias, &o.out_scale, &o.out_zero};
+  const unsigned present = choices.byte() | choices.byte() << 8u;
   for (std::size_t i = 0; i < std::size(members); ++i)
     if (i < 2 || (present >> (i - 2) & 1) != 0) *members[i] = &views[i];
   const auto memory = std::make_unique<std::byte[]>(workspace + 1);

@@ -68,6 +68,26 @@ def test_epilogue(rng):
             w.linear(x, **wrong)
     codes = w.linear(x, out_dtype="s8", out_scale=0.5, out_zero=3)
     assert codes.dtype == np.int8 and np.abs(codes - (np.rint(base / 0.5) + 3).clip(-128, 127)).max() <= 1
+    scales, zero = np.linspace(0.2, 0.9, base.shape[1], dtype=np.float32), np.array([100], np.int32)
+    codes = w.linear(x, out_dtype="uint8", out_scale=scales, out_zero=zero, out_range=(90, 999))
+    assert codes.dtype == np.uint8 and np.abs(codes - (np.rint(base / scales) + 100.0).clip(90, 255)).max() <= 1
+    with pytest.raises(nibble.InvalidArgument, match="two numbers or two arrays"):
+        w.linear(x, out_dtype="s8", out_scale=scales)
+
+
+def test_integer_sums(rng):
+    q = nibble.quantize(rng.standard_normal((24, 64), dtype=np.float32), "s8c")
+    w, x = nibble.pack(q), rng.integers(-128, 128, (5, 64), dtype=np.int8)
+    scale, zero, bias = np.float32([0.02]), np.arange(-2, 3, dtype=np.int32), rng.integers(-9999, 9999, 24, dtype=np.int32)
+    weight_codes = np.rint(w.dequantize() / q.scales.reshape(24, 1)).astype(np.int64)
+    sums = x.astype(np.int64) @ weight_codes.T
+    assert (w.linear(x, act_scheme="s8r", out_dtype="int32") == sums).all()
+    assert (w.linear(x, act_scheme="s8r", out_dtype="int32", sum_bias=bias) == sums + bias).all()
+    got = w.linear(x, a_scale=scale, a_zero=zero, act_scheme="s8zr", sum_bias=bias, bias=False)
+    exact = (sums - zero[:, None] * weight_codes.sum(1) + bias) * scale * np.ravel(q.scales)
+    assert np.allclose(got, exact, rtol=1e-6)
+    with pytest.raises(nibble.Unsupported, match="pass A as s8, not f32"):
+        w.linear(x.astype(np.float32), act_scheme="s8r", out_dtype="int32")
 
 
 def test_the_weights_own_bias(rng):

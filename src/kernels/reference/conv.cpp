@@ -49,7 +49,7 @@ Tensor pixels(const ConstTensorView& v) {
 
 float padding_code(const ConvSpec& spec, const WeightArrays& w, const Operands& args) {
   if (is_compute_float(spec.a_dtype) || spec.act_scheme.zero == ZeroKind::none) return 0;
-  if (args.a_scale.empty()) return static_cast<float>(w.static_acts->zero);
+  if (args.a_scale.empty() && w.static_acts) return static_cast<float>(w.static_acts->zero);
   return static_cast<float>(*static_cast<const std::int32_t*>(args.a_zero.data));
 }
 

@@ -79,6 +79,7 @@ class ActQuantizer {
   ActQuantizer(const ActScheme& act, const StaticActs& known)
       : act_(act), scale_(known.scale), inverse_(1.0f / known.scale), zero_(static_cast<float>(known.zero)) {}
 
+  float scale() const { return scale_; }
   double value(float x) const {
     const float scaled = x * inverse_;
     if (act_.codes == DType::e4m3) return scale_ == 0 ? 0 : nearest_e4m3(scaled) * static_cast<double>(scale_);
@@ -140,6 +141,22 @@ Activated activate(const EpilogueSpec& spec, double x) {
   return {x, 1};
 }
 
+/// What rounding to a code of s8 or u8 leaves of x, which is known to within `bound`.
+Expected to_code(const EpilogueSpec& spec, const Operands& args, std::int64_t n, double x, double bound) {
+  double scale = spec.out_scale, zero = spec.out_zero;
+  if (spec.out_scales) {
+    scale = element(args.out_scale.data, DType::f32, args.out_scale.dim(0) == 1 ? 0 : n);
+    zero = args.out_zero.empty() ? 0 : *static_cast<const std::int32_t*>(args.out_zero.data);
+  }
+  const double lowest = spec.out == DType::u8 ? 0 : -128;
+  const double low = std::max<double>(spec.out_low, lowest), high = std::min<double>(spec.out_high, lowest + 255);
+  const double code = x / scale + zero;
+  // The true quotient, half a code of rounding, and the carried error.
+  const double error = 0.5 + bound / scale + 4 * kUnit32 * (std::abs(code) + std::abs(zero) + 1);
+  if (std::isnan(code)) return {std::clamp(0.0, low, high), 0.0};
+  return {std::clamp(code, low, high), error};
+}
+
 /// `sum` = Σ a·w, known to within `bound`: through the epilogue, carrying the bound along.
 Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, std::int64_t n, double sum, double bound) {
   double x = sum;
@@ -163,12 +180,7 @@ Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, 
     x += element(args.residual.data, args.residual.dtype, m * args.residual.stride(0) + n);
     bound += kUnit32 * std::abs(x);
   }
-  if (spec.out == DType::s8) {  // in codes: the true quotient, half a code of rounding, and the carried error
-    const double code = x / spec.out_scale + spec.out_zero;
-    const double error = 0.5 + bound / spec.out_scale + 4 * kUnit32 * (std::abs(code) + std::abs(spec.out_zero) + 1);
-    if (std::isnan(code)) return {0.0, 0.0};
-    return {std::clamp(code, -128.0, 127.0), error};
-  }
+  if (spec.out == DType::s8 || spec.out == DType::u8) return to_code(spec, args, n, x, bound);
   return {x, bound + output_rounding(spec.out, std::abs(x) + bound)};
 }
 
@@ -277,9 +289,10 @@ class RowRounding {
   std::vector<double> weights_, moved_;  // w; fl(w) − w
 };
 
-/// Quantizes activations [M,K] as the model says, or gives the bound on the error of fixed point for each.
+/// Quantizes activations [M,K] as the model says, or gives the bound on the error of fixed point for each. `scales`: receives that of
+/// each row's last block.
 std::vector<double> round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
-                                      std::vector<double>& activations) {
+                                      std::vector<double>& activations, std::vector<double>& scales) {
   std::vector<double> error;
   const bool quantizes = model.act_scheme.codes != DType::none;
   if ((!quantizes && !model.fixed_point) || !is_compute_float(a.dtype)) return error;
@@ -309,6 +322,7 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
       const ActQuantizer quantizer =
           known ? ActQuantizer(model.act_scheme, *w.static_acts)
                 : ActQuantizer(model.act_scheme, static_cast<float>(low), static_cast<float>(high), finite);
+      scales[static_cast<std::size_t>(m)] = quantizer.scale();
       const double absmax = finite ? std::max(-low, high) : std::numeric_limits<double>::quiet_NaN();
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t k = order[static_cast<std::size_t>(i)];
@@ -356,19 +370,34 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
 
 namespace {
 
-/// The value of a code of an A that comes quantized.
-double code_meaning(const WeightArrays& w, const Operands& args, const ActScheme& act, std::int64_t m, std::int64_t k,
-                    double code) {
-  if (args.a_scale.empty()) return (code - w.static_acts->zero) * static_cast<double>(w.static_acts->scale);
-  const ConstTensorView& s = args.a_scale;
-  const std::int64_t row = s.dim(0) == 1 ? 0 : m * s.stride(0), group = s.rank == 1 ? 0 : k / act.group.k * s.stride(1);
-  double zero = 0;
-  if (act.zero == ZeroKind::integer) {
-    const ConstTensorView& z = args.a_zero;
-    zero = static_cast<const std::int32_t*>(
-        z.data)[(z.dim(0) == 1 ? 0 : m * z.stride(0)) + (z.rank == 1 ? 0 : k / act.group.k * z.stride(1))];
+/// The scale and the zero point of channel k of token m of an A that comes quantized.
+struct ActScale {
+  double scale = 1, zero = 0;
+};
+ActScale act_scale(const WeightArrays& w, const Operands& args, const ActScheme& act, std::int64_t m, std::int64_t k) {
+  if (args.a_scale.empty() && act.group == GroupShape::tensor() && w.static_acts)
+    return {w.static_acts->scale, static_cast<double>(w.static_acts->zero)};
+  const auto at = [&](const ConstTensorView& v) {
+    return (v.dim(0) == 1 ? 0 : m * v.stride(0)) + (v.rank == 1 ? 0 : k / act.group.k * v.stride(1));
+  };
+  ActScale of;
+  if (!args.a_scale.empty()) of.scale = static_cast<const float*>(args.a_scale.data)[at(args.a_scale)];
+  if (act.zero == ZeroKind::integer) of.zero = static_cast<const std::int32_t*>(args.a_zero.data)[at(args.a_zero)];
+  return of;
+}
+
+/// What is left of the integer sums of W8A8: I + sum_bias[n], modulo 2³².
+Expected integer_sum(const WeightArrays& w, const EpilogueSpec& spec, const Operands& args, std::int64_t m, std::int64_t n,
+                     const ConstTensorView& a, const ActModel& model) {
+  std::int64_t sum = spec.sum_bias ? static_cast<const std::int32_t*>(args.sum_bias.data)[n] : 0;
+  const std::int64_t at = scale_index(w, n, 0);
+  const double zero = w.scheme.zero == ZeroKind::integer ? element(w.zeros, w.zero_type, at) : 0.0;
+  for (std::int64_t k = 0; k < w.k; ++k) {
+    const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
+    const double x = element(a.data, a.dtype, m * a.stride(0) + channel) - act_scale(w, args, model.act_scheme, m, channel).zero;
+    sum += static_cast<std::int64_t>(x * (code_value(w.scheme.codes, w.codes[n * w.k + k]) - zero));
   }
-  return (code - zero) * static_cast<double>(static_cast<const float*>(s.data)[row + group]);
+  return {static_cast<double>(static_cast<std::int32_t>(static_cast<std::uint32_t>(sum))), 0.0};
 }
 
 }  // namespace
@@ -378,19 +407,32 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
   const std::int64_t rows = a.dim(0);
   const auto width = static_cast<std::int64_t>(columns.size());
   std::vector<Expected> expected(static_cast<std::size_t>(rows * width));
+  if (spec.out == DType::s32) {
+    for (std::int64_t m = 0; m < rows; ++m)
+      for (std::int64_t j = 0; j < width; ++j)
+        expected[static_cast<std::size_t>(m * width + j)] =
+            integer_sum(w, spec, args, m, columns[static_cast<std::size_t>(j)], a, model);
+    return expected;
+  }
   std::vector<double> activations(static_cast<std::size_t>(rows * w.k));
+  std::vector<double> act_scales(static_cast<std::size_t>(rows));  // of W8A8, which has one for all of a row
   for (std::int64_t m = 0; m < rows; ++m)
     for (std::int64_t k = 0; k < w.k; ++k) {
       const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
       const double scale = w.prescale == nullptr ? 1.0 : element(w.prescale->bytes.data(), w.prescale->dtype, channel);
       double& x = activations[static_cast<std::size_t>(m * w.k + k)];
-      x = is_compute_float(a.dtype)
-              ? scale * element(a.data, a.dtype, m * a.stride(0) + channel)
-              : code_meaning(w, args, model.act_scheme, m, channel, element(a.data, a.dtype, m * a.stride(0) + channel));
+      x = element(a.data, a.dtype, m * a.stride(0) + channel);
+      if (is_compute_float(a.dtype)) {
+        x *= scale;
+      } else {
+        const ActScale of = act_scale(w, args, model.act_scheme, m, channel);
+        x = (x - of.zero) * of.scale;
+        act_scales[static_cast<std::size_t>(m)] = of.scale;
+      }
       if (model.act_scheme.codes != DType::none && is_compute_float(a.dtype))
         x = static_cast<float>(x);  // quantization starts from f32
     }
-  const std::vector<double> moved = round_activations(w, a, model, activations);
+  const std::vector<double> moved = round_activations(w, a, model, activations, act_scales);
   std::vector<double> prescaled;  // by how much rounding moves an activation times its prescale
   if (w.prescale != nullptr && model.prescaled_type != DType::f32)
     for (const double x : activations) prescaled.push_back(rounded_to(model.prescaled_type, x) - x);
@@ -426,6 +468,13 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
         error += model.part_roundings * kUnit32 * std::abs(x[k]) * apart[static_cast<std::size_t>(k)];
         if (model.fixed_point)
           error += moved[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
+      }
+      if (spec.sum_bias) {
+        const double unit =
+            act_scales[static_cast<std::size_t>(m)] * element(w.scales, w.scheme.scale, scale_index(w, n, 0)) * w.scale2;
+        const double bias = static_cast<const std::int32_t*>(args.sum_bias.data)[n] * unit;
+        sum += bias;
+        magnitude += std::abs(bias);
       }
       const double bound = model.dot_factor * dot_error(static_cast<double>(w.k)) * magnitude + error;
       expected[static_cast<std::size_t>(m * width + j)] = finish(spec, args, m, n, sum, bound);

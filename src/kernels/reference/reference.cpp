@@ -34,7 +34,9 @@ void store(const TensorView& d, std::int64_t at, double value) {
     case DType::f32: static_cast<float*>(d.data)[at] = static_cast<float>(value); break;
     case DType::f16: static_cast<f16*>(d.data)[at] = to_f16(static_cast<float>(value)); break;
     case DType::bf16: static_cast<bf16*>(d.data)[at] = to_bf16(static_cast<float>(value)); break;
-    default: static_cast<std::int8_t*>(d.data)[at] = static_cast<std::int8_t>(std::nearbyint(value));  // saturated already
+    case DType::s32: static_cast<std::int32_t*>(d.data)[at] = static_cast<std::int32_t>(value); break;
+    default:  // s8, u8: saturated already
+      static_cast<std::uint8_t*>(d.data)[at] = static_cast<std::uint8_t>(static_cast<std::int32_t>(std::nearbyint(value)));
   }
 }
 

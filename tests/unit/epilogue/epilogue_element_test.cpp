@@ -67,7 +67,7 @@ TEST(EpilogueElement, GivesTheBitsOfARow) {
   const std::vector<float> acc = sums();
   const DType floats[] = {DType::f32, DType::f16, DType::bf16};
   for (Activation activation : kActivations)
-    for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8})
+    for (DType out : {DType::f32, DType::f16, DType::bf16, DType::s8, DType::u8})
       for (unsigned parts = 0; parts < 32; ++parts)
         for (DType type : floats) {
           EpilogueSpec spec{.row_scale = (parts & 1) != 0,
@@ -81,7 +81,13 @@ TEST(EpilogueElement, GivesTheBitsOfARow) {
                             .residual = (parts & 16) != 0,
                             .out = out,
                             .out_scale = 0.037f,
-                            .out_zero = -3};
+                            .out_zero = out == DType::u8 ? 0 : -3,
+                            .out_scales = out == DType::u8 && (parts & 1) != 0,
+                            .out_low = (parts & 2) != 0 ? 3 : -1000,
+                            .out_high = 120};
+          Tensor out_scale = operand(DType::f32, {(parts & 4) != 0 ? kColumns : 1}, 7), out_zero(DType::s32, {1});
+          for (std::int64_t i = 0; i < out_scale.numel(); ++i) out_scale.set(i, 0.001f + std::abs(out_scale.at(i)));
+          out_zero.as<std::int32_t>()[0] = 100;
           const Tensor row_scale = operand(DType::f32, {kRows}, 2), col_scale = operand(DType::f32, {kColumns}, 3);
           const Tensor bias = operand(type, {kColumns}, 4), gate = operand(type, {kRows, kColumns}, 5),
                        residual = operand(type, {kRows, kColumns}, 6);
@@ -89,7 +95,9 @@ TEST(EpilogueElement, GivesTheBitsOfARow) {
                               .col_scale = view(col_scale),
                               .bias = view(bias),
                               .gate = view(gate),
-                              .residual = view(residual)};
+                              .residual = view(residual),
+                              .out_scale = view(out_scale),
+                              .out_zero = (parts & 8) != 0 ? view(out_zero) : ConstTensorView()};
           constexpr float kAccScale = 0.75f;
 
           Output by_row(out), by_element(out);
@@ -157,7 +165,8 @@ TEST(EpilogueElement, NaNStaysAndIsZeroInInt8) {
     epilogue::with_activation(EpilogueSpec{.activation = activation}, [&](auto function) { x = function(x); });
     EXPECT_TRUE(std::isnan(x)) << name(activation);
   }
-  EXPECT_EQ(epilogue::quantize(nan, 0.5f, -3), 0);
+  EXPECT_EQ(epilogue::quantize(nan, 0.5f, -3, {-128, 127}), 0);
+  EXPECT_EQ(epilogue::quantize(nan, 0.5f, -3, {10, 127}), 10);
 }
 
 TEST(EpilogueElement, IgnoresOperandsTheSpecDoesNotName) {

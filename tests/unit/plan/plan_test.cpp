@@ -210,8 +210,31 @@ TEST(Plan, RefusalsCarryTheReasons) {
   EXPECT_EQ(Plan::linear(*weight, {.a_dtype = DType::s8}).status().code(), StatusCode::unsupported);
   EXPECT_EQ(Plan::linear(*weight, {.m_max = 0}).status().code(), StatusCode::invalid_argument);
   EXPECT_EQ(Plan::linear(*weight, {}, {.kernel = "nope"}).status().code(), StatusCode::not_found);
-  EXPECT_EQ(Plan::linear(*weight, {.epilogue = {.out = DType::u8}}).status().code(), StatusCode::unsupported);
+  EXPECT_EQ(Plan::linear(*weight, {.epilogue = {.out = DType::s16}}).status().code(), StatusCode::unsupported);
   EXPECT_EQ(Plan::dequantize(*weight, {.out = DType::s8}).status().code(), StatusCode::unsupported);
+}
+
+/// Integer sums exist only where one scale a token and one an output channel are all that is left to do.
+TEST(Plan, IntegerSumsAreOfW8A8) {
+  const QuantTensor w8 = random_weight({.codes = DType::s8, .group = GroupShape::channel(), .scale = DType::f32}, 64, 64, 1);
+  const ActScheme token{DType::s8, GroupShape::channel()}, block{DType::s8, GroupShape::group(32)};
+  const auto message = [](const QuantTensor& q, const LinearSpec& spec) {
+    const auto weight = pack(q, spec);
+    return weight.ok() ? std::string() : std::string(weight.status().message());
+  };
+  const EpilogueSpec raw{.out = DType::s32}, biased{.sum_bias = true};
+  EXPECT_EQ(message(w8, {.a_dtype = DType::s8, .epilogue = raw, .act_scheme = token}), "");
+  EXPECT_EQ(message(w8, {.epilogue = biased, .act_scheme = token}), "");
+  EXPECT_THAT(message(w8, {.epilogue = raw, .act_scheme = token}), HasSubstr("pass A as s8, not f32"));
+  EXPECT_THAT(message(w8, {.epilogue = biased, .act_scheme = block}), HasSubstr("this is s8g32_s8c"));
+  EXPECT_THAT(message(w8, {.epilogue = biased}), HasSubstr("is for W8A8"));
+  EXPECT_THAT(message(random_weight(kAwq, 64, 64, 1), {.epilogue = biased, .act_scheme = token}), HasSubstr("is for W8A8"));
+  EXPECT_THAT(message(w8, {.a_dtype = DType::s8, .epilogue = {.bias = true, .out = DType::s32}, .act_scheme = token}),
+              HasSubstr("a D of s32 is the integer sums"));
+  EXPECT_THAT(message(w8, {.epilogue = {.out = DType::f16, .out_scales = true}, .act_scheme = token}), HasSubstr("no out_scale"));
+  EXPECT_THAT(message(w8, {.epilogue = {.out = DType::u8, .out_zero = -1}, .act_scheme = token}), HasSubstr("outside [0, 255]"));
+  EXPECT_THAT(message(w8, {.epilogue = {.out = DType::u8, .out_high = -1}, .act_scheme = token}),
+              HasSubstr("holds none of [0, 255]"));
 }
 
 /// The forced kernel's reason and the remedy, not every other kernel's reason.

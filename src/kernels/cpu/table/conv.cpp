@@ -253,6 +253,7 @@ Status run(const Kernel& self, const StepArgs& args) {
       patch_task.decoder = &decoder;
       patch_task.weight = weight.bytes.data();
       patch_task.channel_sums = weight.channel_sums.data();
+      patch_task.sum_bias = args.epilogue->sum_bias ? static_cast<const std::int32_t*>(args.operands.sum_bias.data) : nullptr;
       patch_task.zero = codes.zero;
       patch_task.scale = codes.scale;
       patch_task.bias = code_bias(weight.scheme.codes);

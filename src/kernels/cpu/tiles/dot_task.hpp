@@ -18,7 +18,8 @@ struct DotTask {
   Segments segments;
   std::int64_t token_bytes;
   ZeroSums zero_sums;
-  const double* channel_sums;  // PackedWeightHeader's
+  const double* channel_sums;    // PackedWeightHeader's
+  const std::int32_t* sum_bias;  // of the output channels, null: none
   bool paired;
   std::int64_t tile;  // tokens of a prepared tile
   std::int64_t m;
@@ -38,6 +39,7 @@ struct DotTask {
         token_bytes(prepared_token_bytes(kernel.form, args.act_scheme, args.weight->scheme, args.weight->k)),
         zero_sums(digits.zero_sums),
         channel_sums(args.weight->channel_sums.data()),
+        sum_bias(args.epilogue->sum_bias ? static_cast<const std::int32_t*>(args.operands.sum_bias.data) : nullptr),
         paired(digits.paired),
         tile(prepared_tile(kernel.form, args.a.dim(0), kernel.tile.m)),
         m(args.a.dim(0)),

@@ -32,6 +32,12 @@ Outputs::Store store_for(Isa isa) {
 
 }  // namespace
 
+void Outputs::store_integers(const std::int32_t* sums, int rows, std::int64_t block, std::int64_t m, std::int64_t height) const {
+  const std::int64_t n = block * rows, begin = std::max(n, n_begin), end = std::min(n + rows, n_end);
+  for (std::int64_t r = 0; r < height && begin < end; ++r)
+    std::copy_n(sums + r * rows + (begin - n), end - begin, static_cast<std::int32_t*>(d->data) + (m + r) * d->stride(0) + begin);
+}
+
 Outputs::Outputs(Isa isa, const StepArgs& args)
     : epilogue(args.epilogue),
       operands(&args.operands),

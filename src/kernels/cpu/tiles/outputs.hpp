@@ -20,6 +20,9 @@ struct Outputs {
   /// For sums of a kernel for `isa`. Borrows from `args`.
   Outputs(Isa isa, const StepArgs& args);
 
+  /// The same for a D of s32, whose sums are [height][rows].
+  void store_integers(const std::int32_t* sums, int rows, std::int64_t block, std::int64_t m, std::int64_t height) const;
+
   void store(float* sums, std::int64_t block, std::int64_t m, std::int64_t height) const {
     store_(*this, sums, block, m, height);
   }

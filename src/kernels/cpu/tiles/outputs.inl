@@ -8,22 +8,30 @@ inline const std::byte* at(const ConstTensorView& v, std::int64_t i) {
 
 /// The quotient, rounded once; inexact only where codes saturate.
 struct Divisor {
-  float by, inverse;
-  bool usual;  // and its inverse is rounded to nearest, so that one step of correction gives the quotient's bits
+  Vec by, inverse;
+  bool usual;  // and each inverse is rounded to nearest, so that one step of correction gives the quotient's bits
 };
-inline Divisor divisor(float by) {
+inline bool is_usual(float by) {
   std::uint32_t word;
   std::memcpy(&word, &by, 4);
-  return {by, 1.0f / by, by > 0x1p-60f && by < 0x1p60f && (word & 0x7fffff) != 0x7fffff};
+  return by > 0x1p-60f && by < 0x1p60f && (word & 0x7fffff) != 0x7fffff;
+}
+/// By the scales of codes of the channels from n on.
+inline Divisor divisor(const epilogue::OutCodes& codes, std::int64_t n) {
+  const float* const first = codes.scales + n * codes.step;
+  const Vec by = codes.step == 0 ? Vec{} + *first : load(first);
+  bool usual = is_usual(*first);
+  for (int i = 1; i < kLanes && codes.step != 0; ++i) usual &= is_usual(first[i]);
+  return {by, 1.0f / by, usual};
 }
 inline Vec divide(Vec x, const Divisor& d) {
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512 || NIBBLE_ISA == NIBBLE_ISA_AVX2
   if (d.usual) {
-    const Vec q = x * d.inverse, by = Vec{} + d.by, inverse = Vec{} + d.inverse;
+    const Vec q = x * d.inverse;
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512
-    const Vec rest = _mm512_fnmadd_ps(q, by, x), better = _mm512_fmadd_ps(rest, inverse, q);
+    const Vec rest = _mm512_fnmadd_ps(q, d.by, x), better = _mm512_fmadd_ps(rest, d.inverse, q);
 #else
-    const Vec rest = _mm256_fnmadd_ps(q, by, x), better = _mm256_fmadd_ps(rest, inverse, q);
+    const Vec rest = _mm256_fnmadd_ps(q, d.by, x), better = _mm256_fmadd_ps(rest, d.inverse, q);
 #endif
     return better == better ? better : q;  // for infinities the remainder is NaN
   }
@@ -32,30 +40,32 @@ inline Vec divide(Vec x, const Divisor& d) {
 }
 
 /// epilogue::quantize.
-inline void store_codes(std::byte* to, Vec x, const Divisor& scale, std::int32_t zero) {
+inline void store_codes(std::byte* to, Vec x, const Divisor& scale, std::int32_t zero, epilogue::CodeRange range) {
   constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point
+  const Ints low = splat(static_cast<std::int32_t>(range.low)), high = splat(static_cast<std::int32_t>(range.high));
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512
   const Vec most = Vec{} + kFar, least = Vec{} - kFar;
   Vec q;
   if (scale.usual) {  // the remainder of a limited quotient is no NaN, and larger quotients stay beyond the limit
     q = _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, x * scale.inverse, least), most);
-    q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, Vec{} + scale.by, x), Vec{} + scale.inverse, q);
+    q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, scale.by, x), scale.inverse, q);
   } else {
     q = x / scale.by;
   }
   q = _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, q, least), most);
-  const auto code = reinterpret_cast<__m512i>(to_ints(q) + zero);
-  const __m128i bytes = _mm512_maskz_cvtsepi32_epi8(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), code);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+  __m512i code = _mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), reinterpret_cast<__m512i>(to_ints(q) + zero));
+  code = _mm512_maskz_max_epi32(0xffff, code, reinterpret_cast<__m512i>(low));
+  code = _mm512_maskz_min_epi32(0xffff, code, reinterpret_cast<__m512i>(high));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, code));
 #else
-  typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
+  typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
   const Vec q = divide(x, scale);
   Vec near = q > -kFar ? q : Vec{} - kFar;
   near = near < kFar ? near : Vec{} + kFar;
   Ints code = to_ints(near) + zero;
-  code = code > -128 ? code : splat(-128);
-  code = code < 127 ? code : splat(127);
   code = q == q ? code : Ints{};
+  code = code > low ? code : low;
+  code = code < high ? code : high;
   const Bytes bytes = __builtin_convertvector(code, Bytes);
   std::memcpy(to, &bytes, sizeof bytes);
 #endif
@@ -71,49 +81,60 @@ inline Vec relu(Vec x) {
 #endif
 }
 
-/// One column of vectors: bias, activation, conversion. `activation` and `out` are constants at every call.
-NIBBLE_VARIANT void store_column(Activation activation, DType out, const EpilogueSpec& spec, Vec bias, const float* sums,
-                                 std::int64_t height, std::byte* to, std::int64_t step) {
-  const Divisor scale = divisor(spec.out_scale);
+/// A column of vectors of D: the channels from n on.
+struct Column {
+  const EpilogueSpec& spec;
+  const Operands& args;
+  std::int64_t n;
+  Vec bias;
+  std::byte* to;      // its first vector
+  std::int64_t step;  // bytes to the next one
+};
+
+/// Bias, activation, conversion. `activation` and `out` are constants at every call.
+NIBBLE_VARIANT void store_column(Activation activation, DType out, const Column& column, const float* sums, std::int64_t height) {
+  const EpilogueSpec& spec = column.spec;
+  const epilogue::OutCodes codes(spec, column.args);
+  const Divisor scale = out == DType::s8 ? divisor(codes, column.n) : Divisor{};
+  std::byte* to = column.to;
   const Vec low = Vec{} + spec.clamp_low, high = Vec{} + spec.clamp_high;
-  for (std::int64_t r = 0; r < height; ++r, to += step) {
-    Vec x = load(sums + r * kRows) + bias;
+  for (std::int64_t r = 0; r < height; ++r, to += column.step) {
+    Vec x = load(sums + r * kRows) + column.bias;
     if (activation == Activation::relu) x = relu(x);
     if (activation == Activation::clamp) x = x < low ? low : x > high ? high : x;
     switch (out) {
       case DType::f32: store(reinterpret_cast<float*>(to), x); break;
       case DType::f16: store_f16(to, x); break;
       case DType::bf16: store_bf16(to, x); break;
-      default: store_codes(to, x, scale, spec.out_zero);
+      default: store_codes(to, x, scale, codes.zero, codes.range);
     }
   }
 }
 
-NIBBLE_VARIANT void store_any(Activation activation, DType out, const EpilogueSpec& spec, Vec bias, const float* sums,
-                              std::int64_t height, std::byte* to, std::int64_t step) {
-  switch (out) {
-    case DType::f32: return store_column(activation, DType::f32, spec, bias, sums, height, to, step);
-    case DType::f16: return store_column(activation, DType::f16, spec, bias, sums, height, to, step);
-    case DType::bf16: return store_column(activation, DType::bf16, spec, bias, sums, height, to, step);
-    default: return store_column(activation, DType::s8, spec, bias, sums, height, to, step);
+NIBBLE_VARIANT void store_any(Activation activation, const Column& column, const float* sums, std::int64_t height) {
+  switch (column.spec.out) {
+    case DType::f32: return store_column(activation, DType::f32, column, sums, height);
+    case DType::f16: return store_column(activation, DType::f16, column, sums, height);
+    case DType::bf16: return store_column(activation, DType::bf16, column, sums, height);
+    default: return store_column(activation, DType::s8, column, sums, height);  // or u8, with another range
   }
 }
 
 /// With gate, residual or both: the parts in their order, in place, then the conversion.
-void store_with_images(const Outputs& o, Vec bias, float* column, std::int64_t i, std::int64_t m, std::int64_t height,
-                       std::byte* to) {
-  const EpilogueSpec& spec = *o.epilogue;
-  const Operands& args = *o.operands;
+void store_with_images(Column column, float* sums, std::int64_t m, std::int64_t height) {
+  const EpilogueSpec& spec = column.spec;
+  const Operands& args = column.args;
   const Vec low = Vec{} + spec.clamp_low, high = Vec{} + spec.clamp_high;
   for (std::int64_t r = 0; r < height; ++r) {
-    Vec x = load(column + r * kRows) + bias;
+    Vec x = load(sums + r * kRows) + column.bias;
     if (spec.activation == Activation::relu) x = relu(x);
     if (spec.activation == Activation::clamp) x = x < low ? low : x > high ? high : x;
-    if (spec.gate) x *= load_as_floats(at(args.gate, (m + r) * args.gate.stride(0) + i), args.gate.dtype);
-    if (spec.residual) x += load_as_floats(at(args.residual, (m + r) * args.residual.stride(0) + i), args.residual.dtype);
-    store(column + r * kRows, x);
+    if (spec.gate) x *= load_as_floats(at(args.gate, (m + r) * args.gate.stride(0) + column.n), args.gate.dtype);
+    if (spec.residual) x += load_as_floats(at(args.residual, (m + r) * args.residual.stride(0) + column.n), args.residual.dtype);
+    store(sums + r * kRows, x);
   }
-  store_any(Activation::none, o.d->dtype, spec, -Vec{}, column, height, to, o.d->stride(0) * (bits(o.d->dtype) / 8));
+  column.bias = -Vec{};
+  store_any(Activation::none, column, sums, height);
 }
 
 void store(const Outputs& o, float* sums, std::int64_t block, std::int64_t m, std::int64_t height) {
@@ -130,25 +151,29 @@ void store(const Outputs& o, float* sums, std::int64_t block, std::int64_t m, st
   const std::int64_t step = o.d->stride(0) * width;
   for (int v = 0; v < kVecs; ++v) {
     const std::int64_t i = n + v * kLanes;
-    float* column = sums + v * kLanes;
+    float* const at_channel = sums + v * kLanes;
     if (spec.row_scale)
       for (std::int64_t r = 0; r < height; ++r)
-        store(column + r * kRows, load(column + r * kRows) * static_cast<const float*>(args.row_scale.data)[m + r]);
+        store(at_channel + r * kRows, load(at_channel + r * kRows) * static_cast<const float*>(args.row_scale.data)[m + r]);
     if (spec.col_scale) {
       const Vec scale = load_as_floats(at(args.col_scale, i), DType::f32);
-      for (std::int64_t r = 0; r < height; ++r) store(column + r * kRows, load(column + r * kRows) * scale);
+      for (std::int64_t r = 0; r < height; ++r) store(at_channel + r * kRows, load(at_channel + r * kRows) * scale);
     }
-    // −0 added leaves every number as it is.
-    const Vec bias = spec.bias ? load_as_floats(at(args.bias, i), args.bias.dtype) : -Vec{};
-    std::byte* to = static_cast<std::byte*>(o.d->data) + (m * o.d->stride(0) + i) * width;
+    const Column column{.spec = spec,
+                        .args = args,
+                        .n = i,
+                        // −0 added leaves every number as it is.
+                        .bias = spec.bias ? load_as_floats(at(args.bias, i), args.bias.dtype) : -Vec{},
+                        .to = static_cast<std::byte*>(o.d->data) + (m * o.d->stride(0) + i) * width,
+                        .step = step};
     if (spec.gate || spec.residual) {
-      store_with_images(o, bias, column, i, m, height, to);
+      store_with_images(column, at_channel, m, height);
     } else if (spec.activation == Activation::relu) {
-      store_any(Activation::relu, o.d->dtype, spec, bias, column, height, to, step);
+      store_any(Activation::relu, column, at_channel, height);
     } else if (spec.activation == Activation::clamp) {
-      store_any(Activation::clamp, o.d->dtype, spec, bias, column, height, to, step);
+      store_any(Activation::clamp, column, at_channel, height);
     } else {
-      store_any(Activation::none, o.d->dtype, spec, bias, column, height, to, step);
+      store_any(Activation::none, column, at_channel, height);
     }
   }
 }

@@ -7,7 +7,7 @@
 //     for each segment of K, of 2¹⁵ channels, so mostly one
 //       acc[H][R] = −bias·Σq_a + Σ q_a·code                                 s32 in registers, one instruction per 64 products
 //     I = Σ of acc − z_w·Σq_a − z_a·Σ(q_w − z_w)                            in f64, exact up to 2⁵³; without zero points just acc
-//     scales, epilogue
+//     sum_bias; scales, epilogue
 //
 // Without work per segment there are no float sums beside the integers, so a tile has twice the tokens of dot_tile.hpp's: a vector of
 // codes is loaded, and nibbles are split, once for H dot products. Σ(q_w − z_w) comes with the packed weight (channel_sums).
@@ -36,8 +36,9 @@ struct PatchTask {
   std::int64_t taps_h, taps_w, tap_down, tap_beside;  // of the filter; pixels from one to the next
   const Decoder* decoder;
   const std::byte* weight;
-  const double* channel_sums;  // PackedWeightHeader's
-  std::int32_t zero;           // of the activations
+  const double* channel_sums;    // PackedWeightHeader's
+  const std::int32_t* sum_bias;  // of the output channels, null: none
+  std::int32_t zero;             // of the activations
   float scale;
   std::int32_t bias;  // of the weight's codes
   std::int64_t tile;  // tokens of a tile

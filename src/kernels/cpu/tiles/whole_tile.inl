@@ -176,13 +176,16 @@ __attribute__((noinline)) void sum_tile_runs(int height, const Decoder& d, const
 #undef NIBBLE_EVERY_HEIGHT
 #endif
 
-/// Scales and zeros of a row block.
+/// Scales, zeros and sum_bias of a row block.
 struct Channels {
   alignas(64) float scale[kRows];
   alignas(64) float zero[kRows];  // integers, of the codes minus their bias
+  std::int32_t sum_bias[kRows];   // 0 where there is none
 };
 
-void read_channels(const Decoder& d, const std::byte* record, Channels& channels) {
+void read_channels(const Decoder& d, const std::byte* weight, const std::int32_t* sum_bias, std::int64_t block,
+                   Channels& channels) {
+  const std::byte* const record = weight + d.geometry.record(block, 0);
   const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
   const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
   for (int v = 0; v < kVecs; ++v) {
@@ -191,6 +194,8 @@ void read_channels(const Decoder& d, const std::byte* record, Channels& channels
     if (d.zero != ZeroKind::none) zero += load_as_floats(record + d.geometry.scale_bytes + v * zero_step, d.zero_type);
     store(channels.zero + v * kLanes, zero);
   }
+  for (std::int64_t i = 0, n = block * kRows; i < kRows; ++i)
+    channels.sum_bias[i] = sum_bias != nullptr && n + i < d.geometry.n ? sum_bias[n + i] : 0;
 }
 
 float float_at(const std::byte* p) {
@@ -227,7 +232,18 @@ void apply_scales(const Decoder& d, float token, const Channels& channels, float
   }
 }
 
-/// A tile of tokens and a row block, up to the epilogue. `columns`: the Σ(q_w − z_w), where activations have zero points.
+/// sum + bias modulo 2³², of a sum that fits.
+inline std::int32_t biased(double sum, std::int32_t bias) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::int32_t>(sum)) + static_cast<std::uint32_t>(bias));
+}
+inline float bits_of(std::int32_t sum) {
+  float bits;
+  std::memcpy(&bits, &sum, 4);
+  return bits;
+}
+
+/// A tile of tokens and a row block, up to the epilogue; for a D of s32 the integers, as floats of the same bits. `columns`: the
+/// Σ(q_w − z_w), where activations have zero points.
 void multiply(const DotTask& t, std::int64_t height, const std::byte* record, const std::byte* a, const Channels& channels,
               const double* columns, Ahead& ahead, float* out) {
   const Decoder& d = *t.decoder;
@@ -235,21 +251,37 @@ void multiply(const DotTask& t, std::int64_t height, const std::byte* record, co
   const bool zero_points = t.zero_sums != ZeroSums::none;
   const std::byte* zeros = a;
   if (zero_points) a += 4 * room(height);
-  if (zero_points || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece) {
+  const bool reads_sums = t.outputs.epilogue->reads_sums(), raw = t.outputs.d->dtype == DType::s32;
+  if (zero_points || d.zero != ZeroKind::none || (kByteBias != 0 && d.geometry.bits != 4) || t.segments.k > t.segments.piece ||
+      reads_sums) {
     alignas(64) double total[kTile * kRows];
     sum_exactly(t, height, codes, a, channels, ahead, total);
     for (std::int64_t r = 0; r < height; ++r) {
       std::int32_t zero = 0;
       if (zero_points) std::memcpy(&zero, zeros + 4 * r, 4);
-      for (std::int64_t i = 0; i < kRows; ++i)
-        out[r * kRows + i] = static_cast<float>(zero == 0 ? total[r * kRows + i] : total[r * kRows + i] - zero * columns[i]);
+      for (std::int64_t i = 0; i < kRows; ++i) {
+        const double sum = zero == 0 ? total[r * kRows + i] : total[r * kRows + i] - zero * columns[i];
+        out[r * kRows + i] = static_cast<float>(sum);
+        if (!reads_sums) continue;
+        const std::int32_t whole = biased(sum, channels.sum_bias[i]);
+        out[r * kRows + i] = raw ? bits_of(whole) : static_cast<float>(whole);
+      }
     }
+    if (raw) return;
   } else {  // there is a single sum of 32 bits
     alignas(64) std::int32_t acc[kTile * kRows];
     sum_tile(static_cast<int>(height), d, codes, a + 8 * room(height), tile::Geometry::octets(t.segments.k), acc, ahead);
     for (std::int64_t i = 0; i < height * kRows; i += kLanes) store(out + i, to_floats(load_ints(acc + i)));
   }
   for (std::int64_t r = 0; r < height; ++r) apply_scales(d, float_at(a + 4 * r), channels, out + r * kRows);
+}
+
+/// Floats, or integers as floats of the same bits.
+inline void store_tile(const Outputs& outputs, float* sums, std::int64_t block, std::int64_t m, std::int64_t height) {
+  if (outputs.d->dtype != DType::s32) return outputs.store(sums, block, m, height);
+  alignas(64) std::int32_t integers[kTile * kRows];
+  std::memcpy(integers, sums, static_cast<std::size_t>(height * kRows) * 4);
+  outputs.store_integers(integers, kRows, block, m, height);
 }
 
 /// Tiles of tokens outside, row blocks inside, as in dot_tile.inl.
@@ -259,7 +291,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
   Channels channels[kMaxTaskBlocks];
   alignas(64) float out[kTile * kRows];
   for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-    read_channels(d, t.weight + geo.record(block_begin + i, 0), channels[i]);
+    read_channels(d, t.weight, t.sum_bias, block_begin + i, channels[i]);
   }
   const std::int64_t group = group_blocks(geo, block_end - block_begin), tiles = (m_end - m_begin + t.tile - 1) / t.tile;
   begin_tiles();
@@ -272,7 +304,7 @@ void linear_whole(const DotTask& t, std::int64_t block_begin, std::int64_t block
         const std::int64_t i = block - block_begin;
         multiply(t, height, t.weight + geo.record(block, 0), t.activations + m * t.token_bytes, channels[i],
                  t.channel_sums + block * kRows, ahead, out);
-        t.outputs.store(out, block, m, height);
+        store_tile(t.outputs, out, block, m, height);
       }
     }
   }
@@ -319,25 +351,28 @@ __attribute__((noinline)) Vec less_far_zeros(Ints sums, const std::int32_t* colu
 /// The data of row blocks besides their codes.
 struct PatchChannels {
   Channels channels[kMaxTaskBlocks];
-  // 32-bit integers, like every sum: the sums of codes, and z_a·Σ(q_w − z_w), or only the Σ where z_a is far.
+  // 32-bit integers, like every sum: the sums of codes, and z_a·Σ(q_w − z_w) − sum_bias, or only the Σ where z_a is far.
   alignas(64) std::int32_t zeros[kMaxTaskBlocks * kRows], columns[kMaxTaskBlocks * kRows];
-  bool has_zeros;
-  bool far;  // z_a is outside −128 … 127
+  bool has_zeros, has_columns;
+  bool far;  // z_a is outside −128 … 127, and the sum is not wanted modulo 2³²
 
   PatchChannels(const PatchTask& t, std::int64_t block_begin, std::int64_t block_end)
       : has_zeros(t.decoder->zero != ZeroKind::none || (kByteBias != 0 && t.decoder->geometry.bits != 4)),
-        far(t.zero < -128 || t.zero > 127) {
+        has_columns(t.zero != 0 || t.sum_bias != nullptr),
+        far((t.zero < -128 || t.zero > 127) && !t.outputs->epilogue->reads_sums()) {
     for (std::int64_t i = 0; i < block_end - block_begin; ++i) {
-      const std::byte* record = t.weight + t.decoder->geometry.record(block_begin + i, 0);
-      read_channels(*t.decoder, record, channels[i]);
+      read_channels(*t.decoder, t.weight, t.sum_bias, block_begin + i, channels[i]);
       for (int v = 0; v < kVecs; ++v) store_ints(zeros + i * kRows + v * kLanes, to_ints(load(channels[i].zero + v * kLanes)));
-      if (t.zero == 0) continue;
       const double* sums = t.channel_sums + (block_begin + i) * kRows;
-      for (int j = 0; j < kRows; ++j) columns[i * kRows + j] = static_cast<std::int32_t>(sums[j]) * (far ? 1 : t.zero);
+      for (int j = 0; j < kRows && has_columns; ++j)
+        columns[i * kRows + j] = static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::int32_t>(sums[j])) *
+                                                               static_cast<std::uint32_t>(far ? 1 : t.zero) -
+                                                           static_cast<std::uint32_t>(channels[i].sum_bias[j]));
     }
   }
 
   /// out[count][R] of row block i from the sums of `count` tokens, whose patches' codes have the sums `sums`; `start` is in acc already.
+  /// For a D of s32 they are integers, as floats of the same bits.
   void finish(const PatchTask& t, std::int64_t i, const std::int32_t* acc, const std::int32_t* sums, std::int64_t count,
               float* out) const {
     for (std::int64_t r = 0; r < count; ++r)
@@ -345,7 +380,11 @@ struct PatchChannels {
         const std::int64_t at = r * kRows + v * kLanes, of = i * kRows + v * kLanes;
         Words whole = reinterpret_cast<Words>(load_ints(acc + at));  // modulo 2³², where the result fits
         if (has_zeros) whole -= reinterpret_cast<Words>(load_ints(zeros + of)) * static_cast<std::uint32_t>(sums[r]);
-        if (t.zero != 0 && !far) whole -= reinterpret_cast<Words>(load_ints(columns + of));
+        if (has_columns && !far) whole -= reinterpret_cast<Words>(load_ints(columns + of));
+        if (t.outputs->d->dtype == DType::s32) {
+          store(out + at, reinterpret_cast<Vec>(whole));
+          continue;
+        }
         Vec y = to_floats(reinterpret_cast<Ints>(whole));
         if (far) y = less_far_zeros(reinterpret_cast<Ints>(whole), columns + of, t.zero);
         y = (y * t.scale) * load(channels[i].scale + v * kLanes);
@@ -387,7 +426,7 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
         const std::byte* codes = t.weight + geo.record(block, 0) + geo.header_bytes;
         sum_tile_runs(static_cast<int>(height), d, codes, a, p, starts + token, ahead, acc);
         channels.finish(t, block - block_begin, acc, sums + token, height, out);
-        t.outputs->store(out, block, token, height);
+        store_tile(*t.outputs, out, block, token, height);
       }
     }
 }
@@ -429,7 +468,7 @@ void conv_whole(const PatchTask& t, std::int64_t block_begin, std::int64_t block
           const std::int64_t token = row * p.columns + column, count = least(stop - at, p.columns - column);
           if (count <= 0) continue;  // an edge
           channels.finish(t, block - block_begin, acc + (i * kTileRows + at - begin) * kRows, sums + token, count, out);
-          t.outputs->store(out, block, token, count);
+          store_tile(*t.outputs, out, block, token, count);
         }
       }
     }

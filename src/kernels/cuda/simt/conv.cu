@@ -73,6 +73,8 @@ struct Codes {
                                      static_cast<std::uint32_t>(sum));
   }
   __device__ float number(const ConvTask& t, int n, std::int32_t sum) const {
+    if (t.epilogue.sum_bias != nullptr) sum = add(1, t.epilogue.sum_bias[n], sum);
+    if (t.epilogue.out == DType::s32) return __int_as_float(sum);
     return __fmul_rn(__fmul_rn(static_cast<float>(sum), rule.scale), t.scaled.scales()[n]);
   }
 };

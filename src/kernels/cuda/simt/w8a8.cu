@@ -148,9 +148,12 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
   }
 
   if (n >= t.weight.geometry.n) return;
+  const ChannelTerms channel(t, n);
+  const bool raw = kIntegers && t.epilogue.out == DType::s32;
 #pragma unroll
   for (int e = 0; e < kEach; ++e)
-    if (const int m = first_token + first + e; e < count) t.epilogue.store(m, n, scaled_sum(t, m, n, m, sums[e]));
+    if (const int m = first_token + first + e; e < count)
+      t.epilogue.store(m, n, scaled_sum(TokenTerms(t, m, m), channel, raw, sums[e]));
 }
 
 }  // namespace

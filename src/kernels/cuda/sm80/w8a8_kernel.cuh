@@ -315,25 +315,37 @@ struct Gemm {
     __syncthreads();
     if constexpr (Activations::kPatches)
       if (p.channel_stride != 0) return store_channels(all);
-    constexpr int kEights = S::kRows / 8;  // threads that store a token
-    const int row = static_cast<int>(threadIdx.x) % kEights * 8;
-#pragma unroll 1
-    for (int token = static_cast<int>(threadIdx.x) / kEights; token < S::kTokens; token += S::kThreads / kEights)
-      if (first_token + token < p.task.m) store(first_token + token, first_row + row, all + token * S::kSumPitch + row);
+    store_rows_of_tokens(all);
   }
 
-  /// D[m,n] … D[m,n+7], where its channels are side by side. Their loads are in flight together.
-  __device__ void store(int m, int n, const Sum* sums) const {
-    const auto scaled = [&](int i, Sum sum) { return scaled_sum(p.task, m, n + i, sum_row(m), sum); };
-    const int rows = static_cast<int>(p.task.weight.geometry.n) - n;
-    if (rows >= 8) {
-      const Four low = reinterpret_cast<const Four*>(sums)[0], high = reinterpret_cast<const Four*>(sums)[1];
-      float v[8] = {scaled(0, low.x),  scaled(1, low.y),  scaled(2, low.z),  scaled(3, low.w),
-                    scaled(4, high.x), scaled(5, high.y), scaled(6, high.z), scaled(7, high.w)};
-      p.task.epilogue.store_eight(m, n, v);
-    } else {
+  __device__ bool raw() const { return kIntegers && p.task.epilogue.out == DType::s32; }
+  /// A D whose channels are side by side: a thread stores eight of them of some tokens, and loads what they need once.
+  __device__ void store_rows_of_tokens(const Sum* all) const {
+    constexpr int kEights = S::kRows / 8;  // threads that store a token
+    const int row = static_cast<int>(threadIdx.x) % kEights * 8, n = first_row + row;
+    const int rows = min(static_cast<int>(p.task.weight.geometry.n) - n, 8);
+    ChannelTerms channels[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (i < rows) channels[i] = ChannelTerms(p.task, n + i);
 #pragma unroll 1
-      for (int i = 0; i < rows; ++i) p.task.epilogue.store(m, n + i, scaled(i, sums[i]));
+    for (int token = static_cast<int>(threadIdx.x) / kEights; token < S::kTokens && first_token + token < p.task.m;
+         token += S::kThreads / kEights) {
+      const int m = first_token + token;
+      const TokenTerms terms(p.task, m, sum_row(m));
+      const Four low = reinterpret_cast<const Four*>(all + token * S::kSumPitch + row)[0];
+      const Four high = reinterpret_cast<const Four*>(all + token * S::kSumPitch + row)[1];
+      const Sum sums[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      float v[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = scaled_sum(terms, channels[i], raw(), sums[i]);
+      if (rows == 8) {
+        p.task.epilogue.store_eight(m, n, v);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          if (i < rows) p.task.epilogue.store(m, n + i, v[i]);
+      }
     }
   }
   /// In a convolution each group has its own sums of codes.
@@ -346,12 +358,13 @@ struct Gemm {
       const int m = first_token + token;
       const epilogue::Pixel pixel{m / pixels, m % pixels};
       const std::int64_t at = pixel.image * p.image_stride + pixel.pixel;
+      const TokenTerms terms(p.task, m, sum_row(m));
 #pragma unroll 1
       for (int row = warp; row < S::kRows; row += S::kThreads / 32) {
         const int n = first_row + row;
         if (n < p.task.weight.geometry.n)
           p.task.epilogue.store_at(at + n * p.channel_stride, pixel, n,
-                                   scaled_sum(p.task, m, n, sum_row(m), all[token * S::kSumPitch + row]));
+                                   scaled_sum(terms, ChannelTerms(p.task, n), raw(), all[token * S::kSumPitch + row]));
       }
     }
   }

@@ -1,4 +1,4 @@
-// Zero points and scales of w8a8_task.hpp: applied to the sum of an output before the epilogue, in kernels that hold one sum at a time.
+// Zero points and scales of w8a8_task.hpp: applied to the sums of outputs before the epilogue, in kernels that store by tokens.
 #pragma once
 
 #include "kernels/cuda/tasks/w8a8_task.hpp"
@@ -27,27 +27,44 @@ __device__ inline float weight_scale(const W8A8Weight& w, std::int64_t n, int re
   return rows == 0 ? w.scales()[n] : w.scales()[n / rows * w.geometry.records() + record];
 }
 
-/// Σ (Â − z_a)·(Ŵ − z_w) from Σ Â·Ŵ, modulo 2³². The sum of the token's codes is number `sum_row`.
-__device__ inline std::int32_t without_zeros(const W8A8Task& t, std::int64_t m, std::int64_t n, std::int64_t sum_row,
-                                             std::int32_t dot) {
-  const auto za = static_cast<std::uint32_t>(t.acts.zeros == nullptr ? t.acts.zero : t.acts.zeros[m * t.acts.zero_row]);
-  const std::int32_t* const zeros = t.weight.zeros();
-  auto sum = static_cast<std::uint32_t>(dot);
-  if (za != 0) sum -= za * static_cast<std::uint32_t>(t.weight.sums()[n]);
-  if (zeros != nullptr) {
-    const auto zw = static_cast<std::uint32_t>(zeros[n]);
-    sum += zw * (static_cast<std::uint32_t>(t.weight.geometry.k) * za - static_cast<std::uint32_t>(t.acts.sums[sum_row]));
-  }
-  return static_cast<std::int32_t>(sum);
-}
+/// What the sums of a token need: its scale, zero point, and the sum of its codes, which is number `sum_row`.
+struct TokenTerms {
+  float scale = 1.0f;
+  std::uint32_t zero = 0, codes = 0;
 
-/// D[m,n] from the sum of its products, of integers or, already scaled where scales are grouped, of floats.
-__device__ inline float scaled_sum(const W8A8Task& t, std::int64_t m, std::int64_t n, std::int64_t sum_row, std::int32_t dot) {
-  const auto sum = static_cast<float>(without_zeros(t, m, n, sum_row, dot));
-  return __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0));
+  __device__ TokenTerms(const W8A8Task& t, std::int64_t m, std::int64_t sum_row) {
+    if (!is_grouped(t)) scale = act_scale(t.acts, m, 0);
+    if (!t.weight.geometry.integers) return;
+    zero = static_cast<std::uint32_t>(t.acts.zeros == nullptr ? t.acts.zero : t.acts.zeros[m * t.acts.zero_row]);
+    if (t.weight.geometry.has_zeros) codes = static_cast<std::uint32_t>(t.acts.sums[sum_row]);
+  }
+};
+/// The same of an output channel: its scale, zero point, the sum of its codes less K times that, and sum_bias.
+struct ChannelTerms {
+  float scale = 1.0f;
+  std::uint32_t zero = 0, sum = 0, bias = 0;
+
+  ChannelTerms() = default;
+  __device__ ChannelTerms(const W8A8Task& t, std::int64_t n) {
+    if (!is_grouped(t)) scale = weight_scale(t.weight, n, 0);
+    if (!t.weight.geometry.integers) return;
+    if (t.weight.geometry.has_zeros) zero = static_cast<std::uint32_t>(t.weight.zeros()[n]);
+    if (t.acts.zeros != nullptr || t.acts.zero != 0)
+      sum = static_cast<std::uint32_t>(t.weight.sums()[n]) - static_cast<std::uint32_t>(t.weight.geometry.k) * zero;
+    if (t.epilogue.sum_bias != nullptr) bias = static_cast<std::uint32_t>(t.epilogue.sum_bias[n]);
+  }
+};
+
+/// A sum of products less zero points, and scaled: what the epilogue takes. `raw`: D is of s32.
+__device__ inline float scaled_sum(const TokenTerms& token, const ChannelTerms& channel, bool raw, std::int32_t dot) {
+  const auto sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(dot) - token.zero * channel.sum -
+                                             channel.zero * token.codes + channel.bias);
+  if (raw) return __int_as_float(sum);
+  return __fmul_rn(__fmul_rn(static_cast<float>(sum), token.scale), channel.scale);
 }
-__device__ inline float scaled_sum(const W8A8Task& t, std::int64_t m, std::int64_t n, std::int64_t, float sum) {
-  return is_grouped(t) ? sum : __fmul_rn(__fmul_rn(sum, act_scale(t.acts, m, 0)), weight_scale(t.weight, n, 0));
+/// Of floats; where scales are grouped, it is scaled already, and those here are 1.
+__device__ inline float scaled_sum(const TokenTerms& token, const ChannelTerms& channel, bool, float sum) {
+  return __fmul_rn(__fmul_rn(sum, token.scale), channel.scale);
 }
 /// A record's part of an e4m3 sum: the product of the scales is rounded, then the multiply-add.
 __device__ inline float add_w8a8(float part, float s_a, float s_w, float sum) { return fmaf(part, __fmul_rn(s_a, s_w), sum); }

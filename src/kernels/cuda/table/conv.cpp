@@ -217,11 +217,11 @@ Result<ConvTask> codes_of(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   task.scaled = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)};
   const ConstTensorView &scale = args.operands.a_scale, &zero = args.operands.a_zero;
-  if (is_compute_float(args.a.dtype) || scale.empty()) {  // static: the plan has checked that the weight has them
+  if ((is_compute_float(args.a.dtype) || scale.empty()) && w.static_acts) {
     task.acts.scale = w.static_acts->scale;
     task.acts.zero = w.static_acts->zero;
   } else {
-    task.acts.scales = static_cast<const float*>(scale.data);
+    task.acts.scales = static_cast<const float*>(scale.data);  // null: a D of s32 needs none
     if (args.act_scheme.zero != ZeroKind::none) task.acts.zeros = static_cast<const std::int32_t*>(zero.data);
   }
   return task;

@@ -161,16 +161,18 @@ QuantizedActs given_acts(const StepArgs& args) {
   const ConstTensorView& scale = args.operands.a_scale;
   const ConstTensorView& zero = args.operands.a_zero;
   const bool per_tensor = args.act_scheme.group == GroupShape::tensor();
-  if (scale.empty()) {  // static: the plan has checked that the weight has them
+  if (scale.empty() && per_tensor && args.weight->static_acts) {
     acts.scale = args.weight->static_acts->scale;
     acts.zero = args.weight->static_acts->zero;
   } else {
-    acts.scales = static_cast<const float*>(scale.data);
-    acts.scale_row = per_tensor ? 0 : scale.stride(0);
-    acts.scale_group = scale.rank == 2 ? scale.stride(1) : 0;
+    if (!scale.empty()) {  // a D of s32 needs none
+      acts.scales = static_cast<const float*>(scale.data);
+      acts.scale_row = scale.dim(0) == 1 ? 0 : scale.stride(0);
+      acts.scale_group = scale.rank == 2 ? scale.stride(1) : 0;
+    }
     if (args.act_scheme.zero != ZeroKind::none) {
       acts.zeros = static_cast<const std::int32_t*>(zero.data);
-      acts.zero_row = per_tensor ? 0 : zero.stride(0);
+      acts.zero_row = zero.dim(0) == 1 ? 0 : zero.stride(0);
     }
   }
   if (sums_are_missing(*args.weight, args.a.dtype)) acts.sums = reinterpret_cast<const std::int32_t*>(args.scratch.data());

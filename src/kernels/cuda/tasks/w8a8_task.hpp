@@ -2,7 +2,8 @@
 //
 //   D[m,n] = epilogue( s_a[m] · s_w[n] · Σ_k (Â[m,k] − z_a[m])·(Ŵ[n,k] − z_w[n]) )
 //
-// Integers: the sum I is exact, I = Σ Â·Ŵ − z_a·Σ Ŵ − z_w·Σ Â + K·z_a·z_w, modulo 2³². Then fl(fl(float(I)·s_a)·s_w), and the epilogue.
+// Integers: the sum I is exact, I = Σ Â·Ŵ − z_a·Σ Ŵ − z_w·Σ Â + K·z_a·z_w + sum_bias, modulo 2³². Then fl(fl(float(I)·s_a)·s_w), and the
+// epilogue; or, for a D of s32, I itself.
 // e4m3: s_a and s_w may be per group of 128 channels and per block; the sum of each group is scaled and added in f32. Without groups sm_90
 // has a choice (`together`).
 #pragma once

@@ -6,7 +6,7 @@
 //   rows_of(block)            loads Rows
 //   load_token_terms(pass)    begins to load what the epilogue needs of the pass's tokens
 //   wait_for_token_terms()    waits for it
-//   subtract_zeros, finish    sums of a unit, less zero points → values of D, less the epilogue
+//   subtract_zeros, add_sum_bias, finish    sums of a unit, less zero points, with their bias → values of D, less the epilogue
 //   kUnrollsStore             16-bit floats are stored by unrolled code: more of it, less time
 #pragma once
 
@@ -64,7 +64,8 @@ __device__ __forceinline__ void store_rounds(const Kernel& k, const Out& out, co
       for (int i = 0; i < rounds.each; ++i) {
         auto sums = received_unit<typename Kernel::Sum>(k, unit + i - k.rank * owned_units(k));
         k.template subtract_zeros<1>(sums.at, rows, in_block + i);
-        out.stage(round, i, k.finish(sums, rows, in_block + i), rows.bias);
+        k.template add_sum_bias<1>(sums.at, block);
+        out.stage(round, i, k.template finish<Out::kRaw>(sums, rows, in_block + i), rows.bias);
       }
     } else {
 #pragma unroll
@@ -72,7 +73,7 @@ __device__ __forceinline__ void store_rounds(const Kernel& k, const Out& out, co
         if (first != in_block) continue;
 #pragma unroll
         for (int i = 0; i < kRound<Kernel>; ++i)
-          out.stage(round, i, k.finish(unit_of(acc, first + i), rows, first + i), rows.bias);
+          out.stage(round, i, k.template finish<Out::kRaw>(unit_of(acc, first + i), rows, first + i), rows.bias);
       }
     }
     out.flush(round++, block, first_m, rounds.each * kUnitTokens);
@@ -88,7 +89,7 @@ __device__ __forceinline__ void store_unrolled(const Kernel& k, const Out& out, 
     if (first_m + first * kUnitTokens >= k.p.m) continue;
 #pragma unroll
     for (int i = 0; i < kRound<Kernel>; ++i)
-      out.stage(first / kRound<Kernel>, i, k.finish(unit_of(acc, first + i), rows, first + i), rows.bias);
+      out.stage(first / kRound<Kernel>, i, k.template finish<Out::kRaw>(unit_of(acc, first + i), rows, first + i), rows.bias);
     out.flush(first / kRound<Kernel>, pass.block + k.row_group(), first_m + first * kUnitTokens, kRound<Kernel> * kUnitTokens);
   }
 }
@@ -121,7 +122,10 @@ __device__ __forceinline__ void consume_pass(const Kernel& k, const Pass& pass, 
     if (pass.first > 0) parts.add(schedule, k.cluster, pass.first, acc);
   }
   k.wait_for_token_terms();
-  if (!split) k.template subtract_zeros<Kernel::kUnits>(acc, rows, 0);
+  if (!split) {
+    k.template subtract_zeros<Kernel::kUnits>(acc, rows, 0);
+    k.template add_sum_bias<Kernel::kUnits>(acc, pass.block + k.row_group());
+  }
   Store<Kernel>{k}.with_kind([&](const auto& out) {
     if (std::decay_t<decltype(out)>::kHalf && Kernel::kUnrollsStore && !split)
       store_unrolled(k, out, pass, acc, rows);

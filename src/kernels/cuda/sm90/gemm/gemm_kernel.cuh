@@ -46,7 +46,12 @@ struct Gemm : Products<T> {
   __device__ void wait_for_token_terms() const {}
   template <int kCount>
   __device__ void subtract_zeros(float*, const Rows&, int) const {}
-  __device__ float4 finish(const Four<float>& sums, const Rows&, int) const { return float4_of(sums); }
+  template <int kCount>
+  __device__ void add_sum_bias(float*, int) const {}
+  template <bool kRaw>
+  __device__ float4 finish(const Four<float>& sums, const Rows&, int) const {
+    return float4_of(sums);
+  }
 };
 
 template <class Kernel>

@@ -3,11 +3,13 @@
 //   sums of a lane ── finish ──▶ D's values ── stage ──▶ a warpgroup's staging buffer ── flush ──▶ D
 //
 // Three kinds of rounds: 16-bit floats with at most a bias, channels or pixels side by side (half_out.cuh), and the general kind, which
-// stages f32 and stores through the whole epilogue:
+// stages f32, or the integers of a D of s32, and stores through the whole epilogue:
 //
 //   staging buffer, general kind: token t's 64 rows are 68 floats, at t · 68          68 ≡ 4 mod 32: a warp's 8 rows × 4 token pairs are
 //                                                                                     in 32 different banks
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/cuda/device/half_out.cuh"
 #include "kernels/cuda/device/ptx.cuh"
@@ -85,10 +87,11 @@ struct Store {
 
   template <bool kPixels>
   struct Halves : HalfRounds<kPixels> {
-    static constexpr bool kHalf = true;
+    static constexpr bool kHalf = true, kRaw = false;
   };
-  struct Floats {
-    static constexpr bool kHalf = false;
+  template <bool kRaw_>
+  struct Words {  // floats, or the bits of integers
+    static constexpr bool kHalf = false, kRaw = kRaw_;
     const Store& out;
     __device__ void stage(int, int slot, float4 v, float2) const { out.stage_floats(slot, v); }
     __device__ void flush(int, int block, int first_m, int tokens) const { out.flush_floats(block, first_m, tokens); }
@@ -96,12 +99,15 @@ struct Store {
   /// Calls `use` with the rounds that D takes: stage(round, slot, values, bias) and flush(round, row block, first token, tokens).
   template <class Use>
   __device__ __forceinline__ void with_kind(Use use) const {
+    constexpr bool kIntegers = std::is_same_v<typename Cta::Sum, std::int32_t>;
     if (cta.p.half == HalfOut::channels)
       use(Halves<false>{halves<false>()});
     else if (Cta::kPatches && cta.p.half != HalfOut::no)
       use(Halves<true>{halves<true>()});
+    else if (kIntegers && cta.p.epilogue.out == DType::s32)
+      use(Words<kIntegers>{*this});
     else
-      use(Floats{*this});
+      use(Words<false>{*this});
   }
 };
 

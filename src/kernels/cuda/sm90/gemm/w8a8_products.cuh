@@ -232,8 +232,23 @@ struct W8A8Products : W8A8Stages<T> {
           static_cast<std::int32_t>((i % 2 == 0 ? zero.x : zero.y) * zeros - rows.zero[row] * (i % 2 == 0 ? codes.x : codes.y));
     }
   }
-  /// A unit's values of D, less the epilogue.
+  /// Adds sum_bias to the integers of kCount units of a row block. It is loaded here, because during the products there are no registers.
+  template <int kCount>
+  __device__ void add_sum_bias(Sum* sums, int block) const {
+    if constexpr (kIntegers) {
+      const std::int32_t* const bias = p.epilogue.sum_bias;
+      if (bias == nullptr) return;
+      const int n = block * gpu_w8::kRows + warp * 16 + lane / 4;
+      const std::int32_t of_rows[2] = {n < p.rows() ? bias[n] : 0, n + 8 < p.rows() ? bias[n + 8] : 0};
+#pragma unroll
+      for (int i = 0; i < 4 * kCount; ++i) sums[i] += of_rows[i / 2 % 2];
+    }
+  }
+  /// A unit's values of D, less the epilogue. kRaw: D is of s32, and they are its bits.
+  template <bool kRaw>
   __device__ float4 finish(const Four<Sum>& sums, const Rows& rows, int unit) const {
+    if constexpr (kRaw)
+      return {__int_as_float(sums.at[0]), __int_as_float(sums.at[1]), __int_as_float(sums.at[2]), __int_as_float(sums.at[3])};
     uint2 scale{};
     if (!kGrouped) scale = ptx::load_shared8(token_terms() + (unit * kUnitTokens + lane % 4 * 2) * 4);
     float v[4];

@@ -115,13 +115,12 @@ inline Ints load_u8(const std::byte* p) {
 #endif
 }
 
-/// e4m3 codes → floats. The bits of a normal code are those of the float except for the exponent's bias.
+/// e4m3 codes → floats. The bits of a normal code are those of the float except for the exponent's bias. A NaN has no sign.
 inline Vec from_e4m3(Ints code) {
   const Ints magnitude = code & 0x7f;
   const Vec normal = reinterpret_cast<Vec>((magnitude << 20) + ((127 - 7) << 23)), tiny = to_floats(magnitude) * 0x1p-9f;
-  Ints value = reinterpret_cast<Ints>(magnitude < 8 ? tiny : normal);
-  value = magnitude == 0x7f ? splat(0x7fc00000) : value;
-  return reinterpret_cast<Vec>(value | ((code & 0x80) << 24));
+  const Ints value = reinterpret_cast<Ints>(magnitude < 8 ? tiny : normal) | ((code & 0x80) << 24);
+  return reinterpret_cast<Vec>(magnitude == 0x7f ? splat(0x7fc00000) : value);
 }
 
 /// kLanes stored numbers of any type a header or an activation can have → floats.
@@ -267,6 +266,23 @@ inline Quads load_any_quads(const tile::Planes& planes, const std::byte* octet, 
   return all;
 }
 
+typedef std::uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
+
+/// kLanes words below 2¹⁶ as halves.
+inline void store_halves(std::byte* to, Unsigned x) {
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(x)));
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
+  const __m256i all = reinterpret_cast<__m256i>(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+  const Halves halves = __builtin_convertvector(x, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+#endif
+}
+
 /// kLanes floats → 16-bit floats, rounded to nearest even.
 inline void store_f16(std::byte* to, Vec x) {
 #if NIBBLE_ISA == NIBBLE_ISA_AVX512
@@ -277,18 +293,24 @@ inline void store_f16(std::byte* to, Vec x) {
   const float16x4_t half = vcvt_f16_f32(reinterpret_cast<float32x4_t>(x));
   std::memcpy(to, &half, 8);
 #else
-  for (int i = 0; i < kLanes; ++i) {
-    const f16 half = to_f16(x[i]);
-    std::memcpy(to + 2 * i, &half, 2);
-  }
+  // to_f16() of every lane: adding ½ rounds what is subnormal.
+  const Ints word = reinterpret_cast<Ints>(x), a = word & 0x7fffffff;
+  const Ints normal = (a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13;
+  const Ints tiny = reinterpret_cast<Ints>(reinterpret_cast<Vec>(a) + 0.5f) - 0x3f000000;
+  Ints half = a < 0x38800000 ? tiny : normal;
+  half = a >= 0x477ff000 ? splat(0x7c00) : half;
+  half = (a > 0x7f800000 ? splat(0x7e00) : half) | ((word >> 16) & 0x8000);
+  store_halves(to, reinterpret_cast<Unsigned>(half));
 #endif
 }
 
+/// The bits of bf16 numbers, rounded to nearest even, of floats that are numbers.
+inline Unsigned to_bf16(Vec x) {
+  const Unsigned word = reinterpret_cast<Unsigned>(x);
+  return (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+}
+
 inline void store_bf16(std::byte* to, Vec x) {
-  typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
-  typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-  const Words word = reinterpret_cast<Words>(x);
-  const Words rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16, quiet = (word >> 16) | 0x40;
-  const Halves halves = __builtin_convertvector(x == x ? rounded : quiet, Halves);
-  std::memcpy(to, &halves, sizeof halves);
+  const Unsigned quiet = (reinterpret_cast<Unsigned>(x) >> 16) | 0x40;
+  store_halves(to, x == x ? to_bf16(x) : quiet);
 }

@@ -1,80 +1,81 @@
 // The rows that write a packed weight as floats, per instruction set.
 #include <algorithm>
 #include <array>
-#include <cstring>
 
-#include "core/error.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/table/cost.hpp"
-#include "kernels/cpu/tiles/float_tile.hpp"
-#include "kernels/cpu/transpose.hpp"
+#include "kernels/cpu/tiles/dequantize_tile.hpp"
+#include "nibble/device.hpp"
 
 namespace nibble::cpu {
 namespace {
 
-constexpr int kMostRows = 32;  // R of any layout
+/// D that the threads' own caches do not hold goes past all of them: memory takes it at twice the speed.
+bool exceeds_caches(std::int64_t bytes, int threads) { return bytes >= threads * this_device().l2_bytes; }
 
-/// Writes W of `count` input channels, k0 and those after it, to D: a panel [count][R].
-template <const FloatIsa& kIsa>
-void store_panel(const float* panel, std::int64_t n0, std::int64_t k0, int count, const StepArgs& args) {
-  const PackedWeightData& weight = *args.weight;
-  const DType type = args.d.dtype;
-  const std::int64_t width = bits(type) / 8, stride = args.d.stride(0) * width;
-  const std::int64_t live = std::min<std::int64_t>(kIsa.rows, weight.n - n0);
-  alignas(64) std::byte converted[kChunk * kMostRows * 2];
-  const auto* from = reinterpret_cast<const std::byte*>(panel);
-  if (type != DType::f32) {
-    kIsa.convert(panel, count * kIsa.rows, type, converted);
-    from = converted;
-  }
-  auto* const d = static_cast<std::byte*>(args.d.data);
-  if (!args.transposed && weight.perm.empty())
-    return transpose(static_cast<int>(width), from, kIsa.rows * width, count, live, d + n0 * stride + k0 * width, stride);
-  for (int i = 0; i < count; ++i, from += kIsa.rows * width) {
-    const std::int64_t k = weight.perm.empty() ? k0 + i : weight.perm[static_cast<std::size_t>(k0 + i)];
-    if (args.transposed)
-      std::memcpy(d + k * stride + n0 * width, from, static_cast<std::size_t>(live * width));
-    else
-      transpose(static_cast<int>(width), from, kIsa.rows * width, 1, live, d + n0 * stride + k * width, stride);
-  }
+/// W divided among threads: strips of row blocks, and these into parts along K as long as there are fewer than four for each thread.
+struct Division {
+  std::int64_t strips, blocks;   // row blocks of a strip
+  std::int64_t parts, channels;  // of a part
+};
+Division divide(const tile::Geometry& geo, const StepArgs& args) {
+  Division x;
+  x.blocks = args.transposed ? kRowBytes * 8 / bits(args.d.dtype) / geo.rows : 1;
+  x.strips = (geo.row_blocks() + x.blocks - 1) / x.blocks;
+  const std::int64_t unit = geo.group % tile::kOctet == 0 ? kTileChannels : geo.group;  // a part begins with an octet of a group
+  const std::int64_t units = (geo.k + unit - 1) / unit,
+                     wanted = std::min(units, (4 * args.executor->threads() + x.strips - 1) / x.strips);
+  x.channels = (units + wanted - 1) / wanted * unit;
+  x.parts = (geo.k + x.channels - 1) / x.channels;
+  return x;
 }
 
-template <const FloatIsa& kIsa>
+template <const DequantizeIsa& kIsa>
 Status run_dequantize(const Kernel&, const StepArgs& args) {
   const Decoder decoder(*args.weight, kIsa.rows);
   const tile::Geometry& geo = decoder.geometry;
-  const std::int64_t blocks = geo.row_blocks();
-  // A row of [K,N] has pieces of R numbers. A task writes up to four side by side, as long as there are tasks for all threads.
-  const std::int64_t together = args.transposed ? std::clamp<std::int64_t>(blocks / (4 * args.executor->threads()), 1, 4) : 1;
-  args.executor->parallel_for((blocks + together - 1) / together, [&](std::int64_t task) {
-    alignas(64) float panel[kChunk * kMostRows];
-    const std::int64_t first = task * together, end = std::min(blocks, first + together);
-    for (std::int64_t g = 0; g < geo.groups(); ++g) {
-      const std::int64_t k_begin = g * geo.group, k_end = std::min(geo.k, k_begin + geo.group);
-      for (std::int64_t k = k_begin; k < k_end; k += kChunk)
-        for (std::int64_t block = first; block < end; ++block) {
-          const int count = static_cast<int>(std::min<std::int64_t>(kChunk, k_end - k));
-          kIsa.decode(decoder, args.weight->bytes.data() + geo.record(block, g), k - k_begin, count, panel);
-          store_panel<kIsa>(panel, block * kIsa.rows, k, count, args);
-        }
-    }
+  const std::int64_t width = bits(args.d.dtype) / 8;
+  const DequantizeTask task{.decoder = &decoder,
+                            .weight = args.weight->bytes.data(),
+                            .perm = args.weight->perm.empty() ? nullptr : args.weight->perm.data(),
+                            .type = args.d.dtype,
+                            .d = static_cast<std::byte*>(args.d.data),
+                            .stride = args.d.stride(0) * width,
+                            .bypass = exceeds_caches(geo.n * geo.k * width, args.executor->threads())};
+  const Division by = divide(geo, args);
+  args.executor->parallel_for(by.strips * by.parts, [&](std::int64_t i) {
+    const std::int64_t block = i / by.parts * by.blocks, k = i % by.parts * by.channels;
+    const DequantizeRange range{.block = block,
+                                .block_end = std::min(block + by.blocks, geo.row_blocks()),
+                                .k = k,
+                                .k_end = std::min(k + by.channels, geo.k)};
+    (args.transposed ? kIsa.rows_of_k : kIsa.rows_of_n)(task, range);
   });
   return {};
 }
 
-/// Slots (cost.hpp) per vector of weights that is decoded, fitted to measurements.
-constexpr double kBaselineDecode = 7.4;
-constexpr double kAvx2Decode = 3.8;
-constexpr double kAvx512Decode = 3.8;
+/// Slots (cost.hpp) per vector of weights, fitted to measurements in all types and orders of D.
+struct Rates {
+  double integer;  // codes whose values are computed in f32
+  double e4m3;
+  double other;
+};
+constexpr Rates kBaselineRates{.integer = 50, .e4m3 = 80, .other = 90};
+constexpr Rates kAvx2Rates{.integer = 12, .e4m3 = 28, .other = 40};
+constexpr Rates kAvx512Rates{.integer = 12, .e4m3 = 30, .other = 40};
 
-template <const FloatIsa& kIsa, const double& kDecode>
+template <const DequantizeIsa& kIsa, const Rates& kRates>
 double dequantize_cost_us(const Kernel&, const Problem& p) {
-  constexpr double kStoreNanoseconds = 0.2;  // conversion and transposition; the same for every row
-  const double per_weight = kDecode * slot_ns(p.machine, kIsa.lanes) / p.machine.threads / kIsa.lanes;
-  return 1e-3 * static_cast<double>(p.n) * static_cast<double>(p.k) * (per_weight + kStoreNanoseconds / p.machine.threads);
+  const bool integer =
+      (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) && info(p.scheme.codes).kind != DTypeKind::floating;
+  const double slots = integer ? kRates.integer : p.scheme.codes == DType::e4m3 ? kRates.e4m3 : kRates.other;
+  const double weights = static_cast<double>(p.n) * static_cast<double>(p.k);
+  const double compute = 1e-3 * weights / kIsa.lanes * slots * slot_ns(p.machine, kIsa.lanes) / p.machine.threads;
+  const double write = 1e-3 * weights * bits(p.epilogue.out) / 8 / p.machine.read_gbytes_per_s;
+  return kLoopUs + overlapped(compute, read_us(p, kIsa.rows) + write);
 }
 
-template <const FloatIsa& kIsa, const double& kDecode>
+template <const DequantizeIsa& kIsa, const Rates& kRates>
 constexpr Kernel dequantize_row(Isa isa, std::string_view layout, Tile tile) {
   return {.backend = Backend::cpu,
           .isa = isa,
@@ -86,16 +87,16 @@ constexpr Kernel dequantize_row(Isa isa, std::string_view layout, Tile tile) {
           .tile = tile,
           .summary = "writes W as f32, f16 or bf16, bit-exact",
           .accepts = accepts_common,
-          .cost_us = dequantize_cost_us<kIsa, kDecode>,
+          .cost_us = dequantize_cost_us<kIsa, kRates>,
           .run = run_dequantize<kIsa>};
 }
 
 constexpr std::array kDequantize {
 #if defined(__x86_64__)
-  dequantize_row<kAvx512Float, kAvx512Decode>(Isa::avx512, "cpu_n32", {0, 32, 0}),
-      dequantize_row<kAvx2Float, kAvx2Decode>(Isa::avx2, "cpu_n16", {0, 16, 0}),
+  dequantize_row<kAvx512Dequantize, kAvx512Rates>(Isa::avx512, "cpu_n32", {0, 32, 0}),
+      dequantize_row<kAvx2Dequantize, kAvx2Rates>(Isa::avx2, "cpu_n16", {0, 16, 0}),
 #endif
-      dequantize_row<kBaselineFloat, kBaselineDecode>(Isa::baseline, "cpu_n16", {0, 16, 0}),
+      dequantize_row<kBaselineDequantize, kBaselineRates>(Isa::baseline, "cpu_n16", {0, 16, 0}),
 };
 
 }  // namespace

@@ -14,12 +14,11 @@ namespace {
 
 }  // namespace
 
-const FloatIsa kBaselineFloat{baseline::kRows,  baseline::kLanes, baseline::kTileM, baseline::kTokens,
-                              baseline::linear, baseline::decode, baseline::convert};
+const FloatIsa kBaselineFloat{baseline::kRows,   baseline::kLanes, baseline::kTileM,
+                              baseline::kTokens, baseline::linear, baseline::decode};
 #if defined(__x86_64__)
-const FloatIsa kAvx2Float{avx2::kRows, avx2::kLanes, avx2::kTileM, avx2::kTokens, avx2::linear, avx2::decode, avx2::convert};
-const FloatIsa kAvx512Float{avx512::kRows,  avx512::kLanes, avx512::kTileM, avx512::kTokens,
-                            avx512::linear, avx512::decode, avx512::convert};
+const FloatIsa kAvx2Float{avx2::kRows, avx2::kLanes, avx2::kTileM, avx2::kTokens, avx2::linear, avx2::decode};
+const FloatIsa kAvx512Float{avx512::kRows, avx512::kLanes, avx512::kTileM, avx512::kTokens, avx512::linear, avx512::decode};
 #endif
 
 }  // namespace nibble::cpu

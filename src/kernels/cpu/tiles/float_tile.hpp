@@ -38,8 +38,6 @@ struct FloatIsa {
   void (*linear)(const FloatTask& task, std::int64_t block, std::int64_t m_begin);
   /// W of `count` input channels of a record from its k-th on (a multiple of 8): panel[count][R].
   void (*decode)(const Decoder& decoder, const std::byte* record, std::int64_t k, int count, float* panel);
-  /// `count` floats, whole vectors, as f16 or bf16.
-  void (*convert)(const float* from, int count, DType type, std::byte* to);
 };
 
 /// Input channels decoded at a time: 64 × 32 floats are 8 KiB, so that panel and accumulators share a 32 KiB L1.

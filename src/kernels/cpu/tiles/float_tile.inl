@@ -15,19 +15,44 @@ constexpr int kTokens = kTileM * kTilesPerBlock;
 
 #include "kernels/cpu/tiles/octets.inl"
 
+/// An octet's panel. `rule` and `bits` are constants at every call.
+NIBBLE_VARIANT void decode_octet(Rule rule, int bits, const Decoder& d, const Header& h, const std::byte* octet, float* panel) {
+  const tile::Planes planes = tile::planes(d.geometry.bits);
+  for (int v = 0; v < kVecs; ++v) {
+    const Vec zero = load(h.zero + v * kLanes), scale = load(h.scale + v * kLanes);
+    const Quads quads = load_codes(bits, planes, octet, v);
+    for (int j = 0; j < tile::kOctet; ++j)
+      store(panel + j * kRows + v * kLanes, value_of(rule, d, code_of(quads, j), zero, scale));
+  }
+}
+
+/// Whole octets, so up to 7 channels more than `count`.
+inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* octets, int count, float* panel) {
+  const Rule rule = rule_of(d);
+  for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
+    float* to = panel + k * kRows;
+    if (rule == kE4m3) {
+      decode_octet(kE4m3, 8, d, h, octets, to);
+    } else if (rule == kFloat) {
+      decode_octet(kFloat, 0, d, h, octets, to);
+    } else if (rule == kReal) {
+      decode_octet(kReal, 0, d, h, octets, to);
+    } else if (rule == kOffset) {
+      decode_octet(kOffset, 0, d, h, octets, to);
+    } else if (d.geometry.bits == 4) {
+      decode_octet(kInteger, 4, d, h, octets, to);
+    } else if (d.geometry.bits == 8) {
+      decode_octet(kInteger, 8, d, h, octets, to);
+    } else {
+      decode_octet(kInteger, 0, d, h, octets, to);
+    }
+  }
+}
+
 void decode(const Decoder& d, const std::byte* record, std::int64_t k, int count, float* panel) {
   Header header;
   read_header(d, record, header);
   decode_chunk(d, header, record + d.geometry.header_bytes + k / tile::kOctet * d.geometry.octet_bytes, count, panel);
-}
-
-void convert(const float* from, int count, DType type, std::byte* to) {
-  for (int i = 0; i < count; i += kLanes) {
-    if (type == DType::f16)
-      store_f16(to + 2 * i, load(from + i));
-    else
-      store_bf16(to + 2 * i, load(from + i));
-  }
 }
 
 /// acc[height][R] += A'[height] ⊗ panel over `count` input channels. `height` is a constant at every call.
@@ -88,4 +113,5 @@ void linear(const FloatTask& task, std::int64_t block, std::int64_t m_begin) {
   task.outputs.store(acc, block, m_begin, m_end - m_begin);
 }
 
+#undef NIBBLE_PERMUTES
 #endif

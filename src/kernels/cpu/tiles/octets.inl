@@ -1,84 +1,110 @@
 // Octets of codes (layouts/tile.hpp) → floats, for every scheme. Included by the loops of an instruction set that need them.
 
-/// The scales and zeros of a record as floats; integer codes fold their bias into the zero.
+/// The ways from code, zero and scale to W. Each rounds once, as QuantTensor defines W.
+enum Rule {
+  kInteger,  // (code − zero)·scale in f32, where integers are exact; without scale2, which few of them have
+  kE4m3,     // value·scale in f32
+  kFloat,    // the same, of other float codes
+  kReal,     // (value − zero)·scale in double: the rest, float zeros among them
+  kOffset,   // value·scale + zero in double
+};
+
+/// The scales and zeros of a record as floats; integer codes fold their bias into an integer zero.
 struct Header {
   alignas(64) float scale[kRows];
   alignas(64) float zero[kRows];
-  bool simple;  // W = (code − zero)·scale, exact but for one rounding
-  bool e4m3;    // W = value·scale, likewise
 };
+
+inline Rule rule_of(const Decoder& d) {
+  if (d.zero == ZeroKind::offset) return kOffset;
+  if (d.integer_codes && d.zero != ZeroKind::real && !d.has_scale2) return kInteger;
+  if (d.integer_codes || d.zero != ZeroKind::none) return kReal;
+  return d.e4m3_codes ? kE4m3 : kFloat;
+}
 
 inline void read_header(const Decoder& d, const std::byte* record, Header& header) {
   const std::int64_t scale_step = d.geometry.scale_bytes / kVecs;
   const std::int64_t zero_step = (d.geometry.header_bytes - d.geometry.scale_bytes) / kVecs;
-  header.simple = d.integer_codes && (d.zero == ZeroKind::none || d.zero == ZeroKind::integer);
-  header.e4m3 = d.e4m3_codes && d.zero == ZeroKind::none;
+  const bool folds = rule_of(d) == kInteger;
   for (int v = 0; v < kVecs; ++v) {
     store(header.scale + v * kLanes, load_as_floats(record + v * scale_step, d.scale_type));
     Vec zero{};
     if (d.zero != ZeroKind::none) zero = load_as_floats(record + d.geometry.scale_bytes + v * zero_step, d.zero_type);
-    if (header.simple) zero += d.bias;
+    if (folds) zero += d.bias;
     store(header.zero + v * kLanes, zero);
   }
 }
 
-/// An octet of integer codes → W, directly from words to floats. `bits` (4, 8; 0: any other width) is a constant at every call.
-NIBBLE_VARIANT void decode_simple(int bits, const Header& h, const tile::Planes& planes, const std::byte* octet, float* panel) {
-  for (int v = 0; v < kVecs; ++v) {
-    const Vec zero = load(h.zero + v * kLanes), scale = load(h.scale + v * kLanes);
-    const Quads quads = bits == 0 ? load_any_quads(planes, octet, v) : load_quads(bits, octet, v);
-    for (int j = 0; j < tile::kOctet; ++j) {
-      const Ints code = ((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255;
-      store(panel + j * kRows + v * kLanes, (to_floats(code) - zero) * scale);
-    }
-  }
+/// table[code] of 16 entries, in registers.
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+#define NIBBLE_PERMUTES 1
+inline Vec look_up_16(const float* table, Ints code) {
+  return _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(code), load(table));
+}
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
+#define NIBBLE_PERMUTES 1
+inline Vec look_up_16(const float* table, Ints code) {
+  const __m256i index = reinterpret_cast<__m256i>(code);
+  const Vec low = _mm256_permutevar8x32_ps(load(table), index), high = _mm256_permutevar8x32_ps(load(table + 8), index);
+  return _mm256_blendv_ps(low, high, reinterpret_cast<Vec>(code << 28));  // by bit 3
+}
+#else
+#define NIBBLE_PERMUTES 0
+#endif
+
+/// The values of float codes.
+inline Vec look_up(const Decoder& d, Ints code) {
+#if NIBBLE_PERMUTES
+  if (d.geometry.bits == 4) return look_up_16(d.table.data(), code);
+#endif
+  Vec out{};
+  for (int i = 0; i < kLanes; ++i) out[i] = d.table[static_cast<std::size_t>(code[i])];
+  return out;
 }
 
-inline void decode_e4m3(const Header& h, const std::byte* octet, float* panel) {
-  for (int v = 0; v < kVecs; ++v) {
-    const Vec scale = load(h.scale + v * kLanes);
-    const Quads quads = load_quads(8, octet, v);
-    for (int j = 0; j < tile::kOctet; ++j)
-      store(panel + j * kRows + v * kLanes, from_e4m3(((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255) * scale);
-  }
+/// Half of the lanes in double, and back.
+typedef double Doubles __attribute__((vector_size(kLanes * 4)));
+#if NIBBLE_ISA == NIBBLE_ISA_AVX512
+inline Doubles lower(Vec x) { return _mm512_maskz_cvtps_pd(0xff, __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7)); }
+inline Doubles upper(Vec x) { return _mm512_maskz_cvtps_pd(0xff, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15)); }
+inline Vec to_floats(Doubles low, Doubles high) {
+  const __m256 a = _mm512_maskz_cvtpd_ps(0xff, low), b = _mm512_maskz_cvtpd_ps(0xff, high);
+  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#elif NIBBLE_ISA == NIBBLE_ISA_AVX2
+inline Doubles lower(Vec x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+inline Doubles upper(Vec x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
+inline Vec to_floats(Doubles low, Doubles high) { return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low)); }
+#else
+inline Doubles lower(Vec x) { return Doubles{x[0], x[1]}; }
+inline Doubles upper(Vec x) { return Doubles{x[2], x[3]}; }
+inline Vec to_floats(Doubles low, Doubles high) {
+  return Vec{static_cast<float>(low[0]), static_cast<float>(low[1]), static_cast<float>(high[0]), static_cast<float>(high[1])};
+}
+#endif
+
+NIBBLE_VARIANT Doubles value_in_double(Rule rule, Doubles q, Doubles zero, Doubles scale) {
+  return rule == kOffset ? q * scale + zero : (q - zero) * scale;
+}
+/// In double, so that W is rounded once.
+NIBBLE_VARIANT Vec value_in_double(Rule rule, const Decoder& d, Ints code, Vec zero, Vec scale) {
+  const Vec q = d.integer_codes ? to_floats(code) - d.bias : look_up(d, code);
+  return to_floats(value_in_double(rule, lower(q), lower(zero), lower(scale)),
+                   value_in_double(rule, upper(q), upper(zero), upper(scale)));
 }
 
-/// Everything else, in double so that W is rounded once, as QuantTensor defines it.
-inline void decode_general(const Decoder& d, const Header& h, const tile::Planes& planes, const std::byte* octet, float* panel) {
-  alignas(64) std::int32_t codes[tile::kOctet * kRows];
-  for (int v = 0; v < kVecs; ++v) {
-    const Quads quads = load_any_quads(planes, octet, v);
-    for (int j = 0; j < tile::kOctet; ++j)
-      store_ints(codes + j * kRows + v * kLanes, ((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255);
-  }
-  const bool offset = d.zero == ZeroKind::offset;
-  for (int i = 0; i < tile::kOctet * kRows; ++i) {
-    const int r = i % kRows;
-    const double q = d.integer_codes ? static_cast<double>(codes[i]) - static_cast<double>(d.bias)
-                                     : static_cast<double>(d.table[static_cast<std::size_t>(codes[i])]);
-    const double s = h.scale[r], z = h.zero[r];
-    const double product = q * s;
-    panel[i] = static_cast<float>(offset ? product + z : (q - z) * s);
-  }
+/// W of kLanes codes. `rule` is a constant at every call.
+NIBBLE_VARIANT Vec value_of(Rule rule, const Decoder& d, Ints code, Vec zero, Vec scale) {
+  if (rule == kInteger) return (to_floats(code) - zero) * scale;
+  if (rule == kE4m3) return from_e4m3(code) * scale * d.scale2;  // 1 without a second scale
+  if (rule == kFloat) return look_up(d, code) * scale * d.scale2;
+  return value_in_double(rule, d, code, zero, scale) * d.scale2;
 }
 
-/// Whole octets, so up to 7 channels more than `count`.
-inline void decode_chunk(const Decoder& d, const Header& h, const std::byte* octets, int count, float* panel) {
-  const tile::Planes planes = tile::planes(d.geometry.bits);
-  for (int k = 0; k < count; k += tile::kOctet, octets += d.geometry.octet_bytes) {
-    float* to = panel + k * kRows;
-    if (h.e4m3) {
-      decode_e4m3(h, octets, to);
-    } else if (!h.simple) {
-      decode_general(d, h, planes, octets, to);
-    } else if (d.geometry.bits == 4) {
-      decode_simple(4, h, planes, octets, to);
-    } else if (d.geometry.bits == 8) {
-      decode_simple(8, h, planes, octets, to);
-    } else {
-      decode_simple(0, h, planes, octets, to);
-    }
-  }
-  if (d.has_scale2)
-    for (int i = 0; i < count * kRows; ++i) panel[i] *= d.scale2;
+/// Vector v of an octet. `bits` (4, 8; 0: any width) is a constant at every call.
+NIBBLE_VARIANT Quads load_codes(int bits, const tile::Planes& planes, const std::byte* octet, int v) {
+  return bits == 0 ? load_any_quads(planes, octet, v) : load_quads(bits, octet, v);
 }
+
+/// Channel j of them.
+NIBBLE_VARIANT Ints code_of(const Quads& quads, int j) { return ((j < 4 ? quads.low : quads.high) >> (8 * (j % 4))) & 255; }

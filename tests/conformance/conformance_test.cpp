@@ -918,39 +918,71 @@ INSTANTIATE_TEST_SUITE_P(Table, ExactBlocksConformance, ::testing::ValuesIn(line
                          test_name);
 INSTANTIATE_TEST_SUITE_P(Table, W8A8Conformance, ::testing::ValuesIn(linear_kernels_taking(multiplies_int8)), test_name);
 
+/// D, in rows that are `pitch` apart, of what a kernel writes and of what W is: bytes between the rows stay as they are.
+void expect_dequantized(const Kernel& kernel, const QuantTensor& q, const DequantizeSpec& spec, std::int64_t pitch) {
+  const auto weight = pack(q, {.layout = std::string(kernel.layout), .backend = memory_of(kernel)});
+  ASSERT_TRUE(weight.ok()) << weight.status().message();
+  const auto plan = Plan::dequantize(*weight, spec, {.kernel = std::string(kernel.name)});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->kernel(), kernel.name);
+  const std::int64_t rows = spec.transposed ? q.k : q.n, columns = spec.transposed ? q.n : q.k;
+  Tensor d(spec.out, {rows, pitch});
+  TensorView view(d.bytes.data(), spec.out, {rows, columns});
+  view.strides[0] = pitch;
+  const Status ran = run_on_host(*plan, *weight, {}, view, {});
+  ASSERT_TRUE(ran.ok()) << ran.message();
+  Tensor expected(spec.out, d.shape);
+  for (std::int64_t row = 0; row < q.n; ++row)
+    for (std::int64_t col = 0; col < q.k; ++col)
+      expected.set(spec.transposed ? col * pitch + row : row * pitch + col, q.value(row, col));
+  ASSERT_EQ(d.bytes, expected.bytes) << q.scheme.name() << " [" << q.n << "," << q.k << "] to " << name(spec.out)
+                                     << (spec.transposed ? " as [K,N]" : " as [N,K]") << (q.g_idx.empty() ? "" : ", act-order");
+}
+
 /// Bit-exact: W is an f32 number by definition, and is rounded once to the output type.
 TEST_P(DequantizeConformance, BitExact) {
   const Kernel& kernel = *GetParam();
   std::uint64_t seed = 1;
   int compared = 0;
   for (const WeightScheme& scheme : all_schemes())
-    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {33, 61}, {136, 264}}) {
-      QuantTensor q = random_weight(scheme, n, k, ++seed, {.act_order = true});
+    for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {33, 61}, {136, 264}, {67, 523}}) {
       if (!takes(kernel, scheme, n, k)) continue;
-      if (seed % 5 == 0) q.scale2 = 0.7f;
-      const auto weight = pack(q, {.layout = std::string(kernel.layout), .backend = memory_of(kernel)});
-      ASSERT_TRUE(weight.ok()) << weight.status().message();
-      for (DType out : {DType::f32, DType::f16, DType::bf16})
-        for (bool transposed : {false, true}) {
-          const auto plan =
-              Plan::dequantize(*weight, {.out = out, .transposed = transposed}, {.kernel = std::string(kernel.name)});
-          ASSERT_TRUE(plan.ok()) << plan.status().message();
-          EXPECT_EQ(plan->kernel(), kernel.name);
-          const std::int64_t rows = transposed ? k : n, columns = transposed ? n : k, pitch = columns + (seed % 2 == 0 ? 8 : 3);
-          Tensor d(out, {rows, pitch});  // columns past W stay as they are
-          TensorView view(d.bytes.data(), out, {rows, columns});
-          view.strides[0] = pitch;
-          const Status ran = run_on_host(*plan, *weight, {}, view, {});
-          ASSERT_TRUE(ran.ok()) << ran.message();
-          Tensor expected(out, d.shape);
-          for (std::int64_t row = 0; row < n; ++row)
-            for (std::int64_t col = 0; col < k; ++col)
-              expected.set(transposed ? col * pitch + row : row * pitch + col, q.value(row, col));
-          ASSERT_EQ(d.bytes, expected.bytes) << scheme.name() << " [" << n << "," << k << "] to " << name(out);
-          ++compared;
-        }
+      for (bool act_order : {false, true}) {
+        QuantTensor q = random_weight(scheme, n, k, ++seed, {.act_order = act_order});
+        if (act_order && q.g_idx.empty()) continue;
+        if (seed % 5 == 0) q.scale2 = 0.7f;
+        for (DType out : {DType::f32, DType::f16, DType::bf16})
+          for (bool transposed : {false, true}) {
+            const std::int64_t pitch = (transposed ? n : k) + (seed % 2 == 0 ? 8 : 3);
+            ASSERT_NO_FATAL_FAILURE(expect_dequantized(kernel, q, {.out = out, .transposed = transposed}, pitch));
+            ++compared;
+          }
+      }
     }
   EXPECT_GT(compared, 0) << "the kernel took no scheme";
+}
+
+/// Every code there is, and scales from which W is subnormal, overflows the output type or is no number.
+TEST_P(DequantizeConformance, EveryCodeAndExtremeScales) {
+  const Kernel& kernel = *GetParam();
+  if (backend(kernel.isa) != Backend::cpu) GTEST_SKIP() << "a NaN of a GPU has other bits";
+  constexpr std::int64_t n = 48, k = 256;
+  for (DType codes : {DType::u4, DType::u4b8, DType::s8, DType::e4m3, DType::e5m2})
+    for (DType out : {DType::f32, DType::f16, DType::bf16}) {
+      const WeightScheme scheme{codes, codes == DType::u4 ? ZeroKind::integer : ZeroKind::none, GroupShape::channel(),
+                                DType::f32};
+      if (!takes(kernel, scheme, n, k)) continue;
+      // Rounding up to bf16 would turn this NaN into −0. f16 may keep its payload, and so may a product with the NaN of a code.
+      const bool payload = out == DType::bf16 && info(codes).kind != DTypeKind::floating;
+      const float nan = std::bit_cast<float>(payload ? 0x7fffffffu : 0x7fc00000u);
+      const std::array scales{
+          1.0f, 0x1p-17f, -0x1.8p-24f, 0x1p-130f, 0x1.fp14f, 0x1.fffffep120f, std::numeric_limits<float>::infinity(), nan};
+      QuantTensor q = random_weight(scheme, n, k, 1);
+      for (std::size_t i = 0; i < q.codes.size(); ++i) q.codes[i] = static_cast<std::uint8_t>(i & ((1u << bits(codes)) - 1));
+      for (std::int64_t row = 0; row < n; ++row) q.scales.set(row, scales[static_cast<std::size_t>(row) % scales.size()]);
+      for (bool transposed : {false, true})
+        ASSERT_NO_FATAL_FAILURE(expect_dequantized(kernel, q, {.out = out, .transposed = transposed}, transposed ? n : k));
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, DequantizeConformance, ::testing::ValuesIn(kernels_of(Op::dequantize)), test_name);

@@ -214,6 +214,8 @@ class Cpu : public BenchMachine {
                 .d_copies = work.d_copies(cold_bytes()),
                 .d = Buffer(work.d_copies(cold_bytes()) * PlanRun::d_bytes(work)),
                 .workspace = Buffer(plan.workspace_bytes())};
+    // The first write to a page waits for the system to provide it.
+    std::fill_n(run.d.as<std::byte>(), run.d_copies * PlanRun::d_bytes(work), std::byte{});
     return Contestant{std::string(plan.kernel(work.m)), shared(std::make_shared<PlanRun>(std::move(run)))};
   }
 

@@ -281,8 +281,9 @@ def bandwidth(data):
         columns[column] = None
         rows.setdefault(key, {})[column] = f"{r['median_us']:.1f} · {r['gbytes_per_s']:.0f} · {r['memory_percent']:.0f} %"
     device = data["device"]
+    name = device["gpu"] if "gpu" in device else f"{device['cpu']}, {device['isa']}, {device['threads']} threads"
     return (table(["scheme", "types", "kernel", *columns], [[*key, *(cells.get(c, "") for c in columns)] for key, cells in rows.items()])
-            + f"\n{device['gpu']}; commit {data['commit']}, {data['date'][:10]}. µs · GB/s · % of the {device['read_gbytes_per_s']:.0f} GB/s that reads reach. Cold inputs and "
+            + f"\n{name}; commit {data['commit']}, {data['date'][:10]}. µs · GB/s · % of the {device['read_gbytes_per_s']:.0f} GB/s that reads reach. Cold inputs and "
             "outputs, medians.\n")
 
 

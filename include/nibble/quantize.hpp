@@ -53,6 +53,8 @@ Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTenso
 //   the same with zero points                             {.codes = s8, .zero = ZeroKind::integer}              scales [M], zeros [M]
 //   int8 in groups                                        {.codes = s8, .group = GroupShape::group(128)}        scales [M,G]
 //   the same with zero points                             {.codes = s8, .group = …, .zero = ZeroKind::integer}  scales, zeros [M,G]
+//   int8 in groups with float offsets, on the CPU: there  {.codes = s8, .group = …, .zero = ZeroKind::offset}   scales, zeros [M,G]
+//   x ≈ code·scale + zero, zeros are f32; also per token
 //   FP8 per token (scaled_fp8_quant)                      {.codes = e4m3}                                       scales [M]
 //   FP8 in groups (per_token_group_quant_fp8)             {.codes = e4m3, .group = GroupShape::group(128)}      scales [M,G]
 //   a scale known beforehand, of either                   {.codes = s8, .group = GroupShape::tensor()}          none
@@ -63,7 +65,7 @@ Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTenso
 struct ActOutputs {
   TensorView codes;        // [M,K] of the scheme's type, last stride 1
   TensorView scales = {};  // f32 [M], with groups [M,G], any strides; block-scaled GEMMs read columns M apart
-  TensorView zeros = {};   // s32, shaped like scales, any strides; with ZeroKind::integer
+  TensorView zeros = {};   // shaped like scales, any strides: s32 with ZeroKind::integer, f32 with ZeroKind::offset
   TensorView sums = {};  // s32 [M], any stride: the sum of a token's s8 codes, for weights with zero points; absent: not written
 };
 
@@ -81,7 +83,7 @@ struct ActOptions {
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out,
                             const ActOptions& options = {}, Executor* executor = nullptr);
 /// The same in device memory, options.prescale too: enqueues on `stream` and returns, without allocation or synchronisation. Can be
-/// captured in a CUDA graph once it has run on the device. Zero points per group are on the CPU only.
+/// captured in a CUDA graph once it has run on the device. Zero points per group, and float offsets, are on the CPU only.
 /// Errors: as above, unsupported without a GPU, and internal with CUDA's message when the launch fails.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream);

@@ -8,6 +8,7 @@
 //                                        s8r_s8c   activations quantized to int8 per token (row) while running
 //                                        s8zr_s8c  the same with a zero point per token
 //                                        s8zg128_u4zg128  a scale and a zero point per block of 128 input channels
+//                                        s8og32_u4zg32  a scale and a float offset per block: the range need not contain 0
 //                                        e4m3t_e4m3t  FP8 on both sides; the activations' scale is known beforehand
 #pragma once
 
@@ -68,7 +69,7 @@ struct WeightScheme {
 struct ActScheme {
   DType codes = DType::none;                 // s8 or e4m3
   GroupShape group = GroupShape::channel();  // {0,0} one known scale, "t"; {1,0} per token, "r"; {1,128} per 128 channels, "g128"
-  ZeroKind zero = ZeroKind::none;            // integer: x ≈ (q − z)·s
+  ZeroKind zero = ZeroKind::none;            // integer: x ≈ (q − z)·s; offset, on the CPU: x ≈ q·s + o
   friend bool operator==(const ActScheme&, const ActScheme&) = default;
 };
 

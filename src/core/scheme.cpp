@@ -16,6 +16,20 @@ std::string group_name(const GroupShape& g, char per_row) {
   return fmt::format("b{}x{}", g.n, g.k);
 }
 
+std::string_view zero_token(ZeroKind zero) {
+  return zero == ZeroKind::integer ? "z" : zero == ZeroKind::offset ? "o" : zero == ZeroKind::real ? "f" : "";
+}
+
+/// Consumes the token of a kind of zero points that is one of `allowed`; nothing: none.
+ZeroKind take_zero(std::string_view& text, std::string_view allowed) {
+  for (const ZeroKind zero : {ZeroKind::integer, ZeroKind::offset, ZeroKind::real}) {
+    if (!text.starts_with(zero_token(zero)) || allowed.find(zero_token(zero)) == allowed.npos) continue;
+    text.remove_prefix(1);
+    return zero;
+  }
+  return ZeroKind::none;
+}
+
 /// Consumes a positive decimal number from the front of `text`.
 std::optional<std::int32_t> take_number(std::string_view& text) {
   std::int32_t value = 0;
@@ -57,8 +71,7 @@ std::optional<DType> take_codes(std::string_view& text) {
 }  // namespace
 
 std::string WeightScheme::name() const {
-  const char* zero_token = zero == ZeroKind::integer ? "z" : zero == ZeroKind::offset ? "o" : zero == ZeroKind::real ? "f" : "";
-  return fmt::format("{}{}{}", nibble::name(codes), zero_token, group_name(group, 'c'));
+  return fmt::format("{}{}{}", nibble::name(codes), zero_token(zero), group_name(group, 'c'));
 }
 
 std::string WeightScheme::describe() const {
@@ -80,8 +93,7 @@ std::string WeightScheme::describe() const {
 
 std::string Scheme::name() const {
   if (act.codes == DType::none) return weight.name();
-  return fmt::format("{}{}{}_{}", nibble::name(act.codes), act.zero == ZeroKind::integer ? "z" : "", group_name(act.group, 'r'),
-                     weight.name());
+  return fmt::format("{}{}{}_{}", nibble::name(act.codes), zero_token(act.zero), group_name(act.group, 'r'), weight.name());
 }
 
 Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
@@ -97,21 +109,16 @@ Result<Scheme> Scheme::parse(std::string_view text, DType scale) {
     rest = text.substr(bar + 1);
     auto codes = take_codes(act);
     if (!codes) return bad("the activation code type is unknown");
-    const bool zero = act.starts_with('z');
-    if (zero) act.remove_prefix(1);
+    const ZeroKind zero = take_zero(act, "zo");
     auto group = parse_group(act, 'r');
     if (!group || group->n > 1) return bad("the activation group is not t, r or gSIZE");
-    scheme.act = {*codes, *group, zero ? ZeroKind::integer : ZeroKind::none};
+    scheme.act = {*codes, *group, zero};
   }
   auto codes = take_codes(rest);
   if (!codes) return bad("the weight code type is unknown");
   scheme.weight.codes = *codes;
   scheme.weight.scale = scale;
-  scheme.weight.zero = ZeroKind::none;
-  if (!rest.empty() && (rest[0] == 'z' || rest[0] == 'o' || rest[0] == 'f')) {
-    scheme.weight.zero = rest[0] == 'z' ? ZeroKind::integer : rest[0] == 'o' ? ZeroKind::offset : ZeroKind::real;
-    rest.remove_prefix(1);
-  }
+  scheme.weight.zero = take_zero(rest, "zof");
   auto group = parse_group(rest, 'c');
   if (!group) return bad("the group is not t, c, gSIZE or bNxK");
   scheme.weight.group = *group;

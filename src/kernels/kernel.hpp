@@ -191,7 +191,7 @@ inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
   const bool narrow = bits(weight.codes) == 4 || bits(weight.codes) == 8;
   const bool integers =
       info(weight.codes).kind != DTypeKind::floating && weight.zero != ZeroKind::offset && weight.zero != ZeroKind::real;
-  return act.codes == DType::s8 && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
+  return act.codes == DType::s8 && act.zero != ZeroKind::offset && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
 }
 
 /// For prepare kernels: whether it makes the requested form.

@@ -20,8 +20,14 @@ Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
   if (act.codes == DType::none) return {};
   if (act.codes != DType::s8 && act.codes != DType::e4m3)
     return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(act.codes));
-  if (act.zero != ZeroKind::none && (act.zero != ZeroKind::integer || act.codes != DType::s8))
-    return error(StatusCode::unsupported, "activations of type {} have no zero points; s8 has integers", name(act.codes));
+  if (act.zero == ZeroKind::real || (act.zero != ZeroKind::none && act.codes != DType::s8))
+    return error(StatusCode::unsupported, "activations of type {} have no such zero points; s8 has integers or offsets",
+                 name(act.codes));
+  if (act.zero == ZeroKind::offset && act.group == GroupShape::tensor())
+    return error(
+        StatusCode::unsupported,
+        "offsets of activations are per token or block, found while running; a scale per tensor, known beforehand, has an "
+        "integer zero point");
   if (act.group.n > 1) return error(StatusCode::unsupported, "a scale of activations is not shared by {} tokens", act.group.n);
   if (act.group == GroupShape::tensor() && is_compute_float(spec.a_dtype) && !weight.static_acts)
     return error(StatusCode::unsupported,

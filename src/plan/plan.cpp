@@ -116,7 +116,8 @@ Status check_act_args(const LinearSpec& spec, const PackedWeightData& weight, co
   if (args.a_scale.empty() && spec.epilogue.out == DType::s32)
     return act.zero == ZeroKind::none ? Status() : check_one("a_zero", args.a_zero, DType::s32);
   NIBBLE_RETURN_IF_ERROR(check_one("a_scale", args.a_scale, DType::f32));
-  return act.zero == ZeroKind::none ? Status() : check_one("a_zero", args.a_zero, DType::s32);
+  if (act.zero == ZeroKind::none) return {};
+  return check_one("a_zero", args.a_zero, act.zero == ZeroKind::offset ? DType::f32 : DType::s32);
 }
 
 /// For a D of s32, which no scale is for, in host memory: a scale of 1 where the caller gives none.
@@ -128,7 +129,7 @@ void take_no_scale(const LinearSpec& spec, const PackedWeightData& weight, Opera
 
 /// The first zero point of a quantized A in host memory that is not a code; nothing when all are.
 std::optional<std::int32_t> far_zero(const ActScheme& act, const Operands& args) {
-  if (act.zero == ZeroKind::none || args.a_scale.empty()) return std::nullopt;
+  if (act.zero != ZeroKind::integer || args.a_scale.empty()) return std::nullopt;
   const ConstTensorView& zeros = args.a_zero;
   const std::int64_t groups = zeros.rank == 1 ? 1 : zeros.dim(1), step = zeros.rank == 1 ? 0 : zeros.stride(1);
   for (std::int64_t m = 0; m < zeros.dim(0); ++m)

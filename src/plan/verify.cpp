@@ -41,6 +41,7 @@ struct OperandData {
       std::vector<std::int64_t> shape{rows};
       if (quantize.group.k != 0) shape.push_back(quantize.group.cols(k));
       a_scale = gaussian(DType::f32, shape, seed + 6, 0.001f, 0.01f);
+      if (quantize.zero == ZeroKind::offset) a_zero = gaussian(DType::f32, shape, seed + 7, 0.5f, 1.0f);
       if (quantize.zero == ZeroKind::integer) {
         a_zero = integers(shape, seed + 7, -128, 256);
       }

@@ -4,10 +4,12 @@
 //   s8, symmetric   scale = absmax / 127        q = rne( x · (127 / absmax) )
 //   s8, zero point  scale = (high − low) / 255  q = saturate( rne( x · (255 / (high − low)) ) + zero )   low ≤ 0 ≤ high
 //                   zero = rne( −128 − low · (255 / (high − low)) )
+//   s8, offset      scale = (high − low) / 255  q = saturate( rne( (x − low) · (255 / (high − low)) ) − 128 )
+//                   offset = low + 128 · scale  x ≈ q·scale + offset
 //   e4m3            scale = absmax / 448        q = e4m3( x · (448 / absmax) ), to nearest even, saturating
 //   static          scale and zero are given    q = saturate( rne( x · (1 / scale) ) + zero ), or e4m3( x · (1 / scale) )
 //
-// A range below 2⁻¹¹³ counts as zero: all values are 0 then. A range with an infinity or a NaN has scale NaN, which affects only its
+// A range below 2⁻¹¹³ counts as zero: all values are 0 then, with an offset all are low. A range with an infinity or a NaN has scale NaN, which affects only its
 // token. Static scales have no range: ±infinity saturates, and a NaN becomes the code of 0 in s8, and NaN in e4m3.
 #pragma once
 
@@ -32,6 +34,8 @@ struct Rule {
   float scale = 1.0f;
   float inverse = 1.0f;  // the factor of activations
   std::int32_t zero = 0;
+  float low = 0.0f;     // with an offset: subtracted from activations first
+  float offset = 0.0f;  // what the code 0 means
 };
 
 NIBBLE_HOST_DEVICE inline float divide(float a, float b) {
@@ -63,6 +67,14 @@ NIBBLE_HOST_DEVICE inline Rule asymmetric(float low, float high) {
   if (range < kLeastRange) return {0.0f, 0.0f, 0};
   const float inverse = divide(255.0f, range);
   return {divide(range, 255.0f), inverse, static_cast<std::int32_t>(std::nearbyint(-128.0f - multiply(low, inverse)))};
+}
+/// The rule of s8 with an offset, of a range that need not contain 0; low ≤ high.
+NIBBLE_HOST_DEVICE inline Rule with_offset(float low, float high) {
+  const float range = high - low;
+  if (!(range <= kLargest)) return {kNan, 0.0f, 0};
+  if (range < kLeastRange) return {0.0f, 0.0f, 0, low, low + 0.0f};  // −0 becomes 0
+  const float scale = divide(range, 255.0f);
+  return {scale, divide(255.0f, range), -128, low, low + multiply(128.0f, scale)};
 }
 NIBBLE_HOST_DEVICE inline Rule known(float scale, std::int32_t zero) { return {scale, divide(1.0f, scale), zero}; }
 

@@ -25,8 +25,11 @@ Status check_scheme(const ActScheme& scheme, const ActOptions& options) {
   if (scheme.group.k < 0 || scheme.group.k % kGroupStep != 0)
     return error(StatusCode::unsupported, "activations in groups of {} channels; a group is a multiple of {}", scheme.group.k,
                  kGroupStep);
-  if (scheme.zero != ZeroKind::none && (scheme.zero != ZeroKind::integer || scheme.codes != DType::s8))
-    return error(StatusCode::unsupported, "activations of type {} have no such zero points; s8 has integers", name(scheme.codes));
+  if (scheme.zero == ZeroKind::real || (scheme.zero != ZeroKind::none && scheme.codes != DType::s8))
+    return error(StatusCode::unsupported, "activations of type {} have no such zero points; s8 has integers or offsets",
+                 name(scheme.codes));
+  if (scheme.zero == ZeroKind::offset && per_tensor)
+    return error(StatusCode::unsupported, "a scale per tensor, known beforehand, has an integer zero point and no float offset");
   if (per_tensor != options.known.has_value())
     return error(StatusCode::invalid_argument, "{}",
                  per_tensor ? "a scale per tensor has to be known beforehand: set options.known"
@@ -60,6 +63,27 @@ std::int64_t at(const TensorView& v, std::int64_t m, std::int64_t group) {
   return m * v.stride(0) + (v.rank == 2 ? group * v.stride(1) : 0);
 }
 
+/// The rule of channels [begin, end) of a token.
+template <class Activation>
+act_rule::Rule find_rule(std::int64_t begin, std::int64_t end, const ActScheme& scheme, float limit, const Activation& x) {
+  // A range without a float offset contains 0.
+  float low = scheme.zero == ZeroKind::offset ? act_rule::kLargest : 0, high = -low;
+  bool finite = true;
+  for (std::int64_t i = begin; i < end; ++i) {
+    finite = finite && std::isfinite(x(i));
+    low = std::min(low, x(i));
+    high = std::max(high, x(i));
+  }
+  low = std::clamp(low, -limit, limit), high = std::clamp(high, -limit, limit);
+  if (!finite) high = act_rule::kNan;
+  switch (scheme.zero) {
+    case ZeroKind::integer: return act_rule::asymmetric(low, high);
+    case ZeroKind::offset: return act_rule::with_offset(low, high);
+    default: break;
+  }
+  return act_rule::symmetric(finite ? std::max(-low, high) : high, scheme.codes == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
+}
+
 /// One token. `x(k)` is an activation, times its prescale.
 template <class Activation>
 void quantize_row(std::int64_t m, std::int64_t k, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
@@ -74,25 +98,15 @@ void quantize_row(std::int64_t m, std::int64_t k, const ActScheme& scheme, const
     if (options.known) {
       rule = act_rule::known(options.known->scale, options.known->zero);
     } else {
-      float low = 0, high = 0;
-      bool finite = true;
-      for (std::int64_t i = begin; i < end; ++i) {
-        finite = finite && std::isfinite(x(i));
-        low = std::min(low, x(i));
-        high = std::max(high, x(i));
-      }
-      low = std::max(low, -limit), high = std::min(high, limit);
-      if (!finite) high = act_rule::kNan;
-      rule = scheme.zero != ZeroKind::none
-                 ? act_rule::asymmetric(low, high)
-                 : act_rule::symmetric(finite ? std::max(-low, high) : high, e4m3 ? act_rule::kE4m3Max : 127.0f);
+      rule = find_rule(begin, end, scheme, limit, x);
       static_cast<float*>(out.scales.data)[at(out.scales, m, group)] = rule.scale;
-      if (scheme.zero != ZeroKind::none) static_cast<std::int32_t*>(out.zeros.data)[at(out.zeros, m, group)] = rule.zero;
+      if (scheme.zero == ZeroKind::offset) static_cast<float*>(out.zeros.data)[at(out.zeros, m, group)] = rule.offset;
+      if (scheme.zero == ZeroKind::integer) static_cast<std::int32_t*>(out.zeros.data)[at(out.zeros, m, group)] = rule.zero;
     }
     for (std::int64_t i = begin; i < end; ++i) {
       codes[i] = rule.inverse == 0 ? 0
                  : e4m3            ? act_rule::to_e4m3(act_rule::multiply(x(i), rule.inverse))
-                                   : static_cast<std::uint8_t>(act_rule::to_s8(x(i), rule));
+                                   : static_cast<std::uint8_t>(act_rule::to_s8(x(i) - rule.low, rule));
       sum += static_cast<std::int8_t>(codes[i]);
     }
   }
@@ -112,12 +126,13 @@ Status check_act_outputs(const ConstTensorView& a, const ActScheme& scheme, cons
                  k, out.codes.stride(1));
   const bool dynamic = scheme.group != GroupShape::tensor();
   const bool zeros = dynamic && scheme.zero != ZeroKind::none;
+  const DType zero_type = scheme.zero == ZeroKind::offset ? DType::f32 : DType::s32;
   if (scheme.group.k == 0) {
     NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m}));
-    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m}));
+    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, zero_type, {m}));
   } else {
     NIBBLE_RETURN_IF_ERROR(check_output("scales", out.scales, dynamic, DType::f32, {m, scheme.group.cols(k)}));
-    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, DType::s32, {m, scheme.group.cols(k)}));
+    NIBBLE_RETURN_IF_ERROR(check_output("zeros", out.zeros, zeros, zero_type, {m, scheme.group.cols(k)}));
   }
   NIBBLE_RETURN_IF_ERROR(check_output("sums", out.sums, scheme.codes == DType::s8 && !out.sums.empty(), DType::s32, {m}));
   if (!options.prescale.empty() && options.prescale.rank == 1 && options.prescale.stride(0) != 1)

@@ -55,18 +55,29 @@ constexpr double kFp8Truncation = 4 * 0x1p-13;
 /// Activations in 24-bit fixed point share a power of two per group of the weight, or per this many channels of a longer one.
 constexpr std::int64_t kFixedBlock = 128;
 
+/// What an activation stands for, and the size of the parts that kernels add up to it separately: |code·scale| + |offset|.
+struct Meaning {
+  double value, parts;
+
+  static Meaning of(double value) { return {value, std::abs(value)}; }
+  static Meaning of(double code, double scale, double offset) {
+    return {code * scale + offset, std::abs(code * scale) + std::abs(offset)};
+  }
+};
+
 /// The definition of quantized activations (docs/accuracy.md): the codes of the activations of a block, and the values of codes. All
 /// operations on activations are f32.
 class ActQuantizer {
  public:
-  /// For a block that reaches from `low` ≤ 0 to `high` ≥ 0 and contains a NaN or an infinity unless `finite`.
+  /// For a block that reaches from `low` to `high`, and to 0 without a float offset, and contains a NaN or an infinity unless `finite`.
   ActQuantizer(const ActScheme& act, float low, float high, bool finite) : act_(act) {
-    const float range = act.zero == ZeroKind::integer ? high - low : std::max(-low, high);
-    const float steps = act.codes == DType::e4m3 ? 448.0f : act.zero == ZeroKind::integer ? 255.0f : 127.0f;
+    const float range = act.zero == ZeroKind::none ? std::max(-low, high) : high - low;
+    const float steps = act.codes == DType::e4m3 ? 448.0f : act.zero == ZeroKind::none ? 127.0f : 255.0f;
     if (!finite || !std::isfinite(range)) {
       scale_ = std::numeric_limits<float>::quiet_NaN();
     } else if (range < 0x1p-113f) {
       scale_ = 0;
+      if (act.zero == ZeroKind::offset) offset_ = low;
     } else {
       scale_ = range / steps;
       inverse_ = steps / range;
@@ -74,17 +85,23 @@ class ActQuantizer {
         const float offset = low * inverse_;
         zero_ = std::nearbyint(-128.0f - offset);
       }
+      if (act.zero == ZeroKind::offset) {
+        low_ = low;
+        offset_ = low + 128.0f * scale_;
+      }
     }
   }
   ActQuantizer(const ActScheme& act, const StaticActs& known)
       : act_(act), scale_(known.scale), inverse_(1.0f / known.scale), zero_(static_cast<float>(known.zero)) {}
 
   float scale() const { return scale_; }
-  double value(float x) const {
-    const float scaled = x * inverse_;
-    if (act_.codes == DType::e4m3) return scale_ == 0 ? 0 : nearest_e4m3(scaled) * static_cast<double>(scale_);
+  Meaning meaning(float x) const {
+    const float scaled = (x - low_) * inverse_;
+    if (act_.codes == DType::e4m3) return Meaning::of(scale_ == 0 ? 0 : nearest_e4m3(scaled) * static_cast<double>(scale_));
+    if (act_.zero == ZeroKind::offset)
+      return Meaning::of(scale_ == 0 ? 0.0 : std::clamp(std::nearbyint(scaled) - 128.0f, -128.0f, 127.0f), scale_, offset_);
     const float code = std::isnan(scaled) ? zero_ : std::clamp(std::nearbyint(scaled) + zero_, -128.0f, 127.0f);
-    return static_cast<double>(code - zero_) * static_cast<double>(scale_);
+    return Meaning::of(static_cast<double>(code - zero_) * static_cast<double>(scale_));
   }
 
  private:
@@ -106,7 +123,7 @@ class ActQuantizer {
   }
 
   ActScheme act_;
-  float scale_ = 0, inverse_ = 0, zero_ = 0;
+  float scale_ = 0, inverse_ = 0, zero_ = 0, low_ = 0, offset_ = 0;
 };
 
 struct Activated {
@@ -289,10 +306,10 @@ class RowRounding {
   std::vector<double> weights_, moved_;  // w; fl(w) − w
 };
 
-/// Quantizes activations [M,K] as the model says, or gives the bound on the error of fixed point for each. `scales`: receives that of
-/// each row's last block.
+/// Quantizes activations [M,K], with their parts, as the model says, or gives the bound on the error of fixed point for each. `scales`:
+/// receives that of each row's last block.
 std::vector<double> round_activations(const WeightArrays& w, const ConstTensorView& a, const ActModel& model,
-                                      std::vector<double>& activations, std::vector<double>& scales) {
+                                      std::vector<Meaning>& activations, std::vector<double>& scales) {
   std::vector<double> error;
   const bool quantizes = model.act_scheme.codes != DType::none;
   if ((!quantizes && !model.fixed_point) || !is_compute_float(a.dtype)) return error;
@@ -301,22 +318,24 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
   const std::int64_t group = w.scheme.group.k == 0 ? w.k : w.scheme.group.k;
   const std::int64_t block = quantizes && model.act_scheme.group.k != 0 ? model.act_scheme.group.k : w.k;
   for (std::int64_t m = 0; m < a.dim(0); ++m) {
-    double* row = activations.data() + m * w.k;
+    Meaning* row = activations.data() + m * w.k;
     for (std::int64_t begin = 0, end = 0; begin < w.k; begin = end) {
       end = std::min(w.k, begin + block);
       if (model.fixed_point)
         end = std::min({w.k, (begin / group + 1) * group, begin + kFixedBlock - (begin % group) % kFixedBlock});
-      double low = 0, high = 0;
+      constexpr double kFar = std::numeric_limits<double>::infinity();
+      double low = model.act_scheme.zero == ZeroKind::offset ? kFar : 0, high = -low;
       bool finite = true;
       for (std::int64_t i = begin; i < end; ++i) {
-        const double x = row[order[static_cast<std::size_t>(i)]];
+        const double x = row[order[static_cast<std::size_t>(i)]].value;
         finite = finite && std::isfinite(x);
         low = std::min(low, x);
         high = std::max(high, x);
       }
       if (quantizes && w.act_limit && finite) {
-        low = std::max(low, -static_cast<double>(*w.act_limit));
-        high = std::min(high, static_cast<double>(*w.act_limit));
+        const double limit = *w.act_limit;
+        low = std::clamp(low, -limit, limit);
+        high = std::clamp(high, -limit, limit);
       }
       const bool known = model.act_scheme.group == GroupShape::tensor() && w.static_acts;
       const ActQuantizer quantizer =
@@ -329,7 +348,7 @@ std::vector<double> round_activations(const WeightArrays& w, const ConstTensorVi
         if (model.fixed_point)
           error[static_cast<std::size_t>(m * w.k + k)] = std::max(1.01 * 0x1p-23 * absmax, 0x1p-126);
         else
-          row[k] = quantizer.value(static_cast<float>(row[k]));
+          row[k] = quantizer.meaning(static_cast<float>(row[k].value));
       }
     }
   }
@@ -370,9 +389,9 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
 
 namespace {
 
-/// The scale and the zero point of channel k of token m of an A that comes quantized.
+/// The scale and the zero point, or the float offset, of channel k of token m of an A that comes quantized.
 struct ActScale {
-  double scale = 1, zero = 0;
+  double scale = 1, zero = 0, offset = 0;
 };
 ActScale act_scale(const WeightArrays& w, const Operands& args, const ActScheme& act, std::int64_t m, std::int64_t k) {
   if (args.a_scale.empty() && act.group == GroupShape::tensor() && w.static_acts)
@@ -383,6 +402,7 @@ ActScale act_scale(const WeightArrays& w, const Operands& args, const ActScheme&
   ActScale of;
   if (!args.a_scale.empty()) of.scale = static_cast<const float*>(args.a_scale.data)[at(args.a_scale)];
   if (act.zero == ZeroKind::integer) of.zero = static_cast<const std::int32_t*>(args.a_zero.data)[at(args.a_zero)];
+  if (act.zero == ZeroKind::offset) of.offset = static_cast<const float*>(args.a_zero.data)[at(args.a_zero)];
   return of;
 }
 
@@ -414,25 +434,30 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
             integer_sum(w, spec, args, m, columns[static_cast<std::size_t>(j)], a, model);
     return expected;
   }
-  std::vector<double> activations(static_cast<std::size_t>(rows * w.k));
+  std::vector<Meaning> meanings(static_cast<std::size_t>(rows * w.k));
   std::vector<double> act_scales(static_cast<std::size_t>(rows));  // of W8A8, which has one for all of a row
   for (std::int64_t m = 0; m < rows; ++m)
     for (std::int64_t k = 0; k < w.k; ++k) {
       const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
       const double scale = w.prescale == nullptr ? 1.0 : element(w.prescale->bytes.data(), w.prescale->dtype, channel);
-      double& x = activations[static_cast<std::size_t>(m * w.k + k)];
-      x = element(a.data, a.dtype, m * a.stride(0) + channel);
-      if (is_compute_float(a.dtype)) {
-        x *= scale;
-      } else {
+      const double given = element(a.data, a.dtype, m * a.stride(0) + channel);
+      Meaning& x = meanings[static_cast<std::size_t>(m * w.k + k)];
+      if (!is_compute_float(a.dtype)) {
         const ActScale of = act_scale(w, args, model.act_scheme, m, channel);
-        x = (x - of.zero) * of.scale;
+        x = Meaning::of(given - of.zero, of.scale, of.offset);
         act_scales[static_cast<std::size_t>(m)] = of.scale;
+      } else if (model.act_scheme.codes != DType::none) {
+        x = Meaning::of(static_cast<float>(scale * given));  // quantization starts from f32
+      } else {
+        x = Meaning::of(scale * given);
       }
-      if (model.act_scheme.codes != DType::none && is_compute_float(a.dtype))
-        x = static_cast<float>(x);  // quantization starts from f32
     }
-  const std::vector<double> moved = round_activations(w, a, model, activations, act_scales);
+  const std::vector<double> moved = round_activations(w, a, model, meanings, act_scales);
+  std::vector<double> activations, parts;
+  for (const Meaning& x : meanings) {
+    activations.push_back(x.value);
+    parts.push_back(x.parts);
+  }
   std::vector<double> prescaled;  // by how much rounding moves an activation times its prescale
   if (w.prescale != nullptr && model.prescaled_type != DType::f32)
     for (const double x : activations) prescaled.push_back(rounded_to(model.prescaled_type, x) - x);
@@ -455,7 +480,8 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
       for (std::int64_t k = 0; k < w.k; ++k) {
         const double term = x[k] * weights[static_cast<std::size_t>(k)];
         sum += term;
-        magnitude += std::abs(term);
+        const double size = parts[static_cast<std::size_t>(m * w.k + k)];
+        magnitude += size * std::abs(weights[static_cast<std::size_t>(k)]);
         if (model.fp8_group >= 0) {
           largest = std::max({largest, std::abs(term), std::abs(part)});
           part += term;
@@ -465,7 +491,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
             if (model.fp8_group != 0 && (k + 1) % model.fp8_group == 0) part = 0;
           }
         }
-        error += model.part_roundings * kUnit32 * std::abs(x[k]) * apart[static_cast<std::size_t>(k)];
+        error += model.part_roundings * kUnit32 * size * apart[static_cast<std::size_t>(k)];
         if (model.fixed_point)
           error += moved[static_cast<std::size_t>(m * w.k + k)] * std::abs(weights[static_cast<std::size_t>(k)]);
       }

@@ -79,7 +79,7 @@ TEST(Scheme, NamesRoundTrip) {
     EXPECT_EQ(parsed->weight, weight);
   }
   for (const char* text : {"u4zg128", "u4b8g32", "s8c", "e4m3b128x128", "s8r_s8c", "s8t_s8t", "s8g128_u4zg128", "s8zg128_u4zg128",
-                           "s8zg256_s8c", "u4fg64", "u8b128t"}) {
+                           "s8zg256_s8c", "s8og32_u4zg32", "s8or_u4og32", "u4fg64", "u8b128t"}) {
     const auto parsed = Scheme::parse(text);
     ASSERT_TRUE(parsed.ok()) << text << ": " << parsed.status().message();
     EXPECT_EQ(parsed->name(), text);

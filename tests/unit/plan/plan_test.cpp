@@ -342,6 +342,21 @@ TEST(Plan, RefusesActivationsItCannotQuantize) {
   EXPECT_THAT(with_zeros(512).message(), HasSubstr("256 at most with zero points, not 512"));
 }
 
+TEST(Plan, RefusesOffsetsOfActivationsItCannotFind) {
+  const auto weight = pack(random_weight(kAwq, 64, 128, 1), {.layout = "plain"});
+  const auto status = [&](DType codes, GroupShape group, ZeroKind zero) {
+    return Plan::linear(*weight, {.act_scheme = {codes, group, zero}}).status();
+  };
+  EXPECT_TRUE(status(DType::s8, GroupShape::channel(), ZeroKind::offset).ok());
+  EXPECT_TRUE(status(DType::s8, GroupShape::group(32), ZeroKind::offset).ok());
+  EXPECT_THAT(status(DType::s8, GroupShape::tensor(), ZeroKind::offset).message(), HasSubstr("per token or block"));
+  EXPECT_THAT(status(DType::e4m3, GroupShape::channel(), ZeroKind::offset).message(), HasSubstr("no such zero points"));
+  EXPECT_THAT(status(DType::s8, GroupShape::channel(), ZeroKind::real).message(), HasSubstr("no such zero points"));
+  const auto explained = explain(weight->desc(), LinearSpec{.act_scheme = {DType::s8, GroupShape::channel(), ZeroKind::offset}},
+                                 *described_gpu("h200"));
+  EXPECT_THAT(explained.status().message(), HasSubstr("float offsets (s8or_u4zg32), which only the CPU multiplies"));
+}
+
 /// Given codes in blocks come with a scale and a zero point per block.
 TEST(Plan, ChecksTheZeroPointsOfBlocks) {
   const auto weight = pack(random_weight(kAwq, 8, 128, 1));

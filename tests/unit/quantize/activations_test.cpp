@@ -91,6 +91,20 @@ TEST(ActRule, AsymmetricKeepsZeroAndReachesTheEnds) {
   }
 }
 
+TEST(ActRule, OffsetsReachBothEndsOfAnyRange) {
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    const float low = std::ldexp(random_normal(7, 2 * i), static_cast<int>(i % 40) - 20);
+    const float high = low + std::ldexp(std::abs(random_normal(7, 2 * i + 1)) + 0.01f, static_cast<int>(i % 7));
+    const act_rule::Rule rule = act_rule::with_offset(low, high);
+    EXPECT_EQ(rule.scale, (high - low) / 255);
+    EXPECT_EQ(act_rule::to_s8(low - rule.low, rule), -128) << low << " " << high;
+    EXPECT_EQ(act_rule::to_s8(high - rule.low, rule), 127) << low << " " << high;
+    const float rounding = 3e-7f * (std::abs(low) + std::abs(high));
+    EXPECT_NEAR(-128 * rule.scale + rule.offset, low, rounding);
+    EXPECT_NEAR(127 * rule.scale + rule.offset, high, rounding);
+  }
+}
+
 TEST(ActRule, RangesThatAreNone) {
   for (float absmax : {0.0f, 1e-40f, 0x1p-114f}) {
     const act_rule::Rule rule = act_rule::symmetric(absmax, 127);
@@ -104,6 +118,10 @@ TEST(ActRule, RangesThatAreNone) {
     EXPECT_TRUE(std::isnan(act_rule::asymmetric(-1, spoilt).scale));
   }
   EXPECT_TRUE(std::isnan(act_rule::asymmetric(-3e38f, 3e38f).scale)) << "a range beyond f32";
+  EXPECT_TRUE(std::isnan(act_rule::with_offset(-3e38f, 3e38f).scale));
+  const act_rule::Rule constant = act_rule::with_offset(5.1f, 5.1f);
+  EXPECT_EQ(constant.scale, 0);
+  EXPECT_EQ(constant.offset, 5.1f);
 }
 
 TEST(ActRule, KnownScalesSaturate) {
@@ -122,7 +140,7 @@ struct Quantized {
   ActScheme scheme;
   std::int64_t m, k, groups;
   std::vector<std::uint8_t> codes;
-  std::vector<float> scales;
+  std::vector<float> scales, offsets;
   std::vector<std::int32_t> zeros, sums;
   ActOutputs out;
 
@@ -131,6 +149,7 @@ struct Quantized {
     codes.assign(static_cast<std::size_t>(m * k), 0xee);
     scales.assign(static_cast<std::size_t>(m * groups), -1.0f);
     zeros.assign(static_cast<std::size_t>(2 * m * groups), -99);
+    offsets.assign(zeros.size(), -99.0f);
     sums.assign(static_cast<std::size_t>(m), -99);
     out.codes = TensorView(codes.data(), s.codes, {m, k});
     if (s.group != GroupShape::tensor()) {
@@ -138,6 +157,10 @@ struct Quantized {
       if (s.group.k != 0) out.scales.strides = {1, m};  // columns
       if (s.zero != ZeroKind::none) {
         out.zeros = s.group.k == 0 ? TensorView(zeros.data(), {m}) : TensorView(zeros.data(), {m, groups});
+        if (s.zero == ZeroKind::offset) {
+          out.zeros.data = offsets.data();
+          out.zeros.dtype = DType::f32;
+        }
         out.zeros.strides = {2, 2 * m};
       }
     }
@@ -148,8 +171,12 @@ struct Quantized {
   std::int32_t zero(std::int64_t row, std::int64_t channel) const {
     return zeros[static_cast<std::size_t>(2 * row + group(channel) * 2 * m)];
   }
+  float offset(std::int64_t row, std::int64_t channel) const {
+    return offsets[static_cast<std::size_t>(2 * row + group(channel) * 2 * m)];
+  }
   float value(std::int64_t row, std::int64_t channel) const {
     const float code = code_value(scheme.codes, codes[static_cast<std::size_t>(row * k + channel)]);
+    if (scheme.zero == ZeroKind::offset) return code * scale(row, channel) + offset(row, channel);
     return (code - (scheme.zero == ZeroKind::none ? 0.0f : static_cast<float>(zero(row, channel)))) * scale(row, channel);
   }
 };
@@ -166,6 +193,8 @@ std::vector<ActScheme> dynamic_schemes() {
           {DType::s8, GroupShape::group(32)},
           {DType::s8, GroupShape::group(32), ZeroKind::integer},
           {DType::s8, GroupShape::group(256), ZeroKind::integer},
+          {DType::s8, GroupShape::channel(), ZeroKind::offset},
+          {DType::s8, GroupShape::group(32), ZeroKind::offset},
           {DType::e4m3},
           {DType::e4m3, GroupShape::group(128)}};
 }
@@ -257,6 +286,68 @@ TEST(QuantizeActivations, ZeroPointsOfOddBlocks) {
   EXPECT_EQ(code(58), -127);
 }
 
+/// Blocks of 8 with offsets: a range is the block's own, with 0 or without.
+TEST(QuantizeActivations, OffsetsOfOddBlocks) {
+  const std::vector<float> blocks[] = {
+      {5.1f, 5.1f, 5.1f, 5.1f, 5.1f, 5.1f, 5.1f, 5.1f},  // constant: nothing is lost
+      {-1, -2, -4, -1, -2, -4, -1, -2},
+      {0, -0.0f, 0, 0, 0, 0, 0, 0},
+      {3, kNan, 3, 3, 3, 3, 3, 3},
+      {3, -kInfinity, 3, 3, 3, 3, 3, 3},
+      {265, 10, 11},  // a step of 1; the last one is short
+  };
+  std::vector<float> x;
+  for (const std::vector<float>& block : blocks) x.insert(x.end(), block.begin(), block.end());
+  const auto k = static_cast<std::int64_t>(x.size());
+  Quantized q({DType::s8, GroupShape::group(8), ZeroKind::offset}, 1, k);
+  const Status status = quantize_activations({x.data(), {1, k}}, q.scheme, q.out);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto code = [&](std::int64_t i) { return static_cast<std::int8_t>(q.codes[static_cast<std::size_t>(i)]); };
+  EXPECT_EQ(q.scale(0, 0), 0);
+  EXPECT_EQ(q.offset(0, 0), 5.1f);
+  EXPECT_EQ(code(0), 0);
+  EXPECT_EQ(q.scale(0, 8), 3.0f / 255);
+  EXPECT_EQ(q.offset(0, 8), -4 + 128 * (3.0f / 255));
+  EXPECT_EQ(code(8), 127);
+  EXPECT_EQ(code(10), -128);
+  EXPECT_EQ(q.scale(0, 16), 0);
+  EXPECT_FALSE(std::signbit(q.offset(0, 16)));
+  for (std::int64_t spoilt : {24, 32}) {
+    EXPECT_TRUE(std::isnan(q.scale(0, spoilt)));
+    EXPECT_EQ(q.offset(0, spoilt), 0);
+    EXPECT_EQ(code(spoilt), 0);
+  }
+  EXPECT_EQ(q.scale(0, 40), 1);
+  EXPECT_EQ(q.offset(0, 40), 138);
+  EXPECT_EQ(code(40), 127);
+  EXPECT_EQ(code(41), -128);
+  EXPECT_EQ(code(42), -127);
+}
+
+/// Activations in [5, 6]: a range that contains 0 is six times as wide.
+TEST(QuantizeActivations, OffsetsAreFinerFarFromZero) {
+  const std::int64_t m = 4, k = 256;
+  std::vector<float> x(static_cast<std::size_t>(m * k));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = 5.0f + static_cast<float>(random_bits(3, i) % 1000) / 999;
+  const auto error = [&](ZeroKind zero) {
+    Quantized q({DType::s8, GroupShape::group(32), zero}, m, k);
+    EXPECT_TRUE(quantize_activations({x.data(), {m, k}}, q.scheme, q.out).ok());
+    double sum = 0;
+    for (std::int64_t i = 0; i < m * k; ++i)
+      sum += std::pow(double{q.value(i / k, i % k)} - double{x[static_cast<std::size_t>(i)]}, 2);
+    return std::sqrt(sum);
+  };
+  EXPECT_NEAR(error(ZeroKind::integer) / error(ZeroKind::offset), 6.4, 0.6);  // a block spans less than 1
+}
+
+TEST(QuantizeActivations, OffsetsAreNotForTheGpu) {
+  Quantized q({DType::s8, GroupShape::channel(), ZeroKind::offset}, 1, 16);
+  const std::vector<float> x = gaussian(16);
+  const Status status = quantize_activations({x.data(), {1, 16}}, q.scheme, q.out, {}, Stream{});
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_THAT(status.message(), HasSubstr("no float offsets"));
+}
+
 TEST(QuantizeActivations, ZeroPointsPerGroupAreNotForTheGpu) {
   Quantized q({DType::s8, GroupShape::group(8), ZeroKind::integer}, 1, 16);
   const std::vector<float> x = gaussian(16);
@@ -310,6 +401,13 @@ TEST(QuantizeActivations, RefusesWithTheValues) {
   EXPECT_THAT(message({DType::s8, GroupShape::group(12)}, nothing), HasSubstr("12"));
   EXPECT_THAT(message({DType::s8, GroupShape::block(16, 16)}, nothing), HasSubstr("16"));
   EXPECT_THAT(message({DType::e4m3, GroupShape::channel(), ZeroKind::integer}, nothing), HasSubstr("e4m3"));
+  EXPECT_THAT(message({DType::e4m3, GroupShape::channel(), ZeroKind::offset}, nothing), HasSubstr("e4m3"));
+  EXPECT_THAT(message({DType::s8, GroupShape::channel(), ZeroKind::real}, nothing), HasSubstr("s8"));
+  EXPECT_THAT(message({DType::s8, GroupShape::tensor(), ZeroKind::offset}, nothing, {.known = StaticActs{}}),
+              HasSubstr("no float offset"));
+  EXPECT_THAT(
+      message({DType::s8, GroupShape::channel(), ZeroKind::offset}, [](ActOutputs& out) { out.zeros.dtype = DType::s32; }),
+      HasSubstr("zeros must be f32 [2]"));
   EXPECT_THAT(message({DType::s8, GroupShape::tensor()}, nothing), HasSubstr("known"));
   EXPECT_THAT(message({DType::s8, GroupShape::tensor()}, nothing, {.known = StaticActs{1.0f, 5}}), HasSubstr("5"));
   EXPECT_THAT(message({DType::s8, GroupShape::tensor()}, nothing, {.known = StaticActs{-1.0f, 0}}), HasSubstr("-1"));

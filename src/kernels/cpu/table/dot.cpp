@@ -48,6 +48,8 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   if (!quantizes) return {};
   if (p.act_scheme.codes != DType::s8)
     return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.act_scheme.codes));
+  if (p.act_scheme.zero == ZeroKind::offset)
+    return error(StatusCode::unsupported, "does not take activations with float offsets");
   NIBBLE_RETURN_IF_ERROR(accepts_block(p.act_scheme));
   if (!is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",

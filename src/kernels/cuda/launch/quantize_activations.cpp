@@ -10,6 +10,8 @@ namespace nibble {
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream) {
   NIBBLE_RETURN_IF_ERROR(check_act_outputs(a, scheme, out, options));
+  if (scheme.zero == ZeroKind::offset)
+    return error(StatusCode::unsupported, "the GPU finds integer zero points, no float offsets; quantize on the CPU");
   if (scheme.zero != ZeroKind::none && scheme.group.k != 0)
     return error(StatusCode::unsupported,
                  "the GPU finds zero points per token, not per {} channels; quantize on the CPU, or without zero points",

@@ -84,7 +84,7 @@ struct Operands {
   ConstTensorView a_scale = {};
   // s32 of the shapes of a_scale, where the scheme has zero points; one of the two may be [1] and the other [M]. In device memory
   // −128 … 127, not checked. In host memory any s32; of a convolution with padding −128 … 127, because padding is filled with the code
-  // a_zero.
+  // a_zero. With ZeroKind::offset f32, and A[m,k] = code·a_scale[m,g] + a_zero[m,g].
   ConstTensorView a_zero = {};
   ConstTensorView row_scale = {};  // f32 [M], with EpilogueSpec::row_scale
   ConstTensorView col_scale = {};  // f32 [N], with col_scale

@@ -14,17 +14,13 @@
 namespace nibble {
 namespace {
 
-constexpr std::int64_t kGroupStep = 8;  // channels that kernels process at a time
-
 Status check_scheme(const ActScheme& scheme, const ActOptions& options) {
   const bool per_tensor = scheme.group == GroupShape::tensor();
   if (scheme.codes != DType::s8 && scheme.codes != DType::e4m3)
     return error(StatusCode::unsupported, "activations cannot be quantized to {}; use s8 or e4m3", name(scheme.codes));
   if (!per_tensor && scheme.group.n != 1)
     return error(StatusCode::unsupported, "a scale of activations is not shared by {} tokens", scheme.group.n);
-  if (scheme.group.k < 0 || scheme.group.k % kGroupStep != 0)
-    return error(StatusCode::unsupported, "activations in groups of {} channels; a group is a multiple of {}", scheme.group.k,
-                 kGroupStep);
+  if (scheme.group.k < 0) return error(StatusCode::invalid_argument, "activations in groups of {} channels", scheme.group.k);
   if (scheme.zero == ZeroKind::real || (scheme.zero != ZeroKind::none && scheme.codes != DType::s8))
     return error(StatusCode::unsupported, "activations of type {} have no such zero points; s8 has integers or offsets",
                  name(scheme.codes));

@@ -155,6 +155,11 @@ Tensor gaussian(DType dtype, std::int64_t m, std::int64_t k) {
   return a;
 }
 
+ConstTensorView view_of(const Tensor& t) {
+  if (t.shape.size() == 1) return {t.bytes.data(), t.dtype, {t.shape[0]}};
+  return {t.bytes.data(), t.dtype, {t.shape[0], t.shape[1]}};
+}
+
 class OfKernel : public ::testing::TestWithParam<const Kernel*> {
  protected:
   void SetUp() override {
@@ -201,7 +206,7 @@ TEST_P(LinearConformance, EverySchemeAndShapeIsWithinItsBound) {
       if (seed % 2 == 0 && group % 8 == 0) {  // blocks below, equal to and above the weight's groups
         ActScheme blocks = spec.linear.act_scheme;
         blocks.group = GroupShape::group(std::array{group, 2 * group, group % 16 == 0 ? group / 2 : group}[seed % 3]);
-        if (blocks.codes == DType::s8 && seed % 4 == 0) blocks.zero = ZeroKind::integer;
+        if (blocks.codes == DType::s8 && seed % 4 == 0) blocks.zero = seed % 8 == 0 ? ZeroKind::offset : ZeroKind::integer;
         if (blocks.codes != DType::none && takes(kernel, scheme, shape.n, shape.k, blocks, act)) spec.linear.act_scheme = blocks;
       }
       if (seed % 3 == 2) spec.linear.accumulation = Accumulation::precise;
@@ -350,6 +355,7 @@ std::vector<ActScheme> ways_to_quantize() {
                            GroupShape::group(64), GroupShape::group(32)}) {
     ways.push_back({DType::s8, group});
     ways.push_back({DType::s8, group, ZeroKind::integer});
+    if (group != GroupShape::tensor()) ways.push_back({DType::s8, group, ZeroKind::offset});
     ways.push_back({DType::e4m3, group});
   }
   return ways;
@@ -406,7 +412,8 @@ TEST_P(QuantizedConformance, EveryWay) {
 
 std::vector<ActScheme> blocks_with_zero_points() {
   std::vector<ActScheme> ways;
-  for (std::int32_t block : {32, 64, 128, 256}) ways.push_back({DType::s8, GroupShape::group(block), ZeroKind::integer});
+  for (std::int32_t block : {32, 64, 128, 256})
+    for (ZeroKind zero : {ZeroKind::integer, ZeroKind::offset}) ways.push_back({DType::s8, GroupShape::group(block), zero});
   return ways;
 }
 
@@ -434,6 +441,111 @@ TEST_P(ZeroPointBlocksConformance, EveryEpilogue) {
         expect_verified(q, spec, kernel.name);
       }
   EXPECT_GT(seed, 1u) << "the kernel took no layer";
+}
+
+/// Blocks that are no multiples of 8 channels, and long ones, below, equal to and above the weight's groups.
+TEST_P(ZeroPointBlocksConformance, BlocksOfAnyLength) {
+  const Kernel& kernel = *GetParam();
+  std::uint64_t seed = 1;
+  for (DType codes : {DType::u4, DType::u8, DType::u3})
+    for (const auto& [group, block] :
+         {std::pair{24, 12}, {24, 3}, {20, 20}, {20, 60}, {0, 100}, {0, 264}, {600, 300}, {300, 600}, {0, 700}, {1040, 520}})
+      for (ZeroKind zero : {ZeroKind::none, ZeroKind::integer, ZeroKind::offset})
+        for (bool comes_quantized : {false, true}) {
+          const ZeroKind zeros[] = {ZeroKind::integer, ZeroKind::offset, ZeroKind::real};
+          const WeightScheme scheme{codes, zeros[seed % 3], group == 0 ? GroupShape::channel() : GroupShape::group(group),
+                                    DType::f16};
+          const ActScheme way{DType::s8, GroupShape::group(block), zero};
+          const DType act = comes_quantized ? DType::s8 : act_for(kernel, seed);
+          const std::int64_t k = group > 100 || block > 100 ? 1403 : 203;
+          ASSERT_TRUE(takes(kernel, scheme, 37, k, way, act)) << name_of(scheme, way);
+          ++seed;
+          const QuantTensor q = random_weight(scheme, 37, k, seed, {.act_order = seed % 2 == 0 && !comes_quantized});
+          VerifySpec spec = spec_for(kernel, 1 + static_cast<std::int64_t>(seed % 9), act, {}, seed);
+          spec.linear.act_scheme = way;
+          SCOPED_TRACE(name_of(scheme, way) + (comes_quantized ? ", A quantized" : ""));
+          expect_verified(q, spec, kernel.name);
+        }
+}
+
+/// Activations in [5, 6]: within the bound, and some six times as close to the product of floats with float offsets as with zero points,
+/// whose range contains 0.
+TEST_P(ZeroPointBlocksConformance, OffsetsAreFinerFarFromZero) {
+  const Kernel& kernel = *GetParam();
+  const std::int64_t m = 7, n = 51, k = 512;
+  for (ZeroKind weight_zero : {ZeroKind::none, ZeroKind::integer, ZeroKind::offset, ZeroKind::real}) {
+    const WeightScheme scheme{weight_zero == ZeroKind::none ? DType::u4b8 : DType::u4, weight_zero, GroupShape::group(32),
+                              DType::f16};
+    const QuantTensor q = random_weight(scheme, n, k, 3);
+    Tensor a(act_for(kernel, 0), {m, k}), exact(DType::f32, {m, n});
+    for (std::int64_t i = 0; i < a.numel(); ++i)
+      a.set(i, 5.0f + static_cast<float>(random_uniform(4, static_cast<std::uint64_t>(i))));
+    std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
+    std::iota(columns.begin(), columns.end(), 0);
+    const auto plain = reference::linear(reference::arrays_of(q), view_of(a), {}, {}, columns);
+    const auto error = [&](ZeroKind zero, GroupShape group) {
+      const ActScheme way{DType::s8, group, zero};
+      const LinearSpec spec{.a_dtype = a.dtype, .m_max = m, .act_scheme = way};
+      const auto weight = pack(q, spec, {.kernel = std::string(kernel.name)});
+      EXPECT_TRUE(weight.ok()) << weight.status().message();
+      const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+      EXPECT_TRUE(plan.ok()) << plan.status().message();
+      Tensor d(DType::f32, {m, n});
+      EXPECT_TRUE(run_on_host(*plan, *weight, view_of(a), TensorView(d.bytes.data(), d.dtype, {m, n}), {}).ok());
+      const reference::ActModel model = act_model(kernel, a.dtype, way, scheme);
+      const Comparison comparison =
+          compare(d, columns, reference::linear(reference::arrays_of(q), view_of(a), {}, {}, columns, model));
+      EXPECT_EQ(comparison.failures, 0) << name_of(scheme, way);
+      double sum = 0;
+      for (std::int64_t i = 0; i < d.numel(); ++i) sum += std::pow(d.at(i) - plain[static_cast<std::size_t>(i)].value, 2);
+      return std::sqrt(sum);
+    };
+    for (GroupShape group : {GroupShape::group(32), GroupShape::channel()})
+      EXPECT_GT(error(ZeroKind::integer, group), 4.5 * error(ZeroKind::offset, group)) << scheme.name();
+  }
+}
+
+/// Scales and offsets of an A that comes quantized: offsets that dwarf their codes, or that are all there is, and none.
+TEST_P(ZeroPointBlocksConformance, OffsetsOfCodes) {
+  const Kernel& kernel = *GetParam();
+  const float scales[] = {0.01f, 0.0f, 1e-30f, 0.01f, -0.02f, 1e-12f, 0.0f},
+              offsets[] = {5.5f, -3.0f, 1e4f, 0.0f, -1e3f, 2.0f, 0.0f};
+  for (ZeroKind weight_zero : {ZeroKind::none, ZeroKind::integer, ZeroKind::offset}) {
+    const WeightScheme scheme{weight_zero == ZeroKind::none ? DType::s8 : DType::u4, weight_zero, GroupShape::group(32),
+                              DType::f16};
+    for (GroupShape group : {GroupShape::channel(), GroupShape::group(32), GroupShape::group(64)}) {
+      const std::int64_t m = 8, n = 37, k = 200;
+      const ActScheme way{DType::s8, group, ZeroKind::offset};
+      const QuantTensor q = random_weight(scheme, n, k, 5);
+      const LinearSpec spec{.a_dtype = DType::s8, .m_max = m, .act_scheme = way};
+      const auto weight = pack(q, spec, {.kernel = std::string(kernel.name)});
+      ASSERT_TRUE(weight.ok()) << weight.status().message();
+      const auto plan = Plan::linear(*weight, spec, {.kernel = std::string(kernel.name)});
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      Tensor a(DType::s8, {m, k});
+      for (std::int64_t i = 0; i < a.numel(); ++i)
+        a.as<std::int8_t>()[i] = static_cast<std::int8_t>(random_bits(11, static_cast<std::uint64_t>(i)));
+      std::vector<std::int64_t> shape{m};
+      if (group.k != 0) shape.push_back(group.cols(k));
+      Tensor a_scale(DType::f32, shape), a_zero(DType::f32, shape);
+      for (std::int64_t i = 0; i < a_zero.numel(); ++i) {
+        a_scale.set(i, scales[static_cast<std::size_t>(i) % std::size(scales)]);
+        a_zero.set(i, offsets[static_cast<std::size_t>(i) % std::size(offsets)]);
+      }
+      const Operands args{.a_scale = view_of(a_scale), .a_zero = view_of(a_zero)};
+      Tensor d(DType::f32, {m, n});
+      const Status ran = run_on_host(*plan, *weight, view_of(a), TensorView(d.bytes.data(), d.dtype, {m, n}), args);
+      ASSERT_TRUE(ran.ok()) << ran.message();
+      std::vector<std::int64_t> columns(static_cast<std::size_t>(n));
+      std::iota(columns.begin(), columns.end(), 0);
+      const Comparison comparison = compare(d, columns,
+                                            reference::linear(reference::arrays_of(q), view_of(a), spec.epilogue, args, columns,
+                                                              act_model(kernel, DType::s8, way, scheme)));
+      EXPECT_EQ(comparison.failures, 0) << name_of(scheme, way) << ", the worst at " << comparison.worst_m << ","
+                                        << comparison.worst_n << ": " << comparison.worst_got << ", expected "
+                                        << comparison.worst_expected.value << " ± " << comparison.worst_expected.bound;
+    }
+  }
 }
 
 std::vector<WeightScheme> integer_schemes() {
@@ -544,11 +656,6 @@ Tensor exact_w8a8(const QuantTensor& q, const ConstTensorView& a, const LinearSp
       epilogue::store_row(spec.epilogue, args, row.data(), r, 0, n, TensorView(d.bytes.data(), d.dtype, {m, n}));
   }
   return d;
-}
-
-ConstTensorView view_of(const Tensor& t) {
-  if (t.shape.size() == 1) return {t.bytes.data(), t.dtype, {t.shape[0]}};
-  return {t.bytes.data(), t.dtype, {t.shape[0], t.shape[1]}};
 }
 
 /// The same bits, except for the payload of a NaN.

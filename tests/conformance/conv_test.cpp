@@ -262,10 +262,13 @@ std::vector<ConvSpec> ways(const Kernel& kernel, const ConvGeometry& g, std::uin
                               {DType::s8, GroupShape::channel()},
                               {DType::s8, GroupShape::tensor(), ZeroKind::integer},
                               {DType::s8, GroupShape::channel(), ZeroKind::integer},
+                              {DType::s8, GroupShape::channel(), ZeroKind::offset},
                               {DType::e4m3, GroupShape::channel()}};
   if (g.group_inputs() % 8 == 0) acts.push_back({DType::s8, GroupShape::group(8)});
+  if (g.group_inputs() % 3 == 0) acts.push_back({DType::s8, GroupShape::group(3), ZeroKind::offset});
   if (g.group_inputs() % 16 == 0) acts.push_back({DType::s8, GroupShape::group(16)});
-  if (g.group_inputs() % 32 == 0) acts.push_back({DType::s8, GroupShape::group(32), ZeroKind::integer});
+  if (g.group_inputs() % 32 == 0)
+    for (ZeroKind zero : {ZeroKind::integer, ZeroKind::offset}) acts.push_back({DType::s8, GroupShape::group(32), zero});
   if (g.group_inputs() % 64 == 0) acts.push_back({DType::s8, GroupShape::group(64)});
   if (g.group_inputs() % 128 == 0) {
     acts.push_back({DType::s8, GroupShape::group(128)});

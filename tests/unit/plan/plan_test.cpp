@@ -332,14 +332,13 @@ TEST(Plan, RefusesActivationsItCannotQuantize) {
   EXPECT_TRUE(status(DType::e4m3, GroupShape::group(64)).ok());
   EXPECT_THAT(status(DType::e5m2, GroupShape::channel()).message(), HasSubstr("cannot be quantized to e5m2"));
   EXPECT_THAT(status(DType::s8, GroupShape::tensor()).message(), HasSubstr("a scale per tensor"));
-  EXPECT_THAT(status(DType::s8, GroupShape::group(4)).message(), HasSubstr("a multiple of 8 channels"));
+  EXPECT_TRUE(status(DType::s8, GroupShape::group(4)).ok());
   EXPECT_THAT(status(DType::s8, GroupShape::group(48)).message(), HasSubstr("do not line up with the weight's groups of 32"));
-  EXPECT_THAT(status(DType::s8, GroupShape::group(1024)).message(), HasSubstr("512 at most, not 1024"));
+  EXPECT_TRUE(status(DType::s8, GroupShape::group(1024)).ok());
   const auto with_zeros = [&](std::int32_t block) {
     return Plan::linear(*weight, {.act_scheme = {DType::s8, GroupShape::group(block), ZeroKind::integer}}).status();
   };
-  for (std::int32_t block : {32, 64, 128, 256}) EXPECT_TRUE(with_zeros(block).ok()) << block;
-  EXPECT_THAT(with_zeros(512).message(), HasSubstr("256 at most with zero points, not 512"));
+  for (std::int32_t block : {4, 32, 64, 128, 256, 512}) EXPECT_TRUE(with_zeros(block).ok()) << block;
 }
 
 TEST(Plan, RefusesOffsetsOfActivationsItCannotFind) {

@@ -32,8 +32,11 @@ ConvWork::ConvWork(const Kernel& kernel, const ConvGeometry& geometry, ImageLayo
   const std::int64_t parts = (out_width_ + tokens - 1) / tokens;
   columns_ = (out_width_ + parts - 1) / parts;
   rows_ = parts > 1 ? 1 : std::min(out_height_, std::max<std::int64_t>(1, tokens / columns_));
-  // Blocks with zero points are quantized per patch: the gathered pixels have room for a scale, but not for a zero point.
-  block_ = is_compute_float(act) && quantize.codes == DType::s8 && quantize.zero == ZeroKind::none ? quantize.group.k : 0;
+  // Blocks with zero points are quantized per patch: the gathered pixels have room for a scale, but not for a zero point. So are long ones.
+  block_ =
+      is_compute_float(act) && quantize.codes == DType::s8 && quantize.zero == ZeroKind::none && quantize.group.k <= kMaxSegment
+          ? quantize.group.k
+          : 0;
   quantizes_pixels_ =
       is_compute_float(act) && quantize.codes == DType::s8 && (quantize.group == GroupShape::tensor() || block_ != 0);
   // Requires one scale for the whole image, octets or rows that end inside a pixel, sums that fit 32 bits, and mostly full tiles.

@@ -37,7 +37,10 @@ GivenRules given_rules(const StepArgs& args, const std::optional<StaticActs>& kn
   if (scale.dim(0) > 1) given.scale_row = scale.stride(0);
   if (scale.rank > 1) given.scale_block = scale.stride(1);
   if (args.act_scheme.zero != ZeroKind::none) {
-    given.zero = static_cast<const std::int32_t*>(zero.data);
+    if (args.act_scheme.zero == ZeroKind::offset)
+      given.offset = static_cast<const float*>(zero.data);
+    else
+      given.zero = static_cast<const std::int32_t*>(zero.data);
     if (zero.dim(0) > 1) given.zero_row = zero.stride(0);
     if (zero.rank > 1) given.zero_block = zero.stride(1);
   }
@@ -93,7 +96,7 @@ PrepareTask prepare_task(ActForm form, const StepArgs& args, int tile) {
           .m = args.a.dim(0),
           .perm = weight.perm.empty() ? nullptr : weight.perm.data(),
           .prescale = weight.prescale_f32.empty() ? nullptr : weight.prescale_f32.data(),
-          .segments = {weight.k, weight.group_size(), act.piece},
+          .segments = {weight.k, weight.group_size(), act.piece, act.unit},
           .digits = act,
           .act_scheme = args.act_scheme,
           .block = args.act_scheme.group.k == 0 ? weight.k : args.act_scheme.group.k,
@@ -189,7 +192,7 @@ constexpr std::array kKernels {
 std::int64_t prepared_token_bytes(ActForm form, const ActScheme& quantize, const WeightScheme& weight, std::int64_t k) {
   if (form == ActForm::f32) return 4 * k;
   const ActDigits act = ActDigits::make(quantize, weight, k);
-  const Segments segments{k, weight.group.k == 0 ? k : weight.group.k, act.piece};
+  const Segments segments{k, weight.group.k == 0 ? k : weight.group.k, act.piece, act.unit};
   if (form == ActForm::bf16) return token_bytes(segments, 0, 2);
   if (form == ActForm::bf16k32) return token_bytes(segments, 0, 2, kRowBytes / 2);
   return act.token_header() + token_bytes(segments, act.segment_header(), act.digits, in_rows(form) ? kRowBytes : tile::kOctet);

@@ -8,7 +8,8 @@
 //            scale f32[H] | Σ of the integers f32[H] | zero f32[H] | −bias·Σ of each digit s32[H·D] | octets
 //          octet = channels 0…3, then channels 4…7, each: for each token, for each digit, 4 bytes: the digit of 4 channels
 //          The zeros are there only where activations have zero points, and Σ is of q − zero then, the Σ of digits of q. Most are
-//          pairs s16[2] in place of an f32 (ActDigits::paired), −Σ(q − zero) and −zero, and both Σ are of q − zero. For kernels over all
+//          pairs s16[2] in place of an f32 (ActDigits::paired), −Σ(q − zero) and −zero, and both Σ are of q − zero. A float offset is
+//          a zero point that is no integer: q·scale + offset = (q + offset / scale)·scale. For kernels over all
 //          of K a tile begins with its zeros instead, s32[H], and sums are of q.
 //   s8k64  int8 for tiles of AMX: as s8, with room for a multiple of 16 tokens, the unused part is not written, and in place of the
 //          octets, for each 16 tokens, for each 64 channels, zeros after the last: for each token, 64 bytes
@@ -17,7 +18,7 @@
 //   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
 //          64 bytes, 4 octets in that order
 //
-// The last octet of a group is padded with zeros, beside pairs with the zero point. Tiles of int8 are as even as possible: with T = 12, 13
+// The last octet of a group is padded with zeros, beside pairs with the zero point; so are places of channels of another segment. Tiles of int8 are as even as possible: with T = 12, 13
 // tokens are tiles of 7 and 6; with T = 32, in steps of 16, 72 are 32, 32 and 8.
 #pragma once
 
@@ -62,6 +63,7 @@ struct GivenRules {
   const float* scale = nullptr;
   std::int64_t scale_row = 0, scale_block = 0;
   const std::int32_t* zero = nullptr;  // null: 0
+  const float* offset = nullptr;       // in place of zero points
   std::int64_t zero_row = 0, zero_block = 0;
 };
 

@@ -63,6 +63,7 @@ struct Scaling {
 };
 
 inline float least_of(float a, float b) { return a < b ? a : b; }
+inline float limited(float x, float limit) { return least_of(-least_of(-x, limit), limit); }
 
 constexpr std::int32_t kInfinityBits = 0x7f800000;
 
@@ -128,19 +129,27 @@ inline void lay_words(const std::byte* const* rows, std::int64_t count, std::int
 /// The rule of channels [k, end) of a token: given, known, or computed from all of them.
 inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::int64_t m, std::int64_t k, std::int64_t end) {
   if (t.given.scale != nullptr) {
-    const std::int32_t zero = t.given.zero == nullptr ? 0 : t.given.zero[m * t.given.zero_row + k / t.block * t.given.zero_block];
-    return {t.given.scale[m * t.given.scale_row + k / t.block * t.given.scale_block], 0.0f, zero};
+    const std::int64_t zero_at = m * t.given.zero_row + k / t.block * t.given.zero_block;
+    return {.scale = t.given.scale[m * t.given.scale_row + k / t.block * t.given.scale_block],
+            .inverse = 0.0f,
+            .zero = t.given.zero == nullptr ? 0 : t.given.zero[zero_at],
+            .offset = t.given.offset == nullptr ? 0.0f : t.given.offset[zero_at]};
   }
   if (t.known) return act_rule::known(t.known->scale, t.known->zero);
-  const bool zeros = t.digits.zero_sums != ZeroSums::none;
+  const bool zeros = t.digits.zero_sums != ZeroSums::none, offsets = t.act_scheme.zero == ZeroKind::offset;
   alignas(64) float x[kMaxSegment];
-  Vec low{}, high{};
+  Vec low{}, high{};  // a range with a zero point contains 0
+  if (offsets) {
+    low += act_rule::kLargest;
+    high -= act_rule::kLargest;
+  }
   std::int32_t largest = 0;
   for (; k < end; k += kMaxSegment) {
     const std::int64_t count = end - k < kMaxSegment ? end - k : kMaxSegment;
     const float* piece = gathered(t, row, k, count, x);
     const std::int32_t part = largest_bits(piece, count);
     largest = part > largest ? part : largest;
+    for (std::int64_t i = count; offsets && i % 16 != 0; ++i) x[i] = x[0];  // the padding is no part of the range
     for (std::int64_t i = 0; zeros && i < count; i += kLanes) {
       const Vec v = load(piece + i);
       low = v < low ? v : low;
@@ -152,20 +161,24 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
   if (!zeros)
     return act_rule::symmetric(finite ? least_of(from_bits(largest), t.limit) : nan,
                                t.act_scheme.codes == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
-  float bottom = 0, top = 0;
-  for (int i = 0; i < kLanes; ++i) {
+  float bottom = low[0], top = high[0];
+  for (int i = 1; i < kLanes; ++i) {
     bottom = least_of(low[i], bottom);
     top = -least_of(-high[i], -top);
   }
+  if (offsets) return act_rule::with_offset(limited(bottom, t.limit), finite ? limited(top, t.limit) : nan);
   return act_rule::asymmetric(finite ? -least_of(-bottom, t.limit) : nan, least_of(top, t.limit));
 }
 
 /// x[0 … count) → codes by act_rule::to_s8, zeros up to the next multiple of 16; their sum.
 inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
   typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
+  const bool shifted = rule.low != 0.0f;
   constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point; smaller ones fit integers
   for (std::int64_t i = 0; i < count; i += kLanes) {
-    Vec scaled = load(x + i) * rule.inverse;
+    Vec scaled = load(x + i);
+    if (shifted) scaled -= rule.low;
+    scaled *= rule.inverse;
     scaled = scaled == scaled ? scaled : Vec{};  // a NaN becomes 0
     scaled = scaled > -kFar ? scaled : Vec{} - kFar;
     scaled = scaled < kFar ? scaled : Vec{} + kFar;
@@ -215,6 +228,19 @@ inline const std::int8_t* gathered_codes(const PrepareTask& t, const std::byte* 
     for (std::int64_t i = 0; i < count; ++i) codes[i] = static_cast<std::int8_t>(row[t.perm[k + i]]);
   }
   return codes;
+}
+
+/// The zero point, a float, of codes that mean code·scale + offset = (code − zero)·scale. Where codes are too small to change an offset,
+/// or the scale is 0, all of the block are taken to be 0, under another scale.
+struct FloatZero {
+  float scale, zero;
+  bool no_codes;
+};
+inline FloatZero float_zero(const act_rule::Rule& rule) {
+  constexpr float kNegligible = 0x1p40f;  // codes are less than 2⁻³³ of the offset
+  const float size = __builtin_fabsf(rule.offset);
+  if (size > kNegligible * __builtin_fabsf(rule.scale)) return {size, rule.offset > 0 ? -1.0f : 1.0f, true};
+  return {rule.scale, rule.scale == 0 ? 0.0f : -rule.offset / rule.scale, false};
 }
 
 /// x[0 … count) → the values of its e4m3 codes, in place: act_rule::to_e4m3, times the scale.
@@ -292,6 +318,13 @@ void fixed(const PrepareTask& t, std::int64_t m) {
   for (std::int64_t r = 0; r < height; r += tokens) fixed_of(t, m, height, r, least(tokens, height - r));
 }
 
+/// Moves `count` codes by `lead` places; before them, and behind them up to a whole octet, is `fill`.
+inline void pad_octets(std::int8_t* codes, std::int64_t lead, std::int64_t count, std::int8_t fill) {
+  std::memmove(codes + lead, codes, static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < lead; ++i) codes[i] = fill;
+  for (std::int64_t i = lead + count; i % tile::kOctet != 0; ++i) codes[i] = fill;
+}
+
 /// Codes [begin, begin + count) of a segment of tokens first, first + 1, ... of the tile, and the padding to whole octets or rows, to
 /// their place in the form; `out` is the segment's place for codes, in a tile with room for `room` tokens. `segment` is how long it is.
 inline void lay_codes(const PrepareTask& t, const std::byte* const* codes, std::int64_t first, std::int64_t tokens,
@@ -312,7 +345,7 @@ inline void lay_codes(const PrepareTask& t, const std::byte* const* codes, std::
 /// int8: a rule per token or block of K, then its codes, piece by piece; of tokens [first, first + tokens) of the tile of `height` at m.
 inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, std::int64_t first, std::int64_t tokens) {
   const std::int64_t header = t.digits.segment_header();
-  const bool per_segment = t.digits.zero_sums == ZeroSums::per_segment;
+  const bool per_segment = t.digits.zero_sums == ZeroSums::per_segment, offsets = t.act_scheme.zero == ZeroKind::offset;
   const std::int64_t room = t.rows ? (height + kRowTokens - 1) / kRowTokens * kRowTokens : height;
   const std::int64_t step = t.rows ? kRowBytes : tile::kOctet;
   alignas(64) float x[kMaxSegment];
@@ -325,7 +358,7 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
   std::byte* out = t.out + m * t.token_bytes;
   std::int64_t block_end = 0;
   for (std::int64_t k = 0; k < t.segments.k;) {
-    const std::int64_t end = t.segments.end(k);
+    const std::int64_t end = t.segments.end(k), lead = t.segments.splits_octets() ? t.segments.lead(k) : 0;
     if (k >= block_end) {
       block_end = t.segments.k - k < t.block ? t.segments.k : k + t.block;
       for (std::int64_t i = 0; i < tokens; ++i) rules[i] = rule_of(t, rows[i], m + first + i, k, block_end);
@@ -335,34 +368,47 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
       out += 4 * room;
     }
     for (std::int64_t i = 0; i < tokens; ++i) sums[i] = 0;
-    for (std::int64_t begin = k; begin < end; begin += kMaxSegment) {
-      const std::int64_t count = end - begin < kMaxSegment ? end - begin : kMaxSegment;
+    for (std::int64_t begin = k, count = 0; begin < end; begin += count) {
+      const std::int64_t skipped = begin == k ? lead : 0;
+      count = least(end - begin, kMaxSegment - skipped);
       for (std::int64_t i = 0; i < tokens; ++i) {
         if (t.rows) clear_end<kRowBytes>(bytes[i], count);
         const std::int8_t* piece = bytes[i];
-        if (t.type == DType::s8) {
+        if (t.type == DType::s8 && offsets && float_zero(rules[i]).no_codes) {
+          std::memset(bytes[i], 0, sizeof bytes[i]);
+        } else if (t.type == DType::s8) {
           piece = gathered_codes(t, rows[i], begin, count, bytes[i]);
           sums[i] += sum_of(piece, count);
         } else {
           sums[i] += to_codes(gathered(t, rows[i], begin, count, x), count, rules[i], bytes[i]);
         }
+        const auto fill = static_cast<std::int8_t>(t.digits.paired ? rules[i].zero : 0);
+        if (skipped != 0) {
+          if (piece != bytes[i]) std::memcpy(bytes[i], piece, static_cast<std::size_t>(count));
+          piece = bytes[i];
+        }
+        if (piece == bytes[i]) pad_octets(bytes[i], skipped, count, fill);
         pieces[i] = reinterpret_cast<const std::byte*>(piece);
-        for (std::int64_t j = count; t.digits.paired && j % tile::kOctet != 0; ++j)
-          bytes[i][j] = static_cast<std::int8_t>(rules[i].zero);
       }
-      lay_codes(t, pieces, first, tokens, begin - k, count, room, end - k, out + header * room);
+      lay_codes(t, pieces, first, tokens, begin == k ? 0 : begin - k + lead, skipped + count, room, lead + end - k,
+                out + header * room);
     }
     for (std::int64_t i = 0; i < tokens; ++i) {
       const std::int64_t r = first + i, z = rules[i].zero, sum = sums[i] - (per_segment ? z * (end - k) : 0);
-      const auto units = static_cast<float>(sum), zero = static_cast<float>(z);
+      float scale = rules[i].scale, units = static_cast<float>(sum), zero = static_cast<float>(z);
+      if (offsets) {
+        const FloatZero as_zero = float_zero(rules[i]);
+        scale = as_zero.scale, zero = as_zero.zero;
+        units = static_cast<float>(static_cast<double>(sums[i]) - static_cast<double>(zero) * static_cast<double>(end - k));
+      }
       const std::int16_t pair[] = {static_cast<std::int16_t>(-sum), static_cast<std::int16_t>(-z)};
       const auto start = static_cast<std::int32_t>(-t.bias * (t.digits.paired ? sum : sums[i]));
-      std::memcpy(out + 4 * r, &rules[i].scale, 4);
+      std::memcpy(out + 4 * r, &scale, 4);
       std::memcpy(out + 4 * (room + r), &units, 4);
       if (per_segment) std::memcpy(out + 4 * (2 * room + r), t.digits.paired ? static_cast<const void*>(pair) : &zero, 4);
       std::memcpy(out + (header - 4) * room + 4 * r, &start, 4);
     }
-    out += (header + (end - k + step - 1) / step * step) * room;
+    out += (header + (lead + end - k + step - 1) / step * step) * room;
     k = end;
   }
 }

@@ -1,20 +1,20 @@
 // Segments: the pieces of K that the dot-product kernels accumulate in integers before scales are applied.
 //
 // A segment never crosses a group of the weight, nor a block of activations that share a scale, and is so short that its sums stay
-// within 32 bits. All but the last of a group are multiples of an octet.
+// within 32 bits. All but the last of a group or block are multiples of an octet. Where blocks that are no multiples of an octet divide
+// groups, an octet belongs to two segments: the second begins with `lead` channels of the first, for which activations are 0.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "core/error.hpp"
 #include "kernels/kernel.hpp"
 #include "layouts/tile.hpp"
 #include "nibble/scheme.hpp"
 
 namespace nibble::cpu {
 
-/// Blocks of activations that share a scale are at most this long, and activations are prepared in pieces of it, in local buffers.
+/// Activations are prepared in pieces of at most so many channels, in local buffers.
 constexpr std::int64_t kMaxSegment = 512;
 /// The longest segment of int8 activations: 2¹⁵ products of a signed byte and an unsigned one, up to 128·255·2¹⁵ < 2³⁰, and the correction
 /// for the bias of the codes, up to 128·128·2¹⁵, fit 32 bits together.
@@ -43,53 +43,55 @@ struct ActDigits {
   ZeroSums zero_sums = ZeroSums::none;
   bool paired = false;  // zeros per segment are subtracted together with the weight's, which are none or integers
   std::int64_t piece = kMaxFixedSegment;
+  std::int64_t unit = 0;  // channels that share all scales: those of a group of the weight, or of a block that divides it
 
   /// The form that a scheme's activations take against a weight of k input channels. `far_zeros`: some zero points are outside
   /// −128 … 127, which pairs do not hold.
   static ActDigits make(const ActScheme& act, const WeightScheme& weight, std::int64_t k, bool far_zeros = false) {
     const std::int64_t group = weight.group.k == 0 ? k : weight.group.k;
     ActDigits form;
+    form.unit = act.group.k == 0 ? group : std::min<std::int64_t>(group, act.group.k);
     if (act.codes == DType::none) {
       form.piece = std::min(group, kMaxFixedSegment);
       return form;
     }
     form.digits = 1;
     if (act.zero != ZeroKind::none) form.zero_sums = sums_whole_rows(weight, act) ? ZeroSums::per_token : ZeroSums::per_segment;
-    form.piece = std::min(group, form.zero_sums == ZeroSums::per_segment ? kMaxZeroSegment : kMaxInt8Segment);
+    form.piece = std::min(
+        group, act.zero == ZeroKind::integer && form.zero_sums == ZeroSums::per_segment ? kMaxZeroSegment : kMaxInt8Segment);
     if (act.group.k != 0 && act.group.k < k) {
       form.block = act.group.k;
-      form.piece = std::min<std::int64_t>(form.piece, act.group.k);
+      form.piece = std::min(form.piece, form.unit);
     }
-    form.paired = !far_zeros && form.zero_sums == ZeroSums::per_segment && form.piece <= kMaxPairedSegment &&
+    form.paired = act.zero == ZeroKind::integer && !far_zeros && form.zero_sums == ZeroSums::per_segment &&
+                  form.piece + form.beside(group) <= kMaxPairedSegment &&
                   (weight.zero == ZeroKind::none || weight.zero == ZeroKind::integer);
     return form;
   }
+  /// The most channels of other segments in the octets of a segment.
+  std::int64_t beside(std::int64_t group) const { return unit < group && unit % tile::kOctet != 0 ? 2 * (tile::kOctet - 1) : 0; }
   /// Bytes per token that a tile begins with, and per token and segment before the octets.
   int token_header() const { return zero_sums == ZeroSums::per_token ? 4 : 0; }
   int segment_header() const { return 8 + 4 * digits + (zero_sums == ZeroSums::per_segment ? 4 : 0); }
 };
 
-/// The conditions of all kernels on blocks of activations that share a scale.
-inline Status accepts_block(const ActScheme& act) {
-  const std::int64_t longest = act.zero == ZeroKind::none ? kMaxSegment : kMaxZeroSegment;
-  if (act.group.k % tile::kOctet == 0 && act.group.k <= longest) return {};
-  return error(StatusCode::unsupported, "takes blocks of activations that are a multiple of {} channels, {} at most{}, not {}",
-               tile::kOctet, longest, act.zero == ZeroKind::none ? "" : " with zero points", act.group.k);
-}
-
 /// Walks the segments of one row.
 struct Segments {
-  std::int64_t k, group, piece;
+  std::int64_t k, group, piece, unit;
 
   /// The end of the segment that begins at `begin`.
   std::int64_t end(std::int64_t begin) const {
-    const std::int64_t group_end = (begin / group + 1) * group;
-    return std::min({k, group_end, begin + piece - (begin % group) % piece});
+    const std::int64_t unit_end = (begin / unit + 1) * unit;
+    return std::min({k, unit_end, begin + piece - (begin % unit) % piece});
   }
   std::int64_t count() const {
     const auto pieces = [this](std::int64_t channels) { return (channels + piece - 1) / piece; };
-    return k / group * pieces(group) + pieces(k % group);
+    return k / unit * pieces(unit) + pieces(k % unit);
   }
+  /// Whether octets can belong to two segments.
+  bool splits_octets() const { return unit < group && unit % tile::kOctet != 0; }
+  /// Channels before `begin` in the octet that a segment begins with.
+  std::int64_t lead(std::int64_t begin) const { return begin % group % tile::kOctet; }
 };
 
 /// Bytes that one token's prepared activations take: `header` bytes per segment, and `width` bytes for every channel, in
@@ -98,7 +100,7 @@ inline std::int64_t token_bytes(const Segments& segments, int header, int width,
   std::int64_t bytes = 0;
   for (std::int64_t begin = 0; begin < segments.k;) {
     const std::int64_t end = segments.end(begin);
-    bytes += header + width * ((end - begin + step - 1) / step * step);
+    bytes += header + width * ((segments.lead(begin) + end - begin + step - 1) / step * step);
     begin = end;
   }
   return bytes;

@@ -48,13 +48,15 @@ Status accepts_dot(const Kernel& self, const Problem& p) {
   if (!quantizes) return {};
   if (p.act_scheme.codes != DType::s8)
     return error(StatusCode::unsupported, "multiplies int8, the activations are to be quantized to {}", name(p.act_scheme.codes));
-  if (p.act_scheme.zero == ZeroKind::offset)
-    return error(StatusCode::unsupported, "does not take activations with float offsets");
-  NIBBLE_RETURN_IF_ERROR(accepts_block(p.act_scheme));
   if (!is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
                  p.act_scheme.group.k);
   if (self.isa == Isa::amx && !sums_whole_rows(p.scheme, p.act_scheme)) {
+    const std::int64_t block = p.act_scheme.group.k, group = p.scheme.group.k;
+    if (block % tile::kOctet != 0 && block < (group == 0 ? p.k : group))
+      return error(StatusCode::unsupported,
+                   "takes blocks of activations that are a multiple of {} channels or of the weight's groups, not {}",
+                   tile::kOctet, block);
     const int width = bits(p.scheme.codes);
     if (width != 4 && width != 8)
       return error(StatusCode::unsupported, "multiplies codes of 4 and 8 bits, the weight has {}", name(p.scheme.codes));

@@ -32,7 +32,6 @@ Status accepts_float(const Kernel& self, const Problem& p) {
   if (p.act_scheme.codes != DType::none && p.act_scheme.codes != DType::e4m3)
     return error(StatusCode::unsupported, "multiplies floats, the activations are to be quantized to {}",
                  name(p.act_scheme.codes));
-  NIBBLE_RETURN_IF_ERROR(accepts_block(p.act_scheme));
   if (!is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
     return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
                  p.act_scheme.group.k);

@@ -35,7 +35,7 @@ NIBBLE_VARIANT void multiply_segments(int bits, bool both, const DotTask& t, con
   const tile::Geometry& geo = d.geometry;
   Segment segments[2];
   for (int i = 0; i < height * kRows; i += kLanes) store(sum + i, Vec{});
-  std::int64_t group_left = 0, count = 0;
+  std::int64_t group_left = 0, unit_left = 0, count = 0;
   for (std::int64_t k = 0, length = 0; k < geo.k; k += length, ++count) {
     Segment& now = segments[count % 2];
     const Segment& before = segments[(count + 1) % 2];
@@ -46,8 +46,10 @@ NIBBLE_VARIANT void multiply_segments(int bits, bool both, const DotTask& t, con
     } else {
       now.header = before.header;
     }
-    length = least(t.segments.piece, group_left);
+    if (unit_left == 0) unit_left = least(t.segments.unit, group_left);
+    length = least(t.segments.piece, unit_left);
     group_left -= length;
+    unit_left -= length;
     const std::int64_t octets = tile::Geometry::octets(length);
     now.a = a;
     sum_steps(bits, both, codes, a + 12 * room(height), octets, ahead);

@@ -35,7 +35,7 @@ struct DotTask {
       : decoder(&weight_decoder),
         weight(args.weight->bytes.data()),
         activations(args.prepared),
-        segments{args.weight->k, args.weight->group_size(), digits.piece},
+        segments{args.weight->k, args.weight->group_size(), digits.piece, digits.unit},
         token_bytes(prepared_token_bytes(kernel.form, args.act_scheme, args.weight->scheme, args.weight->k)),
         zero_sums(digits.zero_sums),
         channel_sums(args.weight->channel_sums.data()),

@@ -89,6 +89,32 @@ NIBBLE_VARIANT Ints add_codes(Ints sum, Ints low, Ints high, int bits) {
   return dot4(dot4(sum, low, ones, 8), high, ones, 8);
 }
 
+/// Adds those codes of an octet that are of its channels [begin, end).
+inline void add_some_codes(int bits, const Decoder& d, const std::byte* octet, std::int64_t begin, std::int64_t end, Ints* sum) {
+  std::int8_t ones[tile::kOctet];
+  for (int i = 0; i < tile::kOctet; ++i) ones[i] = i >= begin && i < end ? 1 : 0;
+  const Ints low_ones = load_splat(ones), high_ones = load_splat(ones + 4);
+  const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
+  const tile::Planes planes = tile::planes(d.geometry.bits);
+  for (int v = 0; v < kVecs; ++v) {
+    if (bits == 4) {
+      const Quads quads = load_quads(4, octet, v);
+      sum[v] = dot4(dot4(sum[v], quads.low, low_ones, 4), quads.high, high_ones, 4);
+    } else {
+      const Quads quads = bits == 8 ? load_quads(8, octet, v) : load_any_quads(planes, octet, v);
+      sum[v] = dot4(dot4(sum[v], quads.low ^ flip, low_ones, 8), quads.high ^ flip, high_ones, 8);
+    }
+  }
+}
+/// Σ of the codes beside a segment in its first and its last octet: `before` and `behind` of them. Rare, and kept out of the registers of
+/// the loop.
+__attribute__((noinline)) void sum_other_codes(const Decoder& d, const std::byte* first, std::int64_t before,
+                                               const std::byte* last, std::int64_t behind, Ints* sum) {
+  for (int v = 0; v < kVecs; ++v) sum[v] = Ints{};
+  add_some_codes(d.geometry.bits, d, first, 0, before, sum);
+  add_some_codes(d.geometry.bits, d, last, tile::kOctet - behind, tile::kOctet, sum);
+}
+
 /// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `sums_columns` (column
 /// sums are computed, not loaded) are constants at every call; except `sums_columns` for other widths, too rare for a loop of their own.
 NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
@@ -110,7 +136,8 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
   GroupHeader header;
   const bool common = has_common_header(d);
   const std::byte* codes = block;
-  std::int64_t group_left = 0;
+  const bool splits_octets = t.segments.splits_octets();
+  std::int64_t group_left = 0, unit_left = 0, lead = 0;
   for (std::int64_t k = 0, length = 0; k < geo.k; k += length) {
     if (group_left == 0) {
       group_left = geo.group < geo.k - k ? geo.group : geo.k - k;
@@ -120,8 +147,12 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
         read_group_header(d, codes, header);
       codes += geo.header_bytes;
     }
-    length = t.segments.piece < group_left ? t.segments.piece : group_left;
+    if (unit_left == 0) unit_left = t.segments.unit < group_left ? t.segments.unit : group_left;
+    length = t.segments.piece < unit_left ? t.segments.piece : unit_left;
     group_left -= length;
+    unit_left -= length;
+    if (splits_octets) lead = t.segments.lead(k);
+    const std::byte* const first_octet = codes;
 
     const auto* scales = reinterpret_cast<const float*>(a);
     const float* sums = scales + height;
@@ -137,7 +168,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
         more[r][v] = Ints{};
       }
     a += 4 * rows;
-    for (std::int64_t j = 0; j < length; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
+    for (std::int64_t j = -lead; j < length; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
       Ints low[kVecs], high[kVecs];
       for (int v = 0; v < kVecs; ++v) {
         const Quads quads = bits == 0 ? load_any_quads(planes, codes, v) : load_quads(bits, codes, v);
@@ -156,7 +187,19 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
       for (int r = 0; r < rows; ++r)
         for (int v = 0; v < kVecs; ++v) acc[r][v] += more[r][v];
     // Codes that fill up the last octet are 0 before they are flipped.
-    const std::int64_t filled = (length + tile::kOctet - 1) / tile::kOctet * tile::kOctet - length;
+    std::int64_t filled = (lead + length + tile::kOctet - 1) / tile::kOctet * tile::kOctet - lead - length;
+    if (splits_octets) {  // the last octet is the next segment's first, too, unless the group ends
+      const std::int64_t behind = group_left == 0 ? 0 : filled;
+      if (behind != 0) {
+        codes -= geo.octet_bytes;
+        filled = 0;
+      }
+      if (sums_columns && !paired && lead + behind != 0) {
+        Ints others[kVecs];
+        sum_other_codes(d, first_octet, lead, behind != 0 ? codes : first_octet, behind, others);
+        for (int v = 0; v < kVecs; ++v) column[v] -= others[v];
+      }
+    }
     const Ints biases =
         splat(static_cast<std::int32_t>((bits == 4 ? 0 : kByteBias * filled) - static_cast<int>(d.bias) * length));
     for (int v = 0; sums_columns && v < kVecs; ++v) {

@@ -10,6 +10,10 @@ namespace nibble {
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream) {
   NIBBLE_RETURN_IF_ERROR(check_act_outputs(a, scheme, out, options));
+  constexpr std::int64_t kGroupStep = 8;  // channels that kernels process at a time
+  if (scheme.group.k % kGroupStep != 0)
+    return error(StatusCode::unsupported, "activations in groups of {} channels; on the GPU a group is a multiple of {}",
+                 scheme.group.k, kGroupStep);
   if (scheme.zero == ZeroKind::offset)
     return error(StatusCode::unsupported, "the GPU finds integer zero points, no float offsets; quantize on the CPU");
   if (scheme.zero != ZeroKind::none && scheme.group.k != 0)

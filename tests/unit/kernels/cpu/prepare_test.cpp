@@ -26,12 +26,13 @@ struct Prepared {
   std::vector<std::byte> a, out;
   float scale = 0.5f;
   std::int32_t zero = 0;
+  float given_offset = -3.0f;  // with float offsets: the zero point 6
 
   Prepared(Isa isa, ActForm form, const Scheme& scheme, DType type, std::int64_t m, std::int64_t k, std::int64_t tile) {
     const std::int64_t width = bits(type) / 8;
     a.resize(static_cast<std::size_t>(m * k * width));
     for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::byte>(random_bits(5, i) & 0xff);
-    if (scheme.act.zero != ZeroKind::none) zero = 7;
+    if (scheme.act.zero == ZeroKind::integer) zero = 7;
     out.assign(static_cast<std::size_t>(prepared_bytes(form, m, scheme.act, scheme.weight, k)), kUnwritten);
     const ActDigits act = ActDigits::make(scheme.act, scheme.weight, k);
     const std::int64_t group = scheme.weight.group.k == 0 ? k : scheme.weight.group.k;
@@ -42,7 +43,7 @@ struct Prepared {
             .m = m,
             .perm = nullptr,
             .prescale = nullptr,
-            .segments = {k, group, act.piece},
+            .segments = {k, group, act.piece, act.unit},
             .digits = act,
             .act_scheme = scheme.act,
             .block = scheme.act.group.k == 0 ? k : scheme.act.group.k,
@@ -54,6 +55,11 @@ struct Prepared {
             .tile = prepared_tile(form, m, tile),
             .rows = in_rows(form),
             .out = out.data()};
+    if (scheme.act.zero == ZeroKind::offset) {
+      task.given.zero = nullptr;
+      task.given.offset = &given_offset;
+      zero = 6;
+    }
     const auto prepare = prepare_isa(isa).of(form);
     for (std::int64_t first = 0; first < m; first += task.tile) prepare(task, first);
   }
@@ -145,8 +151,9 @@ void expect_halves(const Prepared& p) {
 
 TEST(Prepare, CodesLieWhereTheFormSays) {
   for (Isa isa : instruction_sets())
-    for (const char* scheme : {"s8r_s8c", "s8zr_s8c", "s8g32_u4b8g32", "s8g64_u4zg64", "s8zg32_u4b8g32", "s8zg32_u4zg32",
-                               "s8zg128_u8zg128", "s8zg256_u8zg256", "s8r_u4zg128"})
+    for (const char* scheme :
+         {"s8r_s8c", "s8zr_s8c", "s8g32_u4b8g32", "s8g64_u4zg64", "s8zg32_u4b8g32", "s8zg32_u4zg32", "s8zg128_u8zg128",
+          "s8og32_u4zg32", "s8og256_u4og256", "s8or_s8c", "s8zg256_u8zg256", "s8r_u4zg128"})
       for (ActForm form : {ActForm::s8, ActForm::s8k64})
         for (std::int64_t m : {1, 2, 5, 12, 17, 40})
           for (std::int64_t k : {1, 30, 64, 200, 1040}) {
@@ -175,7 +182,7 @@ TEST(Prepare, FixedPointOfWhatIsNoNumberIsZero) {
                               .m = 1,
                               .perm = nullptr,
                               .prescale = nullptr,
-                              .segments = {kK, kBlock, digits.piece},
+                              .segments = {kK, kBlock, digits.piece, digits.unit},
                               .digits = digits,
                               .act_scheme = {},
                               .block = kK,

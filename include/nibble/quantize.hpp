@@ -14,8 +14,9 @@ namespace nibble {
 
 /// What to quantize to, and how ranges are found.
 struct QuantizeSpec {
-  /// Codes uXbB (symmetric), uX with integer zero points, s8 with them or without, e4m3; of 2 to 8 bits. Scales per tensor, channel, group
-  /// (which divides K) or block (which may be ragged); they are rounded to f16, bf16 or f32 before codes are chosen.
+  /// Codes uXbB (symmetric), uX with integer zero points or float offsets, s8 with zero points or without, e4m3; of 2 to 8 bits. Scales
+  /// per tensor, channel, group (which divides K) or block (which may be ragged); they, and offsets, which have their type, are rounded to
+  /// f16, bf16 or f32 before codes are chosen. No checkpoint format holds offsets.
   WeightScheme scheme = {DType::u4b8, ZeroKind::none, GroupShape::group(128), DType::f16};
   bool clip_search = false;  // per group, shrink the range while that lowers the squared error
 };
@@ -76,14 +77,14 @@ struct ActOptions {
   std::optional<StaticActs> known = {};  // with GroupShape::tensor(): the scale, and for s8 the zero point
 };
 
-/// Quantizes a[M,K] (f32, f16 or bf16, last stride 1). Groups are multiples of 8 channels; the last one may be shorter. A token or
-/// group with a NaN or an infinity gets the scale NaN and codes 0; others are unaffected. With a known scale, infinities saturate
+/// Quantizes a[M,K] (f32, f16 or bf16, last stride 1). The last group may be shorter. A token or group with a NaN or an infinity gets the scale NaN and codes 0; others are unaffected. With a known scale, infinities saturate
 /// and a NaN becomes 0 (s8) or NaN (e4m3).
 /// Errors: invalid_argument with the values, unsupported for a scheme not listed above; nothing has been written then.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out,
                             const ActOptions& options = {}, Executor* executor = nullptr);
 /// The same in device memory, options.prescale too: enqueues on `stream` and returns, without allocation or synchronisation. Can be
-/// captured in a CUDA graph once it has run on the device. Zero points per group, and float offsets, are on the CPU only.
+/// captured in a CUDA graph once it has run on the device. Zero points per group, float offsets, and groups that are no multiples of 8
+/// channels are on the CPU only.
 /// Errors: as above, unsupported without a GPU, and internal with CUDA's message when the launch fails.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream);

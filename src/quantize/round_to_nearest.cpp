@@ -2,7 +2,8 @@
 //
 // A group of weights becomes a scale s, a zero z and codes u in [0, top], top = 2^bits − 1, that mean (u − z)·s. Symmetric
 // schemes fix z = 2^(bits−1), which their code type uXbB carries; asymmetric ones store it. The same arithmetic serves both, and signed
-// codes, which are u and z minus 128. Float codes are e4m3(w / s) with s = max|w| / 448.
+// codes, which are u and z minus 128. With a float offset o, codes mean u·s + o: z is 0, and o is subtracted from weights first. Float
+// codes are e4m3(w / s) with s = max|w| / 448.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -32,6 +33,7 @@ constexpr std::int64_t kRowsPerTask = 8;
 struct GroupCode {
   float scale = 1;
   float zero = 0;  // an integer
+  float offset = 0;
 };
 
 struct Range {
@@ -70,7 +72,7 @@ template <class T>
 void encode(const T* w, std::int64_t count, GroupCode g, float top, float bias, std::uint8_t* codes) {
   const float low = -g.zero, high = top - g.zero, rounder = kRounder + (g.zero - bias);
   for (std::int64_t i = 0; i < count; ++i) {
-    const float x = clamp(to_f32(w[i]) / g.scale, low, high);
+    const float x = clamp((to_f32(w[i]) - g.offset) / g.scale, low, high);
     codes[i] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(x + rounder));
   }
 }
@@ -86,8 +88,8 @@ double squared_error(const T* w, std::int64_t count, GroupCode g, float top) {
   const float low = -g.zero, high = top - g.zero, rounder = kRounder + g.zero;
   auto square = [&](T element) {
     const float x = to_f32(element);
-    const float rounded = (clamp(x / g.scale, low, high) + rounder) - rounder;
-    const double d = static_cast<double>(x) - static_cast<double>(rounded * g.scale);
+    const float rounded = (clamp((x - g.offset) / g.scale, low, high) + rounder) - rounder;
+    const double d = static_cast<double>(x) - (static_cast<double>(rounded * g.scale) + static_cast<double>(g.offset));
     return d * d;
   };
   std::array<double, 8> sums{};
@@ -120,6 +122,12 @@ float round_scale(double exact, DType dtype) {
   std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
   up_if_low(x, bits, 0x1p-126);
   return std::bit_cast<float>(bits);
+}
+
+/// x rounded to nearest in `dtype`.
+float round_offset(double x, DType dtype) {
+  const auto f = static_cast<float>(x);
+  return dtype == DType::f16 ? to_f32(to_f16(f)) : dtype == DType::bf16 ? to_f32(to_bf16(f)) : f;
 }
 
 /// A part of the matrix that shares a scale.
@@ -165,18 +173,32 @@ class Quantizer {
       }
       const std::int64_t at = (q_.scheme.group.n == 0 ? 0 : n / q_.scheme.group.n) * groups + g;
       q_.scales.set(at, code->scale);
-      if (!q_.zeros.empty()) q_.zeros.set(at, code->zero - bias_);
+      if (!q_.zeros.empty()) q_.zeros.set(at, has_offset() ? code->offset : code->zero - bias_);
     }
     return {};
   }
 
  private:
+  /// Scale and offset for the part `shrink` of the group's range, around its middle. Nothing when they would overflow.
+  std::optional<GroupCode> offset_code_for(Range range, double shrink) const {
+    const double middle = 0.5 * (static_cast<double>(range.low) + static_cast<double>(range.high));
+    const double low = middle + (static_cast<double>(range.low) - middle) * shrink, high = 2 * middle - low;
+    GroupCode code;
+    code.offset = round_offset(low, spec_.scheme.scale);
+    if (const double exact = (high - static_cast<double>(code.offset)) / top_; exact > 0)
+      code.scale = round_scale(exact, spec_.scheme.scale);
+    const double largest = top_ * static_cast<double>(code.scale) + std::abs(static_cast<double>(code.offset));
+    if (!(largest <= std::numeric_limits<float>::max())) return std::nullopt;
+    return code;
+  }
+
   /// Scale and zero for the part `shrink` of the group's range, which always includes 0. Nothing when they would overflow.
   ///
   /// Symmetric: s = max|w| / (2^(bits−1) − ½), as compressed-tensors has it. The codes reach from −2^(bits−1) to 2^(bits−1) − 1;
   /// with the step that puts max|w| half a step beyond the short side, no weight is off by more than s/2, and the step is
   /// smaller than if the short side had to reach max|w|.
   std::optional<GroupCode> code_for(Range range, double shrink) const {
+    if (has_offset()) return offset_code_for(range, shrink);
     const double low = std::min(0.0, static_cast<double>(range.low)) * shrink;
     const double high = std::max(0.0, static_cast<double>(range.high)) * shrink;
     const double reach = is_float_ ? act_rule::kE4m3Max : 0.5 * top_;
@@ -231,6 +253,7 @@ class Quantizer {
   }
 
   bool symmetric() const { return spec_.scheme.zero == ZeroKind::none; }
+  bool has_offset() const { return spec_.scheme.zero == ZeroKind::offset; }
 
   const QuantizeSpec& spec_;
   QuantTensor& q_;
@@ -246,8 +269,10 @@ Status check(const ConstTensorView& w, const QuantizeSpec& spec) {
   const bool few_bits =
       bits(scheme.codes) >= 2 && bits(scheme.codes) <= 8 && kind == (symmetric ? DTypeKind::biased : DTypeKind::uint);
   if (e4m3 && !symmetric) return error(StatusCode::invalid_argument, "e4m3 codes have no zero points, {} has", scheme.name());
-  if ((!e4m3 && !s8 && !few_bits) || (!symmetric && scheme.zero != ZeroKind::integer))
-    return error(StatusCode::unsupported, "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...), s8 or e4m3",
+  const bool offset = scheme.zero == ZeroKind::offset;
+  if ((!e4m3 && !s8 && !few_bits) || scheme.zero == ZeroKind::real || (offset && s8))
+    return error(StatusCode::unsupported,
+                 "quantizing to {}: codes are uXbB, uX with integer zero points (uXz...) or float offsets (uXo...), s8 or e4m3",
                  scheme.name());
   if (e4m3 && spec.clip_search)
     return error(StatusCode::invalid_argument,
@@ -277,7 +302,10 @@ Result<QuantTensor> quantize(const ConstTensorView& w, const QuantizeSpec& spec,
   q.codes.resize(q.n * q.k);
   const std::int64_t bands = q.scheme.group.rows(q.n), height = q.scheme.group.n == 0 ? q.n : q.scheme.group.n;
   q.scales = Tensor(q.scheme.scale, {bands, q.groups()});
-  if (q.scheme.zero != ZeroKind::none) q.zeros = Tensor(q.scheme.codes == DType::s8 ? DType::s8 : DType::u8, {bands, q.groups()});
+  if (q.scheme.zero == ZeroKind::offset)
+    q.zeros = Tensor(q.scheme.scale, {bands, q.groups()});
+  else if (q.scheme.zero != ZeroKind::none)
+    q.zeros = Tensor(q.scheme.codes == DType::s8 ? DType::s8 : DType::u8, {bands, q.groups()});
 
   // Of several bands that fail, the first one is reported, whichever thread met its own first.
   std::mutex mutex;

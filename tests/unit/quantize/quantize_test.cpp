@@ -82,6 +82,33 @@ TEST(Quantize, ErrorWithinHalfAStep) {
         }
 }
 
+// An offset is the smallest weight of its group, rounded: codes reach from it to the largest weight, wherever 0 is.
+TEST(Quantize, OffsetsCoverTheRangeOfTheirGroup) {
+  const std::int64_t n = 6, k = 96;
+  std::vector<float> w = gaussian(n * k);
+  for (std::size_t i = 0; i < w.size() / 2; ++i) w[i] += 7.0f;
+  std::fill_n(w.begin(), 32, 3.3f);  // a group without a range
+  for (int bits = 2; bits <= 8; ++bits)
+    for (DType scale : {DType::f32, DType::f16, DType::bf16})
+      for (bool search : {false, true}) {
+        const std::array<DType, 7> codes{DType::u2, DType::u3, DType::u4, DType::u5, DType::u6, DType::u7, DType::u8};
+        const WeightScheme scheme{codes[static_cast<std::size_t>(bits - 2)], ZeroKind::offset, GroupShape::group(32), scale};
+        SCOPED_TRACE(scheme.name());
+        const auto q = quantize(ConstTensorView(w.data(), {n, k}), {.scheme = scheme, .clip_search = search});
+        ASSERT_TRUE(q.ok()) << q.status().message();
+        ASSERT_TRUE(q->validate().ok()) << q->validate().message();
+        EXPECT_EQ(q->zeros.dtype, scale);
+        const double top = (1 << bits) - 1;
+        for (std::int64_t i = 0; i < n * k && !search; ++i) {
+          const double s = q->scales.at(i / 32), o = std::abs(q->zeros.at(i / 32));
+          const double bound = (i < 32 ? 0 : s) * (0.5 + top * spacing(scale)) + (spacing(scale) + 4 * 0x1p-23) * o;
+          ASSERT_LE(std::abs(static_cast<double>(w[static_cast<std::size_t>(i)]) - q->value(i / k, i % k)), bound) << i;
+        }
+        const double with_zero = error_of(w, quantized(w, n, {bits, 32, false, scale})).relative_l2;
+        EXPECT_LT(error_of(w, *q).relative_l2, (bits < 8 ? 0.9 : 1.5) * with_zero + spacing(scale));
+      }
+}
+
 // A code is right when no other is nearer; of two that are as near, the even one is.
 TEST(Quantize, E4m3IsTheNearestCode) {
   const std::int64_t n = 20, k = 72;

@@ -93,6 +93,7 @@ Result<Scheme> parse_scheme(const std::string& text) {
                                                     "s8r_s8c",
                                                     "s8t_s8c",
                                                     "s8zr_s8c",
+                                                    "s8og32_u4zg32",
                                                     "e4m3r_e4m3c",
                                                     "e4m3t_e4m3t",
                                                     "e4m3g128_e4m3b128x128"};

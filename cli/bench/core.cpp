@@ -446,7 +446,10 @@ Result<BenchActs> activations_for(const BenchWork& work) {
                            {.codes = TensorView(acts.a.bytes.data(), work.a_dtype, {1, work.a_elements()})}, {.known = known});
   if (!quantized.ok()) return quantized;
   for (std::int64_t i = 0; i < acts.scales.numel(); ++i) acts.scales.set(i, kCodeScale);
-  if (work.act_scheme.zero != ZeroKind::none) {
+  if (work.act_scheme.zero == ZeroKind::offset) {
+    acts.zeros = Tensor(DType::f32, shape);
+    std::fill_n(acts.zeros.as<float>(), acts.zeros.numel(), 0.5f);
+  } else if (work.act_scheme.zero != ZeroKind::none) {
     acts.zeros = Tensor(DType::s32, shape);
     std::fill_n(acts.zeros.as<std::int32_t>(), acts.zeros.numel(), 11);
   }

@@ -24,7 +24,7 @@ std::string cell(double relative_l2) {
 }  // namespace
 
 std::vector<std::string> usual_activations() {
-  return {"s8r", "s8zr", "s8g128", "s8zg128", "s8g32", "s8zg32", "e4m3r", "e4m3g128"};
+  return {"s8r", "s8zr", "s8g128", "s8zg128", "s8g32", "s8zg32", "s8og32", "e4m3r", "e4m3g128"};
 }
 
 Result<AddedErrorSource> AddedErrorSource::open(const std::filesystem::path& calibration, float outliers) {

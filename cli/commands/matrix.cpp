@@ -86,6 +86,8 @@ constexpr Asked kQuestions[] = {
     {Op::linear, "f16→s8zr", DType::f16, "s8zr", "the same with a zero point per token"},
     {Op::linear, "f16→s8g128", DType::f16, "s8g128", "f16 quantized while running: int8, a scale per 128 channels of a token"},
     {Op::linear, "f16→s8zg128", DType::f16, "s8zg128", "the same with zero points"},
+    {Op::linear, "f16→s8og32", DType::f16, "s8og32",
+     "f16 quantized while running: int8, a scale and a float offset per 32 channels of a token"},
     {Op::linear, "f16→s8t", DType::f16, "s8t", "f16 quantized while running: int8, one static scale"},
     {Op::linear, "f16→s8zt", DType::f16, "s8zt", "the same with a static zero point"},
     {Op::linear, "f16→e4m3r", DType::f16, "e4m3r", "f16 quantized while running: FP8, a scale per token"},

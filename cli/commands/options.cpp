@@ -51,8 +51,11 @@ CLI::Option* add_act(CLI::App& command, std::string& act) {
 
 CLI::Option* add_activations(CLI::App& command, std::string& activations, const std::string& help) {
   return command
-      .add_option("--act-scheme", activations,
-                  help + ": s8 or e4m3, z for zero points, r (token), gSIZE (block) or t (static); s8r, s8zg128, e4m3g128")
+      .add_option(
+          "--act-scheme", activations,
+          help +
+              ": s8 or e4m3, z for zero points, o for float offsets (CPU), r (token), gSIZE (block) or t (static); s8r, s8zg128, "
+              "s8og32, e4m3g128")
       ->type_name("SCHEME");
 }
 
@@ -143,7 +146,8 @@ Result<ActScheme> parse_activations(const std::string& option, const std::string
   const auto parsed = Scheme::parse(text + "_s8c");
   if (!parsed.ok()) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: '{}' is not a way to quantize activations; write s8 or e4m3, z "
-                                                            "for zero points, and r, t or gSIZE: s8r, s8zg128, e4m3g128{}",
+                                                            "for zero points or o for float offsets, and r, t or gSIZE: s8r, "
+                                                            "s8zg128, s8og32, e4m3g128{}",
                                                             option, text, nearest_of(text, usual_activations())));
   }
   if (Status known = check_activations(option, text, parsed->act); !known.ok()) return known;

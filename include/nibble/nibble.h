@@ -616,7 +616,8 @@ NIB_API nib_status nib_plan_destroy(nib_plan* plan);
  * of 1, images the strides of their layout. An A that comes quantized is A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group;
  * without a_scale, per tensor, the weight's act_scale and act_zero hold.
  * a_zero: in device memory −128 ... 127, not checked. In host memory any s32; of a convolution with padding −128 ... 127, because padding
- * is filled with the code a_zero. */
+ * is filled with the code a_zero. With float offsets ("s8or", "s8og32"; on the CPU) a_zero is f32, and A[m,k] = code·a_scale[m,g] +
+ * a_zero[m,g]. */
 typedef struct nib_operands {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
@@ -647,11 +648,11 @@ NIB_API nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, 
 
 /* ---- Other operators ------------------------------------------------------------------------------------------------------- */
 
-/* Activations a[M,K] → 8-bit codes: x ≈ (code − zero)·scale. */
+/* Activations a[M,K] → 8-bit codes: x ≈ (code − zero)·scale, with float offsets ("s8or", "s8og32"; on the CPU) code·scale + zero. */
 typedef struct nib_act_quantize_desc {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */
-  const char* scheme;         /* "s8r", "s8zr", "e4m3r", "e4m3g128", "s8t", "e4m3t" */
+  const char* scheme;         /* "s8r", "s8zr", "s8og32", "e4m3r", "e4m3g128", "s8t", "e4m3t" */
   const nib_view* a;          /* f32, f16 or bf16, last stride 1 */
   const nib_view* prescale;   /* f32 [K], dense: a is multiplied by it first; NULL: not */
   const float* limit;         /* the largest magnitude that a scale covers; larger ones saturate; NULL: none */
@@ -659,7 +660,7 @@ typedef struct nib_act_quantize_desc {
   const int32_t* static_zero; /* of "s8t": the known zero point; NULL: 0 */
   const nib_view* codes;      /* written: s8 or e4m3 [M,K], last stride 1 */
   const nib_view* scales;     /* written: f32 [M], or [M,G], any strides; NULL for "t" */
-  const nib_view* zeros;      /* written: s32 [M]; of schemes with "z" */
+  const nib_view* zeros;      /* written, shaped like scales: s32 of schemes with "z", f32 of those with "o" */
   const nib_view* sums;       /* written: s32 [M], the sum of a token's s8 codes; NULL: not written */
   nib_backend backend;        /* NIB_CUDA: all views, prescale too, are device memory */
   int32_t reserved;

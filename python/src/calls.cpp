@@ -186,9 +186,9 @@ class Call {
   nb::object other_gpu_;  // a context manager; invalid where the GPU was current already
 };
 
-/// How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups.
-ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& scale, bool zero) {
-  const std::string kind = std::string(name(codes.view.dtype)) + (zero ? "z" : "");
+/// How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups; f32 zeros are offsets.
+ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& scale, const Input& zero) {
+  const std::string kind = std::string(name(codes.view.dtype)) + (zero.empty() ? "" : zero.view.dtype == DType::f32 ? "o" : "z");
   if (scale.empty()) return act_from(kind + "t");  // the weight's static_acts; refused with the reason where it has none
   const auto dims = shape_of(codes), scales = shape_of(scale);
   const auto tokens = dims.first(dims.size() - 1);
@@ -379,7 +379,7 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   if (options.act_scheme)
     spec.act_scheme = act_from(*options.act_scheme);
   else if (is_code(act))
-    spec.act_scheme = act_of_codes(weight, a, operands.a_scale, !operands.a_zero.empty());
+    spec.act_scheme = act_of_codes(weight, a, operands.a_scale, operands.a_zero);
   operands.shape_scales(spec.act_scheme);
   const std::int64_t m = product(std::span(dims).first(dims.size() - 1));
   spec.m_max = bucket(m);
@@ -490,7 +490,8 @@ nb::tuple quantize_activations(nb::handle x, std::string_view scheme, OptionalFl
   const DType type = act.codes == DType::e4m3 ? DType::e4m3 : DType::s8;  // other codes are refused below
   Output c = output(codes, "codes", true, dims, type).floats();
   Output s = output(scales, "scales", !known, per_scale, DType::f32);
-  Output z = output(zeros, "zeros", !known && act.zero != ZeroKind::none, per_scale, DType::s32);
+  const DType zero_type = act.zero == ZeroKind::offset ? DType::f32 : DType::s32;
+  Output z = output(zeros, "zeros", !known && act.zero != ZeroKind::none, per_scale, zero_type);
   const Input p = call.in(prescale, "prescale");
   if (m > 0) {
     a.collapse(2);

@@ -132,7 +132,7 @@ Result<ActScheme> act_scheme(const char* text) {
   const auto scheme = Scheme::parse(std::string(text) + "_s8c");
   if (!scheme.ok() || std::strchr(text, '_') != nullptr)
     return error(StatusCode::invalid_argument,
-                 "'{}' is no scheme of activations; write <s8|e4m3><z|><t|r|gSIZE>: s8r, s8zr, e4m3g128", shown(text));
+                 "'{}' is no scheme of activations; write <s8|e4m3><z|o|><t|r|gSIZE>: s8r, s8zr, s8og32, e4m3g128", shown(text));
   return scheme->act;
 }
 

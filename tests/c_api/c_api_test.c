@@ -493,6 +493,28 @@ static void test_quantize(void) {
   OK(nib_plan_destroy(by_floats));
   OK(nib_plan_destroy(by_codes));
 
+  /* Float offsets: a token that is far from zero. */
+  float x_offsets[M], far[M * k];
+  for (int i = 0; i < M * k; ++i) far[i] = x[i] + (i < k ? 40.0f : 0.0f);
+  const nib_view vo = nib_vector(x_offsets, NIB_F32, M), vf = nib_matrix(far, NIB_F32, M, k);
+  acts.scheme = "s8or", acts.a = &vf, acts.zeros = &vo;
+  OK(nib_quantize_activations(&acts, NULL));
+  for (int i = 0; i < M * k; ++i)
+    CHECK(fabsf((float)x8[i] * x_scales[i / k] + x_offsets[i / k] - far[i]) <= 0.51f * x_scales[i / k] + 1e-5f);
+  linear.act_scheme = "s8or", linear.a_dtype = NIB_F32;
+  OK(nib_plan_linear(weight, &linear, NULL, &by_floats));
+  linear.a_dtype = NIB_S8;
+  OK(nib_plan_linear(weight, &linear, NULL, &by_codes));
+  operands.a = &vf, operands.d = &df, operands.a_scale = NULL;
+  OK(execute(by_floats, weight, &operands));
+  operands.a = &v8, operands.d = &dc, operands.a_scale = &vs;
+  FAILS(NIB_INVALID_ARGUMENT, "a_zero must be f32", execute(by_codes, weight, &operands));
+  operands.a_zero = &vo;
+  OK(execute(by_codes, weight, &operands));
+  CHECK(memcmp(from_floats, from_codes, sizeof from_codes) == 0);
+  OK(nib_plan_destroy(by_floats));
+  OK(nib_plan_destroy(by_codes));
+
   /* A known scale; FP8 in groups. */
   const float known = 1.0f / 64;
   nib_act_quantize_desc fixed = SIZED(nib_act_quantize_desc);
@@ -913,7 +935,7 @@ static void test_bad_qtensors(void) {
 #define BAD(status, part, change) FAILS(status, part, (change, nib_quantize(NULL, &vw, &quantize, &q)))
   BAD(NIB_UNSUPPORTED, "u4g32", quantize.scheme = "u4g32");
   BAD(NIB_UNSUPPORTED, "u4b8zg32", quantize.scheme = "u4b8zg32");
-  BAD(NIB_UNSUPPORTED, "u4og32", quantize.scheme = "u4og32");
+  BAD(NIB_UNSUPPORTED, "u4fg32", quantize.scheme = "u4fg32");
   BAD(NIB_UNSUPPORTED, "e5m2c", quantize.scheme = "e5m2c");
   BAD(NIB_INVALID_ARGUMENT, "K=32", quantize.scheme = NULL);
   BAD(NIB_INVALID_ARGUMENT, "s32", (quantize.scheme = "s8c", quantize.scale = NIB_S32));

@@ -116,7 +116,7 @@ def test_quantize(w):
     with pytest.raises(ValueError, match="rank 1"):
         nibble.quantize(np.ones(128, np.float32))
     with pytest.raises(nibble.Error):
-        nibble.quantize(np.ones((8, 128), np.float32), "u4og32")
+        nibble.quantize(np.ones((8, 128), np.float32), "u4fg32")
     with pytest.raises(nibble.Error, match="CUDA|GPU|device"):
         if nibble.doctor()["gpu"] is not None:
             raise nibble.Unsupported("there is a GPU")

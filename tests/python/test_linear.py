@@ -161,6 +161,27 @@ def test_codes_of_activations(rng, scheme):
         assert fused.act_scheme == scheme and distance(fused(x), got) < 1e-5
 
 
+@pytest.mark.parametrize("scheme", ["s8or", "s8og64", "s8og32"])
+def test_float_offsets_of_activations(rng, scheme):
+    w, x = make(rng)
+    x += 30
+    codes, scales, offsets = nibble.quantize_activations(x, scheme)
+    assert offsets.dtype == np.float32 and offsets.shape == scales.shape
+    spread = [a.reshape(len(x), -1).repeat(256 // a.reshape(len(x), -1).shape[1], axis=1) for a in (scales, offsets)]
+    means = codes * spread[0].astype(np.float64) + spread[1]
+    assert np.abs(means - x).max() < 0.51 * scales.max()
+    got = w.linear(codes, a_scale=scales, a_zero=offsets)
+    assert distance(got, means @ w.dequantize().T) < 1e-5
+    fused = nibble.pack(w.unpack(), act_scheme=scheme)
+    assert fused.act_scheme == scheme and np.array_equal(fused(x), got)
+
+
+def test_weights_with_offsets_are_made_in_memory(rng):
+    weight = rng.normal(5, 1, (24, 96)).astype(np.float32)
+    q = nibble.quantize(weight, "u4og32")
+    assert q.zeros.shape == (24, 3) and distance(nibble.pack(q).dequantize(), weight) < 0.02
+
+
 def test_zero_points_that_are_no_codes(rng):
     w, _ = make(rng)
     codes = rng.integers(-128, 128, (3, 256), dtype=np.int8)

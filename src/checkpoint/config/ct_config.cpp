@@ -203,6 +203,7 @@ Status check_ct_writable(std::string_view format, const QuantTensor& q, const Ac
     return refuse("it has no act-order (g_idx), which compressed-tensors has");
   if (act.codes == DType::none) return q.static_acts ? refuse("activations have a scale, but are not quantized") : Status();
   if (act.codes != DType::s8 && act.codes != DType::e4m3) return refuse("activations are s8 or e4m3");
+  if (act.zero == ZeroKind::offset) return refuse("activations have integer zero points, no float offsets");
   if (act.group == GroupShape::tensor() && !q.static_acts) return refuse("the static scale of its activations is missing");
   if (q.static_acts && q.static_acts->zero != 0 && act.zero == ZeroKind::none)
     return refuse("the static zero point of symmetric activations must be 0");

@@ -277,8 +277,9 @@ def _fake_quantize_activations(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, 
     codes = torch.float8_e4m3fn if name.startswith("e4m3") else torch.int8
     group = re.search(r"g(\d+)$", name)
     scales = (*x.shape[:-1], -(-x.shape[-1] // int(group[1]))) if group else x.shape[:-1]
-    zeros = scales if "z" in name else (0,)
-    return x.new_empty(x.shape, dtype=codes), x.new_empty(scales, dtype=torch.float32), x.new_empty(zeros, dtype=torch.int32)
+    zeros = scales if "z" in name or "o" in name else (0,)
+    zero_type = torch.float32 if "o" in name else torch.int32
+    return x.new_empty(x.shape, dtype=codes), x.new_empty(scales, dtype=torch.float32), x.new_empty(zeros, dtype=zero_type)
 
 
 _operator(

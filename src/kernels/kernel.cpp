@@ -111,8 +111,7 @@ Status accepts_common(const Kernel& self, const Problem& problem) {
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
   if (self.backend != Backend::cuda) return {};
   if (problem.act_scheme.zero == ZeroKind::offset)
-    return error(StatusCode::unsupported, "does not take activations with float offsets ({}), which only the CPU multiplies",
-                 Scheme{problem.scheme, problem.act_scheme}.name());
+    return error(StatusCode::unsupported, "does not take activations with float offsets, which only the CPU multiplies");
   return problem.gpu != nullptr ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
 }
 

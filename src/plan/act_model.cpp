@@ -6,6 +6,15 @@ namespace nibble {
 
 namespace {
 
+/// Whether codes of a byte are multiplied less 128: exactly, but beside zero points of activations that are no integers of 16 bits.
+bool subtracts_128([[maybe_unused]] const Kernel& kernel, [[maybe_unused]] const WeightScheme& scheme) {
+#if defined(__aarch64__)
+  return kernel.isa != Isa::i8mm && bits(scheme.codes) != 4;
+#else
+  return false;
+#endif
+}
+
 reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActScheme& quantize, const WeightScheme& scheme,
                                   Accumulation accumulation) {
   const int base = 1 << (gpu_tile::stored_bits(scheme.codes) - 1);  // of codes as they are stored: 8 or 128
@@ -13,7 +22,9 @@ reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActSche
     case Sums::f32: break;
     case Sums::fixed_point: return {.act_scheme = quantize, .fixed_point = true, .subtracts_zeros = true};
     case Sums::integers:  // over all of K they are exact: only scaling them rounds
-      return {.act_scheme = quantize, .subtracts_zeros = !sums_whole_rows(scheme, quantize)};
+      return {.act_scheme = quantize,
+              .subtracts_zeros = !sums_whole_rows(scheme, quantize),
+              .code_offset = quantize.zero == ZeroKind::offset && subtracts_128(kernel, scheme) ? 128.0 : 0.0};
     case Sums::integer_folds: {  // exact up to the end of a fold; zero points minus the base of codes are a separate term
       const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;
       return {.act_scheme = quantize, .subtracts_zeros = true, .code_offset = centred ? 0.0 : static_cast<double>(base)};

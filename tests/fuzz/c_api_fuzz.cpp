@@ -157,7 +157,7 @@ class Maker {
 };
 
 constexpr nib_dtype kFloats[] = {NIB_F32, NIB_F32, NIB_F16, NIB_BF16, NIB_S8, NIB_E4M3, NIB_F64};
-constexpr const char* kActs[] = {"s8r", "s8zr", "s8g32", "s8zg16", "s8t", "e4m3r", "e4m3t", "u4r"};
+constexpr const char* kActs[] = {"s8r", "s8zr", "s8g32", "s8zg16", "s8t", "e4m3r", "e4m3t", "s8og16", "u4r"};
 
 void make_matrix(Choices& choices, Maker& maker, QTensor& q) {
   Sized<nib_qtensor_desc> desc;

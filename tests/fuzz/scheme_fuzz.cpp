@@ -15,5 +15,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 std::vector<std::string> fuzz_seeds() {
   return {"u4zg128",     "u4b8g32", "s8c",    "s8r_s8c", "e4m3b128x128", "s8zg128_u4zg128",
-          "e4m3t_e4m3t", "u3of64",  "u2fg16", "u4\n",    "u8b128t"};
+          "e4m3t_e4m3t", "u3of64",  "u2fg16", "u4\n",    "u8b128t",      "s8og12_u4og24"};
 }

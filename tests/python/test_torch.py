@@ -83,7 +83,7 @@ def test_operators_pass_torchs_own_checks(layer):
     torch.library.opcheck(ops.linear, (x.requires_grad_(), number, bias, "none", None))
     torch.library.opcheck(ops.linear, (x.detach(), number, bias, "silu", torch.float16))
     torch.library.opcheck(ops.dequantize, (number, torch.float16, torch.device("cpu")))
-    for scheme in ("s8r", "s8zr", "s8zg64", "e4m3g64"):
+    for scheme in ("s8r", "s8zr", "s8og64", "s8zg64", "e4m3g64"):
         torch.library.opcheck(ops.quantize_activations, (x.detach(), scheme))
     codes, scales, _ = ops.quantize_activations(x.detach(), "s8r")
     torch.library.opcheck(ops.scaled_linear, (codes, scales, None, number, bias))

@@ -320,7 +320,7 @@ void fixed(const PrepareTask& t, std::int64_t m) {
 
 /// Moves `count` codes by `lead` places; before them, and behind them up to a whole octet, is `fill`.
 inline void pad_octets(std::int8_t* codes, std::int64_t lead, std::int64_t count, std::int8_t fill) {
-  std::memmove(codes + lead, codes, static_cast<std::size_t>(count));
+  if (lead != 0) std::memmove(codes + lead, codes, static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < lead; ++i) codes[i] = fill;
   for (std::int64_t i = lead + count; i % tile::kOctet != 0; ++i) codes[i] = fill;
 }

@@ -77,8 +77,8 @@ struct ActOptions {
   std::optional<StaticActs> known = {};  // with GroupShape::tensor(): the scale, and for s8 the zero point
 };
 
-/// Quantizes a[M,K] (f32, f16 or bf16, last stride 1). The last group may be shorter. A token or group with a NaN or an infinity gets the scale NaN and codes 0; others are unaffected. With a known scale, infinities saturate
-/// and a NaN becomes 0 (s8) or NaN (e4m3).
+/// Quantizes a[M,K] (f32, f16 or bf16, last stride 1). The last group may be shorter. A token or group with a NaN or an infinity gets the
+/// scale NaN and codes 0; others are unaffected. With a known scale, infinities saturate and a NaN becomes 0 (s8) or NaN (e4m3).
 /// Errors: invalid_argument with the values, unsupported for a scheme not listed above; nothing has been written then.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out,
                             const ActOptions& options = {}, Executor* executor = nullptr);

@@ -9,8 +9,8 @@
 //   e4m3            scale = absmax / 448        q = e4m3( x · (448 / absmax) ), to nearest even, saturating
 //   static          scale and zero are given    q = saturate( rne( x · (1 / scale) ) + zero ), or e4m3( x · (1 / scale) )
 //
-// A range below 2⁻¹¹³ counts as zero: all values are 0 then, with an offset all are low. A range with an infinity or a NaN has scale NaN, which affects only its
-// token. Static scales have no range: ±infinity saturates, and a NaN becomes the code of 0 in s8, and NaN in e4m3.
+// A range below 2⁻¹¹³ counts as zero: all values are 0 then, with an offset all are low. A range with an infinity or a NaN has scale NaN,
+// which affects only its token. Static scales have no range: ±infinity saturates, and a NaN becomes the code of 0 in s8, and NaN in e4m3.
 #pragma once
 
 #include <bit>

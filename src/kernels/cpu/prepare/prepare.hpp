@@ -18,8 +18,8 @@
 //   bf16k32  the same for tiles of AMX: for each segment, for each 16 tokens, for each 32 channels, zeros after the last: for each token,
 //          64 bytes, 4 octets in that order
 //
-// The last octet of a group is padded with zeros, beside pairs with the zero point; so are places of channels of another segment. Tiles of int8 are as even as possible: with T = 12, 13
-// tokens are tiles of 7 and 6; with T = 32, in steps of 16, 72 are 32, 32 and 8.
+// The last octet of a group is padded with zeros, beside pairs with the zero point; so are places of channels of another segment. Tiles of
+// int8 are as even as possible: with T = 12, 13 tokens are tiles of 7 and 6; with T = 32, in steps of 16, 72 are 32, 32 and 8.
 #pragma once
 
 #include <optional>

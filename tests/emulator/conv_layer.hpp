@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -43,8 +44,9 @@ struct ConvShape {
     return task;
   }
 
-  /// Has `launch` compute D of `task` as f32, and compares it with the sums of act(i) · weight(n, k): number i of the images, and the
-  /// weight's channels, element by element of the filter. `spread`: the bound on rounding, relative to the sum of magnitudes of products.
+  /// Has `launch` compute D of `task` as f32 or s32, and compares it with sum_bias and the sums of act(i) · weight(n, k): number i of the
+  /// images, and the weight's channels, element by element of the filter. `spread`: the bound on rounding, relative to the sum of
+  /// magnitudes of products; of s32 there is none.
   template <class Launch, class Act, class Weight>
   void expect_sums(cuda::ConvTask task, Launch launch, Act act, Weight weight, double spread) const {
     std::vector<float> d(static_cast<std::size_t>(images * pixels() * outputs) + 4, 0.5f);
@@ -55,7 +57,7 @@ struct ConvShape {
       for (int image = 0; image < images; ++image)
         for (int oh = 0; oh < out(height); ++oh)
           for (int ow = 0; ow < out(width); ++ow) {
-            double sum = 0, magnitude = 0;
+            double sum = task.epilogue.sum_bias == nullptr ? 0 : task.epilogue.sum_bias[n], magnitude = std::abs(sum);
             for (int kh = 0; kh < kernel; ++kh)
               for (int kw = 0; kw < kernel; ++kw) {
                 const int h = oh * stride - padding + kh * dilation, w = ow * stride - padding + kw * dilation;
@@ -67,7 +69,9 @@ struct ConvShape {
                 }
               }
             const auto at = image * task.d.image + (oh * out(width) + ow) * task.d.pixel + n * task.d.channel;
-            ASSERT_NEAR(static_cast<double>(d[static_cast<std::size_t>(at)]), sum, magnitude * spread)
+            const float got = d[static_cast<std::size_t>(at)];
+            const bool raw = task.epilogue.out == DType::s32;
+            ASSERT_NEAR(raw ? std::bit_cast<std::int32_t>(got) : static_cast<double>(got), sum, raw ? 0.0 : magnitude * spread)
                 << image << " " << oh << " " << ow << " " << n;
           }
     for (std::size_t i = d.size() - 4; i < d.size(); ++i) ASSERT_EQ(d[i], 0.5f) << "written past D";
@@ -122,11 +126,17 @@ struct CodesConv {
     task.x = x.data();
     return task;
   }
+  /// As f32, and with sum_bias as s32.
   template <class Launch>
-  void expect_sums(const cuda::ConvTask& task, Launch launch) const {
-    shape.expect_sums(
-        task, launch, [&](std::size_t i) { return static_cast<double>(x[i]); },
-        [&](int n, int k) { return static_cast<double>(w[static_cast<std::size_t>(n * shape.k() + k)]); }, 0x1p-24);
+  void expect_sums(cuda::ConvTask task, Launch launch) const {
+    const auto act = [&](std::size_t i) { return static_cast<double>(x[i]); };
+    const auto weight = [&](int n, int k) { return static_cast<double>(w[static_cast<std::size_t>(n * shape.k() + k)]); };
+    shape.expect_sums(task, launch, act, weight, 0x1p-24);
+    std::vector<std::int32_t> bias;
+    for (int n = 0; n < shape.outputs; ++n) bias.push_back(1000 * n - 40000);
+    task.epilogue.sum_bias = bias.data();
+    task.epilogue.out = DType::s32;
+    shape.expect_sums(task, launch, act, weight, 0);
   }
 };
 

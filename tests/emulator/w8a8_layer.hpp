@@ -29,12 +29,13 @@ enum Extra : unsigned {
   kZeros = 4,
   kChannelScales = 8,  // of groups: the weight has a scale per channel, not per block
   kRelu = 16,          // after the bias, of which every seventh is NaN
+  kSumBias = 32,       // of integers, before their scales
 };
 
 struct W8A8Case {
   Codes codes;
   int m, n, k;
-  DType out = DType::bf16;
+  DType out = DType::bf16;  // s32: the sums; u8: with a scale per channel and a zero point in memory, from 5 on
   unsigned extra = 0;
   int narrow = -1;  // records whose e4m3 products are summed with 13 bits (wgmma8.cuh); 0: all; −1: none
 
@@ -74,6 +75,10 @@ struct W8A8Layer {
     for (int i = 0; i < c.n; ++i) bias.push_back(static_cast<float>(random() % 100) - 50);
     for (int i = 2; i < c.n && c.has(kRelu); i += 7) bias[static_cast<std::size_t>(i)] = std::numeric_limits<float>::quiet_NaN();
     for (int i = 0; i < c.m * c.n; ++i) residual.push_back(static_cast<float>(random() % 100) - 50);
+    for (int i = 0; i < c.n; ++i) {
+      sum_bias.push_back(c.has(kSumBias) ? static_cast<std::int32_t>(random() % 2000000) - 1000000 : 0);
+      out_scales.push_back(10.0f + static_cast<float>(random() % 1000));
+    }
     pack(scale);
   }
 
@@ -90,8 +95,14 @@ struct W8A8Layer {
   /// D[m,n], and the bound on its rounding.
   std::pair<double, double> expected(int m, int n) const {
     double sum = 0, magnitude = 0, dropped = 0, part = 0, largest = 0;
+    const bool raw = c.out == DType::s32;
+    const auto scale_of = [&](int r) {
+      return raw ? 1.0 : static_cast<double>(act_scale(m, r)) * static_cast<double>(weight_scale(n, r));
+    };
+    const auto add = [&](double x) { sum += x, magnitude += std::abs(x); };
+    if (c.has(kSumBias)) add(sum_bias[static_cast<std::size_t>(n)] * scale_of(0));
     for (int r = 0; r < records; ++r) {
-      const double scale = static_cast<double>(act_scale(m, r)) * static_cast<double>(weight_scale(n, r));
+      const double scale = scale_of(r);
       if (c.narrow > 0 && r % c.narrow == 0) part = 0;
       for (int k = r * 128; k < std::min(c.k, r * 128 + 128); ++k) {
         const double product = scale *
@@ -102,10 +113,14 @@ struct W8A8Layer {
         if (c.narrow >= 0 && (k % 32 == 31 || k + 1 == c.k)) dropped += 8 * 0x1p-13 * largest;
       }
     }
-    const auto add = [&](float x) { sum += static_cast<double>(x), magnitude += std::abs(static_cast<double>(x)); };
-    if (c.has(kBias)) add(bias[static_cast<std::size_t>(n)]);
+    if (raw) return {sum, 0};
+    if (c.has(kBias)) add(static_cast<double>(bias[static_cast<std::size_t>(n)]));
     if (c.has(kRelu) && sum < 0) sum = 0;
-    if (c.has(kResidual)) add(residual[static_cast<std::size_t>(m * c.n + n)]);
+    if (c.has(kResidual)) add(static_cast<double>(residual[static_cast<std::size_t>(m * c.n + n)]));
+    if (c.out == DType::u8) {
+      const double code = sum / static_cast<double>(out_scales[static_cast<std::size_t>(n)]) + out_zero;
+      return {std::clamp(code, 5.0, 255.0), 0.501};
+    }
     const double of_output = c.out == DType::f32 ? 0 : c.out == DType::f16 ? 0x1p-10 : 0x1p-7;
     return {sum, dropped + magnitude * 0x1p-20 + std::abs(sum) * of_output};
   }
@@ -121,24 +136,33 @@ struct W8A8Layer {
     if (c.has(kBias)) task.epilogue.bias = {.data = bias.data()};
     if (c.has(kRelu)) task.epilogue.activation = Activation::relu;
     if (c.has(kResidual)) task.epilogue.residual = {.data = residual.data(), .stride = c.n};
+    if (c.has(kSumBias)) task.epilogue.sum_bias = sum_bias.data();
+    if (c.out == DType::u8) {
+      task.epilogue.out_scales = out_scales.data();
+      task.epilogue.out_scale_each = true;
+      task.epilogue.out_zeros = &out_zero;
+      task.epilogue.out_range = {5.0f, 255.0f};
+    }
     return task;
   }
   /// The D of `task` that `launch` computes.
   template <class Launch>
-  std::vector<float> computed(cuda::W8A8Task task, Launch launch) const {
-    const std::size_t element = c.out == DType::f32 ? 4 : 2, count = static_cast<std::size_t>(c.m * c.n);
+  std::vector<double> computed(cuda::W8A8Task task, Launch launch) const {
+    const std::size_t element = static_cast<std::size_t>(bits(c.out) / 8), count = static_cast<std::size_t>(c.m * c.n);
     std::vector<std::uint8_t> d((count + 16) * element, 0xa5);
     task.epilogue.out = c.out;
     task.epilogue.d = d.data();
     task.epilogue.d_stride = c.n;
     EXPECT_EQ(launch(task), cudaSuccess);
-    std::vector<float> values;
+    std::vector<double> values;
     for (std::size_t i = 0; i < count; ++i) {
       std::uint32_t bits = 0;
       std::memcpy(&bits, d.data() + i * element, element);
-      values.push_back(c.out == DType::f32   ? std::bit_cast<float>(bits)
-                       : c.out == DType::f16 ? to_f32(f16{static_cast<std::uint16_t>(bits)})
-                                             : to_f32(bf16{static_cast<std::uint16_t>(bits)}));
+      values.push_back(c.out == DType::s32   ? std::bit_cast<std::int32_t>(bits)
+                       : c.out == DType::u8  ? static_cast<double>(bits)
+                       : c.out == DType::f32 ? static_cast<double>(std::bit_cast<float>(bits))
+                       : c.out == DType::f16 ? static_cast<double>(to_f32(f16{static_cast<std::uint16_t>(bits)}))
+                                             : static_cast<double>(to_f32(bf16{static_cast<std::uint16_t>(bits)})));
     }
     for (std::size_t i = count * element; i < d.size(); ++i) EXPECT_EQ(d[i], 0xa5) << "written past D";
     return values;
@@ -146,13 +170,13 @@ struct W8A8Layer {
   /// Compares it with the expected result.
   template <class Launch>
   void expect_sums(const cuda::W8A8Task& task, Launch launch) const {
-    const std::vector<float> d = computed(task, launch);
+    const std::vector<double> d = computed(task, launch);
     int wrong = 0;
     for (int m = 0; m < c.m; ++m)
       for (int n = 0; n < c.n; ++n) {
-        const float got = d[static_cast<std::size_t>(m * c.n + n)];
+        const double got = d[static_cast<std::size_t>(m * c.n + n)];
         const auto [want, off] = expected(m, n);
-        if (std::isnan(want) ? std::isnan(got) : std::abs(static_cast<double>(got) - want) <= off) continue;
+        if (std::isnan(want) ? std::isnan(got) : std::abs(got - want) <= off) continue;
         if (++wrong <= 5) ADD_FAILURE() << "D[" << m << "," << n << "] is " << got << ", expected " << want << " ± " << off;
       }
     EXPECT_EQ(wrong, 0);
@@ -160,11 +184,11 @@ struct W8A8Layer {
   /// ‖D − exact‖ / ‖exact‖ of what `launch` computes.
   template <class Launch>
   double relative_l2(const cuda::W8A8Task& task, Launch launch) const {
-    const std::vector<float> d = computed(task, launch);
+    const std::vector<double> d = computed(task, launch);
     double moved = 0, norm = 0;
     for (int m = 0; m < c.m; ++m)
       for (int n = 0; n < c.n; ++n) {
-        const double want = expected(m, n).first, got = static_cast<double>(d[static_cast<std::size_t>(m * c.n + n)]);
+        const double want = expected(m, n).first, got = d[static_cast<std::size_t>(m * c.n + n)];
         moved += (got - want) * (got - want), norm += want * want;
       }
     return std::sqrt(moved / norm);
@@ -174,7 +198,9 @@ struct W8A8Layer {
   int records, pitch;
   std::vector<std::uint8_t> acts, weight;
   std::vector<float> act_scales, weight_scales, bias, residual;
-  std::vector<std::int32_t> act_zeros;
+  std::vector<std::int32_t> act_zeros, sum_bias;
+  std::vector<float> out_scales;
+  std::int32_t out_zero = 128;
   gpu_w8::Geometry geometry;
   std::vector<std::byte> packed;
 

@@ -23,6 +23,8 @@ TEST_P(EmulatedW8a8Simt, GivesTheSumsOfTheLayer) {
 constexpr emulator::W8A8Case kCases[] = {
     {Codes::s8, 3, 72, 1936},
     {Codes::s8, 40, 200, 1040, DType::bf16, emulator::kZeros},
+    {Codes::s8, 9, 72, 272, DType::s32, emulator::kZeros | emulator::kSumBias},
+    {Codes::s8, 20, 75, 272, DType::u8, emulator::kSumBias},
     {Codes::e4m3, 20, 136, 1040, DType::f16, emulator::kBias},
     {Codes::s8, 9, 72, 144, DType::f32, emulator::kBias | emulator::kRelu},
     {Codes::groups, 50, 136, 528},

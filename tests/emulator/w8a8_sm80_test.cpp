@@ -19,6 +19,7 @@ using emulator::kBias;
 using emulator::kChannelScales;
 using emulator::kRelu;
 using emulator::kResidual;
+using emulator::kSumBias;
 using emulator::kZeros;
 
 class EmulatedW8a8Sm80 : public testing::TestWithParam<emulator::W8A8Case> {};
@@ -33,6 +34,10 @@ constexpr emulator::W8A8Case kCases[] = {
     {Codes::s8, 3, 72, 1936},
     {Codes::s8, 40, 200, 1040, DType::bf16, kZeros},
     {Codes::s8, 270, 392, 400, DType::f32, kResidual},
+    {Codes::s8, 9, 75, 272, DType::s32},
+    {Codes::s8, 70, 200, 1040, DType::s32, kZeros | kSumBias},
+    {Codes::s8, 70, 200, 400, DType::bf16, kSumBias | kBias},
+    {Codes::s8, 40, 136, 272, DType::u8, kZeros | kSumBias},
     {Codes::e4m3, 20, 136, 1040, DType::f16, kBias},
     {Codes::s8, 20, 136, 144, DType::bf16, kBias | kRelu},
     {Codes::e4m3, 150, 264, 272},

@@ -28,6 +28,7 @@ using emulator::kBias;
 using emulator::kChannelScales;
 using emulator::kRelu;
 using emulator::kResidual;
+using emulator::kSumBias;
 using emulator::kZeros;
 
 struct Case {
@@ -68,6 +69,12 @@ constexpr Case kCases[] = {
     {Codes::s8, 130, 200, 640, 128, 3, 1, 1, DType::f32, kResidual},
     {Codes::s8, 300, 136, 768, 256, 2, 1, 1, DType::bf16, kBias},
     {Codes::s8, 17, 200, 256, 32, 4, 1, 1, DType::f16, kBias | kRelu},
+    {Codes::s8, 9, 75, 1936, 16, 2, 2, 1, DType::s32},
+    {Codes::s8, 40, 320, 1152, 64, 4, 1, kStreamK, DType::s32, kZeros | kSumBias},
+    {Codes::s8, 10, 200, 1424, 16, 2, 1, 4, DType::s32, kZeros | kSumBias},
+    {Codes::s8, 300, 136, 768, 256, 2, 1, 1, DType::f16, kSumBias | kBias},
+    {Codes::s8, 130, 200, 640, 128, 3, 1, 1, DType::f32, kSumBias | kZeros | kResidual},
+    {Codes::s8, 17, 72, 256, 32, 4, 1, 1, DType::u8, kSumBias},
     {Codes::e4m3, 20, 128, 2048, 16, 1, 2, 1, DType::f16},
     {Codes::e4m3, 260, 264, 768, 256, 2, 1, kStreamK},
     {Codes::s8, 10, 200, 1424, 16, 2, 1, 4, DType::bf16, kZeros},

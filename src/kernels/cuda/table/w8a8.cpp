@@ -210,7 +210,7 @@ double tiled_cost_us(const Problem& p, int rows, int tokens, double share, doubl
   const GpuInfo gpu = gpu_of(p);
   const double tiles = std::ceil(static_cast<double>(p.n) / rows) * std::ceil(static_cast<double>(p.m) / tokens);
   const double rounds = std::max(1.0, tiles / std::max(1, gpu.sms));
-  constexpr double kEndsUs = 3;
+  constexpr double kEndsUs = 4.7;
   const double compute = rows * std::min<double>(tokens, static_cast<double>(p.m) + 8) * static_cast<double>(p.k) / products;
   return kLaunchUs + std::max(2.0 + codes_moved_us(gpu, p) / share, rounds * (kEndsUs + compute));
 }
@@ -220,7 +220,7 @@ double simt_cost_us(const Kernel&, const Problem& p) {
 }
 
 double sm80_cost_us(const Kernel&, const Problem& p) {
-  const double products = p.act_scheme.codes == DType::s8 ? 1.9e6 : 3e5;  // e4m3 is unpacked to f16
+  const double products = p.act_scheme.codes == DType::s8 ? 2.1e6 : 3e5;  // e4m3 is unpacked to f16
   return p.m <= 16 ? tiled_cost_us(p, 32, 16, 0.7, products) : tiled_cost_us(p, 128, 128, 0.7, products);
 }
 

@@ -212,6 +212,8 @@ Problem problem_for(const Kernel& kernel, const WeightScheme& scheme, const Conv
 }
 
 bool takes(const Kernel& kernel, const WeightScheme& scheme, const ConvSpec& spec) {
+  const std::int64_t group = scheme.group.k, block = spec.act_scheme.group.k;
+  if (block != 0 && group != 0 && group % block != 0 && block % group != 0) return false;  // plans refuse it
   return kernel.accepts(kernel, problem_for(kernel, scheme, spec)).ok();
 }
 bool takes(const Kernel& kernel, const QuantTensor& q, const ConvSpec& spec) { return takes(kernel, q.scheme, spec); }

@@ -168,7 +168,8 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
         more[r][v] = Ints{};
       }
     a += 4 * rows;
-    for (std::int64_t j = -lead; j < length; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
+    const std::int64_t span = lead + length;  // of the segment's octets
+    for (std::int64_t j = 0; j < span; j += tile::kOctet, codes += geo.octet_bytes, a += 8 * rows) {
       Ints low[kVecs], high[kVecs];
       for (int v = 0; v < kVecs; ++v) {
         const Quads quads = bits == 0 ? load_any_quads(planes, codes, v) : load_quads(bits, codes, v);
@@ -187,7 +188,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
       for (int r = 0; r < rows; ++r)
         for (int v = 0; v < kVecs; ++v) acc[r][v] += more[r][v];
     // Codes that fill up the last octet are 0 before they are flipped.
-    std::int64_t filled = (lead + length + tile::kOctet - 1) / tile::kOctet * tile::kOctet - lead - length;
+    std::int64_t filled = (span + tile::kOctet - 1) / tile::kOctet * tile::kOctet - span;
     if (splits_octets) {  // the last octet is the next segment's first, too, unless the group ends
       const std::int64_t behind = group_left == 0 ? 0 : filled;
       if (behind != 0) {

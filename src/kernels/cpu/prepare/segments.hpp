@@ -88,6 +88,8 @@ struct Segments {
     const auto pieces = [this](std::int64_t channels) { return (channels + piece - 1) / piece; };
     return k / unit * pieces(unit) + pieces(k % unit);
   }
+  /// Whether pieces of a group, one after the other, are the segments.
+  bool regular() const { return unit == group || (unit % piece == 0 && !splits_octets()); }
   /// Whether octets can belong to two segments.
   bool splits_octets() const { return unit < group && unit % tile::kOctet != 0; }
   /// Channels before `begin` in the octet that a segment begins with.

@@ -115,7 +115,7 @@ __attribute__((noinline)) void sum_other_codes(const Decoder& d, const std::byte
   add_some_codes(d.geometry.bits, d, last, tile::kOctet - behind, tile::kOctet, sum);
 }
 
-/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any other width), `digits`, `height` and `sums_columns` (column
+/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any width, and segments that are not regular), `digits`, `height` and `sums_columns` (column
 /// sums are computed, not loaded) are constants at every call; except `sums_columns` for other widths, too rare for a loop of their own.
 NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
                              const std::byte* a, Columns columns, float* out) {
@@ -127,7 +127,8 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
   const bool subtracts =
       !paired && (d.zero == ZeroKind::integer || d.zero == ZeroKind::real || (geo.bits != 4 && kByteBias != 0));
   const int dot_bits = bits == 4 ? 4 : 8;
-  const Ints flip = splat(static_cast<std::int32_t>(kByteBias * 0x01010101u));
+  const int byte_bias = (bits == 0 ? geo.bits : bits) == 4 ? 0 : kByteBias;
+  const Ints flip = splat(static_cast<std::int32_t>(static_cast<std::uint32_t>(byte_bias) * 0x01010101u));
   const tile::Planes planes = tile::planes(geo.bits);
   Vec sum[kMaxTile][kVecs];
   for (int m = 0; m < height; ++m)
@@ -136,22 +137,23 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
   GroupHeader header;
   const bool common = has_common_header(d);
   const std::byte* codes = block;
-  const bool splits_octets = t.segments.splits_octets();
-  std::int64_t group_left = 0, unit_left = 0, lead = 0;
+  const bool regular = bits != 0 || t.segments.regular();
+  std::int64_t group_left = 0, lead = 0;
   for (std::int64_t k = 0, length = 0; k < geo.k; k += length) {
     if (group_left == 0) {
       group_left = geo.group < geo.k - k ? geo.group : geo.k - k;
       if (common)
-        read_common_header(bits == 4 ? 0 : kByteBias, d, codes, header);
+        read_common_header(byte_bias, d, codes, header);
       else
         read_group_header(d, codes, header);
       codes += geo.header_bytes;
     }
-    if (unit_left == 0) unit_left = t.segments.unit < group_left ? t.segments.unit : group_left;
-    length = t.segments.piece < unit_left ? t.segments.piece : unit_left;
+    length = t.segments.piece < group_left ? t.segments.piece : group_left;
+    if (!regular) {
+      length = t.segments.end(k) - k;
+      lead = t.segments.lead(k);
+    }
     group_left -= length;
-    unit_left -= length;
-    if (splits_octets) lead = t.segments.lead(k);
     const std::byte* const first_octet = codes;
 
     const auto* scales = reinterpret_cast<const float*>(a);
@@ -189,7 +191,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
         for (int v = 0; v < kVecs; ++v) acc[r][v] += more[r][v];
     // Codes that fill up the last octet are 0 before they are flipped.
     std::int64_t filled = (span + tile::kOctet - 1) / tile::kOctet * tile::kOctet - span;
-    if (splits_octets) {  // the last octet is the next segment's first, too, unless the group ends
+    if (!regular) {  // the last octet is the next segment's first, too, unless the group ends
       const std::int64_t behind = group_left == 0 ? 0 : filled;
       if (behind != 0) {
         codes -= geo.octet_bytes;
@@ -201,8 +203,7 @@ NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns
         for (int v = 0; v < kVecs; ++v) column[v] -= others[v];
       }
     }
-    const Ints biases =
-        splat(static_cast<std::int32_t>((bits == 4 ? 0 : kByteBias * filled) - static_cast<int>(d.bias) * length));
+    const Ints biases = splat(static_cast<std::int32_t>(byte_bias * filled - static_cast<int>(d.bias) * length));
     for (int v = 0; sums_columns && v < kVecs; ++v) {
       const Ints pair = column[v] << 16 | (to_ints(header.zero[v]) & 0xffff);
       store(columns.sums + v * kLanes, paired ? reinterpret_cast<Vec>(pair) : to_floats(column[v] + biases));
@@ -253,7 +254,7 @@ NIBBLE_VARIANT void multiply_height(int bits, int digits, int height, bool sums_
 
 NIBBLE_VARIANT void multiply_any(int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
                                  const std::byte* a, Columns columns, float* out) {
-  switch (t.decoder->geometry.bits) {
+  switch (t.segments.regular() ? t.decoder->geometry.bits : 0) {
     case 4:
       return digits == 1 && sums_columns ? multiply_height(4, digits, height, true, t, block, a, columns, out)
                                          : multiply_height(4, digits, height, false, t, block, a, columns, out);

@@ -126,6 +126,32 @@ inline void lay_words(const std::byte* const* rows, std::int64_t count, std::int
     for (std::int64_t r = 0; r < count; ++r) std::memcpy(out + 4 * r, rows[r] + 4 * w, 4);
 }
 
+/// The rule with a float offset of channels [k, end) of a token, computed from all of them.
+__attribute__((noinline)) act_rule::Rule offset_rule_of(const PrepareTask& t, const std::byte* row, std::int64_t k,
+                                                        std::int64_t end) {
+  alignas(64) float x[kMaxSegment];
+  Vec low = Vec{} + act_rule::kLargest, high = -low;
+  std::int32_t largest = 0;
+  for (; k < end; k += kMaxSegment) {
+    const std::int64_t count = end - k < kMaxSegment ? end - k : kMaxSegment;
+    const float* piece = gathered(t, row, k, count, x);
+    const std::int32_t part = largest_bits(piece, count);
+    largest = part > largest ? part : largest;
+    for (std::int64_t i = count; i % 16 != 0; ++i) x[i] = x[0];  // the padding is no part of the range
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      const Vec v = load(piece + i);
+      low = v < low ? v : low;
+      high = v > high ? v : high;
+    }
+  }
+  float bottom = low[0], top = high[0];
+  for (int i = 1; i < kLanes; ++i) {
+    bottom = least_of(low[i], bottom);
+    top = -least_of(-high[i], -top);
+  }
+  return act_rule::with_offset(limited(bottom, t.limit), largest < kInfinityBits ? limited(top, t.limit) : from_bits(0x7fc00000));
+}
+
 /// The rule of channels [k, end) of a token: given, known, or computed from all of them.
 inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::int64_t m, std::int64_t k, std::int64_t end) {
   if (t.given.scale != nullptr) {
@@ -136,20 +162,16 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
             .offset = t.given.offset == nullptr ? 0.0f : t.given.offset[zero_at]};
   }
   if (t.known) return act_rule::known(t.known->scale, t.known->zero);
-  const bool zeros = t.digits.zero_sums != ZeroSums::none, offsets = t.act_scheme.zero == ZeroKind::offset;
+  if (t.act_scheme.zero == ZeroKind::offset) return offset_rule_of(t, row, k, end);
+  const bool zeros = t.digits.zero_sums != ZeroSums::none;
   alignas(64) float x[kMaxSegment];
-  Vec low{}, high{};  // a range with a zero point contains 0
-  if (offsets) {
-    low += act_rule::kLargest;
-    high -= act_rule::kLargest;
-  }
+  Vec low{}, high{};
   std::int32_t largest = 0;
   for (; k < end; k += kMaxSegment) {
     const std::int64_t count = end - k < kMaxSegment ? end - k : kMaxSegment;
     const float* piece = gathered(t, row, k, count, x);
     const std::int32_t part = largest_bits(piece, count);
     largest = part > largest ? part : largest;
-    for (std::int64_t i = count; offsets && i % 16 != 0; ++i) x[i] = x[0];  // the padding is no part of the range
     for (std::int64_t i = 0; zeros && i < count; i += kLanes) {
       const Vec v = load(piece + i);
       low = v < low ? v : low;
@@ -161,24 +183,20 @@ inline act_rule::Rule rule_of(const PrepareTask& t, const std::byte* row, std::i
   if (!zeros)
     return act_rule::symmetric(finite ? least_of(from_bits(largest), t.limit) : nan,
                                t.act_scheme.codes == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
-  float bottom = low[0], top = high[0];
-  for (int i = 1; i < kLanes; ++i) {
+  float bottom = 0, top = 0;
+  for (int i = 0; i < kLanes; ++i) {
     bottom = least_of(low[i], bottom);
     top = -least_of(-high[i], -top);
   }
-  if (offsets) return act_rule::with_offset(limited(bottom, t.limit), finite ? limited(top, t.limit) : nan);
   return act_rule::asymmetric(finite ? -least_of(-bottom, t.limit) : nan, least_of(top, t.limit));
 }
 
 /// x[0 … count) → codes by act_rule::to_s8, zeros up to the next multiple of 16; their sum.
 inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
   typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
-  const bool shifted = rule.low != 0.0f;
   constexpr float kFar = 512;  // codes of larger magnitudes saturate for every zero point; smaller ones fit integers
   for (std::int64_t i = 0; i < count; i += kLanes) {
-    Vec scaled = load(x + i);
-    if (shifted) scaled -= rule.low;
-    scaled *= rule.inverse;
+    Vec scaled = load(x + i) * rule.inverse;
     scaled = scaled == scaled ? scaled : Vec{};  // a NaN becomes 0
     scaled = scaled > -kFar ? scaled : Vec{} - kFar;
     scaled = scaled < kFar ? scaled : Vec{} + kFar;
@@ -190,6 +208,12 @@ inline std::int32_t to_codes(const float* x, std::int64_t count, const act_rule:
   }
   for (std::int64_t i = count; i % 16 != 0; ++i) codes[i] = 0;
   return sum_of(codes, count);
+}
+
+/// x[0 … count) less `low`, into `to`.
+inline const float* less(const float* x, std::int64_t count, float low, float* to) {
+  for (std::int64_t i = 0; i < count; i += kLanes) store(to + i, load(x + i) - low);
+  return to;
 }
 
 void quantize(const std::byte* from, DType type, std::int64_t count, const act_rule::Rule& rule, std::int8_t* codes) {
@@ -380,7 +404,9 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
           piece = gathered_codes(t, rows[i], begin, count, bytes[i]);
           sums[i] += sum_of(piece, count);
         } else {
-          sums[i] += to_codes(gathered(t, rows[i], begin, count, x), count, rules[i], bytes[i]);
+          const float* values = gathered(t, rows[i], begin, count, x);
+          if (offsets) values = less(values, count, rules[i].low, x);
+          sums[i] += to_codes(values, count, rules[i], bytes[i]);
         }
         const auto fill = static_cast<std::int8_t>(t.digits.paired ? rules[i].zero : 0);
         if (skipped != 0) {

@@ -408,12 +408,11 @@ inline void codes_of(const PrepareTask& t, std::int64_t m, std::int64_t height, 
           if (offsets) values = less(values, count, rules[i].low, x);
           sums[i] += to_codes(values, count, rules[i], bytes[i]);
         }
-        const auto fill = static_cast<std::int8_t>(t.digits.paired ? rules[i].zero : 0);
-        if (skipped != 0) {
+        if (skipped != 0 || count % tile::kOctet != 0) {
           if (piece != bytes[i]) std::memcpy(bytes[i], piece, static_cast<std::size_t>(count));
           piece = bytes[i];
+          pad_octets(bytes[i], skipped, count, static_cast<std::int8_t>(t.digits.paired ? rules[i].zero : 0));
         }
-        if (piece == bytes[i]) pad_octets(bytes[i], skipped, count, fill);
         pieces[i] = reinterpret_cast<const std::byte*>(piece);
       }
       lay_codes(t, pieces, first, tokens, begin == k ? 0 : begin - k + lead, skipped + count, room, lead + end - k,

@@ -99,11 +99,11 @@ std::vector<LinearSpec> w8a8_ends() {
   const LinearSpec requantized{.a_dtype = DType::s8,
                                .epilogue = {.bias = true, .out = DType::s8, .out_scale = 0.05f, .out_zero = -4},
                                .act_scheme = known_before};
-  // The same with a scale per channel that each run brings, and a bias of integers; codes below 0 are cut off, which is relu.
-  const LinearSpec integers{
-      .a_dtype = DType::s8,
-      .epilogue = {.sum_bias = true, .out = DType::u8, .out_scales = true, .out_low = 10},  // D's zero point, in Operands::out_zero
-      .act_scheme = known_before};
+  // The same with a scale per channel that is an operand of each run, and a bias of integers. Codes end at 10, D's zero point in
+  // Operands::out_zero, which is relu.
+  const LinearSpec integers{.a_dtype = DType::s8,
+                            .epilogue = {.sum_bias = true, .out = DType::u8, .out_scales = true, .out_low = 10},
+                            .act_scheme = known_before};
   // The sums alone.
   const LinearSpec sums{.a_dtype = DType::s8, .epilogue = {.out = DType::s32}, .act_scheme = per_token};
   // docs: end w8a8

@@ -70,7 +70,7 @@ struct Pixel {
 /// The epilogue. Sums for a D of s32, the integers of W8A8, are passed as floats of the same bits and stored as they are.
 struct Element {
   float acc_scale = 1.0f;                  // on the sum, before everything else: a weight's second-level scale
-  const std::int32_t* sum_bias = nullptr;  // of W8A8: whoever has the integer sums adds it
+  const std::int32_t* sum_bias = nullptr;  // of W8A8: the kernel adds it to the integer sums
   const float* row_scale = nullptr;
   const float* col_scale = nullptr;
   Operand bias, gate, residual;

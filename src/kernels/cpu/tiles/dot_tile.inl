@@ -115,8 +115,9 @@ __attribute__((noinline)) void sum_other_codes(const Decoder& d, const std::byte
   add_some_codes(d.geometry.bits, d, last, tile::kOctet - behind, tile::kOctet, sum);
 }
 
-/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any width, and segments that are not regular), `digits`, `height` and `sums_columns` (column
-/// sums are computed, not loaded) are constants at every call; except `sums_columns` for other widths, too rare for a loop of their own.
+/// sum[height][R] of one row block over all of K. `bits` (4, 8; 0: any width, and segments that are not regular), `digits`, `height` and
+/// `sums_columns` (column sums are computed, not loaded) are constants at every call; except `sums_columns` for other widths, too rare for
+/// a loop of their own.
 NIBBLE_VARIANT void multiply(int bits, int digits, int height, bool sums_columns, const DotTask& t, const std::byte* block,
                              const std::byte* a, Columns columns, float* out) {
   const Decoder& d = *t.decoder;

@@ -63,10 +63,10 @@ struct W8A8Params {
   int together;  // records whose products a precise kernel sums in tensor cores
   int stages;
   W8A8Map map;
-  StreamK parts;       // of passes that CTAs share
+  StreamK parts;     // of passes that CTAs share
   bool zero_points;  // of activations or weights
-  HalfOut half;        // how D is stored
-  Patches patches;     // of a convolution
+  HalfOut half;      // how D is stored
+  Patches patches;   // of a convolution
   int images, box_channels;
   std::int64_t image_stride, channel_stride;  // of D, whose pixels are side by side; 0: its channels are
 

@@ -329,9 +329,10 @@ DType BenchWork::out() const {
 }
 
 LinearSpec BenchWork::linear() const {
+  const bool codes = out() == DType::s8 || out() == DType::u8;
   return {.a_dtype = a_dtype,
           .m_max = m,
-          .epilogue = {.bias = bias, .out = out(), .out_scale = out() == DType::s8 ? kOutScale : 1.0f},
+          .epilogue = {.bias = bias && out() != DType::s32, .out = out(), .out_scale = codes ? kOutScale : 1.0f},
           .act_scheme = act_scheme,
           .accumulation = accumulation};
 }

@@ -447,8 +447,10 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(one_of({"f32", "f16", "bf16", "s8", "e4m3"}))
       ->type_name("TYPE,...")
       ->capture_default_str();
-  command->add_option("--out", options->out, "Type of the output, whatever the activations are: f32, f16, bf16 or s8")
-      ->check(one_of({"f32", "f16", "bf16", "s8"}))
+  command
+      ->add_option("--out", options->out,
+                   "Type of the output, whatever the activations are: f32, f16, bf16, s8, u8; s32, the sums of int8 codes")
+      ->check(one_of({"f32", "f16", "bf16", "s8", "u8", "s32"}))
       ->type_name("TYPE");
   command
       ->add_option("--operation", options->operation,

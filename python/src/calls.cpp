@@ -217,6 +217,12 @@ bool is_number(nb::handle x) { return PyFloat_Check(x.ptr()) || PyLong_Check(x.p
 
 bool is_code(DType dtype) { return dtype == DType::s8 || dtype == DType::e4m3; }
 
+/// The array of a result: u8 are codes, not the bits of floats.
+Output result_of(Output array) {
+  if (array.view.dtype == DType::u8 || array.view.dtype == DType::s32) return array;
+  return std::move(array).operand();
+}
+
 /// The epilogue of a plan. `out`: the array given for the result, if there is one.
 EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, const Output& out) {
   DType type = is_code(act) ? DType::f32 : act;
@@ -269,9 +275,9 @@ struct OperandData {
         col_scale(call.in(options.col_scale, "col_scale", 1).vector()),
         gate(call.in(options.gate, "gate", images ? 0 : 2)),
         residual(call.in(options.residual, "residual", images ? 0 : 2)),
-        sum_bias(call.in(options.sum_bias, "sum_bias", 1).vector()) {
+        sum_bias(call.in(options.sum_bias, "sum_bias").vector()) {
     if (!is_number(options.out_scale)) out_scale = call.in(options.out_scale, "out_scale", 1).vector();
-    if (!is_number(options.out_zero)) out_zero = call.in(options.out_zero, "out_zero", 1).vector();
+    if (!is_number(options.out_zero)) out_zero = call.in(options.out_zero, "out_zero").vector();
     if (!PyBool_Check(options.bias.ptr())) bias = call.in(options.bias, "bias", 1);
   }
 
@@ -370,7 +376,7 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   if (dims.empty() || dims.back() != k)
     throw invalid("x has shape " + text(dims) + ", the weight W[" + text(n) + "," + text(k) + "] takes [..., " + text(k) + "]");
   const DType act = a.view.dtype;
-  Output d = call.out(options.out, "out").operand();
+  Output d = result_of(call.out(options.out, "out"));
   OperandData operands(call, options, false);
   LinearSpec spec{.a_dtype = act,
                   .epilogue = epilogue(weight, act, options, d),
@@ -387,7 +393,7 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   nb::object result = nb::borrow(options.out);
   if (result.is_none()) {
     result = call.empty(dims, spec.epilogue.out);
-    d = call.made(result).floats();
+    d = result_of(call.made(result));
   }
   if (m > 0) {
     a.collapse(2);
@@ -417,7 +423,7 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
                   "] has a filter of " + text(filter.h) + "x" + text(filter.w) + " and takes " + text(k * groups / elements) +
                   " channels");
   const DType act = a.view.dtype;
-  Output d = call.out(options.out, "out").operand();
+  Output d = result_of(call.out(options.out, "out"));
   OperandData operands(call, options, true);
   const auto [top, bottom, left, right] = padding;
   ConvSpec spec{.geometry = {.in_channels = dims[1],
@@ -450,7 +456,7 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
   if (result.is_none()) {
     result = call.images(dims[0], n, spec.geometry.out_height(), spec.geometry.out_width(), spec.epilogue.out,
                          spec.output == ImageLayout::nhwc);
-    d = call.made(result).floats();
+    d = result_of(call.made(result));
   }
   if (dims[0] > 0) {
     a.beside(d);

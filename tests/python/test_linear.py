@@ -71,6 +71,9 @@ def test_epilogue(rng):
     scales, zero = np.linspace(0.2, 0.9, base.shape[1], dtype=np.float32), np.array([100], np.int32)
     codes = w.linear(x, out_dtype="uint8", out_scale=scales, out_zero=zero, out_range=(90, 999))
     assert codes.dtype == np.uint8 and np.abs(codes - (np.rint(base / scales) + 100.0).clip(90, 255)).max() <= 1
+    into = np.empty(base.shape, np.uint8)
+    w.linear(x, out=into, out_scale=scales, out_zero=zero, out_range=(90, 999))
+    assert (into == codes).all()
     with pytest.raises(nibble.InvalidArgument, match="two numbers or two arrays"):
         w.linear(x, out_dtype="s8", out_scale=scales)
 

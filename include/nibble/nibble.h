@@ -300,6 +300,14 @@ NIB_API nib_status nib_synchronize(void* stream);
 /* A quantized matrix, to create or as it is. G is the number of groups along K.
  * W[n,k] = (q − z)·s·scale2, or q·s + z, as the scheme says, with q from codes[n,k], and s and z of row n and group g =
  * g_idx[k], or k / group without g_idx. */
+/* How codes lie in bytes. */
+typedef int32_t nib_nibble_order;
+enum {
+  NIB_BYTES = 0,     /* one to a byte */
+  NIB_LOW_FIRST = 1, /* two, the first one in the low half: compressed-tensors, torchao, GPTQ along K */
+  NIB_HIGH_FIRST = 2 /* two, the first one in the high half: MNN, bitsandbytes, int4 matrices of PyTorch */
+};
+
 typedef struct nib_qtensor_desc {
   size_t struct_size;
   const char* scheme; /* of weights: "u4zg128" */
@@ -317,6 +325,9 @@ typedef struct nib_qtensor_desc {
   const int32_t* act_zero; /* the zero point that goes with act_scale: of s8 −128 ... 127, of e4m3 0 */
   /* Kh × Kw of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of linear layers. */
   int64_t filter_height, filter_width;
+  /* Since 1.2. Of nib_qtensor_create; nib_qtensor_get gives codes of a byte and all scales. */
+  nib_nibble_order nibble_order; /* of codes of 4 bits with two to a byte: u8 [N, ⌈K/2⌉]; NIB_BYTES: a byte each */
+  int32_t repeat_for_filter; /* not 0: scales and zeros are [N, C/group], shared by all elements of the filter, as MNN has them */
 } nib_qtensor_desc;
 
 /* Makes a matrix from copies of everything. Views may have any strides; absent ones are zero. Sizes, types and indices are checked.

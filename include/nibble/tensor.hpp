@@ -168,4 +168,19 @@ struct QuantTensor {
   friend bool operator==(const QuantTensor&, const QuantTensor&) = default;
 };
 
+/// How codes of 4 bits lie in bytes, two to each.
+enum class NibbleOrder : std::uint8_t {
+  low_first,  // the first one in the low half: compressed-tensors, torchao, GPTQ along K
+  high_first  // the first one in the high half: MNN, bitsandbytes, int4 matrices of PyTorch
+};
+/// QuantTensor::codes, one a byte, of codes [n,k] with two to a byte; each row begins with a byte of its own.
+/// Errors: invalid_argument unless there are n · ⌈k / 2⌉ bytes.
+Result<std::vector<std::uint8_t>> unpack_nibbles(std::span<const std::uint8_t> bytes, std::int64_t n, std::int64_t k,
+                                                 NibbleOrder order);
+
+/// Scales or zeros of a convolution that all elements of the filter share, [Co, C/group] as MNN has them, as the QuantTensor of W[Co,k] has
+/// them: [Co, Kh·Kw·C/group], a copy for each element.
+/// Errors: invalid_argument for another rank, or where these would be more than k columns.
+Result<Tensor> repeat_for_filter(const Tensor& parameters, const Extent& filter, std::int64_t k);
+
 }  // namespace nibble

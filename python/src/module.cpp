@@ -177,7 +177,8 @@ std::optional<NumpyArray> field(nb::handle self, const Tensor& t) {
 
 QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
                               OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
-                              std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter) {
+                              std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter,
+                              std::string_view nibble_order, std::optional<std::int64_t> k, bool repeat) {
   const auto optional_copy = [](nb::handle object, const char* what, bool floats) {
     if (object.is_none()) return Tensor();
     Input input(object, what);
@@ -191,10 +192,21 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
     throw Failure(StatusCode::invalid_argument, "codes must be [N,K] of 8-bit elements, one code a byte; got " +
                                                     std::string(name(all.dtype)) + " of " + std::to_string(all.shape.size()) +
                                                     " dimensions");
+  const std::span bytes(reinterpret_cast<const std::uint8_t*>(all.bytes.data()), all.bytes.size());
   q.n = all.shape[0];
-  q.k = all.shape[1];
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(all.bytes.data());
-  q.codes.assign(bytes, bytes + all.bytes.size());
+  q.k = k ? *k : nibble_order.empty() ? all.shape[1] : 2 * all.shape[1];
+  if (nibble_order.empty()) {
+    q.codes.assign(bytes.begin(), bytes.end());
+  } else if (nibble_order != "low_first" && nibble_order != "high_first") {
+    throw Failure(StatusCode::invalid_argument,
+                  "nibble_order is '" + std::string(nibble_order) + "', neither low_first nor high_first");
+  } else if (bits(q.scheme.codes) != 4) {
+    throw Failure(StatusCode::invalid_argument,
+                  "nibble_order is for codes of 4 bits, " + std::string(scheme) + " has " + std::to_string(bits(q.scheme.codes)));
+  } else {
+    q.codes =
+        check(unpack_nibbles(bytes, q.n, q.k, nibble_order == "low_first" ? NibbleOrder::low_first : NibbleOrder::high_first));
+  }
   q.zeros = optional_copy(zeros, "zeros", q.scheme.zero != ZeroKind::integer);
   q.prescale = optional_copy(prescale, "prescale", true);
   q.bias = optional_copy(bias, "bias", true);
@@ -209,6 +221,10 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   if (static_acts) q.static_acts = StaticActs{static_acts->first, static_acts->second};
   q.act_limit = act_limit;
   q.filter = {filter.first, filter.second};
+  if (repeat) {
+    q.scales = check(repeat_for_filter(q.scales, q.filter, q.k));
+    if (!q.zeros.empty()) q.zeros = check(repeat_for_filter(q.zeros, q.filter, q.k));
+  }
   check(q.validate());
   return q;
 }
@@ -224,16 +240,21 @@ void bind_tensors(nb::module_& m) {
           "__init__",
           [](QuantTensor* self, std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
              OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
-             std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter) {
-            new (self) QuantTensor(
-                make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts, act_limit, filter));
+             std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter,
+             std::string_view nibble_order, std::optional<std::int64_t> k, bool repeat_for_filter) {
+            new (self) QuantTensor(make_quant_tensor(scheme, codes, scales, zeros, scale2, g_idx, prescale, bias, static_acts,
+                                                     act_limit, filter, nibble_order, k, repeat_for_filter));
           },
           "scheme"_a, "codes"_a, "scales"_a, "zeros"_a = nb::none(), nb::kw_only(), "scale2"_a = nb::none(),
           "g_idx"_a = nb::none(), "prescale"_a = nb::none(), "bias"_a = nb::none(), "static_acts"_a = nb::none(),
-          "act_limit"_a = nb::none(), "filter"_a = Pair(1, 1),
+          "act_limit"_a = nb::none(), "filter"_a = Pair(1, 1), "nibble_order"_a = "", "k"_a = nb::none(),
+          "repeat_for_filter"_a = false,
           "Copies arrays of host memory: codes [N,K], one a byte; scales and zeros [rows, groups] as the scheme says; g_idx [K]; "
-          "prescale [K]; bias [N]. filter: (height, width) of a convolution, whose K is in the order kh, kw, channel. Raises "
-          "InvalidArgument for what contradicts the scheme.")
+          "prescale [K]; bias [N]. filter: (height, width) of a convolution, whose K is in the order kh, kw, channel.\n\n"
+          "nibble_order: of codes of 4 bits with two to a byte, uint8 [N, ⌈K/2⌉]: low_first (the first one in the low half: "
+          "compressed-tensors, torchao) or high_first (MNN, bitsandbytes); k: K, where it is odd. repeat_for_filter: scales and "
+          "zeros are [N, C/group], shared by all elements of the filter, as MNN has them.\n\n"
+          "Raises InvalidArgument for what contradicts the scheme.")
       .def_prop_ro(
           "scheme", [](const QuantTensor& q) { return q.scheme.name(); }, "\"u4zg128\"")
       .def_prop_ro(

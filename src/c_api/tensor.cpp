@@ -52,6 +52,25 @@ ConstTensorView view_of(const Tensor& t) {
   return v;
 }
 
+/// One code a byte.
+Result<std::vector<std::uint8_t>> codes_of(const nib_qtensor_desc& desc, const WeightScheme& scheme) {
+  if (desc.nibble_order < NIB_BYTES || desc.nibble_order > NIB_HIGH_FIRST)
+    return error(StatusCode::invalid_argument, "nib_qtensor_desc.nibble_order={} is no nib_nibble_order", desc.nibble_order);
+  const bool pairs = desc.nibble_order != NIB_BYTES;
+  if (pairs && bits(scheme.codes) != 4)
+    return error(StatusCode::invalid_argument, "nibble_order={} is for codes of 4 bits, {} has {}", desc.nibble_order,
+                 scheme.name(), bits(scheme.codes));
+  NIBBLE_ASSIGN_OR_RETURN(const Tensor codes, copy("codes", desc.codes, desc));
+  const std::int64_t columns = pairs ? desc.k / 2 + desc.k % 2 : desc.k;
+  if (codes.shape != std::vector{desc.n, columns} || bits(codes.dtype) != 8)
+    return error(StatusCode::invalid_argument, "codes are {} [{}]; W[{},{}] has {}, [{},{}]", name(codes.dtype),
+                 fmt::join(codes.shape, ","), desc.n, desc.k, pairs ? "two codes a byte" : "codes of a byte", desc.n, columns);
+  const std::span bytes(reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), codes.bytes.size());
+  if (!pairs) return std::vector(bytes.begin(), bytes.end());
+  return unpack_nibbles(bytes, desc.n, desc.k,
+                        desc.nibble_order == NIB_LOW_FIRST ? NibbleOrder::low_first : NibbleOrder::high_first);
+}
+
 Result<QuantTensor> make(const nib_qtensor_desc& desc) {
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", desc.n}, {"K", desc.k}}));
   QuantTensor q;
@@ -59,12 +78,7 @@ Result<QuantTensor> make(const nib_qtensor_desc& desc) {
   q.k = desc.k;
   NIBBLE_ASSIGN_OR_RETURN(q.scales, copy("scales", desc.scales, desc));
   NIBBLE_ASSIGN_OR_RETURN(q.scheme, weight_scheme(desc.scheme, q.scales.dtype));
-  NIBBLE_ASSIGN_OR_RETURN(Tensor codes, copy("codes", desc.codes, desc));
-  if (codes.shape != std::vector{desc.n, desc.k} || bits(codes.dtype) != 8)
-    return error(StatusCode::invalid_argument, "codes are {} [{}]; W[{},{}] has codes of a byte, [{},{}]", name(codes.dtype),
-                 fmt::join(codes.shape, ","), desc.n, desc.k, desc.n, desc.k);
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(codes.bytes.data());
-  q.codes.assign(bytes, bytes + codes.bytes.size());
+  NIBBLE_ASSIGN_OR_RETURN(q.codes, codes_of(desc, q.scheme));
   NIBBLE_ASSIGN_OR_RETURN(q.zeros, copy("zeros", desc.zeros, desc));
   NIBBLE_ASSIGN_OR_RETURN(const Tensor g_idx, copy("g_idx", desc.g_idx, desc));
   if (!g_idx.empty()) {
@@ -79,6 +93,12 @@ Result<QuantTensor> make(const nib_qtensor_desc& desc) {
   q.act_limit = optional(desc.act_limit);
   if (desc.act_scale != nullptr) q.static_acts = StaticActs{*desc.act_scale, desc.act_zero == nullptr ? 0 : *desc.act_zero};
   q.filter = {desc.filter_height == 0 ? 1 : desc.filter_height, desc.filter_width == 0 ? 1 : desc.filter_width};
+  if (desc.repeat_for_filter != 0) {
+    NIBBLE_ASSIGN_OR_RETURN(q.scales, repeat_for_filter(q.scales, q.filter, q.k));
+    if (!q.zeros.empty()) {
+      NIBBLE_ASSIGN_OR_RETURN(q.zeros, repeat_for_filter(q.zeros, q.filter, q.k));
+    }
+  }
   if (desc.act_scale == nullptr && desc.act_zero != nullptr)
     return error(StatusCode::invalid_argument, "act_zero goes with act_scale, which is NULL");
   NIBBLE_RETURN_IF_ERROR(q.validate());

@@ -39,6 +39,43 @@ Status expect_shape(std::string_view what, const Tensor& t, std::span<const std:
 
 }  // namespace
 
+Result<std::vector<std::uint8_t>> unpack_nibbles(std::span<const std::uint8_t> bytes, std::int64_t n, std::int64_t k,
+                                                 NibbleOrder order) try {
+  NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", n}, {"K", k}}));
+  const std::int64_t row_bytes = (k + 1) / 2;
+  if (bytes.size() != static_cast<std::size_t>(n * row_bytes))
+    return error(StatusCode::invalid_argument, "{} bytes for the codes of W[{},{}], two to a byte: that takes {}", bytes.size(),
+                 n, k, n * row_bytes);
+  std::vector<std::uint8_t> codes;
+  codes.reserve(static_cast<std::size_t>(n * k));
+  const int first = order == NibbleOrder::low_first ? 0 : 4;
+  for (std::int64_t row = 0; row < n; ++row)
+    for (std::int64_t i = 0; i < k; ++i)
+      codes.push_back(bytes[static_cast<std::size_t>(row * row_bytes + i / 2)] >> (i % 2 == 0 ? first : 4 - first) & 15);
+  return codes;
+} catch (...) {
+  return caught();
+}
+
+Result<Tensor> repeat_for_filter(const Tensor& parameters, const Extent& filter, std::int64_t k) try {
+  const bool matrix = parameters.shape.size() == 2;
+  const std::int64_t rows = matrix ? parameters.shape[0] : 0, columns = matrix ? parameters.shape[1] : 0;
+  if (!matrix || filter.h < 1 || filter.w < 1 || columns > k / filter.h / filter.w)
+    return error(StatusCode::invalid_argument,
+                 "parameters of shape {} for all elements of a filter of {}x{} with K={}; they are [Co, groups of an element]",
+                 shape_text(parameters.shape), filter.h, filter.w, k);
+  const std::int64_t elements = filter.h * filter.w;
+  Tensor all(parameters.dtype, {rows, elements * columns});
+  const auto row_bytes = static_cast<std::size_t>(columns * bits(parameters.dtype) / 8);
+  std::byte* to = all.bytes.data();
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (std::int64_t i = 0; i < elements && columns > 0; ++i)
+      to = std::copy_n(parameters.bytes.data() + static_cast<std::size_t>(row) * row_bytes, row_bytes, to);
+  return all;
+} catch (...) {
+  return caught();
+}
+
 Tensor::Tensor(DType t, std::vector<std::int64_t> dims) : dtype(t), shape(std::move(dims)) {
   bytes = zero_bytes<std::byte>(storage_bytes(dtype, static_cast<std::uint64_t>(numel())));
 }

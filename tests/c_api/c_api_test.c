@@ -385,6 +385,42 @@ static void test_integer_sums(void) {
   OK(nib_qtensor_destroy(q));
 }
 
+/* MNN's matrix of a convolution: the first of two codes in the high half, parameters shared by all elements of the filter. */
+static void test_nibbles(void) {
+  enum { N = 3, C = 4, TAPS = 6, K = C * TAPS, GROUP = 2 };
+  uint8_t bytes[N * K / 2];
+  float scales[N * C / GROUP], offsets[N * C / GROUP];
+  for (int i = 0; i < N * K / 2; ++i) bytes[i] = (uint8_t)(i * 53 + 7);
+  for (int i = 0; i < N * C / GROUP; ++i) scales[i] = 0.5f + (float)i, offsets[i] = (float)(i - 2);
+  nib_qtensor* q;
+  nib_qtensor_desc desc = SIZED(nib_qtensor_desc);
+  desc.scheme = "u4b8g2";
+  desc.n = N, desc.k = K, desc.filter_height = 2, desc.filter_width = 3;
+  desc.codes = nib_matrix(bytes, NIB_U8, N, K / 2);
+  desc.scales = nib_matrix(scales, NIB_F32, N, C / GROUP);
+  desc.nibble_order = NIB_HIGH_FIRST, desc.repeat_for_filter = 1;
+  OK(nib_qtensor_create(&desc, &q));
+  nib_qtensor_desc got = SIZED(nib_qtensor_desc);
+  OK(nib_qtensor_get(q, &got));
+  CHECK(got.nibble_order == NIB_BYTES && got.repeat_for_filter == 0 && got.scales.shape[1] == K / GROUP);
+  for (int i = 0; i < N * K; ++i)
+    CHECK(((const uint8_t*)got.codes.data)[i] == (i % 2 == 0 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15));
+  for (int i = 0; i < N * K / GROUP; ++i)
+    CHECK(((const float*)got.scales.data)[i] == scales[i / (K / GROUP) * (C / GROUP) + i % (C / GROUP)]);
+  OK(nib_qtensor_destroy(q));
+
+  desc.scheme = "u4og2", desc.zeros = nib_matrix(offsets, NIB_F32, N, C / GROUP), desc.nibble_order = NIB_LOW_FIRST;
+  OK(nib_qtensor_create(&desc, &q));
+  OK(nib_qtensor_get(q, &got));
+  CHECK(((const uint8_t*)got.codes.data)[1] == bytes[0] >> 4 && ((const float*)got.zeros.data)[2] == offsets[0]);
+  OK(nib_qtensor_destroy(q));
+
+  FAILS(NIB_INVALID_ARGUMENT, "nibble_order=3 is no nib_nibble_order", (desc.nibble_order = 3, nib_qtensor_create(&desc, &q)));
+  FAILS(NIB_INVALID_ARGUMENT, "two codes a byte, [3,13]", (desc.nibble_order = 1, desc.k = 26, nib_qtensor_create(&desc, &q)));
+  FAILS(NIB_INVALID_ARGUMENT, "for codes of 4 bits, u8og2 has 8",
+        (desc.k = K, desc.scheme = "u8og2", nib_qtensor_create(&desc, &q)));
+}
+
 /* An engine's own threads: here none, and the loop runs backwards. */
 static void backwards(void* user, int64_t count, nib_loop_body call, void* body) {
   ++*(int*)user;
@@ -1231,6 +1267,7 @@ int main(int argc, char** argv) {
   test_qtensor();
   test_linear(NULL);
   test_integer_sums();
+  test_nibbles();
   test_contexts();
   test_quantize();
   test_conv();

@@ -194,6 +194,11 @@ void make_matrix(Choices& choices, Maker& maker, QTensor& q) {
   if ((parts & 0xa0) == 0xa0) d.act_zero = maker.maybe(choices.raw<std::int32_t>());
   if ((parts & 0xc0) == 0xc0) d.act_limit = maker.maybe(choices.raw<float>());
   if (choices.byte() >= 0xc0) d.filter_height = maker.number(), d.filter_width = maker.number();
+  if (choices.byte() >= 0xc0) d.repeat_for_filter = 1;
+  if (const std::uint8_t order = choices.byte(); order >= 0xc0) {
+    d.nibble_order = order % 4;
+    d.codes = maker.view(NIB_U8, {d.n, (d.k + 1) / 2});
+  }
   if (!ok(nib_qtensor_create(&d, &q.get))) return;
   Sized<nib_qtensor_desc> got;
   got.choose(choices);

@@ -194,3 +194,16 @@ def test_verify_conv(rng, scheme, quantize):
         assert report and report.round_trip and report.kernel.startswith("conv_")
     with pytest.raises(nibble.InvalidArgument, match="does not fit into the padded image"):
         nibble.verify_conv(q, (2, 11))
+
+
+@pytest.mark.parametrize("order", ["low_first", "high_first"])
+def test_codes_two_to_a_byte_and_scales_of_all_elements(rng, order):
+    codes = rng.integers(0, 16, (24, 3 * 3 * 16), dtype=np.uint8)
+    scales, offsets = rng.uniform(0.1, 1, (24, 2)).astype(np.float32), rng.standard_normal((24, 2)).astype(np.float32)
+    first, second = codes[:, ::2], codes[:, 1::2]
+    packed = first | second << 4 if order == "low_first" else first << 4 | second
+    q = nibble.QuantTensor("u4og8", packed, scales, offsets, filter=(3, 3), nibble_order=order, repeat_for_filter=True)
+    assert q == nibble.QuantTensor("u4og8", codes, np.tile(scales, 9), np.tile(offsets, 9), filter=(3, 3))
+    for wrong, reason in (({"nibble_order": "big"}, "neither low_first nor high_first"), ({"nibble_order": order, "k": 3}, "that takes")):
+        with pytest.raises(nibble.InvalidArgument, match=reason):
+            nibble.QuantTensor("u4og8", packed, scales, offsets, **wrong)

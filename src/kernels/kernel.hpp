@@ -194,6 +194,12 @@ inline bool sums_whole_rows(const WeightScheme& weight, const ActScheme& act) {
   return act.codes == DType::s8 && act.zero != ZeroKind::offset && act.group.k == 0 && weight.group.k == 0 && narrow && integers;
 }
 
+/// The most channels for which such sums fit 32 bits: codes are −128 … 127, or −255 … 255 with a zero point.
+inline std::int64_t most_whole_channels(const WeightScheme& weight, const ActScheme& act) {
+  const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
+  return ((std::int64_t{1} << 31) - 1) / (reach(act.zero) * reach(weight.zero));
+}
+
 /// For prepare kernels: whether it makes the requested form.
 Status accepts_form(const Kernel& self, const Problem& problem);
 /// Whether a linear kernel that reads `form` needs a prepare step that makes it.

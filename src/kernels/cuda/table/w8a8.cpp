@@ -16,11 +16,6 @@ namespace {
 
 /// Sizes are counted in 32 bits inside the kernels.
 constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;
-/// The most channels for which sums of products of s8 codes fit 32 bits: codes are −128 … 127, or −255 … 255 with a zero point.
-std::int64_t most_channels(const Problem& p) {
-  const auto reach = [](ZeroKind zero) { return zero == ZeroKind::none ? 128 : 255; };
-  return ((std::int64_t{1} << 31) - 1) / (reach(p.act_scheme.zero) * reach(p.scheme.zero));
-}
 
 // ---- prepare
 
@@ -136,9 +131,8 @@ Status accepts_w8a8(const Kernel& self, const Problem& p) {
   if (act.codes == DType::e4m3 && act.group.k != 0 && act.group.k != gpu_w8::kChannels)
     return error(StatusCode::unsupported, "takes a scale per token, tensor or {} channels of e4m3 activations, not per {}",
                  gpu_w8::kChannels, act.group.k);
-  if (act.codes == DType::s8 && p.k > most_channels(p))
-    return error(StatusCode::unsupported, "K={}: sums of more than {} such products do not fit into 32 bits", p.k,
-                 most_channels(p));
+  if (const std::int64_t most = most_whole_channels(p.scheme, act); act.codes == DType::s8 && p.k > most)
+    return error(StatusCode::unsupported, "K={}: sums of more than {} such products do not fit into 32 bits", p.k, most);
   if (std::max({p.m, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};

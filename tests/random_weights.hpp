@@ -126,6 +126,8 @@ inline std::vector<WeightScheme> all_schemes() {
   add(DType::e5m2, ZeroKind::none, GroupShape::channel(), DType::bf16);
   add(DType::e2m1, ZeroKind::none, GroupShape::group(16), DType::e4m3);
   add(DType::e2m1, ZeroKind::none, GroupShape::group(32), DType::e8m0);
+  add(DType::e4m3, ZeroKind::none, GroupShape::group(32), DType::bf16);
+  add(DType::e2m1, ZeroKind::none, GroupShape::group(128), DType::f16);
   return list;
 }
 

@@ -5,20 +5,41 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <numeric>
 
 #include "layouts/layout.hpp"
 
 namespace nibble {
 namespace gpu_tile {
 
-int stored_bits(DType codes) { return bits(codes) <= 4 ? 4 : 8; }
+Codes stored_codes(DType codes) {
+  switch (codes) {
+    case DType::e2m1: return Codes::e2m1;
+    case DType::e4m3: return Codes::e4m3;
+    case DType::e5m2: return Codes::e5m2;
+    default: return nibble::bits(codes) <= 4 ? Codes::u4 : Codes::u8;
+  }
+}
+int stored_bits(DType codes) { return bits(stored_codes(codes)); }
+DType stored_scale(DType scale) { return scale == DType::e4m3 ? DType::f16 : scale == DType::e8m0 ? DType::bf16 : scale; }
 int zero_bias(DType zeros) { return zeros == DType::s8 ? 128 : 0; }
+Tensor stored_scales(const Tensor& scales) {
+  if (stored_scale(scales.dtype) == scales.dtype) return scales;
+  Tensor stored(stored_scale(scales.dtype), scales.shape);
+  for (std::int64_t i = 0; i < scales.numel(); ++i) stored.set(i, scales.at(i));
+  return stored;
+}
 
 std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k) {
   const DTypeKind kind = info(scheme.codes).kind;
-  if ((kind != DTypeKind::uint && kind != DTypeKind::biased && scheme.codes != DType::s8) || bits(scheme.codes) > 8)
-    return fmt::format("codes of type {} are not integers of up to 8 bits", name(scheme.codes));
-  if (!is_compute_float(scheme.scale)) return fmt::format("scales of type {} are not f32, f16 or bf16", name(scheme.scale));
+  const bool floats = are_floats(stored_codes(scheme.codes));
+  if ((!floats && kind != DTypeKind::uint && kind != DTypeKind::biased && scheme.codes != DType::s8) ||
+      nibble::bits(scheme.codes) > 8)
+    return fmt::format("codes of type {} are neither integers of up to 8 bits nor e2m1, e4m3 or e5m2", name(scheme.codes));
+  if (!is_compute_float(stored_scale(scheme.scale)))
+    return fmt::format("scales of type {} are not f32, f16, bf16, e4m3 or e8m0", name(scheme.scale));
+  if (floats && scheme.zero != ZeroKind::none) return fmt::format("zeros beside codes of type {}", name(scheme.codes));
   const bool wants_integer = scheme.zero == ZeroKind::integer;
   if (scheme.zero != ZeroKind::none &&
       (wants_integer ? zero_type != DType::u8 && zero_type != DType::s8 : !is_compute_float(zero_type)))
@@ -29,9 +50,9 @@ std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k)
 }
 
 Geometry geometry(const WeightScheme& scheme, DType zero_type, std::int64_t n, std::int64_t k) {
-  Geometry geo{.n = n, .k = k, .bits = stored_bits(scheme.codes), .scale_bytes = bits(scheme.scale) / 8};
+  Geometry geo{.n = n, .k = k, .bits = stored_bits(scheme.codes), .scale_bytes = nibble::bits(stored_scale(scheme.scale)) / 8};
   geo.span = span(scheme.group.k < k ? scheme.group.k : 0);
-  if (scheme.zero != ZeroKind::none) geo.zero_bytes = bits(zero_type) / 8;
+  if (scheme.zero != ZeroKind::none) geo.zero_bytes = nibble::bits(zero_type) / 8;
   return geo;
 }
 
@@ -66,8 +87,24 @@ std::int64_t source_channel(const PackedWeightData& packed, std::int64_t channel
   return packed.perm.empty() ? channel : packed.perm[static_cast<std::size_t>(channel)];
 }
 
-void pack_record(const QuantTensor& q, const PackedWeightData& packed, const Geometry& geo, std::int64_t tile,
-                 std::int64_t record, std::byte* out) {
+/// The inverse of stored_scales: `scales` has the type of the scheme.
+void restore_scales(const Tensor& stored, Tensor& scales) {
+  if (stored.dtype == scales.dtype) {
+    scales.bytes = stored.bytes;
+    return;
+  }
+  Tensor codes(scales.dtype, {256});
+  std::iota(codes.as<std::uint8_t>(), codes.as<std::uint8_t>() + 256, std::uint8_t{0});
+  const Tensor halves = gpu_tile::stored_scales(codes);
+  std::map<std::uint16_t, std::uint8_t> code_of;
+  for (std::size_t code = 0; code < 256; ++code)
+    code_of.emplace(halves.as<std::uint16_t>()[code], static_cast<std::uint8_t>(code));
+  for (std::int64_t i = 0; i < scales.numel(); ++i) scales.as<std::uint8_t>()[i] = code_of.at(stored.as<std::uint16_t>()[i]);
+}
+
+/// `scales` are stored_scales.
+void pack_record(const QuantTensor& q, const Tensor& scales, const PackedWeightData& packed, const Geometry& geo,
+                 std::int64_t tile, std::int64_t record, std::byte* out) {
   std::memset(out, 0, static_cast<std::size_t>(geo.record_bytes()));
   auto* codes = reinterpret_cast<std::uint8_t*>(out);
   const int rows = static_cast<int>(std::min<std::int64_t>(kRows, geo.n - tile * kRows));
@@ -84,7 +121,7 @@ void pack_record(const QuantTensor& q, const PackedWeightData& packed, const Geo
   const auto scale_bytes = static_cast<std::size_t>(geo.scale_bytes), zero_bytes = static_cast<std::size_t>(geo.zero_bytes);
   for_each_in_slots(q.scheme, geo, tile, record, [&](std::int64_t index, int slot, int position) {
     std::memcpy(out + geo.scale_offset(slot) + position * geo.scale_bytes,
-                q.scales.bytes.data() + static_cast<std::size_t>(index) * scale_bytes, scale_bytes);
+                scales.bytes.data() + static_cast<std::size_t>(index) * scale_bytes, scale_bytes);
     if (geo.zero_bytes == 0) return;
     std::byte* zero = out + geo.zero_offset(slot) + position * geo.zero_bytes;
     std::memcpy(zero, q.zeros.bytes.data() + static_cast<std::size_t>(index) * zero_bytes, zero_bytes);
@@ -92,7 +129,7 @@ void pack_record(const QuantTensor& q, const PackedWeightData& packed, const Geo
   });
 }
 
-void unpack_record(const PackedWeightData& packed, QuantTensor& q, const Geometry& geo, std::int64_t tile, std::int64_t record,
+void unpack_record(const PackedWeightData& packed, QuantTensor& q, Tensor& scales, const Geometry& geo, std::int64_t tile, std::int64_t record,
                    const std::byte* in) {
   const auto* codes = reinterpret_cast<const std::uint8_t*>(in);
   const int rows = static_cast<int>(std::min<std::int64_t>(kRows, geo.n - tile * kRows));
@@ -108,7 +145,7 @@ void unpack_record(const PackedWeightData& packed, QuantTensor& q, const Geometr
   }
   const auto scale_bytes = static_cast<std::size_t>(geo.scale_bytes), zero_bytes = static_cast<std::size_t>(geo.zero_bytes);
   for_each_in_slots(q.scheme, geo, tile, record, [&](std::int64_t index, int slot, int position) {
-    std::memcpy(q.scales.bytes.data() + static_cast<std::size_t>(index) * scale_bytes,
+    std::memcpy(scales.bytes.data() + static_cast<std::size_t>(index) * scale_bytes,
                 in + geo.scale_offset(slot) + position * geo.scale_bytes, scale_bytes);
     if (geo.zero_bytes == 0) return;
     std::byte* zero = q.zeros.bytes.data() + static_cast<std::size_t>(index) * zero_bytes;
@@ -123,17 +160,20 @@ std::size_t size(const WeightScheme& scheme, DType zero_type, std::int64_t n, st
 
 void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
   const Geometry geo = gpu_tile::geometry(q.scheme, packed.zero_type, q.n, q.k);
+  const Tensor scales = gpu_tile::stored_scales(q.scales);
   executor.parallel_for(geo.tiles(), [&](std::int64_t tile) {
     for (int record = 0; record < geo.records(); ++record)
-      pack_record(q, packed, geo, tile, record, packed.bytes.data() + geo.record(static_cast<int>(tile), record));
+      pack_record(q, scales, packed, geo, tile, record, packed.bytes.data() + geo.record(static_cast<int>(tile), record));
   });
 }
 
 void unpack(const PackedWeightData& packed, QuantTensor& q) {
   const Geometry geo = gpu_tile::geometry(packed.scheme, packed.zero_type, packed.n, packed.k);
+  Tensor scales(gpu_tile::stored_scale(q.scales.dtype), q.scales.shape);
   for (int tile = 0; tile < geo.tiles(); ++tile)
     for (int record = 0; record < geo.records(); ++record)
-      unpack_record(packed, q, geo, tile, record, packed.bytes.data() + geo.record(tile, record));
+      unpack_record(packed, q, scales, geo, tile, record, packed.bytes.data() + geo.record(tile, record));
+  restore_scales(scales, q.scales);
 }
 
 }  // namespace

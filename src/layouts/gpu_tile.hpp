@@ -27,6 +27,8 @@
 //                      a0.lo a1.lo a2.lo a3.lo  a0.hi  a1.hi  a2.hi  a3.hi       (word >> 8) & 0x00f000f0   → a3, times 16
 //   8 bits: two words. a0.lo a0.hi a1.lo a1.hi | a2.lo a2.hi a3.lo a3.hi
 //
+// Integer codes are stored unsigned, floats as they are: e2m1 in 4 bits; e4m3 and e5m2 in 8.
+//
 // Scales and zeros are in the order of the lanes that use them: rows g, g+8, g+16, g+24 of each half of 32 rows side by side, so that one
 // 8-byte load gives a lane its four 16-bit scales of two fragments (and a 4-byte load the two of one).
 #pragma once
@@ -46,6 +48,13 @@ constexpr int kFragments = kRows / kFragmentRows;
 constexpr int kLanes = 32;
 constexpr int kVectorBytes = 16;
 constexpr int kShortestSpan = 8;  // channels of a slot: of a k16, registers a0 and a1, or a2 and a3
+
+/// What a stored code is.
+enum class Codes : std::uint8_t { u4, u8, e2m1, e4m3, e5m2 };
+NIBBLE_HOST_DEVICE constexpr int bits(Codes codes) { return codes == Codes::u4 || codes == Codes::e2m1 ? 4 : 8; }
+NIBBLE_HOST_DEVICE constexpr bool are_floats(Codes codes) { return codes > Codes::u8; }
+/// Integers of 4 or 8 bits.
+NIBBLE_HOST_DEVICE constexpr Codes integers(int bits) { return bits == 4 ? Codes::u4 : Codes::u8; }
 
 /// Channels of one 16-byte vector per lane.
 NIBBLE_HOST_DEVICE constexpr int step_channels(int bits) { return kVectorBytes * 8 / bits * kLanes / kFragmentRows; }
@@ -119,11 +128,17 @@ static_assert(Geometry{.zero_bytes = 1}.record_bytes() % 16 == 0);
 #include <string>
 
 #include "nibble/scheme.hpp"
+#include "nibble/tensor.hpp"
 
 namespace nibble::gpu_tile {
 
+/// How codes of a type are stored: integers of up to 4 bits as u4, wider ones as u8, unsigned; floats as they are.
+Codes stored_codes(DType codes);
 /// Bits a code takes in this layout: 4 for codes of up to 4 bits, else 8.
 int stored_bits(DType codes);
+/// How scales of a type are stored. 8-bit ones become 16-bit ones, exactly: e4m3 f16, e8m0 bf16.
+DType stored_scale(DType scale);
+Tensor stored_scales(const Tensor& scales);
 /// The number subtracted from a stored, unsigned integer zero to get its value, like code_bias() of a code: 128 for s8.
 int zero_bias(DType zeros);
 /// Why this layout cannot hold such a weight; empty when it can.

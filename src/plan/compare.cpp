@@ -19,7 +19,7 @@ double error_ratio(double got, const reference::Expected& e, DType dtype) {
   if (std::isnan(e.value)) return std::isnan(got) ? 0.0 : std::numeric_limits<double>::infinity();
   if (std::isnan(got)) return std::numeric_limits<double>::infinity();
   if (std::isinf(got) || std::isinf(e.value)) {
-    const bool overflows = std::abs(e.value) + e.bound >= largest(dtype);
+    const bool overflows = std::isinf(e.value) || std::abs(e.value) + e.bound >= largest(dtype);
     const bool same_sign = std::signbit(got) == std::signbit(e.value);
     return overflows && same_sign ? 0.0 : std::numeric_limits<double>::infinity();
   }

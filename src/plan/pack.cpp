@@ -113,10 +113,21 @@ std::vector<double> channel_sums(const QuantTensor& q, Executor& executor) {
   return sums;
 }
 
+/// The GPU's kernels read e4m3 codes of gpu_n64k128 as finite numbers.
+Status check_finite(const QuantTensor& q, const Layout& layout) {
+  if (q.scheme.codes != DType::e4m3 || &layout != &kGpuTileLayout) return {};
+  const auto nan = std::ranges::find_if(q.codes, [](std::uint8_t code) { return (code & 0x7f) == 0x7f; });
+  if (nan == q.codes.end()) return {};
+  const std::int64_t at = nan - q.codes.begin();
+  return error(StatusCode::invalid_argument, "W[{},{}] is NaN (code {:#04x}), and layout {} holds finite e4m3 codes only",
+               at / q.k, at % q.k, *nan, layout.name);
+}
+
 Result<PackedWeight> pack_in(const QuantTensor& q, const PackedWeight::Spec& spec, const Packing& packing,
                              const PackOptions& options) {
   const DType zero_type = q.zeros.dtype;
   const Layout* layout = packing.layout;
+  NIBBLE_RETURN_IF_ERROR(check_finite(q, *layout));
   auto packed = std::make_shared<PackedWeightData>();
   packed->layout = layout;
   packed->scheme = q.scheme;

@@ -254,7 +254,9 @@ const std::vector<WeightScheme>& schemes() {
                                                   {DType::s8, ZeroKind::none, GroupShape::tensor(), DType::f32},
                                                   {DType::u4b8, ZeroKind::none, GroupShape::group(64), DType::f16},
                                                   {DType::u4, ZeroKind::integer, GroupShape::group(128), DType::bf16},
-                                                  {DType::u8, ZeroKind::integer, GroupShape::group(128), DType::f16}};
+                                                  {DType::u8, ZeroKind::integer, GroupShape::group(128), DType::f16},
+                                                  {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32},
+                                                  {DType::e2m1, ZeroKind::none, GroupShape::group(32), DType::e8m0}};
   return kSchemes;
 }
 

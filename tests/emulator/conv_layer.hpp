@@ -88,7 +88,7 @@ struct FloatConv {
   FloatConv(const ConvShape& shape, int group)
       : shape(shape),
         random(static_cast<unsigned>(shape.channels + shape.outputs)),
-        weight(shape.outputs, shape.k(), 4, group, ZeroKind::none, random),
+        weight(shape.outputs, shape.k(), gpu_tile::Codes::u4, group, ZeroKind::none, random),
         x(shape.inputs()) {
     for (auto& v : x) v = to_f16(static_cast<float>(static_cast<int>(random() % 129) - 64) / 16).bits;
   }

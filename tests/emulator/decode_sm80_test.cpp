@@ -28,17 +28,19 @@ TEST_P(EmulatedDecodeSm80, GivesTheSumsOfTheLayer) {
 }
 
 constexpr emulator::FloatCase kCases[] = {
-    {DType::f16, 4, 128, ZeroKind::none, 1, 136, 8192},
-    {DType::bf16, 4, 128, ZeroKind::integer, 7, 72, 1936},
-    {DType::f16, 4, 32, ZeroKind::integer, 16, 72, 1408},
-    {DType::bf16, 4, 64, ZeroKind::offset, 21, 72, 640},
-    {DType::f16, 4, 128, ZeroKind::integer, 3, 100, 530},
-    {DType::f16, 4, 128, ZeroKind::none, 5, 72, 640, true},
-    {DType::bf16, 4, 96, ZeroKind::none, 2, 72, 672},
-    {DType::f16, 4, 192, ZeroKind::integer, 4, 72, 960},
-    {DType::f16, 4, 16, ZeroKind::integer, 3, 72, 672},
-    {DType::bf16, 4, 48, ZeroKind::offset, 12, 72, 480},
-    {DType::f16, 4, 128, ZeroKind::none, 3, 72, 1152, false, true},
+    {DType::f16, Codes::u4, 128, ZeroKind::none, 1, 136, 8192},
+    {DType::bf16, Codes::u4, 128, ZeroKind::integer, 7, 72, 1936},
+    {DType::f16, Codes::u4, 32, ZeroKind::integer, 16, 72, 1408},
+    {DType::bf16, Codes::u4, 64, ZeroKind::offset, 21, 72, 640},
+    {DType::f16, Codes::u4, 128, ZeroKind::integer, 3, 100, 530},
+    {DType::f16, Codes::u4, 128, ZeroKind::none, 5, 72, 640, true},
+    {DType::bf16, Codes::u4, 96, ZeroKind::none, 2, 72, 672},
+    {DType::f16, Codes::u4, 192, ZeroKind::integer, 4, 72, 960},
+    {DType::f16, Codes::u4, 16, ZeroKind::integer, 3, 72, 672},
+    {DType::bf16, Codes::u4, 48, ZeroKind::offset, 12, 72, 480},
+    {DType::f16, Codes::u4, 128, ZeroKind::none, 3, 72, 1152, false, true},
+    {DType::bf16, Codes::e2m1, 128, ZeroKind::none, 3, 72, 1152},
+    {DType::f16, Codes::e2m1, 16, ZeroKind::none, 12, 72, 672},
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedDecodeSm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

@@ -5,6 +5,7 @@
 #include "emulator/float_layer.hpp"
 #include "emulator/ring_memory.hpp"
 #include "kernels/cuda/sm90/decode/decode.cu"
+#include "kernels/cuda/sm90/decode/decode_float_codes.cu"
 #include "kernels/cuda/table/decode_cost.hpp"
 
 namespace nibble::cuda {
@@ -44,24 +45,28 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
 // Row tiles and channels with tails, more tiles than clusters, more records than the ring has stages, more tokens than a launch.
 constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kOffset = ZeroKind::offset;
 constexpr Case kCases[] = {
-    {{DType::f16, 4, 128, kNone, 1, 264, 4096}, 1, 1},
-    {{DType::bf16, 4, 128, kInteger, 7, 328, 1936}, 8, 1},
-    {{DType::f16, 4, 128, kInteger, 16, 200, 1024}, 16, 1},
-    {{DType::f16, 4, 128, kNone, 3, 200, 2048}, 8, 2},
-    {{DType::bf16, 4, 128, kNone, 5, 136, 4096}, 8, 3},
-    {{DType::f16, 4, 128, kInteger, 8, 520, 8192}, 8, 8},
-    {{DType::f16, 4, 32, kInteger, 2, 72, 1408}, 8, 1},
-    {{DType::bf16, 4, 64, kOffset, 9, 72, 640}, 16, 2},
-    {{DType::f16, 8, 128, kNone, 1, 100, 1536}, 1, 1},
-    {{DType::bf16, 8, 128, kInteger, 6, 136, 784}, 8, 1},
-    {{DType::f16, 4, 128, kInteger, 4, 72, 640, true}, 8, 1},
-    {{DType::f16, 4, 128, kNone, 11, 72, 530}, 8, 1},
-    {{DType::f16, 4, 96, kInteger, 2, 136, 1056}, 8, 1},
-    {{DType::bf16, 4, 192, kNone, 9, 72, 1536}, 16, 2},
-    {{DType::f16, 4, 16, kInteger, 1, 136, 1056}, 1, 1},
-    {{DType::bf16, 8, 48, kOffset, 12, 72, 960}, 16, 2},
-    {{DType::f16, 4, 128, kInteger, 1, 136, 1024, false, true}, 1, 1},
-    {{DType::bf16, 4, 128, kNone, 7, 72, 652, true, true}, 8, 2},
+    {{DType::f16, Codes::u4, 128, kNone, 1, 264, 4096}, 1, 1},
+    {{DType::bf16, Codes::u4, 128, kInteger, 7, 328, 1936}, 8, 1},
+    {{DType::f16, Codes::u4, 128, kInteger, 16, 200, 1024}, 16, 1},
+    {{DType::f16, Codes::u4, 128, kNone, 3, 200, 2048}, 8, 2},
+    {{DType::bf16, Codes::u4, 128, kNone, 5, 136, 4096}, 8, 3},
+    {{DType::f16, Codes::u4, 128, kInteger, 8, 520, 8192}, 8, 8},
+    {{DType::f16, Codes::u4, 32, kInteger, 2, 72, 1408}, 8, 1},
+    {{DType::bf16, Codes::u4, 64, kOffset, 9, 72, 640}, 16, 2},
+    {{DType::f16, Codes::u8, 128, kNone, 1, 100, 1536}, 1, 1},
+    {{DType::bf16, Codes::u8, 128, kInteger, 6, 136, 784}, 8, 1},
+    {{DType::f16, Codes::u4, 128, kInteger, 4, 72, 640, true}, 8, 1},
+    {{DType::f16, Codes::u4, 128, kNone, 11, 72, 530}, 8, 1},
+    {{DType::f16, Codes::u4, 96, kInteger, 2, 136, 1056}, 8, 1},
+    {{DType::bf16, Codes::u4, 192, kNone, 9, 72, 1536}, 16, 2},
+    {{DType::f16, Codes::e4m3, 128, kNone, 1, 136, 1936}, 1, 1},
+    {{DType::bf16, Codes::e4m3, 2048, kNone, 7, 72, 2048}, 8, 2},
+    {{DType::f16, Codes::e2m1, 16, kNone, 3, 72, 1408}, 8, 1},
+    {{DType::bf16, Codes::e2m1, 32, kNone, 9, 136, 640}, 8, 1},
+    {{DType::f16, Codes::u4, 16, kInteger, 1, 136, 1056}, 1, 1},
+    {{DType::bf16, Codes::u8, 48, kOffset, 12, 72, 960}, 16, 2},
+    {{DType::f16, Codes::u4, 128, kInteger, 1, 136, 1024, false, true}, 1, 1},
+    {{DType::bf16, Codes::u4, 128, kNone, 7, 72, 652, true, true}, 8, 2},
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedDecode, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

@@ -15,7 +15,8 @@ namespace nibble::cuda {
 namespace {
 
 struct Case {
-  int bits, group;
+  gpu_tile::Codes codes;
+  int group;
   ZeroKind zeros;
   int n, k, padding;  // padding: elements between rows of W
   bool act_order = false;
@@ -26,7 +27,7 @@ class EmulatedDequantizePacked : public testing::TestWithParam<Case> {
   template <class Out>
   void expect_weights(const Case& c, DType type) {
     std::mt19937 random(static_cast<unsigned>(c.n * 7 + c.k));
-    const emulator::TileWeight weight(c.n, c.k, c.bits, c.group, c.zeros, random);
+    const emulator::TileWeight weight(c.n, c.k, c.codes, c.group, c.zeros, random);
     std::vector<std::int32_t> order(static_cast<std::size_t>(c.k));
     std::iota(order.begin(), order.end(), 0);
     if (c.act_order) std::shuffle(order.begin(), order.end(), random);
@@ -61,12 +62,14 @@ TEST_P(EmulatedDequantizePacked, GivesTheWeight) {
 
 // Rows and channels with tails, more pieces than CTAs, rows of W that are not aligned, channels in another order.
 constexpr Case kCases[] = {
-    {4, 128, ZeroKind::none, 264, 400, 0},         {4, 32, ZeroKind::integer, 72, 528, 8},
-    {4, 64, ZeroKind::offset, 136, 272, 3},        {8, 128, ZeroKind::integer, 100, 530, 0},
-    {4, 128, ZeroKind::integer, 72, 264, 0, true}, {8, 64, ZeroKind::offset, 72, 136, 1, true},
-    {4, 96, ZeroKind::integer, 72, 672, 0},        {8, 192, ZeroKind::none, 72, 530, 2, true},
-    {4, 8, ZeroKind::integer, 72, 400, 0},         {4, 16, ZeroKind::offset, 136, 272, 3},
-    {8, 24, ZeroKind::none, 72, 528, 0, true},     {8, 48, ZeroKind::integer, 264, 384, 8},
+    {Codes::u4, 128, ZeroKind::none, 264, 400, 0},         {Codes::u4, 32, ZeroKind::integer, 72, 528, 8},
+    {Codes::u4, 64, ZeroKind::offset, 136, 272, 3},        {Codes::u8, 128, ZeroKind::integer, 100, 530, 0},
+    {Codes::u4, 128, ZeroKind::integer, 72, 264, 0, true}, {Codes::u8, 64, ZeroKind::offset, 72, 136, 1, true},
+    {Codes::u4, 96, ZeroKind::integer, 72, 672, 0},        {Codes::u8, 192, ZeroKind::none, 72, 530, 2, true},
+    {Codes::u4, 8, ZeroKind::integer, 72, 400, 0},         {Codes::u4, 16, ZeroKind::offset, 136, 272, 3},
+    {Codes::u8, 24, ZeroKind::none, 72, 528, 0, true},     {Codes::u8, 48, ZeroKind::integer, 264, 384, 8},
+    {Codes::e2m1, 32, ZeroKind::none, 136, 272, 0},        {Codes::e2m1, 16, ZeroKind::none, 72, 400, 3},
+    {Codes::e4m3, 128, ZeroKind::none, 72, 530, 8},        {Codes::e4m3, 1024, ZeroKind::none, 136, 272, 0},
 };
 INSTANTIATE_TEST_SUITE_P(Weights, EmulatedDequantizePacked, testing::ValuesIn(kCases));
 

@@ -35,13 +35,14 @@ inline Multiplied rounded_weight(const TileWeight& w, DType a_dtype, int row, in
   if (w.group >= w.k) return {w.value(row, channel), 0};
   constexpr float kUp = 64.0f;  // f16's weights are as many times as large, out of reach of subnormals
   const float scale = a_dtype == DType::f16 ? kUp * w.scale(row, channel) : rounded(a_dtype, w.scale(row, channel));
-  const float value = rounded(a_dtype, static_cast<float>(w.integer(row, channel)) * scale);
+  const float value = rounded(a_dtype, w.number(row, channel) * scale);
   return {static_cast<double>(a_dtype == DType::f16 ? value / kUp : value), 0};
 }
 
 struct FloatCase {
   DType a_dtype;
-  int bits, group;  // of the weight
+  gpu_tile::Codes codes;  // of the weight
+  int group;
   ZeroKind zeros;
   int m, n, k;
   bool act_order = false, prescale = false;
@@ -49,8 +50,9 @@ struct FloatCase {
 
 inline std::string name(const FloatCase& c) {
   const char* const zeros[] = {"", "_zeros", "_offsets"};
-  return fmt::format("{}_u{}g{}{}_m{}_n{}_k{}{}", nibble::name(c.a_dtype), c.bits, c.group, zeros[static_cast<int>(c.zeros)], c.m,
-                     c.n, c.k, c.act_order ? "_act_order" : "") +
+  const char* const codes[] = {"u4", "u8", "e2m1", "e4m3", "e5m2"};
+  return fmt::format("{}_{}g{}{}_m{}_n{}_k{}{}", nibble::name(c.a_dtype), codes[static_cast<int>(c.codes)], c.group,
+                     zeros[static_cast<int>(c.zeros)], c.m, c.n, c.k, c.act_order ? "_act_order" : "") +
          (c.prescale ? "_prescale" : "");
 }
 
@@ -68,7 +70,7 @@ struct FloatLayer {
         m(c.m),
         pitch(c.k + 8),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
-        weight(c.n, c.k, c.bits, c.group, c.zeros, random),
+        weight(c.n, c.k, c.codes, c.group, c.zeros, random),
         x(static_cast<std::size_t>(m * pitch)),
         order(static_cast<std::size_t>(c.k)),
         permutes(c.act_order) {

@@ -15,13 +15,16 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 #include "kernels/cuda/sm90/gemm/gemm.cu"
 #include "kernels/cuda/sm90/gemm/gemm_bf16.cu"
+#include "kernels/cuda/sm90/gemm/gemm_bf16_float_codes.cu"
 #include "kernels/cuda/sm90/gemm/gemm_f16.cu"
+#include "kernels/cuda/sm90/gemm/gemm_f16_float_codes.cu"
 #include "kernels/cuda/sm90/gemm/gemm_patches_f16.cu"
 
 namespace nibble::cuda {
 
-// A kernel that no test needs.
-GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&, int) { return nullptr; }
+// Kernels that no test needs.
+GemmKernel gemm_sm90_patches_bf16(int, const RecordFormat&) { return nullptr; }
+GemmKernel gemm_sm90_patches_f16_float_codes(int, const RecordFormat&) { return nullptr; }
 
 namespace {
 
@@ -69,35 +72,42 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
 // Rows, tokens and channels with tails, and more records than a ring has stages; every distribution of passes, every kind of weight.
 constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kOffset = ZeroKind::offset;
 constexpr Case kCases[] = {
-    {{DType::f16, 4, 128, kNone, 3, 72, 1936}, 16, 2, 1},
-    {{DType::bf16, 4, 128, kInteger, 30, 200, 1424}, 32, 1, kStreamK},
-    {{DType::f16, 4, 128, kInteger, 70, 200, 896}, 64, 1, 1},
-    {{DType::bf16, 4, 128, kNone, 150, 320, 1152}, 128, 1, kStreamK},
-    {{DType::f16, 4, 128, kNone, 300, 200, 640}, 256, 1, 1},
-    {{DType::f16, 4, 128, kNone, 2100, 136, 256}, 256, 1, 1},
-    {{DType::f16, 4, 128, kInteger, 10, 200, 1424}, 16, 2, 2},
-    {{DType::bf16, 4, 128, kNone, 70, 264, 896}, 64, 1, 4},
-    {{DType::f16, 4, 32, kNone, 40, 264, 416}, 64, 1, 1},
-    {{DType::f16, 4, 96, kNone, 20, 136, 672}, 32, 2, 1},
-    {{DType::bf16, 4, 192, kInteger, 70, 72, 1000}, 128, 1, kStreamK},
+    {{DType::f16, Codes::u4, 128, kNone, 3, 72, 1936}, 16, 2, 1},
+    {{DType::bf16, Codes::u4, 128, kInteger, 30, 200, 1424}, 32, 1, kStreamK},
+    {{DType::f16, Codes::u4, 128, kInteger, 70, 200, 896}, 64, 1, 1},
+    {{DType::bf16, Codes::u4, 128, kNone, 150, 320, 1152}, 128, 1, kStreamK},
+    {{DType::f16, Codes::u4, 128, kNone, 300, 200, 640}, 256, 1, 1},
+    {{DType::f16, Codes::u4, 128, kNone, 2100, 136, 256}, 256, 1, 1},
+    {{DType::f16, Codes::u4, 128, kInteger, 10, 200, 1424}, 16, 2, 2},
+    {{DType::bf16, Codes::u4, 128, kNone, 70, 264, 896}, 64, 1, 4},
+    {{DType::f16, Codes::u4, 32, kNone, 40, 264, 416}, 64, 1, 1},
+    {{DType::f16, Codes::u4, 96, kNone, 20, 136, 672}, 32, 2, 1},
+    {{DType::bf16, Codes::u4, 192, kInteger, 70, 72, 1000}, 128, 1, kStreamK},
     // A pass of three row blocks that a cluster shares: a rank owns units of two of them, and few tokens of each exist.
-    {{DType::f16, 4, 128, kInteger, 129, 200, 896}, 128, 1, 2},
-    {{DType::bf16, 4, 128, kNone, 10, 200, 1424}, 128, 1, 4},
-    {{DType::f16, 4, 64, kInteger, 130, 136, 640}, 128, 1, 1},
-    {{DType::bf16, 4, 32, kInteger, 20, 100, 400}, 16, 4, 1},
-    {{DType::f16, 4, 128, kOffset, 40, 72, 528}, 32, 1, 1},
-    {{DType::f16, 4, 1024, kInteger, 70, 72, 1024}, 64, 1, 1},
-    {{DType::f16, 8, 128, kInteger, 140, 72, 784}, 128, 1, 1},
-    {{DType::bf16, 8, 128, kNone, 33, 256, 640}, 64, 1, kStreamK},
-    {{DType::f16, 4, 16, kNone, 10, 136, 672}, 16, 2, 1},
-    {{DType::f16, 4, 16, kInteger, 40, 72, 416}, 32, 1, 1},
-    {{DType::bf16, 4, 48, kInteger, 70, 136, 672}, 64, 1, 1},
-    {{DType::f16, 8, 16, kInteger, 140, 72, 400}, 128, 1, 1},
-    {{DType::bf16, 8, 16, kNone, 300, 72, 272}, 256, 1, 1},
-    {{DType::f16, 4, 128, kInteger, 20, 72, 640, true}, 16, 1, 1},
-    {{DType::bf16, 4, 128, kInteger, 40, 72, 656, false, true}, 64, 1, 1},
-    {{DType::f16, 4, 128, kNone, 20, 72, 524, true, true}, 32, 1, 1},
-    {{DType::f16, 4, 128, kNone, 5, 72, 530}, 16, 1, 1},
+    {{DType::f16, Codes::u4, 128, kInteger, 129, 200, 896}, 128, 1, 2},
+    {{DType::bf16, Codes::u4, 128, kNone, 10, 200, 1424}, 128, 1, 4},
+    {{DType::f16, Codes::u4, 64, kInteger, 130, 136, 640}, 128, 1, 1},
+    {{DType::bf16, Codes::u4, 32, kInteger, 20, 100, 400}, 16, 4, 1},
+    {{DType::f16, Codes::u4, 128, kOffset, 40, 72, 528}, 32, 1, 1},
+    {{DType::f16, Codes::u4, 1024, kInteger, 70, 72, 1024}, 64, 1, 1},
+    {{DType::f16, Codes::u8, 128, kInteger, 140, 72, 784}, 128, 1, 1},
+    {{DType::bf16, Codes::u8, 128, kNone, 33, 256, 640}, 64, 1, kStreamK},
+    {{DType::f16, Codes::u4, 16, kNone, 10, 136, 672}, 16, 2, 1},
+    {{DType::f16, Codes::u4, 16, kInteger, 40, 72, 416}, 32, 1, 1},
+    {{DType::bf16, Codes::u4, 48, kInteger, 70, 136, 672}, 64, 1, 1},
+    {{DType::f16, Codes::u8, 16, kInteger, 140, 72, 400}, 128, 1, 1},
+    {{DType::bf16, Codes::u8, 16, kNone, 300, 72, 272}, 256, 1, 1},
+    {{DType::f16, Codes::u4, 128, kInteger, 20, 72, 640, true}, 16, 1, 1},
+    {{DType::bf16, Codes::u4, 128, kInteger, 40, 72, 656, false, true}, 64, 1, 1},
+    {{DType::f16, Codes::u4, 128, kNone, 20, 72, 524, true, true}, 32, 1, 1},
+    {{DType::f16, Codes::u4, 128, kNone, 5, 72, 530}, 16, 1, 1},
+    {{DType::f16, Codes::e4m3, 128, kNone, 10, 136, 672}, 16, 2, 1},
+    {{DType::bf16, Codes::e4m3, 128, kNone, 70, 72, 416}, 64, 1, 1},
+    {{DType::f16, Codes::e4m3, 1024, kNone, 140, 72, 400}, 128, 1, 1},
+    {{DType::bf16, Codes::e4m3, 32, kNone, 20, 72, 416}, 32, 1, 1},
+    {{DType::f16, Codes::e2m1, 16, kNone, 70, 136, 672}, 64, 1, 1},
+    {{DType::bf16, Codes::e2m1, 32, kNone, 10, 136, 416}, 16, 1, 1},
+    {{DType::f16, Codes::e2m1, 128, kNone, 300, 72, 272}, 256, 1, 1},
 };
 INSTANTIATE_TEST_SUITE_P(Gemm, EmulatedGemm, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

@@ -29,7 +29,7 @@ class EmulatedPack : public testing::TestWithParam<Case> {};
 TEST_P(EmulatedPack, WritesTheRecords) {
   const Case& c = GetParam();
   std::mt19937 random(static_cast<unsigned>(c.n + c.k));
-  const emulator::TileWeight weight(c.n, c.k, c.bits, c.group, c.zeros, random);
+  const emulator::TileWeight weight(c.n, c.k, gpu_tile::integers(c.bits), c.group, c.zeros, random);
   std::vector<std::int32_t> order(static_cast<std::size_t>(c.k));
   std::iota(order.begin(), order.end(), 0);
   if (c.act_order) std::shuffle(order.begin(), order.end(), random);

@@ -28,12 +28,22 @@ TEST_P(EmulatedSimt, GivesTheSumsOfTheLayer) {
 }
 
 constexpr emulator::FloatCase kCases[] = {
-    {DType::f16, 4, 128, ZeroKind::none, 1, 72, 1936},        {DType::bf16, 4, 128, ZeroKind::integer, 7, 200, 640},
-    {DType::f16, 4, 32, ZeroKind::offset, 4, 72, 416},        {DType::f16, 8, 128, ZeroKind::integer, 3, 100, 530},
-    {DType::f16, 4, 64, ZeroKind::integer, 5, 72, 640, true}, {DType::bf16, 4, 96, ZeroKind::integer, 3, 72, 672},
-    {DType::f16, 8, 192, ZeroKind::offset, 2, 100, 530},      {DType::f16, 4, 16, ZeroKind::none, 1, 72, 1936},
-    {DType::bf16, 4, 8, ZeroKind::integer, 5, 72, 536},       {DType::f16, 4, 24, ZeroKind::offset, 6, 40, 528},
-    {DType::f16, 8, 48, ZeroKind::integer, 1, 72, 480},       {DType::bf16, 8, 8, ZeroKind::none, 3, 100, 400},
+    {DType::f16, Codes::u4, 128, ZeroKind::none, 1, 72, 1936},
+    {DType::bf16, Codes::u4, 128, ZeroKind::integer, 7, 200, 640},
+    {DType::f16, Codes::u4, 32, ZeroKind::offset, 4, 72, 416},
+    {DType::f16, Codes::u8, 128, ZeroKind::integer, 3, 100, 530},
+    {DType::f16, Codes::u4, 64, ZeroKind::integer, 5, 72, 640, true},
+    {DType::bf16, Codes::u4, 96, ZeroKind::integer, 3, 72, 672},
+    {DType::f16, Codes::u8, 192, ZeroKind::offset, 2, 100, 530},
+    {DType::f16, Codes::u4, 16, ZeroKind::none, 1, 72, 1936},
+    {DType::bf16, Codes::u4, 8, ZeroKind::integer, 5, 72, 536},
+    {DType::f16, Codes::u4, 24, ZeroKind::offset, 6, 40, 528},
+    {DType::f16, Codes::u8, 48, ZeroKind::integer, 1, 72, 480},
+    {DType::bf16, Codes::u8, 8, ZeroKind::none, 3, 100, 400},
+    {DType::f16, Codes::e2m1, 32, ZeroKind::none, 3, 72, 640},
+    {DType::bf16, Codes::e2m1, 16, ZeroKind::none, 1, 72, 528},
+    {DType::f16, Codes::e4m3, 128, ZeroKind::none, 5, 100, 530},
+    {DType::bf16, Codes::e4m3, 1024, ZeroKind::none, 1, 72, 1024},
 };
 INSTANTIATE_TEST_SUITE_P(Simt, EmulatedSimt, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

@@ -12,19 +12,23 @@
 
 namespace nibble::emulator {
 
-/// Random codes [n][k] of 4 or 8 bits, f16 scales and zeros of groups of `group` channels: none, integers or f16 offsets.
+/// Random codes [n][k] of a type, f16 scales and zeros of groups of `group` channels: none, integers or f16 offsets.
 struct TileWeight {
   int n, k, bits, group;
   ZeroKind kind;
+  gpu_tile::Codes type;
   std::vector<int> codes;
   std::vector<f16> scales, offsets;
   std::vector<int> zeros;
   std::vector<std::uint8_t> records;
 
-  TileWeight(int n, int k, int bits, int group, ZeroKind kind, std::mt19937& random)
-      : n(n), k(k), bits(bits), group(group), kind(kind) {
+  TileWeight(int n, int k, gpu_tile::Codes type, int group, ZeroKind kind, std::mt19937& random)
+      : n(n), k(k), bits(gpu_tile::bits(type)), group(group), kind(kind), type(type) {
     const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
-    for (int i = 0; i < n * k; ++i) codes.push_back(below(1 << bits));
+    for (int i = 0; i < n * k; ++i) {
+      codes.push_back(below(1 << bits));
+      if (type == gpu_tile::Codes::e4m3) codes.back() &= 0xbf;  // none is NaN, and they are of one size about
+    }
     for (int i = 0; i < n * groups(); ++i) {
       scales.push_back(to_f16(0.001f * static_cast<float>(1 + below(100))));
       zeros.push_back(kind == ZeroKind::integer ? below(1 << bits) : base());
@@ -35,24 +39,31 @@ struct TileWeight {
 
   int groups() const { return (k + group - 1) / group; }
   std::size_t group_of(int row, int channel) const { return static_cast<std::size_t>(row * groups() + channel / group); }
-  /// Of a channel: u − z, which is exact, and W.
-  int integer(int row, int channel) const {
-    return codes[static_cast<std::size_t>(row * k + channel)] - zeros[group_of(row, channel)];
+  /// Of a channel: u − z or the value of a float, which is exact, and W.
+  float number(int row, int channel) const {
+    const int code = codes[static_cast<std::size_t>(row * k + channel)];
+    switch (type) {
+      case gpu_tile::Codes::e2m1: return code_value(DType::e2m1, static_cast<std::uint8_t>(code));
+      case gpu_tile::Codes::e4m3: return code_value(DType::e4m3, static_cast<std::uint8_t>(code));
+      default: return static_cast<float>(code - zeros[group_of(row, channel)]);
+    }
   }
   float scale(int row, int channel) const { return to_f32(scales[group_of(row, channel)]); }
   float offset(int row, int channel) const { return to_f32(offsets[group_of(row, channel)]); }
   double value(int row, int channel) const {
-    return static_cast<double>(scale(row, channel)) * integer(row, channel) + static_cast<double>(offset(row, channel));
+    const double product = static_cast<double>(scale(row, channel)) * static_cast<double>(number(row, channel));
+    return kind == ZeroKind::offset ? product + static_cast<double>(offset(row, channel)) : product;  // −0 stays −0
   }
 
   cuda::DeviceWeight device() const {
     const bool own = kind == ZeroKind::integer;
     return {.records = records.data(),
             .geometry = geometry(),
+            .codes = type,
             .scale_type = DType::f16,
             .zero = kind,
             .zero_type = DType::f16,
-            .zero_base = own ? 0.0f : static_cast<float>(base()),
+            .zero_base = own || gpu_tile::are_floats(type) ? 0.0f : static_cast<float>(base()),
             .per_channel = group >= k};
   }
 

@@ -54,12 +54,12 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
 // Scales of a token that ranks of a cluster find together, of blocks, of blocks that are half of a neighbour's.
 constexpr auto kNone = ZeroKind::none, kInteger = ZeroKind::integer, kOffset = ZeroKind::offset;
 constexpr Case kCases[] = {
-    {{DType::f16, 4, 128, kNone, 1, 264, 4096}, 128, 1}, {{DType::f16, 4, 128, kInteger, 7, 200, 1936}, 128, 8},
-    {{DType::f16, 4, 128, kNone, 1, 136, 4096}, 0, 1},   {{DType::f16, 4, 128, kInteger, 5, 136, 8192}, 0, 8},
-    {{DType::f16, 4, 128, kNone, 3, 72, 2816}, 256, 8},  {{DType::f16, 4, 32, kInteger, 2, 72, 1408}, 32, 8},
-    {{DType::f16, 4, 64, kOffset, 4, 100, 1024}, 64, 8}, {{DType::f16, 8, 128, kInteger, 6, 72, 784}, 128, 8},
-    {{DType::f16, 8, 128, kNone, 8, 72, 1152}, 0, 8},    {{DType::f16, 4, 128, kNone, 11, 136, 1280}, 128, 8},
-    {{DType::f16, 4, 96, kInteger, 3, 72, 1056}, 32, 8}, {{DType::f16, 4, 192, kNone, 2, 72, 1344}, 0, 8},
+    {{DType::f16, Codes::u4, 128, kNone, 1, 264, 4096}, 128, 1}, {{DType::f16, Codes::u4, 128, kInteger, 7, 200, 1936}, 128, 8},
+    {{DType::f16, Codes::u4, 128, kNone, 1, 136, 4096}, 0, 1},   {{DType::f16, Codes::u4, 128, kInteger, 5, 136, 8192}, 0, 8},
+    {{DType::f16, Codes::u4, 128, kNone, 3, 72, 2816}, 256, 8},  {{DType::f16, Codes::u4, 32, kInteger, 2, 72, 1408}, 32, 8},
+    {{DType::f16, Codes::u4, 64, kOffset, 4, 100, 1024}, 64, 8}, {{DType::f16, Codes::u8, 128, kInteger, 6, 72, 784}, 128, 8},
+    {{DType::f16, Codes::u8, 128, kNone, 8, 72, 1152}, 0, 8},    {{DType::f16, Codes::u4, 128, kNone, 11, 136, 1280}, 128, 8},
+    {{DType::f16, Codes::u4, 96, kInteger, 3, 72, 1056}, 32, 8}, {{DType::f16, Codes::u4, 192, kNone, 2, 72, 1344}, 0, 8},
 };
 INSTANTIATE_TEST_SUITE_P(Decode, EmulatedWna8Decode, testing::ValuesIn(kCases),
                          [](const auto& info) { return name(info.param); });

@@ -37,7 +37,7 @@ struct Wna8Layer {
       : c(c),
         map(cuda::wna8_map(c.fold(), c.m, c.k)),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
-        weight(c.n, c.k, c.bits, c.group, c.weight_zeros ? ZeroKind::integer : ZeroKind::none, random),
+        weight(c.n, c.k, gpu_tile::integers(c.bits), c.group, c.weight_zeros ? ZeroKind::integer : ZeroKind::none, random),
         acts(map.bytes) {
     const auto below = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
     for (int m = 0; m < c.m; ++m)

@@ -100,8 +100,12 @@ TEST(GpuTile, RecordsAreWholeCopies) {
 TEST(GpuTile, RefusalsSayWhy) {
   EXPECT_EQ(gpu_tile::refusal({.group = GroupShape::group(12)}, DType::none, 4096),
             "groups of 12 channels are not a multiple of 8");
-  EXPECT_EQ(gpu_tile::refusal({.codes = DType::e4m3}, DType::none, 4096), "codes of type e4m3 are not integers of up to 8 bits");
-  EXPECT_EQ(gpu_tile::refusal({.scale = DType::e8m0}, DType::none, 4096), "scales of type e8m0 are not f32, f16 or bf16");
+  EXPECT_EQ(gpu_tile::refusal({.codes = DType::e3m2}, DType::none, 4096),
+            "codes of type e3m2 are neither integers of up to 8 bits nor e2m1, e4m3 or e5m2");
+  EXPECT_EQ(gpu_tile::refusal({.codes = DType::e4m3, .zero = ZeroKind::offset}, DType::f16, 4096),
+            "zeros beside codes of type e4m3");
+  EXPECT_EQ(gpu_tile::refusal({.scale = DType::e5m2}, DType::none, 4096),
+            "scales of type e5m2 are not f32, f16, bf16, e4m3 or e8m0");
   EXPECT_EQ(gpu_tile::refusal({}, DType::none, 4096), "");
 }
 

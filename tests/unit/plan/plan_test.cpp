@@ -103,6 +103,15 @@ TEST(Pack, RefusesWhatItCannotPack) {
 }
 
 /// A GPU's layout can be packed on any machine; the next steps need the GPU, and their errors say so.
+TEST(Pack, LeavesNaNCodesToLayoutsThatHoldThem) {
+  QuantTensor q = random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32}, 64, 256, 1);
+  q.codes[3 * 256 + 5] = 0xff;
+  const auto packed = pack(q, {.layout = "gpu_n64k128"});
+  ASSERT_FALSE(packed.ok());
+  EXPECT_EQ(packed.status().message(), "W[3,5] is NaN (code 0xff), and layout gpu_n64k128 holds finite e4m3 codes only");
+  for (const char* layout : {"", "gpu_w8n64k128"}) EXPECT_TRUE(pack(q, {.layout = layout}).ok()) << layout;
+}
+
 TEST(Gpu, HostPackedWeightsWaitForUpload) {
   const auto weight = pack(random_weight(kAwq, 64, 128, 1), {.layout = "gpu_n64k128"});
   ASSERT_TRUE(weight.ok()) << weight.status().message();
@@ -131,8 +140,8 @@ TEST(Gpu, PackingForItIsRefusedWithTheReason) {
     return;
   }
   EXPECT_EQ(pack(q, {.layout = "cpu_n32", .backend = Backend::cuda}).status().code(), StatusCode::invalid_argument);
-  const QuantTensor other = random_weight({DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f16}, 64, 128, 1);
-  EXPECT_THAT(pack(other, {.backend = Backend::cuda}).status().message(), HasSubstr("codes of type e4m3"));
+  const QuantTensor other = random_weight({DType::u4b8, ZeroKind::none, GroupShape::group(12), DType::f16}, 64, 120, 1);
+  EXPECT_THAT(pack(other, {.backend = Backend::cuda}).status().message(), HasSubstr("groups of 12 channels"));
 }
 
 TEST(Gpu, StreamsAreForWeightsInDeviceMemory) {

@@ -62,7 +62,7 @@ namespace {
 /// Arranges the bytes of gpu_n64k128 on the GPU.
 Status pack_tiles(const QuantTensor& q, PackedWeightData& packed) {
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes, to_device(std::as_bytes(std::span(q.codes))));
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory scales, to_device(q.scales.bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory scales, to_device(gpu_tile::stored_scales(q.scales).bytes));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory zeros, to_device(q.zeros.bytes));
   const gpu_tile::Geometry geometry = gpu_tile::geometry(packed.scheme, packed.zero_type, packed.n, packed.k);
   NIBBLE_ASSIGN_OR_RETURN(DeviceMemory bytes, DeviceMemory::allocate(static_cast<std::size_t>(geometry.total_bytes())));
@@ -101,7 +101,8 @@ Result<PackedWeightData> download(const PackedWeightData& packed) {
 DeviceWeight device_weight(const PackedWeightData& packed) {
   DeviceWeight weight{.records = packed.bytes.data(),
                       .geometry = gpu_tile::geometry(packed.scheme, packed.zero_type, packed.n, packed.k),
-                      .scale_type = packed.scheme.scale,
+                      .codes = gpu_tile::stored_codes(packed.scheme.codes),
+                      .scale_type = gpu_tile::stored_scale(packed.scheme.scale),
                       .zero = packed.scheme.zero,
                       .zero_base = static_cast<float>(code_bias(packed.scheme.codes)),
                       .scale2 = packed.scale2.value_or(1.0f),

@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/fragment.cuh"
 #include "kernels/cuda/steps/w8a8_scales.cuh"
 #include "kernels/cuda/tasks/conv.hpp"
+#include "kernels/cuda/weights/float_codes.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -28,7 +29,7 @@ __device__ float weight_at(const DeviceWeight& w, int n, int k) {
   const int row = n % gpu_tile::kRows, channel = k % gpu_tile::kChannels;
   const auto* record = static_cast<const std::uint8_t*>(w.records) + geo.record(n / gpu_tile::kRows, k / gpu_tile::kChannels);
   const gpu_tile::Place place = gpu_tile::place(geo.bits, row, channel);
-  const float code = static_cast<float>(record[place.byte] >> place.shift & ((1 << geo.bits) - 1)) - w.zero_base;
+  const float code = code_number(w.codes, record[place.byte] >> place.shift & ((1u << geo.bits) - 1), w.zero_base);
   const int slot = channel / geo.span, position = gpu_tile::slot_position(row);
   const float scale = load_float(record + geo.scale_offset(slot), position, w.scale_type);
   const std::uint8_t* zeros = record + geo.zero_offset(slot);
@@ -57,10 +58,10 @@ struct Floats {
   __device__ static float add(float a, float b, float sum) { return fmaf(a, b, sum); }
   __device__ float number(const ConvTask&, int, float sum) const { return sum; }
 };
-struct Codes {
+struct Int8 {
   using Value = std::int32_t;
   act_rule::Rule rule;
-  __device__ explicit Codes(const ConvTask& t) : rule(rule_of(t.acts)) {}
+  __device__ explicit Int8(const ConvTask& t) : rule(rule_of(t.acts)) {}
   __device__ static std::int32_t weight(const ConvTask& t, int n, int k) { return code_at(t.scaled, n, k); }
   /// Minus the zero point, so that padding is 0.
   __device__ std::int32_t activation(const ConvTask& t, std::int64_t at) const {
@@ -145,6 +146,6 @@ cudaError_t launch_direct(const ConvTask& task, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t conv_direct(const ConvTask& task, cudaStream_t stream) { return launch_direct<Floats>(task, stream); }
-cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream) { return launch_direct<Codes>(task, stream); }
+cudaError_t conv_direct_s8(const ConvTask& task, cudaStream_t stream) { return launch_direct<Int8>(task, stream); }
 
 }  // namespace nibble::cuda

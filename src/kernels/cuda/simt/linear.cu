@@ -12,7 +12,7 @@
 // Per 8 weights of 4 bits: one shift, 8 masks, 8 subtractions (fused with the shift to unit weight), 8·T products. T = 8 would
 // halve the share of unpacking once more, from a third, but 64 sums and what feeds them do not fit into 128 registers.
 //
-// A weight is (u − z) exactly, and the scale multiplies the sum of a group. Where the zero is no integer (offset, real), the weight is
+// A weight is (u − z) exactly, or the number that a float code is, and the scale multiplies the sum of a group. Where the zero is no integer (offset, real), the weight is
 // computed in f32 first: Σu·x and z·Σx as separate sums would lose accuracy by cancellation. So it is where a slot has 8 or 16 channels:
 // a sum of so few products is no longer cheaper to scale than they are.
 //
@@ -25,6 +25,7 @@
 #include <limits>
 
 #include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/weights/float_codes.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -211,10 +212,18 @@ __device__ __forceinline__ float less_zero(std::uint32_t magic, float zero) {
 }
 
 /// The 8 weights of a lane's word(s): [row g, row g+8][channels 2t 2t+1 2t+8 2t+9], less z.
-template <int kBits>
-__device__ __forceinline__ void unpack(float (&w)[2][4], std::uint32_t word0, std::uint32_t word1, float z0, float z1);
+template <Codes kCodes>
+__device__ __forceinline__ void unpack(float (&w)[2][4], std::uint32_t word0, std::uint32_t word1, float, float) {
+  static_assert(gpu_tile::are_floats(kCodes));  // they have no zeros
+  constexpr int kBits = gpu_tile::bits(kCodes);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int half = i % 2, a = i / 2;
+    w[a % 2][a / 2 * 2 + half] = float_value<kCodes>((kBits == 4 || a < 2 ? word0 : word1) >> code_shift(kBits, a, half));
+  }
+}
 template <>
-__device__ __forceinline__ void unpack<4>(float (&w)[2][4], std::uint32_t word, std::uint32_t, float z0, float z1) {
+__device__ __forceinline__ void unpack<Codes::u4>(float (&w)[2][4], std::uint32_t word, std::uint32_t, float z0, float z1) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::uint32_t v = word >> (16 * half);
@@ -225,7 +234,8 @@ __device__ __forceinline__ void unpack<4>(float (&w)[2][4], std::uint32_t word, 
   }
 }
 template <>
-__device__ __forceinline__ void unpack<8>(float (&w)[2][4], std::uint32_t word0, std::uint32_t word1, float z0, float z1) {
+__device__ __forceinline__ void unpack<Codes::u8>(float (&w)[2][4], std::uint32_t word0, std::uint32_t word1, float z0,
+                                                  float z1) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int half = i % 2, a = i / 2;
@@ -247,8 +257,9 @@ inline constexpr bool kFew = T == 1;
 template <int T>
 inline constexpr int kAhead = kFew<T> ? 2 : 1;
 
-template <int kBits, Scaling kScaling, int F, int T>
+template <Codes kCodes, Scaling kScaling, int F, int T>
 struct Sums {
+  static constexpr int kBits = gpu_tile::bits(kCodes);
   float acc[F][2][T] = {};
   uint4 codes[kAhead<T>][F];
 
@@ -296,7 +307,7 @@ struct Sums {
           float w[F][2][4];
 #pragma unroll
           for (int f = 0; f < F; ++f) {
-            unpack<kBits>(w[f], now[f].x, now[f].y, group.zero[f][0], group.zero[f][1]);
+            unpack<kCodes>(w[f], now[f].x, now[f].y, group.zero[f][0], group.zero[f][1]);
             if constexpr (kBits == 4)  // the next block's codes move up
               now[f].x = now[f].y, now[f].y = now[f].z, now[f].z = now[f].w;
             else
@@ -344,7 +355,7 @@ struct Sums {
 
 /// Few tokens: two CTAs an SM, 32 warps whose loads fill the memory pipe. Many: one, with 128 registers a lane for the sums; short groups
 /// always, whose constants do not fit into 64.
-template <int kBits, Scaling kScaling, int F, int T>
+template <Codes kCodes, Scaling kScaling, int F, int T>
 __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling::short_groups ? 2 : 1)
     linear_simt_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) float shared[];
@@ -362,7 +373,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
   float* const x = shared + warp * p.warp_floats;
   float4* const slot = reinterpret_cast<float4*>(x + T * kChannels);
 
-  Sums<kBits, kScaling, F, T> sums;
+  Sums<kCodes, kScaling, F, T> sums;
   Slots<F> slots;
   Activations<T> activations;
 #pragma unroll
@@ -441,7 +452,7 @@ cudaError_t choose_tokens(const Params& p, int warps, int& tokens) {
   return cudaSuccess;
 }
 
-template <int kBits, Scaling kScaling, int T>
+template <Codes kCodes, Scaling kScaling, int T>
 cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   constexpr int F = fragments_for(T);
   p.token_blocks = ceil_div(p.m, T);
@@ -449,20 +460,28 @@ cudaError_t launch(Params& p, int warps, cudaStream_t stream) {
   const std::int64_t ctas = static_cast<std::int64_t>(p.token_blocks) * ceil_div(p.n, F * kFragmentRows);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   const int smem = warps * p.warp_floats * 4;
-  const auto& kernel = kLaunchable<linear_simt_kernel<kBits, kScaling, F, T>>;
+  const auto& kernel = kLaunchable<linear_simt_kernel<kCodes, kScaling, F, T>>;
   if (const cudaError_t e = kernel.allow_all_shared()) return e;
   return launch_after(kernel.kernel, static_cast<unsigned>(ctas), static_cast<unsigned>(warps * 32), smem, stream, p);
 }
 
-template <int kBits, Scaling kScaling>
+template <Codes kCodes, Scaling kScaling>
 cudaError_t launch(Params& p, cudaStream_t stream) {
   const int warps = std::min(kMaxWarps, p.tile_records);
   int tokens = 0;
   if (const cudaError_t e = choose_tokens(p, warps, tokens)) return e;
   switch (tokens) {
-    case 1: return launch<kBits, kScaling, 1>(p, warps, stream);
-    default: return launch<kBits, kScaling, 4>(p, warps, stream);
+    case 1: return launch<kCodes, kScaling, 1>(p, warps, stream);
+    default: return launch<kCodes, kScaling, 4>(p, warps, stream);
   }
+}
+
+template <Codes kCodes>
+cudaError_t launch(Params& p, cudaStream_t stream) {
+  if (p.slots > kQuarters) return launch<kCodes, Scaling::short_groups>(p, stream);
+  if constexpr (gpu_tile::are_floats(kCodes)) return launch<kCodes, Scaling::sums>(p, stream);
+  if (p.zero == ZeroKind::none || p.zero == ZeroKind::integer) return launch<kCodes, Scaling::sums>(p, stream);
+  return launch<kCodes, Scaling::weights>(p, stream);
 }
 
 }  // namespace
@@ -495,11 +514,14 @@ cudaError_t linear_simt(const LinearTask& task, cudaStream_t stream) {
   p.in_vectors = w.perm == nullptr && w.prescale == nullptr && geo.k % 4 == 0 && task.x_stride % 4 == 0 &&
                  aligned(task.x, task.a_dtype == DType::f32 ? 16 : 8);
   p.epilogue = task.epilogue;
-  if (p.slots > kQuarters)
-    return geo.bits == 4 ? launch<4, Scaling::short_groups>(p, stream) : launch<8, Scaling::short_groups>(p, stream);
-  if (w.zero == ZeroKind::none || w.zero == ZeroKind::integer)
-    return geo.bits == 4 ? launch<4, Scaling::sums>(p, stream) : launch<8, Scaling::sums>(p, stream);
-  return geo.bits == 4 ? launch<4, Scaling::weights>(p, stream) : launch<8, Scaling::weights>(p, stream);
+  switch (w.codes) {
+    case Codes::u4: return launch<Codes::u4>(p, stream);
+    case Codes::u8: return launch<Codes::u8>(p, stream);
+    case Codes::e2m1: return launch<Codes::e2m1>(p, stream);
+    case Codes::e4m3: return launch<Codes::e4m3>(p, stream);
+    case Codes::e5m2: return launch<Codes::e5m2>(p, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace nibble::cuda

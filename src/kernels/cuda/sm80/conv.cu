@@ -13,7 +13,6 @@ constexpr Variant kVariants[] = {variant<Shape<2, 64>, true>(1030), variant<Shap
 }  // namespace
 
 cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream) {
-  const gpu_tile::Geometry& geo = task.weight.geometry;
   const Patches& patches = task.patches;
   const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
   if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.channels % 8 != 0 ||
@@ -35,7 +34,7 @@ cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream) {
     p.image_stride = task.d.image;
     p.channel_stride = task.d.channel;
   }
-  return launch(kVariants, p, task.a_dtype, geo.bits, stream);
+  return launch(kVariants, p, task.a_dtype, stream);
 }
 
 }  // namespace nibble::cuda

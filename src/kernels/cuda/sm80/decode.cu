@@ -48,7 +48,7 @@ __device__ inline void wait_for_oldest(int stages) {
     ptx::async_copy_wait<0>();
 }
 
-template <Known kKnown, int kTiles, class Act, int kBits>
+template <Known kKnown, int kTiles, class Act, Codes kCodes>
 __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const std::uint32_t base = ptx::shared_address(shared);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
       std::uint32_t x[kTiles];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) x[t] = from + x_tile[t];
-      multiply_record<kKnown, kTiles, Act, kBits>(p.format, from + warp * p.format.bytes, x, acc);
+      multiply_record<kKnown, kTiles, Act, kCodes>(p.format, from + warp * p.format.bytes, x, acc);
     }
     stage = stage + 1 == p.stages ? 0 : stage + 1;
   }
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
   __syncthreads();
   for (int token = warp; token < p.x.m; token += kDecodeWarps) {
     const int row = 2 * lane, n = tile * gpu_tile::kRows + row;
-    const float2 sum = sum_parts<Act, kBits>(parts, p.x.m, token, row);
+    const float2 sum = sum_parts<Act, kCodes>(parts, p.x.m, token, row);
     if (n < p.n) p.epilogue.store(p.first_token + token, n, sum.x);
     if (n + 1 < p.n) p.epilogue.store(p.first_token + token, n + 1, sum.y);
   }
@@ -107,13 +107,25 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
 
 using Kernel = const Launchable<Params>*;
 
-template <class Act, int kBits>
+template <class Act, Codes kCodes>
 Kernel kernel_for(int m, int span) {
   if (span == 16)
-    return m <= 8 ? &kLaunchable<decode_sm80_kernel<Known::groups_of_16, 1, Act, kBits>>
-                  : &kLaunchable<decode_sm80_kernel<Known::groups_of_16, 2, Act, kBits>>;
-  return m <= 8 ? &kLaunchable<decode_sm80_kernel<Known::nothing, 1, Act, kBits>>
-                : &kLaunchable<decode_sm80_kernel<Known::nothing, 2, Act, kBits>>;
+    return m <= 8 ? &kLaunchable<decode_sm80_kernel<Known::groups_of_16, 1, Act, kCodes>>
+                  : &kLaunchable<decode_sm80_kernel<Known::groups_of_16, 2, Act, kCodes>>;
+  return m <= 8 ? &kLaunchable<decode_sm80_kernel<Known::nothing, 1, Act, kCodes>>
+                : &kLaunchable<decode_sm80_kernel<Known::nothing, 2, Act, kCodes>>;
+}
+/// Null: there is none.
+template <class Act>
+Kernel kernel_for(Codes codes, int m, int span) {
+  switch (codes) {
+    case Codes::u4: return kernel_for<Act, Codes::u4>(m, span);
+    case Codes::u8: return kernel_for<Act, Codes::u8>(m, span);
+    case Codes::e2m1: return kernel_for<Act, Codes::e2m1>(m, span);
+    case Codes::e4m3: return kernel_for<Act, Codes::e4m3>(m, span);
+    case Codes::e5m2: break;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -130,7 +142,6 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
   p.epilogue = task.epilogue;
   p.n = static_cast<int>(geo.n);
   p.tile_records = geo.records();
-  const bool four = geo.bits == 4, bf16 = task.a_dtype == DType::bf16;
   int tokens = std::min(task.m, kDecodeTokens);
   for (;; tokens = (tokens + 1) / 2) {
     p.stages = kMaxStages;
@@ -143,8 +154,9 @@ cudaError_t linear_decode_sm80(const LinearTask& task, cudaStream_t stream) {
     const int m = std::min(tokens, task.m - done);
     p.first_token = done;
     p.x = activations(task, done, m);
-    const Kernel kernel = bf16 ? (four ? kernel_for<__nv_bfloat16, 4>(m, geo.span) : kernel_for<__nv_bfloat16, 8>(m, geo.span))
-                               : (four ? kernel_for<__half, 4>(m, geo.span) : kernel_for<__half, 8>(m, geo.span));
+    const Kernel kernel = task.a_dtype == DType::bf16 ? kernel_for<__nv_bfloat16>(task.weight.codes, m, geo.span)
+                                                      : kernel_for<__half>(task.weight.codes, m, geo.span);
+    if (kernel == nullptr) return cudaErrorInvalidValue;
     if (const cudaError_t e = kernel->allow_all_shared()) return e;
     if (const cudaError_t e = launch_after(kernel->kernel, static_cast<unsigned>(geo.tiles()), kThreads, smem, stream, p))
       return e;

@@ -17,7 +17,7 @@ cudaError_t linear_gemm_sm80(const LinearTask& task, cudaStream_t stream) {
   p.x = static_cast<const std::uint16_t*>(task.x);
   p.x_stride = task.x_stride;
   p.rule = gather_rule(task);
-  return launch(kVariants, p, task.a_dtype, geo.bits, stream);
+  return launch(kVariants, p, task.a_dtype, stream);
 }
 
 }  // namespace nibble::cuda

@@ -200,7 +200,7 @@ class PatchCopier {
 };
 
 /// Copies records and their activations into the ring: one thread's share.
-template <class S, int kBits, class Activations>
+template <class S, Codes kCodes, class Activations>
 class Copier {
  public:
   __device__ Copier(const Params& p, std::uint32_t table, int first_tile, int first_token)
@@ -226,7 +226,7 @@ class Copier {
   /// The record of the stage that this thread copies, and where its part begins.
   __device__ static int part() { return static_cast<int>(threadIdx.x) / kPartThreads; }
   __device__ static int byte() { return static_cast<int>(threadIdx.x) % kPartThreads * 16; }
-  static constexpr int kCodeBytes = gpu_tile::kRows * gpu_tile::kChannels * kBits / 8;
+  static constexpr int kCodeBytes = gpu_tile::kRows * gpu_tile::kChannels * gpu_tile::bits(kCodes) / 8;
 
   __device__ void copy_record(const RecordFormat& format, std::uint32_t to) const {
     if (!has_record_) return;  // rows past the last tile: their sums are never stored
@@ -287,9 +287,10 @@ __device__ __forceinline__ void multiply(float (&sums)[S::kTokenTiles][4], const
 }
 
 /// kPatches: tokens are output pixels of a convolution.
-template <class S, class Act, int kBits, bool kUsual, bool kPatches>
+template <class S, class Act, Codes kCodes, bool kUsual, bool kPatches>
 __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
+  constexpr int kBits = gpu_tile::bits(kCodes);
   const std::uint32_t base = ptx::shared_address(shared);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int row_warp = warp % kRowWarps, part = warp / kRowWarps;  // part: of K
@@ -324,11 +325,11 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   uint4 codes[S::kFragments];
   Columns<S> b[2];
   const auto load_group = [&](int f, std::uint32_t slot) {
-    load_constants<Act, kBits>(constants[f], format, slot, row_pair_position(fragment + f, lane), p.scale_after);
+    load_constants<Act, kCodes>(constants[f], format, slot, row_pair_position(fragment + f, lane), p.scale_after);
   };
 
   using Activations = std::conditional_t<kPatches, PatchCopier<S>, RowCopier<S>>;
-  Copier<S, kBits, Activations> copier(p, base + p.stages * p.stage_bytes, first_tile, first_token);
+  Copier<S, kCodes, Activations> copier(p, base + p.stages * p.stage_bytes, first_tile, first_token);
 #pragma unroll 1
   for (int s = 0; s < p.stages; ++s) copier.request(p, base + s * p.stage_bytes);
   wait_for_all_but(p.stages - 1);
@@ -345,13 +346,13 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
   for (int left = p.tile_records; left > 0; --left) {
     std::uint32_t next = now + p.stage_bytes;
     if (next == base + p.stages * p.stage_bytes) next = base;
-#pragma unroll(kUsual ? 2 : 1)  // the unusual kernel's constants are hundreds of instructions
+#pragma unroll(kUsual ? 2 : 1)  // the unusual kernel's constants can be hundreds of instructions
     for (int half = 0; half < 2; ++half) {
       load_columns<S>(b[1], (now + x_at) ^ (2 * half + 1) * kNextColumns);
 #pragma unroll
       for (int f = 0; f < S::kFragments; ++f) {
         std::uint32_t a[4];
-        weights<Act, kBits>(a, codes[f], 0, constants[f]);
+        weights<Act, kCodes>(a, codes[f], 0, constants[f]);
         multiply<Act, S>(sums[f], a, b[0]);
       }
 
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
 #pragma unroll
       for (int f = 0; f < S::kFragments; ++f) {
         std::uint32_t a[4];
-        weights<Act, kBits>(a, codes[f], 1, constants[f]);
+        weights<Act, kCodes>(a, codes[f], 1, constants[f]);
         codes[f] = load_codes<kBits>(from + codes_at + (half == 0 ? kNextHalf : 0) + f * kNextFragment);
         if (half == 1 || format.span == kHalfChannels) load_group(f, from + slot_at(1 - half));
         multiply<Act, S>(sums[f], a, b[1]);
@@ -446,7 +447,8 @@ struct Variant {
   int sum_bytes;
   int ctas;    // that share an SM
   int cycles;  // of an SM for a record, about: of the matrix instructions (6.3 a scheduler) or of ldmatrix, and of the barrier
-  Kernel kernels[2][2][2];  // [usual][bf16][8 bits]
+  Kernel integers[2][2][2];  // [usual][bf16][8 bits]
+  Kernel floats[2][2];       // codes that are floats: [bf16][8 bits]
 };
 template <class S, bool kPatches>
 constexpr Variant variant(int cycles) {
@@ -455,14 +457,18 @@ constexpr Variant variant(int cycles) {
           S::kSumBytes,
           S::kCtas,
           cycles,
-          {{{&kLaunchable<gemm_sm80_kernel<S, __half, 4, false, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __half, 8, false, kPatches>>},
-            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 4, false, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 8, false, kPatches>>}},
-           {{&kLaunchable<gemm_sm80_kernel<S, __half, 4, true, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __half, 8, true, kPatches>>},
-            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 4, true, kPatches>>,
-             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, 8, true, kPatches>>}}}};
+          {{{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::u4, false, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __half, Codes::u8, false, kPatches>>},
+            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u4, false, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u8, false, kPatches>>}},
+           {{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::u4, true, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __half, Codes::u8, true, kPatches>>},
+            {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u4, true, kPatches>>,
+             &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::u8, true, kPatches>>}}},
+          {{&kLaunchable<gemm_sm80_kernel<S, __half, Codes::e2m1, false, kPatches>>,
+            &kLaunchable<gemm_sm80_kernel<S, __half, Codes::e4m3, false, kPatches>>},
+           {&kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e2m1, false, kPatches>>,
+            &kLaunchable<gemm_sm80_kernel<S, __nv_bfloat16, Codes::e4m3, false, kPatches>>}}};
 }
 
 /// The number of stages that fit; 0 when fewer than kMinStages do.
@@ -491,7 +497,7 @@ Params params(const DeviceWeight& weight, const epilogue::Element& epilogue, int
 }
 
 /// Chooses the shape with the fewest cycles and the longest ring that fits, and launches.
-cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, int bits, cudaStream_t stream) {
+cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, cudaStream_t stream) {
   int device = 0, most = 0, sms = 0;
   if (const cudaError_t e = most_shared(device, most)) return e;
   if (const cudaError_t e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) return e;
@@ -517,7 +523,9 @@ cudaError_t launch(std::span<const Variant> variants, Params& p, DType act, int 
     if (stages > kMinStages) p.stages = stages;
   }
   const int smem = std::max(p.stages * p.stage_bytes + table, best->sum_bytes);
-  const Kernel kernel = best->kernels[is_usual(p.format)][act == DType::bf16][bits == 8];
+  const bool bf16 = act == DType::bf16, eight = gpu_tile::bits(p.format.codes) == 8;
+  const Kernel kernel =
+      gpu_tile::are_floats(p.format.codes) ? best->floats[bf16][eight] : best->integers[is_usual(p.format)][bf16][eight];
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
   return launch_after(kernel->kernel, static_cast<unsigned>(best_ctas), kThreads, smem, stream, p);
 }

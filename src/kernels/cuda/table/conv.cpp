@@ -86,7 +86,7 @@ Status accepts_walk(const ConvGeometry& g) {
 
 Status accepts_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
-  NIBBLE_RETURN_IF_ERROR(accepts_wgmma_slots(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_wgmma_weight(p));
   return accepts_walk(p.geometry);
 }
 
@@ -102,6 +102,7 @@ Status accepts_gather(const ConvGeometry& g, std::int64_t vector) {
 
 Status accepts_sm80(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
+  NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
   NIBBLE_RETURN_IF_ERROR(accepts_slots(p, 32));
   return accepts_gather(p.geometry, 8);
 }

@@ -131,11 +131,28 @@ double short_slots(const Problem& p) {
   return span > 32 ? 1 : span == 32 ? (zeros ? 1.25 : 1.15) : (zeros ? 1.75 : 1.5);
 }
 
+namespace {
+
+/// How many times as long as with the fitted 4-bit integers multiplying a record and waiting for a short ring take, of 16-bit activations.
+struct Slower {
+  double record, stall;
+};
+Slower slower(DType codes) {
+  if (codes == DType::e4m3) return {2.75, 2.0};
+  return gpu_tile::stored_bits(codes) == 8 ? Slower{2.0, 1.5} : Slower{1.0, 1.0};
+}
+
+}  // namespace
+
 double decode_cost_us(WgmmaFamily family, int tokens, const GpuInfo& gpu, const Problem& p) {
   const bool fast = gpu.read_gbytes_per_s > std::sqrt(kH100GbytesPerS * kH200GbytesPerS);
-  const FamilyCost& cost = *std::ranges::find(fast ? kH200Costs : kH100Costs, family, &FamilyCost::family);
+  DecodeCost cost = std::ranges::find(fast ? kH200Costs : kH100Costs, family, &FamilyCost::family)->cost;
+  if (family == WgmmaFamily::floats || family == WgmmaFamily::float_folds) {
+    const auto [record, stall] = slower(p.scheme.codes);
+    cost.record_us *= record, cost.record16_us *= record, cost.stall_us *= stall;
+  }
   const double longer = family == WgmmaFamily::float_folds ? short_slots(p) : 1.0;
-  return longer * decode_us(cost.cost, decode_features(family, tokens, gpu, p));
+  return longer * decode_us(cost, decode_features(family, tokens, gpu, p));
 }
 
 }  // namespace nibble::cuda

@@ -112,16 +112,25 @@ Status accepts_dense(const Kernel& self, const Problem& p) {
 Status accepts_tensor_core(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
   if (p.k > kMostChannels) return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostChannels);
-  NIBBLE_RETURN_IF_ERROR(accepts_slots(p, self.variant == "gemm" ? 32 : 16));
+  NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
+  NIBBLE_RETURN_IF_ERROR(accepts_slots(p, self.variant == "gemm" || p.scheme.codes == DType::e4m3 ? 32 : 16));
   const int needed = sm80_least_shared(gpu_tile::geometry(p.scheme, p.zero_type, p.n, p.k).record_bytes());
   if (const std::int64_t most = gpu_of(p).shared_bytes_per_block; self.isa == Isa::sm80 && needed > most)
     return error(StatusCode::unsupported, "needs {} bytes of shared memory, this GPU has {}", needed, most);
   return {};
 }
 
+Status accepts_decode(const Kernel& self, const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_tensor_core(self, p));
+  if (self.isa == Isa::sm90 && self.tile.m > 8 && gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)))
+    return error(StatusCode::unsupported, "multiplies integers by {} tokens, the weight's codes are {}", self.tile.m,
+                 name(p.scheme.codes));
+  return {};
+}
+
 Status accepts_wgmma(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_half(self, p));
-  return accepts_wgmma_slots(p);
+  return accepts_wgmma_weight(p);
 }
 
 double simt_row_cost_us(const Kernel&, const Problem& p) { return simt_cost_us(gpu_of(p), p); }
@@ -169,7 +178,7 @@ constexpr Kernel decode_row(Isa isa, int tokens, std::string_view act) {
                     : "16-bit activations, few tokens: mma.sync, bulk copies stream weights through a ring; clusters split K";
   row.rounds_prescaled = true;
   row.sums = Sums::tensor_core_codes;
-  row.accepts = accepts_tensor_core;
+  row.accepts = accepts_decode;
   row.cost_us = decode_row_cost_us;
   if (isa == Isa::sm80) {
     row.run = run_linear<launch_linear_sm80>;
@@ -290,13 +299,16 @@ namespace {
 
 /// Whether scales and zeros are of the kinds for which the wgmma kernels have fast paths (constants_path).
 bool has_usual_constants(const Problem& p) {
-  return p.scheme.scale != DType::f32 && (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
-         (p.a_dtype != DType::f16 || p.scheme.scale == DType::f16);
+  const DType scale = gpu_tile::stored_scale(p.scheme.scale);
+  return scale != DType::f32 && (p.scheme.zero == ZeroKind::none || p.scheme.zero == ZeroKind::integer) &&
+         (p.a_dtype != DType::f16 || scale == DType::f16);
 }
 
-/// Whether a record has one scale and one zero a row, of those kinds.
+bool has_float_codes(const Problem& p) { return gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)); }
+
+/// Whether a record has one scale and one zero a row, of those kinds; floats have no zeros, and scales of any type.
 bool has_whole_records(const Problem& p) {
-  return gpu_tile::span(p.scheme.group.k) == gpu_tile::kChannels && has_usual_constants(p);
+  return gpu_tile::span(p.scheme.group.k) == gpu_tile::kChannels && (has_float_codes(p) || has_usual_constants(p));
 }
 
 }  // namespace
@@ -307,7 +319,15 @@ Status accepts_slots(const Problem& p, int shortest) {
                p.scheme.group.k);
 }
 
-Status accepts_wgmma_slots(const Problem& p) { return accepts_slots(p, has_usual_constants(p) ? 16 : 32); }
+Status accepts_decoded_codes(const Problem& p) {
+  if (p.scheme.codes != DType::e5m2) return {};
+  return error(StatusCode::unsupported, "decodes integers, e2m1 and e4m3 in registers, not {}", name(p.scheme.codes));
+}
+
+Status accepts_wgmma_weight(const Problem& p) {
+  NIBBLE_RETURN_IF_ERROR(accepts_decoded_codes(p));
+  return accepts_slots(p, has_usual_constants(p) && p.scheme.codes != DType::e4m3 ? 16 : 32);
+}
 
 GpuInfo gpu_of(const Problem& problem) {
   if (problem.gpu != nullptr) return *problem.gpu;

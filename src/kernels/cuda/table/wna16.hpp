@@ -22,8 +22,10 @@ inline void* end_of(std::span<std::byte> scratch) { return scratch.data() + scra
 
 /// Refuses weights whose scales change within `shortest` channels.
 Status accepts_slots(const Problem& p, int shortest);
-/// The same for the wgmma kernels of 16-bit activations.
-Status accepts_wgmma_slots(const Problem& p);
+/// Refuses codes that no kernel decodes in registers.
+Status accepts_decoded_codes(const Problem& p);
+/// Refuses weights that the wgmma kernels of 16-bit activations do not decode.
+Status accepts_wgmma_weight(const Problem& p);
 
 constexpr double kLaunchUs = 1.5;  // the cost of a launch among others in a stream or graph
 

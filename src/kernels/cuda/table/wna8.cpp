@@ -313,6 +313,8 @@ Status accepts_wna8(const Problem& p) {
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
     return error(StatusCode::unsupported, "{}", reason);
+  if (gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)))
+    return error(StatusCode::unsupported, "multiplies integers, the weight's codes are {}", name(p.scheme.codes));
   NIBBLE_RETURN_IF_ERROR(accepts_slots(p, kShortestFold));
   if (sums_whole_rows(p.scheme, act))
     return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",

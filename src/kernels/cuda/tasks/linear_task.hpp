@@ -12,10 +12,11 @@
 namespace nibble::cuda {
 
 /// A weight packed as gpu_n64k128, in device memory. u is a stored code and b is zero_base: W = (u − b)·s without zeros, (u − b − z)·s
-/// with integer zeros, a byte per group, and with real ones, and (u − b)·s + o with offsets.
+/// with integer zeros, a byte per group, and with real ones, and (u − b)·s + o with offsets. Codes that are floats have no zeros, and b = 0.
 struct DeviceWeight {
   const void* records = nullptr;  // aligned to 16 bytes
   gpu_tile::Geometry geometry;
+  gpu_tile::Codes codes = gpu_tile::Codes::u4;
   DType scale_type = DType::f16;
   ZeroKind zero = ZeroKind::none;
   DType zero_type = DType::f32;  // of offsets and real zeros

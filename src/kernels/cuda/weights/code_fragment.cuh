@@ -100,7 +100,7 @@ __device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* do
 /// ConstantsPath::fixed_zeros and ConstantsPath::integer_zeros: groups of 128 channels or more, 16-bit scales.
 template <ConstantsPath kPath, int kBits>
 __device__ __forceinline__ RowTerms row_terms(const RecordFormat& format, const RawConstants& raw) {
-  const float2 scale = scales_of(raw, format);
+  const float2 scale = scales_of<kPath>(raw, format);
   const float base = format.zero_base - kCodeBase<kBits>;
   RowTerms rows{{scale.x * kCodeUnit<kBits>, scale.y * kCodeUnit<kBits>}, {0.0f, 0.0f}};
   if (kPath == ConstantsPath::integer_zeros) {

@@ -28,7 +28,8 @@ NIBBLE_HOST_DEVICE constexpr bool knows_constants(Known known) {
 
 inline Known known_of(const RecordFormat& f) {
   if (f.span == 16) return Known::groups_of_16;
-  if (f.span != 128 || f.zero > ZeroKind::integer || f.scale_type == DType::f32) return Known::nothing;
+  if (f.span != 128 || f.zero > ZeroKind::integer || f.scale_type == DType::f32 || gpu_tile::are_floats(f.codes))
+    return Known::nothing;
   return f.scale_type == DType::f16 ? Known::f16_scales : Known::bf16_scales;
 }
 
@@ -72,35 +73,35 @@ template <int kTiles>
 using Sums = float[gpu_tile::kFragments][kTiles][4];
 
 /// The factor of a group's Σx per row: −s·(z + offset), plus the weight's own float offset, if any.
-template <Known kKnown, class Act, int kBits>
+template <Known kKnown, class Act, Codes kCodes>
 __device__ __forceinline__ Rows shift_of(const RecordFormat& format, std::uint32_t slot, int lane, const Rows& scale) {
-  using Codes = Operand<Act, kBits>;
+  using Numbers = Operand<Act, kCodes>;
   Rows shift;
-  const float base = format.zero_base + Codes::kOffset;
+  const float base = format.zero_base + Numbers::kOffset;
   if (format.zero == ZeroKind::none || format.zero == ZeroKind::offset) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) shift.v[i] = scale.v[i] * (-Codes::unit(i % 2) * base);
+    for (int i = 0; i < 8; ++i) shift.v[i] = scale.v[i] * (-Numbers::unit(i % 2) * base);
     if (!knows_constants(kKnown) && format.zero == ZeroKind::offset) {
       const Rows o = load_floats(slot + format.zeros_offset, lane, format.zero_type);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) shift.v[i] = fmaf(o.v[i], Codes::unit(i % 2), shift.v[i]);
+      for (int i = 0; i < 8; ++i) shift.v[i] = fmaf(o.v[i], Numbers::unit(i % 2), shift.v[i]);
     }
   } else {
     const Rows z = knows_constants(kKnown) || format.zero == ZeroKind::integer
                        ? load_bytes(slot + format.zeros_offset, lane)
                        : load_floats(slot + format.zeros_offset, lane, format.zero_type);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) shift.v[i] = scale.v[i] * ((z.v[i] + base) * -Codes::unit(i % 2));
+    for (int i = 0; i < 8; ++i) shift.v[i] = scale.v[i] * ((z.v[i] + base) * -Numbers::unit(i % 2));
   }
   return shift;
 }
 
 /// A record whose groups have kSpan channels.
-template <Known kKnown, int kSpan, int kTiles, class Act, int kBits>
+template <Known kKnown, int kSpan, int kTiles, class Act, Codes kCodes>
 __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std::uint32_t record,
                                                 const std::uint32_t (&x)[kTiles], Sums<kTiles>& acc) {
   constexpr int kSteps = gpu_tile::kChannels / 32;  // ldmatrix loads 32 channels
-  constexpr int kVectorProducts = gpu_tile::step_channels(kBits) / gpu_tile::kFragmentChannels;
+  constexpr int kVectorProducts = gpu_tile::step_channels(gpu_tile::bits(kCodes)) / gpu_tile::kFragmentChannels;
   const int lane = threadIdx.x % 32;
   const std::uint32_t lane_codes = record + gpu_tile::vector_offset(0, 0, lane);
   std::uint32_t slot = record + format.slots_offset;
@@ -118,6 +119,7 @@ __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std:
 #pragma unroll
   for (int step = 0; step < kAhead; ++step) load_x(step);
   constexpr int kGroup = kSpan / gpu_tile::kFragmentChannels;  // products of a group
+  constexpr bool kShifts = !gpu_tile::are_floats(kCodes);      // floats have no zeros
   const std::uint32_t ones[4] = {kOnes<Act>, kOnes<Act>, kOnes<Act>, kOnes<Act>};
   Sums<kTiles> dot;
   float x_sum[kTiles][4];
@@ -140,12 +142,14 @@ __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std:
           for (int f = 0; f < gpu_tile::kFragments; ++f) dot[f][t][j] = 0.0f;
         }
     }
+    if constexpr (kShifts) {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) mma<Act>(x_sum[t], ones, now[t][low], now[t][low + 1]);
+      for (int t = 0; t < kTiles; ++t) mma<Act>(x_sum[t], ones, now[t][low], now[t][low + 1]);
+    }
 #pragma unroll
     for (int f = 0; f < gpu_tile::kFragments; ++f) {
       std::uint32_t a[4];
-      unpack<Act, kBits>(a, codes[f], i % kVectorProducts);
+      unpack<Act, kCodes>(a, codes[f], i % kVectorProducts);
       if (i % kVectorProducts == kVectorProducts - 1 && i + 1 < gpu_tile::kChannels / gpu_tile::kFragmentChannels)
         codes[f] = ptx::load_shared16(lane_codes + gpu_tile::vector_offset((i + 1) / kVectorProducts, f, 0));
 #pragma unroll
@@ -153,7 +157,8 @@ __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std:
     }
     if (i % 2 == 1 && i / 2 + kAhead < kSteps) load_x(i / 2 + kAhead);
     if (i % kGroup == kGroup - 1) {
-      const Rows shift = shift_of<kKnown, Act, kBits>(format, slot, lane, scale);
+      Rows shift;
+      if constexpr (kShifts) shift = shift_of<kKnown, Act, kCodes>(format, slot, lane, scale);
 #pragma unroll
       for (int f = 0; f < gpu_tile::kFragments; ++f)
 #pragma unroll
@@ -161,7 +166,8 @@ __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std:
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const int row = 2 * f + j / 2;
-            acc[f][t][j] = fmaf(shift.v[row], x_sum[t][j % 2], fmaf(scale.v[row], dot[f][t][j], acc[f][t][j]));
+            acc[f][t][j] = fmaf(scale.v[row], dot[f][t][j], acc[f][t][j]);
+            if constexpr (kShifts) acc[f][t][j] = fmaf(shift.v[row], x_sum[t][j % 2], acc[f][t][j]);
           }
       slot += format.slot_bytes;
     }
@@ -170,17 +176,17 @@ __device__ __forceinline__ void multiply_groups(const RecordFormat& format, std:
 
 /// `record` and `x[t]` are shared-memory addresses; x[t] is this lane's ldmatrix address in token tile t at the record's first
 /// channel.
-template <Known kKnown, int kTiles, class Act, int kBits>
+template <Known kKnown, int kTiles, class Act, Codes kCodes>
 __device__ __forceinline__ void multiply_record(const RecordFormat& format, std::uint32_t record,
                                                 const std::uint32_t (&x)[kTiles], Sums<kTiles>& acc) {
   if constexpr (kKnown == Known::groups_of_16)
-    multiply_groups<kKnown, 16, kTiles, Act, kBits>(format, record, x, acc);
+    multiply_groups<kKnown, 16, kTiles, Act, kCodes>(format, record, x, acc);
   else if (kKnown != Known::nothing || format.span == 128)
-    multiply_groups<kKnown, 128, kTiles, Act, kBits>(format, record, x, acc);
+    multiply_groups<kKnown, 128, kTiles, Act, kCodes>(format, record, x, acc);
   else if (format.span == 64)
-    multiply_groups<kKnown, 64, kTiles, Act, kBits>(format, record, x, acc);
+    multiply_groups<kKnown, 64, kTiles, Act, kCodes>(format, record, x, acc);
   else
-    multiply_groups<kKnown, 32, kTiles, Act, kBits>(format, record, x, acc);
+    multiply_groups<kKnown, 32, kTiles, Act, kCodes>(format, record, x, acc);
 }
 
 // ---- Partial sums in shared memory: part[warp][token][row], to be added in the order of the warps.
@@ -201,15 +207,15 @@ __device__ inline void write_part(float* part, int warp, int tokens, int m, cons
 }
 
 /// The sums of rows `row` and row + 1 (row even) over all warps, in units of the weight. Warps without a record have written zeros.
-template <class Act, int kBits>
+template <class Act, Codes kCodes>
 __device__ __forceinline__ float2 sum_parts(const float* part, int m, int token, int row) {
-  using Codes = Operand<Act, kBits>;
+  using Numbers = Operand<Act, kCodes>;
   float2 v[kDecodeWarps];
 #pragma unroll
   for (int j = 0; j < kDecodeWarps; ++j) v[j] = *reinterpret_cast<const float2*>(part + (j * m + token) * kPartPitch + row);
 #pragma unroll
   for (int j = 1; j < kDecodeWarps; ++j) v[0].x += v[j].x, v[0].y += v[j].y;
-  const float unit = row % gpu_tile::kFragmentRows < 8 ? 1.0f / Codes::unit(0) : 1.0f / Codes::unit(1);
+  const float unit = row % gpu_tile::kFragmentRows < 8 ? 1.0f / Numbers::unit(0) : 1.0f / Numbers::unit(1);
   return {v[0].x * unit, v[0].y * unit};
 }
 

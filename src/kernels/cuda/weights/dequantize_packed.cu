@@ -28,6 +28,7 @@
 
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/device/fragment.cuh"
+#include "kernels/cuda/weights/float_codes.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -52,10 +53,11 @@ template <class Out>
 inline constexpr int kPerVector = kVectorBytes / static_cast<int>(sizeof(Out));
 
 /// The compile-time case: kReal means zeros that are no integers.
-template <class Out_, int kBits_, bool kTransposed_, bool kReal_>
+template <class Out_, Codes kCodes_, bool kTransposed_, bool kReal_>
 struct Config {
   using Out = Out_;
-  static constexpr int kBits = kBits_;
+  static constexpr Codes kCodes = kCodes_;
+  static constexpr int kBits = gpu_tile::bits(kCodes);
   static constexpr bool kTransposed = kTransposed_, kReal = kReal_;
   static constexpr int V = kPerVector<Out>;
   static constexpr int kParts = kTransposed ? V / 2 : 2;  // records of a piece
@@ -79,6 +81,7 @@ struct Params {
   std::int64_t part_bytes, down_bytes;  // from a record of a piece to the next, and to the one below in `out`
   int slots, slot_bytes, zeros_offset;  // of a record; of a slot
   int block_shift;                      // block >> this: its slot
+  Codes codes;
   DType scale_type, zero_type;
   ZeroKind zero;
   float zero_base, scale2;
@@ -111,8 +114,14 @@ struct Shared {
 constexpr float kHalfMagic = 1024.0f;
 constexpr std::uint32_t kHalfMagicBits = 0x64006400u;
 
-/// Both codes of a pair, 1024 + u each: one LOP3.
-__device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a, std::uint32_t mask) { return (a & mask) | kHalfMagicBits; }
+/// Both codes of a pair, which are the bits of `mask` in `a`: 1024 + u each, by one LOP3, or the values of floats.
+template <Codes kCodes>
+__device__ __forceinline__ std::uint32_t as_halves(std::uint32_t a, std::uint32_t mask) {
+  if constexpr (gpu_tile::are_floats(kCodes))
+    return values<__half, kCodes>(placed<__half, kCodes>(a << (16 - gpu_tile::bits(kCodes))));
+  else
+    return (a & mask) | kHalfMagicBits;
+}
 __device__ __forceinline__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
 /// An integer of up to 11 bits as a pair.
 __device__ __forceinline__ std::uint32_t twice(float v) {
@@ -198,10 +207,11 @@ __device__ __forceinline__ float value(const Params& p, float code, float scale)
   return __fmul_rn(__fmul_rn(code, scale), p.scale2);
 }
 
-/// QuantTensor::value of two codes, as 1024 + u each. `minus` is a pair as well: 1024 + z, or 1024 + zero_base for real zeros.
+/// QuantTensor::value of two codes, as 1024 + u each, or as floats. `minus` is a pair as well, for integers: 1024 + z, or 1024 + zero_base
+/// for real zeros.
 template <class C>
 __device__ __forceinline__ float2 weights(const Params& p, std::uint32_t codes, std::uint32_t minus, float2 scale, float2 zero) {
-  const float2 q = __half22float2(__hsub2(as_half2(codes), as_half2(minus)));
+  const float2 q = __half22float2(gpu_tile::are_floats(C::kCodes) ? as_half2(codes) : __hsub2(as_half2(codes), as_half2(minus)));
   if constexpr (C::kReal)
     return make_float2(real_value(p, q.x, scale.x, zero.x), real_value(p, q.y, scale.y, zero.y));
   else
@@ -269,8 +279,13 @@ __device__ __forceinline__ void write_rows(const Params& p, const Piece& piece, 
       float w[V];
 #pragma unroll
       for (int i = 0; i < V / 2; ++i) {
-        const std::uint32_t codes = kBits == 4 ? with_magic(word[i] >> 4 * upper, 0x000f000fu)
-                                               : __byte_perm(word[i], kHalfMagicBits, upper != 0 ? 0x5352 : 0x5150);
+        std::uint32_t codes;
+        if constexpr (kBits == 4)
+          codes = as_halves<C::kCodes>(word[i] >> 4 * upper, 0x000f000fu);
+        else if constexpr (gpu_tile::are_floats(C::kCodes))
+          codes = as_halves<C::kCodes>(__byte_perm(word[i], 0, upper != 0 ? 0x4342 : 0x4140), 0x00ff00ffu);
+        else  // the byte of kHalfMagicBits above a code
+          codes = __byte_perm(word[i], kHalfMagicBits, upper != 0 ? 0x5352 : 0x5150);
         const float2 two = weights<C>(p, codes, C::kReal ? base : zero, make_float2(s, s), make_float2(z, z));
         w[2 * i] = two.x, w[2 * i + 1] = two.y;
       }
@@ -336,7 +351,7 @@ __device__ __forceinline__ void write_columns(const Params& p, const Piece& piec
         float w[V];
 #pragma unroll
         for (int i = 0; i < V / 2; ++i) {
-          const std::uint32_t codes = with_magic(__byte_perm(word[2 * i], word[2 * i + 1], both), kMask);
+          const std::uint32_t codes = as_halves<C::kCodes>(__byte_perm(word[2 * i], word[2 * i + 1], both), kMask);
           const float2 two =
               weights<C>(p, codes, minus[i], make_float2(s[2 * i], s[2 * i + 1]), make_float2(z[2 * i], z[2 * i + 1]));
           w[2 * i] = two.x, w[2 * i + 1] = two.y;
@@ -420,7 +435,7 @@ __global__ void __launch_bounds__(kShortThreads)
     for (int c = 0; c < kOctet; ++c) {
       const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(words + c / 2 * kVectorBytes);
       const std::uint32_t bits = word >> code_shift(geo.bits, a, c % 2) & ((1u << geo.bits) - 1);
-      const float code = static_cast<float>(bits) - p.zero_base;
+      const float code = code_number(p.codes, bits, p.zero_base);
       w[c] = convert<Out>(is_real ? real_value(p, code, scale, zero) : value(p, code - zero, scale));
     }
     if (!transposed && p.in_vectors && p.perm == nullptr && left == kOctet) {
@@ -463,14 +478,14 @@ cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, cudaStream_t s
                       p);
 }
 
-template <class Out, int kBits>
+template <class Out, Codes kCodes>
 cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, bool transposed, cudaStream_t stream) {
-  const bool real = p.zero == ZeroKind::offset || p.zero == ZeroKind::real;
-  if (transposed)
-    return real ? launch<Config<Out, kBits, true, true>>(p, geometry, stream)
-                : launch<Config<Out, kBits, true, false>>(p, geometry, stream);
-  return real ? launch<Config<Out, kBits, false, true>>(p, geometry, stream)
-              : launch<Config<Out, kBits, false, false>>(p, geometry, stream);
+  if constexpr (!gpu_tile::are_floats(kCodes))
+    if (p.zero == ZeroKind::offset || p.zero == ZeroKind::real)
+      return transposed ? launch<Config<Out, kCodes, true, true>>(p, geometry, stream)
+                        : launch<Config<Out, kCodes, false, true>>(p, geometry, stream);
+  return transposed ? launch<Config<Out, kCodes, true, false>>(p, geometry, stream)
+                    : launch<Config<Out, kCodes, false, false>>(p, geometry, stream);
 }
 
 template <class Out>
@@ -485,7 +500,14 @@ cudaError_t launch_short(Params& p, const gpu_tile::Geometry& geometry, bool tra
 template <class Out>
 cudaError_t launch(Params& p, const gpu_tile::Geometry& geometry, bool transposed, cudaStream_t stream) {
   if (geometry.slots() > kMaxSlots) return launch_short<Out>(p, geometry, transposed, stream);
-  return geometry.bits == 4 ? launch<Out, 4>(p, geometry, transposed, stream) : launch<Out, 8>(p, geometry, transposed, stream);
+  switch (p.codes) {
+    case Codes::u4: return launch<Out, Codes::u4>(p, geometry, transposed, stream);
+    case Codes::u8: return launch<Out, Codes::u8>(p, geometry, transposed, stream);
+    case Codes::e2m1: return launch<Out, Codes::e2m1>(p, geometry, transposed, stream);
+    case Codes::e4m3: return launch<Out, Codes::e4m3>(p, geometry, transposed, stream);
+    case Codes::e5m2: return launch<Out, Codes::e5m2>(p, geometry, transposed, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -506,6 +528,7 @@ cudaError_t dequantize_packed(const DeviceWeight& weight, void* out, DType out_t
   p.slot_bytes = geo.slot_bytes();
   p.zeros_offset = geo.zero_offset(0) - geo.scale_offset(0);
   p.block_shift = geo.span == 32 ? 1 : geo.span == 64 ? 2 : 3;
+  p.codes = weight.codes;
   p.scale_type = weight.scale_type;
   p.zero_type = weight.zero_type;
   p.zero = weight.zero;

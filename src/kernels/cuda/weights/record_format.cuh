@@ -7,6 +7,7 @@ namespace nibble::cuda {
 
 /// The format of a record.
 struct RecordFormat {
+  gpu_tile::Codes codes;
   int bytes;
   int span;          // channels that share a slot: 8, 16, 32, 64 or 128
   int slots_offset;  // of slot 0 in a record
@@ -20,8 +21,16 @@ struct RecordFormat {
 
 inline RecordFormat record_format(const DeviceWeight& w) {
   const gpu_tile::Geometry& g = w.geometry;
-  return {g.record_bytes(), g.span, g.scale_offset(0), g.slot_bytes(), g.zero_offset(0) - g.scale_offset(0),
-          w.scale_type,     w.zero, w.zero_type,       w.zero_base};
+  return {.codes = w.codes,
+          .bytes = g.record_bytes(),
+          .span = g.span,
+          .slots_offset = g.scale_offset(0),
+          .slot_bytes = g.slot_bytes(),
+          .zeros_offset = g.zero_offset(0) - g.scale_offset(0),
+          .scale_type = w.scale_type,
+          .zero = w.zero,
+          .zero_type = w.zero_type,
+          .zero_base = w.zero_base};
 }
 
 }  // namespace nibble::cuda

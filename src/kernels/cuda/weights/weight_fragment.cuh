@@ -9,6 +9,7 @@
 //   f16, 8 bits   PRMT does: 4 + 4 + 4.
 //   bf16, 4 bits  its mantissa has 7 bits: 128 + u, and three shifts: 7 + 4 + 4.
 //   bf16, 8 bits  through f32 to u − 128 (unpack.cuh): 20 + 4 + 4.
+//   float codes   their value (float_codes.cuh), then the product with s: 16 + 4 + 4. There are no zeros.
 //
 // Float zeros: the nearest integer to z is subtracted exactly, and the remainder, at most half a step, becomes part of o.
 #pragma once
@@ -58,10 +59,10 @@ __device__ inline std::uint32_t fma2(std::uint32_t a, std::uint32_t b, std::uint
     return ptx::fma_bf16x2(a, b, c);
 }
 /// Codes as numbers of the activations' type: u + kMagic for rows g, u + kMagicUpper for rows g+8, times 16 with kSixteenths.
-template <class Act, int kBits>
+template <class Act, Codes kCodes>
 struct Raised;
 template <>
-struct Raised<__half, 4> {
+struct Raised<__half, Codes::u4> {
   static constexpr float kMagic = 1024.0f, kMagicUpper = 64.0f;
   static constexpr bool kSixteenths = true;  // of rows g+8
   __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word, std::uint32_t) {
@@ -73,7 +74,7 @@ struct Raised<__half, 4> {
   }
 };
 template <>
-struct Raised<__half, 8> {
+struct Raised<__half, Codes::u8> {
   static constexpr float kMagic = 1024.0f, kMagicUpper = 1024.0f;
   static constexpr bool kSixteenths = false;
   __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
@@ -83,15 +84,23 @@ struct Raised<__half, 8> {
     a[3] = __byte_perm(word1, 0x64646464u, 0x4342);
   }
 };
-template <int kBits>
-struct Raised<__nv_bfloat16, kBits> {
-  static constexpr float kMagic = Operand<__nv_bfloat16, kBits>::kOffset, kMagicUpper = kMagic;
+template <Codes kCodes>
+struct Raised<__nv_bfloat16, kCodes> {
+  static constexpr float kMagic = Operand<__nv_bfloat16, kCodes>::kOffset, kMagicUpper = kMagic;
   static constexpr bool kSixteenths = false;
   __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
-    if constexpr (kBits == 4)
-      Operand<__nv_bfloat16, 4>::unpack(a, word0);
-    else
-      Operand<__nv_bfloat16, 8>::unpack(a, word0, word1);
+    Operand<__nv_bfloat16, kCodes>::unpack(a, word0, word1);
+  }
+};
+/// Floats as their values.
+template <Codes kCodes>
+requires(gpu_tile::are_floats(kCodes)) struct Raised<__half, kCodes> {
+  static constexpr float kMagic = 0.0f, kMagicUpper = 0.0f;
+  static constexpr bool kSixteenths = false;
+  __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
+    Operand<__half, kCodes>::unpack(a, word0, word1);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = values<__half, kCodes>(a[i]);
   }
 };
 
@@ -118,25 +127,25 @@ __device__ inline int row_pair_position(int fragment, int lane) { return fragmen
 
 /// `slot` is the shared-memory address of a group's slot, `position` from row_pair_position. With `scale_after` the operand is
 /// u − z, and the caller multiplies sums by the scale, which is returned; else by 1 / kScaleUp.
-template <class Act, int kBits>
+template <class Act, Codes kCodes>
 __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFormat& format, std::uint32_t slot, int position,
                                                  bool scale_after) {
-  using Codes = Raised<Act, kBits>;
+  using Numbers = Raised<Act, kCodes>;
   const float2 scale = load_row_pair(slot, position, format.scale_type);
   float z[2] = {format.zero_base, format.zero_base}, o[2] = {0.0f, 0.0f};
   const std::uint32_t zeros = slot + format.zeros_offset;
-  if (format.zero == ZeroKind::integer) {
+  if (!gpu_tile::are_floats(kCodes) && format.zero == ZeroKind::integer) {
     const std::uint32_t raw = ptx::load_shared2(zeros + position);
     z[0] += static_cast<float>(raw & 0xffu);
     z[1] += static_cast<float>(raw >> 8);
-  } else if (format.zero != ZeroKind::none) {
+  } else if (!gpu_tile::are_floats(kCodes) && format.zero != ZeroKind::none) {
     const float2 v = load_row_pair(zeros, position, format.zero_type);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float value = i == 0 ? v.x : v.y, s = i == 0 ? scale.x : scale.y;
       // W = (u − base)·s + value or (u − base − value)·s; in steps of s, the value's nearest integer within the codes' reach.
       const float steps = format.zero == ZeroKind::real ? value : s != 0.0f ? -value / s : 0.0f;
-      constexpr float kReach = kBits == 4 ? 64.0f : 128.0f;  // as far as u − z is exact
+      constexpr float kReach = gpu_tile::bits(kCodes) == 4 ? 64.0f : 128.0f;  // as far as u − z is exact
       const float whole = rintf(fminf(fmaxf(steps, -kReach), kReach));
       z[i] += whole;
       if (scale_after)
@@ -145,8 +154,8 @@ __device__ __forceinline__ float2 load_constants(RowConstants& c, const RecordFo
         o[i] = (format.zero == ZeroKind::real ? (whole - steps) * s : fmaf(whole, s, value)) * kScaleUp<Act>;
     }
   }
-  c.minus[0] = twice<Act>(-(Codes::kMagic + z[0]));
-  c.minus[1] = twice<Act>(-(Codes::kMagicUpper + z[1]));
+  c.minus[0] = twice<Act>(-(Numbers::kMagic + z[0]));
+  c.minus[1] = twice<Act>(-(Numbers::kMagicUpper + z[1]));
   c.scale[0] = twice<Act>(scale_after ? 1.0f : scale.x * kScaleUp<Act>);
   c.scale[1] = twice<Act>(scale_after ? 1.0f : scale.y * kScaleUp<Act>);
   c.offset[0] = twice<Act>(o[0]);
@@ -162,6 +171,7 @@ enum class ConstantsPath {
   integer_zeros,  // the same groups, zeros of their own
   fine_groups,    // slots of 32 and 64 channels, of either kind
   groups_of_16,   // slots of 16 channels, of either kind
+  float_codes,    // groups of 128 or more, scales of any type, codes that are floats
   any,            // load_constants above, for every other kind in slots of 32 channels or more
 };
 NIBBLE_HOST_DEVICE constexpr bool is_fine(ConstantsPath path) {
@@ -169,20 +179,33 @@ NIBBLE_HOST_DEVICE constexpr bool is_fine(ConstantsPath path) {
 }
 
 inline ConstantsPath constants_path(const RecordFormat& f, DType act) {
+  if (gpu_tile::are_floats(f.codes) && f.span == gpu_tile::kChannels) return ConstantsPath::float_codes;
   if (f.scale_type == DType::f32 || f.zero > ZeroKind::integer) return ConstantsPath::any;
   if (act == DType::f16 && f.scale_type != DType::f16) return ConstantsPath::any;
   if (f.span != gpu_tile::kChannels) return f.span == 16 ? ConstantsPath::groups_of_16 : ConstantsPath::fine_groups;
   return f.zero == ZeroKind::none ? ConstantsPath::fixed_zeros : ConstantsPath::integer_zeros;
 }
 
-/// A lane's two scales and two zeros of a group, as stored, loaded long before use.
+/// A lane's two scales and two zeros of a group, as stored, loaded long before use; ConstantsPath::float_codes: two scales as f32.
 struct RawConstants {
   std::uint32_t scales, zeros;
 };
 template <ConstantsPath kPath>
 __device__ __forceinline__ RawConstants load_raw(const RecordFormat& format, std::uint32_t slot, int position) {
-  const bool has_zeros = kPath == ConstantsPath::integer_zeros || (is_fine(kPath) && format.zero == ZeroKind::integer);
-  return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
+  if constexpr (kPath == ConstantsPath::float_codes) {
+    const float2 scale = load_row_pair(slot, position, format.scale_type);
+    return {__float_as_uint(scale.x), __float_as_uint(scale.y)};
+  } else {
+    const bool has_zeros = kPath == ConstantsPath::integer_zeros || (is_fine(kPath) && format.zero == ZeroKind::integer);
+    return {ptx::load_shared4(slot + position * 2), has_zeros ? ptx::load_shared2(slot + format.zeros_offset + position) : 0u};
+  }
+}
+/// A lane's two scales as numbers.
+template <ConstantsPath kPath>
+__device__ __forceinline__ float2 scales_of(const RawConstants& raw, const RecordFormat& format) {
+  if constexpr (kPath == ConstantsPath::float_codes) return {__uint_as_float(raw.scales), __uint_as_float(raw.zeros)};
+  if (format.scale_type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(raw.scales));
+  return {__uint_as_float(raw.scales << 16), __uint_as_float(raw.scales & 0xffff0000u)};
 }
 /// Two floats, each twice in a register.
 template <class Act>
@@ -192,57 +215,59 @@ __device__ __forceinline__ void twice(std::uint32_t (&to)[2], float low, float h
   to[1] = __byte_perm(pair, 0, 0x3232);
 }
 /// The part of the constants that is the same in every record.
-template <class Act, int kBits>
+template <class Act, Codes kCodes>
 __device__ __forceinline__ void fixed_zeros(RowConstants& c, const RecordFormat& format) {
-  using Codes = Raised<Act, kBits>;
-  twice<Act>(c.minus, -(Codes::kMagic + format.zero_base), -(Codes::kMagicUpper + format.zero_base));
+  using Numbers = Raised<Act, kCodes>;
+  twice<Act>(c.minus, -(Numbers::kMagic + format.zero_base), -(Numbers::kMagicUpper + format.zero_base));
 }
-template <ConstantsPath kPath, class Act, int kBits>
+template <ConstantsPath kPath, class Act, Codes kCodes>
 __device__ __forceinline__ void make_constants(RowConstants& c, const RecordFormat& format, const RawConstants& raw,
                                                bool scale_after) {
-  using Codes = Raised<Act, kBits>;
-  std::uint32_t scales;
-  if constexpr (std::is_same_v<Act, __half>) {
-    scales = ptx::mul_f16x2(raw.scales, 0x54005400u);  // kScaleUp
+  using Numbers = Raised<Act, kCodes>;
+  c.offset[0] = c.offset[1] = 0;
+  if constexpr (kPath == ConstantsPath::float_codes) {
+    const float2 scale = scales_of<kPath>(raw, format);
+    twice<Act>(c.scale, scale_after ? 1.0f : scale.x * kScaleUp<Act>, scale_after ? 1.0f : scale.y * kScaleUp<Act>);
   } else {
-    const float2 halves = __half22float2(reinterpret_cast<const __half2&>(raw.scales));
-    scales = format.scale_type == DType::bf16 ? raw.scales : ptx::to_bf16x2(halves.x, halves.y);
+    std::uint32_t scales;
+    if constexpr (std::is_same_v<Act, __half>) {
+      scales = ptx::mul_f16x2(raw.scales, 0x54005400u);  // kScaleUp
+    } else {
+      const float2 halves = __half22float2(reinterpret_cast<const __half2&>(raw.scales));
+      scales = format.scale_type == DType::bf16 ? raw.scales : ptx::to_bf16x2(halves.x, halves.y);
+    }
+    if (scale_after) scales = kOnes<Act>;
+    c.scale[0] = __byte_perm(scales, 0, 0x1010);
+    c.scale[1] = __byte_perm(scales, 0, 0x3232);
   }
-  if (scale_after) scales = kOnes<Act>;
-  c.scale[0] = __byte_perm(scales, 0, 0x1010);
-  c.scale[1] = __byte_perm(scales, 0, 0x3232);
-  if (kPath != ConstantsPath::fixed_zeros) {  // 2²³ | z is the float 2²³ + z; what is added is exact too
+  if constexpr (kPath != ConstantsPath::fixed_zeros && !gpu_tile::are_floats(kCodes)) {
+    // 2²³ | z is the float 2²³ + z; what is added is exact too.
     const float z0 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7440));
     const float z1 = __uint_as_float(__byte_perm(raw.zeros, 0x4b000000u, 0x7441));
-    twice<Act>(c.minus, (0x1p23f - Codes::kMagic - format.zero_base) - z0,
-               (0x1p23f - Codes::kMagicUpper - format.zero_base) - z1);
+    twice<Act>(c.minus, (0x1p23f - Numbers::kMagic - format.zero_base) - z0,
+               (0x1p23f - Numbers::kMagicUpper - format.zero_base) - z1);
   }
-  c.offset[0] = c.offset[1] = 0;
 }
 
-/// A lane's two scales as numbers.
-__device__ __forceinline__ float2 scales_of(const RawConstants& raw, const RecordFormat& format) {
-  if (format.scale_type == DType::f16) return __half22float2(reinterpret_cast<const __half2&>(raw.scales));
-  return {__uint_as_float(raw.scales << 16), __uint_as_float(raw.scales & 0xffff0000u)};
-}
-
-/// The 16 channels number `index` of a lane's 16-byte vector as u − z; index is a constant once unrolled.
-template <class Act, int kBits>
-__device__ __forceinline__ void integers(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
-  using Codes = Raised<Act, kBits>;
-  if constexpr (kBits == 4)
-    Codes::unpack(a, index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w, 0);
+/// The 16 channels number `index` of a lane's 16-byte vector as u − z, of floats their values; index is a constant once unrolled.
+template <class Act, Codes kCodes>
+__device__ __forceinline__ void numbers(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
+  using Numbers = Raised<Act, kCodes>;
+  if constexpr (gpu_tile::bits(kCodes) == 4)
+    Numbers::unpack(a, index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w, 0);
   else
-    Codes::unpack(a, index == 0 ? v.x : v.z, index == 0 ? v.y : v.w);
+    Numbers::unpack(a, index == 0 ? v.x : v.z, index == 0 ? v.y : v.w);
+  if constexpr (!gpu_tile::are_floats(kCodes)) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    a[i] = Codes::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, c.minus[1]) : add2<Act>(a[i], c.minus[i % 2]);
+    for (int i = 0; i < 4; ++i)
+      a[i] = Numbers::kSixteenths && i % 2 == 1 ? fma2<Act>(a[i], 0x2c002c00u, c.minus[1]) : add2<Act>(a[i], c.minus[i % 2]);
+  }
 }
 
 /// The same as weights.
-template <class Act, int kBits>
+template <class Act, Codes kCodes>
 __device__ __forceinline__ void weights(std::uint32_t (&a)[4], const uint4& v, int index, const RowConstants& c) {
-  integers<Act, kBits>(a, v, index, c);
+  numbers<Act, kCodes>(a, v, index, c);
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = fma2<Act>(a[i], c.scale[i % 2], c.offset[i % 2]);
 }

@@ -32,8 +32,9 @@ namespace nibble::cuda {
 
 /// Signed bytes as code_fragment.cuh makes them, in the words of unpack.cuh: operand = unit · (u + offset).
 struct SignedCodes {};
-template <int kBits>
-struct Operand<SignedCodes, kBits> {
+template <Codes kCodes>
+struct Operand<SignedCodes, kCodes> {
+  static constexpr int kBits = gpu_tile::bits(kCodes);
   __device__ static constexpr float unit(int) { return 1.0f / kCodeUnit<kBits>; }
   static constexpr float kOffset = -kCodeBase<kBits>;
 };
@@ -323,7 +324,7 @@ struct Wna8Decode {
                                        kKnown == Known::f16_scales    ? DType::f16
                                        : kKnown == Known::bf16_scales ? DType::bf16
                                                                       : format.scale_type);
-        const Rows shift = shift_of<kKnown, SignedCodes, kBits>(format, slot, lane, scale);
+        const Rows shift = shift_of<kKnown, SignedCodes, gpu_tile::integers(kBits)>(format, slot, lane, scale);
 #pragma unroll
         for (int f = 0; f < gpu_tile::kFragments; ++f)
           add_fold<ConstantsPath::any>(acc[f][0], dot[f], {even.x, odd.x, even.y, odd.y},
@@ -333,7 +334,7 @@ struct Wna8Decode {
     }
   }
   __device__ static __forceinline__ float2 sum(const float* part, int m, int token, int row) {
-    return sum_parts<SignedCodes, kBits>(part, m, token, row);
+    return sum_parts<SignedCodes, gpu_tile::integers(kBits)>(part, m, token, row);
   }
 };
 

@@ -81,8 +81,8 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
 cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task.weight, task.m, task.epilogue, config);
-  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_f16(config.tokens, p.format, geo.bits)
-                            : task.a_dtype == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format, geo.bits)
+  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_f16(config.tokens, p.format)
+                            : task.a_dtype == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format)
                                                           : nullptr;
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   p.first_row = first_row;
@@ -123,7 +123,6 @@ cudaError_t linear_gemm_sm90(const LinearTask& task, const GemmConfig& config, c
 }
 
 cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream) {
-  const gpu_tile::Geometry& geo = task.weight.geometry;
   const Patches& patches = task.patches;
   const std::int64_t tokens = std::int64_t{task.images} * patches.pixels();
   if (tokens < 1 || tokens > std::numeric_limits<std::int32_t>::max() || patches.groups != 1 ||
@@ -139,8 +138,8 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
     return cudaErrorInvalidAddressSpace;
   }
   GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
-  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_patches_f16(config.tokens, p.format, geo.bits)
-                            : task.a_dtype == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format, geo.bits)
+  const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_patches_f16(config.tokens, p.format)
+                            : task.a_dtype == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format)
                                                           : nullptr;
   if (kernel == nullptr) return cudaErrorInvalidValue;
   p.scale_after = task.weight.per_channel && task.weight.zero != ZeroKind::offset;

@@ -79,11 +79,16 @@ struct GemmParams {
 
 using GemmKernel = const Launchable<GemmParams>*;
 /// The kernel for n tokens a pass; null when there is none.
-GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format, int bits);
-GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format, int bits);
+GemmKernel gemm_sm90_f16(int tokens, const RecordFormat& format);
+GemmKernel gemm_sm90_bf16(int tokens, const RecordFormat& format);
 /// The kernel for patches: 64, 128 or 256 tokens.
-GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format, int bits);
-GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bits);
+GemmKernel gemm_sm90_patches_f16(int tokens, const RecordFormat& format);
+GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format);
+/// Parts of these four, for weights whose codes are floats.
+GemmKernel gemm_sm90_f16_float_codes(int tokens, const RecordFormat& format);
+GemmKernel gemm_sm90_bf16_float_codes(int tokens, const RecordFormat& format);
+GemmKernel gemm_sm90_patches_f16_float_codes(int tokens, const RecordFormat& format);
+GemmKernel gemm_sm90_patches_bf16_float_codes(int tokens, const RecordFormat& format);
 /// The kernel for s8 codes, whose sums are folded every `fold` channels: 32 or 128.
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same for terms without scales.

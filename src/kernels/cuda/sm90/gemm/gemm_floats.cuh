@@ -25,7 +25,8 @@ struct FloatProducts : GemmStages<T> {
 
   /// For up to 32 tokens a record's sums are scaled (n/2 instructions), not its weights (32 instructions).
   static constexpr bool kScalesSums =
-      T::kTokens <= 32 && (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::integer_zeros);
+      T::kTokens <= 32 &&
+      (kPath == ConstantsPath::fixed_zeros || kPath == ConstantsPath::integer_zeros || kPath == ConstantsPath::float_codes);
   /// Whether a record's products complete before those of the next begin: required where sums are scaled, faster for n = 256, and
   /// necessary where registers do not suffice for two records.
   static constexpr bool kCompletes = kScalesSums || T::kTokens == 256 || kBits == 8 || is_fine(kPath) ||
@@ -51,7 +52,7 @@ struct FloatProducts : GemmStages<T> {
       return (kPath == ConstantsPath::fine_groups && p.format.span == 64 ? set / 2 : set) * p.format.slot_bytes;
     };
     RowConstants constants;
-    if (kPath == ConstantsPath::fixed_zeros) fixed_zeros<Act, kBits>(constants, p.format);
+    if (kPath == ConstantsPath::fixed_zeros) fixed_zeros<Act, T::kWeight>(constants, p.format);
     int r = k_index(), previous = -1;  // the stage whose last products may be running
     if (r < count) do {                // at least one record: if ptxas sees a path without a product it does not overlap them
         ptx::barrier_wait(full(from.stage), from.parity);
@@ -75,7 +76,8 @@ struct FloatProducts : GemmStages<T> {
         };
         load_codes(0);
         if (kBits == 4) load_codes(1);
-        if (!kFine && kPath != ConstantsPath::any) make_constants<kPath, Act, kBits>(constants, p.format, raw[0], p.scale_after);
+        if (!kFine && kPath != ConstantsPath::any)
+          make_constants<kPath, Act, T::kWeight>(constants, p.format, raw[0], p.scale_after);
         std::uint32_t fragment[kBuffers][4][4];
         Sums dot;  // of the record, when sums are scaled instead of weights
         Sums& sums = kScalesSums ? dot : acc;
@@ -88,16 +90,16 @@ struct FloatProducts : GemmStages<T> {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             if (kPath == ConstantsPath::any && i % 2 == 0)  // spans of 32 are two k16
-              load_constants<Act, kBits>(constants, p.format,
-                                         at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes, position,
-                                         p.scale_after);
+              load_constants<Act, T::kWeight>(constants, p.format,
+                                              at + slots + (half * 2 + i / 2) * 32 / p.format.span * p.format.slot_bytes,
+                                              position, p.scale_after);
             if (kFine && i * kSets % 4 == 0)
-              make_constants<kPath, Act, kBits>(constants, p.format, raw[i * kSets / 4], p.scale_after);
+              make_constants<kPath, Act, T::kWeight>(constants, p.format, raw[i * kSets / 4], p.scale_after);
             const uint4& vector = codes[half * kVectors + i / kProducts];
             if (kScalesSums)
-              integers<Act, kBits>(a[i], vector, i % kProducts, constants);
+              numbers<Act, T::kWeight>(a[i], vector, i % kProducts, constants);
             else
-              weights<Act, kBits>(a[i], vector, i % kProducts, constants);
+              weights<Act, T::kWeight>(a[i], vector, i % kProducts, constants);
           }
           if (kFine && half == 0) load_fine(1);
 #pragma unroll
@@ -122,7 +124,7 @@ struct FloatProducts : GemmStages<T> {
         previous = from.stage;
         from.advance(stages);
         if constexpr (kScalesSums) {
-          const float2 s = p.scale_after ? float2{1.0f, 1.0f} : scales_of(raw[0], p.format);
+          const float2 s = p.scale_after ? float2{1.0f, 1.0f} : scales_of<kPath>(raw[0], p.format);
 #pragma unroll
           for (int i = 0; i < T::kTokens / 2; ++i) acc[i] = fmaf(i % 4 < 2 ? s.x : s.y, dot[i], acc[i]);
         }

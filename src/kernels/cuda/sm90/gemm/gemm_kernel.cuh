@@ -60,41 +60,62 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1) gemm_sm90_kernel(const __
   run_roles<Kernel>(p, shared);
 }
 
-template <class Act, int kBits, ConstantsPath kPath, bool kPatches, ActTerms kTerms>
+template <class Act, Codes kCodes, ConstantsPath kPath, bool kPatches, ActTerms kTerms>
 GemmKernel kernel_for(int tokens) {
   switch (tokens) {
     case 16:
-      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kBits, kPath, 16, false, kTerms>>>>;
+      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 16, false, kTerms>>>>;
       return nullptr;
     case 32:
-      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kBits, kPath, 32, false, kTerms>>>>;
+      if constexpr (!kPatches) return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 32, false, kTerms>>>>;
       return nullptr;
-    case 64: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kBits, kPath, 64, kPatches, kTerms>>>>;
+    case 64: return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 64, kPatches, kTerms>>>>;
     case 128:
       if constexpr (!kPatches || !std::is_same_v<Act, std::int8_t>)
-        return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kBits, kPath, 128, kPatches, kTerms>>>>;
+        return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 128, kPatches, kTerms>>>>;
       return nullptr;
     case 256:
       if constexpr (!std::is_same_v<Act, std::int8_t>)
-        return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kBits, kPath, 256, kPatches, kTerms>>>>;
+        return &kLaunchable<gemm_sm90_kernel<Gemm<GemmTraits<Act, kCodes, kPath, 256, kPatches, kTerms>>>>;
       return nullptr;
     default: return nullptr;
   }
 }
-template <class Act, int kBits, bool kPatches = false, ActTerms kTerms = ActTerms::scaled>
+template <class Act, Codes kCodes, bool kPatches = false, ActTerms kTerms = ActTerms::scaled>
 GemmKernel kernel_for(int tokens, ConstantsPath path) {
-  if (path == ConstantsPath::fixed_zeros) return kernel_for<Act, kBits, ConstantsPath::fixed_zeros, kPatches, kTerms>(tokens);
-  if (path == ConstantsPath::integer_zeros) return kernel_for<Act, kBits, ConstantsPath::integer_zeros, kPatches, kTerms>(tokens);
+  if (path == ConstantsPath::fixed_zeros) return kernel_for<Act, kCodes, ConstantsPath::fixed_zeros, kPatches, kTerms>(tokens);
+  if (path == ConstantsPath::integer_zeros)
+    return kernel_for<Act, kCodes, ConstantsPath::integer_zeros, kPatches, kTerms>(tokens);
   if constexpr (!std::is_same_v<Act, std::int8_t>) {
-    if (path == ConstantsPath::fine_groups) return kernel_for<Act, kBits, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
-    if (path == ConstantsPath::groups_of_16) return kernel_for<Act, kBits, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
+    if (path == ConstantsPath::fine_groups) return kernel_for<Act, kCodes, ConstantsPath::fine_groups, kPatches, kTerms>(tokens);
+    if (path == ConstantsPath::groups_of_16)
+      return kernel_for<Act, kCodes, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
   }
-  return kernel_for<Act, kBits, ConstantsPath::any, kPatches, kTerms>(tokens);
+  return kernel_for<Act, kCodes, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
+template <class Act>
+inline constexpr DType kActType = std::is_same_v<Act, __half> ? DType::f16 : DType::bf16;
+/// The kernel for codes that are integers.
 template <class Act, bool kPatches = false>
-GemmKernel kernel_for(int tokens, const RecordFormat& format, int bits) {
-  const ConstantsPath path = constants_path(format, std::is_same_v<Act, __half> ? DType::f16 : DType::bf16);
-  return bits == 4 ? kernel_for<Act, 4, kPatches>(tokens, path) : kernel_for<Act, 8, kPatches>(tokens, path);
+GemmKernel integers_kernel_for(int tokens, const RecordFormat& format) {
+  const ConstantsPath path = constants_path(format, kActType<Act>);
+  return format.codes == Codes::u4 ? kernel_for<Act, Codes::u4, kPatches>(tokens, path)
+                                   : kernel_for<Act, Codes::u8, kPatches>(tokens, path);
+}
+/// The kernel for codes that are floats: e4m3 in groups of 32 channels or more, e2m1 of 16 or more.
+template <class Act, bool kPatches = false>
+GemmKernel floats_kernel_for(int tokens, const RecordFormat& format) {
+  constexpr ActTerms kTerms = ActTerms::scaled;
+  const ConstantsPath path = constants_path(format, kActType<Act>);
+  const bool whole = path == ConstantsPath::float_codes;
+  if (format.codes == Codes::e4m3)
+    return whole ? kernel_for<Act, Codes::e4m3, ConstantsPath::float_codes, kPatches, kTerms>(tokens)
+                 : kernel_for<Act, Codes::e4m3, ConstantsPath::any, kPatches, kTerms>(tokens);
+  if (format.codes != Codes::e2m1) return nullptr;
+  if (path == ConstantsPath::groups_of_16)
+    return kernel_for<Act, Codes::e2m1, ConstantsPath::groups_of_16, kPatches, kTerms>(tokens);
+  return whole ? kernel_for<Act, Codes::e2m1, ConstantsPath::float_codes, kPatches, kTerms>(tokens)
+               : kernel_for<Act, Codes::e2m1, ConstantsPath::any, kPatches, kTerms>(tokens);
 }
 
 }  // namespace

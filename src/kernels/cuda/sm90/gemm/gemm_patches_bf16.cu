@@ -3,8 +3,9 @@
 
 namespace nibble::cuda {
 
-GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format, int bits) {
-  return kernel_for<__nv_bfloat16, true>(tokens, format, bits);
+GemmKernel gemm_sm90_patches_bf16(int tokens, const RecordFormat& format) {
+  return gpu_tile::are_floats(format.codes) ? gemm_sm90_patches_bf16_float_codes(tokens, format)
+                                            : integers_kernel_for<__nv_bfloat16, true>(tokens, format);
 }
 
 }  // namespace nibble::cuda

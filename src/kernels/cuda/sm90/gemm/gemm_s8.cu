@@ -5,7 +5,7 @@ namespace nibble::cuda {
 
 GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fold) {
   const ConstantsPath path = code_constants_path(format, fold);
-  return bits == 4 ? kernel_for<std::int8_t, 4>(tokens, path) : kernel_for<std::int8_t, 8>(tokens, path);
+  return bits == 4 ? kernel_for<std::int8_t, Codes::u4>(tokens, path) : kernel_for<std::int8_t, Codes::u8>(tokens, path);
 }
 
 }  // namespace nibble::cuda

@@ -5,8 +5,8 @@ namespace nibble::cuda {
 
 GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold) {
   const ConstantsPath path = code_constants_path(format, fold);
-  return bits == 4 ? kernel_for<std::int8_t, 4, false, ActTerms::zeros>(tokens, path)
-                   : kernel_for<std::int8_t, 8, false, ActTerms::zeros>(tokens, path);
+  return bits == 4 ? kernel_for<std::int8_t, Codes::u4, false, ActTerms::zeros>(tokens, path)
+                   : kernel_for<std::int8_t, Codes::u8, false, ActTerms::zeros>(tokens, path);
 }
 
 }  // namespace nibble::cuda

@@ -32,11 +32,12 @@ __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0])
 enum class ActTerms { scaled, plain, zeros };
 
 /// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution.
-template <class ActType, int kWeightBits, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms>
+template <class ActType, Codes kWeightCodes, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms>
 struct GemmTraits {
   using Act = ActType;
   using Sums = float[kPassTokens / 2];  // of a lane
-  static constexpr int kBits = kWeightBits, kTokens = kPassTokens;
+  static constexpr Codes kWeight = kWeightCodes;
+  static constexpr int kBits = gpu_tile::bits(kWeight), kTokens = kPassTokens;
   static constexpr ConstantsPath kPath = kConstants;
   static constexpr bool kPatches = kFromPatches;
   static constexpr ActTerms kTerms = kActTerms;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "layouts/layout.hpp"
@@ -13,13 +14,15 @@ namespace gpu_w8 {
 
 std::string refusal(const WeightScheme& scheme, DType zero_type, std::int64_t k) {
   const DType codes = scheme.codes;
-  if (codes != DType::s8 && codes != DType::u8b128 && codes != DType::u8 && codes != DType::e4m3)
-    return fmt::format("codes of type {} are none of s8, u8b128, u8, e4m3", name(codes));
+  constexpr std::array kHeld{DType::s8, DType::u8b128, DType::u8, DType::u4b8, DType::u4, DType::e4m3};
+  if (std::ranges::find(kHeld, codes) == kHeld.end())
+    return fmt::format("codes of type {} are none of s8, u8b128, u8, u4b8, u4, e4m3", name(codes));
   if (!is_compute_float(scheme.scale)) return fmt::format("scales of type {} are not f32, f16 or bf16", name(scheme.scale));
   const bool integer_zeros = scheme.zero == ZeroKind::integer && (zero_type == DType::u8 || zero_type == DType::s8);
   if (codes == DType::e4m3 ? scheme.zero != ZeroKind::none : scheme.zero != ZeroKind::none && !integer_zeros)
     return fmt::format("zeros of type {} for codes of type {}", name(zero_type), name(codes));
-  if (codes == DType::u8 && scheme.zero == ZeroKind::none) return "codes of type u8 without zero points";
+  if (info(codes).kind == DTypeKind::uint && scheme.zero == ZeroKind::none)
+    return fmt::format("codes of type {} without zero points", name(codes));
   const GroupShape& group = scheme.group;
   const bool per_row = group.n <= 1 && (group.k == 0 || group.k >= k);
   const bool blocks = codes == DType::e4m3 && group.n != 0 && group.n % kRows == 0 && group.k == kChannels;
@@ -45,10 +48,13 @@ using gpu_w8::Geometry;
 using gpu_w8::kChannels;
 using gpu_w8::kRows;
 
-/// Unsigned codes are stored minus 128.
-std::uint8_t flip(DType codes) { return codes == DType::u8 || codes == DType::u8b128 ? 0x80 : 0; }
-/// A zero point minus the 128 subtracted from its codes; values of u8b128 and s8 need no subtraction.
-std::int32_t stored_zero(DType codes, float zero) { return static_cast<std::int32_t>(zero) - (codes == DType::u8 ? 128 : 0); }
+/// What is subtracted from a code before it is stored: the middle of unsigned codes, so that a signed byte holds them.
+int middle(DType codes) {
+  const DTypeKind kind = info(codes).kind;
+  return kind == DTypeKind::uint || kind == DTypeKind::biased ? 1 << (bits(codes) - 1) : 0;
+}
+/// The same of a zero point. Values of u8b128 and u4b8 have the middle subtracted already, and their zero points are among values.
+int middle_of_zeros(DType codes) { return info(codes).kind == DTypeKind::uint ? middle(codes) : 0; }
 
 /// The index in q.scales of packed scale i.
 std::int64_t scale_of(const WeightScheme& scheme, std::int64_t i) { return scheme.group.n == 0 ? 0 : i; }
@@ -61,20 +67,20 @@ void pack_tile(const QuantTensor& q, const PackedWeightData& packed, const Geome
   std::byte* const records = out + geo.record(tile, 0);
   std::memset(records, 0, static_cast<std::size_t>(geo.records()) * gpu_w8::kRecordBytes);
   const int rows = static_cast<int>(std::min<std::int64_t>(kRows, geo.n - std::int64_t{tile} * kRows));
-  const std::uint8_t mask = flip(q.scheme.codes);
+  const int from_code = middle(q.scheme.codes), from_zero = middle_of_zeros(q.scheme.codes);
   for (int row = 0; row < kRows; ++row) {
     const std::int64_t n = std::int64_t{tile} * kRows + row;
     std::int32_t sum = 0;
     for (std::int64_t k = 0; row < rows && k < geo.k; ++k) {
       const std::int64_t channel = packed.perm.empty() ? k : packed.perm[static_cast<std::size_t>(k)];
-      const auto code = static_cast<std::uint8_t>(q.codes[static_cast<std::size_t>(n * geo.k + channel)] ^ mask);
+      const auto code = static_cast<std::uint8_t>(q.codes[static_cast<std::size_t>(n * geo.k + channel)] - from_code);
       records[geo.record(0, static_cast<int>(k / kChannels)) + gpu_w8::place(row, static_cast<int>(k % kChannels))] =
           static_cast<std::byte>(code);
       sum += static_cast<std::int8_t>(code);
     }
     if (geo.integers) std::memcpy(out + geo.sums_offset() + 4 * n, &sum, 4);
     if (geo.has_zeros) {
-      const std::int32_t zero = row < rows ? stored_zero(q.scheme.codes, q.zeros.at(scale_of(q.scheme, n))) : 0;
+      const std::int32_t zero = row < rows ? static_cast<std::int32_t>(q.zeros.at(scale_of(q.scheme, n))) - from_zero : 0;
       std::memcpy(out + geo.zeros_offset() + 4 * n, &zero, 4);
     }
   }
@@ -94,14 +100,14 @@ void pack(const QuantTensor& q, PackedWeightData& packed, Executor& executor) {
 void unpack(const PackedWeightData& packed, QuantTensor& q) {
   const Geometry geo = gpu_w8::geometry(q.scheme, q.n, q.k);
   const std::byte* const in = packed.bytes.data();
-  const std::uint8_t mask = flip(q.scheme.codes);
+  const int to_code = middle(q.scheme.codes), to_zero = middle_of_zeros(q.scheme.codes);
   for (std::int64_t n = 0; n < q.n; ++n)
     for (std::int64_t k = 0; k < q.k; ++k) {
       const std::int64_t channel = packed.perm.empty() ? k : packed.perm[static_cast<std::size_t>(k)];
       const std::int64_t record = geo.record(static_cast<int>(n / kRows), static_cast<int>(k / kChannels));
       const auto code =
           static_cast<std::uint8_t>(in[record + gpu_w8::place(static_cast<int>(n % kRows), static_cast<int>(k % kChannels))]);
-      q.codes[static_cast<std::size_t>(n * q.k + channel)] = static_cast<std::uint8_t>(code ^ mask);
+      q.codes[static_cast<std::size_t>(n * q.k + channel)] = static_cast<std::uint8_t>(code + to_code);
     }
   for (std::int64_t i = 0; i < q.scales.numel(); ++i) {
     float scale = 0;
@@ -109,9 +115,9 @@ void unpack(const PackedWeightData& packed, QuantTensor& q) {
     q.scales.set(i, scale);
   }
   for (std::int64_t i = 0; !q.zeros.empty() && i < q.zeros.numel(); ++i) {
-    std::uint32_t zero = 0;  // of u8 or s8, whose bits are the lowest byte
+    std::int32_t zero = 0;  // of u8 or s8, whose bits are the lowest byte
     std::memcpy(&zero, in + geo.zeros_offset() + 4 * i, 4);
-    q.zeros.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(zero + (q.scheme.codes == DType::u8 ? 128 : 0));
+    q.zeros.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(zero + to_zero);
   }
 }
 

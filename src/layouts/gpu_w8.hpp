@@ -1,4 +1,4 @@
-// Index maths of the GPU layout gpu_w8n64k128: 8-bit codes for tensor cores that multiply 8-bit codes. One layout serves every M.
+// Index maths of the GPU layout gpu_w8n64k128: a byte a code, for tensor cores that multiply bytes. One layout serves every M.
 //
 //   weight = row tile 0 | row tile 1 | ... | scales | sums | zeros      64 rows a tile, the last one padded with zero codes
 //   tile   = record 0 | record 1 | ...                                 128 channels each, the last one padded with zero codes
@@ -8,7 +8,8 @@
 // A record is the A operand of four wgmma m64k32, in the 128-byte swizzle of shared memory: a linear copy writes it, without a tensor map.
 // ldmatrix reads the same bytes for mma.sync without bank conflicts.
 //
-// Codes are two's complement (s8; unsigned ones have 128 subtracted, and so have their zeros) or e4m3. Scales are f32:
+// Codes are two's complement or e4m3. Unsigned codes have the middle of their range subtracted, 8 of 4 bits and 128 of 8, and so have their
+// zeros. Codes of 4 bits take a byte, too: twice the memory of gpu_n64k128, and nothing to convert. Scales are f32:
 //
 //   per tensor, per channel   scales[N]            the tensor's repeated
 //   per block of n×128        scales[N/n][K/128]   n a multiple of 64

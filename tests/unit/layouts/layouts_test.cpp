@@ -1,9 +1,11 @@
-// Layouts of the CPU: what is packed comes back.
+// Layouts: what is packed comes back, and lies where kernels look for it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <set>
 
+#include "layouts/gpu_w8.hpp"
 #include "layouts/layout.hpp"
 #include "layouts/tile.hpp"
 #include "nibble/nibble.hpp"
@@ -39,6 +41,44 @@ TEST(Layouts, RoundTripOfEverySchemeAndAwkwardShapes) {
         EXPECT_TRUE(*back == q) << layout->name << " " << scheme.name() << " [" << n << "," << k << "]";
       }
   for (const Layout* layout : layout_table()) EXPECT_GT(held[layout], 50) << layout->name;
+}
+
+/// Kernels of gpu_w8n64k128 multiply what is stored as signed bytes: the value of a code less that of a zero point is the difference of both
+/// as they are stored, in the middle of the codes of every type.
+TEST(Layouts, BytesOfGpuW8AreSignedCodes) {
+  constexpr std::int64_t n = 70, k = 200;
+  for (const WeightScheme& scheme : testing::whole_row_schemes()) {
+    SCOPED_TRACE(scheme.name());
+    const QuantTensor q = random_weight(scheme, n, k, 3);
+    ASSERT_EQ(gpu_w8::refusal(scheme, q.zeros.dtype, k), "");
+    const auto packed = pack(q, {.layout = "gpu_w8n64k128"});
+    ASSERT_TRUE(packed.ok()) << packed.status().message();
+    const std::byte* const bytes = packed->bytes().data();
+    const gpu_w8::Geometry geo = gpu_w8::geometry(scheme, n, k);
+    const auto integer_at = [&](std::int64_t offset) {
+      std::int32_t value = 0;
+      std::memcpy(&value, bytes + offset, 4);
+      return value;
+    };
+    const int reach = 1 << (bits(scheme.codes) - 1);
+    for (std::int64_t row = 0; row < n; ++row) {
+      const std::int64_t of_row = scheme.group.n == 0 ? 0 : row;
+      const int zero = geo.has_zeros ? integer_at(geo.zeros_offset() + 4 * row) : 0;
+      const int wanted_zero = geo.has_zeros ? static_cast<int>(q.zeros.at(of_row)) : 0;
+      int sum = 0;
+      for (std::int64_t channel = 0; channel < k; ++channel) {
+        const std::int64_t record =
+            geo.record(static_cast<int>(row / gpu_w8::kRows), static_cast<int>(channel / gpu_w8::kChannels));
+        const int place = gpu_w8::place(static_cast<int>(row % gpu_w8::kRows), static_cast<int>(channel % gpu_w8::kChannels));
+        const auto stored = static_cast<std::int8_t>(bytes[record + place]);
+        const auto code = static_cast<int>(code_value(scheme.codes, q.codes[static_cast<std::size_t>(row * k + channel)]));
+        ASSERT_EQ(stored - zero, code - wanted_zero) << row << "," << channel;
+        ASSERT_TRUE(stored >= -reach && stored < reach) << row << "," << channel;
+        sum += stored;
+      }
+      ASSERT_EQ(integer_at(geo.sums_offset() + 4 * row), sum) << row;
+    }
+  }
 }
 
 /// The planes of every code width tile its bits, and every (plane, row, channel) has a distinct place.

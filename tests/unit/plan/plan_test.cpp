@@ -471,6 +471,24 @@ TEST(Explain, ForADescribedGpu) {
   EXPECT_EQ(described_gpu("a100").status().code(), StatusCode::not_found);
 }
 
+/// Weights of 4 bits are packed as bytes for kernels that sum over all of K, and two to a byte for all others.
+TEST(Explain, FourBitsPerChannelAreBytesForIntegerSums) {
+  const GpuInfo h100 = *described_gpu("h100");
+  for (const char* const weight : {"u4b8c", "u4zc"}) {
+    const auto layout_for = [&](const std::string& act, DType a_dtype) -> std::string {
+      const Scheme scheme = *Scheme::parse(act + weight);
+      WeightDesc desc{.scheme = scheme.weight, .n = 4096, .k = 4096};
+      if (scheme.weight.zero != ZeroKind::none) desc.zero_type = DType::u8;
+      if (scheme.act.group == GroupShape::tensor()) desc.static_acts = StaticActs{0.02f, 0};
+      const auto explained = explain(desc, {.a_dtype = a_dtype, .m_max = 256, .act_scheme = scheme.act}, h100);
+      return explained.ok() ? std::string(explained->layout) : explained.status().message();
+    };
+    for (const char* const act : {"s8r_", "s8zr_", "s8t_", "s8zt_"})
+      for (const DType a_dtype : {DType::f16, DType::s8}) EXPECT_EQ(layout_for(act, a_dtype), "gpu_w8n64k128") << act << weight;
+    for (const char* const act : {"", "s8g128_"}) EXPECT_EQ(layout_for(act, DType::f16), "gpu_n64k128") << act << weight;
+  }
+}
+
 /// For a CPU that need not be there: kernels of its level, of the levels below and of no other.
 TEST(Explain, ForADescribedCpu) {
   const WeightDesc weight{.scheme = Scheme::parse("u4b8g128")->weight, .n = 4096, .k = 4096};

@@ -385,6 +385,7 @@ TEST_P(QuantizedConformance, EveryWay) {
                                     {DType::u8, ZeroKind::offset, GroupShape::group(128), DType::bf16},
                                     {DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32},
                                     {DType::u8, ZeroKind::integer, GroupShape::channel(), DType::f16},
+                                    {DType::u4b8, ZeroKind::none, GroupShape::channel(), DType::bf16},
                                     {DType::e4m3, ZeroKind::none, GroupShape::tensor(), DType::f32},
                                     {DType::e4m3, ZeroKind::none, GroupShape::channel(), DType::f32},
                                     {DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32}};

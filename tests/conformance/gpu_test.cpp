@@ -624,6 +624,59 @@ TEST_F(Gpu, QuantizesActivationsAsTheHost) {
     }
 }
 
+/// Activations that quantize_activations() made codes of, and the same ones quantized while running: the same bits from every kernel that
+/// takes both.
+TEST_F(Gpu, CodesThatWereMadeBeforeGiveTheBitsOfThoseMadeWhileRunning) {
+  constexpr std::int64_t m = 37, n = 200, k = 1008;
+  Tensor a(DType::f16, {m, k});
+  for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(7, static_cast<std::uint64_t>(i)));
+  const DeviceMemory acts = on_device(a.bytes);
+  int compared = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    const bool takes_codes =
+        kernel.name.starts_with("linear_any_s8i16_any__cuda_") || kernel.name.starts_with("linear_any_s8_any__cuda_");
+    if (!takes_codes || !runs_here(kernel.isa).ok()) continue;
+    const std::string forced(kernel.name);
+    for (const char* text :
+         {"s8r_u4b8g128", "s8zr_u4zg64", "s8g128_u4zg128", "s8g32_u4b8g32", "s8g256_s8c", "s8r_s8c", "s8zr_u4zc"})
+      for (const bool act_order : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << forced << " " << text << (act_order ? ", act-order" : ""));
+        const Scheme scheme = must(Scheme::parse(text));
+        if (act_order && (scheme.weight.group.k == 0 || scheme.act.group.k != 0)) continue;
+        const LinearSpec floats{.a_dtype = DType::f16, .m_max = m, .epilogue = {.out = DType::f32}, .act_scheme = scheme.act};
+        LinearSpec given = floats;
+        given.a_dtype = DType::s8;
+        const auto weight = pack(random_weight(scheme.weight, n, k, 9, {.act_order = act_order}), {.kernel = forced});
+        if (!weight.ok() || !Plan::linear(*weight, floats, {.kernel = forced}).ok()) continue;
+        const std::int64_t groups = scheme.act.group.cols(k);
+        const std::vector<std::byte> none(static_cast<std::size_t>(m * k), std::byte{0xee});
+        const DeviceMemory codes = on_device(none), scales = on_device(none), zeros = on_device(none);
+        const auto rule = [&](const DeviceMemory& memory, DType type) {
+          return scheme.act.group.k == 0 ? TensorView(memory.data(), type, {m}) : TensorView(memory.data(), type, {m, groups});
+        };
+        ActOutputs out{.codes = TensorView(codes.data(), DType::s8, {m, k}), .scales = rule(scales, DType::f32)};
+        Operands operands{.a_scale = out.scales};
+        if (scheme.act.zero != ZeroKind::none) operands.a_zero = out.zeros = rule(zeros, DType::s32);
+        const ConstTensorView view(acts.data(), DType::f16, {m, k});
+        const Status quantized = quantize_activations(view, scheme.act, out, {}, Stream{});
+        ASSERT_TRUE(quantized.ok()) << quantized.message();
+        const auto run = [&](const LinearSpec& spec, const ConstTensorView& from, const Operands& with) {
+          const Plan plan = must(Plan::linear(*weight, spec, {.kernel = forced}));
+          const DeviceMemory workspace = workspace_of(plan);
+          const std::size_t bytes = static_cast<std::size_t>(m * n * 4);
+          const DeviceMemory d = on_device(std::vector<std::byte>(bytes, std::byte{0xff}));
+          const Status ran = plan.run(*weight, from, TensorView(d.data(), DType::f32, {m, n}), with,
+                                      std::span(workspace.data(), workspace.size()), Stream{});
+          EXPECT_TRUE(ran.ok()) << ran.message();
+          return fetch(d.data(), bytes);
+        };
+        ASSERT_TRUE(run(given, out.codes, operands) == run(floats, view, {}));
+        ++compared;
+      }
+  }
+  EXPECT_GT(compared, 10);
+}
+
 /// Every kernel, each twice in a row, in one graph: it starts before the one before it has ended, and gives the bits that it gives alone.
 TEST_F(Gpu, KernelsThatOverlapGiveTheBitsOfThoseAlone) {
   constexpr std::int64_t m = 129, few = 33, n = 200, k = 1000;

@@ -121,7 +121,7 @@ constexpr Case kCases[] = {
     {DType::f16, true, 2, 7, 11, 72, 1, 1, false},   {DType::f32, true, 2, 9, 9, 68, 1, 0, false},
     {DType::f16, true, 2, 8, 12, 80, 1, 1, true},    {DType::f32, false, 2, 9, 7, 32, 2, 1, true},
     {DType::bf16, false, 1, 11, 9, 144, 1, 1, true}, {DType::s8, true, 2, 9, 9, 16, 3, 1, true},
-    {DType::s8, false, 1, 8, 8, 64, 1, 0, true},
+    {DType::s8, false, 1, 8, 8, 64, 1, 0, true},     {DType::s8, true, 2, 9, 11, 80, 1, 1, false},
 };
 INSTANTIATE_TEST_SUITE_P(Steps, EmulatedImages, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
 

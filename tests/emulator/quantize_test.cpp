@@ -2,7 +2,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+
+#include "nibble/quantize.hpp"
+#include "nibble/tensor.hpp"
 
 #undef __shared__
 #define __shared__ static
@@ -189,6 +193,162 @@ constexpr Case kCases[] = {
 
 INSTANTIATE_TEST_SUITE_P(Quantizer, EmulatedQuantizer, testing::ValuesIn(kCases),
                          [](const auto& info) { return name(info.param); });
+
+// ---- codes that are given
+
+/// What products with gpu_n64k128 read, bit for bit.
+struct Prepared {
+  std::vector<std::uint8_t> codes;
+  std::vector<std::uint32_t> terms, token_scales;
+
+  friend bool operator==(const Prepared&, const Prepared&) = default;
+};
+
+int columns_of(const QuantizeTask& task) { return static_cast<int>((task.k + 127) / 128 * 128); }
+/// Terms of a fold: of whole pairs of tokens.
+int term_fold_of(const QuantizeTask& task) { return static_cast<int>((task.m + 1) / 2 * 2); }
+
+/// Has the launcher prepare A, whose rule and size `task` has.
+Prepared prepared(QuantizeTask task) {
+  const int columns = columns_of(task);
+  task.fold = task.group != 0 && task.group < 128 ? 32 : 128;
+  Prepared out;
+  out.codes.assign(static_cast<std::size_t>(task.m * columns) + 16, 0xa5);
+  out.terms.assign(static_cast<std::size_t>(2 * term_fold_of(task) * (columns / task.fold)) + 4, 0xa5a5a5a5u);
+  out.token_scales.assign(static_cast<std::size_t>(task.m) + 1, 0xa5a5a5a5u);
+  task.codes = out.codes.data(), task.pitch = columns, task.columns = columns;
+  task.terms = out.terms.data(), task.term_fold = term_fold_of(task), task.term_pairs = true;
+  if (task.group == 0) task.token_scales = reinterpret_cast<float*>(out.token_scales.data());
+  EXPECT_EQ(quantize_acts(task, nullptr), cudaSuccess);
+  return out;
+}
+
+struct GivenCase {
+  int m, k;
+  int group = 0;  // channels that share a scale; 0: all
+  bool zeros = false;
+  int gap = 0;            // bytes between rows
+  int skew = 0;           // bytes that A is off its alignment
+  bool shuffled = false;  // act-order
+  bool shared = false;    // one scale and zero point for all tokens
+
+  int groups() const { return group == 0 ? 1 : (k + group - 1) / group; }
+};
+
+class EmulatedGivenCodes : public testing::TestWithParam<GivenCase> {};
+
+/// Any scales: the caller's may be negative, huge or tiny.
+TEST_P(EmulatedGivenCodes, AreInterleavedWithTheTermsOfTheirFolds) {
+  const GivenCase& c = GetParam();
+  std::mt19937 random(static_cast<unsigned>(c.m * 31 + c.k));
+  const int stride = c.k + c.gap, groups = c.groups(), rows = c.shared ? 1 : c.m;
+  std::vector<std::int8_t> a(static_cast<std::size_t>(c.skew + c.m * stride));
+  for (auto& code : a) code = static_cast<std::int8_t>(random());
+  // [G][M]: the strides are the caller's.
+  std::vector<float> scales(static_cast<std::size_t>(rows * groups));
+  std::vector<std::int32_t> zeros(scales.size()), perm;
+  constexpr float kScales[] = {0.01f, -0.5f, 1e30f, 1e-38f, 0.0f, 7.25f};
+  for (float& scale : scales) scale = kScales[random() % std::size(kScales)];
+  for (std::int32_t& zero : zeros) zero = c.zeros ? static_cast<std::int32_t>(random() % 256) - 128 : 0;
+  for (int k = 0; k < c.k; ++k) perm.push_back(k);
+  if (c.shuffled) std::ranges::shuffle(perm, random);
+
+  QuantizeTask task;
+  task.a = a.data() + c.skew, task.type = DType::s8, task.a_stride = stride, task.m = c.m, task.k = c.k;
+  if (c.shuffled) task.perm = perm.data();
+  task.zero_points = c.zeros;
+  task.group = c.group;
+  task.given.scales = scales.data(), task.given.scale_row = c.shared ? 0 : 1, task.given.scale_group = rows;
+  if (c.zeros) task.given.zeros = zeros.data(), task.given.zero_row = c.shared ? 0 : 1, task.given.zero_group = rows;
+  const Prepared got = prepared(task);
+
+  const int columns = columns_of(task), fold = c.group != 0 && c.group < 128 ? 32 : 128;
+  const auto rule_of = [&](int m, int channel) {
+    const int group = c.group == 0 ? 0 : channel / c.group;
+    if (group >= groups) return act_rule::Rule{.scale = 0.0f};  // past K
+    const auto at = static_cast<std::size_t>(group * rows + (c.shared ? 0 : m));
+    return act_rule::Rule{.scale = scales[at], .zero = zeros[at]};
+  };
+  const auto code_of = [&](int m, int channel) -> int {
+    if (channel >= c.k) return rule_of(m, channel).zero;  // contributes 0
+    return a[static_cast<std::size_t>(c.skew + m * stride + perm[static_cast<std::size_t>(channel)])];
+  };
+  for (int m = 0; m < c.m; ++m) {
+    for (int k = 0; k < columns; ++k)
+      ASSERT_EQ(static_cast<std::int8_t>(got.codes[static_cast<std::size_t>(m * columns + k)]),
+                code_of(m, k / 16 * 16 + gpu_tile::interleaved(k % 16)))
+          << m << " " << k;
+    for (int f = 0; f < columns / fold; ++f) {
+      const act_rule::Rule rule = rule_of(m, f * fold);
+      std::int32_t sum = 0;
+      for (int k = f * fold; k < (f + 1) * fold; ++k) sum += code_of(m, k) - rule.zero;
+      const float scale = c.group == 0 ? 1.0f : rule.scale;
+      const float second = c.zeros ? std::bit_cast<float>(zero_term(sum, rule.zero)) : scale * static_cast<float>(sum);
+      const auto at = static_cast<std::size_t>(2 * (f * term_fold_of(task) + m) - m % 2);
+      ASSERT_EQ(got.terms[at], std::bit_cast<std::uint32_t>(scale)) << m << " fold " << f;
+      ASSERT_EQ(got.terms[at + 2], std::bit_cast<std::uint32_t>(second)) << m << " fold " << f;
+    }
+    if (c.group == 0) {
+      ASSERT_EQ(got.token_scales[static_cast<std::size_t>(m)], std::bit_cast<std::uint32_t>(rule_of(m, 0).scale)) << m;
+    }
+  }
+  for (std::size_t i = static_cast<std::size_t>(c.m * columns); i < got.codes.size(); ++i) ASSERT_EQ(got.codes[i], 0xa5);
+  EXPECT_EQ(got.terms.back(), 0xa5a5a5a5u);
+  EXPECT_EQ(got.token_scales.back(), 0xa5a5a5a5u);
+}
+
+/// What quantize_activations() makes of floats becomes the bits that quantizing while running makes of them.
+TEST_P(EmulatedGivenCodes, OfQuantizedFloatsAreThoseMadeWhileRunning) {
+  const GivenCase& c = GetParam();
+  std::vector<float> x(static_cast<std::size_t>(c.m * c.k));
+  std::mt19937 random(static_cast<unsigned>(c.m + c.k));
+  for (float& value : x) value = (static_cast<float>(random() % 4001) - 1500) / 512;
+  QuantizeTask task;
+  task.a = x.data(), task.type = DType::f32, task.a_stride = c.k, task.m = c.m, task.k = c.k;
+  task.zero_points = c.zeros;
+  task.group = c.group;
+  const Prepared fused = prepared(task);
+
+  const ActScheme scheme{DType::s8, c.group == 0 ? GroupShape::channel() : GroupShape::group(c.group),
+                         c.zeros ? ZeroKind::integer : ZeroKind::none};
+  std::vector<std::int64_t> shape{c.m};
+  if (c.group != 0) shape.push_back(c.groups());
+  Tensor codes(DType::s8, {c.m, c.k}), scales(DType::f32, shape), zeros(DType::s32, shape);
+  const auto view_of = [](Tensor& t) {
+    return t.shape.size() == 1 ? TensorView(t.bytes.data(), t.dtype, {t.shape[0]})
+                               : TensorView(t.bytes.data(), t.dtype, {t.shape[0], t.shape[1]});
+  };
+  ActOutputs out{.codes = view_of(codes), .scales = view_of(scales)};
+  if (c.zeros) out.zeros = view_of(zeros);
+  const Status quantized = quantize_activations(ConstTensorView(x.data(), {c.m, c.k}), scheme, out);
+  ASSERT_TRUE(quantized.ok()) << quantized.message();
+  task.a = codes.bytes.data(), task.type = DType::s8;
+  task.given.scales = scales.as<float>(), task.given.scale_row = c.groups(), task.given.scale_group = 1;
+  if (c.zeros) task.given.zeros = zeros.as<std::int32_t>(), task.given.zero_row = c.groups(), task.given.zero_group = 1;
+  EXPECT_TRUE(prepared(task) == fused);
+}
+
+// A vector a thread, and several; whole rows, tails, gaps and A off its alignment; parts of rows; folds without channels.
+constexpr GivenCase kGivenCases[] = {
+    {.m = 3, .k = 1000},
+    {.m = 1, .k = 256, .group = 128},
+    {.m = 40, .k = 4096, .group = 128, .zeros = true},
+    {.m = 70, .k = 300, .group = 32, .zeros = true, .gap = 5},
+    {.m = 5, .k = 20000, .zeros = true},
+    {.m = 2, .k = 90, .group = 32},
+    {.m = 9, .k = 400, .group = 256, .zeros = true, .gap = 8},
+    {.m = 33, .k = 640, .group = 64, .skew = 3},
+    {.m = 7, .k = 333, .zeros = true, .shuffled = true},
+    {.m = 130, .k = 520, .shuffled = true},
+    {.m = 100, .k = 512, .shared = true},
+    {.m = 4, .k = 33, .zeros = true, .shared = true},
+};
+
+INSTANTIATE_TEST_SUITE_P(Quantizer, EmulatedGivenCodes, testing::ValuesIn(kGivenCases), [](const auto& info) {
+  const GivenCase& c = info.param;
+  return fmt::format("{}x{}_g{}{}{}{}{}{}", c.m, c.k, c.group, c.zeros ? "_zeros" : "", c.gap != 0 ? "_gap" : "",
+                     c.skew != 0 ? "_skew" : "", c.shuffled ? "_shuffled" : "", c.shared ? "_shared" : "");
+});
 
 }  // namespace
 }  // namespace nibble::cuda

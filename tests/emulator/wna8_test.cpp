@@ -98,6 +98,44 @@ TEST_P(EmulatedWna8Conv, GivesTheSumsOfTheLayer) {
       [&](std::size_t i) { return conv.act(i); }, [&](int n, int k) { return conv.weight.value(n, k); }, 0x1p-19);
 }
 
+/// A that comes as codes with one scale and zero point, channels last and first. Padding is 0, whatever code that has.
+TEST_P(EmulatedWna8Conv, TakesCodesThatAreGiven) {
+  const ConvCase& c = GetParam();
+  emulator::use_shared_memory(shared);
+  emulator::FloatConv conv(c.shape, c.group);
+  const emulator::ConvShape& s = c.shape;
+  const int pixels = s.height * s.width;
+  const float scale = 0.37f;
+  const std::int32_t zero = c.act_zeros ? -90 : 0;
+  for (const bool channels_first : {false, true}) {
+    std::vector<float4> memory(s.inputs() / sizeof(float4) + 1);  // aligned
+    auto* const codes = reinterpret_cast<std::int8_t*>(memory.data());
+    for (std::size_t i = 0; i < s.inputs(); ++i) codes[i] = static_cast<std::int8_t>(conv.random());
+    ConvTask task = conv.task();
+    task.a_dtype = DType::s8;
+    task.x = codes;
+    if (channels_first) task.a = {pixels * s.channels, 1, pixels};
+    task.fold = c.group >= gpu_tile::kChannels ? gpu_tile::kChannels : 32;
+    task.online = {.type = DType::s8, .zero_points = c.act_zeros};
+    task.online.given.scales = &scale;
+    if (c.act_zeros) task.online.given.zeros = &zero;
+    const std::int64_t all = s.images * pixels;
+    const Wna8ImageMap map = wna8_image_map(task.fold, all, s.channels, channels_first ? all * s.channels : 0);
+    std::vector<float4> workspace(map.bytes / sizeof(float4));
+    task.scratch = workspace.data();
+    emulator::StreamKMemory scratch(64);
+    task.scratch_end = scratch.end();
+    const auto act = [&](std::size_t i) {  // number i with channels last
+      const auto channel = static_cast<int>(i) % s.channels, pixel = static_cast<int>(i) / s.channels;
+      const auto at = pixel / pixels * task.a.image + pixel % pixels * task.a.pixel + channel * task.a.channel;
+      return static_cast<double>(scale) * (codes[at] - zero);
+    };
+    s.expect_sums(
+        task, [&](const ConvTask& t) { return conv_wna8_sm90(t, {.tokens = 64, .split = c.split}, nullptr); }, act,
+        [&](int n, int k) { return conv.weight.value(n, k); }, 0x1p-19);
+  }
+}
+
 // Folds of 128 and of 32 channels, boxes of 128 and of 64.
 constexpr ConvCase kConvs[] = {
     {{2, 9, 7, 128, 72, 3, 1, 1, 1, false}, 128, false, 1},

@@ -489,6 +489,30 @@ TEST(Explain, FourBitsPerChannelAreBytesForIntegerSums) {
   }
 }
 
+/// A that comes as codes: a step puts them in the order of the weight, where kernels of floats quantize.
+TEST(Explain, CodesThatAreGivenAreReorderedForWeightsInGroups) {
+  GpuInfo ampere = *described_gpu("h100");
+  ampere.isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80);
+  const auto explained = [](const std::string& text, const GpuInfo& gpu, bool act_order) {
+    const Scheme scheme = *Scheme::parse(text);
+    WeightDesc desc{.scheme = scheme.weight, .n = 4096, .k = 4096, .act_order = act_order};
+    if (scheme.weight.zero != ZeroKind::none) desc.zero_type = DType::u8;
+    return explain(desc, {.a_dtype = DType::s8, .m_max = 256, .act_scheme = scheme.act}, gpu);
+  };
+  for (const char* const text :
+       {"s8r_u4b8g128", "s8zr_u4zg64", "s8t_u4b8g128", "s8zt_u4zg32", "s8g128_u4zg128", "s8zg32_u8b128g128", "s8g128_s8c"})
+    for (const GpuInfo& gpu : {*described_gpu("h100"), ampere}) {
+      const auto plan = explained(text, gpu, false);
+      ASSERT_TRUE(plan.ok()) << text << ": " << plan.status().message();
+      for (const Explanation::Bucket& bucket : plan->buckets) {
+        ASSERT_EQ(bucket.steps.size(), 2u) << text;
+        EXPECT_EQ(bucket.steps.front(), "prepare_s8i16_any_none__cuda_simt") << text;
+      }
+    }
+  EXPECT_TRUE(explained("s8r_u4zg128", ampere, true).ok());
+  EXPECT_THAT(explained("s8g128_u4zg128", ampere, true).status().message(), HasSubstr("which act-order tears apart"));
+}
+
 /// For a CPU that need not be there: kernels of its level, of the levels below and of no other.
 TEST(Explain, ForADescribedCpu) {
   const WeightDesc weight{.scheme = Scheme::parse("u4b8g128")->weight, .n = 4096, .k = 4096};

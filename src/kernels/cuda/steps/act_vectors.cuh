@@ -1,6 +1,7 @@
-// Loading and quantizing activations in vectors of eight, for all kernels that quantize.
+// Loading and quantizing activations in vectors of eight, for all kernels that quantize. Activations may be s8 codes, which stay as they are.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/device/fragment.cuh"
@@ -9,7 +10,7 @@
 
 namespace nibble::cuda {
 
-constexpr int kEach = 8;  // activations of a vector: 16 bytes of 16-bit floats in, 8 bytes of codes out
+constexpr int kEach = 8;  // activations of a vector: 16 bytes of 16-bit floats or 8 bytes of codes in, 8 bytes of codes out
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
@@ -28,19 +29,21 @@ struct ActSource {
 inline bool aligned(const void* p, std::int64_t stride, int bytes) {
   return (reinterpret_cast<std::uintptr_t>(p) | static_cast<std::uintptr_t>(stride)) % static_cast<std::uintptr_t>(bytes) == 0;
 }
+NIBBLE_HOST_DEVICE constexpr int element_bytes(DType type) { return type == DType::f32 ? 4 : type == DType::s8 ? 1 : 2; }
 inline ActSource act_source(const QuantizeTask& task) {
+  const int element = element_bytes(task.type);
   return {.a = task.a,
           .stride = task.a_stride,
           .k = static_cast<int>(task.k),
           .perm = task.perm,
           .prescale = task.prescale,
-          .vector_loads = aligned(task.a, task.a_stride * (task.type == DType::f32 ? 4 : 2), 16),
+          .vector_loads = aligned(task.a, task.a_stride * element, std::min(16, kEach * element)),
           .vector_prescale = task.perm == nullptr && aligned(task.prescale, 0, 16)};
 }
 
 template <DType kType>
 struct Raw {
-  static constexpr int kWords = kType == DType::f32 ? 8 : 4;
+  static constexpr int kWords = kEach * element_bytes(kType) / 4;
   std::uint32_t word[kWords];
 
   __device__ float at(int i) const {
@@ -56,7 +59,17 @@ struct Raw {
 
 template <DType kType>
 __device__ __forceinline__ const std::uint8_t* address(const ActSource& p, std::int64_t row, int channel) {
-  return static_cast<const std::uint8_t*>(p.a) + (row * p.stride + channel) * (kType == DType::f32 ? 4 : 2);
+  return static_cast<const std::uint8_t*>(p.a) + (row * p.stride + channel) * element_bytes(kType);
+}
+/// Loads activation i of a vector whose words are 0.
+template <DType kType>
+__device__ __forceinline__ void load_one(Raw<kType>& raw, int i, const std::uint8_t* from) {
+  if constexpr (kType == DType::f32)
+    raw.word[i] = __ldcg(reinterpret_cast<const std::uint32_t*>(from));
+  else if constexpr (kType == DType::s8)
+    raw.word[i / 4] |= std::uint32_t{__ldcg(from)} << i % 4 * 8;
+  else
+    raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from))} << i % 2 * 16;
 }
 /// Up to 8 activations, one by one; the others are 0.
 template <DType kType>
@@ -64,13 +77,8 @@ __device__ __forceinline__ void gather(Raw<kType>& raw, const std::uint8_t* from
 #pragma unroll
   for (int i = 0; i < Raw<kType>::kWords; ++i) raw.word[i] = 0;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (i >= count) continue;
-    if constexpr (kType == DType::f32)
-      raw.word[i] = __ldcg(reinterpret_cast<const std::uint32_t*>(from) + i);
-    else
-      raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from) + i)} << i % 2 * 16;
-  }
+  for (int i = 0; i < kEach; ++i)
+    if (i < count) load_one(raw, i, from + i * element_bytes(kType));
 }
 /// The same for any order of channels.
 template <DType kType>
@@ -78,13 +86,21 @@ __device__ __forceinline__ void gather(Raw<kType>& raw, const ActSource& p, std:
 #pragma unroll
   for (int i = 0; i < Raw<kType>::kWords; ++i) raw.word[i] = 0;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (channel + i >= p.k) continue;
-    const std::uint8_t* from = address<kType>(p, row, __ldg(p.perm + channel + i));
-    if constexpr (kType == DType::f32)
-      raw.word[i] = __ldcg(reinterpret_cast<const std::uint32_t*>(from));
-    else
-      raw.word[i / 2] |= std::uint32_t{__ldcg(reinterpret_cast<const std::uint16_t*>(from))} << i % 2 * 16;
+  for (int i = 0; i < kEach; ++i)
+    if (channel + i < p.k) load_one(raw, i, address<kType>(p, row, __ldg(p.perm + channel + i)));
+}
+/// 8 activations that are aligned, or zeros.
+template <DType kType>
+__device__ __forceinline__ void load_whole(Raw<kType>& raw, const std::uint8_t* from, bool exist) {
+  if constexpr (kType == DType::s8) {
+    const uint2 w = exist ? __ldcg(reinterpret_cast<const uint2*>(from)) : uint2{};
+    raw.word[0] = w.x, raw.word[1] = w.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < Raw<kType>::kWords; i += 4) {
+      const uint4 w = exist ? __ldcg(reinterpret_cast<const uint4*>(from) + i / 4) : uint4{};
+      raw.word[i] = w.x, raw.word[i + 1] = w.y, raw.word[i + 2] = w.z, raw.word[i + 3] = w.w;
+    }
   }
 }
 /// Vectors of 8 activations of a row, number v from channel_of(v) on; past K they are 0. Loads bypass L1, which may hold stale lines: the
@@ -104,15 +120,7 @@ __device__ __forceinline__ void load(Raw<kType> (&raw)[V], const ActSource& p, s
   }
   if (p.vector_loads) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const auto* from = reinterpret_cast<const uint4*>(address<kType>(p, row, channel_of(v)));
-      const bool whole = channel_of(v) + kEach <= p.k;
-#pragma unroll
-      for (int i = 0; i < Raw<kType>::kWords; i += 4) {
-        const uint4 w = whole ? __ldcg(from + i / 4) : uint4{};
-        raw[v].word[i] = w.x, raw[v].word[i + 1] = w.y, raw[v].word[i + 2] = w.z, raw[v].word[i + 3] = w.w;
-      }
-    }
+    for (int v = 0; v < V; ++v) load_whole(raw[v], address<kType>(p, row, channel_of(v)), channel_of(v) + kEach <= p.k);
     if (p.k % kEach == 0) return;
   }
 #pragma unroll

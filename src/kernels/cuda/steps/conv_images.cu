@@ -339,6 +339,7 @@ cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream) {
   ConvTask bare = task;  // TMA can only pad with 0
   bare.patches.top = bare.patches.bottom = bare.patches.left = bare.patches.right = 0;
   if (task.a_dtype == DType::f32) return copy_images<AsItIs<std::uint32_t>>(bare, to, stream);
+  if (task.a_dtype == DType::s8) return copy_images<AsCode<DType::s8>>(bare, to, stream);
   return copy_images<AsItIs<std::uint16_t>>(bare, to, stream);
 }
 

@@ -15,6 +15,9 @@
 // A range is two integers, each a maximum of bits of floats: compared as signed numbers they are ordered from 0 up, as unsigned numbers
 // from −0 down, and NaN and infinity are above all others in each half. So no test for them is needed.
 //
+// Codes that are given, with their scales, are a type of A: nothing is looked for or rounded. They become what products with gpu_n64k128
+// read, as the codes made here do.
+//
 // Rows that do not fit into the registers of a CTA, and groups that no power of two of lanes holds, use the general kernel: a CTA a row,
 // segment by segment, each read twice; the second read hits L2.
 #include "kernels/cuda/steps/quantize_acts.hpp"
@@ -219,6 +222,18 @@ __device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rul
   return {word[0], word[1]};
 }
 
+/// The codes of a vector: the rule's, or those that are given.
+template <DType kType>
+__device__ __forceinline__ uint2 codes_of(const Raw<kType>& raw, const Params& p, int channel, const Rule& rule, bool e4m3) {
+  if constexpr (kType == DType::s8) {
+    return {raw.word[0], raw.word[1]};
+  } else {
+    float x[kEach];
+    unpack(x, raw, p.source, channel);
+    return encode(x, rule, e4m3);
+  }
+}
+
 /// Codes of channels past K are `past`, of which there are four in a word.
 __device__ __forceinline__ uint2 only(uint2 codes, int count, std::uint32_t past = 0) {
   if (count >= kEach) return codes;
@@ -243,9 +258,7 @@ template <DType kType>
 __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
                                                const Rule& rule) {
   if (channel >= p.columns) return 0;
-  float x[kEach];
-  unpack(x, raw, p.source, channel);
-  uint2 codes = encode(x, rule, p.task.codes_type == DType::e4m3);
+  uint2 codes = codes_of(raw, p, channel, rule, p.task.codes_type == DType::e4m3);
   if (!p.whole) codes = only(codes, p.k - channel);
   store(codes, p, row, channel);
   return sum_of(codes);
@@ -257,10 +270,8 @@ template <DType kType>
 __device__ __forceinline__ void finish_wna8(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
                                             const Rule& rule, bool exists) {
   const QuantizeTask& t = p.task;
-  float x[kEach];
-  unpack(x, raw, p.source, channel);
   const std::uint32_t past = (static_cast<std::uint32_t>(rule.zero) & 0xffu) * 0x01010101u;
-  uint2 codes = encode(x, rule, false);
+  uint2 codes = codes_of(raw, p, channel, rule, false);
   if (!p.whole) codes = only(codes, p.k - channel, past);
   std::int32_t sum = sum_of(codes);
   const int fold_lanes = t.fold / kEach;
@@ -281,6 +292,17 @@ __device__ __forceinline__ void finish_wna8(const Raw<kType>& raw, const Params&
     static_cast<float2*>(t.terms)[at] = {scale, second};
   }
   if (t.token_scales != nullptr && channel == 0) t.token_scales[row] = rule.scale;
+}
+
+/// The scale and zero point of given codes from that channel on; 0 of groups past K, as of those made here.
+__device__ __forceinline__ Rule given_rule(const Params& p, std::int64_t row, int channel) {
+  const QuantizedActs& given = p.task.given;
+  const int group = p.group_lanes == 0 ? 0 : channel >> p.group_shift;
+  if (group << p.group_shift >= p.k) return {.scale = 0.0f};
+  Rule rule{.scale = given.scale, .zero = given.zero};
+  if (given.scales != nullptr) rule.scale = __ldcg(given.scales + row * given.scale_row + group * given.scale_group);
+  if (given.zeros != nullptr) rule.zero = __ldcg(given.zeros + row * given.zero_row + group * given.zero_group);
+  return rule;
 }
 
 __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t group, const Rule& rule) {
@@ -352,7 +374,10 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
 
   constexpr int kRules = V == kLongVectors<kType> ? 1 : V;  // one per vector
   Rule rule[kRules];
-  if (t.known) {
+  if constexpr (kType == DType::s8) {
+#pragma unroll
+    for (int i = 0; i < kRules; ++i) rule[i] = given_rule(p, row, first + i * step);
+  } else if (t.known) {
 #pragma unroll
     for (Rule& r : rule) r = p.known;
   } else if (kRules == V && p.group_lanes != 0) {
@@ -495,8 +520,18 @@ constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, fal
                            quantize_rows_kernel<kType, kLongVectors<kType>, kOnline, true>,
                            quantize_segments_kernel<kType, kOnline>,
                            kManyVectors<kType>};
+/// A given scale is not looked for, so that parts of a row are independent and any row fits.
+template <>
+constexpr Kernels kKernels<DType::s8, true>{quantize_rows_kernel<DType::s8, kFewVectors, true, false>,
+                                            quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, true, false>,
+                                            quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, true, true>,
+                                            nullptr,
+                                            nullptr,
+                                            kManyVectors<DType::s8>};
 template <bool kOnline>
 const Kernels& kernels_for(DType type) {
+  if constexpr (kOnline)
+    if (type == DType::s8) return kKernels<DType::s8, true>;
   if (type == DType::f32) return kKernels<DType::f32, kOnline>;
   return type == DType::f16 ? kKernels<DType::f16, kOnline> : kKernels<DType::bf16, kOnline>;
 }
@@ -536,20 +571,22 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   p.pairs = task.type != DType::f32 && task.prescale == nullptr;
   const bool whole = task.prescale == nullptr && task.perm == nullptr && p.source.vector_loads && p.vector_stores &&
                      p.k % kEach == 0 && p.columns == p.k;
-  const bool online = task.terms != nullptr;
+  const bool online = task.terms != nullptr, given = task.type == DType::s8;
+  if (given && (!online || task.prescale != nullptr)) return cudaErrorInvalidValue;
   if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr))
     return cudaErrorInvalidValue;
   const Kernels& kernels = online ? kernels_for<true>(task.type) : kernels_for<false>(task.type);
 
   const int vectors = (p.columns + kEach - 1) / kEach;
-  const bool grouped = !task.known && task.group != 0 && task.group < task.k;
-  const bool lanes_fit = !grouped || (task.group % (kLeastGroupLanes * kEach) == 0 && task.group <= 32 * kEach &&
+  const bool known = task.known || given;  // no scale is looked for
+  const bool several = !task.known && task.group != 0 && task.group < task.k, grouped = several && !given;
+  const bool lanes_fit = !several || (task.group % (kLeastGroupLanes * kEach) == 0 && task.group <= 32 * kEach &&
                                       std::has_single_bit(static_cast<std::uint64_t>(task.group)));
-  if (grouped && lanes_fit) {
+  if (several && lanes_fit) {
     p.group_lanes = static_cast<int>(task.group) / kEach;
     p.group_shift = std::countr_zero(static_cast<std::uint64_t>(task.group));
   }
-  const bool divisible = (grouped || task.known) && task.sums == nullptr;  // parts of a row are independent
+  const bool divisible = (grouped || known) && task.sums == nullptr;  // parts of a row are independent
 
   constexpr int kPartThreads = 256, kLeastThreads = 128;  // of a part of a divisible row; of a CTA with many rows
   constexpr int kMostParts = 65535;                       // of a grid's second dimension
@@ -572,7 +609,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
     const Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
     return launch_dependent(kernel, grid, block, 0, stream, p);
   }
-  if (online && grouped) return cudaErrorInvalidValue;  // groups of online quantization always fit lanes
+  if (online && several) return cudaErrorInvalidValue;  // groups of online quantization always fit lanes
   const std::int64_t segment = grouped ? task.group : columns;
   const int threads = static_cast<int>(std::min<std::int64_t>((segment / kEach + 31) / 32 * 32, kMaxThreads));
   return launch_dependent(kernels.segments, static_cast<unsigned>(task.m), static_cast<unsigned>(std::max(threads, 32)), 0,

@@ -149,30 +149,6 @@ std::size_t sm90_workspace(const Kernel& self, const Problem& p) {
   return with_parts(w8a8_workspace(self, p), self, w8a8_groups(self.tile.m), p);
 }
 
-/// A as the caller quantized it.
-QuantizedActs given_acts(const StepArgs& args) {
-  QuantizedActs acts{.codes = args.a.data, .pitch = args.a.stride(0), .group = args.act_scheme.group.k};
-  const ConstTensorView& scale = args.operands.a_scale;
-  const ConstTensorView& zero = args.operands.a_zero;
-  const bool per_tensor = args.act_scheme.group == GroupShape::tensor();
-  if (scale.empty() && per_tensor && args.weight->static_acts) {
-    acts.scale = args.weight->static_acts->scale;
-    acts.zero = args.weight->static_acts->zero;
-  } else {
-    if (!scale.empty()) {  // a D of s32 needs none
-      acts.scales = static_cast<const float*>(scale.data);
-      acts.scale_row = scale.dim(0) == 1 ? 0 : scale.stride(0);
-      acts.scale_group = scale.rank == 2 ? scale.stride(1) : 0;
-    }
-    if (args.act_scheme.zero != ZeroKind::none) {
-      acts.zeros = static_cast<const std::int32_t*>(zero.data);
-      acts.zero_row = zero.dim(0) == 1 ? 0 : zero.stride(0);
-    }
-  }
-  if (sums_are_missing(*args.weight, args.a.dtype)) acts.sums = reinterpret_cast<const std::int32_t*>(args.scratch.data());
-  return acts;
-}
-
 /// The task, with the sums that its codes came without.
 Result<W8A8Task> summed_task(const StepArgs& args) {
   const W8A8Task task = w8a8_task(args);
@@ -349,10 +325,35 @@ double codes_moved_us(const GpuInfo& gpu, const Problem& p) {
 
 bool has_groups(const Problem& p) { return p.act_scheme.group.k != 0 || p.scheme.group.n > 1; }
 
+QuantizedActs given_acts(const StepArgs& args) {
+  QuantizedActs acts{.codes = args.a.data, .pitch = args.a.stride(0), .group = args.act_scheme.group.k};
+  const ConstTensorView& scale = args.operands.a_scale;
+  const ConstTensorView& zero = args.operands.a_zero;
+  const bool per_tensor = args.act_scheme.group == GroupShape::tensor();
+  if (scale.empty() && per_tensor && args.weight->static_acts) {
+    acts.scale = args.weight->static_acts->scale;
+    acts.zero = args.weight->static_acts->zero;
+  } else {
+    if (!scale.empty()) {  // a D of s32 needs none
+      acts.scales = static_cast<const float*>(scale.data);
+      acts.scale_row = scale.dim(0) == 1 ? 0 : scale.stride(0);
+      acts.scale_group = scale.rank == 2 ? scale.stride(1) : 0;
+    }
+    if (args.act_scheme.zero != ZeroKind::none) {
+      acts.zeros = static_cast<const std::int32_t*>(zero.data);
+      acts.zero_row = zero.dim(0) == 1 ? 0 : zero.stride(0);
+      acts.zero_group = zero.rank == 2 ? zero.stride(1) : 0;
+    }
+  }
+  return acts;
+}
+
 W8A8Task w8a8_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
+  QuantizedActs acts = is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args);
+  if (sums_are_missing(w, args.a.dtype)) acts.sums = reinterpret_cast<const std::int32_t*>(args.scratch.data());
   return {.weight = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)},
-          .acts = is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args),
+          .acts = acts,
           .m = static_cast<int>(args.a.dim(0)),
           .together = args.accumulation == Accumulation::precise ? kPreciseChannels / gpu_w8::kChannels : 0,
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),

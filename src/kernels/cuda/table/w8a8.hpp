@@ -12,6 +12,9 @@
 
 namespace nibble::cuda {
 
+/// A as the caller quantized it, without sums.
+QuantizedActs given_acts(const StepArgs& args);
+
 /// The task of a step. If codes are given without the sums that the weight's zero points need, acts.sums points into args.scratch and is
 /// not filled yet.
 W8A8Task w8a8_task(const StepArgs& args);

@@ -9,6 +9,7 @@
 #include "kernels/cuda/launch/launch.hpp"
 #include "kernels/cuda/table/decode_cost.hpp"
 #include "kernels/cuda/table/families.hpp"
+#include "kernels/cuda/table/w8a8.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
 #include "kernels/cuda/table/wna16.hpp"
 #include "kernels/cuda/tasks/gemm_schedule.hpp"
@@ -28,6 +29,9 @@ constexpr std::int64_t kMostDecodeChannels = 1 << 19;
 /// The conditions of all rows on activations.
 Status accepts_acts(const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_wna8(p));
+  if (!is_compute_float(p.a_dtype) && p.act_scheme.group.k != 0 && p.permutes_k)
+    return error(StatusCode::unsupported, "A comes in blocks of {} channels that share a scale, which act-order tears apart",
+                 p.act_scheme.group.k);
   if (std::max({p.m, p.n, p.k}) > kMostDimension)
     return error(StatusCode::unsupported, "M={} N={} K={}: a dimension is beyond {}", p.m, p.n, p.k, kMostDimension);
   return {};
@@ -85,6 +89,8 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
 Status accepts_linear(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   NIBBLE_RETURN_IF_ERROR(accepts_acts(p));
+  if (self.quantizes && !is_compute_float(p.a_dtype))
+    return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 itself, A comes as {} codes", name(p.a_dtype));
   if (self.quantizes && p.act_scheme.zero != ZeroKind::none)
     return error(StatusCode::unsupported, "makes codes without zero points");
   if (self.quantizes && p.k > kMostDecodeChannels)
@@ -240,7 +246,7 @@ constexpr Kernel kPrepareRow{
     .weight = "none",
     .layout = "",
     .tile = {},
-    .summary = "quantizes activations to int8 per token, tensor or block, in the channel order of gpu_n64k128, with sums",
+    .summary = "puts int8 activations, quantized here or given as codes, in the channel order of gpu_n64k128, with sums",
     .form = kForm,
     .accepts = accepts_prepare,
     .cost_us = prepare_cost_us,
@@ -291,10 +297,12 @@ int online_fold(const ActScheme& act, const WeightScheme& weight) {
 
 QuantizeTask online_rule(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
+  const bool floats = is_compute_float(args.a.dtype);
   QuantizeTask task{.type = args.a.dtype,
                     .zero_points = args.act_scheme.zero != ZeroKind::none,
-                    .known = args.act_scheme.group == GroupShape::tensor(),
+                    .known = floats && args.act_scheme.group == GroupShape::tensor(),
                     .group = args.act_scheme.group.k};
+  if (!floats) task.given = given_acts(args);
   if (task.known) task.scale = w.static_acts->scale, task.zero = w.static_acts->zero;
   if (w.act_limit) task.limit = *w.act_limit;
   return task;
@@ -306,9 +314,6 @@ Status accepts_wna8(const Problem& p) {
     return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
                  act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
                  act.codes == DType::none ? "" : name(act.codes));
-  if (!is_compute_float(p.a_dtype))
-    return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 into an order of its own, A comes as {} codes",
-                 name(p.a_dtype));
   if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())

@@ -1,4 +1,5 @@
-// Rows of the kernel table that quantize activations to int8 while running and multiply them with weights in the layout gpu_n64k128.
+// Rows of the kernel table that multiply int8 activations, quantized while running or given as codes, with weights in the layout
+// gpu_n64k128.
 #pragma once
 
 #include "kernels/cuda/table/wgmma_cost.hpp"
@@ -15,10 +16,10 @@ namespace nibble::cuda {
 /// kind (16-bit scales, zeros that are bytes or in the middle of the codes); else 32.
 int online_fold(const ActScheme& act, const WeightScheme& weight);
 
-/// The quantization rule of a step; the caller adds A, its size and the outputs.
+/// The quantization rule of a step, or the scales and zero points of codes that are given; the caller adds A, its size and the outputs.
 QuantizeTask online_rule(const StepArgs& args);
 
-/// Whether activations are quantized to int8 codes in groups that the kernels support.
+/// Whether activations are int8 codes, made while running or given, in groups that the kernels support.
 Status accepts_wna8(const Problem& problem);
 
 /// The family of kernels that the records of a linear layer belong to.

@@ -29,8 +29,8 @@ cudaError_t conv_gemm_sm80(const ConvTask& task, cudaStream_t stream);
 /// cannot be read in place are copied there (code_images). One group, channels a multiple of 64. The bits do not depend on config.
 cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaStream_t stream);
 
-/// The implicit GEMM of sm_90 for task.weight and floats that are first quantized to int8 codes in task.scratch (wna8_image_map), with a
-/// scale per block of a pixel's channels or one for all: wna8.hpp on patches. One group, channels a multiple of 64 and of task.fold. A
+/// The implicit GEMM of sm_90 for task.weight and int8 codes in task.scratch (wna8_image_map), made of floats or of codes that are given,
+/// with a scale per block of a pixel's channels or one for all: wna8.hpp on patches. One group, channels a multiple of 64 and of task.fold. A
 /// row's bits depend neither on the batch nor on the other pixels.
 cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaStream_t stream);
 
@@ -38,7 +38,7 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 /// group a multiple of 16, and where there are groups, their output channels of 64.
 cudaError_t conv_w8a8_sm80(const ConvTask& task, cudaStream_t stream);
 
-/// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8.
+/// to[B,H,W,C] dense, of f16, bf16 or f32 elements whose channels are a multiple of 8, or of s8 elements and a multiple of 16.
 cudaError_t channels_last(const ConvTask& task, void* to, cudaStream_t stream);
 
 /// How sm_90's kernels store a D that is not channels-last.

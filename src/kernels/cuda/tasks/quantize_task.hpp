@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/cuda/tasks/quantized_acts.hpp"
 #include "nibble/types.hpp"
 
 namespace nibble::cuda {
@@ -11,12 +12,15 @@ namespace nibble::cuda {
 /// A[M,K], in device memory, and where its codes go.
 struct QuantizeTask {
   const void* a = nullptr;
-  DType type = DType::f16;    // f32, f16 or bf16
+  DType type = DType::f16;    // f32, f16 or bf16; or s8: codes, which are `given`
   std::int64_t a_stride = 0;  // elements between rows
   std::int64_t m = 0, k = 0;
   const std::int32_t* perm = nullptr;                    // [K]: position k is input channel perm[k]; null: in order
   const float* prescale = nullptr;                       // [K]: what an input channel is multiplied by first
   float limit = std::numeric_limits<float>::infinity();  // ranges end at ±limit; larger magnitudes saturate
+
+  /// With type s8: the scales and zero points of the codes, which are only put in order, with their terms.
+  QuantizedActs given;
 
   DType codes_type = DType::s8;  // s8 or e4m3
   bool zero_points = false;      // asymmetric ranges; s8 with a scale per token, or where terms are written

@@ -13,24 +13,11 @@
 
 #include "core/host_device.hpp"
 #include "epilogue/element.hpp"
+#include "kernels/cuda/tasks/quantized_acts.hpp"
 #include "layouts/gpu_w8.hpp"
 #include "nibble/scheme.hpp"
 
 namespace nibble::cuda {
-
-/// Activations as codes, in device memory. A null array means one value for all.
-struct QuantizedActs {
-  const void* codes = nullptr;  // [M,K], s8 or e4m3
-  std::int64_t pitch = 0;       // bytes between rows
-  const float* scales = nullptr;
-  std::int64_t scale_row = 0, scale_group = 0;  // elements between tokens, between groups of `group` channels
-  float scale = 1.0f;                           // where there are no scales
-  const std::int32_t* zeros = nullptr;          // a token's, elements zero_row apart
-  std::int64_t zero_row = 0;
-  std::int32_t zero = 0;               // where there are no zeros
-  const std::int32_t* sums = nullptr;  // [M] of a token's codes; needed where the weight has zeros
-  int group = 0;                       // channels that share a scale; 0: all
-};
 
 /// A weight packed as gpu_w8n64k128, in device memory, aligned to 256 bytes.
 struct W8A8Weight {

@@ -1,5 +1,5 @@
-// D[M,N] = epilogue(Â[M,K] · Wᵀ) of activations that were quantized while running, and weights in the layout gpu_n64k128: online
-// quantization. It needs no layout of its own: the same packed weight serves float activations and codes.
+// D[M,N] = epilogue(Â[M,K] · Wᵀ) of activations that were quantized while running, or came as codes, and weights in the layout
+// gpu_n64k128: online quantization. It needs no layout of its own: the same packed weight serves float activations and codes.
 //
 //   quantize_acts   A ──▶ codes s8 [M][pitch]        of each 16 channels in the order of gpu_tile::interleaved
 //                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels, or {s_a, Σ(a − z) and z}; of two tokens

@@ -163,7 +163,7 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 
   // A row of the quantizer is a pixel. Contiguous pixels are quantized as one row, if it has at most so many channels (quantize_acts.cu).
   constexpr std::int64_t kMostChannels = std::int64_t{1} << 28;
-  const std::int64_t element = task.a_dtype == DType::f32 ? 4 : 2;
+  const std::int64_t element = task.a_dtype == DType::f32 ? 4 : task.a_dtype == DType::s8 ? 1 : 2;
   const bool reorders = task.a.channel != 1;
   const Wna8ImageMap map =
       wna8_image_map(task.fold, pixels, patches.channels, reorders ? pixels * patches.channels * element : 0);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "kernels/cuda/device/wgmma8.cuh"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "layouts/gpu_w8.hpp"
+#include "nibble/plan.hpp"
 #include "nibble/types.hpp"
 
 namespace nibble::emulator {
@@ -217,5 +219,51 @@ struct W8A8Layer {
     std::memcpy(packed.data() + geometry.sums_offset(), sums.data(), 4 * sums.size());
   }
 };
+
+/// Weights of each type with one scale per output channel, as nibble packs them, and codes with zero points: `launch` computes their exact
+/// sums.
+template <class Launch>
+void expect_exact_sums(Launch launch) {
+  constexpr int m = 19, n = 75, k = 272;
+  for (const char* const name : {"s8c", "s8zc", "u8b128c", "u8zc", "u4b8c", "u4zc"}) {
+    SCOPED_TRACE(name);
+    std::mt19937 random(1);
+    QuantTensor q;
+    q.scheme = Scheme::parse(name)->weight;
+    q.n = n, q.k = k;
+    for (int i = 0; i < n * k; ++i) q.codes.push_back(static_cast<std::uint8_t>(random() % (1u << bits(q.scheme.codes))));
+    q.scales = Tensor(q.scheme.scale, {n, 1});
+    if (q.scheme.zero != ZeroKind::none) q.zeros = Tensor(q.scheme.codes == DType::s8 ? DType::s8 : DType::u8, {n, 1});
+    for (int row = 0; row < n && !q.zeros.empty(); ++row)
+      q.zeros.as<std::uint8_t>()[row] = static_cast<std::uint8_t>(random() % (1u << bits(q.scheme.codes)));
+    const auto weight = nibble::pack(q, {.layout = "gpu_w8n64k128"});
+    ASSERT_TRUE(weight.ok()) << weight.status().message();
+    std::vector<std::int8_t> acts(static_cast<std::size_t>(m * k));
+    std::vector<std::int32_t> zeros, sums, d(static_cast<std::size_t>(m * n));
+    for (auto& code : acts) code = static_cast<std::int8_t>(random());
+    for (int row = 0; row < m; ++row) {
+      zeros.push_back(static_cast<std::int32_t>(random() % 256) - 128);
+      sums.push_back(std::accumulate(acts.begin() + row * k, acts.begin() + (row + 1) * k, 0));
+    }
+    cuda::W8A8Task task;
+    task.weight = {weight->bytes().data(), gpu_w8::geometry(q.scheme, n, k)};
+    task.acts = {.codes = acts.data(), .pitch = k, .zeros = zeros.data(), .zero_row = 1, .sums = sums.data()};
+    task.m = m;
+    task.epilogue.out = DType::s32;
+    task.epilogue.d = d.data();
+    task.epilogue.d_stride = n;
+    ASSERT_EQ(launch(task), cudaSuccess);
+    for (int row = 0; row < m; ++row)
+      for (int column = 0; column < n; ++column) {
+        const auto zero = q.zeros.empty() ? 0 : static_cast<int>(q.zeros.at(column));
+        std::int32_t sum = 0;
+        for (int i = 0; i < k; ++i) {
+          const auto code = static_cast<int>(code_value(q.scheme.codes, q.codes[static_cast<std::size_t>(column * k + i)]));
+          sum += (acts[static_cast<std::size_t>(row * k + i)] - zeros[static_cast<std::size_t>(row)]) * (code - zero);
+        }
+        ASSERT_EQ(d[static_cast<std::size_t>(row * n + column)], sum) << row << "," << column;
+      }
+  }
+}
 
 }  // namespace nibble::emulator

@@ -20,6 +20,10 @@ TEST_P(EmulatedW8a8Simt, GivesTheSumsOfTheLayer) {
   layer.expect_sums(layer.task(), [](const W8A8Task& task) { return linear_w8a8_simt(task, nullptr); });
 }
 
+TEST(EmulatedW8a8SimtWeights, OfIntegersGiveExactSums) {
+  emulator::expect_exact_sums([](const W8A8Task& task) { return linear_w8a8_simt(task, nullptr); });
+}
+
 constexpr emulator::W8A8Case kCases[] = {
     {Codes::s8, 3, 72, 1936},
     {Codes::s8, 40, 200, 1040, DType::bf16, emulator::kZeros},

@@ -30,6 +30,11 @@ TEST_P(EmulatedW8a8Sm80, GivesTheSumsOfTheLayer) {
   layer.expect_sums(layer.task(), [](const W8A8Task& task) { return linear_w8a8_sm80(task, nullptr); });
 }
 
+TEST(EmulatedW8a8Sm80Weights, OfIntegersGiveExactSums) {
+  emulator::use_shared_memory(shared);
+  emulator::expect_exact_sums([](const W8A8Task& task) { return linear_w8a8_sm80(task, nullptr); });
+}
+
 constexpr emulator::W8A8Case kCases[] = {
     {Codes::s8, 3, 72, 1936},
     {Codes::s8, 40, 200, 1040, DType::bf16, kZeros},

@@ -61,6 +61,12 @@ TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   layer.expect_sums(task, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
 }
 
+TEST(EmulatedWeights, OfIntegersGiveExactSums) {
+  emulator::use_shared_memory(shared);
+  const W8A8Config config{.tokens = 16, .blocks = 1, .depth = 2, .split = 2};
+  emulator::expect_exact_sums([&](const W8A8Task& task) { return linear_w8a8_sm90(task, config, nullptr); });
+}
+
 // Rows, tokens and channels with tails, more records than a ring has stages, more passes than there are multiprocessors.
 constexpr Case kCases[] = {
     {Codes::s8, 3, 72, 1936, 16, 2, 2, 1},

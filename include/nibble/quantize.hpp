@@ -83,8 +83,8 @@ struct ActOptions {
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out,
                             const ActOptions& options = {}, Executor* executor = nullptr);
 /// The same in device memory, options.prescale too: enqueues on `stream` and returns, without allocation or synchronisation. Can be
-/// captured in a CUDA graph once it has run on the device. Zero points per group, float offsets, and groups that are no multiples of 8
-/// channels are on the CPU only.
+/// captured in a CUDA graph once it has run on the device. Float offsets, and groups that are no multiples of 8 channels, are on the CPU
+/// only.
 /// Errors: as above, unsupported without a GPU, and internal with CUDA's message when the launch fails.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream);

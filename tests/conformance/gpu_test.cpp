@@ -558,6 +558,8 @@ TEST_F(Gpu, QuantizesActivationsAsTheHost) {
          {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(32), GroupShape::group(64), GroupShape::group(128),
           GroupShape::group(256), GroupShape::group(24), GroupShape::group(1000)})
       schemes.push_back({codes, group});
+  for (const std::int32_t group : {32, 64, 128, 256, 24, 1000})
+    schemes.push_back({DType::s8, GroupShape::group(group), ZeroKind::integer});
   constexpr std::int64_t kShapes[][2] = {{1, 1},      {1, 4096},   {3, 100},    {7, 127},    {5, 129},    {64, 1000},
                                          {2, 8192},   {33, 2049},  {10, 14336}, {272, 4096}, {2300, 500}, {11, 40000},
                                          {4300, 250}, {4353, 257}, {50, 28672}, {7, 53248}};
@@ -585,7 +587,7 @@ TEST_F(Gpu, QuantizesActivationsAsTheHost) {
         factors.set(column, 1.0f + 0.3f * random_normal(5, static_cast<std::uint64_t>(column)));
       const auto up = [](std::int64_t bytes) { return static_cast<std::size_t>((bytes + 511) / 256 * 256); };  // and a gap
       const std::size_t codes = 256, scales = codes + up(m * pitch), zeros = scales + up(4 * m * groups),
-                        sums = zeros + up(4 * m);
+                        sums = zeros + up(4 * m * groups);
       const auto run = [&](const std::byte* from, const std::byte* by, std::byte* to, auto where) {
         ConstTensorView view(from + offset * bits(type) / 8, type, {m, k});
         view.strides[0] = stride;
@@ -594,6 +596,10 @@ TEST_F(Gpu, QuantizesActivationsAsTheHost) {
         if (scheme.group.k != 0) {
           out.scales = TensorView(to + scales, DType::f32, {m, groups});
           if (i % 2 == 1) out.scales.strides = {1, m};
+          if (scheme.zero != ZeroKind::none) {
+            out.zeros = TensorView(to + zeros, DType::s32, {m, groups});
+            if (i % 4 < 2) out.zeros.strides = {1, m};
+          }
         } else if (scheme.group == GroupShape::channel()) {
           out.scales = TensorView(to + scales, DType::f32, {m});
           if (scheme.zero != ZeroKind::none) out.zeros = TensorView(to + zeros, DType::s32, {m});
@@ -637,8 +643,8 @@ TEST_F(Gpu, CodesThatWereMadeBeforeGiveTheBitsOfThoseMadeWhileRunning) {
         kernel.name.starts_with("linear_any_s8i16_any__cuda_") || kernel.name.starts_with("linear_any_s8_any__cuda_");
     if (!takes_codes || !runs_here(kernel.isa).ok()) continue;
     const std::string forced(kernel.name);
-    for (const char* text :
-         {"s8r_u4b8g128", "s8zr_u4zg64", "s8g128_u4zg128", "s8g32_u4b8g32", "s8g256_s8c", "s8r_s8c", "s8zr_u4zc"})
+    for (const char* text : {"s8r_u4b8g128", "s8zr_u4zg64", "s8g128_u4zg128", "s8g32_u4b8g32", "s8g256_s8c", "s8zg64_u4zg128",
+                             "s8r_s8c", "s8zr_u4zc"})
       for (const bool act_order : {false, true}) {
         SCOPED_TRACE(::testing::Message() << forced << " " << text << (act_order ? ", act-order" : ""));
         const Scheme scheme = must(Scheme::parse(text));

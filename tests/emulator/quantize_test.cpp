@@ -21,7 +21,7 @@ std::uint16_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t, __nv_fp8_int
 namespace nibble::cuda {
 namespace {
 
-enum class Kind { s8_token, s8_zeros, s8_static, e4m3_token, groups, terms, plain_terms, zero_terms };
+enum class Kind { s8_token, s8_zeros, s8_static, e4m3_token, groups, group_zeros, terms, plain_terms, zero_terms };
 
 struct Case {
   Kind kind;
@@ -33,13 +33,13 @@ struct Case {
 
   bool online() const { return kind >= Kind::terms; }
   bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups; }
-  bool zeros() const { return kind == Kind::s8_zeros || kind == Kind::zero_terms; }
+  bool zeros() const { return kind == Kind::s8_zeros || kind == Kind::group_zeros || kind == Kind::zero_terms; }
   int fold() const { return group != 0 && group < 128 ? 32 : 128; }
   int columns() const { return online() ? (k + 127) / 128 * 128 : k; }
 };
 
 std::string name(const Case& c) {
-  const char* const kinds[] = {"s8", "s8_zeros", "s8_static", "e4m3", "e4m3", "terms", "plain_terms", "zero_terms"};
+  const char* const kinds[] = {"s8", "s8_zeros", "s8_static", "e4m3", "e4m3", "s8_zeros", "terms", "plain_terms", "zero_terms"};
   return fmt::format("{}_{}_{}x{}_g{}{}{}", kinds[static_cast<int>(c.kind)], nibble::name(c.type), c.m, c.k, c.group,
                      c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "");
 }
@@ -76,7 +76,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
 
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(c.m * columns) + 16, 0xa5);
   std::vector<float> scales(static_cast<std::size_t>(c.m * groups)), token_scales(static_cast<std::size_t>(c.m));
-  std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.m)), sums(static_cast<std::size_t>(c.m));
+  std::vector<std::int32_t> zeros(scales.size()), sums(static_cast<std::size_t>(c.m));
   const int term_fold = (c.m + 1) / 2 * 2;
   std::vector<float> terms(static_cast<std::size_t>(2 * term_fold * folds));
   QuantizeTask task;
@@ -94,8 +94,8 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     if (c.kind == Kind::plain_terms) task.token_scales = token_scales.data();
   } else {
     task.scales = scales.data(), task.scale_row = 1, task.scale_group = c.m;
-    if (c.zeros()) task.zeros = zeros.data(), task.zero_row = 1;
-    if (c.kind == Kind::s8_token) task.sums = sums.data(), task.sum_row = 1;
+    if (c.zeros()) task.zeros = zeros.data(), task.zero_row = groups, task.zero_group = 1;
+    if (c.kind == Kind::s8_token || (c.kind == Kind::group_zeros && c.m % 2 == 1)) task.sums = sums.data(), task.sum_row = 1;
   }
   ASSERT_EQ(quantize_acts(task, nullptr), cudaSuccess);
 
@@ -115,7 +115,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
         const float scale = scales[static_cast<std::size_t>(g * c.m + m)];
         ASSERT_EQ(std::bit_cast<std::uint32_t>(scale), std::bit_cast<std::uint32_t>(rule.scale)) << "scale " << m << " " << g;
         if (c.zeros()) {
-          ASSERT_EQ(zeros[static_cast<std::size_t>(m)], rule.zero);
+          ASSERT_EQ(zeros[static_cast<std::size_t>(m * groups + g)], rule.zero) << "zero " << m << " " << g;
         }
       }
     }
@@ -179,6 +179,11 @@ constexpr Case kCases[] = {
     {Kind::groups, DType::bf16, 4, 600, 24},
     {Kind::groups, DType::f32, 200, 257, 128},
     {Kind::groups, DType::bf16, 70, 1028, 128},
+    {Kind::group_zeros, DType::bf16, 3, 1024, 128},
+    {Kind::group_zeros, DType::f16, 70, 1536, 32},
+    {Kind::group_zeros, DType::f32, 31, 1024, 256},
+    {Kind::group_zeros, DType::bf16, 4, 600, 24},
+    {Kind::group_zeros, DType::f32, 200, 257, 64},
     {Kind::terms, DType::bf16, 40, 2048, 128},
     {Kind::terms, DType::f16, 90, 1024, 32},
     {Kind::terms, DType::bf16, 3, 400, 128},

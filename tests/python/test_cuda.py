@@ -101,7 +101,7 @@ def test_conv(torch, rng, groups):
         assert distance(y.cpu(), here.conv(x, **options)) < 5e-3
 
 
-@pytest.mark.parametrize("scheme", ["s8r", "s8zr", "e4m3r", "e4m3g128"])
+@pytest.mark.parametrize("scheme", ["s8r", "s8zr", "s8zg128", "e4m3r", "e4m3g128"])
 def test_codes_are_those_of_the_cpu(torch, scheme):
     x = torch.randn(7, 1024)
     for here, there in zip(nibble.quantize_activations(x, scheme), nibble.quantize_activations(x.cuda(), scheme)):

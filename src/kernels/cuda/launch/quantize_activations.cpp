@@ -16,10 +16,6 @@ Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, c
                  scheme.group.k, kGroupStep);
   if (scheme.zero == ZeroKind::offset)
     return error(StatusCode::unsupported, "the GPU finds integer zero points, no float offsets; quantize on the CPU");
-  if (scheme.zero != ZeroKind::none && scheme.group.k != 0)
-    return error(StatusCode::unsupported,
-                 "the GPU finds zero points per token, not per {} channels; quantize on the CPU, or without zero points",
-                 scheme.group.k);
   cuda::QuantizeTask task{.a = a.data,
                           .type = a.dtype,
                           .a_stride = a.stride(0),
@@ -38,6 +34,7 @@ Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, c
                           .scale_group = out.scales.rank == 2 ? out.scales.stride(1) : 0,
                           .zeros = static_cast<std::int32_t*>(out.zeros.data),
                           .zero_row = out.zeros.stride(0),
+                          .zero_group = out.zeros.rank == 2 ? out.zeros.stride(1) : 0,
                           .sums = static_cast<std::int32_t*>(out.sums.data),
                           .sum_row = out.sums.stride(0)};
   if (options.limit) task.limit = *options.limit;

@@ -307,7 +307,7 @@ __device__ __forceinline__ Rule given_rule(const Params& p, std::int64_t row, in
 
 __device__ void store_rule(const QuantizeTask& t, std::int64_t row, std::int64_t group, const Rule& rule) {
   if (t.scales != nullptr) t.scales[row * t.scale_row + group * t.scale_group] = rule.scale;
-  if (t.zeros != nullptr) t.zeros[row * t.zero_row] = rule.zero;
+  if (t.zeros != nullptr) t.zeros[row * t.zero_row + group * t.zero_group] = rule.zero;
 }
 
 // ---- rows in registers
@@ -373,6 +373,8 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
   load(raw, p.source, row, [=](int v) { return first + v * step; });
 
   constexpr int kRules = V == kLongVectors<kType> ? 1 : V;  // one per vector
+  // Ranges for zero points of groups take twice the registers: too many where three CTAs share an SM.
+  constexpr bool kGroupZeros = kOnline || !kWhole;
   Rule rule[kRules];
   if constexpr (kType == DType::s8) {
 #pragma unroll
@@ -384,7 +386,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
     // All lanes of a group get its V ranges, and each makes a rule of one of them: a division is as much as quantizing a vector.
     const int share = team.thread % V;
     Rule own;
-    if (kOnline && t.zero_points) {
+    if (kGroupZeros && t.zero_points) {
       Range range[V];
 #pragma unroll
       for (int i = 0; i < V; ++i) range[i] = range_of(raw[i], p, first + i * step);
@@ -409,7 +411,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
     for (int i = 0; i < kRules; ++i) {
       const int from = team.thread % 32 / V * V + i;
       rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from),
-                 kOnline ? __shfl_sync(kAllLanes, own.zero, from) : 0};
+                 kGroupZeros ? __shfl_sync(kAllLanes, own.zero, from) : 0};
     }
   } else {
     const Rule all = rule_of(t, team.reduce(range_of(raw, p, first, step), ranges));
@@ -578,7 +580,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   const Kernels& kernels = online ? kernels_for<true>(task.type) : kernels_for<false>(task.type);
 
   const int vectors = (p.columns + kEach - 1) / kEach;
-  const bool known = task.known || given;  // no scale is looked for
+  const bool known = task.known || given;  // no scale is looked for; several: a row has more than one
   const bool several = !task.known && task.group != 0 && task.group < task.k, grouped = several && !given;
   const bool lanes_fit = !several || (task.group % (kLeastGroupLanes * kEach) == 0 && task.group <= 32 * kEach &&
                                       std::has_single_bit(static_cast<std::uint64_t>(task.group)));
@@ -605,7 +607,8 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
     if (parts > kMostParts) return cudaErrorInvalidConfiguration;
     const dim3 grid(static_cast<unsigned>((task.m + teams - 1) / teams), static_cast<unsigned>(parts));
     const dim3 block(static_cast<unsigned>(team), static_cast<unsigned>(teams));
-    const bool usual = whole && team * teams <= kWholeThreads;
+    const bool has_group_zeros = grouped && task.zero_points && !online;  // which kernels of whole rows do not have
+    const bool usual = whole && team * teams <= kWholeThreads && !has_group_zeros;
     const Kernel kernel = each == kFewVectors ? kernels.few : usual ? kernels.many_whole : kernels.many;
     return launch_dependent(kernel, grid, block, 0, stream, p);
   }

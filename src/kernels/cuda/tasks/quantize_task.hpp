@@ -23,7 +23,7 @@ struct QuantizeTask {
   QuantizedActs given;
 
   DType codes_type = DType::s8;  // s8 or e4m3
-  bool zero_points = false;      // asymmetric ranges; s8 with a scale per token, or where terms are written
+  bool zero_points = false;      // asymmetric ranges, of s8
   bool known = false;            // `scale` and `zero` are given, for all of A
   std::int64_t group = 0;        // channels that share a scale, a multiple of 8; 0: all
   float scale = 1.0f;
@@ -35,7 +35,7 @@ struct QuantizeTask {
   float* scales = nullptr;   // of a token (and group)
   std::int64_t scale_row = 0, scale_group = 0;
   std::int32_t* zeros = nullptr;
-  std::int64_t zero_row = 0;
+  std::int64_t zero_row = 0, zero_group = 0;
   std::int32_t* sums = nullptr;  // of a token's s8 codes; null: not written
   std::int64_t sum_row = 0;
 

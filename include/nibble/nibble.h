@@ -303,9 +303,14 @@ NIB_API nib_status nib_synchronize(void* stream);
 /* How codes lie in bytes. */
 typedef int32_t nib_nibble_order;
 enum {
-  NIB_BYTES = 0,     /* one to a byte */
-  NIB_LOW_FIRST = 1, /* two, the first one in the low half: compressed-tensors, torchao, GPTQ along K */
-  NIB_HIGH_FIRST = 2 /* two, the first one in the high half: MNN, bitsandbytes, int4 matrices of PyTorch */
+  NIB_BYTES = 0,      /* one to a byte */
+  NIB_LOW_FIRST = 1,  /* two, the first one in the low half: compressed-tensors, torchao, GPTQ along K */
+  NIB_HIGH_FIRST = 2, /* two, the first one in the high half: MNN, bitsandbytes, int4 matrices of PyTorch */
+  /* [K, N·bits/8] of TensorRT-LLM's preprocess_weights_for_mixed_gemm, for schemes of u4b8 or u8b128. What it does depends on the GPU: */
+  NIB_TRTLLM_INTERLEAVED = 3,     /* compute capability 7.5 to 8.9 and 12.0, and experts on every GPU */
+  NIB_TRTLLM_INTERLEAVED_FP8 = 4, /* the same for FP8 activations (W4A8) */
+  NIB_TRTLLM_TRANSPOSED = 5,      /* 9.0 by the C++ tools, 10.0 and 10.3 */
+  NIB_TRTLLM_PERMUTED = 6         /* 9.0 by the Python tools of 2026 */
 };
 
 typedef struct nib_qtensor_desc {
@@ -326,7 +331,8 @@ typedef struct nib_qtensor_desc {
   /* Kh × Kw of a convolution, whose rows are in the order kh, kw, channel; 0: 1, as of linear layers. */
   int64_t filter_height, filter_width;
   /* Since 1.2. Of nib_qtensor_create; nib_qtensor_get gives codes of a byte and all scales. */
-  nib_nibble_order nibble_order; /* of codes of 4 bits with two to a byte: u8 [N, ⌈K/2⌉]; NIB_BYTES: a byte each */
+  nib_nibble_order
+      nibble_order; /* of codes of 4 bits with two to a byte: u8 [N, ⌈K/2⌉], or TensorRT-LLM's; NIB_BYTES: a byte each */
   int32_t repeat_for_filter; /* not 0: scales and zeros are [N, C/group], shared by all elements of the filter, as MNN has them */
 } nib_qtensor_desc;
 

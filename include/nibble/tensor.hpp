@@ -178,6 +178,19 @@ enum class NibbleOrder : std::uint8_t {
 Result<std::vector<std::uint8_t>> unpack_nibbles(std::span<const std::uint8_t> bytes, std::int64_t n, std::int64_t k,
                                                  NibbleOrder order);
 
+/// What TensorRT-LLM's preprocess_weights_for_mixed_gemm made of a weight, which depends on the GPU that it was made for.
+enum class TrtllmLayout : std::uint8_t {
+  interleaved,      // compute capability 7.5 to 8.9 and 12.0, and experts on every GPU: 4 columns (of 8 bits 2) side by side
+  interleaved_fp8,  // the same for FP8 activations (W4A8)
+  transposed,       // 9.0 by the C++ tools, 10.0 and 10.3: [N,K], signed
+  permuted          // 9.0 by the Python tools of 2026: not side by side
+};
+/// QuantTensor::codes of a weight in that layout, for the schemes of u4b8 or u8b128 (`bits` 4 or 8): u stands for u − 8 or u − 128. Where
+/// zeros are passed to TensorRT-LLM, they are (8 − z)·s beside 4-bit codes: those of a scheme with offsets ("o").
+/// Errors: invalid_argument unless there are n · k · bits / 8 bytes, K is a multiple of 64 and N of the columns (not of `transposed`).
+Result<std::vector<std::uint8_t>> unpack_trtllm(std::span<const std::uint8_t> bytes, std::int64_t n, std::int64_t k, int bits,
+                                                TrtllmLayout layout);
+
 /// Scales or zeros of a convolution that all elements of the filter share, [Co, C/group] as MNN has them, as the QuantTensor of W[Co,k] has
 /// them: [Co, Kh·Kw·C/group], a copy for each element.
 /// Errors: invalid_argument for another rank, or where these would be more than k columns.

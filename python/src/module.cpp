@@ -175,6 +175,15 @@ std::optional<NumpyArray> field(nb::handle self, const Tensor& t) {
   return to_numpy(t.bytes.data(), t.dtype, t.shape, self);
 }
 
+/// TensorRT-LLM's layout of that name; nothing for other orders.
+std::optional<TrtllmLayout> trtllm_layout(std::string_view order) {
+  if (order == "trtllm_interleaved") return TrtllmLayout::interleaved;
+  if (order == "trtllm_interleaved_fp8") return TrtllmLayout::interleaved_fp8;
+  if (order == "trtllm_transposed") return TrtllmLayout::transposed;
+  if (order == "trtllm_permuted") return TrtllmLayout::permuted;
+  return std::nullopt;
+}
+
 QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::handle scales, nb::handle zeros,
                               OptionalFloat scale2, nb::handle g_idx, nb::handle prescale, nb::handle bias,
                               std::optional<std::pair<float, std::int32_t>> static_acts, OptionalFloat act_limit, Pair filter,
@@ -195,11 +204,19 @@ QuantTensor make_quant_tensor(std::string_view scheme, nb::handle codes, nb::han
   const std::span bytes(reinterpret_cast<const std::uint8_t*>(all.bytes.data()), all.bytes.size());
   q.n = all.shape[0];
   q.k = k ? *k : nibble_order.empty() ? all.shape[1] : 2 * all.shape[1];
-  if (nibble_order.empty()) {
+  if (const auto trtllm = trtllm_layout(nibble_order)) {
+    const int width = bits(q.scheme.codes);
+    if (q.scheme.codes != DType::u4b8 && q.scheme.codes != DType::u8b128)
+      throw Failure(StatusCode::invalid_argument,
+                    "codes of TensorRT-LLM are u4b8 or u8b128, the scheme is " + std::string(scheme));
+    q.n = all.shape[1] * 8 / width;
+    q.k = all.shape[0];
+    q.codes = check(unpack_trtllm(bytes, q.n, q.k, width, *trtllm));
+  } else if (nibble_order.empty()) {
     q.codes.assign(bytes.begin(), bytes.end());
   } else if (nibble_order != "low_first" && nibble_order != "high_first") {
-    throw Failure(StatusCode::invalid_argument,
-                  "nibble_order is '" + std::string(nibble_order) + "', neither low_first nor high_first");
+    throw Failure(StatusCode::invalid_argument, "nibble_order is '" + std::string(nibble_order) +
+                                                    "', neither low_first nor high_first, nor one of TensorRT-LLM");
   } else if (bits(q.scheme.codes) != 4) {
     throw Failure(StatusCode::invalid_argument,
                   "nibble_order is for codes of 4 bits, " + std::string(scheme) + " has " + std::to_string(bits(q.scheme.codes)));
@@ -252,7 +269,12 @@ void bind_tensors(nb::module_& m) {
           "Copies arrays of host memory: codes [N,K], one a byte; scales and zeros [rows, groups] as the scheme says; g_idx [K]; "
           "prescale [K]; bias [N]. filter: (height, width) of a convolution, whose K is in the order kh, kw, channel.\n\n"
           "nibble_order: of codes of 4 bits with two to a byte, uint8 [N, ⌈K/2⌉]: low_first (the first one in the low half: "
-          "compressed-tensors, torchao) or high_first (MNN, bitsandbytes); k: K, where it is odd. repeat_for_filter: scales and "
+          "compressed-tensors, torchao) or high_first (MNN, bitsandbytes); k: K, where it is odd. For codes as TensorRT-LLM's "
+          "preprocess_weights_for_mixed_gemm lays them out, [K, N·bits/8], schemes of u4b8 or u8b128: trtllm_interleaved (for "
+          "compute "
+          "capability 7.5 to 8.9 and 12.0, and experts), trtllm_interleaved_fp8 (the same for FP8 activations), "
+          "trtllm_transposed "
+          "(9.0 by the C++ tools, 10.0), trtllm_permuted (9.0 by the Python tools of 2026). repeat_for_filter: scales and "
           "zeros are [N, C/group], shared by all elements of the filter, as MNN has them.\n\n"
           "Raises InvalidArgument for what contradicts the scheme.")
       .def_prop_ro(

@@ -52,10 +52,25 @@ ConstTensorView view_of(const Tensor& t) {
   return v;
 }
 
+/// The same of TensorRT-LLM's codes.
+Result<std::vector<std::uint8_t>> trtllm_codes_of(const nib_qtensor_desc& desc, const WeightScheme& scheme) {
+  const int width = bits(scheme.codes);
+  if (scheme.codes != DType::u4b8 && scheme.codes != DType::u8b128)
+    return error(StatusCode::invalid_argument, "codes of TensorRT-LLM are u4b8 or u8b128, {} has {}", scheme.name(),
+                 name(scheme.codes));
+  NIBBLE_ASSIGN_OR_RETURN(const Tensor codes, copy("codes", desc.codes, desc));
+  if (codes.shape != std::vector{desc.k, desc.n * width / 8} || bits(codes.dtype) != 8)
+    return error(StatusCode::invalid_argument, "codes are {} [{}]; W[{},{}] has bytes of [{},{}] in TensorRT-LLM's layouts",
+                 name(codes.dtype), fmt::join(codes.shape, ","), desc.n, desc.k, desc.k, desc.n * width / 8);
+  return unpack_trtllm({reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), codes.bytes.size()}, desc.n, desc.k, width,
+                       static_cast<TrtllmLayout>(desc.nibble_order - NIB_TRTLLM_INTERLEAVED));
+}
+
 /// One code a byte.
 Result<std::vector<std::uint8_t>> codes_of(const nib_qtensor_desc& desc, const WeightScheme& scheme) {
-  if (desc.nibble_order < NIB_BYTES || desc.nibble_order > NIB_HIGH_FIRST)
+  if (desc.nibble_order < NIB_BYTES || desc.nibble_order > NIB_TRTLLM_PERMUTED)
     return error(StatusCode::invalid_argument, "nib_qtensor_desc.nibble_order={} is no nib_nibble_order", desc.nibble_order);
+  if (desc.nibble_order >= NIB_TRTLLM_INTERLEAVED) return trtllm_codes_of(desc, scheme);
   const bool pairs = desc.nibble_order != NIB_BYTES;
   if (pairs && bits(scheme.codes) != 4)
     return error(StatusCode::invalid_argument, "nibble_order={} is for codes of 4 bits, {} has {}", desc.nibble_order,

@@ -415,10 +415,35 @@ static void test_nibbles(void) {
   CHECK(((const uint8_t*)got.codes.data)[1] == bytes[0] >> 4 && ((const float*)got.zeros.data)[2] == offsets[0]);
   OK(nib_qtensor_destroy(q));
 
-  FAILS(NIB_INVALID_ARGUMENT, "nibble_order=3 is no nib_nibble_order", (desc.nibble_order = 3, nib_qtensor_create(&desc, &q)));
+  FAILS(NIB_INVALID_ARGUMENT, "nibble_order=7 is no nib_nibble_order", (desc.nibble_order = 7, nib_qtensor_create(&desc, &q)));
   FAILS(NIB_INVALID_ARGUMENT, "two codes a byte, [3,13]", (desc.nibble_order = 1, desc.k = 26, nib_qtensor_create(&desc, &q)));
   FAILS(NIB_INVALID_ARGUMENT, "for codes of 4 bits, u8og2 has 8",
         (desc.k = K, desc.scheme = "u8og2", nib_qtensor_create(&desc, &q)));
+}
+
+/* Codes as TensorRT-LLM lays them out: [K, N/2]. */
+static void test_trtllm_codes(void) {
+  enum { N = 2, K = 6 };
+  const uint8_t bytes[N * K / 2] = {0x10, 0x32, 0x54, 0x98, 0xba, 0xdc}; /* of each output channel signed codes, one after the other */
+  const float scales[N] = {1, 2};
+  nib_qtensor* q = NULL;
+  nib_qtensor_desc desc = SIZED(nib_qtensor_desc), got = SIZED(nib_qtensor_desc);
+  desc.scheme = "u4b8c", desc.n = N, desc.k = K;
+  desc.codes = nib_matrix(bytes, NIB_U8, K, N / 2);
+  desc.scales = nib_matrix(scales, NIB_F32, N, 1);
+  desc.nibble_order = NIB_TRTLLM_TRANSPOSED;
+  OK(nib_qtensor_create(&desc, &q));
+  OK(nib_qtensor_get(q, &got));
+  for (int i = 0; i < N * K; ++i) {
+    const int code = bytes[i / 2] >> (i % 2 * 4) & 15;
+    CHECK(((const uint8_t*)got.codes.data)[i] == (code ^ 8));
+  }
+  OK(nib_qtensor_destroy(q));
+  FAILS(NIB_INVALID_ARGUMENT, "W[2,6]: this layout has K in multiples of 64",
+        (desc.nibble_order = NIB_TRTLLM_INTERLEAVED, nib_qtensor_create(&desc, &q)));
+  FAILS(NIB_INVALID_ARGUMENT, "are u4b8 or u8b128, u4zc has u4", (desc.scheme = "u4zc", nib_qtensor_create(&desc, &q)));
+  FAILS(NIB_INVALID_ARGUMENT, "has bytes of [6,2] in TensorRT-LLM's layouts",
+        (desc.scheme = "u8b128c", nib_qtensor_create(&desc, &q)));
 }
 
 /* An engine's own threads: here none, and the loop runs backwards. */
@@ -1268,6 +1293,7 @@ int main(int argc, char** argv) {
   test_linear(NULL);
   test_integer_sums();
   test_nibbles();
+  test_trtllm_codes();
   test_contexts();
   test_quantize();
   test_conv();

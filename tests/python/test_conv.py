@@ -207,3 +207,16 @@ def test_codes_two_to_a_byte_and_scales_of_all_elements(rng, order):
     for wrong, reason in (({"nibble_order": "big"}, "neither low_first nor high_first"), ({"nibble_order": order, "k": 3}, "that takes")):
         with pytest.raises(nibble.InvalidArgument, match=reason):
             nibble.QuantTensor("u4og8", packed, scales, offsets, **wrong)
+
+
+def test_codes_as_tensorrt_llm_lays_them_out(rng):
+    codes = rng.integers(0, 16, (24, 64), dtype=np.uint8)
+    scales = rng.uniform(0.1, 1, (24, 2)).astype(np.float32)
+    signed = (codes ^ 8).reshape(-1)
+    packed = (signed[::2] | signed[1::2] << 4).reshape(64, 12)
+    q = nibble.QuantTensor("u4b8g32", packed, scales, nibble_order="trtllm_transposed")
+    assert q == nibble.QuantTensor("u4b8g32", codes, scales)
+    assert nibble.QuantTensor("u4b8g32", packed, scales, nibble_order="trtllm_interleaved") != q
+    for scheme, shape, reason in (("u4zg32", (64, 12), "are u4b8 or u8b128"), ("u4b8g32", (48, 16), "K in multiples of 64")):
+        with pytest.raises(nibble.InvalidArgument, match=reason):
+            nibble.QuantTensor(scheme, packed.reshape(shape), scales, nibble_order="trtllm_interleaved")

@@ -110,8 +110,6 @@ Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(problem.cpu ? runs_on(*problem.cpu, self.isa) : runs_here(self.isa));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
   if (self.backend != Backend::cuda) return {};
-  if (problem.act_scheme.zero == ZeroKind::offset)
-    return error(StatusCode::unsupported, "does not take activations with float offsets, which only the CPU multiplies");
   return problem.gpu != nullptr ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
 }
 

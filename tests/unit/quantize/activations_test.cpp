@@ -428,6 +428,7 @@ TEST(QuantizeActivations, RefusesWithTheValues) {
 
 TEST(ActMap, PartsDoNotOverlap) {
   for (const ActScheme& scheme : {ActScheme{DType::s8}, ActScheme{DType::s8, GroupShape::channel(), ZeroKind::integer},
+                                  ActScheme{DType::s8, GroupShape::group(32), ZeroKind::offset},
                                   ActScheme{DType::e4m3, GroupShape::group(128)}, ActScheme{DType::s8, GroupShape::tensor()}})
     for (std::int64_t m : {1, 7, 64, 1000})
       for (std::int64_t k : {1, 128, 300, 4096}) {
@@ -438,9 +439,10 @@ TEST(ActMap, PartsDoNotOverlap) {
         EXPECT_GE(map.pitch, k);
         EXPECT_EQ(map.groups, scheme.group.cols(k));
         for (std::size_t at : {map.scales, map.zeros, map.sums, map.bytes}) EXPECT_EQ(at % 256, 0u);
+        const std::size_t of_groups = known ? 0 : 4 * rows * static_cast<std::size_t>(map.groups);
         EXPECT_GE(map.scales, rows * static_cast<std::size_t>(map.pitch));
-        EXPECT_GE(map.zeros, map.scales + (known ? 0 : 4 * rows * static_cast<std::size_t>(map.groups)));
-        EXPECT_GE(map.sums, map.zeros + (known || scheme.zero == ZeroKind::none ? 0 : 4 * rows));
+        EXPECT_GE(map.zeros, map.scales + of_groups);
+        EXPECT_GE(map.sums, map.zeros + (scheme.zero == ZeroKind::none ? 0 : of_groups));
         EXPECT_GE(map.bytes, map.sums + 4 * rows);
         EXPECT_LE(map.bytes, cuda::act_map(scheme, m + 1, k).bytes) << "never less for a larger M";
       }

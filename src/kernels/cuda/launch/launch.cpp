@@ -12,6 +12,7 @@
 #include "core/sizes.hpp"
 #include "kernels/cuda/launch/probe.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
+#include "kernels/cuda/tasks/codes.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
 #include "kernels/cuda/tasks/gemm.hpp"
@@ -312,6 +313,11 @@ Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth,
   if (code == cudaSuccess) return {};
   return status_of(
       code, fmt::format("{}, {} tokens, {} row blocks, {} CTAs", describe("linear_w8a8_sm90", task), tokens, blocks, split));
+}
+
+Status launch_codes_simt(const CodesTask& task, Stream stream) {
+  return status_of(linear_codes_simt(task, native(stream)),
+                   fmt::format("linear_codes_simt M={} N={} K={}", task.m, task.weight.geometry.n, task.weight.geometry.k));
 }
 
 Status launch_dequantize(const DeviceWeight& weight, void* out, DType out_type, std::int64_t out_stride, bool transposed,

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "kernels/cuda/launch/dense.hpp"
+#include "kernels/cuda/tasks/codes_task.hpp"
 #include "kernels/cuda/tasks/conv_task.hpp"
 #include "kernels/cuda/tasks/decode_config.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
@@ -58,6 +59,8 @@ Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t 
 /// 8-bit codes times 8-bit codes.
 Status launch_w8a8_simt(const W8A8Task& task, Stream stream);
 Status launch_w8a8_sm80(const W8A8Task& task, Stream stream);
+/// int8 activations times integer codes in gpu_n64k128, on every GPU.
+Status launch_codes_simt(const CodesTask& task, Stream stream);
 /// `tokens` of a pass, its `blocks` of 64 rows, `depth` warpgroups and `split` CTAs that share K; see w8a8.hpp.
 Status launch_w8a8_sm90(const W8A8Task& task, int tokens, int blocks, int depth, int split, Stream stream);
 

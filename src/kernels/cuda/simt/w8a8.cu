@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/steps/code_rows.cuh"
 #include "kernels/cuda/steps/w8a8_scales.cuh"
 
 namespace nibble::cuda {
@@ -32,6 +33,7 @@ constexpr int kTokens = kThreads / kRows * kEach;
 constexpr int kChunks = kChannels / kChunk;  // of a row
 constexpr int kRecordCopies = gpu_w8::kRecordBytes / (kThreads * kChunk);
 static_assert(kTokens * kChunks == kThreads, "a chunk of activations a thread");
+static_assert(kChunk == kRowCodes);
 
 struct Params {
   W8A8Task task;
@@ -49,18 +51,9 @@ __device__ inline void decode_e4m3(float (&x)[4], std::uint32_t codes) {
 }
 
 /// 16 codes of a token; past K and M they are 0.
-__device__ inline uint4 load_codes(const Params& p, int token, int channel) {
-  const QuantizedActs& a = p.task.acts;
+__device__ inline uint4 codes_of(const Params& p, int token, int channel) {
   const int k = static_cast<int>(p.task.weight.geometry.k);
-  uint4 v{};
-  if (token >= p.task.m || channel >= k) return v;
-  const std::uint8_t* from = static_cast<const std::uint8_t*>(a.codes) + token * a.pitch + channel;
-  if (p.vector_codes && channel + kChunk <= k) return __ldcg(reinterpret_cast<const uint4*>(from));
-  std::uint32_t word[4] = {};
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    if (channel + i < k) word[i / 4] |= std::uint32_t{__ldcg(from + i)} << i % 4 * 8;
-  return {word[0], word[1], word[2], word[3]};
+  return token < p.task.m ? load_codes(p.task.acts, token, channel, k, p.vector_codes) : uint4{};
 }
 
 template <bool kIntegers>
@@ -84,7 +77,7 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
   const auto request = [&](int record) {
 #pragma unroll
     for (int i = 0; i < kRecordCopies; ++i) next[i] = __ldg(from + record * (gpu_w8::kRecordBytes / kChunk) + i * kThreads);
-    next_acts = load_codes(p, first_token + thread / kChunks, record * kChannels + thread % kChunks * kChunk);
+    next_acts = codes_of(p, first_token + thread / kChunks, record * kChannels + thread % kChunks * kChunk);
   };
   const auto take = [&] {
 #pragma unroll
@@ -161,9 +154,7 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
 cudaError_t linear_w8a8_simt(const W8A8Task& task, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
   if (task.m < 1 || geo.n < 1 || geo.k < 1) return cudaErrorInvalidValue;
-  Params p{.task = task, .token_blocks = (task.m + kTokens - 1) / kTokens, .vector_codes = false};
-  p.vector_codes =
-      (reinterpret_cast<std::uintptr_t>(task.acts.codes) | static_cast<std::uintptr_t>(task.acts.pitch)) % kChunk == 0;
+  const Params p{.task = task, .token_blocks = (task.m + kTokens - 1) / kTokens, .vector_codes = in_code_vectors(task.acts)};
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;
   return launch_dependent(geo.integers ? w8a8_simt_kernel<true> : w8a8_simt_kernel<false>, static_cast<unsigned>(ctas), kThreads,

@@ -26,7 +26,10 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "prepares {}, the activations are to be quantized to {}", self.out,
                  name(p.act_scheme.codes));
   if (!is_compute_float(p.a_dtype)) return error(StatusCode::unsupported, "prepares f32, f16 and bf16, not {}", name(p.a_dtype));
-  if (p.permutes_k) return error(StatusCode::unsupported, "leaves activations in order, the weight has another one");
+  if (const std::int64_t group = p.act_scheme.group.k; group % 8 != 0 || (group != 0 && p.act_scheme.zero != ZeroKind::none))
+    return error(StatusCode::unsupported, "quantizes blocks that are a multiple of 8 channels without zero points, not {}",
+                 Scheme{.act = p.act_scheme}.name());
+  if (p.act_scheme.zero == ZeroKind::offset) return error(StatusCode::unsupported, "finds no float offsets");
   if (std::max(p.m, p.k) > kMostDimension)
     return error(StatusCode::unsupported, "M={} K={}: a dimension is beyond {}", p.m, p.k, kMostDimension);
   return {};
@@ -40,7 +43,8 @@ double prepare_cost_us(const Kernel&, const Problem& p) {
 
 std::size_t prepare_workspace(const Kernel&, const Problem& p) { return act_map(p.act_scheme, p.m, p.k).bytes; }
 
-/// The workspace between prepare and the main kernel. Only integer codes have sums, and only weights with zeros read them.
+/// The workspace between prepare and the main kernel. Only integer codes have sums, and only weights with zeros read them, packed as
+/// gpu_w8n64k128.
 QuantizedActs prepared_acts(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const ActMap map = act_map(args.act_scheme, args.a.dim(0), w.k);
@@ -58,7 +62,7 @@ QuantizedActs prepared_acts(const StepArgs& args) {
       acts.zero_row = 1;
     }
   }
-  if (w.scheme.zero != ZeroKind::none) acts.sums = reinterpret_cast<const std::int32_t*>(args.prepared + map.sums);
+  if (w.scheme.zero != ZeroKind::none && w.layout == &kGpuW8Layout) acts.sums = reinterpret_cast<const std::int32_t*>(args.prepared + map.sums);
   return acts;
 }
 
@@ -70,6 +74,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
                     .a_stride = args.a.stride(0),
                     .m = args.a.dim(0),
                     .k = w.k,
+                    .perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data()),
                     .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
                     .codes_type = args.act_scheme.codes,
                     .zero_points = args.act_scheme.zero != ZeroKind::none,
@@ -125,6 +130,8 @@ Status accepts_w8a8(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "multiplies {} activations by weights of that kind, not {}", self.act,
                  name(p.scheme.codes));
   if (p.permutes_k) return error(StatusCode::unsupported, "reads channels in order, the packed weight has another one");
+  if (act.zero == ZeroKind::offset)
+    return error(StatusCode::unsupported, "takes activations with zero points that are integers, not with float offsets");
   if (act.codes == DType::s8 && act.group.k != 0)
     return error(StatusCode::unsupported, "takes a scale per token or tensor of s8 activations, not per {} channels",
                  act.group.k);
@@ -340,7 +347,10 @@ QuantizedActs given_acts(const StepArgs& args) {
       acts.scale_group = scale.rank == 2 ? scale.stride(1) : 0;
     }
     if (args.act_scheme.zero != ZeroKind::none) {
-      acts.zeros = static_cast<const std::int32_t*>(zero.data);
+      if (args.act_scheme.zero == ZeroKind::offset)
+        acts.offsets = static_cast<const float*>(zero.data);
+      else
+        acts.zeros = static_cast<const std::int32_t*>(zero.data);
       acts.zero_row = zero.dim(0) == 1 ? 0 : zero.stride(0);
       acts.zero_group = zero.rank == 2 ? zero.stride(1) : 0;
     }
@@ -348,9 +358,11 @@ QuantizedActs given_acts(const StepArgs& args) {
   return acts;
 }
 
+QuantizedActs code_rows(const StepArgs& args) { return is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args); }
+
 W8A8Task w8a8_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  QuantizedActs acts = is_compute_float(args.a.dtype) ? prepared_acts(args) : given_acts(args);
+  QuantizedActs acts = code_rows(args);
   if (sums_are_missing(w, args.a.dtype)) acts.sums = reinterpret_cast<const std::int32_t*>(args.scratch.data());
   return {.weight = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)},
           .acts = acts,

@@ -19,6 +19,9 @@ QuantizedActs given_acts(const StepArgs& args);
 /// not filled yet.
 W8A8Task w8a8_task(const StepArgs& args);
 
+/// Its activations, of weights in either layout: prepared, or as the caller has quantized them.
+QuantizedActs code_rows(const StepArgs& args);
+
 /// Whether activations have scales per group of channels, or the weight per block.
 bool has_groups(const Problem& problem);
 /// Microseconds to move codes, weight and result once.

@@ -314,6 +314,8 @@ Status accepts_wna8(const Problem& p) {
     return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
                  act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
                  act.codes == DType::none ? "" : name(act.codes));
+  if (act.zero == ZeroKind::offset)
+    return error(StatusCode::unsupported, "takes activations with zero points that are integers, not with float offsets");
   if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())

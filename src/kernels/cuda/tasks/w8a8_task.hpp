@@ -42,8 +42,8 @@ struct W8A8Task {
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
 };
 
-/// The places of quantized activations in a plan's workspace: codes[M][pitch] | scales f32[G][M] | zeros s32[M] | sums s32[M]. Static
-/// activations have only codes and sums.
+/// The places of quantized activations in a plan's workspace: codes[M][pitch] | scales f32[G][M] | zeros s32[G][M], or offsets f32 |
+/// sums s32[M]. Static activations have only codes and sums.
 struct ActMap {
   std::int64_t pitch = 0, groups = 1;
   std::size_t scales = 0, zeros = 0, sums = 0, bytes = 0;
@@ -57,8 +57,9 @@ constexpr ActMap act_map(const ActScheme& act, std::int64_t m, std::int64_t k) {
   const bool known = act.group == GroupShape::tensor();
   const auto rows = static_cast<std::size_t>(m);
   map.scales = round_up(rows * static_cast<std::size_t>(map.pitch));
-  map.zeros = map.scales + (known ? 0 : round_up(4 * rows * static_cast<std::size_t>(map.groups)));
-  map.sums = map.zeros + (known || act.zero == ZeroKind::none ? 0 : round_up(4 * rows));
+  const std::size_t of_groups = known ? 0 : round_up(4 * rows * static_cast<std::size_t>(map.groups));
+  map.zeros = map.scales + of_groups;
+  map.sums = map.zeros + (act.zero == ZeroKind::none ? 0 : of_groups);
   map.bytes = map.sums + round_up(4 * rows);
   return map;
 }

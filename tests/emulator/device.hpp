@@ -53,6 +53,7 @@ inline unsigned thread_x() { return static_cast<unsigned>(thread() % cta().x); }
 inline unsigned thread_y() { return static_cast<unsigned>(thread() / cta().x); }
 inline unsigned block_x() { return static_cast<unsigned>(block() % grid().x); }
 inline unsigned block_y() { return static_cast<unsigned>(block() / grid().x); }
+inline unsigned grid_y() { return static_cast<unsigned>(grid().y); }
 inline unsigned grid_x() { return static_cast<unsigned>(grid().x); }
 inline unsigned cta_x() { return static_cast<unsigned>(cta().x); }
 inline unsigned cta_y() { return static_cast<unsigned>(cta().y); }
@@ -70,7 +71,10 @@ inline constexpr struct {
   Special<nibble::emulator::cta_y> y;
 } blockDim{};
 
-inline constexpr struct { Special<nibble::emulator::grid_x> x; } gridDim{};
+inline constexpr struct {
+  Special<nibble::emulator::grid_x> x;
+  Special<nibble::emulator::grid_y> y;
+} gridDim{};
 
 inline void __syncthreads() { nibble::emulator::named_barrier(0, nibble::emulator::cta().count()); }
 inline void __syncwarp() { nibble::emulator::all_lanes(0); }

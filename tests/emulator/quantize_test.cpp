@@ -12,6 +12,7 @@
 #define __shared__ static
 
 #include "kernels/cuda/steps/quantize_acts.cu"
+#include "kernels/cuda/steps/quantize_blocks.cu"
 
 std::uint16_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t, __nv_fp8_interpretation_t) {
   using nibble::act_rule::to_e4m3;
@@ -21,7 +22,7 @@ std::uint16_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t, __nv_fp8_int
 namespace nibble::cuda {
 namespace {
 
-enum class Kind { s8_token, s8_zeros, s8_static, e4m3_token, groups, group_zeros, terms, plain_terms, zero_terms };
+enum class Kind { s8_token, s8_zeros, s8_static, s8_offsets, e4m3_token, groups, group_zeros, terms, plain_terms, zero_terms };
 
 struct Case {
   Kind kind;
@@ -32,6 +33,7 @@ struct Case {
   bool prescaled = false;
 
   bool online() const { return kind >= Kind::terms; }
+  bool offsets() const { return kind == Kind::s8_offsets; }
   bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups; }
   bool zeros() const { return kind == Kind::s8_zeros || kind == Kind::group_zeros || kind == Kind::zero_terms; }
   int fold() const { return group != 0 && group < 128 ? 32 : 128; }
@@ -39,7 +41,8 @@ struct Case {
 };
 
 std::string name(const Case& c) {
-  const char* const kinds[] = {"s8", "s8_zeros", "s8_static", "e4m3", "e4m3", "s8_zeros", "terms", "plain_terms", "zero_terms"};
+  const char* const kinds[] = {"s8",   "s8_zeros", "s8_static", "s8_offsets",  "e4m3",
+                               "e4m3", "s8_zeros", "terms",     "plain_terms", "zero_terms"};
   return fmt::format("{}_{}_{}x{}_g{}{}{}", kinds[static_cast<int>(c.kind)], nibble::name(c.type), c.m, c.k, c.group,
                      c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "");
 }
@@ -77,6 +80,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(c.m * columns) + 16, 0xa5);
   std::vector<float> scales(static_cast<std::size_t>(c.m * groups)), token_scales(static_cast<std::size_t>(c.m));
   std::vector<std::int32_t> zeros(scales.size()), sums(static_cast<std::size_t>(c.m));
+  std::vector<float> offsets(scales.size());
   const int term_fold = (c.m + 1) / 2 * 2;
   std::vector<float> terms(static_cast<std::size_t>(2 * term_fold * folds));
   QuantizeTask task;
@@ -94,37 +98,46 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     if (c.kind == Kind::plain_terms) task.token_scales = token_scales.data();
   } else {
     task.scales = scales.data(), task.scale_row = 1, task.scale_group = c.m;
-    if (c.zeros()) task.zeros = zeros.data(), task.zero_row = groups, task.zero_group = 1;
-    if (c.kind == Kind::s8_token || (c.kind == Kind::group_zeros && c.m % 2 == 1)) task.sums = sums.data(), task.sum_row = 1;
+    task.zero_row = 1, task.zero_group = c.m;
+    if (c.zeros()) task.zeros = zeros.data();
+    if (c.offsets()) task.offsets = offsets.data();
+    if ((c.kind == Kind::s8_token && c.group == 0) || (c.kind == Kind::group_zeros && c.m % 2 == 1))
+      task.sums = sums.data(), task.sum_row = 1;
   }
   ASSERT_EQ(quantize_acts(task, nullptr), cudaSuccess);
 
   for (int m = 0; m < c.m; ++m) {
     std::vector<act_rule::Rule> rules;
     for (int g = 0; g < groups; ++g) {
-      float low = 0, high = 0, absmax = 0;
+      float low = c.offsets() ? act_rule::kLargest : 0, high = -low, absmax = 0;
       for (int k = g * group; k < std::min(c.k, (g + 1) * group); ++k) {
         const float value = x[static_cast<std::size_t>(m * c.k + k)];
         low = std::min(low, value), high = std::max(high, value), absmax = std::max(absmax, std::abs(value));
       }
-      rules.push_back(task.known  ? act_rule::known(task.scale, task.zero)
-                      : c.zeros() ? act_rule::asymmetric(low, high)
-                                  : act_rule::symmetric(absmax, c.e4m3() ? act_rule::kE4m3Max : 127.0f));
+      if (absmax > act_rule::kLargest && c.offsets()) high = act_rule::kNan;
+      rules.push_back(task.known    ? act_rule::known(task.scale, task.zero)
+                      : c.offsets() ? act_rule::with_offset(low, high)
+                      : c.zeros()   ? act_rule::asymmetric(low, high)
+                                    : act_rule::symmetric(absmax, c.e4m3() ? act_rule::kE4m3Max : 127.0f));
       const act_rule::Rule& rule = rules.back();
       if (!task.known && !c.online()) {
         const float scale = scales[static_cast<std::size_t>(g * c.m + m)];
         ASSERT_EQ(std::bit_cast<std::uint32_t>(scale), std::bit_cast<std::uint32_t>(rule.scale)) << "scale " << m << " " << g;
         if (c.zeros()) {
-          ASSERT_EQ(zeros[static_cast<std::size_t>(m * groups + g)], rule.zero) << "zero " << m << " " << g;
+          ASSERT_EQ(zeros[static_cast<std::size_t>(g * c.m + m)], rule.zero) << "zero " << m << " " << g;
+        }
+        if (c.offsets()) {
+          ASSERT_EQ(offsets[static_cast<std::size_t>(g * c.m + m)], rule.offset);
         }
       }
     }
     const auto code_of = [&](int channel) -> int {
       const act_rule::Rule& rule = rules[static_cast<std::size_t>(std::min(channel, c.k - 1) / group)];
       if (channel >= c.k) return rule.zero;  // past K: contributes 0
+      if (c.offsets() && rule.inverse == 0.0f) return 0;
       const float value = x[static_cast<std::size_t>(m * c.k + channel)];
       if (c.e4m3()) return rule.inverse == 0.0f ? 0 : act_rule::to_e4m3(act_rule::multiply(value, rule.inverse));
-      return rule.inverse == 0.0f ? rule.zero : act_rule::to_s8(value, rule);
+      return rule.inverse == 0.0f ? rule.zero : act_rule::to_s8(value - rule.low, rule);
     };
     std::int32_t sum = 0;
     for (int k = 0; k < columns; ++k) {
@@ -184,6 +197,12 @@ constexpr Case kCases[] = {
     {Kind::group_zeros, DType::f32, 31, 1024, 256},
     {Kind::group_zeros, DType::bf16, 4, 600, 24},
     {Kind::group_zeros, DType::f32, 200, 257, 64},
+    {Kind::s8_zeros, DType::bf16, 7, 640, 32},
+    {Kind::s8_zeros, DType::f16, 3, 203, 20, 5, true},
+    {Kind::s8_token, DType::f32, 5, 203, 3},
+    {Kind::s8_offsets, DType::f16, 4, 2000, 0, 0, true},
+    {Kind::s8_offsets, DType::bf16, 9, 416, 32},
+    {Kind::groups, DType::f16, 3, 500, 12, 3},
     {Kind::terms, DType::bf16, 40, 2048, 128},
     {Kind::terms, DType::f16, 90, 1024, 32},
     {Kind::terms, DType::bf16, 3, 400, 128},

@@ -11,7 +11,9 @@
 
 #include "core/sizes.hpp"
 #include "kernels/cuda/launch/probe.hpp"
+#include "kernels/cuda/steps/decode_acts.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
+#include "kernels/cuda/steps/quantize_blocks.hpp"
 #include "kernels/cuda/tasks/codes.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
@@ -289,6 +291,17 @@ Status launch_linear_simt(const LinearTask& task, Stream stream) {
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream) {
   return status_of(quantize_acts(task, native(stream)),
                    fmt::format("quantize_acts M={} K={}, groups of {}", task.m, task.k, task.group));
+}
+
+Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream stream) {
+  return status_of(quantize_blocks(task, patches, native(stream)),
+                   fmt::format("quantize_blocks of {} patches, K={}, blocks of {}", task.m, task.k, task.group));
+}
+
+Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k,
+                          float* x, Stream stream) {
+  return status_of(decode_acts(acts, type, perm, m, static_cast<int>(k), x, native(stream)),
+                   fmt::format("decode_acts M={} K={}", m, k));
 }
 
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream) {

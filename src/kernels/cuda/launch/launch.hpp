@@ -54,6 +54,11 @@ Status dense_runs_here();
 
 /// Quantizes activations; also writes the scales, sums and terms that the task asks for.
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream);
+/// The same of the patches of images; neither sums nor terms.
+Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream stream);
+/// x[M,K] = what the codes stand for (decode_acts.hpp).
+Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k,
+                          float* x, Stream stream);
 /// sums[m] = Σ codes[m,k] of s8 activations that were given as codes, [M,K].
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
 /// 8-bit codes times 8-bit codes.

@@ -165,7 +165,7 @@ __device__ __forceinline__ void fill(const Params& p, WarpMemory<F, T>& to, cons
   for (int i = lane; i < T * kBlocks; i += 32) {
     const int token = i / kBlocks, block = i % kBlocks, channel = first + block * kFragmentChannels;
     uint4 v{};
-    if (token < tokens) v = load_codes(p.task.acts, row + token, channel, p.k, p.vectors, p.task.weight.perm);
+    if (token < tokens) v = load_codes(p.task.acts, row + token * p.task.groups, channel, p.k, p.vectors, p.task.weight.perm);
     std::uint32_t* const words = &to.codes[token][block / 2 * 8 + block % 2];
     words[0] = __byte_perm(v.x, v.z, 0x5140), words[2] = __byte_perm(v.x, v.z, 0x7362);
     words[4] = __byte_perm(v.y, v.w, 0x5140), words[6] = __byte_perm(v.y, v.w, 0x7362);
@@ -174,7 +174,7 @@ __device__ __forceinline__ void fill(const Params& p, WarpMemory<F, T>& to, cons
   if (p.by_quarters)
     for (int i = lane; i < kQuarters * T; i += 32) {
       const int token = min(i % T, tokens - 1), channel = min(first + i / T * kQuarter, p.k - 1);
-      to.terms[i / T][i % T] = act_terms(p, row + token, channel);
+      to.terms[i / T][i % T] = act_terms(p, row + token * p.task.groups, channel);
     }
   for (int i = lane; i < p.task.weight.geometry.slots() * F * 8; i += 32)
     to.slots[i / 8 / F][i / 8 % F][i % 8] =
@@ -287,32 +287,33 @@ struct Sums {
 // --- the kernel --------------------------------------------------------------------------------------------------------------
 
 /// Vectors of codes requested ahead: with few tokens bytes in flight are the limit; with many, registers for sums.
-template <int T>
-constexpr int kAhead = T == 1 ? 2 : 1;
+template <int T, bool kPieces>
+constexpr int kInFlight = T == 1 && !kPieces ? 2 : 1;
 
 template <int kBits, bool kWhole, bool kPieces, int F, int T>
 struct Product {
+  static constexpr int kAhead = kInFlight<T, kPieces>;
   static constexpr int kSteps = kChannels / gpu_tile::step_channels(kBits), kQuartersAStep = kQuarters / kSteps;
   Sums<kBits, kWhole, F, T> sums;
-  uint4 vectors[kAhead<T>][F];
+  uint4 vectors[kAhead][F];
 
   /// `record`: where the lane's first vector of it lies.
   __device__ __forceinline__ void request(const std::uint8_t* record, int step) {
 #pragma unroll
     for (int f = 0; f < F; ++f)
-      vectors[step % kAhead<T>][f] = __ldg(reinterpret_cast<const uint4*>(record + gpu_tile::vector_offset(step, f, 0)));
+      vectors[step % kAhead][f] = __ldg(reinterpret_cast<const uint4*>(record + gpu_tile::vector_offset(step, f, 0)));
   }
 
   /// Multiplies record `number`; meanwhile requests vectors of the warp's next one, `to_next` bytes on, if there is one.
   __device__ __forceinline__ void multiply(const Params& p, WarpMemory<F, T>& memory, const std::uint8_t* record, int number,
                                            int to_next, bool more, std::int64_t row, int tokens, int lane) {
     const int first = number * kChannels;
-#pragma unroll kAhead < T>
+#pragma unroll kAhead
     for (int step = 0; step < kSteps; ++step) {
       uint4 now[F];
 #pragma unroll
-      for (int f = 0; f < F; ++f) now[f] = vectors[step % kAhead<T>][f];
-      const int then = step + kAhead<T>;
+      for (int f = 0; f < F; ++f) now[f] = vectors[step % kAhead][f];
+      const int then = step + kAhead;
       if (then < kSteps)
         request(record, then);
       else if (more)
@@ -372,7 +373,7 @@ struct Product {
       if constexpr (!kWhole) {
         if (!p.by_quarters) {
           __syncwarp();  // all lanes have used the terms of the last piece
-          if (lane < T) memory.terms[quarter][lane] = act_terms(p, row + min(lane, tokens - 1), at);
+          if (lane < T) memory.terms[quarter][lane] = act_terms(p, row + min(lane, tokens - 1) * p.task.groups, at);
           __syncwarp();
         }
         sums.fold(p, memory.slots[(at - first) / span], memory.terms[quarter], lane / 4);
@@ -399,13 +400,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
   const auto* const records = static_cast<const std::uint8_t*>(task.weight.records) + task.weight.geometry.record(tile, 0);
   const std::uint8_t* record = records + static_cast<std::int64_t>(warp) * p.record_bytes;
   const int mine = gpu_tile::vector_offset(0, fragment, lane), to_next = warps * p.record_bytes;
-  const std::int64_t row = std::int64_t{group} * task.m + token;
+  const std::int64_t row = std::int64_t{token} * task.groups + group;
   auto& memory = *reinterpret_cast<WarpMemory<F, T>*>(shared + warp * p.warp_bytes);
   wait_for_predecessor();
 
   Product<kBits, kWhole, kPieces, F, T> product;
 #pragma unroll
-  for (int step = 0; step < kAhead<T>; ++step) product.request(record + mine, step);
+  for (int step = 0; step < product.kAhead; ++step) product.request(record + mine, step);
   for (int r = warp; r < p.tile_records; r += warps, record += to_next) {
     fill<kBits, kWhole>(p, memory, record, fragment, r, row, tokens, lane);
     __syncwarp();
@@ -426,7 +427,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
         Sum sum;
         if constexpr (kWhole)
           sum = product.sums.exact(f, r, t, static_cast<std::int32_t>(zeros.zero[r]),
-                                   static_cast<std::int32_t>(act_terms(p, row + min(t, tokens - 1), 0).y));
+                                   static_cast<std::int32_t>(act_terms(p, row + min(t, tokens - 1) * task.groups, 0).y));
         else
           sum = product.sums.scaled[f][r][t];
         sum += __shfl_xor_sync(kAllLanes, sum, 1);
@@ -447,8 +448,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
       const int in_tile = n % gpu_tile::kRows;
       const float scale =
           load_float(records + task.weight.geometry.scale_offset(0), gpu_tile::slot_position(in_tile), task.weight.scale_type);
-      value = task.epilogue.out == DType::s32 ? __int_as_float(static_cast<std::int32_t>(sum))
-                                              : __fmul_rn(__fmul_rn(static_cast<float>(sum), act_terms(p, row + t, 0).x), scale);
+      value = task.epilogue.out == DType::s32
+                  ? __int_as_float(static_cast<std::int32_t>(sum))
+                  : __fmul_rn(__fmul_rn(static_cast<float>(sum), act_terms(p, row + t * task.groups, 0).x), scale);
     } else {
       value = sum;
     }

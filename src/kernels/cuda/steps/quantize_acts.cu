@@ -18,6 +18,8 @@
 // Codes that are given, with their scales, are a type of A: nothing is looked for or rounded. They become what products with gpu_n64k128
 // read, as the codes made here do.
 //
+// Float offsets, and groups that are no multiple of a vector, go element by element (quantize_blocks.cu).
+//
 // Rows that do not fit into the registers of a CTA, and groups that no power of two of lanes holds, use the general kernel: a CTA a row,
 // segment by segment, each read twice; the second read hits L2.
 #include "kernels/cuda/steps/quantize_acts.hpp"
@@ -28,6 +30,7 @@
 
 #include "kernels/cuda/device/dependent_launch.cuh"
 #include "kernels/cuda/steps/act_vectors.cuh"
+#include "kernels/cuda/steps/quantize_blocks.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
 
 namespace nibble::cuda {
@@ -555,9 +558,10 @@ QuantizeTask one_row(const QuantizeTask& task) {
 }  // namespace
 
 cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
+  if (rows.offsets != nullptr || (!rows.known && rows.group % kEach != 0)) return quantize_blocks(rows, {}, stream);
   const QuantizeTask task = rows.m < 1 || rows.k < 1 ? rows : one_row(rows);
   const std::int64_t columns = std::max(task.columns, task.k);
-  if (task.m < 1 || task.k < 1 || columns > kMost || task.group % kEach != 0 || task.group < 0) return cudaErrorInvalidValue;
+  if (task.m < 1 || task.k < 1 || columns > kMost || task.group < 0) return cudaErrorInvalidValue;
   if (task.m > kMost) return cudaErrorInvalidConfiguration;
   int device = 0, sms = 0;
   if (const cudaError_t e = cudaGetDevice(&device)) return e;

@@ -24,7 +24,8 @@ constexpr std::int64_t kMostDimension = std::int64_t{1} << 30;  // sizes are cou
 
 std::int64_t pixels(const ConvGeometry& g) { return g.out_height() * g.out_width(); }
 
-/// The conditions of all rows.
+}  // namespace
+
 Status accepts_conv(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_common(self, p));
   const ConvGeometry& g = p.geometry;
@@ -33,6 +34,75 @@ Status accepts_conv(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "{} pixels in and {} out: more than {}", inputs, outputs, kMostDimension);
   return {};
 }
+
+Patches patches_of(const ConvGeometry& g) {
+  const auto i = [](std::int64_t x) { return static_cast<int>(x); };
+  return {.channels = i(g.group_inputs()),
+          .groups = i(g.groups),
+          .group_outputs = i(g.group_outputs()),
+          .height = i(g.height),
+          .width = i(g.width),
+          .out_height = i(g.out_height()),
+          .out_width = i(g.out_width()),
+          .filter_h = i(g.filter.h),
+          .filter_w = i(g.filter.w),
+          .stride_h = i(g.stride.h),
+          .stride_w = i(g.stride.w),
+          .top = i(g.padding.top),
+          .bottom = i(g.padding.bottom),
+          .left = i(g.padding.left),
+          .right = i(g.padding.right),
+          .dilation_h = i(g.dilation.h),
+          .dilation_w = i(g.dilation.w)};
+}
+
+Result<ConvTask> images_of(const StepArgs& args) {
+  const ConvGeometry& g = args.conv->geometry;
+  const std::int64_t batch = args.a.dim(0), tokens = batch * pixels(g);
+  NIBBLE_ASSIGN_OR_RETURN(const Image a, image_of("A", args.a, args.conv->input, batch, g.in_channels, g.height, g.width));
+  const auto out_image = [&](std::string_view what, const ConstTensorView& view) {
+    return image_of(what, view, args.conv->output, batch, g.out_channels, g.out_height(), g.out_width());
+  };
+  NIBBLE_ASSIGN_OR_RETURN(const Image d, out_image("D", args.d));
+  epilogue::Element element = epilogue::element(*args.epilogue, args.operands, d.matrix(0, 0, 0, tokens, g.out_channels),
+                                                args.weight->scale2.value_or(1.0f));
+  const auto as_images = [](epilogue::Operand& operand, const Image& image) {
+    operand.stride = image.pixel, operand.image = image.image, operand.channel = image.channel;
+  };
+  if (args.epilogue->gate) {
+    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", args.operands.gate));
+    as_images(element.gate, gate);
+  }
+  if (args.epilogue->residual) {
+    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", args.operands.residual));
+    as_images(element.residual, residual);
+  }
+  return ConvTask{.patches = patches_of(g),
+                  .images = static_cast<int>(batch),
+                  .a_dtype = args.a.dtype,
+                  .x = a.data,
+                  .a = {a.image, a.pixel, a.channel},
+                  .d = {d.image, d.pixel, d.channel},
+                  .scratch = args.scratch.data(),
+                  .scratch_end = end_of(args.scratch),
+                  .epilogue = element};
+}
+
+QuantizedActs acts_per_tensor(const StepArgs& args) {
+  const PackedWeightData& w = *args.weight;
+  const ConstTensorView &scale = args.operands.a_scale, &zero = args.operands.a_zero;
+  QuantizedActs acts;
+  if ((is_compute_float(args.a.dtype) || scale.empty()) && w.static_acts) {
+    acts.scale = w.static_acts->scale;
+    acts.zero = w.static_acts->zero;
+  } else {
+    acts.scales = static_cast<const float*>(scale.data);  // null: a D of s32 needs none
+    if (args.act_scheme.zero != ZeroKind::none) acts.zeros = static_cast<const std::int32_t*>(zero.data);
+  }
+  return acts;
+}
+
+namespace {
 
 Status accepts_floats(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_conv(self, p));
@@ -152,60 +222,6 @@ Status accepts_codes_sm80(const Kernel& self, const Problem& p) {
   return accepts_gather(p.geometry, 16);
 }
 
-Patches patches_of(const ConvGeometry& g) {
-  const auto i = [](std::int64_t x) { return static_cast<int>(x); };
-  return {.channels = i(g.group_inputs()),
-          .groups = i(g.groups),
-          .group_outputs = i(g.group_outputs()),
-          .height = i(g.height),
-          .width = i(g.width),
-          .out_height = i(g.out_height()),
-          .out_width = i(g.out_width()),
-          .filter_h = i(g.filter.h),
-          .filter_w = i(g.filter.w),
-          .stride_h = i(g.stride.h),
-          .stride_w = i(g.stride.w),
-          .top = i(g.padding.top),
-          .bottom = i(g.padding.bottom),
-          .left = i(g.padding.left),
-          .right = i(g.padding.right),
-          .dilation_h = i(g.dilation.h),
-          .dilation_w = i(g.dilation.w)};
-}
-
-/// Everything but the weight.
-Result<ConvTask> images_of(const StepArgs& args) {
-  const ConvGeometry& g = args.conv->geometry;
-  const std::int64_t batch = args.a.dim(0), tokens = batch * pixels(g);
-  NIBBLE_ASSIGN_OR_RETURN(const Image a, image_of("A", args.a, args.conv->input, batch, g.in_channels, g.height, g.width));
-  const auto out_image = [&](std::string_view what, const ConstTensorView& view) {
-    return image_of(what, view, args.conv->output, batch, g.out_channels, g.out_height(), g.out_width());
-  };
-  NIBBLE_ASSIGN_OR_RETURN(const Image d, out_image("D", args.d));
-  epilogue::Element element = epilogue::element(*args.epilogue, args.operands, d.matrix(0, 0, 0, tokens, g.out_channels),
-                                                args.weight->scale2.value_or(1.0f));
-  const auto as_images = [](epilogue::Operand& operand, const Image& image) {
-    operand.stride = image.pixel, operand.image = image.image, operand.channel = image.channel;
-  };
-  if (args.epilogue->gate) {
-    NIBBLE_ASSIGN_OR_RETURN(const Image gate, out_image("gate", args.operands.gate));
-    as_images(element.gate, gate);
-  }
-  if (args.epilogue->residual) {
-    NIBBLE_ASSIGN_OR_RETURN(const Image residual, out_image("residual", args.operands.residual));
-    as_images(element.residual, residual);
-  }
-  return ConvTask{.patches = patches_of(g),
-                  .images = static_cast<int>(batch),
-                  .a_dtype = args.a.dtype,
-                  .x = a.data,
-                  .a = {a.image, a.pixel, a.channel},
-                  .d = {d.image, d.pixel, d.channel},
-                  .scratch = args.scratch.data(),
-                  .scratch_end = end_of(args.scratch),
-                  .epilogue = element};
-}
-
 Status run_direct(const Kernel&, const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   task.weight = device_weight(*args.weight);
@@ -217,14 +233,7 @@ Result<ConvTask> codes_of(const StepArgs& args) {
   NIBBLE_ASSIGN_OR_RETURN(ConvTask task, images_of(args));
   const PackedWeightData& w = *args.weight;
   task.scaled = {w.bytes.data(), gpu_w8::geometry(w.scheme, w.n, w.k)};
-  const ConstTensorView &scale = args.operands.a_scale, &zero = args.operands.a_zero;
-  if ((is_compute_float(args.a.dtype) || scale.empty()) && w.static_acts) {
-    task.acts.scale = w.static_acts->scale;
-    task.acts.zero = w.static_acts->zero;
-  } else {
-    task.acts.scales = static_cast<const float*>(scale.data);  // null: a D of s32 needs none
-    if (args.act_scheme.zero != ZeroKind::none) task.acts.zeros = static_cast<const std::int32_t*>(zero.data);
-  }
+  task.acts = acts_per_tensor(args);
   return task;
 }
 

@@ -26,10 +26,6 @@ Status accepts_prepare(const Kernel& self, const Problem& p) {
     return error(StatusCode::unsupported, "prepares {}, the activations are to be quantized to {}", self.out,
                  name(p.act_scheme.codes));
   if (!is_compute_float(p.a_dtype)) return error(StatusCode::unsupported, "prepares f32, f16 and bf16, not {}", name(p.a_dtype));
-  if (const std::int64_t group = p.act_scheme.group.k; group % 8 != 0 || (group != 0 && p.act_scheme.zero != ZeroKind::none))
-    return error(StatusCode::unsupported, "quantizes blocks that are a multiple of 8 channels without zero points, not {}",
-                 Scheme{.act = p.act_scheme}.name());
-  if (p.act_scheme.zero == ZeroKind::offset) return error(StatusCode::unsupported, "finds no float offsets");
   if (std::max(p.m, p.k) > kMostDimension)
     return error(StatusCode::unsupported, "M={} K={}: a dimension is beyond {}", p.m, p.k, kMostDimension);
   return {};
@@ -57,12 +53,13 @@ QuantizedActs prepared_acts(const StepArgs& args) {
     acts.scale_row = 1;
     acts.group = args.act_scheme.group.k;
     if (acts.group != 0) acts.scale_group = args.a.dim(0);
-    if (args.act_scheme.zero != ZeroKind::none) {
-      acts.zeros = reinterpret_cast<const std::int32_t*>(args.prepared + map.zeros);
-      acts.zero_row = 1;
-    }
+    if (args.act_scheme.zero == ZeroKind::integer) acts.zeros = reinterpret_cast<const std::int32_t*>(args.prepared + map.zeros);
+    if (args.act_scheme.zero == ZeroKind::offset) acts.offsets = reinterpret_cast<const float*>(args.prepared + map.zeros);
+    acts.zero_row = acts.scale_row;
+    acts.zero_group = acts.scale_group;
   }
-  if (w.scheme.zero != ZeroKind::none && w.layout == &kGpuW8Layout) acts.sums = reinterpret_cast<const std::int32_t*>(args.prepared + map.sums);
+  if (w.scheme.zero != ZeroKind::none && w.layout == &kGpuW8Layout)
+    acts.sums = reinterpret_cast<const std::int32_t*>(args.prepared + map.sums);
   return acts;
 }
 
@@ -77,7 +74,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
                     .perm = reinterpret_cast<const std::int32_t*>(w.device.perm.data()),
                     .prescale = reinterpret_cast<const float*>(w.device.prescale.data()),
                     .codes_type = args.act_scheme.codes,
-                    .zero_points = args.act_scheme.zero != ZeroKind::none,
+                    .zero_points = args.act_scheme.zero == ZeroKind::integer,
                     .known = args.act_scheme.group == GroupShape::tensor(),
                     .group = acts.group,
                     .scale = acts.scale,
@@ -90,6 +87,8 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
                     .scale_group = acts.scale_group,
                     .zeros = const_cast<std::int32_t*>(acts.zeros),
                     .zero_row = acts.zero_row,
+                    .zero_group = acts.zero_group,
+                    .offsets = const_cast<float*>(acts.offsets),
                     .sums = const_cast<std::int32_t*>(acts.sums),
                     .sum_row = 1};
   if (w.act_limit) task.limit = *w.act_limit;

@@ -9,8 +9,8 @@
 
 namespace nibble::cuda {
 
-/// s8 codes times integer codes. Of a convolution, tokens are output pixels and their codes the rows of patches, of all tokens of one group
-/// after the other: token t of group g is row g·m + t of the codes, scales and zeros.
+/// s8 codes times integer codes. Of a convolution, tokens are output pixels and their codes the rows of patches: token t of group g is row
+/// t·groups + g of the codes, scales and zeros.
 struct CodesTask {
   DeviceWeight weight;  // `perm` is of codes in the caller's order of channels, else null; a prescale is not read
   QuantizedActs acts;

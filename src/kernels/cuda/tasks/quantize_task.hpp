@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/cuda/tasks/patches.hpp"
 #include "kernels/cuda/tasks/quantized_acts.hpp"
 #include "nibble/types.hpp"
 
@@ -25,7 +26,7 @@ struct QuantizeTask {
   DType codes_type = DType::s8;  // s8 or e4m3
   bool zero_points = false;      // asymmetric ranges, of s8
   bool known = false;            // `scale` and `zero` are given, for all of A
-  std::int64_t group = 0;        // channels that share a scale, a multiple of 8; 0: all
+  std::int64_t group = 0;        // channels that share a scale; 0: all
   float scale = 1.0f;
   std::int32_t zero = 0;
 
@@ -34,8 +35,9 @@ struct QuantizeTask {
   std::int64_t columns = 0;  // K, or more: codes past K are 0
   float* scales = nullptr;   // of a token (and group)
   std::int64_t scale_row = 0, scale_group = 0;
-  std::int32_t* zeros = nullptr;
+  std::int32_t* zeros = nullptr;  // as scales
   std::int64_t zero_row = 0, zero_group = 0;
+  float* offsets = nullptr;      // of ranges that need not contain 0, in the place of zeros
   std::int32_t* sums = nullptr;  // of a token's s8 codes; null: not written
   std::int64_t sum_row = 0;
 
@@ -50,6 +52,15 @@ struct QuantizeTask {
   bool term_pairs = false;                   // of tokens 2i and 2i + 1: both scales, then both others
   float* token_scales = nullptr;
   int fold = 0;  // 32 or 128
+};
+
+/// QuantizeTask::a as images, whose patches are the rows: row t·groups + g is the patch of output pixel first + t in the channels of
+/// group g.
+struct PatchRows {
+  Patches patches;  // channels 0: A is a matrix
+  ImageStrides a;
+  int first = 0;
+  const std::int32_t* pad = nullptr;  // the code of padding, where A has codes; null: QuantizeTask::zero
 };
 
 }  // namespace nibble::cuda

@@ -54,7 +54,7 @@ CLI::Option* add_activations(CLI::App& command, std::string& activations, const 
       .add_option(
           "--act-scheme", activations,
           help +
-              ": s8 or e4m3, z for zero points, o for float offsets (CPU), r (token), gSIZE (block) or t (static); s8r, s8zg128, "
+              ": s8 or e4m3, z for zero points, o for float offsets, r (token), gSIZE (block) or t (static); s8r, s8zg128, "
               "s8og32, e4m3g128")
       ->type_name("SCHEME");
 }

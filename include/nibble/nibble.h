@@ -633,7 +633,7 @@ NIB_API nib_status nib_plan_destroy(nib_plan* plan);
  * of 1, images the strides of their layout. An A that comes quantized is A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group;
  * without a_scale, per tensor, the weight's act_scale and act_zero hold.
  * a_zero: in device memory −128 ... 127, not checked. In host memory any s32; of a convolution with padding −128 ... 127, because padding
- * is filled with the code a_zero. With float offsets ("s8or", "s8og32"; on the CPU) a_zero is f32, and A[m,k] = code·a_scale[m,g] +
+ * is filled with the code a_zero. With float offsets ("s8or", "s8og32") a_zero is f32, and A[m,k] = code·a_scale[m,g] +
  * a_zero[m,g]. */
 typedef struct nib_operands {
   size_t struct_size;
@@ -665,7 +665,7 @@ NIB_API nib_status nib_plan_run(const nib_plan* plan, const nib_weight* weight, 
 
 /* ---- Other operators ------------------------------------------------------------------------------------------------------- */
 
-/* Activations a[M,K] → 8-bit codes: x ≈ (code − zero)·scale, with float offsets ("s8or", "s8og32"; on the CPU) code·scale + zero. */
+/* Activations a[M,K] → 8-bit codes: x ≈ (code − zero)·scale, with float offsets ("s8or", "s8og32") code·scale + zero. */
 typedef struct nib_act_quantize_desc {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */

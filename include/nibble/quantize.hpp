@@ -54,7 +54,7 @@ Result<QuantError> quantization_error(const ConstTensorView& w, const QuantTenso
 //   the same with zero points                             {.codes = s8, .zero = ZeroKind::integer}              scales [M], zeros [M]
 //   int8 in groups                                        {.codes = s8, .group = GroupShape::group(128)}        scales [M,G]
 //   the same with zero points                             {.codes = s8, .group = …, .zero = ZeroKind::integer}  scales, zeros [M,G]
-//   int8 in groups with float offsets, on the CPU: there  {.codes = s8, .group = …, .zero = ZeroKind::offset}   scales, zeros [M,G]
+//   int8 in groups with float offsets                     {.codes = s8, .group = …, .zero = ZeroKind::offset}   scales, zeros [M,G]
 //   x ≈ code·scale + zero, zeros are f32; also per token
 //   FP8 per token (scaled_fp8_quant)                      {.codes = e4m3}                                       scales [M]
 //   FP8 in groups (per_token_group_quant_fp8)             {.codes = e4m3, .group = GroupShape::group(128)}      scales [M,G]
@@ -83,8 +83,8 @@ struct ActOptions {
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out,
                             const ActOptions& options = {}, Executor* executor = nullptr);
 /// The same in device memory, options.prescale too: enqueues on `stream` and returns, without allocation or synchronisation. Can be
-/// captured in a CUDA graph once it has run on the device. Float offsets, and groups that are no multiples of 8 channels, are on the CPU
-/// only.
+/// captured in a CUDA graph once it has run on the device. Float offsets, and groups that are no multiples of 8 channels, go element by
+/// element, and are slower.
 /// Errors: as above, unsupported without a GPU, and internal with CUDA's message when the launch fails.
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream);

@@ -69,7 +69,7 @@ struct WeightScheme {
 struct ActScheme {
   DType codes = DType::none;                 // s8 or e4m3
   GroupShape group = GroupShape::channel();  // {0,0} one known scale, "t"; {1,0} per token, "r"; {1,128} per 128 channels, "g128"
-  ZeroKind zero = ZeroKind::none;            // integer: x ≈ (q − z)·s; offset, on the CPU: x ≈ q·s + o
+  ZeroKind zero = ZeroKind::none;            // integer: x ≈ (q − z)·s; offset: x ≈ q·s + o
   friend bool operator==(const ActScheme&, const ActScheme&) = default;
 };
 

@@ -304,7 +304,7 @@ class PackedWeight:
 
         x: f32, f16 or bf16, of any strides (what is no matrix in memory is copied); or codes, int8 or e4m3, with their a_scale (f32 [1],
         [M] or [M,G]) and for zero points a_zero (int32, of the shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32
-        will do). A float32 a_zero, on the CPU, holds offsets: x stands for x·a_scale + a_zero.
+        will do). A float32 a_zero holds offsets: x stands for x·a_scale + a_zero.
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
         activation: none, relu, relu6, clamp (to `clamp`), leaky_relu (with `negative_slope`), gelu_erf, gelu_tanh, quick_gelu
         (x·sigmoid(1.702·x)), silu, hardswish, sigmoid, tanh; all of them keep NaN.
@@ -438,7 +438,7 @@ def quantize_activations(
     """x [..., K] (f32, f16, bf16) → (codes [..., K], scales, zeros), with x ≈ (codes − zeros)·scales.
 
     scheme: "s8r" int8 per token: scales f32 [...]; "s8zr" with zero points: zeros s32 [...]; "e4m3r" FP8; "e4m3g128" in groups: scales
-    [..., G]; "s8t", "s8zt", "e4m3t" with the `scale` (and `zero`) known beforehand: no scales, no zeros. "s8or", "s8og32", on the CPU:
+    [..., G]; "s8t", "s8zt", "e4m3t" with the `scale` (and `zero`) known beforehand: no scales, no zeros. "s8or", "s8og32":
     zeros are float32 offsets, and x ≈ codes·scales + zeros.
     limit: no scale reaches further. prescale: f32 [K], multiplies x first. codes, scales, zeros: written in place of new arrays; scales
     may have any strides. Parts a scheme does not have are None.

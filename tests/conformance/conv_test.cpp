@@ -581,7 +581,7 @@ TEST(Conv, LargeLayersOfCodesHaveTheBitsOfTheDirectKernel) {
             const Tensor expected = run(q, c, a, args, "conv_any_s8_any__cuda_simt_direct");
             ASSERT_FALSE(HasFailure());
             for (const Kernel* kernel : conv_kernels()) {
-              if (kernel->backend != Backend::cuda || kernel->isa == Isa::simt || kernel->act != "s8" ||
+              if (kernel->backend != Backend::cuda || kernel->variant == "direct" || kernel->act != "s8" ||
                   !runs_here(kernel->isa).ok() || !takes(*kernel, q, c.spec))
                 continue;
               const Tensor d = run(q, c, a, args, kernel->name);

@@ -553,10 +553,14 @@ float activation(std::int64_t kind, std::int64_t m, std::int64_t k, std::int64_t
 TEST_F(Gpu, QuantizesActivationsAsTheHost) {
   std::vector<ActScheme> schemes{{DType::s8, GroupShape::channel(), ZeroKind::integer},
                                  {DType::s8, GroupShape::tensor(), ZeroKind::integer}};
+  for (const ZeroKind zero : {ZeroKind::integer, ZeroKind::offset})
+    for (const GroupShape& group : {GroupShape::group(32), GroupShape::group(20), GroupShape::group(1000)})
+      schemes.push_back({DType::s8, group, zero});
+  schemes.push_back({DType::s8, GroupShape::channel(), ZeroKind::offset});
   for (const DType codes : {DType::s8, DType::e4m3})
     for (const GroupShape& group :
          {GroupShape::tensor(), GroupShape::channel(), GroupShape::group(32), GroupShape::group(64), GroupShape::group(128),
-          GroupShape::group(256), GroupShape::group(24), GroupShape::group(1000)})
+          GroupShape::group(256), GroupShape::group(24), GroupShape::group(1000), GroupShape::group(3)})
       schemes.push_back({codes, group});
   for (const std::int32_t group : {32, 64, 128, 256, 24, 1000})
     schemes.push_back({DType::s8, GroupShape::group(group), ZeroKind::integer});
@@ -597,12 +601,13 @@ TEST_F(Gpu, QuantizesActivationsAsTheHost) {
           out.scales = TensorView(to + scales, DType::f32, {m, groups});
           if (i % 2 == 1) out.scales.strides = {1, m};
           if (scheme.zero != ZeroKind::none) {
-            out.zeros = TensorView(to + zeros, DType::s32, {m, groups});
+            out.zeros = TensorView(to + zeros, scheme.zero == ZeroKind::offset ? DType::f32 : DType::s32, {m, groups});
             if (i % 4 < 2) out.zeros.strides = {1, m};
           }
         } else if (scheme.group == GroupShape::channel()) {
           out.scales = TensorView(to + scales, DType::f32, {m});
-          if (scheme.zero != ZeroKind::none) out.zeros = TensorView(to + zeros, DType::s32, {m});
+          if (scheme.zero != ZeroKind::none)
+            out.zeros = TensorView(to + zeros, scheme.zero == ZeroKind::offset ? DType::f32 : DType::s32, {m});
         }
         if (scheme.codes == DType::s8 && i % 7 < 4) out.sums = TensorView(to + sums, DType::s32, {m});
         ActOptions options;
@@ -713,7 +718,7 @@ TEST_F(Gpu, KernelsThatOverlapGiveTheBitsOfThoseAlone) {
     if (kernel.op != Op::linear || kernel.backend != Backend::cuda || !runs_here(kernel.isa).ok()) continue;
     const std::string forced(kernel.name);
     const std::size_t before = subjects.size();
-    for (const char* text : {"u4zg128", "s8g128_u4zg128", "s8zr_s8c", "e4m3r_e4m3c"})
+    for (const char* text : {"u4zg128", "s8g128_u4zg128", "s8zr_s8c", "e4m3r_e4m3c", "e4m3r_u4zg128"})
       for (const DType type : {DType::f16, DType::bf16}) {
         if (subjects.size() != before) continue;
         const Scheme scheme = must(Scheme::parse(text));

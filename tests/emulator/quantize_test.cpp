@@ -101,7 +101,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     task.zero_row = 1, task.zero_group = c.m;
     if (c.zeros()) task.zeros = zeros.data();
     if (c.offsets()) task.offsets = offsets.data();
-    if ((c.kind == Kind::s8_token && c.group == 0) || (c.kind == Kind::group_zeros && c.m % 2 == 1))
+    if (c.kind == Kind::s8_token || c.offsets() || (c.kind == Kind::group_zeros && c.m % 2 == 1))
       task.sums = sums.data(), task.sum_row = 1;
   }
   ASSERT_EQ(quantize_acts(task, nullptr), cudaSuccess);

@@ -341,22 +341,6 @@ TEST(QuantizeActivations, OffsetsAreFinerFarFromZero) {
   EXPECT_NEAR(error(ZeroKind::integer) / error(ZeroKind::offset), 6.4, 0.6);  // a block spans less than 1
 }
 
-TEST(QuantizeActivations, OddGroupsAreNotForTheGpu) {
-  Quantized q({DType::s8, GroupShape::group(12)}, 1, 24);
-  const std::vector<float> x = gaussian(24);
-  const Status status = quantize_activations({x.data(), {1, 24}}, q.scheme, q.out, {}, Stream{});
-  EXPECT_EQ(status.code(), StatusCode::unsupported);
-  EXPECT_THAT(status.message(), HasSubstr("groups of 12 channels"));
-}
-
-TEST(QuantizeActivations, OffsetsAreNotForTheGpu) {
-  Quantized q({DType::s8, GroupShape::channel(), ZeroKind::offset}, 1, 16);
-  const std::vector<float> x = gaussian(16);
-  const Status status = quantize_activations({x.data(), {1, 16}}, q.scheme, q.out, {}, Stream{});
-  EXPECT_EQ(status.code(), StatusCode::unsupported);
-  EXPECT_THAT(status.message(), HasSubstr("no float offsets"));
-}
-
 TEST(QuantizeActivations, PrescaleAndLimit) {
   const std::vector<float> x{1.0f, -8.0f, 2.0f, 0.5f, 0.0f, 0.0f, 0.0f, 0.0f};
   const std::vector<float> prescale{4.0f, 0.25f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};

@@ -10,12 +10,6 @@ namespace nibble {
 Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, const ActOutputs& out, const ActOptions& options,
                             Stream stream) {
   NIBBLE_RETURN_IF_ERROR(check_act_outputs(a, scheme, out, options));
-  constexpr std::int64_t kGroupStep = 8;  // channels that kernels process at a time
-  if (scheme.group.k % kGroupStep != 0)
-    return error(StatusCode::unsupported, "activations in groups of {} channels; on the GPU a group is a multiple of {}",
-                 scheme.group.k, kGroupStep);
-  if (scheme.zero == ZeroKind::offset)
-    return error(StatusCode::unsupported, "the GPU finds integer zero points, no float offsets; quantize on the CPU");
   cuda::QuantizeTask task{.a = a.data,
                           .type = a.dtype,
                           .a_stride = a.stride(0),
@@ -23,7 +17,7 @@ Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, c
                           .k = a.dim(1),
                           .prescale = static_cast<const float*>(options.prescale.data),
                           .codes_type = scheme.codes,
-                          .zero_points = scheme.zero != ZeroKind::none,
+                          .zero_points = scheme.zero == ZeroKind::integer,
                           .known = options.known.has_value(),
                           .group = scheme.group.k,
                           .codes = out.codes.data,
@@ -32,11 +26,14 @@ Status quantize_activations(const ConstTensorView& a, const ActScheme& scheme, c
                           .scales = static_cast<float*>(out.scales.data),
                           .scale_row = out.scales.stride(0),
                           .scale_group = out.scales.rank == 2 ? out.scales.stride(1) : 0,
-                          .zeros = static_cast<std::int32_t*>(out.zeros.data),
                           .zero_row = out.zeros.stride(0),
                           .zero_group = out.zeros.rank == 2 ? out.zeros.stride(1) : 0,
                           .sums = static_cast<std::int32_t*>(out.sums.data),
                           .sum_row = out.sums.stride(0)};
+  if (scheme.zero == ZeroKind::offset)
+    task.offsets = static_cast<float*>(out.zeros.data);
+  else
+    task.zeros = static_cast<std::int32_t*>(out.zeros.data);
   if (options.limit) task.limit = *options.limit;
   if (options.known) task.scale = options.known->scale, task.zero = options.known->zero;
   return cuda::launch_quantize_acts(task, stream);

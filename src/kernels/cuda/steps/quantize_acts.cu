@@ -494,6 +494,7 @@ struct SumParams {
   int k;
   bool words;  // rows begin at whole words
   std::int32_t* sums;
+  std::int64_t sum_row;
 };
 __global__ void __launch_bounds__(kSumThreads) sum_codes_kernel(const __grid_constant__ SumParams p) {
   __shared__ std::int32_t sums[kMaxWarps];
@@ -507,7 +508,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_codes_kernel(const __grid_con
     sum = __dp4a(__ldcg(reinterpret_cast<const std::int32_t*>(row) + i), 0x01010101, sum);
   for (int i = words * 4 + team.thread; i < p.k; i += kSumThreads) sum += static_cast<std::int8_t>(__ldcg(row + i));
   sum = team.reduce(sum, sums);
-  if (team.thread == 0) p.sums[blockIdx.x] = sum;
+  if (team.thread == 0) p.sums[blockIdx.x * p.sum_row] = sum;
 }
 
 // ---- launch
@@ -555,10 +556,23 @@ QuantizeTask one_row(const QuantizeTask& task) {
   return row;
 }
 
+cudaError_t sum_rows(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums,
+                     std::int64_t sum_row, cudaStream_t stream) {
+  if (m < 1 || m > std::numeric_limits<std::int32_t>::max() || k > std::numeric_limits<std::int32_t>::max())
+    return cudaErrorInvalidValue;
+  const SumParams p{static_cast<const std::uint8_t*>(codes), pitch, static_cast<int>(k), aligned(codes, pitch, 4), sums, sum_row};
+  return launch_dependent(sum_codes_kernel, static_cast<unsigned>(m), kSumThreads, 0, stream, p);
+}
+
 }  // namespace
 
 cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
-  if (rows.offsets != nullptr || (!rows.known && rows.group % kEach != 0)) return quantize_blocks(rows, {}, stream);
+  if (rows.offsets != nullptr || (!rows.known && rows.group % kEach != 0)) {
+    QuantizeTask blocks = rows;
+    blocks.sums = nullptr;
+    if (const cudaError_t e = quantize_blocks(blocks, {}, stream)) return e;
+    return rows.sums == nullptr ? cudaSuccess : sum_rows(rows.codes, rows.pitch, rows.m, rows.k, rows.sums, rows.sum_row, stream);
+  }
   const QuantizeTask task = rows.m < 1 || rows.k < 1 ? rows : one_row(rows);
   const std::int64_t columns = std::max(task.columns, task.k);
   if (task.m < 1 || task.k < 1 || columns > kMost || task.group < 0) return cudaErrorInvalidValue;
@@ -625,10 +639,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
 
 cudaError_t sum_codes(const void* codes, std::int64_t pitch, std::int64_t m, std::int64_t k, std::int32_t* sums,
                       cudaStream_t stream) {
-  if (m < 1 || m > std::numeric_limits<std::int32_t>::max() || k > std::numeric_limits<std::int32_t>::max())
-    return cudaErrorInvalidValue;
-  const SumParams p{static_cast<const std::uint8_t*>(codes), pitch, static_cast<int>(k), aligned(codes, pitch, 4), sums};
-  return launch_dependent(sum_codes_kernel, static_cast<unsigned>(m), kSumThreads, 0, stream, p);
+  return sum_rows(codes, pitch, m, k, sums, 1, stream);
 }
 
 }  // namespace nibble::cuda

@@ -8,7 +8,7 @@
 namespace nibble::cuda {
 
 /// For any GPU, and any M, K, groups, strides and alignment. Fails with cudaErrorInvalidValue for codes that are given where no terms are
-/// asked for. Sums are only of codes whose groups are multiples of 8 channels, without offsets.
+/// asked for.
 cudaError_t quantize_acts(const QuantizeTask& task, cudaStream_t stream);
 
 /// sums[m] = Σ codes[m,k] of s8 codes that were given without sums.

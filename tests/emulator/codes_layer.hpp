@@ -51,7 +51,7 @@ struct CodesLayer {
       : c(c),
         pitch((c.k + 15) / 16 * 16 + (c.m % 2 == 0 ? 0 : 3)),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
-        weight(c.n, c.k, c.bits, c.group, c.zeros, random),
+        weight(c.n, c.k, gpu_tile::integers(c.bits), c.group, c.zeros, random),
         codes(static_cast<std::size_t>(c.m * pitch)),
         order(static_cast<std::size_t>(c.k)) {
     for (auto& code : codes) code = static_cast<std::int8_t>(random());
@@ -87,7 +87,8 @@ struct CodesLayer {
   std::int64_t integer(int m, int n) const {
     std::int64_t sum = 0;
     for (int k = 0; k < c.k; ++k)
-      sum += std::int64_t{code(m, k) - (c.act_zeros == ZeroKind::integer ? zeros[block_of(m, k)] : 0)} * weight.integer(n, k);
+      sum += std::int64_t{code(m, k) - (c.act_zeros == ZeroKind::integer ? zeros[block_of(m, k)] : 0)} *
+             static_cast<std::int64_t>(weight.number(n, k));
     return sum;
   }
 

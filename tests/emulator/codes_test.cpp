@@ -183,7 +183,7 @@ TEST_P(EmulatedCodesConv, GivesTheSumsOfPatches) {
     for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], static_cast<float>(meant[i])) << i;
     return;
   }
-  const emulator::TileWeight weight(c.groups * c.outputs, k, 4, c.weight_group, ZeroKind::integer, random);
+  const emulator::TileWeight weight(c.groups * c.outputs, k, gpu_tile::Codes::u4, c.weight_group, ZeroKind::integer, random);
   const int n_all = c.groups * c.outputs, pixels = p.pixels();
   std::vector<float> d(static_cast<std::size_t>(c.images * pixels * n_all) + 4, 0.5f);
   CodesTask product{.weight = weight.device(), .acts = acts, .m = tokens, .groups = c.groups, .group_outputs = c.outputs};

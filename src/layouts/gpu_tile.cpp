@@ -129,8 +129,8 @@ void pack_record(const QuantTensor& q, const Tensor& scales, const PackedWeightD
   });
 }
 
-void unpack_record(const PackedWeightData& packed, QuantTensor& q, Tensor& scales, const Geometry& geo, std::int64_t tile, std::int64_t record,
-                   const std::byte* in) {
+void unpack_record(const PackedWeightData& packed, QuantTensor& q, Tensor& scales, const Geometry& geo, std::int64_t tile,
+                   std::int64_t record, const std::byte* in) {
   const auto* codes = reinterpret_cast<const std::uint8_t*>(in);
   const int rows = static_cast<int>(std::min<std::int64_t>(kRows, geo.n - tile * kRows));
   const int channels = static_cast<int>(std::min<std::int64_t>(kChannels, geo.k - record * kChannels));

@@ -424,7 +424,8 @@ static void test_nibbles(void) {
 /* Codes as TensorRT-LLM lays them out: [K, N/2]. */
 static void test_trtllm_codes(void) {
   enum { N = 2, K = 6 };
-  const uint8_t bytes[N * K / 2] = {0x10, 0x32, 0x54, 0x98, 0xba, 0xdc}; /* of each output channel signed codes, one after the other */
+  const uint8_t bytes[N * K / 2] = {0x10, 0x32, 0x54,
+                                    0x98, 0xba, 0xdc}; /* of each output channel signed codes, one after the other */
   const float scales[N] = {1, 2};
   nib_qtensor* q = NULL;
   nib_qtensor_desc desc = SIZED(nib_qtensor_desc), got = SIZED(nib_qtensor_desc);

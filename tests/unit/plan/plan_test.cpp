@@ -506,12 +506,14 @@ TEST(Explain, CodesThatAreGivenAreReorderedForWeightsInGroups) {
       const auto plan = explained(text, gpu, false);
       ASSERT_TRUE(plan.ok()) << text << ": " << plan.status().message();
       for (const Explanation::Bucket& bucket : plan->buckets) {
-        ASSERT_EQ(bucket.steps.size(), 2u) << text;
+        if (bucket.m_low <= 8 && !gpu.has(Isa::sm90)) continue;  // dp4a on the codes as they are takes no longer there
+        ASSERT_EQ(bucket.steps.size(), 2u) << text << ", M=" << bucket.m_high << ": " << bucket.steps.front();
         EXPECT_EQ(bucket.steps.front(), "prepare_s8i16_any_none__cuda_simt") << text;
       }
     }
   EXPECT_TRUE(explained("s8r_u4zg128", ampere, true).ok());
-  EXPECT_THAT(explained("s8g128_u4zg128", ampere, true).status().message(), HasSubstr("which act-order tears apart"));
+  EXPECT_EQ(explained("s8g128_u4zg128", ampere, true)->buckets.front().steps,  // whose blocks act-order tears apart
+            std::vector<std::string_view>{"linear_any_s8_any__cuda_simt_codes_n64k128"});
 }
 
 /// For a CPU that need not be there: kernels of its level, of the levels below and of no other.

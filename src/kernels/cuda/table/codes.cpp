@@ -107,11 +107,12 @@ Status run_linear(const Kernel&, const StepArgs& args) {
   return launch_codes_simt(task, args.stream);
 }
 
-/// Estimates of what an SM does in a microsecond. Reading and computing overlap, so the longer of the two counts.
+/// Cautious estimates of what an SM does in a microsecond: these kernels have not been measured, and a fast one that takes the layer goes
+/// first. Reading and computing overlap, so the longer of the two counts.
 double product_us(const GpuInfo& gpu, const Problem& p, bool floats) {
-  constexpr double kDecoded = 1.5e4;                               // weights, taken apart for a few tokens
+  constexpr double kDecoded = 5e3;                                 // weights, taken apart for a few tokens
   constexpr double kWhole = 1.6e5, kFolds = 1.1e5, kPieces = 4e4;  // products, by how often sums are scaled
-  constexpr double kShare = 0.4;                                   // of the bandwidth
+  constexpr double kShare = 0.25;                                  // of the bandwidth
   if (floats) return simt_cost_us(gpu, p);
   const double sms = std::max(1, gpu.sms), tiles = std::ceil(static_cast<double>(p.n) / gpu_tile::kRows);
   const double busy = std::min(1.0, 3.3 * tiles / sms);  // of few rows, about three SMs a tile

@@ -102,8 +102,7 @@ __device__ __forceinline__ void spread_tops(std::uint32_t (&a)[4], std::uint32_t
 }
 
 template <Codes kCodes>
-  requires(gpu_tile::are_floats(kCodes))
-struct Operand<__half, kCodes> {
+requires(gpu_tile::are_floats(kCodes)) struct Operand<__half, kCodes> {
   __device__ static constexpr float unit(int) { return placed_unit<__half, kCodes>(); }
   static constexpr float kOffset = 0.0f;
   __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {
@@ -113,8 +112,7 @@ struct Operand<__half, kCodes> {
   }
 };
 template <Codes kCodes>
-  requires(gpu_tile::are_floats(kCodes))
-struct Operand<__nv_bfloat16, kCodes> {
+requires(gpu_tile::are_floats(kCodes)) struct Operand<__nv_bfloat16, kCodes> {
   __device__ static constexpr float unit(int) { return 1.0f; }
   static constexpr float kOffset = 0.0f;
   __device__ static void unpack(std::uint32_t (&a)[4], std::uint32_t word0, std::uint32_t word1) {

@@ -1,0 +1,100 @@
+// cuda.hpp and launch.hpp on the emulated GPU, in the place of no_cuda.cpp: device memory is the host's, a launch runs to its end before it
+// returns, and of compute capability 7.5 only the kernels of every GPU run. Plans, packing, workspaces and the functions of kernel rows are
+// the library's own.
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.hpp"
+#include "emulator/conformance/launchers.hpp"
+#include "emulator/gpu.hpp"
+
+namespace nibble {
+namespace {
+
+Status not_emulated() { return {StatusCode::unsupported, "not on the emulated GPU"}; }
+Status status_of(int code) {
+  if (code == 0) return {};
+  return error(StatusCode::internal, "a launch on the emulated GPU returns {}", code);
+}
+
+}  // namespace
+
+Result<GpuInfo> this_gpu() {
+  return GpuInfo{.name = "emulated",
+                 .compute_capability = 75,
+                 .sms = emulator::kMultiprocessors,
+                 .shared_bytes_per_block = emulator::kSharedBytes,
+                 .l2_bytes = 1 << 20,
+                 .memory_bytes = std::int64_t{1} << 34,
+                 .read_gbytes_per_s = 100,
+                 .isas = 1U << static_cast<int>(Isa::simt)};
+}
+
+Result<DeviceMemory> DeviceMemory::allocate(std::size_t bytes) {
+  constexpr std::size_t kAlignment = 256;  // cudaMalloc's
+  DeviceMemory memory;
+  memory.data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, (bytes / kAlignment + 1) * kAlignment));
+  memory.size_ = bytes;
+  return memory;
+}
+DeviceMemory::~DeviceMemory() { std::free(data_); }
+Status copy_to_device(void* to, const void* from, std::size_t bytes, Stream) { return std::memcpy(to, from, bytes), Status(); }
+Status copy_from_device(void* to, const void* from, std::size_t bytes, Stream) { return std::memcpy(to, from, bytes), Status(); }
+Status synchronize(Stream) { return {}; }
+Result<GpuReadProbe> GpuReadProbe::make() { return not_emulated(); }
+Result<double> GpuReadProbe::measure() { return not_emulated(); }
+Status GpuReadProbe::separate(Stream) const { return not_emulated(); }
+Result<GpuCodesProduct> GpuCodesProduct::make(std::int64_t, std::int64_t, std::int64_t, DType, DType, Accumulation) {
+  return not_emulated();
+}
+Status GpuCodesProduct::run(const void*, const void*, void*, Stream) const { return not_emulated(); }
+Status dequantize(const CheckpointTensors&, const TensorView&, bool, Stream) { return not_emulated(); }
+
+namespace cuda {
+
+Result<int> current_device() { return 0; }
+Result<RingRoom> ring_room() { return not_emulated(); }
+Status launch_linear_sm90(const LinearTask&, const DecodeConfig&, Stream) { return not_emulated(); }
+Status launch_linear_sm80(const LinearTask&, Stream) { return not_emulated(); }
+Status launch_linear_wgmma(const LinearTask&, int, int, int, Stream) { return not_emulated(); }
+Status launch_wna8_sm80(const Wna8Task&, Stream) { return not_emulated(); }
+Status launch_wna8_sm90(const Wna8Task&, int, int, int, Stream) { return not_emulated(); }
+Status launch_wna8_decode_sm90(const Wna8DecodeTask&, const DecodeConfig&, Stream) { return not_emulated(); }
+Status launch_conv_sm90(const ConvTask&, int, int, int, Stream) { return not_emulated(); }
+Status launch_conv_sm80(const ConvTask&, Stream) { return not_emulated(); }
+Status launch_conv_w8a8_sm90(const ConvTask&, int, int, int, Stream) { return not_emulated(); }
+Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return not_emulated(); }
+Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return not_emulated(); }
+Status launch_gemm_sm80(const LinearTask&, Stream) { return not_emulated(); }
+Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return not_emulated(); }
+Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return not_emulated(); }
+Status dense_runs_here() { return not_emulated(); }
+Status launch_w8a8_sm80(const W8A8Task&, Stream) { return not_emulated(); }
+Status launch_w8a8_sm90(const W8A8Task&, int, int, int, int, Stream) { return not_emulated(); }
+
+Status launch_linear_simt(const LinearTask& task, Stream) { return status_of(emulator::linear_simt(task)); }
+Status launch_w8a8_simt(const W8A8Task& task, Stream) { return status_of(emulator::linear_w8a8_simt(task)); }
+Status launch_codes_simt(const CodesTask& task, Stream) { return status_of(emulator::linear_codes_simt(task)); }
+Status launch_conv_direct(const ConvTask& task, Stream) { return status_of(emulator::conv_direct(task)); }
+Status launch_conv_direct_s8(const ConvTask& task, Stream) { return status_of(emulator::conv_direct_s8(task)); }
+Status launch_quantize_acts(const QuantizeTask& task, Stream) { return status_of(emulator::quantize_acts(task)); }
+Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream) {
+  return status_of(emulator::quantize_patches(task, patches));
+}
+Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k,
+                          float* x, Stream) {
+  return status_of(emulator::decode_acts(acts, type, perm, m, k, x));
+}
+Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream) {
+  return status_of(emulator::sum_codes(acts, m, k, sums));
+}
+Status launch_dequantize(const DeviceWeight& weight, void* out, DType type, std::int64_t stride, bool transposed, Stream) {
+  return status_of(emulator::dequantize_packed(weight, out, type, stride, transposed));
+}
+Status launch_pack(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type, const CanonicalArrays& arrays,
+                   void* records, Stream) {
+  return status_of(emulator::pack_gpu_tile(geometry, scheme, zero_type, arrays, records));
+}
+
+}  // namespace cuda
+}  // namespace nibble

@@ -1,0 +1,22 @@
+// The launchers of the kernels of every GPU, on the emulated GPU: each in a translation unit with the shared memory that its kernels declare.
+#pragma once
+
+#include "kernels/cuda/launch/launch.hpp"
+
+namespace nibble::emulator {
+
+/// They return a cudaError_t.
+int linear_simt(const cuda::LinearTask& task);
+int linear_w8a8_simt(const cuda::W8A8Task& task);
+int linear_codes_simt(const cuda::CodesTask& task);
+int conv_direct(const cuda::ConvTask& task);
+int conv_direct_s8(const cuda::ConvTask& task);
+int quantize_acts(const cuda::QuantizeTask& task);
+int quantize_patches(const cuda::QuantizeTask& task, const cuda::PatchRows& patches);
+int decode_acts(const cuda::QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k, float* x);
+int sum_codes(const cuda::QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums);
+int dequantize_packed(const cuda::DeviceWeight& weight, void* out, DType type, std::int64_t stride, bool transposed);
+int pack_gpu_tile(const gpu_tile::Geometry& geometry, const WeightScheme& scheme, DType zero_type,
+                  const cuda::CanonicalArrays& arrays, void* records);
+
+}  // namespace nibble::emulator

@@ -22,7 +22,19 @@ std::uint16_t __nv_cvt_float2_to_fp8x2(float2 v, __nv_saturation_t, __nv_fp8_int
 namespace nibble::cuda {
 namespace {
 
-enum class Kind { s8_token, s8_zeros, s8_static, s8_offsets, e4m3_token, groups, group_zeros, terms, plain_terms, zero_terms };
+enum class Kind {
+  s8_token,
+  s8_zeros,
+  s8_static,
+  s8_offsets,
+  e4m3_token,
+  groups,
+  group_zeros,
+  terms,
+  plain_terms,
+  zero_terms,
+  offset_terms
+};
 
 struct Case {
   Kind kind;
@@ -33,7 +45,7 @@ struct Case {
   bool prescaled = false;
 
   bool online() const { return kind >= Kind::terms; }
-  bool offsets() const { return kind == Kind::s8_offsets; }
+  bool offsets() const { return kind == Kind::s8_offsets || kind == Kind::offset_terms; }
   bool e4m3() const { return kind == Kind::e4m3_token || kind == Kind::groups; }
   bool zeros() const { return kind == Kind::s8_zeros || kind == Kind::group_zeros || kind == Kind::zero_terms; }
   int fold() const { return group != 0 && group < 128 ? 32 : 128; }
@@ -41,8 +53,8 @@ struct Case {
 };
 
 std::string name(const Case& c) {
-  const char* const kinds[] = {"s8",   "s8_zeros", "s8_static", "s8_offsets",  "e4m3",
-                               "e4m3", "s8_zeros", "terms",     "plain_terms", "zero_terms"};
+  const char* const kinds[] = {"s8",       "s8_zeros", "s8_static",   "s8_offsets", "e4m3",        "e4m3",
+                               "s8_zeros", "terms",    "plain_terms", "zero_terms", "offset_terms"};
   return fmt::format("{}_{}_{}x{}_g{}{}{}", kinds[static_cast<int>(c.kind)], nibble::name(c.type), c.m, c.k, c.group,
                      c.padding != 0 ? "_padded" : "", c.prescaled ? "_prescaled" : "");
 }
@@ -82,7 +94,8 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   std::vector<std::int32_t> zeros(scales.size()), sums(static_cast<std::size_t>(c.m));
   std::vector<float> offsets(scales.size());
   const int term_fold = (c.m + 1) / 2 * 2;
-  std::vector<float> terms(static_cast<std::size_t>(2 * term_fold * folds));
+  const int count = c.offsets() ? 3 : 2;  // of a token and fold
+  std::vector<float> terms(static_cast<std::size_t>(count * term_fold * folds));
   QuantizeTask task;
   task.a = a.data(), task.type = c.type, task.a_stride = stride, task.m = c.m, task.k = c.k;
   if (c.prescaled) task.prescale = prescale.data();
@@ -95,6 +108,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
   if (c.online()) {
     task.terms = terms.data(), task.term_fold = term_fold, task.fold = c.fold();
     task.term_pairs = c.kind != Kind::terms;
+    task.term_offsets = c.offsets();
     if (c.kind == Kind::plain_terms) task.token_scales = token_scales.data();
   } else {
     task.scales = scales.data(), task.scale_row = 1, task.scale_group = c.m;
@@ -133,7 +147,7 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
     }
     const auto code_of = [&](int channel) -> int {
       const act_rule::Rule& rule = rules[static_cast<std::size_t>(std::min(channel, c.k - 1) / group)];
-      if (channel >= c.k) return rule.zero;  // past K: contributes 0
+      if (channel >= c.k) return c.offsets() ? 0 : rule.zero;  // past K: contributes 0
       if (c.offsets() && rule.inverse == 0.0f) return 0;
       const float value = x[static_cast<std::size_t>(m * c.k + channel)];
       if (c.e4m3()) return rule.inverse == 0.0f ? 0 : act_rule::to_e4m3(act_rule::multiply(value, rule.inverse));
@@ -150,17 +164,20 @@ TEST_P(EmulatedQuantizer, FollowsTheRule) {
       ASSERT_EQ(sums[static_cast<std::size_t>(m)], sum);
     }
     for (int fold = 0; c.online() && fold < folds; ++fold) {
-      const act_rule::Rule& rule = rules[static_cast<std::size_t>(std::min(fold * c.fold(), c.k - 1) / group)];
+      const int of_group = fold * c.fold() / group, channels = std::clamp(c.k - fold * c.fold(), 0, c.fold());
+      act_rule::Rule rule = rules[static_cast<std::size_t>(std::min(of_group, groups - 1))];
+      if (c.offsets() && of_group >= groups) rule = {.scale = 0.0f};  // past K
       std::int32_t of_fold = 0;
-      for (int k = fold * c.fold(); k < (fold + 1) * c.fold(); ++k) of_fold += static_cast<std::int8_t>(code_of(k)) - rule.zero;
-      const float scale = task.token_scales != nullptr ? 1.0f : rule.scale;
-      const float second = c.zeros() ? std::bit_cast<float>(zero_term(of_fold, rule.zero)) : scale * static_cast<float>(of_fold);
-      const auto of_token =
-          static_cast<std::size_t>(2 * (fold * term_fold + m)) - (task.term_pairs ? static_cast<std::size_t>(m % 2) : 0);
-      const float got[2] = {terms[of_token], terms[of_token + (task.term_pairs ? 2 : 1)]};
-      ASSERT_EQ(std::bit_cast<std::uint32_t>(got[0]), std::bit_cast<std::uint32_t>(scale)) << m << " fold " << fold;
-      if (scale == scale) {
-        ASSERT_EQ(std::bit_cast<std::uint32_t>(got[1]), std::bit_cast<std::uint32_t>(second)) << m << " fold " << fold;
+      for (int k = fold * c.fold(); k < (fold + 1) * c.fold(); ++k)
+        of_fold += static_cast<std::int8_t>(code_of(k)) - (c.offsets() ? 0 : rule.zero);
+      const float scale = task.token_scales != nullptr ? 1.0f : rule.scale, sum = scale * static_cast<float>(of_fold);
+      std::vector<float> expected{scale, c.zeros() ? std::bit_cast<float>(zero_term(of_fold, rule.zero)) : sum};
+      if (c.offsets()) expected = {scale, rule.offset, std::fma(static_cast<float>(channels), rule.offset, sum)};
+      for (int i = 0; i < count && (i == 0 || scale == scale); ++i) {
+        const int at = task.term_pairs ? count * (fold * term_fold + m / 2 * 2) + 2 * i + m % 2 : 2 * (fold * term_fold + m) + i;
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(terms[static_cast<std::size_t>(at)]),
+                  std::bit_cast<std::uint32_t>(expected[static_cast<std::size_t>(i)]))
+            << m << " fold " << fold << " term " << i;
       }
     }
     if (task.token_scales != nullptr) {
@@ -213,6 +230,15 @@ constexpr Case kCases[] = {
     {Kind::plain_terms, DType::f32, 2, 40000},
     {Kind::zero_terms, DType::bf16, 2, 33000},
     {Kind::zero_terms, DType::bf16, 50, 1536, 64},
+    {Kind::offset_terms, DType::bf16, 3, 2048, 32},
+    {Kind::offset_terms, DType::f16, 90, 1024, 64},
+    {Kind::offset_terms, DType::f16, 5, 333, 128, 0, true},
+    {Kind::offset_terms, DType::f32, 31, 420, 256},
+    {Kind::offset_terms, DType::bf16, 60, 1280},
+    {Kind::offset_terms, DType::f16, 2, 205, 0, 3},
+    {Kind::offset_terms, DType::bf16, 2, 33000},
+    {Kind::offset_terms, DType::f16, 7, 28672},
+    {Kind::offset_terms, DType::f32, 2, 40000},
 };
 
 INSTANTIATE_TEST_SUITE_P(Quantizer, EmulatedQuantizer, testing::ValuesIn(kCases),
@@ -232,17 +258,20 @@ int columns_of(const QuantizeTask& task) { return static_cast<int>((task.k + 127
 /// Terms of a fold: of whole pairs of tokens.
 int term_fold_of(const QuantizeTask& task) { return static_cast<int>((task.m + 1) / 2 * 2); }
 
+/// Of a token and fold.
+int terms_of(const QuantizeTask& task) { return task.term_offsets ? 3 : 2; }
+
 /// Has the launcher prepare A, whose rule and size `task` has.
 Prepared prepared(QuantizeTask task) {
   const int columns = columns_of(task);
   task.fold = task.group != 0 && task.group < 128 ? 32 : 128;
   Prepared out;
   out.codes.assign(static_cast<std::size_t>(task.m * columns) + 16, 0xa5);
-  out.terms.assign(static_cast<std::size_t>(2 * term_fold_of(task) * (columns / task.fold)) + 4, 0xa5a5a5a5u);
+  out.terms.assign(static_cast<std::size_t>(terms_of(task) * term_fold_of(task) * (columns / task.fold)) + 4, 0xa5a5a5a5u);
   out.token_scales.assign(static_cast<std::size_t>(task.m) + 1, 0xa5a5a5a5u);
   task.codes = out.codes.data(), task.pitch = columns, task.columns = columns;
   task.terms = out.terms.data(), task.term_fold = term_fold_of(task), task.term_pairs = true;
-  if (task.group == 0) task.token_scales = reinterpret_cast<float*>(out.token_scales.data());
+  if (task.group == 0 && !task.term_offsets) task.token_scales = reinterpret_cast<float*>(out.token_scales.data());
   EXPECT_EQ(quantize_acts(task, nullptr), cudaSuccess);
   return out;
 }
@@ -255,6 +284,7 @@ struct GivenCase {
   int skew = 0;           // bytes that A is off its alignment
   bool shuffled = false;  // act-order
   bool shared = false;    // one scale and zero point for all tokens
+  bool offsets = false;   // floats, in the place of zero points
 
   int groups() const { return group == 0 ? 1 : (k + group - 1) / group; }
 };
@@ -271,9 +301,11 @@ TEST_P(EmulatedGivenCodes, AreInterleavedWithTheTermsOfTheirFolds) {
   // [G][M]: the strides are the caller's.
   std::vector<float> scales(static_cast<std::size_t>(rows * groups));
   std::vector<std::int32_t> zeros(scales.size()), perm;
+  std::vector<float> offsets(scales.size());
   constexpr float kScales[] = {0.01f, -0.5f, 1e30f, 1e-38f, 0.0f, 7.25f};
   for (float& scale : scales) scale = kScales[random() % std::size(kScales)];
   for (std::int32_t& zero : zeros) zero = c.zeros ? static_cast<std::int32_t>(random() % 256) - 128 : 0;
+  for (float& offset : offsets) offset = c.offsets ? 0.1f * static_cast<float>(random() % 100) - 3.0f : 0.0f;
   for (int k = 0; k < c.k; ++k) perm.push_back(k);
   if (c.shuffled) std::ranges::shuffle(perm, random);
 
@@ -283,7 +315,9 @@ TEST_P(EmulatedGivenCodes, AreInterleavedWithTheTermsOfTheirFolds) {
   task.zero_points = c.zeros;
   task.group = c.group;
   task.given.scales = scales.data(), task.given.scale_row = c.shared ? 0 : 1, task.given.scale_group = rows;
-  if (c.zeros) task.given.zeros = zeros.data(), task.given.zero_row = c.shared ? 0 : 1, task.given.zero_group = rows;
+  task.given.zero_row = c.shared ? 0 : 1, task.given.zero_group = rows;
+  if (c.zeros) task.given.zeros = zeros.data();
+  if (c.offsets) task.given.offsets = offsets.data(), task.term_offsets = true;
   const Prepared got = prepared(task);
 
   const int columns = columns_of(task), fold = c.group != 0 && c.group < 128 ? 32 : 128;
@@ -291,7 +325,7 @@ TEST_P(EmulatedGivenCodes, AreInterleavedWithTheTermsOfTheirFolds) {
     const int group = c.group == 0 ? 0 : channel / c.group;
     if (group >= groups) return act_rule::Rule{.scale = 0.0f};  // past K
     const auto at = static_cast<std::size_t>(group * rows + (c.shared ? 0 : m));
-    return act_rule::Rule{.scale = scales[at], .zero = zeros[at]};
+    return act_rule::Rule{.scale = scales[at], .zero = zeros[at], .offset = offsets[at]};
   };
   const auto code_of = [&](int m, int channel) -> int {
     if (channel >= c.k) return rule_of(m, channel).zero;  // contributes 0
@@ -306,13 +340,18 @@ TEST_P(EmulatedGivenCodes, AreInterleavedWithTheTermsOfTheirFolds) {
       const act_rule::Rule rule = rule_of(m, f * fold);
       std::int32_t sum = 0;
       for (int k = f * fold; k < (f + 1) * fold; ++k) sum += code_of(m, k) - rule.zero;
-      const float scale = c.group == 0 ? 1.0f : rule.scale;
-      const float second = c.zeros ? std::bit_cast<float>(zero_term(sum, rule.zero)) : scale * static_cast<float>(sum);
-      const auto at = static_cast<std::size_t>(2 * (f * term_fold_of(task) + m) - m % 2);
-      ASSERT_EQ(got.terms[at], std::bit_cast<std::uint32_t>(scale)) << m << " fold " << f;
-      ASSERT_EQ(got.terms[at + 2], std::bit_cast<std::uint32_t>(second)) << m << " fold " << f;
+      const float scale = c.group == 0 && !c.offsets ? 1.0f : rule.scale, scaled = scale * static_cast<float>(sum);
+      const auto channels = static_cast<float>(std::clamp(c.k - f * fold, 0, fold));
+      std::vector<float> expected{scale, c.zeros ? std::bit_cast<float>(zero_term(sum, rule.zero)) : scaled};
+      if (c.offsets) expected = {scale, rule.offset, std::fma(channels, rule.offset, scaled)};
+      const int count = terms_of(task);
+      for (int i = 0; i < count; ++i) {
+        const auto at = static_cast<std::size_t>(count * (f * term_fold_of(task) + m / 2 * 2) + 2 * i + m % 2);
+        ASSERT_EQ(got.terms[at], std::bit_cast<std::uint32_t>(expected[static_cast<std::size_t>(i)]))
+            << m << " fold " << f << " term " << i;
+      }
     }
-    if (c.group == 0) {
+    if (c.group == 0 && !c.offsets) {
       ASSERT_EQ(got.token_scales[static_cast<std::size_t>(m)], std::bit_cast<std::uint32_t>(rule_of(m, 0).scale)) << m;
     }
   }
@@ -330,25 +369,30 @@ TEST_P(EmulatedGivenCodes, OfQuantizedFloatsAreThoseMadeWhileRunning) {
   QuantizeTask task;
   task.a = x.data(), task.type = DType::f32, task.a_stride = c.k, task.m = c.m, task.k = c.k;
   task.zero_points = c.zeros;
+  task.term_offsets = c.offsets;
   task.group = c.group;
   const Prepared fused = prepared(task);
 
   const ActScheme scheme{DType::s8, c.group == 0 ? GroupShape::channel() : GroupShape::group(c.group),
-                         c.zeros ? ZeroKind::integer : ZeroKind::none};
+                         c.offsets ? ZeroKind::offset
+                         : c.zeros ? ZeroKind::integer
+                                   : ZeroKind::none};
   std::vector<std::int64_t> shape{c.m};
   if (c.group != 0) shape.push_back(c.groups());
-  Tensor codes(DType::s8, {c.m, c.k}), scales(DType::f32, shape), zeros(DType::s32, shape);
+  Tensor codes(DType::s8, {c.m, c.k}), scales(DType::f32, shape), zeros(c.offsets ? DType::f32 : DType::s32, shape);
   const auto view_of = [](Tensor& t) {
     return t.shape.size() == 1 ? TensorView(t.bytes.data(), t.dtype, {t.shape[0]})
                                : TensorView(t.bytes.data(), t.dtype, {t.shape[0], t.shape[1]});
   };
   ActOutputs out{.codes = view_of(codes), .scales = view_of(scales)};
-  if (c.zeros) out.zeros = view_of(zeros);
+  if (c.zeros || c.offsets) out.zeros = view_of(zeros);
   const Status quantized = quantize_activations(ConstTensorView(x.data(), {c.m, c.k}), scheme, out);
   ASSERT_TRUE(quantized.ok()) << quantized.message();
   task.a = codes.bytes.data(), task.type = DType::s8;
   task.given.scales = scales.as<float>(), task.given.scale_row = c.groups(), task.given.scale_group = 1;
-  if (c.zeros) task.given.zeros = zeros.as<std::int32_t>(), task.given.zero_row = c.groups(), task.given.zero_group = 1;
+  task.given.zero_row = c.groups(), task.given.zero_group = 1;
+  if (c.zeros) task.given.zeros = zeros.as<std::int32_t>();
+  if (c.offsets) task.given.offsets = zeros.as<float>();
   EXPECT_TRUE(prepared(task) == fused);
 }
 
@@ -366,12 +410,18 @@ constexpr GivenCase kGivenCases[] = {
     {.m = 130, .k = 520, .shuffled = true},
     {.m = 100, .k = 512, .shared = true},
     {.m = 4, .k = 33, .zeros = true, .shared = true},
+    {.m = 3, .k = 1000, .offsets = true},
+    {.m = 70, .k = 300, .group = 32, .gap = 5, .offsets = true},
+    {.m = 40, .k = 4096, .group = 128, .offsets = true},
+    {.m = 9, .k = 400, .group = 256, .skew = 3, .offsets = true},
+    {.m = 7, .k = 333, .shuffled = true, .shared = true, .offsets = true},
 };
 
 INSTANTIATE_TEST_SUITE_P(Quantizer, EmulatedGivenCodes, testing::ValuesIn(kGivenCases), [](const auto& info) {
   const GivenCase& c = info.param;
-  return fmt::format("{}x{}_g{}{}{}{}{}{}", c.m, c.k, c.group, c.zeros ? "_zeros" : "", c.gap != 0 ? "_gap" : "",
-                     c.skew != 0 ? "_skew" : "", c.shuffled ? "_shuffled" : "", c.shared ? "_shared" : "");
+  return fmt::format("{}x{}_g{}{}{}{}{}{}{}", c.m, c.k, c.group, c.zeros ? "_zeros" : "", c.offsets ? "_offsets" : "",
+                     c.gap != 0 ? "_gap" : "", c.skew != 0 ? "_skew" : "", c.shuffled ? "_shuffled" : "",
+                     c.shared ? "_shared" : "");
 });
 
 }  // namespace

@@ -23,19 +23,22 @@ struct Wna8Case {
   bool weight_zeros, act_zeros;
   bool per_token;  // a scale of activations for all of K, which is not in the terms
   int m, n, k;
+  bool act_offsets = false;  // floats, in the place of zero points
 
+  ZeroKind act_zero() const { return act_offsets ? ZeroKind::offset : act_zeros ? ZeroKind::integer : ZeroKind::none; }
   int fold() const { return gpu_tile::span(group) == gpu_tile::kChannels ? gpu_tile::kChannels : 32; }
 };
 
 inline std::string name(const Wna8Case& c) {
-  return fmt::format("u{}g{}{}{}{}_m{}_n{}_k{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "", c.act_zeros ? "_act_zeros" : "",
-                     c.per_token ? "_per_token" : "", c.m, c.n, c.k);
+  return fmt::format("u{}g{}{}{}{}{}_m{}_n{}_k{}", c.bits, c.group, c.weight_zeros ? "_zeros" : "",
+                     c.act_zeros ? "_act_zeros" : "", c.act_offsets ? "_act_offsets" : "", c.per_token ? "_per_token" : "", c.m,
+                     c.n, c.k);
 }
 
 struct Wna8Layer {
   explicit Wna8Layer(const Wna8Case& c)
       : c(c),
-        map(cuda::wna8_map(c.fold(), c.m, c.k)),
+        map(cuda::wna8_map(c.fold(), c.act_offsets, c.m, c.k)),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
         weight(c.n, c.k, gpu_tile::integers(c.bits), c.group, c.weight_zeros ? ZeroKind::integer : ZeroKind::none, random),
         acts(map.bytes) {
@@ -45,7 +48,8 @@ struct Wna8Layer {
     for (int i = 0; i < c.m * folds(); ++i) {
       const bool same = c.per_token && i % folds() != 0;  // as in the previous fold
       act_scales.push_back(same ? act_scales.back() : 0.001f * static_cast<float>(1 + below(100)));
-      offsets.push_back(same ? offsets.back() : c.act_zeros ? below(256) - 128 : 0);
+      zeros.push_back(same ? zeros.back() : c.act_zeros ? below(256) - 128 : 0);
+      offsets.push_back(same ? offsets.back() : c.act_offsets ? 0.05f * static_cast<float>(below(100) - 30) : 0.0f);
     }
     write_acts();
   }
@@ -58,9 +62,10 @@ struct Wna8Layer {
   std::pair<double, double> expected(int m, int n) const {
     double sum = 0, magnitude = 0;
     for (int k = 0; k < c.k; ++k) {
-      const double act = static_cast<double>(act_scales[fold_of(m, k)]) * (values[value_of(m, k)] - offsets[fold_of(m, k)]);
-      const double product = weight.value(n, k) * act;
-      sum += product, magnitude += std::abs(product);
+      const std::size_t fold = fold_of(m, k);
+      const double product = static_cast<double>(act_scales[fold]) * (values[value_of(m, k)] - zeros[fold]) * weight.value(n, k);
+      const double shifted = static_cast<double>(offsets[fold]) * weight.value(n, k);
+      sum += product + shifted, magnitude += std::abs(product) + std::abs(shifted);
     }
     return {sum, magnitude * 0x1p-19 + std::abs(sum) * 0x1p-7};
   }
@@ -74,8 +79,8 @@ struct Wna8Layer {
             .terms = acts.data() + map.terms,
             .term_pitch = map.term_pitch,
             .fold = c.fold(),
-            .zero_points = c.act_zeros,
-            .token_scales = c.per_token ? reinterpret_cast<const float*>(acts.data() + map.scales) : nullptr};
+            .zero = c.act_zero(),
+            .token_scales = has_token_scales() ? reinterpret_cast<const float*>(acts.data() + map.scales) : nullptr};
   }
   /// Has `launch` compute D of `task`, and compares it with the expected result.
   template <class Launch>
@@ -101,31 +106,33 @@ struct Wna8Layer {
   cuda::Wna8Map map;
   std::mt19937 random;
   TileWeight weight;
-  std::vector<int> values, offsets;
-  std::vector<float> act_scales;
+  std::vector<int> values, zeros;
+  std::vector<float> act_scales, offsets;
   std::vector<std::uint8_t> acts;
 
  private:
+  bool has_token_scales() const { return c.per_token && !c.act_offsets; }
   void write_acts() {
     for (int m = 0; m < c.m; ++m)
       for (int k = 0; k < map.pitch; ++k) {
         const int channel = k / 16 * 16 + gpu_tile::interleaved(k % 16);
-        const int value = channel < c.k ? values[value_of(m, channel)] : offsets[fold_of(m, channel)];
+        const int value = channel < c.k ? values[value_of(m, channel)] : zeros[fold_of(m, channel)];
         acts[static_cast<std::size_t>(m * map.pitch + k)] = static_cast<std::uint8_t>(value);
       }
     for (int m = 0; m < c.m; ++m)
       for (int fold = 0; fold < folds(); ++fold) {
         const std::size_t at = static_cast<std::size_t>(m * folds() + fold);
-        int sum = 0;
-        for (int k = fold * c.fold(); k < std::min(c.k, (fold + 1) * c.fold()); ++k) sum += values[value_of(m, k)] - offsets[at];
-        const float scale = c.per_token ? 1.0f : act_scales[at];
-        const float terms[2] = {
-            scale, c.act_zeros ? std::bit_cast<float>(cuda::zero_term(sum, offsets[at])) : scale * static_cast<float>(sum)};
+        int sum = 0, channels = 0;
+        for (int k = fold * c.fold(); k < std::min(c.k, (fold + 1) * c.fold()); ++k, ++channels)
+          sum += values[value_of(m, k)] - zeros[at];
+        const float scale = has_token_scales() ? 1.0f : act_scales[at];
+        std::vector<float> terms{scale, scale * static_cast<float>(sum)};
+        if (c.act_zeros) terms[1] = std::bit_cast<float>(cuda::zero_term(sum, zeros[at]));
+        if (c.act_offsets) terms = {scale, offsets[at], terms[1] + static_cast<float>(channels) * offsets[at]};
         std::uint8_t* const to =
-            acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m / 2 * 2) * 8 + m % 2 * 4;
-        std::memcpy(to, &terms[0], 4);
-        std::memcpy(to + 8, &terms[1], 4);
-        if (c.per_token) std::memcpy(acts.data() + map.scales + static_cast<std::size_t>(m) * 4, &act_scales[at], 4);
+            acts.data() + map.terms + static_cast<std::size_t>(fold * map.term_pitch + m / 2 * 2) * 4 * terms.size() + m % 2 * 4;
+        for (std::size_t i = 0; i < terms.size(); ++i) std::memcpy(to + 8 * i, &terms[i], 4);
+        if (has_token_scales()) std::memcpy(acts.data() + map.scales + static_cast<std::size_t>(m) * 4, &act_scales[at], 4);
       }
   }
 };

@@ -24,11 +24,14 @@ TEST_P(EmulatedWna8Sm80, GivesTheSumsOfTheLayer) {
 }
 
 constexpr emulator::Wna8Case kCases[] = {
-    {4, 128, false, false, false, 3, 72, 1936}, {4, 128, true, false, false, 30, 200, 1424},
-    {4, 128, true, true, false, 130, 136, 640}, {4, 32, true, false, false, 40, 136, 416},
-    {4, 64, false, true, false, 20, 100, 400},  {4, 128, false, false, true, 70, 200, 896},
-    {4, 128, true, true, true, 20, 72, 1040},   {8, 128, true, false, true, 90, 72, 640},
-    {4, 96, true, false, false, 20, 72, 672},   {4, 192, false, false, true, 30, 72, 960},
+    {4, 128, false, false, false, 3, 72, 1936},      {4, 128, true, false, false, 30, 200, 1424},
+    {4, 128, true, true, false, 130, 136, 640},      {4, 32, true, false, false, 40, 136, 416},
+    {4, 64, false, true, false, 20, 100, 400},       {4, 128, false, false, true, 70, 200, 896},
+    {4, 128, true, true, true, 20, 72, 1040},        {8, 128, true, false, true, 90, 72, 640},
+    {4, 96, true, false, false, 20, 72, 672},        {4, 192, false, false, true, 30, 72, 960},
+    {4, 128, false, false, true, 3, 72, 1940, true}, {4, 128, true, false, false, 130, 136, 640, true},
+    {8, 128, true, false, true, 90, 72, 610, true},  {4, 32, true, false, false, 40, 136, 410, true},
+    {8, 64, false, false, false, 10, 72, 330, true},
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedWna8Sm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });

@@ -15,6 +15,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 #include "kernels/cuda/sm90/gemm/gemm_patches_s8.cu"
 #include "kernels/cuda/sm90/gemm/gemm_s8.cu"
+#include "kernels/cuda/sm90/gemm/gemm_s8_offsets.cu"
 #include "kernels/cuda/sm90/gemm/gemm_s8_plain.cu"
 #include "kernels/cuda/sm90/gemm/gemm_s8_zeros.cu"
 #include "kernels/cuda/tasks/conv.hpp"
@@ -48,15 +49,32 @@ TEST_P(EmulatedWna8, GivesTheSumsOfTheLayer) {
 
 // Rows, tokens and channels with tails, and more records than a ring has stages.
 constexpr Case kCases[] = {
-    {{4, 128, false, false, false, 3, 72, 1936}, 16, 2, 1},   {{4, 128, true, false, false, 30, 200, 1424}, 32, 1, kStreamK},
-    {{4, 128, false, false, false, 70, 200, 896}, 64, 1, 1},  {{4, 128, false, false, false, 150, 320, 1152}, 128, 1, kStreamK},
-    {{4, 128, false, false, false, 10, 200, 1424}, 16, 2, 2}, {{4, 128, true, false, true, 70, 264, 896}, 64, 1, 4},
-    {{4, 128, true, true, false, 130, 136, 640}, 128, 1, 1},  {{4, 32, true, false, false, 40, 264, 416}, 64, 1, 1},
-    {{4, 64, false, true, false, 20, 100, 400}, 16, 4, 1},    {{4, 128, false, false, true, 70, 200, 896}, 64, 1, kStreamK},
-    {{4, 128, true, false, true, 130, 136, 640}, 128, 1, 1},  {{4, 128, true, true, true, 20, 72, 1040}, 16, 2, 1},
-    {{4, 96, true, false, false, 20, 72, 672}, 32, 1, 1},     {{4, 192, true, false, true, 70, 100, 1000}, 64, 1, kStreamK},
-    {{4, 32, false, false, true, 40, 100, 416}, 32, 1, 1},    {{8, 128, true, false, true, 150, 200, 640}, 128, 1, kStreamK},
-    {{8, 128, false, false, false, 140, 72, 784}, 128, 1, 1}, {{8, 128, true, true, false, 33, 256, 640}, 64, 1, kStreamK},
+    {{4, 128, false, false, false, 3, 72, 1936}, 16, 2, 1},
+    {{4, 128, true, false, false, 30, 200, 1424}, 32, 1, kStreamK},
+    {{4, 128, false, false, false, 70, 200, 896}, 64, 1, 1},
+    {{4, 128, false, false, false, 150, 320, 1152}, 128, 1, kStreamK},
+    {{4, 128, false, false, false, 10, 200, 1424}, 16, 2, 2},
+    {{4, 128, true, false, true, 70, 264, 896}, 64, 1, 4},
+    {{4, 128, true, true, false, 130, 136, 640}, 128, 1, 1},
+    {{4, 32, true, false, false, 40, 264, 416}, 64, 1, 1},
+    {{4, 64, false, true, false, 20, 100, 400}, 16, 4, 1},
+    {{4, 128, false, false, true, 70, 200, 896}, 64, 1, kStreamK},
+    {{4, 128, true, false, true, 130, 136, 640}, 128, 1, 1},
+    {{4, 128, true, true, true, 20, 72, 1040}, 16, 2, 1},
+    {{4, 96, true, false, false, 20, 72, 672}, 32, 1, 1},
+    {{4, 192, true, false, true, 70, 100, 1000}, 64, 1, kStreamK},
+    {{4, 32, false, false, true, 40, 100, 416}, 32, 1, 1},
+    {{8, 128, true, false, true, 150, 200, 640}, 128, 1, kStreamK},
+    {{8, 128, false, false, false, 140, 72, 784}, 128, 1, 1},
+    {{8, 128, true, true, false, 33, 256, 640}, 64, 1, kStreamK},
+    {{4, 128, false, false, true, 3, 72, 1936, true}, 16, 2, 1},
+    {{4, 128, true, false, false, 30, 200, 1424, true}, 32, 1, kStreamK},
+    {{4, 128, true, false, false, 70, 264, 900, true}, 64, 1, 4},
+    {{4, 128, false, false, false, 130, 136, 640, true}, 128, 1, 1},
+    {{8, 128, true, false, true, 150, 200, 610, true}, 128, 1, kStreamK},
+    {{4, 32, true, false, false, 40, 264, 410, true}, 64, 1, 1},
+    {{4, 96, false, false, false, 20, 72, 700, true}, 16, 4, 1},
+    {{8, 64, true, false, true, 140, 72, 330, true}, 128, 1, 2},
 };
 
 INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

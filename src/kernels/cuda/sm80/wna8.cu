@@ -35,27 +35,27 @@ struct Params {
   RecordFormat format;
   const std::uint8_t* codes;
   std::int64_t pitch;
-  const float2* terms;
+  const std::uint8_t* terms;
   const float* token_scales;  // null: they are in the terms
   std::int64_t term_pitch;
   epilogue::Element epilogue;
-  int m, n;
+  int m, n, k;
   int tile_records;
   int token_blocks;
   int stage_bytes;
 };
 
-constexpr int stage_bytes(int tokens, int folds, int record_bytes) {
-  return (tokens * kRowBytes + folds * tokens * 8 + record_bytes + 127) / 128 *
-         128;  // the swizzle's address bits are the address's
+constexpr int stage_bytes(int tokens, int fold_terms, int record_bytes) {
+  return (tokens * (kRowBytes + fold_terms) + record_bytes + 127) / 128 * 128;  // the swizzle's address bits are the address's
 }
 
-/// kActZeros: activations have zero points.
-template <int kBits, ConstantsPath kPath, int kTokens, bool kActZeros>
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms>
 struct Gemm {
   static constexpr int kFolds = kPath == ConstantsPath::any ? gpu_tile::kChannels / kStepChannels : 1;  // of a record
   static constexpr int kTiles = kTokens / 8;
-  static constexpr int kTermsAt = kTokens * kRowBytes, kRecordAt = kTermsAt + kFolds * kTokens * 8;
+  static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
+  static constexpr int kTermBytes = token_term_bytes(kOffsets), kFoldTerms = kTokens * kTermBytes;  // of a token, of a fold
+  static constexpr int kTermsAt = kTokens * kRowBytes, kRecordAt = kTermsAt + kFolds * kFoldTerms;
 
   const Params& p;
   std::uint32_t base;
@@ -82,10 +82,11 @@ struct Gemm {
       const std::uint8_t* from = p.codes + (m < p.m ? m * p.pitch + record * kRowBytes + chunk * kChunk : 0);
       ptx::async_copy16(to + token * kRowBytes + (chunk ^ token % 8) * kChunk, from, m < p.m ? kChunk : 0);
     }
-    constexpr int kTermChunks = kTokens * 8 / kChunk;  // of a fold: two tokens each
+    constexpr int kTermChunks = kFoldTerms / kChunk;  // of a fold
     for (int i = static_cast<int>(threadIdx.x); i < kFolds * kTermChunks; i += kThreads) {
-      const float2* from = p.terms + (std::int64_t{record} * kFolds + i / kTermChunks) * p.term_pitch + first_token;
-      ptx::async_copy16(to + kTermsAt + i * kChunk, from + i % kTermChunks * 2, kChunk);
+      const std::int64_t fold = std::int64_t{record} * kFolds + i / kTermChunks;
+      const std::uint8_t* from = p.terms + (fold * p.term_pitch + first_token) * kTermBytes;
+      ptx::async_copy16(to + kTermsAt + i * kChunk, from + i % kTermChunks * kChunk, kChunk);
     }
   }
 
@@ -93,7 +94,9 @@ struct Gemm {
 
   __device__ static __forceinline__ void fold(float* to, const std::int32_t* dot, std::uint32_t terms, const RowTerms& rows,
                                               const std::int32_t (&sums)[2]) {
-    if constexpr (kActZeros)
+    if constexpr (kOffsets)
+      add_fold_offsets<kPath>(to, dot, load_offset_terms<kPath>(terms), rows, sums);
+    else if constexpr (kSumsCodes)
       add_fold_zeros<kPath>(to, dot, ptx::load_shared16(terms), rows, sums);
     else
       add_fold<kPath>(to, dot, ptx::load_shared16(terms), rows);
@@ -102,7 +105,7 @@ struct Gemm {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);
     const std::uint32_t at = stage(record), weights = at + kRecordAt, slots = weights + p.format.slots_offset;
-    const std::uint32_t terms = at + kTermsAt + lane % 4 * 16;
+    const std::uint32_t terms = at + kTermsAt + lane % 4 * 2 * kTermBytes;
     // Matrix l/8 of ldmatrix: tokens 8·(l/16) on, chunk l/8 mod 2 of the step.
     const std::uint32_t tokens = at + (lane / 16 * 8 + lane % 8) * kRowBytes;
     const int position = row_pair_position(warp, lane);
@@ -112,9 +115,13 @@ struct Gemm {
     for (int step = 0; step < kSteps; ++step) {
       if (step % (kSteps / kVectors) == 0)
         codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
+      if (kOffsets && step % (kSteps / kFolds) == 0) {
+        constexpr int kFold = gpu_tile::kChannels / kFolds;
+        sums[0] = sums[1] = sum_past_k(channels_past_k(record * gpu_tile::kChannels + step * kStepChannels + kFold, p.k, kFold));
+      }
       std::uint32_t a[4];
       signed_codes<kBits>(a, codes, step);
-      if (kActZeros) add_codes(sums, a);
+      if (kSumsCodes) add_codes(sums, a);
 #pragma unroll
       for (int t = 0; t < kTiles; t += 2) {
         std::uint32_t b[4];
@@ -125,10 +132,10 @@ struct Gemm {
       if constexpr (kFolds > 1) {
         const RowTerms rows =
             load_row_terms<kBits>(p.format, slots + step * kStepChannels / p.format.span * p.format.slot_bytes, position);
-        if (kActZeros) share_sums(sums);
+        if (kSumsCodes) share_sums(sums);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          fold(acc[t], dot[t], terms + (step * kTokens + t * 8) * 8, rows, sums);
+          fold(acc[t], dot[t], terms + (step * kTokens + t * 8) * kTermBytes, rows, sums);
 #pragma unroll
           for (int i = 0; i < 4; ++i) dot[t][i] = 0;
         }
@@ -137,9 +144,9 @@ struct Gemm {
     }
     if constexpr (kFolds == 1) {
       const RowTerms rows = row_terms<kPath, kBits>(p.format, load_raw<kPath>(p.format, slots, position));
-      if (kActZeros) share_sums(sums);
+      if (kSumsCodes) share_sums(sums);
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * 8, rows, sums);
+      for (int t = 0; t < kTiles; ++t) fold(acc[t], dot[t], terms + t * 8 * kTermBytes, rows, sums);
     }
   }
 
@@ -185,34 +192,39 @@ struct Gemm {
   }
 };
 
-template <int kBits, ConstantsPath kPath, int kTokens, bool kActZeros>
+template <int kBits, ConstantsPath kPath, int kTokens, ActTerms kTerms>
 __global__ void __launch_bounds__(kThreads, kTokens == kFew ? 4 : 2) wna8_sm80_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   let_successor_start();
   const int block = static_cast<int>(blockIdx.x);  // those that share weights run together
-  const Gemm<kBits, kPath, kTokens, kActZeros> gemm{.p = p,
-                                                    .base = ptx::shared_address(shared),
-                                                    .tile = block / p.token_blocks,
-                                                    .first_token = block % p.token_blocks * kTokens,
-                                                    .warp = static_cast<int>(threadIdx.x) / 32,
-                                                    .lane = static_cast<int>(threadIdx.x) % 32};
+  const Gemm<kBits, kPath, kTokens, kTerms> gemm{.p = p,
+                                                 .base = ptx::shared_address(shared),
+                                                 .tile = block / p.token_blocks,
+                                                 .first_token = block % p.token_blocks * kTokens,
+                                                 .warp = static_cast<int>(threadIdx.x) / 32,
+                                                 .lane = static_cast<int>(threadIdx.x) % 32};
   gemm.run();
 }
 
 using Kernel = const Launchable<Params>*;
 
-template <int kBits, int kTokens, bool kActZeros>
+template <int kBits, int kTokens, ActTerms kTerms>
 Kernel kernel_for(ConstantsPath path) {
   if (path == ConstantsPath::fixed_zeros)
-    return &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::fixed_zeros, kTokens, kActZeros>>;
+    return &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::fixed_zeros, kTokens, kTerms>>;
   return path == ConstantsPath::integer_zeros
-             ? &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::integer_zeros, kTokens, kActZeros>>
-             : &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::any, kTokens, kActZeros>>;
+             ? &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::integer_zeros, kTokens, kTerms>>
+             : &kLaunchable<wna8_sm80_kernel<kBits, ConstantsPath::any, kTokens, kTerms>>;
+}
+template <int kBits, ActTerms kTerms>
+Kernel kernel_for(ConstantsPath path, int tokens) {
+  return tokens == kFew ? kernel_for<kBits, kFew, kTerms>(path) : kernel_for<kBits, kMany, kTerms>(path);
 }
 template <int kBits>
-Kernel kernel_for(ConstantsPath path, int tokens, bool act_zeros) {
-  if (tokens == kFew) return act_zeros ? kernel_for<kBits, kFew, true>(path) : kernel_for<kBits, kFew, false>(path);
-  return act_zeros ? kernel_for<kBits, kMany, true>(path) : kernel_for<kBits, kMany, false>(path);
+Kernel kernel_for(ConstantsPath path, int tokens, ZeroKind zero) {
+  if (zero == ZeroKind::offset) return kernel_for<kBits, ActTerms::offsets>(path, tokens);
+  return zero == ZeroKind::none ? kernel_for<kBits, ActTerms::scaled>(path, tokens)
+                                : kernel_for<kBits, ActTerms::zeros>(path, tokens);
 }
 
 }  // namespace
@@ -225,19 +237,21 @@ cudaError_t linear_wna8_sm80(const Wna8Task& task, cudaStream_t stream) {
   p.format = record_format(task.weight);
   p.codes = static_cast<const std::uint8_t*>(task.codes);
   p.pitch = task.pitch;
-  p.terms = static_cast<const float2*>(task.terms);
+  p.terms = static_cast<const std::uint8_t*>(task.terms);
   p.term_pitch = task.term_pitch;
   p.token_scales = task.token_scales;
   p.epilogue = task.epilogue;
   p.m = task.m;
   p.n = static_cast<int>(geo.n);
+  p.k = static_cast<int>(geo.k);
   p.tile_records = geo.records();
   const int tokens = task.m <= kFew ? kFew : kMany;
   p.token_blocks = (task.m + tokens - 1) / tokens;
-  p.stage_bytes = stage_bytes(tokens, gpu_tile::kChannels / task.fold, p.format.bytes);
+  const int fold_terms =
+      gpu_tile::kChannels / task.fold * token_term_bytes(task.zero == ZeroKind::offset);  // of a token in a record
+  p.stage_bytes = stage_bytes(tokens, fold_terms, p.format.bytes);
   const ConstantsPath path = code_constants_path(p.format, task.fold);
-  const Kernel kernel =
-      geo.bits == 4 ? kernel_for<4>(path, tokens, task.zero_points) : kernel_for<8>(path, tokens, task.zero_points);
+  const Kernel kernel = geo.bits == 4 ? kernel_for<4>(path, tokens, task.zero) : kernel_for<8>(path, tokens, task.zero);
   const std::int64_t ctas = std::int64_t{geo.tiles()} * p.token_blocks;
   const int smem = std::max(kStages * p.stage_bytes, tokens * kSumPitch * 4);
   if (ctas > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidConfiguration;

@@ -13,12 +13,13 @@
 //        division delays the first loads
 //
 // A range is two integers, each a maximum of bits of floats: compared as signed numbers they are ordered from 0 up, as unsigned numbers
-// from −0 down, and NaN and infinity are above all others in each half. So no test for them is needed.
+// from −0 down, and NaN and infinity are above all others in each half. So no test for them is needed. For offsets a range need not
+// contain 0: the bits of negative numbers are turned around then, and one maximum is of these integers, the other of their complements.
 //
 // Codes that are given, with their scales, are a type of A: nothing is looked for or rounded. They become what products with gpu_n64k128
 // read, as the codes made here do.
 //
-// Float offsets, and groups that are no multiple of a vector, go element by element (quantize_blocks.cu).
+// Float offsets without terms, and groups that are no multiple of a vector, go element by element (quantize_blocks.cu).
 //
 // Rows that do not fit into the registers of a CTA, and groups that no power of two of lanes holds, use the general kernel: a CTA a row,
 // segment by segment, each read twice; the second read hits L2.
@@ -41,6 +42,9 @@ using act_rule::Rule;
 constexpr int kMaxThreads = 1024;  // of a CTA: the maximum, for long rows
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr std::uint32_t kSignBit = 0x80000000u;
+
+/// What a kernel writes beside codes: their sums; the terms of folds; those with float offsets.
+enum class Output { sums, terms, offset_terms };
 
 struct Params {
   QuantizeTask task;
@@ -69,9 +73,22 @@ __device__ __forceinline__ Params known_of(const Params& given) {
 
 // ---- ranges
 
+/// The bits of a float as an integer of the same order, and back.
+__device__ __forceinline__ std::int32_t turned(std::int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+
 struct Range {
   std::int32_t high = 0;  // the bits of the largest activation, or of 0
   std::uint32_t low = 0;  // of the least, if it has a sign
+
+  /// Of no activation, not even of 0.
+  __device__ static Range nothing() { return {static_cast<std::int32_t>(kSignBit), 0}; }
+  /// From `bottom` to `top`, for offsets: ordered bits, and a complement of such. A top that is NaN is above all others.
+  __device__ static Range of(float bottom, float top) {
+    return {turned(__float_as_int(top)), static_cast<std::uint32_t>(turned(__float_as_int(bottom))) ^ ~kSignBit};
+  }
+  __device__ float top() const { return __int_as_float(turned(high)); }
+  __device__ float bottom() const { return __int_as_float(turned(static_cast<std::int32_t>(low ^ ~kSignBit))); }
+  __device__ bool empty() const { return high < static_cast<std::int32_t>(low ^ ~kSignBit); }
 
   __device__ void take(float x) {
     high = max(high, __float_as_int(x));
@@ -91,7 +108,16 @@ struct Range {
 __device__ Rule symmetric_rule(const QuantizeTask& t, std::uint32_t largest) {
   return rule_of_largest(largest, t.limit, t.codes_type == DType::e4m3 ? act_rule::kE4m3Max : 127.0f);
 }
+/// Of no activations, those past K, scale and offset are 0.
+__device__ Rule offset_rule(const QuantizeTask& t, const Range& range) {
+  if (range.empty()) return {.scale = 0.0f, .inverse = 0.0f};
+  const auto within = [&t](float x) { return fminf(fmaxf(x, -t.limit), t.limit); };
+  const float top = range.top();
+  return act_rule::with_offset(within(range.bottom()), top == top ? within(top) : top);
+}
+template <bool kOffsets = false>
 __device__ Rule rule_of(const QuantizeTask& t, const Range& range) {
+  if (kOffsets) return offset_rule(t, range);
   if (!t.zero_points || range.largest() >= kInfinityBits) return symmetric_rule(t, range.largest());
   const float low = range.low >= kSignBit ? __uint_as_float(range.low) : 0.0f;
   return act_rule::asymmetric(fmaxf(low, -t.limit), fminf(__int_as_float(range.high), t.limit));
@@ -133,7 +159,7 @@ struct Team {
     if (thread % 32 == 0) shared[first_warp + thread / 32] = range;
     __syncthreads();
     const int lane = thread % 32;
-    return warp_range(lane < warps ? shared[first_warp + lane] : Range{});
+    return warp_range(lane < warps ? shared[first_warp + lane] : Range::nothing());
   }
   /// The sum is thread 0's.
   __device__ std::int32_t reduce(std::int32_t sum, std::int32_t (&shared)[kMaxWarps]) const {
@@ -165,18 +191,33 @@ struct Pairs {
   }
 };
 
-template <DType kType>
+template <bool kOffsets = false, DType kType>
 __device__ __forceinline__ Range range_of(const Raw<kType>& raw, const Params& p, int channel) {
   float x[kEach];
   unpack(x, raw, p.source, channel);
+  if constexpr (kOffsets) {
+    const int count = p.k - channel;
+    if (count <= 0) return Range::nothing();
+    float bottom = x[0], top = x[0], spoiled = 0.0f;  // by an infinity or a NaN
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (p.whole || i < count) bottom = fminf(bottom, x[i]), top = fmaxf(top, x[i]), spoiled = fmaf(x[i], 0.0f, spoiled);
+    return Range::of(bottom, spoiled == 0.0f ? top : act_rule::kNan);
+  }
   Range range;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) range.take(x[i]);
   return range;
 }
 
-template <DType kType, int V>
+template <bool kOffsets = false, DType kType, int V>
 __device__ __forceinline__ Range range_of(const Raw<kType> (&raw)[V], const Params& p, int first, int step) {
+  if constexpr (kOffsets) {
+    Range range = Range::nothing();
+#pragma unroll
+    for (int i = 0; i < V; ++i) range.take(range_of<true>(raw[i], p, first + i * step));
+    return range;
+  }
   if (kType != DType::f32 && p.pairs) {
     Pairs pairs;
 #pragma unroll
@@ -226,13 +267,15 @@ __device__ __forceinline__ uint2 encode(const float (&x)[kEach], const Rule& rul
 }
 
 /// The codes of a vector: the rule's, or those that are given.
-template <DType kType>
+template <bool kOffsets = false, DType kType>
 __device__ __forceinline__ uint2 codes_of(const Raw<kType>& raw, const Params& p, int channel, const Rule& rule, bool e4m3) {
   if constexpr (kType == DType::s8) {
     return {raw.word[0], raw.word[1]};
   } else {
     float x[kEach];
     unpack(x, raw, p.source, channel);
+#pragma unroll
+    for (int i = 0; kOffsets && i < kEach; ++i) x[i] -= rule.low;
     return encode(x, rule, e4m3);
   }
 }
@@ -268,13 +311,13 @@ __device__ __forceinline__ std::int32_t finish(const Raw<kType>& raw, const Para
 }
 
 /// The same for products with gpu_n64k128: codes in the order of gpu_tile::interleaved, exchanged between neighbours, and the terms of a
-/// fold. Codes past K are the zero point, which contributes 0. All lanes of a warp must call this.
-template <DType kType>
+/// fold. Codes past K are the zero point, or with offsets 0, and contribute 0. All lanes of a warp must call this.
+template <bool kOffsets, DType kType>
 __device__ __forceinline__ void finish_wna8(const Raw<kType>& raw, const Params& p, std::int64_t row, int channel,
                                             const Rule& rule, bool exists) {
   const QuantizeTask& t = p.task;
-  const std::uint32_t past = (static_cast<std::uint32_t>(rule.zero) & 0xffu) * 0x01010101u;
-  uint2 codes = codes_of(raw, p, channel, rule, false);
+  const std::uint32_t past = kOffsets ? 0 : (static_cast<std::uint32_t>(rule.zero) & 0xffu) * 0x01010101u;
+  uint2 codes = codes_of<kOffsets>(raw, p, channel, rule, false);
   if (!p.whole) codes = only(codes, p.k - channel, past);
   std::int32_t sum = sum_of(codes);
   const int fold_lanes = t.fold / kEach;
@@ -284,6 +327,13 @@ __device__ __forceinline__ void finish_wna8(const Raw<kType>& raw, const Params&
   if (!exists || channel >= p.columns) return;
   store(interleaved, p, row, channel);
   if (static_cast<int>(threadIdx.x) % fold_lanes != 0) return;
+  if constexpr (kOffsets) {
+    const auto channels = static_cast<float>(min(max(p.k - channel, 0), t.fold));
+    float* const to = static_cast<float*>(t.terms) + 3 * (channel / t.fold * t.term_fold + row * t.term_row) - 2 * (row & 1);
+    to[0] = rule.scale, to[2] = rule.offset;
+    to[4] = fmaf(channels, rule.offset, act_rule::multiply(rule.scale, static_cast<float>(sum)));
+    return;
+  }
   const float scale = t.token_scales != nullptr ? 1.0f : rule.scale;
   const float second =
       t.zero_points ? __uint_as_float(zero_term(sum - t.fold * rule.zero, rule.zero)) : scale * static_cast<float>(sum);
@@ -297,7 +347,7 @@ __device__ __forceinline__ void finish_wna8(const Raw<kType>& raw, const Params&
   if (t.token_scales != nullptr && channel == 0) t.token_scales[row] = rule.scale;
 }
 
-/// The scale and zero point of given codes from that channel on; 0 of groups past K, as of those made here.
+/// The scale and zero point, or offset, of given codes from that channel on; 0 of groups past K, as of those made here.
 __device__ __forceinline__ Rule given_rule(const Params& p, std::int64_t row, int channel) {
   const QuantizedActs& given = p.task.given;
   const int group = p.group_lanes == 0 ? 0 : channel >> p.group_shift;
@@ -305,6 +355,7 @@ __device__ __forceinline__ Rule given_rule(const Params& p, std::int64_t row, in
   Rule rule{.scale = given.scale, .zero = given.zero};
   if (given.scales != nullptr) rule.scale = __ldcg(given.scales + row * given.scale_row + group * given.scale_group);
   if (given.zeros != nullptr) rule.zero = __ldcg(given.zeros + row * given.zero_row + group * given.zero_group);
+  if (given.offsets != nullptr) rule.offset = __ldcg(given.offsets + row * given.zero_row + group * given.zero_group);
   return rule;
 }
 
@@ -355,10 +406,11 @@ constexpr int kLongVectors = 2 * kManyVectors<kType>;
 template <DType kType, int V, bool kWhole>
 constexpr int kRowThreads = !kWhole || V == kLongVectors<kType> ? kMaxThreads : kWholeThreads;
 
-template <DType kType, int V, bool kOnline, bool kWhole>
+template <DType kType, int V, Output kOutput, bool kWhole>
 __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
-                                  kRowThreads<kType, V, kWhole> == kWholeThreads && !kOnline ? 3 : 1)
+                                  kRowThreads<kType, V, kWhole> == kWholeThreads && kOutput == Output::sums ? 3 : 1)
     quantize_rows_kernel(const __grid_constant__ Params given) {
+  constexpr bool kOnline = kOutput != Output::sums, kOffsets = kOutput == Output::offset_terms;
   const Params p = known_of<kWhole>(given);
   __shared__ Range ranges[kMaxWarps];
   __shared__ std::int32_t sums[kMaxWarps];
@@ -389,13 +441,14 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
     // All lanes of a group get its V ranges, and each makes a rule of one of them: a division is as much as quantizing a vector.
     const int share = team.thread % V;
     Rule own;
-    if (kGroupZeros && t.zero_points) {
+    if (kOffsets || (kGroupZeros && t.zero_points)) {
       Range range[V];
 #pragma unroll
-      for (int i = 0; i < V; ++i) range[i] = range_of(raw[i], p, first + i * step);
-      own = rule_of(t, share_out(range, p.group_lanes, [](Range range, int lanes) {
-                      return Range{__shfl_xor_sync(kAllLanes, range.high, lanes), __shfl_xor_sync(kAllLanes, range.low, lanes)};
-                    }));
+      for (int i = 0; i < V; ++i) range[i] = range_of<kOffsets>(raw[i], p, first + i * step);
+      own = rule_of<kOffsets>(
+          t, share_out(range, p.group_lanes, [](Range range, int lanes) {
+            return Range{__shfl_xor_sync(kAllLanes, range.high, lanes), __shfl_xor_sync(kAllLanes, range.low, lanes)};
+          }));
     } else {
       Largest largest[V];
 #pragma unroll
@@ -415,9 +468,11 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
       const int from = team.thread % 32 / V * V + i;
       rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from),
                  kGroupZeros ? __shfl_sync(kAllLanes, own.zero, from) : 0};
+      if (kOffsets)
+        rule[i].low = __shfl_sync(kAllLanes, own.low, from), rule[i].offset = __shfl_sync(kAllLanes, own.offset, from);
     }
   } else {
-    const Rule all = rule_of(t, team.reduce(range_of(raw, p, first, step), ranges));
+    const Rule all = rule_of<kOffsets>(t, team.reduce(range_of<kOffsets>(raw, p, first, step), ranges));
     if (team.thread == 0 && exists) store_rule(t, row, 0, all);
 #pragma unroll
     for (Rule& r : rule) r = all;
@@ -428,7 +483,7 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
   for (int i = 0; i < V; ++i) {
     raw[i].keep_raw();
     if constexpr (kOnline)
-      finish_wna8(raw[i], p, row, first + i * step, rule[i % kRules], exists);
+      finish_wna8<kOffsets>(raw[i], p, row, first + i * step, rule[i % kRules], exists);
     else if (exists)
       sum += finish(raw[i], p, row, first + i * step, rule[i % kRules]);
   }
@@ -439,8 +494,9 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
 
 // ---- the general kernel
 
-template <DType kType, bool kOnline>
+template <DType kType, Output kOutput>
 __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const __grid_constant__ Params p) {
+  constexpr bool kOffsets = kOutput == Output::offset_terms;
   __shared__ Range ranges[kMaxWarps];
   __shared__ std::int32_t sums[kMaxWarps];
   let_successor_start();
@@ -456,14 +512,14 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
     const int end = min(begin + segment, p.k);
     Rule rule = p.known;
     if (!t.known) {
-      Range range;
+      Range range = kOffsets ? Range::nothing() : Range{};
 #pragma unroll 1
       for (int channel = begin + team.thread * kEach; channel < end; channel += step) {
         Raw<kType> raw[1];
         load(raw, p.source, row, [=](int) { return channel; });
-        range.take(range_of(raw, p, channel, 0));
+        range.take(range_of<kOffsets>(raw, p, channel, 0));
       }
-      rule = rule_of(t, team.reduce(range, ranges));
+      rule = rule_of<kOffsets>(t, team.reduce(range, ranges));
       __syncthreads();  // all threads have read the ranges of the warps
       if (team.thread == 0) store_rule(t, row, begin / segment, rule);
     }
@@ -473,8 +529,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) quantize_segments_kernel(const
       const int channel = base + team.thread * kEach;
       Raw<kType> raw[1];
       load(raw, p.source, row, [=](int) { return channel; });
-      if constexpr (kOnline)
-        finish_wna8(raw[0], p, row, channel, rule, true);
+      if constexpr (kOutput != Output::sums)
+        finish_wna8<kOffsets>(raw[0], p, row, channel, rule, true);
       else if (channel < last)
         sum += finish(raw[0], p, row, channel, rule);
     }
@@ -519,27 +575,35 @@ struct Kernels {
   Kernel few, many, many_whole, long_whole, segments;
   int many_vectors;
 };
-template <DType kType, bool kOnline>
-constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOnline, false>,
-                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, false>,
-                           quantize_rows_kernel<kType, kManyVectors<kType>, kOnline, true>,
-                           quantize_rows_kernel<kType, kLongVectors<kType>, kOnline, true>,
-                           quantize_segments_kernel<kType, kOnline>,
+/// With offsets a thread that has so many vectors has no register left.
+template <DType kType, Output kOutput>
+constexpr Kernel long_whole() {
+  if constexpr (kOutput == Output::offset_terms)
+    return nullptr;
+  else
+    return quantize_rows_kernel<kType, kLongVectors<kType>, kOutput, true>;
+}
+template <DType kType, Output kOutput>
+constexpr Kernels kKernels{quantize_rows_kernel<kType, kFewVectors, kOutput, false>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOutput, false>,
+                           quantize_rows_kernel<kType, kManyVectors<kType>, kOutput, true>,
+                           long_whole<kType, kOutput>(),
+                           quantize_segments_kernel<kType, kOutput>,
                            kManyVectors<kType>};
 /// A given scale is not looked for, so that parts of a row are independent and any row fits.
-template <>
-constexpr Kernels kKernels<DType::s8, true>{quantize_rows_kernel<DType::s8, kFewVectors, true, false>,
-                                            quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, true, false>,
-                                            quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, true, true>,
-                                            nullptr,
-                                            nullptr,
-                                            kManyVectors<DType::s8>};
-template <bool kOnline>
+template <Output kOutput>
+constexpr Kernels kKernels<DType::s8, kOutput>{quantize_rows_kernel<DType::s8, kFewVectors, kOutput, false>,
+                                               quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, kOutput, false>,
+                                               quantize_rows_kernel<DType::s8, kManyVectors<DType::s8>, kOutput, true>,
+                                               nullptr,
+                                               nullptr,
+                                               kManyVectors<DType::s8>};
+template <Output kOutput>
 const Kernels& kernels_for(DType type) {
-  if constexpr (kOnline)
-    if (type == DType::s8) return kKernels<DType::s8, true>;
-  if (type == DType::f32) return kKernels<DType::f32, kOnline>;
-  return type == DType::f16 ? kKernels<DType::f16, kOnline> : kKernels<DType::bf16, kOnline>;
+  if constexpr (kOutput != Output::sums)
+    if (type == DType::s8) return kKernels<DType::s8, kOutput>;
+  if (type == DType::f32) return kKernels<DType::f32, kOutput>;
+  return type == DType::f16 ? kKernels<DType::f16, kOutput> : kKernels<DType::bf16, kOutput>;
 }
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / 2;  // channels are counted in 32 bits
@@ -593,9 +657,12 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
                      p.k % kEach == 0 && p.columns == p.k;
   const bool online = task.terms != nullptr, given = task.type == DType::s8;
   if (given && (!online || task.prescale != nullptr)) return cudaErrorInvalidValue;
-  if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr))
+  if (online && (task.fold < 1 || columns % task.fold != 0 || task.codes_type != DType::s8 || task.sums != nullptr ||
+                 (task.term_offsets && (!task.term_pairs || task.known))))
     return cudaErrorInvalidValue;
-  const Kernels& kernels = online ? kernels_for<true>(task.type) : kernels_for<false>(task.type);
+  const Kernels& kernels = !online             ? kernels_for<Output::sums>(task.type)
+                           : task.term_offsets ? kernels_for<Output::offset_terms>(task.type)
+                                               : kernels_for<Output::terms>(task.type);
 
   const int vectors = (p.columns + kEach - 1) / kEach;
   const bool known = task.known || given;  // no scale is looked for; several: a row has more than one
@@ -612,7 +679,7 @@ cudaError_t quantize_acts(const QuantizeTask& rows, cudaStream_t stream) {
   constexpr int kMostParts = 65535;                       // of a grid's second dimension
   const bool many = task.m * vectors > std::int64_t{kMaxThreads} * sms;
   const auto threads_for = [&](int each) { return ((vectors + each - 1) / each + 31) / 32 * 32; };
-  const bool row_of_a_cta = whole && !grouped && !divisible;
+  const bool row_of_a_cta = whole && !grouped && !divisible && kernels.long_whole != nullptr;
   if (row_of_a_cta && threads_for(kernels.many_vectors) > (many ? kWholeThreads : kMaxThreads) &&
       threads_for(2 * kernels.many_vectors) <= kMaxThreads)
     return launch_dependent(kernels.long_whole, static_cast<unsigned>(task.m),

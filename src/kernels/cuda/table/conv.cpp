@@ -208,6 +208,8 @@ Status accepts_wna8_sm90(const Kernel& self, const Problem& p) {
   NIBBLE_RETURN_IF_ERROR(accepts_wna8(p));
   NIBBLE_RETURN_IF_ERROR(accepts_walk(p.geometry));
   const ActScheme& act = p.act_scheme;
+  if (act.zero == ZeroKind::offset)
+    return error(StatusCode::unsupported, "takes activations with zero points that are integers, not with float offsets");
   if (act.group == GroupShape::channel() || (act.group.k != 0 && p.geometry.in_channels % act.group.k != 0))
     return error(StatusCode::unsupported,
                  "quantizes pixels once: activations have one scale, or one for blocks of a pixel's {} "

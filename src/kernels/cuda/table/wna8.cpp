@@ -50,6 +50,14 @@ QuantizeTask quantize_task(const StepArgs& args) {
   return task;
 }
 
+bool has_offsets(const ActScheme& act) { return act.zero == ZeroKind::offset; }
+/// Whether a token's scale is left out of its terms.
+bool has_token_scales(const ActScheme& act) { return act.group.k == 0 && !has_offsets(act); }
+
+Wna8Map map_of(const ActScheme& act, const WeightScheme& weight, std::int64_t m, std::int64_t k) {
+  return wna8_map(online_fold(act, weight), has_offsets(act), m, k);
+}
+
 // ---- prepare
 
 Status accepts_prepare(const Kernel& self, const Problem& p) {
@@ -64,14 +72,11 @@ double prepare_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
-std::size_t prepare_workspace(const Kernel&, const Problem& p) {
-  return wna8_map(online_fold(p.act_scheme, p.scheme), p.m, p.k).bytes;
-}
+std::size_t prepare_workspace(const Kernel&, const Problem& p) { return map_of(p.act_scheme, p.scheme, p.m, p.k).bytes; }
 
 Status run_prepare(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const int fold = online_fold(args.act_scheme, w.scheme);
-  const Wna8Map map = wna8_map(fold, args.a.dim(0), w.k);
+  const Wna8Map map = map_of(args.act_scheme, w.scheme, args.a.dim(0), w.k);
   QuantizeTask task = quantize_task(args);
   task.codes = args.prepared;
   task.pitch = map.pitch;
@@ -79,8 +84,9 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
   task.terms = args.prepared + map.terms;
   task.term_fold = map.term_pitch;
   task.term_pairs = true;
-  task.fold = fold;
-  if (args.act_scheme.group.k == 0) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
+  task.term_offsets = has_offsets(args.act_scheme);
+  task.fold = online_fold(args.act_scheme, w.scheme);
+  if (has_token_scales(args.act_scheme)) task.token_scales = reinterpret_cast<float*>(args.prepared + map.scales);
   return launch_quantize_acts(task, args.stream);
 }
 
@@ -92,7 +98,7 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
   if (self.quantizes && !is_compute_float(p.a_dtype))
     return error(StatusCode::unsupported, "quantizes f32, f16 and bf16 itself, A comes as {} codes", name(p.a_dtype));
   if (self.quantizes && p.act_scheme.zero != ZeroKind::none)
-    return error(StatusCode::unsupported, "makes codes without zero points");
+    return error(StatusCode::unsupported, "makes codes without zero points and offsets");
   if (self.quantizes && p.k > kMostDecodeChannels)
     return error(StatusCode::unsupported, "K={} is beyond {}", p.k, kMostDecodeChannels);
   return {};
@@ -100,19 +106,19 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
 
 Wna8Task wna8_task(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const int fold = online_fold(args.act_scheme, w.scheme);
-  const Wna8Map map = wna8_map(fold, args.a.dim(0), w.k);
-  return {.weight = device_weight(w),
-          .m = static_cast<int>(args.a.dim(0)),
-          .codes = args.prepared,
-          .pitch = map.pitch,
-          .terms = args.prepared + map.terms,
-          .term_pitch = map.term_pitch,
-          .fold = fold,
-          .zero_points = args.act_scheme.zero != ZeroKind::none,
-          .token_scales = args.act_scheme.group.k == 0 ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
-          .scratch_end = end_of(args.scratch),
-          .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+  const Wna8Map map = map_of(args.act_scheme, w.scheme, args.a.dim(0), w.k);
+  return {
+      .weight = device_weight(w),
+      .m = static_cast<int>(args.a.dim(0)),
+      .codes = args.prepared,
+      .pitch = map.pitch,
+      .terms = args.prepared + map.terms,
+      .term_pitch = map.term_pitch,
+      .fold = online_fold(args.act_scheme, w.scheme),
+      .zero = args.act_scheme.zero,
+      .token_scales = has_token_scales(args.act_scheme) ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
+      .scratch_end = end_of(args.scratch),
+      .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
 }
 
 Status run_sm80(const Kernel&, const StepArgs& args) { return launch_wna8_sm80(wna8_task(args), args.stream); }
@@ -299,7 +305,7 @@ QuantizeTask online_rule(const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
   const bool floats = is_compute_float(args.a.dtype);
   QuantizeTask task{.type = args.a.dtype,
-                    .zero_points = args.act_scheme.zero != ZeroKind::none,
+                    .zero_points = args.act_scheme.zero == ZeroKind::integer,
                     .known = floats && args.act_scheme.group == GroupShape::tensor(),
                     .group = args.act_scheme.group.k};
   if (!floats) task.given = given_acts(args);
@@ -314,8 +320,6 @@ Status accepts_wna8(const Problem& p) {
     return error(StatusCode::unsupported, "quantizes activations to int8, they are {}{}",
                  act.codes == DType::none ? "not to be quantized" : "to be quantized to ",
                  act.codes == DType::none ? "" : name(act.codes));
-  if (act.zero == ZeroKind::offset)
-    return error(StatusCode::unsupported, "takes activations with zero points that are integers, not with float offsets");
   if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
   if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())

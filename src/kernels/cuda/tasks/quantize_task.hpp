@@ -45,11 +45,14 @@ struct QuantizeTask {
   /// (wna8_task.hpp). With terms, codes are s8, of each 16 channels in the order of gpu_tile::interleaved, past K the zero point, and
   /// columns are a multiple of the fold.
   ///
+  /// With float offsets terms are three, {scale, offset, Σ code·scale + offset} of the channels up to K, and codes past K are 0.
+  ///
   /// A token that has one scale for all of K may leave it out of its terms: they are {1, Σ codes}, or {1, zero_term}, and the scale is
   /// token_scales' [M]; null: it is in the terms.
   void* terms = nullptr;
   std::int64_t term_row = 1, term_fold = 0;  // terms between tokens, between folds
-  bool term_pairs = false;                   // of tokens 2i and 2i + 1: both scales, then both others
+  bool term_pairs = false;                   // of tokens 2i and 2i + 1: both scales, then both others; always with offsets
+  bool term_offsets = false;                 // ranges need not contain 0
   float* token_scales = nullptr;
   int fold = 0;  // 32 or 128
 };

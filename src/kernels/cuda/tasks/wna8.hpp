@@ -2,9 +2,11 @@
 // gpu_n64k128: online quantization. It needs no layout of its own: the same packed weight serves float activations and codes.
 //
 //   quantize_acts   A ──▶ codes s8 [M][pitch]        of each 16 channels in the order of gpu_tile::interleaved
-//                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels, or {s_a, Σ(a − z) and z}; of two tokens
-//                                                    both scales first, so that unneeded terms are not read
+//                         terms    [K/fold][tokens]  {s_a, s_a·Σa} of a token's `fold` channels, {s_a, Σ(a − z) and z}, or
+//                                                    {s_a, o_a, Σx̂}; of two tokens both scales first, so that unneeded terms are not read
 //   GEMM            Σ over folds of  s_a·s_w·Σ (a − z_a)·(u − base)  +  s_a·Σ(a − z_a) · (o − s_w·(z_w − base))
+//
+// With float offsets of activations, x̂ = s_a·a + o_a,  s_w·(s_a·Σ a·(u − base) + o_a·Σ (u − base))  +  Σx̂ · (o − s_w·(z_w − base)).
 //
 // A token's scale that is the same in all of K multiplies the sum over folds: it is 1 in the terms and stored in an array beside them.
 //

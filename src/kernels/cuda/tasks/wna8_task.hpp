@@ -16,15 +16,18 @@ NIBBLE_HOST_DEVICE constexpr std::uint32_t zero_term(std::int32_t sum, std::int3
 NIBBLE_HOST_DEVICE constexpr std::int32_t term_sum(std::uint32_t term) { return static_cast<std::int32_t>(term) >> 8; }
 NIBBLE_HOST_DEVICE constexpr std::int32_t term_zero(std::uint32_t term) { return static_cast<std::int32_t>(term << 24) >> 24; }
 
+/// Bytes of a token's terms of a fold: two floats, with float offsets three.
+NIBBLE_HOST_DEVICE constexpr int token_term_bytes(bool offsets) { return offsets ? 12 : 8; }
+
 struct Wna8Task {
   DeviceWeight weight;
   int m = 0;
   const void* codes = nullptr;          // [M,K] s8, interleaved, z past K; rows begin at multiples of 16 bytes
   std::int64_t pitch = 0;               // bytes between rows, a multiple of 128: K and what follows it
-  const void* terms = nullptr;          // float4 [pitch / fold][term_pitch / 2]: {s_a, s_a', second, second'} of two tokens
+  const void* terms = nullptr;          // [pitch / fold][term_pitch / 2]: of two tokens s_a, s_a', second, second', third, third'
   std::int64_t term_pitch = 0;          // tokens, a multiple of 128
   int fold = 128;                       // channels: 32 or 128
-  bool zero_points = false;             // of activations: terms are {s_a, zero_term}
+  ZeroKind zero = ZeroKind::none;       // of activations; what terms are follows from it (wna8.hpp)
   const float* token_scales = nullptr;  // [term_pitch]: a token's s_a, where it is the same in all of K; 1 in its terms then
   void* scratch_end = nullptr;          // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
@@ -38,20 +41,20 @@ struct Wna8DecodeTask {
   epilogue::Element epilogue;
 };
 
-/// The places of quantized activations in a plan's workspace: codes [M][pitch] | terms float4 [folds][term_pitch / 2] | tokens' scales f32
+/// The places of quantized activations in a plan's workspace: codes [M][pitch] | terms [folds][term_pitch] | tokens' scales f32
 /// [term_pitch].
 struct Wna8Map {
   std::int64_t pitch = 0, folds = 0, term_pitch = 0;
   std::size_t terms = 0, scales = 0, bytes = 0;
 };
-constexpr Wna8Map wna8_map(int fold, std::int64_t m, std::int64_t k) {
+constexpr Wna8Map wna8_map(int fold, bool offsets, std::int64_t m, std::int64_t k) {
   const auto round_up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
   Wna8Map map;
   map.pitch = round_up(k, gpu_tile::kChannels);
   map.folds = map.pitch / fold;
   map.term_pitch = round_up(m, 128);  // a pass reads the terms of all its tokens
   map.terms = static_cast<std::size_t>(round_up(m * map.pitch, 256));
-  map.scales = map.terms + 8 * static_cast<std::size_t>(map.folds * map.term_pitch);
+  map.scales = map.terms + static_cast<std::size_t>(token_term_bytes(offsets) * map.folds * map.term_pitch);
   map.bytes = map.scales + 4 * static_cast<std::size_t>(map.term_pitch);
   return map;
 }

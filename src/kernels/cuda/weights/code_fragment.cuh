@@ -48,6 +48,9 @@ __device__ __forceinline__ void signed_codes(std::uint32_t (&a)[4], const uint4&
   }
 }
 
+/// The kind of a fold's terms (wna8.hpp): with a scale, without one, with a zero point, with a float offset.
+enum class ActTerms { scaled, plain, zeros, offsets };
+
 /// The factors of a fold's integer sums and of the sums of activations, for rows g and g+8.
 struct RowTerms {
   float scale[2];
@@ -67,6 +70,7 @@ __device__ __forceinline__ void add_fold(float* to, const std::int32_t* dot, con
 }
 
 // ---- activations with zero points:  Σ (a − z)·u = Σ a·u − z·Σ u
+// with offsets:                         Σ (s·a + o)·u = s·Σ a·u + o·Σ u
 
 /// Adds a lane's part of 32 channels of rows g and g+8, an operand of signed_codes.
 __device__ __forceinline__ void add_codes(std::int32_t (&sums)[2], const std::uint32_t (&a)[4]) {
@@ -94,6 +98,34 @@ __device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* do
     to[i] = fmaf(static_cast<float>(centred), __fmul_rn(scale, rows.scale[i / 2]), to[i]);
     if (kPath != ConstantsPath::fixed_zeros)
       to[i] = fmaf(__fmul_rn(scale, static_cast<float>(term_sum(term))), rows.shift[i / 2], to[i]);
+  }
+}
+
+/// What a lane's sum of u begins with where so many channels of a fold are past K: an operand has −128 there, and four lanes share a row.
+/// Without offsets it does not matter: there codes of A are the zero point past K.
+__device__ constexpr std::int32_t sum_past_k(int channels) { return 128 / 4 * channels; }
+/// The channels past K of a fold that ends with channel `end`.
+__device__ inline int channels_past_k(int end, int k, int fold) { return min(max(end - k, 0), fold); }
+
+/// The terms of two tokens with offsets: scales, offsets, and sums of activations, which a weight without zeros does not need.
+struct OffsetTerms {
+  uint2 scales, offsets, sums;
+};
+template <ConstantsPath kPath>
+__device__ __forceinline__ OffsetTerms load_offset_terms(std::uint32_t at) {
+  return {ptx::load_shared8(at), ptx::load_shared8(at + 8),
+          kPath == ConstantsPath::fixed_zeros ? uint2{} : ptx::load_shared8(at + 16)};
+}
+/// add_fold with such terms, and with the sums of u of both rows, which are exact as f32.
+template <ConstantsPath kPath>
+__device__ __forceinline__ void add_fold_offsets(float* to, const std::int32_t* dot, const OffsetTerms& terms,
+                                                 const RowTerms& rows, const std::int32_t (&sums)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto of_token = [i](const uint2& pair) { return __uint_as_float(i % 2 == 0 ? pair.x : pair.y); };
+    const float scaled = __fmul_rn(of_token(terms.scales), static_cast<float>(dot[i]));
+    to[i] = fmaf(fmaf(of_token(terms.offsets), static_cast<float>(sums[i / 2]), scaled), rows.scale[i / 2], to[i]);
+    if (kPath != ConstantsPath::fixed_zeros) to[i] = fmaf(of_token(terms.sums), rows.shift[i / 2], to[i]);
   }
 }
 

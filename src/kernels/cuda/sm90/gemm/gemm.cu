@@ -44,6 +44,7 @@ GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& ep
   p.epilogue = epilogue;
   p.m = m;
   p.n = static_cast<int>(weight.geometry.n);
+  p.k = static_cast<int>(weight.geometry.k);
   p.schedule.row_blocks = weight.geometry.tiles();
   p.schedule.records = weight.geometry.records();
   p.schedule.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.schedule.records))));
@@ -210,16 +211,20 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
   GemmParams p = params(task.weight, task.m, task.epilogue, config);
-  const auto kernel_of = task.zero_points ? gemm_sm90_s8_zeros : task.token_scales != nullptr ? gemm_sm90_s8_plain : gemm_sm90_s8;
+  const bool offsets = task.zero == ZeroKind::offset;
+  const auto kernel_of = offsets                          ? gemm_sm90_s8_offsets
+                         : task.zero == ZeroKind::integer ? gemm_sm90_s8_zeros
+                         : task.token_scales != nullptr   ? gemm_sm90_s8_plain
+                                                          : gemm_sm90_s8;
   const GemmKernel kernel = kernel_of(config.tokens, p.format, geo.bits, task.fold);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
-  p.terms = static_cast<const float2*>(task.terms);
-  p.term_pitch = task.term_pitch;
+  p.terms = static_cast<const std::uint8_t*>(task.terms);
+  p.fold_pitch = task.term_pitch * token_term_bytes(offsets);
   p.token_scales = task.token_scales;
   if (!describe_token_tiles(p, DType::s8, task.codes, task.pitch, task.m, task.pitch, config.tokens))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold}, task.scratch_end,
-                stream);
+  return launch(kernel, p, {.tokens = config.tokens, .codes = true, .folds = gpu_tile::kChannels / task.fold, .offsets = offsets},
+                task.scratch_end, stream);
 }
 
 }  // namespace nibble::cuda

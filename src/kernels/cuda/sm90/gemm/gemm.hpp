@@ -11,6 +11,7 @@
 #include "kernels/cuda/tasks/half_out.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "kernels/cuda/tasks/patches.hpp"
+#include "kernels/cuda/tasks/wna8_task.hpp"
 #include "kernels/cuda/weights/record_format.cuh"
 
 namespace nibble::cuda {
@@ -21,13 +22,16 @@ struct GemmShape {
   bool codes = false;  // activations are s8 codes, else 16-bit floats
   int folds = 0;       // of a record of codes
   bool patches = false;
+  bool offsets = false;  // of activations that are codes
 
   NIBBLE_HOST_DEVICE constexpr int groups() const { return gemm_groups(tokens); }
   /// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
   NIBBLE_HOST_DEVICE constexpr int threads() const { return 128 * (groups() + 1); }
   /// Bytes of a record's activations, and of their terms.
   NIBBLE_HOST_DEVICE constexpr int act_bytes() const { return tokens * gpu_tile::kChannels * (codes ? 1 : 2); }
-  NIBBLE_HOST_DEVICE constexpr int term_bytes() const { return tokens * (patches && folds == 1 ? 16 : folds * 8); }
+  NIBBLE_HOST_DEVICE constexpr int term_bytes() const {
+    return tokens * (patches && folds == 1 ? 16 : folds * token_term_bytes(offsets));
+  }
 };
 
 /// Offsets in a CTA's shared memory: activations of all stages, their terms, records of all stages, staging, barriers. The inbox of a
@@ -57,7 +61,7 @@ struct GemmParams {
   RecordFormat format;
   epilogue::Element epilogue;
   Schedule schedule;
-  int m, n;
+  int m, n, k;
   int first_row;  // of D and the epilogue's operands that belongs to the first row of x
   int depth;      // warpgroups that share a row block
   int stages;
@@ -65,8 +69,8 @@ struct GemmParams {
   bool scale_after;           // operands are u − z, sums are multiplied by the scale: one group per channel
   HalfOut half;               // how D is stored
   StreamK parts;              // of passes that CTAs share
-  const float2* terms;        // of codes: wna8.hpp
-  std::int64_t term_pitch;    // tokens between folds
+  const std::uint8_t* terms;  // of codes: wna8.hpp
+  std::int64_t fold_pitch;    // bytes between folds
   const float* token_scales;  // null: they are in the terms
   Patches patches;            // of a convolution
   CUtensorMap pixel_terms;    // of its codes, instead of `terms`: 16 bytes a box
@@ -95,7 +99,9 @@ GemmKernel gemm_sm90_s8(int tokens, const RecordFormat& format, int bits, int fo
 GemmKernel gemm_sm90_s8_plain(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same with zero points.
 GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
-/// The same for patches: 64 tokens.
+/// The same with float offsets.
+GemmKernel gemm_sm90_s8_offsets(int tokens, const RecordFormat& format, int bits, int fold);
+/// The same as the first or third for patches: 64 tokens.
 GemmKernel gemm_sm90_patches_s8(int tokens, const RecordFormat& format, int bits, int fold, bool zero_points);
 
 }  // namespace nibble::cuda

@@ -19,14 +19,15 @@ struct CodeProducts : GemmStages<T> {
   using Sums = typename T::Sums;
   static constexpr ConstantsPath kPath = T::kPath;
   static constexpr int kBits = T::kBits, kFolds = T::kFolds, kTokens = T::kTokens;
-  static constexpr bool kActZeros = T::kActZeros, kPatches = T::kPatches;
+  static constexpr bool kSumsCodes = T::kSumsCodes, kOffsets = T::kOffsets, kPatches = T::kPatches;
 
   /// Adds the products of the warpgroup's row block and its share of the pass's records. A fold's sums are exact integers; scaled, they are
   /// added in f32:
   ///
   ///   acc += s_a·s_w · Σ a·(u − base)  +  s_a·Σa · (o − s_w·(z − base))         base: 8 or 128, which makes u a signed operand
   ///
-  /// With zero points of activations a stands for a − z_a in both. The second part is present where zeros are not the base.
+  /// With zero points of activations a stands for a − z_a in both, with offsets s_a·a for x̂ = s_a·a + o_a. The second part is present
+  /// where zeros are not the base.
   ///
   /// A part is all tokens where a row has only a scale; else at most 64, or 32 where the constants of a fold take more registers. Integer
   /// and f32 sums of more tokens would leave no registers for a third warpgroup, and products of other warpgroups are what overlaps with a
@@ -36,9 +37,9 @@ struct CodeProducts : GemmStages<T> {
     constexpr int kSteps = gpu_tile::kChannels / kStepChannels, kFoldSteps = kSteps / kFolds;
     constexpr int kVectors = gpu_tile::kChannels / gpu_tile::step_channels(kBits);  // 16 bytes of a lane each
     constexpr int kFoldVectors = kVectors < kFolds ? 1 : kVectors / kFolds;         // of a fold, or that have a fold in them
-    constexpr int kPartTokens = kTokens < 64 || (kPath == ConstantsPath::fixed_zeros && !kActZeros) ? kTokens
-                                : kFolds > 1 || (kActZeros && kTokens == 64)                        ? 32
-                                                                                                    : 64,
+    constexpr int kPartTokens = kTokens < 64 || (kPath == ConstantsPath::fixed_zeros && !kSumsCodes) ? kTokens
+                                : kFolds > 1 || (kSumsCodes && kTokens == 64)                        ? 32
+                                                                                                     : 64,
                   kPartSums = kPartTokens / 2;
     using Part = std::int32_t[kPartSums];
     using Bytes = std::uint32_t[kFoldSteps][4];
@@ -64,13 +65,18 @@ struct CodeProducts : GemmStages<T> {
         codes[v] = ptx::load_shared16(first_codes + from.stage * stage_bytes +
                                       gpu_tile::vector_offset(index * kVectors / kFolds + v, 0, 0));
       fold.sums[0] = fold.sums[1] = 0;
+      if (kOffsets) {
+        constexpr int kFold = gpu_tile::kChannels / kFolds;
+        const int end = (pass.first + r) * gpu_tile::kChannels + (index + 1) * kFold;
+        fold.sums[0] = fold.sums[1] = sum_past_k(channels_past_k(end, p.k, kFold));
+      }
 #pragma unroll
       for (int i = 0; i < kFoldSteps; ++i) {
         signed_codes<kBits>(bytes[i], codes[i * kFoldVectors / kFoldSteps], index * kFoldSteps + i);
-        if (kActZeros) add_codes(fold.sums, bytes[i]);
+        if (kSumsCodes) add_codes(fold.sums, bytes[i]);
         pin(bytes[i]);
       }
-      if (kActZeros) share_sums(fold.sums);
+      if (kSumsCodes) share_sums(fold.sums);
       if (++index < kFolds) return;
       index = 0;
       from.advance(stages);
@@ -94,16 +100,18 @@ struct CodeProducts : GemmStages<T> {
         return load_row_terms<kBits>(p.format, slot + (fold.index * kStepChannels >> span_shift) * p.format.slot_bytes, position);
     };
     const auto add = [&](const Part& dot, const Fold& fold, int part, const RowTerms& rows) {
-      const int in_record = kPatches ? fold.index / 2 * kTokens * 16 + fold.index % 2 * 8 : fold.index * kTokens * 8;
+      const int in_record = kPatches ? fold.index / 2 * kTokens * 16 + fold.index % 2 * 8 : fold.index * kTokens * kTermPitch;
       const std::uint32_t at = terms(fold.stage) + lane_terms + in_record + part * kPartTokens * kTermPitch;
 #pragma unroll
       for (int j = 0; j < kPartTokens / kUnitTokens; ++j) {
         float* const to = acc + part * kPartSums + 4 * j;
-        const uint4 t = token_terms(at + j * kUnitTokens * kTermPitch);
-        if constexpr (kActZeros)
-          add_fold_zeros<kPath>(to, dot + 4 * j, t, rows, fold.sums);
+        const std::uint32_t from = at + j * kUnitTokens * kTermPitch;
+        if constexpr (kOffsets)
+          add_fold_offsets<kPath>(to, dot + 4 * j, load_offset_terms<kPath>(from), rows, fold.sums);
+        else if constexpr (kSumsCodes)
+          add_fold_zeros<kPath>(to, dot + 4 * j, token_terms(from), rows, fold.sums);
         else
-          add_fold<kPath, T::kTerms == ActTerms::plain>(to, dot + 4 * j, t, rows);
+          add_fold<kPath, T::kTerms == ActTerms::plain>(to, dot + 4 * j, token_terms(from), rows);
       }
     };
     if (r >= count) {
@@ -148,7 +156,7 @@ struct CodeProducts : GemmStages<T> {
   }
   /// Bytes between tokens' terms. Both scales of a lane's two tokens and both other terms are 16 bytes, contiguous or, for pixels, two
   /// pieces of eight: a weight without zeros reads only the scales, in one load.
-  static constexpr int kTermPitch = kPatches ? 16 : 8;
+  static constexpr int kTermPitch = kPatches ? 16 : token_term_bytes(kOffsets);
   __device__ __forceinline__ static uint4 token_terms(std::uint32_t at) {
     if constexpr (!kPatches) return ptx::load_shared16(at);
     const uint2 even = ptx::load_shared8(at), odd = ptx::load_shared8(at + kTermPitch);

@@ -28,9 +28,6 @@ constexpr int kBoxBytesOfToken = 128;  // of a TMA box: the width of the swizzle
 __device__ inline void pin(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory"); }
 __device__ inline void pin(std::uint32_t (&v)[4]) { asm volatile("" : "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])::"memory"); }
 
-/// The kind of a fold's terms, of activations that are codes (wna8.hpp): with a scale, without one, with a zero point.
-enum class ActTerms { scaled, plain, zeros };
-
 /// What a kernel is compiled for. kPatches: tokens are output pixels of a convolution.
 template <class ActType, Codes kWeightCodes, ConstantsPath kConstants, int kPassTokens, bool kFromPatches, ActTerms kActTerms>
 struct GemmTraits {
@@ -42,9 +39,9 @@ struct GemmTraits {
   static constexpr bool kPatches = kFromPatches;
   static constexpr ActTerms kTerms = kActTerms;
   static constexpr bool kCodes = std::is_same_v<Act, std::int8_t>;
-  static constexpr bool kActZeros = kTerms == ActTerms::zeros;
+  static constexpr bool kOffsets = kTerms == ActTerms::offsets, kSumsCodes = kOffsets || kTerms == ActTerms::zeros;
   static constexpr int kFolds = !kCodes ? 0 : kPath == ConstantsPath::any ? gpu_tile::kChannels / 32 : 1;  // of a record
-  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches};
+  static constexpr GemmShape kShape{kTokens, kCodes, kFolds, kPatches, kOffsets};
   static constexpr int kBoxBytes = kTokens * kBoxBytesOfToken;
   static constexpr int kBoxChannels = kBoxBytesOfToken / static_cast<int>(sizeof(Act));
   static constexpr int kBoxes = gpu_tile::kChannels / kBoxChannels;  // of a record
@@ -112,13 +109,15 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
       if constexpr (T::kPatches)
         walk = patch_walk(p.patches, pass.first * gpu_tile::kChannels, box_channels, pass.token_tile * T::kTokens);
       const CUtensorMap* const x = is_last(pass) ? &p.last_x : &p.x;
+      constexpr int kFoldBytes = T::kTokens * token_term_bytes(T::kOffsets);
+      const std::uint8_t* from = p.terms + pass.first * T::kFolds * p.fold_pitch + pass.token_tile * kFoldBytes;
       for (int channel = pass.first * gpu_tile::kChannels; channel < end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
         if constexpr (T::kCodes && T::kPatches) {
           request_pixels(to.stage, walk, policy);
           channel += gpu_tile::kChannels;
         } else {
-          std::uint32_t at = act(to.stage);
+          std::uint32_t at = act(to.stage), at_terms = terms(to.stage);
 #pragma unroll 1
           for (int box = 0; box < T::kBoxes * depth() && channel < end; ++box) {
             if constexpr (T::kPatches)
@@ -126,12 +125,9 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
             else
               ptx::load_box(at, x, channel, pass.token_tile * T::kTokens, full(to.stage), policy);
             if constexpr (T::kCodes) {
-              const float2* from =
-                  p.terms + channel / gpu_tile::kChannels * T::kFolds * p.term_pitch + pass.token_tile * T::kTokens;
 #pragma unroll 1
-              for (int fold = 0; fold < T::kFolds; ++fold)
-                ptx::bulk_copy(terms(to.stage) + (box * T::kFolds + fold) * T::kTokens * 8, from + fold * p.term_pitch,
-                               T::kTokens * 8, full(to.stage), policy);
+              for (int fold = 0; fold < T::kFolds; ++fold, at_terms += kFoldBytes, from += p.fold_pitch)
+                ptx::bulk_copy(at_terms, from, kFoldBytes, full(to.stage), policy);
             }
             at += T::kBoxBytes;
             channel += T::kBoxChannels;

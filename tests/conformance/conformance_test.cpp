@@ -420,8 +420,12 @@ std::vector<ActScheme> blocks_with_zero_points() {
 
 constexpr WeightScheme kBlocksWeight{DType::u4, ZeroKind::integer, GroupShape::group(64), DType::f16};
 
-/// Whether blocks of activations may have any length, and float offsets.
+/// Whether blocks of activations may have any length.
 bool takes_any_block(const Kernel& kernel) { return kernel.backend != Backend::cuda || kernel.variant == "codes"; }
+
+bool takes_offsets(const Kernel& kernel) {
+  return takes(kernel, kBlocksWeight, 64, 1024, {DType::s8, GroupShape::group(32), ZeroKind::offset}, act_for(kernel, 1));
+}
 
 bool takes_blocks_with_zero_points(const Kernel& kernel) {
   return takes_one_of(kernel, blocks_with_zero_points(), {kBlocksWeight}, act_for(kernel, 1));
@@ -450,7 +454,7 @@ TEST_P(ZeroPointBlocksConformance, EveryEpilogue) {
 /// Blocks that are no multiples of 8 channels, and long ones, below, equal to and above the weight's groups.
 TEST_P(ZeroPointBlocksConformance, BlocksOfAnyLength) {
   const Kernel& kernel = *GetParam();
-  if (!takes_any_block(kernel)) GTEST_SKIP() << "takes neither blocks of any length nor offsets";
+  if (!takes_any_block(kernel)) GTEST_SKIP() << "does not take blocks of any length";
   std::uint64_t seed = 1;
   for (DType codes : {DType::u4, DType::u8, DType::u3})
     for (const auto& [group, block] :
@@ -478,7 +482,7 @@ TEST_P(ZeroPointBlocksConformance, BlocksOfAnyLength) {
 /// whose range contains 0.
 TEST_P(ZeroPointBlocksConformance, OffsetsAreFinerFarFromZero) {
   const Kernel& kernel = *GetParam();
-  if (!takes_any_block(kernel)) GTEST_SKIP() << "takes neither blocks of any length nor offsets";
+  if (!takes_offsets(kernel)) GTEST_SKIP() << "takes no offsets";
   const std::int64_t m = 7, n = 51, k = 512;
   for (ZeroKind weight_zero : {ZeroKind::none, ZeroKind::integer, ZeroKind::offset, ZeroKind::real}) {
     const WeightScheme scheme{weight_zero == ZeroKind::none ? DType::u4b8 : DType::u4, weight_zero, GroupShape::group(32),
@@ -515,7 +519,7 @@ TEST_P(ZeroPointBlocksConformance, OffsetsAreFinerFarFromZero) {
 /// Scales and offsets of an A that comes quantized: offsets that dwarf their codes, or that are all there is, and none.
 TEST_P(ZeroPointBlocksConformance, OffsetsOfCodes) {
   const Kernel& kernel = *GetParam();
-  if (!takes_any_block(kernel)) GTEST_SKIP() << "takes neither blocks of any length nor offsets";
+  if (!takes_offsets(kernel)) GTEST_SKIP() << "takes no offsets";
   const float scales[] = {0.01f, 0.0f, 1e-30f, 0.01f, -0.02f, 1e-12f, 0.0f},
               offsets[] = {5.5f, -3.0f, 1e4f, 0.0f, -1e3f, 2.0f, 0.0f};
   for (ZeroKind weight_zero : {ZeroKind::none, ZeroKind::integer, ZeroKind::offset}) {

@@ -646,7 +646,7 @@ TEST_F(Gpu, CodesThatWereMadeBeforeGiveTheBitsOfThoseMadeWhileRunning) {
     if (!takes_codes || !runs_here(kernel.isa).ok()) continue;
     const std::string forced(kernel.name);
     for (const char* text : {"s8r_u4b8g128", "s8zr_u4zg64", "s8g128_u4zg128", "s8g32_u4b8g32", "s8g256_s8c", "s8zg64_u4zg128",
-                             "s8r_s8c", "s8zr_u4zc"})
+                             "s8r_s8c", "s8zr_u4zc", "s8or_u4zg128", "s8og32_u4og32", "s8og128_s8g256"})
       for (const bool act_order : {false, true}) {
         SCOPED_TRACE(::testing::Message() << forced << " " << text << (act_order ? ", act-order" : ""));
         const Scheme scheme = must(Scheme::parse(text));
@@ -664,7 +664,8 @@ TEST_F(Gpu, CodesThatWereMadeBeforeGiveTheBitsOfThoseMadeWhileRunning) {
         };
         ActOutputs out{.codes = TensorView(codes.data(), DType::s8, {m, k}), .scales = rule(scales, DType::f32)};
         Operands operands{.a_scale = out.scales};
-        if (scheme.act.zero != ZeroKind::none) operands.a_zero = out.zeros = rule(zeros, DType::s32);
+        if (scheme.act.zero != ZeroKind::none)
+          operands.a_zero = out.zeros = rule(zeros, scheme.act.zero == ZeroKind::offset ? DType::f32 : DType::s32);
         const ConstTensorView view(acts.data(), DType::f16, {m, k});
         const Status quantized = quantize_activations(view, scheme.act, out, {}, Stream{});
         ASSERT_TRUE(quantized.ok()) << quantized.message();

@@ -117,7 +117,7 @@ struct Gemm {
         codes = ptx::load_shared16(weights + gpu_tile::vector_offset(step / (kSteps / kVectors), warp, lane));
       if (kOffsets && step % (kSteps / kFolds) == 0) {
         constexpr int kFold = gpu_tile::kChannels / kFolds;
-        sums[0] = sums[1] = sum_past_k(channels_past_k(record * gpu_tile::kChannels + step * kStepChannels + kFold, p.k, kFold));
+        sums[0] = sums[1] = sum_past_k(record * gpu_tile::kChannels + step * kStepChannels + kFold, kFold, p.k);
       }
       std::uint32_t a[4];
       signed_codes<kBits>(a, codes, step);

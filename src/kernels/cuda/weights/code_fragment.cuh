@@ -101,11 +101,9 @@ __device__ __forceinline__ void add_fold_zeros(float* to, const std::int32_t* do
   }
 }
 
-/// What a lane's sum of u begins with where so many channels of a fold are past K: an operand has −128 there, and four lanes share a row.
-/// Without offsets it does not matter: there codes of A are the zero point past K.
-__device__ constexpr std::int32_t sum_past_k(int channels) { return 128 / 4 * channels; }
-/// The channels past K of a fold that ends with channel `end`.
-__device__ inline int channels_past_k(int end, int k, int fold) { return min(max(end - k, 0), fold); }
+/// What a lane's sum of u begins with in a fold of `channels` that ends before channel `end`, so that those past K add up to 0: an operand
+/// has −128 there, and four lanes share a row. Zero points need it not, because codes of A past K are the zero point.
+__device__ inline std::int32_t sum_past_k(int end, int channels, int k) { return 128 / 4 * min(max(end - k, 0), channels); }
 
 /// The terms of two tokens with offsets: scales, offsets, and sums of activations, which a weight without zeros does not need.
 struct OffsetTerms {

@@ -101,7 +101,7 @@ GemmKernel gemm_sm90_s8_plain(int tokens, const RecordFormat& format, int bits, 
 GemmKernel gemm_sm90_s8_zeros(int tokens, const RecordFormat& format, int bits, int fold);
 /// The same with float offsets.
 GemmKernel gemm_sm90_s8_offsets(int tokens, const RecordFormat& format, int bits, int fold);
-/// The same as the first or third for patches: 64 tokens.
+/// Those with a scale, and with zero points, for patches: 64 tokens.
 GemmKernel gemm_sm90_patches_s8(int tokens, const RecordFormat& format, int bits, int fold, bool zero_points);
 
 }  // namespace nibble::cuda

@@ -68,7 +68,7 @@ struct CodeProducts : GemmStages<T> {
       if (kOffsets) {
         constexpr int kFold = gpu_tile::kChannels / kFolds;
         const int end = (pass.first + r) * gpu_tile::kChannels + (index + 1) * kFold;
-        fold.sums[0] = fold.sums[1] = sum_past_k(channels_past_k(end, p.k, kFold));
+        fold.sums[0] = fold.sums[1] = sum_past_k(end, kFold, p.k);
       }
 #pragma unroll
       for (int i = 0; i < kFoldSteps; ++i) {

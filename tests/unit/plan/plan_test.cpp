@@ -500,8 +500,8 @@ TEST(Explain, CodesThatAreGivenAreReorderedForWeightsInGroups) {
     if (scheme.weight.zero != ZeroKind::none) desc.zero_type = DType::u8;
     return explain(desc, {.a_dtype = DType::s8, .m_max = 256, .act_scheme = scheme.act}, gpu);
   };
-  for (const char* const text :
-       {"s8r_u4b8g128", "s8zr_u4zg64", "s8t_u4b8g128", "s8zt_u4zg32", "s8g128_u4zg128", "s8zg32_u8b128g128", "s8g128_s8c"})
+  for (const char* const text : {"s8r_u4b8g128", "s8zr_u4zg64", "s8t_u4b8g128", "s8zt_u4zg32", "s8g128_u4zg128",
+                                 "s8zg32_u8b128g128", "s8g128_s8c", "s8or_u4zg128", "s8og32_u4zg32", "s8og128_s8c"})
     for (const GpuInfo& gpu : {*described_gpu("h100"), ampere}) {
       const auto plan = explained(text, gpu, false);
       ASSERT_TRUE(plan.ok()) << text << ": " << plan.status().message();

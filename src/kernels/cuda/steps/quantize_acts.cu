@@ -467,9 +467,11 @@ __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
     for (int i = 0; i < kRules; ++i) {
       const int from = team.thread % 32 / V * V + i;
       rule[i] = {kOnline ? __shfl_sync(kAllLanes, own.scale, from) : 0.0f, __shfl_sync(kAllLanes, own.inverse, from),
-                 kGroupZeros ? __shfl_sync(kAllLanes, own.zero, from) : 0};
-      if (kOffsets)
-        rule[i].low = __shfl_sync(kAllLanes, own.low, from), rule[i].offset = __shfl_sync(kAllLanes, own.offset, from);
+                 !kOffsets && kGroupZeros ? __shfl_sync(kAllLanes, own.zero, from) : 0};
+      if (!kOffsets) continue;
+      rule[i].low = __shfl_sync(kAllLanes, own.low, from);
+      rule[i].zero = rule[i].inverse == 0.0f ? 0 : -128;  // the rest of act_rule::with_offset follows, and takes no registers
+      rule[i].offset = rule[i].low + act_rule::multiply(128.0f, rule[i].scale);
     }
   } else {
     const Rule all = rule_of<kOffsets>(t, team.reduce(range_of<kOffsets>(raw, p, first, step), ranges));

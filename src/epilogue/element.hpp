@@ -5,6 +5,7 @@
 // except in activation functions: exp, tanh and erf of its own library, and contracted multiply-adds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -86,6 +87,18 @@ struct Element {
   void* d = nullptr;
   std::int64_t d_stride = 0;  // elements between rows
 
+  /// The epilogue of the rows of D from m on.
+  Element from_row(std::int64_t m) const {
+    const auto advance = [m](Operand& operand) {
+      if (operand.data != nullptr)
+        operand.data = static_cast<const std::byte*>(operand.data) + m * operand.stride * bits(operand.type) / 8;
+    };
+    Element rest = *this;
+    rest.d = static_cast<std::byte*>(d) + m * d_stride * bits(out) / 8;
+    if (row_scale != nullptr) rest.row_scale += m;
+    advance(rest.gate), advance(rest.residual);
+    return rest;
+  }
   /// Whether the epilogue is acc_scale and a store to 16-bit floats, as in most layers: store_plain suffices.
   NIBBLE_HOST_DEVICE bool plain() const {
     return row_scale == nullptr && col_scale == nullptr && bias.data == nullptr && activation == Activation::none &&

@@ -39,13 +39,15 @@ enum class ActForm : std::uint8_t {
   s8_rows,    // GPU: int8 codes row by row, followed by their scales (cuda/table/w8a8.cpp)
   e4m3_rows,  // GPU: the same of FP8 codes
   s8i16,      // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
+  s8x3_rows,  // GPU: 24-bit fixed point, three rows of such codes a token (cuda/table/fixed_point.cpp)
 };
 /// The form's token in kernel names: "s8k64"; rows of the GPU by their type.
 constexpr std::string_view name(ActForm form) {
   switch (form) {
     case ActForm::as_given: return "any";
     case ActForm::f32: return "f32";
-    case ActForm::s8x3: return "s8x3";
+    case ActForm::s8x3:
+    case ActForm::s8x3_rows: return "s8x3";
     case ActForm::s8:
     case ActForm::s8_rows: return "s8";
     case ActForm::s8k64: return "s8k64";
@@ -63,6 +65,7 @@ enum class Sums : std::uint8_t {
   fixed_point,        // integers of 24-bit fixed-point activations, added as f32 at the end of a segment
   integers,           // int8 codes times codes, over all of K where the scheme allows that, else by segments
   integer_folds,      // the same by folds of a record, codes taken as u − 8 or u − 128
+  fixed_point_folds,  // 24-bit fixed-point activations by such folds, each of their three bytes on its own
   tensor_cores,       // tensor cores on 16-bit floats, FP8 codes included: f32 sums that are truncated, not rounded
   tensor_core_codes,  // the same on codes as they are stored; zero points are subtracted from the sums of a record
   tensor_core_fp8,    // wgmma on FP8 codes: sums keep 13 bits below the largest addend

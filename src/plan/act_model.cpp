@@ -25,9 +25,13 @@ reference::ActModel model_of_sums(const Kernel& kernel, DType act, const ActSche
       return {.act_scheme = quantize,
               .subtracts_zeros = !sums_whole_rows(scheme, quantize),
               .code_offset = quantize.zero == ZeroKind::offset && subtracts_128(kernel, scheme) ? 128.0 : 0.0};
-    case Sums::integer_folds: {  // exact up to the end of a fold; zero points minus the base of codes are a separate term
+    case Sums::integer_folds:
+    case Sums::fixed_point_folds: {  // exact up to the end of a fold; zero points minus the base of codes are a separate term
       const bool centred = scheme.zero == ZeroKind::none && code_bias(scheme.codes) == base;
-      return {.act_scheme = quantize, .subtracts_zeros = true, .code_offset = centred ? 0.0 : static_cast<double>(base)};
+      return {.act_scheme = quantize,
+              .fixed_point = kernel.sums == Sums::fixed_point_folds,
+              .subtracts_zeros = true,
+              .code_offset = centred ? 0.0 : static_cast<double>(base)};
     }
     case Sums::tensor_cores:
       if (kernel.rounds_weights)

@@ -51,8 +51,9 @@ std::vector<Shape> shapes_for(const Kernel& kernel) {
 /// The memory from which the kernel reads weights.
 Backend memory_of(const Kernel& kernel) { return kernel.backend == Backend::cuda ? Backend::cuda : Backend::cpu; }
 
-/// The type of A, varied by the seed; kernels of 16-bit floats take only their type.
+/// The type of A, varied by the seed; kernels of 16-bit floats take only their type, those of fixed point on the GPU only f32.
 DType act_for(const Kernel& kernel, std::uint64_t turn) {
+  if (kernel.form == ActForm::s8x3_rows) return DType::f32;
   if (kernel.act.starts_with("bf16")) return DType::bf16;
   if (kernel.act == "f16") return DType::f16;
   return std::array{DType::f32, DType::f16, DType::bf16}[turn % 3];

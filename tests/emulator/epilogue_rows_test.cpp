@@ -30,7 +30,7 @@ TEST_P(EmulatedEpilogueRows, GivesTheBitsOfTheHost) {
   e.residual = {residual.data(), DType::f32, n};
   e.out = DType::f16;
   e.d = d.data(), e.d_stride = d_stride;
-  ASSERT_EQ(epilogue_rows(e, sums.data(), m, n, stride, nullptr), cudaSuccess);
+  ASSERT_EQ(epilogue_rows(e, sums.data(), 1, m, n, stride, nullptr), cudaSuccess);
   for (int row = 0; row < m; ++row) {
     for (int i = 0; i < n; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -52,12 +52,34 @@ TEST_P(EmulatedEpilogueRows, HasEveryActivation) {
     e.activation = activation;
     e.clamp_low = -2.5f, e.clamp_high = 3.0f, e.negative_slope = -0.3f;
     e.d = d.data(), e.d_stride = n;
-    ASSERT_EQ(epilogue_rows(e, sums.data(), m, n, n, nullptr), cudaSuccess);
+    ASSERT_EQ(epilogue_rows(e, sums.data(), 1, m, n, n, nullptr), cudaSuccess);
     for (std::size_t i = 0; i < sums.size(); ++i) {
       expected[i] = sums[i];
       epilogue::with_activation(e, [&](auto function) { expected[i] = function(expected[i]); });
     }
     ASSERT_EQ(d, expected) << name(activation);
+  }
+}
+
+TEST_P(EmulatedEpilogueRows, AddsThreeRowsInTheirOrder) {
+  const int m = 4, n = GetParam();
+  for (const int stride : {(n + 7) / 8 * 8, n + 1}) {  // with and without loads of 16 bytes
+    std::mt19937 random(static_cast<unsigned>(n));
+    std::vector<float4> memory(static_cast<std::size_t>(3 * m * stride) / 4 + 1);
+    float* const sums = &memory[0].x;
+    for (int i = 0; i < 3 * m * stride; ++i) sums[i] = static_cast<float>(random()) - 0x1p31f;
+    std::vector<float> d(static_cast<std::size_t>(m * n));
+    epilogue::Element e;
+    e.acc_scale = 0.3f;
+    e.d = d.data(), e.d_stride = n;
+    ASSERT_EQ(epilogue_rows(e, sums, 3, m, n, stride, nullptr), cudaSuccess);
+    for (int row = 0; row < m; ++row)
+      for (int i = 0; i < n; ++i) {
+        const float* const from = sums + 3 * row * stride + i;
+        const float sum = from[0] + from[stride];
+        ASSERT_EQ(d[static_cast<std::size_t>(row * n + i)], (sum + from[2 * stride]) * 0.3f) << row << " " << i;
+      }
+    ASSERT_EQ(epilogue_rows(e, sums, 2, m, n, stride, nullptr), cudaErrorInvalidValue);
   }
 }
 

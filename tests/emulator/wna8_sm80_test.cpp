@@ -2,6 +2,7 @@
 // kernels as they are.
 #include <gtest/gtest.h>
 
+#include "emulator/fixed_point_layer.hpp"
 #include "emulator/wna8_layer.hpp"
 
 namespace nibble::cuda {
@@ -35,6 +36,17 @@ constexpr emulator::Wna8Case kCases[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Sm80, EmulatedWna8Sm80, testing::ValuesIn(kCases),
                          [](const auto& info) { return emulator::name(info.param); });
+
+TEST(EmulatedWna8Sm80, MultipliesFloatsAsThreeBytes) {
+  constexpr emulator::FixedPointCase kLayers[] = {{4, 128, ZeroKind::none, 5, 72, 1000},
+                                                  {4, 128, ZeroKind::integer, 30, 100, 640},
+                                                  {4, 32, ZeroKind::integer, 9, 136, 416},
+                                                  {4, 128, ZeroKind::offset, 7, 67, 400},
+                                                  {8, 256, ZeroKind::integer, 25, 72, 512}};
+  emulator::use_shared_memory(shared);
+  for (const emulator::FixedPointCase& c : kLayers)
+    emulator::expect_f32_product(c, [](const Wna8Task& task) { return linear_wna8_sm80(task, nullptr); });
+}
 
 }  // namespace
 }  // namespace nibble::cuda

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "emulator/conv_layer.hpp"
+#include "emulator/fixed_point_layer.hpp"
 #include "emulator/memory.hpp"
 #include "emulator/wna8_layer.hpp"
 
@@ -78,6 +79,26 @@ constexpr Case kCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Wna8, EmulatedWna8, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });
+
+TEST(EmulatedWna8, MultipliesFloatsAsThreeBytes) {
+  struct Layer {
+    emulator::FixedPointCase layer;
+    GemmConfig config;
+  };
+  const Layer layers[] = {{{4, 128, ZeroKind::none, 4, 72, 1000}, {.tokens = 16, .split = 2, .depth = 2}},
+                          {{4, 128, ZeroKind::integer, 21, 200, 640}, {.tokens = 64, .split = 1, .depth = 1}},
+                          {{4, 32, ZeroKind::integer, 9, 136, 416}, {.tokens = 32, .split = 1, .depth = 1}},
+                          {{4, 128, ZeroKind::offset, 7, 67, 400}, {.tokens = 64, .split = 2, .depth = 1}},
+                          {{8, 256, ZeroKind::integer, 60, 200, 512}, {.tokens = 128, .split = kStreamK, .depth = 1}}};
+  emulator::use_shared_memory(shared);
+  for (const Layer& l : layers) {
+    emulator::StreamKMemory scratch(l.config.tokens);
+    emulator::expect_f32_product(l.layer, [&](Wna8Task task) {
+      task.scratch_end = scratch.end();
+      return linear_wna8_sm90(task, l.config, nullptr);
+    });
+  }
+}
 
 // ---- convolutions, with the quantizer in front
 

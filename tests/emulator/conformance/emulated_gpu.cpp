@@ -66,6 +66,10 @@ Status launch_conv_w8a8_sm90(const ConvTask&, int, int, int, Stream) { return no
 Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return not_emulated(); }
 Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return not_emulated(); }
 Status launch_gemm_sm80(const LinearTask&, Stream) { return not_emulated(); }
+Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return not_emulated(); }
+Status launch_epilogue_rows(const epilogue::Element&, const float*, int, std::int64_t, int, std::int64_t, Stream) {
+  return not_emulated();
+}
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return not_emulated(); }
 Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return not_emulated(); }
 Status dense_runs_here() { return not_emulated(); }

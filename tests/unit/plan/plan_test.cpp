@@ -16,6 +16,7 @@
 namespace nibble {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::random_weight;
@@ -514,6 +515,34 @@ TEST(Explain, CodesThatAreGivenAreReorderedForWeightsInGroups) {
   EXPECT_TRUE(explained("s8r_u4zg128", ampere, true).ok());
   EXPECT_EQ(explained("s8g128_u4zg128", ampere, true)->buckets.front().steps,  // whose blocks act-order tears apart
             std::vector<std::string_view>{"linear_any_s8_any__cuda_simt_codes_n64k128"});
+}
+
+/// f32 activations × integers take tensor cores, three bytes each, but for few tokens: then reading weights takes the time.
+TEST(Explain, F32ActivationsTakeTensorCores) {
+  const GpuInfo h200 = *described_gpu("h200");
+  GpuInfo ampere = h200;
+  ampere.isas = 1U << static_cast<int>(Isa::simt) | 1U << static_cast<int>(Isa::sm80);
+  const auto steps = [](const WeightScheme& scheme, std::int64_t m, const GpuInfo& gpu) {
+    WeightDesc desc{.scheme = scheme, .n = 4096, .k = 4096};
+    if (scheme.zero == ZeroKind::integer) desc.zero_type = DType::u8;
+    if (scheme.zero == ZeroKind::offset) desc.zero_type = DType::f16;
+    const auto explained = explain(desc, {.m_max = m}, gpu);
+    EXPECT_TRUE(explained.ok()) << explained.status().message();
+    return explained.ok() ? explained->buckets.back().steps : std::vector<std::string_view>();
+  };
+  for (const char* const text : {"u4b8g128", "u4zg32", "u4og96", "u3b4g128", "s8c"})
+    for (const DType scale : {DType::f16, DType::f32}) {
+      const WeightScheme scheme = Scheme::parse(text, scale)->weight;
+      for (const GpuInfo& gpu : {h200, ampere}) {
+        EXPECT_THAT(steps(scheme, 256, gpu),
+                    ElementsAre("prepare_s8x3_f32_none__cuda_simt", HasSubstr("linear_any_s8x3_any__cuda_sm")))
+            << text;
+        EXPECT_THAT(steps(scheme, 1, gpu), ElementsAre("linear_any_any_any__cuda_simt_n64k128")) << text;
+      }
+      EXPECT_THAT(steps(scheme, 32, h200).back(), HasSubstr("linear_any_s8x3_any__cuda_sm90_")) << text;
+    }
+  for (const char* const text : {"u4b8g16", "e4m3c", "e2m1g32"})  // shorter than a fold, and floats
+    EXPECT_THAT(steps(Scheme::parse(text)->weight, 256, h200), ElementsAre("linear_any_any_any__cuda_simt_n64k128")) << text;
 }
 
 /// For a CPU that need not be there: kernels of its level, of the levels below and of no other.

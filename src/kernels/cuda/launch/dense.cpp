@@ -20,7 +20,6 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch/launch.hpp"
-#include "kernels/cuda/steps/epilogue_rows.hpp"
 
 namespace nibble::cuda {
 namespace {
@@ -284,9 +283,8 @@ Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, St
     NIBBLE_RETURN_IF_ERROR(multiply(config, product, scratch, native_stream));
   }
   if (writes_d) return {};
-  const cudaError_t code = epilogue_rows(e, reinterpret_cast<const float*>(scratch + parts.sums), task.m, static_cast<int>(geo.n),
-                                         parts.sums_stride, native_stream);
-  return code == cudaSuccess ? Status() : error(StatusCode::internal, "CUDA: epilogue_rows: {}", cudaGetErrorString(code));
+  return launch_epilogue_rows(e, reinterpret_cast<const float*>(scratch + parts.sums), 1, task.m, static_cast<int>(geo.n),
+                              parts.sums_stride, stream);
 }
 
 }  // namespace nibble::cuda

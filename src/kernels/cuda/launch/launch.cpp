@@ -12,6 +12,8 @@
 #include "core/sizes.hpp"
 #include "kernels/cuda/launch/probe.hpp"
 #include "kernels/cuda/steps/decode_acts.hpp"
+#include "kernels/cuda/steps/epilogue_rows.hpp"
+#include "kernels/cuda/steps/fixed_point_acts.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/steps/quantize_blocks.hpp"
 #include "kernels/cuda/tasks/codes.hpp"
@@ -291,6 +293,16 @@ Status launch_linear_simt(const LinearTask& task, Stream stream) {
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream) {
   return status_of(quantize_acts(task, native(stream)),
                    fmt::format("quantize_acts M={} K={}, groups of {}", task.m, task.k, task.group));
+}
+
+Status launch_fixed_point_acts(const QuantizeTask& task, Stream stream) {
+  return status_of(fixed_point_acts(task, native(stream)), fmt::format("fixed_point_acts M={} K={}", task.m, task.k));
+}
+
+Status launch_epilogue_rows(const epilogue::Element& epilogue, const float* sums, int each, std::int64_t m, int n,
+                            std::int64_t stride, Stream stream) {
+  return status_of(epilogue_rows(epilogue, sums, each, m, n, stride, native(stream)),
+                   fmt::format("epilogue_rows M={} N={}", m, n));
 }
 
 Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream stream) {

@@ -54,7 +54,12 @@ Status dense_runs_here();
 
 /// Quantizes activations; also writes the scales, sums and terms that the task asks for.
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream);
-/// The same of the patches of images; neither sums nor terms.
+/// f32 activations as 24-bit fixed point, three rows of codes each (fixed_point_acts.hpp).
+Status launch_fixed_point_acts(const QuantizeTask& task, Stream stream);
+/// The epilogue of sums in memory, `each` rows a row of D (epilogue_rows.hpp).
+Status launch_epilogue_rows(const epilogue::Element& epilogue, const float* sums, int each, std::int64_t m, int n,
+                            std::int64_t stride, Stream stream);
+/// Codes of the patches of images; neither sums nor terms.
 Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream stream);
 /// x[M,K] = what the codes stand for (decode_acts.hpp).
 Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k,

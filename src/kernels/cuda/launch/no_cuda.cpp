@@ -46,6 +46,10 @@ Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { r
 Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return no_cuda(); }
 Status dense_runs_here() { return no_cuda(); }
 Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
+Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return no_cuda(); }
+Status launch_epilogue_rows(const epilogue::Element&, const float*, int, std::int64_t, int, std::int64_t, Stream) {
+  return no_cuda();
+}
 Status launch_quantize_patches(const QuantizeTask&, const PatchRows&, Stream) { return no_cuda(); }
 Status launch_decode_acts(const QuantizedActs&, DType, const std::int32_t*, std::int64_t, std::int64_t, float*, Stream) {
   return no_cuda();

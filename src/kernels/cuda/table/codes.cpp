@@ -68,16 +68,6 @@ QuantizedActs from_row(QuantizedActs acts, std::int64_t m) {
   if (acts.offsets != nullptr) acts.offsets += m * acts.zero_row;
   return acts;
 }
-epilogue::Element from_row(epilogue::Element epilogue, std::int64_t m) {
-  const auto advance = [m](epilogue::Operand& operand) {
-    if (operand.data != nullptr)
-      operand.data = static_cast<const std::byte*>(operand.data) + m * operand.stride * bits(operand.type) / 8;
-  };
-  epilogue.d = static_cast<std::byte*>(epilogue.d) + m * epilogue.d_stride * bits(epilogue.out) / 8;
-  if (epilogue.row_scale != nullptr) epilogue.row_scale += m;
-  advance(epilogue.gate), advance(epilogue.residual);
-  return epilogue;
-}
 
 Status run_floats(const CodesTask& task, DType codes, const StepArgs& args) {
   auto* const x = reinterpret_cast<float*>(args.scratch.data());
@@ -87,7 +77,7 @@ Status run_floats(const CodesTask& task, DType codes, const StepArgs& args) {
   floats.weight.prescale = nullptr;  // of floats, which were multiplied before they became codes
   for (std::int64_t m = 0; m < task.m; m += rows) {
     floats.m = static_cast<int>(std::min(rows, task.m - m));
-    floats.epilogue = from_row(task.epilogue, m);
+    floats.epilogue = task.epilogue.from_row(m);
     NIBBLE_RETURN_IF_ERROR(launch_decode_acts(from_row(task.acts, m), codes, task.weight.perm, floats.m, k, x, args.stream));
     NIBBLE_RETURN_IF_ERROR(launch_linear_simt(floats, args.stream));
   }

@@ -145,22 +145,7 @@ Status run_decode(const Kernel&, const StepArgs& args) {
   return launch_wna8_decode_sm90(task, *static_cast<const DecodeConfig*>(args.config), args.stream);
 }
 
-/// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
-/// was measured on an H200.
-double sm80_cost_us(const Kernel&, const Problem& p) {
-  struct Record {
-    double alone_us, shared_us;
-  };
-  const GpuInfo gpu = gpu_of(p);
-  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = p.m <= 16;
-  const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
-  const double tiles =
-      std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / (few ? 16 : 64));
-  const double records = std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels);
-  return kLaunchUs + 4.5 +
-         std::max(tile_moved_us(gpu, p, 8) / 0.7,
-                  records * std::max(record.alone_us, record.shared_us * tiles / std::max(1, gpu.sms)));
-}
+double sm80_cost_us(const Kernel&, const Problem& p) { return wna8_sm80_cost_us(gpu_of(p), p); }
 
 double sm90_cost_us(const Kernel& self, const Problem& p) { return wna8_sm90_cost_us(self.tile, gpu_of(p), p, wna8_family(p)); }
 
@@ -281,6 +266,22 @@ double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p,
   return wgmma_cost_us(wna8_sm90_features(tile, gpu, p, family), gpu);
 }
 
+/// A CTA multiplies 64 rows × 16 or 64 tokens over all of K. The time of a record, for a CTA alone on an SM and for CTAs that share one,
+/// was measured on an H200.
+double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& p) {
+  struct Record {
+    double alone_us, shared_us;
+  };
+  const bool whole = online_fold(p.act_scheme, p.scheme) == gpu_tile::kChannels, few = p.m <= 16;
+  const Record record = whole ? few ? Record{0.75, 0.24} : Record{1.35, 0.72} : few ? Record{2.2, 0.68} : Record{3.0, 1.15};
+  const double tiles =
+      std::ceil(static_cast<double>(p.n) / gpu_tile::kRows) * std::ceil(static_cast<double>(p.m) / (few ? 16 : 64));
+  const double records = std::ceil(static_cast<double>(p.k) / gpu_tile::kChannels);
+  return kLaunchUs + 4.5 +
+         std::max(tile_moved_us(gpu, p, 8) / 0.7,
+                  records * std::max(record.alone_us, record.shared_us * tiles / std::max(1, gpu.sms)));
+}
+
 WgmmaFamily wna8_family(const Problem& p) {
   if (online_fold(p.act_scheme, p.scheme) != gpu_tile::kChannels) return WgmmaFamily::online_folds;
   return p.act_scheme.group.k == 0 && p.act_scheme.zero == ZeroKind::none ? WgmmaFamily::online_tokens : WgmmaFamily::online;
@@ -314,6 +315,14 @@ QuantizeTask online_rule(const StepArgs& args) {
   return task;
 }
 
+Status accepts_wna8_weight(const Problem& p) {
+  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
+    return error(StatusCode::unsupported, "{}", reason);
+  if (gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)))
+    return error(StatusCode::unsupported, "multiplies integers, the weight's codes are {}", name(p.scheme.codes));
+  return accepts_slots(p, kShortestFold);
+}
+
 Status accepts_wna8(const Problem& p) {
   const ActScheme& act = p.act_scheme;
   if (act.codes != DType::s8)
@@ -322,11 +331,7 @@ Status accepts_wna8(const Problem& p) {
                  act.codes == DType::none ? "" : name(act.codes));
   if (const std::int64_t k = act.group.k; k != 0 && k != 32 && k != 64 && k != 128 && k != 256)
     return error(StatusCode::unsupported, "takes a scale per token, tensor, or 32, 64, 128 or 256 channels, not per {}", k);
-  if (const std::string reason = gpu_tile::refusal(p.scheme, p.zero_type, p.k); !reason.empty())
-    return error(StatusCode::unsupported, "{}", reason);
-  if (gpu_tile::are_floats(gpu_tile::stored_codes(p.scheme.codes)))
-    return error(StatusCode::unsupported, "multiplies integers, the weight's codes are {}", name(p.scheme.codes));
-  NIBBLE_RETURN_IF_ERROR(accepts_slots(p, kShortestFold));
+  NIBBLE_RETURN_IF_ERROR(accepts_wna8_weight(p));
   if (sums_whole_rows(p.scheme, act))
     return error(StatusCode::unsupported, "sums by groups of channels, {} has one scale per token and output channel",
                  Scheme{p.scheme, act}.name());

@@ -19,6 +19,8 @@ int online_fold(const ActScheme& act, const WeightScheme& weight);
 /// The quantization rule of a step, or the scales and zero points of codes that are given; the caller adds A, its size and the outputs.
 QuantizeTask online_rule(const StepArgs& args);
 
+/// Refuses weights that are not of integers, or whose scales change within a fold.
+Status accepts_wna8_weight(const Problem& problem);
 /// Whether activations are int8 codes, made while running or given, in groups that the kernels support.
 Status accepts_wna8(const Problem& problem);
 
@@ -27,6 +29,8 @@ WgmmaFamily wna8_family(const Problem& problem);
 /// Predicted microseconds of sm_90's tiles, the quantizer apart; family: an online one.
 WgmmaFeatures wna8_sm90_features(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
 double wna8_sm90_cost_us(const Tile& tile, const GpuInfo& gpu, const Problem& p, WgmmaFamily family);
+/// The same of sm_80's kernel.
+double wna8_sm80_cost_us(const GpuInfo& gpu, const Problem& problem);
 
 /// The same for the rows that quantize by themselves: a known scale is not looked for.
 WgmmaFamily wna8_decode_family(const Problem& problem);

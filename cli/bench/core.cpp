@@ -458,9 +458,15 @@ Result<BenchActs> activations_for(const BenchWork& work) {
 }
 
 Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros) {
+  // Of groups those of all tokens are side by side, as engines that multiply FP8 in groups lay them out.
+  const auto side_by_side = [](const Tensor& values, const void* data) {
+    ConstTensorView all = view(values, data);
+    if (all.rank == 2) all.strides = {1, all.dim(0)};
+    return all;
+  };
   Operands operands;
-  if (!acts.scales.empty()) operands.a_scale = view(acts.scales, scales);
-  if (!acts.zeros.empty()) operands.a_zero = view(acts.zeros, zeros);
+  if (!acts.scales.empty()) operands.a_scale = side_by_side(acts.scales, scales);
+  if (!acts.zeros.empty()) operands.a_zero = side_by_side(acts.zeros, zeros);
   return operands;
 }
 

@@ -223,6 +223,13 @@ __device__ inline void store_matrices(std::uint32_t address, std::uint32_t a, st
     asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
 
+/// Four of them, each lane giving the address of row l mod 8 of matrix l / 8.
+__device__ inline void store_four_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                           std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
 // ---- clusters
 
 __device__ inline int cluster_rank() {

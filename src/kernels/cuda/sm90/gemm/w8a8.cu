@@ -13,11 +13,21 @@
 namespace nibble::cuda {
 namespace {
 
+/// Bulk copies read multiples of 16 bytes. The last of a group's may lie past M, within the distance of groups, which the last group need
+/// not have. For few tokens a warp's own copies arrive sooner.
+TokenScales token_scales(const QuantizedActs& acts, int m, int tokens) {
+  if (acts.scales == nullptr) return TokenScales::one;
+  const bool rows = acts.scale_row == 1 && acts.scale_group % 4 == 0 && m % 4 == 0;
+  return rows && tokens >= 128 && reinterpret_cast<std::uintptr_t>(acts.scales) % 16 == 0 ? TokenScales::rows
+                                                                                          : TokenScales::scattered;
+}
+
 /// Fills the parameters that follow from the weight, the activations and the epilogue.
 W8A8Params params(const W8A8Weight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
   W8A8Params p{};
   p.weight = weight;
   p.acts = acts;
+  p.by_scale_blocks = Divisor(std::max(1, weight.geometry.block_rows / gpu_w8::kRows));
   p.epilogue = epilogue;
   p.m = m;
   p.schedule.row_blocks = weight.geometry.tiles();
@@ -36,10 +46,11 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, b
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
 
   W8A8Config config = wanted;
-  config.blocks = std::min(config.blocks, w8a8_groups(config.tokens, grouped) / config.depth);
+  config.blocks = std::min(config.blocks, w8a8_groups(config.tokens, grouped) / config.depth);  // with tokens as rows: two
   const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
   config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
   const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
+  p.token_scales = token_scales(p.acts, p.m, config.tokens);
   p.blocks = config.blocks;
   p.depth = config.depth;
   p.schedule.token_tiles = (p.m + config.tokens - 1) / config.tokens;
@@ -48,7 +59,7 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, b
   distribute(p.schedule, config.tokens, ctas);
   if (config.split == kStreamK) {
     if (scratch_end == nullptr) return cudaErrorInvalidValue;
-    p.parts = stream_k(scratch_end, config.tokens, w8a8_groups(config.tokens, grouped), ctas);
+    p.parts = stream_k(scratch_end, config.tokens, w8a8_groups(config, grouped), ctas);
   }
 
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
@@ -58,7 +69,7 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, b
   p.map = w8a8_map(p.stages, config, grouped);
   if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
     return cudaErrorInvalidConfiguration;
-  LaunchShape shape(p.schedule.clusters * cluster, cluster, w8a8_threads(config.tokens, grouped), p.map.total, stream);
+  LaunchShape shape(p.schedule.clusters * cluster, cluster, w8a8_threads(config, grouped), p.map.total, stream);
   return cudaLaunchKernelEx(&shape.config, kernel->kernel, p);
 }
 

@@ -16,35 +16,44 @@
 
 namespace nibble::cuda {
 
-/// The multiplying warpgroups and the producers': registers are reallocated per warpgroup.
-NIBBLE_HOST_DEVICE constexpr int w8a8_threads(int tokens, bool grouped) { return 128 * (w8a8_groups(tokens, grouped) + 1); }
-
-/// Whether tokens are the 64-row operand, and the weight's rows the other one (w8a8_kernel.cuh): for groups, without clusters, which
+/// Whether tokens are the 64-row operand, and the weight's rows the other one (w8a8_token_rows.cuh): for groups, without clusters, which
 /// reduce units of 64 rows.
-constexpr bool takes_tokens_as_rows(const W8A8Config& c, bool grouped) { return grouped && c.tokens >= 128 && c.split <= 1; }
+constexpr bool takes_tokens_as_rows(const W8A8Config& c, bool grouped) {
+  return grouped && (c.tokens >= 128 ? c.split <= 1 : c.tokens == 64 && c.split == 1);
+}
+
+/// The multiplying warpgroups of a CTA. Where tokens are the 64-row operand each has 64 tokens, or twice 64, and all rows.
+NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, bool grouped, bool token_rows) {
+  return token_rows && tokens == 64 ? 1 : w8a8_groups(tokens, grouped);
+}
+constexpr int w8a8_groups(const W8A8Config& c, bool grouped) {
+  return w8a8_groups(c.tokens, grouped, takes_tokens_as_rows(c, grouped));
+}
+/// With the producers': registers are reallocated per warpgroup.
+constexpr int w8a8_threads(const W8A8Config& c, bool grouped) { return 128 * (w8a8_groups(c, grouped) + 1); }
 
 /// The most records whose products a precise kernel sums in tensor cores. With 256 tokens the stages of so many are read twice, and a ring
 /// has four. It depends neither on M nor on the ring, because sums would differ.
 constexpr int w8a8_together(const W8A8Config& c, int wanted) { return c.tokens > 128 && wanted > 2 ? 2 : wanted; }
 
-/// Floats of a record's scales in a stage: its tokens', its row blocks'.
-NIBBLE_HOST_DEVICE constexpr int w8a8_slot(int tokens) { return tokens + 4; }
+/// Where the scales of tokens in groups are. rows: a group's are side by side, and bulk copies can read them.
+enum class TokenScales : std::uint8_t { one, rows, scattered };
 
 /// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, scales and shifts of tokens (per
 /// warpgroup), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
 struct W8A8Map {
   int records, staging, tokens, scales, barriers, total;
 };
-NIBBLE_HOST_DEVICE constexpr W8A8Map w8a8_map(int stages, const W8A8Config& c, bool grouped) {
+constexpr W8A8Map w8a8_map(int stages, const W8A8Config& c, bool grouped) {
   constexpr int kStaging = 4 * 8 * (gpu_w8::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
   W8A8Map map{};
   map.records = stages * c.depth * c.tokens * gpu_w8::kChannels;
   const int ring = map.records + stages * c.blocks * c.depth * gpu_w8::kRecordBytes;
   const int inbox = c.split > 1 ? c.blocks * c.tokens * gpu_w8::kRows * 4 : 0;
   map.staging = ring > inbox ? ring : inbox;
-  map.tokens = map.staging + w8a8_groups(c.tokens, grouped) * kStaging;
-  map.scales = map.tokens + w8a8_groups(c.tokens, grouped) * 3 * 4 * c.tokens;
-  map.barriers = map.scales + (grouped ? stages * c.depth * w8a8_slot(c.tokens) * 4 : 0);
+  map.tokens = map.staging + w8a8_groups(c, grouped) * kStaging;
+  map.scales = map.tokens + w8a8_groups(c, grouped) * 3 * 4 * c.tokens;
+  map.barriers = map.scales + (grouped ? stages * c.depth * c.tokens * 4 : 0);
   map.total = map.barriers + 2 * 8 * stages;
   return map;
 }
@@ -55,6 +64,8 @@ struct W8A8Params {
   int last_tokens;
   W8A8Weight weight;
   QuantizedActs acts;
+  TokenScales token_scales;  // of groups
+  Divisor by_scale_blocks;   // row blocks that share a scale
   epilogue::Element epilogue;
   Schedule schedule;
   int m;

@@ -55,8 +55,9 @@ W8A8Kernel kernel_for(int tokens) {
 template <class Code>
 W8A8Kernel token_rows_kernel_for(int tokens) {
   switch (tokens) {
-    case 128: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 128, true, false, false>>>>;
-    case 256: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 256, true, false, false>>>>;
+    case 64: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 64, true, false, false, true>>>>;
+    case 128: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 128, true, false, false, true>>>>;
+    case 256: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 256, true, false, false, true>>>>;
     default: return nullptr;
   }
 }

@@ -97,8 +97,10 @@ struct W8A8Products : W8A8Stages<T> {
     } else if (r < count) {
       struct Group {
         Sums dot;
+        float scale;  // of the row block
         int stage;
       };
+      const float* const scales_of_block = this->block_scales(pass.block + row_group());
       const auto begin = [&](Group& group) {
         ptx::barrier_wait(full(from.stage), from.parity);
         const std::uint32_t a = weights + from.stage * weight_stage, b = tokens + from.stage * token_stage;
@@ -107,12 +109,13 @@ struct W8A8Products : W8A8Stages<T> {
 #pragma unroll
         for (int i = 1; i < 4; ++i) Wgmma8<Code, kTokens>::add(group.dot, a + 2 * i, columns(b, i));
         wgmma_commit();
+        group.scale = scales_of_block == nullptr ? 1.0f : __ldg(scales_of_block + pass.first + r);
         group.stage = from.stage;
         from.advance(p.stages);
         r += depth();
       };
       const auto end = [&](const Group& group) {
-        add_group(acc, group.dot, group.stage);
+        add_group(acc, group.dot, group.stage, group.scale);
         release(group.stage);
       };
       // Partial sums of two records where registers suffice: one is scaled while the products of the other run.
@@ -147,10 +150,8 @@ struct W8A8Products : W8A8Stages<T> {
     this->pass_on_rest(r, count, from);
   }
   /// acc += dot · s_a · s_w of a group of 128 channels.
-  __device__ void add_group(Sums& acc, const Sums& dot, int stage) const {
-    const auto* scales = reinterpret_cast<const float*>(shared + (this->scales_of(stage, k_index()) - base));
-    const float weight_scale = scales[kTokens + row_group()];
-    scales += lane % 4 * 2;
+  __device__ void add_group(Sums& acc, const Sums& dot, int stage, float weight_scale) const {
+    const auto* scales = reinterpret_cast<const float*>(shared + (this->scales_of(stage, k_index()) - base)) + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const float2 s = *reinterpret_cast<const float2*>(scales + j * kUnitTokens);

@@ -2,7 +2,7 @@
 //
 //   stage  = n tokens × 128 channels, d of them (a TMA box, 128-byte swizzle)
 //          | records of 64 rows × 128 channels: all of row block 0, then of row block 1, …
-//          | with groups: the scales of its tokens and row blocks
+//          | with groups: the scales of its tokens
 //
 // In a convolution tokens are output pixels. TMA walks over the image (tensor_map.hpp) and copies channels of one element of the filter, 128
 // at a time, or 64 where Ci is no multiple of 128. Two boxes of 64 are the halves of a record, 64 bytes a token in each:
@@ -25,21 +25,20 @@ namespace nibble::cuda {
 namespace {
 
 /// What a kernel is compiled for. kGrouped: groups of channels have scales. kPatches: tokens are output pixels of a convolution. kPrecise:
-/// partial sums of a few records are added in f32.
-template <class CodeType, int kPassTokens, bool kHasGroups, bool kFromPatches, bool kAddsInFloat>
+/// partial sums of a few records are added in f32. kTokenRows: tokens are the 64-row operand (w8a8_token_rows.cuh).
+template <class CodeType, int kPassTokens, bool kHasGroups, bool kFromPatches, bool kAddsInFloat, bool kTokenRows = false>
 struct W8A8Traits {
   using Code = CodeType;
   using Sum = typename Code::Sum;
-  static constexpr int kTokens = kPassTokens;
+  static constexpr int kTokens = kPassTokens, kGroups = w8a8_groups(kTokens, kHasGroups, kTokenRows);
   static constexpr bool kGrouped = kHasGroups, kPatches = kFromPatches, kPrecise = kAddsInFloat;
   static constexpr int kActBytes = kTokens * gpu_w8::kChannels;  // of a record
 };
 
 template <class T>
-struct W8A8Stages : Cta<W8A8Params, T::kTokens, w8a8_groups(T::kTokens, T::kGrouped), T::kGrouped, T::kPatches> {
-  using Base = Cta<W8A8Params, T::kTokens, w8a8_groups(T::kTokens, T::kGrouped), T::kGrouped, T::kPatches>;
+struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches> {
+  using Base = Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPatches>;
   using Base::Base, Base::p, Base::base, Base::lane, Base::depth, Base::empty, Base::full, Base::is_last;
-  static constexpr int kScaleSlot = w8a8_slot(T::kTokens);
   /// The producers' warps keep what ptxas needs for the addresses of scales, or for the walk over an image.
   static constexpr int kProducerRegisters = T::kGrouped || T::kPatches ? 40 : 32;
 
@@ -48,19 +47,27 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, w8a8_groups(T::kTokens, T::kGrou
   __device__ std::uint32_t records(int stage) const {
     return base + p.map.records + stage * stage_records() * gpu_w8::kRecordBytes;
   }
-  __device__ int act_bytes(const Pass& pass) const { return is_last(pass) ? p.last_tokens * gpu_w8::kChannels : T::kActBytes; }
+  __device__ int act_bytes(const Pass& pass) const {
+    return (is_last(pass) ? p.last_tokens * gpu_w8::kChannels : T::kActBytes) + scale_bytes(pass);
+  }
+  /// Of a record's scales of tokens that are copied with it: multiples of 16.
+  __device__ int scale_bytes(const Pass& pass) const {
+    if (!T::kGrouped || p.token_scales != TokenScales::rows) return 0;
+    return is_last(pass) ? (p.last_tokens * 4 + 15) / 16 * 16 : T::kTokens * 4;
+  }
 
   // A thread in each of two warps, and with groups a third warp.
 
   __device__ void prepare(unsigned producer, int consumers) const {
-    if (producer == 0) this->initialise_barriers(T::kGrouped ? 1 + 32 : 1, consumers);  // weights, and a warp that copies scales
-    if (T::kGrouped && producer == 2) fill_scales();
+    const bool gathers = T::kGrouped && p.token_scales == TokenScales::scattered;
+    if (producer == 0) this->initialise_barriers(gathers ? 1 + 32 : 1, consumers);  // weights, and a warp that copies scales
+    if (T::kGrouped && producer == 2 && p.token_scales == TokenScales::one) fill_scales();
   }
   __device__ void produce(unsigned producer, int storing) const {
     if (producer == 0 && lane == 0) produce_weights();
     if (producer == 1 && lane == 0) produce_activations();
     if constexpr (T::kGrouped)
-      if (producer == 2) produce_scales();
+      if (producer == 2 && p.token_scales != TokenScales::one) produce_scales();
     if (producer == 3) set_flags(p.parts, p.schedule, this->cluster, lane, storing);
   }
 
@@ -111,43 +118,46 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, w8a8_groups(T::kTokens, T::kGrou
       }
     });
   }
-  /// Copies the scales of a record's activations and row blocks: the work of a whole warp, because they are scattered and copied 4 bytes
-  /// at a time. The copies are asynchronous and arrive at the stage's barrier on completion, so that as many records are in flight as the
-  /// ring has stages.
   __device__ std::uint32_t scales_of(int stage, int index) const {
-    return base + p.map.scales + (stage * depth() + index) * kScaleSlot * 4;
+    return base + p.map.scales + (stage * depth() + index) * T::kTokens * 4;
+  }
+  /// The scales of row block `block` in all records; null where rows have one scale each.
+  __device__ const float* block_scales(int block) const {
+    if (p.weight.geometry.block_rows == 0) return nullptr;
+    return p.weight.scales() + std::int64_t{block / p.by_scale_blocks} * p.schedule.records;
   }
   /// Writes the scales that are not in memory, once for all passes: nothing overwrites them.
   __device__ void fill_scales() const {
 #pragma unroll 1
-    for (int slot = 0; slot < p.stages * depth(); ++slot)
-#pragma unroll 1
-      for (int at = lane; at < kScaleSlot; at += 32)
-        ptx::store_shared4(scales_of(0, slot) + 4 * at, __float_as_uint(at < T::kTokens ? p.acts.scale : 1.0f));
+    for (int at = lane; at < p.stages * depth() * T::kTokens; at += 32)
+      ptx::store_shared4(scales_of(0, 0) + 4 * at, __float_as_uint(p.acts.scale));
   }
+  /// Copies the scales of tokens. Where they are scattered that is the work of a whole warp, 4 bytes at a time; these copies are
+  /// asynchronous, too, and arrive at the stage's barrier on completion, so that as many records are in flight as the ring has stages.
   __device__ void produce_scales() const {
-    const int block_rows = p.weight.geometry.block_rows;
+    const bool rows = p.token_scales == TokenScales::rows;
+    if (rows && lane != 0) return;
+    const std::uint64_t policy = ptx::evict_last();
     ptx::wait_for_predecessors();
     Cursor to{0, 1};
     for_each_pass(p.schedule, [&](const Pass& pass) {
       const int first = pass.token_tile * T::kTokens + lane;
-      const float* rows = p.weight.scales();
-      if (block_rows != 0) rows += std::int64_t{(pass.block + lane) * gpu_w8::kRows / block_rows} * p.schedule.records;
 #pragma unroll 1
       for (int record = pass.first; record < pass.end;) {
         ptx::barrier_wait(empty(to.stage), to.parity);
 #pragma unroll 1
         for (int d = 0; d < depth() && record < pass.end; ++d, ++record) {
-          const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
-          if (p.acts.scales != nullptr) {
-            const float* tokens = p.acts.scales + record * p.acts.scale_group;
-#pragma unroll
-            for (int i = 0; i < T::kTokens; i += 32)  // tokens past M are zero and not stored
-              if (i + lane < T::kTokens) ptx::async_copy4(slot + 4 * i, tokens + min(first + i, p.m - 1) * p.acts.scale_row);
+          const float* tokens = p.acts.scales + record * p.acts.scale_group;
+          if (rows) {
+            ptx::bulk_copy(scales_of(to.stage, d), tokens + first, scale_bytes(pass), full(to.stage), policy);
+            continue;
           }
-          if (block_rows != 0 && lane < pass.blocks) ptx::async_copy4(slot + 4 * T::kTokens, rows + record);
+          const std::uint32_t slot = scales_of(to.stage, d) + 4 * lane;
+#pragma unroll
+          for (int i = 0; i < T::kTokens; i += 32)  // tokens past M are zero and not stored
+            if (i + lane < T::kTokens) ptx::async_copy4(slot + 4 * i, tokens + min(first + i, p.m - 1) * p.acts.scale_row);
         }
-        ptx::barrier_arrive_after_copies(full(to.stage));
+        if (!rows) ptx::barrier_arrive_after_copies(full(to.stage));
         to.advance(p.stages);
       }
     });

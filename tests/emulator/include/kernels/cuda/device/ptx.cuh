@@ -169,16 +169,23 @@ void load_four_matrices(std::uint32_t (&m)[4], std::uint32_t address) {
 inline void load_matrices(std::uint32_t (&m)[4], std::uint32_t address) { load_four_matrices<false>(m, address); }
 inline void load_matrices_transposed(std::uint32_t (&m)[4], std::uint32_t address) { load_four_matrices<true>(m, address); }
 
-template <bool kTransposed>
-void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
+template <bool kTransposed, std::size_t kMatrices>
+void store_some_matrices(std::uint32_t address, const std::array<std::uint32_t, kMatrices>& values) {
   const auto rows = all_lanes(address);
   const auto lane = static_cast<std::size_t>(thread() % 32), g = lane / 4, t = lane % 4;
-  for (std::size_t matrix = 0; matrix < 2; ++matrix)
+  for (std::size_t matrix = 0; matrix < kMatrices; ++matrix)
     for (std::size_t i = 0; i < 2; ++i) {
-      const auto element = static_cast<std::uint16_t>((matrix == 0 ? a : b) >> 16 * i);
+      const auto element = static_cast<std::uint16_t>(values[matrix] >> 16 * i);
       const std::size_t row = kTransposed ? 2 * t + i : g, column = kTransposed ? g : 2 * t + i;
       store_shared(static_cast<std::uint32_t>(rows[matrix * 8 + row] + 2 * column), element);
     }
+}
+template <bool kTransposed>
+void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
+  store_some_matrices<kTransposed, 2>(address, {a, b});
+}
+inline void store_four_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  store_some_matrices<false, 4>(address, {a, b, c, d});
 }
 
 // ---- clusters: the upper byte of an address is a rank

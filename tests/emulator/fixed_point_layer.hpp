@@ -34,7 +34,7 @@ void expect_f32_product(const FixedPointCase& c, Launch launch) {
     a.push_back(std::ldexp(static_cast<float>(random() % 200001) - 100000, -20 - i / c.fold() % 5 * 3));
   a.back() = std::numeric_limits<float>::quiet_NaN();
 
-  const cuda::Wna8Map map = cuda::wna8_map(c.fold(), 3 * c.m, c.k);
+  const cuda::Wna8Map map = cuda::wna8_map(c.fold(), ZeroKind::none, 3 * c.m, c.k);
   std::vector<float4> memory(map.bytes / sizeof(float4) + 1);
   auto* const prepared = reinterpret_cast<std::uint8_t*>(memory.data());
   ASSERT_EQ(cuda::fixed_point_acts({.a = a.data(),

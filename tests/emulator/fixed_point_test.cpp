@@ -53,7 +53,7 @@ TEST_P(EmulatedFixedPoint, FollowsTheDefinition) {
   if (c.act_order) std::shuffle(perm.begin(), perm.end(), random);
   for (int k = 0; k < c.k; ++k) prescale.push_back(0.25f + static_cast<float>(random() % 1000) / 999);
 
-  const Wna8Map map = wna8_map(c.fold, 3 * c.m, c.k);
+  const Wna8Map map = wna8_map(c.fold, ZeroKind::none, 3 * c.m, c.k);
   std::vector<float4> memory(map.bytes / sizeof(float4) + 1);
   auto* const bytes = reinterpret_cast<std::int8_t*>(memory.data());
   std::memset(bytes, 0x5a, map.bytes);

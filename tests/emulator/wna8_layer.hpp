@@ -38,7 +38,7 @@ inline std::string name(const Wna8Case& c) {
 struct Wna8Layer {
   explicit Wna8Layer(const Wna8Case& c)
       : c(c),
-        map(cuda::wna8_map(c.fold(), c.act_offsets, c.m, c.k)),
+        map(cuda::wna8_map(c.fold(), c.act_offsets ? ZeroKind::offset : ZeroKind::none, c.m, c.k)),
         random(static_cast<unsigned>(c.m * 31 + c.n * 7 + c.k)),
         weight(c.n, c.k, gpu_tile::integers(c.bits), c.group, c.weight_zeros ? ZeroKind::integer : ZeroKind::none, random),
         acts(map.bytes) {

@@ -53,12 +53,16 @@ double prepare_cost_us(const Kernel&, const Problem& p) {
   return kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
 }
 
-std::size_t prepare_workspace(const Kernel&, const Problem& p) { return wna8_map(fold_of(p.scheme), kDigits * p.m, p.k).bytes; }
+/// The places of codes and terms of `m` tokens.
+Wna8Map map_of(const WeightScheme& scheme, std::int64_t m, std::int64_t k) {
+  return wna8_map(fold_of(scheme), ZeroKind::none, kDigits * m, k);
+}
+
+std::size_t prepare_workspace(const Kernel&, const Problem& p) { return map_of(p.scheme, p.m, p.k).bytes; }
 
 Status run_prepare(const Kernel&, const StepArgs& args) {
   const PackedWeightData& w = *args.weight;
-  const int fold = fold_of(w.scheme);
-  const Wna8Map map = wna8_map(fold, kDigits * args.a.dim(0), w.k);
+  const Wna8Map map = map_of(w.scheme, args.a.dim(0), w.k);
   return launch_fixed_point_acts({.a = args.a.data,
                                   .type = DType::f32,
                                   .a_stride = args.a.stride(0),
@@ -72,7 +76,7 @@ Status run_prepare(const Kernel&, const StepArgs& args) {
                                   .terms = args.prepared + map.terms,
                                   .term_fold = map.term_pitch,
                                   .term_pairs = true,
-                                  .fold = fold},
+                                  .fold = fold_of(w.scheme)},
                                  args.stream);
 }
 
@@ -103,7 +107,7 @@ template <class Launch>
 Status run_slices(const StepArgs& args, Launch launch) {
   const PackedWeightData& w = *args.weight;
   const std::int64_t tokens = args.a.dim(0);
-  const Wna8Map map = wna8_map(fold_of(w.scheme), kDigits * tokens, w.k);
+  const Wna8Map map = map_of(w.scheme, tokens, w.k);
   const Slices slices = slices_of(tokens, w.n);
   auto* const sums = reinterpret_cast<float*>(args.scratch.data());
   const epilogue::Element epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f));

@@ -55,7 +55,7 @@ bool has_offsets(const ActScheme& act) { return act.zero == ZeroKind::offset; }
 bool has_token_scales(const ActScheme& act) { return act.group.k == 0 && !has_offsets(act); }
 
 Wna8Map map_of(const ActScheme& act, const WeightScheme& weight, std::int64_t m, std::int64_t k) {
-  return wna8_map(online_fold(act, weight), has_offsets(act), m, k);
+  return wna8_map(online_fold(act, weight), act.zero, m, k);
 }
 
 // ---- prepare

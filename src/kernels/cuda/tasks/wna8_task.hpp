@@ -47,14 +47,14 @@ struct Wna8Map {
   std::int64_t pitch = 0, folds = 0, term_pitch = 0;
   std::size_t terms = 0, scales = 0, bytes = 0;
 };
-constexpr Wna8Map wna8_map(int fold, bool offsets, std::int64_t m, std::int64_t k) {
+constexpr Wna8Map wna8_map(int fold, ZeroKind zero, std::int64_t m, std::int64_t k) {
   const auto round_up = [](std::int64_t count, std::int64_t to) { return (count + to - 1) / to * to; };
   Wna8Map map;
   map.pitch = round_up(k, gpu_tile::kChannels);
   map.folds = map.pitch / fold;
   map.term_pitch = round_up(m, 128);  // a pass reads the terms of all its tokens
   map.terms = static_cast<std::size_t>(round_up(m * map.pitch, 256));
-  map.scales = map.terms + static_cast<std::size_t>(token_term_bytes(offsets) * map.folds * map.term_pitch);
+  map.scales = map.terms + static_cast<std::size_t>(token_term_bytes(zero == ZeroKind::offset) * map.folds * map.term_pitch);
   map.bytes = map.scales + 4 * static_cast<std::size_t>(map.term_pitch);
   return map;
 }

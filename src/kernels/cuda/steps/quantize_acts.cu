@@ -401,6 +401,11 @@ constexpr int kManyVectors = kType == DType::f32 ? 2 : 4;
 /// For CTAs of whole rows: three of them leave 40 registers a thread, and so 96 KiB of an SM in flight. Longer rows use twice the vectors
 /// of a thread: two CTAs of up to 64 KiB share an SM then, and one reads while the other reduces its range.
 constexpr int kWholeThreads = 512;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kWholeCtas = 2;  // an SM has 1024 threads
+#else
+constexpr int kWholeCtas = 3;
+#endif
 template <DType kType>
 constexpr int kLongVectors = 2 * kManyVectors<kType>;
 template <DType kType, int V, bool kWhole>
@@ -408,7 +413,7 @@ constexpr int kRowThreads = !kWhole || V == kLongVectors<kType> ? kMaxThreads : 
 
 template <DType kType, int V, Output kOutput, bool kWhole>
 __global__ void __launch_bounds__(kRowThreads<kType, V, kWhole>,
-                                  kRowThreads<kType, V, kWhole> == kWholeThreads && kOutput == Output::sums ? 3 : 1)
+                                  kRowThreads<kType, V, kWhole> == kWholeThreads && kOutput == Output::sums ? kWholeCtas : 1)
     quantize_rows_kernel(const __grid_constant__ Params given) {
   constexpr bool kOnline = kOutput != Output::sums, kOffsets = kOutput == Output::offset_terms;
   const Params p = known_of<kWhole>(given);

@@ -66,7 +66,7 @@ struct W8A8Layer {
     weight.resize(static_cast<std::size_t>(c.n * c.k));
     for (auto& byte : acts) byte = code();
     for (auto& byte : weight) byte = code();
-    act_scales.resize(static_cast<std::size_t>(c.m * (c.grouped() ? records : 1)));
+    act_scales.resize(static_cast<std::size_t>(c.grouped() ? records * scale_group() : c.m));
     for (float& s : act_scales) s = scale();
     geometry = {.n = c.n,
                 .k = c.k,
@@ -89,7 +89,11 @@ struct W8A8Layer {
   float value(std::uint8_t byte) const {
     return c.integers() ? static_cast<float>(static_cast<std::int8_t>(byte)) : cuda::kE4m3Values[byte];
   }
-  float act_scale(int m, int record) const { return act_scales[static_cast<std::size_t>(c.grouped() ? record * c.m + m : m)]; }
+  /// The distance of groups of scales: a multiple of 4, which bulk copies need, in some layers.
+  int scale_group() const { return c.m % 4 == 2 ? c.m : (c.m + 3) / 4 * 4; }
+  float act_scale(int m, int record) const {
+    return act_scales[static_cast<std::size_t>(c.grouped() ? record * scale_group() + m : m)];
+  }
   float weight_scale(int n, int record) const {
     const int at = geometry.block_rows == 0 ? n : n / geometry.block_rows * records + record;
     return weight_scales[static_cast<std::size_t>(at)];
@@ -132,7 +136,7 @@ struct W8A8Layer {
     cuda::W8A8Task task;
     task.weight = {packed.data(), geometry};
     task.acts = {.codes = acts.data(), .pitch = pitch, .scales = act_scales.data(), .scale_row = 1};
-    if (c.grouped()) task.acts.scale_group = c.m, task.acts.group = 128;
+    if (c.grouped()) task.acts.scale_group = scale_group(), task.acts.group = 128;
     if (c.has(kZeros)) task.acts.zeros = act_zeros.data(), task.acts.zero_row = 1;
     task.m = c.m;
     if (c.has(kBias)) task.epilogue.bias = {.data = bias.data()};

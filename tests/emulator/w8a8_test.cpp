@@ -102,6 +102,7 @@ constexpr Case kCases[] = {
     {Codes::groups, 70, 192, 896, 64, 2, 1, 1, DType::bf16, kBias},
     {Codes::groups, 150, 320, 640, 128, 2, 1, kStreamK},
     {Codes::groups, 130, 72, 1024, 128, 1, 1, 1, DType::f32, kResidual | kChannelScales},
+    {Codes::groups, 133, 136, 384, 128, 2, 1, 1, DType::f16},
     {Codes::groups, 100, 136, 256, 64, 2, 1, 1, DType::f16},
     {Codes::groups, 60, 72, 1024, 64, 1, 1, 1, DType::f32, kResidual | kChannelScales},
     {Codes::groups, 60, 192, 1024, 64, 1, 1, 4},

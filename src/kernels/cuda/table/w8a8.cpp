@@ -52,7 +52,7 @@ QuantizedActs prepared_acts(const StepArgs& args) {
     acts.scales = reinterpret_cast<const float*>(args.prepared + map.scales);
     acts.scale_row = 1;
     acts.group = args.act_scheme.group.k;
-    if (acts.group != 0) acts.scale_group = args.a.dim(0);
+    if (acts.group != 0) acts.scale_group = map.tokens;
     if (args.act_scheme.zero == ZeroKind::integer) acts.zeros = reinterpret_cast<const std::int32_t*>(args.prepared + map.zeros);
     if (args.act_scheme.zero == ZeroKind::offset) acts.offsets = reinterpret_cast<const float*>(args.prepared + map.zeros);
     acts.zero_row = acts.scale_row;

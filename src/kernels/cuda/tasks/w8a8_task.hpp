@@ -42,10 +42,10 @@ struct W8A8Task {
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
 };
 
-/// The places of quantized activations in a plan's workspace: codes[M][pitch] | scales f32[G][M] | zeros s32[G][M], or offsets f32 |
-/// sums s32[M]. Static activations have only codes and sums.
+/// The places of quantized activations in a plan's workspace: codes[M][pitch] | scales f32[G][tokens] | zeros s32[G][tokens], or offsets
+/// f32 | sums s32[M]. Static activations have only codes and sums. Groups begin at multiples of 16 bytes.
 struct ActMap {
-  std::int64_t pitch = 0, groups = 1;
+  std::int64_t pitch = 0, groups = 1, tokens = 0;  // tokens: M, or up to three more
   std::size_t scales = 0, zeros = 0, sums = 0, bytes = 0;
 };
 constexpr ActMap act_map(const ActScheme& act, std::int64_t m, std::int64_t k) {
@@ -54,10 +54,11 @@ constexpr ActMap act_map(const ActScheme& act, std::int64_t m, std::int64_t k) {
   ActMap map;
   map.pitch = (k + 127) / 128 * 128;
   map.groups = act.group.cols(k);
+  map.tokens = (m + 3) / 4 * 4;
   const bool known = act.group == GroupShape::tensor();
   const auto rows = static_cast<std::size_t>(m);
   map.scales = round_up(rows * static_cast<std::size_t>(map.pitch));
-  const std::size_t of_groups = known ? 0 : round_up(4 * rows * static_cast<std::size_t>(map.groups));
+  const std::size_t of_groups = known ? 0 : round_up(4 * static_cast<std::size_t>(map.tokens * map.groups));
   map.zeros = map.scales + of_groups;
   map.sums = map.zeros + (act.zero == ZeroKind::none ? 0 : of_groups);
   map.bytes = map.sums + round_up(4 * rows);

@@ -13,11 +13,11 @@
 namespace nibble::cuda {
 namespace {
 
-/// Bulk copies read multiples of 16 bytes. The last of a group's may lie past M, within the distance of groups, which the last group need
-/// not have. For few tokens a warp's own copies arrive sooner.
-TokenScales token_scales(const QuantizedActs& acts, int m, int tokens) {
+/// Bulk copies read aligned blocks of 16 bytes. A block of the last group may reach past the last scale, but not out of its allocation,
+/// which is larger and no less aligned. For few tokens a warp's own copies arrive sooner.
+TokenScales token_scales(const QuantizedActs& acts, int tokens) {
   if (acts.scales == nullptr) return TokenScales::one;
-  const bool rows = acts.scale_row == 1 && acts.scale_group % 4 == 0 && m % 4 == 0;
+  const bool rows = acts.scale_row == 1 && acts.scale_group % 4 == 0;
   return rows && tokens >= 128 && reinterpret_cast<std::uintptr_t>(acts.scales) % 16 == 0 ? TokenScales::rows
                                                                                           : TokenScales::scattered;
 }
@@ -50,7 +50,7 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, b
   const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
   config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
   const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
-  p.token_scales = token_scales(p.acts, p.m, config.tokens);
+  p.token_scales = token_scales(p.acts, config.tokens);
   p.blocks = config.blocks;
   p.depth = config.depth;
   p.schedule.token_tiles = (p.m + config.tokens - 1) / config.tokens;

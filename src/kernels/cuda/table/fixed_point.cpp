@@ -155,7 +155,8 @@ double slices_us(const Problem& p, ProductUs product_us) {
     const double bytes = static_cast<double>(m) * static_cast<double>(p.n) * (4 * kDigits + bits(p.epilogue.out) / 8.0);
     return product_us(codes) + kLaunchUs + 1e-3 * bytes / (kShare * gpu_of(p).read_gbytes_per_s);
   };
-  return static_cast<double>(p.m / tokens) * slice_us(tokens) + slice_us(p.m % tokens);
+  const std::int64_t whole = p.m / tokens;
+  return static_cast<double>(whole) * slice_us(tokens) + slice_us(p.m % tokens);
 }
 
 double sm80_cost_us(const Kernel&, const Problem& p) {

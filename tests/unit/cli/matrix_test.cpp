@@ -54,7 +54,8 @@ TEST(SupportMatrix, SaysWhatThePlannerSays) {
                                    [static_cast<std::size_t>(m - matrix->machines.begin())]];
   };
   EXPECT_EQ(cell("linear", "f16", "u4b8g128", "sm_90"), "fast");
-  EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_90"), "generic");
+  EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_90"), "fast");
+  EXPECT_EQ(cell("linear", "f32", "u4b8g128", "sm_75"), "generic");
   EXPECT_EQ(cell("linear", "f32", "u4b8g8", "baseline"), "fast");
   EXPECT_THAT(cell("linear", "f16", "u4b8g128", "sm_70"), HasSubstr("nothing this build has code for"));
   EXPECT_EQ(cell("linear", "f16→s8g128", "u4zg128", "sm_75"), "generic");

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -211,7 +212,9 @@ TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
     if (kernel.op != Op::linear || at == std::string::npos) continue;
     const std::string uncut = std::string(cut).replace(at, 9, "_wgmma_");
     const bool e4m3 = cut.starts_with("linear_any_e4m3_"), exact = cut.starts_with("linear_any_s8_");
-    const DType act = cut.starts_with("linear_any_bf16_") ? DType::bf16 : DType::f16;
+    const DType act = cut.starts_with("linear_any_bf16_")   ? DType::bf16
+                      : cut.starts_with("linear_any_s8x3_") ? DType::f32
+                                                            : DType::f16;
     const Scheme scheme = must(Scheme::parse(e4m3                                      ? "e4m3r_e4m3c"
                                              : exact                                   ? "s8zr_s8c"
                                              : cut.starts_with("linear_any_s8i16_any") ? "s8g128_u4zg128"
@@ -697,17 +700,18 @@ TEST_F(Gpu, KernelsThatOverlapGiveTheBitsOfThoseAlone) {
     DeviceMemory workspace, d[2];
     std::vector<std::byte> alone;
   };
-  DeviceMemory acts[2];
-  for (const DType type : {DType::f16, DType::bf16}) {
+  constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::f32};
+  std::map<DType, DeviceMemory> acts;
+  for (const DType type : kTypes) {
     Tensor a(type, {m, k});
     for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(7, static_cast<std::uint64_t>(i)));
-    acts[type == DType::bf16] = on_device(a.bytes);
+    acts[type] = on_device(a.bytes);
   }
   constexpr std::size_t kBytes = m * n * 2;
   const std::vector<std::byte> poison(kBytes, std::byte{0xff});
   const CudaStream stream;
   const auto run = [&](const Subject& s, std::int64_t rows, int turn) {
-    return s.plan.run(s.weight, ConstTensorView(acts[s.a_dtype == DType::bf16].data(), s.a_dtype, {rows, k}),
+    return s.plan.run(s.weight, ConstTensorView(acts[s.a_dtype].data(), s.a_dtype, {rows, k}),
                       TensorView(s.d[turn].data(), DType::f16, {rows, n}), {}, std::span(s.workspace.data(), s.workspace.size()),
                       stream.get());
   };
@@ -717,7 +721,7 @@ TEST_F(Gpu, KernelsThatOverlapGiveTheBitsOfThoseAlone) {
     const std::string forced(kernel.name);
     const std::size_t before = subjects.size();
     for (const char* text : {"u4zg128", "s8g128_u4zg128", "s8zr_s8c", "e4m3r_e4m3c", "e4m3r_u4zg128"})
-      for (const DType type : {DType::f16, DType::bf16}) {
+      for (const DType type : kTypes) {
         if (subjects.size() != before) continue;
         const Scheme scheme = must(Scheme::parse(text));
         auto weight = pack(random_weight(scheme.weight, n, k, 9), {.kernel = forced});

@@ -577,6 +577,10 @@ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   may_yield();
   wait_for({&barrier_at(barrier, *now->cta).phase, 1, parity}, "mbarrier", barrier);
 }
+bool barrier_is_past(std::uint32_t barrier, std::uint32_t parity) {
+  may_yield();
+  return (barrier_at(barrier, *now->cta).phase & 1) != parity;
+}
 
 void named_barrier_arrive(int id, int threads) {
   may_yield();

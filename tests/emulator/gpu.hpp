@@ -81,6 +81,7 @@ void barrier_arrive(std::uint32_t barrier, int bytes_to_come = 0);
 void barrier_bytes_came(std::uint32_t barrier, int bytes);
 void barrier_bytes_came(int rank, std::uint32_t barrier, int bytes);
 void barrier_wait(std::uint32_t barrier, std::uint32_t parity);
+bool barrier_is_past(std::uint32_t barrier, std::uint32_t parity);
 /// bar.sync and bar.arrive; 0 is __syncthreads'.
 void named_barrier(int id, int threads);
 void named_barrier_arrive(int id, int threads);

@@ -111,6 +111,16 @@ constexpr Case kCases[] = {
     {Codes::groups, 270, 192, 768, 256, 2, 1, kStreamK, DType::f16},
     {Codes::groups, 530, 100, 640, 256, 2, 1, 1, DType::f32, kResidual | kChannelScales},
     {Codes::groups, 2100, 136, 256, 256, 2, 1, 1},
+    // tokens as the 64-row operand, of sums over all channels
+    {Codes::s8, 130, 136, 640, 128, 2, 1, 1, DType::f16, kBias},
+    {Codes::s8, 300, 200, 640, 256, 2, 1, 1, DType::f32, kSumBias | kZeros | kResidual},
+    {Codes::s8, 200, 72, 896, 128, 2, 1, 1, DType::bf16, kZeros | kSumBias | kBias},
+    {Codes::s8, 150, 75, 400, 128, 2, 1, 1, DType::s32, kZeros | kSumBias},
+    {Codes::s8, 150, 200, 640, 128, 2, 1, kStreamK, DType::f16, kBias},
+    {Codes::s8, 140, 72, 384, 128, 2, 1, 1, DType::u8, kSumBias},
+    {Codes::s8, 390, 392, 640, 256, 2, 1, kStreamK, DType::f16, kZeros},
+    {Codes::e4m3, 130, 200, 768, 128, 2, 1, 1, DType::f16, kBias},
+    {Codes::e4m3, 600, 264, 384, 256, 2, 1, 1, DType::f32, kResidual},
 };
 
 INSTANTIATE_TEST_SUITE_P(W8A8, Emulated, testing::ValuesIn(kCases), [](const auto& info) { return name(info.param); });

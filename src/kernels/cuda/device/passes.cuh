@@ -12,14 +12,24 @@ __device__ inline int cluster_rank(const Schedule& schedule) {
   return schedule.split > 1 ? static_cast<int>(blockIdx.x) & (schedule.split - 1) : 0;
 }
 
+/// The passes of this CTA, one after the other.
+struct Passes {
+  const Schedule& schedule;
+  int cluster, rank, at;
+
+  __device__ explicit Passes(const Schedule& s)
+      : schedule(s), cluster(cluster_index(s)), rank(cluster_rank(s)), at(s.start(cluster)) {}
+  /// False when there is none.
+  __device__ __forceinline__ bool next(Pass& pass) { return schedule.next(cluster, rank, at, pass); }
+};
+
 /// Calls use(pass) for every pass of this CTA.
 template <class Use>
 __device__ __forceinline__ void for_each_pass(const Schedule& schedule, Use use) {
-  const int cluster = cluster_index(schedule), rank = cluster_rank(schedule);
-  int at = schedule.start(cluster);
+  Passes passes(schedule);
   Pass pass;
 #pragma unroll 1
-  while (schedule.next(cluster, rank, at, pass)) use(pass);
+  while (passes.next(pass)) use(pass);
 }
 
 }  // namespace nibble::cuda

@@ -78,6 +78,15 @@ __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity)
       "r"(parity)
       : "memory");
 }
+/// Whether it is, without waiting.
+__device__ inline bool barrier_is_past(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t is;
+  asm volatile("{.reg .pred past; mbarrier.test_wait.parity.shared::cta.b64 past, [%1], %2; selp.u32 %0, 1, 0, past;}"
+               : "=r"(is)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return is != 0;
+}
 /// The same for a phase that other CTAs of the cluster complete.
 __device__ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
@@ -103,6 +112,16 @@ __device__ inline std::uint64_t load_acquire(const std::uint64_t* flag) {
 }
 __device__ inline void store_release(std::uint64_t* flag, std::uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
+// ---- device memory
+
+/// 16 bytes, if `wanted`: one instruction, without a jump. A uint4 that is assigned may become four stores of 4 bytes.
+__device__ inline void store16_if(bool wanted, void* to, uint4 v) {
+  asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %0, 0; @wanted st.global.v4.b32 [%1], {%2,%3,%4,%5};}" ::"r"(
+                   static_cast<int>(wanted)),
+               "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
 // ---- copies

@@ -9,7 +9,7 @@
 namespace nibble::cuda {
 
 constexpr int kPartsBarrier = 9;  // a named barrier of the warps that store a partial sum and the warp that sets its flags
-__device__ constexpr int left_threads(int blocks) { return 128 * blocks + 32; }
+__device__ constexpr int left_threads(int groups) { return 128 * groups + 32; }
 
 /// The part of one warp of a multiplying warpgroup: warp `warp` of `warps`, with the sums of kUnits units.
 template <class Sum, int kUnits>
@@ -74,14 +74,13 @@ struct Parts {
   }
 };
 
-/// For an idle warp: sets the flags of its CTA's partial sums once all have been stored: those of one warpgroup per row block, or of at
-/// least `least` warpgroups where warpgroups are not row blocks.
-__device__ inline void set_flags(const StreamK& memory, const Schedule& schedule, int cta, int lane, int least = 1) {
-  int blocks = schedule.left_blocks(cta);
+/// For an idle warp: sets the flags of its CTA's partial sums once all have been stored: those of one warpgroup per row block, or
+/// of `groups` where warpgroups are not row blocks.
+__device__ inline void set_flags(const StreamK& memory, const Schedule& schedule, int cta, int lane, int groups = 0) {
+  const int blocks = schedule.left_blocks(cta), storing = groups == 0 ? blocks : groups;
   if (blocks == 0) return;
-  blocks = max(blocks, least);
-  ptx::named_barrier(kPartsBarrier, left_threads(blocks));
-  if (lane < 4 * blocks) ptx::store_release(memory.flags + cta * kPartFlags + lane, memory.ticket);
+  ptx::named_barrier(kPartsBarrier, left_threads(storing));
+  if (lane < 4 * storing) ptx::store_release(memory.flags + cta * kPartFlags + lane, memory.ticket);
 }
 
 }  // namespace nibble::cuda

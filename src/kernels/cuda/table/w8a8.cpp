@@ -254,6 +254,7 @@ constexpr Tile kTiles[] = {
     {.m = 256, .n = 128},
     {.m = 256, .n = 64, .split = 2},
     {.m = 64, .n = 256, .split = kStreamK},
+    {.m = 128, .n = 128, .split = kStreamK},
     {.m = 128, .n = 192, .split = kStreamK},
     {.m = 256, .n = 128, .split = kStreamK},
 };
@@ -308,7 +309,9 @@ std::span<const Kernel> w8a8_kernels() {
 WgmmaFeatures w8a8_sm90_features(const Tile& tile, DType codes, const GpuInfo& gpu, const Problem& p) {
   const bool groups = has_groups(p);
   const int most = tile.n / gpu_w8::kRows, depth = w8a8_sm90_depth(tile.m, most);
-  const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth};
+  const bool precise = p.accumulation == Accumulation::precise && codes == DType::e4m3;
+  const bool even = p.op == Op::linear && !groups && takes_tokens_as_rows(tile.m, most, tile.split, groups, precise);
+  const PassShape shape{.blocks = std::min(most, w8a8_groups(tile.m, groups) / depth), .depth = depth, .even = even};
   const WgmmaFamily family = codes != DType::s8 ? groups ? WgmmaFamily::e4m3_groups : WgmmaFamily::e4m3
                              : p.op == Op::conv ? WgmmaFamily::s8_patches
                                                 : WgmmaFamily::s8;

@@ -80,7 +80,8 @@ WgmmaFeatures wgmma_features(WgmmaFamily family, const Tile& tile, const PassSha
                     .token_tiles = static_cast<int>(std::min(token_tiles, std::ceil(kMostUnits / row_blocks))),
                     .records = static_cast<int>(records),
                     .most = shape.blocks,
-                    .split = tile.split};
+                    .split = tile.split,
+                    .even = shape.even};
   if (tile.split <= 1) distribute(schedule, tile.m, static_cast<int>(sms));
   if (tile.split == kStreamK) {
     const int rounds = schedule.whole / schedule.clusters, each = schedule.longest_run();

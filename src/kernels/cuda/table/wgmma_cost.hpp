@@ -38,6 +38,7 @@ WgmmaCost wgmma_cost(WgmmaFamily family, const Tile& tile, const GpuInfo& gpu);
 /// A pass of a kernel (gemm_schedule.hpp).
 struct PassShape {
   int blocks, depth;  // row blocks of a pass; warpgroups that share one's K
+  bool even = false;  // Schedule::even
 };
 
 /// What the model knows of a kernel and a problem; its four numbers are fitted to these (bench/fit_gpu_costs.py).

@@ -7,7 +7,8 @@
 //   units    a unit is one row block of one token tile. Every CTA has a run of U/C units, rounded up or down, and takes it in passes: 57344
 //            rows on 132 CTAs are 6 or 7 blocks each, taken as 4 and 3 (97 % of the time all are busy), where tiles of 256 rows would
 //            take two rounds (85 %)
-//   bands    many tokens: passes are numbered, CTA c takes c, c + C, c + 2·C …; passes that run at the same time share their inputs
+//   bands    many tokens, or even passes: passes are numbered, CTA c takes c, c + C, c + 2·C …; those that run at the same time share
+//            their inputs
 //   split    a cluster takes a pass, rank r of S the records [r·R/S, (r+1)·R/S)
 //   stream-K whole rounds of passes as bands do, and the records of the others laid in one line, of which every CTA has 1/C:
 //
@@ -42,6 +43,15 @@ NIBBLE_HOST_DEVICE constexpr int gemm_groups(int tokens) { return tokens <= 64 ?
 NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, bool grouped = false) {
   if (grouped) return tokens >= 64 ? 2 : 4;
   return tokens == 256 ? 2 : tokens == 128 ? 3 : 4;
+}
+/// Whether a kernel of codes on both sides has tokens as the 64-row operand, and the weight's rows as the other one (w8a8_token_rows.cuh):
+/// where a pass has many tokens, and two row blocks, or with groups one. Not with clusters, which reduce units of 64 rows, nor where sums of
+/// tensor cores are added in f32 (W8A8Task::together).
+constexpr int kTokenRowBlocks = 2;  // of a pass then, at most
+constexpr bool takes_tokens_as_rows(int tokens, int blocks, int split, bool grouped, bool precise) {
+  if (split > 1) return false;
+  if (grouped) return tokens >= 128 || (tokens == 64 && split == 1);
+  return !precise && tokens >= 128 && blocks == kTokenRowBlocks;
 }
 /// The tokens of a band, where there are two bands or more (Schedule::banded): concurrent passes then share their inputs. With K = 8192, 8 or
 /// 16 MiB of activations stay in L2 while the weights are read once per band.
@@ -82,14 +92,15 @@ struct Schedule {
       20;  // for up to 1024 clusters: their square is no more than 2^20, and 1024 · 2^20 fits in 32 bits
 
   int row_blocks = 1, token_tiles = 1, records = 1;
-  int most = 4;      // row blocks of a pass
-  int split = 1;     // CTAs of a cluster, which share passes along K: a power of two; kStreamK
-  int shift = 0;     // of which 2^shift = split
-  int clusters = 1;  // of one CTA, or of `split`
-  int band = 0;      // token tiles of a band of numbered passes; 0: units are distributed
-  int whole = 0;     // numbered passes that are run whole; the others form the line of stream-K
-  int each = 0;      // units of a cluster, or records of the line, in the mean: whole ones,
-  int fraction = 0;  // and 2^-kFractionBits of one
+  int most = 4;       // row blocks of a pass
+  int split = 1;      // CTAs of a cluster, which share passes along K: a power of two; kStreamK
+  bool even = false;  // whether passes are to have `most` row blocks, because fewer take as long
+  int shift = 0;      // of which 2^shift = split
+  int clusters = 1;   // of one CTA, or of `split`
+  int band = 0;       // token tiles of a band of numbered passes; 0: units are distributed
+  int whole = 0;      // numbered passes that are run whole; the others form the line of stream-K
+  int each = 0;       // units of a cluster, or records of the line, in the mean: whole ones,
+  int fraction = 0;   // and 2^-kFractionBits of one
   int row_tiles = 1;
   Divisor by_row_blocks{}, by_most{}, by_band{}, by_high{}, by_last{}, by_records{};
 
@@ -175,11 +186,11 @@ struct Schedule {
   }
 };
 
-/// Distributes the row blocks, token tiles and records of `schedule`, with its `most` and `split`, to `ctas` CTAs, in tiles of `tokens`
-/// tokens.
+/// Distributes the row blocks, token tiles and records of `schedule`, with its `most`, `split` and `even`, to `ctas` CTAs, in tiles of
+/// `tokens` tokens.
 constexpr void distribute(Schedule& schedule, int tokens, int ctas) {
   const auto up = [](int a, int b) { return (a + b - 1) / b; };
-  const bool bands = takes_bands(schedule.token_tiles, tokens);
+  const bool bands = schedule.even || takes_bands(schedule.token_tiles, tokens);
   schedule.row_tiles = up(schedule.row_blocks, schedule.most);
   const int passes = schedule.passes(), multiple = ctas - ctas % schedule.token_tiles;
   schedule.whole = passes;

@@ -20,7 +20,7 @@ struct W8A8Config {
   int split = 1;     // CTAs of a cluster that share K: 1, 2, 4 or 8; at most tokens / 8 · blocks; kStreamK
 };
 /// With wgmma on sm_90; cudaErrorInvalidAddressSpace if TMA cannot read the codes. With integers the bits do not depend on config, with
-/// e4m3 on split and depth, but neither on M nor on the other rows, save with stream-K.
+/// e4m3 they do, but neither on M nor on the other rows, save with stream-K.
 cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cudaStream_t stream);
 
 }  // namespace nibble::cuda

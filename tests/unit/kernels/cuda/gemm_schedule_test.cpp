@@ -107,6 +107,21 @@ TEST(GemmSchedule, DistributesUnitsBandsOrAPassEach) {
   EXPECT_EQ(split.clusters, 43 * 8);
 }
 
+TEST(GemmSchedule, EvenPassesHaveAllTheirRowBlocks) {
+  for (const int token_tiles : {1, 3, 7, 20}) {  // some of bands, some not
+    Schedule schedule{.row_blocks = 65, .token_tiles = token_tiles, .records = 4, .most = 2, .even = true};
+    distribute(schedule, kTokens, 132);
+    std::set<std::pair<int, int>> taken;
+    for (int cluster = 0; cluster < schedule.clusters; ++cluster)
+      for (const Pass& pass : passes_of(schedule, cluster, 0)) {
+        EXPECT_EQ(pass.blocks, pass.block == 64 ? 1 : 2);
+        EXPECT_EQ(pass.records(), 4);
+        EXPECT_TRUE(taken.insert({pass.token_tile, pass.block}).second);
+      }
+    EXPECT_EQ(taken.size(), static_cast<std::size_t>(33 * token_tiles));
+  }
+}
+
 TEST(GemmSchedule, BandsAreNumberedOneAfterTheOther) {
   for (int token_tiles : {16, 19, 24}) {
     const Schedule schedule = schedule_of(11, token_tiles, 4, 4, 1, 132);

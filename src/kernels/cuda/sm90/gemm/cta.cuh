@@ -47,6 +47,7 @@ template <class Params, int kPassTokens, int kWarpgroups, bool kReads, bool kFro
 struct Cta {
   static constexpr int kTokens = kPassTokens, kGroups = kWarpgroups, kThreads = kGroupThreads * (kGroups + 1);
   static constexpr bool kPatches = kFromPatches;
+  static constexpr bool kLooksAhead = false;            // whether consume() finds the next pass, while the last products run
   static constexpr int kUnits = kTokens / kUnitTokens;  // of a row block
   static constexpr int kReleasing = kReads ? 4 : 1;     // warps of a warpgroup
   /// Whether warpgroups may share a row block: all of their sums must fit in the staging buffers.
@@ -146,7 +147,18 @@ __device__ __forceinline__ void run_roles(const Params& p, std::uint8_t* shared)
     ptx::wait_for_predecessors();  // before operands of the epilogue are read, and D is written
     if (p.schedule.split <= 1 && cta.warpgroup >= cta.active()) return;
     Cursor from{0, 0};
-    for_each_pass(p.schedule, [&](const Pass& pass) { cta.consume(pass, from); });
+    if constexpr (Kernel::kLooksAhead) {
+      Passes passes(p.schedule);
+      Pass pass, upcoming;
+      bool more = passes.next(pass);
+#pragma unroll 1
+      while (more) {
+        cta.consume(pass, from, [&] { more = passes.next(upcoming); });
+        pass = upcoming;
+      }
+    } else {
+      for_each_pass(p.schedule, [&](const Pass& pass) { cta.consume(pass, from); });
+    }
   }
 }
 

@@ -38,7 +38,7 @@ W8A8Params params(const W8A8Weight& weight, const QuantizedActs& acts, const epi
 }
 
 /// Distributes the passes, chooses the longest ring that fits, and launches. Memory for stream-K ends at `scratch_end`.
-cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, bool grouped, void* scratch_end,
+cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, W8A8Form form, void* scratch_end,
                    cudaStream_t stream) {
   const gpu_w8::Geometry& geo = p.weight.geometry;
   int device = 0, most = 0;
@@ -46,7 +46,8 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, b
   if (const cudaError_t e = kernel->allow_all_shared()) return e;
 
   W8A8Config config = wanted;
-  config.blocks = std::min(config.blocks, w8a8_groups(config.tokens, grouped) / config.depth);  // with tokens as rows: two
+  const int most_blocks = form.token_rows ? kTokenRowBlocks : w8a8_groups(config.tokens, form) / config.depth;
+  config.blocks = std::min(config.blocks, most_blocks);
   const int units = config.blocks * config.tokens / 8;  // of 64 rows × 8 tokens: a CTA that shares K owns one at least
   config.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min({config.split, geo.records(), units}))));
   const int ctas = multiprocessors(device), cluster = std::max(1, config.split);
@@ -56,20 +57,21 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, b
   p.schedule.token_tiles = (p.m + config.tokens - 1) / config.tokens;
   p.schedule.most = config.blocks;
   p.schedule.split = config.split;
+  p.schedule.even = form.token_rows && !form.grouped;
   distribute(p.schedule, config.tokens, ctas);
   if (config.split == kStreamK) {
     if (scratch_end == nullptr) return cudaErrorInvalidValue;
-    p.parts = stream_k(scratch_end, config.tokens, w8a8_groups(config, grouped), ctas);
+    p.parts = stream_k(scratch_end, config.tokens, w8a8_groups(config.tokens, form), ctas);
   }
 
   // Never more stages than a CTA has records: the remaining shared memory lets the next kernel start.
   const int longest = (p.schedule.longest() + config.depth - 1) / config.depth;
   p.stages = 1;
-  while (p.stages < longest && w8a8_map(p.stages + 1, config, grouped).total <= most) ++p.stages;
-  p.map = w8a8_map(p.stages, config, grouped);
+  while (p.stages < longest && w8a8_map(p.stages + 1, config, form).total <= most) ++p.stages;
+  p.map = w8a8_map(p.stages, config, form);
   if (p.map.total > most || (config.tokens > 128 && p.stages < std::min(p.together, longest)))
     return cudaErrorInvalidConfiguration;
-  LaunchShape shape(p.schedule.clusters * cluster, cluster, w8a8_threads(config, grouped), p.map.total, stream);
+  LaunchShape shape(p.schedule.clusters * cluster, cluster, w8a8_threads(config, form), p.map.total, stream);
   return cudaLaunchKernelEx(&shape.config, kernel->kernel, p);
 }
 
@@ -77,18 +79,20 @@ cudaError_t launch(W8A8Kernel kernel, W8A8Params& p, const W8A8Config& wanted, b
 
 cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cudaStream_t stream) {
   const gpu_w8::Geometry& geo = task.weight.geometry;
-  const bool grouped = task.acts.group != 0 || geo.block_rows != 0;
-  const W8A8Kernel kernel = geo.integers        ? grouped ? nullptr : w8a8_sm90_s8(config.tokens)
-                                   : grouped ? w8a8_sm90_e4m3_grouped(config.tokens, takes_tokens_as_rows(config, grouped))
-                            : task.together > 0 ? w8a8_sm90_e4m3_precise(config.tokens)
-                                                : w8a8_sm90_e4m3(config.tokens);
+  const bool grouped = task.acts.group != 0 || geo.block_rows != 0, precise = !grouped && !geo.integers && task.together > 0;
+  const W8A8Form form{.grouped = grouped,
+                      .token_rows = takes_tokens_as_rows(config.tokens, config.blocks, config.split, grouped, precise)};
+  const W8A8Kernel kernel = geo.integers ? grouped ? nullptr : w8a8_sm90_s8(config.tokens, form.token_rows)
+                            : grouped ? w8a8_sm90_e4m3_grouped(config.tokens, form.token_rows)
+                            : precise    ? w8a8_sm90_e4m3_precise(config.tokens)
+                                         : w8a8_sm90_e4m3(config.tokens, form.token_rows);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!readable_rows(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
   W8A8Params p = params(task.weight, task.acts, task.epilogue, task.m);
   p.together = w8a8_together(config, task.together);
   if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, config, grouped, task.scratch_end, stream);
+  return launch(kernel, p, config, form, task.scratch_end, stream);
 }
 
 cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaStream_t stream) {
@@ -108,7 +112,7 @@ cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaS
   describe_store(task, p);
   if (!describe_patches(p.x, DType::s8, codes.x, codes.pitch, task.images, patches, p.box_channels, config.tokens))
     return cudaErrorInvalidValue;
-  return launch(kernel, p, config, false, task.scratch_end, stream);
+  return launch(kernel, p, config, {}, task.scratch_end, stream);
 }
 
 }  // namespace nibble::cuda

@@ -16,21 +16,18 @@
 
 namespace nibble::cuda {
 
-/// Whether tokens are the 64-row operand, and the weight's rows the other one (w8a8_token_rows.cuh): for groups, without clusters, which
-/// reduce units of 64 rows.
-constexpr bool takes_tokens_as_rows(const W8A8Config& c, bool grouped) {
-  return grouped && (c.tokens >= 128 ? c.split <= 1 : c.tokens == 64 && c.split == 1);
-}
+/// What a kernel sums, and which operand has 64 rows.
+struct W8A8Form {
+  bool grouped = false;     // groups of channels have scales
+  bool token_rows = false;  // tokens are the 64-row operand (w8a8_token_rows.cuh)
+};
 
 /// The multiplying warpgroups of a CTA. Where tokens are the 64-row operand each has 64 tokens, or twice 64, and all rows.
-NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, bool grouped, bool token_rows) {
-  return token_rows && tokens == 64 ? 1 : w8a8_groups(tokens, grouped);
-}
-constexpr int w8a8_groups(const W8A8Config& c, bool grouped) {
-  return w8a8_groups(c.tokens, grouped, takes_tokens_as_rows(c, grouped));
+NIBBLE_HOST_DEVICE constexpr int w8a8_groups(int tokens, W8A8Form form) {
+  return !form.token_rows ? w8a8_groups(tokens, form.grouped) : tokens == 64 ? 1 : 2;
 }
 /// With the producers': registers are reallocated per warpgroup.
-constexpr int w8a8_threads(const W8A8Config& c, bool grouped) { return 128 * (w8a8_groups(c, grouped) + 1); }
+constexpr int w8a8_threads(const W8A8Config& c, W8A8Form form) { return 128 * (w8a8_groups(c.tokens, form) + 1); }
 
 /// The most records whose products a precise kernel sums in tensor cores. With 256 tokens the stages of so many are read twice, and a ring
 /// has four. It depends neither on M nor on the ring, because sums would differ.
@@ -39,21 +36,24 @@ constexpr int w8a8_together(const W8A8Config& c, int wanted) { return c.tokens >
 /// Where the scales of tokens in groups are. rows: a group's are side by side, and bulk copies can read them.
 enum class TokenScales : std::uint8_t { one, rows, scattered };
 
-/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, scales and shifts of tokens (per
-/// warpgroup), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
+/// Offsets in a CTA's shared memory: activations of all stages, records of all stages, staging, terms of the epilogue (per warpgroup: of
+/// tokens, or of rows where tokens are the 64-row operand), scales of groups (per stage), barriers. The inbox of a split pass begins at 0.
 struct W8A8Map {
-  int records, staging, tokens, scales, barriers, total;
+  int records, staging, terms, scales, barriers, total;
 };
-constexpr W8A8Map w8a8_map(int stages, const W8A8Config& c, bool grouped) {
+constexpr int kTokenTerms = 3, kRowTerms = 4;  // scale, zero point, sum of codes; of rows also the bias
+constexpr W8A8Map w8a8_map(int stages, const W8A8Config& c, W8A8Form form) {
   constexpr int kStaging = 4 * 8 * (gpu_w8::kRows + 4) * 4;  // of a warpgroup: four units of 64 rows × 8 tokens, f32
   W8A8Map map{};
   map.records = stages * c.depth * c.tokens * gpu_w8::kChannels;
   const int ring = map.records + stages * c.blocks * c.depth * gpu_w8::kRecordBytes;
   const int inbox = c.split > 1 ? c.blocks * c.tokens * gpu_w8::kRows * 4 : 0;
   map.staging = ring > inbox ? ring : inbox;
-  map.tokens = map.staging + w8a8_groups(c, grouped) * kStaging;
-  map.scales = map.tokens + w8a8_groups(c, grouped) * 3 * 4 * c.tokens;
-  map.barriers = map.scales + (grouped ? stages * c.depth * c.tokens * 4 : 0);
+  const int groups = w8a8_groups(c.tokens, form);
+  const int terms = !form.token_rows ? kTokenTerms * c.tokens : form.grouped ? 0 : kRowTerms * kTokenRowBlocks * gpu_w8::kRows;
+  map.terms = map.staging + groups * kStaging;
+  map.scales = map.terms + groups * 4 * terms;
+  map.barriers = map.scales + (form.grouped ? stages * c.depth * c.tokens * 4 : 0);
   map.total = map.barriers + 2 * 8 * stages;
   return map;
 }
@@ -86,8 +86,8 @@ struct W8A8Params {
 
 using W8A8Kernel = const Launchable<W8A8Params>*;
 /// The kernel for n tokens a pass; null when there is none.
-W8A8Kernel w8a8_sm90_s8(int tokens);
-W8A8Kernel w8a8_sm90_e4m3(int tokens);
+W8A8Kernel w8a8_sm90_s8(int tokens, bool token_rows);
+W8A8Kernel w8a8_sm90_e4m3(int tokens, bool token_rows);
 W8A8Kernel w8a8_sm90_e4m3_grouped(int tokens, bool token_rows);
 W8A8Kernel w8a8_sm90_e4m3_precise(int tokens);
 /// The kernel for patches: 64, 128 or 256 tokens.

@@ -3,6 +3,8 @@
 
 namespace nibble::cuda {
 
-W8A8Kernel w8a8_sm90_e4m3(int tokens) { return kernel_for<E4m3, false>(tokens); }
+W8A8Kernel w8a8_sm90_e4m3(int tokens, bool token_rows) {
+  return token_rows ? token_rows_kernel_for<E4m3, false>(tokens) : kernel_for<E4m3, false>(tokens);
+}
 
 }  // namespace nibble::cuda

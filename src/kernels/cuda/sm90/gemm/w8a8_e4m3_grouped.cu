@@ -4,7 +4,7 @@
 namespace nibble::cuda {
 
 W8A8Kernel w8a8_sm90_e4m3_grouped(int tokens, bool token_rows) {
-  return token_rows ? token_rows_kernel_for<E4m3>(tokens) : kernel_for<E4m3, true>(tokens);
+  return token_rows ? token_rows_kernel_for<E4m3, true>(tokens) : kernel_for<E4m3, true>(tokens);
 }
 
 }  // namespace nibble::cuda

@@ -51,15 +51,19 @@ W8A8Kernel kernel_for(int tokens) {
   }
   return nullptr;
 }
-/// The kernel for groups, with tokens as the 64-row operand.
-template <class Code>
+/// The kernel with tokens as the 64-row operand.
+template <class Code, bool kGrouped>
 W8A8Kernel token_rows_kernel_for(int tokens) {
   switch (tokens) {
-    case 64: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 64, true, false, false, true>>>>;
-    case 128: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 128, true, false, false, true>>>>;
-    case 256: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 256, true, false, false, true>>>>;
-    default: return nullptr;
+    case 64:
+      if constexpr (kGrouped)
+        return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 64, true, false, false, true>>>>;
+      break;
+    case 128: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 128, kGrouped, false, false, true>>>>;
+    case 256: return &kLaunchable<w8a8_sm90_kernel<W8A8TokenRows<W8A8Traits<Code, 256, kGrouped, false, false, true>>>>;
+    default: break;
   }
+  return nullptr;
 }
 
 }  // namespace

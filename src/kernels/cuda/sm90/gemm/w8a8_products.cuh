@@ -23,7 +23,7 @@ struct W8A8Products : W8A8Stages<T> {
   __device__ void consume(const Pass& pass, Cursor& from) const { consume_pass(*this, pass, from); }
   __device__ int active() const { return stage_records(); }  // warpgroups
   __device__ void prepare(unsigned producer) const { Base::prepare(producer, active()); }
-  __device__ void produce(unsigned producer) const { Base::produce(producer, 1); }
+  __device__ void produce(unsigned producer) const { Base::produce(producer, 0); }
 
   /// Activations of 32 channels, number i of a record whose activations begin at `low`.
   __device__ std::uint64_t columns(std::uint32_t low, int i) const {
@@ -188,7 +188,7 @@ struct W8A8Products : W8A8Stages<T> {
   }
   /// The same for the pass's tokens, copied to the warpgroup's shared memory. Issued before the products; complete when wait_for_token_terms()
   /// returns.
-  __device__ std::uint32_t token_terms() const { return base + p.map.tokens + warpgroup * 3 * 4 * kTokens; }
+  __device__ std::uint32_t token_terms() const { return base + p.map.terms + warpgroup * kTokenTerms * 4 * kTokens; }
   __device__ void load_token_terms(const Pass& pass) const {
     const auto take = [&](std::uint32_t to, const void* from, std::uint32_t otherwise) {
       if (from == nullptr)

@@ -30,7 +30,7 @@ template <class CodeType, int kPassTokens, bool kHasGroups, bool kFromPatches, b
 struct W8A8Traits {
   using Code = CodeType;
   using Sum = typename Code::Sum;
-  static constexpr int kTokens = kPassTokens, kGroups = w8a8_groups(kTokens, kHasGroups, kTokenRows);
+  static constexpr int kTokens = kPassTokens, kGroups = w8a8_groups(kTokens, W8A8Form{kHasGroups, kTokenRows});
   static constexpr bool kGrouped = kHasGroups, kPatches = kFromPatches, kPrecise = kAddsInFloat;
   static constexpr int kActBytes = kTokens * gpu_w8::kChannels;  // of a record
 };

@@ -62,6 +62,7 @@ inline void barrier_init_fence() { emulator::barrier_init_fence(); }
 inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(barrier); }
 inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) { emulator::barrier_arrive(barrier, bytes); }
 inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) { emulator::barrier_wait(barrier, parity); }
+inline bool barrier_is_past(std::uint32_t barrier, std::uint32_t parity) { return emulator::barrier_is_past(barrier, parity); }
 inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) { emulator::barrier_wait(barrier, parity); }
 inline void named_barrier(int id, int threads) { emulator::named_barrier(id, threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
@@ -70,6 +71,12 @@ inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_
 
 inline std::uint64_t load_acquire(const std::uint64_t* flag) { return poll(flag); }
 inline void store_release(std::uint64_t* flag, std::uint64_t value) { *flag = value; }
+
+// ---- device memory
+
+inline void store16_if(bool wanted, void* to, uint4 v) {
+  if (wanted) *static_cast<uint4*>(to) = v;
+}
 
 // ---- copies
 

@@ -9,7 +9,7 @@
 //     producers     fill a stage: n tokens × 128 channels, a record of each row block           w8a8_stages.cuh
 //     multiply      four wgmma a record; scales and zero points (w8a8_task.hpp)                 w8a8_products.cuh
 //     reduce, store, their order                                       reduce.cuh, stream_k.cuh, store.cuh, consume.cuh
-//     the same with tokens as the 64-row operand                                                w8a8_token_rows.cuh
+//     with many tokens they are the 64-row operand                                    w8a8_token_rows.cuh, w8a8_token_store.cuh
 //
 // Records are swizzled offline (gpu_w8.hpp), so that a linear copy makes them operands: nothing is converted.
 //

@@ -88,16 +88,16 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
 }
 
 /// The sums of a slice of tokens, in scratch memory. A slice that is not the last has whole tiles of any kernel, so that its first rows of
-/// codes and terms are as aligned as those of the first.
+/// codes and terms are as aligned as those of the first. Its rows are fewer than two bands (gemm_schedule.hpp).
 struct Slices {
   std::int64_t tokens = 0, stride = 0;  // of a slice; floats between rows of sums
   std::size_t bytes = 0;
 };
 Slices slices_of(std::int64_t m, std::int64_t n) {
-  constexpr std::int64_t kBytes = 64 << 20, kStep = 128;
+  constexpr std::int64_t kBytes = 64 << 20, kStep = 128, kMost = 2 * kBandTokens / kDigits / kStep * kStep;
   Slices slices{.stride = (n + 7) / 8 * 8};
   const std::int64_t token = 4 * kDigits * slices.stride;
-  slices.tokens = std::min(m, std::max(kStep, kBytes / token / kStep * kStep));
+  slices.tokens = std::min({m, kMost, std::max(kStep, kBytes / token / kStep * kStep)});
   slices.bytes = static_cast<std::size_t>(slices.tokens * token);
   return slices;
 }
@@ -111,11 +111,7 @@ Status run_slices(const StepArgs& args, Launch launch) {
   const Slices slices = slices_of(tokens, w.n);
   auto* const sums = reinterpret_cast<float*>(args.scratch.data());
   const epilogue::Element epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f));
-  Wna8Task task{.weight = device_weight(w),
-                .pitch = map.pitch,
-                .term_pitch = map.term_pitch,
-                .fold = fold_of(w.scheme),
-                .scratch_end = end_of(args.scratch)};
+  Wna8Task task{.weight = device_weight(w), .pitch = map.pitch, .term_pitch = map.term_pitch, .fold = fold_of(w.scheme)};
   task.epilogue.d = sums;
   task.epilogue.d_stride = slices.stride;
   for (std::int64_t first = 0; first < tokens; first += slices.tokens) {
@@ -167,9 +163,7 @@ double sm90_cost_us(const Kernel& self, const Problem& p) {
   return slices_us(p, [&](const Problem& codes) { return wna8_sm90_cost_us(self.tile, gpu_of(p), codes, wna8_family(codes)); });
 }
 
-std::size_t linear_workspace(const Kernel& self, const Problem& p) {
-  return with_parts(slices_of(p.m, p.n).bytes, self, gemm_groups(self.tile.m), p);
-}
+std::size_t linear_workspace(const Kernel&, const Problem& p) { return slices_of(p.m, p.n).bytes; }
 
 // ---- rows
 
@@ -188,22 +182,18 @@ constexpr Kernel linear_row(Isa isa) {
 }
 
 constexpr Tile kTiles[] = {
-    {.m = 16, .n = 256},
-    {.m = 16, .n = 128, .split = 2},
-    {.m = 16, .n = 64, .split = 2},
-    {.m = 32, .n = 256},
-    {.m = 32, .n = 128, .split = 2},
-    {.m = 64, .n = 256},
+    {.m = 16, .n = 256},              //
+    {.m = 16, .n = 128, .split = 2},  //
+    {.m = 16, .n = 64, .split = 2},   //
+    {.m = 32, .n = 256},              //
+    {.m = 32, .n = 128, .split = 2},  //
+    {.m = 64, .n = 256},              //
     {.m = 128, .n = 192},
-    {.m = 16, .n = 256, .split = kStreamK},
-    {.m = 32, .n = 256, .split = kStreamK},
-    {.m = 64, .n = 256, .split = kStreamK},
-    {.m = 128, .n = 192, .split = kStreamK},
 };
 constexpr Summaries kSm90Summaries{
     .whole = "f32 activations as 24-bit fixed point: wgmma on three bytes each, weights as int8 in registers",
     .split = "f32 activations as 24-bit fixed point: wgmma on three bytes each; the CTAs of a cluster split K",
-    .stream_k = "f32 activations as 24-bit fixed point: wgmma on three bytes each; stream-K: CTAs get equal shares of all tiles"};
+    .stream_k = {}};
 
 constexpr Kernel sm90_family() {
   Kernel row = linear_row(Isa::sm90);

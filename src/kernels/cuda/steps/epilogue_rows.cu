@@ -21,7 +21,8 @@ struct Params {
   bool vectors;  // rows of sums begin at multiples of 16 bytes
 };
 
-/// Columns n … n + 7 of a row of sums, which are read once: loads bypass L1.
+/// Columns n … n + 7 of a row of sums. Loads bypass L1, which may hold stale lines: the previous kernel may have written them after this
+/// one started.
 __device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std::int64_t row, int n) {
   const float* const from = p.sums + row * p.stride + n;
   if (p.vectors && n + kColumns <= p.n) {
@@ -37,6 +38,8 @@ __device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std:
 /// kRows: of sums, for a row of D.
 template <int kRows>
 __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_constant__ Params p) {
+  let_successor_start();
+  wait_for_predecessor();
   for (std::int64_t piece = blockIdx.x; piece < p.all_pieces; piece += gridDim.x) {
     const std::int64_t m = piece / p.pieces;
     const int n = (static_cast<int>(piece % p.pieces) * kThreads + static_cast<int>(threadIdx.x)) * kColumns;
@@ -76,10 +79,8 @@ cudaError_t epilogue_rows(const epilogue::Element& epilogue, const float* sums, 
   p.all_pieces = m * p.pieces;
   p.vectors = stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(sums) % 16 == 0;
   const auto ctas = std::min<std::int64_t>(p.all_pieces, std::numeric_limits<std::int32_t>::max());
-  // Not early: where products of several slices used stream-K and this kernel started early, some sums of the first slice were wrong on an
-  // H200, for a reason that is not known.
-  return launch_after(each == 1 ? epilogue_rows_kernel<1> : epilogue_rows_kernel<3>, dim3(static_cast<unsigned>(ctas)),
-                      dim3(kThreads), 0, stream, p);
+  return launch_dependent(each == 1 ? epilogue_rows_kernel<1> : epilogue_rows_kernel<3>, dim3(static_cast<unsigned>(ctas)),
+                          dim3(kThreads), 0, stream, p);
 }
 
 }  // namespace nibble::cuda

@@ -90,9 +90,12 @@ struct Cta {
     ptx::barrier_init_fence();
   }
 
-  __device__ void release(int stage) const {
+  /// `read`: bits of what was loaded from the stage for later than its products, so that the arrival waits for them. ptxas lets it overtake
+  /// loads whose values are not needed yet; while other warpgroups store, a load can then take longer than the copy of the next records.
+  __device__ void release(int stage, std::uint32_t read = 0) const {
     if (kReads) __syncwarp();
-    if (warp < kReleasing && lane == 0) ptx::barrier_arrive(empty(stage));
+    const auto nothing = static_cast<std::uint32_t>(p.stages) >> 16;  // 0, which ptxas does not know
+    if (warp < kReleasing && lane == 0) ptx::barrier_arrive(empty(stage) + (read & nothing));
   }
   /// Releases a stage unread. Only the warps that release wait: the others may lag, and a barrier that has advanced by two phases looks to
   /// a late thread as if it had not advanced.

@@ -99,20 +99,36 @@ struct CodeProducts : GemmStages<T> {
       else
         return load_row_terms<kBits>(p.format, slot + (fold.index * kStepChannels >> span_shift) * p.format.slot_bytes, position);
     };
+    const auto bits = [](float x) { return __float_as_uint(x); };
+    // Returns bits of what it read.
     const auto add = [&](const Part& dot, const Fold& fold, int part, const RowTerms& rows) {
+      std::uint32_t read = 0;
+      if (kTokens == kPartTokens) {  // else a part before this one has used them
+        read = bits(rows.scale[0]) | bits(rows.scale[1]);
+        if (kPath != ConstantsPath::fixed_zeros) read |= bits(rows.shift[0]) | bits(rows.shift[1]);
+      }
       const int in_record = kPatches ? fold.index / 2 * kTokens * 16 + fold.index % 2 * 8 : fold.index * kTokens * kTermPitch;
       const std::uint32_t at = terms(fold.stage) + lane_terms + in_record + part * kPartTokens * kTermPitch;
 #pragma unroll
       for (int j = 0; j < kPartTokens / kUnitTokens; ++j) {
         float* const to = acc + part * kPartSums + 4 * j;
         const std::uint32_t from = at + j * kUnitTokens * kTermPitch;
-        if constexpr (kOffsets)
-          add_fold_offsets<kPath>(to, dot + 4 * j, load_offset_terms<kPath>(from), rows, fold.sums);
-        else if constexpr (kSumsCodes)
-          add_fold_zeros<kPath>(to, dot + 4 * j, token_terms(from), rows, fold.sums);
-        else
-          add_fold<kPath, T::kTerms == ActTerms::plain>(to, dot + 4 * j, token_terms(from), rows);
+        if constexpr (kOffsets) {
+          const OffsetTerms of_tokens = load_offset_terms<kPath>(from);
+          read |= of_tokens.scales.x | of_tokens.offsets.x | of_tokens.sums.x;
+          add_fold_offsets<kPath>(to, dot + 4 * j, of_tokens, rows, fold.sums);
+        } else {
+          const uint4 of_tokens = token_terms(from);
+          constexpr bool kPlain = T::kTerms == ActTerms::plain;  // scales are 1, and not used
+          read |= kPlain ? of_tokens.z : of_tokens.x;
+          if (kPatches) read |= kPlain ? of_tokens.w : of_tokens.y;
+          if constexpr (kSumsCodes)
+            add_fold_zeros<kPath>(to, dot + 4 * j, of_tokens, rows, fold.sums);
+          else
+            add_fold<kPath, kPlain>(to, dot + 4 * j, of_tokens, rows);
+        }
       }
+      return read;
     };
     if (r >= count) {
       // the last stage has no record for this warpgroup
@@ -123,14 +139,15 @@ struct CodeProducts : GemmStages<T> {
         Fold now;
         fetch(now, bytes);
         RowTerms rows;
+        std::uint32_t read;
 #pragma unroll
         for (int part = 0; part < kTokens / kPartTokens; ++part) {
           multiply(dot, bytes, now, part);
           if (part == 0) rows = row_terms_of(now);  // while the first products run
           wgmma_wait<0>();
-          add(dot, now, part, rows);
+          read = add(dot, now, part, rows);  // those of the part before are used when its integers are overwritten
         }
-        if (now.index == kFolds - 1) release(now.stage);
+        if (now.index == kFolds - 1) release(now.stage, read);
       } while (r < count);
     this->pass_on_rest(r, count, from);
     scale(pass, acc);

@@ -114,10 +114,7 @@ struct W8A8Products : W8A8Stages<T> {
         from.advance(p.stages);
         r += depth();
       };
-      const auto end = [&](const Group& group) {
-        add_group(acc, group.dot, group.stage, group.scale);
-        release(group.stage);
-      };
+      const auto end = [&](const Group& group) { release(group.stage, add_group(acc, group.dot, group.stage, group.scale)); };
       // Partial sums of two records where registers suffice: one is scaled while the products of the other run.
       Group even, other;
       Group& odd = kTokens <= 64 ? other : even;
@@ -149,18 +146,21 @@ struct W8A8Products : W8A8Stages<T> {
     }
     this->pass_on_rest(r, count, from);
   }
-  /// acc += dot · s_a · s_w of a group of 128 channels.
-  __device__ void add_group(Sums& acc, const Sums& dot, int stage, float weight_scale) const {
+  /// acc += dot · s_a · s_w of a group of 128 channels. Returns bits of what it read.
+  __device__ std::uint32_t add_group(Sums& acc, const Sums& dot, int stage, float weight_scale) const {
     const auto* scales = reinterpret_cast<const float*>(shared + (this->scales_of(stage, k_index()) - base)) + lane % 4 * 2;
+    std::uint32_t read = 0;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const float2 s = *reinterpret_cast<const float2*>(scales + j * kUnitTokens);
+      read |= __float_as_uint(s.x);
       const float low = __fmul_rn(s.x, weight_scale), high = __fmul_rn(s.y, weight_scale);
       acc[4 * j] = fmaf(dot[4 * j], low, acc[4 * j]);
       acc[4 * j + 1] = fmaf(dot[4 * j + 1], high, acc[4 * j + 1]);
       acc[4 * j + 2] = fmaf(dot[4 * j + 2], low, acc[4 * j + 2]);
       acc[4 * j + 3] = fmaf(dot[4 * j + 3], high, acc[4 * j + 3]);
     }
+    return read;
   }
 
   // ---- scales and zero points

@@ -90,6 +90,7 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
       if (!is_here) ptx::barrier_wait(full(stage), from.parity);
       const std::uint32_t b = rows_low(stage);
       const auto* scales = reinterpret_cast<const float*>(shared + (this->scales_of(stage, 0) - base));
+      std::uint32_t read = 0;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         const std::uint32_t a = tokens + (stage * kTokens + part * kPartTokens) * (gpu_w8::kChannels / 16);
@@ -102,6 +103,7 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
         float scale[kBlocks][2];  // of row blocks, of tokens g and g + 8
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) scale[i / 2][i % 2] = __fmul_rn(of_tokens[i % 2 * 8], of_blocks[i / 2]);
+        read |= __float_as_uint(scale[0][0]) | __float_as_uint(scale[0][1]);
         if (part == kParts - 1) {
           from.advance(p.stages);
           if (r + 1 < count)
@@ -110,7 +112,7 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
             look_ahead();
         }
         wgmma_wait<0>();
-        if (part == kParts - 1) release(stage);
+        if (part == kParts - 1) release(stage, read);
 #pragma unroll
         for (int i = 0; i < kBlocks * kBlockSums; ++i) {
           float& sum = acc[part * kPartSums + i];

@@ -201,9 +201,12 @@ TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
   if (const Status here = runs_here(Isa::sm90); !here.ok()) GTEST_SKIP() << here.message();
   struct Shape {
     std::int64_t m, n, k;
+    DType out = DType::f16;
   };
-  // One pass among many CTAs; parts of passes; whole rounds beside them; bands; passes of fewer rows, and of fewer tokens.
-  constexpr Shape kShapes[] = {{7, 200, 8192}, {64, 10240, 2048}, {300, 1096, 4096}, {1000, 8200, 1024}, {2100, 4096, 640}};
+  // One pass among many CTAs; parts of passes; whole rounds beside them; bands; passes of fewer rows, and of fewer tokens;
+  // passes after one of a single row block, with a slow store: the warpgroups of a CTA are then as far apart as its ring allows.
+  constexpr Shape kShapes[] = {{7, 200, 8192},     {64, 10240, 2048}, {300, 1096, 4096},
+                               {1000, 8200, 1024}, {2100, 4096, 640}, {1920, 8200, 1024, DType::f32}};
   const CudaStream stream;
   int kernels_run = 0;
   for (const KernelInfo& kernel : kernels()) {
@@ -218,29 +221,28 @@ TEST_F(Gpu, StreamKAddsUpWhatItCuts) {
                                              : cut.starts_with("linear_any_s8i16_any") ? "s8g128_u4zg128"
                                                                                        : "u4zg128"));
     ++kernels_run;
-    for (const auto& [m, n, k] : kShapes) {
+    for (const auto& [m, n, k, out] : kShapes) {
       SCOPED_TRACE(::testing::Message() << cut << " M=" << m << " N=" << n << " K=" << k);
       Tensor a(act, {m, k});
       for (std::int64_t i = 0; i < a.numel(); ++i) a.set(i, random_normal(7, static_cast<std::uint64_t>(i)));
       const DeviceMemory acts = on_device(a.bytes);
       const PackedWeight weight = must(pack(random_weight(scheme.weight, n, k, 9), {.kernel = cut}));
-      const std::size_t bytes = static_cast<std::size_t>(m * n * 2);
+      const std::size_t bytes = static_cast<std::size_t>(m * n * bits(out) / 8);
       const DeviceMemory d = on_device(std::vector<std::byte>(bytes, std::byte{0xff}));
       DeviceMemory workspace;
       const auto enqueue = [&](const Plan& plan) {
         EXPECT_EQ(cudaMemsetAsync(d.data(), 0xff, bytes, stream.native()), cudaSuccess);
-        const Status status =
-            plan.run(weight, ConstTensorView(acts.data(), act, {m, k}), TensorView(d.data(), DType::f16, {m, n}), {},
-                     std::span(workspace.data(), workspace.size()), stream.get());
+        const Status status = plan.run(weight, ConstTensorView(acts.data(), act, {m, k}), TensorView(d.data(), out, {m, n}), {},
+                                       std::span(workspace.data(), workspace.size()), stream.get());
         EXPECT_TRUE(status.ok()) << status.message();
       };
       const auto result = [&] {
-        Tensor t(DType::f16, {m, n});
+        Tensor t(out, {m, n});
         t.bytes = fetch(d.data(), bytes, stream.get());
         return t;
       };
       const auto plan_with = [&](const std::string& name) {
-        return must(Plan::linear(weight, {.a_dtype = act, .m_max = m, .epilogue = {.out = DType::f16}, .act_scheme = scheme.act},
+        return must(Plan::linear(weight, {.a_dtype = act, .m_max = m, .epilogue = {.out = out}, .act_scheme = scheme.act},
                                  {.kernel = name}));
       };
       const Plan whole = plan_with(uncut), plan = plan_with(cut);

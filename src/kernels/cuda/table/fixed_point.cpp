@@ -88,7 +88,8 @@ Status accepts_linear(const Kernel& self, const Problem& p) {
 }
 
 /// The sums of a slice of tokens, in scratch memory. A slice that is not the last has whole tiles of any kernel, so that its first rows of
-/// codes and terms are as aligned as those of the first. Its rows are fewer than two bands (gemm_schedule.hpp).
+/// codes and terms are as aligned as those of the first. Its rows are fewer than two bands (gemm_schedule.hpp), in which
+/// f32 sums have not been tested on a GPU.
 struct Slices {
   std::int64_t tokens = 0, stride = 0;  // of a slice; floats between rows of sums
   std::size_t bytes = 0;

@@ -319,14 +319,17 @@ def modes_of(data):
     return list(dict.fromkeys((r["scheme"], r["a_dtype"]) for r in data["results"]))
 
 
+CALLS = {"isolated": "isolated", "chain": "in a chain"}
+
+
 def gpu_modes(data):
     """Every mode of a benchmark on a GPU."""
     if data is None:
         return "Not measured yet: `./dev gpu` measures it, `./dev docs` puts it here.\n"
     text = ""
-    for calls, results in ("", data["results"]), (", calls isolated", data.get("isolated", [])):
-        part = {**data, "results": results}
-        text += "".join(f"`{scheme}` × {act}{calls}:\n\n{gpu_table(part, scheme, act)}\n" for scheme, act in modes_of(part))
+    for calls in "results", "isolated", "chain":
+        part = {**data, "results": data.get(calls, [])}
+        text += "".join(f"`{scheme}` × {act}{'' if calls == 'results' else ', calls ' + CALLS[calls]}:\n\n{gpu_table(part, scheme, act)}\n" for scheme, act in modes_of(part))
     return text + gpu_note(data).lstrip("\n")
 
 
@@ -636,10 +639,10 @@ def matrix(nibble):
 
 
 def read(file):
-    """A file of results. Of a benchmark, `results` has those of calls back to back and `isolated` the others."""
+    """A file of results. Of a benchmark, `results` has those of calls back to back, `isolated` and `chain` the others."""
     data = survey.expand(json.loads((ROOT / file).read_text()))
     if isinstance(data, dict) and isinstance(results := data.get("results"), list):
-        data = {**data, "results": survey.called(results), "isolated": survey.called(results, "isolated")}
+        data = {**data, "results": survey.called(results), **{calls: survey.called(results, calls) for calls in CALLS}}
     return data
 
 

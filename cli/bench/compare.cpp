@@ -112,7 +112,7 @@ Result<Comparison> compare_benchmarks(const std::filesystem::path& before, const
                        {"after_us", now->median_us},
                        {"speed_up", ratio}});
     const std::string kernel = row.kernel == now->kernel ? row.kernel : row.kernel + " → " + now->kernel;
-    table.add({printable(row.name) + (row.calls == "isolated" ? " (isolated)" : ""),
+    table.add({printable(row.name) + (row.calls == "back-to-back" ? "" : fmt::format(" ({})", row.calls)),
                std::to_string(row.m),
                row.scheme,
                row.a_dtype,

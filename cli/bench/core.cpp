@@ -311,9 +311,15 @@ Result<std::vector<BenchResult>> bench_work(const Prepared& prepared, const Benc
   return results;
 }
 
+constexpr std::string_view kCalls[] = {"back-to-back", "isolated", "chain"};  // in the order of Calls
+
 }  // namespace
 
-std::string_view name(Calls calls) { return calls == Calls::isolated ? "isolated" : "back-to-back"; }
+std::string_view name(Calls calls) { return kCalls[static_cast<std::size_t>(calls)]; }
+
+Calls parse_calls(std::string_view text) { return static_cast<Calls>(std::ranges::find(kCalls, text) - std::begin(kCalls)); }
+
+std::vector<std::string> calls_names() { return {std::begin(kCalls), std::end(kCalls)}; }
 
 std::string_view name(Operation operation) {
   switch (operation) {

@@ -57,10 +57,14 @@ struct BenchCase {
   std::optional<ConvShapes> conv = {};        // absent: a linear layer
 };
 
-/// How the calls of a contestant follow each other: each on the heels of the last, as fast as the GPU lets them begin, or with an ordinary kernel
-/// before each, whose own time is subtracted. On the CPU no call begins before the last one has ended, so there is one way.
-enum class Calls : std::uint8_t { back_to_back, isolated };
+/// How the calls of a contestant follow each other: each on the heels of the last, as fast as the GPU lets them begin; with an ordinary kernel
+/// before each, whose own time is subtracted; or so, and each is told the weight of the next (Operands::next), as the layers of a model are
+/// known in advance. On the CPU no call begins before the last one has ended, so there is one way.
+enum class Calls : std::uint8_t { back_to_back, isolated, chain };
 std::string_view name(Calls calls);
+/// The value of that name, one of calls_names().
+Calls parse_calls(std::string_view text);
+std::vector<std::string> calls_names();
 
 /// What is measured of a layer: its product (or convolution), W written as floats, or its activations quantized. The last two are bound by
 /// memory, and have no baseline.

@@ -375,7 +375,7 @@ class Gpu : public BenchMachine {
   }
 
   Result<Contestant> contestant(const Plan& plan, Copies copies, const BenchWork& work) override {
-    BenchWork shared = work;  // by both ways of calling
+    BenchWork shared = work;  // by all ways of calling
     shared.calls = Calls::back_to_back;
     if (operands_ == nullptr || work_ != shared) {
       operands_ = nullptr;  // its memory is freed before more is asked for
@@ -397,7 +397,9 @@ class Gpu : public BenchMachine {
     return replaying(
         std::string(plan.kernel(work.m)), copies->size(), keep,
         [&](std::size_t i, cudaStream_t stream) {
-          return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d_at(i)), on_gpu.args,
+          Operands args = on_gpu.args;
+          if (work.calls == Calls::chain) args.next = &(*copies)[(i + 1) % copies->size()];
+          return plan.run((*copies)[i], work.a(on_gpu.a.data()), work.d(on_gpu.d_at(i)), args,
                           std::span(keep->workspace.data(), keep->workspace.size()), Stream{stream});
         },
         separator(reads_, work.calls));

@@ -93,8 +93,7 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   spec.acts = act_types(options);
   spec.accumulation = parse_accumulation(options.accumulation);
   spec.calls.clear();
-  for (const std::string& calls : options.calls)
-    spec.calls.push_back(calls == "isolated" ? Calls::isolated : Calls::back_to_back);
+  for (const std::string& calls : options.calls) spec.calls.push_back(parse_calls(calls));
   spec.kernel = options.kernel;
   spec.all_kernels = options.all_kernels;
   spec.min_seconds = options.min_seconds;
@@ -156,11 +155,15 @@ Result<Outcome> run(const Options& options) {
                               options.operation));
   if (!options.report.empty() && parse_backend(options.backend) == Backend::cuda)
     return Status(StatusCode::invalid_argument, "--report shows a CPU; give --json with --backend cuda");
-  if (parse_backend(options.backend) == Backend::cpu && std::ranges::count(options.calls, "isolated") != 0)
-    return Status(
-        StatusCode::invalid_argument,
-        "--calls isolated is of GPUs: on a CPU a call begins when the last one has ended, and is timed alone; leave it out, or "
-        "give --backend cuda");
+  if (parse_backend(options.backend) == Backend::cpu &&
+      std::ranges::count(options.calls, "back-to-back") != std::ssize(options.calls))
+    return Status(StatusCode::invalid_argument,
+                  "--calls isolated and chain are of GPUs: on a CPU a call begins when the last one has ended, and is timed "
+                  "alone; leave it out, or give --backend cuda");
+  if (options.operation != "linear" && std::ranges::count(options.calls, "chain") != 0)
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("--calls chain is of products, which have a next weight; --operation {} has isolated calls",
+                              options.operation));
   if (Status usable = check_backend(options.backend, options.kernel); !usable.ok()) return usable;
   const auto quantize = parse_asked_activations(options.activations);
   if (!quantize.ok()) return quantize.status();
@@ -306,7 +309,8 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
                {"reached", right},
                {against, right},
                {"chosen"}});
-  bool above_peak = false, any_conv = false, any_isolated = false;
+  bool above_peak = false, any_conv = false;
+  std::set<Calls> ways;
   for (const BenchResult& r : benchmark.results) {
     const auto other = fastest_baseline(r);
     above_peak = above_peak || r.compute_percent > 100;
@@ -314,10 +318,10 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
     std::string speedup = r.doubted.empty() ? "" : "–";
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
-    const bool isolated = r.calls == Calls::isolated;
-    any_isolated = any_isolated || isolated;
-    table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + (isolated ? " (isolated)" : ""), std::to_string(r.m),
-               std::to_string(r.n), std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
+    ways.insert(r.calls);
+    const std::string way = r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls));
+    table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + way, std::to_string(r.m), std::to_string(r.n),
+               std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
                fmt::format("{:.2f}", r.gbytes_per_s), r.gflops > 0 ? fmt::format("{:.1f}", r.gflops) : "",
                r.memory_bound ? "memory" : std::string(name(r.peak)) + " peak", fmt::format("{:.0f} %", r.roofline_percent),
                speedup, benchmark.regret && r.chosen ? "yes" : ""});
@@ -327,7 +331,8 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
       fmt::format("roofline at best: {}, {}\n", ceilings_text(benchmark),
                   benchmark.gpu ? benchmark.gpu->name : counted(static_cast<std::size_t>(benchmark.roofline.threads), "thread"));
   text += "reached: of the ceiling as it was beside each run; weights cold, medians\n";
-  if (any_isolated) text += "isolated: an ordinary kernel runs before each call; its time is subtracted\n";
+  if (ways.contains(Calls::isolated)) text += "isolated: an ordinary kernel runs before each call; its time is subtracted\n";
+  if (ways.contains(Calls::chain)) text += "chain: so, and each call is told the weight of the next, which it asks for in L2\n";
   if (any_conv) text += "M, N and K of a convolution: output pixels, output channels, and the weights of one\n";
   if (above_peak) text += "more than 100 % of a peak: the kernel uses faster instructions than those the peak is of\n";
   if (!benchmark.baseline.empty()) text += fmt::format("baseline: {}\n", benchmark.baseline);
@@ -463,11 +468,10 @@ void add_bench(CLI::App& app, Action& action) {
   add_backend(*command, options->backend);
   command
       ->add_option("--calls", options->calls,
-                   "How calls follow each other: back-to-back, as in a graph of layers alone, or isolated (a GPU's): with an "
-                   "ordinary kernel "
-                   "before each, whose time is subtracted")
+                   "How calls follow each other: back-to-back, as in a graph of layers alone; of a GPU also isolated: with an "
+                   "ordinary kernel before each, whose time is subtracted; chain: so, and each is told the weight of the next")
       ->delimiter(',')
-      ->check(one_of({"back-to-back", "isolated"}))
+      ->check(one_of(calls_names()))
       ->type_name("NAME,...")
       ->capture_default_str();
   CLI::Option* kernel = add_kernel(*command, options->kernel);

@@ -299,6 +299,7 @@ class PackedWeight:
         stream: Any = None,
         kernel: str = "",
         allow_reference: bool = True,
+        next: PackedWeight | None = None,
     ) -> Array:
         """y[..., N] = act(row_scale · col_scale · (x[..., K] · Wᵀ) + bias) ∘ gate + residual, rounded to out_dtype.
 
@@ -315,12 +316,14 @@ class PackedWeight:
         sum_bias: int32 [N], of W8A8: added to the integer sums, before their scales.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
+        next: the weight of the call that follows on the same stream, which Hopper's kernels ask for in L2 when they have asked for their own.
 
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """
         return self._weight.linear(
             x, bias, activation, clamp, negative_slope, gate, residual, row_scale, col_scale, a_scale, a_zero, act_scheme, accumulation,
             out_dtype, out_scale, out_zero, out_range, sum_bias, out, stream, kernel, allow_reference,
+            None if next is None else next._weight,
         )  # fmt: skip
 
     __call__ = linear
@@ -354,6 +357,7 @@ class PackedWeight:
         stream: Any = None,
         kernel: str = "",
         allow_reference: bool = True,
+        next: PackedWeight | None = None,
     ) -> Array:
         """y[B,Co,Oh,Ow] = act(col_scale · conv2d(x[B,C,H,W], W) + bias) ∘ gate + residual, of a weight made by quantize_conv().
 
@@ -371,6 +375,7 @@ class PackedWeight:
             x, _pair(stride), _padding(padding), _pair(dilation), groups, channels_last, bias, activation, clamp,
             negative_slope, gate, residual, col_scale, a_scale, a_zero, act_scheme, accumulation, out_dtype, out_scale, out_zero, out_range,
             sum_bias, out, stream, kernel, allow_reference,
+            None if next is None else next._weight,
         )  # fmt: skip
 
     def dequantize(self, dtype: Any = "f32", *, transposed: bool = False, out: Array | None = None, stream: Any = None) -> Array:

@@ -267,6 +267,7 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
 /// The arrays of an epilogue, opened.
 struct OperandData {
   Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual, sum_bias, out_scale, out_zero;
+  const PackedWeight* next;
 
   OperandData(const Call& call, const Options& options, bool images)
       : a_scale(call.in(options.a_scale, "a_scale")),
@@ -275,7 +276,8 @@ struct OperandData {
         col_scale(call.in(options.col_scale, "col_scale", 1).vector()),
         gate(call.in(options.gate, "gate", images ? 0 : 2)),
         residual(call.in(options.residual, "residual", images ? 0 : 2)),
-        sum_bias(call.in(options.sum_bias, "sum_bias").vector()) {
+        sum_bias(call.in(options.sum_bias, "sum_bias").vector()),
+        next(options.next == nullptr ? nullptr : &options.next->packed) {
     if (!is_number(options.out_scale)) out_scale = call.in(options.out_scale, "out_scale", 1).vector();
     if (!is_number(options.out_zero)) out_zero = call.in(options.out_zero, "out_zero").vector();
     if (!PyBool_Check(options.bias.ptr())) bias = call.in(options.bias, "bias", 1);
@@ -295,7 +297,8 @@ struct OperandData {
             .residual = residual.view,
             .sum_bias = sum_bias.view,
             .out_scale = out_scale.view,
-            .out_zero = out_zero.view};
+            .out_zero = out_zero.view,
+            .next = next};
   }
   void check_beside(const Output& d) const {
     for (const Input* input :

@@ -69,6 +69,7 @@ struct Options {
   nb::handle out, stream;
   std::string_view kernel;
   bool allow_reference;
+  const Weight* next = nullptr;
 };
 
 /// y[..., N]: Options::out, or a new array of the kind of x.

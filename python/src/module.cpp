@@ -476,16 +476,17 @@ void bind_weights(nb::module_& m) {
              nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme,
              std::optional<std::string_view> accumulation, nb::handle out_dtype, nb::handle out_scale, nb::handle out_zero,
              std::optional<std::pair<std::int32_t, std::int32_t>> out_range, nb::handle sum_bias, nb::handle out,
-             nb::handle stream, std::string_view kernel, bool allow_reference) {
-            return linear(self, x,
-                          {bias,     activation, clamp,      negative_slope, gate,           residual,  row_scale, col_scale,
-                           a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,  out_range,
-                           sum_bias, out,        stream,     kernel,         allow_reference});
+             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next) {
+            Options options{bias,     activation, clamp,      negative_slope, gate,           residual,  row_scale, col_scale,
+                            a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,  out_range,
+                            sum_bias, out,        stream,     kernel,         allow_reference};
+            options.next = next;
+            return linear(self, x, options);
           },
           "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(),
           "row_scale"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(),
           "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(),
-          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a)
+          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a, "next"_a.none())
       .def(
           "conv",
           [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,
@@ -494,17 +495,18 @@ void bind_weights(nb::module_& m) {
              nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme,
              std::optional<std::string_view> accumulation, nb::handle out_dtype, nb::handle out_scale, nb::handle out_zero,
              std::optional<std::pair<std::int32_t, std::int32_t>> out_range, nb::handle sum_bias, nb::handle out,
-             nb::handle stream, std::string_view kernel, bool allow_reference) {
-            return conv(self, x, stride, padding, dilation, groups, channels_last,
-                        {bias,     activation, clamp,      negative_slope, gate,           residual,  nb::none(), col_scale,
-                         a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,   out_range,
-                         sum_bias, out,        stream,     kernel,         allow_reference});
+             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next) {
+            Options options{bias,     activation, clamp,      negative_slope, gate,           residual,  nb::none(), col_scale,
+                            a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,   out_range,
+                            sum_bias, out,        stream,     kernel,         allow_reference};
+            options.next = next;
+            return conv(self, x, stride, padding, dilation, groups, channels_last, options);
           },
           "x"_a.none(), "stride"_a, "padding"_a, "dilation"_a, "groups"_a, "channels_last"_a.none(), "bias"_a.none(),
           "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(), "col_scale"_a.none(),
           "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(), "accumulation"_a.none(), "out_dtype"_a.none(),
           "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(), "out"_a.none(), "stream"_a.none(), "kernel"_a,
-          "allow_reference"_a)
+          "allow_reference"_a, "next"_a.none())
       .def("dequantize", &dequantize, "out"_a, "transposed"_a, "stream"_a.none());
 }
 

@@ -127,6 +127,9 @@ Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, con
   NIBBLE_ASSIGN_OR_RETURN(args.sum_bias, view("sum_bias", operands.sum_bias));
   NIBBLE_ASSIGN_OR_RETURN(args.out_scale, view("out_scale", operands.out_scale));
   NIBBLE_ASSIGN_OR_RETURN(args.out_zero, view("out_zero", operands.out_zero));
+  if (operands.next != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(args.next, open(operands.next));
+  }
   const std::span<std::byte> scratch(static_cast<std::byte*>(workspace), workspace_bytes);
   if (weight->backend() == Backend::cuda) return plan->run(*weight, a, d, args, scratch, Stream{stream});
   if (stream != nullptr)

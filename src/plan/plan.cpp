@@ -278,6 +278,9 @@ Status Plan::Impl::run(const PackedWeight& weight, StepArgs args, std::span<std:
       return error(StatusCode::invalid_argument, "the plan is for GPU {}, the current one is {}; make a plan on each GPU",
                    problem.gpu->ordinal, device);
   }
+  if (on_gpu && args.operands.next != nullptr && args.operands.next->backend() != Backend::cuda)
+    return error(StatusCode::invalid_argument,
+                 "the next weight is in host memory, this one in device memory: upload() it, or leave Operands::next out");
   args.weight = &weight.data();
   if (conv) return run_conv(args, workspace_memory);
   return problem.op == Op::linear ? run_linear(args, workspace_memory) : run_dequantize(args, workspace_memory);

@@ -33,10 +33,12 @@ assert "`u4b8g128` × f16" in text and "`u4b8g128` × bf16" in text and "| 64×6
 assert "NVIDIA X1" in lines[-1] and "690 TFLOP/s" in lines[-1], lines
 assert "./dev gpu" in render.gpu_modes(None)
 
-# Isolated calls have tables of their own.
+# Isolated calls have tables of their own, and so have those of a chain.
 isolated = render.gpu_modes({**DATA, "isolated": [result(4096, 1024, 1, "f16", 10.0, {}, calls="isolated")]})
 assert "`u4b8g128` × f16, calls isolated:\n\n| N×K | floor | M = 1 |" in isolated and "| 4096×1024 | 5.0 | 10.0 · 50 % |" in isolated, isolated
 assert isolated.startswith(text[:text.index("NVIDIA")])
+chain = render.gpu_modes({**DATA, "chain": [result(4096, 1024, 1, "f16", 10.0, {}, calls="chain")]})
+assert "`u4b8g128` × f16, calls in a chain:\n\n| N×K | floor | M = 1 |" in chain, chain
 kept = render.survey.compact({"schema": 1, "device": DATA["device"], "results": [{**r, "calls": r.get("calls", "back-to-back")} for r in DATA["results"][:1]]
                               + [result(4096, 1024, 1, "f16", 10.0, {}, calls="isolated")]})["rows"]
 assert [row.get("calls") for row in kept] == [None, "isolated"] and len(render.survey.called(kept)) == 1, kept

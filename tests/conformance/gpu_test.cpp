@@ -344,7 +344,7 @@ QuantTensor square_layer(std::int64_t size, std::uint64_t seed) {
 }
 
 /// A kernel may start before the previous one has finished, if it waits before it touches what that one writes or reads. Layers that feed
-/// each other through two buffers give other bits if one does not wait.
+/// each other through two buffers give other bits if one does not wait. Nor does it matter that each is told the weight of the next.
 TEST_F(Gpu, LayersInARowWaitForEachOther) {
   constexpr int kLayers = 40;  // even: the last one writes the first buffer
   const CudaStream stream;
@@ -370,8 +370,10 @@ TEST_F(Gpu, LayersInARowWaitForEachOther) {
           for (std::size_t layer = 0; layer < kLayers; ++layer) {
             const ConstTensorView from(buffers[layer % 2].data(), DType::f16, {m, size});
             const TensorView to(buffers[(layer + 1) % 2].data(), DType::f16, {m, size});
+            Operands operands;
+            if (!wait) operands.next = &weights[(layer + 1) % 2];
             const Status ran =
-                plan.run(weights[layer % 2], from, to, {}, std::span(workspace.data(), workspace.size()), stream.get());
+                plan.run(weights[layer % 2], from, to, operands, std::span(workspace.data(), workspace.size()), stream.get());
             EXPECT_TRUE(ran.ok()) << ran.message();
             if (wait) {
               EXPECT_TRUE(synchronize(stream.get()).ok());
@@ -446,6 +448,11 @@ TEST_F(Gpu, RunTellsHostFromDevice) {
   const Status other_memory = layer.plan().run(*on_host, a_view, d_view, {}, {}, Stream{});
   EXPECT_EQ(other_memory.code(), StatusCode::invalid_argument);
   EXPECT_NE(other_memory.message().find("this one is in host memory"), std::string::npos) << other_memory.message();
+  Operands operands;
+  operands.next = &*on_host;
+  const Status next = layer.plan().run(layer.weight(), a_view, d_view, operands, {}, Stream{});
+  EXPECT_EQ(next.code(), StatusCode::invalid_argument);
+  EXPECT_NE(next.message().find("the next weight is in host memory"), std::string::npos) << next.message();
 }
 
 /// AWQ and GPTQ of every width, both kinds of GPTQ zero points, act-order, odd sizes and pointers, and a layer of the size of a real one.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "emulator/float_layer.hpp"
+#include "emulator/memory.hpp"
 #include "emulator/ring_memory.hpp"
 #include "kernels/cuda/sm90/decode/decode.cu"
 #include "kernels/cuda/sm90/decode/decode_float_codes.cu"
@@ -27,8 +28,11 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
   const Case& c = GetParam();
   emulator::use_shared_memory(shared);
   const emulator::FloatLayer layer(c.layer);
+  const emulator::NextMemory next;
+  LinearTask of_layer = layer.task();
+  of_layer.next = next.weight();
   layer.expect_sums(
-      layer.task(),
+      of_layer,
       [&](const LinearTask& task) {
         RingRoom room;
         if (const cudaError_t e = ring_room_sm90(room)) return e;
@@ -40,6 +44,7 @@ TEST_P(EmulatedDecode, GivesTheSumsOfTheLayer) {
       [&](int n, int k) {
         return emulator::Multiplied{layer.weight.value(n, k), layer.a_dtype == DType::bf16 ? 0x1p-15 : 0x1p-18};
       });
+  next.expect_asked();
 }
 
 // Row tiles and channels with tails, more tiles than clusters, more records than the ring has stages, more tokens than a launch.

@@ -63,10 +63,13 @@ TEST_P(EmulatedGemm, GivesTheSumsOfTheLayer) {
   LinearTask task = layer.task();
   task.scratch = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(gathered.data()) + 255) / 256 * 256);
   task.scratch_end = scratch.end();
+  const emulator::NextMemory next;
+  task.next = next.weight();
   layer.expect_sums(
       task,
       [&](const LinearTask& t) { return linear_gemm_sm90(t, {.tokens = c.tokens, .split = c.split, .depth = c.depth}, nullptr); },
       [&](int n, int k) { return multiplied(layer.weight, layer.a_dtype, c.tokens, n, k); });
+  next.expect_asked();
 }
 
 // Rows, tokens and channels with tails, and more records than a ring has stages; every distribution of passes, every kind of weight.

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,11 @@ void store_shared(std::uint32_t address, const T& value) {
 /// The place of a byte of rows of 128 or 64 bytes whose chunks of 16 are swizzled.
 constexpr std::uint32_t swizzled128(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 constexpr std::uint32_t swizzled64(std::uint32_t address) { return address ^ (address >> 7 & 3) << 4; }
+
+// ---- L2
+
+/// The addresses that were asked for.
+inline std::set<const void*> asked_in_l2;
 
 // ---- barriers
 

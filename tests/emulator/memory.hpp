@@ -1,12 +1,15 @@
 // Device memory for tests of launchers.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "emulator/gpu.hpp"
 #include "kernels/cuda/device/stream_k.hpp"
+#include "kernels/cuda/tasks/next_weight.hpp"
 
 namespace nibble::emulator {
 
@@ -23,6 +26,23 @@ class StreamKMemory {
   static constexpr std::size_t kAlignment = 256;
   std::size_t bytes_;
   std::vector<std::byte> memory_;
+};
+
+/// The weight of the call after the one that is tested: more pieces than there are CTAs, and a rest.
+class NextMemory {
+ public:
+  NextMemory() { asked_in_l2.clear(); }
+  cuda::NextWeight weight() const { return cuda::next_weight(memory_.data(), static_cast<std::int64_t>(memory_.size())); }
+  void expect_asked() const {
+    const cuda::NextWeight next = weight();
+    ASSERT_EQ(next.pieces, kPieces);
+    for (std::size_t i = 0; i < kPieces; ++i) EXPECT_TRUE(asked_in_l2.contains(next.bytes + i * next.stride)) << "piece " << i;
+    EXPECT_EQ(asked_in_l2.size(), kPieces);
+  }
+
+ private:
+  static constexpr std::size_t kPieces = 17;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kPieces * cuda::NextWeight::kPieceBytes + 100);
 };
 
 }  // namespace nibble::emulator

@@ -57,8 +57,11 @@ TEST_P(Emulated, GivesTheSumsOfTheLayer) {
   W8A8Task task = layer.task();
   task.together = c.together;
   task.scratch_end = scratch.end();
+  const emulator::NextMemory next;
+  task.next = next.weight();
   const W8A8Config config{.tokens = c.tokens, .blocks = c.blocks, .depth = c.depth, .split = c.split};
   layer.expect_sums(task, [&](const W8A8Task& t) { return linear_w8a8_sm90(t, config, nullptr); });
+  next.expect_asked();
 }
 
 TEST(EmulatedWeights, OfIntegersGiveExactSums) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "emulator/float_layer.hpp"
+#include "emulator/memory.hpp"
 #include "emulator/ring_memory.hpp"
 #include "kernels/cuda/sm90/decode/wna8_decode.cu"
 #include "kernels/cuda/table/decode_cost.hpp"
@@ -26,6 +27,7 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
   emulator::use_shared_memory(shared);
   emulator::FloatLayer layer(c.layer);
   layer.make_integers(c.act_group == 0 ? c.layer.k : c.act_group);
+  const emulator::NextMemory next;
   layer.expect_sums(
       layer.task(),
       [&](const LinearTask& task) {
@@ -39,7 +41,8 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
                                              .k = c.layer.k,
                                              .group = c.act_group},
                                     .fold = whole ? gpu_tile::kChannels : 32,
-                                    .epilogue = task.epilogue};
+                                    .epilogue = task.epilogue,
+                                    .next = next.weight()};
         RingRoom room;
         if (const cudaError_t e = ring_room_sm90(room)) return e;
         const Result<DecodeConfig> config =
@@ -49,6 +52,7 @@ TEST_P(EmulatedWna8Decode, GivesTheSumsOfTheLayer) {
       [&](int n, int k) {
         return emulator::Multiplied{layer.weight.value(n, k), 0x1p-19};
       });
+  next.expect_asked();
 }
 
 // Scales of a token that ranks of a cluster find together, of blocks, of blocks that are half of a neighbour's.

@@ -145,6 +145,10 @@ __device__ inline void bulk_copy(std::uint32_t to, const void* from, int bytes, 
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+/// Asks for `bytes` (a multiple of 16) in L2. No barrier counts them.
+__device__ inline void prefetch_l2(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 /// A 2-D box of a tensor map at (column, row); elements outside become zero. The copy is counted by `barrier`.
 __device__ inline void load_box(std::uint32_t to, const void* map, int column, int row, std::uint32_t barrier,
                                 std::uint64_t policy) {

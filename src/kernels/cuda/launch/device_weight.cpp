@@ -120,5 +120,11 @@ DeviceWeight device_weight(const PackedWeightData& packed) {
   return weight;
 }
 
+NextWeight next_weight(const PackedWeight* next) {
+  if (next == nullptr) return {};
+  const std::span<const std::byte> bytes = next->bytes();
+  return next_weight(bytes.data(), static_cast<std::int64_t>(bytes.size()));
+}
+
 }  // namespace cuda
 }  // namespace nibble

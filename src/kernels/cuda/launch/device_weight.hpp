@@ -4,6 +4,7 @@
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/cuda.hpp"
+#include "nibble/plan.hpp"
 #include "nibble/tensor.hpp"
 
 namespace nibble::cuda {
@@ -20,5 +21,7 @@ Result<PackedWeightData> download(const PackedWeightData& packed);
 
 /// The arguments of kernels for a weight in device memory.
 DeviceWeight device_weight(const PackedWeightData& packed);
+/// What kernels ask for of the weight of the next call (Operands::next); nothing of null.
+NextWeight next_weight(const PackedWeight* next);
 
 }  // namespace nibble::cuda

@@ -85,7 +85,8 @@ Result<ConvTask> images_of(const StepArgs& args) {
                   .d = {d.image, d.pixel, d.channel},
                   .scratch = args.scratch.data(),
                   .scratch_end = end_of(args.scratch),
-                  .epilogue = element};
+                  .epilogue = element,
+                  .next = next_weight(args.operands.next)};
 }
 
 QuantizedActs acts_per_tensor(const StepArgs& args) {

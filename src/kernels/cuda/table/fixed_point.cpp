@@ -118,6 +118,7 @@ Status run_slices(const StepArgs& args, Launch launch) {
   for (std::int64_t first = 0; first < tokens; first += slices.tokens) {
     const std::int64_t m = std::min(slices.tokens, tokens - first), row = kDigits * first;
     task.m = static_cast<int>(kDigits * m);
+    if (first + m == tokens) task.next = next_weight(args.operands.next);
     task.codes = args.prepared + row * map.pitch;
     task.terms = args.prepared + map.terms + row * 8;  // a pair of rows is 16 bytes
     NIBBLE_RETURN_IF_ERROR(launch(task));

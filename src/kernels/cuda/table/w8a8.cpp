@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "epilogue/element.hpp"
+#include "kernels/cuda/launch/device_weight.hpp"
 #include "kernels/cuda/launch/launch.hpp"
 #include "kernels/cuda/table/families.hpp"
 #include "kernels/cuda/table/wgmma_rows.hpp"
@@ -371,7 +372,8 @@ W8A8Task w8a8_task(const StepArgs& args) {
           .m = static_cast<int>(args.a.dim(0)),
           .together = args.accumulation == Accumulation::precise ? kPreciseChannels / gpu_w8::kChannels : 0,
           .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
-          .scratch_end = end_of(args.scratch)};
+          .scratch_end = end_of(args.scratch),
+          .next = next_weight(args.operands.next)};
 }
 
 }  // namespace nibble::cuda

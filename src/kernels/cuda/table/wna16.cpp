@@ -24,7 +24,8 @@ LinearTask linear_task(const StepArgs& args) {
                   .x = args.a.data,
                   .x_stride = args.a.stride(0),
                   .scratch = args.scratch.data(),
-                  .scratch_end = end_of(args.scratch)};
+                  .scratch_end = end_of(args.scratch),
+                  .next = next_weight(args.operands.next)};
   task.epilogue = epilogue::element(*args.epilogue, args.operands, args.d, task.weight.scale2);
   return task;
 }

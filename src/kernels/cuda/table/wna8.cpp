@@ -118,7 +118,8 @@ Wna8Task wna8_task(const StepArgs& args) {
       .zero = args.act_scheme.zero,
       .token_scales = has_token_scales(args.act_scheme) ? reinterpret_cast<const float*>(args.prepared + map.scales) : nullptr,
       .scratch_end = end_of(args.scratch),
-      .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+      .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
+      .next = next_weight(args.operands.next)};
 }
 
 Status run_sm80(const Kernel&, const StepArgs& args) { return launch_wna8_sm80(wna8_task(args), args.stream); }
@@ -141,7 +142,8 @@ Status run_decode(const Kernel&, const StepArgs& args) {
   const Wna8DecodeTask task{.weight = device_weight(w),
                             .acts = quantize_task(args),
                             .fold = online_fold(args.act_scheme, w.scheme),
-                            .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f))};
+                            .epilogue = epilogue::element(*args.epilogue, args.operands, args.d, w.scale2.value_or(1.0f)),
+                            .next = next_weight(args.operands.next)};
   return launch_wna8_decode_sm90(task, *static_cast<const DecodeConfig*>(args.config), args.stream);
 }
 

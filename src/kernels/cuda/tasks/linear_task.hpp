@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "epilogue/element.hpp"
+#include "kernels/cuda/tasks/next_weight.hpp"
 #include "layouts/gpu_tile.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/types.hpp"
@@ -37,6 +38,7 @@ struct LinearTask {
   void* scratch = nullptr;      // device memory, aligned to 256 bytes: as much as the row's workspace() asks for
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
+  NextWeight next;
 };
 
 /// Whether TMA can read m rows in place: they begin at multiples of 16 bytes and do not overlap.

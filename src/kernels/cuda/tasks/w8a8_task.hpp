@@ -13,6 +13,7 @@
 
 #include "core/host_device.hpp"
 #include "epilogue/element.hpp"
+#include "kernels/cuda/tasks/next_weight.hpp"
 #include "kernels/cuda/tasks/quantized_acts.hpp"
 #include "layouts/gpu_w8.hpp"
 #include "nibble/scheme.hpp"
@@ -40,6 +41,7 @@ struct W8A8Task {
   int together = 0;             // e4m3 on sm_90: the most records that are summed in tensor cores before f32; 0: all
   epilogue::Element epilogue;   // acc_scale is the weight's scale2
   void* scratch_end = nullptr;  // memory for stream-K ends here (stream_k.hpp)
+  NextWeight next;
 };
 
 /// The places of quantized activations in a plan's workspace: codes[M][pitch] | scales f32[G][tokens] | zeros s32[G][tokens], or offsets

@@ -31,6 +31,7 @@ struct Wna8Task {
   const float* token_scales = nullptr;  // [term_pitch]: a token's s_a, where it is the same in all of K; 1 in its terms then
   void* scratch_end = nullptr;          // memory for stream-K ends here (stream_k.hpp)
   epilogue::Element epilogue;
+  NextWeight next;
 };
 
 /// The same for the decode kernel, which quantizes by itself: it does not use acts.codes, scales, zeros, sums and terms.
@@ -39,6 +40,7 @@ struct Wna8DecodeTask {
   QuantizeTask acts;
   int fold = 128;
   epilogue::Element epilogue;
+  NextWeight next;
 };
 
 /// The places of quantized activations in a plan's workspace: codes [M][pitch] | terms [folds][term_pitch] | tokens' scales f32

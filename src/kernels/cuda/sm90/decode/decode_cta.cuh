@@ -27,6 +27,7 @@ struct RingParams {
   Acts x;
   RecordFormat format;
   epilogue::Element epilogue;
+  NextWeight next;
   int first_token;  // of D, of this launch
   int n;
   int tiles, tile_records;

@@ -30,6 +30,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/launch_shape.hpp"
+#include "kernels/cuda/device/prefetch.cuh"
 #include "kernels/cuda/sm90/decode/decode_cta.cuh"
 #include "kernels/cuda/sm90/decode/decode_finish.cuh"
 
@@ -79,6 +80,7 @@ struct Produce : DecodeCta<Work> {
       }
       from += static_cast<std::int64_t>(this->clusters) * p.tile_records * p.format.bytes;
     }
+    prefetch(p.next);
   }
   /// Records r, r + 1, … of a row tile whose first is at `from`.
   __device__ void request(int stage, const std::uint8_t* from, int r, std::uint64_t policy) const {
@@ -182,14 +184,15 @@ inline cudaError_t ring_room(const void* kernel, RingRoom& room) {
 }
 
 /// The parameters of a launch that follow from the weight, the folds of a record (x_pitch) and the configuration.
-template <class Acts>
-RingParams<Acts> ring_params(const DeviceWeight& weight, const epilogue::Element& epilogue, int folds,
-                             const DecodeConfig& config) {
+template <class Acts, class Task>
+RingParams<Acts> ring_params(const Task& task, int folds, const DecodeConfig& config) {
+  const DeviceWeight& weight = task.weight;
   const gpu_tile::Geometry& geo = weight.geometry;
   RingParams<Acts> p{};
   p.records = static_cast<const std::uint8_t*>(weight.records);
   p.format = record_format(weight);
-  p.epilogue = epilogue;
+  p.epilogue = task.epilogue;
+  p.next = task.next;
   p.n = static_cast<int>(geo.n);
   p.tiles = geo.tiles();
   p.tile_records = geo.records();

@@ -362,7 +362,7 @@ cudaError_t linear_wna8_decode_sm90(const Wna8DecodeTask& task, const DecodeConf
     return cudaErrorInvalidValue;
 
   const int folds = gpu_tile::kChannels / task.fold;
-  RingParams<Acts> p = ring_params<Acts>(task.weight, task.epilogue, folds, config);
+  RingParams<Acts> p = ring_params<Acts>(task, folds, config);
   const TokenRow row = token_row(longest_slice(geo, config.split), folds);
   p.x = {.source = act_source(acts),
          .m = 0,  // set below

@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/device/half_out.cuh"
 #include "kernels/cuda/device/passes.cuh"
+#include "kernels/cuda/device/prefetch.cuh"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/ring.cuh"
 

@@ -37,11 +37,14 @@ bool readable_by_tma(const LinearTask& task) {
 }
 
 /// Fills the parameters that follow from the records, and from the depth and split of the row.
-GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& epilogue, const GemmConfig& config) {
+template <class Task>
+GemmParams params(const Task& task, int m, const GemmConfig& config) {
+  const DeviceWeight& weight = task.weight;
   GemmParams p{};
   p.records = static_cast<const std::uint8_t*>(weight.records);
   p.format = record_format(weight);
-  p.epilogue = epilogue;
+  p.epilogue = task.epilogue;
+  p.next = task.next;
   p.m = m;
   p.n = static_cast<int>(weight.geometry.n);
   p.k = static_cast<int>(weight.geometry.k);
@@ -49,7 +52,7 @@ GemmParams params(const DeviceWeight& weight, int m, const epilogue::Element& ep
   p.schedule.records = weight.geometry.records();
   p.schedule.split = static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(config.split, p.schedule.records))));
   p.depth = config.depth;
-  p.half = half_out(epilogue, p.n);
+  p.half = half_out(task.epilogue, p.n);
   return p;
 }
 
@@ -81,7 +84,7 @@ cudaError_t launch(GemmKernel kernel, GemmParams& p, const GemmShape& shape, voi
 /// For activations that TMA can read; they belong to rows of D from `first_row` on.
 cudaError_t run_rows(const LinearTask& task, int first_row, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
-  GemmParams p = params(task.weight, task.m, task.epilogue, config);
+  GemmParams p = params(task, task.m, config);
   const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_f16(config.tokens, p.format)
                             : task.a_dtype == DType::bf16 ? gemm_sm90_bf16(config.tokens, p.format)
                                                           : nullptr;
@@ -138,7 +141,7 @@ cudaError_t conv_gemm_sm90(const ConvTask& task, const GemmConfig& config, cudaS
   } else if (pitch % 16 != 0 || reinterpret_cast<std::uintptr_t>(x) % 16 != 0) {
     return cudaErrorInvalidAddressSpace;
   }
-  GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
+  GemmParams p = params(task, static_cast<int>(tokens), config);
   const GemmKernel kernel = task.a_dtype == DType::f16    ? gemm_sm90_patches_f16(config.tokens, p.format)
                             : task.a_dtype == DType::bf16 ? gemm_sm90_patches_bf16(config.tokens, p.format)
                                                           : nullptr;
@@ -191,7 +194,7 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
     if (const cudaError_t e = quantize_acts(codes, stream)) return e;
   }
 
-  GemmParams p = params(task.weight, static_cast<int>(tokens), task.epilogue, config);
+  GemmParams p = params(task, static_cast<int>(tokens), config);
   const GemmKernel kernel = gemm_sm90_patches_s8(config.tokens, p.format, geo.bits, task.fold, task.online.zero_points);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   p.patches = patches;
@@ -210,7 +213,7 @@ cudaError_t conv_wna8_sm90(const ConvTask& task, const GemmConfig& config, cudaS
 
 cudaError_t linear_wna8_sm90(const Wna8Task& task, const GemmConfig& config, cudaStream_t stream) {
   const gpu_tile::Geometry& geo = task.weight.geometry;
-  GemmParams p = params(task.weight, task.m, task.epilogue, config);
+  GemmParams p = params(task, task.m, config);
   const bool offsets = task.zero == ZeroKind::offset;
   const auto kernel_of = offsets                          ? gemm_sm90_s8_offsets
                          : task.zero == ZeroKind::integer ? gemm_sm90_s8_zeros

@@ -60,6 +60,7 @@ struct GemmParams {
   const std::uint8_t* records;
   RecordFormat format;
   epilogue::Element epilogue;
+  NextWeight next;
   Schedule schedule;
   int m, n, k;
   int first_row;  // of D and the epilogue's operands that belongs to the first row of x

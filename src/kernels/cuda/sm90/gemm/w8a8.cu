@@ -23,17 +23,19 @@ TokenScales token_scales(const QuantizedActs& acts, int tokens) {
 }
 
 /// Fills the parameters that follow from the weight, the activations and the epilogue.
-W8A8Params params(const W8A8Weight& weight, const QuantizedActs& acts, const epilogue::Element& epilogue, int m) {
+template <class Task>
+W8A8Params params(const W8A8Weight& weight, const Task& task, int m) {
   W8A8Params p{};
   p.weight = weight;
-  p.acts = acts;
+  p.acts = task.acts;
   p.by_scale_blocks = Divisor(std::max(1, weight.geometry.block_rows / gpu_w8::kRows));
-  p.epilogue = epilogue;
+  p.epilogue = task.epilogue;
+  p.next = task.next;
   p.m = m;
   p.schedule.row_blocks = weight.geometry.tiles();
   p.schedule.records = weight.geometry.records();
-  p.zero_points = acts.zeros != nullptr || acts.zero != 0 || weight.geometry.has_zeros;
-  p.half = half_out(epilogue, weight.geometry.n);
+  p.zero_points = task.acts.zeros != nullptr || task.acts.zero != 0 || weight.geometry.has_zeros;
+  p.half = half_out(task.epilogue, weight.geometry.n);
   return p;
 }
 
@@ -88,7 +90,7 @@ cudaError_t linear_w8a8_sm90(const W8A8Task& task, const W8A8Config& config, cud
                                          : w8a8_sm90_e4m3(config.tokens, form.token_rows);
   if (kernel == nullptr || task.m < 1) return cudaErrorInvalidValue;
   if (!readable_rows(task.acts.codes, task.acts.pitch, task.m, geo.k)) return cudaErrorInvalidAddressSpace;
-  W8A8Params p = params(task.weight, task.acts, task.epilogue, task.m);
+  W8A8Params p = params(task.weight, task, task.m);
   p.together = w8a8_together(config, task.together);
   if (!describe_token_tiles(p, DType::s8, task.acts.codes, task.acts.pitch, task.m, geo.k, config.tokens))
     return cudaErrorInvalidValue;
@@ -104,7 +106,7 @@ cudaError_t conv_w8a8_sm90(const ConvTask& task, const W8A8Config& config, cudaS
   CodeImages codes;
   if (const cudaError_t e = code_images(task, codes, stream)) return e;
   const Patches& patches = codes.patches;
-  W8A8Params p = params(task.scaled, task.acts, task.epilogue, task.images * patches.pixels());
+  W8A8Params p = params(task.scaled, task, task.images * patches.pixels());
   p.acts.sums = codes.sums;
   p.patches = patches;
   p.images = task.images;

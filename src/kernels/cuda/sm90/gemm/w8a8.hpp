@@ -67,6 +67,7 @@ struct W8A8Params {
   TokenScales token_scales;  // of groups
   Divisor by_scale_blocks;   // row blocks that share a scale
   epilogue::Element epilogue;
+  NextWeight next;
   Schedule schedule;
   int m;
   int first_row;  // of D and the epilogue's operands that belongs to the first row of acts

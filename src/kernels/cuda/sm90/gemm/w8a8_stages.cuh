@@ -64,7 +64,10 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
     if (T::kGrouped && producer == 2 && p.token_scales == TokenScales::one) fill_scales();
   }
   __device__ void produce(unsigned producer, int storing) const {
-    if (producer == 0 && lane == 0) produce_weights();
+    if (producer == 0 && lane == 0) {
+      produce_weights();
+      prefetch(p.next);
+    }
     if (producer == 1 && lane == 0) produce_activations();
     if constexpr (T::kGrouped)
       if (producer == 2 && p.token_scales != TokenScales::one) produce_scales();

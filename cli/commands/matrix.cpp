@@ -222,7 +222,8 @@ std::vector<std::string> answers_of(const std::vector<Place>& machines, const We
                                     const ActScheme& act) {
   std::vector<std::string> answers(machines.size());
   struct Better {
-    std::string level, refusal;
+    std::optional<Isa> level;  // of what runs there
+    std::string refusal;
   };
   std::optional<Better> better[2];  // of CPUs, of GPUs
   for (std::size_t i = machines.size(); i-- > 0;) {
@@ -232,11 +233,11 @@ std::vector<std::string> answers_of(const std::vector<Place>& machines, const We
     if (explained.ok()) {
       answers[i] = answer_of(*explained);
       const auto kernel = kernel_info(explained->buckets.front().steps.back());
-      known = Better{.level = kernel.ok() ? std::string(name(kernel->isa)) : "", .refusal = {}};
+      known = Better{.level = kernel.ok() ? std::optional(kernel->isa) : std::nullopt, .refusal = {}};
     } else if (known && !known->refusal.empty()) {
       answers[i] = known->refusal;
     } else {
-      std::string reason = shortened(explained.status().message(), known ? known->level : "");
+      std::string reason = reason_of(explained.status(), known ? known->level : std::nullopt);
       // The row and the column have the scheme already, and their neighbours the same reason.
       const std::string scheme = Scheme{weight.scheme, act}.name();
       if (const std::size_t at = reason.find(scheme); at != std::string::npos)
@@ -250,37 +251,31 @@ std::vector<std::string> answers_of(const std::vector<Place>& machines, const We
 
 }  // namespace
 
-std::string shortened(const std::string& refusal, std::string_view level) {
-  static const std::regex kSource(R"(\b(layout|\w+__\w+)( \w+)?(?: and (\d+) more)?: )");
-  std::string of_layout, best, floats, lacking;
-  int most = 0;
-  const bool of_gpu = refusal.find("__cuda_") != std::string::npos;  // then CPU kernels only say that they are for the CPU
-  const std::sregex_iterator first(refusal.begin(), refusal.end(), kSource), end;
-  for (auto it = first; it != end; ++it) {
-    const auto begin = static_cast<std::size_t>(it->position() + it->length());
-    const auto next = std::next(it);
-    std::string reason =
-        refusal.substr(begin, next == end ? std::string::npos : static_cast<std::size_t>(next->position()) - begin);
-    if (reason.ends_with("; ")) reason.resize(reason.size() - 2);
-    if (reason.empty()) continue;  // of a layout, whose kernels follow
-    if ((*it)[1] == "layout") {
-      if (of_layout.empty()) of_layout = std::move(reason);
+std::string reason_of(const Status& refused, std::optional<Isa> level) {
+  const std::vector<Refusal>& refusals = refused.refusals();
+  const auto of_gpu = [](const Refusal& refusal) {
+    const auto kernel = kernel_info(refusal.kernel);
+    return kernel.ok() && kernel->backend == Backend::cuda;
+  };
+  const bool on_gpu = std::ranges::any_of(refusals, of_gpu);  // then CPU kernels only say that they are for the CPU
+  const Refusal *of_layout = nullptr, *best = nullptr, *floats = nullptr, *lacking = nullptr;
+  for (const Refusal& refusal : refusals) {
+    if (refusal.kernel.empty()) {
+      if (of_layout == nullptr) of_layout = &refusal;
+    } else if (on_gpu && !of_gpu(refusal)) {
       continue;
-    }
-    if (of_gpu && (*it)[1].str().find("__cuda_") == std::string::npos) continue;
-    const int kernels = 1 + ((*it)[3].matched ? std::stoi((*it)[3]) : 0);
-    if (reason.starts_with("needs ")) {
-      if (lacking.empty() || (!level.empty() && reason.starts_with(fmt::format("needs {},", level)))) lacking = std::move(reason);
-    } else if (reason.starts_with("multiplies floats")) {
-      floats = std::move(reason);  // of kernels for other activations; those for these have a better reason
-    } else if (kernels > most) {
-      most = kernels, best = std::move(reason);
+    } else if (refusal.needs) {
+      if (lacking == nullptr || (level && refusal.needs == level)) lacking = &refusal;
+    } else if (refusal.reason.starts_with("multiplies floats")) {
+      floats = &refusal;  // of kernels for other activations; those for these have a better reason
+    } else if (best == nullptr || refusal.others > best->others) {
+      best = &refusal;
     }
   }
-  if (!level.empty() && !lacking.empty()) return lacking;
-  for (std::string* reason : {&best, &floats, &of_layout, &lacking})
-    if (!reason->empty()) return *reason;
-  return refusal;
+  if (level && lacking != nullptr) return lacking->reason;
+  for (const Refusal* refusal : {best, floats, of_layout, lacking})
+    if (refusal != nullptr) return refusal->reason;
+  return refused.message();
 }
 
 Result<SupportMatrix> support_matrix() {

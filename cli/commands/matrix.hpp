@@ -1,6 +1,7 @@
 // What this build can do with which weights on which machines: every cell is the planner's answer.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,9 +43,9 @@ struct SupportTables {
 /// Asks the planner, without packing anything. Errors: of a table in here that is wrong.
 Result<SupportMatrix> support_matrix();
 
-/// The reason in a planner's refusal, which lists those of all layouts and kernels: that of most kernels of a layout that holds the weight,
-/// or of the first layout if none does. level: what a better machine ran, and this one lacks; empty: it is not the machine.
-std::string shortened(const std::string& refusal, std::string_view level = {});
+/// The one of a planner's reasons that says most: that of most kernels of a layout that holds the weight, or of the first layout if none
+/// does. level: what a better machine ran, and this one lacks; absent: it is not the machine.
+std::string reason_of(const Status& refused, std::optional<Isa> level = {});
 
 /// Of a machine that runs nothing, the first refusal.
 SupportTables tables_of(const SupportMatrix& matrix);

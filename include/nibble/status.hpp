@@ -5,11 +5,14 @@
 #pragma once
 
 #include <cassert>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 namespace nibble {
 
@@ -28,6 +31,17 @@ enum class StatusCode {
 /// The code as text: "invalid_argument", "corrupt_data", ...
 std::string_view name(StatusCode code);
 
+enum class Isa : std::uint8_t;  // device.hpp
+
+/// A reason why no layout or kernel takes a layer: one of Status::refusals() of pack(), explain() and plans.
+struct Refusal {
+  std::string_view layout;   // LayoutInfo::name of a layout that the weight could be packed in; empty: it is packed
+  std::string_view kernel;   // KernelInfo::name of the first kernel with this reason; empty: the layout cannot hold the weight
+  int others = 0;            // further kernels with this reason
+  std::optional<Isa> needs;  // the instructions that the machine lacks, where that is the reason
+  std::string reason;        // with the values
+};
+
 /// Success, or a code and a one-line message.
 class [[nodiscard]] Status {
  public:
@@ -35,6 +49,8 @@ class [[nodiscard]] Status {
   Status() = default;
   /// A failure: a code that is not ok and one line, with the values and the remedy.
   Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  /// The same with the reasons that its text lists.
+  Status(StatusCode code, std::string message, std::vector<Refusal> refusals);
 
   /// Ok, spelled out.
   static Status ok_status() { return {}; }
@@ -47,6 +63,8 @@ class [[nodiscard]] Status {
   StatusCode code() const { return code_; }
   /// Empty when ok.
   const std::string& message() const { return message_; }
+  /// Where no layout or kernel takes a layer: each one's reason, which message() lists; else empty.
+  const std::vector<Refusal>& refusals() const;
 
   /// The same failure with "context: " before its text; ok stays ok.
   Status with_context(std::string_view context) const;
@@ -54,6 +72,7 @@ class [[nodiscard]] Status {
  private:
   StatusCode code_ = StatusCode::ok;
   std::string message_;
+  std::shared_ptr<const std::vector<Refusal>> refusals_;  // null: none
 };
 
 /// A value, or the Status that says why there is none.

@@ -22,9 +22,18 @@ std::string_view name(StatusCode code) {
   return "unknown";
 }
 
+Status::Status(StatusCode code, std::string message, std::vector<Refusal> refusals)
+    : code_(code), message_(std::move(message)), refusals_(std::make_shared<const std::vector<Refusal>>(std::move(refusals))) {}
+
+const std::vector<Refusal>& Status::refusals() const {
+  static const std::vector<Refusal> kNone;
+  return refusals_ == nullptr ? kNone : *refusals_;
+}
+
 Status Status::with_context(std::string_view context) const {
-  if (ok()) return *this;
-  return {code_, fmt::format("{}: {}", context, message_)};
+  Status status = *this;
+  if (!ok()) status.message_ = fmt::format("{}: {}", context, message_);
+  return status;
 }
 
 Status caught() {

@@ -101,16 +101,20 @@ bool needs_prepare(ActForm form, const Problem& p) {
   }
 }
 
+Status runs_there(const Kernel& self, const Problem& problem) {
+  if (self.backend == Backend::cuda) return problem.gpu != nullptr ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
+  return problem.cpu ? runs_on(*problem.cpu, self.isa) : runs_here(self.isa);
+}
+
 Status accepts_common(const Kernel& self, const Problem& problem) {
   if (self.op != problem.op) return error(StatusCode::unsupported, "does {}, not {}", name(self.op), name(problem.op));
   if (problem.epilogue.reads_sums() && self.op != Op::prepare && self.backend != Backend::reference &&
       self.sums != Sums::integers)
     return error(StatusCode::unsupported, "has no integer sums, which {} needs", problem.epilogue.name());
   // A missing CPU feature is the better reason and is checked first; looking for a GPU may start its driver and comes last.
-  if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(problem.cpu ? runs_on(*problem.cpu, self.isa) : runs_here(self.isa));
+  if (self.backend != Backend::cuda) NIBBLE_RETURN_IF_ERROR(runs_there(self, problem));
   NIBBLE_RETURN_IF_ERROR(accepts_weight(self, problem));
-  if (self.backend != Backend::cuda) return {};
-  return problem.gpu != nullptr ? runs_on(*problem.gpu, self.isa) : runs_here(self.isa);
+  return self.backend == Backend::cuda ? runs_there(self, problem) : Status();
 }
 
 Roofline assumed_roofline(int threads, std::optional<Isa> cpu) {

@@ -208,6 +208,8 @@ Status accepts_form(const Kernel& self, const Problem& problem);
 /// Whether a linear kernel that reads `form` needs a prepare step that makes it.
 bool needs_prepare(ActForm form, const Problem& problem);
 
+/// Ok, or the level of instructions that the problem's machine lacks for the kernel.
+Status runs_there(const Kernel& self, const Problem& problem);
 /// Whether the weight is in the layout and the memory that the kernel reads.
 bool reads_weight(const Kernel& self, const Problem& problem);
 /// The first check of every accepts(): whether the operation, the layout, the machine and the place of the weight fit.

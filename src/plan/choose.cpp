@@ -161,14 +161,14 @@ std::string refusal(const Layout& layout, const Problem& problem) {
 Result<const Layout*> cheapest_layout(Problem problem, std::int64_t m_max) {
   const Layout* best = nullptr;
   double best_cost = std::numeric_limits<double>::infinity();
-  std::string reasons;
+  std::vector<Refusal> reasons;
   std::vector<const Layout*> candidates;
   for (const Layout* layout : layout_table()) {
     if (layout->backend != problem.memory) continue;
     if (const std::string reason = refusal(*layout, problem); reason.empty())
       candidates.push_back(layout);
     else
-      reasons += fmt::format("; layout {}: {}", layout->name, reason);
+      reasons.push_back({.layout = layout->name, .reason = reason});
   }
   for (const bool allow_reference : {false, true}) {
     if (best != nullptr) break;
@@ -193,10 +193,15 @@ Result<const Layout*> cheapest_layout(Problem problem, std::int64_t m_max) {
       std::vector<Explanation::Candidate> readers;
       for (const Kernel& kernel : kernel_table())
         if (kernel.op == problem.op && reads_weight(kernel, problem)) readers.push_back(judge(kernel, problem, {}, true));
-      if (!readers.empty()) reasons += fmt::format("; layout {}: {}", layout->name, refusals(readers));
+      for (Refusal& reason : refusals(problem, readers)) {
+        reason.layout = layout->name;
+        reasons.push_back(std::move(reason));
+      }
     }
-    return error(StatusCode::unsupported, "no {} kernel of this build takes scheme {} (W[{},{}]){}", name(problem.memory),
-                 Scheme{problem.scheme, problem.act_scheme}.name(), problem.n, problem.k, reasons);
+    std::string message = fmt::format("no {} kernel of this build takes scheme {} (W[{},{}]){}{}", name(problem.memory),
+                                      Scheme{problem.scheme, problem.act_scheme}.name(), problem.n, problem.k,
+                                      reasons.empty() ? "" : "; ", text_of(reasons));
+    return Status(StatusCode::unsupported, std::move(message), std::move(reasons));
   }
   return best;
 }
@@ -244,19 +249,27 @@ Problem preparing(Problem problem, ActForm form) {
 
 namespace {
 
+/// Of a problem that no kernel takes.
+Status refused(const std::string& what, const Problem& problem, std::string_view forced, bool allow_reference) {
+  std::vector<Refusal> reasons = refusals(problem, judge_all(problem, forced, allow_reference));
+  std::string message = fmt::format("{}: {}", what, text_of(reasons));
+  return {StatusCode::unsupported, std::move(message), std::move(reasons)};
+}
+
 /// Chooses for one M; an error lists every refusal, or that of the forced kernel.
 Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bool allow_reference) {
   const Choice choice = choose_kernel(problem, forced, allow_reference);
   if (choice.kernel == nullptr && !forced.empty()) return forced_refusal(problem, forced, allow_reference);
   if (choice.kernel == nullptr)
-    return error(StatusCode::unsupported, "no kernel takes {} {} M={} N={} K={} {}: {}", name(problem.op), problem.scheme.name(),
-                 problem.m, problem.n, problem.k, problem.epilogue.name(), refusals(judge_all(problem, forced, allow_reference)));
+    return refused(fmt::format("no kernel takes {} {} M={} N={} K={} {}", name(problem.op), problem.scheme.name(), problem.m,
+                               problem.n, problem.k, problem.epilogue.name()),
+                   problem, forced, allow_reference);
   Bucket bucket{.m_low = problem.m, .m_high = problem.m, .main = choice.kernel, .cost_us = choice.cost_us};
   if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
     bucket.prepare = choose_preparation(*choice.kernel, problem).kernel;
     if (bucket.prepare == nullptr)
-      return error(StatusCode::unsupported, "nothing prepares the {} activations of {}: {}", choice.kernel->act,
-                   choice.kernel->name, refusals(judge_all(preparing(problem, choice.kernel->form), {}, true)));
+      return refused(fmt::format("nothing prepares the {} activations of {}", choice.kernel->act, choice.kernel->name),
+                     preparing(problem, choice.kernel->form), {}, true);
   } else if (choice.kernel->reads != nullptr) {
     Problem anywhere = problem;
     anywhere.any_alignment = true;
@@ -315,24 +328,35 @@ Status forced_refusal(const Problem& problem, std::string_view forced, bool allo
                                 : "force another kernel, or none");
 }
 
-std::string refusals(const std::vector<Explanation::Candidate>& candidates) {
-  struct Reason {
-    std::string_view refusal, kernel;  // the first kernel with this refusal
-    int others = 0;
-  };
-  std::vector<Reason> reasons;
+std::vector<Refusal> refusals(const Problem& problem, const std::vector<Explanation::Candidate>& candidates) {
+  std::vector<Refusal> reasons;
   for (const Explanation::Candidate& candidate : candidates) {
     if (candidate.accepted) continue;
-    const auto said = std::ranges::find(reasons, candidate.refusal, &Reason::refusal);
-    if (said != reasons.end())
+    const auto said = std::ranges::find(reasons, candidate.refusal, &Refusal::reason);
+    if (said != reasons.end()) {
       ++said->others;
-    else
-      reasons.push_back({candidate.refusal, candidate.kernel});
+      continue;
+    }
+    const Kernel& kernel = *find_kernel(candidate.kernel);
+    Refusal& reason = reasons.emplace_back(Refusal{.kernel = kernel.name, .reason = candidate.refusal});
+    const bool looked =
+        kernel.backend != Backend::cuda || reads_weight(kernel, problem);  // for a GPU, which may start its driver
+    if (looked && runs_there(kernel, problem).message() == reason.reason) reason.needs = kernel.isa;
   }
+  return reasons;
+}
+
+std::string text_of(const std::vector<Refusal>& refusals) {
   std::string text;
-  for (const Reason& reason : reasons)
-    text += fmt::format("{}{}{}: {}", text.empty() ? "" : "; ", reason.kernel,
-                        reason.others == 0 ? "" : fmt::format(" and {} more", reason.others), reason.refusal);
+  std::string_view layout;
+  for (const Refusal& refusal : refusals) {
+    if (!text.empty()) text += "; ";
+    if (refusal.layout != layout) text += fmt::format("layout {}: ", refusal.layout);
+    layout = refusal.layout;
+    if (!refusal.kernel.empty())
+      text += fmt::format("{}{}: ", refusal.kernel, refusal.others == 0 ? "" : fmt::format(" and {} more", refusal.others));
+    text += refusal.reason;
+  }
   return text;
 }
 

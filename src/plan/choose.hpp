@@ -69,7 +69,9 @@ Explanation explanation_of(const std::vector<Bucket>& buckets, Problem problem, 
 /// Why a plan with a forced kernel is refused: that kernel's reason alone, and the remedy.
 Status forced_refusal(const Problem& problem, std::string_view forced, bool allow_reference);
 
-/// "name: reason" of each reason, with the first kernel that has it and the number of others, on one line.
-std::string refusals(const std::vector<Explanation::Candidate>& candidates);
+/// The reasons of those that refuse, each once, with the first kernel that has it.
+std::vector<Refusal> refusals(const Problem& problem, const std::vector<Explanation::Candidate>& candidates);
+/// "name: reason" of each, behind the name of its layout, on one line.
+std::string text_of(const std::vector<Refusal>& refusals);
 
 }  // namespace nibble

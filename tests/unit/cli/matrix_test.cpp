@@ -91,17 +91,28 @@ TEST(SupportMatrix, GroupsWhatAnswersAlike) {
   EXPECT_EQ(all.refusals, (std::vector<std::string>{"too old", "of a kind"}));
 }
 
-TEST(SupportMatrix, ShortensRefusals) {
-  const std::string layouts =
-      "no cuda kernel of this build takes scheme u4b8g8 (W[8,64]); layout one: groups of 8; layout two: codes";
-  EXPECT_EQ(shortened(layouts), "groups of 8");
-  const std::string kernels =
-      "no kernel takes linear u4b8g128 M=1 N=8 K=64 ->f16: linear_a_b_c__cuda_sm90_x: needs sm90, this one offers simt; "
-      "linear_a_b_d__cuda_sm80 and 4 more: multiplies floats, A is not; linear_q__cuda_sm80_y: multiplies bytes; of one kind";
-  EXPECT_EQ(shortened(kernels), "multiplies bytes; of one kind");
-  EXPECT_EQ(shortened(kernels, "sm90"), "needs sm90, this one offers simt");
-  EXPECT_EQ(shortened("layout one: no; layout two: linear__cuda_z: needs sm90, not simt"), "no");
-  EXPECT_EQ(shortened("activations in blocks of 128"), "activations in blocks of 128");
+/// The reason of a cell: of most kernels that could run there, or what a better machine has.
+TEST(SupportMatrix, TellsTheReasonThatSaysMost) {
+  const auto reason = [](std::vector<Refusal> refusals, std::optional<Isa> level = {}) {
+    return reason_of(Status(StatusCode::unsupported, "refused", std::move(refusals)), level);
+  };
+  const std::vector<Refusal> layouts{{.layout = "one", .reason = "groups of 8"}, {.layout = "two", .reason = "codes"}};
+  EXPECT_EQ(reason(layouts), "groups of 8");
+  std::vector<std::string_view> cpu, gpu;
+  for (const KernelInfo& kernel : kernels()) (kernel.backend == Backend::cuda ? gpu : cpu).push_back(kernel.name);
+  ASSERT_GE(gpu.size(), 3U);
+  std::vector<Refusal> kernels{{.kernel = cpu[0], .others = 9, .reason = "runs on the CPU"},
+                               {.kernel = gpu[0], .needs = Isa::sm80, .reason = "needs sm80"},
+                               {.kernel = gpu[1], .needs = Isa::sm90, .reason = "needs sm90"},
+                               {.kernel = gpu[2], .others = 4, .reason = "multiplies floats, A is not"},
+                               {.kernel = gpu[2], .reason = "multiplies bytes; of one kind"}};
+  EXPECT_EQ(reason(kernels), "multiplies bytes; of one kind");
+  EXPECT_EQ(reason(kernels, Isa::sm90), "needs sm90");
+  EXPECT_EQ(reason(kernels, Isa::simt), "needs sm80");
+  kernels.pop_back();
+  EXPECT_EQ(reason(kernels), "multiplies floats, A is not");
+  EXPECT_EQ(reason({layouts[0], kernels[1]}), "groups of 8");
+  EXPECT_EQ(reason({}), "refused");
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ TEST_P(Choice, IsMeasuredAndNearTheFastest) {
   std::vector<double> judged;  // of layers that no cost is fitted to
   for (const SurveyedLayer& layer : surveyed_layers(NIBBLE_SOURCE_DIR "/bench/results/" + std::string(limits.file))) {
     const nibble::Choice choice = choose_kernel(layer.problem, {}, true);
-    ASSERT_NE(choice.kernel, nullptr) << refusals(judge_all(layer.problem, {}, true));
+    ASSERT_NE(choice.kernel, nullptr) << text_of(refusals(layer.problem, judge_all(layer.problem, {}, true)));
     const auto fastest = std::ranges::min_element(layer.us, {}, [](const auto& entry) { return entry.second; });
     const auto chosen = layer.us.find(choice.kernel->name);
     const std::string where = fmt::format("{} N={} K={} M={}: {}, the fastest is {}", layer.scheme, layer.problem.n,

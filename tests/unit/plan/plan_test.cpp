@@ -575,6 +575,21 @@ TEST(Explain, SaysWhyNoKernelTakesTheWeight) {
   EXPECT_EQ(status.code(), StatusCode::unsupported);
   EXPECT_THAT(status.message(), HasSubstr("layout gpu_n64k128: "));
   EXPECT_THAT(status.message(), HasSubstr("needs simt"));
+  // The same as values, in the message's order.
+  ASSERT_FALSE(status.refusals().empty());
+  std::size_t at = 0;
+  for (const Refusal& refusal : status.refusals()) {
+    EXPECT_FALSE(refusal.layout.empty());
+    at = status.message().find(refusal.reason, at);
+    EXPECT_NE(at, std::string::npos) << refusal.reason;
+    if (refusal.needs) {
+      EXPECT_EQ(*refusal.needs, kernel_info(refusal.kernel)->isa);
+      EXPECT_THAT(refusal.reason, HasSubstr("needs " + std::string(name(*refusal.needs))));
+    }
+  }
+  EXPECT_TRUE(std::ranges::any_of(status.refusals(), [](const Refusal& one) { return one.needs == Isa::simt; }));
+  EXPECT_EQ(status.with_context("packing").refusals().size(), status.refusals().size());
+  EXPECT_TRUE(Status().refusals().empty());
 }
 
 /// A kernel that quantizes by itself competes with others and the step in front of them: at one token it is as fast as their products alone.

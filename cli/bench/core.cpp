@@ -439,8 +439,7 @@ ConstTensorView view(const Tensor& t, const void* data) {
 
 Result<BenchActs> activations_for(const BenchWork& work) {
   if (work.operation == Operation::dequantize) return BenchActs();
-  if (work.a_dtype != DType::s8 && work.a_dtype != DType::e4m3)
-    return BenchActs{activations(work.a_dtype, 1, work.a_elements()), {}, {}};
+  if (is_compute_float(work.a_dtype)) return BenchActs{activations(work.a_dtype, 1, work.a_elements()), {}, {}};
   const Tensor floats = activations(DType::f32, 1, work.a_elements());
   const GroupShape& group = work.act_scheme.group;
   const std::int64_t tokens = group == GroupShape::tensor() ? 1 : work.m;
@@ -448,17 +447,21 @@ Result<BenchActs> activations_for(const BenchWork& work) {
       group.k > 0 ? std::vector{tokens, (work.k + group.k - 1) / group.k} : std::vector{tokens};
   BenchActs acts{Tensor(work.a_dtype, floats.shape), Tensor(DType::f32, shape), {}};
   const StaticActs known{kCodeScale, 0};
+  const bool as_u8 = work.a_dtype == DType::u8;  // 128 more than s8 codes
+  const DType codes = as_u8 ? DType::s8 : work.a_dtype;
   const Status quantized =
-      quantize_activations(view(floats, floats.bytes.data()), {work.a_dtype, GroupShape::tensor()},
-                           {.codes = TensorView(acts.a.bytes.data(), work.a_dtype, {1, work.a_elements()})}, {.known = known});
+      quantize_activations(view(floats, floats.bytes.data()), {codes, GroupShape::tensor()},
+                           {.codes = TensorView(acts.a.bytes.data(), codes, {1, work.a_elements()})}, {.known = known});
   if (!quantized.ok()) return quantized;
+  if (as_u8)
+    for (std::byte& code : acts.a.bytes) code ^= std::byte{0x80};
   for (std::int64_t i = 0; i < acts.scales.numel(); ++i) acts.scales.set(i, kCodeScale);
   if (work.act_scheme.zero == ZeroKind::offset) {
     acts.zeros = Tensor(DType::f32, shape);
     std::fill_n(acts.zeros.as<float>(), acts.zeros.numel(), 0.5f);
   } else if (work.act_scheme.zero != ZeroKind::none) {
     acts.zeros = Tensor(DType::s32, shape);
-    std::fill_n(acts.zeros.as<std::int32_t>(), acts.zeros.numel(), 11);
+    std::fill_n(acts.zeros.as<std::int32_t>(), acts.zeros.numel(), as_u8 ? 139 : 11);
   }
   return acts;
 }

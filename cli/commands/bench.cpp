@@ -447,9 +447,9 @@ void add_bench(CLI::App& app, Action& action) {
   add_accumulation(*command, options->accumulation);
   command
       ->add_option("--a-dtype", options->acts,
-                   "Types of activations: f32, f16, bf16; or codes, s8 or e4m3. The output is of the same type, of e4m3 bf16")
+                   "Types of activations: f32, f16, bf16; or codes, s8, u8 or e4m3. The output is of the same type, of e4m3 bf16")
       ->delimiter(',')
-      ->check(one_of({"f32", "f16", "bf16", "s8", "e4m3"}))
+      ->check(one_of({"f32", "f16", "bf16", "s8", "u8", "e4m3"}))
       ->type_name("TYPE,...")
       ->capture_default_str();
   command

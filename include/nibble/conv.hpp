@@ -67,7 +67,9 @@ std::string_view name(ImageLayout layout);
 struct ConvSpec {
   ConvGeometry geometry = {};                                         // its filter and channels are the weight's
   ImageLayout input = ImageLayout::nchw, output = ImageLayout::nchw;  // of A; of D, gate and residual
-  DType a_dtype = DType::f32;  // of A: f32, f16 or bf16; s8: A comes quantized per tensor, as `act_scheme` says ("s8t", "s8zt")
+  /// Of A: f32, f16 or bf16; s8: A comes quantized per tensor, as `act_scheme` says ("s8t", "s8zt"); u8: the same with a zero point
+  /// ("s8zt"), of codes in 0 … 255.
+  DType a_dtype = DType::f32;
   /// The plan serves every B in [1, batch_max]: B·Oh·Ow at most kMaxSize; A with its padding, its patches and D at most kMaxElements.
   std::int64_t batch_max = 1;
   EpilogueSpec epilogue = {};  // without row_scale; gate and residual are [B,Co,Oh,Ow]

@@ -80,13 +80,13 @@ struct EpilogueSpec {
 /// What a run reads beside A and W. Operands that the plan does not use are ignored; 2-D operands have a last stride of 1, images the
 /// strides of their layout (ImageLayout).
 struct Operands {
-  // For an A that comes quantized (LinearSpec::a_dtype s8 or e4m3): A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group.k.
+  // For an A that comes quantized (LinearSpec::a_dtype s8, u8 or e4m3): A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group.k.
   // f32 [1] per tensor, [M] or, for all tokens, [1] per token, [M,G] per group, any strides; absent, per tensor: the weight's
-  // static_acts, zero point included. A D of s32 does not need it.
+  // static_acts, zero point included, which is that of s8 codes: of u8 codes 128 more. A D of s32 does not need it.
   ConstTensorView a_scale = {};
   // s32 of the shapes of a_scale, where the scheme has zero points; one of the two may be [1] and the other [M]. In device memory
   // −128 … 127, not checked. In host memory any s32; of a convolution with padding −128 … 127, because padding is filled with the code
-  // a_zero. With ZeroKind::offset f32, and A[m,k] = code·a_scale[m,g] + a_zero[m,g].
+  // a_zero. Of u8 codes 0 … 255 in place of −128 … 127. With ZeroKind::offset f32, and A[m,k] = code·a_scale[m,g] + a_zero[m,g].
   ConstTensorView a_zero = {};
   ConstTensorView row_scale = {};  // f32 [M], with EpilogueSpec::row_scale
   ConstTensorView col_scale = {};  // f32 [N], with col_scale

@@ -566,8 +566,10 @@ typedef struct nib_linear_desc {
   /* NULL: A is multiplied as it is, to f32 accuracy. "s8r", "e4m3g128", ...: nib_plan_run quantizes A and multiplies the codes; "s8t",
    * "e4m3t": with the weight's act_scale. */
   const char* act_scheme;
-  int64_t m_max;     /* the plan serves every M in [1, m_max]; 0: 1 */
-  nib_dtype a_dtype; /* type of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `act_scheme` says */
+  int64_t m_max; /* the plan serves every M in [1, m_max]; 0: 1 */
+  /* Type of A: f32 (the default), f16, bf16; s8 or e4m3: A comes quantized, as `act_scheme` says; u8: the same with integer zero points
+   * ("s8zr"), of codes and zero points in 0 ... 255. */
+  nib_dtype a_dtype;
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_linear_desc;
 
@@ -585,7 +587,7 @@ typedef struct nib_conv_desc {
   int64_t dilation_height, dilation_width;                          /* 0: 1 */
   int64_t groups;                                                   /* 0: 1; divides C and Co; C: depthwise */
   nib_image_layout input, output;                                   /* of A; of D, gate and residual */
-  nib_dtype a_dtype;             /* type of A: f32 (the default), f16, bf16; s8: A comes quantized, by "s8t" or "s8zt" */
+  nib_dtype a_dtype; /* type of A: f32 (the default), f16, bf16; s8: A comes quantized, by "s8t" or "s8zt"; u8: by "s8zt" */
   nib_accumulation accumulation; /* of FP8 codes */
 } nib_conv_desc;
 
@@ -631,10 +633,10 @@ NIB_API nib_status nib_plan_destroy(nib_plan* plan);
 
 /* What a run reads and writes; absent operands are NULL, those that the plan does not use are ignored. 2-D operands have a last stride
  * of 1, images the strides of their layout. An A that comes quantized is A[m,k] = (code − a_zero[m,g])·a_scale[m,g], g = k / group;
- * without a_scale, per tensor, the weight's act_scale and act_zero hold.
+ * without a_scale, per tensor, the weight's act_scale and act_zero hold, of s8 codes: of u8 codes the zero point is 128 more.
  * a_zero: in device memory −128 ... 127, not checked. In host memory any s32; of a convolution with padding −128 ... 127, because padding
- * is filled with the code a_zero. With float offsets ("s8or", "s8og32") a_zero is f32, and A[m,k] = code·a_scale[m,g] +
- * a_zero[m,g]. */
+ * is filled with the code a_zero. Of u8 codes 0 ... 255 in place of −128 ... 127. With float offsets ("s8or", "s8og32") a_zero is f32,
+ * and A[m,k] = code·a_scale[m,g] + a_zero[m,g]. */
 typedef struct nib_operands {
   size_t struct_size;
   const nib_context* context; /* of a run on the CPU */

@@ -36,7 +36,9 @@ struct WeightDesc;
 
 /// The specification of a linear layer: for pack(), explain() and Plan::linear().
 struct LinearSpec {
-  DType a_dtype = DType::f32;  // type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `act_scheme` says
+  /// The type of A: f32, f16 or bf16; s8 or e4m3: A comes quantized, as `act_scheme` says; u8: the same with integer zero points ("s8zr"),
+  /// of codes and zero points in 0 … 255.
+  DType a_dtype = DType::f32;
   std::int64_t m_max = 1;  // the plan serves every M in [1, m_max], at most kMaxSize; m_max·N and m_max·K at most kMaxElements
   EpilogueSpec epilogue = {};  // also the type of D
   /// codes none: A is multiplied as it is, to f32 accuracy. codes s8 or e4m3: run() quantizes A as docs/accuracy.md defines it, per

@@ -8,8 +8,8 @@
     y = w.linear(x)                                             # y[..., N] = x[..., K] · Wᵀ, as often as you like
 
 Arrays of NumPy, PyTorch, JAX and CuPy are read where they are; results are of the kind of x. bf16 and FP8 in NumPy are ml_dtypes arrays,
-or their bits: uint16 is read as bf16, uint8 as FP8 (e4m3). Errors are the classes of nibble.errors. Everything may be called from
-several threads at once; the interpreter's lock is released while nibble computes.
+or their bits: uint16 is read as bf16, uint8 as FP8 (e4m3), but as codes where activations have zero points. Errors are the classes of
+nibble.errors. Everything may be called from several threads at once; the interpreter's lock is released while nibble computes.
 """
 
 from __future__ import annotations
@@ -305,7 +305,8 @@ class PackedWeight:
 
         x: f32, f16 or bf16, of any strides (what is no matrix in memory is copied); or codes, int8 or e4m3, with their a_scale (f32 [1],
         [M] or [M,G]) and for zero points a_zero (int32, of the shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32
-        will do). A float32 a_zero holds offsets: x stands for x·a_scale + a_zero.
+        will do). A float32 a_zero holds offsets: x stands for x·a_scale + a_zero. x of uint8 is codes where an a_zero comes with it, or
+        act_scheme has zero points, which are 0 ... 255 then; else bits of e4m3.
         bias: [N]; None: the weight's own, if it has one; False: none. gate, residual: [..., N]. row_scale [M], col_scale [N]: f32.
         activation: none, relu, relu6, clamp (to `clamp`), leaky_relu (with `negative_slope`), gelu_erf, gelu_tanh, quick_gelu
         (x·sigmoid(1.702·x)), silu, hardswish, sigmoid, tanh; all of them keep NaN.
@@ -363,7 +364,7 @@ class PackedWeight:
 
         x: the order of its dimensions is B, C, H, W; in memory it is NCHW or NHWC, as its strides say (a NumPy array [B,H,W,C] is
         x.transpose(0, 3, 1, 2)). f32, f16, bf16; or int8 codes with an a_scale of one element, and an a_zero [1] for zero points:
-        -128 ... 127, as padding is filled with that code; without padding as in linear().
+        -128 ... 127, as padding is filled with that code, of uint8 0 ... 255; without padding as in linear().
         stride, dilation: a number or (height, width). padding, of zeros: a number, (height, width) or (top, bottom, left, right).
         channels_last: whether the result is NHWC in memory; by default as x is, and as `out` where that is given. gate, residual
         [B,Co,Oh,Ow] lie as the result does.

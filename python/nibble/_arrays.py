@@ -38,7 +38,7 @@ def token(dtype: Any) -> str:
     if name in NAMES:
         return name
     if name not in _TOKENS:
-        raise InvalidArgument(f"{dtype!r} is no element type nibble knows; write f32, f16, bf16, s8 or e4m3")
+        raise InvalidArgument(f"{dtype!r} is no element type nibble knows; write f32, f16, bf16, s8, u8 or e4m3")
     return _TOKENS[name]
 
 

@@ -190,7 +190,8 @@ Argument<Void>::Argument(nb::handle object, const char* what) : what_(what) {
 template <class Void>
 Argument<Void>&& Argument<Void>::floats() && {
   if (view.dtype == DType::u16) view.dtype = DType::bf16;
-  if (view.dtype == DType::u8) view.dtype = DType::e4m3;
+  were_u8_ = view.dtype == DType::u8;
+  if (were_u8_) view.dtype = DType::e4m3;
   return std::move(*this);
 }
 

@@ -72,6 +72,8 @@ struct Argument {
   Argument(nb::handle object, const char* what);
 
   bool empty() const { return view.empty(); }
+  /// Whether floats() found u8: bits of e4m3, or codes of u8.
+  bool were_u8() const { return were_u8_; }
   /// The same, its bits read as the floats they are.
   Argument&& floats() &&;
   /// That, of types nibble computes in. Throws Failure for float64, int32, ... in Python's words.
@@ -104,6 +106,7 @@ struct Argument {
   template <class>
   friend struct Argument;
   const char* what_ = "";
+  bool were_u8_ = false;
   nb::dlpack::device device_{};
   nb::object owner_;  // or
   std::conditional_t<kReadOnly, nb::ndarray<nb::ro>, nb::ndarray<>> capsule_;

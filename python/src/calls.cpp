@@ -186,9 +186,18 @@ class Call {
   nb::object other_gpu_;  // a context manager; invalid where the GPU was current already
 };
 
+/// An x of u8 is bits of FP8; but where its scheme has zero points, or zero points come with it, it is codes.
+void take_u8(Input& x, const ActScheme& act, const Input& zero) {
+  if (x.were_u8() && (act.zero == ZeroKind::integer || !zero.empty())) x.view.dtype = DType::u8;
+}
+
 /// How codes were quantized, from the shape of their scales: [1] per tensor, [M] per token, [M,G] in groups; f32 zeros are offsets.
 ActScheme act_of_codes(const Weight& weight, const Input& codes, const Input& scale, const Input& zero) {
-  const std::string kind = std::string(name(codes.view.dtype)) + (zero.empty() ? "" : zero.view.dtype == DType::f32 ? "o" : "z");
+  const DType type = codes.view.dtype;
+  const std::string kind = type == DType::u8 ? "s8z"
+                                             : std::string(name(type)) + (zero.empty()                    ? ""
+                                                                          : zero.view.dtype == DType::f32 ? "o"
+                                                                                                          : "z");
   if (scale.empty()) return act_from(kind + "t");  // the weight's static_acts; refused with the reason where it has none
   const auto dims = shape_of(codes), scales = shape_of(scale);
   const auto tokens = dims.first(dims.size() - 1);
@@ -215,7 +224,7 @@ Activation activation_from(std::string_view token) {
 /// Not an array.
 bool is_number(nb::handle x) { return PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr()); }
 
-bool is_code(DType dtype) { return dtype == DType::s8 || dtype == DType::e4m3; }
+bool is_code(DType dtype) { return dtype == DType::s8 || dtype == DType::u8 || dtype == DType::e4m3; }
 
 /// The array of a result: u8 are codes, not the bits of floats.
 Output result_of(Output array) {
@@ -378,17 +387,16 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   std::vector<std::int64_t> dims(shape_of(a).begin(), shape_of(a).end());
   if (dims.empty() || dims.back() != k)
     throw invalid("x has shape " + text(dims) + ", the weight W[" + text(n) + "," + text(k) + "] takes [..., " + text(k) + "]");
-  const DType act = a.view.dtype;
   Output d = result_of(call.out(options.out, "out"));
   OperandData operands(call, options, false);
+  const ActScheme asked = options.act_scheme ? act_from(*options.act_scheme) : weight.spec().act_scheme;
+  take_u8(a, asked, operands.a_zero);
+  const DType act = a.view.dtype;
   LinearSpec spec{.a_dtype = act,
                   .epilogue = epilogue(weight, act, options, d),
-                  .act_scheme = weight.spec().act_scheme,
+                  .act_scheme = asked,
                   .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.spec().accumulation};
-  if (options.act_scheme)
-    spec.act_scheme = act_from(*options.act_scheme);
-  else if (is_code(act))
-    spec.act_scheme = act_of_codes(weight, a, operands.a_scale, operands.a_zero);
+  if (!options.act_scheme && is_code(act)) spec.act_scheme = act_of_codes(weight, a, operands.a_scale, operands.a_zero);
   operands.shape_scales(spec.act_scheme);
   const std::int64_t m = product(std::span(dims).first(dims.size() - 1));
   spec.m_max = bucket(m);
@@ -416,7 +424,7 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
                 std::optional<bool> channels_last, const Options& options) {
   const Call call(x, options.stream);
   call.check_place(weight, "x");
-  const Input a = call.in_images(x, "x");
+  Input a = call.in_images(x, "x");
   const auto dims = shape_of(a);
   if (dims.size() != 4) throw invalid("x has shape " + text(dims) + ", a convolution takes images [B, C, H, W]");
   const Extent filter = weight.packed.filter();
@@ -425,9 +433,11 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
     throw invalid("x has shape " + text(dims) + " and groups=" + text(groups) + ", the weight W[" + text(n) + "," + text(k) +
                   "] has a filter of " + text(filter.h) + "x" + text(filter.w) + " and takes " + text(k * groups / elements) +
                   " channels");
-  const DType act = a.view.dtype;
   Output d = result_of(call.out(options.out, "out"));
   OperandData operands(call, options, true);
+  const ActScheme asked = options.act_scheme ? act_from(*options.act_scheme) : weight.spec().act_scheme;
+  take_u8(a, asked, operands.a_zero);
+  const DType act = a.view.dtype;
   const auto [top, bottom, left, right] = padding;
   ConvSpec spec{.geometry = {.in_channels = dims[1],
                              .out_channels = n,
@@ -442,17 +452,16 @@ nb::object conv(Weight& weight, nb::handle x, Pair stride,
                 .a_dtype = act,
                 .batch_max = bucket(dims[0]),
                 .epilogue = epilogue(weight, act, options, d),
-                .act_scheme = weight.spec().act_scheme,
+                .act_scheme = asked,
                 .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.spec().accumulation};
   spec.output = spec.input;
   if (d.view.rank == 4)
     spec.output = layout_of(d.view);
   else if (channels_last)
     spec.output = *channels_last ? ImageLayout::nhwc : ImageLayout::nchw;
-  if (options.act_scheme)
-    spec.act_scheme = act_from(*options.act_scheme);
-  else if (is_code(act))
-    spec.act_scheme = act_from(std::string(name(act)) + (operands.a_zero.empty() ? "t" : "zt"));
+  if (!options.act_scheme && is_code(act))
+    spec.act_scheme =
+        act == DType::u8 ? act_from("s8zt") : act_from(std::string(name(act)) + (operands.a_zero.empty() ? "t" : "zt"));
   operands.shape_scales(spec.act_scheme);
   const Plan plan = weight.conv.get(weight.packed, spec, options.kernel, options.allow_reference);
   nb::object result = nb::borrow(options.out);

@@ -40,6 +40,7 @@ enum class ActForm : std::uint8_t {
   e4m3_rows,  // GPU: the same of FP8 codes
   s8i16,      // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
   s8x3_rows,  // GPU: 24-bit fixed point, three rows of such codes a token (cuda/table/fixed_point.cpp)
+  recoded,    // u8 codes as s8 codes, in front of what reads those (recode.hpp)
 };
 /// The form's token in kernel names: "s8k64"; rows of the GPU by their type.
 constexpr std::string_view name(ActForm form) {
@@ -49,7 +50,8 @@ constexpr std::string_view name(ActForm form) {
     case ActForm::s8x3:
     case ActForm::s8x3_rows: return "s8x3";
     case ActForm::s8:
-    case ActForm::s8_rows: return "s8";
+    case ActForm::s8_rows:
+    case ActForm::recoded: return "s8";
     case ActForm::s8k64: return "s8k64";
     case ActForm::bf16: return "bf16";
     case ActForm::bf16k32: return "bf16k32";
@@ -82,11 +84,12 @@ struct Problem {
   DType zero_type = DType::none;
   std::string_view layout;        // of the packed weight; empty: not packed yet
   Backend memory = Backend::cpu;  // where its bytes are or will be: cuda is device memory
-  DType a_dtype = DType::f32;     // of A as the caller passes it
+  DType a_dtype = DType::f32;     // of A as the caller passes it, but s8 of an A of u8
   EpilogueSpec epilogue;          // epilogue.out is the output type of every op
   ActScheme act_scheme;           // how A is quantized before the product, if at all
   /// How sums of FP8 codes are formed.
   Accumulation accumulation = Accumulation::fast;
+  bool u8_codes = false;     // A comes as u8, which a first step makes s8 (recode.hpp)
   bool permutes_k = false;   // act-order: the packed weight's input channels are permuted
   bool prescales_k = false;  // A is first multiplied by the weight's prescale
   ConvGeometry geometry;     // conv

@@ -9,9 +9,9 @@ namespace nibble {
 
 std::span<const Kernel> kernel_table() {
   static const KernelTable kTable({cpu::bf16_kernels(), cpu::dot_kernels(), cpu::float_kernels(), cpu::conv_kernels(),
-                                   cpu::dequantize_kernels(), cpu::prepare_kernels(), cuda::w8a8_kernels(), cuda::wna8_kernels(),
-                                   cuda::fixed_point_kernels(), cuda::wna16_kernels(), cuda::codes_kernels(),
-                                   cuda::conv_kernels(), reference::kernels()});
+                                   cpu::dequantize_kernels(), cpu::prepare_kernels(), cpu::recode_kernels(), cuda::w8a8_kernels(),
+                                   cuda::wna8_kernels(), cuda::fixed_point_kernels(), cuda::wna16_kernels(),
+                                   cuda::codes_kernels(), cuda::conv_kernels(), cuda::recode_kernels(), reference::kernels()});
   return kTable.rows();
 }
 

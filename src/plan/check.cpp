@@ -13,7 +13,15 @@ namespace {
 /// Ok for a supported scheme of quantizing activations.
 Status check_quantize(const LinearSpec& spec, const WeightDesc& weight) {
   const ActScheme& act = spec.act_scheme;
-  if (!is_compute_float(spec.a_dtype) && spec.a_dtype != act.codes)
+  const bool as_u8 = spec.a_dtype == DType::u8 && act.codes == DType::s8;
+  if (as_u8 && act.zero == ZeroKind::none)
+    return error(StatusCode::unsupported,
+                 "A of u8 codes has zero points: use a scheme with them, {} (a_zero is 0 for codes that have none)",
+                 Scheme{weight.scheme, {act.codes, act.group, ZeroKind::integer}}.name());
+  if (as_u8 && act.zero != ZeroKind::integer)
+    return error(StatusCode::unsupported,
+                 "A of u8 codes has integer zero points, not offsets: pass codes − 128 as s8, with offsets + 128·scale");
+  if (!is_compute_float(spec.a_dtype) && spec.a_dtype != act.codes && !as_u8)
     return error(StatusCode::unsupported,
                  "activations of type {}: neither f32, f16, bf16 nor codes, which LinearSpec::act_scheme names",
                  name(spec.a_dtype));
@@ -56,7 +64,7 @@ Status check_sums(const EpilogueSpec& epilogue, DType a_dtype, const ActScheme& 
         "this is {}",
         epilogue.name(), Scheme{weight.scheme, act}.name());
   if (epilogue.out == DType::s32 && is_compute_float(a_dtype))
-    return error(StatusCode::unsupported, "a D of s32 is the sums of codes that the caller has: pass A as s8, not {}",
+    return error(StatusCode::unsupported, "a D of s32 is the sums of codes that the caller has: pass A as s8 or u8, not {}",
                  name(a_dtype));
   const std::int64_t most = most_whole_channels(weight.scheme, act);
   if (weight.k <= most) return {};

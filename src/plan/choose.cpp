@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "core/printable.hpp"
 #include "core/sizes.hpp"
+#include "kernels/recode.hpp"
 #include "nibble/cuda.hpp"
 #include "plan/check.hpp"
 
@@ -26,7 +27,8 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
   return {.kernel = kernel.name,
           .accepted = true,
-          .cost_us = kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us};
+          .cost_us =
+              kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us + choose_recoding(problem).cost_us};
 }
 
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
@@ -53,14 +55,19 @@ Choice choose_preparation(const Kernel& kernel, const Problem& problem) {
   return choose_kernel(preparing(problem, kernel.form), {}, true);
 }
 
+Choice choose_recoding(const Problem& problem) {
+  return problem.u8_codes ? choose_kernel(recoding(problem), {}, true) : Choice{};
+}
+
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference) {
   Choice choice, prepare;
+  const double recode_us = choose_recoding(problem).cost_us;
   const Kernel* prepared = nullptr;  // `prepare` is for this one, and for the next ones that read the same form
   for (const Kernel& kernel : kernel_table()) {
     if (is_out(kernel, problem, forced, allow_reference) || !kernel.accepts(kernel, problem).ok()) continue;
     if (prepared == nullptr || prepared->form != kernel.form) prepare = choose_preparation(kernel, problem);
     prepared = &kernel;
-    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us;
+    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us + recode_us;
     const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
     const bool beats = kernel.backend != Backend::reference && cost_us < choice.cost_us;
     if (choice.kernel == nullptr || replaces_reference || beats) choice = {.kernel = &kernel, .cost_us = cost_us};
@@ -101,10 +108,11 @@ Problem ask(Op op, const WeightDesc& weight, const Spec& spec, const Roofline& m
           .k = weight.k,
           .scheme = weight.scheme,
           .zero_type = weight.zero_type,
-          .a_dtype = spec.a_dtype,
+          .a_dtype = spec.a_dtype == DType::u8 ? DType::s8 : spec.a_dtype,
           .epilogue = spec.epilogue,
           .act_scheme = spec.act_scheme,
           .accumulation = spec.accumulation,
+          .u8_codes = spec.a_dtype == DType::u8,
           .permutes_k = weight.act_order,
           .prescales_k = weight.prescale,
           .machine = machine};
@@ -244,6 +252,7 @@ Problem preparing(Problem problem, ActForm form) {
   problem.op = Op::prepare;
   problem.form = form;
   problem.layout = {};
+  problem.u8_codes = false;
   return problem;
 }
 
@@ -264,7 +273,13 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
     return refused(fmt::format("no kernel takes {} {} M={} N={} K={} {}", name(problem.op), problem.scheme.name(), problem.m,
                                problem.n, problem.k, problem.epilogue.name()),
                    problem, forced, allow_reference);
-  Bucket bucket{.m_low = problem.m, .m_high = problem.m, .main = choice.kernel, .cost_us = choice.cost_us};
+  Bucket bucket{.m_low = problem.m,
+                .m_high = problem.m,
+                .recode = choose_recoding(problem).kernel,
+                .main = choice.kernel,
+                .cost_us = choice.cost_us};
+  if (problem.u8_codes && bucket.recode == nullptr)
+    return refused("nothing makes s8 codes of u8 codes", recoding(problem), {}, true);
   if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
     bucket.prepare = choose_preparation(*choice.kernel, problem).kernel;
     if (bucket.prepare == nullptr)
@@ -305,6 +320,7 @@ Explanation explanation_of(const std::vector<Bucket>& buckets, Problem problem, 
     problem.m = b.m_high;
     Explanation::Bucket out{
         .m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = judge_all(problem, forced, allow_reference)};
+    if (b.recode != nullptr) out.steps.push_back(b.recode->name);
     if (b.prepare != nullptr) out.steps.push_back(b.prepare->name);
     out.steps.push_back(b.main->name);
     if (b.unaligned != nullptr) out.unaligned = b.unaligned->name;

@@ -13,7 +13,7 @@ namespace nibble {
 /// The result of choosing for one problem.
 struct Choice {
   const Kernel* kernel = nullptr;  // null when every candidate refused
-  double cost_us = 0;              // with the step that prepares its activations
+  double cost_us = 0;              // with the steps that prepare its activations
 };
 
 /// The answer of `kernel` to the problem: accepted with its cost, or refused with the reason.
@@ -25,6 +25,8 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
 
 /// The cheapest step that prepares the activations of a linear kernel; null and 0 where it reads them as given.
 Choice choose_preparation(const Kernel& kernel, const Problem& problem);
+/// The cheapest step that makes s8 codes of an A of u8 codes; null and 0 for any other A.
+Choice choose_recoding(const Problem& problem);
 
 /// The kernel that NIBBLE_KERNEL names; null when it is unset or empty, invalid_argument when there is no such kernel.
 Result<const Kernel*> kernel_of_environment();
@@ -54,7 +56,8 @@ Result<Packing> choose_packing(const Problem& problem, std::int64_t m_max, const
 /// The steps for M in [m_low, m_high].
 struct Bucket {
   std::int64_t m_low = 1, m_high = 1;
-  const Kernel* prepare = nullptr;  // first step, when there is one
+  const Kernel* recode = nullptr;   // first step, of an A of u8: every other one sees s8
+  const Kernel* prepare = nullptr;  // next step, when there is one
   const Kernel* main = nullptr;
   const Kernel* unaligned = nullptr;  // instead of main, for an A that main cannot read where it lies (Kernel::reads)
   double cost_us = 0;                 // at m_high

@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch/launch.hpp"
 #include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
+#include "kernels/recode.hpp"
 #include "plan/check.hpp"
 #include "plan/choose.hpp"
 
@@ -22,10 +23,10 @@ std::size_t alignment(Backend memory) { return memory == Backend::cuda ? 256 : B
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-/// The workspace of a run: the output of prepare, then the scratch of the main kernel.
+/// The workspace of a run: A as s8 codes, the output of prepare, then the scratch of the main kernel.
 struct Parts {
-  std::size_t prepared = 0, scratch = 0;  // bytes; `prepared` is rounded up to where the scratch begins
-  std::size_t total() const { return prepared + scratch; }
+  std::size_t recoded = 0, prepared = 0, scratch = 0;  // bytes; all but the last are rounded up to where the next one begins
+  std::size_t total() const { return recoded + prepared + scratch; }
 };
 
 std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
@@ -36,6 +37,8 @@ std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
 Parts parts(const Bucket& bucket, const Problem& problem) {
   Parts parts{.scratch = workspace_of(*bucket.main, problem)};
   if (bucket.unaligned != nullptr) parts.scratch = std::max(parts.scratch, workspace_of(*bucket.unaligned, problem));
+  if (bucket.recode != nullptr)
+    parts.recoded = round_up(workspace_of(*bucket.recode, recoding(problem)), alignment(problem.memory));
   if (bucket.prepare != nullptr)
     parts.prepared = round_up(workspace_of(*bucket.prepare, preparing(problem, bucket.main->form)), alignment(problem.memory));
   return parts;
@@ -127,15 +130,15 @@ void take_no_scale(const LinearSpec& spec, const PackedWeightData& weight, Opera
   if (spec.epilogue.out == DType::s32 && args.a_scale.empty() && !known) args.a_scale = ConstTensorView(&kOne, DType::f32, {1});
 }
 
-/// The first zero point of a quantized A in host memory that is not a code; nothing when all are.
-std::optional<std::int32_t> far_zero(const ActScheme& act, const Operands& args) {
+/// The first zero point of a quantized A of codes of `type` in host memory that is not a code; nothing when all are.
+std::optional<std::int32_t> far_zero(const ActScheme& act, DType type, const Operands& args) {
   if (act.zero != ZeroKind::integer || args.a_scale.empty()) return std::nullopt;
   const ConstTensorView& zeros = args.a_zero;
   const std::int64_t groups = zeros.rank == 1 ? 1 : zeros.dim(1), step = zeros.rank == 1 ? 0 : zeros.stride(1);
   for (std::int64_t m = 0; m < zeros.dim(0); ++m)
     for (std::int64_t g = 0; g < groups; ++g) {
       const std::int32_t zero = static_cast<const std::int32_t*>(zeros.data)[m * zeros.stride(0) + g * step];
-      if (zero < -128 || zero > 127) return zero;
+      if (zero < code_shift(type) - 128 || zero > code_shift(type) + 127) return zero;
     }
   return std::nullopt;
 }
@@ -297,13 +300,18 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
     if (workspace_memory.size() < skip + needed.total())
       return error(StatusCode::invalid_argument, "the workspace has {} bytes, this run needs {}; see workspace_bytes()",
                    workspace_memory.size(), skip + needed.total());
-    args.scratch = workspace_memory.subspan(skip + needed.prepared, needed.scratch);
-    workspace_memory = workspace_memory.subspan(skip, needed.prepared);
+    workspace_memory = workspace_memory.subspan(skip, needed.total());
+    args.scratch = workspace_memory.subspan(needed.recoded + needed.prepared);
+  }
+  if (bucket.recode != nullptr) {
+    args.prepared = workspace_memory.data();
+    NIBBLE_RETURN_IF_ERROR(bucket.recode->run(*bucket.recode, args));
+    args = recoded(args);
   }
   if (bucket.prepare == nullptr) {
     args.prepared = static_cast<std::byte*>(const_cast<void*>(args.a.data));  // only read: A is its own prepared form
   } else {
-    args.prepared = workspace_memory.data();
+    args.prepared = workspace_memory.subspan(needed.recoded).data();
     args.prepare_tile = bucket.main->tile.m;
     NIBBLE_RETURN_IF_ERROR(bucket.prepare->run(*bucket.prepare, args));
   }
@@ -350,7 +358,7 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
   NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
   if (problem.memory != Backend::cuda && !is_compute_float(linear.a_dtype)) {
     take_no_scale(linear, *args.weight, args.operands);
-    args.far_zeros = far_zero(linear.act_scheme, args.operands).has_value();
+    args.far_zeros = far_zero(linear.act_scheme, linear.a_dtype, args.operands).has_value();
   }
   return run_steps(bucket(m), m, args, workspace_memory);
 }
@@ -395,12 +403,12 @@ Status Plan::Impl::run_conv(StepArgs args, std::span<std::byte> workspace_memory
   NIBBLE_RETURN_IF_ERROR(check_act_args(acts, *args.weight, args.operands, 1));
   if (problem.memory != Backend::cuda && !is_compute_float(conv->a_dtype)) {
     take_no_scale(acts, *args.weight, args.operands);
-    if (const auto zero = far_zero(conv->act_scheme, args.operands)) {
+    if (const auto zero = far_zero(conv->act_scheme, conv->a_dtype, args.operands)) {
       if (geometry.padding != Padding{})
         return error(StatusCode::invalid_argument,
-                     "a_zero={} is outside [-128, 127]: padding would be filled with that code; convolve without padding, or "
+                     "a_zero={} is outside [{}, {}]: padding would be filled with that code; convolve without padding, or "
                      "quantize with a range that holds 0",
-                     *zero);
+                     *zero, code_shift(conv->a_dtype) - 128, code_shift(conv->a_dtype) + 127);
       args.far_zeros = true;
     }
   }

@@ -43,7 +43,7 @@ struct OperandData {
       a_scale = gaussian(DType::f32, shape, seed + 6, 0.001f, 0.01f);
       if (quantize.zero == ZeroKind::offset) a_zero = gaussian(DType::f32, shape, seed + 7, 0.5f, 1.0f);
       if (quantize.zero == ZeroKind::integer) {
-        a_zero = integers(shape, seed + 7, -128, 256);
+        a_zero = integers(shape, seed + 7, linear.a_dtype == DType::u8 ? 0 : -128, 256);
       }
     }
     if (spec.sum_bias) sum_bias = integers({n}, seed + 8, -100000, 200000);

@@ -552,6 +552,21 @@ static void test_quantize(void) {
     }
   operands.a_scale = NULL;
   FAILS(NIB_INVALID_ARGUMENT, "a_scale", execute(by_codes, weight, &operands));
+  OK(nib_plan_destroy(by_codes));
+
+  /* The same codes as u8. */
+  uint8_t xu[M * k];
+  int32_t u_zeros[M];
+  for (int i = 0; i < M * k; ++i) xu[i] = (uint8_t)(x8[i] + 128);
+  for (int m = 0; m < M; ++m) u_zeros[m] = x_zeros[m] + 128;
+  const nib_view v_u8 = nib_matrix(xu, NIB_U8, M, k), vuz = nib_vector(u_zeros, NIB_S32, M);
+  linear.a_dtype = NIB_U8;
+  OK(nib_plan_linear(weight, &linear, NULL, &by_codes));
+  memset(from_codes, 0, sizeof from_codes);
+  operands.a = &v_u8, operands.a_scale = &vs, operands.a_zero = &vuz;
+  OK(execute(by_codes, weight, &operands));
+  CHECK(memcmp(from_floats, from_codes, sizeof from_codes) == 0);
+  operands.a_scale = NULL;
   OK(nib_plan_destroy(by_floats));
   OK(nib_plan_destroy(by_codes));
 

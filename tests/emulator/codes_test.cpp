@@ -1,5 +1,5 @@
 // int8 activations times the integer codes of gpu_n64k128 on every GPU (codes.cu), and what convolutions do before: patches to rows of codes
-// (quantize_blocks.cu), codes to floats (decode_acts.cu). On the emulated GPU: launchers and kernels as they are.
+// (quantize_blocks.cu), codes to floats (decode_acts.cu), codes of u8 to those of s8 (recode_acts.cu). On the emulated GPU: launchers and kernels as they are.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +17,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 #include "kernels/cuda/simt/codes.cu"
 #include "kernels/cuda/steps/decode_acts.cu"
+#include "kernels/cuda/steps/recode_acts.cu"
 
 namespace nibble::cuda {
 namespace {
@@ -226,6 +227,52 @@ constexpr ConvCase kConvs[] = {
     {DType::f32, false, 1, 16, 9, 160, 1, 8, 3, 1, 1, 1, 0, ZeroKind::none, 32},
 };
 INSTANTIATE_TEST_SUITE_P(Simt, EmulatedCodesConv, testing::ValuesIn(kConvs), [](const auto& info) { return name(info.param); });
+
+/// Runs at multiples of 16 bytes and not, with tails, within images; zero points at any distance. What lies between runs stays.
+TEST(EmulatedRecode, TakesHalfOfTheRangeFromCodesAndZeroPoints) {
+  emulator::use_shared_memory(shared);
+  struct RecodeCase {
+    std::int64_t images, rows, length, from_row, to_row;
+    std::int64_t tokens, groups;
+  };
+  for (const RecodeCase& c : {RecodeCase{1, 3, 100, 112, 112, 3, 2},
+                              {1, 3, 100, 103, 112, 3, 1},
+                              {2, 5, 48, 64, 48, 1, 1},
+                              {2, 3, 35, 40, 35, 0, 0},
+                              {1, 1, 5000, 5000, 5000, 1, 1}}) {
+    SCOPED_TRACE(fmt::format("[{}][{}][{}]", c.images, c.rows, c.length));
+    std::vector<std::uint8_t> from(static_cast<std::size_t>(c.images * c.rows * c.from_row) + 16);
+    std::vector<std::int8_t> to(static_cast<std::size_t>(c.images * c.rows * c.to_row) + 16, 0x5a);
+    for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint8_t>(i * 77 + i / 7);
+    std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.tokens * c.groups) * 3 + 1, 9999), made(zeros.size(), 7777);
+    for (std::size_t i = 0; i < zeros.size(); i += 3) zeros[i] = static_cast<std::int32_t>(i * 5 % 256);
+    ASSERT_EQ(recode_acts({.from = from.data(),
+                           .to = to.data(),
+                           .images = c.images,
+                           .rows = c.rows,
+                           .length = c.length,
+                           .from_image = c.rows * c.from_row,
+                           .from_row = c.from_row,
+                           .to_image = c.rows * c.to_row,
+                           .to_row = c.to_row,
+                           .zeros = zeros.data(),
+                           .to_zeros = made.data(),
+                           .tokens = c.tokens,
+                           .groups = c.groups,
+                           .zero_token = 3 * c.groups,
+                           .zero_group = 3},
+                          nullptr),
+              cudaSuccess);
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(to.size()); ++i) {
+      const std::int64_t run = i / c.to_row, at = i % c.to_row;
+      const bool code = run < c.images * c.rows && at < c.length;
+      const int expected = code ? static_cast<int>(from[static_cast<std::size_t>(run * c.from_row + at)]) - 128 : 0x5a;
+      ASSERT_EQ(static_cast<int>(to[static_cast<std::size_t>(i)]), expected) << i;
+    }
+    for (std::size_t i = 0; i < made.size(); ++i)
+      ASSERT_EQ(made[i], static_cast<std::int64_t>(i) < c.tokens * c.groups ? zeros[3 * i] - 128 : 7777) << i;
+  }
+}
 
 }  // namespace
 }  // namespace nibble::cuda

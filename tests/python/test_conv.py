@@ -123,6 +123,7 @@ def test_quantized_activations(rng):
     for images in (codes, nhwc(codes)):
         y = w.conv(images, padding=1, a_scale=scale, a_zero=zero)
         assert y.dtype == np.float32 and distance(y, exact) < 1e-6
+        assert np.array_equal(w.conv(images.view(np.uint8) ^ 128, padding=1, a_scale=scale, a_zero=zero + 128), y)
     with pytest.raises(ValueError, match=r"a_zero=128 is outside \[-128, 127\]"):  # padding would be filled with it
         w.conv(codes, padding=1, a_scale=scale, a_zero=np.int32([128]))
     exact = conv2d((codes.astype(np.float64) - 128) * scale, w.dequantize(), (3, 3))

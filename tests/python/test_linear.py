@@ -89,7 +89,7 @@ def test_integer_sums(rng):
     got = w.linear(x, a_scale=scale, a_zero=zero, act_scheme="s8zr", sum_bias=bias, bias=False)
     exact = (sums - zero[:, None] * weight_codes.sum(1) + bias) * scale * np.ravel(q.scales)
     assert np.allclose(got, exact, rtol=1e-6)
-    with pytest.raises(nibble.Unsupported, match="pass A as s8, not f32"):
+    with pytest.raises(nibble.Unsupported, match="pass A as s8 or u8, not f32"):
         w.linear(x.astype(np.float32), act_scheme="s8r", out_dtype="int32")
 
 
@@ -162,6 +162,25 @@ def test_codes_of_activations(rng, scheme):
     if not known:  # the same while running
         fused = nibble.pack(w.unpack(), act_scheme=scheme)
         assert fused.act_scheme == scheme and distance(fused(x), got) < 1e-5
+
+
+@pytest.mark.parametrize("scheme", ["s8zr", "s8zg64", "s8zt"])
+def test_u8_codes_of_activations(rng, scheme):
+    w, x = make(rng)
+    x += 0.3
+    known = {"scale": 0.04, "zero": 5} if scheme.endswith("t") else {}
+    codes, scales, zeros = nibble.quantize_activations(x, scheme, **known)
+    if known:
+        scales, zeros = np.array([0.04], np.float32), np.array([5], np.int32)
+    u8 = (codes.astype(np.int16) + 128).astype(np.uint8)
+    exact = w.linear(codes, a_scale=scales, a_zero=zeros)
+    assert np.array_equal(w.linear(u8, a_scale=scales, a_zero=zeros + 128), exact)
+    assert np.array_equal(w.linear(u8, a_scale=scales, a_zero=zeros + 128, act_scheme=scheme), exact)
+    assert w.explain("u8", 8, act_scheme=scheme)[0].steps[0] == "prepare_s8_u8_none__cpu_baseline"
+    with pytest.raises(nibble.InvalidArgument, match="a_zero must be s32"):
+        w.linear(u8, a_scale=scales, act_scheme=scheme)
+    with pytest.raises(nibble.Unsupported, match="pass codes − 128 as s8"):
+        w.linear(u8, a_scale=scales, a_zero=zeros.astype(np.float32), act_scheme="s8or")
 
 
 @pytest.mark.parametrize("scheme", ["s8or", "s8og64", "s8og32"])

@@ -12,4 +12,5 @@ std::span<const Kernel> float_kernels();
 std::span<const Kernel> conv_kernels();
 std::span<const Kernel> dequantize_kernels();
 std::span<const Kernel> prepare_kernels();
+std::span<const Kernel> recode_kernels();
 }  // namespace nibble::cpu

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels/recode.hpp"
+
 namespace nibble::reference {
 namespace {
 
@@ -47,16 +49,16 @@ Tensor pixels(const ConstTensorView& v) {
   return rows;
 }
 
-float padding_code(const ConvSpec& spec, const WeightArrays& w, const Operands& args) {
-  if (is_compute_float(spec.a_dtype) || spec.act_scheme.zero == ZeroKind::none) return 0;
-  if (args.a_scale.empty() && w.static_acts) return static_cast<float>(w.static_acts->zero);
+float padding_code(const ConvSpec& spec, DType type, const WeightArrays& w, const Operands& args) {
+  if (is_compute_float(type) || spec.act_scheme.zero == ZeroKind::none) return 0;
+  if (args.a_scale.empty() && w.static_acts) return static_cast<float>(w.static_acts->zero + code_shift(type));
   return static_cast<float>(*static_cast<const std::int32_t*>(args.a_zero.data));
 }
 
 std::vector<Expected> conv(const WeightArrays& w, const ConvSpec& spec, const ConstTensorView& a, const Operands& args,
                            std::span<const std::int64_t> columns, const ActModel& model) {
   const std::int64_t group = columns.front() / spec.geometry.group_outputs();
-  const Tensor rows = patches(spec.geometry, a, group, padding_code(spec, w, args));
+  const Tensor rows = patches(spec.geometry, a, group, padding_code(spec, a.dtype, w, args));
   const Tensor gate = spec.epilogue.gate ? pixels(args.gate) : Tensor(),
                residual = spec.epilogue.residual ? pixels(args.residual) : Tensor();
   Operands flat = args;

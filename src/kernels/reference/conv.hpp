@@ -18,8 +18,8 @@ Tensor patches(const ConvGeometry& geometry, const ConstTensorView& a, std::int6
 /// A view [B,C,H,W] of any strides as a dense matrix [B·H·W, C].
 Tensor pixels(const ConstTensorView& image);
 
-/// The code that padding has in A: the zero point, where A comes quantized with one; else 0.
-float padding_code(const ConvSpec& spec, const WeightArrays& w, const Operands& args);
+/// The code that padding has in an A of `type`: the zero point, where A comes quantized with one; else 0.
+float padding_code(const ConvSpec& spec, DType type, const WeightArrays& w, const Operands& args);
 
 /// Expected D of output channels `columns`, all of one group, for every output pixel [B·Oh·Ow, |columns|] row by row; `a`, gate and
 /// residual are images.

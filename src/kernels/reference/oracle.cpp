@@ -8,6 +8,8 @@
 #include <numeric>
 #include <optional>
 
+#include "kernels/recode.hpp"
+
 namespace nibble::reference {
 namespace {
 
@@ -389,13 +391,15 @@ double weight_value(const WeightArrays& w, std::int64_t n, std::int64_t k) {
 
 namespace {
 
-/// The scale and the zero point, or the float offset, of channel k of token m of an A that comes quantized.
+/// The scale and the zero point, or the float offset, of channel k of token m of an A that comes quantized, of codes of `type`. The weight's
+/// zero point is that of s8 codes.
 struct ActScale {
   double scale = 1, zero = 0, offset = 0;
 };
-ActScale act_scale(const WeightArrays& w, const Operands& args, const ActScheme& act, std::int64_t m, std::int64_t k) {
+ActScale act_scale(const WeightArrays& w, const Operands& args, const ActScheme& act, DType type, std::int64_t m,
+                   std::int64_t k) {
   if (args.a_scale.empty() && act.group == GroupShape::tensor() && w.static_acts)
-    return {w.static_acts->scale, static_cast<double>(w.static_acts->zero)};
+    return {w.static_acts->scale, static_cast<double>(w.static_acts->zero + code_shift(type))};
   const auto at = [&](const ConstTensorView& v) {
     return (v.dim(0) == 1 ? 0 : m * v.stride(0)) + (v.rank == 1 ? 0 : k / act.group.k * v.stride(1));
   };
@@ -414,7 +418,8 @@ Expected integer_sum(const WeightArrays& w, const EpilogueSpec& spec, const Oper
   const double zero = w.scheme.zero == ZeroKind::integer ? element(w.zeros, w.zero_type, at) : 0.0;
   for (std::int64_t k = 0; k < w.k; ++k) {
     const std::int64_t channel = w.channel_of == nullptr ? k : w.channel_of[k];
-    const double x = element(a.data, a.dtype, m * a.stride(0) + channel) - act_scale(w, args, model.act_scheme, m, channel).zero;
+    const double x =
+        element(a.data, a.dtype, m * a.stride(0) + channel) - act_scale(w, args, model.act_scheme, a.dtype, m, channel).zero;
     sum += static_cast<std::int64_t>(x * (code_value(w.scheme.codes, w.codes[n * w.k + k]) - zero));
   }
   return {static_cast<double>(static_cast<std::int32_t>(static_cast<std::uint32_t>(sum))), 0.0};
@@ -443,7 +448,7 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
       const double given = element(a.data, a.dtype, m * a.stride(0) + channel);
       Meaning& x = meanings[static_cast<std::size_t>(m * w.k + k)];
       if (!is_compute_float(a.dtype)) {
-        const ActScale of = act_scale(w, args, model.act_scheme, m, channel);
+        const ActScale of = act_scale(w, args, model.act_scheme, a.dtype, m, channel);
         x = Meaning::of(given - of.zero, of.scale, of.offset);
         act_scales[static_cast<std::size_t>(m)] = of.scale;
       } else if (model.act_scheme.codes != DType::none) {

@@ -8,6 +8,7 @@ alignas(1024) std::uint8_t shared[emulator::kSharedBytes];  // what kernels decl
 
 #include "kernels/cuda/simt/codes.cu"
 #include "kernels/cuda/steps/decode_acts.cu"
+#include "kernels/cuda/steps/recode_acts.cu"
 
 namespace nibble::emulator {
 
@@ -18,6 +19,10 @@ int linear_codes_simt(const cuda::CodesTask& task) {
 int decode_acts(const cuda::QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k, float* x) {
   use_shared_memory(cuda::shared);
   return cuda::decode_acts(acts, type, perm, m, static_cast<int>(k), x, nullptr);
+}
+int recode_acts(const RecodeTask& task) {
+  use_shared_memory(cuda::shared);
+  return cuda::recode_acts(task, nullptr);
 }
 
 }  // namespace nibble::emulator

@@ -235,7 +235,7 @@ TEST(Plan, IntegerSumsAreOfW8A8) {
   const EpilogueSpec raw{.out = DType::s32}, biased{.sum_bias = true};
   EXPECT_EQ(message(w8, {.a_dtype = DType::s8, .epilogue = raw, .act_scheme = token}), "");
   EXPECT_EQ(message(w8, {.epilogue = biased, .act_scheme = token}), "");
-  EXPECT_THAT(message(w8, {.epilogue = raw, .act_scheme = token}), HasSubstr("pass A as s8, not f32"));
+  EXPECT_THAT(message(w8, {.epilogue = raw, .act_scheme = token}), HasSubstr("pass A as s8 or u8, not f32"));
   EXPECT_THAT(message(w8, {.epilogue = biased, .act_scheme = block}), HasSubstr("this is s8g32_s8c"));
   EXPECT_THAT(message(w8, {.epilogue = biased}), HasSubstr("is for W8A8"));
   EXPECT_THAT(message(random_weight(kAwq, 64, 64, 1), {.epilogue = biased, .act_scheme = token}), HasSubstr("is for W8A8"));
@@ -385,6 +385,76 @@ TEST(Plan, ChecksTheZeroPointsOfBlocks) {
   EXPECT_TRUE(run(ConstTensorView(zeros.data(), {2, 2})).ok());
   EXPECT_THAT(run(ConstTensorView(zeros.data(), {2})).message(), HasSubstr("a_zero must be s32 [2,2]"));
   EXPECT_THAT(run({}).message(), HasSubstr("a_zero must be s32 [2,2]"));
+}
+
+/// Codes of u8 are those of s8 and 128, and so are their zero points: D has the same bits, after a step more.
+TEST(Plan, TakesCodesOfU8) {
+  const std::int64_t m = 5, n = 40, k = 96, pitch = k + 7;
+  for (const auto& [text, of_weight] : {std::pair{"s8zr_s8c", false},
+                                        {"s8zt_s8c", false},
+                                        {"s8zt_s8c", true},
+                                        {"s8zr_u4zg32", false},
+                                        {"s8zg32_u4zg32", false},
+                                        {"s8zt_u4b8g32", true}}) {
+    SCOPED_TRACE(text);
+    const Scheme scheme = *Scheme::parse(text);
+    QuantTensor q = random_weight(scheme.weight, n, k, 1);
+    if (of_weight) q.static_acts = {0.02f, -37};
+    const auto weight = pack(q);
+    ASSERT_TRUE(weight.ok()) << weight.status().message();
+    const std::int64_t rows = scheme.act.group == GroupShape::tensor() ? 1 : m, groups = scheme.act.group.cols(k);
+    std::vector<std::uint8_t> codes(static_cast<std::size_t>(m * pitch));
+    for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i * 77 + i / 5);
+    std::vector<float> scales(static_cast<std::size_t>(rows * groups));
+    for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = 0.01f + 0.001f * static_cast<float>(i);
+    const auto run = [&](DType type) {
+      const int above = type == DType::u8 ? 128 : 0;
+      std::vector<std::uint8_t> a = codes;
+      if (type == DType::s8)
+        for (std::uint8_t& code : a) code ^= 0x80;
+      std::vector<std::int32_t> zeros(2 * scales.size());  // every second one counts
+      for (std::size_t i = 0; i < zeros.size(); i += 2) zeros[i] = static_cast<std::int32_t>(i * 13 % 256) - 128 + above;
+      Operands operands;
+      if (!of_weight && scheme.act.group.k == 0) {
+        operands = {.a_scale = ConstTensorView(scales.data(), {rows}), .a_zero = ConstTensorView(zeros.data(), {rows})};
+        operands.a_zero.strides[0] = 2;
+      } else if (!of_weight) {
+        operands = {.a_scale = ConstTensorView(scales.data(), {rows, groups}),
+                    .a_zero = ConstTensorView(zeros.data(), {rows, groups})};
+        operands.a_zero.strides = {2 * groups, 2};
+      }
+      ConstTensorView a_view(a.data(), type, {m, k});
+      a_view.strides[0] = pitch;
+      std::vector<float> d(static_cast<std::size_t>(m * n));
+      const auto plan = Plan::linear(*weight, {.a_dtype = type, .m_max = m, .act_scheme = scheme.act});
+      EXPECT_TRUE(plan.ok()) << plan.status().message();
+      if (!plan.ok()) return d;
+      for (const Explanation::Bucket& bucket : plan->explain().buckets)
+        EXPECT_EQ(bucket.steps.front() == "prepare_s8_u8_none__cpu_baseline", type == DType::u8) << bucket.steps.front();
+      std::vector<std::byte> workspace(plan->workspace_bytes());
+      const Status ran = plan->run(*weight, a_view, TensorView(d.data(), {m, n}), operands, workspace);
+      EXPECT_TRUE(ran.ok()) << ran.message();
+      return d;
+    };
+    EXPECT_EQ(run(DType::u8), run(DType::s8));
+  }
+}
+
+TEST(Plan, CodesOfU8HaveIntegerZeroPoints) {
+  const QuantTensor q = random_weight(kAwq, 8, 128, 1);
+  const auto status = [&](const char* scheme, DType type = DType::u8) {
+    return explain(describe(q), LinearSpec{.a_dtype = type, .act_scheme = Scheme::parse(scheme)->act}).status();
+  };
+  EXPECT_TRUE(status("s8zr_s8c").ok()) << status("s8zr_s8c").message();
+  EXPECT_THAT(status("s8r_s8c").message(),
+              HasSubstr("use a scheme with them, s8zr_u4zg32 (a_zero is 0 for codes that have none)"));
+  EXPECT_THAT(status("s8or_s8c").message(), HasSubstr("pass codes − 128 as s8, with offsets + 128·scale"));
+  EXPECT_THAT(status("e4m3r_s8c").message(), HasSubstr("activations of type u8"));
+  const auto on_gpu =
+      explain(describe(q), LinearSpec{.a_dtype = DType::u8, .m_max = 64, .act_scheme = Scheme::parse("s8zr_s8c")->act},
+              *described_gpu("h100"));
+  ASSERT_TRUE(on_gpu.ok()) << on_gpu.status().message();
+  for (const Explanation::Bucket& bucket : on_gpu->buckets) EXPECT_EQ(bucket.steps.front(), "prepare_s8_u8_none__cuda_simt");
 }
 
 template <class Spec>

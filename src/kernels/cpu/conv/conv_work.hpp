@@ -45,7 +45,7 @@ class ConvWork {
   ConvWork(const Kernel& kernel, const Problem& p)
       : ConvWork(kernel, p.geometry, p.input, p.output, p.a_dtype, p.epilogue, p.act_scheme, p.scheme) {}
   ConvWork(const Kernel& kernel, const StepArgs& args)
-      : ConvWork(kernel, args.conv->geometry, args.conv->input, args.conv->output, args.conv->a_dtype, args.conv->epilogue,
+      : ConvWork(kernel, args.conv->geometry, args.conv->input, args.conv->output, args.a.dtype, args.conv->epilogue,
                  args.conv->act_scheme, args.weight->scheme) {}
 
   /// The offsets of the parts of a task's scratch, in bytes.

@@ -16,6 +16,7 @@
 #include "kernels/cuda/steps/fixed_point_acts.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/steps/quantize_blocks.hpp"
+#include "kernels/cuda/steps/recode_acts.hpp"
 #include "kernels/cuda/tasks/codes.hpp"
 #include "kernels/cuda/tasks/conv.hpp"
 #include "kernels/cuda/tasks/decode.hpp"
@@ -314,6 +315,11 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
                           float* x, Stream stream) {
   return status_of(decode_acts(acts, type, perm, m, static_cast<int>(k), x, native(stream)),
                    fmt::format("decode_acts M={} K={}", m, k));
+}
+
+Status launch_recode_acts(const RecodeTask& task, Stream stream) {
+  return status_of(recode_acts(task, native(stream)),
+                   fmt::format("recode_acts of {} codes", task.images * task.rows * task.length));
 }
 
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream) {

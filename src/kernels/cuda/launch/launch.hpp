@@ -15,6 +15,7 @@
 #include "kernels/cuda/tasks/quantize_task.hpp"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
+#include "kernels/recode_task.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/status.hpp"
@@ -64,6 +65,8 @@ Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patche
 /// x[M,K] = what the codes stand for (decode_acts.hpp).
 Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int32_t* perm, std::int64_t m, std::int64_t k,
                           float* x, Stream stream);
+/// u8 codes → s8 codes, and zero points.
+Status launch_recode_acts(const RecodeTask& task, Stream stream);
 /// sums[m] = Σ codes[m,k] of s8 activations that were given as codes, [M,K].
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
 /// 8-bit codes times 8-bit codes.

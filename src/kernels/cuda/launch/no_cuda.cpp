@@ -54,6 +54,7 @@ Status launch_quantize_patches(const QuantizeTask&, const PatchRows&, Stream) { 
 Status launch_decode_acts(const QuantizedActs&, DType, const std::int32_t*, std::int64_t, std::int64_t, float*, Stream) {
   return no_cuda();
 }
+Status launch_recode_acts(const RecodeTask&, Stream) { return no_cuda(); }
 Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }
 Status launch_w8a8_simt(const W8A8Task&, Stream) { return no_cuda(); }
 Status launch_w8a8_sm80(const W8A8Task&, Stream) { return no_cuda(); }

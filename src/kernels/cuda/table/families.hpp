@@ -12,4 +12,5 @@ std::span<const Kernel> fixed_point_kernels();
 std::span<const Kernel> wna16_kernels();
 std::span<const Kernel> codes_kernels();
 std::span<const Kernel> conv_kernels();
+std::span<const Kernel> recode_kernels();
 }  // namespace nibble::cuda

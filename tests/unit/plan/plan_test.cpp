@@ -457,6 +457,42 @@ TEST(Plan, CodesOfU8HaveIntegerZeroPoints) {
   for (const Explanation::Bucket& bucket : on_gpu->buckets) EXPECT_EQ(bucket.steps.front(), "prepare_s8_u8_none__cuda_simt");
 }
 
+/// What CUTLASS and vLLM call azp_adj, of one zero point for all tokens: azp·Σ_k q_w[n,k]. Less that, sums of codes are those of the scheme
+/// with zero points.
+TEST(Plan, AnAzpAdjOfATensorIsASumBias) {
+  const std::int64_t m = 7, n = 40, k = 100;
+  const std::int32_t azp = -19;
+  const QuantTensor q = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, n, k, 1);
+  const auto weight = pack(q);
+  ASSERT_TRUE(weight.ok()) << weight.status().message();
+  std::vector<std::int8_t> a(static_cast<std::size_t>(m * k));
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::int8_t>(i * 77 + i / 5);
+  std::vector<std::int32_t> less_azp_adj(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < q.codes.size(); ++i)
+    less_azp_adj[i / static_cast<std::size_t>(k)] -= azp * static_cast<std::int8_t>(q.codes[i]);
+  const float scale = 0.01f;
+  const auto run = [&](ZeroKind zero) {
+    const bool adjusted = zero == ZeroKind::none;
+    std::vector<float> d(static_cast<std::size_t>(m * n));
+    const auto plan = Plan::linear(*weight, {.a_dtype = DType::s8,
+                                             .m_max = m,
+                                             .epilogue = {.sum_bias = adjusted},
+                                             .act_scheme = {DType::s8, GroupShape::tensor(), zero}});
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    if (!plan.ok()) return d;
+    Operands operands{.a_scale = ConstTensorView(&scale, {1})};
+    if (adjusted)
+      operands.sum_bias = ConstTensorView(less_azp_adj.data(), {n});
+    else
+      operands.a_zero = ConstTensorView(&azp, {1});
+    std::vector<std::byte> workspace(plan->workspace_bytes());
+    const Status ran = plan->run(*weight, ConstTensorView(a.data(), {m, k}), TensorView(d.data(), {m, n}), operands, workspace);
+    EXPECT_TRUE(ran.ok()) << ran.message();
+    return d;
+  };
+  EXPECT_EQ(run(ZeroKind::none), run(ZeroKind::integer));
+}
+
 template <class Spec>
 void expect_explained(const QuantTensor& q, const Spec& spec, const std::function<Result<Plan>(const PackedWeight&)>& plan) {
   const auto weight = pack(q, spec);

@@ -96,10 +96,9 @@ struct Operands {
   ConstTensorView sum_bias = {};   // s32 [N], with sum_bias
   ConstTensorView out_scale = {};  // f32 [1] or [N], with out_scales: positive, finite, not checked
   ConstTensorView out_zero = {};   // s32 [1], with out_scales: a value of D's type, not checked; absent: 0
-  /// A hint: the weight of the call that follows on the same stream. Kernels of sm_90 ask for it in L2 (up to 24 MB, evenly spaced) once they
-  /// have asked for their own, so that memory is busy while this call ends and other kernels run before the next; D does not change, and
-  /// the weight has to live as long as this call's. In device memory, of the same GPU. Other kernels ignore it: the CPU's, and those of
-  /// convolutions whose activations are codes and whose weights have groups.
+  /// A hint: the weight of the call that follows on the same stream. Kernels of sm_90 for up to 16 tokens ask for it in L2 (up to 8 MB,
+  /// evenly spaced) once they have asked for their own, so that memory is busy while this call ends and other kernels run before the next.
+  /// D does not change. In device memory, of the same GPU, where it has to live as long as this call's. Other kernels ignore it.
   const PackedWeight* next = nullptr;
 };
 

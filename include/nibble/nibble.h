@@ -655,8 +655,9 @@ typedef struct nib_operands {
   const nib_view* sum_bias;  /* s32 [N], with NIB_SUM_BIAS */
   const nib_view* out_scale; /* f32 [1] or [N], with NIB_OUT_SCALE: positive, finite, not checked */
   const nib_view* out_zero;  /* s32 [1], with NIB_OUT_SCALE: a value of D's type, not checked; NULL: 0 */
-  /* A hint, since 1.2: the weight of the call that follows on the same stream. Kernels of sm_90 ask for it in L2 (up to 24 MB, evenly
-   * spaced) once they have asked for their own; D does not change. In device memory, of the same GPU. Other kernels ignore it. */
+  /* A hint, since 1.2: the weight of the call that follows on the same stream. Kernels of sm_90 for up to 16 tokens ask for it in L2 (up
+   * to 8 MB, evenly spaced) once they have asked for their own; D does not change. In device memory, of the same GPU, where it has to
+   * live as long as this call's. Other kernels ignore it. */
   const nib_weight* next;
 } nib_operands;
 

@@ -317,7 +317,8 @@ class PackedWeight:
         sum_bias: int32 [N], of W8A8: added to the integer sums, before their scales.
         out: written and returned; last stride 1. stream: for CUDA, a cudaStream_t or a stream of torch or CuPy; the framework's current one.
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
-        next: the weight of the call that follows on the same stream, which Hopper's kernels ask for in L2 when they have asked for their own.
+        next: the weight of the call that follows on the same stream, which Hopper's kernels for up to 16 tokens ask for in L2 when
+        they have asked for their own.
 
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """

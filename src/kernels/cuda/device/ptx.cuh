@@ -87,6 +87,12 @@ __device__ inline bool barrier_is_past(std::uint32_t barrier, std::uint32_t pari
                : "memory");
   return is != 0;
 }
+/// Waits for the phase, but not for longer than so many clocks.
+__device__ inline void barrier_wait_briefly(std::uint32_t barrier, std::uint32_t parity, unsigned clocks) {
+  const auto now = [] { return static_cast<unsigned>(clock64()); };
+  const unsigned begin = now();
+  while (!barrier_is_past(barrier, parity) && now() - begin < clocks) continue;
+}
 /// The same for a phase that other CTAs of the cluster complete.
 __device__ inline void barrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(

@@ -35,7 +35,7 @@ NIBBLE_HOST_DEVICE constexpr SharedMap shared_map(int stages, int record_bytes, 
   s.parts = align128(s.x + m * x_pitch);
   s.inbox = s.parts + part_buffers * part_bytes(m);
   s.barriers = s.inbox + (split > 1 ? kInboxes * inbox_floats(split, m) * 4 : 0);
-  const int used = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 1);
+  const int used = s.barriers + 8 * (2 * stages + 2 * part_buffers + kInboxes + 2);
   s.total = used > s.parts + record_bytes ? used : s.parts + record_bytes;  // the dummy iteration reads a record from `parts` on
   return s;
 }

@@ -1,4 +1,5 @@
-// What a kernel asks for in L2 on behalf of the call after it (Operands::next), once it waits for nothing but its own weight.
+// What a kernel asks for in L2 on behalf of the call after it (Operands::next), once it has requested its own weight. Kernels for up to 16
+// tokens do: those for more are bound by their products, and memory has time for weights anyway.
 //
 //   layer 1   ──requests──▶│ reads, multiplies, stores │                        memory is idle at the end of a call, and
 //   layer 2's weight       │──── into L2 ────▶         │ other kernels │        while kernels run that read little
@@ -16,8 +17,9 @@ namespace nibble::cuda {
 struct NextWeight {
   /// Enough to keep memory busy with few instructions, and few enough for every CTA to have some of a small layer.
   static constexpr int kPieceBytes = 4096;
-  /// Of a call. The L2 of an H100 holds 50 MB, in two halves, and what layers leave there beside their weights.
-  static constexpr std::int64_t kMostBytes = std::int64_t{24} << 20;
+  /// Of a call: about what an H200 reads while a call ends and the next one begins. Of more, the first records of the next call wait behind
+  /// the rest: chains of layers without many bytes were slower by up to a tenth with 24 MB.
+  static constexpr std::int64_t kMostBytes = std::int64_t{8} << 20;
 
   const std::byte* bytes = nullptr;
   std::uint32_t stride = 0;  // bytes between pieces, a multiple of 16

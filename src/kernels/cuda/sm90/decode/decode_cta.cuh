@@ -84,6 +84,7 @@ struct DecodeCta {
   __device__ std::uint32_t part_empty(int buffer) const { return barrier(2 * p.stages + p.part_buffers + buffer); }
   __device__ std::uint32_t inbox_full(int box) const { return barrier(2 * p.stages + 2 * p.part_buffers + box); }
   __device__ std::uint32_t x_full() const { return barrier(2 * p.stages + 2 * p.part_buffers + kInboxes); }
+  __device__ std::uint32_t x_requested() const { return barrier(2 * p.stages + 2 * p.part_buffers + kInboxes + 1); }
 
   __device__ std::uint32_t x() const { return base + map.x; }
   __device__ float* parts(int buffer) const {
@@ -92,7 +93,7 @@ struct DecodeCta {
   __device__ int stage_bytes() const { return kDecodeWarps * p.format.bytes; }
   __device__ Slice slice() const { return {rank, first_record, records, x(), x_full(), base + map.parts}; }
 
-  /// Multiplying and finishing warps meet here once: all dummy iterations are over, and shared memory may be written.
+  /// Multiplying and finishing warps meet here once, before the memory of sums is written: all dummy iterations, which read it, are over.
   __device__ static void end_warm_up() { ptx::named_barrier(3, kMultipliers + kFinishingThreads); }
 };
 

@@ -29,9 +29,18 @@ struct Finish : DecodeCta<Work> {
         box_floats(inbox_floats(p.split, p.x.m)),
         plain(p.epilogue.plain()) {}
 
-  // In the dummy iteration (warm_up) everything runs but what would wait, send or store.
+  // In the dummy iteration (warm_up) everything runs but what would wait, send or store. x is requested before it: multiplying warps wait
+  // for x at once, and for this warp at the end of a tile.
 
   __device__ __forceinline__ void run() const {
+    if (Work::requests(p)) {
+      ptx::wait_for_predecessors();
+      if (finisher == 0) {
+        Work::request(p, first_record, records, this->x(), this->x_full(), lane);
+        __syncwarp();
+        if (lane == 0) ptx::barrier_arrive(this->x_requested());
+      }
+    }
     Cursor from{0, 0}, fills{0, 0}, read{0, 0};              // a buffer of parts, the inbox that it goes to, the inbox to finish
     const int end = p.tiles + (p.split > 1 ? clusters : 0);  // sums from other ranks are finished one tile later
     for (int tile = first_tile - clusters; tile < end; tile += clusters) {
@@ -57,7 +66,6 @@ struct Finish : DecodeCta<Work> {
       }
       if (!warm_up) continue;
       ptx::wait_for_predecessors();
-      if (Work::requests(p) && finisher == 0) Work::request(p, first_record, records, this->x(), this->x_full(), lane);
       this->end_warm_up();
       if (p.split > 1) ptx::cluster_wait();
     }

@@ -36,6 +36,10 @@
 
 namespace nibble::cuda {
 
+/// Clocks that the producer, with one stage requested, waits for x to be requested. An SM's requests are served in their order: behind a full
+/// ring x comes when the ring has come. While the previous kernel runs x cannot be requested; the ring is filled then.
+constexpr int kPatience = 700;
+
 /// The producer warp: one of its threads.
 template <class Work>
 struct Produce : DecodeCta<Work> {
@@ -43,7 +47,7 @@ struct Produce : DecodeCta<Work> {
   using Base::p, Base::base, Base::records, Base::full, Base::empty;
 
   const std::uint8_t* first_stage;  // in memory
-  int early;                        // stages that are requested before any barrier
+  int early;                        // stages that are requested before any is empty again
 
   __device__ explicit Produce(const Base& cta)
       : Base(cta),
@@ -61,15 +65,15 @@ struct Produce : DecodeCta<Work> {
     }
     for (int b = 0; b < kInboxes; ++b) ptx::barrier_init(this->inbox_full(b), 1);
     ptx::barrier_init(this->x_full(), 1);
+    ptx::barrier_init(this->x_requested(), 1);
     ptx::barrier_init_fence();
   }
-  /// Requests the records of the first row tile: their latency is the longest.
-  __device__ void request_early() const {
-    const std::uint64_t policy = ptx::evict_first();
-    for (int s = 0; s < early; ++s) request(s, first_stage, s * kDecodeWarps, policy);
-  }
+  /// Requests the first records: their latency is the longest.
+  __device__ void request_first() const { request(0, first_stage, 0, ptx::evict_first()); }
   __device__ void run() const {
     const std::uint64_t policy = ptx::evict_first();
+    if (Work::requests(p)) ptx::barrier_wait_briefly(this->x_requested(), 0, kPatience);
+    for (int s = 1; s < early; ++s) request(s, first_stage, s * kDecodeWarps, policy);
     Cursor to{early % p.stages, early == p.stages ? 0u : 1u};  // an unused stage counts as emptied
     const std::uint8_t* from = first_stage;
     for (int tile = this->first_tile, r = early * kDecodeWarps; tile < p.tiles; tile += this->clusters, r = 0) {
@@ -126,6 +130,7 @@ struct Multiply : DecodeCta<Work> {
           from.advance(p.stages);
         }
       }
+      if (!Work::kQuantizes && tile == this->first_tile) this->end_warm_up();
       if (!warm_up) ptx::barrier_wait(this->part_empty(to.stage), to.parity);
       write_part<Work::kTiles>(this->parts(to.stage), warp, warm_up ? 0 : p.x.m, p.x.m, acc);
       if (!warm_up) {
@@ -133,7 +138,7 @@ struct Multiply : DecodeCta<Work> {
         to.advance(p.part_buffers);
         continue;
       }
-      this->end_warm_up();
+      if (Work::kQuantizes) this->end_warm_up();
       Work::fetch(p, this->first_record, records, this->x(), this->x_full());
     }
   }
@@ -147,7 +152,7 @@ __global__ void __launch_bounds__(kThreads<Work::kTiles>, 1) decode_ring_kernel(
   ptx::let_dependents_start();
   if (cta.warp == kProducer && cta.lane == 0) {
     producer.initialise_barriers();
-    producer.request_early();
+    producer.request_first();
   }
   __syncthreads();
   if (p.split > 1) ptx::cluster_arrive();  // awaited before the first word to another CTA

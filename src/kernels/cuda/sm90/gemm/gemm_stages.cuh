@@ -53,7 +53,7 @@ template <class T>
 struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches> {
   using Base = Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T::kPatches>;
   using Base::Base, Base::p, Base::base, Base::depth, Base::empty, Base::full, Base::is_last, Base::kGroups;
-  static constexpr int kProducerRegisters = T::kCodes && T::kTokens >= 64 && !T::kPatches ? 32 : 56;
+  static constexpr int kProducerRegisters = T::kCodes && T::kTokens == 128 ? 32 : 56;
 
   __device__ std::uint32_t act(int stage) const { return base + stage * depth() * T::kActBytes; }
   __device__ std::uint32_t terms(int stage) const { return base + p.map.terms + stage * depth() * T::kTermBytes; }
@@ -74,8 +74,7 @@ struct GemmStages : Cta<GemmParams, T::kTokens, T::kShape.groups(), T::kCodes, T
   __device__ void produce(unsigned producer) const {
     if (producer < kWeightProducers && this->lane == 0) {
       produce_weights(producer);
-      if constexpr (!T::kCodes || !T::kPatches)  // those have no registers left
-        if (producer == 0) prefetch(p.next);
+      if (T::kTokens == 16 && producer == 0) prefetch(p.next);
     }
     if (producer == kWeightProducers && this->lane == 0) produce_activations();
     if (producer > kWeightProducers) set_flags(p.parts, p.schedule, this->cluster, this->lane);

@@ -66,7 +66,7 @@ struct W8A8Stages : Cta<W8A8Params, T::kTokens, T::kGroups, T::kGrouped, T::kPat
   __device__ void produce(unsigned producer, int storing) const {
     if (producer == 0 && lane == 0) {
       produce_weights();
-      prefetch(p.next);
+      if (T::kTokens == 16) prefetch(p.next);
     }
     if (producer == 1 && lane == 0) produce_activations();
     if constexpr (T::kGrouped)

@@ -100,10 +100,11 @@ struct W8A8TokenRows : W8A8TokenStore<T> {
         for (int i = 1; i < 4; ++i) Wgmma8<Code, kPassRows>::add(dot, a + 2 * i, wgmma_operand(b + 2 * i));
         wgmma_commit();
         const float* of_tokens = scales + warpgroup * kGroupTokens + part * kPartTokens + warp * 16 + lane / 4;
+        const float of_token[2] = {of_tokens[0], of_tokens[8]};
+        read |= __float_as_uint(of_token[0]) | __float_as_uint(of_token[1]);
         float scale[kBlocks][2];  // of row blocks, of tokens g and g + 8
 #pragma unroll
-        for (int i = 0; i < 2 * kBlocks; ++i) scale[i / 2][i % 2] = __fmul_rn(of_tokens[i % 2 * 8], of_blocks[i / 2]);
-        read |= __float_as_uint(scale[0][0]) | __float_as_uint(scale[0][1]);
+        for (int i = 0; i < 2 * kBlocks; ++i) scale[i / 2][i % 2] = __fmul_rn(of_token[i % 2], of_blocks[i / 2]);
         if (part == kParts - 1) {
           from.advance(p.stages);
           if (r + 1 < count)

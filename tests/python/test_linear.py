@@ -99,6 +99,7 @@ def test_the_weights_own_bias(rng):
     assert w.has_bias and w.act_order
     assert distance(w(x) - w(x, bias=False), np.tile(q.bias, (3, 1))) < 1e-4
     assert np.array_equal(w(x, bias=True), w(x))
+    assert np.array_equal(w(x, next=w), w(x))
     assert distance(w(x, bias=False), x @ w.dequantize().T) < 1e-5
 
 

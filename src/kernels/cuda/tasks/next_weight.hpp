@@ -17,8 +17,7 @@ namespace nibble::cuda {
 struct NextWeight {
   /// Enough to keep memory busy with few instructions, and few enough for every CTA to have some of a small layer.
   static constexpr int kPieceBytes = 4096;
-  /// Of a call: about what an H200 reads while a call ends and the next one begins. Of more, the first records of the next call wait behind
-  /// the rest: chains of layers without many bytes were slower by up to a tenth with 24 MB.
+  /// Of a call: about what an H200 reads while a call ends and the next one begins. The first records of the next call wait behind more.
   static constexpr std::int64_t kMostBytes = std::int64_t{8} << 20;
 
   const std::byte* bytes = nullptr;

@@ -33,7 +33,9 @@ Result<PackedWeight> pack_case(const BenchCase& layer, const QuantTensor& q, con
                  .act_scheme = layer.act_scheme,
                  .accumulation = spec.accumulation,
                  .conv = layer.conv,
-                 .operation = spec.operation};
+                 .operation = spec.operation,
+                 .glu = spec.glu,
+                 .norm = spec.norm};
   Result<PackedWeight> packed = Status(StatusCode::invalid_argument, "no type of activations to measure");
   for (const DType type : spec.acts) {
     work.a_dtype = type;
@@ -296,6 +298,8 @@ Result<std::vector<BenchResult>> bench_work(const Prepared& prepared, const Benc
     result.calls = work.calls;
     result.operation = work.operation;
     result.transposed = work.transposed;
+    result.glu = work.glu;
+    result.norm = work.norm;
     result.chosen = !spec.all_kernels || result.kernel == planned;
     derive(result, (*timings)[i], probes, source.bytes, work);
     if (source.weight != nullptr) result.predicted_us = predicted_us(*source.weight, work, result, machine);
@@ -338,9 +342,14 @@ LinearSpec BenchWork::linear() const {
   const bool codes = out() == DType::s8 || out() == DType::u8;
   return {.a_dtype = a_dtype,
           .m_max = m,
-          .epilogue = {.bias = bias && out() != DType::s32, .out = out(), .out_scale = codes ? kOutScale : 1.0f},
+          .epilogue = {.bias = bias && out() != DType::s32,
+                       .activation = glu ? Activation::silu : Activation::none,
+                       .glu = glu,
+                       .out = out(),
+                       .out_scale = codes ? kOutScale : 1.0f},
           .act_scheme = act_scheme,
-          .accumulation = accumulation};
+          .accumulation = accumulation,
+          .norm = {.kind = norm, .add = norm != Norm::none}};
 }
 
 ConvSpec BenchWork::convolution() const {
@@ -366,7 +375,7 @@ Result<Plan> BenchWork::plan(const PackedWeight& weight, const PlanOptions& opti
 std::int64_t BenchWork::rows() const { return conv ? m * conv->geometry.out_height() * conv->geometry.out_width() : m; }
 
 std::int64_t BenchWork::d_elements() const {
-  return operation == Operation::dequantize ? n * k : operation == Operation::quantize ? m * k : rows() * n;
+  return operation == Operation::dequantize ? n * k : operation == Operation::quantize ? m * k : rows() * (glu ? n / 2 : n);
 }
 
 std::size_t BenchWork::d_copies(std::uint64_t cold_bytes) const {
@@ -401,7 +410,7 @@ ConstTensorView BenchWork::a(const void* data) const {
 
 TensorView BenchWork::d(void* data) const {
   if (operation == Operation::dequantize) return transposed ? TensorView(data, out(), {k, n}) : TensorView(data, out(), {n, k});
-  if (!conv) return {data, out(), {m, n}};
+  if (!conv) return {data, out(), {m, glu ? n / 2 : n}};
   const ConvGeometry& g = conv->geometry;
   return laid_out(TensorView(data, out(), {m, g.out_channels, g.out_height(), g.out_width()}), conv->output);
 }
@@ -439,13 +448,17 @@ ConstTensorView view(const Tensor& t, const void* data) {
 
 Result<BenchActs> activations_for(const BenchWork& work) {
   if (work.operation == Operation::dequantize) return BenchActs();
-  if (is_compute_float(work.a_dtype)) return BenchActs{activations(work.a_dtype, 1, work.a_elements()), {}, {}};
+  if (is_compute_float(work.a_dtype)) {
+    BenchActs acts{activations(work.a_dtype, 1, work.a_elements()), {}, {}, {}};
+    if (work.norm != Norm::none) acts.norm = activations(work.a_dtype, 1, (2 * work.m + 1) * work.k);
+    return acts;
+  }
   const Tensor floats = activations(DType::f32, 1, work.a_elements());
   const GroupShape& group = work.act_scheme.group;
   const std::int64_t tokens = group == GroupShape::tensor() ? 1 : work.m;
   const std::vector<std::int64_t> shape =
       group.k > 0 ? std::vector{tokens, (work.k + group.k - 1) / group.k} : std::vector{tokens};
-  BenchActs acts{Tensor(work.a_dtype, floats.shape), Tensor(DType::f32, shape), {}};
+  BenchActs acts{Tensor(work.a_dtype, floats.shape), Tensor(DType::f32, shape), {}, {}};
   const StaticActs known{kCodeScale, 0};
   const bool as_u8 = work.a_dtype == DType::u8;  // 128 more than s8 codes
   const DType codes = as_u8 ? DType::s8 : work.a_dtype;
@@ -466,7 +479,7 @@ Result<BenchActs> activations_for(const BenchWork& work) {
   return acts;
 }
 
-Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros) {
+Operands operands_of(const BenchWork& work, const BenchActs& acts, const void* scales, const void* zeros, void* norm) {
   // Of groups those of all tokens are side by side, as engines that multiply FP8 in groups lay them out.
   const auto side_by_side = [](const Tensor& values, const void* data) {
     ConstTensorView all = view(values, data);
@@ -476,6 +489,12 @@ Operands operands_of(const BenchActs& acts, const void* scales, const void* zero
   Operands operands;
   if (!acts.scales.empty()) operands.a_scale = side_by_side(acts.scales, scales);
   if (!acts.zeros.empty()) operands.a_zero = side_by_side(acts.zeros, zeros);
+  if (!acts.norm.empty()) {
+    const auto at = [&](std::int64_t row) { return static_cast<std::byte*>(norm) + row * work.k * bits(work.a_dtype) / 8; };
+    operands.norm_weight = ConstTensorView(at(0), work.a_dtype, {work.k});
+    operands.norm_add = ConstTensorView(at(1), work.a_dtype, {work.m, work.k});
+    operands.norm_sum = TensorView(at(1 + work.m), work.a_dtype, {work.m, work.k});
+  }
   return operands;
 }
 
@@ -633,7 +652,9 @@ Result<LayerBench> bench_layer(const BenchCase& layer, const BenchSpec& spec, Be
                  .accumulation = spec.accumulation,
                  .bias = !weight->bias.empty(),
                  .conv = layer.conv,
-                 .operation = spec.operation};
+                 .operation = spec.operation,
+                 .glu = spec.glu,
+                 .norm = spec.norm};
   for (DType act : spec.acts) {
     Status refused;
     for (std::int64_t m : layer.m)

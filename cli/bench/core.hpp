@@ -83,6 +83,8 @@ struct BenchWork {
   Calls calls = Calls::back_to_back;
   Operation operation = Operation::linear;
   bool transposed = false;  // W as [K,N]
+  bool glu = false;         // silu(first half of D) · second half, for gate_up layers
+  Norm norm = Norm::none;   // before the layer, with the residual stream added and its sum stored
 
   bool operator==(const BenchWork&) const = default;
   LinearSpec linear() const;
@@ -102,14 +104,14 @@ struct BenchWork {
   TensorView d(void* data) const;
 };
 
-/// A and, where it is codes, their scales and zero points.
+/// A and, where it is codes, their scales and zero points; with a norm its operands: a weight [K], the residual stream [M,K] and its sum.
 struct BenchActs {
-  Tensor a, scales, zeros;
+  Tensor a, scales, zeros, norm;
 };
 /// Gaussian values: zeros take less power than a model's activations.
 Result<BenchActs> activations_for(const BenchWork& work);
-/// The operands of a run, whose scales and zero points are at these addresses.
-Operands operands_of(const BenchActs& acts, const void* scales, const void* zeros);
+/// The operands of a run, which are at these addresses.
+Operands operands_of(const BenchWork& work, const BenchActs& acts, const void* scales, const void* zeros, void* norm);
 
 /// The memory of a quantizer's input and outputs, one after the other.
 struct QuantizerMemory {
@@ -146,6 +148,8 @@ struct BenchResult {
   Calls calls = Calls::back_to_back;
   Operation operation = Operation::linear;
   bool transposed = false;
+  bool glu = false;
+  Norm norm = Norm::none;
   double median_us = 0, gbytes_per_s = 0, gflops = 0;  // 10⁹ operations per second, be they in floating point or not
   // The ceilings, by probes in every round, and the share of them that was reached: the median over the rounds of the least time over the
   // measured time.
@@ -168,6 +172,8 @@ struct BenchSpec {
   std::vector<DType> acts = {DType::f32};
   DType d_dtype = DType::none;  // BenchWork::d_dtype
   Accumulation accumulation = Accumulation::fast;
+  bool glu = false;        // BenchWork::glu
+  Norm norm = Norm::none;  // BenchWork::norm
   std::vector<Calls> calls = {Calls::back_to_back};
   std::string kernel;        // forced; empty: the planner's choice
   bool all_kernels = false;  // every kernel that accepts, except the reference

@@ -55,7 +55,7 @@ struct PlanRun {
     const PackedWeight& weight = (*copies)[next % copies->size()];
     const ConstTensorView in = work.a(acts.a.bytes.data());
     const TensorView out = work.d(d.as<std::byte>() + next++ % d_copies * d_bytes(work));
-    const Operands operands = operands_of(acts, acts.scales.bytes.data(), acts.zeros.bytes.data());
+    const Operands operands = operands_of(work, acts, acts.scales.bytes.data(), acts.zeros.bytes.data(), acts.norm.bytes.data());
     Status ran;
     const double seconds = seconds_of([&] { ran = plan.run(weight, in, out, operands, workspace.span(), &executor); });
     if (!ran.ok()) return ran;

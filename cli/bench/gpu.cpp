@@ -149,7 +149,7 @@ std::size_t f16_bytes(std::int64_t rows, std::int64_t columns) { return 2 * stat
 
 // Activations stay warm, and so do the outputs of products.
 struct OperandData {
-  DeviceMemory a, scales, zeros, d;
+  DeviceMemory a, scales, zeros, norm, d;
   Operands args;
   std::size_t d_bytes, d_copies;
 
@@ -158,16 +158,16 @@ struct OperandData {
   static Result<std::shared_ptr<OperandData>> make(const BenchWork& work, std::uint64_t cold_bytes) {
     const auto acts = activations_for(work);
     if (!acts.ok()) return acts.status();
-    auto a = to_device(acts->a), scales = to_device(acts->scales), zeros = to_device(acts->zeros);
+    auto a = to_device(acts->a), scales = to_device(acts->scales), zeros = to_device(acts->zeros), norm = to_device(acts->norm);
     const std::size_t d_bytes = aligned(static_cast<std::size_t>(work.d_elements()) * sizeof(float));
     const std::size_t d_copies = work.d_copies(cold_bytes);
     auto d = DeviceMemory::allocate(d_copies * d_bytes);
-    for (const auto* memory : {&a, &scales, &zeros, &d}) {
+    for (const auto* memory : {&a, &scales, &zeros, &norm, &d}) {
       if (!memory->ok()) return memory->status();
     }
-    const Operands args = operands_of(*acts, scales->data(), zeros->data());
-    return std::make_shared<OperandData>(
-        OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(d), args, d_bytes, d_copies});
+    const Operands args = operands_of(work, *acts, scales->data(), zeros->data(), norm->data());
+    return std::make_shared<OperandData>(OperandData{*std::move(a), *std::move(scales), *std::move(zeros), *std::move(norm),
+                                                     *std::move(d), args, d_bytes, d_copies});
   }
 };
 

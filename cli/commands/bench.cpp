@@ -23,7 +23,8 @@ struct Options {
   std::vector<std::int64_t> m = {1, 16, 256}, batches = {1};
   std::vector<std::string> schemes, acts = {"f32"}, calls = {"back-to-back"};  // no schemes: the default
   std::string operation = "linear", backend = "cpu", activations, kernel, layer, json, layout = "nchw", accumulation = "fast";
-  bool all_kernels = false, no_baselines = false;
+  std::string norm = "none";
+  bool all_kernels = false, no_baselines = false, glu = false;
   int threads = 0;
   double min_seconds = 0.2, fail_under = 0;
   int rounds = 7;
@@ -94,6 +95,8 @@ Result<Benchmark> measure(const Options& options, const std::vector<BenchCase>& 
   spec.accumulation = parse_accumulation(options.accumulation);
   spec.calls.clear();
   for (const std::string& calls : options.calls) spec.calls.push_back(parse_calls(calls));
+  spec.glu = options.glu;
+  spec.norm = options.norm == "rms" ? Norm::rms : options.norm == "layer" ? Norm::layer : Norm::none;
   spec.kernel = options.kernel;
   spec.all_kernels = options.all_kernels;
   spec.min_seconds = options.min_seconds;
@@ -319,7 +322,9 @@ std::string benchmark_text(const Benchmark& benchmark, bool colour) {
     if (other != r.baselines.end())
       speedup = fmt::format("{:.2f}×{}", other->second / r.median_us, fastest.size() > 1 ? " " + other->first : "");
     ways.insert(r.calls);
-    const std::string way = r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls));
+    std::string way = r.calls == Calls::back_to_back ? "" : fmt::format(" ({})", name(r.calls));
+    if (r.norm != Norm::none) way = fmt::format(" ({} norm)", name(r.norm)) + way;
+    if (r.glu) way = " (glu)" + way;
     table.add({printable(r.name) + (r.transposed ? " (transposed)" : "") + way, std::to_string(r.m), std::to_string(r.n),
                std::to_string(r.k), r.scheme, r.a_dtype, r.kernel, fmt::format("{:.1f}", r.median_us),
                fmt::format("{:.2f}", r.gbytes_per_s), r.gflops > 0 ? fmt::format("{:.1f}", r.gflops) : "",
@@ -382,6 +387,8 @@ Json benchmark_json(const Benchmark& benchmark) {
     if (r.conv) json["conv"] = conv_json(*r.conv, r.batch);
     if (r.operation != Operation::linear) json["operation"] = name(r.operation);
     if (r.transposed) json["transposed"] = true;
+    if (r.glu) json["glu"] = true;
+    if (r.norm != Norm::none) json["norm"] = name(r.norm);
     if (benchmark.regret) json["chosen"] = r.chosen;
   }
   Json document = {{"schema", 1},
@@ -462,6 +469,15 @@ void add_bench(CLI::App& app, Action& action) {
                    "linear: the product of the layer; dequantize: W in the types of --a-dtype, as [N,K] and [K,N]; quantize: "
                    "activations, as the scheme says")
       ->check(one_of({"linear", "dequantize", "quantize"}))
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->excludes(conv);
+  command->add_flag("--glu", options->glu, "Layers of gate and up: silu of the first half of the outputs times the second half")
+      ->excludes(conv);
+  command
+      ->add_option("--norm", options->norm,
+                   "Normalize activations first, with a residual stream added: rms, layer; none. Of float activations")
+      ->check(one_of({"none", "rms", "layer"}))
       ->type_name("NAME")
       ->capture_default_str()
       ->excludes(conv);

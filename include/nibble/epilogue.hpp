@@ -45,7 +45,13 @@ std::optional<Activation> parse_activation(std::string_view token);
 
 /// What happens between the sum acc = A·Wᵀ and memory, in this order; by default the sum is stored as it is.
 ///
-///   D = quantize( activation( row_scale · col_scale · acc + bias ) ∘ gate + residual )
+///   x = row_scale · col_scale · acc + bias
+///   D = quantize( activation(x) ∘ gate + residual )
+///
+/// A gated linear unit (glu) joins the two halves of x [M,N], whose first N/2 columns are the gate and whose last N/2 the other factor, as
+/// in the joined gate_up layers of decoders; D, gate and residual are [M,N/2] then, and the vectors of x [N] as before:
+///
+///   D = quantize( activation(min(x₁, glu_limit)) ∘ (clamp(x₂, ±glu_limit) + glu_offset) ∘ gate + residual )
 ///
 /// Of W8A8, where acc = s_a · s_w · I with the integer sums I = Σ (q_a − z_a)·(q_w − z_w), sum_bias is added to I, modulo 2³², and a D
 /// of s32 is I. W8A8 is an A of int8 with a scale per token or tensor, and a W of integers with one per output channel.
@@ -58,8 +64,11 @@ struct EpilogueSpec {
   float clamp_low = 0.0f;                    // Activation::clamp: min(max(x, low), high); relu6 is clamp with 0 and 6
   float clamp_high = 6.0f;                   // not below clamp_low
   float negative_slope = 0.01f;              // Activation::leaky_relu: finite
-  bool gate = false;                         // shaped like D: multiplied in after the activation (silu·mul: gate_up layers)
-  bool residual = false;                     // shaped like D: added last
+  bool glu = false;                          // N even: D[M,N/2] is activation(first half) ∘ second half. Of linear layers
+  float glu_limit = std::numeric_limits<float>::infinity();  // positive: the magnitude at which both halves saturate (gpt-oss: 7)
+  float glu_offset = 0.0f;                                   // finite: added to the second half (gpt-oss: 1)
+  bool gate = false;      // shaped like D: multiplied in after the activation (silu·mul of two separate layers)
+  bool residual = false;  // shaped like D: added last
   /// f32, f16, bf16, s8 or u8; or s32 of an A that comes as codes: the sums I, without any part but sum_bias.
   DType out = DType::f32;
   /// s8, u8: D = clamp(round_to_even(x / out_scale) + out_zero, the type's range and [out_low, out_high]); 0, clamped, where x is NaN.
@@ -68,6 +77,8 @@ struct EpilogueSpec {
   bool out_scales = false;    // they are Operands::out_scale and out_zero instead, known at run time
   std::int32_t out_low = std::numeric_limits<std::int32_t>::min(), out_high = std::numeric_limits<std::int32_t>::max();
 
+  /// The columns of D for a weight of n output channels: N, of a glu N/2.
+  std::int64_t columns(std::int64_t n) const { return glu ? n / 2 : n; }
   /// Whether it needs the integer sums of W8A8.
   bool reads_sums() const { return sum_bias || out == DType::s32; }
   /// "bias+silu+residual->f16"; "->f32" when the sum is only stored.
@@ -96,6 +107,11 @@ struct Operands {
   ConstTensorView sum_bias = {};   // s32 [N], with sum_bias
   ConstTensorView out_scale = {};  // f32 [1] or [N], with out_scales: positive, finite, not checked
   ConstTensorView out_zero = {};   // s32 [1], with out_scales: a value of D's type, not checked; absent: 0
+  // With LinearSpec::norm (norm.hpp).
+  ConstTensorView norm_weight = {};  // f32, f16 or bf16 [K]
+  ConstTensorView norm_bias = {};    // the same, with NormSpec::bias
+  ConstTensorView norm_add = {};     // f32, f16 or bf16 [M,K], with NormSpec::add
+  TensorView norm_sum = {};  // of A's type [M,K], with add: receives the sum; may lie on A or on norm_add; absent: not stored
   /// A hint: the weight of the call that follows on the same stream. Kernels of sm_90 for up to 16 tokens ask for it in L2 (up to 8 MB,
   /// evenly spaced) once they have asked for their own, so that memory is busy while this call ends and other kernels run before the next.
   /// D does not change. In device memory, of the same GPU, where it has to live as long as this call's. Other kernels ignore it.

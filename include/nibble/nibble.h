@@ -342,6 +342,11 @@ NIB_API nib_status nib_qtensor_create(const nib_qtensor_desc* desc, nib_qtensor*
 /* Describes a matrix; views and strings belong to it. codes are u8 whatever their type. */
 NIB_API nib_status nib_qtensor_get(const nib_qtensor* q, nib_qtensor_desc* desc);
 NIB_API nib_status nib_qtensor_destroy(nib_qtensor* q);
+/* Layers that read the same activations (q, k and v of attention, gate and up of a glu) as one: the weights one below the other. Scales per
+ * tensor become scales per output channel, which say the same; parts without a bias have zeros in the joined one, if another has a bias.
+ * Since 1.2. Errors: invalid_argument where they differ in K, scheme, types or in what they do to activations, with the field and the
+ * values; where a part ends inside a block of rows that share a scale; for convolutions. */
+NIB_API nib_status nib_join(const nib_qtensor* const* parts, size_t count, nib_qtensor** q);
 
 /* A tensor of a module that is already in memory, by its name inside the module: "qweight". */
 typedef struct nib_named_view {
@@ -505,15 +510,15 @@ typedef struct nib_pack_desc {
 /* A packed weight. */
 typedef struct nib_weight_info {
   size_t struct_size;
-  const char* layout;  /* "cpu_n32" */
-  const void* data;    /* the packed bytes, in host or device memory */
-  size_t bytes;        /* how many they are */
-  char scheme[48];     /* "u4zg128" */
-  int64_t n, k;        /* output and input channels */
-  nib_backend backend; /* NIB_CPU: host memory; NIB_CUDA: the GPU that was current when it was packed */
-  int32_t has_bias;    /* not 0: NIB_BIAS adds it when the operand is absent */
-  int32_t act_order;   /* not 0: input channels are permuted; plans permute A to match */
-  int32_t reserved;
+  const char* layout;                  /* "cpu_n32" */
+  const void* data;                    /* the packed bytes, in host or device memory */
+  size_t bytes;                        /* how many they are */
+  char scheme[48];                     /* "u4zg128" */
+  int64_t n, k;                        /* output and input channels */
+  nib_backend backend;                 /* NIB_CPU: host memory; NIB_CUDA: the GPU that was current when it was packed */
+  int32_t has_bias;                    /* not 0: NIB_BIAS adds it when the operand is absent */
+  int32_t act_order;                   /* not 0: input channels are permuted; plans permute A to match */
+  int32_t paired;                      /* not 0: packed for a glu, which all its plans have. Since 1.2; 0 before */
   int64_t filter_height, filter_width; /* of a convolution; 1 of linear layers */
 } nib_weight_info;
 
@@ -542,7 +547,9 @@ enum {
   NIB_OUT_SCALE = 64 /* out_scale, f32 [1] or [N], and out_zero, s32 [1], are operands of a run. Since 1.2 */
 };
 
-/* D = quantize( activation( row_scale · col_scale · A·Wᵀ + bias ) ∘ gate + residual ), in this order.
+/* x = row_scale · col_scale · A·Wᵀ + bias; D = quantize( activation(x) ∘ gate + residual ), in this order.
+ * A glu joins the two halves of x [M,N], as in the joined gate_up layers of decoders; D, gate and residual are [M,N/2] then:
+ * D = quantize( activation(min(x₁, glu_limit)) ∘ (clamp(x₂, ±glu_limit) + glu_offset) ∘ gate + residual ).
  * Of W8A8, where A·Wᵀ is s_a · s_w · I with the integer sums I = Σ (q_a − z_a)·(q_w − z_w), NIB_SUM_BIAS is added to I, modulo 2³², and a D
  * of s32 is I. W8A8 is an A of int8 with a scale per token or tensor, and a W of integers with one per output channel. */
 typedef struct nib_epilogue {
@@ -557,7 +564,29 @@ typedef struct nib_epilogue {
   int32_t out_zero;          /* a value of the type */
   float negative_slope;      /* of NIB_ACTIVATION_LEAKY_RELU, finite; 0: 0.01. A library before 1.1 refuses what is not 0 */
   int32_t out_low, out_high; /* of s8 and u8, low ≤ high; both 0: the range of the type. Since 1.2 */
+  int32_t
+      glu; /* not 0: of linear layers with an even N; the weight is packed with it, and then all its plans have it. Since 1.2 */
+  float glu_limit;  /* positive: the magnitude at which both halves saturate (gpt-oss: 7); 0: none */
+  float glu_offset; /* finite: added to the second half (gpt-oss: 1) */
+  int32_t reserved;
 } nib_epilogue;
+
+/* Normalization of a float A before the product: y = x / sqrt(mean(x²) + eps) · (norm_weight + weight_offset) of RMSNorm, and of LayerNorm
+ * y = (x − mean(x)) / sqrt(mean((x − mean(x))²) + eps) · (norm_weight + weight_offset) + norm_bias, where means are over the K channels of
+ * a token, and x is A or, with NIB_NORM_ADD, A + norm_add, rounded to the type of A and stored as norm_sum. Arithmetic is f32, and y is
+ * rounded once to the type of A. Since 1.2. */
+typedef enum nib_norm_kind { NIB_NORM_NONE = 0, NIB_NORM_RMS = 1, NIB_NORM_LAYER = 2 } nib_norm_kind;
+enum {
+  NIB_NORM_ADD = 1, /* norm_add is added to A first */
+  NIB_NORM_BIAS = 2 /* of LayerNorm: norm_bias is added */
+};
+typedef struct nib_norm {
+  size_t struct_size;
+  nib_norm_kind kind;
+  uint32_t parts;      /* NIB_NORM_ADD | NIB_NORM_BIAS */
+  float eps;           /* not negative, finite */
+  float weight_offset; /* finite; 1 in Gemma, whose checkpoints store the weight less 1 */
+} nib_norm;
 
 /* D = epilogue(A·Wᵀ). */
 typedef struct nib_linear_desc {
@@ -571,6 +600,7 @@ typedef struct nib_linear_desc {
    * ("s8zr"), of codes and zero points in 0 ... 255. */
   nib_dtype a_dtype;
   nib_accumulation accumulation; /* of FP8 codes */
+  const nib_norm* norm;          /* of a float A; NULL: none. Since 1.2 */
 } nib_linear_desc;
 
 /* D[B,Co,Oh,Ow] = epilogue(conv2d(A[B,C,H,W], W)). The filter Kh × Kw and Co are the weight's, C is K / (Kh·Kw) · groups;
@@ -659,6 +689,11 @@ typedef struct nib_operands {
    * to 8 MB, evenly spaced) once they have asked for their own; D does not change. In device memory, of the same GPU, where it has to
    * live as long as this call's. Other kernels ignore it. */
   const nib_weight* next;
+  /* With nib_linear_desc.norm, since 1.2. */
+  const nib_view* norm_weight; /* f32, f16 or bf16 [K] */
+  const nib_view* norm_bias;   /* the same, with NIB_NORM_BIAS */
+  const nib_view* norm_add;    /* f32, f16 or bf16 [M,K], with NIB_NORM_ADD */
+  const nib_view* norm_sum;    /* written: of A's type [M,K], with NIB_NORM_ADD; may be the memory of either; NULL: not stored */
 } nib_operands;
 
 /* Runs a plan with a weight of the shape, scheme, layout and backend it was made for. On the CPU `stream` is NULL, and D is

@@ -6,6 +6,8 @@
 #include "nibble/cuda.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
+#include "nibble/join.hpp"
+#include "nibble/norm.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/pattern.hpp"
 #include "nibble/plan.hpp"

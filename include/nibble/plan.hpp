@@ -22,6 +22,7 @@
 #include "nibble/conv.hpp"
 #include "nibble/device.hpp"
 #include "nibble/epilogue.hpp"
+#include "nibble/norm.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/scheme.hpp"
 #include "nibble/status.hpp"
@@ -45,6 +46,7 @@ struct LinearSpec {
   /// token, per group of group.k input channels, or per tensor with the weight's static_acts, and multiplies the codes.
   ActScheme act_scheme = {};
   Accumulation accumulation = Accumulation::fast;  // of FP8 codes
+  NormSpec norm = {};                              // of a float A: normalized before anything else
 
   friend bool operator==(const LinearSpec&, const LinearSpec&) = default;
 };
@@ -79,6 +81,8 @@ class PackedWeight {
   bool has_bias() const;
   /// Whether its input channels are permuted (act-order); plans permute A to match.
   bool act_order() const;
+  /// Whether its rows lie in pairs, because it was packed for EpilogueSpec::glu: only plans for a glu take it.
+  bool paired() const;
   /// Everything but the bytes, for explain().
   WeightDesc desc() const;
   /// The internal form, for kernels.
@@ -140,6 +144,7 @@ enum class Op : std::uint8_t {
   conv,        // D[B,Co,Oh,Ow] = epilogue(conv2d(A[B,Ci,H,W], W)): a linear layer on patches (conv.hpp)
   dequantize,  // D[N,K] or [K,N] = W
   prepare,     // A[M,K] → f32 [M,K], scaled and permuted to match the packed weight: the first step of some linear plans
+  finish,      // sums [M,N] → D[M,N/2]: the last step of some linear plans with a glu
 };
 /// "linear".
 std::string_view name(Op op);

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copyreg
 import json
 import os
+from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 from . import _arrays, _core
@@ -43,9 +44,9 @@ from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument
 
 __all__ = [
     "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
-    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "NotFound", "Note", "PackedWeight", "QuantError",
+    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedWeight", "QuantError",
     "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
-    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "kernels", "layouts", "open", "pack", "quantization_error", "quantize",
+    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "join", "kernels", "layouts", "open", "pack", "quantization_error", "quantize",
     "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "verify", "verify_conv",
 ]  # fmt: skip
 
@@ -162,7 +163,7 @@ def quantization_error(w: Array, q: QuantTensor) -> QuantError:
 
 def pack(
     q: QuantTensor, *, backend: str = "cpu", a_dtype: Any = "f32", act_scheme: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13,
-    accumulation: str = "fast",
+    accumulation: str = "fast", glu: bool = False, glu_limit: float | None = None, glu_offset: float = 0.0,
 ) -> PackedWeight:  # fmt: skip
     """Rearranges q for the kernels of a backend, "cpu" or "cuda" (the current GPU, into its memory).
 
@@ -170,14 +171,47 @@ def pack(
     all. A whole scheme, "s8r_u4zg128", may be given too. layout, kernel: by name, in place of a choice by cost for M up to m_max.
     accumulation: how products of FP8 codes are added up where there is a choice, on GPUs of compute capability 9.0: "fast", or "precise",
     whose error does not grow with K.
+    glu: linear() joins the two halves of its result, activation(first) · second, of N/2 columns: for gate and up as one layer (join()).
+    glu_limit: the magnitude at which both halves saturate before that (gpt-oss: 7); glu_offset: added to the second half (gpt-oss: 1).
     Raises Unsupported when no layout can hold q, or without a GPU.
     """
     return PackedWeight(
         _core.pack(
             q, backend=backend, a_dtype=_arrays.token(a_dtype), act_scheme=act_scheme, layout=layout, kernel=kernel, m_max=m_max,
-            accumulation=accumulation,
+            accumulation=accumulation, glu=glu, glu_limit=glu_limit, glu_offset=glu_offset,
         )
-    )
+    )  # fmt: skip
+
+
+def join(parts: Sequence[QuantTensor]) -> QuantTensor:
+    """Layers that read the same activations, as one: q, k and v of attention; gate and up (in this order) of a glu.
+
+    The result of the joined layer is that of the parts side by side. Scales per tensor become scales per output channel, which say the same;
+    parts without a bias have zeros in the joined one, if another part has a bias.
+    Raises InvalidArgument where they differ in k, scheme, types, or in what they do to activations: g_idx, prescale, static_acts, act_limit.
+    """
+    return _core.join(list(parts))
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What PackedWeight.linear() does to x first: y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), or a LayerNorm.
+
+    Means are over the channels of a token, arithmetic is float32, and y is rounded once to the type of x.
+    """
+
+    weight: Array
+    """[K], of a float type."""
+    kind: str = "rms"
+    """rms; or layer: (x − mean(x)) takes the place of x, and `bias` is added."""
+    eps: float = 1e-6
+    """Not negative."""
+    bias: Array | None = None
+    """[K], of a layer norm."""
+    weight_offset: float = 0.0
+    """1 in Gemma, whose checkpoints store the weight less 1."""
+    residual: Array | None = None
+    """The residual stream, of the shape and type of x: x is added to it in place, and the sum is normalized."""
 
 
 def explain(
@@ -199,7 +233,9 @@ def explain(
 
 def _spec(weight: PackedWeight) -> dict[str, Any]:
     """What a weight was packed for, as pack() takes it."""
-    return {name: getattr(weight, name) for name in ("a_dtype", "m_max", "act_scheme", "accumulation")}
+    spec = {name: getattr(weight, name) for name in ("a_dtype", "m_max", "act_scheme", "accumulation")}
+    glu, glu_limit, glu_offset = weight._weight.glu
+    return {**spec, "glu": glu, "glu_limit": glu_limit, "glu_offset": glu_offset} if glu else spec
 
 
 def _repack(q: QuantTensor, backend: str, layout: str, spec: dict[str, Any]) -> PackedWeight:
@@ -300,8 +336,11 @@ class PackedWeight:
         kernel: str = "",
         allow_reference: bool = True,
         next: PackedWeight | None = None,
+        norm: Norm | None = None,
     ) -> Array:
         """y[..., N] = act(row_scale · col_scale · (x[..., K] · Wᵀ) + bias) ∘ gate + residual, rounded to out_dtype.
+
+        Of a weight packed with glu, act(first half) · second half, [..., N/2], takes the place of act(...); gate and residual have its shape.
 
         x: f32, f16 or bf16, of any strides (what is no matrix in memory is copied); or codes, int8 or e4m3, with their a_scale (f32 [1],
         [M] or [M,G]) and for zero points a_zero (int32, of the shape of a_scale; -128 ... 127, on a GPU unchecked; on the CPU any int32
@@ -319,6 +358,7 @@ class PackedWeight:
         kernel: force one by name. allow_reference: False to fail rather than to run the slow reference.
         next: the weight of the call that follows on the same stream, which Hopper's kernels for up to 16 tokens ask for in L2 when
         they have asked for their own.
+        norm: of a float x: it is normalized before anything else, with the residual stream added.
 
         Raises InvalidArgument with the values that do not fit; nothing has been written then.
         """
@@ -326,6 +366,7 @@ class PackedWeight:
             x, bias, activation, clamp, negative_slope, gate, residual, row_scale, col_scale, a_scale, a_zero, act_scheme, accumulation,
             out_dtype, out_scale, out_zero, out_range, sum_bias, out, stream, kernel, allow_reference,
             None if next is None else next._weight,
+            None if norm is None else (norm.kind, norm.weight, norm.eps, norm.bias, norm.weight_offset, norm.residual),
         )  # fmt: skip
 
     __call__ = linear

@@ -253,6 +253,9 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
                     .col_scale = !options.col_scale.is_none(),
                     .bias = own_bias ? weight.packed.has_bias() && type != DType::s32 : !options.bias.is(Py_False),
                     .activation = activation_from(options.activation),
+                    .glu = weight.glu().glu,
+                    .glu_limit = weight.glu().glu_limit,
+                    .glu_offset = weight.glu().glu_offset,
                     .gate = !options.gate.is_none(),
                     .residual = !options.residual.is_none(),
                     .out = type};
@@ -275,8 +278,10 @@ EpilogueSpec epilogue(const Weight& weight, DType act, const Options& options, c
 
 /// The arrays of an epilogue, opened.
 struct OperandData {
-  Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual, sum_bias, out_scale, out_zero;
+  Input a_scale, a_zero, row_scale, col_scale, bias, gate, residual, sum_bias, out_scale, out_zero, norm_weight, norm_bias;
+  Output norm_residual;  // read and written
   const PackedWeight* next;
+  NormSpec norm;
 
   OperandData(const Call& call, const Options& options, bool images)
       : a_scale(call.in(options.a_scale, "a_scale")),
@@ -290,6 +295,20 @@ struct OperandData {
     if (!is_number(options.out_scale)) out_scale = call.in(options.out_scale, "out_scale", 1).vector();
     if (!is_number(options.out_zero)) out_zero = call.in(options.out_zero, "out_zero").vector();
     if (!PyBool_Check(options.bias.ptr())) bias = call.in(options.bias, "bias", 1);
+    if (options.norm.is_none()) return;
+    const auto [kind, weight, eps, bias_of_norm, offset, stream] =
+        nb::cast<std::tuple<std::string, nb::object, float, nb::object, float, nb::object>>(options.norm);
+    norm = {.kind = kind == "rms"     ? Norm::rms
+                    : kind == "layer" ? Norm::layer
+                                      : Norm::none,
+            .eps = eps,
+            .weight_offset = offset,
+            .bias = !bias_of_norm.is_none(),
+            .add = !stream.is_none()};
+    if (norm.kind == Norm::none) throw invalid("'" + kind + "' is no kind of norm; write rms or layer");
+    norm_weight = call.in(weight, "norm.weight", 1).vector();
+    norm_bias = call.in(bias_of_norm, "norm.bias", 1).vector();
+    norm_residual = call.out(stream, "norm.residual");
   }
 
   /// Of tokens: [M] whatever their dimensions; of groups: [M,G].
@@ -307,11 +326,15 @@ struct OperandData {
             .sum_bias = sum_bias.view,
             .out_scale = out_scale.view,
             .out_zero = out_zero.view,
+            .norm_weight = norm_weight.view,
+            .norm_bias = norm_bias.view,
+            .norm_add = norm_residual.view,
+            .norm_sum = norm_residual.view,
             .next = next};
   }
   void check_beside(const Output& d) const {
-    for (const Input* input :
-         {&a_scale, &a_zero, &row_scale, &col_scale, &bias, &gate, &residual, &sum_bias, &out_scale, &out_zero})
+    for (const Input* input : {&a_scale, &a_zero, &row_scale, &col_scale, &bias, &gate, &residual, &sum_bias, &out_scale,
+                               &out_zero, &norm_weight, &norm_bias})
       input->beside(d);
   }
 };
@@ -395,12 +418,13 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
   LinearSpec spec{.a_dtype = act,
                   .epilogue = epilogue(weight, act, options, d),
                   .act_scheme = asked,
-                  .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.spec().accumulation};
+                  .accumulation = options.accumulation ? accumulation_from(*options.accumulation) : weight.spec().accumulation,
+                  .norm = operands.norm};
   if (!options.act_scheme && is_code(act)) spec.act_scheme = act_of_codes(weight, a, operands.a_scale, operands.a_zero);
   operands.shape_scales(spec.act_scheme);
   const std::int64_t m = product(std::span(dims).first(dims.size() - 1));
   spec.m_max = bucket(m);
-  dims.back() = n;
+  dims.back() = spec.epilogue.columns(n);
   nb::object result = nb::borrow(options.out);
   if (result.is_none()) {
     result = call.empty(dims, spec.epilogue.out);
@@ -411,7 +435,9 @@ nb::object linear(Weight& weight, nb::handle x, const Options& options) {
     d.collapse(2);
     operands.gate.collapse(2);
     operands.residual.collapse(2);
+    operands.norm_residual.collapse(2);
     a.beside(d);
+    operands.norm_residual.beside(a);
     operands.check_beside(d);
     const Plan plan = weight.linear.get(weight.packed, spec, options.kernel, options.allow_reference);
     run(call, weight, plan, a.view, d, operands.args());

@@ -52,6 +52,8 @@ struct Weight {
 
   /// What it was packed for; a call may say otherwise.
   const LinearSpec& spec() const { return std::get<LinearSpec>(packed.spec()); }
+  /// Of a glu: as it was packed.
+  const EpilogueSpec& glu() const { return spec().epilogue; }
 };
 
 /// What linear() and conv() have in common, as Python passes it.
@@ -70,6 +72,7 @@ struct Options {
   std::string_view kernel;
   bool allow_reference;
   const Weight* next = nullptr;
+  nb::handle norm = nb::none();  // None, or (kind, weight, eps, bias, weight_offset, residual)
 };
 
 /// y[..., N]: Options::out, or a new array of the kind of x.

@@ -427,6 +427,7 @@ std::vector<Explanation::Bucket> explain(Weight& weight, std::string_view a_dtyp
                                          std::string_view act_scheme, std::string_view accumulation) {
   LinearSpec spec{.a_dtype = dtype_from(a_dtype),
                   .m_max = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(m_max, 1)))),
+                  .epilogue = {.glu = weight.glu().glu},
                   .act_scheme = act_from(act_scheme),
                   .accumulation = accumulation_from(accumulation)};
   spec.epilogue.out = dtype_from(out);
@@ -463,6 +464,7 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("nbytes", [](const Weight& w) { return w.packed.bytes().size(); })
       .def_prop_ro("has_bias", [](const Weight& w) { return w.packed.has_bias(); })
       .def_prop_ro("act_order", [](const Weight& w) { return w.packed.act_order(); })
+      .def_prop_ro("glu", [](const Weight& w) { return std::tuple(w.glu().glu, w.glu().glu_limit, w.glu().glu_offset); })
       .def_prop_ro(
           "plans", [](const Weight& w) { return w.linear.size() + w.conv.size() + w.dequantize.size(); }, "How many are kept.")
       .def(
@@ -476,17 +478,18 @@ void bind_weights(nb::module_& m) {
              nb::handle a_scale, nb::handle a_zero, std::optional<std::string_view> act_scheme,
              std::optional<std::string_view> accumulation, nb::handle out_dtype, nb::handle out_scale, nb::handle out_zero,
              std::optional<std::pair<std::int32_t, std::int32_t>> out_range, nb::handle sum_bias, nb::handle out,
-             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next) {
+             nb::handle stream, std::string_view kernel, bool allow_reference, const Weight* next, nb::handle norm) {
             Options options{bias,     activation, clamp,      negative_slope, gate,           residual,  row_scale, col_scale,
                             a_scale,  a_zero,     act_scheme, accumulation,   out_dtype,      out_scale, out_zero,  out_range,
                             sum_bias, out,        stream,     kernel,         allow_reference};
             options.next = next;
+            options.norm = norm;
             return linear(self, x, options);
           },
           "x"_a.none(), "bias"_a.none(), "activation"_a, "clamp"_a, "negative_slope"_a, "gate"_a.none(), "residual"_a.none(),
           "row_scale"_a.none(), "col_scale"_a.none(), "a_scale"_a.none(), "a_zero"_a.none(), "act_scheme"_a.none(),
           "accumulation"_a.none(), "out_dtype"_a.none(), "out_scale"_a, "out_zero"_a, "out_range"_a.none(), "sum_bias"_a.none(),
-          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a, "next"_a.none())
+          "out"_a.none(), "stream"_a.none(), "kernel"_a, "allow_reference"_a, "next"_a.none(), "norm"_a.none())
       .def(
           "conv",
           [](Weight& self, nb::handle x, Pair stride, std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> padding,
@@ -513,12 +516,16 @@ void bind_weights(nb::module_& m) {
 // --- functions ----------------------------------------------------------------------------------------------------------------
 
 Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view a_dtype, std::string_view act_scheme,
-                   const std::string& layout, const std::string& kernel, std::int64_t m_max, std::string_view accumulation) {
+                   const std::string& layout, const std::string& kernel, std::int64_t m_max, std::string_view accumulation,
+                   bool glu, OptionalFloat glu_limit, float glu_offset) {
   LinearSpec spec{.a_dtype = dtype_from(a_dtype),
                   .m_max = m_max,
                   .act_scheme = act_from(act_scheme),
                   .accumulation = accumulation_from(accumulation)};
   if (is_compute_float(spec.a_dtype)) spec.epilogue.out = spec.a_dtype;  // as linear() answers
+  spec.epilogue.glu = glu;
+  if (glu_limit) spec.epilogue.glu_limit = *glu_limit;
+  spec.epilogue.glu_offset = glu_offset;
   const PackOptions options{.layout = layout, .kernel = kernel, .backend = backend_from(backend)};
   nb::gil_scoped_release release;
   Weight weight{.packed = check(pack(q, spec, options))};
@@ -759,7 +766,16 @@ nb::dict roofline() {
 
 void bind_functions(nb::module_& m) {
   m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "a_dtype"_a = "f32", "act_scheme"_a = "",
-        "layout"_a = "", "kernel"_a = "", "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast");
+        "layout"_a = "", "kernel"_a = "", "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast", "glu"_a = false,
+        "glu_limit"_a = nb::none(), "glu_offset"_a = 0.0f);
+  m.def(
+      "join",
+      [](const std::vector<const QuantTensor*>& parts) {
+        std::vector<QuantTensor> copies;
+        for (const QuantTensor* part : parts) copies.push_back(*part);
+        return check(join(copies));
+      },
+      "parts"_a);
   for (const auto& [function, how] :
        std::initializer_list<std::pair<const char*, Quantize*>>{{"quantize", &quantize}, {"quantize_conv", &quantize_conv}})
     m.def(

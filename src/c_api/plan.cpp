@@ -38,7 +38,24 @@ Result<EpilogueSpec> epilogue_spec(const nib_epilogue* given) {
   spec.out_zero = e.out_zero;
   spec.out_scales = (e.operands & NIB_OUT_SCALE) != 0;
   if (e.out_low != 0 || e.out_high != 0) spec.out_low = e.out_low, spec.out_high = e.out_high;
+  spec.glu = e.glu != 0;
+  if (e.glu_limit != 0) spec.glu_limit = e.glu_limit;
+  spec.glu_offset = e.glu_offset;
   return spec;
+}
+
+Result<NormSpec> norm_spec(const nib_norm* given) {
+  if (given == nullptr) return NormSpec{};
+  NIBBLE_ASSIGN_OR_RETURN(const nib_norm norm, read("nib_norm", given));
+  if (norm.kind < NIB_NORM_NONE || norm.kind > NIB_NORM_LAYER)
+    return error(StatusCode::invalid_argument, "nib_norm.kind={} is no nib_norm_kind", norm.kind);
+  if ((norm.parts & ~std::uint32_t{NIB_NORM_ADD | NIB_NORM_BIAS}) != 0)
+    return error(StatusCode::unsupported, "nib_norm.parts={:#x} has bits this version does not know", norm.parts);
+  return NormSpec{.kind = static_cast<Norm>(norm.kind),
+                  .eps = norm.eps,
+                  .weight_offset = norm.weight_offset,
+                  .bias = (norm.parts & NIB_NORM_BIAS) != 0,
+                  .add = (norm.parts & NIB_NORM_ADD) != 0};
 }
 
 Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
@@ -49,6 +66,7 @@ Result<LinearSpec> linear_spec(const nib_linear_desc* given) {
   NIBBLE_ASSIGN_OR_RETURN(spec.epilogue, epilogue_spec(desc.epilogue));
   NIBBLE_ASSIGN_OR_RETURN(spec.act_scheme, act_scheme(desc.act_scheme));
   NIBBLE_ASSIGN_OR_RETURN(spec.accumulation, accumulation("nib_linear_desc.accumulation", desc.accumulation));
+  NIBBLE_ASSIGN_OR_RETURN(spec.norm, norm_spec(desc.norm));
   return spec;
 }
 
@@ -127,6 +145,10 @@ Status execute(const nib_plan* plan_handle, const nib_weight* weight_handle, con
   NIBBLE_ASSIGN_OR_RETURN(args.sum_bias, view("sum_bias", operands.sum_bias));
   NIBBLE_ASSIGN_OR_RETURN(args.out_scale, view("out_scale", operands.out_scale));
   NIBBLE_ASSIGN_OR_RETURN(args.out_zero, view("out_zero", operands.out_zero));
+  NIBBLE_ASSIGN_OR_RETURN(args.norm_weight, view("norm_weight", operands.norm_weight));
+  NIBBLE_ASSIGN_OR_RETURN(args.norm_bias, view("norm_bias", operands.norm_bias));
+  NIBBLE_ASSIGN_OR_RETURN(args.norm_add, view("norm_add", operands.norm_add));
+  NIBBLE_ASSIGN_OR_RETURN(args.norm_sum, view("norm_sum", operands.norm_sum));
   if (operands.next != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(args.next, open(operands.next));
   }
@@ -243,6 +265,7 @@ nib_status nib_weight_get(const nib_weight* weight, nib_weight_info* info) {
     out.backend = w->backend() == Backend::cuda ? NIB_CUDA : NIB_CPU;
     out.has_bias = w->has_bias();
     out.act_order = w->act_order();
+    out.paired = w->paired() ? 1 : 0;
     out.filter_height = w->filter().h;
     out.filter_width = w->filter().w;
     return write("nib_weight_info", info, out);

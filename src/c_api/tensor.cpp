@@ -176,6 +176,18 @@ nib_status nib_qtensor_get(const nib_qtensor* q, nib_qtensor_desc* desc) {
 
 nib_status nib_qtensor_destroy(nib_qtensor* q) { return destroy(q); }
 
+nib_status nib_join(const nib_qtensor* const* parts, size_t count, nib_qtensor** q) {
+  return create(q, [&]() -> Result<QuantTensor> {
+    if (count != 0) NIBBLE_RETURN_IF_ERROR(required({{"array of weights", parts}}));
+    std::vector<QuantTensor> opened;
+    for (size_t i = 0; i < count; ++i) {
+      NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(parts[i]));
+      opened.push_back(named->q);
+    }
+    return join(opened);
+  });
+}
+
 nib_status nib_read_module(const nib_named_view* tensors, size_t count, const char* config, nib_qtensor** q, char** notes) {
   return create(q, [&]() -> Result<QuantTensor> {
     if (count != 0) NIBBLE_RETURN_IF_ERROR(required({{"array of tensors", tensors}}));

@@ -47,6 +47,13 @@ struct LeakyRelu {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+/// The factors of a gated linear unit before the activation function of the first; NaN stays NaN.
+struct GluLimits {
+  float limit, offset;
+  NIBBLE_HOST_DEVICE float gate(float x) const { return x > limit ? limit : x; }
+  NIBBLE_HOST_DEVICE float other(float x) const { return (x < -limit ? -limit : x > limit ? limit : x) + offset; }
+};
+
 /// Calls use(function) with the function of `spec`, an EpilogueSpec or what has its members.
 template <class Spec, class Use>
 NIBBLE_HOST_DEVICE inline void with_activation(const Spec& spec, const Use& use) {

@@ -17,6 +17,8 @@ Element element(const EpilogueSpec& spec, const Operands& args, const TensorView
   e.bias = operand(spec.bias, args.bias);
   e.gate = operand(spec.gate, args.gate);
   e.residual = operand(spec.residual, args.residual);
+  if (spec.glu) e.glu_half = d.dim(1);
+  e.glu_limits = {spec.glu_limit, spec.glu_offset};
   e.activation = spec.activation;
   e.clamp_low = spec.clamp_low;
   e.clamp_high = spec.clamp_high;

@@ -75,6 +75,8 @@ struct Element {
   const float* row_scale = nullptr;
   const float* col_scale = nullptr;
   Operand bias, gate, residual;
+  std::int64_t glu_half = 0;  // N/2 of a glu, else 0: then channels 2j and 2j + 1 of the sums are channels j and N/2 + j of x
+  GluLimits glu_limits = {kInfinity, 0.0f};
   Activation activation = Activation::none;
   float clamp_low = 0.0f, clamp_high = 6.0f, negative_slope = 0.01f;
   DType out = DType::f32;
@@ -102,8 +104,8 @@ struct Element {
   /// Whether the epilogue is acc_scale and a store to 16-bit floats, as in most layers: store_plain suffices.
   NIBBLE_HOST_DEVICE bool plain() const {
     return row_scale == nullptr && col_scale == nullptr && bias.data == nullptr && activation == Activation::none &&
-           gate.data == nullptr && residual.data == nullptr && (out == DType::f16 || out == DType::bf16) && d_stride % 2 == 0 &&
-           reinterpret_cast<std::uintptr_t>(d) % 4 == 0;
+           glu_half == 0 && gate.data == nullptr && residual.data == nullptr && (out == DType::f16 || out == DType::bf16) &&
+           d_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(d) % 4 == 0;
   }
 #if NIBBLE_DEVICE_CODE
   /// D[m,n] and D[m,n+1] from their sums; n even.
@@ -135,7 +137,55 @@ struct Element {
     write(at, n, a);
     if (both) write(at + step, next, b);
   }
-  /// D[m,n] … D[m,n+7] from their sums; n is a multiple of 8. The parts of the epilogue are tested once for all.
+  /// Of a glu D[m,n/2] and D[m,n/2+1] from the sums of channels n … n + 3, as far as they exist; n is a multiple of 4. channels: N.
+  __device__ void store_products(std::int64_t m, std::int64_t n, float4 acc, std::int64_t channels) const {
+    const std::int64_t j = n / 2, at = m * d_stride + j;
+    const float a = product(m, j, acc.x, acc.y);
+    if (n + 2 >= channels) return write(at, j, a);
+    const float b = product(m, j + 1, acc.z, acc.w);
+    if ((out == DType::f16 || out == DType::bf16) && d_stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(d) % 4 == 0) {
+      *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(d) + at) = halves(a, b);
+    } else {
+      write(at, j, a);
+      write(at + 1, j + 1, b);
+    }
+  }
+  /// The same of channels n … n + 7, all of which exist; n is a multiple of 8. The parts of the epilogue are tested once for all.
+  __device__ void store_four_products(std::int64_t m, std::int64_t n, const float (&acc)[8]) const {
+    const std::int64_t j = n / 2;
+    const float row = row_scale == nullptr ? 1.0f : row_scale[m];
+    float gates[4], others[4];
+    const auto each = [&](auto use) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        gates[i] = use(gates[i], j + i);
+        others[i] = use(others[i], glu_half + j + i);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gates[i] = multiply(acc[2 * i], acc_scale), others[i] = multiply(acc[2 * i + 1], acc_scale);
+    if (row_scale != nullptr) each([&](float x, std::int64_t) { return multiply(x, row); });
+    if (col_scale != nullptr) each([&](float x, std::int64_t i) { return multiply(x, col_scale[i]); });
+    if (bias.data != nullptr) each([&](float x, std::int64_t i) { return add(x, bias.at(i)); });
+    with_activation(*this, [&](auto function) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) gates[i] = multiply(function(glu_limits.gate(gates[i])), glu_limits.other(others[i]));
+    });
+    if (gate.data != nullptr)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) gates[i] = multiply(gates[i], gate.at(m * gate.stride + j + i));
+    if (residual.data != nullptr)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) gates[i] = add(gates[i], residual.at(m * residual.stride + j + i));
+    const std::int64_t at = m * d_stride + j;
+    if ((out == DType::f16 || out == DType::bf16) && d_stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(d) % 8 == 0) {
+      *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(d) + at) = {halves(gates[0], gates[1]), halves(gates[2], gates[3])};
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) write(at + i, j + i, gates[i]);
+    }
+  }
+  /// D[m,n] … D[m,n+7] from their sums, without a glu; n is a multiple of 8. The parts of the epilogue are tested once for all.
   __device__ void store_eight(std::int64_t m, std::int64_t n, float (&v)[8]) const {
     if (out == DType::s32) return write_eight(m * d_stride + n, n, v);
     const auto each = [&](auto use) {
@@ -164,8 +214,15 @@ struct Element {
   }
 #endif
 
-  /// D[m,n] from its sum.
+  /// D[m,n] from its sum; without a glu.
   NIBBLE_HOST_DEVICE void store(std::int64_t m, std::int64_t n, float acc) const { store_at(m * d_stride + n, Row{m}, n, acc); }
+  /// D[m,n] and D[m,n+1], where they exist, from their sums, of a glu D[m,n/2]; n even. channels: N.
+  NIBBLE_HOST_DEVICE void store_two(std::int64_t m, std::int64_t n, float first, float second, std::int64_t channels) const {
+    if (n >= channels) return;
+    if (glu_half != 0) return write(m * d_stride + n / 2, n / 2, product(m, n / 2, first, second));
+    store(m, n, first);
+    if (n + 1 < channels) store(m, n + 1, second);
+  }
   /// Channel n of a row, or of a pixel of images, which have no row_scale: element `at` of D.
   template <class Where>
   NIBBLE_HOST_DEVICE void store_at(std::int64_t at, const Where& where, std::int64_t n, float acc) const {
@@ -182,12 +239,35 @@ struct Element {
   }
 
  private:
+  /// D[m,j] of a glu from its two sums.
+  NIBBLE_HOST_DEVICE float product(std::int64_t m, std::int64_t j, float first, float second) const {
+    const auto x = [&](float acc, std::int64_t n) {
+      acc = multiply(acc, acc_scale);
+      if (row_scale != nullptr) acc = multiply(acc, row_scale[m]);
+      if (col_scale != nullptr) acc = multiply(acc, col_scale[n]);
+      return bias.data == nullptr ? acc : add(acc, bias.at(n));
+    };
+    float value = glu_limits.gate(x(first, j));
+    with_activation(*this, [&value](auto function) { value = function(value); });
+    value = multiply(value, glu_limits.other(x(second, glu_half + j)));
+    if (gate.data != nullptr) value = multiply(value, gate.at(m * gate.stride + j));
+    return residual.data == nullptr ? value : add(value, residual.at(m * residual.stride + j));
+  }
   /// The code of a value of channel n.
   NIBBLE_HOST_DEVICE std::int32_t code(std::int64_t n, float x) const {
     const float scale = out_scales == nullptr ? out_scale : out_scales[out_scale_each ? n : 0];
     return quantize(x, scale, out_zeros == nullptr ? out_zero : *out_zeros, out_range);
   }
 #if NIBBLE_DEVICE_CODE
+  /// Two numbers in the 16-bit type of D.
+  __device__ std::uint32_t halves(float low, float high) const {
+    if (out == DType::f16) {
+      const __half2 pair = __floats2half2_rn(low, high);
+      return reinterpret_cast<const std::uint32_t&>(pair);
+    }
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const std::uint32_t&>(pair);
+  }
   /// Elements i … i + 7 of D, channels n … n + 7.
   __device__ void write_eight(std::int64_t i, std::int64_t n, const float (&v)[8]) const {
     if (d_stride % 8 != 0 || reinterpret_cast<std::uintptr_t>(d) % 16 != 0) {
@@ -207,15 +287,7 @@ struct Element {
       case DType::bf16: {
         std::uint32_t word[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (out == DType::f16) {
-            const __half2 pair = __floats2half2_rn(v[2 * j], v[2 * j + 1]);
-            word[j] = reinterpret_cast<const std::uint32_t&>(pair);
-          } else {
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
-            word[j] = reinterpret_cast<const std::uint32_t&>(pair);
-          }
-        }
+        for (int j = 0; j < 4; ++j) word[j] = halves(v[2 * j], v[2 * j + 1]);
         *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(d) + i) = {word[0], word[1], word[2], word[3]};
         break;
       }

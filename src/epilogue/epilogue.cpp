@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "core/error.hpp"
@@ -40,6 +41,7 @@ std::string EpilogueSpec::name() const {
   if (col_scale) parts.push_back("col_scale");
   if (bias) parts.push_back("bias");
   if (activation != Activation::none) parts.push_back(nibble::name(activation));
+  if (glu) parts.push_back("glu");
   if (gate) parts.push_back("gate");
   if (residual) parts.push_back("residual");
   return fmt::format("{}->{}", fmt::join(parts, "+"), nibble::name(out));
@@ -49,13 +51,19 @@ Status EpilogueSpec::validate() const {
   const bool codes = out == DType::s8 || out == DType::u8;
   if (!is_compute_float(out) && !codes && out != DType::s32)
     return error(StatusCode::unsupported, "output type {} is not one of f32, f16, bf16, s8, u8, s32", nibble::name(out));
-  if (out == DType::s32 && (row_scale || col_scale || bias || activation != Activation::none || gate || residual))
+  if (out == DType::s32 && (row_scale || col_scale || bias || activation != Activation::none || glu || gate || residual))
     return error(StatusCode::unsupported, "a D of s32 is the integer sums: {} is for other types, sum_bias is added to them",
                  name());
   if (activation == Activation::clamp && !(clamp_low <= clamp_high))
     return error(StatusCode::invalid_argument, "clamp range [{}, {}] is empty", clamp_low, clamp_high);
   if (activation == Activation::leaky_relu && !std::isfinite(negative_slope))
     return error(StatusCode::invalid_argument, "negative_slope={} must be finite", negative_slope);
+  if (glu && sum_bias)
+    return error(StatusCode::unsupported, "sum_bias has no glu: pass a_zero instead, whose sums the packed weight holds");
+  if (!(glu_limit > 0.0f)) return error(StatusCode::invalid_argument, "glu_limit={} must be positive", glu_limit);
+  if (!std::isfinite(glu_offset)) return error(StatusCode::invalid_argument, "glu_offset={} must be finite", glu_offset);
+  if (!glu && (glu_limit != std::numeric_limits<float>::infinity() || glu_offset != 0.0f))
+    return error(StatusCode::invalid_argument, "glu_limit={} and glu_offset={} are for a glu", glu_limit, glu_offset);
   if (!codes && out_scales)
     return error(StatusCode::invalid_argument, "a D of {} has no out_scale; s8 and u8 do", nibble::name(out));
   if (!codes) return {};
@@ -112,9 +120,31 @@ void for_each(const ConstTensorView& v, std::int64_t start, std::int64_t count, 
   if (v.dtype == DType::bf16) loop(static_cast<const bf16*>(v.data));
 }
 
+/// acc[i · step] becomes channel n + i of x.
+void scale_and_add(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t step, std::int64_t m, std::int64_t n,
+                   std::int64_t count) {
+  if (spec.row_scale) {
+    const float scale = static_cast<const float*>(args.row_scale.data)[m];
+    for (std::int64_t i = 0; i < count; ++i) acc[i * step] *= scale;
+  }
+  if (spec.col_scale) for_each(args.col_scale, n, count, [&](std::int64_t i, float s) { acc[i * step] *= s; });
+  if (spec.bias) for_each(args.bias, n, count, [&](std::int64_t i, float b) { acc[i * step] += b; });
+}
+
 template <class Function>
 void apply(Function function, float* acc, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) acc[i] = function(acc[i]);
+}
+
+/// The sums of a glu become the products of its halves, half as many.
+void multiply_halves(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t j,
+                     std::int64_t count, std::int64_t half) {
+  scale_and_add(spec, args, acc, 2, m, j, count);
+  scale_and_add(spec, args, acc + 1, 2, m, half + j, count);
+  const GluLimits limits{spec.glu_limit, spec.glu_offset};
+  with_activation(spec, [&](auto function) {
+    for (std::int64_t i = 0; i < count; ++i) acc[i] = function(limits.gate(acc[2 * i])) * limits.other(acc[2 * i + 1]);
+  });
 }
 
 void store(const EpilogueSpec& spec, const Operands& args, const float* acc, std::int64_t n0, std::int64_t count,
@@ -135,9 +165,10 @@ void store(const EpilogueSpec& spec, const Operands& args, const float* acc, std
 }  // namespace
 
 Status check_args(const EpilogueSpec& spec, const Operands& args, const TensorView& d) {
+  const std::int64_t n = spec.glu ? 2 * d.dim(1) : d.dim(1);  // of x
   if (spec.row_scale) NIBBLE_RETURN_IF_ERROR(check_vector("row_scale", args.row_scale, d.dim(0), true));
-  if (spec.col_scale) NIBBLE_RETURN_IF_ERROR(check_vector("col_scale", args.col_scale, d.dim(1), true));
-  if (spec.bias) NIBBLE_RETURN_IF_ERROR(check_vector("bias", args.bias, d.dim(1), false));
+  if (spec.col_scale) NIBBLE_RETURN_IF_ERROR(check_vector("col_scale", args.col_scale, n, true));
+  if (spec.bias) NIBBLE_RETURN_IF_ERROR(check_vector("bias", args.bias, n, false));
   if (spec.sum_bias) NIBBLE_RETURN_IF_ERROR(check_numbers("sum_bias", args.sum_bias, DType::s32, d.dim(1), false));
   if (spec.out_scales) {
     NIBBLE_RETURN_IF_ERROR(check_numbers("out_scale", args.out_scale, DType::f32, d.dim(1), true));
@@ -150,13 +181,13 @@ Status check_args(const EpilogueSpec& spec, const Operands& args, const TensorVi
 
 void store_row(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t n0, std::int64_t count,
                const TensorView& d) {
-  if (spec.row_scale) {
-    const float scale = static_cast<const float*>(args.row_scale.data)[m];
-    for (std::int64_t i = 0; i < count; ++i) acc[i] *= scale;
+  if (spec.glu) {
+    n0 /= 2, count /= 2;
+    multiply_halves(spec, args, acc, m, n0, count, d.dim(1));
+  } else {
+    scale_and_add(spec, args, acc, 1, m, n0, count);
+    if (spec.activation != Activation::none) with_activation(spec, [&](auto function) { apply(function, acc, count); });
   }
-  if (spec.col_scale) for_each(args.col_scale, n0, count, [&](std::int64_t i, float s) { acc[i] *= s; });
-  if (spec.bias) for_each(args.bias, n0, count, [&](std::int64_t i, float b) { acc[i] += b; });
-  if (spec.activation != Activation::none) with_activation(spec, [&](auto function) { apply(function, acc, count); });
   if (spec.gate) for_each(args.gate, m * args.gate.stride(0) + n0, count, [&](std::int64_t i, float g) { acc[i] *= g; });
   if (spec.residual)
     for_each(args.residual, m * args.residual.stride(0) + n0, count, [&](std::int64_t i, float r) { acc[i] += r; });

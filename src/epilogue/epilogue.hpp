@@ -31,7 +31,8 @@ struct OutCodes {
 /// Checks the operands an epilogue needs against D[M,N]: presence, dtype, shape, strides.
 Status check_args(const EpilogueSpec& spec, const Operands& args, const TensorView& d);
 
-/// Finishes acc[0…count), which are D[m, n0…n0+count), and stores them. `acc` is overwritten.
+/// Finishes acc[0…count), which are D[m, n0…n0+count), and stores them. `acc` is overwritten. Of a glu the sums are in pairs, channels 2j
+/// and 2j + 1 for channels j and N/2 + j of x, and n0 and count are even.
 /// Precondition: check_args has accepted the operands.
 void store_row(const EpilogueSpec& spec, const Operands& args, float* acc, std::int64_t m, std::int64_t n0, std::int64_t count,
                const TensorView& d);

@@ -147,6 +147,7 @@ std::string_view name(Op op) {
     case Op::conv: return "conv";
     case Op::dequantize: return "dequantize";
     case Op::prepare: return "prepare";
+    case Op::finish: return "finish";
   }
   return "unknown";
 }

@@ -29,18 +29,19 @@ inline constexpr int kPreciseChannels = 512;
 
 /// The form in which a kernel reads activations.
 enum class ActForm : std::uint8_t {
-  as_given,   // as the caller passes them, without a prepare step
-  f32,        // CPU; cpu/prepare/prepare.hpp draws this form and the next five
-  s8x3,       // 24-bit fixed point
-  s8,         // int8
-  s8k64,      // int8 in rows for AMX
-  bf16,       // pairs of channels
-  bf16k32,    // pairs of channels in rows for AMX
-  s8_rows,    // GPU: int8 codes row by row, followed by their scales (cuda/table/w8a8.cpp)
-  e4m3_rows,  // GPU: the same of FP8 codes
-  s8i16,      // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
-  s8x3_rows,  // GPU: 24-bit fixed point, three rows of such codes a token (cuda/table/fixed_point.cpp)
-  recoded,    // u8 codes as s8 codes, in front of what reads those (recode.hpp)
+  as_given,    // as the caller passes them, without a prepare step
+  f32,         // CPU; cpu/prepare/prepare.hpp draws this form and the next five
+  s8x3,        // 24-bit fixed point
+  s8,          // int8
+  s8k64,       // int8 in rows for AMX
+  bf16,        // pairs of channels
+  bf16k32,     // pairs of channels in rows for AMX
+  s8_rows,     // GPU: int8 codes row by row, followed by their scales (cuda/table/w8a8.cpp)
+  e4m3_rows,   // GPU: the same of FP8 codes
+  s8i16,       // GPU: int8 codes interleaved by 16 channels (cuda/table/wna8.cpp)
+  s8x3_rows,   // GPU: 24-bit fixed point, three rows of such codes a token (cuda/table/fixed_point.cpp)
+  recoded,     // u8 codes as s8 codes, in front of what reads those (recode.hpp)
+  normalized,  // floats after RMSNorm or LayerNorm, in front of everything (norm.hpp)
 };
 /// The form's token in kernel names: "s8k64"; rows of the GPU by their type.
 constexpr std::string_view name(ActForm form) {
@@ -57,6 +58,7 @@ constexpr std::string_view name(ActForm form) {
     case ActForm::bf16k32: return "bf16k32";
     case ActForm::e4m3_rows: return "e4m3";
     case ActForm::s8i16: return "s8i16";
+    case ActForm::normalized: return "normalized";
   }
   return "unknown";
 }
@@ -89,6 +91,7 @@ struct Problem {
   ActScheme act_scheme;           // how A is quantized before the product, if at all
   /// How sums of FP8 codes are formed.
   Accumulation accumulation = Accumulation::fast;
+  bool normalizes = false;   // a first step normalizes A (norm.hpp)
   bool u8_codes = false;     // A comes as u8, which a first step makes s8 (recode.hpp)
   bool permutes_k = false;   // act-order: the packed weight's input channels are permuted
   bool prescales_k = false;  // A is first multiplied by the weight's prescale
@@ -110,7 +113,7 @@ struct Tile {
 /// pointer is device memory.
 struct StepArgs {
   const PackedWeightData* weight = nullptr;
-  ConstTensorView a;              // [M,K], the caller's; conv [B,Ci,H,W]
+  ConstTensorView a;              // [M,K], the caller's; conv [B,Ci,H,W]; finish: the sums [M,N]
   std::byte* prepared = nullptr;  // A in the form the main kernel reads: written by prepare, read by the main kernel
   std::span<std::byte> scratch;   // of the main kernel: workspace() bytes at this M, aligned to 64 bytes, on the GPU to 256
   TensorView d;                   // linear [M,N]; conv [B,Co,Oh,Ow]; dequantize [N,K] or [K,N]
@@ -118,6 +121,7 @@ struct StepArgs {
   const EpilogueSpec* epilogue = nullptr;
   Operands operands;
   ActScheme act_scheme;
+  NormSpec norm;           // of the first step
   bool far_zeros = false;  // CPU: operands.a_zero has some outside −128 … 127
   Accumulation accumulation = Accumulation::fast;
   const ConvSpec* conv = nullptr;       // conv

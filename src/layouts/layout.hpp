@@ -33,6 +33,9 @@ struct PackedWeightHeader {
   std::optional<float> scale2;
   /// Act-order: the packed position i holds input channel perm[i], so that groups are contiguous; empty: in order.
   std::vector<std::int32_t> perm;
+  /// Of a weight packed for a glu: its rows lie in pairs, 2j and 2j + 1 for channels j and N/2 + j, so that a kernel has the factors of an
+  /// output side by side. Its bias lies in the order of channels.
+  bool paired = false;
   Tensor prescale;
   std::vector<float> prescale_f32;  // prescale, ready for kernels
   Tensor bias;

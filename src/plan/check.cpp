@@ -97,8 +97,14 @@ Roofline machine_for(const PlanOptions& options, std::optional<Isa> cpu) {
 
 Status check_spec(const WeightDesc& weight, const LinearSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(check_quantize(spec, weight));
+  NIBBLE_RETURN_IF_ERROR(spec.norm.validate());
+  if (spec.norm.kind != Norm::none && !is_compute_float(spec.a_dtype))
+    return error(StatusCode::unsupported, "a norm is of float activations, A is {}: normalize before quantizing",
+                 name(spec.a_dtype));
   NIBBLE_RETURN_IF_ERROR(check_product(spec.m_max, weight.n, weight.k));
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
+  if (spec.epilogue.glu && weight.n % 2 != 0)
+    return error(StatusCode::invalid_argument, "a glu multiplies the two halves of N output channels; N={} is odd", weight.n);
   return check_sums(spec.epilogue, spec.a_dtype, spec.act_scheme, weight);
 }
 
@@ -114,6 +120,7 @@ Status check_spec(const WeightDesc& weight, const ConvSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(spec.epilogue.validate());
   if (spec.epilogue.row_scale)
     return error(StatusCode::unsupported, "a convolution has no row_scale; apply a scale per pixel in the layer that reads D");
+  if (spec.epilogue.glu) return error(StatusCode::unsupported, "a convolution has no glu; linear layers do");
   NIBBLE_RETURN_IF_ERROR(check_quantize({.a_dtype = spec.a_dtype, .act_scheme = spec.act_scheme}, weight));
   NIBBLE_RETURN_IF_ERROR(check_sums(spec.epilogue, spec.a_dtype, spec.act_scheme, weight));
   if (weight.act_order || weight.prescale)

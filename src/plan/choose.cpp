@@ -9,13 +9,16 @@
 #include "core/error.hpp"
 #include "core/printable.hpp"
 #include "core/sizes.hpp"
+#include "kernels/finish.hpp"
+#include "kernels/norm.hpp"
 #include "kernels/recode.hpp"
 #include "nibble/cuda.hpp"
 #include "plan/check.hpp"
 
 namespace nibble {
 
-Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::string_view forced, bool allow_reference) {
+Explanation::Candidate judge(const Kernel& kernel, const Problem& layer, std::string_view forced, bool allow_reference) {
+  const Problem problem = needs_finish(layer) ? product_of(layer) : layer;
   Status status = kernel.accepts(kernel, problem);
   if (status.ok() && !forced.empty() && kernel.name != forced) status = error(StatusCode::unsupported, "{} is forced", forced);
   if (status.ok() && kernel.backend == Backend::reference && !allow_reference)
@@ -27,8 +30,8 @@ Explanation::Candidate judge(const Kernel& kernel, const Problem& problem, std::
   if (!status.ok()) return {.kernel = kernel.name, .refusal = status.message()};
   return {.kernel = kernel.name,
           .accepted = true,
-          .cost_us =
-              kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us + choose_recoding(problem).cost_us};
+          .cost_us = kernel.cost_us(kernel, problem) + choose_preparation(kernel, problem).cost_us +
+                     choose_first(problem).cost_us + choose_finish(layer).cost_us};
 }
 
 std::vector<Explanation::Candidate> judge_all(const Problem& problem, std::string_view forced, bool allow_reference) {
@@ -55,19 +58,35 @@ Choice choose_preparation(const Kernel& kernel, const Problem& problem) {
   return choose_kernel(preparing(problem, kernel.form), {}, true);
 }
 
-Choice choose_recoding(const Problem& problem) {
-  return problem.u8_codes ? choose_kernel(recoding(problem), {}, true) : Choice{};
+std::optional<Problem> first_step(const Problem& problem) {
+  if (problem.u8_codes) return recoding(problem);
+  if (problem.normalizes) return normalizing(problem);
+  return std::nullopt;
+}
+
+Choice choose_first(const Problem& problem) {
+  const std::optional<Problem> first = first_step(problem);
+  return first ? choose_kernel(*first, {}, true) : Choice{};
+}
+
+Choice choose_finish(const Problem& problem) {
+  return needs_finish(problem) ? choose_kernel(finishing(problem), {}, true) : Choice{};
 }
 
 Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow_reference) {
+  if (const Choice finish = choose_finish(problem); finish.kernel != nullptr) {
+    Choice product = choose_kernel(product_of(problem), forced, allow_reference);
+    product.cost_us += finish.cost_us;
+    return product;
+  }
   Choice choice, prepare;
-  const double recode_us = choose_recoding(problem).cost_us;
+  const double first_us = choose_first(problem).cost_us;
   const Kernel* prepared = nullptr;  // `prepare` is for this one, and for the next ones that read the same form
   for (const Kernel& kernel : kernel_table()) {
     if (is_out(kernel, problem, forced, allow_reference) || !kernel.accepts(kernel, problem).ok()) continue;
     if (prepared == nullptr || prepared->form != kernel.form) prepare = choose_preparation(kernel, problem);
     prepared = &kernel;
-    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us + recode_us;
+    const double cost_us = kernel.cost_us(kernel, problem) + prepare.cost_us + first_us;
     const bool replaces_reference = choice.kernel != nullptr && choice.kernel->backend == Backend::reference;
     const bool beats = kernel.backend != Backend::reference && cost_us < choice.cost_us;
     if (choice.kernel == nullptr || replaces_reference || beats) choice = {.kernel = &kernel, .cost_us = cost_us};
@@ -122,7 +141,9 @@ Problem ask(Op op, const WeightDesc& weight, const Spec& spec, const Roofline& m
 
 Result<Problem> problem_of(const WeightDesc& weight, const LinearSpec& spec, const Roofline& machine) {
   NIBBLE_RETURN_IF_ERROR(check_spec(weight, spec));
-  return ask(Op::linear, weight, spec, machine);
+  Problem problem = ask(Op::linear, weight, spec, machine);
+  problem.normalizes = spec.norm.kind != Norm::none;
+  return problem;
 }
 
 Result<Problem> problem_of(const WeightDesc& weight, const ConvSpec& spec, const Roofline& machine) {
@@ -252,7 +273,7 @@ Problem preparing(Problem problem, ActForm form) {
   problem.op = Op::prepare;
   problem.form = form;
   problem.layout = {};
-  problem.u8_codes = false;
+  problem.u8_codes = problem.normalizes = false;
   return problem;
 }
 
@@ -275,11 +296,14 @@ Result<Bucket> choose_bucket(const Problem& problem, std::string_view forced, bo
                    problem, forced, allow_reference);
   Bucket bucket{.m_low = problem.m,
                 .m_high = problem.m,
-                .recode = choose_recoding(problem).kernel,
+                .first = choose_first(problem).kernel,
                 .main = choice.kernel,
+                .finish = choose_finish(problem).kernel,
                 .cost_us = choice.cost_us};
-  if (problem.u8_codes && bucket.recode == nullptr)
-    return refused("nothing makes s8 codes of u8 codes", recoding(problem), {}, true);
+  if (const auto first = first_step(problem); first && bucket.first == nullptr)
+    return refused(fmt::format("nothing makes {} activations", name(first->form)), *first, {}, true);
+  if (needs_finish(problem) && bucket.finish == nullptr)
+    return refused("nothing finishes the sums of a glu", finishing(problem), {}, true);
   if (problem.op == Op::linear && needs_prepare(choice.kernel->form, problem)) {
     bucket.prepare = choose_preparation(*choice.kernel, problem).kernel;
     if (bucket.prepare == nullptr)
@@ -303,7 +327,7 @@ Result<std::vector<Bucket>> choose_buckets(Problem problem, std::int64_t m_max, 
     NIBBLE_ASSIGN_OR_RETURN(Bucket bucket, choose_bucket(problem, forced, allow_reference));
     bucket.m_low = low;
     if (!buckets.empty() && buckets.back().main == bucket.main && buckets.back().prepare == bucket.prepare &&
-        buckets.back().unaligned == bucket.unaligned) {
+        buckets.back().unaligned == bucket.unaligned && buckets.back().finish == bucket.finish) {
       bucket.m_low = buckets.back().m_low;
       buckets.back() = bucket;
     } else {
@@ -320,9 +344,10 @@ Explanation explanation_of(const std::vector<Bucket>& buckets, Problem problem, 
     problem.m = b.m_high;
     Explanation::Bucket out{
         .m_low = b.m_low, .m_high = b.m_high, .cost_us = b.cost_us, .candidates = judge_all(problem, forced, allow_reference)};
-    if (b.recode != nullptr) out.steps.push_back(b.recode->name);
+    if (b.first != nullptr) out.steps.push_back(b.first->name);
     if (b.prepare != nullptr) out.steps.push_back(b.prepare->name);
     out.steps.push_back(b.main->name);
+    if (b.finish != nullptr) out.steps.push_back(b.finish->name);
     if (b.unaligned != nullptr) out.unaligned = b.unaligned->name;
     explanation.buckets.push_back(std::move(out));
   }

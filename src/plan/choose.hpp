@@ -25,8 +25,12 @@ Choice choose_kernel(const Problem& problem, std::string_view forced, bool allow
 
 /// The cheapest step that prepares the activations of a linear kernel; null and 0 where it reads them as given.
 Choice choose_preparation(const Kernel& kernel, const Problem& problem);
-/// The cheapest step that makes s8 codes of an A of u8 codes; null and 0 for any other A.
-Choice choose_recoding(const Problem& problem);
+/// The problem of the step before all others, which makes the A that they see; none where that is the caller's.
+std::optional<Problem> first_step(const Problem& problem);
+/// The cheapest such step; null and 0 where there is none.
+Choice choose_first(const Problem& problem);
+/// The cheapest step that finishes the sums of the product; null and 0 where the main kernel stores D.
+Choice choose_finish(const Problem& problem);
 
 /// The kernel that NIBBLE_KERNEL names; null when it is unset or empty, invalid_argument when there is no such kernel.
 Result<const Kernel*> kernel_of_environment();
@@ -56,9 +60,10 @@ Result<Packing> choose_packing(const Problem& problem, std::int64_t m_max, const
 /// The steps for M in [m_low, m_high].
 struct Bucket {
   std::int64_t m_low = 1, m_high = 1;
-  const Kernel* recode = nullptr;   // first step, of an A of u8: every other one sees s8
+  const Kernel* first = nullptr;    // first step, when there is one: every other one sees the A that it makes
   const Kernel* prepare = nullptr;  // next step, when there is one
   const Kernel* main = nullptr;
+  const Kernel* finish = nullptr;     // last step, where main stores sums
   const Kernel* unaligned = nullptr;  // instead of main, for an A that main cannot read where it lies (Kernel::reads)
   double cost_us = 0;                 // at m_high
 };

@@ -1,6 +1,7 @@
 #include "plan/host_run.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -81,8 +82,9 @@ Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTe
   std::vector<OnDevice> keep;
   ConstTensorView a_there = a;
   Operands there = operands;
-  for (ConstTensorView* operand : {&a_there, &there.a_scale, &there.a_zero, &there.row_scale, &there.col_scale, &there.bias,
-                                   &there.gate, &there.residual, &there.sum_bias, &there.out_scale, &there.out_zero}) {
+  for (ConstTensorView* operand :
+       {&a_there, &there.a_scale, &there.a_zero, &there.row_scale, &there.col_scale, &there.bias, &there.gate, &there.residual,
+        &there.sum_bias, &there.out_scale, &there.out_zero, &there.norm_weight, &there.norm_bias, &there.norm_add}) {
     if (operand->empty()) continue;  // an absent operand stays absent
     NIBBLE_ASSIGN_OR_RETURN(OnDevice copy, OnDevice::copy(*operand));
     operand->data = copy.span().data();
@@ -92,12 +94,21 @@ Status run_on_device(const Plan& plan, const PackedWeight& weight, const ConstTe
                           OnDevice::copy(poisoned(plan.workspace_bytes(), kBeforeWorkspace), kBeforeWorkspace));
   TensorView out = d;
   out.data = d_there.span().data();
+  std::optional<OnDevice> sum;
+  if (!there.norm_sum.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(sum, OnDevice::copy(operands.norm_sum));
+    there.norm_sum.data = sum->span().data();
+  }
   const Status launched = plan.run(weight, a_there, out, there, workspace.span(), Stream{});
   const Status finished = synchronize();  // even after a failed launch, before the operands are freed
   NIBBLE_RETURN_IF_ERROR(launched);
   NIBBLE_RETURN_IF_ERROR(finished);
   NIBBLE_RETURN_IF_ERROR(workspace.intact("its workspace"));
   NIBBLE_RETURN_IF_ERROR(d_there.intact("D"));
+  if (sum) {
+    NIBBLE_RETURN_IF_ERROR(sum->intact("norm_sum"));
+    NIBBLE_RETURN_IF_ERROR(sum->fetch(operands.norm_sum.data));
+  }
   return d_there.fetch(d.data);
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/launch/device_weight.hpp"
+#include "kernels/finish.hpp"
 #include "layouts/layout.hpp"
 #include "nibble/plan.hpp"
 #include "plan/check.hpp"
@@ -28,6 +29,7 @@ Backend PackedWeight::backend() const { return data_->backend(); }
 std::span<const std::byte> PackedWeight::bytes() const { return data_->bytes.span(); }
 bool PackedWeight::has_bias() const { return !data_->bias.empty(); }
 bool PackedWeight::act_order() const { return !data_->perm.empty(); }
+bool PackedWeight::paired() const { return data_->paired; }
 
 WeightDesc describe(const QuantTensor& q) {
   return {.scheme = q.scheme,
@@ -123,8 +125,13 @@ Status check_finite(const QuantTensor& q, const Layout& layout) {
                at / q.k, at % q.k, *nan, layout.name);
 }
 
-Result<PackedWeight> pack_in(const QuantTensor& q, const PackedWeight::Spec& spec, const Packing& packing,
+Result<PackedWeight> pack_in(const QuantTensor& given, const PackedWeight::Spec& spec, const Packing& packing,
                              const PackOptions& options) {
+  const auto* const linear = std::get_if<LinearSpec>(&spec);
+  const bool paired = linear != nullptr && pairs_rows(linear->epilogue, given.scheme);
+  std::optional<QuantTensor> pairs;
+  if (paired) pairs = with_paired_rows(given);
+  const QuantTensor& q = paired ? *pairs : given;
   const DType zero_type = q.zeros.dtype;
   const Layout* layout = packing.layout;
   NIBBLE_RETURN_IF_ERROR(check_finite(q, *layout));
@@ -142,6 +149,7 @@ Result<PackedWeight> pack_in(const QuantTensor& q, const PackedWeight::Spec& spe
   packed->bias = q.bias;
   packed->static_acts = q.static_acts;
   packed->act_limit = q.act_limit;
+  packed->paired = paired;
   if (!q.g_idx.empty()) {  // stable, so that unpack can restore g_idx
     packed->perm.resize(static_cast<std::size_t>(q.k));
     std::iota(packed->perm.begin(), packed->perm.end(), 0);
@@ -298,6 +306,7 @@ Result<QuantTensor> unpack(const PackedWeight& weight) try {
   } else {
     packed.layout->unpack(packed, q);
   }
+  if (packed.paired) unpair_rows(q);
   return q;
 } catch (...) {
   return caught();

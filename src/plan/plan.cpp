@@ -9,8 +9,10 @@
 #include "core/sizes.hpp"
 #include "epilogue/epilogue.hpp"
 #include "kernels/cuda/launch/launch.hpp"
+#include "kernels/finish.hpp"
 #include "kernels/image.hpp"
 #include "kernels/kernel.hpp"
+#include "kernels/norm.hpp"
 #include "kernels/recode.hpp"
 #include "plan/check.hpp"
 #include "plan/choose.hpp"
@@ -23,10 +25,11 @@ std::size_t alignment(Backend memory) { return memory == Backend::cuda ? 256 : B
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-/// The workspace of a run: A as s8 codes, the output of prepare, then the scratch of the main kernel.
+/// The workspace of a run: the A of a first step, the output of prepare, the sums for a last step, then the scratch of the main kernel.
 struct Parts {
-  std::size_t recoded = 0, prepared = 0, scratch = 0;  // bytes; all but the last are rounded up to where the next one begins
-  std::size_t total() const { return recoded + prepared + scratch; }
+  // Bytes; all but the last are rounded up to where the next one begins.
+  std::size_t first = 0, prepared = 0, sums = 0, scratch = 0;
+  std::size_t total() const { return first + prepared + sums + scratch; }
 };
 
 std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
@@ -34,13 +37,15 @@ std::size_t workspace_of(const Kernel& kernel, const Problem& problem) {
 }
 
 /// The workspace that the steps need at problem.m; cheap arithmetic, done in every run.
-Parts parts(const Bucket& bucket, const Problem& problem) {
+Parts parts(const Bucket& bucket, const Problem& layer) {
+  const Problem problem = bucket.finish == nullptr ? layer : product_of(layer);
   Parts parts{.scratch = workspace_of(*bucket.main, problem)};
   if (bucket.unaligned != nullptr) parts.scratch = std::max(parts.scratch, workspace_of(*bucket.unaligned, problem));
-  if (bucket.recode != nullptr)
-    parts.recoded = round_up(workspace_of(*bucket.recode, recoding(problem)), alignment(problem.memory));
+  if (bucket.first != nullptr)
+    parts.first = round_up(workspace_of(*bucket.first, *first_step(problem)), alignment(problem.memory));
   if (bucket.prepare != nullptr)
     parts.prepared = round_up(workspace_of(*bucket.prepare, preparing(problem, bucket.main->form)), alignment(problem.memory));
+  parts.sums = round_up(sums_bytes(layer), alignment(problem.memory));
   return parts;
 }
 
@@ -81,6 +86,7 @@ struct Plan::Impl {
   Status run_conv(StepArgs args, std::span<std::byte> workspace_memory) const;
   Status run_dequantize(StepArgs args, std::span<std::byte> workspace_memory) const;
   Status run_steps(const Bucket& bucket, std::int64_t m, StepArgs args, std::span<std::byte> workspace_memory) const;
+  Status run_main(const Bucket& bucket, StepArgs args) const;
 };
 
 namespace {
@@ -100,6 +106,13 @@ Status check_output(const TensorView& d) {
     return error(StatusCode::invalid_argument, "the rows of D overlap: they are {} elements apart and {} long", d.stride(0),
                  d.dim(1));
   return {};
+}
+
+/// Why a plan does not take a weight whose rows lie in pairs, or do not.
+std::string_view unpaired(bool weight_is_paired) {
+  return weight_is_paired
+             ? "the weight was packed for a glu, which this plan does not have: set EpilogueSpec::glu, or pack without it"
+             : "the plan has a glu, and the weight was packed without: pack it for a specification with EpilogueSpec::glu";
 }
 
 /// The operands of an A that comes quantized.
@@ -172,6 +185,7 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, Problem 
     largest.m = bucket.m_high;
     impl->workspace = std::max(impl->workspace, parts(bucket, largest).total());
     Plan::Impl::Configs& configs = impl->configs.emplace_back();
+    if (bucket.finish != nullptr) largest = product_of(largest);
     NIBBLE_ASSIGN_OR_RETURN(configs.main, configured(bucket.main, largest));
     NIBBLE_ASSIGN_OR_RETURN(configs.unaligned, configured(bucket.unaligned, largest));
   }
@@ -191,6 +205,8 @@ Result<std::shared_ptr<Plan::Impl>> decided(const PackedWeight& weight, const Li
 
 Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
+  if (weight.paired() != pairs_rows(spec.epilogue, weight.scheme()))
+    return error(StatusCode::invalid_argument, "{}", unpaired(weight.paired()));
   NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, spec, options));
   return Plan(std::move(impl));
 } catch (...) {
@@ -199,6 +215,7 @@ Result<Plan> Plan::linear(const PackedWeight& weight, const LinearSpec& spec, co
 
 Result<Plan> Plan::conv(const PackedWeight& weight, const ConvSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
+  if (weight.paired()) return error(StatusCode::invalid_argument, "{}", unpaired(true));
   NIBBLE_ASSIGN_OR_RETURN(Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
   if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel)) {
     NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, *linear, options));
@@ -227,6 +244,7 @@ Result<Plan> Plan::conv(const PackedWeight& weight, const PlanOptions& options) 
 
 Result<Plan> Plan::dequantize(const PackedWeight& weight, const DequantizeSpec& spec, const PlanOptions& options) try {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
+  if (weight.paired()) return error(StatusCode::invalid_argument, "{}", unpaired(true));
   NIBBLE_ASSIGN_OR_RETURN(const Problem problem, problem_of(weight.desc(), spec, machine_for(options)));
   NIBBLE_ASSIGN_OR_RETURN(const std::string_view forced, forced_kernel(options.kernel, Op::dequantize));
   NIBBLE_ASSIGN_OR_RETURN(auto impl, decided(weight, problem, 1, forced, options.allow_reference));
@@ -262,6 +280,8 @@ Status Plan::Impl::check_weight(const PackedWeight& weight) const {
       (p.op == Op::linear && (p.permutes_k == w.perm.empty() || p.prescales_k == w.prescale.empty())))
     return error(StatusCode::invalid_argument, "the plan is for W[{},{}] {} packed as {}, the weight is W[{},{}] {} packed as {}",
                  p.n, p.k, p.scheme.name(), layout->name, w.n, w.k, w.scheme.name(), w.layout->name);
+  if (p.op == Op::linear && !conv && w.paired != pairs_rows(linear.epilogue, w.scheme))
+    return error(StatusCode::invalid_argument, "{}", unpaired(w.paired));
   if (w.backend() != p.memory)
     return error(StatusCode::invalid_argument, "the plan is for a weight in {} memory, this one is in {} memory",
                  p.memory == Backend::cuda ? "device" : "host", p.memory == Backend::cuda ? "host" : "device");
@@ -301,20 +321,33 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
       return error(StatusCode::invalid_argument, "the workspace has {} bytes, this run needs {}; see workspace_bytes()",
                    workspace_memory.size(), skip + needed.total());
     workspace_memory = workspace_memory.subspan(skip, needed.total());
-    args.scratch = workspace_memory.subspan(needed.recoded + needed.prepared);
+    args.scratch = workspace_memory.subspan(needed.first + needed.prepared + needed.sums);
   }
-  if (bucket.recode != nullptr) {
+  if (bucket.first != nullptr) {
     args.prepared = workspace_memory.data();
-    NIBBLE_RETURN_IF_ERROR(bucket.recode->run(*bucket.recode, args));
-    args = recoded(args);
+    NIBBLE_RETURN_IF_ERROR(bucket.first->run(*bucket.first, args));
+    args = problem.u8_codes ? recoded(args) : normalized(args);
   }
   if (bucket.prepare == nullptr) {
     args.prepared = static_cast<std::byte*>(const_cast<void*>(args.a.data));  // only read: A is its own prepared form
   } else {
-    args.prepared = workspace_memory.subspan(needed.recoded).data();
+    args.prepared = workspace_memory.subspan(needed.first).data();
     args.prepare_tile = bucket.main->tile.m;
     NIBBLE_RETURN_IF_ERROR(bucket.prepare->run(*bucket.prepare, args));
   }
+  if (bucket.finish == nullptr) return run_main(bucket, args);
+  std::byte* const sums = workspace_memory.subspan(needed.first + needed.prepared).data();
+  const Problem multiplied = product_of(now);
+  StepArgs product = args;
+  product.epilogue = &multiplied.epilogue;
+  product.d = sums_view(now, sums);
+  NIBBLE_RETURN_IF_ERROR(run_main(bucket, product));
+  args.a = product.d;
+  return bucket.finish->run(*bucket.finish, args);
+}
+
+/// The product, by the kernel that reads A where it lies.
+Status Plan::Impl::run_main(const Bucket& bucket, StepArgs args) const {
   const Configs& config = configs[static_cast<std::size_t>(&bucket - buckets.data())];
   if (bucket.prepare == nullptr && bucket.main->reads != nullptr && !bucket.main->reads(args)) {
     if (bucket.unaligned == nullptr)
@@ -333,7 +366,7 @@ Status Plan::Impl::run_steps(const Bucket& bucket, std::int64_t m, StepArgs args
 /// The packed weight's bias, where the epilogue needs one and none was given.
 void Plan::Impl::take_own_bias(StepArgs& args) const {
   const PackedWeightData& packed = *args.weight;
-  if (!problem.epilogue.bias || !args.operands.bias.empty() || packed.bias.empty()) return;
+  if (!args.epilogue->bias || !args.operands.bias.empty() || packed.bias.empty()) return;
   const std::byte* bias = problem.memory == Backend::cuda ? packed.device.bias.data() : packed.bias.bytes.data();
   args.operands.bias = ConstTensorView(bias, packed.bias.dtype, {packed.n});
 }
@@ -343,7 +376,7 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
   const TensorView& d = args.d;
   NIBBLE_RETURN_IF_ERROR(check_matrix("A", a));
   NIBBLE_RETURN_IF_ERROR(check_output(d));
-  const std::int64_t m = a.dim(0), n = problem.n, k = problem.k;
+  const std::int64_t m = a.dim(0), n = linear.epilogue.columns(problem.n), k = problem.k;
   if (a.dtype != linear.a_dtype || a.dim(1) != k || m < 1 || m > linear.m_max)
     return error(StatusCode::invalid_argument, "A is {} [{},{}], the plan takes {} [1…{},{}]", name(a.dtype), m, a.dim(1),
                  name(linear.a_dtype), linear.m_max, k);
@@ -352,10 +385,12 @@ Status Plan::Impl::run_linear(StepArgs args, std::span<std::byte> workspace_memo
                  name(linear.epilogue.out), m, n);
   args.epilogue = &linear.epilogue;
   args.act_scheme = linear.act_scheme;
+  args.norm = linear.norm;
   args.accumulation = linear.accumulation;
   take_own_bias(args);
   NIBBLE_RETURN_IF_ERROR(epilogue::check_args(linear.epilogue, args.operands, d));
   NIBBLE_RETURN_IF_ERROR(check_act_args(linear, *args.weight, args.operands, m));
+  NIBBLE_RETURN_IF_ERROR(check_norm_args(linear.norm, args.operands, a));
   if (problem.memory != Backend::cuda && !is_compute_float(linear.a_dtype)) {
     take_no_scale(linear, *args.weight, args.operands);
     args.far_zeros = far_zero(linear.act_scheme, linear.a_dtype, args.operands).has_value();

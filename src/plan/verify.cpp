@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "core/random.hpp"
 #include "core/sizes.hpp"
+#include "kernels/finish.hpp"
 #include "kernels/kernel.hpp"
 #include "kernels/reference/conv.hpp"
 #include "kernels/reference/oracle.hpp"
@@ -48,14 +49,14 @@ struct OperandData {
     }
     if (spec.sum_bias) sum_bias = integers({n}, seed + 8, -100000, 200000);
     if (spec.out_scales) {  // like the layer's results: of the sums of K products of two such factors
-      out_scale = gaussian(DType::f32, {n}, seed + 9, 0.005f, 0.05f);
+      out_scale = gaussian(DType::f32, {spec.columns(n)}, seed + 9, 0.005f, 0.05f);
       out_zero = integers({1}, seed + 10, spec.out == DType::u8 ? 100 : -20, 40);
     }
     if (spec.row_scale) row_scale = gaussian(DType::f32, {m}, seed + 1, 0.1f, 1.0f);
     if (spec.col_scale) col_scale = gaussian(DType::f32, {n}, seed + 2, 0.1f, 1.0f);
     if (spec.bias) bias = gaussian(float_type, {n}, seed + 3, 1.0f);
-    if (spec.gate) gate = gaussian(float_type, {m, n}, seed + 4, 1.0f);
-    if (spec.residual) residual = gaussian(float_type, {m, n}, seed + 5, 1.0f);
+    if (spec.gate) gate = gaussian(float_type, {m, spec.columns(n)}, seed + 4, 1.0f);
+    if (spec.residual) residual = gaussian(float_type, {m, spec.columns(n)}, seed + 5, 1.0f);
   }
   Operands args() const {
     return {.a_scale = view(a_scale),
@@ -213,6 +214,8 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   Executor& on = executor != nullptr ? *executor : default_executor();
   const LinearSpec& linear = spec.linear;
   const std::int64_t m = linear.m_max;
+  if (linear.norm.kind != Norm::none)
+    return error(StatusCode::unsupported, "verification has no bound for a norm: verify the layer without it");
   NIBBLE_ASSIGN_OR_RETURN(const PackedWeight weight, pack(q, linear, packing_of(spec.pack, spec.plan, on)));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, Plan::linear(weight, linear, spec.plan));
 
@@ -220,11 +223,13 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
   const Tensor a = floats ? gaussian_activations(linear.a_dtype, m, q.k, spec.seed, spec.outliers)
                           : random_codes(linear.a_dtype, m, q.k, spec.seed);
   const OperandData operands(linear, m, q.n, q.k, floats ? linear.a_dtype : DType::f16, spec.seed);
-  Tensor d(linear.epilogue.out, {m, q.n});
+  const std::int64_t width = linear.epilogue.columns(q.n);
+  Tensor d(linear.epilogue.out, {m, width});
   const std::string kernel(plan.kernel(m));
   const reference::WeightArrays arrays = reference::arrays_of(q);
-  const reference::ActModel model =
-      act_model(*find_kernel(kernel), linear.a_dtype, linear.act_scheme, q.scheme, linear.accumulation);
+  reference::ActModel model = act_model(*find_kernel(kernel), linear.a_dtype, linear.act_scheme, q.scheme, linear.accumulation);
+  const Problem layer{.m = m, .n = q.n, .k = q.k, .scheme = q.scheme, .memory = weight.backend(), .epilogue = linear.epilogue};
+  if (needs_finish(layer)) model.factor_type = product_of(layer).epilogue.out;
   const Operands args = operands.args();
   NIBBLE_ASSIGN_OR_RETURN(
       VerifyReport report,
@@ -236,10 +241,10 @@ Result<VerifyReport> verify_linear(const QuantTensor& q, const VerifySpec& spec,
            .a = view(a),
            .operands = args,
            .memory = d,
-           .d = TensorView(d.bytes.data(), d.dtype, {m, q.n}),
+           .d = TensorView(d.bytes.data(), d.dtype, {m, width}),
            .rows = [&] { return d; },
-           .columns = pick_columns(q.n, spec.sample_columns),
-           .group_columns = q.n,
+           .columns = pick_columns(width, spec.sample_columns),
+           .group_columns = width,
            .oracle = [&](auto columns) { return reference::linear(arrays, view(a), linear.epilogue, args, columns, model); },
            .what = fmt::format("kernel {}, M={}, seed {}", kernel, m, spec.seed)},
           on));

@@ -387,6 +387,80 @@ static void test_integer_sums(void) {
 }
 
 /* MNN's matrix of a convolution: the first of two codes in the high half, parameters shared by all elements of the filter. */
+/* The MLP's first half: the residual stream, RMSNorm, gate and up as one layer, silu and their product. */
+static void test_block(void) {
+  nib_qtensor* parts[2] = {make_qtensor(), make_qtensor()};
+  nib_qtensor *joined = NULL, *none = NULL;
+  OK(nib_join((const nib_qtensor* const*)parts, 2, &joined));
+  FAILS(NIB_INVALID_ARGUMENT, "no weights to join", nib_join(NULL, 0, &none));
+  FAILS(NIB_INVALID_ARGUMENT, "array of weights", nib_join(NULL, 2, &none));
+  nib_qtensor_desc got = SIZED(nib_qtensor_desc);
+  OK(nib_qtensor_get(joined, &got));
+  CHECK(got.n == 2 * N && got.k == K && memcmp((const uint8_t*)got.codes.data + sizeof codes, codes, sizeof codes) == 0);
+
+  nib_epilogue epilogue = SIZED(nib_epilogue);
+  epilogue.operands = NIB_BIAS, epilogue.activation = NIB_ACTIVATION_SILU;
+  epilogue.glu = 1, epilogue.glu_limit = 2, epilogue.glu_offset = 1;
+  nib_norm norm = SIZED(nib_norm);
+  norm.kind = NIB_NORM_RMS, norm.parts = NIB_NORM_ADD, norm.eps = 1e-5f, norm.weight_offset = 1;
+  nib_linear_desc desc = SIZED(nib_linear_desc);
+  desc.epilogue = &epilogue, desc.norm = &norm, desc.m_max = M;
+  nib_pack_desc packing = SIZED(nib_pack_desc);
+  packing.linear = &desc;
+  nib_weight *weight = NULL, *no_weight = NULL;
+  OK(nib_pack(joined, &packing, &weight));
+  nib_weight_info info = SIZED(nib_weight_info);
+  OK(nib_weight_get(weight, &info));
+  CHECK(info.n == 2 * N && info.paired);
+  nib_plan *plan = NULL, *no_plan = NULL;
+  OK(nib_plan_linear(weight, NULL, NULL, &plan));
+
+  float d[M * N], stream[M * K], norm_weight[K];
+  fill(stream, M * K, 11);
+  fill(norm_weight, K, 12);
+  double x[M][K];
+  for (int m = 0; m < M; ++m) {
+    double squares = 0;
+    for (int k = 0; k < K; ++k) {
+      x[m][k] = (double)(a[m * K + k] + stream[m * K + k]);
+      squares += x[m][k] * x[m][k] / K;
+    }
+    for (int k = 0; k < K; ++k) x[m][k] *= (norm_weight[k] + 1) / sqrt(squares + 1e-5) * prescale[k];
+  }
+  const nib_view va = nib_matrix(a, NIB_F32, M, K), vd = nib_matrix(d, NIB_F32, M, N), vs = nib_matrix(stream, NIB_F32, M, K),
+                 vw = nib_vector(norm_weight, NIB_F32, K);
+  nib_operands operands = SIZED(nib_operands);
+  operands.a = &va, operands.d = &vd, operands.norm_weight = &vw, operands.norm_add = &vs, operands.norm_sum = &vs;
+  float before[M * K];
+  memcpy(before, stream, sizeof before);
+  OK(execute(plan, weight, &operands));
+  for (int i = 0; i < M * K; ++i) CHECK(stream[i] == a[i] + before[i]);
+  for (int i = 0; i < M * N; ++i) {
+    double sum = bias[i % N];
+    for (int k = 0; k < K; ++k) sum += x[i / N][k] * weight_value(i % N, k);
+    const double gate = sum < 2 ? sum : 2, other = sum < -2 ? -2 : gate;
+    CHECK(fabs(d[i] - gate / (1 + exp(-gate)) * (other + 1)) < 1e-3);
+  }
+  operands.norm_weight = NULL;
+  FAILS(NIB_INVALID_ARGUMENT, "norm_weight", execute(plan, weight, &operands));
+
+  desc.epilogue = NULL;
+  FAILS(NIB_INVALID_ARGUMENT, "packed for a glu", nib_plan_linear(weight, &desc, NULL, &no_plan));
+  desc.epilogue = &epilogue;
+  FAILS(NIB_INVALID_ARGUMENT, "no nib_norm_kind", (norm.kind = 9, nib_pack(joined, &packing, &no_weight)));
+  FAILS(NIB_UNSUPPORTED, "bits", (norm.kind = NIB_NORM_RMS, norm.parts = 8, nib_pack(joined, &packing, &no_weight)));
+  FAILS(NIB_INVALID_ARGUMENT, "norm.eps", (norm.parts = 0, norm.eps = -1, nib_pack(joined, &packing, &no_weight)));
+  norm.eps = 0;
+  FAILS(NIB_INVALID_ARGUMENT, "glu_limit=-1", (epilogue.glu_limit = -1, nib_pack(joined, &packing, &no_weight)));
+  FAILS(NIB_INVALID_ARGUMENT, "reserved",
+        (epilogue.glu_limit = 0, epilogue.reserved = 1, nib_pack(joined, &packing, &no_weight)));
+  OK(nib_plan_destroy(plan));
+  OK(nib_weight_destroy(weight));
+  OK(nib_qtensor_destroy(joined));
+  OK(nib_qtensor_destroy(parts[0]));
+  OK(nib_qtensor_destroy(parts[1]));
+}
+
 static void test_nibbles(void) {
   enum { N = 3, C = 4, TAPS = 6, K = C * TAPS, GROUP = 2 };
   uint8_t bytes[N * K / 2];
@@ -1078,7 +1152,7 @@ static void test_bad_runs(void) {
   OK(nib_plan_linear(weight, as_later, NULL, &plan));
   OK(nib_plan_destroy(plan));
   later.news = 1;
-  FAILS(NIB_UNSUPPORTED, "byte 40", nib_plan_linear(weight, as_later, NULL, &none));
+  FAILS(NIB_UNSUPPORTED, "byte 48", nib_plan_linear(weight, as_later, NULL, &none));
   nib_linear_desc earlier = desc;
   earlier.struct_size = offsetof(nib_linear_desc, a_dtype);
   earlier.a_dtype = 999; /* beyond its end */
@@ -1309,6 +1383,7 @@ int main(int argc, char** argv) {
   test_qtensor();
   test_linear(NULL);
   test_integer_sums();
+  test_block();
   test_nibbles();
   test_trtllm_codes();
   test_contexts();

@@ -257,6 +257,34 @@ TEST_P(LinearConformance, EveryEpilogue) {
     for (std::uint64_t turn : {0, 1}) expect_verified(q, spec_for(kernel, 5, act_for(kernel, turn), spec, seed++), kernel.name);
 }
 
+/// The factors of an output are two rows of the packed weight; of a weight in blocks of rows, two columns of sums in the workspace.
+TEST_P(LinearConformance, GatedLinearUnit) {
+  const Kernel& kernel = *GetParam();
+  const WeightScheme blocks{DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32};
+  std::vector<WeightScheme> schemes{scheme_for(kernel, {DType::u4b8, ZeroKind::none, GroupShape::group(32), DType::f16}, 54, 96)};
+  if (takes(kernel, blocks, 300, 256)) schemes.push_back(blocks);
+  std::uint64_t seed = 1;
+  for (const WeightScheme& scheme : schemes) {
+    const Shape size = scheme == blocks ? Shape{0, 300, 256} : Shape{0, 54, 96};  // neither N nor N/2 is a multiple of a tile
+    const QuantTensor q = random_weight(scheme, size.n, size.k, 5, {.bias = true});
+    for (std::int64_t m : {1, 5, 40})
+      for (const EpilogueSpec& spec :
+           {EpilogueSpec{.activation = Activation::silu, .glu = true, .out = DType::f16},
+            EpilogueSpec{.glu = true, .out = DType::bf16},
+            EpilogueSpec{.bias = true, .activation = Activation::quick_gelu, .glu = true, .glu_limit = 0.5f, .glu_offset = 1.0f},
+            EpilogueSpec{.row_scale = true,
+            .col_scale = true,
+            .bias = true,
+            .activation = Activation::gelu_tanh,
+            .glu = true,
+            .gate = true,
+            .residual = true,
+            .out = DType::f16},
+            EpilogueSpec{.bias = true, .activation = Activation::silu, .glu = true, .out = DType::s8, .out_scales = true}})
+        expect_verified(q, spec_for(kernel, m, act_for(kernel, seed), spec, seed), kernel.name), ++seed;
+  }
+}
+
 /// Layers of the size of real ones: many records along K, shared by clusters, more row tiles than multiprocessors; activations quantized
 /// per block, per token (of 28,672 channels) and in blocks of other sizes than a record, one after the other. Too slow for a CPU.
 TEST_P(GpuLinearConformance, LargeLayers) {

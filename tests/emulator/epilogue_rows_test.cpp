@@ -30,7 +30,7 @@ TEST_P(EmulatedEpilogueRows, GivesTheBitsOfTheHost) {
   e.residual = {residual.data(), DType::f32, n};
   e.out = DType::f16;
   e.d = d.data(), e.d_stride = d_stride;
-  ASSERT_EQ(epilogue_rows(e, sums.data(), 1, m, n, stride, nullptr), cudaSuccess);
+  ASSERT_EQ(epilogue_rows(e, {.data = sums.data(), .stride = stride}, m, n, nullptr), cudaSuccess);
   for (int row = 0; row < m; ++row) {
     for (int i = 0; i < n; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -52,7 +52,7 @@ TEST_P(EmulatedEpilogueRows, HasEveryActivation) {
     e.activation = activation;
     e.clamp_low = -2.5f, e.clamp_high = 3.0f, e.negative_slope = -0.3f;
     e.d = d.data(), e.d_stride = n;
-    ASSERT_EQ(epilogue_rows(e, sums.data(), 1, m, n, n, nullptr), cudaSuccess);
+    ASSERT_EQ(epilogue_rows(e, {.data = sums.data(), .stride = n}, m, n, nullptr), cudaSuccess);
     for (std::size_t i = 0; i < sums.size(); ++i) {
       expected[i] = sums[i];
       epilogue::with_activation(e, [&](auto function) { expected[i] = function(expected[i]); });
@@ -72,14 +72,14 @@ TEST_P(EmulatedEpilogueRows, AddsThreeRowsInTheirOrder) {
     epilogue::Element e;
     e.acc_scale = 0.3f;
     e.d = d.data(), e.d_stride = n;
-    ASSERT_EQ(epilogue_rows(e, sums, 3, m, n, stride, nullptr), cudaSuccess);
+    ASSERT_EQ(epilogue_rows(e, {.data = sums, .stride = stride, .each = 3}, m, n, nullptr), cudaSuccess);
     for (int row = 0; row < m; ++row)
       for (int i = 0; i < n; ++i) {
         const float* const from = sums + 3 * row * stride + i;
         const float sum = from[0] + from[stride];
         ASSERT_EQ(d[static_cast<std::size_t>(row * n + i)], (sum + from[2 * stride]) * 0.3f) << row << " " << i;
       }
-    ASSERT_EQ(epilogue_rows(e, sums, 2, m, n, stride, nullptr), cudaErrorInvalidValue);
+    ASSERT_EQ(epilogue_rows(e, {.data = sums, .stride = stride, .each = 2}, m, n, nullptr), cudaErrorInvalidValue);
   }
 }
 

@@ -69,7 +69,7 @@ void expect_f32_product(const FixedPointCase& c, Launch launch) {
   epilogue::Element epilogue;
   epilogue.d = d.data();
   epilogue.d_stride = c.n;
-  ASSERT_EQ(cuda::epilogue_rows(epilogue, sums.data(), 3, c.m, c.n, stride, nullptr), cudaSuccess);
+  ASSERT_EQ(cuda::epilogue_rows(epilogue, {.data = sums.data(), .stride = stride, .each = 3}, c.m, c.n, nullptr), cudaSuccess);
 
   // docs/accuracy.md: the dot product, fixed point, and the two sums of weights with zero points.
   for (int m = 0; m + 1 < c.m; ++m)

@@ -40,6 +40,57 @@ def test_any_leading_dimensions(rng):
     assert np.array_equal(w(np.stack([x, x], axis=1)[:, 0]), y)  # rows further apart
 
 
+def test_joined_layers_and_glu(rng):
+    gate, up = (nibble.quantize(rng.standard_normal((20, 256), dtype=np.float32), "u4zg128") for _ in range(2))
+    both = nibble.join([gate, up])
+    assert both.shape == (40, 256) and np.array_equal(both.codes, np.concatenate([gate.codes, up.codes]))
+    x = rng.standard_normal((5, 256), dtype=np.float32)
+    parts = [x.astype(np.float64) @ nibble.pack(q).dequantize().T for q in (gate, up)]
+    silu = lambda v: v / (1 + np.exp(-v))  # noqa: E731
+    w = nibble.pack(both, glu=True)
+    assert distance(w.linear(x, activation="silu"), silu(parts[0]) * parts[1]) < 1e-5
+    residual = rng.standard_normal((5, 20), dtype=np.float32)
+    assert distance(w.linear(x, residual=residual), parts[0] * parts[1] + residual) < 1e-5
+    limited = nibble.pack(both, glu=True, glu_limit=7, glu_offset=1)
+    expected = silu(parts[0].clip(None, 7)) * (parts[1].clip(-7, 7) + 1)
+    assert distance(limited.linear(x, activation="silu"), expected) < 1e-5
+    assert w.unpack() == both and w.explain(m_max=1)
+    assert np.array_equal(pickle.loads(pickle.dumps(limited)).linear(x), limited.linear(x))
+    with pytest.raises(nibble.InvalidArgument, match="packed for a glu"):
+        w.dequantize()
+    with pytest.raises(nibble.InvalidArgument, match="N=41 is odd"):
+        nibble.pack(nibble.quantize(rng.standard_normal((41, 32), dtype=np.float32), "u4b8g32"), glu=True)
+    with pytest.raises(nibble.InvalidArgument, match="K is 256 and 128"):
+        nibble.join([gate, nibble.quantize(rng.standard_normal((20, 128), dtype=np.float32), "u4zg128")])
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norm_before_a_layer(rng, kind):
+    w, x = make(rng)
+    x = x + np.float32(0.5)
+    weight, bias = rng.random(256, dtype=np.float32), rng.standard_normal(256, dtype=np.float32)
+    stream = rng.standard_normal((5, 256), dtype=np.float32)
+
+    def normalized(x, bias=0.0):
+        x = x.astype(np.float64)
+        x = x - x.mean(-1, keepdims=True) * (kind == "layer")
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * (weight + 1.0) + bias
+
+    dense = w.dequantize().T.astype(np.float64)
+    norm = nibble.Norm(weight, kind=kind, eps=1e-5, weight_offset=1)
+    assert distance(w.linear(x, norm=norm), normalized(x) @ dense) < 1e-5
+    if kind == "layer":
+        with_bias = nibble.Norm(weight, kind=kind, eps=1e-5, weight_offset=1, bias=bias)
+        assert distance(w.linear(x, norm=with_bias), normalized(x, bias) @ dense) < 1e-5
+    before = stream.copy()
+    y = w.linear(x, norm=nibble.Norm(weight, kind=kind, eps=1e-5, weight_offset=1, residual=stream))
+    assert np.array_equal(stream, before + x) and distance(y, normalized(stream) @ dense) < 1e-5
+    with pytest.raises(nibble.InvalidArgument, match="no kind of norm"):
+        w.linear(x, norm=nibble.Norm(weight, kind="batch"))
+    with pytest.raises(nibble.InvalidArgument, match="norm_weight must be a contiguous vector of 256"):
+        w.linear(x, norm=nibble.Norm(weight[:10], kind=kind))
+
+
 def test_epilogue(rng):
     w, x = make(rng)
     base = x.astype(np.float64) @ w.dequantize().T

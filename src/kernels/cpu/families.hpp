@@ -13,4 +13,6 @@ std::span<const Kernel> conv_kernels();
 std::span<const Kernel> dequantize_kernels();
 std::span<const Kernel> prepare_kernels();
 std::span<const Kernel> recode_kernels();
+std::span<const Kernel> finish_kernels();
+std::span<const Kernel> norm_kernels();
 }  // namespace nibble::cpu

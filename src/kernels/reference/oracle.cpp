@@ -176,31 +176,56 @@ Expected to_code(const EpilogueSpec& spec, const Operands& args, std::int64_t n,
   return {std::clamp(code, low, high), error};
 }
 
-/// `sum` = Σ a·w, known to within `bound`: through the epilogue, carrying the bound along.
-Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, std::int64_t n, double sum, double bound) {
-  double x = sum;
-  const auto scaled = [&](double s) {
+/// A number that is known to within `bound`, and the operations of an epilogue on it in f32.
+struct Bounded {
+  double x, bound;
+
+  void multiply(double s) {
     x *= s;
     bound = bound * std::abs(s) + kUnit32 * std::abs(x);
-  };
-  if (spec.row_scale) scaled(element(args.row_scale.data, args.row_scale.dtype, m));
-  if (spec.col_scale) scaled(element(args.col_scale.data, args.col_scale.dtype, n));
-  if (spec.bias) {
-    x += element(args.bias.data, args.bias.dtype, n);
+  }
+  void multiply(const Bounded& y) {
+    bound = bound * (std::abs(y.x) + y.bound) + std::abs(x) * y.bound;
+    x *= y.x;
+    bound += kUnit32 * (std::abs(x) + bound);
+  }
+  void add(double y) {
+    x += y;
     bound += kUnit32 * std::abs(x);
   }
-  if (spec.activation != Activation::none) {
-    const Activated act = activate(spec, x);
+  void limit(double low, double high) { x = std::clamp(x, low, high); }
+  void activate(const EpilogueSpec& spec) {
+    if (spec.activation == Activation::none) return;
+    const Activated act = reference::activate(spec, x);
     bound = act.slope * bound + act.rounding;
     x = act.value;
   }
-  if (spec.gate) scaled(element(args.gate.data, args.gate.dtype, m * args.gate.stride(0) + n));
-  if (spec.residual) {
-    x += element(args.residual.data, args.residual.dtype, m * args.residual.stride(0) + n);
-    bound += kUnit32 * std::abs(x);
+};
+
+/// Channel n of x from its sum Σ a·w: scales and bias.
+Bounded before_activation(const EpilogueSpec& spec, const Operands& args, std::int64_t m, std::int64_t n, Bounded sum) {
+  if (spec.row_scale) sum.multiply(element(args.row_scale.data, args.row_scale.dtype, m));
+  if (spec.col_scale) sum.multiply(element(args.col_scale.data, args.col_scale.dtype, n));
+  if (spec.bias) sum.add(element(args.bias.data, args.bias.dtype, n));
+  return sum;
+}
+
+/// `sum` = Σ a·w of column n, and of a glu `other` of column N/2 + n: through the epilogue, carrying the bounds along.
+Expected finish(const EpilogueSpec& spec, const Operands& args, std::int64_t m, std::int64_t n, Bounded sum,
+                std::optional<Bounded> other = {}, std::int64_t half = 0) {
+  Bounded d = before_activation(spec, args, m, n, sum);
+  if (spec.glu) d.limit(-std::numeric_limits<double>::infinity(), spec.glu_limit);
+  d.activate(spec);
+  if (spec.glu) {
+    Bounded factor = before_activation(spec, args, m, half + n, *other);
+    factor.limit(-spec.glu_limit, spec.glu_limit);
+    if (spec.glu_offset != 0.0f) factor.add(spec.glu_offset);
+    d.multiply(factor);
   }
-  if (spec.out == DType::s8 || spec.out == DType::u8) return to_code(spec, args, n, x, bound);
-  return {x, bound + output_rounding(spec.out, std::abs(x) + bound)};
+  if (spec.gate) d.multiply(element(args.gate.data, args.gate.dtype, m * args.gate.stride(0) + n));
+  if (spec.residual) d.add(element(args.residual.data, args.residual.dtype, m * args.residual.stride(0) + n));
+  if (spec.out == DType::s8 || spec.out == DType::u8) return to_code(spec, args, n, d.x, d.bound);
+  return {d.x, d.bound + output_rounding(spec.out, std::abs(d.x) + d.bound)};
 }
 
 /// The group along K of position k, and the index of its scale and zero.
@@ -469,8 +494,9 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
   std::vector<double> weights(static_cast<std::size_t>(w.k)), apart(static_cast<std::size_t>(w.k));
   std::optional<RowRounding> row_rounding;
   if (model.weight_type != DType::f32) row_rounding.emplace(w, model);
-  for (std::int64_t j = 0; j < width; ++j) {
-    const std::int64_t n = columns[static_cast<std::size_t>(j)];
+  /// Σ a·w of channel n of all rows of A.
+  const auto sums_of = [&](std::int64_t n) {
+    std::vector<Bounded> sums;
     for (std::int64_t k = 0; k < w.k; ++k) {
       weights[static_cast<std::size_t>(k)] = weight_value(w, n, k);
       apart[static_cast<std::size_t>(k)] = model.subtracts_zeros ? weight_parts(w, n, k, model.code_offset) : 0.0;
@@ -508,8 +534,20 @@ std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, co
         magnitude += std::abs(bias);
       }
       const double bound = model.dot_factor * dot_error(static_cast<double>(w.k)) * magnitude + error;
-      expected[static_cast<std::size_t>(m * width + j)] = finish(spec, args, m, n, sum, bound);
+      const bool rounded = spec.glu && model.factor_type != DType::f32;
+      sums.push_back({sum, rounded ? bound + output_rounding(model.factor_type, std::abs(sum) + bound) : bound});
     }
+    return sums;
+  };
+  const std::int64_t half = spec.glu ? w.n / 2 : 0;
+  for (std::int64_t j = 0; j < width; ++j) {
+    const std::int64_t n = columns[static_cast<std::size_t>(j)];
+    const std::vector<Bounded> sums = sums_of(w.paired ? 2 * n : n);
+    std::vector<Bounded> others;
+    if (spec.glu) others = sums_of(w.paired ? 2 * n + 1 : half + n);
+    for (std::size_t m = 0; m < sums.size(); ++m)
+      expected[m * static_cast<std::size_t>(width) + static_cast<std::size_t>(j)] =
+          finish(spec, args, static_cast<std::int64_t>(m), n, sums[m], spec.glu ? std::optional(others[m]) : std::nullopt, half);
   }
   return expected;
 }

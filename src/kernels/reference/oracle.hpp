@@ -26,6 +26,7 @@ struct WeightArrays {
   const Tensor* prescale = nullptr;
   std::optional<StaticActs> static_acts;
   std::optional<float> act_limit;
+  bool paired = false;  // of a glu: rows 2j and 2j + 1 are channels j and N/2 + j
 };
 WeightArrays arrays_of(const QuantTensor& q);
 
@@ -48,13 +49,14 @@ struct ActModel {
   double dot_factor = 1;         // the error of a dot product relative to correctly rounded f32 additions
   DType weight_type = DType::f32;     // f16 or bf16: W without scale2 is rounded to it before the product
   DType prescaled_type = DType::f32;  // f16 or bf16: activations times a prescale are rounded to it before the product
+  DType factor_type = DType::f32;     // f16 or bf16: the sums of a glu are rounded to it before the rest of the epilogue
   bool rounds_scales = false;         // before that, scales and the fractional part of float zeros are rounded too
   /// Sums of e4m3 products keep 13 bits below the largest addend (sm_90's tensor cores), over all of K (0) or so many channels at a
   /// time, at most (128, 512). −1: they are f32.
   int fp8_group = -1;
 };
 
-/// Expected D[m, columns[j]] for m in [0, M), row by row. `a` is [M,K] float, or the codes that model.act_scheme names.
+/// Expected D[m, columns[j]] for m in [0, M), row by row; of a glu D has N/2 columns. `a` is [M,K] float, or the codes that model.act_scheme names.
 /// The bound assumes f32 accumulation in any order over any number of partial sums (docs/accuracy.md derives it).
 std::vector<Expected> linear(const WeightArrays& w, const ConstTensorView& a, const EpilogueSpec& spec, const Operands& args,
                              std::span<const std::int64_t> columns, const ActModel& model = {});

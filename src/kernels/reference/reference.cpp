@@ -26,6 +26,7 @@ WeightArrays arrays_of(const PackedWeightData& packed) {
   w.prescale = packed.prescale.empty() ? nullptr : &packed.prescale;
   w.static_acts = packed.static_acts;
   w.act_limit = packed.act_limit;
+  w.paired = packed.paired;
   return w;
 }
 
@@ -42,7 +43,7 @@ void store(const TensorView& d, std::int64_t at, double value) {
 
 Status run_linear(const Kernel&, const StepArgs& args) {
   const WeightArrays w = arrays_of(*args.weight);
-  args.executor->parallel_for(w.n, [&](std::int64_t n) {
+  args.executor->parallel_for(args.d.dim(1), [&](std::int64_t n) {
     const std::int64_t column[] = {n};
     const std::vector<Expected> expected =
         linear(w, args.a, *args.epilogue, args.operands, column, {.act_scheme = args.act_scheme});

@@ -67,8 +67,8 @@ Status launch_conv_wna8_sm90(const ConvTask&, int, int, Stream) { return not_emu
 Status launch_conv_w8a8_sm80(const ConvTask&, Stream) { return not_emulated(); }
 Status launch_gemm_sm80(const LinearTask&, Stream) { return not_emulated(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return not_emulated(); }
-Status launch_epilogue_rows(const epilogue::Element&, const float*, int, std::int64_t, int, std::int64_t, Stream) {
-  return not_emulated();
+Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream) {
+  return status_of(emulator::epilogue_rows(epilogue, sums, m, n));
 }
 Result<std::shared_ptr<const DenseConfig>> configure_dense(const DenseSpec&) { return not_emulated(); }
 Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { return not_emulated(); }
@@ -89,6 +89,7 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
                           float* x, Stream) {
   return status_of(emulator::decode_acts(acts, type, perm, m, k, x));
 }
+Status launch_norm_rows(const NormTask& task, Stream) { return status_of(emulator::norm_rows(task)); }
 Status launch_recode_acts(const RecodeTask& task, Stream) { return status_of(emulator::recode_acts(task)); }
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream) {
   return status_of(emulator::sum_codes(acts, m, k, sums));

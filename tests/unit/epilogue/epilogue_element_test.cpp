@@ -115,6 +115,68 @@ TEST(EpilogueElement, GivesTheBitsOfARow) {
         }
 }
 
+/// A glu takes channels j and N/2 + j of x from neighbouring sums.
+TEST(EpilogueElement, GivesTheBitsOfARowOfAGlu) {
+  constexpr std::int64_t kHalf = 18, kChannels = 2 * kHalf;
+  for (Activation activation : kActivations)
+    for (DType out : {DType::f32, DType::f16, DType::s8})
+      for (unsigned parts = 0; parts < 32; ++parts) {
+        const EpilogueSpec spec{.row_scale = (parts & 1) != 0,
+                                .col_scale = (parts & 2) != 0,
+                                .bias = (parts & 4) != 0,
+                                .activation = activation,
+                                .glu = true,
+                                .glu_limit = (parts & 1) != 0 ? 0.5f : std::numeric_limits<float>::infinity(),
+                                .glu_offset = (parts & 2) != 0 ? 1.0f : 0.0f,
+                                .gate = (parts & 8) != 0,
+                                .residual = (parts & 16) != 0,
+                                .out = out,
+                                .out_scale = 0.037f};
+        const Tensor row_scale = operand(DType::f32, {kRows}, 2), col_scale = operand(DType::f32, {kChannels}, 3),
+                     bias = operand(DType::f16, {kChannels}, 4), gate = operand(DType::f16, {kRows, kHalf}, 5),
+                     residual = operand(DType::f32, {kRows, kHalf}, 6);
+        const Operands args{.row_scale = view(row_scale),
+                            .col_scale = view(col_scale),
+                            .bias = view(bias),
+                            .gate = view(gate),
+                            .residual = view(residual)};
+        Tensor by_row(out, {kRows, kHalf}), by_element(out, {kRows, kHalf}), expected(out, {kRows, kHalf});
+        const auto d = [](Tensor& t) { return TensorView(t.bytes.data(), t.dtype, {kRows, kHalf}); };
+        ASSERT_TRUE(epilogue::check_args(spec, args, d(by_row)).ok());
+        const epilogue::Element element = epilogue::element(spec, args, d(by_element), 1.0f);
+        const std::vector<float> acc = sums();
+        for (std::int64_t m = 0; m < kRows; ++m) {
+          std::vector<float> row(acc.begin() + m * kColumns, acc.begin() + m * kColumns + kChannels);
+          for (std::int64_t n = 0; n < kChannels; n += 2)
+            element.store_two(m, n, row[static_cast<std::size_t>(n)], row[static_cast<std::size_t>(n) + 1], kChannels);
+          const auto x = [&](std::int64_t j, std::int64_t half) {
+            float value = row[static_cast<std::size_t>(2 * j + half)];
+            const std::int64_t n = half * kHalf + j;
+            if (spec.row_scale) value *= row_scale.at(m);
+            if (spec.col_scale) value *= col_scale.at(n);
+            return spec.bias ? value + bias.at(n) : value;
+          };
+          for (std::int64_t j = 0; j < kHalf && out == DType::f32; ++j) {  // by the definition
+            float value = std::isnan(x(j, 0)) ? x(j, 0) : std::min(x(j, 0), spec.glu_limit);
+            epilogue::with_activation(spec, [&](auto function) { value = function(value); });
+            const float other = x(j, 1);
+            value *= (std::isnan(other) ? other : std::clamp(other, -spec.glu_limit, spec.glu_limit)) + spec.glu_offset;
+            if (spec.gate) value *= gate.at(m * kHalf + j);
+            if (spec.residual) value += residual.at(m * kHalf + j);
+            expected.set(m * kHalf + j, value);
+          }
+          epilogue::store_row(spec, args, row.data(), m, 0, kChannels, d(by_row));
+        }
+        const auto same = [](const Tensor& a, const Tensor& b) {
+          for (std::int64_t i = 0; i < a.numel(); ++i)
+            if (!(a.at(i) == b.at(i) || (std::isnan(a.at(i)) && std::isnan(b.at(i))))) return false;
+          return true;
+        };
+        ASSERT_TRUE(same(by_row, by_element)) << spec.name();
+        if (out == DType::f32) ASSERT_TRUE(same(by_row, expected)) << spec.name();
+      }
+}
+
 // Gate and residual of images, in either layout and each with distances of its own: the numbers of matrices whose rows are the pixels.
 TEST(EpilogueElement, FindsThePixelsOfImages) {
   constexpr int kImages = 2, kPixels = 6;

@@ -808,6 +808,113 @@ TEST(Plan, UsesTheWeightsOwnBiasWhenNoneIsGiven) {
   for (std::int64_t i = 0; i < 8; ++i) EXPECT_EQ(d[static_cast<std::size_t>(i)], q.bias.at(i));
 }
 
+// ---- gated linear units, and norms before a layer
+
+const LinearSpec kGlu{.epilogue = {.activation = Activation::silu, .glu = true}};
+
+TEST(Glu, PacksRowsInPairsAndUnpacksThem) {
+  const QuantTensor q = random_weight(kAwq, 12, 64, 1, {.bias = true});
+  const auto plain = pack(q, LinearSpec{}), glu = pack(q, kGlu);
+  ASSERT_TRUE(plain.ok() && glu.ok());
+  EXPECT_FALSE(plain->paired());
+  EXPECT_TRUE(glu->paired());
+  EXPECT_NE(std::vector(glu->bytes().begin(), glu->bytes().end()), std::vector(plain->bytes().begin(), plain->bytes().end()));
+  EXPECT_EQ(*unpack(*glu), q);
+}
+
+TEST(Glu, TakesTheWeightThatWasPackedForIt) {
+  const QuantTensor q = random_weight(kAwq, 12, 64, 1);
+  const auto plain = pack(q, LinearSpec{}), glu = pack(q, kGlu);
+  EXPECT_THAT(std::string(Plan::linear(*plain, kGlu).status().message()), HasSubstr("packed without"));
+  EXPECT_THAT(std::string(Plan::linear(*glu, LinearSpec{}).status().message()), HasSubstr("packed for a glu"));
+  EXPECT_THAT(std::string(Plan::dequantize(*glu, {}).status().message()), HasSubstr("packed for a glu"));
+  const auto plan = Plan::linear(*glu);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<float> a(64, 1.0f), d(12);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  EXPECT_TRUE(plan->run(*glu, ConstTensorView(a.data(), {1, 64}), TensorView(d.data(), {1, 6}), {}, workspace).ok());
+  const Status wide = plan->run(*glu, ConstTensorView(a.data(), {1, 64}), TensorView(d.data(), {1, 12}), {}, workspace);
+  EXPECT_THAT(std::string(wide.message()), HasSubstr("D is f32 [1,12], the plan writes f32 [1,6]"));
+  const Status other = plan->run(*plain, ConstTensorView(a.data(), {1, 64}), TensorView(d.data(), {1, 6}), {}, workspace);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("packed without"));
+}
+
+/// A block of rows would have rows of both halves.
+TEST(Glu, FinishesTheSumsOfAWeightInBlocks) {
+  const QuantTensor q = random_weight({DType::e4m3, ZeroKind::none, GroupShape::block(128, 128), DType::f32}, 256, 256, 1);
+  const auto weight = pack(q, kGlu);
+  ASSERT_TRUE(weight.ok());
+  EXPECT_FALSE(weight->paired());
+  const auto plan = Plan::linear(*weight);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->explain().buckets.front().steps.back(), "finish_any_any_none__cpu_baseline");
+}
+
+TEST(Glu, RefusesWhatHasNoHalves) {
+  const auto refused = [](const QuantTensor& q, EpilogueSpec epilogue) {
+    return std::string(pack(q, LinearSpec{.epilogue = epilogue}).status().message());
+  };
+  const QuantTensor even = random_weight(kAwq, 4, 64, 1), odd = random_weight(kAwq, 5, 64, 1);
+  EXPECT_THAT(refused(odd, {.glu = true}), HasSubstr("N=5 is odd"));
+  EXPECT_THAT(refused(even, {.glu = true, .glu_limit = 0.0f}), HasSubstr("glu_limit=0 must be positive"));
+  EXPECT_THAT(refused(even, {.glu_limit = 7.0f}), HasSubstr("are for a glu"));
+  EXPECT_THAT(refused(even, {.glu = true, .glu_offset = std::numeric_limits<float>::infinity()}), HasSubstr("glu_offset=inf"));
+  EXPECT_THAT(refused(even, {.glu = true, .out = DType::s32}), HasSubstr("glu"));
+  const ConvSpec conv{.geometry = {.in_channels = 64, .out_channels = 4, .height = 2, .width = 2}, .epilogue = {.glu = true}};
+  EXPECT_THAT(std::string(pack(even, conv).status().message()), HasSubstr("a convolution has no glu"));
+}
+
+TEST(Norm, IsTheFirstStepOfAPlan) {
+  const QuantTensor q = random_weight(kAwq, 8, 64, 1);
+  const LinearSpec spec{.m_max = 4, .act_scheme = {DType::s8, GroupShape::channel()}, .norm = {.kind = Norm::rms}};
+  const auto weight = pack(q, spec);
+  const auto plan = Plan::linear(*weight, spec);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  for (const Explanation::Bucket& bucket : plan->explain().buckets)
+    EXPECT_EQ(bucket.steps.front(), "prepare_normalized_any_none__cpu_baseline");
+}
+
+TEST(Norm, NamesTheOperandThatDoesNotFit) {
+  const QuantTensor q = random_weight(kAwq, 8, 64, 1);
+  const LinearSpec spec{.m_max = 2, .norm = {.kind = Norm::layer, .bias = true, .add = true}};
+  const auto weight = pack(q, spec);
+  const auto plan = Plan::linear(*weight);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  std::vector<float> a(2 * 64, 1.0f), add(2 * 64, 1.0f), sum(2 * 64), w(64, 1.0f), d(2 * 8);
+  std::vector<std::byte> workspace(plan->workspace_bytes());
+  const auto run = [&](const Operands& operands) {
+    return std::string(
+        plan->run(*weight, ConstTensorView(a.data(), {2, 64}), TensorView(d.data(), {2, 8}), operands, workspace).message());
+  };
+  const ConstTensorView vector(w.data(), {64}), matrix(add.data(), {2, 64});
+  const TensorView out(sum.data(), {2, 64});
+  EXPECT_EQ(run({.norm_weight = vector, .norm_bias = vector, .norm_add = matrix, .norm_sum = out}), "");
+  EXPECT_EQ(sum.front(), 2.0f);
+  EXPECT_EQ(run({.norm_weight = vector, .norm_bias = vector, .norm_add = matrix}), "");
+  EXPECT_THAT(run({.norm_bias = vector, .norm_add = matrix}), HasSubstr("norm_weight must be a contiguous vector of 64"));
+  EXPECT_THAT(run({.norm_weight = vector, .norm_add = matrix}), HasSubstr("norm_bias"));
+  EXPECT_THAT(run({.norm_weight = vector, .norm_bias = vector}), HasSubstr("norm_add must be"));
+  EXPECT_THAT(run({.norm_weight = vector, .norm_bias = vector, .norm_add = ConstTensorView(add.data(), {1, 64})}),
+              HasSubstr("norm_add must be"));
+  EXPECT_THAT(run({.norm_weight = vector,
+                   .norm_bias = vector,
+                   .norm_add = matrix,
+                   .norm_sum = TensorView(reinterpret_cast<f16*>(sum.data()), {2, 64})}),
+              HasSubstr("norm_sum must be f32 [2,64]"));
+}
+
+TEST(Norm, RefusesWhatIsNoNorm) {
+  const QuantTensor q = random_weight({DType::s8, ZeroKind::none, GroupShape::channel(), DType::f32}, 8, 64, 1);
+  const auto refused = [&](const NormSpec& norm, DType a = DType::f32, ActScheme act = {}) {
+    return std::string(pack(q, LinearSpec{.a_dtype = a, .act_scheme = act, .norm = norm}).status().message());
+  };
+  EXPECT_THAT(refused({.kind = Norm::rms, .eps = -1.0f}), HasSubstr("norm.eps=-1"));
+  EXPECT_THAT(refused({.kind = Norm::rms, .bias = true}), HasSubstr("norm.bias is for a layer norm"));
+  EXPECT_THAT(refused({.add = true}), HasSubstr("norm.add"));
+  EXPECT_THAT(refused({.kind = Norm::rms}, DType::s8, {DType::s8, GroupShape::channel()}),
+              HasSubstr("normalize before quantizing"));
+}
+
 // ---- the comparator: it must notice errors of both signs, in values of both signs
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Included once per instruction set by outputs.cpp: the canonical epilogue of whole row blocks, the operations of epilogue::store_row in
-// their order, a vector at a time. Activations with exp, tanh or erf, and partial blocks, use store_row itself.
+// their order, a vector at a time. A glu, activations with exp, tanh or erf, and partial blocks use store_row itself.
 #if NIBBLE_ISA <= NIBBLE_ISA_AVX2 || NIBBLE_ISA == NIBBLE_ISA_AVX512
 
 inline const std::byte* at(const ConstTensorView& v, std::int64_t i) {
@@ -141,8 +141,8 @@ void store(const Outputs& o, float* sums, std::int64_t block, std::int64_t m, st
   const EpilogueSpec& spec = *o.epilogue;
   const Operands& args = *o.operands;
   const std::int64_t n = block * kRows;
-  const bool simple =
-      spec.activation == Activation::none || spec.activation == Activation::relu || spec.activation == Activation::clamp;
+  const bool simple = !spec.glu && (spec.activation == Activation::none || spec.activation == Activation::relu ||
+                                    spec.activation == Activation::clamp);
   if (!simple || o.n_begin > n || o.n_end < n + kRows) {
     for (std::int64_t r = 0; r < height; ++r) store_part(o, sums + r * kRows, n, kRows, m + r);
     return;

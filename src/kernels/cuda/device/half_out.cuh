@@ -29,7 +29,10 @@ __device__ inline int opaque(int x) {
 /// Sums of a token for eight rows from `row` on, of n, from shared memory through the whole epilogue: the general store.
 __device__ inline void store_rows(const epilogue::Element& e, std::int64_t token, int row, int n, const float* from) {
   if (row >= n) return;
-  if (row + 8 <= n) {
+  if (e.glu_half != 0) {
+#pragma unroll 1  // two outputs at a time: more would need registers that the sums of the next rounds take
+    for (int i = 0; i < 8 && row + i < n; i += 4) e.store_products(token, row + i, *reinterpret_cast<const float4*>(from + i), n);
+  } else if (row + 8 <= n) {
     const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
     float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     e.store_eight(token, row, v);

@@ -283,8 +283,8 @@ Status launch_linear_dense(const LinearTask& task, const DenseConfig& config, St
     NIBBLE_RETURN_IF_ERROR(multiply(config, product, scratch, native_stream));
   }
   if (writes_d) return {};
-  return launch_epilogue_rows(e, reinterpret_cast<const float*>(scratch + parts.sums), 1, task.m, static_cast<int>(geo.n),
-                              parts.sums_stride, stream);
+  return launch_epilogue_rows(e, {.data = reinterpret_cast<const float*>(scratch + parts.sums), .stride = parts.sums_stride},
+                              task.m, static_cast<int>(geo.n), stream);
 }
 
 }  // namespace nibble::cuda

@@ -13,12 +13,12 @@ namespace nibble::cuda {
 /// Whether cuBLASLt writes D: the epilogue is acc_scale alone, and cuBLASLt has the output's type for operands of type `act`. Otherwise it
 /// writes f32 sums, and the epilogue writes D. Plans and runs decide by the same function.
 inline bool dense_writes_d(const EpilogueSpec& e, DType act) {
-  return !e.row_scale && !e.col_scale && !e.bias && e.activation == Activation::none && !e.gate && !e.residual &&
+  return !e.row_scale && !e.col_scale && !e.bias && e.activation == Activation::none && !e.glu && !e.gate && !e.residual &&
          (e.out == act || e.out == DType::f32);
 }
 inline bool dense_writes_d(const epilogue::Element& e, DType act) {
   return e.row_scale == nullptr && e.col_scale == nullptr && e.bias.data == nullptr && e.activation == Activation::none &&
-         e.gate.data == nullptr && e.residual.data == nullptr && (e.out == act || e.out == DType::f32);
+         e.glu_half == 0 && e.gate.data == nullptr && e.residual.data == nullptr && (e.out == act || e.out == DType::f32);
 }
 
 /// A layer of the dense tier, for up to `m` rows.

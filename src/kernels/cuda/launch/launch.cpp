@@ -14,6 +14,7 @@
 #include "kernels/cuda/steps/decode_acts.hpp"
 #include "kernels/cuda/steps/epilogue_rows.hpp"
 #include "kernels/cuda/steps/fixed_point_acts.hpp"
+#include "kernels/cuda/steps/norm_rows.hpp"
 #include "kernels/cuda/steps/quantize_acts.hpp"
 #include "kernels/cuda/steps/quantize_blocks.hpp"
 #include "kernels/cuda/steps/recode_acts.hpp"
@@ -300,10 +301,8 @@ Status launch_fixed_point_acts(const QuantizeTask& task, Stream stream) {
   return status_of(fixed_point_acts(task, native(stream)), fmt::format("fixed_point_acts M={} K={}", task.m, task.k));
 }
 
-Status launch_epilogue_rows(const epilogue::Element& epilogue, const float* sums, int each, std::int64_t m, int n,
-                            std::int64_t stride, Stream stream) {
-  return status_of(epilogue_rows(epilogue, sums, each, m, n, stride, native(stream)),
-                   fmt::format("epilogue_rows M={} N={}", m, n));
+Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream stream) {
+  return status_of(epilogue_rows(epilogue, sums, m, n, native(stream)), fmt::format("epilogue_rows M={} N={}", m, n));
 }
 
 Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream stream) {
@@ -315,6 +314,10 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
                           float* x, Stream stream) {
   return status_of(decode_acts(acts, type, perm, m, static_cast<int>(k), x, native(stream)),
                    fmt::format("decode_acts M={} K={}", m, k));
+}
+
+Status launch_norm_rows(const NormTask& task, Stream stream) {
+  return status_of(norm_rows(task, native(stream)), fmt::format("norm_rows M={} K={}", task.m, task.k));
 }
 
 Status launch_recode_acts(const RecodeTask& task, Stream stream) {

@@ -13,8 +13,10 @@
 #include "kernels/cuda/tasks/decode_config.hpp"
 #include "kernels/cuda/tasks/linear_task.hpp"
 #include "kernels/cuda/tasks/quantize_task.hpp"
+#include "kernels/cuda/tasks/stored_sums.hpp"
 #include "kernels/cuda/tasks/w8a8_task.hpp"
 #include "kernels/cuda/tasks/wna8_task.hpp"
+#include "kernels/norm_task.hpp"
 #include "kernels/recode_task.hpp"
 #include "nibble/cuda.hpp"
 #include "nibble/scheme.hpp"
@@ -57,9 +59,8 @@ Status dense_runs_here();
 Status launch_quantize_acts(const QuantizeTask& task, Stream stream);
 /// f32 activations as 24-bit fixed point, three rows of codes each (fixed_point_acts.hpp).
 Status launch_fixed_point_acts(const QuantizeTask& task, Stream stream);
-/// The epilogue of sums in memory, `each` rows a row of D (epilogue_rows.hpp).
-Status launch_epilogue_rows(const epilogue::Element& epilogue, const float* sums, int each, std::int64_t m, int n,
-                            std::int64_t stride, Stream stream);
+/// The epilogue of sums in memory (epilogue_rows.hpp).
+Status launch_epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, Stream stream);
 /// Codes of the patches of images; neither sums nor terms.
 Status launch_quantize_patches(const QuantizeTask& task, const PatchRows& patches, Stream stream);
 /// x[M,K] = what the codes stand for (decode_acts.hpp).
@@ -67,6 +68,8 @@ Status launch_decode_acts(const QuantizedActs& acts, DType type, const std::int3
                           float* x, Stream stream);
 /// u8 codes → s8 codes, and zero points.
 Status launch_recode_acts(const RecodeTask& task, Stream stream);
+/// RMSNorm or LayerNorm of activations (norm_rows.hpp).
+Status launch_norm_rows(const NormTask& task, Stream stream);
 /// sums[m] = Σ codes[m,k] of s8 activations that were given as codes, [M,K].
 Status launch_sum_codes(const QuantizedActs& acts, std::int64_t m, std::int64_t k, std::int32_t* sums, Stream stream);
 /// 8-bit codes times 8-bit codes.

@@ -47,14 +47,13 @@ Status launch_linear_dense(const LinearTask&, const DenseConfig&, Stream) { retu
 Status dense_runs_here() { return no_cuda(); }
 Status launch_quantize_acts(const QuantizeTask&, Stream) { return no_cuda(); }
 Status launch_fixed_point_acts(const QuantizeTask&, Stream) { return no_cuda(); }
-Status launch_epilogue_rows(const epilogue::Element&, const float*, int, std::int64_t, int, std::int64_t, Stream) {
-  return no_cuda();
-}
+Status launch_epilogue_rows(const epilogue::Element&, const StoredSums&, std::int64_t, int, Stream) { return no_cuda(); }
 Status launch_quantize_patches(const QuantizeTask&, const PatchRows&, Stream) { return no_cuda(); }
 Status launch_decode_acts(const QuantizedActs&, DType, const std::int32_t*, std::int64_t, std::int64_t, float*, Stream) {
   return no_cuda();
 }
 Status launch_recode_acts(const RecodeTask&, Stream) { return no_cuda(); }
+Status launch_norm_rows(const NormTask&, Stream) { return no_cuda(); }
 Status launch_sum_codes(const QuantizedActs&, std::int64_t, std::int64_t, std::int32_t*, Stream) { return no_cuda(); }
 Status launch_w8a8_simt(const W8A8Task&, Stream) { return no_cuda(); }
 Status launch_w8a8_sm80(const W8A8Task&, Stream) { return no_cuda(); }

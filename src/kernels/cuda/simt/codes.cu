@@ -436,25 +436,30 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) codes_kernel(const __grid_c
       }
   }
   __syncthreads();
-  for (int e = static_cast<int>(threadIdx.x); e < T * kRows; e += static_cast<int>(blockDim.x)) {
-    const int t = e / kRows, n = rows * kRows + e % kRows, m = token + t;
-    if (t >= tokens || n < low || n >= high) continue;
+  const auto value_of = [&](int e, int t, int n) -> float {
     Sum sum = reinterpret_cast<const Sum*>(shared)[e];
     for (int w = 1; w < warps; ++w) sum += reinterpret_cast<const Sum*>(shared + w * p.warp_bytes)[e];
-    float value;
     if constexpr (kWhole) {
       sum /= kUnit<kBits>;  // exact
       if (task.epilogue.sum_bias != nullptr) sum += task.epilogue.sum_bias[n];
       const int in_tile = n % gpu_tile::kRows;
       const float scale =
           load_float(records + task.weight.geometry.scale_offset(0), gpu_tile::slot_position(in_tile), task.weight.scale_type);
-      value = task.epilogue.out == DType::s32
-                  ? __int_as_float(static_cast<std::int32_t>(sum))
-                  : __fmul_rn(__fmul_rn(static_cast<float>(sum), act_terms(p, row + t * task.groups, 0).x), scale);
+      return task.epilogue.out == DType::s32
+                 ? __int_as_float(static_cast<std::int32_t>(sum))
+                 : __fmul_rn(__fmul_rn(static_cast<float>(sum), act_terms(p, row + t * task.groups, 0).x), scale);
     } else {
-      value = sum;
+      return sum;
     }
-    if (task.pixels == 0) {
+  };
+  const bool pairs = task.epilogue.glu_half != 0;  // of a matrix: every second thread stores
+  for (int e = static_cast<int>(threadIdx.x); e < T * kRows; e += static_cast<int>(blockDim.x)) {
+    const int t = e / kRows, n = rows * kRows + e % kRows, m = token + t;
+    if (t >= tokens || n < low || n >= high || (pairs && n % 2 != 0)) continue;
+    const float value = value_of(e, t, n);
+    if (pairs) {
+      task.epilogue.store_two(m, n, value, value_of(e + 1, t, n + 1), p.n);
+    } else if (task.pixels == 0) {
       task.epilogue.store(m, n, value);
     } else {
       const epilogue::Pixel pixel{(task.first + m) / task.pixels, (task.first + m) % task.pixels};

@@ -420,12 +420,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kFew<T>&& kScaling != Scaling:
         if (lane % 4 == 0) x[t * kRows + f * kFragmentRows + r * 8 + lane / 4] = sum;
       }
   __syncthreads();
-  for (int e = static_cast<int>(threadIdx.x); e < T * kRows; e += static_cast<int>(blockDim.x)) {
+  for (int e = 2 * static_cast<int>(threadIdx.x); e < T * kRows; e += 2 * static_cast<int>(blockDim.x)) {
     const int m = token + e / kRows, n = rows * kRows + e % kRows;
     if (m >= p.m || n >= p.n) continue;
-    float sum = shared[e];
-    for (int w = 1; w < warps; ++w) sum += shared[w * p.warp_floats + e];
-    p.epilogue.store(m, n, sum);
+    float sum = shared[e], next = shared[e + 1];
+    for (int w = 1; w < warps; ++w) sum += shared[w * p.warp_floats + e], next += shared[w * p.warp_floats + e + 1];
+    p.epilogue.store_two(m, n, sum, next, p.n);
   }
 }
 

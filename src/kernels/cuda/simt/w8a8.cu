@@ -140,13 +140,16 @@ __global__ void __launch_bounds__(kThreads) w8a8_simt_kernel(const __grid_consta
     }
   }
 
-  if (n >= t.weight.geometry.n) return;
-  const ChannelTerms channel(t, n);
+  const std::int64_t rows = t.weight.geometry.n;
+  const ChannelTerms channel(t, min(n, rows - 1));
   const bool raw = kIntegers && t.epilogue.out == DType::s32;
 #pragma unroll
-  for (int e = 0; e < kEach; ++e)
-    if (const int m = first_token + first + e; e < count)
-      t.epilogue.store(m, n, scaled_sum(TokenTerms(t, m, m), channel, raw, sums[e]));
+  for (int e = 0; e < kEach; ++e) {
+    if (e >= count) continue;  // the same for a warp
+    const int m = first_token + first + e;
+    const float sum = scaled_sum(TokenTerms(t, m, m), channel, raw, sums[e]), next = __shfl_xor_sync(0xffffffffu, sum, 1);
+    if (n % 2 == 0) t.epilogue.store_two(m, n, sum, next, rows);
+  }
 }
 
 }  // namespace

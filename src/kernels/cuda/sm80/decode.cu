@@ -100,8 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_sm80_kernel(const __grid_c
   for (int token = warp; token < p.x.m; token += kDecodeWarps) {
     const int row = 2 * lane, n = tile * gpu_tile::kRows + row;
     const float2 sum = sum_parts<Act, kCodes>(parts, p.x.m, token, row);
-    if (n < p.n) p.epilogue.store(p.first_token + token, n, sum.x);
-    if (n + 1 < p.n) p.epilogue.store(p.first_token + token, n + 1, sum.y);
+    p.epilogue.store_two(p.first_token + token, n, sum.x, sum.y, p.n);
   }
 }
 

@@ -432,8 +432,7 @@ __global__ void __launch_bounds__(kThreads, S::kCtas) gemm_sm80_kernel(const __g
     if (plain && n + 1 < p.n) {
       p.epilogue.store_plain(m, n, sum);
     } else {
-      if (n < p.n) p.epilogue.store(m, n, sum.x);
-      if (n + 1 < p.n) p.epilogue.store(m, n + 1, sum.y);
+      p.epilogue.store_two(m, n, sum.x, sum.y, p.n);
     }
   }
 }

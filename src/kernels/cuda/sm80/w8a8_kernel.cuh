@@ -339,7 +339,11 @@ struct Gemm {
       float v[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) v[i] = scaled_sum(terms, channels[i], raw(), sums[i]);
-      if (rows == 8) {
+      if (p.task.epilogue.glu_half != 0) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 4)
+          if (i < rows) p.task.epilogue.store_products(m, n + i, {v[i], v[i + 1], v[i + 2], v[i + 3]}, p.task.weight.geometry.n);
+      } else if (rows == 8) {
         p.task.epilogue.store_eight(m, n, v);
       } else {
 #pragma unroll

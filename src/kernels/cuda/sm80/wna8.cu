@@ -183,11 +183,10 @@ struct Gemm {
 #pragma unroll 1
     for (int token = warp; token < kTokens && first_token + token < p.m; token += kWarps) {  // its 64 rows are a warp's
       const float scale = p.token_scales == nullptr ? 1.0f : __ldcg(p.token_scales + first_token + token);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = half * 32 + lane, n = tile * gpu_tile::kRows + row;
-        if (n < p.n) p.epilogue.store(first_token + token, n, __fmul_rn(sums[token * kSumPitch + row], scale));
-      }
+      const int row = 2 * lane;
+      const float2 sum = *reinterpret_cast<const float2*>(sums + token * kSumPitch + row);
+      p.epilogue.store_two(first_token + token, tile * gpu_tile::kRows + row, __fmul_rn(sum.x, scale), __fmul_rn(sum.y, scale),
+                           p.n);
     }
   }
 };

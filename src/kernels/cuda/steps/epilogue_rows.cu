@@ -5,34 +5,67 @@
 #include <limits>
 
 #include "kernels/cuda/device/dependent_launch.cuh"
+#include "kernels/cuda/device/fragment.cuh"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kColumns = 8;  // of a thread
+constexpr int kThreads = 128;  // a row of a few thousand columns is that of many CTAs, which start with the first tokens
+constexpr int kColumns = 8;    // of a thread
 
 struct Params {
   epilogue::Element epilogue;
-  const float* sums;
-  std::int64_t stride;
+  StoredSums sums;
   int n, pieces;
   std::int64_t all_pieces;
-  bool vectors;  // rows of sums begin at multiples of 16 bytes
+  bool vectors;  // rows of sums, or halves of rows, begin at multiples of 16 bytes
 };
 
-/// Columns n … n + 7 of a row of sums. Loads bypass L1, which may hold stale lines: the previous kernel may have written them after this
-/// one started.
-__device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std::int64_t row, int n) {
-  const float* const from = p.sums + row * p.stride + n;
-  if (p.vectors && n + kColumns <= p.n) {
-    const float4 low = __ldcg(reinterpret_cast<const float4*>(from)), high = __ldcg(reinterpret_cast<const float4*>(from) + 1);
-    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-  } else {
+__device__ __forceinline__ float load_one(const StoredSums& sums, std::int64_t i) {
+  if (sums.type == DType::f32) return __ldcg(static_cast<const float*>(sums.data) + i);
+  return half_of(__ldcg(static_cast<const std::uint16_t*>(sums.data) + i), 0, sums.type);
+}
+/// kCount sums side by side, 16 or 32 bytes of 16-bit floats or f32, or half as many.
+template <int kCount>
+__device__ __forceinline__ void load_vector(float (&v)[kCount], const StoredSums& sums, std::int64_t i) {
+  if (sums.type == DType::f32) {
+    const auto* const from = reinterpret_cast<const float4*>(static_cast<const float*>(sums.data) + i);
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) v[i] = n + i < p.n ? __ldcg(from + i) : 0.0f;
+    for (int j = 0; j < kCount; j += 4) {
+      const float4 four = __ldcg(from + j / 4);
+      v[j] = four.x, v[j + 1] = four.y, v[j + 2] = four.z, v[j + 3] = four.w;
+    }
+  } else {
+    const auto* const from = reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(sums.data) + i);
+#pragma unroll
+    for (int j = 0; j < kCount; j += 4) {
+      const uint2 four = __ldcg(from + j / 4);
+      v[j] = half_of(four.x, 0, sums.type), v[j + 1] = half_of(four.x, 1, sums.type);
+      v[j + 2] = half_of(four.y, 0, sums.type), v[j + 3] = half_of(four.y, 1, sums.type);
+    }
   }
+}
+
+/// Columns n … n + 7 of a row of sums, of halves the pairs n/2 … n/2 + 3. Loads bypass L1, which may hold stale lines: the previous kernel
+/// may have written them after this one started.
+__device__ __forceinline__ void load(float (&v)[kColumns], const Params& p, std::int64_t row, int n) {
+  if (p.sums.halves) {
+    const std::int64_t first = row * p.sums.stride + n / 2, second = first + p.n / 2;
+    float one[kColumns / 2], two[kColumns / 2];
+    const bool whole = p.vectors && n + kColumns <= p.n;
+    if (whole) load_vector(one, p.sums, first), load_vector(two, p.sums, second);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const bool exists = n + 2 * i < p.n;
+      v[2 * i] = whole ? one[i] : exists ? load_one(p.sums, first + i) : 0.0f;
+      v[2 * i + 1] = whole ? two[i] : exists ? load_one(p.sums, second + i) : 0.0f;
+    }
+    return;
+  }
+  const std::int64_t first = row * p.sums.stride + n;
+  if (p.vectors && n + kColumns <= p.n) return load_vector(v, p.sums, first);
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) v[i] = n + i < p.n ? load_one(p.sums, first + i) : 0.0f;
 }
 
 /// kRows: of sums, for a row of D.
@@ -52,6 +85,15 @@ __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_co
     for (int r = 1; r < kRows; ++r)
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) sum[i] = epilogue::add(sum[i], rows[r][i]);
+    if (p.epilogue.glu_half != 0) {
+      if (n + kColumns <= p.n) {
+        p.epilogue.store_four_products(m, n, sum);
+      } else {
+        p.epilogue.store_products(m, n, {sum[0], sum[1], sum[2], sum[3]}, p.n);
+        if (n + 4 < p.n) p.epilogue.store_products(m, n + 4, {sum[4], sum[5], sum[6], sum[7]}, p.n);
+      }
+      continue;
+    }
     if (n + kColumns <= p.n) {
       p.epilogue.store_eight(m, n, sum);
       continue;
@@ -67,19 +109,18 @@ __global__ void __launch_bounds__(kThreads) epilogue_rows_kernel(const __grid_co
 
 }  // namespace
 
-cudaError_t epilogue_rows(const epilogue::Element& epilogue, const float* sums, int each, std::int64_t m, int n,
-                          std::int64_t stride, cudaStream_t stream) {
-  if (each != 1 && each != 3) return cudaErrorInvalidValue;
+cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, cudaStream_t stream) {
+  if (sums.each != 1 && sums.each != 3) return cudaErrorInvalidValue;
   Params p{};
   p.epilogue = epilogue;
   p.sums = sums;
-  p.stride = stride;
   p.n = n;
   p.pieces = static_cast<int>((static_cast<std::int64_t>(n) + kThreads * kColumns - 1) / (kThreads * kColumns));
   p.all_pieces = m * p.pieces;
-  p.vectors = stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(sums) % 16 == 0;
+  const std::int64_t bytes = bits(sums.type) / 8, apart = sums.halves ? n / 2 : 0;
+  p.vectors = sums.stride * bytes % 16 == 0 && apart * bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(sums.data) % 16 == 0;
   const auto ctas = std::min<std::int64_t>(p.all_pieces, std::numeric_limits<std::int32_t>::max());
-  return launch_dependent(each == 1 ? epilogue_rows_kernel<1> : epilogue_rows_kernel<3>, dim3(static_cast<unsigned>(ctas)),
+  return launch_dependent(sums.each == 1 ? epilogue_rows_kernel<1> : epilogue_rows_kernel<3>, dim3(static_cast<unsigned>(ctas)),
                           dim3(kThreads), 0, stream, p);
 }
 

@@ -6,12 +6,11 @@
 #include <cstdint>
 
 #include "epilogue/element.hpp"
+#include "kernels/cuda/tasks/stored_sums.hpp"
 
 namespace nibble::cuda {
 
-/// Enqueues D[M,N] = epilogue(sums[M,N]), rows of sums `stride` elements apart. A row of D may have three rows of sums, one after the other
-/// (`each`), which are added in their order.
-cudaError_t epilogue_rows(const epilogue::Element& epilogue, const float* sums, int each, std::int64_t m, int n,
-                          std::int64_t stride, cudaStream_t stream);
+/// Enqueues D = epilogue(sums[M,N]).
+cudaError_t epilogue_rows(const epilogue::Element& epilogue, const StoredSums& sums, std::int64_t m, int n, cudaStream_t stream);
 
 }  // namespace nibble::cuda

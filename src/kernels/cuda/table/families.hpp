@@ -13,4 +13,6 @@ std::span<const Kernel> wna16_kernels();
 std::span<const Kernel> codes_kernels();
 std::span<const Kernel> conv_kernels();
 std::span<const Kernel> recode_kernels();
+std::span<const Kernel> finish_kernels();
+std::span<const Kernel> norm_kernels();
 }  // namespace nibble::cuda

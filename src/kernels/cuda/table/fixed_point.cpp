@@ -122,8 +122,9 @@ Status run_slices(const StepArgs& args, Launch launch) {
     task.codes = args.prepared + row * map.pitch;
     task.terms = args.prepared + map.terms + row * 8;  // a pair of rows is 16 bytes
     NIBBLE_RETURN_IF_ERROR(launch(task));
-    NIBBLE_RETURN_IF_ERROR(
-        launch_epilogue_rows(epilogue.from_row(first), sums, kDigits, m, static_cast<int>(w.n), slices.stride, args.stream));
+    NIBBLE_RETURN_IF_ERROR(launch_epilogue_rows(epilogue.from_row(first),
+                                                {.data = sums, .stride = slices.stride, .each = kDigits}, m,
+                                                static_cast<int>(w.n), args.stream));
   }
   return {};
 }

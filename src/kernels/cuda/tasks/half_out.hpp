@@ -14,7 +14,7 @@ enum class HalfOut : std::uint8_t { no, channels, pixels, pixel_fours };
 /// Whether the epilogue is a bias at most, and 16-bit floats.
 inline bool is_short(const epilogue::Element& e) {
   return e.acc_scale == 1.0f && e.row_scale == nullptr && e.col_scale == nullptr && e.activation == Activation::none &&
-         e.gate.data == nullptr && e.residual.data == nullptr && (e.out == DType::f16 || e.out == DType::bf16);
+         e.glu_half == 0 && e.gate.data == nullptr && e.residual.data == nullptr && (e.out == DType::f16 || e.out == DType::bf16);
 }
 /// The kind that an epilogue and its D [M, n] allow.
 inline HalfOut half_out(const epilogue::Element& e, std::int64_t n) {

@@ -111,8 +111,7 @@ struct Finish : DecodeCta<Work> {
     if (plain && n + 1 < p.n) {
       p.epilogue.store_plain(p.first_token + token, n, sum);
     } else {
-      if (n < p.n) p.epilogue.store(p.first_token + token, n, sum.x);
-      if (n + 1 < p.n) p.epilogue.store(p.first_token + token, n + 1, sum.y);
+      p.epilogue.store_two(p.first_token + token, n, sum.x, sum.y, p.n);
     }
   }
 };

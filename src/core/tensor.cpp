@@ -8,6 +8,7 @@
 #include "core/buffer.hpp"
 #include "core/error.hpp"
 #include "core/sizes.hpp"
+#include "core/weight_check.hpp"
 
 namespace nibble {
 namespace {
@@ -24,6 +25,11 @@ T saturate(float value) {
   const float rounded = std::nearbyint(value);
   return static_cast<T>(
       std::clamp(rounded, static_cast<float>(std::numeric_limits<T>::min()), static_cast<float>(std::numeric_limits<T>::max())));
+}
+
+template <class... Args>
+Status bad(fmt::string_view format, const Args&... args) {
+  return {StatusCode::invalid_argument, fmt::vformat(format, fmt::make_format_args(args...))};
 }
 
 std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ",")); }
@@ -120,14 +126,37 @@ void Tensor::set(std::int64_t i, float value) {
   }
 }
 
-Status QuantTensor::validate() const {
-  auto bad = [](fmt::string_view format, auto&&... args) {
-    return Status(StatusCode::invalid_argument, fmt::vformat(format, fmt::make_format_args(args...)));
-  };
+Status check_weight(const WeightFacts& weight) {
+  const auto& [scheme, n, k, zero_type, filter, act_order, static_acts, act_limit] = weight;
   if (n < 1 || k < 1) return bad("W[N,K] = [{},{}] is empty; both must be at least 1", n, k);
   NIBBLE_RETURN_IF_ERROR(check_sizes({{"N", n}, {"K", k}}));
   NIBBLE_RETURN_IF_ERROR(check_elements("W", {n, k}));
   if (bits(scheme.codes) == 0 || bits(scheme.codes) > 8) return bad("codes of type {} have no 8-bit form", name(scheme.codes));
+  if (filter.h < 1 || filter.w < 1 || k % filter.h != 0 || k / filter.h % filter.w != 0)
+    return bad("K={} is not a multiple of the {}x{} elements of the convolution's filter", k, filter.h, filter.w);
+  if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
+  if (info(scheme.scale).kind != DTypeKind::floating || bits(scheme.scale) < 8)
+    return bad("scales of type {} are not supported; use f32, f16, bf16, e4m3 or e8m0", name(scheme.scale));
+  if (scheme.zero == ZeroKind::none) {
+    if (zero_type != DType::none) return bad("scheme {} has no zero points but zeros are given", scheme.name());
+  } else {
+    const bool integer = scheme.zero == ZeroKind::integer;
+    if (integer ? zero_type != DType::u8 && zero_type != DType::s8 : !is_compute_float(zero_type))
+      return bad("zeros are {}, scheme {} needs {}", name(zero_type), scheme.name(), integer ? "u8 or s8" : "f32, f16 or bf16");
+  }
+  if (act_order && (scheme.group.n != 1 || scheme.group.k == 0))
+    return bad("g_idx needs a scheme with groups along K, not {}", scheme.name());
+  if (static_acts && !(static_acts->scale > 0.0f && std::isfinite(static_acts->scale)))
+    return bad("the activations' scale {} must be positive and finite", static_acts->scale);
+  if (static_acts && (static_acts->zero < -128 || static_acts->zero > 127))
+    return bad("the activations' zero point {} is outside [-128, 127]", static_acts->zero);
+  if (act_limit && !(*act_limit > 0.0f)) return bad("the activations' limit {} must be positive", *act_limit);
+  return {};
+}
+
+Status QuantTensor::validate() const {
+  NIBBLE_RETURN_IF_ERROR(check_weight({scheme, n, k, zeros.dtype, filter, !g_idx.empty(), static_acts, act_limit}));
+  if (scales.dtype != scheme.scale) return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));
   if (codes.size() != static_cast<std::size_t>(n) * static_cast<std::size_t>(k))
     return bad("codes holds {} bytes, W[{},{}] needs {}", codes.size(), n, k, n * k);
   const int width = bits(scheme.codes);
@@ -140,24 +169,10 @@ Status QuantTensor::validate() const {
       return bad("code {} at [{},{}] does not fit in {} bits", static_cast<int>(*it), at / k, at % k, width);
     }
   }
-  if (filter.h < 1 || filter.w < 1 || k % filter.h != 0 || k / filter.h % filter.w != 0)
-    return bad("K={} is not a multiple of the {}x{} elements of the convolution's filter", k, filter.h, filter.w);
-  if (scheme.group.n < 0 || scheme.group.k < 0) return bad("group shape {}x{} is negative", scheme.group.n, scheme.group.k);
   const std::int64_t expected[] = {scheme.group.rows(n), groups()};
-  if (scales.dtype != scheme.scale) return bad("scales are {}, the scheme says {}", name(scales.dtype), name(scheme.scale));
-  if (info(scales.dtype).kind != DTypeKind::floating || bits(scales.dtype) < 8)
-    return bad("scales of type {} are not supported; use f32, f16, bf16, e4m3 or e8m0", name(scales.dtype));
   NIBBLE_RETURN_IF_ERROR(expect_shape("scales", scales, expected));
-  if (scheme.zero == ZeroKind::none) {
-    if (!zeros.empty()) return bad("scheme {} has no zero points but zeros are given", scheme.name());
-  } else {
-    const bool integer = scheme.zero == ZeroKind::integer;
-    if (integer ? zeros.dtype != DType::u8 && zeros.dtype != DType::s8 : !is_compute_float(zeros.dtype))
-      return bad("zeros are {}, scheme {} needs {}", name(zeros.dtype), scheme.name(), integer ? "u8 or s8" : "f32, f16 or bf16");
-    NIBBLE_RETURN_IF_ERROR(expect_shape("zeros", zeros, expected));
-  }
+  if (scheme.zero != ZeroKind::none) NIBBLE_RETURN_IF_ERROR(expect_shape("zeros", zeros, expected));
   if (!g_idx.empty()) {
-    if (scheme.group.n != 1 || scheme.group.k == 0) return bad("g_idx needs a scheme with groups along K, not {}", scheme.name());
     if (g_idx.size() != static_cast<std::size_t>(k)) return bad("g_idx has {} entries, K is {}", g_idx.size(), k);
     std::vector<std::int32_t> used(static_cast<std::size_t>(groups()), 0);
     for (std::size_t i = 0; i < g_idx.size(); ++i) {
@@ -174,11 +189,6 @@ Status QuantTensor::validate() const {
     if (!is_compute_float(prescale.dtype)) return bad("prescale is {}, expected f32, f16 or bf16", name(prescale.dtype));
     NIBBLE_RETURN_IF_ERROR(expect_shape("prescale", prescale, dims));
   }
-  if (static_acts && !(static_acts->scale > 0.0f && std::isfinite(static_acts->scale)))
-    return bad("the activations' scale {} must be positive and finite", static_acts->scale);
-  if (static_acts && (static_acts->zero < -128 || static_acts->zero > 127))
-    return bad("the activations' zero point {} is outside [-128, 127]", static_acts->zero);
-  if (act_limit && !(*act_limit > 0.0f)) return bad("the activations' limit {} must be positive", *act_limit);
   if (!bias.empty()) {
     const std::int64_t dims[] = {n};
     if (!is_compute_float(bias.dtype)) return bad("bias is {}, expected f32, f16 or bf16", name(bias.dtype));

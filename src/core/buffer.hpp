@@ -1,4 +1,4 @@
-// Memory for weights: packed ones, aligned and uninitialised on the host, or device memory owned by another object; and vectors of bytes.
+// Memory for weights: packed ones, aligned and uninitialised on the host, or memory that another object owns; and vectors of bytes.
 #pragma once
 
 #include <sys/mman.h>
@@ -49,10 +49,14 @@ class Buffer {
   }
 
   /// Device memory, as long as `owner` lives.
-  Buffer(std::byte* data, std::size_t size, std::shared_ptr<void> owner) : data_(data, {std::move(owner)}), size_(size) {}
+  Buffer(std::byte* data, std::size_t size, std::shared_ptr<void> owner) : data_(data, {std::move(owner), true}), size_(size) {}
+
+  /// Bytes of the host that are only read, such as those of a mapped file, as long as `owner` lives.
+  Buffer(std::span<const std::byte> bytes, std::shared_ptr<const void> owner)
+      : data_(const_cast<std::byte*>(bytes.data()), {std::move(owner), false}), size_(bytes.size()) {}
 
   /// data() is device memory.
-  bool on_device() const { return data_.get_deleter().owner != nullptr; }
+  bool on_device() const { return data_.get_deleter().device; }
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
@@ -61,7 +65,8 @@ class Buffer {
 
  private:
   struct Release {
-    std::shared_ptr<void> owner;  // of device memory
+    std::shared_ptr<const void> owner;  // null: this buffer
+    bool device;                        // where the bytes are
     void operator()(std::byte* host) const {
       if (owner == nullptr) std::free(host);
     }

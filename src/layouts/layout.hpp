@@ -65,6 +65,9 @@ struct PackedWeightData : PackedWeightHeader {
 
 struct Layout {
   std::string_view name;
+  /// Of the order of bytes, which files of packed weights record: raise it with every change of what pack() writes or size() returns,
+  /// and older files are refused instead of misread.
+  int version = 1;
   /// The bytes of one record, drawn; printed by `nibble doctor --layouts` and in the docs.
   std::string_view drawing;
   /// The backend whose kernels read it: cpu or cuda.

@@ -108,6 +108,9 @@ class Checkpoint {
   /// bias. Errors: invalid_argument for channels that the module has not; unsupported where a stored word, group or block has channels on
   /// both sides of a boundary, for input channels in act-order, and for convolutions: read() those whole.
   Result<QuantTensor> read(const Module& module, const LayerPart& part, std::vector<Note>* notes = nullptr) const;
+  /// 16 hexadecimal digits by which a changed module is noticed, wherever its files are: of the names, types and shapes of its tensors, of
+  /// the first, middle and last 64 bytes of each, and of the quantization config. Not a cryptographic hash. Errors: not_found; io_error.
+  Result<std::string> digest(const Module& module) const;
 
   struct Impl;
   /// For open().

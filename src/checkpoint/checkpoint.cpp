@@ -35,6 +35,12 @@ SplitName split(std::string_view tensor) {
   return {tensor.substr(0, dot), tensor.substr(dot + 1)};
 }
 
+/// FNV-1a of 64 bits, continued from `hash`.
+std::uint64_t fnv1a(std::string_view text, std::uint64_t hash = 0xcbf29ce484222325) {
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
 /// The first run of whole components of `name` that is in `entries`: "gate" names "mlp.gate" and "mlp.gate.0", not
 /// "mlp.gate_proj". Lists and models both have thousands of entries, so each run is looked up: of up to 32 components, for names may
 /// be all dots.
@@ -181,6 +187,7 @@ Result<std::shared_ptr<const Checkpoint::Impl>> Checkpoint::Impl::open(const fs:
   NIBBLE_ASSIGN_OR_RETURN(impl->shards, storage::open_shards(path));
   std::error_code ignored;
   NIBBLE_ASSIGN_OR_RETURN(impl->config, storage::read_model_config(fs::is_directory(path, ignored) ? path : path.parent_path()));
+  impl->config_digest = fnv1a(impl->config.quant.json.dump(-1, ' ', true, Json::error_handler_t::replace));
   for (auto* found : {&impl->shards.notes, &impl->config.notes}) std::ranges::move(*found, std::back_inserter(impl->notes));
   impl->detect_modules();
   impl->compare_with_config();
@@ -368,6 +375,24 @@ Result<QuantTensor> Checkpoint::Impl::read(const Module& module, const LayerPart
   return checked(std::move(q), fmt::format("{}: module {}", path.string(), own->name), path.string(), std::move(found), out);
 }
 
+Result<std::string> Checkpoint::Impl::digest(const Module& module) const {
+  const auto own = group_index.find(module.name);
+  if (find_module(module.name) == nullptr || own == group_index.end())
+    return error(StatusCode::not_found, "{}: no module {}", path.string(), printable(module.name));
+  std::uint64_t hash = config_digest;
+  for (const std::size_t i : groups[own->second].tensors) {
+    const TensorInfo& tensor = shards.tensors[i];
+    hash = fnv1a(fmt::format("{} {} [{}]\n", tensor.name, name(tensor.dtype), fmt::join(tensor.shape, ",")), hash);
+    const std::uint64_t length = std::min<std::uint64_t>(tensor.bytes, 64);
+    for (const std::uint64_t begin : {std::uint64_t{0}, (tensor.bytes - length) / 2, tensor.bytes - length}) {
+      std::string sample(length, '\0');
+      NIBBLE_RETURN_IF_ERROR(shards.file[i]->read(tensor.file_offset + begin, std::as_writable_bytes(std::span(sample))));
+      hash = fnv1a(sample, hash);
+    }
+  }
+  return fmt::format("{:016x}", hash);
+}
+
 Result<Checkpoint> Checkpoint::open(const fs::path& path) {
   NIBBLE_ASSIGN_OR_RETURN(auto impl, Impl::open(path));
   return Checkpoint(std::move(impl));
@@ -409,6 +434,10 @@ Result<QuantTensor> Checkpoint::read(const Module& module, const LayerPart& part
   return impl_->read(module, &part, notes);
 } catch (const std::exception&) {
   return error(StatusCode::io_error, "cannot read module {}: {}", module.name, caught().message());
+}
+
+Result<std::string> Checkpoint::digest(const Module& module) const try { return impl_->digest(module); } catch (...) {
+  return caught();
 }
 
 Result<QuantTensor> read_module(std::span<const NamedView> tensors, std::string_view config_text, std::vector<Note>* notes) try {

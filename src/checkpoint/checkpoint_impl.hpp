@@ -1,6 +1,7 @@
 // The inside of a Checkpoint, shared by reading and transforming.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -35,6 +36,7 @@ struct Checkpoint::Impl {
   const Module* find_module(std::string_view module_name) const;
   /// All of a module, or a part of it.
   Result<QuantTensor> read(const Module& module, const LayerPart* part, std::vector<Note>* notes) const;
+  Result<std::string> digest(const Module& module) const;
 
   std::filesystem::path path;
   storage::Shards shards;
@@ -44,6 +46,7 @@ struct Checkpoint::Impl {
   std::vector<Note> notes;
   std::vector<Status> broken;  // modules that a format recognised but found damaged or unsupported: no Module, and no transform
   std::unordered_map<std::string_view, std::size_t> tensor_index, group_index, module_index;
+  std::uint64_t config_digest = 0;  // of the quantization config
 
  private:
   void detect_modules();

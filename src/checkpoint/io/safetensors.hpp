@@ -54,14 +54,18 @@ class SafetensorsWriter {
   /// An upper bound of what a tensor adds to the header.
   static std::size_t header_bytes(std::string_view tensor_name, std::size_t rank);
 
-  /// `header_room`: bytes reserved for the tensors of the header; the metadata is added to it.
+  /// `header_room`: bytes reserved for the tensors of the header, and for the metadata of finish(); this metadata is added to it. The first
+  /// tensor begins at a multiple of `alignment` bytes.
   static Result<SafetensorsWriter> create(const std::filesystem::path& path, const Metadata& metadata, std::size_t header_room,
-                                          bool overwrite);
+                                          bool overwrite, std::size_t alignment = 8);
 
-  /// invalid_argument: a bad or repeated name, a type safetensors does not have, bytes that do not fit the shape.
-  Status append(std::string_view name, DType dtype, std::span<const std::int64_t> shape, std::span<const std::byte> bytes);
-  /// Completes the file under its final name. Without it, nothing is left behind.
-  Status finish();
+  /// The tensor is `bytes`, followed by `padding` zeros. invalid_argument: a bad or repeated name, a type safetensors does not have, bytes
+  /// that do not fit the shape.
+  Status append(std::string_view name, DType dtype, std::span<const std::int64_t> shape, std::span<const std::byte> bytes,
+                std::size_t padding = 0);
+  /// Completes the file under its final name. Without it, nothing is left behind. `metadata`: of a writer that create() gave none, for when
+  /// it is known only as tensors are made.
+  Status finish(const Metadata& metadata = {});
   std::uint64_t data_bytes() const { return data_bytes_; }
 
  private:

@@ -32,6 +32,21 @@ Result<std::string> header_entry(std::string_view tensor_name, DType dtype, std:
                      fmt::join(shape, ","), begin, end);
 }
 
+/// The entry of the metadata, or nothing where there is none.
+Result<std::string> metadata_entry(const Metadata& metadata) {
+  std::string entry;
+  std::unordered_set<std::string_view> keys;
+  for (const auto& [key, value] : metadata) {
+    if (!keys.insert(key).second) return error(StatusCode::invalid_argument, "the metadata has {} twice", printable(key));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string key_json, json_string(key));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string value_json, json_string(value));
+    entry += fmt::format("{}{}:{},", entry.empty() ? R"("__metadata__":{)" : "", key_json, value_json);
+  }
+  if (entry.empty()) return entry;
+  entry.back() = '}';
+  return entry + ',';
+}
+
 }  // namespace
 
 int alignment_class(DType dtype, std::uint64_t bytes) {
@@ -45,44 +60,38 @@ std::size_t SafetensorsWriter::header_bytes(std::string_view tensor_name, std::s
 }
 
 Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path& path, const Metadata& metadata,
-                                                    std::size_t header_room, bool overwrite) {
-  std::string header = "{";
-  std::unordered_set<std::string_view> keys;
-  for (const auto& [key, value] : metadata) {
-    if (!keys.insert(key).second) return error(StatusCode::invalid_argument, "the metadata has {} twice", printable(key));
-    NIBBLE_ASSIGN_OR_RETURN(const std::string key_json, json_string(key));
-    NIBBLE_ASSIGN_OR_RETURN(const std::string value_json, json_string(value));
-    header += fmt::format("{}{}:{},", header.size() == 1 ? R"("__metadata__":{)" : "", key_json, value_json);
-  }
-  if (!metadata.empty()) {
-    header.back() = '}';
-    header += ',';
-  }
+                                                    std::size_t header_room, bool overwrite, std::size_t alignment) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string entry, metadata_entry(metadata));
+  std::string header = "{" + entry;
   NIBBLE_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(path, overwrite));
   SafetensorsWriter writer(std::move(file));
-  writer.data_begin_ = (sizeof(std::uint64_t) + header.size() + header_room + 1 + 7) / 8 * 8;
+  writer.data_begin_ = (sizeof(std::uint64_t) + header.size() + header_room + alignment) / alignment * alignment;
   writer.header_ = std::move(header);
   return writer;
 }
 
 Status SafetensorsWriter::append(std::string_view tensor_name, DType dtype, std::span<const std::int64_t> shape,
-                                 std::span<const std::byte> bytes) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string entry,
-                          header_entry(tensor_name, dtype, shape, data_bytes_, data_bytes_ + bytes.size()));
+                                 std::span<const std::byte> bytes, std::size_t padding) {
+  const std::size_t size = bytes.size() + padding;
+  NIBBLE_ASSIGN_OR_RETURN(const std::string entry, header_entry(tensor_name, dtype, shape, data_bytes_, data_bytes_ + size));
   if (!names_.insert(std::string(tensor_name)).second)
     return error(StatusCode::invalid_argument, "two tensors are called {}", printable(tensor_name));
   const Result<std::uint64_t> expected = tensor_bytes(dtype, shape);
   if (!expected.ok()) return expected.status().with_context(fmt::format("tensor {}", printable(tensor_name)));
-  if (bytes.size() != *expected)
+  if (size != *expected)
     return error(StatusCode::invalid_argument, "tensor {} comes with {} bytes, its shape [{}] of {} needs {}",
-                 printable(tensor_name), bytes.size(), fmt::join(shape, ","), safetensors_dtype(dtype), *expected);
+                 printable(tensor_name), size, fmt::join(shape, ","), safetensors_dtype(dtype), *expected);
   header_ += entry;
   NIBBLE_RETURN_IF_ERROR(file_.write_at(data_begin_ + data_bytes_, bytes));
-  data_bytes_ += bytes.size();
+  const std::vector<std::byte> zeros(padding);
+  NIBBLE_RETURN_IF_ERROR(file_.write_at(data_begin_ + data_bytes_ + bytes.size(), zeros));
+  data_bytes_ += size;
   return {};
 }
 
-Status SafetensorsWriter::finish() {
+Status SafetensorsWriter::finish(const Metadata& metadata) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string entry, metadata_entry(metadata));
+  header_ += entry;
   if (header_.size() == 1) header_ += '}';
   header_.back() = '}';
   const std::uint64_t room = data_begin_ - sizeof(std::uint64_t);

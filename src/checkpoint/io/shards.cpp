@@ -77,15 +77,6 @@ void note_missing_shards(Shards& shards, const std::set<std::string>& names) {
                        printable(fmt::format("{}*-of-{}{}", family.first, family.second, kEnd)))});
 }
 
-Result<SafetensorsHeader> read_header(const MappedFile& file, const fs::path& path) {
-  const std::uint64_t size = file.bytes().size();
-  std::vector<std::byte> bytes(std::min<std::uint64_t>(size, sizeof(std::uint64_t)));
-  NIBBLE_RETURN_IF_ERROR(file.read(0, bytes));
-  bytes.resize(std::min(size, safetensors_header_bytes(bytes)));
-  NIBBLE_RETURN_IF_ERROR(file.read(0, bytes));
-  return parse_safetensors(bytes, path.string(), size);
-}
-
 /// Whether formats read its numbers during detection: shapes, and the order of input channels.
 bool tells_formats_apart(const TensorInfo& tensor) {
   return tensor.shape.size() == 1 && (tensor.dtype == DType::s32 || tensor.dtype == DType::s64);
@@ -138,6 +129,15 @@ Status check_index(Shards& shards, const WeightMap& index, const fs::path& direc
 }
 
 }  // namespace
+
+Result<SafetensorsHeader> read_header(const MappedFile& file, const fs::path& path) {
+  const std::uint64_t size = file.bytes().size();
+  std::vector<std::byte> bytes(std::min<std::uint64_t>(size, sizeof(std::uint64_t)));
+  NIBBLE_RETURN_IF_ERROR(file.read(0, bytes));
+  bytes.resize(std::min(size, safetensors_header_bytes(bytes)));
+  NIBBLE_RETURN_IF_ERROR(file.read(0, bytes));
+  return parse_safetensors(bytes, path.string(), size);
+}
 
 Result<Tensor> Shards::load(std::size_t tensor) const {
   const TensorInfo& info = tensors[tensor];

@@ -31,6 +31,9 @@ struct Shards {
   Status load(std::size_t tensor, std::int64_t first, std::span<std::byte> to) const;
 };
 
+/// Reads and checks the header of a safetensors file, and none of its data. Errors: those of parse_safetensors.
+Result<SafetensorsHeader> read_header(const MappedFile& file, const std::filesystem::path& path);
+
 /// `path` is one file, or a directory: the files its index names, else every *.safetensors in it.
 /// Errors: not_found (no such path, no safetensors, a shard the index names), corrupt_data (a bad header, an index that leaves
 /// the directory or contradicts the shards, a tensor in two shards).

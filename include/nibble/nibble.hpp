@@ -8,6 +8,7 @@
 #include "nibble/epilogue.hpp"
 #include "nibble/join.hpp"
 #include "nibble/norm.hpp"
+#include "nibble/packed_file.hpp"
 #include "nibble/parallel.hpp"
 #include "nibble/pattern.hpp"
 #include "nibble/plan.hpp"

@@ -11,6 +11,7 @@
 #include "nibble/plan.hpp"
 #include "plan/check.hpp"
 #include "plan/choose.hpp"
+#include "plan/pack.hpp"
 
 namespace nibble {
 
@@ -53,6 +54,31 @@ WeightDesc PackedWeight::desc() const {
           .static_acts = data_->static_acts};
 }
 
+std::size_t channel_sums_length(const WeightScheme& scheme, std::int64_t n) {
+  constexpr std::int64_t kRowBlock = 32;  // the longest of the CPU's layouts
+  const bool integers =
+      info(scheme.codes).kind != DTypeKind::floating && (scheme.zero == ZeroKind::none || scheme.zero == ZeroKind::integer);
+  return scheme.group.k == 0 && integers ? static_cast<std::size_t>((n + kRowBlock - 1) / kRowBlock * kRowBlock) : 0;
+}
+
+std::vector<double> channel_sums(const QuantTensor& q, Executor& executor) {
+  std::vector<double> sums(channel_sums_length(q.scheme, q.n));
+  if (sums.empty()) return sums;
+  const bool zeros = q.scheme.zero == ZeroKind::integer;
+  std::array<std::int32_t, 256> value;
+  for (std::size_t code = 0; code < value.size(); ++code)
+    value[code] = static_cast<std::int32_t>(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
+  executor.parallel_for(q.n, [&](std::int64_t n) {
+    const std::span<const std::uint8_t> row =
+        std::span(q.codes).subspan(static_cast<std::size_t>(n * q.k), static_cast<std::size_t>(q.k));
+    const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0},
+                                             [&](std::int64_t total, std::uint8_t code) { return total + value[code]; });
+    const double zero = zeros ? static_cast<double>(q.zeros.at(q.scheme.group.n == 0 ? 0 : n / q.scheme.group.n)) : 0.0;
+    sums[static_cast<std::size_t>(n)] = static_cast<double>(sum) - zero * static_cast<double>(q.k);
+  });
+  return sums;
+}
+
 namespace {
 
 /// The threads that pack, and whose number the costs assume.
@@ -92,27 +118,6 @@ Result<Packing> packing_for(const WeightDesc& weight, const ConvSpec& spec, cons
   if (const auto linear = as_linear(spec); linear && !forces_conv(options.kernel))
     return packing_for(weight, *linear, options, roofline, on);
   return choose_packing(problem, spec.batch_max, options);
-}
-
-/// PackedWeightHeader::channel_sums.
-std::vector<double> channel_sums(const QuantTensor& q, Executor& executor) {
-  constexpr std::int64_t kRowBlock = 32;  // the longest of the CPU's layouts
-  const bool zeros = q.scheme.zero == ZeroKind::integer;
-  if (q.scheme.group.k != 0 || info(q.scheme.codes).kind == DTypeKind::floating || (q.scheme.zero != ZeroKind::none && !zeros))
-    return {};
-  std::array<std::int32_t, 256> value;
-  for (std::size_t code = 0; code < value.size(); ++code)
-    value[code] = static_cast<std::int32_t>(code_value(q.scheme.codes, static_cast<std::uint8_t>(code)));
-  std::vector<double> sums(static_cast<std::size_t>((q.n + kRowBlock - 1) / kRowBlock * kRowBlock));
-  executor.parallel_for(q.n, [&](std::int64_t n) {
-    const std::span<const std::uint8_t> row =
-        std::span(q.codes).subspan(static_cast<std::size_t>(n * q.k), static_cast<std::size_t>(q.k));
-    const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0},
-                                             [&](std::int64_t total, std::uint8_t code) { return total + value[code]; });
-    const double zero = zeros ? static_cast<double>(q.zeros.at(q.scheme.group.n == 0 ? 0 : n / q.scheme.group.n)) : 0.0;
-    sums[static_cast<std::size_t>(n)] = static_cast<double>(sum) - zero * static_cast<double>(q.k);
-  });
-  return sums;
 }
 
 /// The GPU's kernels read e4m3 codes of gpu_n64k128 as finite numbers.
@@ -173,10 +178,8 @@ Result<PackedWeight> pack_in(const QuantTensor& given, const PackedWeight::Spec&
 
 template <class Spec>
 Result<PackedWeight> pack_for(const QuantTensor& q, const Spec& spec, const PackOptions& options) try {
-  NIBBLE_RETURN_IF_ERROR(check_environment());
   NIBBLE_RETURN_IF_ERROR(q.validate());
-  NIBBLE_ASSIGN_OR_RETURN(const Packing packing,
-                          packing_for(describe(q), spec, options, assumed_roofline(executor_of(options).threads())));
+  NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(describe(q), spec, options));
   return pack_in(q, spec, packing, options);
 } catch (...) {
   return caught();
@@ -219,6 +222,12 @@ Result<Explanation> explain_for(const WeightDesc& weight, const Spec& spec, std:
 }
 
 }  // namespace
+
+Result<Packing> choose_packing(const WeightDesc& weight, const PackedWeight::Spec& spec, const PackOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_environment());
+  const Roofline roofline = assumed_roofline(executor_of(options).threads());
+  return std::visit([&](const auto& s) { return packing_for(weight, s, options, roofline); }, spec);
+}
 
 Result<PackedWeight> pack(const QuantTensor& q, const LinearSpec& spec, const PackOptions& options) {
   return pack_for(q, spec, options);

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -83,6 +84,11 @@ TEST_F(Gpu, PacksTheBytesTheHostPacks) {
         const auto back = unpack(weight);
         ASSERT_TRUE(back.ok()) << back.status().message();
         ASSERT_TRUE(*back == q) << scheme.name() << " [" << n << "," << k << "]";
+        const auto downloaded = download(weight);
+        ASSERT_TRUE(downloaded.ok()) << downloaded.status().message();
+        ASSERT_EQ(downloaded->backend(), Backend::cpu);
+        ASSERT_TRUE(std::ranges::equal(downloaded->bytes(), here->bytes()));
+        ASSERT_EQ(downloaded->data().channel_sums, here->data().channel_sums);
       }
     }
   EXPECT_GT(packed, 50);

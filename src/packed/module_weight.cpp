@@ -1,0 +1,111 @@
+// The packed file of a checkpoint: where it is, whether it is current, and the packed weight of a module from it or by packing.
+#include <exception>
+
+#include "core/error.hpp"
+#include "kernels/cuda/launch/device_weight.hpp"
+#include "nibble/packed_file.hpp"
+#include "packed/format.hpp"
+#include "plan/pack.hpp"
+
+namespace nibble {
+namespace fs = std::filesystem;
+using packed::checkpoint_place;
+namespace {
+
+/// Why a weight of the file cannot stand for pack(checkpoint.read(module), spec, options); "" when it can.
+Result<std::string> objection(const Checkpoint& checkpoint, const Module& module, const PackedWeight::Spec& spec,
+                              const PackedFile* file, const PackOptions& options) {
+  if (file == nullptr) return std::string("there is no packed file");
+  const std::string path = file->path().string();
+  const PackedModule* found = file->find(module.name);
+  if (found == nullptr) return fmt::format("{} does not have it", path);
+  if (found->source.empty()) return fmt::format("{} does not say which checkpoint it was packed from", path);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string digest, checkpoint.digest(module));
+  if (digest != found->source) return fmt::format("it has changed since {} was packed", path);
+  NIBBLE_ASSIGN_OR_RETURN(const Packing packing, choose_packing(found->desc, spec, options));
+  if (packing.layout->name != found->layout)
+    return fmt::format("{} has it in layout {}, and its kernels read {} here", path, found->layout, packing.layout->name);
+  return std::string();
+}
+
+template <class Spec>
+Result<ModuleWeight> find_or_pack(const Checkpoint& checkpoint, const Module& module, const Spec& spec, const PackedFile* file,
+                                  const PackOptions& options, std::vector<Note>* notes) try {
+  NIBBLE_ASSIGN_OR_RETURN(std::string why, objection(checkpoint, module, spec, file, options));
+  if (!why.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, checkpoint.read(module, notes));
+    NIBBLE_ASSIGN_OR_RETURN(PackedWeight weight, pack(q, spec, options));
+    return ModuleWeight{std::move(weight), std::move(why)};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(PackedWeight stored, file->load(module.name));
+  const auto kept = std::make_shared<const PackedWeight>(std::move(stored));
+  PackedWeight weight({kept, &kept->data()}, spec);  // its bytes are those of every specification with this layout
+  if (options.backend == Backend::cuda) {
+    NIBBLE_ASSIGN_OR_RETURN(weight, upload(weight));
+  }
+  return ModuleWeight{std::move(weight), {}};
+} catch (...) {
+  return caught();
+}
+
+}  // namespace
+
+fs::path packed_path(const fs::path& checkpoint) {
+  fs::path path = checkpoint_place(checkpoint);
+  if (path.extension() == ".safetensors") path.replace_extension();
+  return path += ".nibble";
+}
+
+Result<PackedFile> PackedFile::beside(const Checkpoint& checkpoint, std::vector<ModuleNote>* notes) {
+  NIBBLE_ASSIGN_OR_RETURN(PackedFile file, open(packed_path(checkpoint.path())));
+  if (notes != nullptr)
+    for (ModuleNote& note : file.compare(checkpoint)) notes->push_back(std::move(note));
+  return file;
+}
+
+std::vector<ModuleNote> PackedFile::compare(const Checkpoint& checkpoint) const {
+  std::vector<ModuleNote> notes;
+  const auto warn = [&](const PackedModule& module, std::string text) {
+    notes.push_back({module.name, {Note::Severity::warning, std::move(text)}});
+  };
+  for (const PackedModule& module : modules()) {
+    if (module.source.empty()) continue;
+    const Module* own = checkpoint.find_module(module.name);
+    if (own == nullptr) {
+      warn(module, fmt::format("the checkpoint has no such module any more; pack {} again", path().string()));
+      continue;
+    }
+    const Result<std::string> digest = checkpoint.digest(*own);
+    if (!digest.ok())
+      warn(module, digest.status().message());
+    else if (*digest != module.source)
+      warn(module, fmt::format("the checkpoint has changed since it was packed; pack {} again", path().string()));
+  }
+  return notes;
+}
+
+Result<ModuleWeight> packed_weight(const Checkpoint& checkpoint, const Module& module, const LinearSpec& spec,
+                                   const PackedFile* file, const PackOptions& options, std::vector<Note>* notes) {
+  return find_or_pack(checkpoint, module, spec, file, options, notes);
+}
+
+Result<ModuleWeight> packed_weight(const Checkpoint& checkpoint, const Module& module, const ConvSpec& spec,
+                                   const PackedFile* file, const PackOptions& options, std::vector<Note>* notes) {
+  return find_or_pack(checkpoint, module, spec, file, options, notes);
+}
+
+Result<PackedWeight> download(const PackedWeight& weight) try {
+  if (weight.backend() == Backend::cpu) return weight;
+  NIBBLE_ASSIGN_OR_RETURN(PackedWeightData on_host, cuda::download(weight.data()));
+  const auto data = std::make_shared<PackedWeightData>(std::move(on_host));
+  const PackedWeight host(data, weight.spec());
+  if (channel_sums_length(data->scheme, data->n) != 0) {
+    NIBBLE_ASSIGN_OR_RETURN(const QuantTensor q, unpack(host));
+    data->channel_sums = channel_sums(q, default_executor());
+  }
+  return host;
+} catch (...) {
+  return caught();
+}
+
+}  // namespace nibble

@@ -88,6 +88,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_quantize(app, action);
   add_convert(app, action);
   add_dequantize(app, action);
+  add_pack(app, action);
   add_sample(app, action);
   add_doctor(app, action);
   add_generate(app, action);

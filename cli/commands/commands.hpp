@@ -31,6 +31,7 @@ void add_bench(CLI::App& app, Action& action);
 void add_quantize(CLI::App& app, Action& action);
 void add_convert(CLI::App& app, Action& action);
 void add_dequantize(CLI::App& app, Action& action);
+void add_pack(CLI::App& app, Action& action);
 void add_sample(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);  // hidden

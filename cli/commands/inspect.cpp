@@ -9,6 +9,7 @@
 
 #include "commands/commands.hpp"
 #include "commands/option_checks.hpp"
+#include "commands/packed.hpp"
 #include "terminal/progress.hpp"
 #include "terminal/table.hpp"
 
@@ -109,7 +110,20 @@ Result<Outcome> worst_finding(const Inspection& inspection) {
   return errors == 1 ? worst : worst.with_context(fmt::format("{}; the worst", counted(errors, "error")));
 }
 
+// Packed files have no weights to measure or explain.
+Result<Outcome> run_packed(const InspectOptions& options) {
+  if (options.explain || options.headers_only || options.summary || !options.reference.empty() || !options.activations.empty())
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{} holds packed weights, for which inspect has no option but --layer and --json; inspect the "
+                              "checkpoint that it was packed from",
+                              options.path.string()));
+  const auto layer = compile_pattern("--layer", options.layer);
+  if (!layer.ok()) return layer.status();
+  return inspect_packed(options.path, *layer, options.json);
+}
+
 Result<Outcome> run(const InspectOptions& options) {
+  if (PackedFile::recognises(options.path)) return run_packed(options);
   if (Status usable = check_backend(options.backend); !usable.ok()) return usable;
   const auto inspection = inspect_checkpoint(options);
   if (!inspection.ok()) return inspection.status();
@@ -257,7 +271,8 @@ void add_inspect(CLI::App& app, Action& action) {
                   "  nibble inspect model/ --layer 'layers\\.0\\.' --explain --reference model-f16/\n"
                   "  nibble inspect model/ --act-scheme s8r,s8g128,s8zg128 --calibration acts.safetensors");
   auto options = std::make_shared<InspectOptions>();
-  command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file")->required();
+  command->add_option("PATH", options->path, "Checkpoint: a directory or one .safetensors file; or a file of nibble pack")
+      ->required();
   command->add_option("--layer", options->layer, "Only modules whose name matches this regular expression")->type_name("REGEX");
   command->add_flag("--summary", options->summary, "Equal modules of all layers in one row, with the worst of their errors");
   command->add_flag("--explain", options->explain, "Which kernel runs for which M, and why the others do not");

@@ -7,6 +7,7 @@
 
 #include "commands/commands.hpp"
 #include "commands/option_checks.hpp"
+#include "commands/packed.hpp"
 #include "commands/shapes.hpp"
 #include "commands/verify.hpp"
 #include "terminal/output.hpp"
@@ -17,7 +18,7 @@ namespace nibble::cli {
 namespace {
 
 struct Options {
-  std::filesystem::path path;
+  std::filesystem::path path, packed;
   std::string layer, backend = "cpu", a_dtype = "f32", out, activations, kernel, image = "5x7", layout = "nchw";
   std::string accumulation = "fast";
   std::vector<std::int64_t> m = {1, 16};
@@ -153,6 +154,7 @@ Result<Outcome> run(const Options& options) {
   images.size = *size;
   const auto checkpoint = Checkpoint::open(options.path);
   if (!checkpoint.ok()) return checkpoint.status();
+  if (!options.packed.empty()) return verify_packed(*checkpoint, options.packed, *layer, options.json);
 
   Threads threads(options.threads);
   VerifySpec spec;
@@ -278,6 +280,15 @@ void add_verify(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the random activations")->type_name("N")->capture_default_str();
   add_threads(*command, options->threads);
+  const std::vector<CLI::Option*> of_runs = command->get_options([](const CLI::Option* option) {
+    return !option->get_positional() && !option->check_name("--help") && !option->check_name("--layer");
+  });
+  CLI::Option* packed =
+      command
+          ->add_option("--packed", options->packed,
+                       "Run nothing: compare the weights of this file of nibble pack with the checkpoint, bit for bit")
+          ->type_name("FILE");
+  for (CLI::Option* option : of_runs) packed->excludes(option);
   add_json(*command, options->json);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }

@@ -20,7 +20,7 @@ TEST_F(Cli, EveryCommandHelpsWithAnExample) {
   const Finished all = nibble({"--help"});
   EXPECT_EQ(all.exit_code, 0);
   EXPECT_TRUE(contains(all.out, "Exit codes"));
-  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "sample", "doctor"}) {
+  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "pack", "sample", "doctor"}) {
     EXPECT_TRUE(contains(all.out, command)) << command;
     const Finished help = nibble({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);
@@ -135,7 +135,7 @@ TEST_F(Cli, OutputFitsNarrowTerminals) {
                                                     {"verify", awq, "-M", "1"},
                                                     {"convert", awq, at("out"), "--format", "compressed-tensors"},
                                                     {"doctor", "--formats"}};
-  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "sample", "doctor"})
+  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "pack", "sample", "doctor"})
     commands.push_back({command, "--help"});
   for (const auto& command : commands) {
     const Finished finished = nibble(command, narrow);
@@ -177,7 +177,7 @@ TEST_F(Cli, TheFirstExampleRuns) {
 }
 
 TEST_F(Cli, TheFilesOfExamplesAreTheUsersOrMadeByThem) {
-  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "sample", "doctor"})
+  for (const char* command : {"inspect", "verify", "bench", "quantize", "convert", "dequantize", "pack", "sample", "doctor"})
     EXPECT_FALSE(contains(nibble({command, "--help"}).out, "bench/")) << command << ": a path of the source tree";
 }
 
@@ -859,6 +859,55 @@ TEST_F(Cli, ConvertKeepsEveryWeight) {
   EXPECT_EQ(slurp(at("a/model.safetensors")), slurp(at("b/model.safetensors")));
   const auto config = nlohmann::json::parse(slurp(at("a/config.json")));
   EXPECT_FALSE(config.contains("quantization_config"));
+}
+
+TEST_F(Cli, PackWritesAFileThatInspectAndVerifyKnow) {
+  const std::string awq = copy_of("awq");
+  const Finished packed = nibble({"pack", awq, "--m-max", "64"});
+  ASSERT_EQ(packed.exit_code, 0) << packed.err;
+  EXPECT_TRUE(contains(packed.out, "7 packed weights")) << packed.out;
+  const std::string file = awq + ".nibble";
+  ASSERT_TRUE(std::filesystem::exists(file));
+
+  const auto json = nibble_json({"inspect", file, "--json"});
+  EXPECT_EQ(json["checkpoint"], std::filesystem::path(awq).filename().string());
+  EXPECT_EQ(json["library_version"], NIBBLE_VERSION);
+  EXPECT_TRUE(json["notes"].empty());
+  ASSERT_EQ(json["modules"].size(), 7u);
+  for (const auto& module : json["modules"]) {
+    EXPECT_EQ(module["scheme"], "u4zg16");
+    EXPECT_EQ(module["packed_for"]["m_max"], 64);
+    EXPECT_EQ(module["packed_for"]["a_dtype"], "f32");
+    EXPECT_TRUE(contains(module["layout"], "cpu_n")) << module;
+  }
+  EXPECT_EQ(nibble_json({"inspect", file, "--layer", "up_proj", "--json"})["modules"].size(), 1u);
+  EXPECT_TRUE(contains(nibble({"inspect", file}).out, "M up to 64")) << nibble({"inspect", file}).out;
+
+  const Finished same = nibble({"verify", awq, "--packed", file});
+  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+  EXPECT_TRUE(contains(same.out, "all the same: 7 packed weights")) << same.out;
+
+  // The same names and shapes with other numbers.
+  ASSERT_EQ(nibble({"quantize", checkpoint("float"), awq, "--format", "awq", "--scheme", "u4zg16", "--clip-search", "--force"})
+                .exit_code,
+            0);
+  const Finished stale = nibble({"inspect", file});
+  EXPECT_EQ(stale.exit_code, 0) << stale.err;
+  EXPECT_TRUE(contains(stale.out, "has changed since it was packed")) << stale.out;
+  const Finished differs = nibble({"verify", awq, "--packed", file, "--json"});
+  EXPECT_EQ(differs.exit_code, 1) << differs.err;
+  EXPECT_EQ(nlohmann::json::parse(differs.out)["passed"], false);
+}
+
+TEST_F(Cli, PackForAGpuThatIsNotThere) {
+  const auto json = nibble_json({"pack", checkpoint("awq"), at("gpu.nibble"), "--gpu", "h100", "--a-dtype", "f16", "--json"});
+  ASSERT_EQ(json["modules"].size(), 7u);
+  for (const auto& module : json["modules"]) EXPECT_EQ(module["layout"], "gpu_n64k128");
+  EXPECT_EQ(nibble({"verify", checkpoint("awq"), "--packed", at("gpu.nibble")}).exit_code, 0);
+  const auto plain =
+      nibble_json({"pack", checkpoint("awq"), at("plain.nibble"), "--weight-layout", "plain", "--layer", "o_proj", "--json"});
+  ASSERT_EQ(plain["modules"].size(), 1u);
+  EXPECT_EQ(plain["modules"][0]["layout"], "plain");
 }
 
 TEST_F(Cli, ShardsOfTheSizeThatWasAsked) {

@@ -92,6 +92,11 @@ TEST_F(Cli, UsageErrorsExitWith2) {
       {{"convert", awq, out, "--format", "awq", "--max-shard-size", "0"}, "'0' is no size"},
       {{"dequantize", awq + "/model.safetensors", out, "--max-shard-size", "5GB"}, "only a directory has shards"},
       {{"sample", out, "--shapes", "gpt-5"}, "llama-3.2-1b"},
+      {{"pack", awq, out, "--m-max", "0"}, "'0'"},
+      {{"pack", awq, out, "--layer", "nothing"}, "--layer"},
+      {{"pack", checkpoint("float"), out}, "nibble quantize"},
+      {{"pack", awq, out, "--gpu", "h100", "--backend", "cpu"}, "--backend"},
+      {{"verify", awq, "--packed", out, "-M", "1"}, "--packed"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.part);
@@ -154,7 +159,8 @@ TEST_F(Cli, WithoutAGpuBackendCudaExitsWith3) {
                                                {"inspect", awq, "--explain"},
                                                {"bench", awq},
                                                {"bench", "--shapes", at("shapes.txt")},
-                                               {"dequantize", awq, at("out")}};
+                                               {"dequantize", awq, at("out")},
+                                               {"pack", awq, at("out")}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--backend", "cuda"});
     expect_error(nibble(command), 3, "--backend cuda: " + gpu.status().message());
@@ -181,8 +187,20 @@ TEST_F(Cli, AnExistingOutputIsNotTouched) {
   expect_error(nibble({"quantize", checkpoint("float"), at("precious"), "--format", "awq", "--scheme", "u4zg16"}), 4, "precious");
   expect_error(nibble({"convert", checkpoint("gptq"), at("precious"), "--format", "compressed-tensors"}), 4, "--force");
   expect_error(nibble({"dequantize", checkpoint("awq"), at("precious")}), 4, "precious");
+  expect_error(nibble({"pack", checkpoint("awq"), at("precious")}), 4, "--force");
   EXPECT_EQ(slurp(at("precious")), "data");
   EXPECT_EQ(listing(directory_), std::vector<std::string>{"precious"});
+}
+
+TEST_F(Cli, PackedFilesThatDoNotFit) {
+  ASSERT_EQ(nibble({"pack", checkpoint("awq"), at("awq.nibble"), "--layer", "o_proj"}).exit_code, 0);
+  expect_error(nibble({"inspect", at("awq.nibble"), "--explain"}), 2, "packed weights");
+  expect_error(nibble({"verify", checkpoint("awq"), "--packed", at("awq.nibble"), "--layer", "up_proj"}), 2, "--layer");
+  expect_error(nibble({"verify", checkpoint("awq"), "--packed", at("nowhere")}), 4, "nowhere");
+  expect_error(nibble({"pack", checkpoint("awq"), at("out"), "--weight-layout", "cpu_n99"}), 4, "cpu_n99");
+  spit(at("awq.nibble"), slurp(at("awq.nibble")).substr(0, 5000));
+  expect_error(nibble({"verify", checkpoint("awq"), "--packed", at("awq.nibble")}), 4, "truncated");
+  EXPECT_EQ(listing(directory_), std::vector<std::string>{"awq.nibble"});
 }
 
 TEST_F(Cli, DamagedCheckpointsExitWith4) {

@@ -188,10 +188,11 @@ static inline nib_view nib_images(const void* data, nib_dtype dtype, nib_image_l
   return view;
 }
 
-typedef struct nib_context nib_context;       /* the threads to run on */
-typedef struct nib_checkpoint nib_checkpoint; /* a checkpoint; its files stay open and memory-mapped until it is destroyed */
-typedef struct nib_qtensor nib_qtensor;       /* a quantized matrix in canonical form: codes, scales, zero points, ... */
-typedef struct nib_weight nib_weight;         /* the same, packed in the byte order that its kernels read */
+typedef struct nib_context nib_context;         /* the threads to run on */
+typedef struct nib_checkpoint nib_checkpoint;   /* a checkpoint; its files stay open and memory-mapped until it is destroyed */
+typedef struct nib_qtensor nib_qtensor;         /* a quantized matrix in canonical form: codes, scales, zero points, ... */
+typedef struct nib_weight nib_weight;           /* the same, packed in the byte order that its kernels read */
+typedef struct nib_packed_file nib_packed_file; /* packed weights in a file, which stays open and memory-mapped. Since 1.2 */
 typedef struct nib_plan nib_plan; /* the kernels to run, for one shape and scheme, every M up to a limit, and one GPU */
 typedef struct nib_gpu_memory nib_gpu_memory; /* bytes on the GPU */
 
@@ -530,9 +531,63 @@ NIB_API nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* desc, nib
 NIB_API nib_status nib_unpack(const nib_weight* weight, nib_qtensor** q);
 /* A copy in the current GPU's memory of a weight that was packed in the host's for a layout of the GPU. */
 NIB_API nib_status nib_upload(const nib_weight* host, nib_weight** device);
+/* The inverse: a copy in host memory of a weight in device memory. Since 1.2. */
+NIB_API nib_status nib_download(const nib_weight* device, nib_weight** host);
 /* Describes a weight; pointers belong to it. */
 NIB_API nib_status nib_weight_get(const nib_weight* weight, nib_weight_info* info);
 NIB_API nib_status nib_weight_destroy(nib_weight* weight);
+
+/* ---- Files of packed weights, since 1.2 ------------------------------------------------------------------------------------ */
+
+/* What is in a file of packed weights. */
+typedef struct nib_packed_file_info {
+  size_t struct_size;
+  size_t count;                /* weights */
+  const char* library_version; /* of the library that wrote it: "0.2.0" */
+  const char* checkpoint;      /* the name, without folders, of the checkpoint it was packed from; "" when that is not recorded */
+} nib_packed_file_info;
+
+/* A weight in such a file. */
+typedef struct nib_packed_module {
+  size_t struct_size;
+  const char* name;                    /* that it was saved under */
+  const char* layout;                  /* "cpu_n32" */
+  char scheme[48];                     /* "u4zg128" */
+  int64_t n, k;                        /* output and input channels */
+  uint64_t bytes;                      /* of the packed weight */
+  int64_t filter_height, filter_width; /* of a convolution; 1 of linear layers */
+  int32_t has_bias;                    /* not 0: it has a bias of its own */
+  int32_t act_order;                   /* not 0: input channels are permuted */
+} nib_packed_module;
+
+/* Writes `count` weights under their names into a file, whole or not at all; weights in device memory are copied to the host. With
+ * `checkpoint`, which may be NULL, the file records digests of its modules of the same names, by which a changed checkpoint is noticed.
+ * `overwrite`, not 0: an existing file is replaced. Errors: already_exists; invalid_argument for a name of more than 1000 bytes, with
+ * control characters, or that is given twice; io_error. */
+NIB_API nib_status nib_packed_file_save(const char* path, const char* const* names, const nib_weight* const* weights,
+                                        size_t count, const nib_checkpoint* checkpoint, int32_t overwrite);
+/* Opens such a file and checks everything but the packed bytes, which are not read. Errors: not_found; io_error; corrupt_data for what is
+ * no such file, is truncated or contradicts itself; unsupported for another version of the format or of a layout: pack again. */
+NIB_API nib_status nib_packed_file_open(const char* path, nib_packed_file** file);
+/* Opens the one beside a checkpoint: MODEL.nibble for MODEL or MODEL.safetensors. `notes`: the modules that have changed since, a line
+ * each. Errors: not_found when there is none, and those of nib_packed_file_open. */
+NIB_API nib_status nib_packed_file_beside(const nib_checkpoint* checkpoint, nib_packed_file** file, char** notes);
+NIB_API nib_status nib_packed_file_destroy(nib_packed_file* file);
+/* Describes a file; the text belongs to it. */
+NIB_API nib_status nib_packed_file_get(const nib_packed_file* file, nib_packed_file_info* info);
+/* A weight by its index, in the order they were saved. Errors: invalid_argument when there are not so many. */
+NIB_API nib_status nib_packed_file_module(const nib_packed_file* file, size_t index, nib_packed_module* module);
+/* The index of the weight of that name. Errors: not_found. */
+NIB_API nib_status nib_packed_file_find_module(const nib_packed_file* file, const char* name, size_t* index);
+/* Makes a weight in host memory whose bytes are the mapped file: nothing is copied, and the file stays mapped until the weight is
+ * destroyed. As with every mapped file, touching a page that another program has truncated raises SIGBUS. nib_upload copies a weight for
+ * the GPU there. Errors: io_error when the file has been truncated; corrupt_data. */
+NIB_API nib_status nib_packed_file_load(const nib_packed_file* file, size_t index, nib_weight** weight);
+/* nib_pack of nib_checkpoint_read, or the same weight from the file where that has it, in the layout that nib_pack would choose, of a
+ * module that has not changed since; of NIB_CUDA uploaded. `file` and `desc` may be NULL. `packed_because`: "" of a weight from the file,
+ * else why it was packed now. Errors: those of nib_packed_file_load, nib_upload, nib_checkpoint_read and nib_pack. */
+NIB_API nib_status nib_packed_weight(const nib_checkpoint* checkpoint, size_t module, const nib_packed_file* file,
+                                     const nib_pack_desc* desc, nib_weight** weight, char** packed_because);
 
 /* ---- Plans ----------------------------------------------------------------------------------------------------------------- */
 

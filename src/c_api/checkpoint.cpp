@@ -1,26 +1,10 @@
 // The C interface: checkpoints.
 #include "c_api/common.hpp"
-#include "core/printable.hpp"
 
 using namespace nibble;
 
 namespace nibble::c_api {
 namespace {
-
-/// Element `index` of a checkpoint's list of `what`.
-template <class T>
-Result<const T*> at(std::span<const T> all, size_t index, std::string_view what) {
-  if (index < all.size()) return &all[index];
-  return error(StatusCode::invalid_argument, "there is no {} {}: the checkpoint has {}", what, index, all.size());
-}
-
-/// The index of `found` in the list; not_found when it is null.
-template <class T>
-Status index_of(std::span<const T> all, const T* found, const char* name, std::string_view what, size_t* index) {
-  if (found == nullptr) return error(StatusCode::not_found, "the checkpoint has no {} called '{}'", what, shown(name));
-  *index = static_cast<size_t>(found - all.data());
-  return {};
-}
 
 /// The common part of the three transforms: `run` gets the options and the description, and returns a report.
 template <class Run>
@@ -87,7 +71,7 @@ nib_status nib_checkpoint_get(const nib_checkpoint* checkpoint, nib_checkpoint_i
 nib_status nib_checkpoint_module(const nib_checkpoint* checkpoint, size_t index, nib_module* module) {
   return guarded([&]() -> Status {
     NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
-    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), index, "module"));
+    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), index, "module", "checkpoint"));
     nib_module out{};
     out.name = m->name.c_str();
     out.format = m->format.c_str();
@@ -106,7 +90,7 @@ nib_status nib_checkpoint_module(const nib_checkpoint* checkpoint, size_t index,
 nib_status nib_checkpoint_tensor(const nib_checkpoint* checkpoint, size_t index, nib_stored_tensor* tensor) {
   return guarded([&]() -> Status {
     NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
-    NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* t, at(c->tensors(), index, "tensor"));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* t, at(c->tensors(), index, "tensor", "checkpoint"));
     nib_stored_tensor out{};
     out.name = t->name.c_str();
     out.file = t->file.c_str();
@@ -121,7 +105,7 @@ nib_status nib_checkpoint_find_module(const nib_checkpoint* checkpoint, const ch
   return guarded([&]() -> Status {
     NIBBLE_RETURN_IF_ERROR(required({{"name", name}, {"place for the index", index}}));
     NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
-    return index_of(c->modules(), c->find_module(name), name, "module", index);
+    return index_of(c->modules(), c->find_module(name), name, "module", "checkpoint", index);
   });
 }
 
@@ -129,7 +113,7 @@ nib_status nib_checkpoint_find_tensor(const nib_checkpoint* checkpoint, const ch
   return guarded([&]() -> Status {
     NIBBLE_RETURN_IF_ERROR(required({{"name", name}, {"place for the index", index}}));
     NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
-    return index_of(c->tensors(), c->find_tensor(name), name, "tensor", index);
+    return index_of(c->tensors(), c->find_tensor(name), name, "tensor", "checkpoint", index);
   });
 }
 
@@ -145,7 +129,7 @@ nib_status nib_checkpoint_notes(const nib_checkpoint* checkpoint, char** text) {
 nib_status nib_checkpoint_read(const nib_checkpoint* checkpoint, size_t module, nib_qtensor** q, char** notes) {
   return create(q, [&]() -> Result<QuantTensor> {
     NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
-    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), module, "module"));
+    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), module, "module", "checkpoint"));
     std::vector<Note> findings;
     NIBBLE_ASSIGN_OR_RETURN(QuantTensor decoded, c->read(*m, &findings));
     NIBBLE_RETURN_IF_ERROR(give(notes_text(findings), notes));
@@ -157,7 +141,7 @@ nib_status nib_checkpoint_read_part(const nib_checkpoint* checkpoint, size_t mod
                                     nib_qtensor** q, char** notes) {
   return create(q, [&]() -> Result<QuantTensor> {
     NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
-    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), module, "module"));
+    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), module, "module", "checkpoint"));
     if (of != NIB_OUTPUTS && of != NIB_INPUTS)
       return error(StatusCode::invalid_argument, "{} is no nib_channels; use NIB_OUTPUTS or NIB_INPUTS", of);
     const LayerPart part{of == NIB_OUTPUTS ? LayerPart::Of::outputs : LayerPart::Of::inputs, begin, end};

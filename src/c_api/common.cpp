@@ -1,5 +1,4 @@
 #include "c_api/common.hpp"
-#include "core/printable.hpp"
 
 #include <cstdlib>
 

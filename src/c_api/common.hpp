@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/printable.hpp"
 #include "nibble/nibble.h"
 #include "nibble/nibble.hpp"
 
@@ -151,6 +153,24 @@ void copy_text(std::string_view text, char (&to)[kSize]) {
 
 std::string notes_text(const std::vector<Note>& notes, std::string_view about = "");
 
+// ---- Lists ----
+
+/// Element `index` of the list of `what` that `owner` has.
+template <class T>
+Result<const T*> at(std::span<const T> all, size_t index, std::string_view what, std::string_view owner) {
+  if (index < all.size()) return &all[index];
+  return error(StatusCode::invalid_argument, "there is no {} {}: the {} has {}", what, index, owner, all.size());
+}
+
+/// The index of `found` in the list; not_found when it is null.
+template <class T>
+Status index_of(std::span<const T> all, const T* found, const char* name, std::string_view what, std::string_view owner,
+                size_t* index) {
+  if (found == nullptr) return error(StatusCode::not_found, "the {} has no {} called '{}'", owner, what, shown(name));
+  *index = static_cast<size_t>(found - all.data());
+  return {};
+}
+
 // ---- Values ----
 
 /// A type by number; 0 means `otherwise`.
@@ -207,6 +227,12 @@ struct nib_qtensor : nibble::c_api::Boxed<nib_qtensor, nibble::c_api::NamedTenso
 struct nib_weight : nibble::c_api::Boxed<nib_weight, nibble::PackedWeight> {
   static constexpr std::uint32_t kMagic = 0x4e574754;  // NWGT
   static constexpr std::string_view kName = "nib_weight";
+  using Boxed::Boxed;
+};
+
+struct nib_packed_file : nibble::c_api::Boxed<nib_packed_file, nibble::PackedFile> {
+  static constexpr std::uint32_t kMagic = 0x4e504b46;  // NPKF
+  static constexpr std::string_view kName = "nib_packed_file";
   using Boxed::Boxed;
 };
 

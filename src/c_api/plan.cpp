@@ -212,9 +212,18 @@ Status dequantize_tensors(const nib_checkpoint_tensors* given, const nib_view* t
   return dequantize(tensors, out, transposed, Stream{stream});
 }
 
-Status one_of_linear_and_conv(const nib_pack_desc& desc) {
-  if (desc.linear == nullptr || desc.conv == nullptr) return {};
-  return error(StatusCode::invalid_argument, "nib_pack_desc has both linear and conv: a weight is packed for one of them");
+/// The plans that W[n,k] of this filter is packed for.
+Result<PackedWeight::Spec> packed_spec(std::int64_t n, std::int64_t k, Extent filter, const nib_pack_desc& desc) {
+  constexpr std::int64_t kTokens = std::int64_t{1} << 13;
+  if (desc.linear != nullptr && desc.conv != nullptr)
+    return error(StatusCode::invalid_argument, "nib_pack_desc has both linear and conv: a weight is packed for one of them");
+  if (desc.conv != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(n, k, filter, desc.conv));
+    return PackedWeight::Spec(spec);
+  }
+  if (desc.linear == nullptr) return PackedWeight::Spec(LinearSpec{.m_max = kTokens});
+  NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc.linear));
+  return PackedWeight::Spec(spec);
 }
 
 }  // namespace
@@ -227,14 +236,8 @@ nib_status nib_pack(const nib_qtensor* q, const nib_pack_desc* given, nib_weight
     NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
     NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
     NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(desc));
-    NIBBLE_RETURN_IF_ERROR(one_of_linear_and_conv(desc));
-    if (desc.conv != nullptr) {
-      NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(named->q.n, named->q.k, named->q.filter, desc.conv));
-      return pack(named->q, spec, options);
-    }
-    if (desc.linear == nullptr) return pack(named->q, options);
-    NIBBLE_ASSIGN_OR_RETURN(const LinearSpec spec, linear_spec(desc.linear));
-    return pack(named->q, spec, options);
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight::Spec spec, packed_spec(named->q.n, named->q.k, named->q.filter, desc));
+    return std::visit([&](const auto& s) { return pack(named->q, s, options); }, spec);
   });
 }
 
@@ -249,6 +252,32 @@ nib_status nib_upload(const nib_weight* host, nib_weight** device) {
   return create(device, [&]() -> Result<PackedWeight> {
     NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(host));
     return upload(*packed);
+  });
+}
+
+nib_status nib_download(const nib_weight* device, nib_weight** host) {
+  return create(host, [&]() -> Result<PackedWeight> {
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight* packed, open(device));
+    return download(*packed);
+  });
+}
+
+nib_status nib_packed_weight(const nib_checkpoint* checkpoint, size_t module, const nib_packed_file* file,
+                             const nib_pack_desc* given, nib_weight** weight, char** packed_because) {
+  return create(weight, [&]() -> Result<PackedWeight> {
+    NIBBLE_ASSIGN_OR_RETURN(const Checkpoint* c, open(checkpoint));
+    NIBBLE_ASSIGN_OR_RETURN(const Module* m, at(c->modules(), module, "module", "checkpoint"));
+    const PackedFile* from = nullptr;
+    if (file != nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(from, open(file));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
+    NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(desc));
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight::Spec spec, packed_spec(m->n, m->k, m->filter.value_or(Extent()), desc));
+    NIBBLE_ASSIGN_OR_RETURN(const ModuleWeight found,
+                            std::visit([&](const auto& s) { return packed_weight(*c, *m, s, from, options); }, spec));
+    NIBBLE_RETURN_IF_ERROR(give(found.packed_because, packed_because));
+    return found.weight;
   });
 }
 
@@ -337,22 +366,13 @@ nib_status nib_explain(const nib_qtensor* q, const nib_pack_desc* given, const c
     NIBBLE_ASSIGN_OR_RETURN(const NamedTensor* named, open(q));
     NIBBLE_ASSIGN_OR_RETURN(const nib_pack_desc desc, read("nib_pack_desc", given, true));
     NIBBLE_ASSIGN_OR_RETURN(const PackOptions options, pack_options(desc));
-    NIBBLE_RETURN_IF_ERROR(one_of_linear_and_conv(desc));
-    const auto explained = [&](const auto& spec) -> Result<Explanation> {
-      if (gpu == nullptr) return explain(describe(named->q), spec, options);
+    NIBBLE_ASSIGN_OR_RETURN(const PackedWeight::Spec spec, packed_spec(named->q.n, named->q.k, named->q.filter, desc));
+    const auto explained = [&](const auto& s) -> Result<Explanation> {
+      if (gpu == nullptr) return explain(describe(named->q), s, options);
       NIBBLE_ASSIGN_OR_RETURN(const GpuInfo described, described_gpu(gpu));
-      return explain(describe(named->q), spec, described);
+      return explain(describe(named->q), s, described);
     };
-    if (desc.conv != nullptr) {
-      NIBBLE_ASSIGN_OR_RETURN(const ConvSpec spec, conv_spec(named->q.n, named->q.k, named->q.filter, desc.conv));
-      NIBBLE_ASSIGN_OR_RETURN(const Explanation explanation, explained(spec));
-      return give(explanation_text(explanation), text);
-    }
-    LinearSpec spec{.m_max = 1 << 13};  // pack()'s
-    if (desc.linear != nullptr) {
-      NIBBLE_ASSIGN_OR_RETURN(spec, linear_spec(desc.linear));
-    }
-    NIBBLE_ASSIGN_OR_RETURN(const Explanation explanation, explained(spec));
+    NIBBLE_ASSIGN_OR_RETURN(const Explanation explanation, std::visit(explained, spec));
     return give(explanation_text(explanation), text);
   });
 }

@@ -1352,11 +1352,91 @@ static void test_gpu(void) {
       CHECK(fabs(d[i] - x) < 1e-3);
     }
     OK(nib_plan_destroy(plan));
+    nib_weight* back = NULL;
+    nib_weight_info of_back = SIZED(nib_weight_info);
+    OK(nib_download(weight, &back));
+    OK(nib_weight_get(back, &of_back));
+    CHECK(of_back.backend == NIB_CPU && of_back.bytes == info.bytes && memcmp(of_back.data, info.data, info.bytes) == 0);
+    OK(nib_weight_destroy(back));
     OK(nib_gpu_memory_destroy(memory));
     OK(nib_weight_destroy(weight));
   }
   OK(nib_weight_destroy(host));
   OK(nib_qtensor_destroy(q));
+}
+
+static void test_packed_files(const char* golden, const char* scratch) {
+  char in[1024], path[1024], file_path[1024];
+  snprintf(in, sizeof in, "%s/awq/g128", golden);
+  snprintf(path, sizeof path, "%s/packed", scratch);
+  snprintf(file_path, sizeof file_path, "%s/packed.nibble", scratch);
+  remove(file_path);
+  nib_transform_desc convert = SIZED(nib_transform_desc);
+  convert.overwrite = 1;
+  OK(nib_checkpoint_convert(in, path, &convert, NULL));
+  nib_checkpoint* checkpoint = NULL;
+  OK(nib_checkpoint_open(path, &checkpoint));
+  nib_packed_file* file = NULL;
+  char* text = NULL;
+  FAILS(NIB_NOT_FOUND, "packed.nibble", nib_packed_file_beside(checkpoint, &file, &text));
+
+  nib_weight *weight = NULL, *loaded = NULL, *again = NULL;
+  OK(nib_packed_weight(checkpoint, 0, NULL, NULL, &weight, &text));
+  CHECK(strcmp(text, "there is no packed file") == 0);
+  nib_text_free(text);
+  const char* const names[] = {"model.proj", "other"};
+  const nib_weight* const weights[] = {weight, weight};
+  OK(nib_packed_file_save(file_path, names, weights, 2, checkpoint, 0));
+  FAILS(NIB_ALREADY_EXISTS, "packed.nibble", nib_packed_file_save(file_path, names, weights, 2, NULL, 0));
+  OK(nib_packed_file_save(file_path, names, weights, 2, checkpoint, 1));
+  OK(nib_packed_file_beside(checkpoint, &file, &text));
+  CHECK(strcmp(text, "") == 0);
+  nib_text_free(text);
+
+  nib_packed_file_info info = SIZED(nib_packed_file_info);
+  OK(nib_packed_file_get(file, &info));
+  CHECK(info.count == 2 && strcmp(info.library_version, nib_version_string()) == 0 && strcmp(info.checkpoint, "packed") == 0);
+  size_t index = 9;
+  OK(nib_packed_file_find_module(file, "model.proj", &index));
+  nib_packed_module module = SIZED(nib_packed_module);
+  OK(nib_packed_file_module(file, index, &module));
+  nib_weight_info packed = SIZED(nib_weight_info), mapped = SIZED(nib_weight_info);
+  OK(nib_weight_get(weight, &packed));
+  CHECK(strcmp(module.name, "model.proj") == 0 && strcmp(module.scheme, "u4zg128") == 0 && module.n == 8 && module.k == 256);
+  CHECK(strcmp(module.layout, packed.layout) == 0 && module.bytes == packed.bytes && module.has_bias && !module.act_order);
+  CHECK(module.filter_height == 1 && module.filter_width == 1);
+  OK(nib_packed_file_load(file, index, &loaded));
+  OK(nib_weight_get(loaded, &mapped));
+  CHECK(mapped.bytes == packed.bytes && mapped.data != packed.data && memcmp(mapped.data, packed.data, packed.bytes) == 0);
+  OK(nib_packed_weight(checkpoint, 0, file, NULL, &again, &text));
+  CHECK(strcmp(text, "") == 0);
+  nib_text_free(text);
+  nib_weight_info found = SIZED(nib_weight_info);
+  OK(nib_weight_get(again, &found));
+  CHECK(found.data == mapped.data);
+  OK(nib_weight_destroy(again));
+  OK(nib_download(loaded, &again)); /* of a weight in host memory: the same */
+  OK(nib_weight_destroy(again));
+
+  FAILS(NIB_NOT_FOUND, "'down'", nib_packed_file_find_module(file, "down", &index));
+  FAILS(NIB_INVALID_ARGUMENT, "no weight 2", nib_packed_file_load(file, 2, &again));
+  FAILS(NIB_INVALID_ARGUMENT, "no module 7", nib_packed_weight(checkpoint, 7, file, NULL, &again, NULL));
+  FAILS(NIB_INVALID_ARGUMENT, "names is NULL", nib_packed_file_save(file_path, NULL, weights, 2, NULL, 1));
+  const nib_weight* const none[] = {NULL};
+  FAILS(NIB_INVALID_ARGUMENT, "nib_weight is NULL", nib_packed_file_save(file_path, names, none, 1, NULL, 1));
+  nib_packed_file* bad = NULL;
+  snprintf(in, sizeof in, "%s/awq/g128.expected.safetensors", golden);
+  FAILS(NIB_CORRUPT_DATA, "nibble pack", nib_packed_file_open(in, &bad));
+  OK(nib_packed_file_open(file_path, &bad));
+  OK(nib_packed_file_destroy(bad));
+  OK(nib_packed_file_destroy(file)); /* the weight keeps its bytes */
+  float w[8 * 256], same[8 * 256];
+  dequantize(weight, w, 8, 256);
+  dequantize(loaded, same, 8, 256);
+  CHECK(memcmp(w, same, sizeof w) == 0);
+  OK(nib_weight_destroy(loaded));
+  OK(nib_weight_destroy(weight));
+  OK(nib_checkpoint_destroy(checkpoint));
 }
 
 static void test_roofline(void) {
@@ -1390,6 +1470,7 @@ int main(int argc, char** argv) {
   test_quantize();
   test_conv();
   test_checkpoint(argv[1], argv[2]);
+  test_packed_files(argv[1], argv[2]);
   test_bad_qtensors();
   test_bad_runs();
   test_threads();

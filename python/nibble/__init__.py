@@ -30,6 +30,7 @@ from ._core import (
     LayoutInfo,
     Module,
     Note,
+    PackedModule,
     QuantError,
     QuantTensor,
     TransformedModule,
@@ -44,10 +45,11 @@ from .errors import AlreadyExists, CorruptData, Error, Internal, InvalidArgument
 
 __all__ = [
     "AlreadyExists", "Array", "Bucket", "Candidate", "Checkpoint", "Conv", "CorruptData", "Error", "FormatInfo", "Internal", "InvalidArgument",
-    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedWeight", "QuantError",
+    "IoError", "KernelInfo", "LayoutInfo", "Linear", "Module", "Norm", "NotFound", "Note", "PackedFile", "PackedModule", "PackedWeight", "QuantError",
     "QuantTensor", "TransformReport", "TransformedModule", "Unsupported", "VerifyReport", "__version__", "convert_checkpoint",
-    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "join", "kernels", "layouts", "open", "pack", "quantization_error", "quantize",
-    "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "verify", "verify_conv",
+    "dequantize_checkpoint", "doctor", "errors", "explain", "formats", "join", "kernels", "layouts", "open", "pack", "packed_weight",
+    "quantization_error", "quantize", "quantize_activations", "quantize_checkpoint", "quantize_conv", "read_tensors", "save_packed", "verify",
+    "verify_conv",
 ]  # fmt: skip
 
 
@@ -212,6 +214,88 @@ class Norm:
     """1 in Gemma, whose checkpoints store the weight less 1."""
     residual: Array | None = None
     """The residual stream, of the shape and type of x: x is added to it in place, and the sum is normalized."""
+
+
+class PackedFile:
+    """Packed weights in a file, read-only and memory-mapped: what save_packed() and `nibble pack` write. Nothing but the header is read
+    until a weight is loaded.
+
+    Raises NotFound, IoError, CorruptData for what is no such file, Unsupported for another version of the format or of a layout: pack again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = _core.PackedFile(os.fspath(path))
+
+    @classmethod
+    def beside(cls, checkpoint: Checkpoint) -> PackedFile | None:
+        """The one beside a checkpoint, MODEL.nibble for MODEL or MODEL.safetensors, or None. Raises what opening it does."""
+        file = _core.PackedFile.beside(checkpoint)
+        if file is None:
+            return None
+        self = cls.__new__(cls)
+        self._file = file
+        return self
+
+    @property
+    def path(self) -> str:
+        """What it was opened with."""
+        return self._file.path
+
+    @property
+    def library_version(self) -> str:
+        """The version of nibble that wrote it."""
+        return self._file.library_version
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint that it was packed from; "" when that is not recorded."""
+        return self._file.checkpoint
+
+    @property
+    def modules(self) -> list[PackedModule]:
+        """Its weights, in the order that they were saved."""
+        return self._file.modules
+
+    def load(self, name: str, backend: str = "cpu") -> PackedWeight:
+        """A weight: in host memory, where its bytes are the mapped file, or of backend "cuda" copied to the current GPU.
+
+        Raises NotFound, IoError when the file has been truncated, CorruptData, and Unsupported without a GPU.
+        """
+        return PackedWeight(self._file.load(name, backend))
+
+    def compare(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Weights whose layer in the checkpoint has changed since they were packed, or is gone, by name, with a line on each."""
+        return dict(self._file.compare(checkpoint))
+
+    def __repr__(self) -> str:
+        return f"PackedFile({self.path!r}, {len(self.modules)} weights)"
+
+
+def save_packed(
+    path: str | os.PathLike[str], weights: Mapping[str, PackedWeight], *, checkpoint: Checkpoint | None = None, overwrite: bool = False
+) -> None:
+    """Writes packed weights into a file, whole or not at all; those of a GPU are copied to the host.
+
+    checkpoint: where they come from; by its layers of the same names the file knows later whether it has changed.
+    Raises AlreadyExists unless `overwrite`, InvalidArgument for names with control characters or of more than 1000 bytes, IoError.
+    """
+    _core.save_packed(os.fspath(path), [(name, weight._weight) for name, weight in weights.items()], checkpoint, overwrite)
+
+
+def packed_weight(
+    checkpoint: Checkpoint, layer: str | Module, file: PackedFile | None = None, *, backend: str = "cpu", a_dtype: Any = "f32",
+    act_scheme: str = "", layout: str = "", kernel: str = "", m_max: int = 1 << 13, accumulation: str = "fast",
+) -> tuple[PackedWeight, str]:  # fmt: skip
+    """pack(checkpoint.read(layer), …), or the same weight from `file` where that has it, in the layout that pack() would choose, of a layer
+    that has not changed since. The text is "" then, else why it was packed now.
+
+    Raises what pack(), Checkpoint.read() and PackedFile.load() do.
+    """
+    weight, packed_because = _core.packed_weight(
+        checkpoint, layer if isinstance(layer, str) else layer.name, None if file is None else file._file, backend=backend,
+        a_dtype=_arrays.token(a_dtype), act_scheme=act_scheme, layout=layout, kernel=kernel, m_max=m_max, accumulation=accumulation,
+    )  # fmt: skip
+    return PackedWeight(weight), packed_because
 
 
 def explain(

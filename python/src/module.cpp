@@ -515,22 +515,121 @@ void bind_weights(nb::module_& m) {
 
 // --- functions ----------------------------------------------------------------------------------------------------------------
 
-Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view a_dtype, std::string_view act_scheme,
-                   const std::string& layout, const std::string& kernel, std::int64_t m_max, std::string_view accumulation,
-                   bool glu, OptionalFloat glu_limit, float glu_offset) {
+LinearSpec packing_spec(std::string_view a_dtype, std::string_view act_scheme, std::int64_t m_max,
+                        std::string_view accumulation) {
   LinearSpec spec{.a_dtype = dtype_from(a_dtype),
                   .m_max = m_max,
                   .act_scheme = act_from(act_scheme),
                   .accumulation = accumulation_from(accumulation)};
   if (is_compute_float(spec.a_dtype)) spec.epilogue.out = spec.a_dtype;  // as linear() answers
+  return spec;
+}
+
+/// A weight that was packed for the current GPU, or for the CPU.
+Weight weight_of(PackedWeight packed) {
+  Weight weight{.packed = std::move(packed)};
+  if (weight.packed.backend() == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
+  return weight;
+}
+
+Weight pack_weight(const QuantTensor& q, std::string_view backend, std::string_view a_dtype, std::string_view act_scheme,
+                   const std::string& layout, const std::string& kernel, std::int64_t m_max, std::string_view accumulation,
+                   bool glu, OptionalFloat glu_limit, float glu_offset) {
+  LinearSpec spec = packing_spec(a_dtype, act_scheme, m_max, accumulation);
   spec.epilogue.glu = glu;
   if (glu_limit) spec.epilogue.glu_limit = *glu_limit;
   spec.epilogue.glu_offset = glu_offset;
   const PackOptions options{.layout = layout, .kernel = kernel, .backend = backend_from(backend)};
   nb::gil_scoped_release release;
-  Weight weight{.packed = check(pack(q, spec, options))};
-  if (options.backend == Backend::cuda) weight.gpu = check(this_gpu()).ordinal;
-  return weight;
+  return weight_of(check(pack(q, spec, options)));
+}
+
+// --- files of packed weights --------------------------------------------------------------------------------------------------
+
+/// A weight of the file, in host memory or on the current GPU. One that was packed for a convolution is for that of a layer, too: in Python
+/// calls say what they run.
+Weight load_packed(const PackedFile& file, std::string_view name, std::string_view backend) {
+  const Backend memory = backend_from(backend);
+  nb::gil_scoped_release release;
+  PackedWeight weight = check(file.load(name));
+  if (const auto* conv = std::get_if<ConvSpec>(&weight.spec())) {
+    const LinearSpec spec{.a_dtype = conv->a_dtype,
+                          .m_max = conv->batch_max,
+                          .epilogue = conv->epilogue,
+                          .act_scheme = conv->act_scheme,
+                          .accumulation = conv->accumulation};
+    const auto kept = std::make_shared<const PackedWeight>(std::move(weight));
+    weight = PackedWeight({kept, &kept->data()}, spec);
+  }
+  return weight_of(memory == Backend::cuda ? check(upload(weight)) : std::move(weight));
+}
+
+void save_weights(const std::string& path, const std::vector<std::pair<std::string, const Weight*>>& weights,
+                  const Checkpoint* checkpoint, bool overwrite) {
+  nb::gil_scoped_release release;
+  std::vector<std::pair<std::string, PackedWeight>> named;
+  for (const auto& [name, weight] : weights) named.emplace_back(name, weight->packed);
+  check(save_packed(path, named, {.overwrite = overwrite, .checkpoint = checkpoint}));
+}
+
+std::pair<Weight, std::string> find_or_pack(const Checkpoint& checkpoint, const std::string& layer, const PackedFile* file,
+                                            std::string_view backend, std::string_view a_dtype, std::string_view act_scheme,
+                                            const std::string& layout, const std::string& kernel, std::int64_t m_max,
+                                            std::string_view accumulation) {
+  const Module* module = checkpoint.find_module(layer);
+  if (module == nullptr) throw Failure(StatusCode::not_found, checkpoint.path().string() + ": no module " + layer);
+  const LinearSpec spec = packing_spec(a_dtype, act_scheme, m_max, accumulation);
+  const PackOptions options{.layout = layout, .kernel = kernel, .backend = backend_from(backend)};
+  nb::gil_scoped_release release;
+  ModuleWeight found = check(packed_weight(checkpoint, *module, spec, file, options));
+  return {weight_of(std::move(found.weight)), std::move(found.packed_because)};
+}
+
+void bind_packed_files(nb::module_& m) {
+  nb::class_<PackedModule>(m, "PackedModule", "A weight in a file of packed weights.")
+      .def_ro("name", &PackedModule::name, "That it was saved under.")
+      .def_prop_ro(
+          "scheme", [](const PackedModule& x) { return x.desc.scheme.name(); }, "\"u4zg128\"")
+      .def_prop_ro(
+          "n", [](const PackedModule& x) { return x.desc.n; }, "Output channels.")
+      .def_prop_ro(
+          "k", [](const PackedModule& x) { return x.desc.k; }, "Input channels.")
+      .def_ro("layout", &PackedModule::layout, "\"cpu_n32\"")
+      .def_ro("has_bias", &PackedModule::has_bias, "It has a bias of its own.")
+      .def_prop_ro(
+          "act_order", [](const PackedModule& x) { return x.desc.act_order; }, "Its input channels are permuted.")
+      .def_ro("nbytes", &PackedModule::bytes, "Of the packed weight.")
+      .def("__repr__", repr("PackedModule", "name", "scheme", "n", "k", "layout"));
+  nb::class_<PackedFile>(m, "PackedFile", "Packed weights in a file, read-only and memory-mapped.")
+      .def(
+          "__init__",
+          [](PackedFile* self, const std::string& path) {
+            nb::gil_scoped_release release;
+            new (self) PackedFile(check(PackedFile::open(path)));
+          },
+          "path"_a)
+      .def_static(
+          "beside",
+          [](const Checkpoint& checkpoint) -> std::optional<PackedFile> {
+            nb::gil_scoped_release release;
+            Result<PackedFile> file = PackedFile::beside(checkpoint);
+            if (file.status().code() == StatusCode::not_found) return std::nullopt;
+            return check(std::move(file));
+          },
+          "checkpoint"_a)
+      .def_prop_ro("path", [](const PackedFile& f) { return f.path().string(); })
+      .def_prop_ro("library_version", [](const PackedFile& f) { return f.library_version(); })
+      .def_prop_ro("checkpoint", [](const PackedFile& f) { return f.checkpoint(); })
+      .def_prop_ro("modules",
+                   [](const PackedFile& f) { return std::vector<PackedModule>(f.modules().begin(), f.modules().end()); })
+      .def("compare",
+           [](const PackedFile& f, const Checkpoint& checkpoint) {
+             std::vector<std::pair<std::string, std::string>> notes;
+             nb::gil_scoped_release release;
+             for (const ModuleNote& note : f.compare(checkpoint)) notes.emplace_back(note.module, note.note.text);
+             return notes;
+           })
+      .def("load", &load_packed, "name"_a, "backend"_a);
 }
 
 /// Float weights in host memory; of a matrix whose last stride is not 1, a copy.
@@ -765,6 +864,9 @@ nb::dict roofline() {
 }
 
 void bind_functions(nb::module_& m) {
+  m.def("save_packed", &save_weights, "path"_a, "weights"_a, "checkpoint"_a.none(), "overwrite"_a);
+  m.def("packed_weight", &find_or_pack, "checkpoint"_a, "layer"_a, "file"_a.none(), nb::kw_only(), "backend"_a, "a_dtype"_a,
+        "act_scheme"_a, "layout"_a, "kernel"_a, "m_max"_a, "accumulation"_a);
   m.def("pack", &pack_weight, "q"_a, nb::kw_only(), "backend"_a = "cpu", "a_dtype"_a = "f32", "act_scheme"_a = "",
         "layout"_a = "", "kernel"_a = "", "m_max"_a = std::int64_t{1} << 13, "accumulation"_a = "fast", "glu"_a = false,
         "glu_limit"_a = nb::none(), "glu_offset"_a = 0.0f);
@@ -836,5 +938,6 @@ NB_MODULE(_core, m) {
   bind_values(m);
   bind_tensors(m);
   bind_weights(m);
+  bind_packed_files(m);
   bind_functions(m);
 }

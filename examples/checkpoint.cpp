@@ -1,7 +1,8 @@
-// Runs a layer of a quantized checkpoint on 16 tokens and says how far the result is from the same layer in double precision; then packs
-// every other quantized layer.
+// Runs a layer of a quantized checkpoint on 16 tokens and says how far the result is from the same layer in double precision; then takes
+// every quantized layer from the packed file beside the checkpoint, or packs it.
 //
-// usage: checkpoint DIR      with the layers of a Llama: `nibble sample float && nibble quantize float awq --format awq` makes one
+// usage: checkpoint DIR      with the layers of a Llama: `nibble sample float && nibble quantize float awq --format awq` makes one, and
+//                            `nibble pack awq --a-dtype bf16 --m-max 16` its packed file
 #include <nibble/nibble.hpp>
 
 #include <cmath>
@@ -65,10 +66,16 @@ int main(int argc, char** argv) {
               std::string(plan.kernel(m)).c_str(), error);
 
   // docs: begin layers
+  const Result<PackedFile> packed = PackedFile::beside(checkpoint);  // DIR.nibble: `nibble pack DIR` writes it
+  if (!packed && packed.status().code() != StatusCode::not_found)
+    return std::fprintf(stderr, "%s\n", packed.status().message().c_str()), 1;
   std::vector<PackedWeight> weights;
   for (const Module& module : checkpoint.modules()) {  // every layer: its name, format, scheme, N and K
     if (!module.quantized()) continue;                 // f32, f16 or bf16
-    weights.push_back(must(pack(must(checkpoint.read(module)), spec)));
+    ModuleWeight found = must(packed_weight(checkpoint, module, spec, packed ? &*packed : nullptr));
+    if (packed && !found.packed_because.empty())
+      std::printf("%s was packed now: %s\n", module.name.c_str(), found.packed_because.c_str());
+    weights.push_back(std::move(found.weight));
   }
   // docs: end layers
   std::size_t bytes = 0;

@@ -19,6 +19,9 @@ Result<std::string> objection(const Checkpoint& checkpoint, const Module& module
   const std::string path = file->path().string();
   const PackedModule* found = file->find(module.name);
   if (found == nullptr) return fmt::format("{} does not have it", path);
+  if (found->desc.n != module.n || found->desc.k != module.k)
+    return fmt::format("{} has W[{},{}] under its name, and it is W[{},{}]", path, found->desc.n, found->desc.k, module.n,
+                       module.k);
   if (found->source.empty()) return fmt::format("{} does not say which checkpoint it was packed from", path);
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, checkpoint.digest(module));
   if (digest != found->source) return fmt::format("it has changed since {} was packed", path);

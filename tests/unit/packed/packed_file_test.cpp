@@ -410,6 +410,22 @@ TEST(PackedWeightOf, ComesFromTheFileWhileTheCheckpointIsTheSame) {
   EXPECT_THAT(notes[0].note.text, ::testing::HasSubstr("has changed"));
 }
 
+TEST(PackedWeightOf, IsNotAPartOfTheLayer) {
+  const Scratch scratch;
+  write_model(scratch / "model.safetensors", 1.0f);
+  const auto checkpoint = Checkpoint::open(scratch / "model.safetensors");
+  const Module& up = *checkpoint->find_module("up");
+  const auto part = checkpoint->read(up, {LayerPart::Of::outputs, 0, 16});
+  ASSERT_TRUE(part.ok()) << part.status().message();
+  const std::pair<std::string, PackedWeight> weights[] = {{"up", packed(*part)}};
+  ASSERT_TRUE(save_packed(scratch / "model.nibble", weights, {.checkpoint = &*checkpoint}).ok());
+  const auto file = PackedFile::beside(*checkpoint);
+  const auto weight = packed_weight(*checkpoint, up, LinearSpec{}, &*file);
+  ASSERT_TRUE(weight.ok());
+  EXPECT_EQ(weight->weight.n(), 32);
+  EXPECT_THAT(weight->packed_because, ::testing::HasSubstr("W[16,256]"));
+}
+
 TEST(PackedWeightOf, IsNotTakenFromAFileWithoutASource) {
   const Scratch scratch;
   const fs::path path = scratch / "model.safetensors";

@@ -177,7 +177,8 @@ Status read_object(const Json& json, T& value, std::initializer_list<std::string
   NIBBLE_RETURN_IF_ERROR(status);
   if (known == json.size()) return {};
   std::string unknown;
-  for (const auto& [key, part] : json.items()) {
+  for (const auto& item : json.items()) {
+    const std::string& key = item.key();
     bool found = std::ranges::find(others, std::string_view(key)) != others.end();
     members(value, [&](const char* name, const auto&) { found = found || key == name; });
     if (!found) unknown = key;

@@ -160,8 +160,9 @@ Status PackedFile::Impl::read_modules(const Json& json) {
   for (const TensorInfo& tensor : tensors) by_name.emplace(tensor.name, &tensor);
   std::vector<std::pair<PackedModule, StoredWeight>> found;
   std::size_t used = 0;
-  for (const auto& [module, part] : json.items()) {
-    Result<Description> description = parse_description(part);
+  for (const auto& item : json.items()) {
+    const std::string& module = item.key();
+    Result<Description> description = parse_description(item.value());
     if (!description.ok()) return bad(module, description.status());
     StoredWeight weight{.header = std::move(description->header)};
     const auto tensor = [&](std::string_view suffix) -> const TensorInfo* {
@@ -174,14 +175,14 @@ Status PackedFile::Impl::read_modules(const Json& json) {
     if (weight.packed == nullptr)
       return bad(module, error(StatusCode::corrupt_data, "there is no tensor {}", printable(module + std::string(kPacked))));
     if (const Status sound = check(weight, *description); !sound.ok()) return bad(module, sound);
-    found.push_back({{.name = module,
-                      .desc = desc_of(weight),
-                      .spec = description->spec,
-                      .layout = weight.header.layout->name,
-                      .has_bias = weight.bias != nullptr,
-                      .bytes = description->bytes,
-                      .source = std::move(description->source)},
-                     std::move(weight)});
+    PackedModule described{.name = module,
+                           .desc = desc_of(weight),
+                           .spec = description->spec,
+                           .layout = weight.header.layout->name,
+                           .has_bias = weight.bias != nullptr,
+                           .bytes = description->bytes,
+                           .source = std::move(description->source)};
+    found.emplace_back(std::move(described), std::move(weight));
   }
   if (used != tensors.size())
     return error(StatusCode::corrupt_data, "{}: {} of its {} tensors belong to no module that \"{}\" describes", path.string(),
